@@ -23,7 +23,7 @@ import rounds
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis.first_pass import Found, Needs, settle
+from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe, analyze
 from offpol_diag.batch import Batch
@@ -60,7 +60,7 @@ def job(bench: Bench, batch_tokens: int) -> tuple[Observe, list[Batch]]:
     dump = open_dump([str(bench.path)], batch_tokens=batch_tokens)
     study = Study.of(dump.info.columns, bench.presets, (), 0)
     asked = Needs.of(study.presets, False)
-    found = settle(on([bench.device]), dump, asked) if asked else Found(NO_FITS, None)
+    found = read_ahead(on([bench.device]), dump, asked) if asked else Found(NO_FITS, None)
     return Observe(study, found, False), [batch.to(bench.device) for batch in dump.batches()]
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import pyarrow as pa
 
 from offpol_diag.analysis import readout, tally_file
-from offpol_diag.analysis.first_pass import Found, Needs, settle
+from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
 from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
@@ -150,7 +150,7 @@ def examine(
     study = Study.of(dump.info.columns, presets, group_by, seed)
     study = replace(study, against=against, by_step=tuple(by_step))
     with start(device, workers, progress) as runs:
-        found = settled(runs, dump, study)
+        found = read_ahead_for(runs, dump, study)
         seen = _tallied(runs, dump, study, found, sequences)
     facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
     run = record(runs, study, facts)
@@ -236,11 +236,11 @@ def engine_named(name: str) -> Start:
     return ENGINES[name]
 
 
-def settled(engine: Engine, dump: Dump, study: Study) -> Found:
+def read_ahead_for(engine: Engine, dump: Dump, study: Study) -> Found:
     """Compute the quantities needed before the analysis; the dump is read only if there are any."""
     made = "advantages" in study.columns and "advantages" not in dump.info.columns
     asked = Needs.of(study.presets, made)
-    return settle(engine, dump, asked) if asked else Found(NO_FITS, None)
+    return read_ahead(engine, dump, asked) if asked else Found(NO_FITS, None)
 
 
 def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: Path | None) -> Tally:
@@ -289,7 +289,7 @@ class Observe:
 
         def tally(part: Batch) -> Tally:
             study = self.study
-            scene = Scene.of(part, study.seed, study.replicates, self.found.settled, study.near)
+            scene = Scene.of(part, study.seed, study.replicates, self.found.fits, study.near)
             seen = observe(study, scene)
             if self.rows:
                 tables.append(table(scene, study))

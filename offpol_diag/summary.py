@@ -7,7 +7,8 @@ of them computes a number of the analysis.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
 
@@ -876,20 +877,29 @@ def load(path: Path) -> Summary:
 
 def text_of(path: Path) -> str:
     """Read the JSON of a result."""
-    return _decoded(str(path), lambda: read(path, MOST_RESULT))
+    with _readable(str(path)):
+        return read(path, MOST_RESULT).decode()
 
 
 def text_of_stream(stream: BinaryIO, name: str) -> str:
     """Read the JSON of a result from a stream."""
-    return _decoded(name, lambda: up_to(stream, MOST_RESULT))
+    with _readable(name):
+        return up_to(stream, MOST_RESULT).decode()
 
 
-def _decoded(name: str, contents: Callable[[], bytes]) -> str:
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
     try:
-        return contents().decode()
+        yield
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ResultError(f"{name}: cannot be read as a result ({why})", HINT) from error
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Return the place of the first mistake in a file, and what is wrong there."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def loads(text: str, name: str) -> Summary:
@@ -904,6 +914,4 @@ def loads(text: str, name: str) -> Summary:
     try:
         return Summary.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ResultError(f"{name}: {where}: {first['msg']}", HINT) from error
+        raise ResultError(f"{name}: {first_mistake(error)}", HINT) from error

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.batch import Batch
@@ -116,7 +116,7 @@ def correct(
             f"preset {chosen.name} needs {', '.join(lacking)}", "pass it, or choose another preset"
         )
     whole: Any = Whole(batch)
-    scene = Scene.of(batch, 0, 2, settle(whole, whole, Needs.of([chosen], False)).settled)
+    scene = Scene.of(batch, 0, 2, read_ahead(whole, whole, Needs.of([chosen], False)).fits)
     done = outcome.apply(scene, chosen)
     weights = torch.zeros(counted.shape, dtype=train.dtype, device=rollout.device)
     kept = torch.zeros_like(counted)
@@ -135,7 +135,7 @@ def _one(preset: str | Preset) -> Preset:
 
 
 class Whole:
-    """One batch, as the dump and as the engine that `settle` takes."""
+    """One batch, as the dump and as the engine that `read_ahead` takes."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from offpol_diag.cli.gate import EXITS
 from offpol_diag.errors import UsageError
-from offpol_diag.gate import Bound, apart, judge, name, outcome, parse, span
+from offpol_diag.gate import Bound, distinct_digits, judge, name, outcome, parse, span
 from offpol_diag.gate.bounds import Name, presets_in
 from offpol_diag.gate.verdicts import rule
 from offpol_diag.summary import GateVerdict, Number
@@ -38,7 +38,7 @@ def test_a_failure_beats_could_not_say_and_that_beats_passed(said: list[bool | N
 
 @pytest.mark.parametrize("value", [0.1 + 0.2, math.nextafter(1.0, 2), 1e300, -2.5e-300])
 def test_two_different_numbers_are_never_written_alike(value: float) -> None:
-    assert len(set(apart(value, math.nextafter(value, math.inf)))) == 2
+    assert len(set(distinct_digits(value, math.nextafter(value, math.inf)))) == 2
 
 
 @pytest.mark.parametrize(

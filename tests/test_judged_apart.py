@@ -26,7 +26,7 @@ def dump(tmp_path_factory):
 def scene(dump):
     """Its near tokens are those within 0.09."""
     _, found, batch = dump
-    one = Scene.of(batch, 0, 16, found.settled, Nearness(0.09))
+    one = Scene.of(batch, 0, 16, found.fits, Nearness(0.09))
     one.use_split()
     yield one
     one.forget()
@@ -90,7 +90,7 @@ SHARED = {
 def test_what_all_presets_share_of_sequences_is_made_of_far_and_near_tokens(scene, dump, what):
     _, found, batch = dump
     mine = SHARED[what](scene)
-    theirs = SHARED[what](Scene.of(batch, 0, 16, found.settled))
+    theirs = SHARED[what](Scene.of(batch, 0, 16, found.fits))
 
     assert mine.keys() == theirs.keys()
     for name, x in mine.items():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe
 from offpol_diag.engine import method, policyloss, residual, update
@@ -88,7 +88,7 @@ def test_a_batch_starts_few_kernels_for_each_of_all_presets():
     dump = open_dump([SAMPLE])
     presets = catalogue.load().resolve("all")
     study = Study.of(dump.info.columns, presets, (), 0)
-    found = settle(Local(torch.device("cpu")), dump, Needs.of(study.presets, False))
+    found = read_ahead(Local(torch.device("cpu")), dump, Needs.of(study.presets, False))
     job, batch = Observe(study, found, rows=False), on_gpu()
     job(batch)
     with started() as seen:

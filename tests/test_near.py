@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag.analysis.first_pass import Found, Needs, settle
+from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
 from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import moments
@@ -31,13 +31,13 @@ def opened(rows, folder, presets=ALL):
     dump = open_dump([path], batch_tokens=10**6)
     study = Study.of(dump.info.columns, presets, (), 0)
     asked = Needs.of(study.presets, False)
-    found = settle(Local(CPU), dump, asked) if asked else Found(NO_FITS, None)
+    found = read_ahead(Local(CPU), dump, asked) if asked else Found(NO_FITS, None)
     (batch,) = dump.batches()
     return study, found, batch
 
 
 def tallied(study: Study, found: Found, batch, split: Nearness | None):
-    scene = Scene.of(batch, 0, 16, found.settled, split)
+    scene = Scene.of(batch, 0, 16, found.fits, split)
     seen = observe(study, scene)
     scene.forget()
     return seen
@@ -88,7 +88,7 @@ def test_no_preset_that_is_split_drops_or_bounds_a_near_token(tmp_path, radius):
             row["current_log_probs"][t] = q + step
     presets = [preset for preset in ALL if splits(preset, radius)]
     study, found, batch = opened(rows, tmp_path, presets)
-    scene = Scene.of(batch, 0, 2, found.settled, Nearness(radius * (1 + 1e-9)))
+    scene = Scene.of(batch, 0, 2, found.fits, Nearness(radius * (1 + 1e-9)))
     close = nearness.close(scene.ratios("rollout"), Nearness(radius * (1 + 1e-9)))
     assert bool(close.all())
     watched = {rule for preset in presets for rule in preset.reject if near._watched(rule)}

@@ -46,7 +46,7 @@ def near_tokens(batch, near, settled=None):
 @pytest.mark.parametrize("sigma", [1e-4, 0.03, 0.5])
 def test_blocks_find_what_the_whole_batch_does(tmp_path, monkeypatch, sigma):
     study, found, batch = opened(oracles.make_rows(sigma, seed=3, many=60, outliers=0.03), tmp_path)
-    scene = Scene.of(batch, 0, 2, found.settled, study.near)
+    scene = Scene.of(batch, 0, 2, found.fits, study.near)
     whole = nearness.close(scene.ratios("rollout"), study.near)
     monkeypatch.setattr(nearness, "BLOCK", 7)
 

@@ -22,7 +22,7 @@ from cluster_jobs import Ids, Look, Threads, length
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
-from offpol_diag.analysis.first_pass import Found, Needs, settle
+from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe, analyze
 from offpol_diag.cli import app, request
@@ -74,7 +74,7 @@ def seen(engine, path, presets=PRESETS, **how):
     dump = open_dump([path], **how)
     study = Study.of(dump.info.columns, catalogue.load().resolve(presets), (), 0)
     asked = Needs.of(study.presets, rewards=False)
-    found = settle(engine, dump, asked) if asked else Found(NO_FITS, None)
+    found = read_ahead(engine, dump, asked) if asked else Found(NO_FITS, None)
     return engine.reduce(dump, Observe(study, found, rows=False)).tally.states, dump
 
 
@@ -200,7 +200,7 @@ def test_products_take_one_thread_of_each_process_and_the_others_are_there_again
 def test_what_a_batch_took_is_let_go_of_without_the_collector_of_cycles():
     dump = open_dump([SAMPLE])
     study = Study.of(dump.info.columns, catalogue.load().resolve("all"), (), 0)
-    job = Observe(study, settle(Local(CPU, 0), dump, Needs.of(study.presets, rewards=False)), rows=False)
+    job = Observe(study, read_ahead(Local(CPU, 0), dump, Needs.of(study.presets, rewards=False)), rows=False)
     batch = next(dump.batches())
     job(batch)
     gc.collect()

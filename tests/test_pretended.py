@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe, analyze
 from offpol_diag.engine import segments
@@ -281,7 +281,7 @@ def seen(names: str, path: str) -> Counter[str]:
     dump = open_dump([path])
     study = Study.of(dump.info.columns, catalogue.load().resolve(names), (), 0)
     asked = Needs.of(study.presets, "advantages" not in dump.info.columns)
-    found = settle(Local(torch.device("cpu")), dump, asked)
+    found = read_ahead(Local(torch.device("cpu")), dump, asked)
     with pretended.gpus(), one_thread():
         job = Observe(study, found, rows=True)
         job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import catalogue
@@ -24,7 +24,7 @@ def no_collector():
 def test_nothing_of_a_batch_outlives_it_without_the_garbage_collector(no_collector):
     dump = open_dump(["sample_data/healthy.parquet"])
     study = Study.of(dump.info.columns, catalogue.load().resolve("all"), (), 0)
-    settled = settle(Local(torch.device("cpu")), dump, Needs.of(study.presets, rewards=False)).settled
+    settled = read_ahead(Local(torch.device("cpu")), dump, Needs.of(study.presets, rewards=False)).fits
     scene = Scene.of(next(dump.batches()), 0, 8, settled, study.near)
     tally = observe(study, scene)
     parts = [ratios for ratios, _ in scene.parts(study.presets[0])]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from offpol_diag.analysis import first_pass
-from offpol_diag.analysis.first_pass import Needs, Spans, settle
+from offpol_diag.analysis.first_pass import Needs, read_ahead, split
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import loglattice
 from offpol_diag.engine.accumulators import Bins
@@ -138,7 +138,7 @@ def test_rows_that_are_left_out_settle_nothing(tmp_path):
 
     asked = Needs.of((M2PO,), False)
     found = [
-        settle(HERE, open_dump([str(one / "dump.parquet")], on_bad_row="skip"), asked).settled.cuts
+        read_ahead(HERE, open_dump([str(one / "dump.parquet")], on_bad_row="skip"), asked).fits.cuts
         for one in (with_odd, without)
     ]
 
@@ -183,7 +183,6 @@ def test_values_are_told_apart_by_step(tmp_path, steps, empty):
     (batch,) = open_dump([saved(rows, tmp_path)]).batches()
     of_tokens = torch.arange(batch.tokens, dtype=torch.float64)
     of_rows = torch.arange(batch.sequences, dtype=torch.float64)
-    spans = Spans.of(batch)
 
     tokens: dict[str, list[float]] = {}
     filled: dict[str, list[float]] = {}
@@ -194,8 +193,8 @@ def test_values_are_told_apart_by_step(tmp_path, steps, empty):
         filled.setdefault(label, []).extend([at] * (n > 0))
         first += n
 
-    assert {at: x.tolist() for at, x in spans.split(Level(of_tokens, "token"))} == tokens
-    assert {at: x.tolist() for at, x in spans.split(Level(of_rows, "sequence"))} == filled
+    assert {at: x.tolist() for at, x in split(batch, Level(of_tokens, "token"))} == tokens
+    assert {at: x.tolist() for at, x in split(batch, Level(of_rows, "sequence"))} == filled
 
 
 def test_every_field_of_a_batch_is_told_by_a_narrow_reading_or_is_absent(tmp_path):

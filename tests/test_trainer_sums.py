@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.outcome import apply
@@ -67,7 +67,7 @@ def varied(logs):
 def made(dump, presets, near):
     """Sums per sequence, and extremes of all."""
     _, found, batch = dump
-    scene = Scene.of(batch, 0, 4, found.settled, near)
+    scene = Scene.of(batch, 0, 4, found.fits, near)
     sums, ranges = columns(scene, presets)
     ends = {name: [*map(float, pair)] for name, pair in outermost(ranges).items()}
     scene.forget()
@@ -279,7 +279,7 @@ class Seen(TorchDispatchMode):
 
 def scened(batch, presets):
     one = OneBatch(batch)
-    settled = settle(one, one, Needs.of(presets, False)).settled
+    settled = read_ahead(one, one, Needs.of(presets, False)).fits
     scene = Scene.of(batch, 0, 2, settled, Nearness.of(presets))
     scene.use_split()
     for preset in presets:  # what the engine makes of a preset is there already

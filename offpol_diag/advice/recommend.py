@@ -327,24 +327,48 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     """
     seen = Evidence(summary)
     rule, one = next(
-        (rule, one) for rule in RULES if rule.holds(seen) for one in _offered(rule, seen, trainer)
+        (rule, one)
+        for rule in RULES
+        if rule.holds(seen)
+        for one in (rule.offers(seen) if rule.offers else [None])
+        if one is None or rule is RULES[-1] or _sayable(one, seen, trainer)
     )
+    sentence, causes = rule.sentence, summary.diagnosis.causes if summary.diagnosis else []
+    where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
+    if rule.name == "bug" and where:
+        sentence += f" Until then, leave out the sequences with {where}."
     alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)]
     given = Recommendation(
         decision=rule.decision or "not enough data",
         label=rule.label,
-        sentence=_with_place(rule.sentence, summary) if rule.name == "bug" else rule.sentence,
+        sentence=sentence,
         rule=rule.name,
         longest_response=summary.lengths.longest if summary.lengths else None,
         fired=[_fired(rule, seen, "decision"), *alerts],
     )
     if rule.label is None:
         return given
-    found: dict[str, object] = {"reasons": _reasons(seen), "unknown": _unknown(seen)}
-    found["ranking"] = _ranking(seen, one or NOTHING)
+    chosen = one or NOTHING
+    errors = [
+        (seen.summary.weights.get(other.name, {}).get("error", Number()).value, other) for other in CANDIDATES
+    ]
+    ranked = sorted(((error, other) for error, other in errors if error), key=lambda pair: pair[0])
+    found: dict[str, object] = {
+        "reasons": _reasons(seen),
+        "unknown": _unknown(seen),
+        "ranking": [
+            Ranked(
+                title=other.title,
+                score=100 * ranked[0][0] / error,
+                behind=None if other is chosen else _above(seen, other, chosen),
+            )
+            for error, other in ranked
+        ],
+    }
     shown: list[Candidate | None] = [NOTHING, DEFAULT]
     if one is not None:
-        runner_up = _next(one, seen, trainer)
+        second = ICEPOP if one is DEFAULT else DEFAULT
+        runner_up = second if _sayable(second, seen, trainer) else None
         shown = [one, runner_up, NOTHING]
         found |= {
             "title": one.title,
@@ -357,41 +381,9 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     return given.model_copy(update=found | {"numbers": {name: of for name, of in weights.items() if of}})
 
 
-def _offered(rule: Rule, seen: Evidence, trainer: str | None) -> list[Candidate | None]:
-    """Return the methods that the rule offers and the trainer can express; [None] if it offers none."""
-    if rule.offers is None:
-        return [None]
-    return [one for one in rule.offers(seen) if rule is RULES[-1] or _sayable(one, seen, trainer)]
-
-
-def _ranking(seen: Evidence, chosen: Candidate) -> list[Ranked]:
-    """Rank the candidates by their estimated error, the best first; nothing without advantages."""
-    weights = seen.summary.weights
-    errors = {one: weights.get(one.name, {}).get("error", Number()).value for one in CANDIDATES}
-    known = sorted((error, at) for at, error in enumerate(errors.values()) if error)
-    ranked = [(CANDIDATES[at], 100 * known[0][0] / error) for error, at in known]
-    return [
-        Ranked(title=one.title, score=score, behind=None if one is chosen else _above(seen, one, chosen))
-        for one, score in ranked
-    ]
-
-
 def _sayable(one: Candidate, seen: Evidence, trainer: str | None) -> bool:
     name = one.preset_name(seen.policy)
     return name is not None and (trainer is None or expressible(name, one.changes(seen.policy), trainer))
-
-
-def _next(one: Candidate, seen: Evidence, trainer: str | None) -> Candidate | None:
-    """Return the runner-up: the default, or IcePop if that is the choice; None if it cannot be expressed."""
-    other = ICEPOP if one is DEFAULT else DEFAULT
-    return other if _sayable(other, seen, trainer) else None
-
-
-def _with_place(sentence: str, summary: Summary) -> str:
-    """Add which sequences to leave out until the fix, if only one group has the fault."""
-    causes = summary.diagnosis.causes if summary.diagnosis else []
-    where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
-    return f"{sentence} Until then, leave out the sequences with {where}." if where else sentence
 
 
 # The reasons, in words.

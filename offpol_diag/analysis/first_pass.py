@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
@@ -29,44 +28,17 @@ from offpol_diag.readers import Dump, columns
 from offpol_diag.run.task import Engine, Job
 
 
-@dataclass(frozen=True)
-class Spans:
-    """Sequences of a batch by trainer batch.
-
-    Attributes:
-        rows: trainer batch → runs of adjacent sequences, each as (first, one past the last).
-        starts: sequence index → its first token, for the ends of all runs.
-        filled: sequences with at least one token, [S] bool; None where all have one.
-    """
-
-    rows: dict[Label, list[tuple[int, int]]]
-    starts: dict[int, int]
-    filled: Tensor | None
-
-    @classmethod
-    def of(cls, batch: Batch) -> Spans:
-        """Group a batch's sequences by their labels."""
-        rows: dict[Label, list[tuple[int, int]]] = {}
-        last = 0
-        for label, run in groupby(scope.labels(batch)):
-            first, last = last, last + sum(1 for _ in run)
-            rows.setdefault(label, []).append((first, last))
-        ends = sorted({end for runs in rows.values() for run in runs for end in run})
-        starts = batch.cu_seqlens[ends].tolist()
-        filled = batch.lengths > 0
-        return cls(rows, dict(zip(ends, starts, strict=True)), None if bool(filled.all()) else filled)
-
-    def split(self, level: Level) -> Iterator[tuple[Label, Tensor]]:
-        """Yield each trainer batch with its values; sequences without a token are left out."""
-        for label, runs in self.rows.items():
-            parts = [self._part(level, *run) for run in runs]
-            yield label, parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _part(self, level: Level, begin: int, end: int) -> Tensor:
-        if level.per == "token":
-            return level.values[self.starts[begin] : self.starts[end]]
-        x = level.values[begin:end]
-        return x if self.filled is None else x[self.filled[begin:end]]
+def split(batch: Batch, level: Level) -> Iterator[tuple[Label, Tensor]]:
+    """Yield each trainer batch with its values in order; sequences without a token are left out."""
+    labels, codes = scope.codes(batch)
+    codes, values = scope.of_units(codes, level.per, batch), level.values
+    if level.per != "token":
+        codes, values = codes[batch.lengths > 0], values[batch.lengths > 0]
+    if bool((codes.diff() < 0).any()):  # else the dump is in the order of its steps
+        order = torch.argsort(codes, stable=True)
+        codes, values = codes[order], values[order]
+    many = torch.bincount(codes, minlength=len(labels)).tolist()
+    yield from zip(labels, torch.split(values, many), strict=True)
 
 
 Cut = tuple[Policy, Reject]
@@ -113,7 +85,7 @@ class Needs:
 class Found:
     """Results of the first pass; rewards only where advantages are computed from them."""
 
-    settled: BatchFits
+    fits: BatchFits
     rewards: GroupRewards | None
 
     def filled(self, batch: Batch) -> Batch:
@@ -171,13 +143,12 @@ class Look:
         """Collect the statistics of one batch."""
         asked = self.asked
         scope.refuse_steps(scope.count(batch), BIN_BYTES * len(asked.cuts))
-        ratios, spans = Ratios(batch, "rollout"), Spans.of(batch)
-        states: dict[Key, Any] = {}
+        ratios, states = Ratios(batch, "rollout"), dict[Key, Any]()
         for cut in asked.cuts:
-            states |= {(cut, label): Bins.of(x) for label, x in spans.split(_statistic(ratios, cut))}
+            states |= {(cut, label): Bins.of(x) for label, x in split(batch, _statistic(ratios, cut))}
         for policy, weight in asked.tails:
             logs = ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
-            states |= {((policy, weight), label): Tail.of(x) for label, x in spans.split(logs)}
+            states |= {((policy, weight), label): Tail.of(x) for label, x in split(batch, logs)}
         ratios.forget()
         return Seen(states, GroupRewards.of(batch) if asked.rewards else None)
 
@@ -190,9 +161,9 @@ class Gather:
 
     def __call__(self, batch: Batch) -> Seen:
         """Collect the values of one batch in those bins."""
-        ratios, spans, states = Ratios(batch, "rollout"), Spans.of(batch), dict[Key, Any]()
+        ratios, states = Ratios(batch, "rollout"), dict[Key, Any]()
         for cut in dict.fromkeys(cut for cut, _ in self.bins):
-            for label, x in spans.split(_statistic(ratios, cut)):
+            for label, x in split(batch, _statistic(ratios, cut)):
                 if (cut, label) in self.bins:
                     states[cut, label] = Values(x[loglattice.index(x) == self.bins[cut, label]])
         ratios.forget()
@@ -230,7 +201,7 @@ def falls_at(bins: Bins, at: int, inside: Tensor | None, rule: Reject) -> float:
     return float(rising[int(torch.nonzero(enough)[-1])])
 
 
-def settle(engine: Engine, dump: Dump, asked: Needs) -> Found:
+def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> Found:
     """Read the dump, and once more where a cut falls inside a bin of the lattice."""
     seen = _read(engine, dump, asked, Look(asked)) or Seen({})
     cuts: dict[Cut, dict[Label, float]] = {cut: {} for cut in asked.cuts}

@@ -337,7 +337,18 @@ def parse(text: bytes, name: str) -> TallyFile:
     """Parse a tally file's text; `name` is its name in errors."""
     if text.count(b",") + text.count(b"[") + text.count(b"{") > MOST_VALUES:
         raise ResultError(f"{name}: more than {MOST_VALUES} values, which no tally has", HINT)
-    _refuse_other_versions(text, name)
+    try:
+        stamp = _Stamp.model_validate_json(text)
+    except ValidationError as error:
+        raise ResultError(f"{name}: this is not a tally of offpol-diag", HINT) from error
+    if stamp.format != FORMAT:
+        raise ResultError(
+            f"{name}: tally format {stamp.format}, this version reads format {FORMAT}",
+            "analyze that piece again with this version",
+        )
+    if stamp.offpol_diag != version("offpol-diag"):
+        made = f"offpol-diag {stamp.offpol_diag} made it, and this is {version('offpol-diag')}"
+        raise ResultError(f"{name}: {made}: what their numbers mean may differ", AGAIN)
     try:
         contents = _Contents.model_validate_json(text)
     except ValidationError as error:
@@ -364,21 +375,6 @@ def parse(text: bytes, name: str) -> TallyFile:
     if not possible:
         raise ResultError(f"{name}: it counts no sequences and tokens as a dump has them", AGAIN)
     return TallyFile(name, contents.settings, tuple(Held(name, one) for one in contents.pieces), tally)
-
-
-def _refuse_other_versions(text: bytes, name: str) -> None:
-    try:
-        stamp = _Stamp.model_validate_json(text)
-    except ValidationError as error:
-        raise ResultError(f"{name}: this is not a tally of offpol-diag", HINT) from error
-    if stamp.format != FORMAT:
-        raise ResultError(
-            f"{name}: tally format {stamp.format}, this version reads format {FORMAT}",
-            "analyze that piece again with this version",
-        )
-    if stamp.offpol_diag != version("offpol-diag"):
-        made = f"offpol-diag {stamp.offpol_diag} made it, and this is {version('offpol-diag')}"
-        raise ResultError(f"{name}: {made}: what their numbers mean may differ", AGAIN)
 
 
 def _damaged(name: str, within: str, error: ValueError) -> ResultError:
@@ -414,11 +410,11 @@ LABEL = "0"
 def _small(study: Study) -> Tally:
     """Analyse one sequence of two tokens: the states of every tally of the study have the same form."""
     asked = Needs.of(study.presets, rewards=False)
-    settled = BatchFits(
+    fits = BatchFits(
         {cut: {ONE: math.inf, LABEL: math.inf} for cut in asked.cuts},
         {tail: {ONE: None, LABEL: None} for tail in asked.tails},
     )
-    return observe(study, Scene.of(_batch(study), study.seed, FEW, settled))
+    return observe(study, Scene.of(_batch(study), study.seed, FEW, fits))
 
 
 def _batch(study: Study) -> Batch:

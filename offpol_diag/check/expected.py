@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.tally import PARTS, Study
 from offpol_diag.batch import Batch, joined
 from offpol_diag.engine import gap, normal, outcome, scope
@@ -81,9 +81,9 @@ class Logged:
         whole: Any = Whole(batch)
         study = Study.of(columns, (preset,), (), 0, 2)
         needs = Needs.of([preset], "advantages" in study.columns and batch.advantages is None)
-        found = settle(whole, whole, needs)
+        found = read_ahead(whole, whole, needs)
         batch = found.filled(batch)
-        scene = Scene.of(batch, 0, 2, found.settled)
+        scene = Scene.of(batch, 0, 2, found.fits)
         sums = dict(scene.counts)
         log = LOGS[preset.logs or ""]
         if outcome.normalised(preset) or any(not entry.value.columns for entry in log.entries_of(preset)):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_valid
 
 from offpol_diag.errors import ResultError
 from offpol_diag.printable import printable_json
+from offpol_diag.summary import first_mistake
 
 FORMAT: Literal["offpol-diag check 1"] = "offpol-diag check 1"
 ABSOLUTE = 2e-8
@@ -143,6 +144,4 @@ def loads(text: str, name: str) -> Checked:
     try:
         return Checked.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ResultError(f"{name}: {where}: {first['msg']}", "give what check --json wrote") from error
+        raise ResultError(f"{name}: {first_mistake(error)}", "give what check --json wrote") from error

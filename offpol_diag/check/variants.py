@@ -44,7 +44,7 @@ class Variant:
         ranks, strided: means of this many ranks, rows dealt in blocks or in turns.
         micro, weighted: means of this many rows each, averaged as they are or by their tokens.
         outermost: whether maxima and minima of parts are the outermost.
-        factor: what means are multiplied by.
+        factor: what means are multiplied by; a name is the total of that summand.
         finish: applied to each value at the end.
         across: value of one step from those of several.
         other: name of the metric whose value is logged.
@@ -62,7 +62,7 @@ class Variant:
     micro: int | None = None
     weighted: bool = False
     outermost: bool = True
-    factor: Callable[[Step], float] | None = None
+    factor: float | str | None = None
     finish: Callable[[float], float] | None = None
     across: Across | None = None
     other: str = ""
@@ -150,7 +150,10 @@ class Step:
         own = (of.changes, of.preset, of.masked)
         found: Values = self._once((*own, parts, of.weighted, outermost), made)
         if of.factor:
-            by, ends = of.factor(self), extremes(logged.preset)
+            by, ends, base = of.factor, extremes(logged.preset), self.logged(BASE)
+            if isinstance(by, str):
+                assert base is not None
+                by = float(base.sums[by].sum())
             found = {name: x * by for name, x in found.items() if name not in ends}
         if of.finish:
             found = {name: of.finish(x) for name, x in found.items() if math.isfinite(x)}
@@ -255,16 +258,6 @@ def _as_type(kind: str, x: float) -> float:
     return float(torch.tensor(x, dtype=torch.float32).to(getattr(torch, kind)))
 
 
-def _sum(name: str, step: Step) -> float:
-    logged = step.logged(BASE)
-    assert logged is not None
-    return float(logged.sums[name].sum())
-
-
-def _constant(by: float) -> Callable[[Step], float]:
-    return lambda step: by
-
-
 BASE = Variant("", "", "")
 """The trainer's own definition."""
 MASK = "Average over the loss mask: sum(x·mask)/sum(mask)."
@@ -323,13 +316,13 @@ COMMON: tuple[Variant, ...] = (
         "sum_tokens",
         "a sum over tokens, not their mean",
         "Divide by the number of tokens.",
-        factor=partial(_sum, "tokens"),
+        factor="tokens",
     ),
     Variant(
         "sum_sequences",
         "a sum over sequences, not their mean",
         "Divide by the number of sequences.",
-        factor=partial(_sum, "rows"),
+        factor="rows",
     ),
     Variant(
         "step_before",
@@ -343,15 +336,13 @@ COMMON: tuple[Variant, ...] = (
         "Number both alike: the curve's step is one lower than the dump's.",
         across=lambda get, at: get(at + 1),
     ),
-    Variant("negated", "the negative value", "Turn its sign.", factor=_constant(-1.0), alone=True),
-    Variant(
-        "percent", "percent, not a share", "Read the curve in percent.", factor=_constant(100.0), alone=True
-    ),
+    Variant("negated", "the negative value", "Turn its sign.", factor=-1.0, alone=True),
+    Variant("percent", "percent, not a share", "Read the curve in percent.", factor=100.0, alone=True),
     Variant(
         "bits",
         "bits (log₂), not nats",
         "Use the natural logarithm, or read the curve in bits.",
-        factor=_constant(1 / math.log(2)),
+        factor=1 / math.log(2),
         alone=True,
     ),
     *(
@@ -422,14 +413,14 @@ COMMON: tuple[Variant, ...] = (
                 f"times_{by}",
                 f"{by} times the mean",
                 f"Average over ranks and micro-batches: {by} of them were summed.",
-                factor=_constant(by),
+                factor=by,
                 alone=True,
             ),
             Variant(
                 f"over_{by}",
                 f"1/{by} of the mean",
                 f"It was divided by {by} ranks or micro-batches once too often.",
-                factor=_constant(1 / by),
+                factor=1 / by,
                 alone=True,
             ),
         )

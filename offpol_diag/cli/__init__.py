@@ -6,7 +6,6 @@ Commands import what they need inside their functions, so that `offpol-diag --he
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -36,14 +35,10 @@ app = typer.Typer(
 )
 
 
-def _help(command: Callable[..., None]) -> str:
-    """Return a command's docstring with each paragraph on one line, since typer keeps line ends."""
-    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
-    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-
-
 for command in COMMANDS:
-    app.command(help=_help(command))(exit_codes()(command))
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")  # one line each: typer keeps line ends
+    text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    app.command(help=text)(exit_codes()(command))
 
 
 def _show_version(wanted: bool) -> None:

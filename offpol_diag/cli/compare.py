@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from offpol_diag.cli import defaults, options
@@ -92,7 +92,10 @@ def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset], against: s
 def _presets(request: Request, dumps: Sequence[str], named: str, against: str | None) -> Summary:
     """Compare the named presets with one of them."""
     from offpol_diag.advice.recommend import advised
-    from offpol_diag.compare import of_presets, reference
+    from offpol_diag.compare import lacking, of_presets, reference
+    from offpol_diag.engine.correction import needs
+    from offpol_diag.forms import open_dump
+    from offpol_diag.presets.catalogue import load
 
     chosen, base = request.presets(named), None
     if against is not None:
@@ -100,41 +103,22 @@ def _presets(request: Request, dumps: Sequence[str], named: str, against: str | 
         if len(found) != 1:
             raise UsageError(f"--against {against}: not one preset", "name one")
         chosen, base = (*chosen, *(one for one in found if one not in chosen)), found[0].name
-    first = reference(_lacking(request, dumps, chosen), base)
+    columns = open_dump(dumps, reading=request.reading(), columns=request.which_columns()).info.columns
+    lacks = lacking(columns, chosen)
+    if all(lacks.values()):
+        missing = dict.fromkeys(column for names in lacks.values() for column in names)
+        every = load(request.preset_file).items()
+        able = [name for name, preset in every if not needs(preset, set(columns))][:MOST_NAMED]
+        ways = [f"try --presets {','.join(able)}"] if able else []
+        current = columns.get("current_log_probs")
+        if current and "old_log_probs" in missing:
+            ways.insert(0, f"read the policy there is as the old one with --columns old={current}")
+        raise UsageError(
+            f"the dump has no {' and no '.join(missing)}, which {', '.join(lacks)} cannot do without",
+            ", or ".join(ways) or f"name {'it' if len(missing) == 1 else 'them'} with --columns",
+        )
+    first = reference(lacks, base)
     assert first is not None  # or there would have been an error
     examined = request.examined(dumps, chosen, against=first)
     summary = ran("compare", examined.summary())
     return advised(summary.model_copy(update={"comparison": of_presets(examined, summary, first)}))
-
-
-def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -> dict[str, list[str]]:
-    """Return the columns that the dump lacks for each preset.
-
-    Raises:
-        UsageError: no preset can be computed; raised before the dump is read.
-    """
-    from offpol_diag.compare import lacking
-    from offpol_diag.forms import open_dump
-
-    dump = open_dump(dumps, reading=request.reading(), columns=request.which_columns())
-    found = lacking(dump.info.columns, chosen)
-    if all(found.values()):
-        missing = dict.fromkeys(column for names in found.values() for column in names)
-        raise UsageError(
-            f"the dump has no {' and no '.join(missing)}, which {', '.join(found)} cannot do without",
-            _instead(request, dump.info.columns, missing),
-        )
-    return found
-
-
-def _instead(request: Request, columns: Mapping[str, str], missing: Mapping[str, None]) -> str:
-    """Return a hint on missing columns."""
-    from offpol_diag.engine.correction import needs
-    from offpol_diag.presets.catalogue import load
-
-    able = [name for name, preset in load(request.preset_file).items() if not needs(preset, set(columns))]
-    ways = [f"try --presets {','.join(able[:MOST_NAMED])}"] if able else []
-    current = columns.get("current_log_probs")
-    if current and "old_log_probs" in missing:
-        ways.insert(0, f"read the policy there is as the old one with --columns old={current}")
-    return ", or ".join(ways) or f"name {'it' if len(missing) == 1 else 'them'} with --columns"

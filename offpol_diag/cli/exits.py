@@ -68,7 +68,7 @@ def run(app: Callable[..., object]) -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, terminator())
-    with exit_codes(), spoken():
+    with exit_codes(), usage_errors():
         code = app(prog_name=PROGRAM, standalone_mode=False)
         if isinstance(code, int):  # what typer makes of `typer.Exit`
             raise SystemExit(code)
@@ -125,18 +125,13 @@ def exit_codes() -> Iterator[None]:
         raise SystemExit(BROKEN_PIPE) from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno in REFUSED:
-            where = error.filename or "output"
-            complain(
-                OffpolError(f"{where}: cannot be written ({error.strerror})", "make room, or open stdout")
-            )
+            what = f"{error.filename or 'output'}: cannot be written ({error.strerror})"
+            complain(OffpolError(what, "make room, or open stdout"))
             _silence_stdout()
         elif isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
-            complain(
-                OffpolError(
-                    f"there is not enough memory ({str(error).partition(chr(10))[0] or 'none is left'})",
-                    "leave more memory free, say --workers 1, or choose fewer presets",
-                )
-            )
+            what = f"there is not enough memory ({str(error).partition(chr(10))[0] or 'none is left'})"
+            hint = "leave more memory free, say --workers 1, or choose fewer presets"
+            complain(OffpolError(what, hint))
         else:
             with suppress(OSError):
                 put(sys.stderr, *"".join(traceback.format_exception(error)).splitlines())
@@ -171,7 +166,7 @@ def _silence_stdout() -> None:
 
 
 @contextmanager
-def spoken() -> Iterator[None]:
+def usage_errors() -> Iterator[None]:
     """Convert typer's errors within the block to UsageError; without arguments the exit code is 2."""
     try:
         yield
@@ -181,16 +176,12 @@ def spoken() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # with rich, typer has printed the help already
             sys.stderr.write(error.format_message())
             raise SystemExit(2) from error
-        raise _refusal(error) from error
-
-
-def _refusal(error: Any) -> UsageError:
-    message = _message(error)
-    near = NEAR.search(message)
-    if near is None:
-        return UsageError(message, f"see `{_command(error)} --help`")
-    proposed = (near["words"] or near["options"]).replace("'", "")
-    return UsageError(message[: near.start()].removesuffix("."), f"did you mean {proposed}?")
+        message = _message(error)
+        hint, near = f"see `{_command(error)} --help`", NEAR.search(message)
+        if near:
+            message = message[: near.start()].removesuffix(".")
+            hint = f"did you mean {(near['words'] or near['options']).replace(chr(39), '')}?"
+        raise UsageError(message, hint) from error
 
 
 def _message(error: Any) -> str:

@@ -109,7 +109,7 @@ def gate(
         summary = _summary(replace(request, by_step=required.by_step), source, required)
         judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
         files.write(judged, verbose, [section(judged.gates, required.remarks(judged, base))])
-    _tell_github(judged, files.takes_stdout())
+    _report_to_github(judged, files.takes_stdout())
     raise SystemExit(EXITS[outcome(judged.gates)])
 
 
@@ -127,7 +127,7 @@ def _summary(request: Request, source: Sequence[str], required: Requirements) ->
     return load(Path(results[0]))
 
 
-def _tell_github(summary: Summary, aside: bool) -> None:
+def _report_to_github(summary: Summary, aside: bool) -> None:
     """Add to the job summary where there is one, and annotate the run of GitHub Actions.
 
     Annotations go to stdout, or `aside` to stderr, which GitHub also reads. Failing to write the job summary

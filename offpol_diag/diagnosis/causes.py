@@ -1,6 +1,6 @@
 """Table of the causes of a mismatch: the sentence, the violated identity, how to confirm it, how to fix it.
 
-The signature that found the cause fills in the fields in braces (`Found.said`).
+The signature that found the cause fills in the fields in braces (`Found.fields`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ STALE = 0.16
 """Scale of Δ/(1 − π_rollout) above which weights of another step are likelier than quantised ones."""
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """Robust statistics of |Δ|/(1 − π_rollout): noise of logits moves a log-prob by about noise × (1 − π).
 
     Attributes:
@@ -99,7 +98,7 @@ def frozen(rows: Rows) -> Found | None:
         if not rising or body(rows).scale < STALE:
             return None
         times = f"{sizes[-1] / max(sizes[0], 1e-8):.2g}"
-        return Found.of_all("frozen_sync", _text(steps, "step"), rows, said={"times": times})
+        return Found.of_all("frozen_sync", _text(steps, "step"), rows, fields={"times": times})
     third = max(1, len(sizes) // 3)
     first, last = float(np.median(sizes[:third])), float(np.median(sizes[-third:]))
     ranks = np.argsort(np.argsort(sizes))
@@ -107,7 +106,7 @@ def frozen(rows: Rows) -> Found | None:
     if last < 4 * max(first, 1e-8) or trend < 0.6 or last < 2e-5:
         return None
     times = f"{last / max(first, 1e-8):.0f}"
-    return Found.of_all("frozen_sync", _text(steps, "step"), rows, said={"times": times})
+    return Found.of_all("frozen_sync", _text(steps, "step"), rows, fields={"times": times})
 
 
 def outliers(rows: Rows) -> Found | None:
@@ -134,7 +133,7 @@ def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> 
         share: systematic share of r (`laws.systematic`), or None if it cannot be estimated.
     """
     seen = body(rows)
-    said = " ".join(str(value) for value in provenance.values()).lower()
+    recorded = " ".join(str(value) for value in provenance.values()).lower()
     statistic = f"|Δ|/(1 − q) is {seen.scale:.2g} for a usual token (robust standard deviation)"
     if share is not None:
         statistic += (
@@ -146,7 +145,7 @@ def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> 
         cause = "numerics"
     elif share is not None and share.low > OTHER_STEP and not in_sync:
         cause = "stale"
-    elif any(word in said for word in QUANTISED) or (in_sync and seen.scale > ROUNDED):
+    elif any(word in recorded for word in QUANTISED) or (in_sync and seen.scale > ROUNDED):
         cause = "quantized_rollout"
     elif seen.scale <= ROUNDED and (share is None or share.low < SYSTEMATIC):
         cause = "numerics"

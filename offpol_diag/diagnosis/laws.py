@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offpol_diag.diagnosis.rows import Estimate, Floats, Rows, answered_again, clusters, estimate
+from offpol_diag.diagnosis.rows import Estimate, Floats, Ints, Rows, answered_again, clusters, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.formula import quantile
 
@@ -115,10 +114,10 @@ def sampling(rows: Rows) -> Found | None:
                 f"; log π_train follows {fitted.power:.2f} × log π_rollout (renormalised), which explains "
                 f"{percent(fitted.explained)} of |Δ|"
             )
-        said = {"temperature": f"{temperature:.2g}", "shape": "temperature"} if clear else {}
+        fields = {"temperature": f"{temperature:.2g}", "shape": "temperature"} if clear else {}
         repaired = rows.with_q(tempered(rows.q, fitted.power, fitted.rest)) if clear else None
         cause = "rollout_raw_logprobs" if raw else "trainer_temperature"
-        return Found.of_all(cause, statistic, rows, repaired=repaired, said=said, approximate=True)
+        return Found.of_all(cause, statistic, rows, repaired=repaired, fields=fields, approximate=True)
     if seen.ratio.off(1) > 0 and seen.ratio.value > 1 + VISIBLE:
         return Found.of_all("rollout_raw_logprobs", f"E[r] = {seen.ratio.text}", rows)
     return _unlogged(rows, seen)
@@ -156,7 +155,7 @@ def _nucleus(rows: Rows, seen: Identities) -> Found | None:
         statistic,
         rows,
         repaired=rows.with_q(rows.q + np.minimum(rows.delta, 0)),
-        said={"shape": "edge"},
+        fields={"shape": "edge"},
         approximate=True,
     )
 
@@ -176,17 +175,15 @@ def _unlogged(rows: Rows, seen: Identities) -> Found | None:
     )
     rare = float(np.mean(rows.q < np.log(0.02)))
     cause = "truncated_sampling" if rare < 0.002 else "rollout_raw_logprobs"
-    return Found.of_all(cause, statistic, rows, said={"shape": "entropy"})
+    return Found.of_all(cause, statistic, rows, fields={"shape": "entropy"})
 
 
-def _octaves(rows: Rows) -> NDArray[np.int64]:
-    """Return the octave of each token's position: 0 for 0; 1 for 1 and 2; 2 for 3 to 6; and so on, [T]."""
-    return np.log2(rows.position + 1).astype(np.int64)
+def _broken_octaves(rows: Rows) -> tuple[Ints, list[tuple[int, Estimate]]]:
+    """Return the octave of each token's position, [T], and those where E[r] differs from 1, with E[r].
 
-
-def _broken_octaves(rows: Rows) -> list[tuple[int, Estimate]]:
-    """List the octaves of positions whose E[r] differs significantly from 1, with their E[r]."""
-    octave = _octaves(rows)
+    Octave 0 is position 0; 1 is 1 and 2; 2 is 3 to 6; and so on.
+    """
+    octave = np.log2(rows.position + 1).astype(np.int64)
     off = np.expm1(np.minimum(rows.delta, 3.0))
     many = int(octave.max()) + 1
     broken = []
@@ -196,27 +193,25 @@ def _broken_octaves(rows: Rows) -> list[tuple[int, Estimate]]:
         tame = not (rows.delta[at] > FAR_MASS).any()  # E[r] is also below 1 if a heavy tail was not sampled
         if seen.off(1, many) > (-2 if tame else 0) and seen.off(1, many) and abs(seen.value - 1) > VISIBLE:
             broken.append((k, seen))
-    return broken
+    return octave, broken
 
 
 def positions(rows: Rows) -> Found | None:
     """Find a few ranges of positions where E[r] is not 1, while it is 1 elsewhere."""
-    octave = _octaves(rows)
-    many = int(octave.max()) + 1
-    broken = _broken_octaves(rows)
-    if not broken or len(broken) > max(1, many // 3):
+    octave, broken = _broken_octaves(rows)
+    if not broken or len(broken) > max(1, (int(octave.max()) + 1) // 3):
         return None
     tokens = np.isin(octave, [k for k, _ in broken])
     far = np.abs(rows.delta) > 1.0
     everywhere = far[tokens].mean() < 2 * far.mean()
-    if everywhere and _few_far(rows) and not _broken_octaves(rows.keep(~far)):
+    if everywhere and _few_far(rows) and not _broken_octaves(rows.keep(~far))[1]:
         return None  # a few tokens that are far off at any place
     places = [f"{2**k - 1}" if k == 0 else f"{2**k - 1}–{2 ** (k + 1) - 2}" for k, _ in broken]
     place = f"position {', '.join(places)}" if places != ["0"] else "the first token"
     statistic = "; ".join(
         f"position {name}: E[r] = {seen.text}" for name, (_, seen) in zip(places, broken, strict=True)
     )
-    return Found.of_tokens("boundary", statistic, rows, tokens, said={"place": place, "shape": "E"})
+    return Found.of_tokens("boundary", statistic, rows, tokens, fields={"place": place, "shape": "E"})
 
 
 # Storage: number formats of log-probs.
@@ -249,7 +244,7 @@ def storage(rows: Rows) -> Found | None:
                 f"whole mismatch is {size:.1g}"
             )
             q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
-            rest = {"repaired": replace(rows, q=q, p=p), "said": {"column": name, "grid": grid}}
+            rest = {"repaired": replace(rows, q=q, p=p), "fields": {"column": name, "grid": grid}}
             return Found.of_all("low_precision_storage", statistic, rows, exact=True, **rest)
     return None
 

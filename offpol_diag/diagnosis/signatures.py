@@ -36,7 +36,7 @@ class Found:
         repaired: the rows with the fault undone, or without the affected tokens; None if no repair is known.
         exact: whether the evidence is a count and needs no interval.
         approximate: whether the repair is approximate.
-        said: field → text to fill into the cause's sentences.
+        fields: field → text to fill into the cause's sentences.
         where: the group of sequences that has the fault (`host = b`), or empty.
     """
 
@@ -48,7 +48,7 @@ class Found:
     repaired: Rows | None = None
     exact: bool = False
     approximate: bool = False
-    said: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, str] = field(default_factory=dict)
     where: str = ""
 
     @classmethod
@@ -169,8 +169,8 @@ def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
         f"{many:,} tokens of {int(hit.sum()):,} sequences hold exactly {text} in the {column} column, in "
         f"runs of {float(length.mean()):.2g} on average"
     )
-    said = {"value": text, "column": column, "place": place}
-    return Found.of_tokens(cause, statistic, rows, tokens, said=said, exact=True)
+    fields = {"value": text, "column": column, "place": place}
+    return Found.of_tokens(cause, statistic, rows, tokens, fields=fields, exact=True)
 
 
 # Alignment: columns shifted against each other, or permuted between rows.
@@ -263,12 +263,12 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
         f"place, in {int(sequences.sum()):,} of {rows.sequences:,} sequences"
     )
     old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
-    said = {
+    fields = {
         "lag": str(k),
         "tokens": "one token" if k == 1 else f"{k} tokens",
         "slice": f"old_log_probs[:, {old}] belongs to rollout_log_probs[:, {rollout}]",
     }
-    return Found("off_by_one", statistic, rows, tokens, sequences, mended, said=said, exact=True)
+    return Found("off_by_one", statistic, rows, tokens, sequences, mended, fields=fields, exact=True)
 
 
 HEAD = 32
@@ -312,9 +312,9 @@ def permutations(rows: Rows) -> Found | None:
         if any(x is not None for x in column) and all(column[i] == column[j] for i, j in pairs):
             within = words
     repaired = _matched(rows, who, mates, np.setdiff1d(bad, who))
-    said = {"within": within, "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in pairs[:3])}
+    fields = {"within": within, "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in pairs[:3])}
     return Found.of_sequences(
-        "row_permutation", statistic, rows, rows.of(who), repaired=repaired, said=said, exact=True
+        "row_permutation", statistic, rows, rows.of(who), repaired=repaired, fields=fields, exact=True
     )
 
 
@@ -348,7 +348,7 @@ def _unmatched(rows: Rows, bad: Ints) -> Found | None:
         f"{there.size.mean():.2g} nats a token, correlate {together:.2f} and have the same mean "
         f"to {abs(gap):.2g} nats: other rows' values; their own are not in the sample"
     )
-    said = {
+    fields = {
         "within": "the dump",
         "examples": "compare the first tokens of all rows of a step",
         "after": "without these sequences",
@@ -359,7 +359,7 @@ def _unmatched(rows: Rows, bad: Ints) -> Found | None:
         rows,
         sequences,
         repaired=rows.only(~sequences),
-        said=said,
+        fields=fields,
         approximate=True,
     )
 
@@ -470,15 +470,15 @@ def breaks(rows: Rows) -> Found | None:
         f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token outside "
         f"and differ by {rows.size[tokens].mean():.2g} inside"
     )
-    said = {"where": f"{where:.0f}", "share": percent(many / longer)}
+    fields = {"where": f"{where:.0f}", "share": percent(many / longer)}
     if same and to_end > 0.6:
         cause = "long_context"
     elif to_end > 0.5 or _fading([np.abs(rows.delta[place]) for place in places]):
         cause = "retokenization"
     else:
         cause = "wrong_mask"
-        said |= {"place": "blocks inside the response (tool output?)", "column": "one", "value": ""}
-    return Found(cause, statistic, rows, tokens, broken, in_place, said=said, approximate=True)
+        fields |= {"place": "blocks inside the response (tool output?)", "column": "one", "value": ""}
+    return Found(cause, statistic, rows, tokens, broken, in_place, fields=fields, approximate=True)
 
 
 def _fading(blocks: Sequence[Floats]) -> bool:
@@ -525,7 +525,7 @@ def jumps(rows: Rows) -> Found | None:
         f"tokens {at / 1.5:.0f} to {at} differ by {below:.2g} nats on average, tokens {at} to {1.5 * at:.0f} "
         f"by {above:.2g}, {times:.1f} times as much"
     )
-    return Found.of_tokens("long_context", statistic, rows, rows.position >= at, said={"where": str(at)})
+    return Found.of_tokens("long_context", statistic, rows, rows.position >= at, fields={"where": str(at)})
 
 
 # Places: the first or last token, one token id.
@@ -570,7 +570,7 @@ def boundaries(rows: Rows) -> Found | None:
             )
             repaired = rows.keep(~at)
             return Found.of_tokens(
-                "boundary", statistic, rows, tokens, repaired=repaired, said={"place": name}
+                "boundary", statistic, rows, tokens, repaired=repaired, fields={"place": name}
             )
     return None
 
@@ -643,7 +643,7 @@ def special_tokens(rows: Rows) -> Found | None:
         f"{int(tokens.sum()):,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on "
         f"average, all others by {elsewhere:.2g}"
     )
-    return Found.of_tokens("special_token", statistic, rows, tokens, said={"ids": names})
+    return Found.of_tokens("special_token", statistic, rows, tokens, fields={"ids": names})
 
 
 EARLY, LATE = 8, 32
@@ -686,6 +686,6 @@ def contexts(rows: Rows) -> Found | None:
         rows,
         sequences,
         repaired=repaired if repaired.tokens > 200 else None,
-        said={"share": percent(share) if part else "all"},
+        fields={"share": percent(share) if part else "all"},
         approximate=True,
     )

@@ -17,7 +17,7 @@ from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.sample import Sample
 from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Summary
 
-LOOKS: tuple[Callable[[Rows], Found | None], ...] = (
+SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     laws.storage,
     signatures.sentinels,
     signatures.shifts,
@@ -37,17 +37,17 @@ ERRORS = 0.02
 """Largest standard error of E[r] at which the identities can rule out a temperature or top-p."""
 
 
-class Seen(NamedTuple):
+class Findings(NamedTuple):
     """The findings in order, and the rows after all repairs."""
 
     found: tuple[Found, ...]
     rest: Rows
 
 
-def look(rows: Rows) -> Seen:
+def run_signatures(rows: Rows) -> Findings:
     """Run all signatures in order, each on the rows repaired by the one before."""
     found: list[Found] = []
-    for signature in LOOKS:
+    for signature in SIGNATURES:
         if rows.tokens < TOKENS // 2:
             break
         if signature in (signatures.breaks, signatures.jumps, signatures.special_tokens) and any(
@@ -57,12 +57,16 @@ def look(rows: Rows) -> Seen:
         one = signature(rows)
         if one is None or one.cause in {other.cause for other in found}:
             continue
-        if found and signature in (laws.sampling, laws.positions) and one.said.get("shape", "") in ("", "E"):
+        if (
+            found
+            and signature in (laws.sampling, laws.positions)
+            and one.fields.get("shape", "") in ("", "E")
+        ):
             continue  # E[r] or K1 alone, beside a fault that may not be mended whole
         found.append(one)
         if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
             rows = one.repaired
-    return Seen(tuple(one for one in found if not _side_effect(one, found)), rows)
+    return Findings(tuple(one for one in found if not _side_effect(one, found)), rows)
 
 
 def _misplaced(one: Found) -> bool:
@@ -94,7 +98,7 @@ def _side_effect(one: Found, found: Sequence[Found]) -> bool:
     rows = one.rows
     if moved.cause == "row_permutation":
         return bool(np.mean(rows.from_end[one.tokens] < rows.lengths[rows.owner[one.tokens]] - 1) > 0.5)
-    return bool(np.mean(np.minimum(*signatures.edges(rows))[one.tokens] < int(moved.said["lag"])) > 0.7)
+    return bool(np.mean(np.minimum(*signatures.edges(rows))[one.tokens] < int(moved.fields["lag"])) > 0.7)
 
 
 # Groups: a fault that only some engines, hosts or steps have.
@@ -151,7 +155,7 @@ def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
     return f"{name} = {', '.join(map(str, inside[:4]))}{' …' if len(inside) > 4 else ''}"
 
 
-def by_group(rows: Rows, seen: Seen) -> Found | None:
+def by_group(rows: Rows, seen: Findings) -> Found | None:
     """Find a fault of one group: a cause found only in its sequences, or a mismatch larger than elsewhere.
 
     It is looked for in the group that differs most from the others in mean |Δ|.
@@ -172,8 +176,8 @@ def by_group(rows: Rows, seen: Seen) -> Found | None:
         return None
     times, name, value, at = best
     where, without = f"{name} = {value}", rows.only(~at)
-    others = {one.cause for one in look(without).found}
-    for one in look(rows.only(at)).found:
+    others = {one.cause for one in run_signatures(without).found}
+    for one in run_signatures(rows.only(at)).found:
         mended = one.repaired is None or one.cause not in ("special_token", "boundary")
         if not mended and one.repaired is not None:  # is the group then like the others?
             mended = bool(np.median(one.repaired.level) < 2.5 * np.median(without.level))
@@ -185,7 +189,7 @@ def by_group(rows: Rows, seen: Seen) -> Found | None:
                 at,
                 repaired=without,
                 exact=one.exact,
-                said=one.said | {"after": "without these sequences"},
+                fields=one.fields | {"after": "without these sequences"},
                 where=where,
             )
     machine = MACHINES.search(name.lower())
@@ -195,8 +199,10 @@ def by_group(rows: Rows, seen: Seen) -> Found | None:
         f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {where} ({int(at.sum()):,} "
         f"sequences) and {np.median(rows.level[~at]):.2g} with others ({int((~at).sum()):,}), medians"
     )
-    said = {"times": f"{times:.0f}"}
-    return Found.of_sequences("group_fault", statistic, rows, at, repaired=without, said=said, where=where)
+    fields = {"times": f"{times:.0f}"}
+    return Found.of_sequences(
+        "group_fault", statistic, rows, at, repaired=without, fields=fields, where=where
+    )
 
 
 # The verdict.
@@ -221,7 +227,7 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
         return Diagnosis(
             verdict="cannot_tell", headline=headline, sequences=rows.sequences, tokens=rows.tokens
         )
-    seen = look(rows)
+    seen = run_signatures(rows)
     found = [replace(one, where=locate(one.rows, one.sequences)) for one in seen.found]
     grouped = by_group(rows, seen)
     if grouped is not None and not any(one.where for one in found):
@@ -280,20 +286,20 @@ def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool, share: Estima
 
 
 def _cause(one: Found) -> Cause:
-    row, said = CAUSES[one.cause], one.said
-    column, temperature = said.get("column"), said.get("temperature")
+    row, fields = CAUSES[one.cause], one.fields
+    column, temperature = fields.get("column"), fields.get("temperature")
     share = one.tokens.mean() if one.cause == "sentinel" else one.sequences.mean()
     words = {
         "share": percent(float(share)),
         "where": one.where,
         "side": "engine" if column == "rollout" else "trainer",
-        **said,
+        **fields,
         "temperature": f" (T ≈ {temperature})" if temperature else "",
     }
     statement = row.sentence.format(**words)
     if one.where and one.where not in statement:
         statement += f", where {one.where}"
-    after, undone = None, said.get("after", row.after)
+    after, undone = None, fields.get("after", row.after)
     if row.kind == "bug" and one.repaired is not None and one.repaired.tokens and undone:
         size = measured(one.repaired)
         if np.isfinite(list(size.values())).all():

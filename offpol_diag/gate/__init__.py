@@ -7,7 +7,7 @@ earlier result, and `file.py` collects the bounds of options and a gate file.
 
 from offpol_diag.gate.bounds import Bound, Name, Span, Steps, name, parse, span
 from offpol_diag.gate.file import Requirements, requirements
-from offpol_diag.gate.verdicts import apart, beyond, judge, outcome
+from offpol_diag.gate.verdicts import beyond, distinct_digits, judge, outcome
 
 __all__ = [
     "Bound",
@@ -15,8 +15,8 @@ __all__ = [
     "Requirements",
     "Span",
     "Steps",
-    "apart",
     "beyond",
+    "distinct_digits",
     "judge",
     "name",
     "outcome",

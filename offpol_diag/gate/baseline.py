@@ -17,12 +17,14 @@ from offpol_diag.gate.aliases import unlike
 from offpol_diag.gate.bounds import USUAL, Judge, Level, Name, Tolerance
 from offpol_diag.gate.diagnosis import NAME, compare_diagnosis
 from offpol_diag.gate.numbers import Found, find, look_up, preset, preset_of
-from offpol_diag.gate.verdicts import HIDDEN, Ruling, apart, joined, rule, shown, silent
+from offpol_diag.gate.verdicts import HIDDEN, Ruling, distinct_digits, joined, rule, shown, why_unjudged
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.catalogue import ALL, plain
 from offpol_diag.summary import GateVerdict, Number, Summary
 
 DIAGNOSIS = Name(NAME)
+METHOD = ("method", "policy", "loss")
+"""What two presets of one name must share for their numbers to be compared."""
 
 # ---------------------------------------------------------------- what is compared
 
@@ -119,18 +121,23 @@ def _compare(now: Summary, base: Summary, name: Name, settings: Baseline) -> Gat
     here, there = look_up(now, name)[0], look_up(base, name)[0]
     if isinstance(here, str):
         return _verdict(name, settings, here)
-    theirs = there if isinstance(there, str) else _silence(there)
-    why = _incomparable(now, base, name, settings) or (theirs and f"{settings.label}: {theirs}")
+    ours, theirs = (preset_of(summary, name.number) for summary in (now, base))
+    named, unknown = name.number.rpartition(".")[0], there if isinstance(there, str) else _silence(there)
+    why = unknown and f"{settings.label}: {unknown}"
+    if ours and not theirs:
+        why = _no_preset(base, settings, named)
+    elif ours and theirs and any(getattr(ours, key) != getattr(theirs, key) for key in METHOD):
+        why = f"{named} is another method in {settings.label}: {theirs.method} there, {ours.method} here"
     if isinstance(there, str):
         return _verdict(name, settings, why)
-    if not why and (ours := _silence(here)):
-        return _surely_worse(name, settings, here, there) or _verdict(name, settings, ours, here, there)
+    if not why and (unknown := _silence(here)):
+        return _surely_worse(name, settings, here, there) or _verdict(name, settings, unknown, here, there)
     return _verdict(name, settings, why, here, there) if why else _judged(name, settings, here, there)
 
 
 def _silence(number: Number) -> str:
     """Return the reason why a number cannot be compared; empty if it can."""
-    return silent(number) or ("the value overflows float64" if number.value is None else "")
+    return why_unjudged(number) or ("the value overflows float64" if number.value is None else "")
 
 
 def _surely_worse(name: Name, settings: Baseline, here: Number, there: Number) -> GateVerdict | None:
@@ -145,19 +152,6 @@ def _surely_worse(name: Name, settings: Baseline, here: Number, there: Number) -
     outward = outward or (way.sign == "away" and sound.interval[0] >= way.target)
     found = _judged(name, replace(settings, judge="interval"), sound, there)
     return found if outward and found.passed is False and found.judged_on == "interval" else None
-
-
-def _incomparable(now: Summary, base: Summary, name: Name, settings: Baseline) -> str:
-    """Return the reason why the two numbers of this name are not comparable; empty if they are."""
-    ours, theirs = preset_of(now, name.number), preset_of(base, name.number)
-    named = name.number.rpartition(".")[0]
-    if ours is None:
-        return ""
-    if theirs is None:
-        return _no_preset(base, settings, named)
-    if (ours.method, ours.policy, ours.loss) == (theirs.method, theirs.policy, theirs.loss):
-        return ""
-    return f"{named} is another method in {settings.label}: {theirs.method} there, {ours.method} here"
 
 
 def _no_preset(base: Summary, settings: Baseline, named: str) -> str:
@@ -217,7 +211,7 @@ def _why(way: Worse, change: Number, allowed: float, ruling: Ruling, here: Numbe
     kind = "changed" if way.sign == "either" else "better" if value < 0 else "worse"
     if kind == "better":
         value, low, high = -value, -high, -low
-    size, right = apart(value, allowed)
+    size, right = distinct_digits(value, allowed)
     interval = f" [{low:.3g}, {high:.3g}]" if change.interval else ""
     sure = ruling.passed is False and ruling.on == "interval"
     return joined(

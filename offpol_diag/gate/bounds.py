@@ -32,7 +32,7 @@ GRAMMAR = f"a quantifier is {', '.join(QUANTIFIERS)} or pNN (p90: the 90th perce
 
 
 @contextmanager
-def said_of(place: str, hint: str = "") -> Iterator[None]:
+def prefixed(place: str, hint: str = "") -> Iterator[None]:
     """Put the place of a mistake before its message, and a hint beside it where it has none."""
     try:
         yield
@@ -218,7 +218,7 @@ def parse(text: str, kind: Kind, judge: Judge = "interval") -> Bound:
     said, equals, limit = (part.strip() for part in text.partition("="))
     if not (said and equals and limit):
         raise UsageError(f'--{kind} "{text}": a bound is NAME=NUMBER', f"write --{kind} k3=0.002")
-    with said_of(f"--{kind} ", f"write --{kind} k3=0.002"):
+    with prefixed(f"--{kind} ", f"write --{kind} k3=0.002"):
         found = name(said)
     value = _finite(limit)
     if value is None:
@@ -279,5 +279,5 @@ def named_tolerance(text: str) -> tuple[Name | None, Tolerance]:
         UsageError: neither of these forms.
     """
     before, equals, after = text.rpartition("=")
-    with said_of(f'--tolerance "{text}": '):
+    with prefixed(f'--tolerance "{text}": '):
         return (comparable(before) if equals else None), tolerance(after)

@@ -103,20 +103,21 @@ def plain(verdict: DiagnosisVerdict) -> str:
 
 
 def _verdict(found: Diagnosis | None, passed: bool | None, more: str, **rest: Any) -> GateVerdict:
-    reason = joined(_why(found), more) if found else joined(NONE, more)
-    verdict = found and found.verdict
+    """Build the verdict; it says the diagnosis with its cause, and the first sentence of the fix of a bug."""
+    said = NONE
+    if found:
+        said = f"{plain(found.verdict)}: {found.headline.rstrip('.')}"
+        bug = next((one for one in found.causes if one.kind == "bug"), None)
+        if bug is not None and found.verdict == "bug":
+            fix = re.split(r"(?<=[.!?])\s+(?=[A-Z])", bug.fix)[0].rstrip(".")
+            what = f"{plain(found.verdict)} ({bug.id}): {bug.statement.rstrip('.')}"
+            said = joined(what, f"fix: {fix}" if fix else "")
     return GateVerdict(
-        name=NAME, bound="diagnosis", limit=0.0, value=None, diagnosis=verdict, passed=passed, reason=reason
+        name=NAME,
+        bound="diagnosis",
+        limit=0.0,
+        value=None,
+        diagnosis=found and found.verdict,
+        passed=passed,
+        reason=joined(said, more),
     ).model_copy(update=rest)
-
-
-def _why(found: Diagnosis) -> str:
-    """Return the diagnosis with its cause, and the first sentence of the fix of a bug."""
-    said = f"{plain(found.verdict)}: {found.headline.rstrip('.')}"
-    bug = next((one for one in found.causes if one.kind == "bug"), None)
-    if bug is None or found.verdict != "bug":
-        return said
-    fix = re.split(r"(?<=[.!?])\s+(?=[A-Z])", bug.fix)[0].rstrip(".")
-    return joined(
-        f"{plain(found.verdict)} ({bug.id}): {bug.statement.rstrip('.')}", f"fix: {fix}" if fix else ""
-    )

@@ -31,8 +31,8 @@ from offpol_diag.gate.bounds import (
     name,
     named_tolerance,
     parse,
+    prefixed,
     presets_in,
-    said_of,
     span,
     tolerance,
 )
@@ -298,7 +298,7 @@ class Requirements:
             named.append(("", self.baseline.presets))
         found: dict[str, Preset] = {}
         for place, names in named:
-            with said_of(place):
+            with prefixed(place):
                 found |= {one.name: one for one in known.resolve(",".join(names))} if names else {}
         return tuple(found.values())
 
@@ -336,7 +336,7 @@ def requirements(
         *(parse(one, "min") for one in at_least),
         *gates.bounds,
     )
-    with said_of("--fail-on "):
+    with prefixed("--fail-on "):
         diagnoses = (*(FailOn(diagnosed(one)) for one in fail_on), *gates.fail_on)
     base = result or gates.result
     if base is None and (tolerances or only or gates.baseline):

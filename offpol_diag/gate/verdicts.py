@@ -72,10 +72,10 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", na
     near, far = (number.interval or (math.nan, math.nan))[:: 1 if kind == "max" else -1]
     has_interval = number.value is not None and number.interval is not None
     beyond_it = has_interval and not keeps(near, limit)
-    note, why = number.note, silent(number)
+    note, why = number.note, why_unjudged(number)
     if why:
         sound = number.model_copy(update={"note": None})
-        if silent(sound) or not beyond_it or HIDDEN.get(name.rpartition(".")[2]) != kind:
+        if why_unjudged(sound) or not beyond_it or HIDDEN.get(name.rpartition(".")[2]) != kind:
             return Ruling(None, why)
         judge, note = "interval", f"{note}, but what a heavy tail hides lies farther beyond the bound"
     if number.value is None:  # too large for a float: its log10 is compared
@@ -83,7 +83,7 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", na
         left, right = f"10^{number.log10:.4g}", f"{limit:.4g}"
     else:
         held = keeps(number.value, limit)
-        left, right = apart(number.value, limit)
+        left, right = distinct_digits(number.value, limit)
     said = f"{left} {'' if held else 'is not '}{'≤' if kind == 'max' else '≥'} {right}"
     if not has_interval:
         return Ruling(held, joined(said, "no interval" if judge == "interval" else "", note), on="value")
@@ -91,13 +91,13 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", na
         straddles = min(near, far) <= limit <= max(near, far) and near != far
         return Ruling(held, joined(said, OPEN if straddles else "", note), on="value")
     if beyond_it:
-        why = f"the whole 95% interval lies beyond it, from {apart(near, limit)[0]}"
+        why = f"the whole 95% interval lies beyond it, from {distinct_digits(near, limit)[0]}"
         return Ruling(False, joined(said, why, note), on="interval")
     within = keeps(far, limit)
     return Ruling(True, joined(said, "" if within else OPEN, note), open=not within, on="interval")
 
 
-def silent(number: Number) -> str:
+def why_unjudged(number: Number) -> str:
     """Return the reason why a number cannot be judged; empty if it can."""
     if doubted(number):
         return number.note or "unreliable"
@@ -108,7 +108,7 @@ def silent(number: Number) -> str:
     return (number.unknown or "it is not a number") if odd else ""
 
 
-def apart(value: float, limit: float) -> tuple[str, str]:
+def distinct_digits(value: float, limit: float) -> tuple[str, str]:
     """Format two numbers with just enough digits to tell them apart; at least four."""
     for digits in range(4, 18):
         pair = (f"{value:.{digits}g}", f"{limit:.{digits}g}")

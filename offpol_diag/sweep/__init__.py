@@ -8,7 +8,7 @@ from typing import Literal
 
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.tally import Study, Tally
-from offpol_diag.analyze import MADE, engine_named, record, settled, tokens_at_once
+from offpol_diag.analyze import MADE, engine_named, read_ahead_for, record, tokens_at_once
 from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
@@ -120,7 +120,7 @@ def _read(engine: Engine, dump: Dump, study: Study, options: SweepOptions) -> Re
     preset, bound = options.preset, options.bound
     values = options.values or thresholds.round_numbers(preset, bound)
     moved = tuple(bound.moved(preset, bound.bounds(value)) for value in values)
-    todo = Plan(study, settled(engine, dump, replace(study, presets=(preset, *moved))), bound, values)
+    todo = Plan(study, read_ahead_for(engine, dump, replace(study, presets=(preset, *moved))), bound, values)
     tally: Tally | None = engine.reduce(dump, Swept(todo))
     if tally is None:
         raise DumpError("the dump has no sequence", "check that its writer was closed")

@@ -85,7 +85,7 @@ class Swept:
         """Compute the states of one batch."""
         plan, study = self.plan, self.plan.study
         batch = plan.found.filled(batch)
-        scene = Scene.of(batch, study.seed, study.replicates, plan.found.settled, study.near)
+        scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits, study.near)
         tally = observe(study, scene)
         scene.forget()
         return tally.merge(Tally(states(plan, batch)))
@@ -99,7 +99,7 @@ def states(plan: Plan, batch: Batch) -> dict[str, State]:
 
 def _states(plan: Plan, batch: Batch) -> dict[str, State]:
     study = plan.study
-    scene = Scene.of(batch, study.seed, study.replicates, plan.found.settled)
+    scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits)
     rows, counts = columns(scene, plan), scene.counts
     every = torch.cat((counts["sequences"][None], counts["tokens"][None], *rows.values())).T
     by_length = every.new_zeros(LENGTH_BINS, every.shape[1])

@@ -183,7 +183,7 @@ class Gather:
 
     def __call__(self, batch: Batch) -> Tally:
         """Collect the values of one batch."""
-        scene = Scene.of(self.plan.found.filled(batch), 0, 1, self.plan.found.settled)
+        scene = Scene.of(self.plan.found.filled(batch), 0, 1, self.plan.found.fits)
         x = statistic(scene, self.plan)
         assert x is not None
         scene.forget()
@@ -218,7 +218,7 @@ class After:
         found = Tally(states(self.plan, batch))
         if self.scale is None:
             return found
-        scene = Scene.of(batch, 0, 1, self.plan.found.settled)
+        scene = Scene.of(batch, 0, 1, self.plan.found.fits)
         x = statistic(scene, self.plan)
         assert x is not None
         scene.forget()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.engine import losses, segments
 from offpol_diag.engine.outcome import norm, norm_factor
 from offpol_diag.engine.scene import Scene
@@ -19,7 +19,7 @@ BUILT_IN = catalogue.load()
 def seen(preset, batch):
     """The batch as the observers see it, with what the preset wants to know of the whole of it."""
     held = Held(batch)
-    return Scene.of(batch, 0, 2, settle(held, held, Needs.of([preset], False)).settled)
+    return Scene.of(batch, 0, 2, read_ahead(held, held, Needs.of([preset], False)).fits)
 
 
 class Held:
