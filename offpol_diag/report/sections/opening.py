@@ -191,7 +191,8 @@ def _of_presets(shown: Mapping[str, PresetResult], found: Comparison) -> Iterato
     if any(one and one.known for one in apart.values()):
         ends_ = [one.interval for one in apart.values() if one and one.interval]
         sure = sum(low > 0 or high < 0 for low, high in ends_)
-        title = f"{sure} of {counted(len(apart), 'preset')} differ from {found.against} in ESS of tokens"
+        differ = "differs" if sure == 1 else "differ"
+        title = f"{sure} of {counted(len(apart), 'preset')} {differ} from {found.against} in ESS of tokens"
         sub = (
             "Paired: both presets on the same bootstrap replicates, with 95% intervals, in percentage points."
         )
