@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -138,6 +138,11 @@ class Axis:
         """Return the transformed value; None if it has no place on the scale."""
         return None if value is None or not math.isfinite(value) else _SCALES[self.scale](value)
 
+    def within(self, marks: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+        """Return the marks on the axis, at their transformed values."""
+        places = ((self.at(value), name) for value, name in marks)
+        return [(at, name) for at, name in places if at is not None and self.low <= at <= self.high]
+
     def share(self, value: float | None) -> float | None:
         """Return how far along the axis a value lies, 0 to 1 within it."""
         place = self.at(value)
@@ -187,14 +192,8 @@ def y_axis(panel: Panel) -> Axis:
     pad = ((high - low) or 1.0) * PAD
     low = low - pad if bottom is None else bottom
     high = high + 2 * pad if top is None else top
-    return _axis(
-        panel.y_scale,
-        low,
-        high if high - low > abs(low) * 1e-9 + 1e-99 else low + 1,
-        panel.percent,
-        False,
-        most=6,
-    )
+    high = high if high - low > abs(low) * 1e-9 + 1e-99 else low + 1
+    return _axis(panel.y_scale, low, high, panel.percent, False, most=6)
 
 
 def _axis(scale: Scale, low: float, high: float, percent: bool, whole: bool, most: int) -> Axis:
@@ -248,27 +247,25 @@ def plain(value: float) -> str:
 
 def listed(picture: Picture) -> Table:
     """Return the numbers of a picture as a table, one row per point."""
-    rows = tuple(
+    rows = [
         (layer.name or panel.y_title, place_name(panel, x), number(layer, place, panel.percent))
         for panel in picture.panels
         for layer in panel.layers
         for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True))
         if y is not None and math.isfinite(y)
-    )
+    ]
     header = ("series", picture.panels[0].x_title or "of", "value")
     return Table(f"{picture.id}-data", f"Data of “{picture.title}”", header, rows)
 
 
 def number(layer: Layer, place: int, percent: bool) -> Number:
     """Return a point with its interval."""
-    value = layer.y[place]
-    low, high = (ends[place] if ends else None for ends in (layer.low, layer.high))
-    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
-    return Number(
-        value=value if value is not None and math.isfinite(value) else None,
-        interval=(low, high) if known and low is not None and high is not None else None,
-        unit="share" if percent else "",
+    value, low, high = (
+        some[place] if some and math.isfinite(some[place] or 0.0) else None
+        for some in (layer.y, layer.low, layer.high)
     )
+    interval = None if low is None or high is None else (low, high)
+    return Number(value=value, interval=interval, unit="share" if percent else "")
 
 
 def place_name(panel: Panel, x: float) -> str:

@@ -270,8 +270,8 @@ def areal(parts: Parts) -> Translation:
     settings = {**_correction(parts), **_loss(preset)}
     parts.finish()
     metric = str(settings.get(RULE + "metric", ""))
-    now = {ACTOR + key: value for key, value in settings.items()}
-    return (schema.block("areal", "yaml", now), *_before(preset)), config.remarks(
+    now = schema.block("areal", "yaml", config.prefixed(ACTOR, settings))
+    return (now, *_before(preset)), config.remarks(
         metric and "a log-ratio that is not finite counts as 0 here (weight 1)",
         metric == "kl_k1" and "kl_k1 is +log r here, the opposite sign of k1 elsewhere",
         metric == "kl_k3" and "kl_k3 is of π_rollout/π_train here, whatever its help says",
@@ -291,7 +291,7 @@ def _correction(parts: Parts) -> Settings:
         return {**DECOUPLED, "rejection_sampling": None, "m2_threshold": 2 * (moment.upper or 0.0)}
     if parts.loss == "gspo":
         config.cannot("weights under the GSPO loss")
-    return {**DECOUPLED, **{RULE + key: value for key, value in _rule(parts).items()}}
+    return {**DECOUPLED, **config.prefixed(RULE, _rule(parts))}
 
 
 def _rule(parts: Parts) -> Settings:
@@ -351,7 +351,7 @@ def _before(preset: Preset) -> tuple[Snippet, ...]:
         settings = {**DECOUPLED, **_cap(Parts(preset)), **_loss(preset)}
     except ConfigError:
         return ()
-    return schema.older("areal", "yaml", {ACTOR + key: value for key, value in settings.items()})
+    return schema.older("areal", "yaml", config.prefixed(ACTOR, settings))
 
 
 def _cap(parts: Parts) -> Settings:

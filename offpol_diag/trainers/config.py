@@ -7,6 +7,7 @@ dropped silently. Differences due to the trainer's own guards become remarks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
@@ -93,6 +94,16 @@ Settings = dict[str, Any]
 def idle_bounds(low: float | None, high: float | None) -> tuple[float, float]:
     """Replace missing bounds by idle ones."""
     return (IDLE_LOW if low is None else low, IDLE_HIGH if high is None else high)
+
+
+def open_bounds(low: float | None, high: float | None) -> tuple[float, float]:
+    """Replace missing bounds of a ratio by 0 and infinity."""
+    return (0.0 if low is None else low, math.inf if high is None else high)
+
+
+def prefixed(prefix: str, settings: Mapping[str, Any]) -> Settings:
+    """Return the settings below a common path."""
+    return {prefix + key: value for key, value in settings.items()}
 
 
 def idle(settings: Mapping[str, Any]) -> bool:
@@ -227,8 +238,12 @@ class Parts:
         """Refuse the preset if any part was not consumed, or if it is only logged."""
         if self.weight is not None:
             cannot(_weight_words(self.weight))
-        if self.rules:
-            cannot(_rule_words(self.rules[0], self.policy))
+        for rule in self.rules:
+            sign = "" if rule.advantage == "any" else f" with a condition on the advantage ({rule.advantage})"
+            own = f" of {NUMERATORS[rule.policy]}" if rule.policy not in (None, self.policy) else ""
+            left = " over the tokens that are left" if rule.among == "left" else ""
+            what = LEVELS[rule.over].removeprefix("the ")
+            cannot(f"a rejection by {rule.statistic} over {what}{own}{sign}{left}")
         if self.veto is not None:
             cannot("a veto on one token")
         if not self.preset.apply:
@@ -258,14 +273,6 @@ def _weight_words(weight: Weight) -> str:
     }[weight.action]
     strict = " (strictly)" if weight.strict else ""
     return f"weights of {LEVELS[weight.over]}, {action}{strict}"
-
-
-def _rule_words(rule: Reject, policy: str) -> str:
-    sign = "" if rule.advantage == "any" else f" with a condition on the advantage ({rule.advantage})"
-    own = f" of {NUMERATORS[rule.policy]}" if rule.policy not in (None, policy) else ""
-    left = " over the tokens that are left" if rule.among == "left" else ""
-    what = LEVELS[rule.over]
-    return f"a rejection by {rule.statistic} over {what.removeprefix('the ')}{own}{sign}{left}"
 
 
 # ---------------------------------------------------------------- a trainer's fixed behaviour
@@ -380,7 +387,7 @@ def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> Settings:
         and preset.clip.dual not in (None, DUAL, keys.dual_default)
     ):
         found[keys.dual] = preset.clip.dual
-    return {prefix + key: value for key, value in found.items()}
+    return prefixed(prefix, found)
 
 
 def clip_bounds(preset: Preset) -> tuple[float, float]:
@@ -442,17 +449,14 @@ class Trainer:
         """
         snippets, found = self.translate(Parts(preset))
         guards = self.guards if isinstance(self.guards, Guards) else self.guards(preset, snippets)
-        newest = sorted(snippets, key=lambda one: one.age[0])
-        shown = (one for i, one in enumerate(newest) if not any(_covers(other, one) for other in newest[:i]))
+        shown: list[Snippet] = []  # none whose versions all accept a newer block of the same kind
+        for one in sorted(snippets, key=lambda one: one.age[0]):
+            same = [o for o in shown if (o.language, o.file, o.title) == (one.language, one.file, one.title)]
+            if not any(newer.age[1] >= one.age[1] for newer in same):
+                shown.append(one)
         clip = self.clip.remark(preset) if self.clip else ""
         every = dict.fromkeys((*found, *remarks(clip), *differences(preset, guards)))
         return Config(preset.name, self.name, tuple(shown), tuple(every))
-
-
-def _covers(newer: Snippet, older: Snippet) -> bool:
-    """Return whether all versions that accept the older block accept the newer one too."""
-    same = (newer.language, newer.file, newer.title) == (older.language, older.file, older.title)
-    return same and newer.age[1] >= older.age[1]
 
 
 def remarks(*found: object) -> tuple[str, ...]:

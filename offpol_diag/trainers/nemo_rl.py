@@ -33,20 +33,10 @@ FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 # ---------------------------------------------------------------- numbers of tokens
 
 
-def _finite_ratio(x: Tokens) -> Tensor:
-    """Return r, with 0 where it overflows float32, [T]."""
-    return x.ratio().masked_fill(x.delta > FLOAT32_OVERFLOW, 0.0)
-
-
 def _surprisal(x: Tokens) -> Tensor:
     drift = x.of("current")
     overflows = (drift.delta > FLOAT32_OVERFLOW) & (x.column("current") == 0)
     return (-drift.ratio() * x.column("current")).masked_fill(overflows, math.nan)
-
-
-def _clipped_rows(view: View) -> Tensor | None:
-    r = view.pooled_ratio
-    return None if r is None else clipped(r, view.preset.clip)
 
 
 _ERROR_EXCESS = Measure("e^|Δ| − 1", lambda x: x.delta.abs().expm1(), ("e^|d| − 1", "Δ"))
@@ -60,7 +50,11 @@ VANISHED = Measure(
     lambda x: (x.ratios.train < FLOAT32_VANISHES) & (x.batch.rollout < FLOAT32_VANISHES),
 )
 """Where the mean of both probabilities is 0 in float32."""
-FINITE_RATIO = Measure("r, 0 beyond float32", _finite_ratio, near=measures.RATIO)
+FINITE_RATIO = Measure(
+    "r, 0 beyond float32",
+    lambda x: x.ratio().masked_fill(x.delta > FLOAT32_OVERFLOW, 0.0),
+    near=measures.RATIO,
+)
 _MORE = Measure(
     "(π_θ/π_rollout − 1) log π_θ",
     lambda x: x.of("current").excess() * x.column("current"),
@@ -72,7 +66,7 @@ CLIPPED_RATIO = Measure(
     lambda x: clipped(x.update_ratio, x.preset.clip),
     own=True,
     near=UPDATE_RATIO,
-    rows=_clipped_rows,
+    rows=lambda view: None if (r := view.pooled_ratio) is None else clipped(r, view.preset.clip),
 )
 
 # ---------------------------------------------------------------- the error mask
@@ -138,12 +132,10 @@ def _of_tokens(preset: Preset) -> bool:
 
 def _weights(view: View) -> Tensor:
     """Σ of the weights as the loss gets them; of a sequence's weight, once."""
-    nonempty = view.outcome.kept_tokens > 0
+    nonempty, rows = view.outcome.kept_tokens > 0, view.outcome.per_sequence
     if applied(view.preset).weight is None:
         return view.total(FINITE_RATIO) * nonempty
-    return (
-        view.outcome.sums.first if view.outcome.per_sequence is None else view.outcome.per_sequence * nonempty
-    )
+    return view.outcome.sums.first if rows is None else rows * nonempty
 
 
 def _geometric(preset: Preset) -> tuple[Reject, ...]:
@@ -314,7 +306,7 @@ def nemo_rl(parts: Parts) -> Translation:
     error = parts.take("mult_prob_error", "mean", "upper")
     settings = {**_weight_settings(parts), **_loss_settings(parts.preset)}
     parts.finish()
-    block = {"loss_fn." + key: value for key, value in settings.items()}
+    block = config.prefixed("loss_fn.", settings)
     if error is not None:
         block["grpo.seq_logprob_error_threshold"] = error.upper
     return schema.yaml_and_hydra("nemo-rl", block), config.remarks(

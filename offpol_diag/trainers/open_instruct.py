@@ -56,11 +56,6 @@ def _variance(totals: Totals) -> float:
     return max(totals(SQUARES) / totals.tokens - mean * mean, 0.0)
 
 
-def _deviation(totals: Totals) -> float:
-    x, xx, n = totals(DISTANCES), totals(DISTANCES_SQUARED), totals.tokens
-    return std(x, xx, n) if n > 1 else 0.0
-
-
 LOCAL = "π_local being π_θ where the dump has it, else π_old (with one mini-batch a copy of π_θ there)"
 ALL = "all response tokens of the dump; open-instruct takes it per micro-batch"
 
@@ -95,9 +90,10 @@ NAMES = {
     "debug/vllm_vs_local_logprob_diff_max": base.highest(LARGEST).means(
         f"the largest |log π_local − log π_rollout| of {ALL}"
     ),
-    "debug/vllm_vs_local_logprob_diff_std": Value(_deviation, (DISTANCES, DISTANCES_SQUARED)).means(
-        f"standard deviation of |log π_local − log π_rollout|, n − 1 below, over {ALL}; 0 for one token"
-    ),
+    "debug/vllm_vs_local_logprob_diff_std": Value(
+        lambda x: std(x(DISTANCES), x(DISTANCES_SQUARED), x.tokens) if x.tokens > 1 else 0.0,
+        (DISTANCES, DISTANCES_SQUARED),
+    ).means(f"standard deviation of |log π_local − log π_rollout|, n − 1 below, over {ALL}; 0 for one token"),
     "debug/vllm_local_reverse_kl": (-per_token(_local_sum("reverse", REVERSE))).means(
         f"π_rollout·(log π_rollout − log π_local), mean over {ALL}. Weighting sampled tokens by their "
         "probability once more, it estimates no KL divergence"
@@ -130,30 +126,25 @@ def open_instruct(parts: Parts) -> Translation:
 
 
 def _rho(parts: Parts) -> Settings:
-    tv = _take_tv(parts)
+    tv = None  # twice the bound of a mask on the sequence's mean |r − 1|/2, on tokens pushed further away
+    for rule in tuple(parts.rules):
+        fits = (rule.statistic, rule.over, rule.advantage, rule.lower) == ("tv", "mean", "away", None)
+        if tv is None and fits and not config.unusual(rule) and rule.upper is not None:
+            parts.rules.remove(rule)
+            tv = 2 * rule.upper
     parts.split_mask()
     weight = parts.take_weight("token", "mean", lower=True)
     if weight is None or (tv is not None and weight.over != "token"):
         config.cannot("this weight")
-    rule = None if tv is not None else parts.take("ratio", weight.over)
-    if weight.over == "mean" and rule is None:
+    band = None if tv is not None else parts.take("ratio", weight.over)
+    if weight.over == "mean" and band is None:
         config.cannot("weights of the geometric mean without its mask")
     return {
         **_bounds("rho_clamp", (weight.lower, weight.upper)),
-        **_bounds("rho_mask", (rule.lower, rule.upper) if rule else (None, tv)),
+        **_bounds("rho_mask", (band.lower, band.upper) if band else (None, tv)),
         **({"rho_mask_sequence_level": "true"} if weight.over == "mean" else {}),
         **({"rho_mask_tv_divergence": "true"} if tv is not None else {}),
     }
-
-
-def _take_tv(parts: Parts) -> float | None:
-    """Twice the bound of a mask on the sequence's mean |r − 1|/2, on tokens pushed further away."""
-    for rule in parts.rules:
-        fits = (rule.statistic, rule.over, rule.advantage, rule.lower) == ("tv", "mean", "away", None)
-        if fits and not config.unusual(rule) and rule.upper is not None:
-            parts.rules.remove(rule)
-            return 2 * rule.upper
-    return None
 
 
 def _bounds(name: str, bounds: Band) -> Settings:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Sum, When, per_row, per_token, table
+from offpol_diag.trainers.base import Entry, Log, Sum, per_row, per_token, table
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 from offpol_diag.trainers.measures import K1, UPDATE, U, clip_decides, under
 
@@ -60,24 +60,19 @@ def _filtered(view: View) -> Tensor:
     return (view.nonempty & ~view.passes(rules[0])) + view.zeros
 
 
-def _filters(of_rows: bool) -> When:
-    """Return the predicate of a correction whose bounds are on sequences, or on tokens."""
-
-    def holds(preset: Preset) -> bool:
-        return _corrects(preset) and of_rows == any(not rule.on_tokens for rule in preset.reject)
-
-    return holds
+def _bounds_rows(preset: Preset) -> bool:
+    """Return whether the correction's bounds are on sequences."""
+    return any(not rule.on_tokens for rule in preset.reject)
 
 
 FILTERED = Sum("filtered", _filtered)
 _SHARE = "that the correction's bounds drop or clamp; before any of it, so a level's own number"
-FILTER = (
-    *table(
-        {"is_filter_ratio": per_token(FILTERED).means(f"Share of the tokens {_SHARE}.")}, when=_filters(False)
-    ),
-    *table(
-        {"is_filter_ratio": per_row(FILTERED).means(f"Share of the sequences {_SHARE}.")}, when=_filters(True)
-    ),
+FILTER = tuple(
+    Entry("is_filter_ratio", value, f"Share of the {what} {_SHARE}.", when)
+    for what, value, when in (
+        ("tokens", per_token(FILTERED), lambda preset: _corrects(preset) and not _bounds_rows(preset)),
+        ("sequences", per_row(FILTERED), lambda preset: _corrects(preset) and _bounds_rows(preset)),
+    )
 )
 ENTRIES = (*table(LOSS), *table(CORRECTED, when=_corrects))
 LOG, SINCE_2026_09 = Log("openrlhf", ENTRIES), Log("openrlhf-2026-09", (*ENTRIES, *FILTER))
@@ -127,7 +122,7 @@ def openrlhf(parts: Parts) -> Translation:
         )
     kind, (low, high) = _type(parts)
     parts.finish()
-    bounds = 0.0 if low is None else low, math.inf if high is None else high
+    bounds = config.open_bounds(low, high)
     level, mode = LEVELS[kind]
     newest: Settings = {"level": level, "mode": mode, "gating": "ratio", "threshold": bounds}
     before: Settings = {"enable": True, "type": kind, "threshold": bounds}
@@ -147,7 +142,7 @@ def _gate(parts: Parts) -> Settings:
         if name and level and raw and parts.take(rule.statistic, rule.over, "upper"):
             parts.take_weight("token")
             keys = {"level": level, "mode": "mask", "gating": name, "threshold": rule.upper}
-            return {CORRECTION + key: value for key, value in keys.items()}
+            return config.prefixed(CORRECTION, keys)
     return {}
 
 
@@ -167,8 +162,8 @@ def _forms(loss: Settings, newest: Settings, before: Settings) -> tuple[Snippet,
     flat = {key.removeprefix("actor."): value for key, value in loss.items()}
     former = {**before, "type": FORMER.get(before.get("type", ""), before.get("type"))} if before else {}
     spelt = [
-        {CORRECTION + key: value for key, value in newest.items()} | loss,
-        {CORRECTION + key: value for key, value in before.items()} | loss,
+        config.prefixed(CORRECTION, newest) | loss,
+        config.prefixed(CORRECTION, before) | loss,
         {VLLM[key]: value for key, value in before.items()} | flat,
         {VLLM[key]: value for key, value in former.items()} | flat,
     ]
@@ -177,19 +172,15 @@ def _forms(loss: Settings, newest: Settings, before: Settings) -> tuple[Snippet,
     return found or config.cannot("bounds that its command line refuses")
 
 
-def _loss(preset: Preset) -> Settings:
+def _loss(preset: Preset, key: str = "actor.policy_loss_type") -> Settings:
     found = config.clip_settings(preset, CLIP)
     bounds = {"actor.eps_clip_low_high": (found.pop("low"), found.pop("high"))} if "low" in found else {}
-    gspo = {"actor.policy_loss_type": "gspo"} if preset.loss == "gspo" else {}
-    return {**gspo, **bounds, **found}
+    return {**({key: "gspo"} if preset.loss == "gspo" else {}), **bounds, **found}
 
 
 TRAINER = Trainer("openrlhf", openrlhf, clip=CLIP, logs=(LOG, SINCE_2026_09))
 
 # ---------------------------------------------------------------- Molt
-
-MOLT_MODES = {(True, True): "clip", (False, True): "trunc"}
-"""Whether a truncated weight has a lower and an upper bound → the mode."""
 
 
 def molt(parts: Parts) -> Translation:
@@ -216,25 +207,21 @@ def _molt_correction(parts: Parts) -> Settings:
         if rule is not None:
             level, band = {"sum": "seq", "mean": "geo"}[over], (rule.lower, rule.upper)
         elif weight is not None and weight.action == "truncate":
-            bounds = weight.lower, weight.upper
-            mode = MOLT_MODES.get((bounds[0] is not None, bounds[1] is not None)) or config.cannot(
-                "a weight truncated from below alone"
-            )
-            band = bounds
+            band = weight.lower, weight.upper
+            if weight.upper is None:
+                config.cannot("a weight truncated from below alone")
+            mode = "trunc" if weight.lower is None else "clip"
         else:
             config.cannot("raw weights without bounds")
-    low, high = 0.0 if band[0] is None else band[0], math.inf if band[1] is None else band[1]
-    keys = {"level": level, "mode": mode, "threshold": (low, high)}
-    return {CORRECTION + key: value for key, value in keys.items()}
+    keys = {"level": level, "mode": mode, "threshold": config.open_bounds(*band)}
+    return config.prefixed(CORRECTION, keys)
 
 
 def _molt_loss(preset: Preset) -> Settings:
     if preset.loss == "cispo":
         return {"actor.loss_mode": "cispo", "actor.eps_clip_low_high": (0.2, 1 + config.cispo_high(preset))}
     config.no_dual_clip(preset)
-    found = config.clip_settings(preset, CLIP)
-    bounds = {"actor.eps_clip_low_high": (found.pop("low"), found.pop("high"))} if "low" in found else {}
-    return {**({"actor.loss_mode": "gspo"} if preset.loss == "gspo" else {}), **bounds, **found}
+    return _loss(preset, "actor.loss_mode")
 
 
 def _molt_guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:

@@ -36,16 +36,6 @@ def _now(preset: Preset) -> bool:
     return any(rule.statistic == "prob_diff" for rule in preset.reject)
 
 
-def _then(preset: Preset) -> bool:
-    """Return whether the loss is one of v0.2."""
-    return not _now(preset)
-
-
-def _default(preset: Preset) -> bool:
-    """Return whether the mask depends on the advantage, as by default; `ipo` logs less."""
-    return any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in preset.reject)
-
-
 # ---------------------------------------------------------------- dropped tokens
 
 
@@ -73,66 +63,78 @@ def _of_sign(view: View, of: Measure) -> Tensor:
     return _over_dropped(view, ONE if view.batch.advantages is None else of)
 
 
-def _kept_kl(view: View) -> Tensor:
-    return view.total(KL, KEPT).masked_fill(~view.outcome.sequences, 0.0)
+def _tokens(view: View) -> Tensor:
+    return view.n
 
 
-def _mean_and_max(name: str, of: base.Rows, tokens: base.Rows, meaning: str) -> tuple[Value, Value, str]:
-    """Return mean and maximum over sequences of a sum divided by a number of tokens, 0 if there are none."""
-
-    def once(view: View) -> Tensor:
-        return view.mine(name, lambda: of(view) / tokens(view).clamp(min=1))
-
-    return per_row(Sum(name, once)), highest(Range(name, lambda view: base.ends(once(view)))), meaning
+def _kept(view: View) -> Tensor:
+    return view.outcome.kept_tokens
 
 
-MASKS = {
-    "masked_mismatch_kl": _mean_and_max(
-        "masked_mismatch_kl",
+Masks = dict[str, tuple[base.Rows, base.Rows, str]]
+"""Name → a sum, the number of tokens that it is divided by, and what that is."""
+MASKS: Masks = {
+    "masked_mismatch_kl": (
         lambda view: _over_dropped(view, KL),
         _dropped,
         "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask drops",
     ),
-    "unmasked_mismatch_kl": _mean_and_max(
-        "unmasked_mismatch_kl",
-        _kept_kl,
-        lambda view: view.outcome.kept_tokens,
+    "unmasked_mismatch_kl": (
+        lambda view: view.total(KL, KEPT).masked_fill(~view.outcome.sequences, 0.0),
+        _kept,
         "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask keeps",
     ),
-    "is_masked": _mean_and_max(
-        "is_masked",
+    "is_masked": (
         _dropped,
-        lambda view: view.n,
+        _tokens,
         "the share of loss tokens that the mask drops, those with A = 0 included",
     ),
 }
-MASKS_OF_SIGNS = {
-    "is_masked_low": _mean_and_max(
-        "is_masked_low",
+MASKS_OF_SIGNS: Masks = {
+    "is_masked_low": (
         lambda view: _of_sign(view, NEGATIVE),
-        lambda view: view.n,
+        _tokens,
         "the share of loss tokens with A < 0 that are dropped at the lower bound; one dropped "
         "with A = 0 is in is_masked alone",
     ),
-    "is_masked_high": _mean_and_max(
-        "is_masked_high",
+    "is_masked_high": (
         lambda view: _of_sign(view, POSITIVE),
-        lambda view: view.n,
+        _tokens,
         "the share of loss tokens with A > 0 that are dropped at the upper bound",
     ),
-    "masked_advantage_positive": _mean_and_max(
-        "masked_advantage_positive",
+    "masked_advantage_positive": (
         lambda view: _of_sign(view, POSITIVE),
         _dropped,
         "of the tokens dropped, the share with A > 0: no advantage itself",
     ),
-    "masked_advantage_negative": _mean_and_max(
-        "masked_advantage_negative",
+    "masked_advantage_negative": (
         lambda view: _of_sign(view, NEGATIVE),
         _dropped,
         "of the tokens dropped, the share with A < 0: no advantage itself",
     ),
 }
+PER_SEQUENCE = "a mean over the tokens of each sequence, then over sequences (one without a loss token is 0)"
+WORST = "the largest of the sequences' means, not of the tokens"
+
+
+def _mean_and_max(name: str, of: base.Rows, tokens: base.Rows) -> tuple[Value, Value]:
+    """Return mean and maximum over sequences of a sum over a number of tokens, 0 if there are none."""
+
+    def once(view: View) -> Tensor:
+        return view.mine(name, lambda: of(view) / tokens(view).clamp(min=1))
+
+    return per_row(Sum(name, once)), highest(Range(name, lambda view: base.ends(once(view))))
+
+
+def _means(masks: Masks, most: bool = True) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for name, (of, tokens, meaning) in masks.items():
+        average, largest = _mean_and_max(name, of, tokens)
+        rows[f"{name}/mean"] = average.means(f"{meaning}: {PER_SEQUENCE}")
+        if most:
+            rows[f"{name}/max"] = largest.means(f"{meaning}: {WORST}")
+    return rows
+
 
 # ---------------------------------------------------------------- masks of v0.2
 
@@ -176,18 +178,6 @@ def _over_entropy(kl: Value) -> Value:
     return Value(of, (*kl.columns, ENTROPY))
 
 
-PER_SEQUENCE = "a mean over the tokens of each sequence, then over sequences (one without a loss token is 0)"
-WORST = "the largest of the sequences' means, not of the tokens"
-
-
-def _pair(name: str, mean: Value, most: Value, meaning: str) -> tuple[base.Entry, ...]:
-    rows: dict[str, Row] = {
-        f"{name}/mean": mean.means(f"{meaning}: {PER_SEQUENCE}"),
-        f"{name}/max": most.means(f"{meaning}: {WORST}"),
-    }
-    return table(rows, when=_now if name in MASKS else _default)
-
-
 NOW: dict[str, Row] = {
     "mismatch_kl/all/mean": per_token(KL).means(
         "r − 1 − log r, r = π_θ/π_rollout, so an estimate of KL(π_rollout‖π_θ); mean over the loss tokens of "
@@ -212,10 +202,7 @@ THEN: dict[str, Row] = {
     "kl_ent_ratio/mean": _over_entropy(per_row(ROW_KL)).means(
         "mismatch_kl/mean over the mean entropy of the tokens"
     ),
-    **{
-        f"{name}/mean": MASKS[name][0].means(f"{MASKS[name][2]}: {PER_SEQUENCE}")
-        for name in ("masked_mismatch_kl", "unmasked_mismatch_kl")
-    },
+    **_means({name: of for name, of in MASKS.items() if name != "is_masked"}, most=False),
     "is_masked/mean": per_token(Sum("dropped", _dropped)).means(
         "the share of loss tokens that any of the masks drops, over tokens: later versions take the "
         "mean of each sequence first"
@@ -243,8 +230,18 @@ THEN: dict[str, Row] = {
         "loss token is 1"
     ),
 }
-OF_MASKS = (entry for name, of in {**MASKS, **MASKS_OF_SIGNS}.items() for entry in _pair(name, *of))
-PRIME_LOG = base.Log("prime-rl", (*table(NOW, when=_now), *OF_MASKS, *table(THEN, when=_then)))
+ENTRIES = (
+    *table(NOW | _means(MASKS), when=_now),
+    # `ipo`, whose mask does not depend on the advantage, logs less
+    *table(
+        _means(MASKS_OF_SIGNS),
+        when=lambda preset: any(
+            rule.statistic == "prob_diff" and rule.advantage != "any" for rule in preset.reject
+        ),
+    ),
+    *table(THEN, when=lambda preset: not _now(preset)),
+)
+PRIME_LOG = base.Log("prime-rl", ENTRIES)
 
 # ---------------------------------------------------------------- configuration
 
@@ -259,7 +256,7 @@ def prime_rl(parts: Parts) -> Translation:
     parts.need(("current",), ("surrogate", "reinforce"))
     forms, remarks = (_probability_mask if parts.loss == "surrogate" else _ratio_masks)(parts)
     parts.finish()
-    named = ({TABLE + key: value for key, value in settings.items()} for settings in forms)
+    named = (config.prefixed(TABLE, settings) for settings in forms)
     snippets = tuple(one for settings in named for one in schema.older("prime-rl", "toml", settings))
     return snippets or config.cannot("bounds that its classes refuse"), remarks
 
@@ -275,16 +272,13 @@ def _probability_mask(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
     if not plain or low is None or high is None or high < 0 < low:
         config.cannot("a mask on anything but the token's probability difference, with both bounds")
     terms = {"adv_tau": 1.0, "kl_tau": 0.0}
-    if rule.advantage == "against_or_zero":
-        masks = [{"dppo_mask_low": -low, "dppo_mask_high": high}]
-    elif rule.advantage == "any":
-        masks = [{"ipo_mask_low": -low, "ipo_mask_high": high}]
-    else:
+    kind = {"against_or_zero": "dppo", "any": "ipo"}.get(rule.advantage)
+    if kind is None:
         config.cannot(f"this condition on the advantage ({rule.advantage})")
-    forms: list[Settings] = [{"type": "default", **mask, **terms} for mask in masks]
-    if rule.advantage == "any" and low == -high:
-        forms.insert(0, {"type": "ipo", "ipo_threshold": high, **terms})
-    return tuple(forms), (KL_TERM, "[loss] where the trainer runs alone")
+    forms: Forms = ({"type": "default", f"{kind}_mask_low": -low, f"{kind}_mask_high": high, **terms},)
+    if kind == "ipo" and low == -high:
+        forms = ({"type": "ipo", "ipo_threshold": high, **terms}, *forms)
+    return forms, (KL_TERM, "[loss] where the trainer runs alone")
 
 
 def _ratio_masks(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
@@ -297,9 +291,8 @@ def _ratio_masks(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
     bounds = {"token": parts.take("ratio", "token"), "geo": parts.take("ratio", "mean")}
     settings: Settings = {"ratio_type": "token" if weight.over == "token" else "sequence"}
     for name, part in {**bounds, "sequence": parts.take_veto(upper=True)}.items():
-        low, high = (part.lower, part.upper) if part else (None, None)
-        settings[f"{name}_mask_low"] = 0.0 if low is None else low
-        settings[f"{name}_mask_high"] = math.inf if high is None else high
+        low, high = config.open_bounds(*((part.lower, part.upper) if part else (None, None)))
+        settings |= {f"{name}_mask_low": low, f"{name}_mask_high": high}
     if weight.upper is not None and weight.upper > math.exp(10):
         config.cannot("a product above e^10, where it clamps the log-ratio")
     if weight.upper is not None:

@@ -129,11 +129,6 @@ def _hole(totals: Totals) -> float:
     return totals.rows * totals.read.ranges["response"][1] - totals.tokens
 
 
-def _ratio_std(totals: Totals) -> float:
-    hole = _hole(totals)
-    return std(totals(EXCESS) - hole, totals(EXCESS_SQUARED) + hole, totals.tokens + hole)
-
-
 def _padded_min(of: base.Range) -> Value:
     """Over the padded batch, where everything that is no loss token counts as 0."""
 
@@ -174,7 +169,10 @@ CORRECTIONS: dict[str, Row] = {
         "r = π_old/π_rollout with log r clamped to ±20, mean over the loss tokens before any mask or cap: "
         "not the mean weight. W&B has these names under policy/loss_metrics/, averaged over micro-batches"
     ),
-    "is_ratio_std": Value(_ratio_std, (EXCESS, EXCESS_SQUARED)).means(
+    "is_ratio_std": Value(
+        lambda p: std(p(EXCESS) - _hole(p), p(EXCESS_SQUARED) + _hole(p), p.tokens + _hole(p)),
+        (EXCESS, EXCESS_SQUARED),
+    ).means(
         "standard deviation over the whole padded batch, where everything that is no loss token counts as a "
         "ratio of 0 (here: rows × longest response of the dump, masked tokens included); so it says how much "
         "padding there is before it says how far r spreads"
@@ -278,12 +276,9 @@ def skyrl(parts: Parts) -> Translation:
     preset, rules = parts.preset, parts.preset.reject
     settings = _bypass(parts) if parts.policy == "current" else _decoupled(parts)
     parts.finish()
-    named = {ALGORITHM + key: value for key, value in settings.items()}
+    named = config.prefixed(ALGORITHM, settings)
     named["generator.sampling_params.logprobs"] = 1
-    snippets = (
-        schema.block("skyrl", "hydra", named),
-        schema.block("skyrl", "yaml", named, "as YAML"),
-    )
+    snippets = schema.block("skyrl", "hydra", named), schema.block("skyrl", "yaml", named, "as YAML")
     several = len(rules) + bool(preset.veto) > 1 or any(rule.among == "left" for rule in rules)
     return snippets, config.remarks(
         config.idle(settings) and "bounds of 1.0e-9 and 1.0e+9 are idle: log-ratios are clamped to ±20",
@@ -307,7 +302,7 @@ def _decoupled(parts: Parts) -> Settings:
         low, high = config.idle_bounds(rule.lower, rule.upper)
         found |= {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high}
     found |= _weight(parts, on_tokens) | _sequence_mask(parts, on_tokens)
-    return {**{CORRECTION + key: value for key, value in found.items()}, **_loss(parts.preset)}
+    return config.prefixed(CORRECTION, found) | _loss(parts.preset)
 
 
 def _weight(parts: Parts, on_tokens: bool) -> Settings:

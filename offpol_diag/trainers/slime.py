@@ -10,7 +10,6 @@ still divides (up to v0.2.4 it left the denominator).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -91,11 +90,12 @@ def _loss_names(rejects: bool, corrected: When) -> tuple[Entry, ...]:
 
 def _opsm(preset: Preset) -> Reject | None:
     """Return OPSM's rule as a rule on sequences for any sign of A, or None."""
-    rules = (rule for rule in preset.reject if rule.statistic == "k1" and rule.of_token)
-    plain = (
-        replace(rule, advantage="any", advantage_of="unit") for rule in rules if rule.advantage == "negative"
-    )
-    return next((rule for rule in plain if not rule.on_tokens), None)
+    for rule in preset.reject:
+        if (rule.statistic, rule.of_token, rule.advantage) == ("k1", True, "negative"):
+            plain = replace(rule, advantage="any", advantage_of="unit")
+            if not plain.on_tokens:
+                return plain
+    return None
 
 
 def _beyond(*sides: str) -> Rows:
@@ -148,10 +148,10 @@ def _band(preset: Preset, of: str) -> Reject | None:
     tis_mode is mask for an unbounded weight with a rule, which is then the first one.
     """
     bands = [rule for rule in preset.reject if rule.statistic == "ratio"]
-    rule = preset.weight
-    masks = weighs(preset) and rule is not None and rule.action == "none"
-    mine, others = (bands[:1], bands[1:]) if masks else ([], bands)
-    return next(iter(mine if of == "tis" else others), None)
+    weight = preset.weight
+    masks = weighs(preset) and weight is not None and weight.action == "none"
+    some = (bands[:1] if of == "tis" else bands[1:]) if masks else [] if of == "tis" else bands
+    return some[0] if some else None
 
 
 def _mode(preset: Preset) -> str:
@@ -179,11 +179,6 @@ def _rejects(preset: Preset) -> bool:
 def _vetoes(preset: Preset) -> bool:
     """Return whether rs_veto_threshold is set."""
     return weighs(preset) and preset.veto is not None
-
-
-def _normalizes(preset: Preset) -> bool:
-    """Return whether tis_batch_normalize is set."""
-    return weighs(preset) and preset.weight is not None and preset.weight.normalize
 
 
 def _outside(of: str, side: base.Side) -> Value:
@@ -227,8 +222,7 @@ def _ppl(name: str, of: Measure) -> Value:
 
 
 def _chi2_row(view: View) -> Tensor:
-    total = view.ratios.log_ratio("sum", SAFETY, "aggregate").values
-    return view.where_nonempty((2 * total).expm1())
+    return view.where_nonempty((2 * view.ratios.log_ratio("sum", SAFETY, "aggregate").values).expm1())
 
 
 RAW = Measure("raw weight", lambda x: x.weigh().raw.values, own=True, near=RATIO)
@@ -342,7 +336,7 @@ MIS_NAMES: dict[str, Row] = {
         "What tis_batch_normalize divides by: the mean bounded weight over tokens, or over samples at level "
         "sequence, of the mask as it came; 1 where that is at most 1e-8. The helper takes it per rank and "
         "call, here it is of the whole dump; samples without a token are 0 in the mean that is logged.",
-        _normalizes,
+        lambda preset: weighs(preset) and preset.weight is not None and preset.weight.normalize,
     ),
     "is_ratio_mean_final": _final(AFTER).means(
         "Mean of the weights that multiply the loss, after normalisation, rejected tokens included.", weighs
@@ -430,7 +424,8 @@ def _flags(parts: Parts, paths: Paths, loss: Settings) -> Snippet:
         weight = parts.take_weight("token", lower=True)
         low, high = (None, None) if weight is None else (weight.lower, weight.upper)
     parts.finish()
-    settings |= {"tis-clip": math.inf if high is None else high, "tis-clip-low": 0.0 if low is None else low}
+    low, high = config.open_bounds(low, high)
+    settings |= {"tis-clip": high, "tis-clip-low": low}
     return schema.block(paths.trainer, "flags", {**settings, **loss})
 
 

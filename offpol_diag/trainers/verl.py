@@ -399,7 +399,7 @@ def _option(spread: Spread, rule: Reject, at: int) -> dict[str, Row]:
     what = WORDS.get(str(spread.statistic), str(spread.statistic))
     sign = " k1 is −log r, so this is r too LOW." if k1 else ""
     alone = Sum(f"rule{at}", lambda view: view.mine(f"rule{at}", lambda: view.dropped_by(rule)))
-    lost_rows = Sum(f"rule{at}_rows", lambda view: (alone.of(view) > 0) + view.zeros)
+    rejected_rows = Sum(f"rule{at}_rows", lambda view: (alone.of(view) > 0) + view.zeros)
     low: Row = Value(lambda totals: 0.0, ()).means("0: the statistic has no lower threshold.")
     if k1:
         low = spread.share("low", of_rows).means(
@@ -441,7 +441,7 @@ def _option(spread: Spread, rule: Reject, at: int) -> dict[str, Row]:
             "Share of rows with a token whose value is below the lower threshold: r too HIGH."
         ),
         "masked_fraction": _mean(alone).means("Tokens that this option alone rejects, over all tokens."),
-        "seq_masked_fraction": spread.per_row(lost_rows).means(
+        "seq_masked_fraction": spread.per_row(rejected_rows).means(
             "Rows with a token that this option rejects, over rows with a token."
         ),
     }
@@ -492,19 +492,9 @@ def reject_spread(rule: Reject, generation: Generation) -> Spread:
     return Spread(rule, statistic, key, low, high, 0.0)
 
 
-def _lost(view: View) -> Tensor:
+def _rejected_tokens(view: View) -> Tensor:
     """Count the tokens that rejection (not the veto) removes, [S]."""
     return view.mine("lost", lambda: view.dropped_by(*view.preset.reject))
-
-
-def _lost_rows(divergences: bool) -> base.Rows:
-    """Rows with a rejected token; in 2025 one without a token has r = 1, and may be rejected."""
-
-    def of(view: View) -> Tensor:
-        lost = _lost(view) > 0
-        return (lost if divergences else lost | ~view.passing_sequences()) + view.zeros
-
-    return of
 
 
 def _out_of_bounds(view: View) -> Tensor:
@@ -514,11 +504,16 @@ def _out_of_bounds(view: View) -> Tensor:
 
 
 def _norm(totals: Totals) -> float:
-    norm, sums = f"{totals.preset.name}|norm", totals.read.sums
-    if norm not in sums:
-        raise base.Absent(norm)
-    mean = sums[norm] / sums[f"{norm}_units"]
+    mean = _of_preset(totals, "norm") / _of_preset(totals, "norm_units")
     return mean if mean > base.SMALLEST_NORM else 1.0
+
+
+def _of_preset(totals: Totals, name: str) -> float:
+    """Return a sum that the engine makes of each preset; absent if the dump lacks a column for it."""
+    key = f"{totals.preset.name}|{name}"
+    if key not in totals.read.sums:
+        raise base.Absent(key)
+    return totals.read.sums[key]
 
 
 OUT_OF_BOUNDS: Row = _mean(Sum("oob", _out_of_bounds)).means(
@@ -543,11 +538,16 @@ VETO: dict[str, Row] = {
 
 
 def _masked(divergences: bool) -> dict[str, Row]:
+    def rows(view: View) -> Tensor:
+        """Flag rows with a rejected token; in 2025 one without a token has r = 1, and may be rejected."""
+        rejected = _rejected_tokens(view) > 0
+        return (rejected if divergences else rejected | ~view.passing_sequences()) + view.zeros
+
     return {
-        "masked_fraction": _mean(Sum("lost", _lost)).means(
+        "masked_fraction": _mean(Sum("lost", _rejected_tokens)).means(
             "Tokens that rejection removes, over all tokens; what a veto removes besides is not in it."
         ),
-        "seq_masked_fraction": per_row(Sum("lost_rows", _lost_rows(divergences))).means(
+        "seq_masked_fraction": per_row(Sum("lost_rows", rows)).means(
             "Rows with at least one rejected token, over all rows: for rules on "
             "tokens that is not the share of rows dropped."
         ),
@@ -571,14 +571,7 @@ def _pearson(sums: Mapping[str, float], n: float) -> float:
 
 def _kept(name: str) -> Value:
     """Return a mean over the tokens kept; absent if the dump has no update."""
-
-    def of(totals: Totals) -> float:
-        sums, stem = totals.read.sums, f"{totals.preset.name}|"
-        if stem + name not in sums:
-            raise base.Absent(name)
-        return sums[stem + name] / (sums[f"{stem}kept"] + EPS)
-
-    return Value(of, ())
+    return Value(lambda totals: _of_preset(totals, name) / (_of_preset(totals, "kept") + EPS), ())
 
 
 PROBABILITIES: dict[str, Row] = {
@@ -749,8 +742,7 @@ def october(parts: Parts) -> Translation:
     parts.finish()
     drops = settings["rollout_is_veto_threshold"] or settings.get("rollout_is_mode") == "mask"
     zeroed = "in verl 0.6.0 what is dropped stays in the denominator: its weight is 0"
-    block = {f"algorithm.{key}": value for key, value in settings.items()}
-    return _translation(block, preset, drops and zeroed)
+    return _translation(config.prefixed("algorithm.", settings), preset, drops and zeroed)
 
 
 def _october_weight(parts: Parts) -> Settings:
@@ -791,7 +783,7 @@ def november(parts: Parts) -> Translation:
     settings["rollout_token_veto_threshold"] = veto.lower if veto else None
     settings["bypass_mode"] = bypass
     parts.finish()
-    return _translation({BLOCK + key: value for key, value in settings.items()}, parts.preset)
+    return _translation(config.prefixed(BLOCK, settings), parts.preset)
 
 
 def january(parts: Parts) -> Translation:
@@ -816,13 +808,13 @@ def january(parts: Parts) -> Translation:
             "a veto on one token, which is gone since 2026-01-14 (its nearest is rollout_rs=seq_max_k2)"
         )
     parts.finish()
-    block = {BLOCK + key: value for key, value in settings.items()}
+    block = config.prefixed(BLOCK, settings)
     if bypass:
         block |= {ACTOR + "use_rollout_log_probs": True, LOSS + "loss_mode": "bypass_mode"}
-        block |= {f"{LOSS}rollout_correction.{key}": value for key, value in settings.items()}
+        block |= config.prefixed(f"{LOSS}rollout_correction.", settings)
     elif parts.loss != "ppo_clip":
         block[LOSS + "loss_mode"] = MODES[parts.loss]
-        block |= {ACTOR + key: value for key, value in config.shape_settings(parts.preset, TAUS).items()}
+        block |= config.prefixed(ACTOR, config.shape_settings(parts.preset, TAUS))
         if parts.loss == "dro":
             block[LOSS + "dro_beta"] = parts.preset.shape.penalty
     rules = settings["rollout_rs"] is not None
@@ -879,9 +871,9 @@ def _january_weight(parts: Parts) -> Settings:
 def _january_rules(parts: Parts) -> Settings:
     options: dict[str, str] = {}
     for rule in tuple(parts.rules):
-        found = _option_of(rule)
-        if found and found[0] not in options and parts.take(rule.statistic, rule.over):
-            options[found[0]] = found[1]
+        option, threshold = _option_of(rule) or ("", "")
+        if option and option not in options and parts.take(rule.statistic, rule.over):
+            options[option] = threshold
     if not options:
         return {"rollout_rs": None}
     return {"rollout_rs": ",".join(options), "rollout_rs_threshold": ",".join(options.values())}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from offpol_diag.gate import beyond
 from offpol_diag.printable import printable
-from offpol_diag.report.sections.gate import title, told, word
+from offpol_diag.report.sections.gate import explained, title, word
 from offpol_diag.summary import GateVerdict
 
 MOST = 10
@@ -27,7 +27,7 @@ def annotated(verdicts: Sequence[GateVerdict]) -> Iterator[str]:
         if seen[kind] > MOST:
             continue
         tail = f" ({more} more like this: see the log)" if seen[kind] == MOST and more > 0 else ""
-        yield f"::{kind} title={escaped(_title(one), PROPERTY)}::{escaped(told(one) + tail, DATA)}"
+        yield f"::{kind} title={escaped(_title(one), PROPERTY)}::{escaped(explained(one) + tail, DATA)}"
 
 
 def _title(one: GateVerdict) -> str:

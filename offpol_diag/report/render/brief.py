@@ -126,7 +126,12 @@ def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:
     if not found:
         return []
     header = ["", "value", "band", answer.steps]
-    rows = [[tile.label, value_of(tile), tile.band, _course(tile)] for tile in found]
+    rows = []
+    for tile in found:
+        known = [value for value in tile.curve if value is not None]
+        log = tile.number.unit != "fraction" and len(known) > 1 and max(known) > 30 * min(known) > 0
+        ticks = f"{sparkline(tile.curve, log, TICKS_WIDTH):<{TICKS_WIDTH}}  {tile.ends}"
+        rows.append([tile.label, value_of(tile), tile.band, ticks if len(known) > 1 else ""])
     notes = dict.fromkeys(tile.number.note or "" for tile in found if doubted(tile.number))
     why = "; ".join(note.removeprefix("unreliable: ") for note in notes)
     return [
@@ -139,15 +144,6 @@ def value_of(tile: Tile) -> str:
     """Return a tile's value with its interval, and what stands beside it."""
     parts = (*written(tile.number), f"({tile.beside})" if tile.beside else "")
     return " ".join(part for part in parts if part) if tile.number.known else ""
-
-
-def _course(tile: Tile) -> str:
-    """Return a tile's curve, with its ends."""
-    known = [value for value in tile.curve if value is not None]
-    if len(known) < 2:
-        return ""
-    log = tile.number.unit != "fraction" and min(known) > 0 and max(known) > 30 * min(known)
-    return f"{sparkline(tile.curve, log, TICKS_WIDTH):<{TICKS_WIDTH}}  {tile.ends}"
 
 
 def _corrections(rows: Sequence[Correction], width: int, spell: Spell) -> list[str]:
@@ -186,15 +182,16 @@ def _columns(rows: Sequence[Sequence[str]], width: int, spell: Spell) -> list[st
 def sparkline(values: Sequence[float | None], log: bool = False, width: int = 32) -> str:
     """Return a sparkline of at most `width` ticks, with gaps for missing values; empty for fewer than two."""
     step = max(1, math.ceil(len(values) / width))
-    heights = [_height(value, log) for value in values[::step]]
+    heights = [
+        None
+        if value is None or not math.isfinite(value) or (log and value <= 0)
+        else math.log10(value)
+        if log
+        else value
+        for value in values[::step]
+    ]
     known = [height for height in heights if height is not None]
     if len(known) < 2:
         return ""
     low, high, top = min(known), max(known), len(TICKS) - 1
     return "".join(" " if h is None else TICKS[round(top * share(h, low, high))] for h in heights)
-
-
-def _height(value: float | None, log: bool) -> float | None:
-    if value is None or not math.isfinite(value) or (log and value <= 0):
-        return None
-    return math.log10(value) if log else value

@@ -9,7 +9,7 @@ from rich import box
 from rich.cells import cell_len
 from rich.table import Table as Grid
 
-from offpol_diag.blocks import Cell, Table
+from offpol_diag.blocks import Table
 from offpol_diag.printable import printable
 from offpol_diag.report.render.numbers import Shown, shown
 from offpol_diag.summary import Number
@@ -72,7 +72,8 @@ def fit(table: Table, width: int, stack: bool = False, all_of_it: bool = False) 
     Columns that do not fit are omitted, or with `stack` placed in a further grid below; columns of context go
     first. With `all_of_it` nothing is omitted, intervals included, and no name is broken.
     """
-    notes = _notes(table)
+    cautions = (shown(cell, terse=True).note for row in table.rows for cell in row)
+    notes = [note for note in dict.fromkeys(cautions) if note]
     full = _columns(table, notes, intervals=True, unbroken=all_of_it)
     bare = _columns(table, notes, intervals=False, unbroken=all_of_it)
     few = sum(column.numeric for column in full) <= FEW_NUMBERS and not _fits(bare, width)
@@ -113,28 +114,19 @@ def _pages(columns: Sequence[Column], width: int) -> list[Sequence[Column]]:
 
 
 def _columns(table: Table, notes: Sequence[str], intervals: bool, unbroken: bool) -> list[Column]:
-    columns = (
-        _column(header, [row[place] for row in table.rows], notes, intervals)
-        for place, header in enumerate(table.header)
-    )
-    return [replace(column, unbroken=unbroken) for column in columns]
-
-
-def _column(header: str, cells: Sequence[Cell], notes: Sequence[str], intervals: bool) -> Column:
-    texts = tuple(_written(shown(cell, terse=True), notes, intervals) for cell in cells)
-    return Column(printable(header), texts, any(isinstance(cell, int | Number) for cell in cells))
+    found = []
+    for place, header in enumerate(table.header):
+        cells = [row[place] for row in table.rows]
+        texts = tuple(_written(shown(cell, terse=True), notes, intervals) for cell in cells)
+        numeric = any(isinstance(cell, int | Number) for cell in cells)
+        found.append(Column(printable(header), texts, numeric, unbroken))
+    return found
 
 
 def _written(cell: Shown, notes: Sequence[str], intervals: bool) -> str:
     mark = f"({notes.index(cell.note) + 1})" if cell.note else ""
     parts = (cell.text, cell.interval if intervals else "", mark)
     return printable(" ".join(part for part in parts if part))
-
-
-def _notes(table: Table) -> list[str]:
-    """Return the distinct cautions of a table, in reading order."""
-    found = (shown(cell, terse=True).note for row in table.rows for cell in row)
-    return [note for note in dict.fromkeys(found) if note]
 
 
 def _grid(columns: Sequence[Column]) -> Grid:

@@ -24,6 +24,7 @@ from offpol_diag.report.sections.charts import Charts, cause
 from offpol_diag.report.sections.gate import report as gates
 from offpol_diag.report.sections.numbers import Tile, Tiles, drift
 from offpol_diag.report.sections.opening import Opening, opening
+from offpol_diag.report.sections.runs import file_name
 from offpol_diag.summary import Number, Summary
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -60,8 +61,10 @@ class Part:
 
 def render_html(summary: Summary) -> str:
     """Render the whole page; equal summaries give equal pages."""
+    kind = "Thresholds" if summary.sweep else "Off-policy mismatch"
+    kind = "Comparison" if summary.against or summary.comparison else kind
     return _page(
-        title=_title(summary),
+        title=f"{kind} · {_named(summary)} · offpol-diag",
         name=_named(summary),
         head=_head(summary),
         parts=_parts(summary),
@@ -88,19 +91,17 @@ def render_check(found: Checked) -> str:
 
 def _page(**facts: Any) -> str:
     """Fill the template."""
-    script, early = _asset("report.js"), _asset("theme.js")
-    page: str = (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            **facts,
-            policy=_policy(digest(early), digest(script)),
-            style=_asset("report.css"),
-            early=early,
-            script=script,
-            data_id=DATA_ID,
-        )
+    style, script, early = (
+        (templates_dir() / name).read_text(encoding="utf-8").strip()
+        for name in ("report.css", "report.js", "theme.js")
     )
+    hashes = " ".join(f"'sha256-{digest(one)}'" for one in (early, script))
+    policy = (  # these scripts and inline styles, and no network
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    assets = {"policy": policy, "style": style, "early": early, "script": script, "data_id": DATA_ID}
+    page: str = _environment().get_template("report.html.j2").render(**facts, **assets)
     return UNSEEN.sub("\ufffd", page)
 
 
@@ -153,17 +154,17 @@ def _view(block: Block, summary: Summary) -> Any:
         case Tiles():
             return block.lead, [(tile, *_tile(tile, summary)) for tile in block.tiles]
         case Charts():
-            telling = [one for one in block.pictures if one.telling and not opening(summary)]
-            groups = [
-                (name, [_drawn(one) for one in telling if one.group == name])
-                for name in dict.fromkeys(one.group for one in telling)
-            ]
+            opened = opening(summary) is not None
+            telling = [one for one in block.pictures if one.telling and not opened]
             rest = [_drawn(one) for one in block.pictures if one not in telling]
-            dump = f"{counted(len(rest), 'chart')} of the dump"
+            what = f"{len(rest)} charts without a finding of their own"
             return {
-                "groups": groups,
+                "groups": [
+                    (name, [_drawn(one) for one in telling if one.group == name])
+                    for name in dict.fromkeys(one.group for one in telling)
+                ],
                 "rest": rest,
-                "what": dump if opening(summary) else f"{len(rest)} charts without a finding of their own",
+                "what": f"{counted(len(rest), 'chart')} of the dump" if opened else what,
                 "bands": block.bands,
                 "tables": list(map(laid_out, block.tables)),
             }
@@ -196,8 +197,8 @@ def _head(summary: Summary) -> dict[str, Any]:
     found = opening(summary)
     if found is None:
         return {"opening": None, **_verdict(summary)}
-    gates_ = laid_out(gates(summary.gates)) if summary.gates else None
-    return _opened(found, _named(summary) if summary.against else _about(summary)) | {"gates": gates_}
+    eye = _named(summary) if summary.against else _eye(summary)
+    return _opened(found, eye) | {"gates": laid_out(gates(summary.gates)) if summary.gates else None}
 
 
 def _opened(found: Opening, eye: str) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def _opened(found: Opening, eye: str) -> dict[str, Any]:
     }
 
 
-def _about(summary: Summary) -> str:
+def _eye(summary: Summary) -> str:
     return about(summary).replace(": ", " · ", 1).replace(", ", " · ")
 
 
@@ -227,15 +228,15 @@ def _verdict(summary: Summary) -> dict[str, Any]:
     found, k3 = answer(summary), summary.metrics.get(f"{drift(summary)}k3", Number())
     lead, colon, rest = found.headline[0].partition(": ")
     rest, bracket, interval = rest.partition(" [")
-    told = "" if found.bug or summary.diagnosis is None else summary.diagnosis.headline
+    diagnosed = "" if found.bug or summary.diagnosis is None else summary.diagnosis.headline
     evidence = cause(summary)
     return {
-        "eye": _about(summary),
+        "eye": _eye(summary),
         "sev": _calm(lead) if colon else "",
         "h1": rest if colon else lead,
         "interval": bracket.strip() + interval,
         "tone": found.tone,
-        "lede": " ".join(one for one in (*found.headline[1:], told) if one),
+        "lede": " ".join(one for one in (*found.headline[1:], diagnosed) if one),
         "cautions": found.cautions,
         "answer": found,
         "meter": _meter(summary, k3),
@@ -280,12 +281,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "breakable": breakable,
-        "unbroken": _unbroken,
-        "cell": shown,
-        "forms": forms,
-    }
+    environment.filters |= {"breakable": breakable, "unbroken": _unbroken, "cell": shown, "forms": forms}
     return environment
 
 
@@ -297,35 +293,6 @@ def _unbroken(text: str) -> Any:
     return Markup(_CODE.sub(r"<code>\1</code>", whole))
 
 
-def _asset(name: str) -> str:
-    return (templates_dir() / name).read_text(encoding="utf-8").strip()
-
-
-def _policy(*digests: str) -> str:
-    """Return a content security policy that allows these scripts and inline styles, and no network."""
-    hashes = " ".join(f"'sha256-{one}'" for one in digests)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _title(summary: Summary) -> str:
-    kind = (
-        "Comparison"
-        if summary.against or summary.comparison
-        else "Thresholds"
-        if summary.sweep
-        else "Off-policy mismatch"
-    )
-    return f"{kind} · {_named(summary)} · offpol-diag"
-
-
 def _named(summary: Summary) -> str:
     dumps = [summary.dump, *([summary.against.b.dump] if summary.against else [])]
-    return " against ".join(
-        PurePath(one.files[0]).name + (f" and {len(one.files) - 1} more" if len(one.files) > 1 else "")
-        if one.files
-        else "a dump"
-        for one in dumps
-    )
+    return " against ".join(map(file_name, dumps))

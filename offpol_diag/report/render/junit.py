@@ -15,7 +15,7 @@ import re
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from offpol_diag.printable import printable
-from offpol_diag.report.sections.gate import bound, title, told
+from offpol_diag.report.sections.gate import bound, explained, title
 from offpol_diag.summary import GateVerdict, Summary
 
 SUITE = "offpol-diag gate"
@@ -37,7 +37,7 @@ def render_junit(summary: Summary) -> str:
 
 def _case(verdict: GateVerdict) -> TestCase:
     case = TestCase(_legal(f"{title(verdict)} {bound(verdict)}"), classname="offpol_diag.gate")
-    text = _legal(told(verdict))
+    text = _legal(explained(verdict))
     if verdict.passed is True:
         case.system_out = text
         return case

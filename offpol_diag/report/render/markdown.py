@@ -12,7 +12,7 @@ from offpol_diag.check import Checked
 from offpol_diag.numerals import say, written
 from offpol_diag.printable import printable, printable_lines
 from offpol_diag.report.render.brief import value_of
-from offpol_diag.report.render.numbers import Shown, footnotes, shown
+from offpol_diag.report.render.numbers import footnotes, shown
 from offpol_diag.report.sections import check, sections
 from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.gate import gate, report
@@ -32,7 +32,7 @@ def render_markdown(summary: Summary) -> str:
     """Render gates, the answer, and the tables behind it in folds, in at most `LIMIT` bytes."""
     parts = [
         "# offpol-diag",
-        *(text for section in _gate(summary) for text in _section(section)),
+        *(_gate(summary) if summary.gates else ()),
         *(_answer(summary) if not short(summary) else ()),
         *(_block(block) for section in short(summary) for block in section.blocks),
         *(fold for section in sections(summary) for fold in _folds(section)),
@@ -78,12 +78,10 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(map(_row, lines)) if rows else ""
 
 
-def _gate(summary: Summary) -> list[Section]:
-    """Return the gate's section, if bounds were given; it comes first."""
-    if not summary.gates:
-        return []
+def _gate(summary: Summary) -> list[str]:
+    """Return the verdict of the gate and its bounds, which come first."""
     head, *_ = gate(summary.gates).blocks
-    return [Section("gate", "Gate", (head, report(summary.gates, whole=False)))]
+    return ["## Gate", _block(head), _block(report(summary.gates, whole=False))]
 
 
 def _folds(section: Section) -> list[str]:
@@ -113,10 +111,6 @@ def _within(pieces: Iterable[str]) -> list[str]:
     return kept
 
 
-def _section(section: Section) -> list[str]:
-    return [f"## {escaped(section.title)}", *(text for block in section.blocks if (text := _block(block)))]
-
-
 def _block(block: Block) -> str:
     if isinstance(block, Text):
         return escaped(block.text)
@@ -136,20 +130,17 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _table(table: Table) -> str:
-    lines = (table.header, tuple("---" for _ in table.header))
-    head = "\n".join(_row(line) for line in lines)
     cells = [[shown(cell) for cell in row] for row in table.rows]
-    marks = footnotes(cells)
-    body = "\n".join(_row(tuple(_cell(cell, marks) for cell in row)) for row in cells)
-    footed = (*(f"({number}) {note}" for note, number in marks.items()), *table.notes)
+    marks = {note: f"({number})" for note, number in footnotes(cells).items()}
+    rows = [
+        [" ".join(filter(None, (one.text, one.interval, marks.get(one.note, "")))) for one in row]
+        for row in cells
+    ]
+    footed = (*(f"{mark} {note}" for note, mark in marks.items()), *table.notes)
     notes = "".join(f"\n\n{escaped(note)}" for note in footed)
     caption = f"**{escaped(table.caption)}**\n\n" if table.caption else ""
-    return f"{caption}{head}\n{body}{notes}"
-
-
-def _cell(cell: Shown, marks: dict[str, int]) -> str:
-    mark = f"({marks[cell.note]})" if cell.note else ""
-    return escaped(" ".join(part for part in (cell.text, cell.interval, mark) if part))
+    head = "\n".join(map(_row, (table.header, ["---"] * len(table.header))))
+    return "\n".join((caption + head, *(_row([*map(escaped, row)]) for row in rows))) + notes
 
 
 def _row(cells: Sequence[str]) -> str:

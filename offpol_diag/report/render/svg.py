@@ -30,6 +30,7 @@ TURNED, MOST_TURNED, LONGEST = 42, 24, 16
 """Room below for names that are turned, how many may be, and their characters."""
 SPECK, MUCH = 6, 60
 """Pixels that a text may cover, and from which it rather stands farther away."""
+Point = tuple[float, float]
 Spot = tuple[float, float, str]
 """Where a text stands, and which of its ends: x, y, anchor."""
 HEATS = 7
@@ -51,6 +52,9 @@ class _Drawing:
         self.height = (TALL if panel.tall else HEIGHT) + (TURNED if self.turned else 0)
         self.bottom = self.height - BOTTOM - (TURNED if self.turned else 0)
         self.hover: list[tuple[float, float, str]] = []
+        self.points = [
+            [self.point(a, b) for a, b in zip(layer.x, layer.y, strict=True)] for layer in panel.layers
+        ]
         self.ink = self.drawn_over()
 
     def across(self, place: float) -> float:
@@ -61,13 +65,11 @@ class _Drawing:
 
     def svg(self, label: str) -> str:
         parts = [*self.tints(), *self.heat(), *self.grid()]
-        for layer in self.panel.layers:
-            parts += self.layer(layer)
+        for layer, points in zip(self.panel.layers, self.points, strict=True):
+            parts += self.layer(layer, points)
         parts += [*self.lines(), *self.names()]
-        head = (
-            f'<svg class="pic" viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(label)}">'
-        )
-        return head + "".join(parts) + "</svg>"
+        box = f'viewBox="0 0 {WIDTH} {self.height}"'
+        return f'<svg class="pic" {box} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
     def tints(self) -> Iterable[str]:
         for tint in self.panel.tints:
@@ -75,15 +77,10 @@ class _Drawing:
             if low - high > 0.5:
                 yield _box(f"z{TONES.index(tint.tone) + 1}", LEFT, high, self.right - LEFT, low - high)
                 if tint.name and low - high > 15:
-                    places = [
-                        (self.right - 4, "end"),
-                        (LEFT + 4, "start"),
-                        ((LEFT + self.right) / 2, "middle"),
-                    ]
-                    found = [
-                        (x, y, anchor) for x, anchor in places for y in (high + 13, (high + low) / 2 + 4)
-                    ]
-                    yield self.text("n halo", tint.name, found)
+                    middle = (LEFT + self.right) / 2
+                    places = ((self.right - 4, "end"), (LEFT + 4, "start"), (middle, "middle"))
+                    ups = (high + 13, (high + low) / 2 + 4)
+                    yield self.text("n halo", tint.name, [(x, y, at) for x, at in places for y in ups])
 
     def heat(self) -> Iterable[str]:
         heat = self.panel.heat
@@ -131,9 +128,8 @@ class _Drawing:
         if self.panel.x_title:
             yield _text("t", self.right, self.height - 5, f"{self.panel.x_title} →", "end")
 
-    def layer(self, layer: Layer) -> Iterable[str]:
+    def layer(self, layer: Layer, points: Sequence[Point | None]) -> Iterable[str]:
         c = f"c{COLOURS.index(layer.colour)}"
-        points = [self.point(a, b) for a, b in zip(layer.x, layer.y, strict=True)]
         self.hover += [
             (point[0], point[1], said(layer, self.panel, place))
             for place, point in enumerate(points)
@@ -154,13 +150,12 @@ class _Drawing:
         if layer.kind in ("line", "steps"):
             dash = " th" if layer.dashed else ""
             for line in _runs(points):
-                yield _path(f"l {c}{dash}", "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in line))
+                yield _line(f"l {c}{dash}", line)
         if layer.kind != "steps" and (layer.kind == "points" or len(points) <= 16) and not layer.dashed:
             for place, point in enumerate(points):
                 if point:
-                    hollow = layer.hollow and layer.hollow[place]
-                    look = "h" if hollow else "d"
-                    yield f'<circle class="{look} {c}" cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="3.6"/>'
+                    look = "h" if layer.hollow and layer.hollow[place] else "d"
+                    yield _dot(f"{look} {c}", *point, "3.6")
 
     def bars(self, layer: Layer, c: str) -> Iterable[str]:
         for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True)):
@@ -184,13 +179,11 @@ class _Drawing:
                 found[-1].append((top, bottom))
         return [[*(a for a, _ in run), *(b for _, b in run[::-1])] for run in found if len(run) > 1]
 
-    def point(self, x: float, y: float | None) -> tuple[float, float] | None:
+    def point(self, x: float, y: float | None) -> Point | None:
         a, b = self.x.at(x), self.y.at(y)
-        return (
-            None
-            if a is None or b is None
-            else (self.across(a), self.up(min(max(b, self.y.low), self.y.high)))
-        )
+        if a is None or b is None:
+            return None
+        return self.across(a), self.up(min(max(b, self.y.low), self.y.high))
 
     def text(self, look: str, text: str, near: Sequence[Spot], far: Sequence[Spot] = ()) -> str:
         """Write a text at the first place where it covers next to nothing, else where it covers least."""
@@ -199,11 +192,8 @@ class _Drawing:
             covered = [int(self.ink[top:low, left:right].sum()) for left, top, right, low in boxes]
             if covered and min(covered) <= most:
                 break
-        best = (
-            covered.index(min(covered))
-            if most != SPECK
-            else next(i for i, n in enumerate(covered) if n <= most)
-        )
+        enough = SPECK if most == SPECK else min(covered)
+        best = next(i for i, n in enumerate(covered) if n <= enough)
         left, top, right, low = boxes[best]
         self.ink[top:low, left:right] = 9
         return _text(look, places[best][0], places[best][1], text, places[best][2])
@@ -213,47 +203,36 @@ class _Drawing:
         import numpy as np
 
         ink = np.zeros((self.height, WIDTH), dtype=np.int32)
-        for layer in self.panel.layers:
-            points = [self.point(a, b) for a, b in zip(layer.x, layer.y, strict=True)]
+        for layer, points in zip(self.panel.layers, self.points, strict=True):
             for (x0, y0), (x1, y1) in (pair for run in _runs(points) for pair in pairwise(run)):
                 many = int(max(abs(x1 - x0), abs(y1 - y0))) + 2
                 ink[np.linspace(y0, y1, many).astype(int), np.linspace(x0, x1, many).astype(int)] = 1
             for x, y in (point for point in points if point and layer.kind != "steps"):
                 low = int(self.bottom) if layer.kind == "bars" else int(y) + 4
                 ink[max(int(y) - 3, 0) : low, max(int(x) - 3, 0) : int(x) + 4] = 1
-        for at in (self.x.at(one) for one, _ in self.panel.uprights):
-            if at is not None and self.x.low <= at <= self.x.high:
-                ink[TOP : int(self.bottom), int(self.across(at))] = 1
-        for at in (self.y.at(one) for one, _ in self.panel.levels):
-            if at is not None and self.y.low <= at <= self.y.high:
-                ink[int(self.up(at)), LEFT : self.right] = 1
+        for at, _ in self.x.within(self.panel.uprights):
+            ink[TOP : int(self.bottom), int(self.across(at))] = 1
+        for at, _ in self.y.within(self.panel.levels):
+            ink[int(self.up(at)), LEFT : self.right] = 1
         return ink
 
     def lines(self) -> Iterable[str]:
-        for level_, name in self.panel.levels:
-            place = self.y.at(level_)
-            if place is not None and self.y.low <= place <= self.y.high:
-                up = self.up(place)
-                yield _path("u", f"M{LEFT} {up:.1f}H{self.right}")
-                ends = [(LEFT + 4, "start"), (self.right - 4, "end")]
-                yield self.text("n halo", name, [(x, y, at) for y in (up - 4, up + 14) for x, at in ends])
-        for upright, name in self.panel.uprights:
-            place = self.x.at(upright)
-            if place is not None and self.x.low <= place <= self.x.high:
-                at, wide = self.across(place), 6.5 * len(name)
-                sides = [(at + 5, "start")] * (at + wide < self.right) + [(at - 5, "end")] * (
-                    at - wide > LEFT
-                )
-                downs = (TOP + 12, TOP + 27, self.bottom - 8)
-                yield _path("u", f"M{at:.1f} {TOP}V{self.bottom}")
-                yield self.text(
-                    "n halo", name, [(x, y, side) for y in downs for x, side in sides or [(at, "end")]]
-                )
+        for place, name in self.y.within(self.panel.levels):
+            up = self.up(place)
+            yield _path("u", f"M{LEFT} {up:.1f}H{self.right}")
+            ends = [(LEFT + 4, "start"), (self.right - 4, "end")]
+            yield self.text("n halo", name, [(x, y, side) for y in (up - 4, up + 14) for x, side in ends])
+        for place, name in self.x.within(self.panel.uprights):
+            at, wide = self.across(place), 6.5 * len(name)
+            sides = [(at + 5, "start")] if at + wide < self.right else []
+            sides += [(at - 5, "end")] if at - wide > LEFT else []
+            downs = (TOP + 12, TOP + 27, self.bottom - 8)
+            yield _path("u", f"M{at:.1f} {TOP}V{self.bottom}")
+            yield self.text("n halo", name, [(x, y, s) for y in downs for x, s in sides or [(at, "end")]])
 
     def names(self) -> Iterable[str]:
         """Write each line's name beside one of its points, above or below."""
-        for layer in self.panel.layers:
-            points = [self.point(a, b) for a, b in zip(layer.x, layer.y, strict=True)]
+        for layer, points in zip(self.panel.layers, self.points, strict=True):
             known = [point for point in points if point]
             if not (layer.named and layer.name and known) or layer.kind == "bars":
                 continue
@@ -295,13 +274,9 @@ def level(count: int, most: int) -> int:
     return 0 if most <= 1 else min(HEATS - 1, int(math.log(count) / math.log(most) * HEATS))
 
 
-def _runs(points: Sequence[tuple[float, float] | None]) -> list[list[tuple[float, float]]]:
-    runs: list[list[tuple[float, float]]] = [[]]
-    for point in points:
-        if point is None:
-            runs.append([])
-        else:
-            runs[-1].append(point)
+def _runs(points: Sequence[Point | None]) -> list[list[Point]]:
+    """Split points where one is missing; a single one is no run."""
+    runs = ([one for one in run if one] for there, run in groupby(points, bool) if there)
     return [run for run in runs if len(run) > 1]
 
 
@@ -317,6 +292,14 @@ def _thinned(axis: Axis) -> list[tuple[float, str]]:
 
 def _path(look: str, d: str) -> str:
     return f'<path class="{look}" d="{d}"/>'
+
+
+def _line(look: str, points: Iterable[Point]) -> str:
+    return _path(look, "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points))
+
+
+def _dot(look: str, x: float, y: float, radius: str) -> str:
+    return f'<circle class="{look}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
 
 
 def _box(look: str, x: float, y: float, width: float, height: float) -> str:
@@ -336,13 +319,8 @@ def spark(
 ) -> Markup:
     """Draw a curve by step, with the band that its last point is in."""
     wide, high = 240, 46
-    panel = Panel(
-        "",
-        "",
-        (Layer("", tuple(map(float, range(len(values)))), tuple(values), "slate"),),
-        y_scale="log" if log else "linear",
-    )
-    y = y_axis(panel)
+    layer = Layer("", range(len(values)), values, "slate")
+    y = y_axis(Panel("", "", (layer,), y_scale="log" if log else "linear"))
     span = max(len(values) - 1, 1)
     points = [
         None if (up := y.share(value)) is None else (3 + 230 * place / span, high - 5 - up * (high - 9))
@@ -355,9 +333,9 @@ def spark(
             for end, first in ((top, False), (low, True))
         ]
         parts.append(_box(f"z{TONES.index(tone) + 1}", 3, ends[0], 230, max(ends[1] - ends[0], 0)))
-    parts += [_path("l sp", "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in run)) for run in _runs(points)]
+    parts += [_line("l sp", run) for run in _runs(points)]
     last = next((point for point in reversed(points) if point), None)
-    parts += [f'<circle class="spd" cx="{last[0]:.1f}" cy="{last[1]:.1f}" r="3.2"/>'] if last else []
+    parts += [_dot("spd", *last, "3.2")] if last else []
     return Markup(f'<svg class="spark" viewBox="0 0 {wide} {high}" aria-hidden="true">{"".join(parts)}</svg>')
 
 
@@ -391,11 +369,8 @@ def meter(
     if synced and abs(at(synced[0], True) - here) > 190:
         there = at(max(synced[0], low), True)
         parts.append(f'<circle class="m0" cx="{there:.1f}" cy="33" r="5"/>')
-        parts.append(
-            _text(
-                "n", there, 16, f"weights in sync (lag 0) {synced[1]}", "start" if there < 150 else "middle"
-            )
-        )
+        anchor = "start" if there < 150 else "middle"
+        parts.append(_text("n", there, 16, f"weights in sync (lag 0) {synced[1]}", anchor))
     label = f"K3 KL on a logarithmic scale with named bands: this dump {said}"
     head = f'<svg class="meter" viewBox="0 0 1120 74" role="img" aria-label="{escape(label)}">'
     return Markup(f"{head}{''.join(parts)}</svg>")

@@ -102,14 +102,8 @@ def _look(cell: Shown, head: str, plain: Sequence[Kind]) -> str:
     """Return the class and tooltip attributes of a cell."""
     prose = cell.kind == "text" and len(cell.text) > LONG
     kind = ' class="text prose"' if prose else "" if cell.kind in plain else f' class="{cell.kind}"'
-    said = _beyond(head, cell)
+    said = " · ".join(filter(None, (cell.meaning if cell.meaning != head else "", cell.bound)))
     return f'{kind} title="{_safe(said)}"' if said else kind
-
-
-def _beyond(head: str, cell: Shown) -> str:
-    """Return the parts of a cell's tooltip that its column's header lacks."""
-    said = (cell.meaning if cell.meaning != head else "", cell.bound)
-    return " · ".join(part for part in said if part)
 
 
 def _beside(cell: Shown, marks: Mapping[str, int]) -> str:

@@ -22,7 +22,7 @@ from offpol_diag.blocks import plain as basic
 from offpol_diag.check import Checked
 from offpol_diag.printable import disarmed, printable
 from offpol_diag.report.render.brief import plain, print_answer, sparkline
-from offpol_diag.report.render.columns import Fitted, fit
+from offpol_diag.report.render.columns import fit
 from offpol_diag.report.render.dots import dots
 from offpol_diag.report.sections import sections
 from offpol_diag.report.sections.answer import answer, headline
@@ -93,7 +93,8 @@ def terminal(
     if quiet and not verbose:
         return line(headline(summary)[0] if of_one else _first(short(summary)))
     if not of_one:
-        return draw(_asked(summary) if verbose else short(summary), console)
+        names = ("sweep",) if summary.sweep is not None else ("diagnosis", "comparison", "runs")
+        return draw(sections(summary, names) if verbose else short(summary), console)
     with console.capture() as drawn:
         print_answer(answer(summary), console)
     text = "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])
@@ -102,12 +103,6 @@ def terminal(
     config = summary.recommendation and summary.recommendation.config
     asked = Code("The configuration, ready to paste", config) if config else None
     return text + (draw([Section("config", "", (asked,))], console) if asked else "")
-
-
-def _asked(summary: Summary) -> list[Section]:
-    """Return the sections on what was compared or swept in full."""
-    names = ("sweep",) if summary.sweep is not None else ("diagnosis", "comparison", "runs")
-    return list(sections(summary, names))
 
 
 def _first(found: Sequence[Section]) -> str:
@@ -185,20 +180,17 @@ def _table(block: Table, canvas: Canvas) -> None:
     canvas.print(Line(f"\n{printable(block.caption)}") if block.caption else Line())
     for grid in fitted.grids:
         canvas.console.print(grid)
-    for remark in _remarks(block, fitted):
-        canvas.print(Line(printable(remark), style="dim"))
-
-
-def _remarks(block: Table, fitted: Fitted) -> list[str]:
-    intervals = ["the intervals"] if fitted.without_intervals else []
-    missing = [*fitted.dropped, *intervals]
+    missing = [*fitted.dropped, *(["the intervals"] if fitted.without_intervals else [])]
     left_out = [f"Left out for want of width: {', '.join(missing)}."] if missing else []
-    return [*fitted.notes, *block.notes, *left_out]
+    for remark in (*fitted.notes, *block.notes, *left_out):
+        canvas.print(Line(printable(remark), style="dim"))
 
 
 def _figure(block: Figure, canvas: Canvas) -> None:
     if block.marks:
-        _dots(block, canvas)
+        canvas.print(Line(f"\n{printable(block.title)}"))
+        for line in dots(block, canvas.console.width):
+            canvas.console.print(Line(printable(line)), soft_wrap=True)
         return
     spark = sparkline(block.series[0].y, block.y_log) if block.series else ""
     if spark:
@@ -208,12 +200,6 @@ def _figure(block: Figure, canvas: Canvas) -> None:
         canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {printable(f'{block.title}: {ends}')}"))
     if block.caption:
         canvas.print(Line(f"{printable(block.caption)}\n", style="dim"))
-
-
-def _dots(block: Figure, canvas: Canvas) -> None:
-    canvas.print(Line(f"\n{printable(block.title)}"))
-    for line in dots(block, canvas.console.width):
-        canvas.console.print(Line(printable(line)), soft_wrap=True)
 
 
 DRAW: Mapping[type[Block], Callable[[Any, Canvas], None]] = {

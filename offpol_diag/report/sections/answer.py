@@ -132,11 +132,13 @@ def answer(summary: Summary) -> Answer:
     causes = summary.diagnosis.causes if summary.diagnosis else []
     found, steps = tiles(summary), steps_of(summary)
     row = band("k3", summary.metrics.get(f"{prefix}k3", Number()))
-    corrections = () if bug else _corrections(summary)
+    ranked = None if bug else given
+    corrections = _corrections(summary, ranked) if ranked else ()
     named = given is not None and given.method in summary.presets and not given.settings
     more = f"All {len(summary.presets)} presets: -v." if len(summary.presets) > len(corrections) > 0 else ""
-    own = dict(configs(summary)).get(trainer_of(summary), "")
-    config = "" if bug or given is None else given.config or forms(own)[0]
+    every = _configs(summary, ranked) if ranked else ()
+    own = dict(every).get(trainer_of(summary), "")
+    config = (ranked.config or forms(own)[0]) if ranked else ""
     checked, evidence = checks(summary), _evidence(summary)
     sure = () if bug or given is None else tuple(filter(None, (LABELS.get(given.label or ""), *tie(given))))
     return Answer(
@@ -153,12 +155,12 @@ def answer(summary: Summary) -> Answer:
         action=_action(given, causes, bug) if given else "",
         why=given.sentence if given else "",
         rule=summary.presets[given.method].method if named and given and given.method else "",
-        weights=() if bug else _weights(summary),
-        configs=() if bug else configs(summary),
+        weights=_weights(summary, ranked) if ranked else (),
+        configs=every,
         config=config,
-        preset=command(given.method, given.settings) if given and given.method and not bug else "",
+        preset=command(ranked.method, ranked.settings) if ranked and ranked.method else "",
         sure=sure,
-        reasons=() if bug or given is None else _reasons(given),
+        reasons=_reasons(ranked) if ranked else (),
         facts=tuple(fact for fact in _facts(summary, checked, evidence, sure) if fact[1]),
         tiles=found,
         steps=f"steps {steps[0]} to {steps[-1]}" if any(tile.curve for tile in found) else "",
@@ -339,10 +341,9 @@ def _effect(summary: Summary, given: Recommendation) -> str:
     return ", ".join(parts)
 
 
-def _weights(summary: Summary) -> Weights | tuple[()]:
+def _weights(summary: Summary, given: Recommendation) -> Weights | tuple[()]:
     """Return the weights without correction, under the method and under the runner-up, where known."""
-    given = summary.recommendation
-    if given is None or not given.title or given.title not in given.numbers:
+    if not given.title or given.title not in given.numbers:
         return ()
     names = [name for name in (given.title, given.runner_up or "") if name in given.numbers]
     known, prefix = summary.metrics, drift(summary)
@@ -353,10 +354,9 @@ def _weights(summary: Summary) -> Weights | tuple[()]:
     return ("uncorrected", *names), tuple(row for row in rows if any(one and one.value for one in row[1]))
 
 
-def configs(summary: Summary) -> tuple[tuple[str, str], ...]:
+def _configs(summary: Summary, given: Recommendation) -> tuple[tuple[str, str], ...]:
     """Return the recommendation in the syntax of each trainer that can say it, the dump's own first."""
-    given = summary.recommendation
-    if given is None or not given.method:
+    if not given.method:
         return ()
     own = trainer_of(summary)
     known = [name for name in TRAINERS if expressible(given.method, given.settings, name)]
@@ -491,10 +491,9 @@ def findings(summary: Summary) -> tuple[str, ...]:
 # ---------------------------------------------------------------- corrections and commands
 
 
-def _corrections(summary: Summary) -> tuple[Correction, ...]:
+def _corrections(summary: Summary, given: Recommendation) -> tuple[Correction, ...]:
     """Return the recommended rule, the runner-up and the usual rules of whole sequences."""
-    given = summary.recommendation
-    if given is None or not given.title:
+    if not given.title:
         return ()
     some = [(given.title, given.numbers.get(given.title, {}), "recommended")]
     if given.runner_up:

@@ -9,10 +9,9 @@ from offpol_diag.bands import Tone
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.check import Checked, Finding, MetricCheck
 from offpol_diag.check.result import UNKNOWN, apart
-from offpol_diag.numerals import counted, say
-from offpol_diag.report.picture import Layer, Panel, Picture
+from offpol_diag.numerals import counted, rounded
+from offpol_diag.report.picture import Kind, Layer, Panel, Picture
 from offpol_diag.report.sections.opening import Fact, Opening
-from offpol_diag.summary import Number
 
 MOST_NAMES, MOST_ROWS = 4, 12
 """Names in a list, and steps drawn in a terminal."""
@@ -45,12 +44,11 @@ def reasons(found: Checked, one: Finding) -> tuple[str, ...]:
     points = sum(len(names[name].different) - len(odd.get(name, ())) for name in one.metrics)
     lines = [f"What to do: {one.fix[0].lower()}{one.fix[1:]}"]
     if one.variant not in (None, "not_finite"):
-        every = f"all {points} points" if points > 1 else "the one point"
-        every += " that differ" if points > 1 else " that differs"
+        every = f"all {points} points that differ" if points > 1 else "the one point that differs"
         lines.append(f"That reproduces {_listed(one.metrics)} at {every}.")
     lines += [f"{name} is NaN or infinite at {_ranges(steps)}." for name, steps in odd.items()][:MOST_NAMES]
     if one.nearest and one.leaves is not None:
-        left = say(Number(value=one.leaves, unit="share"))
+        left = rounded(one.leaves, "share")
         lines.append(f"Nearest ({one.nearest}, leaving {left} of the difference): {one.nearest_text}.")
     if one.also:
         lines.append(f"On this dump {_listed(one.also)} would be the same.")
@@ -61,9 +59,8 @@ def notes(found: Checked) -> tuple[str, ...]:
     """Return how the comparison was made, and what was not compared."""
     lines = []
     if found.chosen:
-        lines.append(
-            f"Of {found.trainer}'s presets {found.preset} reproduces the most; --preset names another."
-        )
+        most = f"Of {found.trainer}'s presets {found.preset} reproduces the most"
+        lines.append(f"{most}; --preset names another.")
     parts = [f"micro-batches of {found.micro_batch}"] if found.micro_batch else []
     parts += [counted(found.dp, "rank")] if found.dp else []
     if parts:
@@ -145,21 +142,16 @@ def opening(found: Checked) -> Opening:
 def picture(one: MetricCheck) -> Picture:
     """Return a metric's logged curve beside the dump's, and the difference."""
     steps = tuple(float(point.step) for point in one.points)
-    logged, expected = tuple(point.logged for point in one.points), tuple(p.expected for p in one.points)
-    kind = "line" if len(steps) > 1 else "points"
-    off = tuple(None if p.logged is None else p.logged - p.expected for p in one.points)
+    kind: Kind = "line" if len(steps) > 1 else "points"
+    expected = Layer(
+        "the dump says", steps, [p.expected for p in one.points], "blue", kind, dashed=True, at=0
+    )
+    logged = Layer("logged", steps, [p.logged for p in one.points], "orange", kind)
+    gaps = [None if p.logged is None else p.logged - p.expected for p in one.points]
+    off = Layer("", steps, gaps, "slate", "points")
     panels = (
-        Panel(
-            "training step",
-            one.name,
-            (
-                Layer("the dump says", steps, expected, "blue", kind, dashed=True, at=0),  # type: ignore[arg-type]
-                Layer("logged", steps, logged, "orange", kind),  # type: ignore[arg-type]
-            ),
-        ),
-        Panel(
-            "training step", "logged − dump", (Layer("", steps, off, "slate", "points"),), levels=((0.0, ""),)
-        ),
+        Panel("training step", one.name, (expected, logged)),
+        Panel("training step", "logged − dump", (off,), levels=((0.0, ""),)),
     )
     return Picture(f"check-{one.name.replace('/', '-')}", "", _title(one), one.text or "", panels, wide=True)
 
@@ -214,7 +206,7 @@ def _off(one: MetricCheck) -> str:
     times = abs(at.logged / at.expected)
     if times > 10:
         return f"{times:,.0f} times" if times < 1e9 else ""
-    return say(Number(value=abs(at.logged / at.expected - 1), unit="share"))
+    return rounded(abs(at.logged / at.expected - 1), "share")
 
 
 def _steps(found: Checked) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offpol_diag.blocks import Block, Section, Text, Tone, Verdict
+from offpol_diag.blocks import Block, Section, Text, Tone, Verdict, filled
 from offpol_diag.numerals import count, counted, say, say_value
 from offpol_diag.summary import After, Cause, Diagnosis, DumpFacts, Number, Numbers, Summary
 
@@ -20,8 +20,8 @@ def diagnosis(summary: Summary) -> Section | None:
     own = summary.diagnosis, summary.dump, summary.metrics
     other = summary.against
     if other is None:
-        told = _blocks(*own)
-        blocks = (*told[:1], *_skipped(summary), *told[1:])
+        conclusion, *rest = _blocks(*own) or (None,)
+        blocks = filled(conclusion, _skipped(summary), *rest)
     else:
         theirs = {one.name: one.b for one in other.contrasts}
         blocks = (*_blocks(*own, "A: "), *_blocks(other.b.diagnosis, other.b.dump, theirs, "B: "))
@@ -33,13 +33,13 @@ def is_bug(summary: Summary) -> bool:
     return summary.diagnosis is not None and summary.diagnosis.verdict == "bug"
 
 
-def _skipped(summary: Summary) -> tuple[Block, ...]:
+def _skipped(summary: Summary) -> Verdict | None:
     skipped = summary.dump.skipped
     if not skipped.count:
-        return ()
+        return None
     rows = "1 row was" if skipped.count == 1 else f"{count(skipped.count)} rows were"
     text = f"{rows} skipped as bad; no number here covers them."
-    return (Verdict("Skipped rows", text, "warn", tuple(skipped.examples)),)
+    return Verdict("Skipped rows", text, "warn", tuple(skipped.examples))
 
 
 def _blocks(given: Diagnosis | None, dump: DumpFacts, metrics: Numbers, run: str = "") -> tuple[Block, ...]:
@@ -55,12 +55,12 @@ def _blocks(given: Diagnosis | None, dump: DumpFacts, metrics: Numbers, run: str
             head = (f"Cause: {cause.id}", *detail)
         else:
             blocks.append(Verdict(f"Cause {place}, {cause.id}", cause.statement, KINDS[cause.kind], detail))
-    return (
+    return filled(
         Verdict(f"{run}{label}", _clause(given.headline), tone, head),
         *blocks,
-        *_sampled(given, dump),
-        *_listed("Ruled out", given.ruled_out),
-        *_listed("Cannot be decided from this dump", given.undecidable),
+        _sampled(given, dump),
+        _listed("Ruled out", given.ruled_out),
+        _listed("Cannot be decided from this dump", given.undecidable),
     )
 
 
@@ -127,18 +127,18 @@ def _after(after: After, metrics: Numbers) -> str:
 
 def _before(short: str, metrics: Numbers) -> str:
     """Return the logged value of the main drift, followed by an arrow; empty if unknown."""
-    known = (metrics.get(name, Number()) for name in (short, f"total.{short}"))
-    value = next((one for one in known if one.value is not None or one.log10 is not None), None)
+    found = (metrics.get(name, Number()) for name in (short, f"total.{short}"))
+    value = next((one for one in found if one.known), None)
     return f"{say(value.model_copy(update={'interval': None, 'note': None}))} → " if value else ""
 
 
-def _sampled(given: Diagnosis, dump: DumpFacts) -> tuple[Block, ...]:
+def _sampled(given: Diagnosis, dump: DumpFacts) -> Text | None:
     """Return how much of the dump was examined token by token, if not all of it."""
     if given.sequences is None or given.tokens is None or given.sequences >= dump.sequences:
-        return ()
+        return None
     looked = f"{counted(given.tokens, 'token')} of {counted(given.sequences, 'sequence')}"
-    return (Text(f"Looked at one by one: {looked}, of the {count(dump.sequences)} in the dump."),)
+    return Text(f"Looked at one by one: {looked}, of the {count(dump.sequences)} in the dump.")
 
 
-def _listed(title: str, lines: list[str]) -> tuple[Block, ...]:
-    return (Text(f"{title}: {'; '.join(line.rstrip('.') for line in lines)}."),) if lines else ()
+def _listed(title: str, lines: list[str]) -> Text | None:
+    return Text(f"{title}: {'; '.join(line.rstrip('.') for line in lines)}.") if lines else None

@@ -40,7 +40,7 @@ def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Sectio
     unlike = [
         one for one in sorted(verdicts, key=weight) if one.passed is not True or (one.open and beyond(one))
     ]
-    why = (*(f"{word(one)}: {told(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
+    why = (*(f"{word(one)}: {explained(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
     head = Verdict(label, tally(verdicts), tone, why)
     rows: list[tuple[Cell, ...]] = []  # without the reasons, which stand above
     for one in _chosen(verdicts):
@@ -135,7 +135,7 @@ def found(one: GateVerdict) -> Number:
     return value if value.known else value.model_copy(update={"unknown": _reason(one) or "no value"})
 
 
-def told(one: GateVerdict) -> str:
+def explained(one: GateVerdict) -> str:
     """Return the number's name, the reason, and the gate file's note."""
     return f"{title(one)}: {_reason(one)}"
 
