@@ -396,7 +396,7 @@ def passes(s: Sequence, delta: list[float], rule: Any, seen: list[bool], scope: 
     return out
 
 
-def settle(data: list[Sequence], preset: Any) -> dict[Any, Scope]:
+def scopes_of(data: list[Sequence], preset: Any) -> dict[Any, Scope]:
     """Per `step`: the rows of one step are one trainer batch, as are those without a step."""
     steps = {s.step for s in data}
     if not any(rule.over == "batch" for rule in preset.reject) and (
@@ -615,7 +615,7 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
 
     That size is what the rounding of the losses is relative to.
     """
-    scopes = settle(data, preset)
+    scopes = scopes_of(data, preset)
     done = [apply(s, preset, scopes[s.step]) for s in data]
     norms = _norms(data, done, preset)
     for s, one in zip(data, done, strict=True):

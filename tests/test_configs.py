@@ -128,7 +128,7 @@ def step(dice: random.Random, spread: float, wild: bool, q: float) -> float:
 def expected(preset: Preset) -> list[float]:
     """The textbook: what multiplies the loss of each token."""
     data = list(batch()[0])
-    scope = oracles.settle(data, preset)[None]
+    scope = oracles.scopes_of(data, preset)[None]
     done = [oracles.apply(s, preset, scope) for s in data]
     norm = oracles._norms(data, done, preset)[None]
     return [w / norm if k else 0.0 for a in done for w, k in zip(a.weights, a.kept, strict=True)]

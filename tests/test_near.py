@@ -26,7 +26,7 @@ ALL = catalogue.load().resolve("all")
 
 
 def opened(rows, folder, presets=ALL):
-    """A dump's study, what was settled, and all of it as one batch."""
+    """A dump's study, its cuts and tails, and all of it as one batch."""
     path = oracles.write(rows, folder / "dump.parquet")
     dump = open_dump([path], batch_tokens=10**6)
     study = Study.of(dump.info.columns, presets, (), 0)

@@ -39,8 +39,8 @@ def packed(rollout, old, current=None, advantages=None, lengths=None, runs=None,
     )
 
 
-def near_tokens(batch, near, settled=None):
-    return nearness.close(Ratios(batch, "rollout", settled or BatchFits()), near).tolist()
+def near_tokens(batch, near, fits=None):
+    return nearness.close(Ratios(batch, "rollout", fits or BatchFits()), near).tolist()
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 0.03, 0.5])
@@ -91,7 +91,7 @@ def test_cuts_and_tails_are_those_of_each_trainer_batch():
     delta = (batch.old - batch.rollout).numpy()
     rule, weight = Reject("k2", "batch", None, 0.02), Weight(over="token", action="psis", upper=None)
     ends = torch.tensor([0.2, 0.3], dtype=torch.float64)
-    settled = BatchFits(
+    fits = BatchFits(
         cuts={("old", rule): {"1": 1e-3, "2": math.inf}},
         tails={("old", weight): {"1": None, "2": Smooth(0.05, ends, ends)}},
     )
@@ -99,7 +99,7 @@ def test_cuts_and_tails_are_those_of_each_trainer_batch():
     first = np.arange(400) < 200
     expected = (np.abs(delta) <= 0.09) & np.where(first, delta**2 / 2 < 1e-3, delta <= 0.05)
 
-    assert near_tokens(batch, near, settled) == expected.tolist()
+    assert near_tokens(batch, near, fits) == expected.tolist()
 
 
 # ---------------------------------------------------------------- some of a batch's tokens

@@ -24,8 +24,8 @@ def no_collector():
 def test_nothing_of_a_batch_outlives_it_without_the_garbage_collector(no_collector):
     dump = open_dump(["sample_data/healthy.parquet"])
     study = Study.of(dump.info.columns, catalogue.load().resolve("all"), (), 0)
-    settled = read_ahead(Local(torch.device("cpu")), dump, Needs.of(study.presets, rewards=False)).fits
-    scene = Scene.of(next(dump.batches()), 0, 8, settled, study.near)
+    fits = read_ahead(Local(torch.device("cpu")), dump, Needs.of(study.presets, rewards=False)).fits
+    scene = Scene.of(next(dump.batches()), 0, 8, fits, study.near)
     tally = observe(study, scene)
     parts = [ratios for ratios, _ in scene.parts(study.presets[0])]
     every = [scene.ratios("old"), scene.ratios("current"), *parts]

@@ -53,7 +53,7 @@ def given(preset):
 def test_weights_and_mask_are_the_oracles(name):
     preset = BUILT_IN[name]
     data = oracles.sequences(rows())
-    scopes = oracles.settle(data, preset)
+    scopes = oracles.scopes_of(data, preset)
     done = [oracles.apply(s, preset, scopes[0]) for s in data]
     norm = oracles._norms(data, done, preset)[0]
 

@@ -279,8 +279,8 @@ class Seen(TorchDispatchMode):
 
 def scened(batch, presets):
     one = OneBatch(batch)
-    settled = read_ahead(one, one, Needs.of(presets, False)).fits
-    scene = Scene.of(batch, 0, 2, settled, Nearness.of(presets))
+    fits = read_ahead(one, one, Needs.of(presets, False)).fits
+    scene = Scene.of(batch, 0, 2, fits, Nearness.of(presets))
     scene.use_split()
     for preset in presets:  # what the engine makes of a preset is there already
         apply(scene, preset)
@@ -288,7 +288,7 @@ def scened(batch, presets):
 
 
 def wider(of):
-    """The same with its bounds farther out; a cut through a batch stays: it was settled before."""
+    """The same with its bounds farther out; a cut through a batch stays: it was found before."""
     if of is None or getattr(of, "over", "") == "batch":
         return of
     ratio = getattr(of, "statistic", "ratio") in ("ratio", "mult_prob_error")

@@ -25,7 +25,7 @@ from tests.trainers import prime_skyrl as loop
 from tests.trainers import roll_open_instruct as ai2
 from tests.trainers import slime as slime_code
 from tests.trainers import trl_swift_openrlhf as hub
-from tests.trainers.padded import Padded, Verdict, exp, row_mean, row_sum, settle, under, within
+from tests.trainers.padded import Padded, Verdict, exp, row_mean, row_sum, under, verdict_of, within
 
 Flat = dict[str, Any]
 
@@ -198,7 +198,7 @@ def read_flags(text: str, trainer: str) -> Flat:
 
 def nothing(p: Padded) -> Verdict:
     """No correction: every token counts once."""
-    return settle(p, p.mask * 1.0)
+    return verdict_of(p, p.mask * 1.0)
 
 
 def named(f: Flat, names: str, prefix: str = "") -> Flat:
@@ -255,7 +255,7 @@ def verl_2025_10(f: Flat, p: Padded) -> Effect:
         w = np.minimum(w, upper)
     else:
         w = np.where(within(w, f.get("rollout_is_threshold_lower") or 1 / upper, upper), w, 0.0)
-    return Effect(settle(p, w, verl_veto(p, f["rollout_is_veto_threshold"])))
+    return Effect(verdict_of(p, w, verl_veto(p, f["rollout_is_veto_threshold"])))
 
 
 def verl_2025_11(f: Flat, p: Padded) -> Effect:
@@ -271,7 +271,7 @@ def verl_2025_11(f: Flat, p: Padded) -> Effect:
         upper = f["rollout_rs_threshold"]
         low = f["rollout_rs_threshold_lower"] or 1 / upper
         keep = keep & within(verl_ratio(p, f["rollout_rs"]), low, upper)
-    return Effect(settle(p, w, keep))
+    return Effect(verdict_of(p, w, keep))
 
 
 def verl_2026(f: Flat, p: Padded) -> Effect:
@@ -307,7 +307,7 @@ def _verl_2026(f: Flat, p: Padded, policy: str) -> Verdict:
             w = np.where(within(w, *map(float, threshold.split("_", 1))), w, 0.0)
     if f.get("rollout_is_batch_normalize"):
         w = w / (w[p.mask].mean() if f["rollout_is"] == "token" else row_mean(w, p.mask).mean())
-    return settle(p, w, _verl_keep(f, p, policy))
+    return verdict_of(p, w, _verl_keep(f, p, policy))
 
 
 def _verl_keep(f: Flat, p: Padded, policy: str) -> np.ndarray:
@@ -340,7 +340,7 @@ VERL_K: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def flash_rl(f: Flat, p: Padded) -> Effect:
     assert f["actor_rollout_ref.rollout.calculate_log_probs"] is True
     cap = f[ACTOR + "tis_imp_ratio_cap"]
-    verdict = settle(p, np.minimum(exp(p.gap()), cap)) if cap > 0 else nothing(p)
+    verdict = verdict_of(p, np.minimum(exp(p.gap()), cap)) if cap > 0 else nothing(p)
     return Effect(verdict, clip=(f.get(ACTOR + "clip_ratio_low", 0.2), f.get(ACTOR + "clip_ratio_high", 0.2)))
 
 
@@ -507,7 +507,7 @@ def prime_rl(f: Flat, p: Padded) -> Effect:
         verdict = loop.prime_ipo(p, ipo_threshold=f["ipo_threshold"])
     elif "ipo_mask_low" in f:
         inside = within(loop.moved(p), -f["ipo_mask_low"], f["ipo_mask_high"])
-        verdict = settle(p, exp(p.gap("current")), inside)
+        verdict = verdict_of(p, exp(p.gap("current")), inside)
     else:
         verdict = loop.prime_dppo(p, **named(f, "dppo_mask_low dppo_mask_high"))
     return Effect(verdict, "surrogate", "rollout")

@@ -252,7 +252,7 @@ def _preset_columns(outcomes: Outcomes) -> Columns:
     found: list[Columns] = []  # a few sequences at a time, for presets that look at every token
     scene = whole.scene
     for first, last in segments.spans(whole.batch.cu_seqlens, moments.BLOCK):
-        part = Scene(scene.batch.rows(first, last), scene.draws[first:last], scene.settled)
+        part = Scene(scene.batch.rows(first, last), scene.draws[first:last], scene.fits)
         found.append(_columns(Outcomes.of(part, whole.presets)))
         part.forget()
     return Columns.joined(_columns(apart), Columns.beside(found))

@@ -114,7 +114,7 @@ def passing_tokens(ratios: Ratios, rule: Reject) -> Tensor | None:
     if rule.statistic in BINARY and rule.over == "token" and rule.upper is not None:
         few = places(~_binary_kl_below(ratios, rule.upper, both=rule.statistic == "binary_kl_max"))
         if rule.lower is None and 2 * len(few) < ratios.batch.tokens:
-            some = Ratios(ratios.batch.some(few), ratios.policy, ratios.settled)
+            some = Ratios(ratios.batch.some(few), ratios.policy, ratios.fits)
             return torch.ones_like(ratios.delta, dtype=torch.bool).index_put_(
                 (few,), passes(some, rule).values
             )
@@ -173,7 +173,7 @@ def _passes(each: Sequence[tuple[Ratios, Reject]]) -> list[Level]:
 
 def _below_cut(ratios: Ratios, rule: Reject) -> Level:
     """Return the tokens below the cut of their trainer batch."""
-    cut = ratios.settled.cut(ratios.policy, rule, ratios.batch)
+    cut = ratios.fits.cut(ratios.policy, rule, ratios.batch)
     return statistic(ratios, rule).map(lambda values: values < cut)
 
 
@@ -466,14 +466,14 @@ def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
 
 def _smoothed(ratios: Ratios, weight: Weight, log: Level) -> Tensor:
     """Compute weights whose largest are smoothed."""
-    smoothed = ratios.settled.smoothed(ratios.policy, weight, log.values, log.per, ratios.batch)
+    smoothed = ratios.fits.smoothed(ratios.policy, weight, log.values, log.per, ratios.batch)
     return torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW))
 
 
 def in_tail(ratios: Ratios, weight: Weight) -> Tensor:
     """Return the weights that Pareto smoothing may replace, of tokens [T] or sequences [S]."""
     log = ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
-    return ratios.settled.in_tail(ratios.policy, weight, log.values, log.per, ratios.batch)
+    return ratios.fits.in_tail(ratios.policy, weight, log.values, log.per, ratios.batch)
 
 
 def per_sequence(flags: Tensor, like: Level, batch: Batch) -> Tensor:

@@ -166,7 +166,7 @@ class Ratios:
     Attributes:
         batch: the packed batch.
         policy: old, current, or rollout (Δ is 0 everywhere).
-        settled: cuts and tails per trainer batch, for rules and weights that look beyond one sequence.
+        fits: cuts and tails per trainer batch, for rules and weights that look beyond one sequence.
         peers: ratios of the same batch with other numerators, shared by all of them.
         counted: tokens that aggregates run over, [T] bool, or a function that computes them; None for all.
         moments: moments of these tokens, if they are near ones; sums are taken from there.
@@ -178,7 +178,7 @@ class Ratios:
 
     batch: Batch
     policy: Policy
-    settled: BatchFits = NO_FITS
+    fits: BatchFits = NO_FITS
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
     counted: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
     moments: Moments | None = field(default=None, repr=False)
@@ -198,7 +198,7 @@ class Ratios:
 
     def among(self, counted: Callable[[], Tensor], split: Split | None = None) -> Ratios:
         """Return the same ratios, aggregated over the tokens `counted` [T], by `split` faster."""
-        found = Ratios(self.batch, self.policy, self.settled, self.peers, counted)
+        found = Ratios(self.batch, self.policy, self.fits, self.peers, counted)
         found.split = split
         return found
 
@@ -234,7 +234,7 @@ class Ratios:
         """Return the same ratios, not split into far and near tokens."""
         if self.split is None:
             return self
-        return self.once("together", lambda: Ratios(self.batch, self.policy, self.settled))
+        return self.once("together", lambda: Ratios(self.batch, self.policy, self.fits))
 
     @property
     def train(self) -> Tensor:

@@ -217,7 +217,7 @@ def close(
     whole = not here(batch.rollout) or batch.tokens <= BLOCK
     spans = [(0, batch.sequences)] if whole else segments.spans(batch.cu_seqlens, BLOCK)
     for first, last in spans:
-        block = Ratios(batch if whole else batch.rows(first, last), ratios.policy, ratios.settled)
+        block = Ratios(batch if whole else batch.rows(first, last), ratios.policy, ratios.fits)
         begin = 0 if whole else int(batch.cu_seqlens[first])
         for (denominator, numerator), x in (excess or {}).items():
             if denominator == "rollout":
@@ -263,7 +263,7 @@ class Scene:
 
     batch: Batch
     draws: Tensor
-    settled: BatchFits = NO_FITS
+    fits: BatchFits = NO_FITS
     near: Nearness | None = None
     excess: dict[tuple[Policy, Policy], Tensor] = field(default_factory=dict, repr=False)
     _ratios: dict[str, Ratios] = field(default_factory=dict)
@@ -276,16 +276,16 @@ class Scene:
         batch: Batch,
         seed: int,
         replicates: int,
-        settled: BatchFits = NO_FITS,
+        fits: BatchFits = NO_FITS,
         near: Nearness | None = None,
     ) -> Scene:
         """Build with bootstrap draws for every sequence."""
-        return cls(batch, accumulators.draws(batch.key, seed, replicates), settled, near)
+        return cls(batch, accumulators.draws(batch.key, seed, replicates), fits, near)
 
     def ratios(self, policy: Policy) -> Ratios:
         """Return the ratios π_policy/π_rollout, computed once."""
         if policy not in self._ratios:
-            self._ratios[policy] = Ratios(self.batch, policy, self.settled, self._ratios)
+            self._ratios[policy] = Ratios(self.batch, policy, self.fits, self._ratios)
         return self._ratios[policy]
 
     @property
@@ -338,8 +338,8 @@ class Scene:
         excess = {d: self.excess[pair] for d, pair in DIRECTIONS.items() if pair in self.excess}
         few, rest = self.batch.some(far), self.batch.some(None, far)
         return (
-            Ratios(few, "rollout", self.settled, whole=whole),
-            Ratios(rest, "rollout", self.settled, whole=whole, moments=Moments.near(self.batch, far, excess)),
+            Ratios(few, "rollout", self.fits, whole=whole),
+            Ratios(rest, "rollout", self.fits, whole=whole, moments=Moments.near(self.batch, far, excess)),
         )
 
     def once(self, key: object, make: Callable[[], T]) -> T:

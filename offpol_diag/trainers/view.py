@@ -459,7 +459,7 @@ def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Found:
         return Tokens(ratios, nothing).found(how, of, None)
     found = []
     for first, last in segments.spans(batch.cu_seqlens, BLOCK):
-        block = Ratios(batch.rows(first, last), policy, ratios.settled)
+        block = Ratios(batch.rows(first, last), policy, ratios.fits)
         found.append(Tokens(block, nothing).found(how, of, None))
         block.forget()
     return tuple(torch.cat(each) for each in zip(*found, strict=True))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, settle, within
+from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, verdict_of, within
 
 METRICS = {
     "kl_k1": lambda gap: gap,
@@ -50,8 +50,8 @@ def rejection_sampling(
             weight = exp(row_mean(gap, p.mask)) * np.ones(shape)
     inside = within(exp(judged) if metric == "ratio" else judged, lower, upper) & np.ones(shape, bool)
     if action == "mask":
-        return settle(p, weight, inside)
-    return settle(p, np.where(inside, weight, np.clip(weight, lower or 0.0, upper)))
+        return verdict_of(p, weight, inside)
+    return verdict_of(p, np.where(inside, weight, np.clip(weight, lower or 0.0, upper)))
 
 
 def kpop(p: Padded) -> np.ndarray:
@@ -72,7 +72,7 @@ def behave_cap(
     log = p.gap() if level == "token" else row_mean(p.gap(), p.mask)
     weight = exp(log) * np.ones(p.mask.shape)
     beyond = over(weight, behave_imp_weight_cap)
-    return settle(p, np.where(beyond, 0.0 if action == "mask" else behave_imp_weight_cap, weight))
+    return verdict_of(p, np.where(beyond, 0.0 if action == "mask" else behave_imp_weight_cap, weight))
 
 
 def m2po(p: Padded, *, m2_threshold: float = 0.04) -> Verdict:
@@ -85,4 +85,4 @@ def m2po(p: Padded, *, m2_threshold: float = 0.04) -> Verdict:
     alive[order[:stay]] = True
     keep = np.zeros(p.mask.shape, bool)
     keep[p.mask] = alive
-    return settle(p, np.ones(p.mask.shape), keep, counted=False)
+    return verdict_of(p, np.ones(p.mask.shape), keep, counted=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, settle, within
+from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, verdict_of, within
 
 
 def finite(weight: np.ndarray) -> np.ndarray:
@@ -39,6 +39,6 @@ def nemo_rl(
     elif truncated_importance_sampling_type == "seq-mask-tis":
         weight = np.where(within(exp(row_mean(p.gap(), p.mask)), low, high), weight, 0.0)
     if seq_logprob_error_threshold is None:
-        return settle(p, weight)
+        return verdict_of(p, weight)
     error = row_mean(exp(np.abs(p.gap())), p.mask)
-    return settle(p, weight, ~over(error, seq_logprob_error_threshold), counted=False)
+    return verdict_of(p, weight, ~over(error, seq_logprob_error_threshold), counted=False)

@@ -113,7 +113,9 @@ def within(x: np.ndarray, low: float | None, high: float | None) -> np.ndarray:
     return ~over(x, high) & ~under(x, low)
 
 
-def settle(p: Padded, factor: np.ndarray, keep: np.ndarray | bool = True, *, counted: bool = True) -> Verdict:
+def verdict_of(
+    p: Padded, factor: np.ndarray, keep: np.ndarray | bool = True, *, counted: bool = True
+) -> Verdict:
     """The factor on what is kept; with `counted` what is dropped still divides the loss."""
     alive = p.mask & keep
     return Verdict(np.where(alive, factor, 0.0), p.mask.copy() if counted else alive)

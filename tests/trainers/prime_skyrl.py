@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, settle, under, within
+from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, under, verdict_of, within
 
 
 def moved(p: Padded) -> np.ndarray:
@@ -18,17 +18,17 @@ def moved(p: Padded) -> np.ndarray:
 def prime_dppo(p: Padded, *, dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Verdict:
     """Positive advantages meet the upper bound, all others the lower one."""
     gone = np.where(p.advantages > 0, over(moved(p), dppo_mask_high), under(moved(p), -dppo_mask_low))
-    return settle(p, exp(p.gap("current")), ~gone)
+    return verdict_of(p, exp(p.gap("current")), ~gone)
 
 
 def prime_ipo(p: Padded, *, ipo_threshold: float = 0.1) -> Verdict:
     """Both bounds for everyone."""
-    return settle(p, exp(p.gap("current")), ~over(np.abs(moved(p)), ipo_threshold))
+    return verdict_of(p, exp(p.gap("current")), ~over(np.abs(moved(p)), ipo_threshold))
 
 
 def prime_ref_kl(p: Padded) -> Verdict:
     """Only a fall of the probability by more than 0.2 masks, whatever the advantage."""
-    return settle(p, exp(p.gap("current")), moved(p) >= -0.2)
+    return verdict_of(p, exp(p.gap("current")), moved(p) >= -0.2)
 
 
 def prime_v02(
@@ -49,7 +49,7 @@ def prime_v02(
     if ratio_type == "sequence":
         product = np.exp(np.minimum(row_sum(gap, p.mask), 10.0))
         ratio = np.minimum(product, sequence_clip_high) * np.ones(p.mask.shape)
-    return settle(p, ratio, keep)
+    return verdict_of(p, ratio, keep)
 
 
 def skyrl_correction(
@@ -79,7 +79,7 @@ def skyrl_correction(
         left = left & within(_bounded_exp(row_mean(p.gap(), left)), *geo_mask)
     elif sequence_mask_metric == "product":
         left = left & within(_bounded_exp(row_sum(p.gap(), left)), *product_mask)
-    return settle(p, weight, left)
+    return verdict_of(p, weight, left)
 
 
 def _bounded_exp(log: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def skyrl_rollout_is(p: Padded, *, eps_clip_low: float = 0.2, eps_clip_high: flo
     """The ratio, where it is truly inside; on a bound it is outside."""
     ratio = _bounded_exp(p.gap("current"))
     inside = over(ratio, 1 - eps_clip_low) & under(ratio, 1 + eps_clip_high)
-    return settle(p, np.where(inside, ratio, 0.0))
+    return verdict_of(p, np.where(inside, ratio, 0.0))
 
 
 def skyrl_dppo(
@@ -103,7 +103,7 @@ def skyrl_dppo(
     else:
         far = _coin_kl(p)
         gone = (up & (change > 0) & over(far, delta_high)) | (down & (change < 0) & over(far, delta_low))
-    return settle(p, _bounded_exp(p.gap("current")), ~gone)
+    return verdict_of(p, _bounded_exp(p.gap("current")), ~gone)
 
 
 def _coin_kl(p: Padded) -> np.ndarray:
@@ -119,15 +119,15 @@ def verl_dppo(p: Padded, *, loss_mode: str, clip_ratio: float, clip_ratio_c: flo
         gone = np.where(up, over(change, clip_ratio), over(-change, clip_ratio))
     else:
         gone = over(_coin_kl(p), clip_ratio) & np.where(up, change > 0, (change < 0) & (p.advantages < 0))
-    return settle(p, np.minimum(_bounded_exp(p.gap("current")), clip_ratio_c), ~gone)
+    return verdict_of(p, np.minimum(_bounded_exp(p.gap("current")), clip_ratio_c), ~gone)
 
 
 def skyrl_cispo(p: Padded, *, cispo_eps_clip_low: float = 1.0, cispo_eps_clip_high: float = 4.0) -> Verdict:
     """cispo_anchor=rollout."""
     ratio = _bounded_exp(p.gap("current"))
-    return settle(p, np.clip(ratio, 1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high))
+    return verdict_of(p, np.clip(ratio, 1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high))
 
 
 def torchforge(p: Padded) -> Verdict:
     """reinforce_loss; its bounds are literals."""
-    return settle(p, np.clip(exp(p.gap("current")), 0.1, 10.0))
+    return verdict_of(p, np.clip(exp(p.gap("current")), 0.1, 10.0))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, settle, turn_mean, within
+from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, turn_mean, verdict_of, within
 
 ROLL_AGGREGATES = {
     "token": lambda x, mask: x,
@@ -30,7 +30,7 @@ def roll(
     keep = np.ones(p.mask.shape, bool)
     for one in filters:
         keep &= _roll_filter(p, **one)
-    return settle(p, weight, keep, counted=False)
+    return verdict_of(p, weight, keep, counted=False)
 
 
 def _roll_filter(
@@ -76,4 +76,4 @@ def open_instruct(
         rho = np.maximum(rho, rho_clamp_lower_bound)
     if rho_clamp_upper_bound:
         rho = np.where(over(rho, rho_clamp_upper_bound), rho_clamp_upper_bound, rho)
-    return settle(p, rho, ~gone)
+    return verdict_of(p, rho, ~gone)

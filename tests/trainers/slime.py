@@ -9,20 +9,20 @@ import math
 
 import numpy as np
 
-from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, settle, under, within
+from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, under, verdict_of, within
 
 
 def tis(p: Padded, *, tis_clip: float = 2.0, tis_clip_low: float = 0.0, icepop: bool = False) -> Verdict:
     """--use-tis; `icepop` stands for --custom-tis-function-path …icepop_function."""
     ratio = exp(p.gap())
     inside = within(ratio, tis_clip_low, tis_clip)
-    return settle(p, np.where(inside, ratio, 0.0) if icepop else np.clip(ratio, tis_clip_low, tis_clip))
+    return verdict_of(p, np.where(inside, ratio, 0.0) if icepop else np.clip(ratio, tis_clip_low, tis_clip))
 
 
 def opsm(p: Padded, *, opsm_delta: float = 1e-4) -> Verdict:
     """--use-opsm --use-rollout-logprobs: in a row that drifted, every token of negative advantage goes."""
     drift = -row_mean(p.gap("current"), p.mask)
-    return settle(p, np.ones(p.mask.shape), ~((p.advantages < 0) & over(drift, opsm_delta)))
+    return verdict_of(p, np.ones(p.mask.shape), ~((p.advantages < 0) & over(drift, opsm_delta)))
 
 
 def _ratio(p: Padded, level: str) -> np.ndarray:
@@ -64,7 +64,7 @@ def mis(
         keep &= ~_catastrophic(p, rs_veto_threshold)
     if tis_batch_normalize:
         weight = weight / _batch_mean(weight, p, tis_level)
-    return settle(p, weight, keep)
+    return verdict_of(p, weight, keep)
 
 
 def _catastrophic(p: Padded, threshold: float | None) -> np.ndarray:

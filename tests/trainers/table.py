@@ -14,7 +14,7 @@ from tests.trainers import areal, nemo_rl, slime
 from tests.trainers import prime_skyrl as loop
 from tests.trainers import roll_open_instruct as ai2
 from tests.trainers import trl_swift_openrlhf as hub
-from tests.trainers.padded import Padded, Verdict, settle
+from tests.trainers.padded import Padded, Verdict, verdict_of
 
 Trainer = Callable[..., Verdict]
 
@@ -43,7 +43,7 @@ def _gate(gating: str, delta: float) -> dict[str, Any]:
 
 def bare(p: Padded) -> Verdict:
     """A loss that nothing multiplies, of all tokens."""
-    return settle(p, np.ones(p.mask.shape))
+    return verdict_of(p, np.ones(p.mask.shape))
 
 
 def _swift(mode: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, settle, within
+from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, verdict_of, within
 
 
 def trl(
@@ -27,8 +27,8 @@ def trl(
     else:
         ratio = np.where(within(ratio, clip_min, clip_max), ratio, 0.0)
     if off_policy_mask_threshold is None:
-        return settle(p, ratio)
-    return settle(p, ratio, _on_policy(p, off_policy_mask_threshold))
+        return verdict_of(p, ratio)
+    return verdict_of(p, ratio, _on_policy(p, off_policy_mask_threshold))
 
 
 def _on_policy(p: Padded, delta: float) -> np.ndarray:
@@ -39,7 +39,7 @@ def _on_policy(p: Padded, delta: float) -> np.ndarray:
 
 def deepseek_v32(p: Padded, *, delta: float) -> Verdict:
     """The report's M_{i,t}, with π_old being the sampler; it multiplies the terms of an unchanged mean."""
-    return settle(p, np.ones(p.mask.shape), _on_policy(p, delta))
+    return verdict_of(p, np.ones(p.mask.shape), _on_policy(p, delta))
 
 
 def swift(
@@ -63,7 +63,7 @@ def swift(
     keep = True
     if off_policy_sequence_mask_delta is not None:
         keep = _on_policy(p, off_policy_sequence_mask_delta)
-    return settle(p, weights[rollout_importance_sampling_mode], keep)
+    return verdict_of(p, weights[rollout_importance_sampling_mode], keep)
 
 
 def openrlhf(
@@ -78,16 +78,16 @@ def openrlhf(
     """Both thresholds act (of a divergence the upper one alone); GSPO anchors at the rollout, unweighed."""
     low, high = is_correction_threshold
     if policy_loss_type == "gspo":
-        return settle(p, np.ones(p.mask.shape))
+        return verdict_of(p, np.ones(p.mask.shape))
     ratio = exp(p.gap())
     if is_correction_gating != "ratio":
-        return settle(
+        return verdict_of(
             p, np.where(within(_divergence(p, is_correction_gating, level), None, high), ratio, 0.0)
         )
     if is_correction_type == "tis":
-        return settle(p, np.clip(ratio, low, high))
+        return verdict_of(p, np.clip(ratio, low, high))
     gate = ratio if is_correction_type == "icepop" else exp(row_mean(p.gap(), p.mask))
-    return settle(p, np.where(within(gate, low, high), ratio, 0.0))
+    return verdict_of(p, np.where(within(gate, low, high), ratio, 0.0))
 
 
 def _divergence(p: Padded, gating: str, level: str) -> np.ndarray:
@@ -114,5 +114,5 @@ def molt(
     gates = {"token": gap, "seq": np.clip(row_sum(gap, p.mask), -30, 30), "geo": row_mean(gap, p.mask)}
     gate = exp(gates[level]) * np.ones(p.mask.shape)
     if mode == "mask":
-        return settle(p, np.where(within(gate, low, high), ratio, 0.0))
-    return settle(p, np.clip(gate, low if mode == "clip" else None, high))
+        return verdict_of(p, np.where(within(gate, low, high), ratio, 0.0))
+    return verdict_of(p, np.clip(gate, low if mode == "clip" else None, high))
