@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
@@ -30,6 +31,8 @@ FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float6
 FLOAT_TOKENS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy")
 INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32()}
 # Fixed, so that a first batch of whole rewards does not make every later batch integers.
+NUMBERS = ("rewards", "advantages")
+"""Columns whose values are numbers; in all others with a value per sequence a NaN is a null."""
 SCALARS = {"rewards": pa.float64(), "step": pa.int64(), "policy_lag": pa.int64()}
 
 
@@ -475,7 +478,10 @@ def _scalar_array(name: str, value: Any, rows: int) -> pa.Array:
     if len(plain) != rows:
         raise ValueError(f"{name}: {len(plain)} values for {rows} sequences; pass one each, or one for all")
     try:
-        return pa.array([v.item() if hasattr(v, "item") else v for v in plain], SCALARS.get(name))
+        items = [v.item() if hasattr(v, "item") else v for v in plain]
+        if name not in NUMBERS:
+            items = [None if isinstance(v, float) and math.isnan(v) else v for v in items]
+        return pa.array(items, SCALARS.get(name))
     except (pa.ArrowException, ValueError) as slip:
         raise ValueError(f"{name} is not one plain value per sequence: {slip}") from slip
 

@@ -1,18 +1,24 @@
 """Which files a dump is made of: names of any kind, each file once, pipes, files that change meanwhile."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+import offpol_diag
 from offpol_diag import forms
+from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import align
+from offpol_diag.readers import dump as reading
 from offpol_diag.readers import open_dump
 from offpol_diag.readers.sources import find
 from offpol_diag.writer import DumpWriter
@@ -67,8 +73,8 @@ def test_a_pipe_in_a_directory_is_no_dump(tmp_path):
 
 
 def shifted(path, by):
-    """A dump of three row groups, all of whose values tell which version of the file it is."""
-    logs = pa.array([[-0.5 - by] * 5] * 30)
+    """A dump of six row groups, all of whose values tell which version of the file it is."""
+    logs = pa.array([[-0.5 - by] * 5] * 60)
     table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
     pq.write_table(table, path, row_group_size=10, compression="none", use_dictionary=False)
     return str(path)
@@ -92,16 +98,49 @@ def test_rows_of_a_file_and_of_its_successor_are_not_mixed(tmp_path, change, rea
     seen = [next(batches) for _ in range(read)]
     change(path)
     with pytest.raises(DumpError, match=r"a\.parquet: the file was changed while it was read"):
-        seen += [*batches, *dump.batches()]
+        seen.extend(batches)
+    with pytest.raises(DumpError, match="was changed while it was read"):
+        next(dump.batches())
     assert {value for batch in seen for value in batch.rollout.tolist()} <= {-0.5}
 
 
-def test_an_object_of_a_store_that_is_replaced_is_noticed(tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "analyze a.parquet --presets token_is --no-html",
+        "analyze a.parquet --presets token_is --no-html --workers 2",
+        "compare a.parquet --presets token_is,seq_is",
+        "sweep a.parquet --preset token_is",
+        "gate a.parquet --max k3=1",
+        "doctor a.parquet",
+        "check a.parquet --logged curves.jsonl --trainer trl",
+    ],
+)
+@pytest.mark.slow
+def test_every_command_refuses_a_dump_that_changes_after_its_footers_are_read(tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    shifted(tmp_path / "a.parquet", 0.0)
+    Path("curves.jsonl").write_text('{"_step": 1, "sampling/sampling_logp_difference/mean": 0.1}')
+    agree = reading.agree
+
+    def changing(*args):
+        by_rename(tmp_path / "a.parquet")
+        return agree(*args)
+
+    monkeypatch.setattr(reading, "agree", changing)
+    ran = CliRunner().invoke(app, [*line.split(), "--quiet", "--json", "r.json"])
+    assert (ran.exit_code, ran.stdout, Path("r.json").exists()) == (2, "", False), ran.output
+    assert "a.parquet: the file was changed while it was read" in ran.stderr
+
+
+@pytest.mark.parametrize("other", ["same size", "another size"])
+def test_an_object_of_a_store_that_is_replaced_is_noticed(tmp_path, other):
     memory = fsspec.filesystem("memory")
     memory.pipe("/changing/a.parquet", Path(shifted(tmp_path / "a", 0.0)).read_bytes())
     dump = open_dump(["memory://changing/a.parquet"])
-    assert sum(batch.tokens for batch in dump.batches()) == 150
-    memory.pipe("/changing/a.parquet", write(tmp_path / "b").read_bytes())
+    assert sum(batch.tokens for batch in dump.batches()) == 300
+    path = shifted(tmp_path / "b", 0.25) if other == "same size" else write(tmp_path / "b")
+    memory.pipe("/changing/a.parquet", Path(path).read_bytes())
     with pytest.raises(DumpError, match="was changed while it was read"):
         list(dump.batches())
 
@@ -127,6 +166,47 @@ def test_a_file_that_changes_while_it_is_converted_is_an_error(tmp_path, monkeyp
     monkeypatch.setattr(align, "aligned", appended)
     with pytest.raises(DumpError, match=r"a\.jsonl: the file was changed while it was read"):
         forms.open_dump([str(path)])
+
+
+LABELS = ("group_id", "step", "rollout_version", "train_version", "policy_lag")
+NAN = float("nan")
+LABELLED = [
+    {"rollout_log_probs": [-1.0, -0.5], "old_log_probs": [-1.0, -0.5]} | dict.fromkeys(LABELS, label)
+    for label in (1.0, NAN, NAN, 2.0)
+]
+
+
+def joined_rows(tmp_path):
+    for path, names in {"one.jsonl": ["rollout_log_probs"], "two.jsonl": ["old_log_probs", *LABELS]}.items():
+        rows = [{name: row[name] for name in names} for row in LABELLED]
+        (tmp_path / path).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    reading = forms.Reading(join=f"{tmp_path}/two.jsonl:{','.join(('old_log_probs', *LABELS))}", on="row")
+    return forms.open_dump([str(tmp_path / "one.jsonl")], reading=reading)
+
+
+def json_rows(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in LABELLED))
+    return forms.open_dump([str(tmp_path / "a.jsonl")])
+
+
+def parquet_rows(tmp_path):
+    pq.write_table(pa.Table.from_pylist(LABELLED), tmp_path / "a.parquet")
+    return forms.open_dump([str(tmp_path / "a.parquet")])
+
+
+@pytest.mark.parametrize("form", [parquet_rows, json_rows, joined_rows])
+def test_a_label_that_is_nan_is_null_in_every_column_and_form(form, tmp_path):
+    (batch,) = form(tmp_path).batches()
+    for name in LABELS:
+        assert batch.scalars[name] == [1, None, None, 2], name
+    assert len(set(batch.key.tolist())) == 3  # equal responses without a group are one
+
+
+def test_a_frame_with_nan_for_labels_has_as_many_groups_as_one_with_none():
+    frames = [pd.DataFrame(LABELLED), pa.Table.from_pylist(LABELLED)]
+    found = [offpol_diag.analyze(one, presets=["token_is"]).summary for one in frames]
+    assert [one.dump.groups for one in found] == [3, 3]
+    assert [place.key for place in found[0].by["step"].places] == ["1.0", "2.0", "∅"]
 
 
 def test_another_file_to_join_is_not_taken_for_the_last_one(tmp_path):

@@ -141,7 +141,7 @@ def test_a_directory_that_is_read_only_is_refused_before_anything_is_read(monkey
 
 
 @pytest.mark.parametrize("error", [MemoryError("Unable to allocate"), RuntimeError("can't allocate memory")])
-def test_short_memory_is_no_bug(error, monkeypatch):
+def test_short_memory_is_no_bug(error, monkeypatch, capsys):
     def short(*args, **more):
         raise error
 
@@ -149,6 +149,9 @@ def test_short_memory_is_no_bug(error, monkeypatch):
     with pytest.raises(SystemExit) as stopped, exits.exit_codes():
         app(["analyze", "dumps", *FEW, "--no-html"], standalone_mode=False)
     assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "memory" in said
+    assert "bug" not in said
 
 
 # ---------------------------------------------------------------- stdout and stderr

@@ -128,3 +128,15 @@ def test_a_row_group_sixteen_times_as_large_takes_no_more_memory(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(GROWN), small, large]
     grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert grown < 16 << 10
+
+
+def test_a_batch_has_so_many_rows_at_most_however_few_tokens_they_have(tmp_path, monkeypatch):
+    for module in ("decode", "dump"):
+        monkeypatch.setattr(f"offpol_diag.readers.{module}.MOST_ROWS", 10)
+    logs = pa.array([[], [-1.0]] * 50, pa.list_(pa.float64()))
+    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
+    for size in (100, 7):  # one row group, and many that are joined
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=size)
+        found = [batch.sequences for batch in open_dump([str(tmp_path / "a.parquet")]).batches()]
+        assert sum(found) == 100
+        assert max(found) <= 10

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -178,6 +179,15 @@ def test_provenance_comes_back_with_versions_and_the_format(tmp_path: Path) -> N
     found = stated(tmp_path / "d")
     assert found.pop("versions")["torch"] == metadata.version("torch")
     assert found == {**given, "stop": ["\n"], "format": 1}
+
+
+def test_a_label_that_is_nan_is_null_and_a_number_stays(tmp_path: Path) -> None:
+    nan = float("nan")
+    more = {"rewards": [nan, 1.0, 0.5], "step": [1.0, nan, 2.0], "host": np.array([nan, 3.0, nan])}
+    dump(tmp_path / "d", every_column() | more)
+    found = pq.read_table(tmp_path / "d").select(list(more)).to_pydict()
+    assert (found["step"], found["host"]) == ([1, None, 2], [None, 3.0, None])
+    assert math.isnan(found["rewards"][0])
 
 
 def test_versions_can_be_given_or_left_out(tmp_path: Path) -> None:

@@ -315,6 +315,10 @@ def _missing(place: Location) -> DumpError:
 # ---------------------------------------------------------------- fsspec, with retries
 
 
+VERSIONS = ("ETag", "etag", "generation", "mtime", "LastModified", "Last-Modified", "created")
+"""Names under which filesystems of fsspec give the version of an object; Arrow knows `mtime` alone."""
+
+
 class Ranged(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
     """Arrow's adapter of an fsspec filesystem, with retries and timeouts."""
 
@@ -325,6 +329,11 @@ class Ranged(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
     def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
         """List a directory."""
         return retried(lambda: fs.FSSpecHandler.get_file_info_selector(self, selector))
+
+    def state(self, path: str) -> tuple[int, str]:
+        """Return an object's size, and its version or time by the first of `VERSIONS` that it has."""
+        info = retried(lambda: self.fs.info(path))
+        return int(info["size"]), next((str(info[name]) for name in VERSIONS if info.get(name)), "")
 
     def open_input_file(self, path: str) -> pa.PythonFile:
         """Open a file for random access."""

@@ -139,6 +139,8 @@ class Location:
 
         Inodes and times are compared on one machine only: nodes of a cluster may hold copies of a file.
         """
+        if self.store and (handler := getattr(self.filesystem, "handler", None)):
+            return tuple(handler.state(self.path))
         if self.store:
             info = self.filesystem.get_file_info(self.path)
             return int(info.size), info.mtime_ns
