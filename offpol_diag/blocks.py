@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from offpol_diag.bands import Tone as Tone
 from offpol_diag.summary import Number
@@ -75,33 +74,21 @@ class Table(Block):
 
 @dataclass(frozen=True)
 class Series:
-    """One line, one set of points or one set of bars; `low`/`high` is a 95% band."""
+    """One series of a figure: its name, the character that marks it, and a value for each label."""
 
     name: str
-    x: Sequence[float | str]
+    mark: str
     y: Sequence[float | None]
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
-    kind: Literal["line", "bar", "points"] = "line"
 
 
 @dataclass(frozen=True)
 class Figure(Block):
-    """A chart; `caption` states the finding in words, for readers without the chart."""
+    """A chart for terminals, a row for each label; the page has pictures of its own (`report/picture.py`)."""
 
-    id: str
     title: str
-    caption: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    x_log: bool = False
-    y_log: bool = False
-    reference: tuple[tuple[float, str], ...] = ()
-    """Horizontal lines: (y, label)."""
+    labels: Sequence[str]
+    series: Sequence[Series]
     y_unit: str = ""
-    marks: tuple[str, ...] = ()
-    """A character for each series; if given, a terminal draws every point instead of a sparkline."""
 
 
 @dataclass(frozen=True)

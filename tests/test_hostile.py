@@ -150,14 +150,14 @@ def test_a_bug_whose_message_is_hostile_is_harmless(capsys: pytest.CaptureFixtur
 
 def test_every_block_is_drawn_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    series = (Series(EVIL, (0.0, 1.0), (1.0, 2.0)),)
+    series = (Series(EVIL, "x", (1.0, 2.0)),)
     blocks = (
         Text(EVIL),
         Text("word " * 18 + " ::error::wrapped"),
         Verdict(EVIL, EVIL, "bad", (EVIL,)),
         Code(EVIL, EVIL),
         Table("t", EVIL, (EVIL, "b"), ((EVIL, EVIL), ("::error::first cell", "")), (EVIL,)),
-        Figure("f", EVIL, EVIL, EVIL, EVIL, series, marks=("x",)),
+        Figure(EVIL, (EVIL, "b"), series),
     )
     harmless(draw([Section("s", EVIL, blocks)], make_console()))
 

@@ -6,9 +6,9 @@ from itertools import combinations
 import pytest
 from factory import by, crowded, dump_facts, make_summary, metrics, number
 
-from offpol_diag.blocks import Figure, Series, Table
+from offpol_diag.blocks import Table
 from offpol_diag.errors import ResultError
-from offpol_diag.report.picture import Axis, Layer, Panel, Tint, of_figure, y_axis
+from offpol_diag.report.picture import Axis, Layer, Panel, Tint, y_axis
 from offpol_diag.report.render.embedded import DATA_ID, packed, unpacked
 from offpol_diag.report.render.html import _environment, _unbroken, read_back, render_html
 from offpol_diag.report.render.svg import panel_svg
@@ -237,20 +237,10 @@ def test_a_caution_stands_in_the_cell_where_a_row_has_one_number_and_under_the_t
     assert "<sup>1</sup> unreliable</p>" in many
 
 
-def figure(**changes) -> Figure:
-    series = Series(
-        "k3", (0.0, 1.0, 2.0, 3.0), (1.0, 2.0, None, 4.0), (0.5, 1.5, None, 3.0), (1.5, 2.5, None, 5.0)
-    )
-    given = {"id": "f", "title": "t", "caption": "c", "x_label": "x", "y_label": "y", "series": (series,)}
-    return Figure(**{**given, **changes})
-
-
-def drawn(**changes) -> tuple[str, list[tuple[float, float, str]]]:
-    return panel_svg(of_figure(figure(**changes)).panels[0], "a chart")
-
-
 def test_a_curve_is_a_band_under_a_line_and_breaks_where_a_value_is_unknown():
-    svg, points = drawn()
+    ends = {"low": (0.5, 1.5, None, 3.0), "high": (1.5, 2.5, None, 5.0)}
+    layer = Layer("", range(4), (1.0, 2.0, None, 4.0), "blue", **ends)
+    svg, points = panel_svg(Panel("x", "y", (layer,)), "a chart")
     (band,) = re.findall(r'<path class="r c1" d="(.*?)"', svg)
     (line,) = re.findall(r'<path class="l c1" d="(.*?)"', svg)
     assert (band.count("L"), line.count("L")) == (3, 1)
@@ -259,16 +249,16 @@ def test_a_curve_is_a_band_under_a_line_and_breaks_where_a_value_is_unknown():
 
 
 def test_points_carry_their_intervals_and_names_stand_on_the_axis_in_their_order():
-    series = Series("k3", ("b", "a"), (1.0, 2.0), (0.5, None), (2.5, None), kind="points")
-    svg, _ = drawn(series=(series,))
+    layer = Layer("", (0.0, 1.0), (1.0, 2.0), "blue", "points", (0.5, None), (2.5, None))
+    svg, _ = panel_svg(Panel("x", "y", (layer,), names=("b", "a")), "a chart")
     assert svg.count('<path class="e c1"') == 1
     assert svg.count('<circle class="d c1"') == 2
     assert svg.index(">b</text>") < svg.index(">a</text>")
 
 
 def test_an_interval_that_reaches_towards_zero_does_not_stretch_a_log_axis():
-    series = Series("k3", (0.0, 1.0), (1.0, 20.0), (1e-9, 10.0), (2.0, 30.0))
-    axis = y_axis(of_figure(figure(series=(series,), y_log=True)).panels[0])
+    layer = Layer("", (0.0, 1.0), (1.0, 20.0), "blue", low=(1e-9, 10.0), high=(2.0, 30.0))
+    axis = y_axis(Panel("x", "y", (layer,), y_scale="log"))
     assert -1 < axis.low < 0
     assert 1.3 < axis.high < 2
 

@@ -4,7 +4,7 @@ import pytest
 from factory import dump_facts, make_summary, metrics, number, preset, recommendation, unknown
 from typer.testing import CliRunner
 
-from offpol_diag.blocks import Code, Composite, Figure, Section, Table, Text, Verdict, plain
+from offpol_diag.blocks import Code, Composite, Figure, Section, Series, Table, Text, Verdict, plain
 from offpol_diag.cli import app
 from offpol_diag.numerals import counted, say, size
 from offpol_diag.presets.candidates import CANDIDATES
@@ -41,7 +41,7 @@ def words(of: Section) -> str:
                 lines += [block.caption, *block.header, *block.notes]
                 lines += [shown(cell).text for row in block.rows for cell in row]
             case Figure():
-                lines += [block.title, block.caption]
+                lines.append(block.title)
     return "\n".join(line for line in lines if line)
 
 
@@ -96,7 +96,7 @@ def test_a_new_section_is_on_the_page_in_the_terminal_and_in_the_pull_request(mo
             Verdict("New verdict", "said.", "good"),
             Code("New code", "x = 1"),
             Table("new", "New table", ("head",), (("a new cell",),), folded=True),
-            Figure("new-figure", "New figure", "New caption", "x", "y", ()),
+            Figure("New figure", ("a label",), (Series("s", "S", (1.0,)),)),
         )
         return Section("new", "A new section", blocks)
 
@@ -105,8 +105,8 @@ def test_a_new_section_is_on_the_page_in_the_terminal_and_in_the_pull_request(mo
     for drawn in (render_html(summary), terminal(summary, verbose=True), render_markdown(summary)):
         for said in ("A new section", "A new paragraph.", "New verdict", "x = 1", "New table", "a new cell"):
             assert said in drawn
-    assert "New caption" in render_html(summary)
-    assert "New caption" in terminal(summary, verbose=True)
+    assert "New figure" in terminal(summary, verbose=True)
+    assert "New figure" not in render_html(summary)  # which has pictures
 
 
 @pytest.mark.parametrize("kind", Composite.__subclasses__(), ids=lambda one: one.__name__)

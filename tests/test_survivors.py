@@ -24,7 +24,7 @@ from offpol_diag.engine.accumulators import SAMPLE, GroupSample
 from offpol_diag.gate import Bound, judge
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.presets.catalogue import load
-from offpol_diag.report.render.terminal import sparkline
+from offpol_diag.report.render.brief import sparkline
 from offpol_diag.report.sections import sections
 from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
 from offpol_diag.trainers.verl import GENERATIONS, reject_spread

@@ -197,9 +197,8 @@ def test_the_floor_of_a_mean_falls_with_the_root_of_the_length(tmp_path) -> None
 
 
 def figure(*rows: tuple[float | None, ...], unit: str = "fraction") -> Figure:
-    names = ("a", "b", "c")
-    series = tuple(Series(name, ("1", "22"), row) for name, row in zip(names, rows, strict=False))
-    return Figure("f", "t", "c", "x", "y", series, y_unit=unit, marks=("A", "B", "C")[: len(rows)])
+    series = tuple(Series(name, name.upper(), row) for name, row in zip("abc", rows, strict=False))
+    return Figure("t", ("1", "22"), series, unit)
 
 
 def test_each_point_has_a_row_and_each_series_its_mark() -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.cli import app
-from offpol_diag.report.picture import of_figure
+from offpol_diag.report.picture import Layer, Panel, Scale
 from offpol_diag.report.render.brief import LINES, answer_lines, plain, sparkline
 from offpol_diag.report.render.svg import panel_svg
 from offpol_diag.report.render.terminal import PIPE_WIDTH, make_console, render_terminal, terminal
@@ -248,7 +248,7 @@ def test_every_tone_can_be_told_without_colour() -> None:
 def test_strings_from_a_dump_cannot_drive_the_terminal() -> None:
     evil = "\x1b[31mred\x1b]0;title\x07\x9b2J[bold]x[/bold] :smile:"
     table = Table("t", evil, (evil, "b"), ((evil, evil),), (evil,))
-    figure = Figure("f", evil, evil, evil, evil, (Series(evil, (0.0, 1.0), (1.0, 2.0)),))
+    figure = Figure(evil, (evil, "b"), (Series(evil, "x", (1.0, 2.0)),))
     drawn = draw(Text(evil), Verdict(evil, evil, "bad", (evil,)), table, figure, width=400)
     drawn += "".join(lines(make_summary(dump=dump_facts(files=[evil], notes=[evil]))))
 
@@ -262,26 +262,14 @@ def test_strings_from_a_dump_cannot_drive_the_terminal() -> None:
 HUGE = (-1.7e308, 1.7e308, 0.0, float("inf"), float("-inf"), float("nan"), None, 5e-324)
 
 
-@pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("marks", [(), ("x",)])
-def test_a_chart_of_anything_is_drawn(log: bool, marks: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_a_chart_of_anything_is_drawn(scale: Scale) -> None:
     for y in (HUGE, (1.7e308, 1.7e308), (float("inf"), float("inf")), ()):
-        draw(chart(*y, y_log=log, marks=marks))
-        (panel,) = of_figure(chart(*y, y_log=log, low=y, high=y[::-1])).panels
-        svg, points = panel_svg(panel, "x")
+        draw(Figure("k3 by step", [*map(str, range(len(y)))], (Series("s", "x", y),)))
+        layer = Layer("", range(len(y)), y, "blue", low=y, high=y[::-1])
+        svg, points = panel_svg(Panel("step", "nats", (layer,), y_scale=scale), "x")
         json.dumps(points, allow_nan=False)
         assert "nan" not in svg
-
-
-def chart(*y: float | None, **more: object) -> Figure:
-    ends = {end: more.pop(end) for end in ("low", "high") if end in more}
-    series = (Series("s", tuple(map(float, range(len(y)))), y, **ends),)
-    return Figure("f", "k3 by step", "c", "step", "nats", series, **more)
-
-
-def test_a_chart_of_one_value_says_it_once() -> None:
-    assert "k3 by step: 0.5 nats" in draw(chart(0.5, 0.5))
-    assert "k3 by step: 0.5 to 2 nats" in draw(chart(0.5, 2.0))
 
 
 # ---------------------------------------------------------------- pipes

@@ -39,7 +39,7 @@ class Catalogue(Mapping[str, Preset]):
     def __init__(self, presets: tuple[Preset, ...], replaced: tuple[str, ...] = ()) -> None:
         self._rows = {preset.name: preset for preset in presets}
         self._found = {plain(word): preset for preset in presets for word in words(preset)}
-        self._replaced = replaced
+        self.replaced = replaced
 
     def __getitem__(self, name: str) -> Preset:
         return self._found[plain(name)]
@@ -49,11 +49,6 @@ class Catalogue(Mapping[str, Preset]):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    @property
-    def replaced(self) -> tuple[str, ...]:
-        """Built-in names and aliases that the user's file redefines."""
-        return self._replaced
 
     def resolve(self, spec: str) -> tuple[Preset, ...]:
         """Resolve a comma-separated list to presets, each once, in that order; `all` is every one.

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from offpol_diag.blocks import Figure, Table, Tone
-from offpol_diag.numerals import FRACTIONS
+from offpol_diag.blocks import Table, Tone
 from offpol_diag.summary import Number
 
 Scale = Literal["linear", "log", "logit", "excess"]
@@ -271,34 +270,3 @@ def number(layer: Layer, place: int, percent: bool) -> Number:
 def place_name(panel: Panel, x: float) -> str:
     """Return the name of a place on the x axis, or its number."""
     return panel.names[int(x)] if panel.names and 0 <= x < len(panel.names) else f"{x:.5g}"
-
-
-def of_figure(figure: Figure) -> Picture:
-    """Return the picture of a figure block."""
-    cast = dict.fromkeys(x for series in figure.series for x in series.x if isinstance(x, str))
-    order = {name: float(place) for place, name in enumerate(cast)}
-    drawn: tuple[Colour, ...] = ("blue", "orange", "teal", "purple", "slate", "grey")
-    kinds: dict[str, Literal["line", "points", "bars"]] = {"line": "line", "points": "points", "bar": "bars"}
-    layers = tuple(
-        Layer(
-            series.name if len(figure.series) > 1 else "",
-            tuple(order[x] if isinstance(x, str) else x for x in series.x),
-            series.y,
-            drawn[place % len(drawn)],
-            kinds[series.kind],
-            series.low,
-            series.high,
-        )
-        for place, series in enumerate(figure.series)
-    )
-    panel = Panel(
-        figure.x_label,
-        figure.y_label + (" (log)" if figure.y_log else ""),
-        layers,
-        "log" if figure.x_log else "linear",
-        "log" if figure.y_log else "linear",
-        tuple(order),
-        figure.y_unit in FRACTIONS,
-        levels=figure.reference,
-    )
-    return Picture(figure.id, "", figure.title, figure.caption, (panel,))

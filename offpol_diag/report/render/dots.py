@@ -14,17 +14,13 @@ SEVERAL = "*"
 
 
 def dots(figure: Figure, width: int) -> list[str]:
-    """Return lines no wider than `width`, unless the plotting area would be narrower than `LEAST`.
-
-    Args:
-        figure: a figure with `marks` and the same `x` in every series.
-        width: width of the terminal.
-    """
-    labels = [x if isinstance(x, str) else f"{x:g}" for series in figure.series[:1] for x in series.x]
-    margin = max(map(len, labels), default=0)
+    """Return lines no wider than `width`, unless the plotting area would be narrower than `LEAST`."""
+    margin = max(map(len, figure.labels), default=0)
     field = max(min(width, WIDEST) - margin - 3, LEAST)
     low, high = _span(figure)
-    rows = [f"{label:>{margin}} │{_row(figure, at, field, low, high)}│" for at, label in enumerate(labels)]
+    rows = [
+        f"{label:>{margin}} │{_row(figure, at, field, low, high)}│" for at, label in enumerate(figure.labels)
+    ]
     first, last = (say_value(end, figure.y_unit) for end in (low, high))
     axis = f"{' ' * (margin + 1)}{first:<{field + 2 - len(last)}}{last}"
     return [*rows, axis, *_legend(figure, width)]
@@ -46,18 +42,18 @@ def _span(figure: Figure) -> tuple[float, float]:
 
 def _row(figure: Figure, at: int, field: int, low: float, high: float) -> str:
     cells = [" "] * field
-    for series, mark in zip(figure.series, figure.marks, strict=True):
+    for series in figure.series:
         y = series.y[at]
         if y is None or not math.isfinite(y):
             continue
         place = round(share(y, low, high) * (field - 1))
-        cells[place] = mark if cells[place] == " " else SEVERAL
+        cells[place] = series.mark if cells[place] == " " else SEVERAL
     return "".join(cells)
 
 
 def _legend(figure: Figure, width: int) -> list[str]:
     """Return the legend of the marks, wrapped into lines."""
-    parts = [f"{mark} {series.name}" for series, mark in zip(figure.series, figure.marks, strict=True)]
+    parts = [f"{series.mark} {series.name}" for series in figure.series]
     lines = [""]
     for part in [*parts, f"{SEVERAL} several"]:
         longer = f"{lines[-1]}, {part}" if lines[-1] else part

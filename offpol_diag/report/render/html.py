@@ -13,7 +13,7 @@ from offpol_diag.bands import tone
 from offpol_diag.blocks import Block, Figure, Section, Table, Text
 from offpol_diag.check import Checked
 from offpol_diag.numerals import counted, say, written
-from offpol_diag.report.picture import Picture, listed, of_figure
+from offpol_diag.report.picture import Picture, listed
 from offpol_diag.report.render.embedded import DATA_ID, digest, embedded, packed, read_back, script_json
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.svg import meter, panel_svg, spark
@@ -139,7 +139,8 @@ def _part(section: Section, summary: Summary) -> Part:
         left = (one for one in blocks if isinstance(one, Table | Text) and getattr(one, "tone", "") != "warn")
         blocks = tuple(replace(one, folded=True) if isinstance(one, Table) else one for one in left)
         section = replace(section, title=title or section.title, short=short)
-    runs = ((kind, list(run)) for kind, run in groupby(blocks, lambda block: type(block).__name__))
+    drawable = (one for one in blocks if not isinstance(one, Figure))  # a terminal's
+    runs = ((kind, list(run)) for kind, run in groupby(drawable, lambda block: type(block).__name__))
     drawn = tuple((kind, [_view(one, summary) for one in run]) for kind, run in runs)
     return Part(section.id, section.title, section.short or section.title.split(" ")[0], drawn)
 
@@ -149,8 +150,6 @@ def _view(block: Block, summary: Summary) -> Any:
     match block:
         case Table():
             return laid_out(block)
-        case Figure():
-            return _drawn(of_figure(block))
         case Tiles():
             return block.lead, [(tile, *_tile(tile, summary)) for tile in block.tiles]
         case Charts():

@@ -7,7 +7,6 @@ what does not fit is moved below. Nothing depends on colour.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, 
 from offpol_diag.blocks import plain as basic
 from offpol_diag.check import Checked
 from offpol_diag.printable import disarmed, printable
-from offpol_diag.report.render.brief import plain, print_answer, sparkline
+from offpol_diag.report.render.brief import plain, print_answer
 from offpol_diag.report.render.columns import fit
 from offpol_diag.report.render.dots import dots
 from offpol_diag.report.sections import sections
@@ -31,7 +30,6 @@ from offpol_diag.summary import Summary
 
 PIPE_WIDTH = 120
 PROSE_WIDTH = 100
-SPARK_LEAST = 12
 
 MARKS: Mapping[Tone, tuple[str, str]] = {
     "good": ("✓", "bold green"),
@@ -187,19 +185,9 @@ def _table(block: Table, canvas: Canvas) -> None:
 
 
 def _figure(block: Figure, canvas: Canvas) -> None:
-    if block.marks:
-        canvas.print(Line(f"\n{printable(block.title)}"))
-        for line in dots(block, canvas.console.width):
-            canvas.console.print(Line(printable(line)), soft_wrap=True)
-        return
-    spark = sparkline(block.series[0].y, block.y_log) if block.series else ""
-    if spark:
-        known = [value for value in block.series[0].y if value is not None and math.isfinite(value)]
-        low, high = f"{min(known):.4g}", f"{max(known):.4g}"
-        ends = f"{low if low == high else f'{low} to {high}'} {block.y_label}"
-        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {printable(f'{block.title}: {ends}')}"))
-    if block.caption:
-        canvas.print(Line(f"{printable(block.caption)}\n", style="dim"))
+    canvas.print(Line(f"\n{printable(block.title)}"))
+    for line in dots(block, canvas.console.width):
+        canvas.console.print(Line(printable(line)), soft_wrap=True)
 
 
 DRAW: Mapping[type[Block], Callable[[Any, Canvas], None]] = {

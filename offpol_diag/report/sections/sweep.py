@@ -114,24 +114,12 @@ def distinct(found: Sweep) -> list[tuple[str, str, str]]:
 
 
 def _figure(found: Sweep) -> Figure:
-    drawn, x, series = distinct(found), [*map(label, found.points)], []
-    for name, text, _ in drawn:
-        numbers = [point.metrics.get(name, Number()) for point in found.points]
-        low, high = ([one.interval[end] if one.interval else None for one in numbers] for end in (0, 1))
-        series.append(Series(text, x, [one.value for one in numbers], low, high))
-    first, last = found.points[0], found.points[-1]
-    name, what = ("acted", "weights changed") if "acted" in first.metrics else ("tokens_kept", "tokens kept")
-    ends = (f"{say(point.metrics[name])} at {point.threshold:.7g}" for point in (first, last))
-    return Figure(
-        id="sweep",
-        title=f"What {found.preset} leaves at each threshold",
-        caption=f"{what}: {', and '.join(ends)}; bands are 95% intervals.",
-        x_label=f"threshold ({found.which})",
-        y_label="share",
-        series=tuple(series),
-        y_unit="fraction",
-        marks=tuple(mark for _, _, mark in drawn),
-    )
+    series = [
+        Series(text, mark, [point.metrics.get(name, Number()).value for point in found.points])
+        for name, text, mark in distinct(found)
+    ]
+    title = f"What {found.preset} leaves at each threshold"
+    return Figure(title, [*map(label, found.points)], series, "fraction")
 
 
 # ---------------------------------------------------------------- by length
@@ -157,21 +145,11 @@ def _by_length(found: Sweep) -> tuple[Table, Figure]:
     notes = (f"Tokens of a response: {lengths}.",)
     header = ("threshold", "marks", *QUARTERS)
     table = Table("sweep-length", f"{what} by quartile of response length", header, rows, notes)
-    series = tuple(
-        Series(text, [*map(label, found.points)], [one.quartiles[at][name].value for one in found.points])
+    series = [
+        Series(text, str(at + 1), [one.quartiles[at][name].value for one in found.points])
         for at, text in enumerate(QUARTERS)
-    )
-    figure = Figure(
-        "sweep-length",
-        f"{what} by length",
-        "Lines that part show a threshold that selects by length.",
-        f"threshold ({found.which})",
-        "share",
-        series,
-        y_unit="fraction",
-        marks=("1", "2", "3", "4"),
-    )
-    return table, figure
+    ]
+    return table, Figure(f"{what} by length", [*map(label, found.points)], series, "fraction")
 
 
 def _details(found: Sweep) -> Table:
