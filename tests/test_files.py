@@ -209,6 +209,15 @@ def test_a_frame_with_nan_for_labels_has_as_many_groups_as_one_with_none():
     assert [place.key for place in found[0].by["step"].places] == ["1.0", "2.0", "∅"]
 
 
+def test_a_file_of_another_form_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text(ROW.format(-0.5))
+    Path("link.jsonl").symlink_to("a.jsonl")
+    Path("hard.jsonl").hardlink_to("a.jsonl")
+    same = ["./a.jsonl", f"file://{tmp_path}/a.jsonl", "*.jsonl", "link.jsonl", "hard.jsonl", str(tmp_path)]
+    assert sum(batch.sequences for batch in forms.open_dump(["a.jsonl", *same]).batches()) == 1
+
+
 def test_another_file_to_join_is_not_taken_for_the_last_one(tmp_path):
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     one.write_text('{"rollout_log_probs": [-1.0]}\n')

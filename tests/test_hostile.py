@@ -27,7 +27,7 @@ from offpol_diag.errors import OffpolError
 from offpol_diag.gate import judge, parse
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
 from offpol_diag.report.render.annotations import annotated
-from offpol_diag.report.render.terminal import draw, make_console
+from offpol_diag.report.render.terminal import draw, make_console, terminal
 from offpol_diag.summary import DumpFacts, Histogram, Location, Number, Place, loads
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
@@ -189,6 +189,11 @@ def test_every_form_of_a_result_is_harmless(form: str) -> None:
         assert not set("\x1b\x9b\x07") & set(text)
     else:
         harmless(text)
+
+
+@pytest.mark.parametrize("how", [{}, {"verbose": True}, {"quiet": True}])
+def test_what_the_terminal_shows_of_a_result_is_harmless(how: dict[str, bool]) -> None:
+    harmless(terminal(hostile(), **how))
 
 
 def test_annotations_are_those_of_the_gate_alone() -> None:

@@ -15,7 +15,7 @@ from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.forms.form import Form, Head
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
 from offpol_diag.readers.columns import GROUP, form_of, resolve
-from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, is_url
+from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_url
 from offpol_diag.readers.sources import find as parquet_files
 
 PARQUET = ".parquet"
@@ -183,7 +183,10 @@ def _files(sources: Sequence[str], suffix: str = "") -> list[tuple[Path, bool]]:
                 for one in sorted(inside, key=_by_number):
                     if one.name.endswith(ending) and one.is_file():
                         paths.setdefault(one, False)
-    return list(paths.items())
+    once: dict[object, tuple[Path, bool]] = {}
+    for path, given in paths.items():
+        once.setdefault(identity(path), (path, given))
+    return list(once.values())
 
 
 def _by_number(path: Path) -> list[tuple[bool, int, str]]:

@@ -251,12 +251,16 @@ def find(sources: Sequence[str]) -> list[File]:
     paths: dict[object, Location] = {}
     for source in named:
         for path in _expand(source):
-            same: object = path
-            with suppress(OSError):
-                found = None if path.store else Path(path.path).stat()
-                same = (found.st_dev, found.st_ino) if found and found.st_ino else path
-            paths.setdefault(same, path)
+            paths.setdefault(path if path.store else identity(Path(path.path)), path)
     return [File(path, _partitions(path)) for path in paths.values()]
+
+
+def identity(path: Path) -> object:
+    """Return what all names of a local file have in common: its inode, or the path where it has none."""
+    with suppress(OSError):
+        if (found := path.stat()).st_ino:
+            return found.st_dev, found.st_ino
+    return path
 
 
 def _expand(source: str) -> list[Location]:
