@@ -1,4 +1,4 @@
-"""Inputs that grow, full disks, closed streams and names that command: each answer is in the docs."""
+"""Hostile inputs, disks, streams, signals and killed processes: each answer is in the docs."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ ten thousandfold, so no usual ratio is required, only agreement.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -164,6 +165,11 @@ def unreadable(path: Location, error: Exception) -> DumpError:
         return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
     if lost := outage(path, error):
         return DumpError(f"{path}: {lost[0]}", lost[1])
+    if isinstance(error, MemoryError):  # Arrow's is one
+        return DumpError(
+            f"{path}: there is not enough memory to read its footer ({first_line(error)})",
+            "leave more memory free, or say --workers 1",
+        )
     try:
         with path.open() as stream:
             head = stream.read(4)
@@ -297,6 +303,11 @@ def _corrupt(part: Part, group: int, done: int, names: Sequence[str], error: Exc
         return DumpError(
             f"{where}: there is not enough memory to read it ({first_line(error)})",
             "leave more memory free, say --workers 1, or write smaller row groups",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return DumpError(
+            f"{where}: the file cannot be opened ({error.strerror})",
+            "allow more open files (ulimit -n), or say --workers 1",
         )
     culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
     if isinstance(error, TooMany):

@@ -144,6 +144,13 @@ class Processes:
         # A running pool keeps its number of workers, whatever memory it uses.
         most = self._pool.workers if self._pool else self.workers or room()
         many = 1 if self.workers is None and dump.tokens < WORTH else min(len(cuts), most)
+        if many > 1 and not self._pool:
+            try:
+                self._pool = _Pool(most, AHEAD * most)
+            except WorkerError:
+                if self.workers:
+                    raise
+                many = 1
         alone = Local(self.device, progress=self.progress, clock=self.clock)
         if len(cuts) == 1:
             return alone.reduce(dump, job, each)
@@ -189,9 +196,11 @@ class Processes:
                         if at not in waiting:
                             waiting[at] = pool.submit(order, cuts[at], at % ahead)
                     import_module(LATER)
-                    wait([waiting[first]], OFTEN if self.progress else None)
+                    wait([waiting[first]], OFTEN)
                     if waiting[first].done():
                         answer = waiting[first].result()
+                    elif pool.lost():
+                        raise BrokenProcessPool
                 except BrokenProcessPool as error:
                     ended = pool.end()
                     self._pool = _Pool(max(1, pool.workers - 1), len(pool.rows))
@@ -239,7 +248,10 @@ def fork(workers: int | None) -> None:
     if sys.platform == "linux" and threading.active_count() == 1 and _forked is None:
         gc.freeze()  # the collector writes to objects it visits, which would copy shared pages
         many = workers or room()
-        pool = _Pool(many, AHEAD * many, "fork")
+        try:
+            pool = _Pool(many, AHEAD * many, "fork")
+        except WorkerError:
+            return
         with warnings.catch_warnings():  # pyarrow has a thread, but resets its locks in a fork
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
@@ -256,22 +268,27 @@ class _Pool:
     Attributes:
         workers: maximum number of processes.
         rows: rows read so far of each part in progress, by its slot.
+
+    Raises:
+        WorkerError: there is no shared memory, or too few open files are allowed.
     """
 
     def __init__(self, workers: int, slots: int, method: str = "") -> None:
         context: Any = mp.get_context(method or METHOD)
         self._served = (method or METHOD) == "forkserver"
-        if self._served:
-            sys.warnoptions.append(SILENT)
-            try:
-                resource_tracker.ensure_running()
-            finally:
-                sys.warnoptions.remove(SILENT)
         self.workers = workers
-        self.rows = context.RawArray("q", slots)
         self._grown: dict[int, int] = {}
-        given = dict(os.environ), self.rows
-        self._executor = ProcessPoolExecutor(workers, context, _begin, given)
+        try:
+            if self._served:
+                sys.warnoptions.append(SILENT)
+                try:
+                    resource_tracker.ensure_running()
+                finally:
+                    sys.warnoptions.remove(SILENT)
+            self.rows = context.RawArray("q", slots)
+            self._executor = ProcessPoolExecutor(workers, context, _begin, (dict(os.environ), self.rows))
+        except OSError as error:
+            raise WorkerError(f"worker processes cannot be started ({error})", HINT) from error
 
     def submit(self, order: bytes, span: Span, slot: int) -> Future[Answer]:
         """Submit a part to the workers.
@@ -300,12 +317,20 @@ class _Pool:
         self._grown[answer.pid] = answer.grown
         return sum(self._grown.values())
 
+    def lost(self) -> bool:
+        """Return whether a worker has ended; the executor misses it where a result was half sent."""
+        return any(not process.is_alive() for process in [*(self._executor._processes or {}).values()])
+
     def end(self) -> str:
         """Kill the workers, which need no clean-up; return how a worker had ended before."""
         processes = [*(self._executor._processes or {}).values()]
         codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
+        # A thread of the executor may be reading what a worker had half sent: without writers it ends.
+        results: Any = self._executor._result_queue
+        if results:
+            results._writer.close()
         self._executor.shutdown(cancel_futures=True)
         own = [code for code in codes if code not in (None, 0, -signal.SIGTERM)]  # the executor sends SIGTERM
         return next((f"signal {-code}" if code < 0 else f"exit code {code}" for code in own), "unknown how")

@@ -1,0 +1,603 @@
+"""Attacks by scarce resources, signals, killed processes and runs at the same time."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from attack.base import COMMANDS, TRACES, Attack, lines, state, target
+from attack.files import JSON_OUT, ON_DUMPS, PRINTED, STREAMED, TARGET
+from fuzz import runner
+
+MOMENTS = 3
+"""Moments of a run at which a signal is sent, the three of `ENDED` by turns."""
+ENDED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+"""Signal → exit code."""
+STAGES = {
+    "planning": {"readers/dump.py:describe", "forms/detect.py:find"},
+    "reading": {
+        "readers/parquet.py:tables",
+        "forms/conversion.py:convert",
+        "wholefiles.py:up_to",
+        "writer.py:recover",
+    },
+    "merging": {"run/task.py:merge", "run/task.py:merged", "analysis/merge.py:merge"},
+    "rendering": {"cli/output.py:render"},
+    "writing": {"cli/output.py:write_all"},
+    "renaming": {"pathlib.py:replace", "posix:replace", "posix:rename"},
+}
+"""Stage of a run → functions that are called in it."""
+PASSED_OVER = {
+    "planning": {"merge", "recover", "report"},
+    "merging": {"convert", "recover", "report", "merge"},
+    "rendering": {"convert", "recover"},
+    "writing": {"convert", "recover"},
+}
+"""Stage → commands that have none."""
+Change = Callable[[], None]
+
+# ---------------------------------------------------------------- resources
+
+
+def limited(what: int, most: int) -> Change:
+    """Return a function that limits a resource."""
+    return lambda: resource.setrlimit(what, (most, most))
+
+
+def with_workers(*more: Change) -> Change:
+    """Return a function that divides small dumps among workers, and does more."""
+
+    def change() -> None:
+        from offpol_diag.cli import request
+        from offpol_diag.readers import shards
+        from offpol_diag.run import pool
+
+        request.LARGE = pool.WORTH = 0
+        pool.room = lambda: 2
+        pool.pieces = lambda dump, _: shards.pieces(dump, 1)
+        for one in more:
+            one()
+
+    return change
+
+
+def without_shared_memory() -> None:
+    """Make /dev/shm read-only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(0x20000) == 0
+    assert libc.mount(b"none", b"/", None, 1 << 18 | 1 << 14, None) == 0
+    assert libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 1, None) == 0
+
+
+def named(folder: Path) -> None:
+    """Write a dump whose file, columns and values have names that are no ASCII."""
+    table = pq.read_table(folder / "a.parquet")
+    hosts = pa.array(["größe→"] * len(table))
+    pq.write_table(table.append_column("höst", hosts), folder / "größe→.parquet")
+
+
+# ---------------------------------------------------------------- streams
+
+
+def to_a_reader_that_leaves(after: int) -> Change:
+    """Return a function that makes stdout a pipe whose reader leaves after some bytes."""
+
+    def change() -> None:
+        reader, writer = os.pipe()
+        if after and os.fork() == 0:
+            os.close(writer)
+            os.read(reader, after)
+            os._exit(0)
+        os.close(reader)
+        os.dup2(writer, 1)
+        os.close(writer)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+    return change
+
+
+# ---------------------------------------------------------------- signals
+
+
+def calls(called: Callable[[str], None]) -> None:
+    """Call a function with the name of each function that is called from now on."""
+
+    def seen(frame: FrameType, event: str, thing: object) -> None:
+        if event == "call":
+            file = frame.f_code.co_filename
+            called(f"{file.rpartition('/offpol_diag/')[2] or file}:{frame.f_code.co_name}")
+        elif event == "c_call":
+            called(f"{getattr(thing, '__module__', '')}:{getattr(thing, '__name__', '')}")
+
+    threading.setprofile(seen)
+    sys.setprofile(seen)
+
+
+def uncalled() -> None:
+    """Undo `calls`."""
+    sys.setprofile(None)
+    threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def signalled(number: signal.Signals, stage: str) -> Change:
+    """Return a function that makes a run send itself a signal when it comes to a stage."""
+
+    def called(name: str) -> None:
+        if any(name.endswith(one) for one in STAGES[stage]):
+            uncalled()
+            os.kill(os.getpid(), number)
+
+    def change() -> None:
+        from offpol_diag.readers import shards
+        from offpol_diag.run import pool
+
+        pool.pieces = lambda dump, _: shards.pieces(dump, 1)  # so that there is something to merge
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+        calls(called)
+
+    return change
+
+
+def ended(found: runner.Answer, number: signal.Signals, before: dict[str, tuple[int, ...]]) -> list[str]:
+    """Return what is wrong with the answer of a run that was sent a signal."""
+    wrong = [] if found.code == ENDED[number] else [f"exit code {found.code}, not {ENDED[number]}"]
+    wrong += [f"it prints {found.text[-800:]!r}"] if found.text.strip() else []
+    return wrong + [f"{one} is left" for one in changed(before, found.folder)]
+
+
+def at_stage(stage: str) -> Callable[[str, Path], list[str]]:
+    """Return an attack that sends a signal at a stage, another one to each command."""
+
+    def run(line: str, folder: Path) -> list[str]:
+        number = list(ENDED)[(list(COMMANDS).index(line.split()[0]) + list(STAGES).index(stage)) % len(ENDED)]
+        before = state(folder)
+        return ended(answered(line, folder, signalled(number, stage))[0], number, before)
+
+    return run
+
+
+def at_moments(line: str, folder: Path) -> list[str]:
+    """Send a signal at `MOMENTS` of a run."""
+    count, before, wrong = ctypes.c_long.from_buffer(mmap.mmap(-1, 8)), state(folder), []
+
+    def at(most: int, number: signal.Signals) -> Change:
+        def called(_: str) -> None:
+            count.value += 1
+            if count.value == most:
+                uncalled()
+                os.kill(os.getpid(), number)
+
+        def change() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            count.value = 0
+            calls(called)
+
+        return change
+
+    alone, _ = answered(line, folder, at(-1, signal.SIGINT))
+    if alone.code:
+        return [f"exit code {alone.code}: {alone.errors[-800:]}"]
+    (folder / target(line)).unlink()
+    total = count.value
+    for moment in range(MOMENTS):
+        number = list(ENDED)[moment % len(ENDED)]
+        found, _ = answered(line, folder, at(total * (2 * moment + 1) // (2 * MOMENTS), number))
+        where = f"{number.name} at {(2 * moment + 1) / (2 * MOMENTS):.0%}"
+        wrong += [f"{where}: {one}" for one in ended(found, number, before)]
+    return wrong
+
+
+# ---------------------------------------------------------------- processes
+
+
+def answered(line: str, folder: Path, change: Change = lambda: None) -> tuple[runner.Answer, list[int]]:
+    """Run a line in a fork; return its answer, and the processes of it that stay for five seconds."""
+    stay: list[int] = []
+
+    def stopped(group: int) -> None:
+        end = time.monotonic() + 5
+        while (left := session(group)) and time.monotonic() < end:
+            time.sleep(0.02)
+        stay.extend(left)
+        stop(group)
+
+    stop, runner._stop_all = runner._stop_all, stopped
+    try:
+        shutil.rmtree(folder.parent / "said", ignore_errors=True)
+        found = runner.answer(runner.Input(tuple(line.split())), folder.parent, change)
+    finally:
+        runner._stop_all = stop
+    return found, stay
+
+
+def session(of: int) -> list[int]:
+    """Return the processes of a session that are no zombies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            mode, _, _, own = path.read_text().rpartition(")")[2].split()[:4]
+            if int(own) == of and mode != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def changed(before: dict[str, tuple[int, ...]], folder: Path) -> list[str]:
+    """Return the files that are new or changed."""
+    after = state(folder)
+    return sorted(
+        name
+        for name in after
+        if after[name] != before.get(name) and "lost.parquet" not in name and name != "b.html"
+    )
+
+
+def traces(text: str) -> list[str]:
+    """Return what is printed that no run prints."""
+    return [f"{trace!r} is printed" for trace in TRACES if trace in text]
+
+
+def whole(path: Path) -> None:
+    """Read a result; fail if it is not whole."""
+    if path.suffix == ".json":
+        json.loads(path.read_text())
+    elif path.suffix == ".parquet":
+        pq.read_table(path)
+    elif path.suffix == ".xml":
+        ET.parse(path)
+    elif path.suffix == ".html":
+        assert path.read_text().rstrip().endswith("</html>")
+    else:
+        assert path.read_text().endswith("\n")
+
+
+def at_once(line: str, folder: Path) -> list[str]:
+    """Run a line three times at once."""
+    before, children = state(folder), []
+    for one in range(3):
+        place = folder.parent / f"place-{one}"
+        place.mkdir()
+        (place / "work").symlink_to(folder)
+        if (child := os.fork()) == 0:
+            code, errors = 70, "?"
+            with suppress(BaseException):
+                found = runner.answer(runner.Input(tuple(line.split())), place)
+                code, errors = 70 if found.code is None else abs(found.code), found.errors
+            (place / "errors").write_text(errors)
+            os._exit(code)
+        children.append((child, place))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child, _ in children]
+    wrong = [
+        f"exit code {code}: {(place / 'errors').read_text()[-800:]}"
+        for code, (_, place) in zip(codes, children, strict=True)
+        if code
+    ]
+    whole(folder / target(line))
+    return wrong + [f"{name} is left" for name in changed(before, folder) if name != target(line)]
+
+
+def after_each_part(act: Callable[[Sequence[int]], None], most: int) -> Change:
+    """Return a function that acts on the processes of workers after each part, at most so many times."""
+
+    def change() -> None:
+        from offpol_diag.run import pool
+
+        grown, left = pool._Pool.grown, [most]
+
+        def after(self: pool._Pool, answer: pool.Answer) -> int:
+            if left[0]:
+                left[0] -= 1
+                act([process.pid for process in self._executor._processes.values()])
+            return grown(self, answer)
+
+        pool._Pool.grown = after  # type: ignore[method-assign]
+
+    return change
+
+
+def as_they_start(act: Callable[[Sequence[int]], None]) -> Change:
+    """Return a function that acts on the processes of workers whenever a part is submitted."""
+
+    def change() -> None:
+        from offpol_diag.run import pool
+
+        submit = pool._Pool.submit
+
+        def after(self: pool._Pool, *given: object) -> object:
+            part = submit(self, *given)  # type: ignore[arg-type]
+            act([process.pid for process in self._executor._processes.values()])
+            return part
+
+        pool._Pool.submit = after  # type: ignore[assignment, method-assign]
+
+    return change
+
+
+def kill(processes: Sequence[int]) -> None:
+    """Kill processes."""
+    for one in processes:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+def kill_one(processes: Sequence[int]) -> None:
+    """Kill the first of processes."""
+    kill(processes[:1])
+
+
+def kill_server(_: Sequence[int]) -> None:
+    """Kill the server that starts workers."""
+    from multiprocessing import forkserver
+
+    if server := forkserver._forkserver._forkserver_pid:  # type: ignore[attr-defined]
+        kill([server])
+
+
+def unforked() -> None:
+    """Let workers be started by a server."""
+    from offpol_diag.run import pool
+
+    pool.fork = lambda _: None
+
+
+def same_numbers(*change: Change) -> Callable[[str, Path], list[str]]:
+    """Return an attack on a run with workers, which has the numbers of one process all the same."""
+
+    def run(line: str, folder: Path) -> list[str]:
+        out, results, wrong = folder / target(line), [], []
+        for workers, changes in (("2", change), ("1", ())):
+            found, stay = answered(f"{line} --workers {workers}", folder, with_workers(*changes))
+            wrong += [f"exit code {found.code}: {found.errors[-1500:]}"] if found.code else []
+            wrong += [f"process {one} stays" for one in stay] + traces(found.errors)
+            if not found.code:
+                results.append(json.loads(out.read_text()))
+                if workers == "2" and results[0]["run"]["engine"] != "local, 2 processes":
+                    wrong.append(results[0]["run"]["engine"])
+                results[-1].pop("run")
+        return wrong + (["other numbers than those of one process"] if results[1:] != results[:1] else [])
+
+    return run
+
+
+def ends(code: int, says: str, *change: Change) -> Callable[[str, Path], list[str]]:
+    """Return an attack on a run with workers that ends with an exit code, and of which nothing stays."""
+
+    def run(line: str, folder: Path) -> list[str]:
+        before = state(folder)
+        found, stay = answered(f"{line} --workers 2", folder, with_workers(*change))
+        wrong = [] if found.code == code else [f"exit code {found.code}: {found.errors[-1500:]}"]
+        wrong += [] if says in found.errors else [f"stderr does not say {says!r}: {found.errors[-1500:]}"]
+        wrong += [f"it prints {found.text!r}"] if not says and found.text.strip() else []
+        wrong += [f"process {one} stays" for one in stay] + traces(found.errors)
+        return wrong + [f"{name} is left" for name in changed(before, folder)]
+
+    return run
+
+
+def itself(number: signal.Signals) -> Callable[[Sequence[int]], None]:
+    """Return a function that sends this process a signal."""
+    return lambda _: os.kill(os.getpid(), number)
+
+
+def killed_and_again(line: str, folder: Path) -> list[str]:
+    """Kill a run before it renames its file, and run it again."""
+    before = state(folder)
+    found, _ = answered(line, folder, signalled(signal.SIGKILL, "renaming"))
+    wrong = [] if found.code == -signal.SIGKILL else [f"exit code {found.code}"]
+    left = changed(before, folder)
+    wrong += [f"{name} is left" for name in left if not (name.startswith(".") and ".tmp" in name)]
+    again, _ = answered(line, folder)
+    wrong += [] if again.code == 0 else [f"then exit code {again.code}: {again.errors[-800:]}"]
+    whole(folder / target(line))
+    for name in left:
+        (folder / name).unlink(missing_ok=True)
+    return wrong
+
+
+def many_groups(folder: Path) -> None:
+    """Write a dump of 16 row groups."""
+    random = np.random.default_rng(0)
+    rollout = -random.exponential(1, (64, 100)).round(3)
+    old = np.minimum(rollout + random.normal(0, 0.05, rollout.shape), 0)
+    table = pa.table({"rollout_log_probs": pa.array(list(rollout)), "old_log_probs": pa.array(list(old))})
+    pq.write_table(table, folder / "a.parquet", row_group_size=4)
+
+
+# ---------------------------------------------------------------- the table
+
+ALL = (*PRINTED, *lines("convert", "recover"), "analyze rows.jsonl --presets token_is --quiet --no-html")
+NON_ASCII = tuple(
+    COMMANDS[one].replace("a.parquet", "größe→.parquet").replace("--quiet", "")
+    for one in ("analyze", "compare", "gate", "doctor")
+)
+NO_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+SHARED = ON_DUMPS[:5]
+FIRST = tuple(next(iter(lines(one))) for one in COMMANDS)
+WORKERS = tuple(f"{line} --workers 2" for line in SHARED)
+
+ON_PROCESSES: tuple[Attack, ...] = (
+    # ---------------------------------------------------------------- resources
+    Attack(
+        "16 open files at most",
+        ALL,
+        "it works",
+        limit=limited(resource.RLIMIT_NOFILE, 16),
+        left=None,
+    ),
+    Attack(
+        "16 open files at most, and `--workers 2`",
+        WORKERS,
+        "an error that names `--workers 1`",
+        many_groups,
+        limit=with_workers(limited(resource.RLIMIT_NOFILE, 16)),
+        code=2,
+        says="open files.*\n\nhint: .*--workers 1",
+    ),
+    Attack(
+        "16 open files at most, and as many workers as help",
+        SHARED,
+        "it works, in one process",
+        many_groups,
+        limit=with_workers(limited(resource.RLIMIT_NOFILE, 16)),
+        left=TARGET,
+    ),
+    Attack(
+        "an address space of 300 MB",
+        ON_DUMPS,
+        "an error",
+        own={},
+        limit=limited(resource.RLIMIT_AS, 300 << 20),
+        code=2,
+        says="there is not enough memory",
+    ),
+    *(
+        Attack(how, ALL, "it works", own=changes, left=None)
+        for how, changes in {
+            "no HOME, no TMPDIR": {"HOME": "", "TMPDIR": ""},
+            "HOME and TMPDIR are not there": {"HOME": "/missing", "TMPDIR": "/missing"},
+            "HOME and TMPDIR cannot be written": {"HOME": "/proc", "TMPDIR": "/proc"},
+        }.items()
+    ),
+    *(
+        Attack(name, chosen, answer, named, code, own=NO_LOCALE, left=None)
+        for name, chosen, answer, code in (
+            (
+                "names of files that are no ASCII, and no locale",
+                tuple(f"{line} --json größe→.json" for line in NON_ASCII),
+                "it works",
+                0,
+            ),
+            (
+                "a column named on the command line that is no ASCII, and no locale",
+                tuple(f"{line} --group-by höst" for line in NON_ASCII if not line.startswith("gate")),
+                "an error: the column is not found",
+                2,
+            ),
+        )
+    ),
+    Attack(
+        "/dev/shm read-only, and `--workers 2`",
+        WORKERS,
+        "an error that names `--workers 1`",
+        many_groups,
+        limit=with_workers(without_shared_memory),
+        code=2,
+        says="Read-only.*\n\nhint: .*--workers 1",
+        mounts=True,
+    ),
+    Attack(
+        "/dev/shm read-only, and as many workers as help",
+        SHARED,
+        "it works, in one process",
+        many_groups,
+        limit=with_workers(without_shared_memory),
+        left=TARGET,
+        mounts=True,
+    ),
+    # ---------------------------------------------------------------- a reader that leaves
+    *(
+        Attack(
+            f"{what} into a pipe whose reader {how}",
+            chosen,
+            "it ends as by SIGPIPE, and says nothing",
+            limit=to_a_reader_that_leaves(after),
+            code=141,
+            says=r"\A\Z",
+        )
+        for what, chosen in {"a result": STREAMED, "what is printed": PRINTED}.items()
+        for how, after in {"has left": 0}.items()
+    ),
+    # ---------------------------------------------------------------- runs at the same time
+    Attack(
+        "three runs at once that write the same file",
+        tuple(line for line in lines() if not line.startswith("recover")),
+        "the file is that of one of them, whole",
+        instead=at_once,
+        left=TARGET,
+    ),
+    # ---------------------------------------------------------------- signals
+    *(
+        Attack(
+            f"a signal when {stage} begins: SIGINT, SIGTERM, SIGHUP, by turns",
+            tuple(line for line in FIRST if line.split()[0] not in PASSED_OVER.get(stage, ())),
+            "exit code 130, 143, 129; nothing is printed",
+            many_groups,
+            code=None,
+            instead=at_stage(stage),
+        )
+        for stage in STAGES
+    ),
+    Attack(
+        f"a signal at each of {MOMENTS} moments of a run, evenly spaced by its calls of functions",
+        (*JSON_OUT, *lines("convert"), lines("report")[0]),
+        "exit code 130, 143, 129; nothing is printed",
+        code=None,
+        instead=at_moments,
+    ),
+    *(
+        Attack(
+            f"{number.name} while workers read",
+            SHARED,
+            "it ends at once, and no worker stays",
+            many_groups,
+            code=code,
+            instead=ends(code, "", after_each_part(itself(number), 1)),
+        )
+        for number, code in ENDED.items()
+    ),
+    # ---------------------------------------------------------------- killed processes
+    Attack(
+        "SIGKILL before a file is renamed, and the same run again",
+        tuple(line for line in lines() if not line.startswith("recover")),
+        "a hidden temporary file is left, which harms no later run",
+        instead=killed_and_again,
+        left=TARGET,
+    ),
+    Attack(
+        "SIGKILL while workers read",
+        SHARED,
+        "no worker stays, and no file",
+        many_groups,
+        code=-signal.SIGKILL,
+        instead=ends(-signal.SIGKILL, "", after_each_part(itself(signal.SIGKILL), 1)),
+    ),
+    *(
+        Attack(
+            how,
+            SHARED,
+            "the numbers of one process",
+            many_groups,
+            instead=same_numbers(*changes),
+            left=TARGET,
+        )
+        for how, changes in {
+            "one worker is killed": (after_each_part(kill_one, 1),),
+            "all workers are killed": (after_each_part(kill, 1),),
+            "all workers are killed after each part": (after_each_part(kill, -1),),
+            "the server that starts workers is killed": (unforked, after_each_part(kill_server, 1)),
+        }.items()
+    ),
+    Attack(
+        "all workers are killed as soon as they start",
+        SHARED,
+        "an error that names `--workers 1`",
+        many_groups,
+        code=2,
+        instead=ends(2, "--workers 1", as_they_start(kill)),
+    ),
+)
