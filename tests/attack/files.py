@@ -69,6 +69,13 @@ def constant(path: Path, tokens: int, rows: int = 0) -> None:
     pq.write_table(table, path / "a.parquet", compression="zstd", write_batch_size=1 << 22)
 
 
+def deep(path: Path) -> None:
+    """Write curves and a result of lists in lists."""
+    lists = "[" * 200_000 + "]" * 200_000
+    (path / "curves.jsonl").write_text(f'{{"_step": 1, "a": {lists}}}')
+    (path / "r.json").write_text(f'{{"format": 1, "dump": {lists}}}')
+
+
 def declaring(path: Path) -> None:
     """Change a tally to declare 4,096 presets and as many replicates; it holds the sums of one."""
     file = path / "a.tally.json"
@@ -243,6 +250,22 @@ ON_FILES: tuple[Attack, ...] = (
         "batches have at most 32,768 rows",
         lambda path: dump(path, [0] * 70_000 + [30]),
         left=TARGET,
+    ),
+    Attack(
+        "11 million empty rows (60 kB)",
+        ON_DUMPS,
+        "refused by what its footer declares",
+        lambda path: constant(path, 2, 11_000_000),
+        code=2,
+        says="more than 10,000,000 rows of fewer than two tokens",
+    ),
+    Attack(
+        "curves and a result of 200,000 lists in each other",
+        (COMMANDS["check"], f"{COMMANDS['report']} --html out.html"),
+        "an error",
+        deep,
+        code=2,
+        says="holds no curves|is not a result",
     ),
     Attack(
         "a row of 5 million equal tokens (1 kB)",
