@@ -157,7 +157,7 @@ def signalled(number: signal.Signals, stage: str) -> Change:
 def ended(found: runner.Answer, number: signal.Signals, before: dict[str, tuple[int, ...]]) -> list[str]:
     """Return what is wrong with the answer of a run that was sent a signal."""
     wrong = [] if found.code == ENDED[number] else [f"exit code {found.code}, not {ENDED[number]}"]
-    wrong += [f"it prints {found.text[-800:]!r}"] if found.text.strip() else []
+    wrong += [f"it says {found.errors[-800:]!r}"] if found.errors else []
     return wrong + [f"{one} is left" for one in changed(before, found.folder)]
 
 
@@ -414,7 +414,9 @@ def many_groups(folder: Path) -> None:
     random = np.random.default_rng(0)
     rollout = -random.exponential(1, (64, 100)).round(3)
     old = np.minimum(rollout + random.normal(0, 0.05, rollout.shape), 0)
-    table = pa.table({"rollout_log_probs": pa.array(list(rollout)), "old_log_probs": pa.array(list(old))})
+    table = pa.table(
+        {"rollout_log_probs": pa.array(list(rollout)), "old_log_probs": pa.array(list(old)), "step": [1] * 64}
+    )
     pq.write_table(table, folder / "a.parquet", row_group_size=4)
 
 
@@ -535,7 +537,7 @@ ON_PROCESSES: tuple[Attack, ...] = (
         Attack(
             f"a signal when {stage} begins: SIGINT, SIGTERM, SIGHUP, by turns",
             tuple(line for line in FIRST if line.split()[0] not in PASSED_OVER.get(stage, ())),
-            "exit code 130, 143, 129; nothing is printed",
+            "exit code 130, 143, 129; no message",
             many_groups,
             code=None,
             instead=at_stage(stage),
@@ -545,7 +547,7 @@ ON_PROCESSES: tuple[Attack, ...] = (
     Attack(
         f"a signal at each of {MOMENTS} moments of a run, evenly spaced by its calls of functions",
         (*JSON_OUT, *lines("convert"), lines("report")[0]),
-        "exit code 130, 143, 129; nothing is printed",
+        "exit code 130, 143, 129; no message",
         code=None,
         instead=at_moments,
     ),
