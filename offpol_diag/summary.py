@@ -7,10 +7,10 @@ of them computes a number of the analysis.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, BinaryIO, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,9 +23,27 @@ HINT = "give the file that `offpol-diag analyze --json` wrote"
 
 
 class Model(BaseModel):
-    """A part of the result; unknown keys are refused."""
+    """A part of the result; unknown keys are refused.
+
+    Attributes:
+        PARALLEL: lists with an entry for each point, of equal length; those with a default may be empty.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    PARALLEL: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _of_equal_length(self) -> Self:
+        required = {name for name, field in type(self).model_fields.items() if field.is_required()}
+        sizes = {name: len(getattr(self, name)) for name in self.PARALLEL}
+        _equal({name: size for name, size in sizes.items() if size or name in required})
+        return self
+
+
+def _equal(sizes: Mapping[str, int]) -> None:
+    """Refuse lists of different lengths that describe the same points."""
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"lists differ in length: {', '.join(f'{n} {size}' for n, size in sizes.items())}")
 
 
 class Number(Model):
@@ -179,6 +197,8 @@ class Strip(Model):
     A longer response is cut to the stretch of so many tokens that holds most of its K3.
     """
 
+    PARALLEL = ("positions", "token_ids", "log_ratios", "rollout_log_probs", "train_log_probs")
+
     first: int = Field(description="unmasked tokens of the response before the first one here")
     positions: list[int] = Field(description="in the response, from 0; a gap is masked tokens")
     token_ids: list[int] = Field([], description="empty where the dump has none")
@@ -271,6 +291,8 @@ class PresetResult(Model):
 class Series(Model):
     """A number along an axis: one entry per point, null where it is not known there."""
 
+    PARALLEL = ("values", "low", "high")
+
     unit: str = Field("", description="nats, fraction, tokens; empty: a pure number")
     values: list[float | None]
     low: list[float | None] = Field([], description="lower ends of the 95% intervals; empty: none are known")
@@ -279,6 +301,8 @@ class Series(Model):
 
 class BySteps(Model):
     """Numbers by training step, each group of equally many adjacent steps together where there are many."""
+
+    PARALLEL = ("first", "last", "tokens", "sequences")
 
     first: list[int] = Field(description="first step of each group, [G]")
     last: list[int] = Field(description="last step of each group; equal to `first` for groups of one step")
@@ -289,6 +313,13 @@ class BySteps(Model):
         "khat_tokens, khat_sequences, reward, entropy, length, policy_lag, f_2; k1, k3 also with drift2. and "
         "total.; of each method in `weights`: METHOD.truncated_high, .tokens_rejected, .ess_tokens; [G] each"
     )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.first:
+            raise ValueError("there is no group of steps")
+        _equal({"first": len(self.first)} | {name: len(x.values) for name, x in self.series.items()})
+        return self
 
 
 class RangeOfRatios(Model):
@@ -311,6 +342,14 @@ class Density(Model):
     counts: list[list[int]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
     in_sync: list[list[int]] = Field([], description="the same of tokens with lag 0; empty: none are known")
 
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        bins = len(self.edges) - 1
+        for table in (self.counts, self.in_sync or self.counts):
+            if len(table) != bins or any(len(row) != bins for row in table):
+                raise ValueError(f"{bins} bins do not hold a table of {len(table)} rows")
+        return self
+
 
 class Corner(Model):
     """Tokens that are likely under one policy and unlikely under the other."""
@@ -324,6 +363,8 @@ class Corner(Model):
 class Noise(Model):
     """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
 
+    PARALLEL = ("tokens", "median", "p90", "p99", "in_sync_tokens", "in_sync_median", "in_sync_p90")
+
     edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
     tokens: list[int] = Field(description="[N]")
     median: list[float | None] = Field(description="nats, [N]")
@@ -332,6 +373,11 @@ class Noise(Model):
     in_sync_tokens: list[int] = Field([], description="tokens with lag 0; empty: no lag is known")
     in_sync_median: list[float | None] = []
     in_sync_p90: list[float | None] = []
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        _equal({"edges less one": len(self.edges) - 1, "tokens": len(self.tokens)})
+        return self
 
 
 class PositionSteps(Model):
@@ -353,9 +399,18 @@ class Positions(Model):
     split: str = Field("", description="why it is cut there, e.g. 'K3 passes 0.1 at step 4'")
     grid: list[PositionSteps] = Field([], description="at most 16 groups of steps, in order, no intervals")
 
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for one in (self.every, self.early, self.late, *self.grid):
+            if one is not None:
+                _equal({"labels": len(self.labels), "tokens": len(one.tokens), "k3": len(one.k3.values)})
+        return self
+
 
 class TokenThresholds(Model):
     """Rules on single tokens at many thresholds b, of the raw ratios of the main drift; [N] each."""
+
+    PARALLEL = ("b", "ess_tokens", "truncated", "weight_mean", "kept")
 
     b: list[float]
     ess_tokens: list[float | None] = Field(description="of min(r, b) over the tokens")
@@ -366,6 +421,16 @@ class TokenThresholds(Model):
 
 class SequenceThresholds(Model):
     """Rules on whole sequences at many thresholds b; w = ∏r of a sequence, g its geometric mean; [N] each."""
+
+    PARALLEL = (
+        "b",
+        "kept_geometric",
+        "kept_product",
+        "sequences_geometric",
+        "sequences_product",
+        "ess_tokens",
+        "ess_sequences",
+    )
 
     b: list[float]
     kept_geometric: list[float] = Field(description="tokens in sequences with 1/b ≤ g < b, share of tokens")
@@ -378,6 +443,8 @@ class SequenceThresholds(Model):
 
 class ParetoTail(Model):
     """The largest importance weights, and the generalised Pareto distribution fitted to them."""
+
+    PARALLEL = ("rank", "log_weight", "log_fitted")
 
     over: Literal["tokens", "sequences"]
     weights: int = Field(description="n, weights in all")
@@ -393,6 +460,8 @@ class ParetoTail(Model):
 
 class Kept(Model):
     """What a method keeps, at its own threshold, by length and by the sign of the advantage."""
+
+    PARALLEL = ("lengths", "by_length", "weight_by_length")
 
     lengths: list[str] = Field(description="quartiles of response length in words, short first, [4]")
     by_length: list[float | None] = Field(description="kept share of the tokens of the quartile, [4]")
@@ -899,7 +968,7 @@ def _readable(name: str) -> Iterator[None]:
 def first_mistake(error: ValidationError) -> str:
     """Return the place of the first mistake in a file, and what is wrong there."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def loads(text: str, name: str) -> Summary:

@@ -6,11 +6,13 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.tally_file import encoded
@@ -536,3 +538,38 @@ def test_presets_with_equal_numbers_name_the_first() -> None:
         "recompute",
         "seq_is",
     }
+
+
+# ---------------------------------------------------------------- results that no analysis wrote
+
+
+def lists_of_numbers(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of the lists of numbers, words and nulls below a node of JSON."""
+    if isinstance(node, list) and not any(isinstance(one, dict | list) for one in node):
+        return [path] if len(node) > 1 else []
+    pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [found for key, one in pairs for found in lists_of_numbers(one, (*path, key))]
+
+
+def test_a_list_that_lacks_its_last_point_is_refused(dump: tuple[Seen, Summary]) -> None:
+    whole = json.loads(dump[1].to_json())
+    paths = {
+        tuple("" if type(key) is int else key for key in path): path
+        for path in lists_of_numbers(whole["charts"], ("charts",))
+        + lists_of_numbers(whole["worst"], ("worst",))
+    }
+    alone = {"steps", "in_sync_steps", "before", "after"}  # no other list has their points
+    accepted = set()
+    for path in paths.values():
+        node = whole
+        for key in path[:-1]:
+            node = node[key]
+        kept = node[path[-1]]
+        node[path[-1]] = kept[:-1]
+        with suppress(ValidationError):
+            Summary.model_validate(whole)
+            accepted.add(path)
+        node[path[-1]] = kept
+
+    assert len(paths) > 50
+    assert {path for path in accepted if path[-1] not in alone} == set()

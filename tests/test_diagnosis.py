@@ -392,7 +392,7 @@ def test_the_identity_is_held_against_every_position(shift, found):
     one = laws.positions(Rows(q.ravel(), (q + delta).ravel(), starts, position))
 
     assert (one is not None) is found
-    assert not found or one.said["place"] == "the first token"
+    assert not found or one.fields["place"] == "the first token"
 
 
 def made(chance, many, longest):

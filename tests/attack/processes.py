@@ -45,7 +45,7 @@ STAGES = {
 """Stage of a run → functions that are called in it."""
 PASSED_OVER = {
     "planning": {"merge", "recover", "report"},
-    "merging": {"convert", "recover", "report", "merge"},
+    "merging": {"convert", "recover", "report", "merge", "check"},
     "rendering": {"convert", "recover"},
     "writing": {"convert", "recover"},
 }
@@ -68,6 +68,7 @@ def with_workers(*more: Change) -> Change:
         from offpol_diag.readers import shards
         from offpol_diag.run import pool
 
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
         request.LARGE = pool.WORTH = 0
         pool.room = lambda: 2
         pool.pieces = lambda dump, _: shards.pieces(dump, 1)

@@ -163,7 +163,7 @@ def answer(summary: Summary) -> Answer:
         reasons=_reasons(ranked) if ranked else (),
         facts=tuple(fact for fact in _facts(summary, checked, evidence, sure) if fact[1]),
         tiles=found,
-        steps=f"steps {steps[0]} to {steps[-1]}" if any(tile.curve for tile in found) else "",
+        steps=f"steps {steps[0]} to {steps[-1]}" if steps and any(tile.curve for tile in found) else "",
         findings=() if corrections else findings(summary),
         corrections=corrections,
         others_at=more,
