@@ -23,13 +23,18 @@ HINT = "give the file that `offpol-diag analyze --json` wrote"
 
 
 class Model(BaseModel):
-    """A part of the result; unknown keys are refused.
-
-    Attributes:
-        PARALLEL: lists with an entry for each point, of equal length; those with a default may be empty.
-    """
+    """A part of the result; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Points(Model):
+    """A part with lists of equal length, an entry for each point.
+
+    Attributes:
+        PARALLEL: names of the lists; those with a default may be empty.
+    """
+
     PARALLEL: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
@@ -191,7 +196,7 @@ class Histogram(Model):
         return self
 
 
-class Strip(Model):
+class Strip(Points):
     """Tokens of one response, to be drawn one by one: lists of equal length, one entry per unmasked token.
 
     A longer response is cut to the stretch of so many tokens that holds most of its K3.
@@ -288,7 +293,7 @@ class PresetResult(Model):
 # ---------------------------------------------------------------- what pictures need
 
 
-class Series(Model):
+class Series(Points):
     """A number along an axis: one entry per point, null where it is not known there."""
 
     PARALLEL = ("values", "low", "high")
@@ -299,7 +304,7 @@ class Series(Model):
     high: list[float | None] = []
 
 
-class BySteps(Model):
+class BySteps(Points):
     """Numbers by training step, each group of equally many adjacent steps together where there are many."""
 
     PARALLEL = ("first", "last", "tokens", "sequences")
@@ -360,7 +365,7 @@ class Corner(Model):
     in_sync_share: float | None = Field(None, description="of the tokens with lag 0; null: none are known")
 
 
-class Noise(Model):
+class Noise(Points):
     """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
 
     PARALLEL = ("tokens", "median", "p90", "p99", "in_sync_tokens", "in_sync_median", "in_sync_p90")
@@ -407,7 +412,7 @@ class Positions(Model):
         return self
 
 
-class TokenThresholds(Model):
+class TokenThresholds(Points):
     """Rules on single tokens at many thresholds b, of the raw ratios of the main drift; [N] each."""
 
     PARALLEL = ("b", "ess_tokens", "truncated", "weight_mean", "kept")
@@ -419,7 +424,7 @@ class TokenThresholds(Model):
     kept: list[float] = Field(description="share of tokens with 1/b ≤ r < b")
 
 
-class SequenceThresholds(Model):
+class SequenceThresholds(Points):
     """Rules on whole sequences at many thresholds b; w = ∏r of a sequence, g its geometric mean; [N] each."""
 
     PARALLEL = (
@@ -441,7 +446,7 @@ class SequenceThresholds(Model):
     ess_sequences: list[float | None] = Field(description="of min(w, b) over the sequences")
 
 
-class ParetoTail(Model):
+class ParetoTail(Points):
     """The largest importance weights, and the generalised Pareto distribution fitted to them."""
 
     PARALLEL = ("rank", "log_weight", "log_fitted")
@@ -458,7 +463,7 @@ class ParetoTail(Model):
     log_fitted: list[float | None] = Field(description="the same by the fit: quantile 1 − (rank − ½)/M")
 
 
-class Kept(Model):
+class Kept(Points):
     """What a method keeps, at its own threshold, by length and by the sign of the advantage."""
 
     PARALLEL = ("lengths", "by_length", "weight_by_length")
