@@ -9,7 +9,7 @@ import typer
 
 from offpol_diag.cli import options
 from offpol_diag.cli.output import Outputs, default_html
-from offpol_diag.cli.request import trainer_name
+from offpol_diag.cli.request import require_addresses, trainer_name
 
 Tallies = Annotated[
     list[Path],
@@ -43,6 +43,7 @@ def merge(
     files = Outputs(None if no_html else out or default_html(["merged"]), json, md, quiet, tally=tally)
     files.check(*tallies)
     with files.begin() as staged:
+        require_addresses()
         from offpol_diag.advice.recommend import advised
         from offpol_diag.analysis import merge as pieces
         from offpol_diag.analysis import tally_file

@@ -15,7 +15,7 @@ from offpol_diag.cli import options
 from offpol_diag.cli.defaults import judged
 from offpol_diag.cli.options import names, pairs
 from offpol_diag.cli.output import note
-from offpol_diag.errors import UsageError
+from offpol_diag.errors import OffpolError, UsageError
 
 if TYPE_CHECKING:
     from offpol_diag.analyze import Examined
@@ -30,6 +30,8 @@ WORKERS = re.compile("0*[1-9][0-9]{0,3}")
 LARGE = 16 << 20
 """File bytes above which workers are probably faster."""
 GPU = Path("/dev/nvidia0")
+ADDRESSES = 1 << 30
+"""Bytes of address space below which torch aborts, or raises any error, while it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
     def replaced(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
+            require_addresses()
             command(request=Request(**{one.name: given.pop(one.name) for one in shared}), **given)
 
         own = signature(command, eval_str=True).parameters.values()
@@ -176,6 +179,25 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
         return run
 
     return replaced
+
+
+def require_addresses() -> None:
+    """Refuse an address space in which torch would end the process while it is loaded.
+
+    Raises:
+        OffpolError: it is limited to less than `ADDRESSES`.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= most < ADDRESSES:
+        raise OffpolError(
+            f"there is not enough memory: the address space is limited to {most >> 20:,} MiB, and loading "
+            f"torch takes {ADDRESSES >> 20:,}",
+            "raise the limit (ulimit -v), or lift it",
+        )
 
 
 def ran(command: str, summary: Summary) -> Summary:

@@ -52,6 +52,13 @@ PASSED_OVER = {
 """Stage → commands that have none."""
 Change = Callable[[], None]
 
+
+def heard() -> None:
+    """Let signals act as in a terminal: nohup ignores SIGHUP, and shells SIGINT in the background."""
+    for number in ENDED:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 # ---------------------------------------------------------------- resources
 
 
@@ -68,7 +75,7 @@ def with_workers(*more: Change) -> Change:
         from offpol_diag.readers import shards
         from offpol_diag.run import pool
 
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+        heard()
         request.LARGE = pool.WORTH = 0
         pool.room = lambda: 2
         pool.pieces = lambda dump, _: shards.pieces(dump, 1)
@@ -149,7 +156,7 @@ def signalled(number: signal.Signals, stage: str) -> Change:
         from offpol_diag.run import pool
 
         pool.pieces = lambda dump, _: shards.pieces(dump, 1)  # so that there is something to merge
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+        heard()
         calls(called)
 
     return change
@@ -168,7 +175,8 @@ def at_stage(stage: str) -> Callable[[str, Path], list[str]]:
     def run(line: str, folder: Path) -> list[str]:
         number = list(ENDED)[(list(COMMANDS).index(line.split()[0]) + list(STAGES).index(stage)) % len(ENDED)]
         before = state(folder)
-        return ended(answered(line, folder, signalled(number, stage))[0], number, before)
+        found, _ = answered(line, folder, signalled(number, stage))
+        return ended(found, number, before)
 
     return run
 
@@ -185,7 +193,7 @@ def at_moments(line: str, folder: Path) -> list[str]:
                 os.kill(os.getpid(), number)
 
         def change() -> None:
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            heard()
             count.value = 0
             calls(called)
 
@@ -459,14 +467,17 @@ ON_PROCESSES: tuple[Attack, ...] = (
         limit=with_workers(limited(resource.RLIMIT_NOFILE, 16)),
         left=TARGET,
     ),
-    Attack(
-        "an address space of 300 MB",
-        ON_DUMPS,
-        "an error",
-        own={},
-        limit=limited(resource.RLIMIT_AS, 300 << 20),
-        code=2,
-        says="there is not enough memory",
+    *(
+        Attack(
+            f"an address space of {megabytes} MB",
+            JSON_OUT,
+            "an error",
+            own={},
+            limit=limited(resource.RLIMIT_AS, megabytes << 20),
+            code=2,
+            says="there is not enough memory",
+        )
+        for megabytes in (300, 700)
     ),
     *(
         Attack(how, ALL, "it works", own=changes, left=None)
