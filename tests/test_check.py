@@ -590,6 +590,15 @@ def test_quiet_is_one_line_and_verbose_has_every_metric(wrong):
     assert "rollout_corr/training_ppl" in whole
 
 
+def test_curves_named_twice_count_once(wrong, tmp_path):
+    (tmp_path / "again.jsonl").symlink_to(wrong[1])
+    once, twice = (
+        run(wrong[0], "-q", *(f"--logged={one}" for one in names))
+        for names in ([wrong[1]], [wrong[1], wrong[1].parent / "." / wrong[1].name, tmp_path / "again.jsonl"])
+    )
+    assert twice.output == once.output
+
+
 def test_json_page_and_markdown_say_the_same_and_are_drawn_again(wrong, tmp_path):
     ways = {name: tmp_path / f"r.{name}" for name in ("json", "html", "md")}
     assert (
