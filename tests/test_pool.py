@@ -377,11 +377,12 @@ def test_bad_rows_are_skipped_and_told_as_by_one_process(two_workers, tmp_path):
 # ---------------------------------------------------------------- workers that come to grief
 
 
-def test_a_worker_that_is_killed_once_changes_nothing(small, tmp_path):
+@pytest.mark.parametrize("trouble", ["killed_once", "half_sent_once"])
+def test_a_worker_that_is_killed_once_changes_nothing(small, tmp_path, trouble):
     told = []
     with Processes.on(2, lambda *how: told.append(how)) as engine:
         engine.least = 1
-        found = ids_of(engine, small, tmp_path, at=55, trouble="killed_once")
+        found = ids_of(engine, small, tmp_path, at=55, trouble=trouble)
         assert len(processes(engine)) == 1  # memory may be short
         assert found == many(1).reduce(open_dump([small]), Look(tmp_path))
         assert ids_of(engine, small, tmp_path) == found

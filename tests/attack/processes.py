@@ -103,21 +103,13 @@ def named(folder: Path) -> None:
 # ---------------------------------------------------------------- streams
 
 
-def to_a_reader_that_leaves(after: int) -> Change:
-    """Return a function that makes stdout a pipe whose reader leaves after some bytes."""
-
-    def change() -> None:
-        reader, writer = os.pipe()
-        if after and os.fork() == 0:
-            os.close(writer)
-            os.read(reader, after)
-            os._exit(0)
-        os.close(reader)
-        os.dup2(writer, 1)
-        os.close(writer)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-    return change
+def to_no_reader() -> None:
+    """Make stdout a pipe whose reader has left."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    os.close(writer)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 # ---------------------------------------------------------------- signals
@@ -526,15 +518,14 @@ ON_PROCESSES: tuple[Attack, ...] = (
     # ---------------------------------------------------------------- a reader that leaves
     *(
         Attack(
-            f"{what} into a pipe whose reader {how}",
+            f"{what} into a pipe whose reader has left",
             chosen,
             "it ends as by SIGPIPE, and says nothing",
-            limit=to_a_reader_that_leaves(after),
+            limit=to_no_reader,
             code=141,
             says=r"\A\Z",
         )
         for what, chosen in {"a result": STREAMED, "what is printed": PRINTED}.items()
-        for how, after in {"has left": 0}.items()
     ),
     # ---------------------------------------------------------------- runs at the same time
     Attack(

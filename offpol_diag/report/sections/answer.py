@@ -447,7 +447,7 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
     if given is None:
         return ""
     fix = next((one.fix for one in causes if one.kind == "honest" and one.fix), "")
-    also = f" At the source: {_sentence(fix).lower()}" if fix else ""
+    also = f" At the source: {_lower(_sentence(fix))}" if fix else ""
     if not given.title:
         label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
         return f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
