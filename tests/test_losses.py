@@ -258,3 +258,20 @@ def test_log_ratios_beyond_the_safety_bound_stay_finite(tmp_path, loss):
     for clip in (Clip(), Clip(None, None, None)):
         got = tokens(tmp_path, rows, one=preset("one", loss, clip=clip))["one"]
         assert all(math.isfinite(got[name]) for name in ("pg_loss", "update_kept", "update_removed"))
+
+
+@pytest.mark.parametrize("block", [1, 70, 10**9])
+@pytest.mark.parametrize("half_life", [1.0, 32.0])
+def test_fipo_sums_the_tokens_after_whatever_the_blocks_and_the_gaps(monkeypatch, block, half_life):
+    monkeypatch.setattr(losses, "BLOCK", block)
+    make = torch.Generator().manual_seed(0)
+    offsets = torch.tensor([0, 150, 150, 151, 160, 200])
+    u = torch.randn(200, generator=make, dtype=torch.float64)
+    position = (1 + torch.randint(0, 3, (200,), generator=make)).cumsum(0)
+    found = losses._discounted(u, position, offsets, 2 ** (-1 / half_life)).tolist()
+    for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        for at in range(first, last):
+            terms = [
+                u[t].item() * 2 ** (-(position[t] - position[at]).item() / half_life) for t in range(at, last)
+            ]
+            assert found[at] == pytest.approx(math.fsum(terms), rel=1e-13, abs=1e-14)

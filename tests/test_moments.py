@@ -8,7 +8,7 @@ import torch
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import moments, segments
-from offpol_diag.engine.moments import COLUMNS, FUNCTIONS, Moments
+from offpol_diag.engine.moments import COLUMNS, FUNCTIONS, GATES, Moments
 
 LENGTHS = (5, 0, 40, 1, 0, 300, 7)
 D = {"old": ("rollout", "old"), "current": ("rollout", "current"), "drift": ("old", "current")}
@@ -27,6 +27,16 @@ F = {
     "k3²": lambda d: (math.expm1(d) - d) ** 2,
     "d⁴": lambda d: d**4,
     "log cosh(d/2)": lambda d: math.log1p(2 * math.sinh(d / 4) ** 2),
+    **{
+        f"{name} {tau}": lambda d, of=of, tau=tau: of(
+            1 / (1 + math.exp(-tau * math.expm1(d))), tau, math.exp(d)
+        )
+        for tau in (0.5, 1.05)
+        for name, of in {
+            "gate": lambda open, tau, r: 4 / tau * (open - 0.5),
+            "gate slope": lambda open, tau, r: 4 * open * (1 - open) * r - 1,
+        }.items()
+    },
 }
 SIDE = {
     "": lambda a: 1.0,
@@ -41,6 +51,7 @@ C = {
     "log π_rollout": lambda b, t: float(b.rollout[t]),
     "log π_θ": lambda b, t: float(b.current[t]),
     "π_rollout": lambda b, t: math.exp(b.rollout[t]),
+    "π_old/π_rollout": lambda b, t: math.exp(b.old[t] - b.rollout[t]),
 }
 
 
@@ -168,7 +179,7 @@ def test_the_numerator_that_sampled_has_no_log_ratio(batch):
 
 
 def test_the_tables_here_are_those_of_the_code():
-    assert {*FUNCTIONS, "1"} == {*F}
+    assert {*FUNCTIONS, "1", *(f"{gate} {tau}" for gate in GATES for tau in (0.5, 1.05))} == {*F}
     assert {*COLUMNS, ""} == {*C}
 
 

@@ -235,10 +235,14 @@ def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Tensor:
         raise ValueError("a rule conditioned on advantages needs the advantages column")
     if rule.advantage == "away":
         return batch.advantages * ratios.delta
-    if like.per == "token":
-        return batch.advantages
-    advantages = batch.advantages
-    return ratios.of("rollout").once("mean A", lambda: segments.mean(advantages, batch.cu_seqlens))
+    return batch.advantages if like.per == "token" else mean_advantage(ratios)
+
+
+def mean_advantage(ratios: Ratios) -> Tensor:
+    """Compute the mean advantage of each sequence, [S]."""
+    advantages, offsets = ratios.batch.advantages, ratios.batch.cu_seqlens
+    assert advantages is not None
+    return ratios.of("rollout").once("mean A", lambda: segments.mean(advantages, offsets))
 
 
 def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:

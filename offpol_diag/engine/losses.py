@@ -11,6 +11,7 @@ them, FIPO as ms-swift does. Some trainers bound u before exp (`BOUNDS`); a pres
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments
-from offpol_diag.engine.moments import Direction
-from offpol_diag.engine.ratios import OVERFLOW, Ratios
+from offpol_diag.engine.moments import BLOCK, Direction
+from offpol_diag.engine.ratios import OVERFLOW, Ratios, Split
 from offpol_diag.presets import Clip, Policy, Preset
 
 BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
@@ -118,8 +119,11 @@ class Loss:
         log: whether log π_θ is a factor of its value.
         pooled: whether u is the mean over the sequence's tokens.
         factors: constants of each sequence where A >= 0 and where A < 0, [S] each, that multiply −A log π_θ.
-        linear: whether its value and slope are multiples of A where no clip acts, of A e^u if it has a ratio:
-            then near tokens are summed by moments. Else the loss is computed of every token of the batch.
+        values: the value that all tokens of a sequence share where no clip, of u, acts, [S].
+        linear: whether its value and slope are multiples of A where no clip acts, of A e^u if it has a ratio
+            and neither values nor a gate: then near tokens are summed by moments. Else every token is looked
+            at.
+        gate: whether it is |A| times a smooth gate (`moments.GATES`) in place of a clip.
     """
 
     of: Callable[[Terms], Found]
@@ -128,7 +132,9 @@ class Loss:
     log: bool = False
     pooled: bool = False
     factors: Callable[[Ratios, Preset, bool], tuple[Tensor, Tensor]] | None = None
+    values: Callable[[Ratios, Preset, bool], Tensor] | None = None
     linear: bool = True
+    gate: bool = False
 
 
 def _ppo(x: Terms) -> Found:
@@ -194,13 +200,37 @@ def _dro(x: Terms) -> Found:
 
 def _gmpo(x: Terms) -> Found:
     """Compute −A times the geometric mean of r, u held to [−low, high] on A's side; A is their mean."""
-    clip, offsets = x.preset.clip, x.whole.batch.cu_seqlens
-    up, down = _clamp(x.u, None, clip.high), _clamp(x.u, clip.low and -clip.low, None)
-    held = torch.where(x.advantages < 0, down, up).where(x.advantages != 0, 0.0)
-    mean, advantage = (segments.mean(each, offsets) for each in (held, x.advantages))
-    loss = segments.spread(-advantage * torch.exp(mean.clamp(-OVERFLOW, OVERFLOW)), offsets)
+    held = _held(x.u, x.advantages, x.preset.clip)
+    loss = segments.spread(gmpo_values(x.whole, x.preset), x.whole.batch.cu_seqlens)
     clipped = (held != x.u) & (x.advantages != 0)
     return loss, torch.where(clipped | (x.advantages == 0), 0.0, loss), clipped, None
+
+
+def _held(u: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+    """Hold u to [−low, high] on A's side; 0 where A is."""
+    up, down = _clamp(u, None, clip.high), _clamp(u, clip.low and -clip.low, None)
+    return torch.where(advantages < 0, down, up).where(advantages != 0, 0.0)
+
+
+def gmpo_values(ratios: Ratios, preset: Preset, apart: bool | None = None) -> Tensor:
+    """Compute the GMPO loss that all tokens of a sequence share, [S]; `apart` as for `vespo_factors`."""
+    whole = ratios.whole or ratios
+    apart = ratios.whole is not None if apart is None else apart
+    key = "gmpo", preset.clip, apart
+    return ratios.own(whole.once(key, lambda: _gmpo_values(whole, preset, whole.split if apart else None)))
+
+
+def _gmpo_values(whole: Ratios, preset: Preset, split: Split | None) -> Tensor:
+    far = whole if split is None else split.far
+    batch, offsets = far.batch, far.batch.cu_seqlens
+    assert batch.advantages is not None
+    held = segments.total(_held(_u(far), batch.advantages, preset.clip), offsets)
+    if split is not None:
+        d = drift(preset.policy)
+        held = held + split.near.of("d", d, "", "1+") + split.near.of("d", d, "", "1-")
+    n = segments.lengths(whole.batch.cu_seqlens).clamp(min=1)
+    mean = torch.exp((held / n).clamp(-OVERFLOW, OVERFLOW))
+    return -correction.mean_advantage(whole) * mean
 
 
 def _vespo(x: Terms) -> Found:
@@ -274,10 +304,26 @@ def _discounted(u: Tensor, position: Tensor, offsets: Tensor, gamma: float) -> T
     if not len(u):
         return u
     step = torch.zeros_like(u)  # gamma^distance to the next token; 0 at the end of a sequence
-    step[:-1] = gamma ** (position[1:] - position[:-1]).to(u.dtype)
+    step[:-1] = torch.exp((position[1:] - position[:-1]).to(u.dtype) * math.log(gamma))
     last = torch.arange(len(u), device=u.device) == segments.spread(offsets[1:] - 1, offsets)
     step.masked_fill_(last, 0.0)
-    longest = int(segments.lengths(offsets).max()) if segments.here(u) else len(u)  # a GPU is not waited for
+    if not segments.here(u):  # which is not waited for
+        return _scanned(u, step, min(len(u), _reach(gamma)))
+    parts = []
+    for first, last_row in segments.spans(offsets, BLOCK):
+        at = slice(int(offsets[first]), int(offsets[last_row]))
+        longest = int(segments.lengths(offsets[first : last_row + 1]).max())
+        parts.append(_scanned(u[at], step[at], min(longest, _reach(gamma))))
+    return torch.cat(parts)
+
+
+def _reach(gamma: float) -> int:
+    """Return the distance from which on gamma^distance is nothing beside 1."""
+    return math.ceil(-45 / math.log(gamma)) if gamma < 1 else sys.maxsize
+
+
+def _scanned(u: Tensor, step: Tensor, longest: int) -> Tensor:
+    """Sum u over the `longest` tokens from each on, each times the steps on the way to it, [T]."""
     found, many = u, 1
     while many < longest:  # `found` sums `many` tokens, `step` is gamma^distance to the token after them
         sums, steps = found.clone(), torch.zeros_like(step)
@@ -294,9 +340,9 @@ LOSSES: dict[str, Loss] = {
     "gspo": Loss(_ppo, pooled=True),
     "luspo": Loss(_ppo, pooled=True),
     "cispo": Loss(_cispo, log=True),
-    "sapo": Loss(_sapo, linear=False),
+    "sapo": Loss(_sapo, gate=True),
     "topr": Loss(_topr, linear=False),
-    "gmpo": Loss(_gmpo, linear=False),
+    "gmpo": Loss(_gmpo, values=gmpo_values),
     "fipo": Loss(_fipo, linear=False),
     "dro": Loss(_dro, ratio=False, linear=False),
     "vespo": Loss(_vespo, "never", ratio=False, log=True, factors=vespo_factors),
@@ -315,8 +361,14 @@ def _clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
 def linear(preset: Preset) -> bool:
     """Return whether near tokens are summed by moments; not where a clip at r = 1 acts on half of them."""
     row = LOSSES[preset.loss]
-    touches = row.ratio and not row.pooled and 0 in (preset.clip.low, preset.clip.high)
+    clips_tokens = row.ratio and not (row.pooled or row.gate or row.values)
+    touches = clips_tokens and 0 in (preset.clip.low, preset.clip.high)
     return row.linear and not touches
+
+
+def taus(preset: Preset) -> dict[str, float]:
+    """Return the rate of SAPO's gate by sign of A."""
+    return {"positive": preset.shape.tau_positive, "negative": preset.shape.tau_negative}
 
 
 def weighted(preset: Preset) -> bool:

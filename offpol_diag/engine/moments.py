@@ -47,6 +47,14 @@ FUNCTIONS: dict[str, Function] = {
     "log cosh(d/2)": lambda d, x: torch.log1p(x.square() / (4 * (x + 1))) / 2,
 }
 """By name, f of d and of x = e^d − 1; all are 0 where d is, so that a token left out is one with d = 0."""
+GATES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "gate": lambda g, x, tau: g * (4 / tau),
+    "gate slope": lambda g, x, tau: x - 4 * g.square() * (1 + x),
+}
+"""SAPO's gate 4/τ·σ(τx) less 2/τ, and its derivative with respect to u less 1, of g = σ(τx) − ½, x = r − 1
+and τ. Their names end in τ: "gate 1.05".
+"""
+
 GROUPS = {
     "": (
         ("d", "x", "x²", "k3"),
@@ -62,6 +70,7 @@ COLUMNS: dict[str, Callable[[NearTokens], Tensor]] = {
     "log π_rollout": lambda near: near.batch.rollout,
     "log π_θ": lambda near: _there(near.batch.current),
     "π_rollout": lambda near: near.probabilities,
+    "π_old/π_rollout": lambda near: near._expm1("old") + 1,
 }
 SIDES: dict[str, Callable[[Tensor], Tensor]] = {
     "A+": lambda a: a.clamp(min=0),
@@ -110,7 +119,7 @@ class Moments:
         """Compute Σ side(A) · column · f(d) of each row.
 
         Args:
-            function: one of `FUNCTIONS`, or "1".
+            function: one of `FUNCTIONS`, of `GATES` with its τ, or "1".
             d: the log-ratio that the function is applied to.
             column: one of `COLUMNS`; "" for 1.
             side: one of `SIDES`; "" for 1.
@@ -168,6 +177,7 @@ class NearTokens:
     excess: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
     known: dict[tuple[str, ...], Tensor] = field(default_factory=dict, repr=False)
     _log_ratios: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
+    _gates: dict[tuple[Direction, float], Tensor] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for x in self.excess.values():
@@ -193,7 +203,8 @@ class NearTokens:
         if function == "1" and not column and not side:
             return self.n
         if (side, column, d, function) not in self.known:
-            groups = () if side else GROUPS.get(column, ())
+            gates = tuple(f"{gate} {_tau(function)}" for gate in GATES) if _tau(function) else ()
+            groups = (*(() if side else GROUPS.get(column, ())), gates)
             self._sum(side, column, d, next((names for names in groups if function in names), (function,)))
         return self.known[side, column, d, function]
 
@@ -225,7 +236,12 @@ class NearTokens:
             factor = self._factor(side, column, at, far)
             delta, x = (self._log_ratio(d)[at], self._expm1(d)[at]) if d else (self.batch.rollout[at],) * 2
             for name in names:
-                value = _there(factor) if name == "1" else FUNCTIONS[name](delta, x)
+                if name == "1":
+                    value = _there(factor)
+                elif tau := _tau(name):
+                    value = GATES[name.rpartition(" ")[0]](self._gate(d, tau)[at], x, tau)
+                else:
+                    value = FUNCTIONS[name](delta, x)
                 value = value if factor is None or name == "1" else value * factor
                 found[name].append(segments.total(value, offsets))
         self.known |= {(side, column, d, name): _joined(parts) for name, parts in found.items()}
@@ -265,6 +281,12 @@ class NearTokens:
             self.excess[d] = segments.expm1(self._log_ratio(d))
         return self.excess[d]
 
+    def _gate(self, d: Direction, tau: float) -> Tensor:
+        """Return σ(τx) − ½ of every token, 0 of far ones, [T]."""
+        if (d, tau) not in self._gates:
+            self._gates[d, tau] = (tau * self._expm1(d)).sigmoid_().sub_(0.5)
+        return self._gates[d, tau]
+
     def _factor(self, side: str, column: str, at: slice, far: Tensor) -> Tensor | None:
         """Compute the factor of f(d) of each token of a block, 0 for far ones; None for 1."""
         found = COLUMNS[column](self)[at] if column else None
@@ -272,6 +294,12 @@ class NearTokens:
             of_side = SIDES[side](_there(self.batch.advantages)[at])
             found = of_side if found is None else found * of_side
         return None if found is None else found.index_fill(0, far, 0.0)
+
+
+def _tau(name: str) -> float:
+    """Return the τ in the name of a gate; 0 for other functions."""
+    gate, _, tau = name.rpartition(" ")
+    return float(tau) if gate in GATES else 0.0
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -88,6 +88,14 @@ def near_factors(near: NearOutcome) -> dict[str, Tensor] | None:
     return {sign: near.given(phi) for sign, phi in zip(SIDES, found, strict=True)}
 
 
+def near_values(near: NearOutcome) -> Tensor | None:
+    """Compute the loss that all tokens of each row share; None for other losses."""
+    of = losses.LOSSES[near.preset.loss].values
+    if of is None or not losses.known(near.ratios.batch, near.preset):
+        return None
+    return near.given(of(near.ratios, near.preset, True))
+
+
 def _total(done: Outcome, x: Tensor) -> Tensor:
     """Sum x over the far tokens of each sequence that pass the rules on tokens, [S]."""
     return segments.total(masked(x, done.kept.tokens), done.far.batch.cu_seqlens)
@@ -148,6 +156,12 @@ def _near_weighed(near: NearOutcome) -> dict[str, Tensor]:
 
     if not losses.known(near.ratios.batch, preset):
         return {"pull": sums(weight)[1]}
+    if losses.LOSSES[preset.loss].gate:
+        return _near_gated(near, weight)
+    values = near_values(near)
+    if values is not None:
+        pulls = moments.exp(weight, side="1+") + moments.exp(weight, side="1-")
+        return {"loss": values * moments.exp(weight), "pull": values.abs() * pulls}
     found, factors = near_losses(near), near_factors(near)
     if factors is not None:
         up, down = (phi * moments.of("1", "", "log π_θ", SIDES[sign]) for sign, phi in factors.items())
@@ -163,6 +177,18 @@ def _near_weighed(near: NearOutcome) -> dict[str, Tensor]:
     ratio = weight if not row.ratio else "current" if weight == "old" else losses.drift(preset.policy)
     signed, size = sums(ratio)
     return {"loss": -(sums(ratio, "log π_θ")[0] if row.log else signed), "pull": size}
+
+
+def _near_gated(near: NearOutcome, weight: Direction) -> dict[str, Tensor]:
+    """Compute the sums of a gated loss on near tokens, from the gate's distance to what it is at u = 0."""
+    moments, d = near.moments, losses.drift(near.preset.policy)
+    column = "" if weight == "rollout" else "π_old/π_rollout"
+    loss, pull = [], []
+    for (sign, tau), minus in zip(losses.taus(near.preset).items(), (-1, 1), strict=True):
+        mass = moments.exp(weight, side=SIDES[sign])
+        loss.append(minus * (2 / tau * mass + moments.of(f"gate {tau}", d, column, SIDES[sign])))
+        pull.append(mass + moments.of(f"gate slope {tau}", d, column, SIDES[sign]))
+    return {"loss": loss[0] + loss[1], "pull": pull[0] + pull[1]}
 
 
 weighed_sums = Summed(_of_weighed, _weighed, _near_weighed)

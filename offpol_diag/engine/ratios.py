@@ -7,7 +7,7 @@ cached, so that presets share them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch, Some
 from offpol_diag.engine import segments
-from offpol_diag.engine.moments import Moments
+from offpol_diag.engine.moments import BLOCK, Moments
 from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Memo
 from offpol_diag.presets import Over, Policy, Preset, Statistic
@@ -54,8 +54,8 @@ _STATISTICS: dict[str, Callable[[Ratios, float | None], Tensor]] = {
     "prob_gap": lambda x, safety: (x.probabilities * x.excess(safety)).abs(),
     "tv": lambda x, safety: x.excess(safety).abs() / 2,
     "binary_kl": lambda x, safety: _binary_kl(x.clamped(safety), x.batch.rollout),
-    "binary_kl_clamped": lambda x, safety: _clamped_kl(x.clamped(safety), x.batch.rollout, 1e-6)[0],
-    "binary_kl_max": lambda x, safety: torch.maximum(*_clamped_kl(x.clamped(safety), x.batch.rollout, 1e-8)),
+    "binary_kl_clamped": lambda x, safety: _kl(*_coins(x.clamped(safety), x.batch.rollout, 1e-6)),
+    "binary_kl_max": lambda x, safety: _larger_kl(*_coins(x.clamped(safety), x.batch.rollout, 1e-8)),
 }
 """Statistic of every token, with Δ clamped to ±safety; `ratio` stays in the log domain, where its bounds are
 taken too."""
@@ -68,16 +68,27 @@ def _binary_kl(d: Tensor, q: Tensor) -> Tensor:
     return this + other * torch.log((other + COIN) / (train.clamp(min=0) + COIN))
 
 
-def _clamped_kl(d: Tensor, q: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Compute the KL of "this token or another" from π_rollout to π_train, and back, nats.
+def _coins(d: Tensor, q: Tensor, least: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the probabilities of "this token" and "another" under π_rollout, and under π_train.
 
-    Both probabilities are clamped to [least, 1 − least] first, as OpenRLHF and AReaL do.
+    All are clamped to [least, 1 − least], as OpenRLHF and AReaL do.
     """
-    bounds = least, 1 - least
-    rollout, train = (segments.exp(x).clamp(*bounds) for x in (q, q + d))
-    other, others = ((-segments.expm1(x)).clamp(*bounds) for x in (q, q + d))
-    this, rest = torch.log(rollout / train), torch.log(other / others)
-    return rollout * this + other * rest, -train * this - others * rest
+    rollout, train = (
+        (segments.exp(log).clamp(least, 1 - least), (-segments.expm1(log)).clamp(least, 1 - least))
+        for log in (q, q + d)
+    )
+    return rollout, train
+
+
+def _kl(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Compute the KL from one coin to another, nats."""
+    this, rest = (a * torch.log(a / b) for a, b in zip(one, other, strict=True))
+    return this + rest
+
+
+def _larger_kl(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Compute the larger of the KLs from one coin to another and back, nats."""
+    return torch.maximum(_kl(one, other), _kl(other, one))
 
 
 COIN = 1e-8
@@ -304,7 +315,22 @@ class Ratios:
         known = {"sum": _OF_MOMENTS, "max": _LARGEST}.get(how, {})
         if self.moments is not None and statistic in known:
             return known[statistic](self.moments, self.policy)
-        return _OVER_SEQUENCE[how][0](self.token(statistic), self.batch.cu_seqlens)
+        reduce = _OVER_SEQUENCE[how][0]
+        return torch.cat([reduce(x.token(statistic), x.batch.cu_seqlens) for _, x in self.blocks()])
+
+    def blocks(self) -> Iterator[tuple[slice, Ratios]]:
+        """Yield blocks of whole sequences with their tokens; on a CPU they fit in a core's cache.
+
+        A block forgets what it computed when the next one is asked for.
+        """
+        offsets = self.batch.cu_seqlens
+        if not segments.here(offsets) or self.batch.tokens <= BLOCK:
+            yield slice(0, self.batch.tokens), self
+            return
+        for first, last in segments.spans(offsets, BLOCK):
+            block = Ratios(self.batch.rows(first, last), self.policy, self.fits)
+            yield slice(int(offsets[first]), int(offsets[last])), block
+            block.forget()
 
     def beyond(self, bound: float) -> Ratios:
         """Return ratios that include all tokens whose |Δ| exceeds a bound."""

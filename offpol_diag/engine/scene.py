@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch, places
-from offpol_diag.engine import accumulators, correction, segments
+from offpol_diag.engine import accumulators, correction
 from offpol_diag.engine.correction import by_turn
 from offpol_diag.engine.losses import LOSSES, linear
-from offpol_diag.engine.moments import BLOCK, DIRECTIONS, Moments
+from offpol_diag.engine.moments import DIRECTIONS, Moments
 from offpol_diag.engine.ratios import Ratios, Split
 from offpol_diag.engine.scope import NO_FITS, BatchFits
-from offpol_diag.engine.segments import Memo, here
+from offpol_diag.engine.segments import Memo
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Shape, Veto, Weight
 
 RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
@@ -135,7 +135,7 @@ def neutral(preset: Preset) -> Preset:
     on_tokens = preset.apply and preset.weight is not None and preset.weight.over == "token"
     weight = preset.weight if loss.weighted == "never" else FREE
     clip, shape = (preset.clip if loss.pooled else UNCLIPPED, Shape())
-    if loss.factors is not None or not linear(preset):
+    if loss.factors is not None or loss.values is not None or loss.gate or not linear(preset):
         clip, shape = preset.clip, preset.shape
     return Preset("", "", preset.policy, weight if on_tokens else None, (), None, preset.loss, clip, shape)
 
@@ -194,8 +194,12 @@ def _clip_idle(preset: Preset, a: float) -> bool:
     if not linear(preset) or not loss.ratio or loss.pooled:
         return loss.weighted != "never" or preset.weight is None or preset.weight.over == "token"
     clip = preset.clip
-    low, high = None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
     bounded = clip.safety is None or clip.safety > a
+    if loss.gate:
+        return bounded
+    if loss.values is not None:  # its bounds are on u
+        return bounded and all(bound is None or bound > a for bound in (clip.low, clip.high))
+    low, high = None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
     return bounded and _outside(low, high, a) and _outside(None, clip.dual, a)
 
 
@@ -208,22 +212,17 @@ def _outside(lower: float | None, upper: float | None, a: float) -> bool:
 def close(
     ratios: Ratios, near: Nearness, excess: Mapping[tuple[Policy, Policy], Tensor] | None = None
 ) -> Tensor:
-    """Return which tokens are near, [T] bool; `ratios` are of all tokens, of any numerator.
+    """Return which tokens are near, [T] bool; `ratios` are of all tokens, of any numerator, and are not kept.
 
-    On a CPU the batch is processed in blocks of whole sequences that fit in a core's cache. `excess` is
-    e^Δ − 1 of pairs of policies, [T], where it is known.
+    `excess` is e^Δ − 1 of pairs of policies, [T], where it is known.
     """
-    batch, found = ratios.batch, []
-    whole = not here(batch.rollout) or batch.tokens <= BLOCK
-    spans = [(0, batch.sequences)] if whole else segments.spans(batch.cu_seqlens, BLOCK)
-    for first, last in spans:
-        block = Ratios(batch if whole else batch.rows(first, last), ratios.policy, ratios.fits)
-        begin = 0 if whole else int(batch.cu_seqlens[first])
+    found = []
+    for at, block in ratios.blocks():
         for (denominator, numerator), x in (excess or {}).items():
             if denominator == "rollout":
-                block.of(numerator).know("r − 1", x[begin : begin + block.batch.tokens])
+                block.of(numerator).know("r − 1", x[at])
         found.append(_close(block, near))
-        block.forget()
+    ratios.forget()
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
@@ -334,7 +333,7 @@ class Scene:
     def _split(self, near: Nearness) -> tuple[Ratios, Ratios]:
         """Split the batch into far and near tokens."""
         whole = self.ratios("rollout")
-        far = places(~close(whole, near, self.excess))
+        far = places(~close(Ratios(self.batch, "rollout", self.fits), near, self.excess))
         excess = {d: self.excess[pair] for d, pair in DIRECTIONS.items() if pair in self.excess}
         few, rest = self.batch.some(far), self.batch.some(None, far)
         return (

@@ -20,6 +20,7 @@ from offpol_diag.engine.policyloss import (
     near_by_sign,
     near_factors,
     near_losses,
+    near_values,
     pooled,
     sequence_weights,
     weighed_sums,
@@ -107,7 +108,8 @@ def _near_still(near: NearOutcome) -> dict[str, Tensor]:
         parts = losses.parts(advantages) if not here(still) or bool(still.any()) else {}
         sums = {sign: near.moments.total(torch.where(still, x, 0.0)) for sign, x in parts.items()}
         return sums or dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
-    factors = near_factors(near)
+    values = near_values(near)
+    factors = near_factors(near) if values is None else dict.fromkeys(SIDES, values)
     if factors is not None:
         mass = {sign: near.moments.of(side=side) for sign, side in SIDES.items()}
         return {sign: torch.where(phi == 0, mass[sign], 0.0) for sign, phi in factors.items()}

@@ -31,8 +31,6 @@ T = TypeVar("T")
 How = Literal["Σ", "ends"]
 Found = tuple[Tensor, ...]
 """The sum over the tokens of each sequence, or the minimum and the maximum, [S] each."""
-BLOCK = 1 << 16
-"""Number of near tokens in a block."""
 
 
 # ---------------------------------------------------------------- some tokens
@@ -453,15 +451,8 @@ def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
 
 def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Found:
     """From the tokens themselves, block by block on a CPU."""
-    policy, batch = ratios.policy, ratios.batch
-    nothing = Preset("", "", policy)
-    if not here(batch.cu_seqlens):
-        return Tokens(ratios, nothing).found(how, of, None)
-    found = []
-    for first, last in segments.spans(batch.cu_seqlens, BLOCK):
-        block = Ratios(batch.rows(first, last), policy, ratios.fits)
-        found.append(Tokens(block, nothing).found(how, of, None))
-        block.forget()
+    nothing = Preset("", "", ratios.policy)
+    found = [Tokens(block, nothing).found(how, of, None) for _, block in ratios.blocks()]
     return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
