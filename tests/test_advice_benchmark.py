@@ -6,7 +6,6 @@ import itertools
 import math
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import torch
 
 from benchmarks.advice import judge, mismatch, page, regimes, worlds
 from benchmarks.advice.mismatch import Make
-from benchmarks.advice.worlds import Array, Family, Reward, World
+from benchmarks.advice.worlds import Family, Reward
 from offpol_diag.analyze import analyze
 from offpol_diag.presets.candidates import CANDIDATES
 
@@ -26,14 +25,14 @@ WORLDS: list[tuple[Family, Reward]] = [
 ]
 
 
-def tiny(family: Family, reward: Reward, longest: int = 3) -> World:
+def tiny(family, reward, longest=3):
     made = worlds.make(
         family, longest, reward, 3, vocabulary=3, prompts=2, hidden=4 if family == "network" else 0
     )
     return replace(made, group=3)
 
 
-def responses(world: World, policy: Array, q: int) -> list[tuple[float, float, list[tuple[int, int]]]]:
+def responses(world, policy, q):
     """Every response to a prompt: probability, mean reward, (previous token, token) of each token.
 
     A sparse reward is 1 or 0, so that a response counts twice, by its chance of each.
@@ -57,7 +56,7 @@ def responses(world: World, policy: Array, q: int) -> list[tuple[float, float, l
     return found
 
 
-def enumerated(world: World, policy: Array, weights: Array) -> Array:
+def enumerated(world, policy, weights):
     """Expected gradient of a group's first response, over all groups of 3; weights by table, [P]."""
     train, total = np.exp(world.log_probs()), np.zeros_like(policy)
     for q in range(world.prompts):
@@ -79,7 +78,7 @@ def enumerated(world: World, policy: Array, weights: Array) -> Array:
 
 
 @pytest.mark.parametrize(("family", "reward"), WORLDS)
-def test_exact_gradients_are_those_of_all_responses(family: Family, reward: Reward) -> None:
+def test_exact_gradients_are_those_of_all_responses(family, reward):
     world = tiny(family, reward, 3 if reward in ("found", "ladder") else 2)
     _, rollout = mismatch.per_context(world, np.random.default_rng(1), 0.5)
     policy = rollout.parts[0].mean()
@@ -92,7 +91,7 @@ def test_exact_gradients_are_those_of_all_responses(family: Family, reward: Rewa
         np.testing.assert_allclose(exact[name], enumerated(world, policy, weights), atol=1e-6)
 
 
-def test_the_gradient_of_a_network_is_that_of_the_expected_reward() -> None:
+def test_the_gradient_of_a_network_is_that_of_the_expected_reward():
     world = tiny("network", "dense", 4)
     params = torch.from_numpy(world.params).requires_grad_()
     prompt, previous, offset, output, bias = (
@@ -129,7 +128,7 @@ MAKES: dict[str, tuple[Make, float]] = {
 
 @pytest.mark.parametrize("name", MAKES)
 @pytest.mark.parametrize(("family", "reward"), WORLDS)
-def test_expected_gradients_agree_with_samples(name: str, family: Family, reward: Reward) -> None:
+def test_expected_gradients_agree_with_samples(name, family, reward):
     make, size = MAKES[name]
     world, rollout = make(tiny(family, reward, 6), np.random.default_rng(1), size)
     exact = judge.expected(world, rollout)
@@ -148,7 +147,7 @@ def test_expected_gradients_agree_with_samples(name: str, family: Family, reward
     assert drawn.length.mean() == pytest.approx(length, abs=4.5 * drawn.length.std() / math.sqrt(4000))
 
 
-def test_the_alignment_of_drawn_batches_is_the_one_that_is_computed() -> None:
+def test_the_alignment_of_drawn_batches_is_the_one_that_is_computed():
     world, rollout = mismatch.per_context(
         replace(tiny("network", "dense", 6), group=8), np.random.default_rng(1), 0.03
     )
@@ -163,7 +162,7 @@ def test_the_alignment_of_drawn_batches_is_the_one_that_is_computed() -> None:
         assert aligned == pytest.approx(found[name].alignment(8), abs=0.03 + errors), name
 
 
-def test_a_dump_holds_what_was_drawn(tmp_path: Path) -> None:
+def test_a_dump_holds_what_was_drawn(tmp_path):
     world, rollout = HOSTS(replace(tiny("network", "found", 9), group=8), np.random.default_rng(1), 0.05)
     drawn = judge.sample(world, rollout, 256, np.random.default_rng(0))
     judge.write(tmp_path / "dump.parquet", rollout, drawn, world.group)
@@ -174,20 +173,20 @@ def test_a_dump_holds_what_was_drawn(tmp_path: Path) -> None:
     assert found.metrics["k1"].value == pytest.approx((drawn.rollout - drawn.train).mean(), abs=1e-6)
 
 
-def test_magnitudes_are_those_at_which_k3_is_as_asked() -> None:
+def test_magnitudes_are_those_at_which_k3_is_as_asked():
     world = tiny("network", "found", 9)
     for make, size in ((mismatch.per_token, 0.1), (partial(mismatch.stale, steps=2), 0.01)):
         found = mismatch.scaled(make, world, np.random.default_rng(1), size, k3=0.005, power=2.0)
         assert judge.facts(*found)[0] == pytest.approx(0.005, rel=0.3)
 
 
-def test_every_candidate_is_among_the_methods_judged() -> None:
+def test_every_candidate_is_among_the_methods_judged():
     assert {one.name for one in CANDIDATES} <= set(judge.METHODS)
     assert set(judge.SEQUENCE) < set(judge.METHODS)
     assert set(judge.SEQUENCE).isdisjoint(one.name for one in CANDIDATES)
 
 
-def test_the_splits_share_no_seed_and_no_world() -> None:
+def test_the_splits_share_no_seed_and_no_world():
     development, final = (regimes.regimes(split) for split in ("development", "final"))
     seeds = [one.seed for one in (*development, *final)]
 
@@ -199,7 +198,7 @@ def test_the_splits_share_no_seed_and_no_world() -> None:
 # ---------------------------------------------------------------- the page
 
 
-def test_the_page_is_made_of_the_results_that_are_kept() -> None:
+def test_the_page_is_made_of_the_results_that_are_kept():
     kept = page.results()
 
     assert page.DOCS.read_text(encoding="utf-8") == page.text(kept), "run `page.write()`"
@@ -208,7 +207,7 @@ def test_the_page_is_made_of_the_results_that_are_kept() -> None:
         assert names in ([], [one.name for one in regimes.regimes(split)])
 
 
-def test_a_choice_is_scored_by_the_best_in_hindsight() -> None:
+def test_a_choice_is_scored_by_the_best_in_hindsight():
     row = {
         "alignment": {str(b): dict.fromkeys(judge.METHODS, 0.4) | {"none": 0.2} for b in judge.BATCHES},
         "best": {str(b): ["token_tis_2.0", 0.5] for b in judge.BATCHES},

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from torch import Tensor
 
 from benchmarks.doctor import faults, make, page
 from benchmarks.doctor.faults import BASES, KINDS, PAIRS, Work
 from benchmarks.doctor.models import Sampling, Shape, build
-from benchmarks.doctor.rollouts import VERSIONS, Base, Rows, World
+from benchmarks.doctor.rollouts import VERSIONS, Base, World
 
 FOLDER = Path("unused")
 BYTES = Shape("tiny", "bytes", 16, 1, 1, modern=True, kv_heads=2)
@@ -27,31 +25,31 @@ RETENTION = Shape("tiny-retention", "words", 16, 2, 1, retention=True, modern=Tr
 class Untrained(World):
     """Random weights, kept nowhere."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape):
         super().__init__(shape, Path("/nonexistent"))
 
     @cached_property
-    def weights(self) -> list[dict[str, Tensor]]:
+    def weights(self):
         return [build(self.shape, self.task.vocabulary).state_dict()] * VERSIONS
 
 
 @cache
-def world(shape: Shape) -> Untrained:
+def world(shape):
     return Untrained(shape)
 
 
 @cache
-def sampled(shape: Shape, base: Base) -> Rows:
+def sampled(shape, base):
     return world(shape)._sampled(base)
 
 
-def work(base: Base | None = None, shape: Shape = BYTES) -> Work:
+def work(base=None, shape=BYTES):
     rows = sampled(shape, base or Base(rows=16, lengths=(8, 24)))
     many = len(rows.group)
     return Work(rows.take(np.arange(many)), np.ones(many, bool), np.random.default_rng(1), world(shape))
 
 
-def changed(before: Work, after: Work) -> Any:
+def changed(before, after):
     """[S, L] bool: tokens whose log-probs or mask are others."""
     one, two = before.rows, after.rows
     return (one.q != two.q) | (one.p != two.p) | (one.mask != two.mask)
@@ -60,13 +58,13 @@ def changed(before: Work, after: Work) -> Any:
 @pytest.mark.parametrize(
     "shape", [BYTES, *(pytest.param(one, marks=pytest.mark.slow) for one in (GRU, MOE, RETENTION))]
 )
-def test_the_engine_in_float32_agrees_with_the_trainer(shape: Shape) -> None:
+def test_the_engine_in_float32_agrees_with_the_trainer(shape):
     rows = work(Base("fp32", rows=16, lengths=(8, 24)), shape).rows
 
     assert np.abs(rows.p - rows.q)[rows.sampled].max() < 1e-5
 
 
-def test_a_sentinel_stands_in_its_share_of_the_tokens() -> None:
+def test_a_sentinel_stands_in_its_share_of_the_tokens():
     fault = work()
     faults.sentinel(fault, -100.0, 0.1)
 
@@ -74,7 +72,7 @@ def test_a_sentinel_stands_in_its_share_of_the_tokens() -> None:
     assert 0.04 < share < 0.2
 
 
-def test_a_shift_moves_the_column_and_nothing_else() -> None:
+def test_a_shift_moves_the_column_and_nothing_else():
     before, after = work(), work()
     faults.off_by_one(after, 2)
 
@@ -83,7 +81,7 @@ def test_a_shift_moves_the_column_and_nothing_else() -> None:
     assert np.array_equal(after.rows.p, before.rows.p)
 
 
-def test_permuted_rows_are_other_rows_of_their_group() -> None:
+def test_permuted_rows_are_other_rows_of_their_group():
     before, after = work(), work()
     faults.row_permutation(after, "group")
 
@@ -95,14 +93,14 @@ def test_permuted_rows_are_other_rows_of_their_group() -> None:
 
 
 @pytest.mark.parametrize("place", ["last", "first"])
-def test_a_boundary_fault_is_one_token_of_each_response(place: str) -> None:
+def test_a_boundary_fault_is_one_token_of_each_response(place):
     before, after = work(), work()
     faults.boundary(after, place)
 
     assert changed(before, after).sum(axis=1).tolist() == [1] * 16
 
 
-def test_a_retokenised_response_differs_from_some_token_on() -> None:
+def test_a_retokenised_response_differs_from_some_token_on():
     before, after = work(), work()
     faults.retokenization(after, "insert", 0.5)
 
@@ -113,7 +111,7 @@ def test_a_retokenised_response_differs_from_some_token_on() -> None:
 
 
 @pytest.mark.parametrize("kind", ["other", "empty", "format"])
-def test_another_context_changes_the_train_column_from_the_first_token_on(kind: str) -> None:
+def test_another_context_changes_the_train_column_from_the_first_token_on(kind):
     before, after = work(), work()
     faults.wrong_context(after, kind)
 
@@ -121,7 +119,7 @@ def test_another_context_changes_the_train_column_from_the_first_token_on(kind: 
     assert np.array_equal(before.rows.q, after.rows.q)
 
 
-def test_inserted_text_is_masked_until_the_mask_is_wrong() -> None:
+def test_inserted_text_is_masked_until_the_mask_is_wrong():
     base = Base(rows=32, lengths=(60, 80), inserts=True)
     before, after = work(base), work(base)
     faults.wrong_mask(after, "tool")
@@ -131,7 +129,7 @@ def test_inserted_text_is_masked_until_the_mask_is_wrong() -> None:
     assert (after.rows.q[added] == 0.0).all()
 
 
-def test_a_temperature_on_one_side_is_a_power_of_the_other() -> None:
+def test_a_temperature_on_one_side_is_a_power_of_the_other():
     base = Base("fp32", Sampling(0.5), rows=16, lengths=(8, 24))
     raw, wrong = work(base), work(base)
     faults.rollout_raw_logprobs(raw)
@@ -142,7 +140,7 @@ def test_a_temperature_on_one_side_is_a_power_of_the_other() -> None:
     assert np.abs(raw.rows.q - raw.rows.p)[raw.rows.sampled].mean() > 0.01
 
 
-def test_only_what_was_sampled_with_top_p_is_above_the_trainer_s_log_probs() -> None:
+def test_only_what_was_sampled_with_top_p_is_above_the_trainer_s_log_probs():
     base = Base("fp32", Sampling(1.0, 0.7), rows=16, lengths=(8, 24))
     fault = work(base)
     honest = np.abs(fault.rows.p - fault.rows.q)[fault.rows.sampled].max()
@@ -152,14 +150,14 @@ def test_only_what_was_sampled_with_top_p_is_above_the_trainer_s_log_probs() -> 
     assert (fault.rows.p - fault.rows.q)[fault.rows.sampled].max() < -0.1
 
 
-def test_storage_in_bf16_leaves_values_of_its_grid() -> None:
+def test_storage_in_bf16_leaves_values_of_its_grid():
     fault = work()
     faults.low_precision_storage(fault, "bf16")
 
     assert not np.any(fault.rows.q[fault.rows.sampled].view(np.int32) & 0xFFFF)
 
 
-def test_a_kernel_that_forgets_agrees_up_to_its_position() -> None:
+def test_a_kernel_that_forgets_agrees_up_to_its_position():
     base = Base("fp32", rows=16, lengths=(30, 40), kernel=("window", 20, 4))
     rows = work(base).rows
 
@@ -168,7 +166,7 @@ def test_a_kernel_that_forgets_agrees_up_to_its_position() -> None:
     assert off[:, 20:].max() > 1e-3
 
 
-def test_plans_are_of_all_causes_and_share_no_model() -> None:
+def test_plans_are_of_all_causes_and_share_no_model():
     plans = {split: make.plan(split) for split in make.SHAPES}
 
     assert sum(map(len, plans.values())) >= 600
@@ -180,7 +178,7 @@ def test_plans_are_of_all_causes_and_share_no_model() -> None:
     assert all(base in BASES for base, _ in PAIRS)
 
 
-def test_a_dump_is_written_with_what_is_known_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dump_is_written_with_what_is_known_of_it(tmp_path, monkeypatch):
     plan = make.plan("development")
     case = next(one for one in plan if one.causes == ("off_by_one",) and one.place == "host")
     monkeypatch.setattr(make, "world", lambda shape, folder: world(BYTES))
@@ -196,6 +194,6 @@ def test_a_dump_is_written_with_what_is_known_of_it(tmp_path: Path, monkeypatch:
     assert entry["off_tokens"] > 0
 
 
-def test_the_page_is_made_of_the_results_that_are_kept() -> None:
+def test_the_page_is_made_of_the_results_that_are_kept():
     if page.RESULTS.exists():
         assert page.DOCS.read_text(encoding="utf-8") == page.text(page.results()), "run `page.write()`"

@@ -1,23 +1,63 @@
-"""The gate as a truth table."""
+"""The gate: evidence, names, training steps, comparison with an earlier result, and the diagnosis."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import statistics
+from functools import partial
 
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offpol_diag.analyze import analyze
+from offpol_diag.cli.defaults import sample
 from offpol_diag.cli.gate import EXITS
+from offpol_diag.directions import GAP, PRESET, WATCHED_GAP, WATCHED_PRESET
+from offpol_diag.engine import breakdowns
 from offpol_diag.errors import UsageError
-from offpol_diag.gate import Bound, distinct_digits, judge, name, outcome, parse, span
-from offpol_diag.gate.bounds import Name, presets_in
+from offpol_diag.gate import Bound, Steps, aliases, distinct_digits, judge, name, outcome, parse, span
+from offpol_diag.gate.baseline import Baseline, compare, difference, not_compared
+from offpol_diag.gate.bounds import Name, Span, Tolerance, comparable, named_tolerance, presets_in, tolerance
+from offpol_diag.gate.diagnosis import ORDER, FailOn, diagnosed, judge_diagnosis
+from offpol_diag.gate.numbers import pool, quantile
 from offpol_diag.gate.verdicts import rule
-from offpol_diag.summary import GateVerdict, Number
-from tests.factory import make_summary
+from offpol_diag.presets import catalogue
+from offpol_diag.report.sections.gate import title
+from offpol_diag.summary import Cause, Diagnosis, GateVerdict, Location, Number, Place
+from offpol_diag.trainers import LOGS
+from tests import oracles
+from tests.factory import make_summary, number
 
-NAN = Number.model_construct(value=math.nan)
+HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
+MAX, MIN = "max", "min"
+EXIT = {True: 0, False: 1, None: 2}
+BOTH_WAYS = pytest.mark.parametrize("judge_by", ["interval", "point"])
+
+
+def between(low, high, value=None, note=None):
+    return Number(value=(low + high) / 2 if value is None else value, interval=(low, high), note=note)
+
+
+def having(name, one):
+    """A result in which the number of that name is this one."""
+    summary = make_summary()
+    preset, _, metric = name.rpartition(".")
+    if preset in summary.presets:
+        summary.presets[preset].metrics[metric] = one
+    else:
+        summary.metrics[name] = one
+    return summary
+
+
+def judged(one, kind, name="k3", limit=1.0, **how):
+    return judge(having(name, one), [Bound(name, kind, limit, **how)])[0]
+
+
+# ---------------------------------------------------------------- the evidence
 
 
 @pytest.mark.parametrize(
@@ -30,64 +70,22 @@ NAN = Number.model_construct(value=math.nan)
         ([], "could not say"),  # nothing judged is not a pass
     ],
 )
-def test_a_failure_beats_could_not_say_and_that_beats_passed(said: list[bool | None], whole: str) -> None:
+def test_a_failure_beats_could_not_say_and_that_beats_passed(said, whole):
     verdicts = [GateVerdict(name="k3", bound="max", limit=1, value=None, passed=passed) for passed in said]
-
     assert outcome(verdicts) == whole
 
 
+def test_warnings_alone_that_could_say_nothing_are_no_pass():
+    unknown, large = Number(unknown="missing column"), Number(value=9.0)
+    assert outcome([judged(unknown, MAX, level="warn")]) == "could not say"
+    assert outcome([judged(large, MAX, level="warn")]) == "passed"
+
+
 @pytest.mark.parametrize("value", [0.1 + 0.2, math.nextafter(1.0, 2), 1e300, -2.5e-300])
-def test_two_different_numbers_are_never_written_alike(value: float) -> None:
+def test_two_different_numbers_are_never_written_alike(value):
     assert len(set(distinct_digits(value, math.nextafter(value, math.inf)))) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("k33", "did you mean k3"),
-        ("icepop.ess_tokens", "analyze the dump with --presets icepop"),
-        ("drift2.k33", "drift2.k3"),
-        ("tokenis.k3", "did you mean token_is.k3"),
-        ("token_is.ess_token", "did you mean ess_tokens"),
-        ("ppo_is_bypass.ess_tokens", "needs current_log_probs"),
-    ],
-)
-def test_a_name_that_is_no_number_is_answered_and_never_passes(name: str, said: str) -> None:
-    verdict = judge(make_summary(), [Bound(name, "max", 1e9)])[0]
-
-    assert verdict.passed is None
-    assert said in verdict.reason
-
-
-def test_a_preset_is_found_by_its_alias_in_any_spelling_and_only_those_named_are_computed() -> None:
-    summary = make_summary()
-    summary.presets["token_is"].aliases.append("token_tis")
-    for said in ("token_is.ess_tokens", "Token-IS.ess_tokens", "token_tis.ess_tokens"):
-        assert judge(summary, [Bound(said, "min", 0.0)])[0].passed is True
-
-    names = ("k3", "drift2.k3", "total.tv", "a.ess_tokens", "a.vetoed", "b.1.ess_tokens", "nobody.k3")
-    assert presets_in(names, {"a", "b.1"}) == ("a", "b.1", "nobody")
-
-
-@pytest.mark.parametrize(
-    "text", ["k3", "k3=", "=1", "", "k3=abc", "k3=nan", "k3=inf", "k3=-inf", "k3=1=2", "k3:1"]
-)
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse(text, "min")
-
-    assert caught.value.hint.startswith("write --min")
-
-
-# ---------------------------------------------------------------- the evidence
-
-
-def between(low: float, high: float, value: float | None = None, note: str | None = None) -> Number:
-    return Number(value=(low + high) / 2 if value is None else value, interval=(low, high), note=note)
-
-
-HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
-MAX, MIN = "max", "min"
 EVIDENCE = [
     # number, kind, by the interval (passed, open), by the value; the limit is 1
     (between(0.2, 0.8), MAX, (True, False), True),
@@ -117,65 +115,44 @@ EVIDENCE = [
     (between(1.2, 1.8, note=HEAVY), MIN, (None, False), None),
     (Number(log10=400.0, note=HEAVY), MIN, (None, False), None),
     (between(0.2, 0.8, note="a few tokens decide it: k̂ = 0.75"), MAX, (True, False), True),
-    (NAN, MAX, (None, False), None),
+    (Number.model_construct(value=math.nan), MAX, (None, False), None),
     (Number.model_construct(value=0.5, interval=(math.nan, 0.6)), MAX, (None, False), None),
     (Number.model_construct(value=math.nan, interval=(0.1, 0.2)), MAX, (None, False), None),
     (Number.model_construct(log10=math.nan), MIN, (None, False), None),
     (Number(unknown="missing column old_log_probs"), MAX, (None, False), None),
     (Number(unknown="overflows float64, and so does its log10"), MIN, (None, False), None),
 ]
-EXIT = {True: 0, False: 1, None: 2}
 
 
-UP, DOWN = ("mean_ratio", "chi2_token", "chi2_sequence"), ("ess_tokens", "ess_sequences")
-
-
-@pytest.mark.parametrize("name", [f"{gap}{one}" for gap in ("", "drift2.", "total.") for one in UP + DOWN])
-@pytest.mark.parametrize("judge_by", ["interval", "point"])
-def test_a_heavy_tail_leaves_no_doubt_of_what_it_can_only_have_hidden(name: str, judge_by: Any) -> None:
-    above, below, around = between(1.2, 1.8, note=HEAVY), between(0.2, 0.8, note=HEAVY), between(0.9, 1.2)
-    cases = [(above, MAX), (above, MIN), (below, MAX), (below, MIN), (around, MAX), (around, MIN)]
-    cases += [(Number(log10=400.0, note=HEAVY), MAX), (Number(value=1.5, note=HEAVY), MAX)]
-    sure = (above, MAX) if name.rpartition(".")[2] in UP else (below, MIN)
-
-    for number, kind in cases:
-        summary = make_summary()
-        summary.metrics[name] = number.model_copy(update={"note": HEAVY})
-        (verdict,) = judge(summary, [Bound(name, kind, 1.0, judge=judge_by)])
-        assert verdict.passed is (False if (number, kind) == sure else None)
-        if verdict.passed is False:
-            assert "k̂ = 0.75" in verdict.reason
-            assert verdict.judged_on == "interval"
-
-
-def judged(number: Number, kind: Any, **how: Any) -> GateVerdict:
-    summary = make_summary()
-    summary.metrics["k3"] = number
-    return judge(summary, [Bound("k3", kind, 1.0, **how)])[0]
-
-
-@pytest.mark.parametrize(("number", "kind", "evidence", "value"), EVIDENCE)
-def test_the_interval_decides_and_the_plain_value_only_where_it_is_asked_or_alone(
-    number: Number, kind: str, evidence: tuple[bool | None, bool], value: bool | None
-) -> None:
-    by_interval, by_value = judged(number, kind), judged(number, kind, judge="point")
+@pytest.mark.parametrize(("one", "kind", "evidence", "value"), EVIDENCE)
+def test_the_interval_decides_and_the_plain_value_only_where_it_is_asked_or_alone(one, kind, evidence, value):
+    by_interval, by_value = judged(one, kind), judged(one, kind, judge="point")
 
     assert (by_interval.passed, by_interval.open) == evidence
     assert (by_value.passed, by_value.open) == (value, False)
-    fine, warned = judged(Number(value=0.0), "max"), judged(number, kind, level="warn")
+    fine, warned = judged(Number(value=0.0), MAX), judged(one, kind, level="warn")
     assert EXITS[outcome([by_interval, fine])] == EXIT[evidence[0]]
     assert EXITS[outcome([warned, fine])] == 0  # only bounds of level error touch the exit code
 
 
-def test_warnings_alone_that_could_say_nothing_are_no_pass() -> None:
-    silent = judged(Number(unknown="missing column"), "max", level="warn")
-
-    assert outcome([silent]) == "could not say"
-    assert outcome([judged(Number(value=9.0), "max", level="warn")]) == "passed"
+@BOTH_WAYS
+@pytest.mark.parametrize("gap", ["", "drift2.", "total."])
+def test_a_heavy_tail_leaves_no_doubt_of_what_it_can_only_have_hidden(gap, judge_by):
+    above, below, around = (between(*ends, note=HEAVY) for ends in ((1.2, 1.8), (0.2, 0.8), (0.9, 1.2)))
+    alone = [(Number(log10=400.0, note=HEAVY), MAX), (Number(value=1.5, note=HEAVY), MAX)]
+    hidden = dict.fromkeys(("mean_ratio", "chi2_token", "chi2_sequence"), (above, MAX))
+    hidden |= dict.fromkeys(("ess_tokens", "ess_sequences"), (below, MIN))
+    for metric, sure in hidden.items():
+        for case in [*((one, kind) for one in (above, below, around) for kind in (MAX, MIN)), *alone]:
+            verdict = judged(*case, f"{gap}{metric}", judge=judge_by)
+            assert verdict.passed is (False if case == sure else None)
+            if case == sure:
+                assert "k̂ = 0.75" in verdict.reason
+                assert verdict.judged_on == "interval"
 
 
 @pytest.mark.parametrize(
-    ("number", "how", "said"),
+    ("one", "how", "said"),
     [
         (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95% interval lies beyond it, from 1.2"),
         (between(0.2, 1.4), "interval", "0.8 ≤ 1; the 95% interval holds values on both sides"),
@@ -187,34 +164,26 @@ def test_warnings_alone_that_could_say_nothing_are_no_pass() -> None:
         (between(0.2, 0.8, note="a few tokens decide it"), "interval", "0.5 ≤ 1; a few tokens decide it"),
     ],
 )
-def test_the_reason_says_what_decided(number: Number, how: Any, said: str) -> None:
-    verdict = judged(number, "max", judge=how)
+def test_the_reason_says_what_decided(one, how, said):
+    verdict = judged(one, MAX, judge=how)
+
     assert verdict.reason.startswith(said)
     alone = "" if verdict.passed is None else "value"
-    assert verdict.judged_on == ("interval" if number.interval and how == "interval" else alone)
+    assert verdict.judged_on == ("interval" if one.interval and how == "interval" else alone)
 
 
-@given(
-    st.floats(-1e6, 1e6),
-    st.floats(0, 1e6),
-    st.floats(0, 1e6),
-    st.floats(-1e6, 1e6),
-    st.sampled_from([MAX, MIN]),
-)
+@given(*[st.floats(-1e6, 1e6)] * 2, *[st.floats(0, 1e6)] * 2, st.sampled_from([MAX, MIN]))
 def test_a_bound_never_fails_while_its_interval_has_a_value_that_keeps_to_it(
-    value: float, below: float, above: float, limit: float, kind: Any
-) -> None:
-    number = between(value - below, value + above, value)
-    ends = (value - below, value + above)
+    value, limit, below, above, kind
+):
+    ruling = rule(between(value - below, value + above, value), kind, limit)
 
-    ruling = rule(number, kind, limit)
-
-    keeps = [end <= limit if kind == "max" else end >= limit for end in ends]
+    keeps = [end <= limit if kind == MAX else end >= limit for end in (value - below, value + above)]
     assert ruling.passed is any(keeps)
     assert ruling.open is (any(keeps) and not all(keeps))
 
 
-# ---------------------------------------------------------------- names
+# ---------------------------------------------------------------- names, spans and tolerances
 
 
 @pytest.mark.parametrize(
@@ -224,33 +193,94 @@ def test_a_bound_never_fails_while_its_interval_has_a_value_that_keeps_to_it(
         ("step:k3", "k3", "step"),
         ("p90:seq_mis.ess_tokens", "seq_mis.ess_tokens", "p90"),
         ("p99.9: k3", "k3", "p99.9"),
+        # names that trainers log keep their gap, preset and quantifier
+        ("kl", "k1", ""),
+        ("p90:rollout_corr/k3_kl", "k3", "p90"),
+        ("total.mismatch/k3_kl", "total.k3", ""),
+        ("drift2.kl", "drift2.k1", ""),
+        ("token_is.actor/ppo_kl", "token_is.ppo_kl", ""),
+        ("step:token_is.rollout_is_eff_sample_size", "token_is.ess_tokens", "step"),
+        ("my.tis.val/rho_clipfrac", "my.tis.truncated_high", ""),
+        ("drift2.mismatch_kl/all/mean", "drift2.mismatch_kl/all/mean", ""),  # it has a gap of its own
     ],
 )
-def test_a_name_may_be_quantified_over_steps(text: str, number: str, over: str) -> None:
-    assert name(text) == Name(number, over)
-    assert parse(f"{text} = 1e-3 ", "max") == Bound(number, "max", 0.001, over)
+def test_a_name_has_a_quantifier_over_steps_a_gap_and_a_preset(text, number, over):
+    logged = text.rpartition(":")[2].strip()
+    said = "" if logged == number else logged
+
+    assert (name(text), name(text).said) == (Name(number, over), said)
+    assert parse(f"{text} = 1e-3 ", MAX) == Bound(number, MAX, 0.001, over, said=said)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("name", "said"),
     [
-        ("steps:k3=1", "did you mean step"),
-        ("Median:k3=1", "did you mean median"),
-        ("avg:k3=1", "a quantifier is step, first, last"),
-        ("p0:k3=1", "say min"),
-        ("p100:k3=1", "say max"),
-        ("p1000:k3=1", "a quantifier is"),
-        (":k3=1", "a quantifier is"),
-        ("median:=1", "median:k3"),
-        ("seq_mis:ess_tokens=1", "quantifier"),
+        ("k33", "did you mean k3"),
+        ("icepop.ess_tokens", "analyze the dump with --presets icepop"),
+        ("drift2.k33", "drift2.k3"),
+        ("tokenis.k3", "did you mean token_is.k3"),
+        ("token_is.ess_token", "did you mean ess_tokens"),
+        ("ppo_is_bypass.ess_tokens", "needs current_log_probs"),
+        # what only a trainer has, or nobody
+        ("rollout_rs_masked_fraction", "name one, PRESET.tokens_rejected"),
+        ("rollout_corr/k3kl", "did you mean rollout_corr/k3_kl"),
+        ("sampling/sampling_logp_difference/max", "trl logs it: "),
+        ("rollout_corr/nothing_like_it_at_all_here", 'no metric "rollout_corr/nothing'),
     ],
 )
-def test_a_quantifier_that_is_none_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse(text, "max")
+def test_a_name_that_is_no_number_is_answered_and_never_passes(name, said):
+    (verdict,) = judge(make_summary(), [parse(f"{name}=1e9", MAX)])
 
+    assert verdict.passed is None
+    assert said in verdict.reason
+
+
+def test_a_preset_is_found_by_its_alias_in_any_spelling_and_only_those_named_are_computed():
+    for said in ("token_is.ess_tokens", "Token-IS.ess_tokens", "token_tis.ess_tokens"):
+        assert judge(make_summary(), [Bound(said, MIN, 0.0)])[0].passed is True
+
+    names = ("k3", "drift2.k3", "total.tv", "a.ess_tokens", "a.vetoed", "b.1.ess_tokens", "nobody.k3")
+    assert presets_in(names, {"a", "b.1"}) == ("a", "b.1", "nobody")
+
+
+TO_MAX = partial(parse, kind=MAX)
+REFUSED = [
+    *(
+        (TO_MAX, f"k3{rest}", "write --max")
+        for rest in ("", "=", "=abc", "=nan", "=inf", "=-inf", "=1=2", ":1")
+    ),
+    *((TO_MAX, text, "write --max") for text in ("=1", "")),
+    (TO_MAX, "steps:k3=1", "did you mean step"),
+    (TO_MAX, "Median:k3=1", "did you mean median"),
+    (TO_MAX, "avg:k3=1", "a quantifier is step, first, last"),
+    (TO_MAX, "p0:k3=1", "say min"),
+    (TO_MAX, "p100:k3=1", "say max"),
+    (TO_MAX, "p1000:k3=1", "a quantifier is"),
+    (TO_MAX, ":k3=1", "a quantifier is"),
+    (TO_MAX, "median:=1", "median:k3"),
+    (TO_MAX, "seq_mis:ess_tokens=1", "quantifier"),
+    *((span, text, "span of steps") for text in ("", "..", "a..b", "1-5", "1.5..2", "1..2..3", "nan", "1e3")),
+    (span, "5..1", 'ends before it begins write "1..5"'),
+    *(
+        (named_tolerance, text, "no tolerance")
+        for text in ("", "%", "-1", "-5%", "nan", "inf%", "10%%", "1+2")
+    ),
+    *((named_tolerance, text, "no tolerance") for text in ("5%+6%", "a", "1%+", "+1")),
+    (named_tolerance, "k3=1=2", "names no number"),
+    (comparable, "step:k3", "different steps"),
+    (diagnosed, "healthy", '"healthy" is no diagnosis to fail on'),
+]
+
+
+@pytest.mark.parametrize(("read", "text", "said"), REFUSED)
+def test_what_is_no_bound_span_tolerance_or_diagnosis_is_refused_with_an_example(read, text, said):
+    with pytest.raises(UsageError) as caught:
+        read(text)
+
+    option = {TO_MAX: "--max", named_tolerance: "--tolerance"}.get(read, '"')
+    assert caught.value.message.startswith(option)
+    assert caught.value.hint
     assert said in f"{caught.value.message} {caught.value.hint}"
-    assert caught.value.message.startswith("--max")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +293,7 @@ def test_a_quantifier_that_is_none_is_refused(text: str, said: str) -> None:
         (" 3 .. 4 ", [3, 4], [5]),
     ],
 )
-def test_a_span_of_steps_holds_both_its_ends(text: str, inside: list[float], outside: list[float]) -> None:
+def test_a_span_of_steps_holds_both_its_ends(text, inside, outside):
     found = span(text)
 
     assert all(step in found for step in inside)
@@ -271,7 +301,583 @@ def test_a_span_of_steps_holds_both_its_ends(text: str, inside: list[float], out
     assert span(str(found)) == found
 
 
-@pytest.mark.parametrize("text", ["", "..", "a..b", "1-5", "5..1", "1.5..2", "1..2..3", "nan", "1e3"])
-def test_what_is_no_span_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        span(text)
+@pytest.mark.parametrize(
+    ("text", "of", "share", "amount"),
+    [
+        ("10%", None, 0.1, 0.0),
+        ("seq_mis.k3 = 0.001", Name("seq_mis.k3"), 0.0, 0.001),
+        ("median:k3=0.001+10%", Name("k3", "median"), 0.1, 0.001),
+        ("kl=1e+2", Name("k1"), 0.0, 100.0),
+        ("5%+1e+2", None, 0.05, 100.0),
+        ("250%", None, 2.5, 0.0),
+    ],
+)
+def test_a_tolerance_is_a_share_an_amount_or_both_of_one_number_or_of_all(text, of, share, amount):
+    named, found = named_tolerance(text)
+
+    assert (named, found.share, found.amount) == (of, pytest.approx(share), pytest.approx(amount))
+    assert tolerance(str(found)) == found
+
+
+# ---------------------------------------------------------------- names that trainers log
+
+LOGGED = {one for log in LOGS.values() for one in log.names()}
+TABLES = ((aliases.GAP, GAP), (aliases.PRESET, PRESET))
+ROWS = [(one, ours, table) for mapping, table in TABLES for one, ours in mapping.items()]
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return analyze([str(sample())], presets=tuple(catalogue.load().values()), workers=1)
+
+
+def logging(summary, logged, ours):
+    """Presets whose trainer logs that name, of the policies that our number is of."""
+    policies = ("current",) if ours.startswith("total.") else ("old", "current") if "." in ours else ("old",)
+    if logged.startswith(("policy/minibatch", "debug/")):
+        policies = ("old", "current")
+    rows = summary.presets.values()
+    return [row for row in rows if row.policy in policies and row.as_logged.get(logged) is not None]
+
+
+@pytest.mark.parametrize(("logged", "ours", "table"), ROWS)
+def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everything, logged, ours, table):
+    assert (ours.rpartition(".")[2] if table is GAP else ours) in table
+    assert logged not in table  # ours come first
+    if logged not in LOGGED:  # verl's words without their namespace, and under that of 2025-10
+        word = logged.rpartition("/")[2].removeprefix("mismatch_")
+        spaced = [f"{one}{word}" for one in ("", "mismatch/", "rollout_corr/", "training/")]
+        mapping = aliases.GAP if table is GAP else aliases.PRESET
+        assert any(mapping.get(one) == ours for one in spaced if one in LOGGED)
+        return
+    rows = logging(everything, logged, ours)
+    assert rows, "no preset of the catalogue logs it"
+    for row in rows if not aliases.unlike(logged) else ():
+        number = everything.metrics[ours] if table is GAP else row.metrics[ours]
+        assert number.value is not None
+        assert math.isclose(row.as_logged[logged] or 0.0, number.value, rel_tol=1e-6, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize(("logged", "ours"), aliases.NEAREST.items())
+def test_what_equals_no_number_of_ours_is_refused_with_its_meaning_and_the_nearest(logged, ours):
+    (verdict,) = judge(make_summary(), [parse(f"{logged}=1", MAX)])
+
+    assert logged in LOGGED
+    assert ours.rpartition(".")[2] in GAP
+    assert (verdict.name, verdict.said, verdict.passed) == (logged, "", None)
+    assert "logs it: " in verdict.reason
+    assert f"the nearest of ours is {ours}" in verdict.reason
+
+
+def test_a_verdict_on_a_logged_name_says_as_what_it_was_taken():
+    (verdict,) = judge(make_summary(), [parse("kl=1", MAX)])
+    (against,) = compare(make_summary(), make_summary(), Baseline(only=(name("mismatch/k3_kl"),)))
+    (bounded,) = judge(make_summary(), [parse("token_is.rollout_is_eff_sample_size=0", MIN)])
+
+    assert (verdict.name, verdict.said, verdict.passed) == ("k1", "kl", True)
+    assert title(verdict) == "kl, taken as k1"
+    assert (against.name, against.said) == ("k3", "mismatch/k3_kl")
+    assert "verl bounds the weights" in bounded.reason
+
+
+# ---------------------------------------------------------------- over training steps
+
+NARROW = 0.001
+around = partial(number, spread=NARROW, unit="nats")
+
+
+def along(*values, sequences=64, first=0, **more):
+    """A result with a k3 at each of some steps, with an interval of ±NARROW."""
+    numbers = [Number(unknown="undefined") if value is None else around(value) for value in values]
+    places = [
+        Place(key=str(step), order=step, tokens=100, sequences=sequences, metrics={"k3": one})
+        for step, one in enumerate(numbers, first)
+    ]
+    return make_summary(by={"step": Location(axis="step", title="step", numeric=True, places=places, **more)})
+
+
+def one(summary, over, limit, kind=MAX, **more):
+    (verdict,) = judge(summary, [Bound("k3", kind, limit, over, **more)])
+    return verdict
+
+
+UNLISTED, WORSE = along(0.01, 0.01, left_out=7), along(0.01, 0.05, 0.09, 0.07)
+PASSED, FAILED, SILENT, UNDECIDED = (True, False), (False, False), (None, False), (True, True)
+
+
+@pytest.mark.parametrize(
+    ("summary", "bound", "ruling", "where", "said"),
+    [
+        (WORSE, ("step", 0.06), FAILED, "step 2", "0.09 is not ≤ 0.06"),
+        (WORSE, ("step", 0.06), FAILED, "step 2", "2 of 4 steps fail: 2, 3"),
+        (along(0.01, 0.05, 0.03), ("step", 0.04, MIN), FAILED, "step 0", "2 of 3 steps fail: 0, 2"),
+        (along(0.0, 0.0205, 0.0195), ("step", 0.02), UNDECIDED, "step 1", "2 of 3 steps hold values"),
+        (along(0.01, None, 0.01), ("step", 0.02), SILENT, "step 1", "1 of 3 steps cannot be judged: 1"),
+        (along(0.01, None, 0.09), ("step", 0.02), FAILED, "step 2", ""),  # it hides no failure
+        (along(*[1.0] * 9), ("step", 0.5), FAILED, "step 0", "9 of 9 steps fail: 0, 1, 2, 3, 4 and 4 more"),
+        (along(0.0205, sequences=4), ("step", 0.02), FAILED, "step 0", "no interval"),
+        (along(0.0205, sequences=5), ("step", 0.02), UNDECIDED, "step 0", ""),
+        *(
+            (along(0.0, None), (over, 1.0), SILENT, "", "at step 1: undefined")
+            for over in ("mean", "max", "p1")
+        ),
+        (along(0.01, None, 0.01), ("last", 1.0), PASSED, "step 2", ""),
+        (along(0.01, None), ("last", 1.0), SILENT, "step 1", "undefined"),
+        # a result that lists only some steps can fail but not pass
+        *(
+            (UNLISTED, (over, 0.02), SILENT, "", "only 2 of 9 steps")
+            for over in ("step", "median", "max", "p90")
+        ),
+        (along(0.01, 0.09, left_out=7), ("step", 0.02), FAILED, "step 1", ""),
+        (UNLISTED, ("last", 0.02), PASSED, "step 1", ""),  # the ends are always listed
+    ],
+)
+def test_a_bound_over_steps_is_judged_by_the_worst_which_is_named(summary, bound, ruling, where, said):
+    verdict = one(summary, *bound)
+
+    assert ((verdict.passed, verdict.open), verdict.where) == (ruling, where)
+    assert said in verdict.reason
+
+
+def test_steps_that_are_unreliable_over_the_dump_that_have_no_number_and_that_overflow():
+    doubted, nameless, huge = along(0.01, 0.01), along(0.01, 0.01), along(0.01, 0.01)
+    doubted.metrics["k3"] = Number(value=0.01, note=HEAVY)
+    for over in ("step", "median", "last"):
+        assert (one(doubted, over, 1.0).passed, "k̂ = 0.75" in one(doubted, over, 1.0).reason) == (None, True)
+
+    row = Place(key="∅", order=9.0, tokens=1, sequences=64, metrics={"k3": around(9.0)})
+    nameless.by["step"].places.append(row)
+    assert (one(nameless, "step", 0.02).passed, one(nameless, "last", 0.02).where) == (True, "step 1")
+
+    huge.by["step"].places[1].metrics["k3"] = Number(log10=400.0)  # the largest
+    assert [one(huge, over, 1.0).passed for over in ("max", "min", "mean")] == [False, True, None]
+    assert one(huge, "max", 1.0).log10 == 400.0
+
+
+@pytest.mark.parametrize(
+    ("summary", "name", "more", "said"),
+    [
+        (make_summary(by={}), "k3", {}, "no column step"),
+        (along(0.01), "k33", {}, "did you mean k3"),
+        (along(0.01), "token_is.k3", {}, "is not listed by step in this result; gate the dump itself"),
+        (along(0.01), "drift2.k3", {}, "missing column"),
+        (along(0.01), "ppo_is_bypass.k3", {}, "needs current_log_probs"),
+        (along(0.01), "nobody.k3", {"over": "median"}, "nobody"),
+        (along(0.01), "k3", {"steps": Steps(Span(7, 9))}, "no step of this dump is among 7..9"),
+        (along(), "k3", {}, "no row of this dump has a step"),
+    ],
+)
+def test_what_is_not_there_by_step_is_said_and_never_passes(summary, name, more, said):
+    (verdict,) = judge(summary, [Bound(name, MAX, 1.0, **{"over": "step", **more})])
+
+    assert verdict.passed is None
+    assert said in verdict.reason
+
+
+def test_the_steps_of_a_dump_of_two_policies_are_those_of_the_total():
+    summary = along(0.01, 0.09)
+    summary.metrics |= {"total.k3": around(0.05), "k3": Number(unknown="missing column old_log_probs")}
+    total, first = judge(summary, [Bound(name, MAX, 0.02, "step") for name in ("total.k3", "k3")])
+
+    assert (total.passed, total.where, first.passed) == (False, "step 1", None)
+    assert "missing column old_log_probs" in first.reason
+
+
+def test_a_span_of_steps_is_judged_alone_and_a_bound_is_never_left_out_whole():
+    summary = along(0.09, 0.09, 0.01, 0.01, first=10)
+
+    assert one(summary, "step", 0.02, steps=Steps(Span(12))).passed is True
+    assert one(summary, "step", 0.02, steps=Steps(Span(11))).where == "step 11"
+    assert one(summary, "median", 0.02, steps=Steps(Span(12))).value == 0.01
+    assert one(summary, "step", 0.02, steps=Steps(Span(), (Span(last=11),))).steps == "except ..11"
+    assert one(UNLISTED, "step", 0.02, steps=Steps(Span(1, 1))).passed is True  # of one, none is left out
+
+    early = Bound("k3", MAX, 1.0, "step", steps=Steps(Span(last=9)), source="f")
+    late = Bound("k3", MAX, 0.02, "step", steps=Steps(Span(10)), source="f")
+    assert [one.limit for one in judge(along(0.01, first=20), [early, late])] == [0.02]
+    assert [one.limit for one in judge(along(0.01, first=0), [early, late])] == [1.0]
+    for summary in (make_summary(by={}), along(0.01, first=20)):
+        assert [one.passed for one in judge(summary, [early])] == [None]
+
+
+@pytest.mark.parametrize(
+    ("over", "value", "where"),
+    [
+        ("first", 0.03, "step 0"),
+        ("last", 0.02, "step 4"),
+        ("min", 0.01, "step 1"),
+        ("max", 0.09, "step 3"),
+        ("mean", statistics.fmean([0.03, 0.01, 0.05, 0.09, 0.02]), ""),
+        ("median", 0.03, ""),
+        ("p25", 0.02, ""),
+        ("p90", 0.074, ""),
+    ],
+)
+def test_a_quantifier_makes_one_number_of_all_steps(over, value, where):
+    verdict = one(along(0.03, 0.01, 0.05, 0.09, 0.02), over, 1.0)
+
+    assert (verdict.value, verdict.where) == (pytest.approx(value, rel=1e-12), where)
+    assert verdict.interval == pytest.approx((value - NARROW, value + NARROW), rel=1e-9)
+
+
+def test_the_interval_of_a_quantifier_is_that_of_the_ends_and_a_percentile_is_numpys():
+    pooled = pool((number(1.0, 0.5), number(2.0, 0.1), number(3.0, 1.5)), "median")
+
+    assert (pooled.value, pooled.interval) == (2.0, (1.5, 2.1))
+    assert pool((number(1.0), number(3.0)), "mean") == number(2.0)
+    assert pool((number(1.0), number(3.0, 1.0)), "mean").interval == (1.5, 2.5)
+    values = [3.0, -1.0, 7.5, 2.0, 2.0, 11.0]
+    for share in (0.01, 0.1, 0.25, 0.5, 0.9, 0.999):
+        assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory):
+    """Three steps of twelve sequences, three policies, advantages."""
+    rows = oracles.make_rows(0.2, seed=5, many=36)
+    for at, row in enumerate(rows):
+        row |= {"step": at // 12, "group_id": f"{at // 12}-{at // 2}"}
+    return oracles.write(rows, tmp_path_factory.mktemp("steps") / "dump.parquet")
+
+
+def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_other_number(dump, tmp_path):
+    rows = catalogue.load()
+    normal = next(one for one in rows.values() if one.weight and one.weight.normalize and one.apply)
+    presets = (*rows.resolve("token_is,seq_mis"), normal)
+    names = {"drift2.k3", "f_1_1", "token_is.ess_tokens", "seq_mis.tokens_rejected", "seq_mis.pg_loss"}
+    names |= {f"{normal.name}.weight_mean"}
+    nowhere = ("khat_tokens", "ess_sequences", "token_is.weight_max", "no", "token_is.no", "nobody.k3")
+    found = analyze([dump], presets=presets, by_step=(*names, *nowhere), workers=1)
+    plain, whole = analyze([dump], presets=presets, workers=1), pq.read_table(dump)
+
+    assert (found.metrics, found.presets) == (plain.metrics, plain.presets)
+    assert len({place.asked["f_1_1"].value for place in found.by["step"].places}) == 3
+    for place in found.by["step"].places:
+        part = tmp_path / f"{place.key}.parquet"
+        pq.write_table(whole.filter(pc.equal(whole["step"], int(place.key))), part)
+        alone = analyze([str(part)], presets=presets, workers=1)
+        flat = alone.metrics | {
+            f"{row}.{name}": one for row, its in alone.presets.items() for name, one in its.metrics.items()
+        }
+        assert set(place.asked) == names
+        for key in names:
+            assert place.asked[key].value == pytest.approx(flat[key].value, rel=1e-9)
+
+
+def test_asking_by_step_lists_every_step(dump, monkeypatch):
+    monkeypatch.setattr(breakdowns, "MOST_LISTED", 2)
+    for asked, left_out in (((), 1), (("k3",), 0)):
+        assert analyze([dump], by_step=asked, workers=1).by["step"].left_out == left_out
+
+
+# ---------------------------------------------------------------- against an earlier result
+
+NONE = Tolerance()
+
+
+def compared(name, now, base, allowed="0", **more):
+    asked = Baseline(only=(Name(name),), default=tolerance(allowed), **more)
+    (verdict,) = compare(having(name, now), having(name, base), asked)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "now", "passed"),
+    [
+        ("k3", 0.1, 0.2, False),
+        ("k3", 0.2, 0.1, True),
+        ("ess_tokens", 0.9, 0.5, False),
+        ("mean_ratio", 1.01, 1.2, False),
+        ("mean_ratio", 1.01, 0.8, False),
+        ("mean_ratio", 0.8, 1.1, True),  # on the other side, and nearer
+        ("k1", 0.1, -0.2, False),
+        ("ppl_train", 2.0, 2.5, False),  # neither way is worse: any change counts
+        ("ppl_train", 2.0, 2.0, True),
+        ("seq_mis.ess_tokens", 0.9, 0.5, False),
+        ("seq_mis.tokens_rejected", 0.5, 0.1, True),
+        ("seq_mis.loss_scale_removed", 1.0, 0.7, False),
+        ("drift2.ess_tokens", 0.9, 0.5, False),
+    ],
+)
+def test_each_metric_knows_which_way_is_worse(name, base, now, passed):
+    assert compared(name, number(now, 0.001), number(base, 0.001)).passed is passed
+
+
+def test_every_metric_of_a_result_has_its_way(everything):
+    assert {name.rpartition(".")[2] for name in everything.metrics} == set(GAP) > set(WATCHED_GAP)
+    assert set(everything.presets["token_is"].metrics) == set(PRESET) > set(WATCHED_PRESET)
+
+
+@pytest.mark.parametrize(
+    ("now", "base", "allowed", "ruling"),
+    [
+        (number(1.2, 0.01), number(1.0, 0.01), "10%", FAILED),
+        (number(1.2, 0.2), number(1.0, 0.01), "10%", UNDECIDED),  # wide: no evidence
+        (number(1.2, 0.01), number(1.0, 0.2), "10%", UNDECIDED),  # the baseline's interval counts as much
+        (number(1.05, 0.01), number(1.0, 0.01), "10%", PASSED),
+        (number(1.2, 0.01), number(1.0, 0.01), "0.3", PASSED),
+        (number(1.2, 0.01), number(1.0, 0.01), "10%+0.2", PASSED),
+        (number(1.2), number(1.0, 0.001), "10%", FAILED),  # no interval: the values
+        (number(1.2, 0.001), number(1.0), "30%", PASSED),
+        (number(1.1), number(1.0), "0.1", FAILED),  # 1.1 − 1.0 > 0.1 in floating point
+        (number(1.5), number(1.0), "0.5", PASSED),  # on what is allowed
+        (number(0.0), number(0.0), "10%", PASSED),
+        (number(0.02, 0.001), number(0.0, 0.0), "10%", FAILED),  # a tenth of nothing is nothing
+    ],
+)
+def test_a_comparison_fails_only_where_the_whole_interval_of_the_difference_is_beyond(
+    now, base, allowed, ruling
+):
+    verdict = compared("k3", now, base, allowed)
+    assert (verdict.passed, verdict.open) == ruling
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "base", "allowed", "said"),
+    [
+        ("k3", number(1.5, 0.03), 0.04, "0.1", "worse by 0.5 [0.45, 0.55], 0.1 allowed; the whole 95%"),
+        ("k3", number(1.5, 0.03), 0.04, "0.5", "worse by 0.5 [0.45, 0.55], 0.5 allowed"),
+        ("k3", number(0.5, 0.03), 0.04, "0.1", "better by 0.5 [0.45, 0.55], 0.1 allowed"),
+        ("ess_tokens", number(0.5, 0.03), 0.04, "1", "worse by 0.5 [0.45, 0.55], 1 allowed"),
+        ("mean_ratio", number(0.5, 0.03), 0.0, "1", "worse by 0.5 [0.47, 0.53], 1 allowed"),
+        ("ppl_train", number(0.5, 0.03), 0.04, "1", "changed by -0.5 [-0.55, -0.45], 1 allowed"),
+        ("k3", number(1.5), 0.001, "1", "worse by 0.5, 1 allowed; no interval"),
+        # the end that is worse stays the far one, and no distance is below 0
+        ("ess_tokens", between(0.4, 0.52, 0.5), 0.0, "1", "worse by 0.5 [0.48, 0.6], 1"),
+        ("mean_ratio", between(0.99, 1.012, 1.001), 0.0, "1", "worse by 0.001 [0, 0.012], 1"),
+        ("k3", number(1.0, 0.03), 0.04, "0", "worse by 0 [-0.05, 0.05], 0 allowed"),
+    ],
+)
+def test_the_reason_says_by_how_much_and_how_sure_that_is(name, now, base, allowed, said):
+    assert compared(name, now, number(1.0, base), allowed).reason.startswith(said)
+
+
+def test_each_end_of_a_difference_is_made_of_the_ends_that_make_it_likely():
+    one, other = between(4.0, 8.0, 5.0), between(-3.0, 3.0, 1.0)
+    assert difference(one, other).interval == pytest.approx((4 - math.hypot(1, 2), 4 + math.hypot(3, 4)))
+
+    normal = difference(number(3.0, 1.96 * 0.3), number(2.0, 1.96 * 0.4))  # the textbook interval
+    assert normal.interval == pytest.approx((1 - 1.96 * 0.5, 1 + 1.96 * 0.5), rel=1e-12)
+
+
+def test_of_two_runs_that_are_alike_one_in_forty_is_called_worse():
+    """16,000 pairs of skewed numbers (e^z), each with its own interval: 2.5%, within 0.5 points."""
+    drawn = np.random.default_rng(11).normal(0, 0.3, (2, 16_000))
+    reach = 1.96 * 0.3
+    now, base = ([between(*map(math.exp, (z - reach, z + reach, z))) for z in row] for row in drawn)
+    worse = [difference(*pair).interval[0] > 0 for pair in zip(now, base, strict=True)]
+
+    assert np.mean(worse) == pytest.approx(0.025, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "limit", "centre"),
+    [
+        ("k3", "max", 1.1, None),
+        ("ess_tokens", "min", 0.9, None),
+        ("mean_ratio", "within", 0.0, 1.0),
+        ("ppl_train", "within", 0.1, 1.0),
+    ],
+)
+def test_a_verdict_says_what_the_value_was_compared_with(name, bound, limit, centre):
+    verdict = compared(name, number(1.0, 0.001), number(1.0, 0.001), "10%", label="base.json")
+
+    assert (verdict.bound, verdict.limit, verdict.centre) == (bound, pytest.approx(limit), centre)
+    assert (verdict.baseline, verdict.baseline_interval) == (1.0, (0.999, 1.001))
+    assert (verdict.tolerance, verdict.source) == ("10%", "base.json")
+
+
+def test_a_distance_from_one_is_compared_as_a_distance():
+    across = compared("mean_ratio", between(0.99, 1.012, 1.001), number(1.0, 0.002))
+    verdict = compared("mean_ratio", number(1.05, 0.001), number(1.02, 0.001), "10%")
+
+    assert (across.passed, across.open, verdict.passed) == (True, True, False)
+    assert verdict.limit == pytest.approx(0.022)  # a tenth of the distance, not of the value
+
+
+DOUBTED, SOUND, UNKNOWN = between(0.5, 1.5, note=HEAVY), number(1.0, 0.001), Number(unknown="missing column")
+
+
+@pytest.mark.parametrize(
+    ("now", "base", "said"),
+    [
+        (UNKNOWN, SOUND, "missing column"),
+        (SOUND, UNKNOWN, "base.json: missing column"),
+        (DOUBTED, SOUND, "unreliable: k̂"),
+        (SOUND, DOUBTED, "base.json: unreliable: k̂"),
+        (Number(log10=400.0), SOUND, "overflows"),
+        (SOUND, Number(log10=400.0), "base.json: the value overflows"),
+        (Number.model_construct(value=math.nan), SOUND, "not a number"),
+    ],
+)
+@BOTH_WAYS
+def test_what_is_not_known_on_both_sides_is_never_said_to_be_no_worse(now, base, said, judge_by):
+    verdict = compared("k3", now, base, "1000%", label="base.json", judge=judge_by)
+
+    assert verdict.passed is None
+    assert said in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "base", "passed"),
+    [
+        ("mean_ratio", number(19.0, 5.0), 1.0, False),
+        ("mean_ratio", number(0.5, 0.1), 1.0, None),  # with the hidden weights it might be 1
+        ("mean_ratio", number(1.05, 0.1), 1.0, None),
+        ("chi2_token", number(9.0, 1.0), 1.0, False),
+        ("chi2_token", number(0.1, 0.01), 1.0, None),
+        ("ess_tokens", number(0.1, 0.05), 0.9, False),
+        ("ess_tokens", number(0.9, 0.05), 0.1, None),
+        ("k3", number(9.0, 1.0), 1.0, None),
+        ("mean_ratio", number(19.0), 1.0, None),
+    ],
+)
+@BOTH_WAYS
+def test_a_heavy_tail_leaves_no_doubt_that_it_is_worse_than_a_baseline_without(
+    name, now, base, passed, judge_by
+):
+    heavy = now.model_copy(update={"note": HEAVY})
+    verdict = compared(name, heavy, number(base, 0.001), "10%", judge=judge_by)
+
+    assert verdict.passed is passed
+    assert "k̂ = 0.75" in verdict.reason
+
+
+def test_a_name_that_one_side_lacks_and_a_preset_that_is_another_method_there_are_said():
+    now, base = make_summary(), make_summary()
+    del base.metrics["k3"], base.presets["seq_mis"]
+    base.presets["geo_rs"].method = "weight sum truncate ≤ 3"
+    said = {
+        "k3": 'base.json: no metric "k3"',
+        "seq_mis.k3": "base.json has no preset seq_mis; it has disabled, token_is",
+        "k33": "did you mean k3",
+        "token_is.nope": 'no metric "nope" of token_is',
+        "geo_rs.k3": "geo_rs is another method in base.json: weight sum truncate ≤ 3 there",
+    }
+    for one in compare(now, base, Baseline("base.json", only=tuple(map(Name, said)))):
+        assert one.passed is None
+        assert said[one.name] in one.reason
+
+    both = {one.name: one for one in compare(now, base, Baseline("b", presets=("seq_mis", "token_tis")))}
+    assert both["seq_mis.ess_tokens"].passed is None
+    assert "b has no preset seq_mis; it has disabled" in both["seq_mis.ess_tokens"].reason
+    assert both["token_tis.ess_tokens"].passed is True
+
+
+def test_what_is_watched_by_default_is_what_the_baseline_can_be_trusted_with():
+    now, base = make_summary(), having("ess_tokens", DOUBTED)
+    now.metrics["pearson"] = DOUBTED  # got worse since: that is told
+
+    found = {one.name: one.passed for one in compare(now, base, Baseline())}
+    assert "ess_tokens" not in found
+    assert (found["pearson"], found["k3"]) == (None, True)
+    assert not any(name.startswith(("drift2.", "total.", "seq_mis.")) for name in found)
+    assert "ess_tokens: unreliable in the baseline" in not_compared(now, base, Baseline())
+    assert "name them with --presets" in not_compared(now, base, Baseline())
+    every = Baseline(presets=("all",))
+    named = {one.name.split(".")[0] for one in compare(now, base, every) if "." in one.name}
+    assert named >= {"token_is", "seq_mis", "geo_rs"}
+    assert "presets" not in not_compared(now, base, every)
+
+    own = {name: one for name, one in base.metrics.items() if "." not in name}
+    base.metrics = dict.fromkeys(own, UNKNOWN) | {f"total.{name}": one for name, one in own.items()}
+    names = [one.name for one in compare(base, base, Baseline())]  # of two policies
+    assert ("total.k3" in names, "k3" in names) == (True, False)
+
+
+def test_numbers_named_with_a_tolerance_are_compared_besides_and_only_leaves_out_the_rest():
+    summary = make_summary()
+    besides = Baseline(tolerances={Name("khat_tokens"): Tolerance(amount=0.1), Name("k3"): Tolerance(0.5)})
+    alone = Baseline(only=(Name("k3"),), tolerances={Name("f_2"): Tolerance(0.5)})
+
+    found = compare(summary, summary, besides)
+    assert found[0].name == "khat_tokens"
+    assert [one.tolerance for one in found if one.name == "k3"] == ["50%"]
+    found = compare(summary, summary, alone)
+    assert [(one.name, one.tolerance) for one in found] == [("k3", "10%"), ("f_2", "50%")]
+    assert not_compared(summary, summary, alone) == ""
+
+
+def test_a_quantifier_is_compared_over_the_steps_of_each_run():
+    named = Baseline(only=(Name("k3", "median"), Name("k3", "last")))
+    found = compare(along(0.01, 0.02, 0.09), along(0.01, 0.01), named)
+
+    assert [(one.name, one.value, one.baseline, one.passed) for one in found] == [
+        ("median:k3", 0.02, 0.01, False),
+        ("last:k3", 0.09, 0.01, False),
+    ]
+
+
+# ---------------------------------------------------------------- the diagnosis
+
+CAUSE = Cause(
+    id="off_by_one",
+    statement="Each log-prob belongs to the token before it.",
+    statistic="all of 512 sequences",
+    fix="Drop the first log-prob of the rollout, e.g. with [1:]. Then log the position as well.",
+)
+NOTHING = "no diagnosis"
+
+
+def diagnosis(verdict):
+    """A result with that diagnosis, or without one."""
+    if verdict == NOTHING:
+        return make_summary(diagnosis=None)
+    causes = [CAUSE] if verdict == "bug" else []
+    return make_summary(diagnosis=Diagnosis(verdict=verdict, headline="What it is.", causes=causes))
+
+
+TRUTH = {  # verdict → (passed, open) where honest_mismatch, cannot_tell and bug fail
+    "healthy": [PASSED, PASSED, PASSED],
+    "honest_mismatch": [FAILED, PASSED, PASSED],
+    "cannot_tell": [UNDECIDED, FAILED, UNDECIDED],
+    "bug": [FAILED, FAILED, FAILED],
+    NOTHING: [SILENT, SILENT, SILENT],
+}
+
+
+@pytest.mark.parametrize("level", ["error", "warn"])
+@pytest.mark.parametrize("verdict", TRUTH)
+def test_a_diagnosis_fails_what_names_it_or_a_milder_one(verdict, level):
+    for fails, said in zip(ORDER[1:], TRUTH[verdict], strict=True):
+        (found,) = judge_diagnosis(diagnosis(verdict), [FailOn(fails, level)])
+
+        assert (found.passed, found.open) == said
+        assert (found.diagnosis, found.diagnosis_fails) == (None if verdict == NOTHING else verdict, fails)
+        code = EXIT[said[0]]
+        assert EXITS[outcome([found])] == (code if level == "error" or code == 2 else 0)
+
+
+@pytest.mark.parametrize("base", TRUTH)
+@pytest.mark.parametrize("now", TRUTH)
+def test_a_diagnosis_may_not_become_worse_than_the_baselines(now, base):
+    asked = Baseline("base.json", (Name("diagnosis"),), level="warn")
+    (found,) = compare(diagnosis(now), diagnosis(base), asked)
+
+    known = NOTHING not in (now, base)
+    assert found.passed is (ORDER.index(now) <= ORDER.index(base) if known else None)
+    assert (found.level, found.source) == ("warn", "base.json")
+    assert (f"it was {base.replace('_', ' ')} in base.json" in found.reason) is (found.passed is False)
+
+
+def test_a_baseline_with_a_diagnosis_watches_it_unless_only_names_others():
+    def names(base, **how):
+        return [one.name for one in compare(make_summary(), base, Baseline(**how))]
+
+    assert names(make_summary())[-1] == "diagnosis"
+    assert "diagnosis" not in names(diagnosis(NOTHING))
+    assert names(make_summary(), only=(Name("k3"),)) == ["k3"]
+
+
+def test_the_reason_names_the_cause_and_what_to_change_first():
+    bug, honest, unsure = (
+        next(judge_diagnosis(summary, [FailOn("bug")])).reason
+        for summary in (diagnosis("bug"), make_summary(), diagnosis("cannot_tell"))
+    )
+    assert bug == (
+        "bug (off_by_one): Each log-prob belongs to the token before it; "
+        "fix: Drop the first log-prob of the rollout, e.g. with [1:]"
+    )
+    assert honest.startswith("honest mismatch: The two engines disagree")
+    assert "--fail-on cannot_tell fails for that" in unsure
+    assert [diagnosed(one) for one in ("bug", " Cannot-Tell ", "honest_mismatch")] == list(ORDER[:0:-1])

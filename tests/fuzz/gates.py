@@ -55,46 +55,11 @@ SETTINGS: dict[str, Any] = {
     "quiet": True,
 }
 PRESETS = b'[own]\nsummary = "x"\n[own.weight]\nupper = 2\n'
-SPANS = (
-    "1..2",
-    "..",
-    "2..1",
-    "1..",
-    "..9",
-    "-1..3",
-    "0",
-    "1...2",
-    "9" * 400 + "..",
-    "1.5..2",
-    "a..b",
-    " 1 .. 2 ",
-)
-NAMES = (
-    "k3",
-    "rollout_corr/kl",
-    "total.mismatch/k3_kl",
-    "token_is.rollout_is_eff_sample_size",
-    "train/mis_k3_kl",
-    "a.b/c.",
-    "diagnosis",
-    "step:k3",
-    "p0:k3",
-    "p100:k3",
-    "p101:k3",
-    "p99999:k3",
-    "first:drift2.k3",
-    "last:token_is.ess_tokens",
-    "total.k3",
-    "median:",
-    ":k3",
-    "step:step:k3",
-    "token_is.",
-    ".k3",
-    "nothing",
-    "none.k3",
-    "k3.k3.k3",
-    "mean:seq_mis.ess_sequences",
-)
+SPANS = ("..", "2..1", "1..", "..9", "-1..3", "0", "1...2", "9" * 400 + "..", "1.5..2", "a..b", " 1 .. 2 ")
+LOGGED = ("rollout_corr/kl", "total.mismatch/k3_kl", "token_is.rollout_is_eff_sample_size", "train/mis_k3_kl")
+OVER = ("step:k3", "p0:k3", "p100:k3", "p101:k3", "p99999:k3", "first:drift2.k3", "last:token_is.ess_tokens")
+NONE = ("a.b/c.", "median:", ":k3", "step:step:k3", "token_is.", ".k3", "nothing", "none.k3", "k3.k3.k3")
+NAMES = (*LOGGED, *OVER, *NONE, "k3", "diagnosis", "total.k3", "mean:seq_mis.ess_sequences")
 AMOUNTS = ("10%", "0", "-5%", "10%+0.001", "nan", "inf%", "1e400", "9" * 400 + "%", "%", "+", "10%%", "1%+1%")
 
 
@@ -117,15 +82,14 @@ def _gates(random: Random) -> runner.Input:
         _reword(random, whole)
     text = _text(random, whole)
     source = random.choice(("base.json", "base.json", "base.json", "a.parquet"))
-    more = random.choice(
-        (
-            (),
-            ("--baseline", "base.json"),
-            ("--html", "g.html", "--junit", "g.xml"),
-            ("--md", "-", "--json", "g.json"),
-            ("--point", "--junit", "-"),
-        )
+    options = (
+        "",
+        "--baseline base.json",
+        "--html g.html --junit g.xml",
+        "--md - --json g.json",
+        "--point --junit -",
     )
+    more = random.choice(options).split()
     environment = random.choice(({}, {}, {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": "s.md"}))
     return runner.Input(
         ("gate", source, "--gates", "g.toml", *more), results() | {"g.toml": text}, environment
@@ -163,20 +127,20 @@ def _settings(random: Random) -> runner.Input:
     if name == "pyproject.toml":
         table = {"tool": {"offpol-diag": table}}
     files = results() | {"p.toml": PRESETS, name: _text(random, table)}
-    ways: tuple[tuple[str, ...], ...] = (
-        ("analyze", "a.parquet", "--no-html", "--json", "r.json"),
-        ("analyze", "a.parquet", "--no-html", "--presets", "token_is"),
-        ("analyze", "a.parquet", "--presets", "token_is", "--tally", "t.json"),
-        ("gate", "base.json", "--max", "k3=1"),
-        ("gate", "a.parquet", "--max", "k3=1", "--md", "-"),
-        ("compare", "--presets", "token_is,none"),
-        ("sweep", "--preset", "token_is"),
-        ("presets", "token_is"),
-        ("presets", "--json", "-"),
-        ("report", "base.json", "-o", "r.html"),
+    ways = (
+        "analyze a.parquet --no-html --json r.json",
+        "analyze a.parquet --no-html --presets token_is",
+        "analyze a.parquet --presets token_is --tally t.json",
+        "gate base.json --max k3=1",
+        "gate a.parquet --max k3=1 --md -",
+        "compare --presets token_is,none",
+        "sweep --preset token_is",
+        "presets token_is",
+        "presets --json -",
+        "report base.json -o r.html",
     )
     environment = random.choice(({}, {}, {"OFFPOL_DIAG_SEED": "3"}))
-    return runner.Input(random.choice(ways), files, environment)
+    return runner.Input(tuple(random.choice(ways).split()), files, environment)
 
 
 def _text(random: Random, table: Any) -> bytes:

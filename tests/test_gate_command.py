@@ -1,0 +1,616 @@
+"""The command `gate`: files of bounds with every slip in its place, exit codes, and all that it writes."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from junitparser import Error, Failure, JUnitXml, Skipped
+from typer.testing import CliRunner
+
+from offpol_diag import api
+from offpol_diag.cli import app
+from offpol_diag.errors import GateFileError
+from offpol_diag.gate import beyond, requirements
+from offpol_diag.gate.bounds import Name, Steps, Tolerance
+from offpol_diag.gate.diagnosis import FailOn, judge_diagnosis
+from offpol_diag.gate.file import read
+from offpol_diag.report.render.annotations import annotated
+from offpol_diag.report.render.html import render_html
+from offpol_diag.report.render.junit import render_junit
+from offpol_diag.report.render.markdown import render_markdown
+from offpol_diag.report.sections.gate import bound, gate, holds
+from offpol_diag.summary import GateVerdict, loads
+from tests.factory import make_summary, number
+from tests.test_gate import NOTHING, diagnosis, having
+
+GATES, NOW, BASE = (Path(name) for name in ("gates.toml", "now.json", "base.json"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+    for path in (NOW, BASE):
+        path.write_text(make_summary().to_json())
+
+
+def gates(text):
+    GATES.write_text(text, encoding="utf-8")
+    return read(GATES)
+
+
+def run(*arguments, source=NOW, **env):
+    return CliRunner().invoke(app, ["gate", str(source), *arguments], env=env)
+
+
+def asked(at_most=(), file=None, result=None, tolerances=(), only=None, presets="", fail_on=()):
+    return requirements(at_most, [], file, result, tolerances, only, presets, False, fail_on)
+
+
+# ---------------------------------------------------------------- gate files
+
+WHOLE = """
+[defaults]
+level = "warn"
+judge = "point"
+
+[diagnosis]
+fail_on = ["bug", "cannot-tell"]
+note = "agreed"
+
+[[bound]]
+name = "step:k3"
+max = 0.002
+min = -1
+level = "error"
+steps = "10.."
+note = "FP8 on H100 runs at 0.0015"
+
+[[bound.override]]
+steps = "..19"
+max = 0.02
+level = "warn"
+
+[[bound.override]]
+steps = 15
+max = 0.5
+judge = "interval"
+
+[[bound.override]]
+steps = "..5"
+max = 2
+
+[[bound]]
+name = "ess_tokens"
+presets = ["token_is", "seq_mis", "geo_rs"]
+min = 0.9
+
+[[bound.override]]
+presets = ["seq_mis"]
+min = 0.4
+max = 0.99
+
+[[bound.override]]
+presets = ["seq_mis", "geo_rs"]
+level = "error"
+
+[baseline]
+result = "base.json"
+tolerance = "5% + 0.1"
+only = ["k3", "median:k3"]
+presets = ["token_is"]
+level = "error"
+
+[baseline.tolerances]
+k3 = 0.001
+"seq_mis.ess_tokens" = "20%"
+"""
+
+
+def test_a_file_is_spread_out_into_bounds():
+    found = gates(WHOLE)
+
+    assert [
+        (one.name, one.kind, one.limit, str(one.steps), one.level, one.judge) for one in found.bounds
+    ] == [
+        ("k3", "max", 0.002, "10.., except ..19, 15, ..5", "error", "point"),
+        ("k3", "min", -1, "10.., except ..19, 15, ..5", "error", "point"),
+        ("k3", "max", 0.02, "10..19, except 15, ..5", "warn", "point"),
+        ("k3", "min", -1, "10..19, except 15, ..5", "warn", "point"),
+        ("k3", "max", 0.5, "15, except ..5", "error", "interval"),
+        ("k3", "min", -1, "15, except ..5", "error", "interval"),  # none of the steps ..5, outside the bound
+        ("token_is.ess_tokens", "min", 0.9, "", "warn", "point"),
+        ("seq_mis.ess_tokens", "max", 0.99, "", "error", "point"),
+        ("seq_mis.ess_tokens", "min", 0.4, "", "error", "point"),
+        ("geo_rs.ess_tokens", "min", 0.9, "", "error", "point"),
+    ]
+    assert {one.source for one in found.bounds} == {"gates.toml: [[bound]] 1", "gates.toml: [[bound]] 2"}
+    assert found.bounds[0].note == "FP8 on H100 runs at 0.0015"
+    parts = [one for one in found.bounds if one.name == "k3" and one.kind == "max"]
+    for step, limit in {10: 0.02, 15: 0.5, 19: 0.02, 20: 0.002, 999: 0.002}.items():
+        assert [one.limit for one in parts if step in one.steps] == [limit]  # of overrides the last decides
+    assert not any(9 in one.steps for one in parts)
+
+
+def test_a_file_says_what_is_asked_of_the_baseline_and_which_diagnoses_fail():
+    found = gates(WHOLE)
+
+    assert found.result == BASE
+    assert (found.baseline.only, found.baseline.presets) == (
+        (Name("k3"), Name("k3", "median")),
+        ("token_is",),
+    )
+    assert (found.baseline.level, found.baseline.judge) == ("error", "point")
+    own = {Name("k3"): Tolerance(amount=0.001), Name("seq_mis.ess_tokens"): Tolerance(0.2)}
+    assert (found.baseline.default, found.baseline.tolerances) == (Tolerance(0.05, 0.1), own)
+    of = ("warn", "gates.toml: [diagnosis]", "agreed")
+    option = FailOn("honest_mismatch")
+    both = asked(file=GATES, fail_on=["honest_mismatch"])
+    assert both.fail_on == (option, FailOn("bug", *of), FailOn("cannot_tell", *of))
+
+
+def test_what_a_file_leaves_out_has_a_default():
+    (bound,) = gates(BOUND).bounds
+    assert (bound.level, bound.judge, bound.over, bound.steps) == ("error", "interval", "", Steps())
+    empty = gates("[baseline]\n")
+    assert (empty.bounds, empty.result, empty.baseline.default) == ((), None, Tolerance(0.1))
+    assert len(gates("\ufeff" + BOUND + "level = 'warn'\n" + BOUND).bounds) == 2  # levels, a byte order mark
+
+
+def test_names_that_trainers_log_are_understood_wherever_a_number_is_named():
+    found = gates(
+        "[[bound]]\nname = 'step:rollout_corr/k3_kl'\nmax = 1\n"
+        "[[bound]]\nname = 'rollout_rs_masked_fraction'\nmax = 1\npresets = ['seq_mis']\n"
+        "[baseline]\nonly = ['rollout_corr/kl']\n[baseline.tolerances]\n'mismatch/k3_kl' = 1\n"
+    )
+    assert [(one.name, one.said) for one in found.bounds] == [
+        ("k3", "rollout_corr/k3_kl"),
+        ("seq_mis.tokens_rejected", "seq_mis.rollout_rs_masked_fraction"),
+    ]
+    both = asked(["kl=1"], GATES, BASE, ["chi2_seq=5%"])
+    assert both.by_step == ("k3",)
+    assert both.baseline.named == (Name("k1"), Name("k3"), Name("chi2_sequence"))
+
+
+BOUND = '[[bound]]\nname = "k3"\nmax = 1\n'
+STEP = '[[bound]]\nname = "step:k3"\nmax = 1\n'
+OVER = "[[bound.override]]\n"
+SLIPS = [
+    (
+        "[[bounds]]\nname = 'k3'\n",
+        "bounds: no such key; the keys are defaults, diagnosis, bound, baseline; did you mean bound?",
+    ),
+    ("level = 'warn'\n" + BOUND, "level: no such key"),
+    (BOUND + "maxx = 1\n", "[[bound]] 1 (k3), maxx: no such key; the keys are name, max"),
+    ("[[bound]]\nmax = 1\n", "[[bound]] 1, name: it is missing"),
+    ("[[bound]]\nname = 'k3'\n", "[[bound]] 1 (k3): it has no limit: give max, min or both"),
+    ("[[bound]]\nname = 3\nmax = 1\n", "[[bound]] 1, name: it must be a string"),
+    ("[[bound]]\nname = ''\nmax = 1\n", 'name: "" names no number'),
+    ("[[bound]]\nname = 'k3'\nmax = '0.002'\n", "[[bound]] 1 (k3), max: it must be a number"),
+    ("[[bound]]\nname = 'k3'\nmax = nan\n", "max: it must be finite"),
+    ("[[bound]]\nname = 'k3'\nmax = 1\nmin = 2\n", "[[bound]] 1 (k3), min: it is above max"),
+    (BOUND + "level = 'warning'\n", "level: 'warning' is not error or warn; did you mean warn?"),
+    (BOUND + "judge = 'value'\n", "judge: 'value' is not interval or point"),
+    (BOUND + "steps = '1..'\n", "steps: k3 is a number of the whole dump; write step:k3 or median:k3"),
+    (STEP + "steps = '5..1'\n", 'steps: "5..1" ends before it begins'),
+    (STEP + "steps = 1.5\n", "steps: it must be a step (7) or a span of steps"),
+    (BOUND + "presets = 'seq_mis'\n", "presets: it must be a list"),
+    (BOUND + "presets = ['']\n", "presets: it is empty"),
+    ("[[bound]]\nname = 'a.k3'\nmax = 1\npresets = ['b']\n", "presets: the name has a preset already: a.k3"),
+    (BOUND + OVER + "max = 2\n", "[[bound]] 1 (k3), override 1: it must say for which steps or presets"),
+    (BOUND + OVER + "steps = 3\nmax = 2\n", "override 1, steps: only bounds on step:NAME differ by step"),
+    (STEP + OVER + "steps = 3\n", "override 1: it overrides nothing"),
+    (STEP + OVER + "step = 3\nmax = 2\n", "[[bound]] 1 (step:k3), override 1, step: no such key"),
+    (BOUND + OVER + "presets = ['x']\nmax = 2\n", "override 1, presets: x is not among the presets"),
+    (BOUND + BOUND, "[[bound]] 2 (k3), max: [[bound]] 1 has one already"),
+    ("bound = 3\n", "bound: it must be a list of tables: write [[bound]]"),
+    ("[bound]\nname = 'k3'\n", "bound: it must be a list of tables: write [[bound]]"),
+    ("baseline = 'base.json'\n", "baseline: it must be a table"),
+    ("[baseline]\nresults = 'a'\n", "[baseline] results: no such key"),
+    ("[baseline]\ntolerance = '5 percent'\n", '[baseline] tolerance: "5 percent" is no tolerance'),
+    ("[baseline]\ntolerance = true\n", "it must be an amount"),
+    ("[baseline]\nonly = ['step:k3']\n", '[baseline] only: "step:k3": two runs have different steps'),
+    ("[baseline.tolerances]\nk3 = 'x'\n", '[baseline] tolerances.k3: "x" is no tolerance'),
+    ("[baseline.tolerances]\n'avg:k3' = 1\n", '[baseline] tolerances: "avg:k3": "avg" is no quantifier'),
+    ("[defaults]\nlevle = 'warn'\n", "did you mean level?"),
+    ("[diagnosis]\nfail_on = ['bugs']", 'fail_on: "bugs" is no diagnosis to fail on; did you mean bug?'),
+    ("[diagnosis]\nfail_on = ['healthy']", "it is bug, cannot_tell or honest_mismatch"),
+    ("[diagnosis]\nfail_on = []", "fail_on: it is empty"),
+    ("[diagnosis]\nfail_on = 'bug'", "fail_on: it must be a list"),
+    ("[diagnosis]\nlevel = 'warn'", "fail_on: it is missing"),
+    ("[diagnosis]\nfail_on = ['bug']\nfailon = 1", "did you mean fail_on?"),
+    ("", "holds no bound"),
+    ("# nothing\n[defaults]\nlevel = 'warn'\n", "holds no bound"),
+    ("[[bound]\n", "not TOML"),
+    ("x = " + "[" * 5000, "not TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), SLIPS)
+def test_a_slip_is_told_with_its_file_table_and_key(text, said):
+    with pytest.raises(GateFileError) as caught:
+        gates(text)
+
+    assert caught.value.message.startswith("gates.toml: ")
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_every_slip_is_told_at_once_a_line_each_and_no_file_is_written_over():
+    text = BOUND + "maxx = 1\nlevel = 'x'\n[[bound]]\nname = 'tv'\nmin = 'a'\n[baseline]\nresults = 'a'\n"
+    GATES.write_text(text)
+    ran = run("--gates", "gates.toml", "--json", "out.json")
+
+    head, *lines = ran.stderr.partition("\nhint: ")[0].strip().splitlines()
+    assert (ran.exit_code, head) == (2, "error: gates.toml: 4 mistakes")
+    assert [line.split(":")[1].strip() for line in lines] == [
+        "[[bound]] 1 (k3), level",
+        "[[bound]] 1 (k3), maxx",
+        "[[bound]] 2 (tv), min",
+        "[baseline] results",
+    ]
+    assert not Path("out.json").exists()
+    GATES.write_text(BOUND)
+    assert (run("--gates", "gates.toml", "--md", "gates.toml").exit_code, GATES.read_text()) == (2, BOUND)
+
+
+def test_a_file_that_cannot_be_read_is_named():
+    Path("bytes").write_bytes(b"\xff\xfe")
+    for path, said in {"gone": "no such file", "bytes": "not UTF-8 (byte 0)", ".": "cannot be read"}.items():
+        with pytest.raises(GateFileError) as caught:
+            read(Path(path))
+        assert caught.value.message.startswith(f"{path}: {said}")
+        assert caught.value.hint
+
+
+# ---------------------------------------------------------------- exit codes
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code"),
+    [
+        (BOUND, "", 0),
+        ("[[bound]]\nname = 'k3'\nmax = 1e-9\n", "", 1),
+        ("[[bound]]\nname = 'k3'\nmax = 1e-9\nlevel = 'warn'\n" + BOUND, "", 0),
+        ("[[bound]]\nname = 'k33'\nmax = 1\n", "", 2),
+        ("[[bound]]\nname = 'k33'\nmax = 1\nlevel = 'warn'\n", "", 2),  # nothing was judged
+        ("[[bound]]\nname = 'k3'\nmax = 0.002\n", "", 0),  # 2.03e-3 ± 1.5e-4
+        ("[[bound]]\nname = 'k3'\nmax = 0.002\n", "--point", 1),
+        ("[[bound]]\nname = 'k3'\nmax = 0.002\njudge = 'point'\n", "", 1),
+        (BOUND, "--max k3=1e-9", 1),  # options and file together
+        ("[baseline]\nresult = '../base.json'\n", "", 0),  # beside the file
+        ("[baseline]\nresult = 'gone.json'\n", "", 2),
+        ("[baseline]\n", "", 2),
+        ("[baseline]\nresult = 'gone.json'\n", "--baseline now.json", 0),  # the option goes before
+    ],
+)
+def test_a_file_is_judged_with_the_options(text, options, code):
+    Path("ci").mkdir()
+    Path("ci/gates.toml").write_text(text)
+    ran = run("--gates", "ci/gates.toml", *options.split())
+    assert ran.exit_code == code, ran.output
+
+
+@pytest.mark.parametrize(
+    ("k3", "options", "code"),
+    [
+        ((2.03e-3, 1e-4), "", 0),
+        ((9e-3, 1e-4), "", 1),
+        ((3e-3, 2e-3), "--only k3", 0),
+        ((3e-3, 2e-3), "--only k3 --point", 1),
+        ((9e-3, 1e-4), "--tolerance 1000%", 0),
+        ((9e-3, 1e-4), "--only f_2", 0),
+        ((2.03e-3, 1e-4), "--presets nobody", 2),
+        ((2.03e-3, 1e-4), "--only drift2.k3", 2),
+        ((9e-3, 1e-4), "--only drift2.k3,k3", 1),
+    ],
+)
+def test_a_comparison_ends_in_an_exit_code(k3, options, code):
+    NOW.write_text(having("k3", number(*k3)).to_json())
+    ran = run("--baseline", "base.json", *options.split())
+
+    assert ran.exit_code == code, ran.output
+    assert "baseline" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("verdict", "options", "code"),
+    [
+        ("healthy", "--fail-on bug", 0),
+        ("bug", "--fail-on bug", 1),
+        ("cannot_tell", "--fail-on bug", 0),
+        ("cannot_tell", "--fail-on bug --fail-on cannot_tell", 1),
+        (NOTHING, "--fail-on bug", 2),
+        ("healthy", "--fail-on fire", 2),
+        ("bug", "--fail-on bug --max nobody=1", 1),
+        ("bug", "--baseline base.json", 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_diagnosis(verdict, options, code):
+    NOW.write_text(diagnosis(verdict).to_json())
+    ran = run(*options.split())
+    assert ran.exit_code == code, ran.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read as a result"),
+        ("", "not a result"),
+        ('{"format": 7}', "result format 7, this version reads format 1"),
+        ('{"format": 1}', "Field required"),
+        ('{"format": 1, "dump": NaN}', "dump"),
+    ],
+)
+def test_a_baseline_that_is_none_is_refused_and_named(text, said):
+    BASE.unlink() if text is None else BASE.write_text(text)
+    ran = run("--baseline", "base.json", "--json", "out.json")
+
+    assert ran.exit_code == 2
+    assert ran.stderr.startswith("error: base.json:")
+    assert said in ran.stderr
+    assert not Path("out.json").exists()
+
+
+GONE = ("--max", "k3=1")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        (NOW, ["--tolerance", "5%"], "no baseline"),
+        (NOW, ["--only", "k3"], "no baseline"),
+        (NOW, ["--baseline", "now.json", "--only", "step:k3"], "different steps"),
+        (NOW, ["--baseline", "now.json", "--json", "now.json"], "is what is read"),
+        ("gone.parquet", [*GONE, "--junit", "no/where.xml"], "does not exist"),
+        ("gone.parquet", [*GONE, "--junit", "same", "--json", "same"], "one file"),
+        ("gone.parquet", [*GONE, "--junit", "-", "--md", "-"], "stdout"),
+        (
+            "gone.parquet",
+            ["--gates", "gates.toml"],
+            'error: gates.toml: [[bound]] 1: unknown preset "token_iss"',
+        ),
+        ("gone.parquet", ["--gates", "gates.toml"], "did you mean token_is"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_before_anything_is_read(source, options, said):
+    GATES.write_text("[[bound]]\nname = 'ess_tokens'\nmin = 0\npresets = ['token_iss']\n")
+    ran = run(*options, source=source)
+
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+
+
+def test_what_is_asked_over_steps_is_had_by_step():
+    found = asked(["step:tv=1", "k3=1"], None, NOW, ["last:f_5=1"], "p90:k2", "a")
+
+    assert found.by_step == ("tv", "k2", "f_5")
+    assert found.baseline.presets == ("a",)
+
+
+def test_the_python_function_takes_one_diagnosis_or_several():
+    found = api.gate(api.Report(diagnosis("bug")), fail_on="bug")
+
+    assert (found.passed, [one.diagnosis for one in found.gates]) == (False, ["bug"])
+    assert len(api.gate(found, fail_on=["bug", "cannot_tell"], max={"kl": 1}).gates) == 3
+    assert api.gate(api.Report(diagnosis("healthy")), fail_on="bug").passed
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def verdict(**changes):
+    return GateVerdict(
+        **({"name": "k3", "bound": "max", "limit": 0.002, "value": 0.001, "passed": True} | changes)
+    )
+
+
+STRADDLES = {"open": True, "reason": "holds values on both sides"}
+FAILED = verdict(value=0.5, passed=False, reason="0.5 is not ≤ 0.002")
+SILENT = verdict(name="drift2.k3", value=None, passed=None, reason="missing column current_log_probs")
+WARNED = verdict(name="tv", value=0.5, passed=False, level="warn", reason="0.5 is not ≤ 0.002")
+HUSHED = verdict(name="tv2", value=None, passed=None, level="warn", reason="no metric")
+OPEN = verdict(name="f_2", value=0.003, interval=(0.001, 0.005), **STRADDLES)
+NEAR = verdict(name="f_5", value=0.001, interval=(0.0005, 0.005), **STRADDLES)
+FINE = verdict(name="pearson")
+ALL = [FAILED, SILENT, WARNED, HUSHED, OPEN, NEAR, FINE]
+BAD = ("--max", "k3=1e-9", "--max", "drift2.k3=1", "--max", "tv=1", "--max", "f_2=1")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_verdict_table_fits_a_terminal_without_colour(width):
+    more = ("--min", "seq_mis.sequences_dropped=0.2", "--baseline", "now.json")
+    out = run(*BAD, *more, COLUMNS=str(width), NO_COLOR="1").stdout
+
+    assert max(map(len, out.splitlines())) <= width
+    text = " ".join(out.split())
+    for said in ("✗ Failed:", "0.0020 [0.0019, 0.0022]", "seq_mis.sequences_dropped ≥ 0.2"):
+        assert said in text
+    assert "\x1b" not in text
+    assert "Left out" not in text
+
+
+def test_what_is_not_plainly_passed_is_explained_failures_first():
+    head, table = gate(ALL[::-1]).blocks
+
+    told = ["✗ failed", "? could not say", "✓ open", "✗ failed (warn)", "? could not say (warn)"]
+    assert [line.split(":")[0] for line in head.detail] == told
+    assert [row[0] for row in table.rows][:3] == ["✓ passed", "✓ open", "✓ open"]
+    assert "open: the 95% interval" in table.notes[0]
+    assert head.text == "3 of 7 bounds hold (2 open); 1 failed; 1 could not be judged; 2 warned"
+    assert gate([FINE]).blocks[0].text == "1 of 1 bounds hold"
+    assert gate([FINE, WARNED]).blocks[0].text == "1 of 2 bounds hold; 1 warned"
+
+
+BASED = {"baseline": 0.5, "tolerance": "10%"}
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (verdict(), "k3 ≤ 0.002"),
+        (verdict(bound="min", limit=0.5), "k3 ≥ 0.5"),
+        (
+            verdict(name="step:k3", steps="10..", where="step 12"),
+            "step:k3 (steps 10..) ≤ 0.002, worst at step 12",
+        ),
+        (verdict(name="last:k3", where="step 12"), "last:k3 ≤ 0.002, at step 12"),
+        (verdict(**BASED), "k3 ≤ baseline 0.5 + 10%"),
+        (verdict(bound="min", **BASED), "k3 ≥ baseline 0.5 − 10%"),
+        (verdict(bound="within", centre=0.5, **BASED), "k3 baseline 0.5 ± 10%"),
+        (verdict(bound="within", centre=1.0, **BASED), "k3 no farther from 1 than baseline 0.5 by 10%"),
+        (verdict(passed=None, value=None, tolerance="10%"), "k3 ≤ baseline + 10%"),
+    ],
+)
+def test_what_must_hold_is_one_line(one, said):
+    assert holds(one) == said
+    assert bound(one) in said
+
+
+def test_a_value_lies_beyond_its_bound_whatever_its_interval_allows():
+    assert [beyond(verdict(value=value)) for value in (0.001, 0.002, 0.003, None)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert beyond(verdict(bound="min", value=0.001))
+    away = {"bound": "within", "centre": 1.0, "limit": 0.1}
+    assert [beyond(verdict(value=value, **away)) for value in (0.85, 1.05)] == [True, False]
+
+
+def test_junit_lists_every_bound_as_a_test():
+    (suite,) = JUnitXml.fromstring(render_junit(make_summary(gates=ALL)).encode())
+
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (7, 1, 1, 2)
+    assert suite.time == make_summary().run.seconds["total"]
+    assert [(case.name.split()[0], *map(type, case.result)) for case in suite] == [
+        ("k3", Failure),
+        ("drift2.k3", Error),
+        ("tv", Skipped),
+        ("tv2", Skipped),
+        ("f_2",),
+        ("f_5",),
+        ("pearson",),
+    ]
+    failure = next(iter(suite)).result[0]
+    assert failure.message == "k3: 0.5 is not ≤ 0.002"
+    assert "value: 0.5" in failure.text
+    assert "95% interval: none" in failure.text
+
+
+def test_junit_holds_whatever_a_gate_file_says_and_is_xml():
+    nasty = 'a < b && "c" ]]> \x00\x1b[31m \ud7ff\ufffe é\n<!-- -->'
+    xml = render_junit(make_summary(gates=[verdict(passed=False, note=nasty, reason="r")]))
+
+    (case,) = next(iter(JUnitXml.fromstring(xml.encode())))
+    assert r'a < b && "c" ]]> \x00\x1b[31m' in case.result[0].text
+    assert ElementTree.fromstring(xml.encode()).tag == "testsuites"
+
+
+def test_all_forms_are_written_say_who_asked_and_are_drawn_again():
+    GATES.write_text(BOUND + "note = 'as agreed'\nlevel = 'warn'\n")
+    to = ("--json", "out.json", "-o", "gate.html", "--md", "out.md", "--junit", "out.xml")
+    ran = run(*BAD, "--gates", "gates.toml", *to)
+
+    assert ran.exit_code == 1
+    first, second, *_, file = loads(Path("out.json").read_text(), "out.json").gates
+    assert [(one.name, one.passed, one.source) for one in (first, second)] == [
+        ("k3", False, "--max"),
+        ("drift2.k3", None, "--max"),
+    ]
+    assert (file.source, file.note, file.level) == ("gates.toml: [[bound]] 1", "as agreed", "warn")
+    assert "missing column" in Path("gate.html").read_text()
+    assert CliRunner().invoke(app, ["report", "out.json", "-o", "again.html"]).exit_code == 0
+    assert "drift2.k3" in Path("again.html").read_text()
+    text = Path("out.md").read_text(encoding="utf-8")
+    assert text.index("## Gate") < text.index("❌ **Failed**") < text.index("<details>")
+    assert text.count("gates passed") == 1
+    assert "| ✗ failed | k3 | ≤ 1e-9 |" in text
+    for xml in (Path("out.xml").read_text(encoding="utf-8"), run(*BAD, "--junit", "-").stdout):
+        (suite,) = JUnitXml.fromstring(xml.encode())
+        assert (suite.failures, suite.errors) == (1, 2)  # this result has no tv
+
+
+def test_every_output_shows_the_diagnosis():
+    fails = [FailOn("bug", note="agreed"), FailOn("cannot_tell", "warn")]
+    summary = diagnosis("bug")
+    summary.gates = list(judge_diagnosis(summary, fails))
+
+    error, warning = annotated(summary.gates)
+    assert error.startswith("::error title=offpol-diag gate%3A diagnosis failed::diagnosis: bug (off_by_one)")
+    assert error.endswith("[1:]; agreed")
+    assert warning.startswith("::warning")
+    first, _ = next(iter(JUnitXml.fromstring(render_junit(summary).encode())))
+    assert first.name == "diagnosis not bug"
+    assert "fix: Drop the first" in first.result[0].message
+    assert "| ✗ failed | diagnosis | not bug | bug |" in render_markdown(summary)
+    page = render_html(summary)
+    assert "not cannot tell or worse" in page
+    assert "fix: Drop the first" in page
+    unsure = diagnosis("cannot_tell")
+    assert next(annotated(list(judge_diagnosis(unsure, fails[:1])))).startswith("::notice")
+
+
+# ---------------------------------------------------------------- GitHub
+
+
+def test_a_job_summary_is_appended_to():
+    Path("summary.md").write_text("before\n")
+    run(*GONE, GITHUB_STEP_SUMMARY="summary.md")
+    run(*BAD, "--md", "own.md", GITHUB_STEP_SUMMARY="summary.md")
+
+    text = Path("summary.md").read_text(encoding="utf-8")
+    assert text.startswith("before\n\n# offpol-diag\n")
+    assert text.count("## Gate") == 2
+    assert text.endswith(Path("own.md").read_text(encoding="utf-8"))
+    ran = run(*GONE, GITHUB_STEP_SUMMARY="no/such/place.md")  # which changes no verdict
+    assert ran.exit_code == 0
+    assert "GITHUB_STEP_SUMMARY: no/such/place.md cannot be written" in ran.stderr
+
+
+def test_verdicts_are_annotated_by_their_weight_and_those_beyond_what_github_shows_are_counted():
+    lines = list(annotated(ALL))
+    assert [line.split(" ")[0][2:] for line in lines] == ["error", "warning", "notice", "error", "warning"]
+    assert lines[0] == "::error title=offpol-diag gate%3A k3 failed::k3: 0.5 is not ≤ 0.002"
+    assert not any("pearson" in line or "f_5" in line for line in lines)
+
+    lines = list(annotated([FAILED] * 13 + [WARNED] * 10))
+    assert len(lines) == 20
+    assert lines[9].endswith("(3 more like this: see the log)")
+    assert not lines[-1].endswith("see the log)")
+
+
+def test_nothing_in_a_text_ends_an_annotation_or_its_title():
+    nasty = "100%,: ::error::\r\n::stop-commands::x%0A"
+    (line,) = annotated([verdict(name=nasty, passed=False, reason=nasty, value=None)])
+
+    found = re.fullmatch(r"::error title=([^:,\r\n]*)::([^\r\n]*)", line)
+    nasty, read = nasty.replace("\r\n", r"\r\n"), list(found.groups())
+    for code, char in (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%")):
+        read = [text.replace(code, char) for text in read]
+    assert read == [f"offpol-diag gate: {nasty} failed", f"{nasty}: {nasty}"]
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "stream"),
+    [
+        ({"GITHUB_ACTIONS": "true"}, [], "stdout"),
+        ({"GITHUB_ACTIONS": "true"}, ["--json", "-"], "stderr"),
+        ({"GITHUB_ACTIONS": "true", "OFFPOL_DIAG_QUIET": "1"}, [], "stdout"),
+        ({"GITHUB_ACTIONS": "false"}, [], None),
+        ({}, [], None),
+    ],
+)
+def test_a_run_is_annotated_where_github_reads_it_and_no_result_is_spoiled(env, options, stream):
+    ran = run("--max", "k3=1e-9", *options, **env)
+
+    assert ran.exit_code == 1
+    for name, text in {"stdout": ran.stdout, "stderr": ran.stderr}.items():
+        assert text.count("::error title=") == (name == stream)
+    if options:
+        assert loads(ran.stdout, "stdout").gates[0].passed is False
