@@ -9,7 +9,7 @@ from functools import reduce
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -39,68 +39,14 @@ ROWS = 3 << 18
 """Sequences × presets processed at once; a batch with more is split."""
 
 
-def analyze(
-    sources: str | Path | Sequence[str | Path],
-    *,
-    presets: str | Sequence[Preset | str] = (),
-    columns: Mapping[str, str] | None = None,
-    group_by: Sequence[str] = (),
-    on_bad_row: Literal["error", "skip"] = "error",
-    device: str = "auto",
-    seed: int = 0,
-    sequences: Path | None = None,
-    tally: Path | None = None,
-    progress: Progress | None = None,
-    batch_tokens: int | None = None,
-    engine: str = "local",
-    workers: int | None = None,
-    by_step: Sequence[str] = (),
-    reading: Reading | None = None,
-) -> Summary:
-    """Analyse a dump under some presets.
-
-    Args:
-        sources: files, directories, globs.
-        presets: corrections to try, by name ("token_is,seq_mis", "all") or as `catalogue.load()` has them.
-        columns: our column name → the dump's, where they differ and are not known aliases.
-        group_by: scalar columns to break the mismatch down by.
-        on_bad_row: whether a bad row is an error or is skipped and counted.
-        device: auto, cpu, cuda (all GPUs here) or cuda:N; with the engine ray, auto is cpu, and cuda a GPU
-            for each task.
-        seed: of the bootstrap.
-        sequences: where to write one row per sequence (Parquet), or None.
-        tally: where to write the tally, to be merged with those of other pieces (`analysis.merge`), or None.
-        progress: called as rows are done.
-        batch_tokens: tokens held at once by a worker; None for what the device has room for.
-        engine: where it runs, one of `ENGINES`.
-        workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
-            the same to the last bit.
-        by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
-        reading: how files are read that are no canonical dump; None to detect it.
-
-    Returns:
-        The Summary with the diagnosis, without recommendation and gates.
-
-    Raises:
-        DumpError: the dump cannot be read.
-        UsageError: the engine or the device is not there, or has no such workers.
-        WorkerError: a worker process cannot be started, or is killed again and again.
-        ClusterError: the cluster cannot be reached, or does not do its work.
-    """
-    return examine(**locals()).summary()  # all arguments under their names
+def analyze(sources: str | Path | Sequence[str | Path], **how: Any) -> Summary:
+    """Return the Summary of a dump, with the diagnosis, without recommendation and gates; see `examine`."""
+    return examine(sources, **how).summary()
 
 
 @dataclass(frozen=True)
 class Examined:
-    """Results of one pass over a dump, including bootstrap replicates.
-
-    Attributes:
-        study: the quantities measured.
-        tally: the accumulated states.
-        presets: the presets requested, also those that lack a column.
-        facts: description of the rows read.
-        run: device, seed, time and memory.
-    """
+    """Results of one pass over a dump, with replicates; presets are also those that lack a column."""
 
     study: Study
     tally: Tally
@@ -132,9 +78,33 @@ def examine(
     by_step: Sequence[str] = (),
     reading: Reading | None = None,
 ) -> Examined:
-    """Compute the states from which `analyze` reads its numbers; same arguments and errors.
+    """Analyse a dump under some presets: compute the states from which all numbers are read.
 
-    `against` names a preset whose drops are compared with those of each other one; it excludes `tally`.
+    Args:
+        sources: files, directories, globs.
+        presets: corrections to try, by name ("token_is,seq_mis", "all") or as `catalogue.load()` has them.
+        columns: our column name → the dump's, where they differ and are not known aliases.
+        group_by: scalar columns to break the mismatch down by.
+        on_bad_row: whether a bad row is an error or is skipped and counted.
+        device: auto, cpu, cuda (all GPUs here) or cuda:N; with the engine ray, auto is cpu, and cuda a GPU
+            for each task.
+        seed: of the bootstrap.
+        sequences: where to write one row per sequence (Parquet), or None.
+        tally: where to write the tally, to be merged with those of other pieces (`analysis.merge`), or None.
+        progress: called as rows are done.
+        batch_tokens: tokens held at once by a worker; None for what the device has room for.
+        engine: where it runs, one of `ENGINES`.
+        workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
+            the same to the last bit.
+        against: a preset whose drops are compared with those of each other one; it excludes `tally`.
+        by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
+        reading: how files are read that are no canonical dump; None to detect it.
+
+    Raises:
+        DumpError: the dump cannot be read.
+        UsageError: the engine or the device is not there, or has no such workers.
+        WorkerError: a worker process cannot be started, or is killed again and again.
+        ClusterError: the cluster cannot be reached, or does not do its work.
     """
     sources, presets = paths(sources), catalogue.chosen(presets)
     start = engine_named(engine)
@@ -151,7 +121,14 @@ def examine(
     study = replace(study, against=against, by_step=tuple(by_step))
     with start(device, workers, progress) as runs:
         found = read_ahead_for(runs, dump, study)
-        seen = _tallied(runs, dump, study, found, sequences)
+        with SequenceWriter.open(sequences) as writer:
+            each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
+            observed: Observed | None = runs.reduce(dump, Observe(study.ready(), found, bool(writer)), each)
+            if observed is None:
+                raise DumpError("the dump has no sequence", "check that its writer was closed")
+            seen = observed.tally
+            if writer:
+                writer.finish(readout.Readout(study, seen).factors)
     facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
     run = record(runs, study, facts)
     if tally:
@@ -163,11 +140,7 @@ def examine(
 
 
 def paths(sources: str | Path | Sequence[str | Path]) -> list[str]:
-    """List the names of files, directories and globs given by a program.
-
-    Raises:
-        UsageError: something else is given, a table in memory for one.
-    """
+    """List the names of files, directories and globs given by a program."""
     each = [sources] if isinstance(sources, str | Path) else sources
     listed = each if isinstance(each, list | tuple) else [each]
     strange = [one for one in listed if not isinstance(one, str | Path)]
@@ -226,11 +199,7 @@ def tokens_at_once(engine: str, device: str) -> int:
 
 
 def engine_named(name: str) -> Start:
-    """Return the function that starts an engine.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
+    """Return the function that starts an engine."""
     if name not in ENGINES:
         raise UsageError(f"engine {name!r} is not known", f"give {' or '.join(ENGINES)}")
     return ENGINES[name]
@@ -241,18 +210,6 @@ def read_ahead_for(engine: Engine, dump: Dump, study: Study) -> Found:
     made = "advantages" in study.columns and "advantages" not in dump.info.columns
     asked = Needs.of(study.presets, made)
     return read_ahead(engine, dump, asked) if asked else Found(NO_FITS, None)
-
-
-def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: Path | None) -> Tally:
-    """Run the main pass over the dump; rows of sequences are written as they come."""
-    with SequenceWriter.open(sequences) as writer:
-        each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
-        seen: Observed | None = engine.reduce(dump, Observe(study.ready(), found, bool(writer)), each)
-        if seen is None:
-            raise DumpError("the dump has no sequence", "check that its writer was closed")
-        if writer:
-            writer.finish(readout.Readout(study, seen.tally).factors)
-    return seen.tally
 
 
 @dataclass(frozen=True)
@@ -269,13 +226,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Observe:
-    """The job of an analysis.
-
-    Attributes:
-        study: the quantities to measure.
-        found: results of the first pass.
-        rows: whether per-sequence rows are needed.
-    """
+    """The job of an analysis; `rows` is whether per-sequence rows are made."""
 
     study: Study
     found: Found

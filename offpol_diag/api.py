@@ -119,9 +119,8 @@ class Report:
         ]
         floats = ("value", "low", "high")
         names = ("name", "preset", "metric", *floats, "unit", "over", "formula", "unknown")
-        return pl.DataFrame(
-            rows, schema={one: pl.Float64() if one in floats else pl.String() for one in names}
-        )
+        schema = {one: pl.Float64() if one in floats else pl.String() for one in names}
+        return pl.DataFrame(rows, schema=schema)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the published JSON, and write it to `path` if one is given."""
@@ -285,12 +284,7 @@ def doctor(what: Any, **how: Any) -> Report:
 
 
 def compare(
-    what: Any,
-    other: Any = None,
-    *,
-    presets: Presets | None = None,
-    against: str | None = None,
-    **how: Any,
+    what: Any, other: Any = None, *, presets: Presets | None = None, against: str | None = None, **how: Any
 ) -> Report:
     """Compare presets on one dump, or the run of one dump (A) with that of another (B). See `analyze`.
 
@@ -429,17 +423,10 @@ def check(
     """
     from offpol_diag.check.verdict import check as checked
 
-    files = [logged] if isinstance(logged, str | Path) else list(logged)
+    files = [Path(one) for one in ([logged] if isinstance(logged, str | Path) else logged)]
+    how |= {"trainer": trainer, "preset": preset, "micro_batch": micro_batch, "dp": dp}
     with _sources(what) as (paths, _):
-        return checked(
-            paths,
-            [Path(one) for one in files],
-            trainer=trainer,
-            preset=preset,
-            micro_batch=micro_batch,
-            dp=dp,
-            **how,
-        )
+        return checked(paths, files, **how)
 
 
 def _examine(paths: Sequence[str], presets: Sequence[Preset], **how: Any) -> Examined:

@@ -29,7 +29,7 @@ class Model(BaseModel):
 
 
 class Points(Model):
-    """A part with lists of equal length, an entry for each point.
+    """A part with lists of equal length, an entry for each point; of `edges`, one more.
 
     Attributes:
         PARALLEL: names of the lists; those with a default may be empty.
@@ -41,7 +41,9 @@ class Points(Model):
     def _of_equal_length(self) -> Self:
         required = {name for name, field in type(self).model_fields.items() if field.is_required()}
         sizes = {name: len(getattr(self, name)) for name in self.PARALLEL}
-        _equal({name: size for name, size in sizes.items() if size or name in required})
+        sizes = {name: size for name, size in sizes.items() if size or name in required}
+        edges = {"edges less one": sizes.pop("edges") - 1} if "edges" in sizes else {}
+        _equal(edges | sizes)
         return self
 
 
@@ -58,18 +60,12 @@ class Number(Model):
     """
 
     value: float | None = None
-    interval: tuple[float, float] | None = Field(
-        None, description="95% interval, bootstrap over groups of sequences"
-    )
+    interval: tuple[float, float] | None = Field(None, description="95%, bootstrap over groups of sequences")
     unit: str = ""
     over: str = Field("", description="what it is averaged over")
     formula: str = ""
-    unknown: str | None = Field(
-        None, description="why there is no value, e.g. 'missing column current_log_probs'"
-    )
-    note: str | None = Field(
-        None, description="a caution that belongs to this number, e.g. an unreliable heavy tail"
-    )
+    unknown: str | None = Field(None, description="why there is no value, e.g. 'missing column rewards'")
+    note: str | None = Field(None, description="a caution on this number, e.g. an unreliable heavy tail")
     log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
     clamped: float | None = Field(None, description="share of terms on which the safety bound acted")
 
@@ -177,23 +173,16 @@ class Location(Model):
     left_out: int = Field(0, description="number of places omitted because there are too many")
 
 
-class Histogram(Model):
+class Histogram(Points):
     """Counts over bins; `edges` has one entry more than `counts`."""
+
+    PARALLEL = ("edges", "counts", "in_sync")
 
     title: str
     unit: str
     edges: list[float]
     counts: list[int]
-    in_sync: list[int] = Field(
-        [], description="counts of the tokens with policy lag 0 only; empty where no lag is known"
-    )
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        for counts in (self.counts, self.in_sync or self.counts):
-            if len(self.edges) != len(counts) + 1:
-                raise ValueError(f"{len(self.edges)} edges do not bound {len(counts)} counts")
-        return self
+    in_sync: list[int] = Field([], description="the same of tokens with lag 0; empty: no lag is known")
 
 
 class Strip(Points):
@@ -246,10 +235,7 @@ class Worst(Model):
 
     sequences: list[WorstSequence] = []
     tokens: list[WorstToken] = []
-    typical: WorstSequence | None = Field(
-        None,
-        description="for comparison: the sequence of median k3 in a sample, of lag 0 if there are any",
-    )
+    typical: WorstSequence | None = Field(None, description="of median k3 in a sample, of lag 0 if any is")
 
 
 # ---------------------------------------------------------------- what one preset does to the dump
@@ -273,9 +259,7 @@ class PresetResult(Model):
     method: str = Field(description="weight, rejection and veto in one line")
     loss: str
     family: str = Field("", description="the method, by the name that trainers share")
-    denominator: str = Field(
-        "kept", description="kept: rejected tokens are not counted in the denominator of the loss"
-    )
+    denominator: str = Field("kept", description="kept: the loss's denominator counts no rejected tokens")
     guards: list[str] = Field([], description="how overflow is prevented; unusual bounds")
     aspects: dict[str, str] = Field({}, description="what it does, by aspect: how members of a family differ")
     applied: bool = Field(True, description="false: the trainer only logs the numbers")
@@ -335,9 +319,7 @@ class RangeOfRatios(Model):
     tokens: int
     share: float = Field(description="of all tokens, 0 to 1")
     k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
-    in_sync: int | None = Field(
-        None, description="tokens with policy lag 0 among them; null: no lag is known"
-    )
+    in_sync: int | None = Field(None, description="tokens with lag 0 among them; null: no lag is known")
 
 
 class Density(Model):
@@ -368,7 +350,7 @@ class Corner(Model):
 class Noise(Points):
     """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
 
-    PARALLEL = ("tokens", "median", "p90", "p99", "in_sync_tokens", "in_sync_median", "in_sync_p90")
+    PARALLEL = ("edges", "tokens", "median", "p90", "p99", "in_sync_tokens", "in_sync_median", "in_sync_p90")
 
     edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
     tokens: list[int] = Field(description="[N]")
@@ -378,11 +360,6 @@ class Noise(Points):
     in_sync_tokens: list[int] = Field([], description="tokens with lag 0; empty: no lag is known")
     in_sync_median: list[float | None] = []
     in_sync_p90: list[float | None] = []
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        _equal({"edges less one": len(self.edges) - 1, "tokens": len(self.tokens)})
-        return self
 
 
 class PositionSteps(Model):
@@ -470,9 +447,7 @@ class Kept(Points):
 
     lengths: list[str] = Field(description="quartiles of response length in words, short first, [4]")
     by_length: list[float | None] = Field(description="kept share of the tokens of the quartile, [4]")
-    weight_by_length: list[float | None] = Field(
-        [], description="mean weight of its tokens, 0 if rejected, [4]"
-    )
+    weight_by_length: list[float | None] = Field([], description="its mean weight, 0 of rejected tokens, [4]")
     positive: float | None = Field(None, description="kept share of tokens with A > 0; null: no advantages")
     negative: float | None = Field(None, description="the same for A < 0")
 
@@ -538,9 +513,7 @@ class Charts(Model):
     band: dict[str, str] = Field({}, description="metric → the band that this dump is in")
     crossings: list[Crossing] = Field([], description="steps at which a number first enters a worse band")
     steps: BySteps | None = None
-    gap_shares: dict[str, Estimate] = Field(
-        {}, description="rollout_old, old_current: K1 of that drift over K1 of the total, a share of the gap"
-    )
+    gap_shares: dict[str, Estimate] = Field({}, description="rollout_old, old_current: K1 over that of total")
     ranges: list[RangeOfRatios] = Field([], description="rising r, from 0 to infinity")
     density: Density | None = None
     lost: Corner | None = Field(None, description="π_rollout above 0.9, π_train below 0.5")
@@ -552,9 +525,7 @@ class Charts(Model):
     tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; with drift2. and total. before")
     kept: dict[str, Kept] = Field({}, description="by the names in `weights`")
     token_types: TokenTypes | None = None
-    token_texts: dict[str, str] = Field(
-        {}, description="token id → its text, white space made visible; needs --tokenizer"
-    )
+    token_texts: dict[str, str] = Field({}, description="token id → text, white space visible; --tokenizer")
     lag: LagEvidence | None = None
 
 
@@ -654,9 +625,7 @@ class Lengths(Model):
     longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
     curve: list[AtLength] = Field(description="at increasing T, up to the length that 50 responses reach")
     median: int | None = Field(None, description="median length of a response, tokens, to 9%")
-    log_normal: float | None = Field(
-        None, description="tokens up to which ESS is above 10% by the log-normal rule, ESS = e^(−2·K3·T)"
-    )
+    log_normal: float | None = Field(None, description="tokens up to which e^(−2·K3·T) is above 10%")
 
 
 MARGIN = 0.02
@@ -669,9 +638,7 @@ class Ranked(Model):
 
     title: str
     score: float = Field(description="least error of all / its error, in percent: 100 for the best")
-    behind: Number | None = Field(
-        description="its error / the chosen one's − 1, with a paired interval; null: it is the chosen one"
-    )
+    behind: Number | None = Field(description="its error / the chosen one's − 1; null: the chosen one")
 
     @property
     def tie(self) -> bool:
@@ -695,16 +662,10 @@ class Recommendation(Model):
     reasons: list[str] = Field([], description="mismatch, staleness, dependence on the token, in sentences")
     unknown: list[str] = Field([], description="what cannot be determined, and the column that it needs")
     numbers: dict[str, Numbers] = Field(
-        {},
-        description="of the weights of the method, of the runner-up and of no correction, by their titles, "
-        "each at its own threshold",
+        {}, description="of the weights of the method, the runner-up and no correction, each at its threshold"
     )
-    ranking: list[Ranked] = Field(
-        [], description="the methods and no correction by the estimated error of an update, the best first"
-    )
-    longest_response: Number | None = Field(
-        None, description="tokens of a response up to which sequence importance sampling keeps 10% ESS"
-    )
+    ranking: list[Ranked] = Field([], description="by the estimated error of an update, the best first")
+    longest_response: Number | None = Field(None, description="`lengths.longest`")
     config: str | None = Field(None, description="configuration for the trainer of --for, ready to paste")
     fired: list[Fired] = []
 
@@ -723,9 +684,7 @@ class GateVerdict(Model):
     interval: tuple[float, float] | None = None
     log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
     passed: bool | None = Field(description="null: undecided")
-    open: bool = Field(
-        False, description="the interval holds values on both sides of the bound: no evidence of a failure"
-    )
+    open: bool = Field(False, description="the interval crosses the bound: no evidence of a failure")
     reason: str = ""
     level: Literal["error", "warn"] = Field("error", description="warn: leaves the exit code alone")
     judged_on: Literal["interval", "value", ""] = Field("", description="empty: undecided")
@@ -918,9 +877,7 @@ class Summary(Model):
     histograms: dict[str, Histogram] = {}
     worst: Worst = Worst()
     lengths: Lengths | None = None
-    weights: dict[str, Numbers] = Field(
-        {}, description="numbers of the weights of each method that can be recommended"
-    )
+    weights: dict[str, Numbers] = Field({}, description="of the weights of each method to be recommended")
     diagnosis: Diagnosis | None = None
     recommendation: Recommendation | None = None
     charts: Charts = Charts()

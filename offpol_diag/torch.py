@@ -93,7 +93,10 @@ def correct(
         UsageError: an unknown preset, shapes that differ, a log-prob under the mask that is not finite, or an
             input that the preset needs and did not get.
     """
-    chosen = _one(preset)
+    named = catalogue.chosen(preset if isinstance(preset, str) else [preset])
+    if len(named) != 1:
+        raise UsageError(f"{preset!r} names {len(named)} presets", "name one")
+    chosen = named[0]
     side = "old" if chosen.policy == "old" else "current"
     more = {"old": old, "current": current}
     given = {"rollout": rollout} | {name: x for name, x in more.items() if x is not None}
@@ -112,26 +115,18 @@ def correct(
             raise UsageError(f"{shown} holds log-probs under the mask that are {what}", "mask those tokens")
     have = {f"{name}_log_probs" for name in given} | ({"advantages"} if advantages is not None else set())
     if lacking := correction.needs(chosen, have):
-        raise UsageError(
-            f"preset {chosen.name} needs {', '.join(lacking)}", "pass it, or choose another preset"
-        )
+        hint = "pass it, or choose another preset"
+        raise UsageError(f"preset {chosen.name} needs {', '.join(lacking)}", hint)
     whole: Any = Whole(batch)
     scene = Scene.of(batch, 0, 2, read_ahead(whole, whole, Needs.of([chosen], False)).fits)
     done = outcome.apply(scene, chosen)
     weights = torch.zeros(counted.shape, dtype=train.dtype, device=rollout.device)
     kept = torch.zeros_like(counted)
     weights[counted] = _weights(done, batch).to(train.dtype)
-    kept[counted] = _kept(done, batch)
+    sequences = segments.spread(done.kept.sequences, batch.cu_seqlens)
+    kept[counted] = sequences if done.kept.tokens is None else sequences & done.kept.tokens
     study = Study((chosen,), frozenset(have), (), 0, 2)
     return Correction(weights, kept, study, scene)
-
-
-def _one(preset: str | Preset) -> Preset:
-    """Return the preset of a name."""
-    found = catalogue.chosen(preset if isinstance(preset, str) else [preset])
-    if len(found) != 1:
-        raise UsageError(f"{preset!r} names {len(found)} presets", "name one")
-    return found[0]
 
 
 class Whole:
@@ -182,9 +177,3 @@ def _weights(done: outcome.Outcome, batch: Batch) -> Tensor:
     found = final.values if final.per == "token" else segments.spread(final.values, batch.cu_seqlens)
     units = outcome.norm(done, done.preset)
     return found / outcome.norm_factor(*(x.sum() for x in units.values())) if units else found
-
-
-def _kept(done: outcome.Outcome, batch: Batch) -> Tensor:
-    """Return which tokens are kept, [T] bool."""
-    sequences = segments.spread(done.kept.sequences, batch.cu_seqlens)
-    return sequences if done.kept.tokens is None else sequences & done.kept.tokens

@@ -35,11 +35,7 @@ def read(path: Path, most: int) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Check that a path is a regular file.
-
-    Raises:
-        OSError: it does not exist, or is a device, a pipe or a directory.
-    """
+    """Check that a path is a regular file."""
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "its name holds a NUL")
     mode = path.stat().st_mode
@@ -50,11 +46,7 @@ def check(path: Path) -> None:
 
 
 def up_to(stream: BinaryIO, most: int) -> bytes:
-    """Read a stream to its end.
-
-    Raises:
-        OSError: it holds more than `most` bytes.
-    """
+    """Read a stream to its end."""
     data = stream.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB")
@@ -72,11 +64,7 @@ def beside(path: Path) -> Path:
 
 
 def toml(text: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Raises:
-        ValueError: the text is no TOML, holds too long an integer, or is nested too deeply.
-    """
+    """Parse TOML."""
     try:
         table = tomllib.loads(text)
     except RecursionError as error:

@@ -109,7 +109,9 @@ class DumpWriter:
         self._schema: pa.Schema | None = None
         self._pending: pa.Table | None = None
         self._file: pq.ParquetWriter | None = None
-        self._journal = Journal.beside(self._temporary) if journal else None
+        # random, as numbers of processes come again
+        name = self._temporary.with_suffix(f".{secrets.token_hex(4)}{JOURNAL}")
+        self._journal = Journal(name) if journal else None
         self._closed = False
         self._lock = threading.RLock()
 
@@ -231,11 +233,6 @@ class Journal:
         self._file: BinaryIO | None = None
         self._stream: Any = None
 
-    @classmethod
-    def beside(cls, temporary: Path) -> Journal:
-        """Name a journal like its unfinished file; random, as numbers of processes come again."""
-        return cls(temporary.with_suffix(f".{secrets.token_hex(4)}{JOURNAL}"))
-
     def append(self, table: pa.Table) -> None:
         """Append a batch, and hand it to the operating system, where it survives this process."""
         if self._file is None:
@@ -324,14 +321,12 @@ def _locked(file: BinaryIO) -> bool:
     """Lock a file as long as it is open; False if another process has it, True where there are no locks."""
     try:
         import fcntl
-    except ImportError:
-        return True
-    try:
+
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
-        return True
+    except (ImportError, OSError):  # a system, or a file system, without locks
+        pass
     return True
 
 
@@ -342,22 +337,17 @@ def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 def _stamped(given: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
     """Return the metadata as JSON: what was given, and versions unless `provenance` has its own."""
-    known = {"versions": _versions(), **{k: v for k, v in given.items() if v is not None}, **provenance}
+    versions = {}
+    for name in ("vllm", "sglang", "verl", "trl", "torch"):  # which decide about log-probs
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)  # without importing it
+    known = {"versions": versions, **{k: v for k, v in given.items() if v is not None}, **provenance}
     if not known["versions"]:
         del known["versions"]
     try:
         return json.dumps({**known, "format": 1})
     except TypeError as error:
         raise ValueError(f"provenance: {error}; give strings, numbers, lists and dictionaries") from error
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of the packages that decide about log-probs, without importing them."""
-    found = {}
-    for name in ("vllm", "sglang", "verl", "trl", "torch"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
@@ -381,7 +371,10 @@ def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> 
     arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
     arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in tokens}
     table = pa.table(arrays)
-    return table if schema is None else _cast(table, schema)
+    try:  # to the types of the first batch, without loss
+        return table if schema is None else table.select(schema.names).cast(schema)
+    except pa.ArrowInvalid as slip:
+        raise ValueError(f"its types differ from those of the first batch: {slip}") from slip
 
 
 def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
@@ -424,20 +417,17 @@ def _keep(mask: Any) -> Array:
 
 def _ragged(name: str, value: Any, keep: Array | None) -> Ragged:
     if _is_padded(value):
-        return _trimmed(name, _numpy(value), keep)
+        values = _numpy(value)
+        if keep is None:
+            raise ValueError(f"{name} is padded; pass response_mask {values.shape} as well, or ragged lists")
+        if values.shape != keep.shape:
+            raise ValueError(f"{name} is {values.shape} but response_mask is {keep.shape}; make them equal")
+        return Ragged(values[keep], keep.sum(axis=1))
     rows = [_numpy(row) for row in value]
     for i, row in enumerate(rows):
         if row.ndim != 1:
             raise ValueError(f"{name}, sequence {i}: shape {row.shape}; pass [S, L] or S arrays [length]")
     return Ragged(np.concatenate(rows or [np.empty(0)]), np.array([len(row) for row in rows], np.int64))
-
-
-def _trimmed(name: str, values: Array, keep: Array | None) -> Ragged:
-    if keep is None:
-        raise ValueError(f"{name} is padded; pass response_mask {values.shape} as well, or ragged lists")
-    if values.shape != keep.shape:
-        raise ValueError(f"{name} is {values.shape} but response_mask is {keep.shape}; make them equal")
-    return Ragged(values[keep], keep.sum(axis=1))
 
 
 def _agree(tokens: Mapping[str, Ragged]) -> None:
@@ -484,11 +474,3 @@ def _scalar_array(name: str, value: Any, rows: int) -> pa.Array:
         return pa.array(items, SCALARS.get(name))
     except (pa.ArrowException, ValueError) as slip:
         raise ValueError(f"{name} is not one plain value per sequence: {slip}") from slip
-
-
-def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast a table to the first batch's types; refuse a lossy cast."""
-    try:
-        return table.select(schema.names).cast(schema)
-    except pa.ArrowInvalid as slip:
-        raise ValueError(f"its types differ from those of the first batch: {slip}") from slip

@@ -11,7 +11,7 @@ import torch
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import Dump, open_dump
-from offpol_diag.readers.shards import Span, cut, pieces, shards, spans
+from offpol_diag.readers.shards import Span, cut, pieces, spans
 
 GROUP = 8
 
@@ -42,6 +42,10 @@ def dump_of(folder, files=3, **changes):
     for i in range(files):
         write(folder / f"{i}.parquet", rows(seed=i, **changes))
     return str(folder)
+
+
+def shards(dump, size):
+    return [cut(dump, span) for span in spans(dump, size)]
 
 
 def sequences(*dumps):

@@ -69,16 +69,12 @@ class Needs:
     def __bool__(self) -> bool:
         return bool(self.cuts or self.tails or self.rewards)
 
-    @property
-    def roles(self) -> frozenset[str]:
-        """Columns needed, by canonical name; the rollout log-probs are always read."""
-        policies = {policy for policy, _ in (*self.cuts, *self.tails)} - {"rollout"}
-        return frozenset({columns.STEP} | {f"{policy}_log_probs" for policy in policies})
-
     def narrow(self, dump: Dump) -> Dump:
         """Restrict a dump to the columns needed; all of them where rewards or turns are needed."""
         turns = any(weight.over == "segment" for _, weight in self.tails)
-        return dump if self.rewards or turns else dump.only(self.roles)
+        policies = {policy for policy, _ in (*self.cuts, *self.tails)}
+        roles = {columns.STEP} | {f"{policy}_log_probs" for policy in policies}
+        return dump if self.rewards or turns else dump.only(roles)
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,8 @@ class Look:
         scope.refuse_steps(scope.count(batch), BIN_BYTES * len(asked.cuts))
         ratios, states = Ratios(batch, "rollout"), dict[Key, Any]()
         for cut in asked.cuts:
-            states |= {(cut, label): Bins.of(x) for label, x in split(batch, _statistic(ratios, cut))}
+            level = statistic(ratios.of(cut[0]), cut[1])
+            states |= {(cut, label): Bins.of(x) for label, x in split(batch, level)}
         for policy, weight in asked.tails:
             logs = ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
             states |= {((policy, weight), label): Tail.of(x) for label, x in split(batch, logs)}
@@ -163,16 +160,11 @@ class Gather:
         """Collect the values of one batch in those bins."""
         ratios, states = Ratios(batch, "rollout"), dict[Key, Any]()
         for cut in dict.fromkeys(cut for cut, _ in self.bins):
-            for label, x in split(batch, _statistic(ratios, cut)):
+            for label, x in split(batch, statistic(ratios.of(cut[0]), cut[1])):
                 if (cut, label) in self.bins:
                     states[cut, label] = Values(x[loglattice.index(x) == self.bins[cut, label]])
         ratios.forget()
         return Seen(states)
-
-
-def _statistic(ratios: Ratios, cut: Cut) -> Level:
-    """Compute the statistic that a batch-wide rule is applied to."""
-    return statistic(ratios.of(cut[0]), cut[1])
 
 
 def bin_of(bins: Bins, rule: Reject) -> int:

@@ -141,12 +141,7 @@ def _refuse_overlaps(held: Sequence[Held]) -> None:
 
 
 def summary(whole: TallyFile) -> Summary:
-    """Read out every number of the report; presets that cannot be computed are left out, with a note.
-
-    Raises:
-        ResultError: advantages were made of the rewards of groups that lie in more than one piece; or numbers
-            in the files contradict each other in a way that no dump can cause.
-    """
+    """Read out every number of the report; presets that cannot be computed are left out, with a note."""
     where: dict[Label, list[str]] = {}
     for file, one in whole.held:
         for step in one.steps:
@@ -156,10 +151,8 @@ def summary(whole: TallyFile) -> Summary:
     every = torch.cat(known or [torch.zeros(0)])
     separate = len(known) == len(whole.held) and len(torch.unique(every)) == len(every)
     if whole.settings.made and broken and not separate:
-        raise ResultError(
-            f"advantages were made of the rewards of each group, and {_steps(broken)}: a group may be torn",
-            f"{WHOLE}; or write advantages into the dump",
-        )
+        what = f"advantages were made of the rewards of each group, and {_steps(broken)}: a group may be torn"
+        raise ResultError(what, f"{WHOLE}; or write advantages into the dump")
     requested, notes = whole.settings.requested(whole.name), list[str]()
     torn = [one for one in requested if broken and Needs.of((one,), rewards=False)]
     if torn:

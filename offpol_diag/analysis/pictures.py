@@ -65,15 +65,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Drawn:
-    """The states that pictures need, with the numbers of the dump.
-
-    Attributes:
-        study: what was measured.
-        tally: its states.
-        reader: sums of the dump.
-        metrics: the numbers of the dump by name.
-        by: locations by axis.
-    """
+    """The states that pictures need, with the sums, numbers by name and locations by axis of the dump."""
 
     study: Study
     tally: Tally
@@ -118,7 +110,7 @@ class Drawn:
 
 def charts_of(drawn: Drawn) -> Charts:
     """Read out every picture."""
-    steps = by_steps(drawn)
+    steps = _by_steps(drawn)
     every, crossings = list(_bands(drawn)), list(_crossings(steps)) if steps else []
     known = {
         drift.prefix + over: _tail(tail, over)
@@ -132,18 +124,18 @@ def charts_of(drawn: Drawn) -> Charts:
         crossings=crossings,
         steps=steps,
         gap_shares=gap_shares(drawn),
-        ranges=ranges(drawn),
-        density=density(drawn),
+        ranges=_ranges(drawn),
+        density=_density(drawn),
         lost=_corner(drawn, 0),
         found=_corner(drawn, 1),
-        noise=noise(drawn),
+        noise=_noise(drawn),
         positions=positions(drawn, crossings),
-        token_thresholds=token_thresholds(drawn),
-        sequence_thresholds=sequence_thresholds(drawn),
+        token_thresholds=_token_thresholds(drawn),
+        sequence_thresholds=_sequence_thresholds(drawn),
         tails={name: tail for name, tail in known.items() if tail},
-        kept=kept(drawn),
-        token_types=token_types(drawn),
-        lag=lag_evidence(drawn, steps),
+        kept=_kept(drawn),
+        token_types=_token_types(drawn),
+        lag=_lag_evidence(drawn, steps),
     )
 
 
@@ -232,8 +224,7 @@ _OF_METHODS = tuple(
 _ESS = Formula("ess_sequences", "fraction", "sequences", "", lambda get: get("ess"))
 
 
-def by_steps(drawn: Drawn) -> BySteps | None:
-    """Read out the numbers by step; None without steps."""
+def _by_steps(drawn: Drawn) -> BySteps | None:
     groups = drawn.groups
     if not groups:
         return None
@@ -266,10 +257,8 @@ def _of_step(drawn: Drawn, step: Step) -> tuple[Reader, dict[str, tuple[Formula,
     ess = (step.logs.once**2).cpu() / (sums["sequences"] * step.logs.twice.cpu())
     rows = [(row.name, row, prefix) for row in _OF_STEPS]
     rows += [(row.name, row, "") for row in _PLAIN if _NEEDS[row.name] in sums]
-    for drift in drawn.study.drifts[1:]:
-        rows += [
-            (drift.prefix + row.name, row, drift.prefix) for row in _OF_STEPS if row.name in ("k1", "k3")
-        ]
+    kl = [row for row in _OF_STEPS if row.name in ("k1", "k3")]
+    rows += [(drift.prefix + row.name, row, drift.prefix) for drift in drawn.study.drifts[1:] for row in kl]
     for preset in drawn.study.candidates:
         idle = method.idle(preset)
         for row in _OF_METHODS:
@@ -312,8 +301,7 @@ _RANGES = (-1000.0, -100.0, -10.0, -2.0, 2.0, 10.0, 100.0)
 """Bounds of the ranges of r; a negative one is of 1/r."""
 
 
-def ranges(drawn: Drawn) -> list[RangeOfRatios]:
-    """Read out tokens and K3 by range of r."""
+def _ranges(drawn: Drawn) -> list[RangeOfRatios]:
     between = drawn.binned.between.cpu()
     logs = [math.copysign(math.log(abs(b)), b) for b in _RANGES]
     cuts = [0, *(charts.EDGES.index(x) + 1 for x in logs), between.shape[1]]
@@ -334,8 +322,7 @@ def ranges(drawn: Drawn) -> list[RangeOfRatios]:
     return found
 
 
-def density(drawn: Drawn) -> Density:
-    """Read out the tokens by both probabilities."""
+def _density(drawn: Drawn) -> Density:
     size = charts.BINS
     out, synced = drawn.binned.density.cpu().round().to(torch.int64).view(2, size, size)
     return Density(
@@ -355,8 +342,7 @@ def _corner(drawn: Drawn, at: int) -> Corner:
     )
 
 
-def noise(drawn: Drawn) -> Noise:
-    """Read out quantiles of |Δ| by the rollout probability."""
+def _noise(drawn: Drawn) -> Noise:
     out, synced = drawn.binned.noise.cpu().view(2, -1, charts.SIZES)
     every = out + synced
     of_synced: dict[str, Any] = {}
@@ -457,10 +443,8 @@ def _of_groups(
     reader = _reader(drawn, sums.read())
     tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
     values = {str(at): (_K3, reader.sums[f"k3@{at}"] / n) for at, n in enumerate(tokens)}
-    if plain:
-        first = [_finite(float(x[0])) for _, x in values.values()]
-        k3 = Series(unit="nats", values=first)
-    else:
+    k3 = Series(unit="nats", values=[_finite(float(x[0])) for _, x in values.values()])
+    if not plain:
         k3 = _series(list(reader.estimates(values).values()), "nats")
     counts = [round(float(n[0])) for n in tokens]
     return PositionSteps(first_step=groups[0][0], last_step=groups[-1][1], tokens=counts, k3=k3)
@@ -472,8 +456,7 @@ _K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
 # ---------------------------------------------------------------- rules at many thresholds
 
 
-def token_thresholds(drawn: Drawn) -> TokenThresholds:
-    """Read out rules on tokens at many thresholds."""
+def _token_thresholds(drawn: Drawn) -> TokenThresholds:
     tokens, r1, r11, *_ = drawn.binned.between.cpu()
     many, n = len(charts.THRESHOLDS), drawn.tokens
     ess, truncated, means, inside = [], [], [], []
@@ -486,13 +469,11 @@ def token_thresholds(drawn: Drawn) -> TokenThresholds:
         truncated.append(above / n)
         means.append(_finite(once / n))
         inside.append(float(tokens[many - i : cut].sum()) / n)
-    return TokenThresholds(
-        b=list(charts.THRESHOLDS), ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside
-    )
+    at = list(charts.THRESHOLDS)
+    return TokenThresholds(b=at, ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside)
 
 
-def sequence_thresholds(drawn: Drawn) -> SequenceThresholds | None:
-    """Read out rules on sequences at many thresholds."""
+def _sequence_thresholds(drawn: Drawn) -> SequenceThresholds | None:
     state = drawn.state("by_sequence", BySequence)
     if state is None:
         return None
@@ -576,8 +557,7 @@ def _length_at(sequences: Tensor, q: float) -> int | None:
 # ---------------------------------------------------------------- what is kept, and of which tokens
 
 
-def kept(drawn: Drawn) -> dict[str, Kept]:
-    """Read out what each candidate keeps by length and sign."""
+def _kept(drawn: Drawn) -> dict[str, Kept]:
     grid, presets = drawn.state("kept", Grid), drawn.study.candidates
     if grid is None:
         return {}
@@ -602,8 +582,7 @@ def kept(drawn: Drawn) -> dict[str, Kept]:
     return found
 
 
-def token_types(drawn: Drawn) -> TokenTypes | None:
-    """Read out the token ids that carry most of K3."""
+def _token_types(drawn: Drawn) -> TokenTypes | None:
     state = drawn.state("token_ids", ByTokenId)
     if state is None or not len(state.ids):
         return None
@@ -651,8 +630,7 @@ def with_short_strip(row: WorstSequence) -> WorstSequence:
 # ---------------------------------------------------------------- the cause
 
 
-def lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
-    """Read out what policy lag says about the cause; None where no lag is known."""
+def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
     if "policy_lag" not in drawn.by:
         return None
     zero = next((place for place in drawn.by["policy_lag"].places if place.key == "0"), None)

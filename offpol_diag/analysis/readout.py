@@ -168,12 +168,13 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         rows = [row.model_copy(update={"asked": asked.get(row.key, {})}) for row in by["step"].places]
         by["step"] = by["step"].model_copy(update={"places": rows})
     errors = ranking.numbers(out.reader, study.candidates)
+    lengths = prefixes.lengths(out.reader, typed(tally.states["prefixes"], Prefixes))
+    sequences, tokens = (typed(tally.states[f"worst.{of}"], Best).records for of in ("sequences", "tokens"))
     found = Summary(
         dump=facts,
         metrics=metrics(out),
-        presets={preset.name: preset_result(out, preset) for preset in presets},
+        presets=pictures.same_as({preset.name: preset_result(out, preset) for preset in presets}),
         by=by,
-        lengths=prefixes.lengths(out.reader, typed(tally.states["prefixes"], Prefixes)),
         weights={
             preset.name.removeprefix(candidates.MARK): candidate_metrics(out, preset)
             | errors.get(preset.name, {})
@@ -181,36 +182,20 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         },
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=Worst(
-            sequences=[
-                pictures.with_short_strip(row)
-                for _, row in typed(tally.states["worst.sequences"], Best).records
-            ],
-            tokens=[row for _, row in typed(tally.states["worst.tokens"], Best).records],
+            sequences=[pictures.with_short_strip(row) for _, row in sequences],
+            tokens=[row for _, row in tokens],
         ),
         run=run,
     )
-    found = _with_pictures(out, found)
+    drawn = pictures.Drawn(study, tally, out.reader, found.metrics, by)
+    main = found.histograms[f"{study.main.prefix}log_ratio"]
+    main.in_sync = pictures.in_sync(drawn, main.edges)
+    found.lengths = pictures.with_tails(drawn, lengths)
+    found.charts = pictures.charts_of(drawn)
+    found.worst.typical = pictures.typical(drawn)
     sample = tally.states.get("sample")
-    seen = diagnose(found, sample) if isinstance(sample, Sample) else None
-    return found.model_copy(update={"diagnosis": seen})
-
-
-def _with_pictures(out: Readout, found: Summary) -> Summary:
-    """Add what the pictures are drawn from."""
-    drawn = pictures.Drawn(out.study, out.tally, out.reader, found.metrics, found.by)
-    name = f"{out.study.main.prefix}log_ratio"
-    of_main = found.histograms[name]
-    synced = of_main.model_copy(update={"in_sync": pictures.in_sync(drawn, of_main.edges)})
-    assert found.lengths is not None
-    return found.model_copy(
-        update={
-            "charts": pictures.charts_of(drawn),
-            "histograms": found.histograms | {name: synced},
-            "lengths": pictures.with_tails(drawn, found.lengths),
-            "worst": found.worst.model_copy(update={"typical": pictures.typical(drawn)}),
-            "presets": pictures.same_as(found.presets),
-        }
-    )
+    found.diagnosis = diagnose(found, sample) if isinstance(sample, Sample) else None
+    return found
 
 
 # ---------------------------------------------------------------- the drifts, whatever the preset

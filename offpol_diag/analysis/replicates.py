@@ -21,10 +21,9 @@ from torch import Tensor
 
 from offpol_diag.analysis.readout import CONDITIONAL, Readout
 from offpol_diag.engine import formula, gap, method, residual, tails
-from offpol_diag.engine.accumulators import LogSums
+from offpol_diag.engine.accumulators import LogSums, typed
 from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
 from offpol_diag.engine.ratios import OVERFLOW
-from offpol_diag.engine.terms import Drift
 from offpol_diag.presets import Preset
 from offpol_diag.summary import Number
 
@@ -39,19 +38,11 @@ def base(out: Readout) -> Replicates:
         rows: list[Formula] = [*gap.ROWS, tails.ESS_TOKENS]
         if f"{drift.prefix}ax" in out.reader.sums:
             rows.append(gap.SURROGATE)
+        logs = typed(out.tally.states[f"{drift.prefix}log.sequences"], LogSums)
+        if float(logs.shift) <= OVERFLOW:  # else too large for sums
+            rows.append(gap.CHI2_SEQUENCE)
         found |= {drift.prefix + row.name: _values(out, row, drift.prefix) for row in rows}
-        found |= _of_sequences(out, drift)
-    return found
-
-
-def _of_sequences(out: Readout, drift: Drift) -> Replicates:
-    """Compute replicates of sequence weights, which may be too large for sums."""
-    logs = out.tally.states[f"{drift.prefix}log.sequences"]
-    assert isinstance(logs, LogSums)
-    found = {f"{drift.prefix}{tails.ESS_SEQUENCES.name}": tails.ess_of_sequences(out.reader, logs)}
-    if float(logs.shift) <= OVERFLOW:
-        row = gap.CHI2_SEQUENCE
-        found[drift.prefix + row.name] = _values(out, row, drift.prefix)
+        found[drift.prefix + tails.ESS_SEQUENCES.name] = tails.ess_of_sequences(out.reader, logs)
     return found
 
 
@@ -77,12 +68,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that the bootstrap resampled.
-
-    Attributes:
-        many: number of groups; for two runs that of the smaller.
-        effective: effective number of groups: as many of equal size would vary as much.
-    """
+    """The groups that the bootstrap resampled: `effective` ones of equal size would vary as much."""
 
     many: int
     effective: float

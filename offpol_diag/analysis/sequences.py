@@ -56,7 +56,7 @@ class SequenceWriter:
                     writer._writer.close()
             finally:
                 writer._temp.unlink(missing_ok=True)
-                _beside(writer._temp).unlink(missing_ok=True)
+                Path(f"{writer._temp}2").unlink(missing_ok=True)
 
     def write(self, table: pa.Table) -> None:
         """Append a batch's sequences, as `table` makes them."""
@@ -107,15 +107,10 @@ def _fetched(columns: Sequence[Tensor]) -> npt.NDArray[Any]:
     return torch.stack(list(columns)).cpu().numpy() if columns else np.empty((0, 0))
 
 
-def _beside(path: Path) -> Path:
-    """Return the path that rescaled rows are written to."""
-    return path.with_name(path.name + "2")
-
-
 def _rescale(path: Path, factors: Factors) -> None:
     """Rewrite the file row group by row group with some weights divided by the factor of their step."""
     source = pq.ParquetFile(path)
-    temp = _beside(path)
+    temp = Path(f"{path}2")
     with pq.ParquetWriter(temp, source.schema_arrow, compression="zstd") as out:
         for group in range(source.num_row_groups):
             table = source.read_row_group(group)

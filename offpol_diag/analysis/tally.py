@@ -57,8 +57,6 @@ class Study:
         presets: those whose columns the dump has, in order.
         columns: canonical columns of the dump.
         group_by: extra location axes.
-        seed: of the bootstrap.
-        replicates: of the bootstrap.
         against: the preset that the others are compared with, or None.
         by_step: numbers requested by training step, besides those of `breakdowns`.
     """

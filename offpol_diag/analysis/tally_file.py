@@ -74,8 +74,6 @@ class Settings(Model):
         columns: our name → the column it was read from.
         made: columns computed from others: advantages, where they were computed from rewards.
         group_by: extra location axes.
-        seed: of the bootstrap.
-        replicates: of the bootstrap.
     """
 
     presets: dict[str, dict[str, Any]] = Field(max_length=MOST_PRESETS)
@@ -156,7 +154,6 @@ class Piece(Model):
 
     Attributes:
         facts: of the dump, without the remarks that follow from `signs`.
-        run: how the numbers were made.
         files: those that have rows.
         signs: column → its counts of positive values.
         steps: labels of the trainer batches that have rows in it.
@@ -243,14 +240,7 @@ class _Contents(Model):
 
 @dataclass(frozen=True)
 class TallyFile:
-    """A tally with everything needed to merge it and to read it out.
-
-    Attributes:
-        name: the file it was read from, or its name in errors.
-        settings: how its pieces were analysed.
-        held: its pieces, in the order of the dump.
-        tally: the states of all of them together.
-    """
+    """A tally with everything needed to merge it and to read it out; `held` are its parts in order."""
 
     name: str
     settings: Settings
@@ -259,11 +249,7 @@ class TallyFile:
 
 
 def write(path: Path, tally: TallyFile) -> None:
-    """Write a tally file beside its place and put it there; nothing is left behind when that fails.
-
-    Raises:
-        UsageError: the place cannot be written.
-    """
+    """Write a tally file beside its place and put it there; nothing is left behind when that fails."""
     pieces = [one.piece for one in tally.held]
     if sum(0 if one.groups is None else len(one.groups) for one in pieces) > MOST_GROUPS_IN_ALL:
         pieces = [one.model_copy(update={"groups": None}) for one in pieces]
@@ -342,10 +328,8 @@ def parse(text: bytes, name: str) -> TallyFile:
     except ValidationError as error:
         raise ResultError(f"{name}: this is not a tally of offpol-diag", HINT) from error
     if stamp.format != FORMAT:
-        raise ResultError(
-            f"{name}: tally format {stamp.format}, this version reads format {FORMAT}",
-            "analyze that piece again with this version",
-        )
+        hint = "analyze that piece again with this version"
+        raise ResultError(f"{name}: tally format {stamp.format}, this version reads format {FORMAT}", hint)
     if stamp.offpol_diag != version("offpol-diag"):
         made = f"offpol-diag {stamp.offpol_diag} made it, and this is {version('offpol-diag')}"
         raise ResultError(f"{name}: {made}: what their numbers mean may differ", AGAIN)

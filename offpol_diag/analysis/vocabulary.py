@@ -24,9 +24,6 @@ def with_texts(summary: Summary, path: Path | None) -> Summary:
     Args:
         summary: a result; without token ids it is returned as it is.
         path: a tokenizer.json, as the package `tokenizers` writes it; None returns the summary as it is.
-
-    Raises:
-        UsageError: the package is not installed, or the file cannot be read as a tokenizer.
     """
     if path is None:
         return summary
@@ -40,9 +37,8 @@ def with_texts(summary: Summary, path: Path | None) -> Summary:
     except Exception as error:  # tokenizers raises Exception itself
         reason = error.strerror if isinstance(error, OSError) else str(error)
         hint = "give the tokenizer.json beside the model's weights"
-        raise UsageError(
-            f"--tokenizer: cannot read {printable(str(path))}: {printable(str(reason))}", hint
-        ) from None
+        what = f"--tokenizer: cannot read {printable(str(path))}: {printable(str(reason))}"
+        raise UsageError(what, hint) from None
     texts = {str(one): _text(tokenizer, one) for one in sorted(set(_ids(summary)))}
     charts = summary.charts.model_copy(
         update={"token_texts": {one: text for one, text in texts.items() if text}}

@@ -25,11 +25,7 @@ HINT = "say --align response or full, left or right (padding), shift=1, or sever
 
 
 def parse(text: str | None, declared: Alignment) -> Alignment:
-    """Return the alignment with the user's changes, such as `full,shift=1`.
-
-    Raises:
-        UsageError: a word that is no alignment.
-    """
+    """Return the alignment with the user's changes, such as `full,shift=1`."""
     found = declared
     for word in (part.strip() for part in (text or "").split(",")):
         shift = re.fullmatch(r"shift=([+-]?\d{1,3})", word)
@@ -73,41 +69,24 @@ def cut(row: Row, how: Alignment) -> Row:
 
 
 def _offset(row: Row, name: str, longest: int, how: Alignment) -> int:
-    """Return the token to which the first value of a column belongs.
-
-    Raises:
-        DumpError: a list of a length that the span does not explain.
-    """
+    """Return the token to which the first value of a column belongs."""
     length = len(row.tokens[name])
     shift = how.shift if name in TRAIN else 0
-    if length == longest:
-        return shift
-    if shift > 0 and length == longest - shift:
+    if length == longest or (shift > 0 and length == longest - shift):
         return shift
     if how.span == "full":
         return longest - length
     other = next(one for one, values in row.tokens.items() if len(values) == longest)
-    raise DumpError(
-        f"{row.where}: {name!r} has {length} values, and {other!r} {longest}",
-        "where some lists cover the whole sequence and others its response, say --align full",
-    )
+    hint = "where some lists cover the whole sequence and others its response, say --align full"
+    raise DumpError(f"{row.where}: {name!r} has {length} values, and {other!r} {longest}", hint)
 
 
 def checked(rows: Iterable[Row], how: Alignment, chosen: bool, notes: list[str]) -> Iterator[Row]:
-    """Yield the rows after looking at the first of them: would a neighbouring shift fit far better?
+    """Yield aligned rows after looking at the first of them: would a neighbouring shift fit far better?
 
-    Args:
-        rows: aligned rows.
-        how: their alignment.
-        chosen: whether the user chose the shift; a better one is then a note, no error.
-        notes: where a note is added.
-
-    Raises:
-        DumpError: a neighbouring shift fits far better.
+    Where the user chose the shift, that is added to `notes`.
     """
-    held: list[Row] = []
-    size = 0
-    stream = iter(rows)
+    held, size, stream = list[Row](), 0, iter(rows)
     for row in stream:
         held.append(row)
         size += len(row.tokens.get(ROLLOUT, ()))
@@ -122,10 +101,8 @@ def checked(rows: Iterable[Row], how: Alignment, chosen: bool, notes: list[str])
             f"{better}, not {how.shift}: mean |difference| {gaps[best]:.2g} nats instead of {gaps[0]:.2g}"
         )
         if not chosen:
-            raise DumpError(
-                found,
-                f"read them so with --align shift={better}, or as they are with --align shift={how.shift}",
-            )
+            hint = f"read them so with --align shift={better}, or as they are with --align shift={how.shift}"
+            raise DumpError(found, hint)
         notes.append(found)
     yield from chain(held, stream)
 

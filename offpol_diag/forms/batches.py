@@ -33,11 +33,7 @@ CHANGED = (
 
 
 def _tensor(value: object, path: Path, name: str) -> Array | list[Any] | None:
-    """Return a tensor that a trainer has made bytes of: with its type and shape, or by torch.save.
-
-    Raises:
-        DumpError: its size is not that of its values.
-    """
+    """Return a tensor that a trainer has made bytes of: with its type and shape, or by torch.save."""
     value = plain(value)
     if _is_array(value) or (isinstance(value, list) and all(map(_is_array, value))):
         return value  # type: ignore[return-value]
@@ -67,11 +63,7 @@ def _is_array(value: object) -> bool:
 
 
 def _tensors(values: object, path: Path) -> dict[str, Array | list[Any]]:
-    """Return the tensors of a batch; other values are left out.
-
-    Raises:
-        DumpError: it is no mapping.
-    """
+    """Return the tensors of a batch; other values are left out."""
     if not isinstance(values, dict):
         raise DumpError(f"{path}: {type(values).__name__}, no batch of tensors", CHANGED)
     found = {name: _tensor(value, path, name) for name, value in values.items() if isinstance(name, str)}
@@ -122,16 +114,10 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         for i, (where, record) in enumerate(generic.sequences(arrays, path)):
             row = generic.by_names(record, where, SKYRL, columns)
             rollout, old, mask = (row.tokens.get(name) for name in (ROLLOUT, OLD, MASK))
-            if (
-                mask is not None
-                and rollout is not None
-                and old is not None
-                and len(rollout) == len(old) == len(mask) > 0
-                and mask[-1]
-                and not rollout[-1]
-                and old[-1] < APPENDED
-            ):
-                row.tokens[MASK] = np.append(mask[:-1], np.zeros(1, mask.dtype))
+            if mask is not None and rollout is not None and old is not None:
+                whole = len(rollout) == len(old) == len(mask) > 0
+                if whole and mask[-1] and not rollout[-1] and old[-1] < APPENDED:
+                    row.tokens[MASK] = np.append(mask[:-1], np.zeros(1, mask.dtype))
             row.scalars |= _named(step, str(i)) | ({GROUP: groups[i]} if i in groups else {})
             yield row
 

@@ -38,16 +38,10 @@ NO_NUMBERS = object()
 
 
 def _record(value: object, where: str) -> dict[str, Any]:
-    """Return a record with its arrays as NumPy's, and a mark in place of lists of anything but numbers.
-
-    Raises:
-        DumpError: it is no mapping.
-    """
+    """Return a record with its arrays as NumPy's, and a mark in place of lists of anything but numbers."""
     if not isinstance(value, dict):
-        raise DumpError(
-            f"{where}: {type(value).__name__}, no mapping of columns",
-            "store a dict of padded tensors, or a list with a dict per sequence",
-        )
+        hint = "store a dict of padded tensors, or a list with a dict per sequence"
+        raise DumpError(f"{where}: {type(value).__name__}, no mapping of columns", hint)
     found = {name: plain(one) for name, one in value.items() if isinstance(name, str)}
     return {
         name: NO_NUMBERS if isinstance(one, list) and not _numeric(one) else one
@@ -148,9 +142,8 @@ def _dump(path: Path, name: str, kind: type = list) -> dict[str, Any]:
     """Read a file that holds a mapping with a list (or mapping) of one name."""
     found = load(path)
     if not isinstance(found, dict) or not isinstance(found.get(name), kind):
-        raise DumpError(
-            f"{path}: no {name!r} is in it", "was the file changed? see `offpol-diag convert --list`"
-        )
+        hint = "was the file changed? see `offpol-diag convert --list`"
+        raise DumpError(f"{path}: no {name!r} is in it", hint)
     return found
 
 
@@ -200,10 +193,8 @@ def _response(row: Row, length: object) -> Any:
     """Return the tokens of the response, which end those of the whole sequence."""
     tokens = row.tokens.get(TOKEN_IDS, np.empty(0, np.int64))
     if type(length) is not int or not 0 <= length <= len(tokens):
-        raise DumpError(
-            f"{row.where}: the response has no length, or one that exceeds the {len(tokens)} tokens",
-            "slime writes it; was the file changed?",
-        )
+        what = f"{row.where}: the response has no length, or one that exceeds the {len(tokens)} tokens"
+        raise DumpError(what, "slime writes it; was the file changed?")
     return tokens[len(tokens) - length :]
 
 
@@ -232,10 +223,9 @@ TOGETHER = "convert the files of all ranks of a rollout together, and none of an
 
 @dataclass(frozen=True)
 class Slice:
-    """What one rank holds of a sample.
+    """What one rank holds of a sample: its slices of columns, or all of them.
 
     Attributes:
-        values: column → its slice, or all of it.
         total, response: tokens of the sequence, and of its response.
         padded: length to which sequences are padded before they are cut; their own where they are packed.
         rank, count: place among the context-parallel ranks, and their number; None where it is not said.
@@ -337,28 +327,18 @@ def _at(held: Mapping[str, Any], name: str, i: int) -> Any:
 
 
 def _length(value: object, name: str, where: str) -> int:
-    """Return a number of tokens or ranks.
-
-    Raises:
-        DumpError: it is none.
-    """
+    """Return a number of tokens or ranks."""
     if type(value) is not int or not 0 <= value < 1 << 31:
         raise DumpError(f"{where}: {name!r} is no length", "was the file changed?")
     return value
 
 
 def _count(samples: Sequence[Sequence[Slice]], where: str) -> int:
-    """Return the number of context-parallel ranks; where it is not said, the one that fits all slices.
-
-    Raises:
-        DumpError: none fits.
-    """
+    """Return the number of context-parallel ranks; where it is not said, the one that fits all slices."""
     said = {one.count for slices in samples for one in slices if one.count is not None}
+    if said and max(said) > SIZES[-1]:
+        raise DumpError(f"{where}: {max(said)} context-parallel ranks are more than {SIZES[-1]}", TOGETHER)
     if said:
-        if max(said) > SIZES[-1]:
-            raise DumpError(
-                f"{where}: {max(said)} context-parallel ranks are more than {SIZES[-1]}", TOGETHER
-            )
         return max(said)
     cut = [slices for slices in samples if not any(_whole(one) for one in slices)]
     for count in SIZES if cut else (1,):
@@ -393,11 +373,7 @@ def _fitting(slices: Sequence[Slice], count: int) -> dict[int, Slice] | None:
 
 
 def _joined(slices: Sequence[Slice], name: str, count: int, where: str) -> Any:
-    """Return a column of a sample, its slices at their places; None where no rank has it.
-
-    Raises:
-        DumpError: slices are missing, or have another length.
-    """
+    """Return a column of a sample, its slices at their places; None where no rank has it."""
     holders = [one for one in slices if one.values.get(name) is not None]
     if not holders:
         return None
@@ -416,10 +392,8 @@ def _joined(slices: Sequence[Slice], name: str, count: int, where: str) -> Any:
         sum(map(len, parts.values())) != first.response
     ):
         said = ", ".join(f"{len(values)} of {first.width(rank, count)}" for rank, values in parts.items())
-        raise DumpError(
-            f"{where}: {name} is cut otherwise than for {count} context-parallel ranks (values: {said})",
-            TOGETHER,
-        )
+        what = f"{where}: {name} is cut otherwise than for {count} context-parallel ranks (values: {said})"
+        raise DumpError(what, TOGETHER)
     found = np.zeros(first.response, np.float32)
     for rank, values in parts.items():
         taken = 0

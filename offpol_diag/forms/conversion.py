@@ -46,17 +46,18 @@ class Reading:
     join: str | None = None
     on: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.on is not None and self.join is None:
+            raise DumpError("--on names the column of --join, and there is none", "add --join FILE:column")
+
 
 @dataclass
 class Converted:
     """A canonical dump made of other files.
 
     Attributes:
-        path: the Parquet file.
-        files: the files it was made of.
         notes: what was read, how it was aligned, and what to know about it.
         columns: canonical column → what it is called in the files, or the file it is joined from.
-        sequences: number of rows.
         tokens: number of tokens, masked ones included.
     """
 
@@ -92,10 +93,8 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
                 provenance["trainer"] = found.form.trainer
             _write(_of_one_version(whole, found, reading), made, provenance)
     except OSError as error:
-        raise DumpError(
-            f"{found.files[0]}: cannot be converted ({error.strerror or error})",
-            "make room there, or set TMPDIR to another place",
-        ) from error
+        hint = "make room there, or set TMPDIR to another place"
+        raise DumpError(f"{found.files[0]}: cannot be converted ({error.strerror or error})", hint) from error
     return made
 
 
@@ -113,10 +112,8 @@ def _of_one_version(rows: Iterator[Row], found: Found, reading: Reading) -> Iter
     yield from rows
     for old, new in zip(before, _states(found, reading), strict=True):
         if old != new:
-            raise DumpError(
-                f"{new[0]}: the file was changed while it was read",
-                "wait until its writer has ended, or read a copy; then read again",
-            )
+            hint = "wait until its writer has ended, or read a copy; then read again"
+            raise DumpError(f"{new[0]}: the file was changed while it was read", hint)
 
 
 def _named(found: Found) -> str:
@@ -126,9 +123,8 @@ def _named(found: Found) -> str:
 
 def _said(found: Found, how: Alignment) -> str:
     """Return what was read and how, as a note."""
-    guess = (
-        "" if found.named or not found.form.guess else " by the names of its columns (--form says otherwise)"
-    )
+    guessed = found.form.guess and not found.named
+    guess = " by the names of its columns (--form says otherwise)" if guessed else ""
     what = f"{found.form.trainer} ({found.form.name})" if found.form.trainer else found.form.name
     return f"{_named(found)} read as {what}{guess}; log-probs: {how}"
 
@@ -138,8 +134,6 @@ def _joined(
 ) -> Iterator[Row]:
     """Add the columns of `--join`, if there is one."""
     if reading.join is None:
-        if reading.on is not None:
-            raise DumpError("--on names the column of --join, and there is none", "add --join FILE:column")
         yield from rows
         return
     source, names, columns = join.parse(reading.join)
@@ -155,23 +149,19 @@ def _joined(
 def _aligned(rows: Iterator[Row], how: Alignment, notes: list[str]) -> Iterator[Row]:
     """Align rows; those without a token that counts are left out and counted."""
     dropped = 0
+    policies = (((ROLLOUT,), "rollout", "rollout"), ((OLD, CURRENT), "trainer", "old"))
     for row in rows:
-        _require_log_probs(row)
+        for names, whose, short in policies:
+            if row.tokens.keys().isdisjoint(names):
+                hint = f"add them with --join FILE:{names[0]}, or name them with --columns {short}=…"
+                there = ", ".join([*row.tokens, *row.scalars]) or "nothing that is known"
+                raise DumpError(f"{row.where}: no log-probs of the {whose}", f"{hint}; it holds {there}")
         found = align.aligned(row, how)
         if found is not None:
             yield found
         dropped += found is None
     if dropped:
         notes.append(f"{dropped} sequences without a token that counts are left out")
-
-
-def _require_log_probs(row: Row) -> None:
-    """Refuse a row without the log-probs of one of the policies."""
-    for names, whose, short in (((ROLLOUT,), "rollout", "rollout"), ((OLD, CURRENT), "trainer", "old")):
-        if row.tokens.keys().isdisjoint(names):
-            how = f"add them with --join FILE:{names[0]}, or name them with --columns {short}=…"
-            there = ", ".join([*row.tokens, *row.scalars]) or "nothing that is known"
-            raise DumpError(f"{row.where}: no log-probs of the {whose}", f"{how}; it holds {there}")
 
 
 def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) -> None:
@@ -188,7 +178,11 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) 
                 for name, value in known:
                     kinds.setdefault(name, type(value))
             for row in batch:
-                _same(first, row)
+                if odd := first.tokens.keys() ^ row.tokens.keys():
+                    odd_name = min(first.tokens.keys() - row.tokens.keys() or odd)
+                    has, lacks = (first, row) if odd_name in first.tokens else (row, first)
+                    what = f"{lacks.where}: no {odd_name}, which {has.where} has"
+                    raise DumpError(what, "give every sequence the same columns")
             columns: dict[str, Any] = {name: [row.tokens[name] for row in batch] for name in first.tokens}
             columns |= {
                 name: [_as(row.scalars.get(name), kind) for row in batch] for name, kind in kinds.items()
@@ -202,9 +196,8 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) 
             made.sequences += len(batch)
             made.tokens += sum(len(row.tokens[ROLLOUT]) for row in batch)
         if first is None:
-            raise DumpError(
-                f"{made.files[0]}: no sequence that counts is in it", "check that its writer was closed"
-            )
+            hint = "check that its writer was closed"
+            raise DumpError(f"{made.files[0]}: no sequence that counts is in it", hint)
 
 
 def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -219,21 +212,6 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
             held, size = [], 0
     if held:
         yield held
-
-
-def _same(first: Row, row: Row) -> None:
-    """Check that a row has the token columns of the first one.
-
-    Raises:
-        DumpError: a column is missing, or is in this row only.
-    """
-    odd = first.tokens.keys() ^ row.tokens.keys()
-    if odd:
-        name = min(first.tokens.keys() - row.tokens.keys() or odd)
-        has, lacks = (first, row) if name in first.tokens else (row, first)
-        raise DumpError(
-            f"{lacks.where}: no {name}, which {has.where} has", "give every sequence the same columns"
-        )
 
 
 def _as(value: object, kind: type) -> object:
@@ -269,21 +247,15 @@ def open_dump(
     """
     from offpol_diag import readers
 
-    chosen = columns or {}
-    joined = reading.join is not None
+    chosen, joined = columns or {}, reading.join is not None
+    how: dict[str, Any] = {"group_by": group_by, "on_bad_row": on_bad_row, "batch_tokens": batch_tokens}
     found = find(sources, reading.form, chosen, reading.align is not None or joined, joined)
     if found is None:
-        if reading.on is not None:
-            raise DumpError("--on names the column of --join, and there is none", "add --join FILE:column")
-        return readers.open_dump(
-            sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
-        )
+        return readers.open_dump(sources, columns=columns, **how)
     made = _temporary(found, reading, chosen)
     shown = _named(found)
     try:
-        dump = readers.open_dump(
-            [str(made.path)], group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
-        )
+        dump = readers.open_dump([str(made.path)], **how)
     except DumpError as error:
         message, *details = (line.replace(str(made.path), shown) for line in error.lines)
         raise DumpError(message, error.hint, details) from error

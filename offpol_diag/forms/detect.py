@@ -23,14 +23,7 @@ PARQUET = ".parquet"
 
 @dataclass(frozen=True)
 class Found:
-    """Files of one form.
-
-    Attributes:
-        files: the files, in the order of their names, numbers by value.
-        form: their form.
-        named: whether the user named the form.
-        notes: on files that are left out.
-    """
+    """Files of one form, in the order of their names, numbers by value; notes on files that are left out."""
 
     files: tuple[Path, ...]
     form: Form
@@ -72,34 +65,25 @@ def find(
         if chosen or always:
             if absent := [one for one in sources if one != STDIN and not is_url(one)]:
                 parquet_files(absent)  # which says what does not exist
-            raise DumpError(
-                f"{', '.join(sources)}: no file is there that can be converted",
-                "name local files, or a directory of them; a URL is read as Parquet only",
-            )
+            hint = "name local files, or a directory of them; a URL is read as Parquet only"
+            raise DumpError(f"{', '.join(sources)}: no file is there that can be converted", hint)
         return None
     if chosen:
         fitting = [path for path, given in files if given or chosen.detect(Head.of(path))]
         if not fitting:
-            raise DumpError(
-                f"{', '.join(sources)}: no file is of the form {chosen.name} ({chosen.files})",
-                "see `offpol-diag convert --list`, or leave out --form to have it detected",
-            )
+            what = f"{', '.join(sources)}: no file is of the form {chosen.name} ({chosen.files})"
+            raise DumpError(what, "see `offpol-diag convert --list`, or leave out --form to have it detected")
         return Found.of(fitting, chosen, True)
     return _detected(files, columns, always, joined)
 
 
 def named(form: str) -> Form:
-    """Return a form by its name.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
+    """Return a form by its name."""
     found = next((one for one in FORMS if one.name == form.lower()), None)
     if found is None:
         names = [one.name for one in FORMS]
-        raise UsageError(
-            f"--form {form}: no such form", did_you_mean(form, names) or f"the forms are {', '.join(names)}"
-        )
+        hint = did_you_mean(form, names) or f"the forms are {', '.join(names)}"
+        raise UsageError(f"--form {form}: no such form", hint)
     return found
 
 
@@ -113,12 +97,10 @@ def _detected(
         fits = next((one for one in FORMS if one.detect(head)), None)
         if not fits and head.fields and (joined or not head.fields.isdisjoint(columns.values())):
             fits = BY_COLUMNS.get(head.kind)
-        if fits and fits.name == "parquet" and not always:
+        if head.kind == "parquet" and not always and (fits.guess if fits else given):
             return None  # the reader says what is missing
         if fits:
             kinds.setdefault(fits.name, []).append(path)
-        elif given and head.kind == "parquet" and not always:
-            return None  # the reader says what is missing
         elif given and head.fault:
             raise head.fault
         elif given:
@@ -131,9 +113,8 @@ def _detected(
     sure = {name: paths for name, paths in kinds.items() if not named(name).guess} or kinds
     if len(sure) > 1:
         several = "; ".join(f"{paths[0]} is {name}" for name, paths in sure.items())
-        raise DumpError(
-            f"the files are of several forms: {several}", "say which with --form, or name the files of one"
-        )
+        hint = "say which with --form, or name the files of one"
+        raise DumpError(f"the files are of several forms: {several}", hint)
     for name, paths in sure.items():
         return Found.of(paths, named(name))
     return None
@@ -141,9 +122,8 @@ def _detected(
 
 def _canonical(sources: Sequence[str], columns: Mapping[str, str]) -> bool:
     """Return whether the first Parquet file is a dump as it is, or is not on this disk."""
-    for source in sources:
-        if source == STDIN or (is_url(source) and not source.startswith(FILE_URL)):
-            return True
+    if any(one == STDIN or (is_url(one) and not one.startswith(FILE_URL)) for one in sources):
+        return True
     found = [path for path, _ in _files(sources, PARQUET)]
     if not found:
         return False
@@ -162,9 +142,7 @@ def _canonical(sources: Sequence[str], columns: Mapping[str, str]) -> bool:
 def _files(sources: Sequence[str], suffix: str = "") -> list[tuple[Path, bool]]:
     """List files, each once, and whether it was named itself and not its directory.
 
-    Args:
-        sources: files, directories and globs; others are left out.
-        suffix: of those in directories; otherwise all that a trainer may have written.
+    In directories, files with the suffix; without one all that a trainer may have written.
     """
     paths: dict[Path, bool] = {}
     for source in (one.removeprefix(FILE_URL) for one in sources):

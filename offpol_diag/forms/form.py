@@ -24,6 +24,8 @@ from offpol_diag.forms import unpickle
 Array = npt.NDArray[Any]
 Span = Literal["response", "full"]
 Padding = Literal["none", "left", "right"]
+Read = Callable[[Sequence[Path], Mapping[str, str]], Iterator["Row"]]
+"""Reads files, with the user's `--columns` (role → name): a row per sequence."""
 
 LONGEST_LINE = 512 << 20
 """Maximum bytes of a line of JSON."""
@@ -52,13 +54,9 @@ class Alignment:
 
 @dataclass(eq=False)
 class Row:
-    """One sequence.
+    """One sequence: columns per token, and further ones, by canonical name; `names` are those in the file.
 
-    Attributes:
-        tokens: canonical column → its values, one per token.
-        scalars: canonical or further column → its value.
-        where: file and place in it, for messages.
-        names: canonical column → what it is called in the file.
+    `where` is file and place in it, for messages.
     """
 
     tokens: dict[str, Array]
@@ -72,26 +70,19 @@ class Head:
     """The beginning of a file, by which its form is found.
 
     Attributes:
-        path: the file.
         kind: one of the kinds of `MAGIC`, or empty.
         fields: names of its columns, or of the fields of its first record.
-        record: its first record, of a JSONL file.
         fault: why a pickle is not read.
     """
 
     path: Path
     kind: str
     fields: frozenset[str] = frozenset()
-    record: Mapping[str, Any] = field(default_factory=dict)
     fault: DumpError | None = None
 
     @classmethod
     def of(cls, path: Path) -> Head:
-        """Look at the beginning of a file.
-
-        Raises:
-            DumpError: it cannot be read, or its first line is no JSON object.
-        """
+        """Look at the beginning of a file."""
         try:
             with path.open("rb") as file:
                 start = file.read(64)
@@ -101,8 +92,7 @@ class Head:
         if kind == "zip":
             kind = "torch" if any(name.endswith("data.pkl") for name in _members(path)) else "npz"
         if kind == "jsonl":
-            record = next((one for _, one in records([path])), {})
-            return cls(path, kind, frozenset(record), record)
+            return cls(path, kind, frozenset(next((one for _, one in records([path])), {})))
         if kind in ("torch", "pickle"):
             names, fault = unpickle.peek(path)
             return cls(path, kind, frozenset(names), fault=fault)
@@ -158,11 +148,7 @@ def arrow(path: Path) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
 
 
 def records(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of JSONL files, which may be gzipped, each with its place.
-
-    Raises:
-        DumpError: a line that is no JSON object, or a file that cannot be read.
-    """
+    """Yield the objects of JSONL files, which may be gzipped, each with its place."""
     for path in files:
         try:
             yield from _lines(path)
@@ -178,9 +164,8 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
                 where = f"{path}, line {number}"
                 if len(line) == LONGEST_LINE:
-                    raise DumpError(
-                        f"{where}: longer than {LONGEST_LINE >> 20} MiB", "write one object per sequence"
-                    )
+                    what = f"{where}: longer than {LONGEST_LINE >> 20} MiB"
+                    raise DumpError(what, "write one object per sequence")
                 if not line.strip():
                     continue
                 one, text = "the file holds one JSON object per line", line.decode("utf-8-sig")
@@ -195,11 +180,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def numbers(value: object, name: str, where: str) -> Array:
-    """Return a list of numbers as a 1-D array; null is NaN.
-
-    Raises:
-        DumpError: it is no list of numbers.
-    """
+    """Return a list of numbers as a 1-D array; null is NaN."""
     try:
         found = np.asarray(value)
         if found.dtype == object:
@@ -209,9 +190,8 @@ def numbers(value: object, name: str, where: str) -> Array:
     if found.ndim == 1 and found.size == 0:
         return np.empty(0, np.float32)
     if found.ndim != 1 or found.dtype.kind not in "fiub":
-        raise DumpError(
-            f"{where}: {name!r} is no list of numbers", "give each token one number, in one flat list"
-        )
+        hint = "give each token one number, in one flat list"
+        raise DumpError(f"{where}: {name!r} is no list of numbers", hint)
     return found
 
 
@@ -225,7 +205,6 @@ class Form:
         files: what its files are called, for people.
         holds: what they hold of a dump, for people.
         detect: whether a file is of this form.
-        read: its files, and the user's `--columns` (role → name) → a row per sequence.
         alignment: as its trainer writes it.
         guess: whether other files could look alike; it is then said that this one was chosen.
         choose: its files → those to read, and notes on those that are left out.
@@ -237,7 +216,7 @@ class Form:
     files: str
     holds: str
     detect: Callable[[Head], bool]
-    read: Callable[[Sequence[Path], Mapping[str, str]], Iterator[Row]]
+    read: Read
     alignment: Alignment = Alignment()
     guess: bool = False
     choose: Callable[[Sequence[Path]], tuple[list[Path], list[str]]] | None = None

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
-from offpol_diag.forms.form import Alignment, Array, Head, Row, arrow, numbers, records, undamaged
+from offpol_diag.forms.form import Array, Head, Row, arrow, numbers, records, undamaged
 from offpol_diag.forms.join import role_named
 from offpol_diag.readers.columns import ADVANTAGES, LIST, assigned, is_list
 
@@ -21,7 +21,6 @@ PER_TOKEN = frozenset(
     role.name for role in LIST.roles if role.kind.needs.startswith("a list") or role.name == ADVANTAGES
 )
 """Canonical columns with a list per row; advantages may also be one number."""
-PADDED = Alignment(padding="right")
 ROWS = 256
 """Rows of a table that are turned into `Row`s at once."""
 
@@ -29,13 +28,9 @@ ROWS = 256
 def row_of(
     record: Mapping[str, Any], where: str, columns: Mapping[str, str], without: frozenset[str] = frozenset()
 ) -> Row:
-    """Return a record as a row: its fields by the names we know; short texts and integers stay as they are.
+    """Return a record (field → value) as a row: its fields by the names we know, `columns` before those.
 
-    Args:
-        record: field → value; a list per token column.
-        where: its place, for messages.
-        columns: role → field, from the user.
-        without: fields that are not read.
+    Short texts and integers stay as they are; fields `without` are not read.
     """
     names = [name for name in record if name not in without]
     mapping = assigned(names, columns, where)
@@ -50,7 +45,10 @@ def row_of(
         else:
             scalars[role] = scalar(value, name, where)
     known = set(mapping.values())
-    scalars |= {name: record[name] for name in names if name not in known and describes(record[name])}
+    for name in (name for name in names if name not in known):  # what may say where a row is from
+        value = record[name]
+        if isinstance(value, int) or (isinstance(value, str) and len(value) <= LONGEST_TEXT):
+            scalars[name] = value
     return Row(tokens, scalars, where, mapping)
 
 
@@ -68,24 +66,13 @@ LONGEST_TEXT = 64
 """Characters of a text that describes a row's origin; longer ones are prompts and responses."""
 
 
-def describes(value: object) -> bool:
-    """Return whether a value may say where a row is from: an integer, a short text."""
-    return isinstance(value, int) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
-
-
 def scalar(value: object, name: str, where: str) -> object:
-    """Return one plain value.
-
-    Raises:
-        DumpError: it is a list or an object.
-    """
+    """Return one plain value."""
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, str | int | float):
-        raise DumpError(
-            f"{where}: {name!r} is a {type(value).__name__}, and one value per sequence is needed",
-            "give the part to another field with --columns",
-        )
+        what = f"{name!r} is a {type(value).__name__}, and one value per sequence is needed"
+        raise DumpError(f"{where}: {what}", "give the part to another field with --columns")
     return value
 
 
@@ -131,10 +118,7 @@ def _lists(column: pa.Array) -> list[Any]:
     if is_list(column.type) and not is_list(column.type.value_type):
         kind = column.type.value_type
         if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            return [
-                None if one is None or not one.is_valid else one.values.to_numpy(zero_copy_only=False)
-                for one in column
-            ]
+            return [one.values.to_numpy(zero_copy_only=False) if one.is_valid else None for one in column]
     found: list[Any] = column.to_pylist()
     return found
 
@@ -149,9 +133,8 @@ def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise DumpError(
-                f"{path}: no archive of plain arrays ({error})", "write it with np.savez, without objects"
-            ) from error
+            hint = "write it with np.savez, without objects"
+            raise DumpError(f"{path}: no archive of plain arrays ({error})", hint) from error
         for where, record in sequences(arrays, path):
             yield row_of(record, where, columns)
 
@@ -163,7 +146,15 @@ def sequences(arrays: Mapping[str, Array | list[Any]], path: Path) -> Iterator[t
         cuts = np.asarray(arrays["cu_seqlens"]).astype(np.int64)
     elif "lengths" in arrays:
         cuts = np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
-    for i in range(_count(arrays, cuts, path)):
+    if cuts is not None and len(cuts) and (np.diff(cuts) >= 0).all():
+        many = len(cuts) - 1
+    else:
+        padded = {len(values) for values in arrays.values() if isinstance(values, list) or values.ndim > 1}
+        if len(padded) != 1:
+            what = f"{path}: no array is [sequences, tokens], or they differ in their number of sequences"
+            raise DumpError(what, "store padded arrays of one shape, or flat ones with cu_seqlens")
+        (many,) = padded
+    for i in range(many):
         record: dict[str, Any] = {}
         for name, values in arrays.items():
             flat = isinstance(values, np.ndarray) and values.ndim == 1
@@ -174,16 +165,3 @@ def sequences(arrays: Mapping[str, Array | list[Any]], path: Path) -> Iterator[t
             elif i < len(values):
                 record[name] = values[i].item() if flat else values[i]
         yield f"{path}, sequence {i}", record
-
-
-def _count(arrays: Mapping[str, Array | list[Any]], cuts: Array | None, path: Path) -> int:
-    """Return the number of sequences."""
-    if cuts is not None and len(cuts) and (np.diff(cuts) >= 0).all():
-        return len(cuts) - 1
-    padded = {len(values) for values in arrays.values() if isinstance(values, list) or values.ndim > 1}
-    if len(padded) != 1:
-        raise DumpError(
-            f"{path}: no array is [sequences, tokens], or they differ in their number of sequences",
-            "store padded arrays of one shape, or flat ones with cu_seqlens",
-        )
-    return padded.pop()

@@ -20,18 +20,12 @@ Place = tuple[np.dtype[Any], int, int]
 
 
 def parse(text: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
-    """Split `FILE:column,old=column` into the file, the columns, and what the file calls those with a `=`.
-
-    Raises:
-        UsageError: a file or the columns are missing.
-    """
+    """Split `FILE:column,old=column` into the file, the columns, and what the file calls those with a `=`."""
     path, _, names = text.rpartition(":")
     pairs = [tuple(map(str.strip, name.split("=", 1))) for name in names.split(",") if name.strip()]
     if not path or not pairs or "/" in names or not all(map(all, pairs)):
-        raise UsageError(
-            f"--join {text}: names no column",
-            "write --join FILE:column, as in --join other.parquet:old_log_probs",
-        )
+        hint = "write --join FILE:column, as in --join other.parquet:old_log_probs"
+        raise UsageError(f"--join {text}: names no column", hint)
     return path, tuple(pair[0] for pair in pairs), {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
 
 
@@ -42,13 +36,7 @@ def role_named(name: str) -> str:
 
 @dataclass
 class Joined:
-    """Columns of a file by the id of the sequence; lists lie in a temporary file.
-
-    Attributes:
-        source: the file as given.
-        columns: the columns that are added, by canonical name.
-        on: the column with the id, or `row`.
-    """
+    """Columns of a file by the id in column `on`, or by `row`; their lists lie in a temporary file."""
 
     source: str
     columns: tuple[str, ...]
@@ -56,7 +44,7 @@ class Joined:
     _places: dict[object, dict[str, Place]] = field(default_factory=dict)
     _scalars: dict[object, dict[str, Any]] = field(default_factory=dict)
     _seen: set[object] = field(default_factory=set)
-    _map: Array | None = None
+    _map: Array = field(default_factory=lambda: np.empty(0, np.uint8))
 
     @classmethod
     def of(
@@ -79,10 +67,8 @@ class Joined:
         """Keep what is asked for of a row of the second file."""
         key = self._key(row, number)
         if key in self._scalars:
-            raise DumpError(
-                f"{row.where}: {self.on} {key!r} comes twice",
-                "join by a column that names each row: --on COLUMN, or --on row for their order",
-            )
+            hint = "join by a column that names each row: --on COLUMN, or --on row for their order"
+            raise DumpError(f"{row.where}: {self.on} {key!r} comes twice", hint)
         self._scalars[key], self._places[key] = {}, {}
         for name in self.columns:
             if name in row.tokens:
@@ -93,66 +79,42 @@ class Joined:
                 self._scalars[key][name] = row.scalars[name]
             else:
                 there = [*row.tokens, *row.scalars]
-                raise DumpError(
-                    f"{row.where}: there is no column {name!r} to join",
-                    did_you_mean(name, there) or f"the columns are {', '.join(there)}",
-                )
+                hint = did_you_mean(name, there) or f"the columns are {', '.join(there)}"
+                raise DumpError(f"{row.where}: there is no column {name!r} to join", hint)
 
     def _key(self, row: Row, number: int) -> object:
         if self.on == ORDER:
             return number
         key = row.scalars.get(role_named(self.on), row.scalars.get(self.on))
         if key is None:
-            raise DumpError(
-                f"{row.where}: no {self.on} to join by",
-                "name another column with --on COLUMN, or join by the order of the rows with --on row",
-            )
+            hint = "name another column with --on COLUMN, or join by the order of the rows with --on row"
+            raise DumpError(f"{row.where}: no {self.on} to join by", hint)
         return int(key) if isinstance(key, float) and key.is_integer() else key
 
     def add(self, row: Row, cut: Row, number: int) -> Row:
-        """Return a row with the joined columns; they cover what it covers, or its response.
+        """Return a row of the first file with the joined columns; `cut` is it without prompt and padding.
 
-        Args:
-            row: the row as it is in the first file.
-            cut: the same without prompt and padding.
-            number: its place in the first file.
-
-        Raises:
-            DumpError: the other file has no such id, a column is in both, or the lengths differ.
+        They cover what it covers, or its response; `number` is its place in the file.
         """
         key = self._key(row, number)
         if key not in self._scalars:
-            raise DumpError(
-                f"{row.where}: {self.source} has no {self.on} {key!r}",
-                "both files need the same sequences; join by another column with --on COLUMN",
-            )
+            hint = "both files need the same sequences; join by another column with --on COLUMN"
+            raise DumpError(f"{row.where}: {self.source} has no {self.on} {key!r}", hint)
         if key in self._seen:
-            raise DumpError(
-                f"{row.where}: {self.on} {key!r} comes twice",
-                "join by a column that is different in every row",
-            )
+            hint = "join by a column that is different in every row"
+            raise DumpError(f"{row.where}: {self.on} {key!r} comes twice", hint)
         self._seen.add(key)
-        tokens = {name: self._array(place) for name, place in self._places[key].items()}
+        tokens = {
+            name: np.asarray(self._map[offset : offset + length * dtype.itemsize]).view(dtype)
+            for name, (dtype, offset, length) in self._places[key].items()
+        }
         lengths = {len(values) for values in tokens.values()}
-        fits = lengths <= {len(values) for values in cut.tokens.values()}
-        base = cut if fits else row
-        return Row(
-            base.tokens | tokens,
-            base.scalars | self._scalars[key],
-            base.where,
-            base.names | dict.fromkeys(self.columns, self.source),
-        )
-
-    def _array(self, place: Place) -> Array:
-        dtype, offset, length = place
-        if self._map is None or not length:
-            return np.empty(0, dtype)
-        return np.asarray(self._map[offset : offset + length * dtype.itemsize]).view(dtype)
+        base = cut if lengths <= {len(values) for values in cut.tokens.values()} else row
+        names = base.names | dict.fromkeys(self.columns, self.source)
+        return Row(base.tokens | tokens, base.scalars | self._scalars[key], base.where, names)
 
     def notes(self) -> list[str]:
         """Return remarks after all rows: how it was joined, and what was left over."""
         left = len(self._scalars) - len(self._seen)
         found = [f"{', '.join(self.columns)} joined from {self.source} by {self.on}"]
-        return found + (
-            [f"{left} sequences of {self.source} have no partner and are left out"] if left else []
-        )
+        return found + [f"{left} sequences of {self.source} have no partner and are left out"] * bool(left)

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from offpol_diag.forms import batches, binary, generic, trainers
-from offpol_diag.forms.form import Alignment, Form, Head, having
+from offpol_diag.forms.form import Alignment, Form, Head, Read, having
 from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
 
 WRITTEN = (
-    ".jsonl",
-    ".jsonl.gz",
-    ".parquet",
-    ".arrow",
-    ".feather",
-    ".ipc",
-    ".npz",
-    ".pt",
-    ".pth",
-    ".pkl",
-    ".pickle",
-    ".dp",
+    *(".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".feather", ".ipc"),
+    *(".npz", ".pt", ".pth", ".pkl", ".pickle", ".dp"),
 )
 """Endings of files that are looked at in a directory."""
 LOG_PROBS = frozenset(
@@ -28,12 +16,17 @@ LOG_PROBS = frozenset(
 )
 
 
-def _log_probs(kind: str) -> Callable[[Head], bool]:
-    """Return a test for files of a kind in which a column has a name that log-probs have somewhere."""
-    return lambda head: head.kind == kind and not LOG_PROBS.isdisjoint(head.fields)
+def _guess(name: str, files: str, holds: str, read: Read, kind: str = "", padded: bool = False) -> Form:
+    """Return the form of files of a kind (its name) in which some column has a name that log-probs have."""
+
+    def detect(head: Head) -> bool:
+        return head.kind == (kind or name) and not LOG_PROBS.isdisjoint(head.fields)
+
+    return Form(name, "", files, holds, detect, read, Alignment(padding="right" if padded else "none"), True)
 
 
 WHOLE = Alignment("full", padding="right")
+_ROWS = "a row per sequence, lists per token"
 
 FORMS: tuple[Form, ...] = (
     Form(
@@ -184,63 +177,31 @@ FORMS: tuple[Form, ...] = (
         source="THUDM/slime 624b824a8 slime/observability/rollout_data_utils.py:140-153, "
         "radixark/miles 31f1ca961 miles/ray/rollout/debug_data.py:98-115",
     ),
-    Form(
-        "jsonl",
-        "",
-        "*.jsonl, *.jsonl.gz",
-        "one object per sequence, a list per token column",
-        _log_probs("jsonl"),
-        generic.jsonl,
-        guess=True,
-    ),
-    Form(
-        "arrow",
-        "",
-        "*.arrow, *.feather, *.ipc",
-        "Arrow IPC file or stream: a row per sequence, lists per token",
-        _log_probs("arrow"),
-        generic.tables,
-        guess=True,
-    ),
-    Form(
+    _guess("jsonl", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column", generic.jsonl),
+    _guess("arrow", "*.arrow, *.feather, *.ipc", f"Arrow IPC file or stream: {_ROWS}", generic.tables),
+    _guess(
         "npz",
-        "",
         "*.npz",
         "padded arrays [S, L] with a mask, or flat ones with cu_seqlens",
-        _log_probs("npz"),
         generic.npz,
-        generic.PADDED,
-        guess=True,
+        padded=True,
     ),
-    Form(
+    _guess(
         "pt",
-        "",
         "*.pt, *.pth (torch.save)",
         "padded tensors [S, L] with a mask, flat ones with cu_seqlens, or a list with a dict per sequence",
-        _log_probs("torch"),
         binary.pickled,
-        generic.PADDED,
-        guess=True,
+        "torch",
+        padded=True,
     ),
-    Form(
+    _guess(
         "pickle",
-        "",
         "*.pkl, *.pickle",
         "the same as a pickle of NumPy arrays and lists; other classes are refused",
-        _log_probs("pickle"),
         binary.pickled,
-        generic.PADDED,
-        guess=True,
+        padded=True,
     ),
-    Form(
-        "parquet",
-        "",
-        "*.parquet",
-        "a row per sequence, lists per token; for --join and --align",
-        _log_probs("parquet"),
-        generic.tables,
-        guess=True,
-    ),
+    _guess("parquet", "*.parquet", f"{_ROWS}; for --join and --align", generic.tables),
 )
 """To add a form, add a row; `Form` says what its fields are."""
 BY_COLUMNS = {{"pt": "torch"}.get(one.name, one.name): one for one in FORMS if one.guess}

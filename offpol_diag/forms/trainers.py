@@ -70,10 +70,8 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         row = generic.by_names(one, where, NEMO, columns)
         length = one.get("input_lengths")
         if not isinstance(length, int) or length < 0:
-            raise DumpError(
-                f"{where}: no 'input_lengths', the number of tokens without padding",
-                "NeMo-RL writes it; was the file changed?",
-            )
+            hint = "NeMo-RL writes it; was the file changed?"
+            raise DumpError(f"{where}: no 'input_lengths', the number of tokens without padding", hint)
         row.tokens = {name: values[:length] for name, values in row.tokens.items()}
         if MASK in row.tokens:
             sample = one.get("sample_loss_mask", 1)
@@ -157,10 +155,8 @@ def stable(files: Sequence[Path]) -> tuple[list[Path], list[str]]:
     done = [path for path in files if path.with_name("STABLE").exists()]
     left = sorted({str(path.parent) for path in files if path not in set(done)})
     if not done:
-        raise DumpError(
-            f"{left[0]}: no file STABLE, so its ranks may still be writing",
-            "wait for the step to end; if the run was stopped, make an empty file STABLE there",
-        )
+        hint = "wait for the step to end; if the run was stopped, make an empty file STABLE there"
+        raise DumpError(f"{left[0]}: no file STABLE, so its ranks may still be writing", hint)
     return done, [f"{name} has no file STABLE and is left out" for name in left]
 
 
@@ -267,10 +263,8 @@ def _exploded(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
         columns = {name: value for name, value in record.items() if isinstance(value, list)}
         for name, value in columns.items():
             if len(value) != len(completions):
-                raise DumpError(
-                    f"{where}: {name!r} has {len(value)} values for {len(completions)} completions",
-                    "a hook that adds a field must add it for every sequence",
-                )
+                what = f"{where}: {name!r} has {len(value)} values for {len(completions)} completions"
+                raise DumpError(what, "a hook that adds a field must add it for every sequence")
         for i in range(len(completions)):
             yield f"{where}, sequence {i}", {name: value[i] for name, value in columns.items()}
 

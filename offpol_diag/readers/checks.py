@@ -53,19 +53,19 @@ HINTS = {
 
 def shapes(rows: Rows) -> Iterator[Problem]:
     """Find null lists, rows whose lists differ in length, and rows of more than `MOST_TOKENS` tokens."""
-    yield from _at_rows(columns.ROLLOUT, rows.lengths > MOST_TOKENS, partial(_too_long, rows), "long")
+    tokens = rows.lengths
+    too_long = f"tokens, and a sequence has at most {MOST_TOKENS}"
+    yield from _at_rows(
+        columns.ROLLOUT, tokens > MOST_TOKENS, lambda row: f"it holds {tokens[row]} {too_long}", "long"
+    )
+
+    def unequal(row: int, lengths: Ints) -> str:
+        return f"it holds {lengths[row]} values and {columns.ROLLOUT} holds {tokens[row]}"
+
     for role, column in rows.lists.items():
-        differs = ~column.absent & (column.lengths != rows.lengths)
+        differs = ~column.absent & (column.lengths != tokens)
         yield from _at_rows(role, column.absent, lambda _: "there is null where a list belongs", "null")
-        yield from _at_rows(role, differs, partial(_lengths, column, rows), "length")
-
-
-def _lengths(column: Ragged, rows: Rows, row: int) -> str:
-    return f"it holds {column.lengths[row]} values and {columns.ROLLOUT} holds {rows.lengths[row]}"
-
-
-def _too_long(rows: Rows, row: int) -> str:
-    return f"it holds {rows.lengths[row]} tokens, and a sequence has at most {MOST_TOKENS}"
+        yield from _at_rows(role, differs, partial(unequal, lengths=column.lengths), "length")
 
 
 def mask_values(rows: Rows) -> Iterator[Problem]:
@@ -95,31 +95,20 @@ def rollout_signs(rows: Rows) -> Iterator[Problem]:
         yield from _at_tokens(columns.ROLLOUT, column, bad, "a log-probability is at most 0", "positive")
 
 
-def number_values(rows: Rows) -> Iterator[Problem]:
-    """Find null, NaN and infinite values in columns with one number per row."""
+def row_values(rows: Rows) -> Iterator[Problem]:
+    """Find numbers per row that are not finite, and steps, lags and versions beyond 64-bit integers."""
     detail = "it is null, NaN or infinite, and a finite number is needed"
     for role, values in rows.numbers.items():
         yield from _at_rows(role, ~np.isfinite(values), lambda _: detail, "number")
 
+    def too_large(row: int, values: Floats) -> str:
+        return f"it is {values[row]:.6g}, and a number between -2^63 and 2^63 is needed"
 
-def count_values(rows: Rows) -> Iterator[Problem]:
-    """Find steps, lags and versions that exceed 64-bit integers; null and NaN are allowed."""
     for role, values in rows.counts.items():
-        yield from _at_rows(role, np.abs(values) >= LIMIT, partial(_too_large, values), "number")
+        yield from _at_rows(role, np.abs(values) >= LIMIT, partial(too_large, values=values), "number")
 
 
-def _too_large(values: Floats, row: int) -> str:
-    return f"it is {values[row]:.6g}, and a number between -2^63 and 2^63 is needed"
-
-
-CHECKS: tuple[Callable[[Rows], Iterator[Problem]], ...] = (
-    shapes,
-    mask_values,
-    token_values,
-    rollout_signs,
-    number_values,
-    count_values,
-)
+CHECKS = (shapes, mask_values, token_values, rollout_signs, row_values)
 """Checks in order; each runs on the rows that passed the earlier ones, so values may assume equal lengths."""
 
 
@@ -151,7 +140,7 @@ def _at_tokens(role: str, column: Ragged, bad: Flags, why: str, hint: str) -> It
     if not found.size:
         return
     offsets = starts(column.lengths)
-    rows, index = np.unique(_row_of(found, offsets), return_index=True)
+    rows, index = np.unique(np.searchsorted(offsets, found, side="right") - 1, return_index=True)
     tokens = found[index]
 
     def detail(i: int) -> str:
@@ -162,22 +151,12 @@ def _at_tokens(role: str, column: Ragged, bad: Flags, why: str, hint: str) -> It
     yield Problem(role, rows, detail, HINTS[hint])
 
 
-def _row_of(tokens: Ints, offsets: Ints) -> Ints:
-    """Return the row of each token index [N]; rows start at `offsets` [S+1]."""
-    return np.searchsorted(offsets, tokens, side="right") - 1
-
-
 # ---------------------------------------------------------------- refusing or skipping bad rows
 
 
 @dataclass
 class Skipped:
-    """Count and examples of skipped rows.
-
-    Attributes:
-        count: number of skipped rows.
-        examples: where the first `EXAMPLES` are, and the reasons.
-    """
+    """Number of skipped rows, and where the first `EXAMPLES` of them are and why they are bad."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -189,12 +168,7 @@ class Skipped:
 
 
 def good_rows(piece: Slice, plan: Plan, skipped: Skipped | None) -> tuple[Slice, Rows]:
-    """Decode a slice and drop its bad rows.
-
-    Args:
-        piece: the slice.
-        plan: the columns.
-        skipped: counter of bad rows; None to raise at the first one.
+    """Decode a slice and drop its bad rows, counted in `skipped`.
 
     Raises:
         DumpError: a bad row, where `skipped` is None.
@@ -244,7 +218,6 @@ class Count:
     """Running counts of the signs in one column.
 
     Attributes:
-        tokens: unmasked tokens.
         positive: tokens with values above the tolerance.
         sizeable: tokens whose absolute value exceeds the tolerance.
         first: location and value of the first positive token.
@@ -275,12 +248,9 @@ class Count:
 
 @dataclass(frozen=True)
 class Signs:
-    """Sign check of the train columns, updated row by row.
+    """Sign check of the train columns (by canonical name), updated row by row.
 
-    Attributes:
-        plan: the columns.
-        counts: canonical column name → counts.
-        waits: whether a wrong sign is raised only in `merge`, when the counts of earlier rows are known.
+    If it waits, a wrong sign is raised only in `merge`, when the counts of earlier rows are known.
     """
 
     plan: Plan
@@ -293,25 +263,21 @@ class Signs:
         Raises:
             DumpError: a column with the wrong sign.
         """
-        for role in TRAIN:
-            if role in rows.lists:
-                count = self.counts.setdefault(role, Count())
-                if not (count.decided(rows.kept) and at_most(TOLERANCE, rows.lists[role], rows)):
-                    self._add(count, role, piece, rows)
-                count.tokens += rows.kept
-                self._judge(count)
-
-    def _add(self, count: Count, role: str, piece: Slice, rows: Rows) -> None:
-        values = np.where(rows.live, rows.lists[role].values, 0.0).astype(np.float64)
-        positive = np.flatnonzero(values > TOLERANCE)
-        count.positive += positive.size
-        if not count.judged:
-            count.sizeable += int((np.abs(values) > TOLERANCE).sum())
-        if positive.size and not count.first:
-            token = positive[0]
-            row = int(_row_of(positive[:1], rows.offsets)[0])
-            at = f"{piece.place(row)}, column {self.plan.columns[role]!r}"
-            count.first = f"{at}: token {token - rows.offsets[row]} is {values[token]:.6g}"
+        for role in (role for role in TRAIN if role in rows.lists):
+            count = self.counts.setdefault(role, Count())
+            if not (count.decided(rows.kept) and at_most(TOLERANCE, rows.lists[role], rows)):
+                values = np.where(rows.live, rows.lists[role].values, 0.0).astype(np.float64)
+                positive = np.flatnonzero(values > TOLERANCE)
+                count.positive += positive.size
+                if not count.judged:
+                    count.sizeable += int((np.abs(values) > TOLERANCE).sum())
+                if positive.size and not count.first:
+                    token = positive[0]
+                    row = int(np.searchsorted(rows.offsets, token, side="right")) - 1
+                    at = f"{piece.place(row)}, column {self.plan.columns[role]!r}"
+                    count.first = f"{at}: token {token - rows.offsets[row]} is {values[token]:.6g}"
+            count.tokens += rows.kept
+            self._judge(count)
 
     def _judge(self, count: Count) -> None:
         if not count.judged and count.tokens >= JUDGED_AT:
@@ -334,10 +300,6 @@ class Signs:
             count = self.counts.setdefault(role, Count())
             count.add(more)
             self._judge(count)
-
-    def notes(self) -> tuple[str, ...]:
-        """Return a warning for each column with positive values."""
-        return remarks({self.plan.columns[role]: count for role, count in self.counts.items()})
 
 
 def remarks(counts: Mapping[str, Count]) -> tuple[str, ...]:

@@ -59,11 +59,6 @@ def stored(dtype: pa.DataType) -> pa.DataType:
     return inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner
 
 
-def _alike(one: pa.DataType, two: pa.DataType) -> bool:
-    """Return whether two column types agree in being lists and in the family of their elements."""
-    return is_list(one) == is_list(two) and len({_family(one), _family(two)} - {"anything"}) < 2
-
-
 def _family(dtype: pa.DataType) -> str:
     inner = stored(dtype.value_type if is_list(dtype) else dtype)
     return next((name for name, tests in FAMILIES.items() if _is_any(inner, tests)), str(inner))
@@ -75,12 +70,7 @@ def _is_any(dtype: pa.DataType, tests: tuple[Test, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """A requirement on a column's type.
-
-    Attributes:
-        needs: the requirement in words, for messages.
-        accepts: returns whether an Arrow type meets it.
-    """
+    """A requirement on a column's type, in words and as a test."""
 
     needs: str
     accepts: Test
@@ -119,14 +109,9 @@ PER_TOKEN = {
 
 @dataclass(frozen=True)
 class Role:
-    """A role that a column can have.
+    """A role that a column can have, with trainers' names for it, as words of one text.
 
-    Attributes:
-        name: canonical column name.
-        kind: requirement on the column's type.
-        aliases: trainers' names for the column, as words of one text.
-        short: short name accepted by `--columns`.
-        per_token: further names in the long form (one row per token), likewise.
+    `short` is accepted by `--columns`; names `per_token` are further ones in the long form (a row per token).
     """
 
     name: str
@@ -187,12 +172,7 @@ ROLES = (
 
 @dataclass(frozen=True)
 class Form:
-    """Form of a dump: wide (a row is a sequence, with lists) or long (a row is a token, with numbers).
-
-    Attributes:
-        roles: the roles that its columns can have.
-        long: whether a row is a token.
-    """
+    """Form of a dump: wide (a row is a sequence, with lists) or long (a row is a token, with numbers)."""
 
     roles: tuple[Role, ...]
     long: bool = False
@@ -230,17 +210,14 @@ def form_of(schema: pa.Schema, overrides: Mapping[str, str]) -> Form:
     It is the long form if a column that can be the rollout log-probs holds one float per row and no column
     with a value per token holds lists.
     """
-    lists = one_float = False
+    types: dict[str, list[pa.DataType]] = {}
     for role in LONG.roles:
         if role.name in TOKENS:
             given = [overrides[word] for word in (role.name, role.short) if word in overrides]
             names = [name for name in given or role.names if schema.names.count(name) == 1]
-            types = [schema.field(name).type for name in names]
-            lists = lists or any(map(is_list, types))
-            one_float = one_float or (
-                role.name == ROLLOUT and any(pt.is_floating(stored(one)) for one in types)
-            )
-    return LONG if one_float and not lists else LIST
+            types[role.name] = [schema.field(name).type for name in names]
+    lists = any(is_list(one) for some in types.values() for one in some)
+    return LONG if not lists and any(pt.is_floating(stored(one)) for one in types[ROLLOUT]) else LIST
 
 
 def assigned(
@@ -250,9 +227,6 @@ def assigned(
 
     Overrides take precedence. Otherwise a role goes to the one column with its canonical name or one of its
     aliases. A column named in an override has no other role.
-
-    Raises:
-        DumpError: an invalid override, or two candidates for one role.
     """
     mapping = _given(names, overrides, file, form.roles)
     free = [name for name in names if name not in mapping.values()]
@@ -262,9 +236,8 @@ def assigned(
             continue
         if len(candidates) > 1:
             ways = " or ".join(f"--columns {role.short or role.name}={column}" for column in candidates)
-            raise DumpError(
-                f"{file}: {' and '.join(candidates)} can each be {role.name}", f"say which: {ways}"
-            )
+            hint = f"say which: {ways}"
+            raise DumpError(f"{file}: {' and '.join(candidates)} can each be {role.name}", hint)
         mapping[role.name] = candidates[0]
     return mapping
 
@@ -274,33 +247,24 @@ def resolve(
 ) -> dict[str, str]:
     """Assign columns to roles as `assigned` does, and require those that an analysis needs.
 
-    Args:
-        names: the columns of the file.
-        overrides: role (canonical or short name) → column.
-        file: the file's name, for messages.
-        form: the form of the file.
-
     Raises:
         DumpError: an invalid override, two candidates for one role, or a missing required column.
     """
     mapping = assigned(names, overrides, file, form)
-    there_are = f"the columns are {', '.join(names)}"
+
+    def lacking(what: str, hint: str) -> DumpError:
+        return DumpError(f"{file}: {what}", f"{hint}; the columns are {', '.join(names)}")
+
     if ROLLOUT not in mapping:
-        raise DumpError(
-            f"{file}: no column holds {ROLLOUT}", f"name it with --columns rollout=…; {there_are}"
-        )
+        raise lacking(f"no column holds {ROLLOUT}", "name it with --columns rollout=…")
     if OLD not in mapping and CURRENT not in mapping:
-        raise DumpError(
-            f"{file}: no column holds {OLD} or {CURRENT}, and one of them is needed",
-            f"name it with --columns old=…, or add it with --join FILE:{OLD}; {there_are}",
-        )
+        hint = f"name it with --columns old=…, or add it with --join FILE:{OLD}"
+        raise lacking(f"no column holds {OLD} or {CURRENT}, and one of them is needed", hint)
     for column in mapping.values():
         _once(column, names, file)
     if form.long and SEQUENCE not in mapping:
-        raise DumpError(
-            f"{file}: there is one row per token, and no column holds {SEQUENCE}",
-            f"name it with --columns {SEQUENCE}=…; {there_are}",
-        )
+        what = f"there is one row per token, and no column holds {SEQUENCE}"
+        raise lacking(what, f"name it with --columns {SEQUENCE}=…")
     return {role.name: mapping[role.name] for role in form.roles if role.name in mapping}
 
 
@@ -312,14 +276,11 @@ def _given(
     for word, column in overrides.items():
         role = words.get(word)
         if role is None:
-            raise DumpError(
-                f"--columns {word}={column}: no part is called {word!r}",
-                did_you_mean(word, list(words)) or f"the parts are {', '.join(words)}",
-            )
+            hint = did_you_mean(word, list(words)) or f"the parts are {', '.join(words)}"
+            raise DumpError(f"--columns {word}={column}: no part is called {word!r}", hint)
         if column in given.values():
-            raise DumpError(
-                f"--columns: {column!r} is given two parts", "each part needs a column of its own"
-            )
+            hint = "each part needs a column of its own"
+            raise DumpError(f"--columns: {column!r} is given two parts", hint)
         _exists(column, names, file)
         given[role.name] = column
     return given
@@ -327,17 +288,14 @@ def _given(
 
 def _exists(column: str, names: Sequence[str], file: str) -> None:
     if column not in names:
-        near = did_you_mean(column, list(names))
-        raise DumpError(
-            f"{file}: there is no column {column!r}", near or f"the columns are {', '.join(names)}"
-        )
+        hint = did_you_mean(column, list(names)) or f"the columns are {', '.join(names)}"
+        raise DumpError(f"{file}: there is no column {column!r}", hint)
 
 
 def _once(column: str, names: Sequence[str], file: str) -> None:
     if names.count(column) > 1:
-        raise DumpError(
-            f"{file}: two columns are called {column!r}", "write the file again with one of them renamed"
-        )
+        hint = "write the file again with one of them renamed"
+        raise DumpError(f"{file}: two columns are called {column!r}", hint)
 
 
 # ---------------------------------------------------------------- which columns are read
@@ -358,7 +316,6 @@ class Plan:
     Attributes:
         columns: canonical name → the column's name.
         extra: group-by columns without a role.
-        form: whether a row is a sequence or a token.
         described: further small columns, which the diagnosis searches for conspicuous groups.
         bare: whether batches lack positions, turns and keys.
     """
@@ -387,33 +344,25 @@ class Plan:
 
 
 def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
-    """Return a plan that fits all files.
-
-    Raises:
-        DumpError: a column that is missing, ambiguous or of the wrong type, or two files that differ.
-    """
+    """Return a plan that fits all files."""
     first = parts[0]
-    plan = _plan(first, overrides, group_by)
-    _check_types(first, plan)
-    plan = replace(plan, described=_described(parts, plan))
-    for other in parts[1:]:
-        _check_same(first, other, plan, overrides)
-        _check_types(other, plan)
-    return plan
-
-
-def _plan(part: Part, overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
-    form = form_of(part.schema, overrides)
-    mapping = resolve(part.schema.names, overrides, str(part.path), form)
+    names, file = first.schema.names, str(first.path)
+    form = form_of(first.schema, overrides)
+    mapping = resolve(names, overrides, file, form)
     versioned = {ROLLOUT_VERSION, TRAIN_VERSION} <= mapping.keys()
     known = {name for name in SCALARS if name in mapping} | ({LAG} if versioned else set())
     extra = tuple(name for name in group_by if name not in known)
     for name in extra:
-        _exists(name, part.schema.names, f"{part.path}: --group-by")
-        _once(name, part.schema.names, str(part.path))
+        _exists(name, names, f"{file}: --group-by")
+        _once(name, names, file)
         if form.long and name in {mapping.get(role) for role in TOKENS}:
-            raise DumpError(f"{part.path}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
-    return Plan(mapping, extra, form)
+            raise DumpError(f"{file}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
+    plan = Plan(mapping, extra, form)
+    _check_types(first, plan)
+    for other in parts[1:]:
+        _check_same(first, other, plan, overrides)
+        _check_types(other, plan)
+    return replace(plan, described=_described(parts, plan))
 
 
 def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
@@ -463,10 +412,8 @@ def _check_same(first: Part, other: Part, plan: Plan, overrides: Mapping[str, st
         found = [
             f"{name!r} holds {one} in the first and {two} in the second"
             for name, one, two in types
-            if not _alike(one, two)
+            if is_list(one) != is_list(two) or len({_family(one), _family(two)} - {"anything"}) > 1
         ]
     if found:
-        raise DumpError(
-            f"{first.path} and {other.path} differ: column {found[0]}",
-            "read files of one form at a time, or write them alike",
-        )
+        hint = "read files of one form at a time, or write them alike"
+        raise DumpError(f"{first.path} and {other.path} differ: column {found[0]}", hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
 from uuid import UUID
@@ -30,13 +30,9 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Problem:
-    """A defect in some rows of a slice.
+    """A defect in rows (ascending indices) of a slice; `detail` describes the i-th of them.
 
-    Attributes:
-        role: canonical name of the column, or its own name where it has no role.
-        rows: indices of the bad rows in the slice, ascending.
-        detail: returns the description of the i-th of them.
-        hint: suggested remedy.
+    `role` is the canonical name of the column, or its own name where it has no role.
     """
 
     role: str
@@ -50,11 +46,8 @@ class Slice:
     """Rows of one row group, one sequence each.
 
     Attributes:
-        file: path.
-        row_group: number in the file, from 0.
         rows: number of each row in the file, from 0, [S].
         before: rows in the files before this one.
-        table: the columns of the plan, S rows.
         problems: defects found before values are checked.
     """
 
@@ -174,13 +167,7 @@ def dense(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class Rows:
-    """S rows as arrays by canonical column name, masked tokens included.
-
-    Attributes:
-        lists: columns with a list per row.
-        numbers: columns with a number per row, [S] float64, NaN where null.
-        counts: numeric labels, likewise.
-    """
+    """S rows by canonical column name, masked tokens included; numbers and counts are [S], NaN where null."""
 
     lists: dict[str, Ragged]
     numbers: dict[str, Floats]
@@ -249,9 +236,6 @@ def plain(column: pa.Array) -> pa.Array:
 
     Python's own dates end in the year 9999 and at microseconds, so Arrow writes temporal values as text. A
     label that is NaN becomes null.
-
-    Raises:
-        pa.ArrowException: Arrow has no text for the type.
     """
     return next((rewrite(column) for applies, rewrite in REWRITES if applies(column.type)), column)
 
@@ -276,11 +260,6 @@ def _short(text: bytes | None) -> bytes | None:
     return f"{head} … {blake2b(text, digest_size=16).hexdigest()}".encode()
 
 
-def _decoded(column: pa.DictionaryArray) -> pa.Array:
-    """Decode a dictionary of labels, each shortened once."""
-    return plain(column.dictionary).take(column.indices)
-
-
 def _without_nan(column: pa.Array) -> pa.Array:
     wide = column.cast(pa.float32()) if pt.is_float16(column.type) else column
     return pc.if_else(pc.is_nan(wide), None, wide)
@@ -294,12 +273,10 @@ def _time(column: pa.Array) -> pa.Array:
 def _timestamp(column: pa.Array) -> pa.Array:
     """Format timestamps as `2026-01-31 00:00:01.500`, in UTC with a Z where the type has a time zone."""
     naive = _time(column.cast(pa.int64()).cast(pa.timestamp(column.type.unit)))
-    return naive if column.type.tz is None else pc.binary_join_element_wise(naive, "Z", "")
+    return naive if column.type.tz is None else _joined(naive, "Z", "")
 
 
-def _duration(column: pa.Array) -> pa.Array:
-    """Format durations as `1500 ms`."""
-    return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), column.type.unit, " ")
+_joined = pc.binary_join_element_wise
 
 
 def _each(column: pa.Array, text: Callable[[bytes], str]) -> pa.Array:
@@ -317,8 +294,7 @@ def _text_or_hex(value: bytes) -> str:
 
 def is_text(dtype: pa.DataType) -> bool:
     """Return whether values are text or bytes of any length."""
-    kinds = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
-    return any(is_(dtype) for is_ in kinds)
+    return dtype in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def _is_extension(name: str) -> Callable[[pa.DataType], bool]:
@@ -326,7 +302,7 @@ def _is_extension(name: str) -> Callable[[pa.DataType], bool]:
 
 
 REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (
-    (pt.is_dictionary, _decoded),
+    (pt.is_dictionary, lambda column: plain(column.dictionary).take(column.indices)),  # each shortened once
     (is_text, _shortened),
     (_is_extension("arrow.uuid"), lambda column: _each(column.storage, lambda one: str(UUID(bytes=one)))),
     (_is_extension("arrow.bool8"), lambda column: column.storage.cast(pa.bool_())),
@@ -334,7 +310,10 @@ REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Arr
     (pt.is_floating, _without_nan),
     (pt.is_timestamp, _timestamp),
     (pt.is_time, _time),
-    (pt.is_duration, _duration),
+    (
+        pt.is_duration,
+        lambda column: _joined(column.cast(pa.int64()).cast(pa.string()), column.type.unit, " "),
+    ),
     (pt.is_fixed_size_binary, lambda column: _each(column, _text_or_hex)),
     (lambda dtype: pt.is_temporal(dtype) or pt.is_decimal(dtype), lambda column: column.cast(pa.string())),
 )
@@ -365,14 +344,15 @@ def labels(piece: Slice, plan: Plan) -> dict[str, list[object]]:
 def _listed(piece: Slice, name: str) -> list[Any]:
     """Return a column's values; bytes are decoded as text, since some writers store text as bytes."""
     column = piece.table.column(name)
+    found: list[Any] = []
     try:
-        values: list[Any] = column.to_pylist()
-        return [v.decode() if isinstance(v, bytes) else v for v in values]
+        for scalar in column:
+            value = scalar.as_py()
+            found.append(value.decode() if isinstance(value, bytes) else value)
     except UnicodeDecodeError as error:
-        raise DumpError(
-            f"{piece.place(_first_undecodable(column))}, column {name!r}: the text is not UTF-8",
-            "write the column again as UTF-8 text",
-        ) from error
+        where = f"{piece.place(len(found))}, column {name!r}"
+        raise DumpError(f"{where}: the text is not UTF-8", "write the column again as UTF-8 text") from error
+    return found
 
 
 def _described(piece: Slice, name: str) -> list[Any]:
@@ -381,17 +361,6 @@ def _described(piece: Slice, name: str) -> list[Any]:
         return list(piece.table.column(name).to_pylist())
     except UnicodeDecodeError:
         return [None] * len(piece.rows)
-
-
-def _first_undecodable(column: pa.Array) -> int:
-    for index, value in enumerate(column):
-        try:
-            found = value.as_py()
-            if isinstance(found, bytes):
-                found.decode()
-        except UnicodeDecodeError:
-            return index
-    return 0
 
 
 # ---------------------------------------------------------------- rows → batch
@@ -419,25 +388,16 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
     scalars = labels(piece, plan)  # first: it refuses text that the keys could not hash
     lengths = rows.kept_lengths
     arrays = _values(rows, lengths)
-    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    offsets = torch.from_numpy(starts(lengths))
-    masked = torch.from_numpy(rows.lengths - lengths)
+    arrays |= {"cu_seqlens": starts(lengths), "masked": rows.lengths - lengths}
     if plan.bare:
-        zeros = torch.zeros(1, dtype=torch.int64)
-        position, key, runs = zeros.expand(len(arrays["rollout"])), zeros.expand(len(lengths)), offsets
+        where, runs = np.zeros(len(arrays["rollout"]), np.int64), arrays["cu_seqlens"]
+        key = np.zeros(len(lengths), np.int64)
     else:
-        where, begins = _positions(rows, lengths)
-        position, runs = torch.from_numpy(where), torch.from_numpy(begins)
-        key = torch.from_numpy(_keys(piece, plan, arrays["rollout"], where, lengths))
-    return Batch(
-        **tensors,
-        cu_seqlens=offsets,
-        cu_runs=runs,
-        position=position,
-        key=key,
-        masked=masked,
-        scalars=scalars,
-    )
+        where, runs = _positions(rows, lengths)
+        key = _keys(piece, plan, arrays["rollout"], where, lengths)
+    arrays |= {"position": where, "cu_runs": runs, "key": key}
+    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return Batch(**tensors, scalars=scalars)
 
 
 def _values(rows: Rows, lengths: Ints) -> dict[str, Array]:
@@ -485,9 +445,7 @@ def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:
 
 
 def _keys(piece: Slice, plan: Plan, rollout: Array, position: Ints, lengths: Ints) -> Ints:
-    def contents() -> Ints:
-        return keys_of_contents(rollout, position, lengths)
-
+    contents = partial(keys_of_contents, rollout, position, lengths)
     if columns.GROUP not in plan.columns:
         return contents()
     return keys_of_groups(piece.table.column(plan.columns[columns.GROUP]), contents)
@@ -516,8 +474,7 @@ def keys_of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:
 def _of_labels(values: pa.Array) -> Words:
     """Apply `_of_label` to each value, [N]; vectorised for integers."""
     if pt.is_integer(values.type) and not values.null_count:
-        words: Words = values.to_numpy().astype(np.uint64)
-        return words
+        return np.asarray(values.to_numpy(), np.uint64)
     return np.array([_of_label(value) for value in values.to_pylist()], dtype=np.uint64)
 
 

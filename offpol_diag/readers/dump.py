@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from offpol_diag.batch import Batch, joined
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import parquet
-from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows
+from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows, remarks
 from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree
 from offpol_diag.readers.decode import MOST_ROWS, Slice, cuts, is_text, pack, plain, starts
 from offpol_diag.readers.long import gathered
@@ -48,11 +48,8 @@ def describe(files: Sequence[File]) -> list[Part]:
     numeric = {key for key, _ in pairs} - words
     if not any(file.path.store for file in files):
         return [_describe(file, numeric) for file in files]
-    pool = ThreadPoolExecutor(FOOTERS_AT_ONCE, "offpol-diag-footers")
-    try:
-        return list(pool.map(lambda file: _describe(file, numeric), files))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE, "offpol-diag-footers") as pool:
+        return list(pool.map(_describe, files, repeat(numeric)))
 
 
 def _describe(file: File, numeric: set[str]) -> Part:
@@ -77,9 +74,8 @@ def _describe(file: File, numeric: set[str]) -> Part:
 
 def _is_integer(text: str) -> bool:
     """Return whether text is a 64-bit integer."""
-    if not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
-        return False
-    return -(2**63) <= int(text) < 2**63
+    digits = text.removeprefix("-").isdecimal() and len(text) <= MOST_DIGITS
+    return digits and -(2**63) <= int(text) < 2**63
 
 
 def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
@@ -101,10 +97,7 @@ class DumpInfo:
     """Facts about a dump, for the report.
 
     Attributes:
-        files: paths, as read.
         rows: sequences, bad ones included; in the long form tokens, until the dump has been read.
-        row_groups: of all files.
-        bytes: size of the files.
         columns: canonical name → the column it is read from.
         provenance: how the numbers were made; where files disagree, the list of their values.
     """
@@ -119,14 +112,7 @@ class DumpInfo:
 
 @dataclass(frozen=True)
 class Findings:
-    """Counts and findings of one pass over a dump, besides its batches.
-
-    Attributes:
-        rows: sequences, bad ones included.
-        tokens: unmasked tokens.
-        skipped: skipped rows.
-        signs: canonical name of each train column → counts of its signs.
-    """
+    """Findings of a pass: sequences (bad ones included), unmasked tokens, skipped rows, signs by role."""
 
     rows: int
     tokens: int
@@ -149,8 +135,8 @@ class Cursor:
     def __reduce__(self) -> tuple[type[Cursor], tuple[()]]:
         return Cursor, ()
 
-    def rows(self, part: Part, names: Sequence[str], tokens: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part of a row group; arguments as of `parquet.tables`."""
+    def rows(self, part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows of a part of a row group, as `parquet.tables` does."""
         assert part.between is not None
         begin, end = part.between
         key = part.path, part.groups.start
@@ -165,7 +151,7 @@ class Cursor:
             if high < table.num_rows:
                 self._tables = chain([table.slice(high)], self._tables)
             if low < high:
-                yield table.slice(low, high - low)
+                yield part.groups.start, table.slice(low, high - low)
         self._key = key
 
 
@@ -174,7 +160,6 @@ class Dump:
     """A dump with validated files, columns and types; its values are checked as they are read.
 
     Attributes:
-        info: facts for the report.
         parts: its files that have rows.
         batch_tokens: tokens per batch, masked ones included.
         skipped: rows skipped so far by the latest pass.
@@ -204,12 +189,7 @@ class Dump:
         return self._plan.form.long
 
     def shard(self, parts: Sequence[Part], before: int) -> Dump:
-        """Return some of its rows as a dump, which may be without tokens.
-
-        Args:
-            parts: files or row groups.
-            before: rows of the files before them.
-        """
+        """Return files or row groups, after `before` rows of other files, as a dump, maybe without tokens."""
         first = before + sum(parts[0].group_rows[: parts[0].groups.start]) + (parts[0].between or (0,))[0]
         return replace(
             self,
@@ -238,9 +218,8 @@ class Dump:
         """Return the dump with masked tokens counted, or None where it has no mask or a row is a token."""
         if self.long or MASK not in self._plan.columns:
             return None
-        plan = replace(
-            self._plan, columns={role: at for role, at in self._plan.columns.items() if role != MASK}
-        )
+        columns = {role: at for role, at in self._plan.columns.items() if role != MASK}
+        plan = replace(self._plan, columns=columns)
         return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _cursor=Cursor())
 
     @property
@@ -250,11 +229,7 @@ class Dump:
 
     @property
     def tokens(self) -> float:
-        """Approximate number of tokens, masked ones included.
-
-        Raises:
-            DumpError: the first file can no longer be opened.
-        """
+        """Approximate number of tokens, masked ones included; see `group_tokens`."""
         return sum(self.group_tokens)
 
     @property
@@ -293,7 +268,7 @@ class Dump:
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings from opening and from the latest pass; complete when the pass has ended."""
-        column, signs = self._plan.columns[ROLLOUT], self._signs.notes() if self._signs else ()
+        column, signs = self._plan.columns[ROLLOUT], remarks(self.signs)
         padded = pa.types.is_fixed_size_list(self.parts[0].schema.field(column).type)
         if MASK in self._plan.columns or not padded:
             return *self.remarks, *signs
@@ -303,11 +278,8 @@ class Dump:
     def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
 
-        Args:
-            progress: called with the number of rows just read, bad ones included; they add up to `rows`.
-
-        Yields:
-            Batches of at most about `batch_tokens` tokens, or of one sequence.
+        A batch has at most about `batch_tokens` tokens, or one sequence. `progress` is called with the number
+        of rows just read, bad ones included; they add up to `rows`.
 
         Raises:
             DumpError: a bad row (unless skipped), corrupt data, a column of the wrong sign, or no token, as
@@ -371,12 +343,8 @@ class Dump:
     def _tables(self, part: Part, before: int) -> Iterator[Slice]:
         """Yield the rows of a part, with hive partitions and labels as plain values."""
         names = [name for name in self._plan.names if name not in part.partitions]
-        found: Iterator[tuple[int, pa.RecordBatch]]
-        if part.between:
-            tables = self._cursor.rows(part, names, self.batch_tokens)
-            found = ((part.groups.start, table) for table in tables)
-        else:
-            found = parquet.tables(part, names, self.batch_tokens)
+        reader = self._cursor.rows if part.between else parquet.tables
+        found = reader(part, names, self.batch_tokens)
         at, done = -1, 0
         for group, table in _of_few_bytes(found, self._plan.labels):
             if group != at:
@@ -399,10 +367,8 @@ class Dump:
             )
         mask = self._plan.columns.get(MASK)
         hint = f"column {mask!r} excludes every token; 1 is a token that counts, 0 one that does not"
-        return DumpError(
-            f"{name}: no token is left in {self.info.rows} rows",
-            hint if mask else "every list is empty; check the writer",
-        )
+        hint = hint if mask else "every list is empty; check the writer"
+        return DumpError(f"{name}: no token is left in {self.info.rows} rows", hint)
 
 
 def open_dump(
@@ -430,35 +396,27 @@ def open_dump(
     parts = describe(find(sources))
     filled = [part for part in parts if part.rows]
     if not filled:
-        raise DumpError(
-            f"{_named(parts)}: the dump is empty: it has no row", "check that its writer was closed"
-        )
+        hint = "check that its writer was closed"
+        raise DumpError(f"{_named(parts)}: the dump is empty: it has no row", hint)
     plan = agree(filled, columns or {}, group_by)
-    _refuse_short_rows(filled, plan)
+    rows, name = sum(part.rows for part in parts), plan.columns[ROLLOUT]
+    if not plan.form.long and rows > MOST_SHORT:  # run-length encoding makes empty rows cost nothing
+        values = sum(parquet.values_in(part, group, name) for part in filled for group in part.groups)
+        if values < 2 * rows:
+            raise DumpError(
+                f"{_named(filled)}: {rows:,} rows have at most {values:,} tokens in column {name!r}: more "
+                f"than {MOST_SHORT:,} rows of fewer than two tokens on average",
+                "leave out rows without a token; or analyze parts of the dump with --tally, and merge them",
+            )
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
-        rows=sum(part.rows for part in parts),
+        rows=rows,
         row_groups=sum(len(part.group_rows) for part in parts),
         bytes=sum(part.bytes for part in parts),
         columns=dict(plan.columns),
         provenance=merged(part.provenance for part in parts),
     )
     return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens))
-
-
-def _refuse_short_rows(parts: Sequence[Part], plan: Plan) -> None:
-    """Refuse many millions of rows nearly all of which are empty: run-length encoding costs nothing."""
-    rows = sum(part.rows for part in parts)
-    if plan.form.long or rows <= MOST_SHORT:
-        return
-    name = plan.columns[ROLLOUT]
-    values = sum(parquet.values_in(part, group, name) for part in parts for group in part.groups)
-    if values < 2 * rows:
-        raise DumpError(
-            f"{_named(parts)}: {rows:,} rows have at most {values:,} tokens in column {name!r}: more than "
-            f"{MOST_SHORT:,} rows of fewer than two tokens on average",
-            "leave out rows without a token; or analyze parts of the dump with --tally, and merge them",
-        )
 
 
 def _named(parts: Sequence[Part]) -> str:

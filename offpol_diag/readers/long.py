@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,12 +41,6 @@ def gathered(
     pieces: Iterable[Slice], plan: Plan, tokens: int, progress: Callable[[int], None]
 ) -> Iterator[Slice]:
     """Yield the sequences of a long-form dump in slices of about `tokens` tokens, or of one sequence.
-
-    Args:
-        pieces: the rows of the dump, in order.
-        plan: the columns to read.
-        tokens: tokens per slice, masked ones included.
-        progress: called with the number of rows just read.
 
     Raises:
         DumpError: unreadable data, a row without an id, or an id that recurs after more than `FAR` rows.
@@ -80,8 +75,6 @@ class Gathering:
     """Buffer of unfinished sequences, numbered in the order of their first rows.
 
     Attributes:
-        plan: the columns.
-        tokens: approximate tokens per slice.
         numbers: id → number, for every sequence so far.
         read: rows so far.
         out: number of sequences already yielded.
@@ -162,10 +155,8 @@ class Gathering:
         self.sizes[spans.numbers - self.out] += spans.ends - spans.begins
         if self.sizes.size and self.sizes.max() > MOST_TOKENS:
             row, name = spans.order[-1], self.plan.columns[columns.SEQUENCE]
-            raise DumpError(
-                f"{piece.place(row)}, column {name!r}: a sequence has more than {MOST_TOKENS} tokens",
-                f"give every sequence an id of its own in {name!r}",
-            )
+            what = f"{piece.place(row)}, column {name!r}: a sequence has more than {MOST_TOKENS} tokens"
+            raise DumpError(what, f"give every sequence an id of its own in {name!r}")
 
     def _open(self, piece: Slice, spans: Spans, begun: int) -> None:
         """Store the first row of each new sequence, and record later rows that differ in constant columns."""
@@ -185,7 +176,8 @@ class Gathering:
             differing = _differing(values, spans)
             for at in dict.fromkeys((*range(old), *differing)):
                 number = int(spans.numbers[at])
-                one = self._first_value(number, name)
+                start, opening = self.openings[bisect_right(self.openings, number, key=itemgetter(0)) - 1]
+                one = value(opening.table.column(name)[number - start])
                 for row in (int(heads[at]), *differing.get(at, ())):
                     two = value(values[row])
                     if one != two and (one == one or two == two):  # NaN is NaN
@@ -194,10 +186,6 @@ class Gathering:
                             f"{two!r} in row {piece.rows[row]} of {piece.file}"
                         )
                         self.flaws.setdefault(number, (role, text))
-
-    def _first_value(self, number: int, name: str) -> Any:
-        first, opening = self.openings[bisect_right(self.openings, number, key=lambda one: one[0]) - 1]
-        return value(opening.table.column(name)[number - first])
 
     def finished(self) -> Iterator[Slice]:
         """Yield sequences that can have no further rows, once these hold enough tokens."""
@@ -217,14 +205,13 @@ class Gathering:
         tokens = self._sorted(tokens.filter(pa.array(go)))
         offsets = starts(self.sizes[:count])
         self.last, self.sizes, self.out = self.last[count:], self.sizes[count:], end
-        openings, self.openings = self.openings, [one for one in self.openings if _end(*one) > end]
+        openings = self.openings
+        self.openings = [one for one in openings if one[0] + len(one[1].rows) > end]
         for first, opening in openings:
             low, high = max(begin - first, 0), min(end - first, len(opening.rows))
             if low < high:
-                at = first + low
-                yield from self._slices(
-                    at, opening.between(low, high), tokens, offsets[at - begin : first + high - begin + 1]
-                )
+                cut = offsets[first + low - begin : first + high - begin + 1]
+                yield from self._slices(first + low, opening.between(low, high), tokens, cut)
 
     def _sorted(self, tokens: pa.Table) -> pa.Table:
         """Sort tokens by sequence, position and row; record null and duplicate positions."""
@@ -271,11 +258,6 @@ class Gathering:
             Problem(role, np.array([row for row, _ in some]), [text for _, text in some].__getitem__, SKIP)
             for role, some in by_role.items()
         )
-
-
-def _end(first: int, opening: Slice) -> int:
-    """Return one past the number of the last sequence of an opening."""
-    return first + len(opening.rows)
 
 
 def _differing(column: pa.Array, spans: Spans) -> dict[int, tuple[int]]:

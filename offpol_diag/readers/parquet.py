@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, BinaryIO
@@ -45,26 +46,15 @@ def open_parquet(path: Location, texts: Sequence[str] = ()) -> pq.ParquetFile:
     For a remote file only the footer is fetched; columns are fetched when they are read. Columns `texts` are
     read as dictionaries, so that a text that many rows share is held once.
     """
+    more: dict[str, Any] = {"page_checksum_verification": True, "read_dictionary": list(texts)}
     if not path.store:  # by its bytes: a name may look like a URI, or not be UTF-8
         stream = pa.OSFile(os.fsencode(path.path))
-        return pq.ParquetFile(
-            stream,
-            page_checksum_verification=True,
-            pre_buffer=False,
-            buffer_size=BUFFER,
-            read_dictionary=list(texts),
-        )
+        return pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER, **more)
     stream = path.open()
     metadata = pq.read_metadata(stream)
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
-    found = pq.ParquetFile(
-        stream,
-        metadata=metadata,
-        page_checksum_verification=True,
-        pre_buffer=max(sizes, default=0) <= FETCHED_WHOLE,
-        buffer_size=REMOTE_BUFFER,
-        read_dictionary=list(texts),
-    )
+    more |= {"metadata": metadata, "pre_buffer": max(sizes, default=0) <= FETCHED_WHOLE}
+    found = pq.ParquetFile(stream, buffer_size=REMOTE_BUFFER, **more)
     found.glimpse = pq.ParquetFile(stream, metadata=metadata, pre_buffer=False, buffer_size=GLIMPSE)
     return found
 
@@ -88,10 +78,8 @@ def _unchanged(part: Part) -> None:
     state, now = part.state, part.path.state()
     elsewhere = len(state) > 2 and state[-1] != now[-1]  # on another machine
     if state[0] != now[0] or (state != now and not elsewhere):
-        raise DumpError(
-            f"{part.path}: the file was changed while it was read",
-            "wait until its writer has ended, or read a copy; then read again",
-        )
+        hint = "wait until its writer has ended, or read a copy; then read again"
+        raise DumpError(f"{part.path}: the file was changed while it was read", hint)
 
 
 def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
@@ -133,11 +121,10 @@ def footer(path: Location) -> Footer:
 def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
     """Return top-level columns without lists of at most `SMALL` bytes per row."""
     rows = sum(group.num_rows for group in groups)
-    sizes: dict[str, int] = {}
+    sizes = Counter[str]()
     for group in groups:
         for column in map(group.column, range(group.num_columns)):
-            name = column.path_in_schema
-            sizes[name] = sizes.get(name, 0) + column.total_uncompressed_size
+            sizes[column.path_in_schema] += column.total_uncompressed_size
     return frozenset(name for name, size in sizes.items() if size <= SMALL * max(rows, 64))
 
 
@@ -161,36 +148,32 @@ def _provenance(text: bytes) -> dict[str, object]:
 
 def unreadable(path: Location, error: Exception) -> DumpError:
     """Explain why a file cannot be opened, from its first and last bytes."""
+    what, hint = outage(path, error) or _damage(path, error)
+    return DumpError(f"{path}: {what}", hint)
+
+
+def _damage(path: Location, error: Exception) -> tuple[str, str]:
     if isinstance(error, UnicodeEncodeError):  # the value of a hive partition
-        return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
-    if lost := outage(path, error):
-        return DumpError(f"{path}: {lost[0]}", lost[1])
+        return "the path is not UTF-8", "rename the file and its directories"
     if isinstance(error, MemoryError):  # Arrow's is one
-        return DumpError(
-            f"{path}: there is not enough memory to read its footer ({first_line(error)})",
-            "leave more memory free, or say --workers 1",
-        )
+        what = f"there is not enough memory to read its footer ({first_line(error)})"
+        return what, "leave more memory free, or say --workers 1"
     try:
         with path.open() as stream:
             head = stream.read(4)
             stream.seek(max(stream.seek(0, 2) - 4, 0))
             tail = stream.read(4)
     except OSError as failure:
-        what, hint = f"cannot be opened ({failure.strerror})", "check that it exists and may be read"
         if path.store:
-            what, hint = outage(path, failure) or (OTHER.message.replace("{words}", str(failure)), OTHER.hint)
-        return DumpError(f"{path}: {what}", hint)
+            return outage(path, failure) or (OTHER.message.replace("{words}", str(failure)), OTHER.hint)
+        return f"cannot be opened ({failure.strerror})", "check that it exists and may be read"
     if not head:
-        what, hint = "the file is empty (0 bytes)", "its writer did not finish; dump again"
-    elif head != MAGIC:
-        what, hint = "not a Parquet file", "dumps are Parquet; other forms need converting first"
-    elif tail != MAGIC:
-        what = "the file is truncated: its Parquet footer is missing"
-        hint = "copy it again; or its writer died"
-    else:
-        what = f"the Parquet footer is corrupt ({first_line(error)})"
-        hint = "copy or dump the file again"
-    return DumpError(f"{path}: {what}", hint)
+        return "the file is empty (0 bytes)", "its writer did not finish; dump again"
+    if head != MAGIC:
+        return "not a Parquet file", "dumps are Parquet; other forms need converting first"
+    if tail != MAGIC:
+        return "the file is truncated: its Parquet footer is missing", "copy it again; or its writer died"
+    return f"the Parquet footer is corrupt ({first_line(error)})", "copy or dump the file again"
 
 
 def first_line(error: Exception) -> str:
@@ -214,8 +197,9 @@ def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int,
             try:
                 values = _checked(parquet, part, group, names)[names[0]]
                 size = max(1, tokens * rows // max(values, 1))
-                text = _bytes_of(parquet, group, texts)
-                size = max(1, min(size, TEXT_AT_ONCE * rows // max(text, 1)))
+                chunks = map(parquet.metadata.row_group(group).column, range(len(parquet.schema)))
+                sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in texts]
+                size = max(1, min(size, TEXT_AT_ONCE * rows // max([1, *sizes])))
                 for table in parquet.iter_batches(size, row_groups=[group], columns=names):
                     if not part.path.store:
                         _unchanged(part)
@@ -225,14 +209,6 @@ def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int,
                 raise _corrupt(part, group, done, names, error) from error
             if done != rows:
                 raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
-
-
-def _bytes_of(parquet: pq.ParquetFile, group: int, names: Sequence[str]) -> int:
-    """Return the most uncompressed bytes of a column among `names` in a row group."""
-    chunks = map(parquet.metadata.row_group(group).column, range(len(parquet.schema)) if names else ())
-    return max(
-        (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names), default=0
-    )
 
 
 def values_in(part: Part, group: int, name: str) -> int:
@@ -249,11 +225,7 @@ def values_in(part: Part, group: int, name: str) -> int:
 
 
 def bounds(part: Part, name: str) -> list[tuple[Any, Any]]:
-    """Return the minimum and maximum of a flat column in each row group, from the footer.
-
-    Raises:
-        ValueError: the footer does not hold them; or another of `READ_ERRORS`.
-    """
+    """Return the minimum and maximum of a flat column in each row group, from the footer."""
     with open_again(part) as parquet:
         leaf = [parquet.schema.column(i).path for i in range(len(parquet.schema))].index(name)
         found = [chunk_of(parquet, group, leaf).statistics for group in range(len(part.group_rows))]
@@ -300,25 +272,20 @@ def _corrupt(part: Part, group: int, done: int, names: Sequence[str], error: Exc
     if lost := outage(part.path, error):
         return DumpError(f"{where}: {lost[0]}", lost[1])
     if isinstance(error, MemoryError):  # Arrow's is one
-        return DumpError(
-            f"{where}: there is not enough memory to read it ({first_line(error)})",
-            "leave more memory free, say --workers 1, or write smaller row groups",
-        )
+        hint = "leave more memory free, say --workers 1, or write smaller row groups"
+        return DumpError(f"{where}: there is not enough memory to read it ({first_line(error)})", hint)
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        return DumpError(
-            f"{where}: the file cannot be opened ({error.strerror})",
-            "allow more open files (ulimit -n), or say --workers 1",
-        )
+        hint = "allow more open files (ulimit -n), or say --workers 1"
+        return DumpError(f"{where}: the file cannot be opened ({error.strerror})", hint)
     culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
+    what = f"the data cannot be read ({first_line(error)})"
+    hint = "the file is damaged: copy it again and compare sizes; if the error stays, dump again"
     if isinstance(error, TooMany):
-        return DumpError(
-            f"{where}, column {culprits}: too many values of one row group ({error})",
-            f"so few bytes hold them only where all are equal; write row groups of up to {LONGEST:,} values",
+        what = f"too many values of one row group ({error})"
+        hint = (
+            f"so few bytes hold them only where all are equal; write row groups of up to {LONGEST:,} values"
         )
-    return DumpError(
-        f"{where}, column {culprits}: the data cannot be read ({first_line(error)})",
-        "the file is damaged: copy it again and compare sizes; if the error stays, dump again",
-    )
+    return DumpError(f"{where}, column {culprits}: {what}", hint)
 
 
 def _reads(part: Part, group: int, name: str) -> bool:
@@ -371,17 +338,10 @@ def check_sizes(
     stream: BinaryIO | None,
     others: int | None = None,
 ) -> None:
-    """Check the sizes declared by a column of a row group.
+    """Check the sizes declared by a column of a row group of `rows` rows in a file of `size` bytes.
 
-    Args:
-        chunk: its metadata in the footer.
-        rows: rows of the row group.
-        size: bytes of the file.
-        stream: the file, to check page headers too; None to check the footer only.
-        others: values of the first column, which all columns of tokens share; None for the first itself.
-
-    Raises:
-        Implausible: a size is impossible.
+    With a stream page headers are checked too. `others` is the number of values of the first column, which
+    all columns of tokens share; None for the first itself.
     """
     if not chunk.num_values:
         return  # nothing is read, and writers say of no page where it is
@@ -461,10 +421,6 @@ def struct(data: bytes) -> tuple[Struct, int]:
     """Parse a struct in Thrift's compact protocol; return it with its length in bytes.
 
     Text and floats become None; maps, which no header has, are refused.
-
-    Raises:
-        IndexError: the data end within the struct.
-        ValueError: the data are no struct.
     """
     at = 0
 

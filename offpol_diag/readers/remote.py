@@ -50,9 +50,7 @@ RANGE = 8 << 20
 class Store:
     """A picklable description of a filesystem; equal descriptions are opened once per process.
 
-    Attributes:
-        scheme: the URL scheme.
-        options: the options of a row of `SCHEMES`, as pairs; or a filesystem of fsspec. May hold secrets.
+    `options` are those of a row of `SCHEMES`, as pairs, or a filesystem of fsspec; they may hold secrets.
     """
 
     scheme: str
@@ -73,13 +71,9 @@ def _opened(store: Store) -> fs.FileSystem:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Access to URLs of one scheme.
+    """Access to URLs of one scheme: `options` are query parameters, `path` is a URL's path in the filesystem.
 
-    Attributes:
-        opens: options → the filesystem.
-        options: allowed query parameters.
-        path: returns the path of a URL in the filesystem.
-        endpoint: environment variables that name the server where the URL does not.
+    `endpoint` are environment variables that name the server where the URL does not.
     """
 
     opens: Callable[[Options], fs.FileSystem]
@@ -107,19 +101,13 @@ def locate(source: str) -> Location:
     for word in options:
         if word not in scheme.options:
             known = f"after ? there may be {', '.join(scheme.options) or 'nothing'}"
-            raise DumpError(
-                f"{url.shown}: {url.scheme}:// has no option {word!r}",
-                did_you_mean(word, list(scheme.options)) or known,
-            )
+            hint = did_you_mean(word, list(scheme.options)) or known
+            raise DumpError(f"{url.shown}: {url.scheme}:// has no option {word!r}", hint)
     endpoint = next(filter(None, map(os.environ.get, scheme.endpoint)), None)
     if endpoint:  # stored in the options, so that other processes use the same server
         options.setdefault("endpoint_override", endpoint)
-    options |= {
-        "user": url.user,
-        "secret": url.secret,
-        "place": url.place.partition("/")[0],
-        "scheme_": url.scheme,
-    }
+    bucket = url.place.partition("/")[0]
+    options |= {"user": url.user, "secret": url.secret, "place": bucket, "scheme_": url.scheme}
     store = Store(url.scheme, tuple(sorted(options.items())))
     return Location(store, scheme.path(url), url.shown.rstrip("/"))
 
@@ -197,10 +185,8 @@ def _below_host(url: Url) -> str:
 
 def _below_container(url: Url) -> str:
     if not url.user:
-        raise DumpError(
-            f"{url.shown}: names no container",
-            f"write {url.scheme}://container@account.dfs.core.windows.net/path",
-        )
+        hint = f"write {url.scheme}://container@account.dfs.core.windows.net/path"
+        raise DumpError(f"{url.shown}: names no container", hint)
     return f"{url.user}{_below_host(url)}".rstrip("/")
 
 
@@ -243,8 +229,7 @@ def _kind(place: Location, path: str) -> fs.FileType:
 
 
 def _entries(place: Location, recursive: bool = False) -> list[fs.FileInfo]:
-    selector = fs.FileSelector(place.path, recursive=recursive)
-    return list(place.filesystem.get_file_info(selector))
+    return list(place.filesystem.get_file_info(fs.FileSelector(place.path, recursive=recursive)))
 
 
 def _names_below(root: Location, path: str) -> list[str]:
@@ -299,10 +284,8 @@ def _missing(place: Location) -> DumpError:
     bucket = place.path.partition("/")[0]
     through_fsspec = isinstance(place.filesystem, fs.PyFileSystem)  # whose paths may begin with anything
     if not through_fsspec and bucket and _kind(place, bucket) == fs.FileType.NotFound:
-        return DumpError(
-            f"{place}: there is no bucket {bucket!r}",
-            "check its name; a store of your own is named by AWS_ENDPOINT_URL",
-        )
+        hint = "check its name; a store of your own is named by AWS_ENDPOINT_URL"
+        return DumpError(f"{place}: there is no bucket {bucket!r}", hint)
     hint = "check the path; keys are taken as written, %20 is no blank"
     with suppress(Exception):  # failing to find a hint must not hide the error
         above, _, name = place.path.rpartition("/")
@@ -393,16 +376,8 @@ class RangedFile(io.RawIOBase):
 
 
 FINAL = (
-    FileNotFoundError,
-    PermissionError,
-    IsADirectoryError,
-    NotADirectoryError,
-    ImportError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    NotImplementedError,
+    *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, ValueError),
+    *(TypeError, LookupError, AttributeError, NotImplementedError),
 )
 """Errors that are not retried."""
 
@@ -530,11 +505,6 @@ class Cause:
     types: tuple[type[BaseException], ...] = ()
     statuses: tuple[int, ...] = ()
 
-    def applies(self, error: BaseException) -> bool:
-        """Return whether an error indicates this cause."""
-        known = isinstance(error, self.types) or http_status(error) in self.statuses
-        return known or bool(re.search(self.pattern, str(error)))
-
 
 DENIED = Cause(
     "access is denied",
@@ -594,11 +564,7 @@ OTHER = Cause("cannot be read ({words})", "check the URL")
 
 @contextmanager
 def explaining(shown: str, scheme: str) -> Iterator[None]:
-    """Convert errors raised within the block into a DumpError that explains them.
-
-    Raises:
-        DumpError: an error of the store, explained.
-    """
+    """Convert errors raised within the block into a DumpError that explains them."""
     try:
         yield
     except OffpolError:
@@ -615,7 +581,11 @@ def outage(location: Location, error: BaseException) -> tuple[str, str] | None:
 
 
 def _cause(error: BaseException) -> Cause | None:
-    return next((cause for cause in CAUSES if cause.applies(error)), None)
+    def indicated(cause: Cause) -> bool:
+        known = isinstance(error, cause.types) or http_status(error) in cause.statuses
+        return known or bool(re.search(cause.pattern, str(error)))
+
+    return next(filter(indicated, CAUSES), None)
 
 
 def _explained(scheme: str, error: BaseException, cause: Cause) -> tuple[str, str]:

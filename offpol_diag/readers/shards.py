@@ -30,13 +30,7 @@ MOST = 4096
 
 @dataclass(frozen=True)
 class Span:
-    """A range of row groups, numbered through all files of a dump.
-
-    Attributes:
-        begin: the first row group.
-        end: one past the last row group.
-        rows: range (begin, end) of rows within a single row group; None for all.
-    """
+    """Row groups `begin` to before `end`, numbered through all files of a dump, or `rows` of a single one."""
 
     begin: int
     end: int
@@ -44,12 +38,7 @@ class Span:
 
 
 def spans(dump: Dump, size: int = BYTES) -> list[Span]:
-    """Divide a dump into spans: every row group once, in order; at least one span.
-
-    Args:
-        dump: the dump.
-        size: minimum file bytes per span, except the last.
-    """
+    """Divide a dump into spans of at least `size` file bytes, but the last; at least one span."""
     size = max(size, dump.info.bytes // MOST)
     # A row group's bytes are estimated from its share of the file's rows.
     weights = (part.bytes * rows / part.rows for part in dump.parts for rows in part.group_rows)
@@ -57,13 +46,9 @@ def spans(dump: Dump, size: int = BYTES) -> list[Span]:
 
 
 def pieces(dump: Dump, least: int = LEAST) -> list[Span]:
-    """Divide a dump into spans for the cores of one machine; at least one span.
+    """Divide a dump into spans of about `least` tokens or more, for the cores of one machine; at least one.
 
     Small row groups are grouped, and large ones are divided between rows.
-
-    Args:
-        dump: the dump.
-        least: approximate minimum tokens per span; a dump with little more is not divided.
 
     Raises:
         DumpError: a file can no longer be opened.
@@ -127,15 +112,10 @@ def cut(dump: Dump, span: Span) -> Dump:
     return dump.shard(parts, before)
 
 
-def shards(dump: Dump, size: int = BYTES) -> list[Dump]:
-    """Return the shards of a dump, in order."""
-    return [cut(dump, span) for span in spans(dump, size)]
-
-
 def of_batches(dump: Dump, least: int = 1) -> list[Dump]:
     """Return the dump in parts of about one batch, or of `least` file bytes where that is more."""
     share = dump.batch_tokens / max(dump.tokens, 1.0)
-    return shards(dump, max(least, int(share * dump.info.bytes)))
+    return [cut(dump, span) for span in spans(dump, max(least, int(share * dump.info.bytes)))]
 
 
 # ---------------------------------------------------------------- the long form

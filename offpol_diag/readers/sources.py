@@ -99,13 +99,7 @@ NODE = platform.node()
 
 @dataclass(frozen=True)
 class Location:
-    """A file or a directory.
-
-    Attributes:
-        store: its filesystem; None for local disk.
-        path: its path in that filesystem.
-        shown: the name used in messages and reports, without secrets.
-    """
+    """A file or a directory in a store, or on local disk; `shown` is its name in reports, without secrets."""
 
     store: Store | None
     path: str = field(repr=False)
@@ -157,12 +151,7 @@ class Location:
 
 @dataclass(frozen=True)
 class File:
-    """A file of the dump.
-
-    Attributes:
-        path: its location.
-        partitions: hive partition values from its directories (`step=3/`), None for a null partition.
-    """
+    """A file of the dump, with the hive partition values of its directories (`step=3/`); None is null."""
 
     path: Location
     partitions: dict[str, str | None] = field(default_factory=dict)
@@ -173,8 +162,6 @@ class Footer:
     """The contents of a file, known without reading its rows.
 
     Attributes:
-        schema: its columns.
-        group_rows: rows of each row group.
         group_bytes: bytes of each row group before compression; 0 where unknown.
         provenance: how the numbers were made, from its metadata.
         small: flat columns of few bytes a row, which may describe where a row comes from.
@@ -192,7 +179,6 @@ class Part(Footer):
     """A file of a dump, or some of its rows.
 
     Attributes:
-        path: the file.
         partitions: hive partition column → value; `schema` and `small` include them.
         state: the file's `Location.state` when it was opened; its size comes first.
         span: the row groups that are read, as (begin, end); None for all.
@@ -235,19 +221,14 @@ NO_GLOB = "** stands alone between slashes: dir/**/*.parquet"
 def find(sources: Sequence[str]) -> list[File]:
     """List the files that `sources` stand for, in order, each file once, however it is spelled.
 
-    Args:
-        sources: files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin.
-
-    Raises:
-        DumpError: no source, or a source that does not exist, holds no Parquet file or cannot be reached.
+    They are files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin.
     """
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
     named = [str(source) for source in ([sources] if isinstance(sources, str) else sources)]
     if named.count(STDIN) > 1:
-        raise DumpError(
-            f"{STDIN}: standard input is named twice", "it holds one Parquet file and is read once"
-        )
+        hint = "it holds one Parquet file and is read once"
+        raise DumpError(f"{STDIN}: standard input is named twice", hint)
     paths: dict[object, Location] = {}
     for source in named:
         for path in _expand(source):
@@ -272,9 +253,8 @@ def _expand(source: str) -> list[Location]:
         raise DumpError(f"{source}: no such file or directory", hint)
     paths = sorted(files(source), key=lambda path: path.parts)
     if not paths:
-        raise DumpError(
-            f"{clean(source)}: no Parquet file is there", "a directory is searched for files named *.parquet"
-        )
+        hint = "a directory is searched for files named *.parquet"
+        raise DumpError(f"{clean(source)}: no Parquet file is there", hint)
     return paths
 
 
@@ -318,10 +298,8 @@ def _is_device(path: str | Path) -> bool:
 
 
 def _refuse_device(source: str) -> list[Location]:
-    raise DumpError(
-        f"{source}: a device or a pipe, no file",
-        "Parquet is read from its end: name a file, or pipe one into standard input and name it -",
-    )
+    hint = "Parquet is read from its end: name a file, or pipe one into standard input and name it -"
+    raise DumpError(f"{source}: a device or a pipe, no file", hint)
 
 
 @lru_cache(maxsize=1)
@@ -329,15 +307,10 @@ def stdin_copy() -> Path:
     """Copy standard input to a temporary file that is removed when the process ends; it is read once.
 
     Parquet is read from the end of the file, which a pipe cannot seek to.
-
-    Raises:
-        DumpError: standard input is a terminal or is closed, or the disk has no room.
     """
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        raise DumpError(
-            f"{STDIN}: nothing is piped into standard input",
-            "pipe one Parquet file in: cat step_100.parquet | offpol-diag analyze -",
-        )
+        hint = "pipe one Parquet file in: cat step_100.parquet | offpol-diag analyze -"
+        raise DumpError(f"{STDIN}: nothing is piped into standard input", hint)
     path, owner = Path(tempfile.gettempdir(), f"offpol-diag-{secrets.token_hex(8)}.parquet"), os.getpid()
 
     def remove() -> None:

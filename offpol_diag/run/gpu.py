@@ -23,27 +23,21 @@ HINT = "give auto, cpu, cuda or cuda:N"
 
 @dataclass(frozen=True)
 class Choice:
-    """The devices to compute on.
-
-    Attributes:
-        devices: at least one, of one kind.
-        unused: why an existing GPU is not used; else empty.
-    """
+    """The devices to compute on, at least one, of one kind; and why an existing GPU is unused, or empty."""
 
     devices: tuple[torch.device, ...]
     unused: str = ""
 
 
 def devices(name: str) -> Choice:
-    """Return the devices of a name: auto is all working GPUs, or the CPU if there are none; cuda is all GPUs.
-
-    Raises:
-        UsageError: the device does not exist or does not work.
-    """
+    """Return the devices of a name: auto is all working GPUs, or the CPU without any; cuda is all GPUs."""
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     every = tuple(torch.device("cuda", at) for at in range(there))
     if name == "auto":
-        return _working(every)
+        faults = {device: trouble(device) for device in every}
+        unused = "; ".join(f"{device} does not work: {said}" for device, said in faults.items() if said)
+        fine = tuple(device for device in every if not faults[device])
+        return Choice(fine) if fine else Choice((torch.device("cpu"),), unused)
     try:
         found = torch.device(name)
     except RuntimeError as error:
@@ -57,14 +51,6 @@ def devices(name: str) -> Choice:
         if why := trouble(device):
             raise UsageError(f"device {str(device)!r} does not work: {why}", "use --device cpu")
     return Choice(chosen)
-
-
-def _working(every: Sequence[torch.device]) -> Choice:
-    """Return the working GPUs, else the CPU."""
-    why = {device: trouble(device) for device in every}
-    fine = tuple(device for device in every if not why[device])
-    unused = "; ".join(f"{device} does not work: {said}" for device, said in why.items() if said)
-    return Choice(fine) if fine else Choice((torch.device("cpu"),), unused)
 
 
 def trouble(device: torch.device) -> str:
@@ -84,26 +70,19 @@ MOST = 1 << 23
 """Maximum tokens per batch on a GPU, where each batch launches thousands of kernels whatever its size."""
 BYTES = 3200
 """GPU memory per token of a batch: twice the size of its tensors with every preset."""
-UNSEEN = {"cuda": 1 << 22}
-"""Tokens per batch on a remote device, by its kind; remote GPUs are assumed to have 16 GB."""
 
 
 def at_once(devices: Sequence[torch.device]) -> int:
-    """Return the tokens per batch that fit on every one of the devices."""
-    return min(map(_tokens, devices))
+    """Return the tokens per batch that fit on all devices, a power of two so that similar GPUs agree."""
+    if devices[0].type != "cuda":
+        return TOKENS
+    room = min(torch.cuda.get_device_properties(one).total_memory for one in devices) // BYTES
+    return min(max(1 << (max(room, 1).bit_length() - 1), TOKENS), MOST)
 
 
 def elsewhere(kind: str) -> int:
-    """Return the tokens per batch on a remote device: auto, cpu or cuda."""
-    return UNSEEN.get(kind, TOKENS)
-
-
-def _tokens(device: torch.device) -> int:
-    """Return the tokens per batch on a device, a power of two so that similar GPUs give equal results."""
-    if device.type != "cuda":
-        return TOKENS
-    room = torch.cuda.get_device_properties(device).total_memory // BYTES
-    return min(max(1 << (max(room, 1).bit_length() - 1), TOKENS), MOST)
+    """Return the tokens per batch on a remote device (auto, cpu or cuda); GPUs are assumed to have 16 GB."""
+    return 1 << 22 if kind == "cuda" else TOKENS
 
 
 # ---------------------------------------------------------------- the copy to the device
@@ -111,13 +90,7 @@ def _tokens(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch whose copy to a device has begun.
-
-    Attributes:
-        host: the batch on the host.
-        there: the batch on the device, perhaps incomplete; None if it is not yet sent.
-        ready: the CUDA event that marks the end of the copy; None if there is nothing to wait for.
-    """
+    """A batch whose copy to a device has begun; `there` is None until then, `ready` the event of its end."""
 
     host: Batch
     there: Batch | None = None
@@ -186,9 +159,7 @@ def out_of_memory(error: RuntimeError) -> bool:
 class Fit:
     """Runner of jobs on a device that halves batches that do not fit, down to one sequence.
 
-    Attributes:
-        device: the device.
-        short: the fewest tokens that did not fit; batches nearly as large are halved without a try.
+    `short` is the fewest tokens that did not fit; batches nearly as large are halved without a try.
     """
 
     device: torch.device

@@ -34,7 +34,6 @@ import torch
 
 from offpol_diag.errors import OffpolError, WorkerError
 from offpol_diag.readers import Dump
-from offpol_diag.readers.dump import Findings
 from offpol_diag.readers.shards import BYTES, LEAST, Span, cut, of_batches, pieces
 from offpol_diag.run.task import (
     Clock,
@@ -89,13 +88,9 @@ class Processes:
 
     Attributes:
         workers: maximum number of processes; None to use one per core, as memory allows, for large dumps.
-        progress: called as rows are read.
         unused: why an existing GPU is not used.
-        clock: time spent by all workers.
         least: minimum tokens per part.
-        device: the CPU.
         used: number of workers used.
-        beside: peak memory of the workers in bytes, without this process.
     """
 
     workers: int | None = None
@@ -155,24 +150,18 @@ class Processes:
         if len(cuts) == 1:
             return alone.reduce(dump, job, each)
         with one_thread():
-            if many > 1:
-                return merged(self._by_workers(many, most, cuts, dump, job, each), dump)
-            parts = [cut(dump, span) for span in cuts]
-            states = zip(parts, alone.over(parts, job, each), strict=True)
-            return merged(((state, part.findings()) for part, state in states), dump)
-
-    def _by_workers(
-        self, many: int, most: int, cuts: Sequence[Span], dump: Dump, job: Job[M], each: Each[M] | None
-    ) -> Iterator[tuple[M | None, Findings]]:
-        """Yield the result of every part from workers, in order."""
-        self.used = max(self.used, many)
-        order = packed(Order(dump, job, each.pick if each else None))
-        try:
-            for answer in self._answers(many, most, cuts, order, dump.rows):
-                yield taken(answer.result, each, self.clock)
-        except BaseException:
-            self.close()
-            raise
+            if many == 1:
+                parts = [cut(dump, span) for span in cuts]
+                states = zip(parts, alone.over(parts, job, each), strict=True)
+                return merged(((state, part.findings()) for part, state in states), dump)
+            self.used = max(self.used, many)
+            order = packed(Order(dump, job, each.pick if each else None))
+            try:
+                answers = self._answers(many, most, cuts, order, dump.rows)
+                return merged((taken(answer.result, each, self.clock) for answer in answers), dump)
+            except BaseException:
+                self.close()
+                raise
 
     def _answers(
         self, many: int, most: int, cuts: Sequence[Span], order: bytes, rows: int
@@ -181,9 +170,6 @@ class Processes:
 
         When a worker is killed, its work is retried once in a new pool with one worker fewer, in case memory
         ran out.
-
-        Raises:
-            WorkerError: workers cannot be started, or were killed twice at the same part.
         """
         ahead, lost, done, reported = AHEAD * many, -1, 0, 0
         waiting: dict[int, Future[Answer]] = {}
@@ -211,7 +197,9 @@ class Processes:
                             "most often memory ran short: say --workers 1, or leave more memory free",
                         ) from error
                     lost = first
-                    waiting = {at: one for at, one in waiting.items() if not _lost(one)}
+                    for at, one in [*waiting.items()]:
+                        if one.cancelled() or isinstance(one.exception(), BrokenProcessPool):
+                            del waiting[at]  # to be read again
                 if self.progress:
                     reported = max(reported, done + sum(pool.rows[at % ahead] for at in waiting))
                     self.progress(reported, rows)
@@ -219,11 +207,6 @@ class Processes:
             self.beside = max(self.beside, pool.grown(answer))
             done += answer.result[2].rows
             yield answer
-
-
-def _lost(future: Future[Any]) -> bool:
-    """Return whether a part has to be read again."""
-    return future.cancelled() or isinstance(future.exception(), BrokenProcessPool)
 
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
@@ -263,11 +246,7 @@ def fork(workers: int | None) -> None:
 
 
 class _Pool:
-    """A pool of worker processes, started as parts are submitted.
-
-    Attributes:
-        workers: maximum number of processes.
-        rows: rows read so far of each part in progress, by its slot.
+    """A pool of worker processes, started as parts are submitted; `rows` are those read of a slot's part.
 
     Raises:
         WorkerError: there is no shared memory, or too few open files are allowed.
@@ -421,16 +400,12 @@ def peak_rss() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-@lru_cache(maxsize=1)
-def _order(data: bytes) -> Order:
-    """Unpack the order of a pass, cached so that later parts reuse what its job has computed."""
-    found: Order = unpacked(data)
-    return found
+_order = lru_cache(maxsize=1)(unpacked)  # later parts of a pass reuse what its job has computed
 
 
 def _work(data: bytes, span: Span, slot: int) -> Answer:
     """Read one part and merge its results."""
-    order = _order(data)
+    order: Order = _order(data)
 
     def count(done: int, rows: int) -> None:
         _rows[slot] = done
@@ -460,12 +435,7 @@ def _portable(error: Exception) -> Exception:
 class Devices:
     """Engine with a thread per GPU; each takes the next shard of the dump as soon as it is free.
 
-    Attributes:
-        devices: where the jobs run.
-        progress: called as rows are read.
-        clock: time spent by all devices.
-        shard: minimum file bytes per shard.
-        device: the kind of the devices.
+    `shard` is the minimum of file bytes of one.
     """
 
     devices: tuple[torch.device, ...]

@@ -68,13 +68,10 @@ def remote(function: Callable[..., object], **options: Any) -> Any:
 
 @dataclass
 class Ray:
-    """Engine of tasks on the connected cluster.
+    """Engine of tasks on the connected cluster; with cuda every task gets one GPU.
 
     Attributes:
-        device: where the jobs run; with cuda every task gets one GPU of the cluster.
         slots: number of tasks that can run at once.
-        progress: called as tasks end.
-        clock: time spent by all tasks.
         shard: minimum file bytes per task.
         tasks: shards done so far, over all passes.
     """
@@ -92,9 +89,7 @@ class Ray:
     def on(cls, device: str, progress: Progress | None = None) -> Iterator[Ray]:
         """Yield an engine on the cluster at RAY_ADDRESS, or on a local one that is stopped at the end.
 
-        Args:
-            device: auto and cpu are the CPUs of the nodes, cuda a GPU for each task.
-            progress: called with (rows done, rows in all).
+        Device auto and cpu are the CPUs of the nodes, cuda a GPU for each task.
 
         Raises:
             UsageError: Ray is not installed, or the device is not allowed.
@@ -102,10 +97,8 @@ class Ray:
         """
         kind = {"auto": "cpu", "cpu": "cpu", "cuda": "cuda"}.get(device)
         if kind is None:
-            raise UsageError(
-                f"device {device!r}: tasks run where Ray has room",
-                "with --engine ray say cpu, or cuda for a GPU per task",
-            )
+            hint = "with --engine ray say cpu, or cuda for a GPU per task"
+            raise UsageError(f"device {device!r}: tasks run where Ray has room", hint)
         with connected():
             yield cls(torch.device(kind), slots(kind), progress, shard=SHARDS[kind])
 
@@ -182,24 +175,19 @@ class _Merges:
 
     def add(self, state: Any, level: int = 0) -> None:
         """Add the next result of a level; level 0 holds results of shards."""
-        if level == len(self._levels):
-            self._levels.append([])
-        self._levels[level].append(state)
-        if len(self._levels[level]) == FAN:
-            self._close(level)
-
-    def _close(self, level: int) -> None:
-        states, self._levels[level] = self._levels[level], []
-        self.add(self._task.remote(*states) if len(states) > 1 else states[0], level + 1)
+        self._levels += [[]] * (level == len(self._levels))
+        states = self._levels[level] = [*self._levels[level], state]
+        if len(states) == FAN:
+            self._levels[level] = []
+            self.add(self._task.remote(*states), level + 1)
 
     def root(self) -> Any:
         """Return the final result, after the last one was added."""
-        level = 0
-        while level < len(self._levels) - 1 or len(self._levels[level]) > 1:
-            if self._levels[level]:
-                self._close(level)
-            level += 1
-        return self._levels[level][0]
+        found: list[Any] = []
+        for states in self._levels:
+            states = [*states, *found]
+            found = [self._task.remote(*states)] if len(states) > 1 else states
+        return found[0]
 
 
 # ---------------------------------------------------------------- a task
@@ -259,10 +247,8 @@ def _fetched(ref: Any) -> Any:
         if isinstance(cause, OffpolError):
             raise cause from None
         if isinstance(cause, ImportError) or "failed to import on the worker" in str(error):
-            raise ClusterError(
-                f"a node cannot import what a task needs ({first_line(cause)})",
-                "install the same offpol-diag on every node",
-            ) from error
+            what = f"a node cannot import what a task needs ({first_line(cause)})"
+            raise ClusterError(what, "install the same offpol-diag on every node") from error
         raise
     except RayError as error:
         raise ClusterError(
@@ -275,11 +261,7 @@ def _fetched(ref: Any) -> Any:
 
 
 def library() -> ModuleType:
-    """Import Ray.
-
-    Raises:
-        UsageError: Ray is not installed.
-    """
+    """Import Ray."""
     try:
         import ray
     except ImportError as error:
@@ -288,11 +270,7 @@ def library() -> ModuleType:
 
 
 def slots(kind: str) -> int:
-    """Return the number of tasks that the cluster can run at once.
-
-    Raises:
-        ClusterError: it can run none, so Ray would wait forever.
-    """
+    """Return the number of tasks that the cluster can run at once."""
     there = library().cluster_resources()
     cpus, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
     if kind == "cuda" and not gpus:
@@ -343,9 +321,6 @@ def _knock(address: str) -> None:
 
     Ray uses gRPC over HTTP/2, whose servers answer a client's preface with a SETTINGS frame. With TLS this
     would come only after a handshake.
-
-    Raises:
-        ClusterError: nothing answers, it is not Ray, or the address is invalid.
     """
     if address in ("", "auto", "local"):
         return

@@ -49,10 +49,6 @@ class Each(Generic[M]):
     pick: Callable[[M], Any]
     use: Callable[[Any], None]
 
-    def __call__(self, seen: M) -> None:
-        """Apply `pick` and `use` to the result of a job in this process."""
-        self.use(self.pick(seen))
-
 
 @dataclass
 class Clock:
@@ -69,12 +65,7 @@ class Clock:
 
 
 class Engine(Protocol):
-    """Protocol of engines, which run jobs over the batches of a dump and merge their results.
-
-    Attributes:
-        device: where the jobs run.
-        clock: time spent.
-    """
+    """Protocol of engines, which run jobs over the batches of a dump and merge their results."""
 
     device: torch.device
     clock: Clock
@@ -92,13 +83,7 @@ class Engine(Protocol):
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """Run `job` on every batch in one pass over the dump, and merge the results in row order.
 
-        Args:
-            dump: the dump; afterwards it holds the findings of the pass.
-            job: the function of a batch.
-            each: hook for every batch's result before it is merged.
-
-        Returns:
-            The merged result; None when the dump has no batch.
+        Afterwards the dump holds the findings of the pass. Returns None when it has no batch.
 
         Raises:
             DumpError: the dump cannot be read.
@@ -114,11 +99,8 @@ class Local:
     """Engine of one process on one device.
 
     Attributes:
-        device: where the jobs run.
         beside_reading: whether reading and computing overlap, in two threads.
         readers: reader threads for a GPU; with 0 the dump is read as for a CPU.
-        progress: called as rows are read.
-        clock: time spent.
     """
 
     device: torch.device
@@ -146,7 +128,7 @@ class Local:
                 yield merged
                 merged, at = None, at + 1
             if each:
-                each(seen)
+                each.use(each.pick(seen))
             merged = seen if merged is None else merged.merge(seen)
         for _ in dumps[at:]:
             yield merged
@@ -212,15 +194,12 @@ LARGE = 2
 
 
 def ahead(dump: Dump, threads: int, progress: Callable[[int], None]) -> Iterator[Batch]:
-    """Read with several threads; yield every batch in order, like `Dump.batches`.
+    """Read with several threads; yield every batch in order, like `Dump.batches`, with its errors.
 
     Parquet is decoded without the interpreter's lock, so threads keep up with a GPU that computes a batch
     faster than one core decodes it. The division depends on the dump alone, so the number of threads changes
     no batch. At most one batch per thread is buffered, besides the one in use. Where a row group has many
     batches, one thread reads the dump, since rows are reached only by decoding those before them.
-
-    Raises:
-        DumpError: as `Dump.batches`; the first in row order.
     """
     if max(dump.group_tokens) > LARGE * dump.batch_tokens:
         yield from dump.batches(progress)
@@ -264,13 +243,7 @@ def be_one_thread() -> None:
 
 @dataclass(frozen=True)
 class Order:
-    """The work to do on every shard of a dump.
-
-    Attributes:
-        dump: the whole dump.
-        job: run on every batch.
-        pick: extracts data from each batch's result to return besides the merged state; None for none.
-    """
+    """A job to run on every shard of a dump; `pick` extracts further data from each batch's result."""
 
     dump: Dump
     job: Job[Any]
@@ -279,14 +252,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Report:
-    """A worker's report on its shard; small whatever the shard's size.
-
-    Attributes:
-        findings: findings of the reader.
-        rows: rows read from the files.
-        read: seconds of reading.
-        compute: seconds of computing.
-    """
+    """A worker's report on its shard, small whatever its size; seconds of reading and computing."""
 
     findings: Findings
     rows: int
