@@ -69,24 +69,24 @@ def drawn(parts, width=100):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "headline", "label", "said"),
+    ("verdict", "headline"),
     [
-        ("bug", "The rollout column is shifted.", "Bug", "the rollout column is shifted."),
-        ("bug", "A log-prob is positive.", "Bug", "a log-prob is positive."),
-        ("honest_mismatch", "Numerics: two engines.", "Honest mismatch", "numerics: two engines."),
-        ("healthy", "K3 is small.", "Healthy", "K3 is small."),
-        ("cannot_tell", "E[r] = 0.9: too few.", "Cannot tell", "E[r] = 0.9: too few."),
-        ("cannot_tell", "12 tokens are too few.", "Cannot tell", "12 tokens are too few."),
+        ("bug", "The rollout column is shifted."),
+        ("bug", "A log-prob is positive."),
+        ("honest_mismatch", "Numerics: two engines."),
+        ("healthy", "K3 is small."),
+        ("cannot_tell", "E[r] = 0.9: too few."),
+        ("cannot_tell", "12 tokens are too few."),
     ],
 )
-def test_the_first_block_of_all_is_the_verdict_in_one_sentence(verdict, headline, label, said):
-    summary = make_summary(diagnosis=Diagnosis(verdict=verdict, headline=headline))
+def test_the_first_block_of_all_is_the_verdict_in_one_sentence(verdict, headline):
+    first = sections(make_summary(diagnosis=Diagnosis(verdict=verdict, headline=headline)))[0].blocks[0]
 
-    first = sections(summary)[0].blocks[0]
-    assert (first.label, first.text) == (label, said)
+    said = headline if headline.startswith(("K3", "E[r]")) else headline[0].lower() + headline[1:]
+    assert (first.label, first.text) == (verdict.replace("_", " ").capitalize(), said)
 
 
-def test_a_cause_comes_with_its_evidence_in_order_and_is_not_said_twice():
+def test_a_cause_comes_with_its_evidence_and_what_was_ruled_out_and_cannot_be_decided_comes_last():
     first, other = verdicts(make_summary(diagnosis=BUG))
 
     parts = ("Cause", "Counted", "Violates", "Where", "Examples", "To confirm", "Fix")
@@ -96,14 +96,13 @@ def test_a_cause_comes_with_its_evidence_in_order_and_is_not_said_twice():
     assert "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25" in first.detail
     assert (other.label, other.text, other.tone) == ("Cause 2, stale", "Stale weights.", "info")
     assert other.detail == ("Evidence: K3 at lag 2 is 0.05", "Fix: sync more often")  # estimated, not counted
-
-
-def test_the_numbers_after_the_fix_stand_beside_those_before():
-    first, *_ = verdicts(make_summary(diagnosis=BUG))
     assert first.detail[-1] == (
         "After the fix, with the shift undone: K3 0.0020 → 0.0004, E[r] 1.0000 → 1.001, "
         "ESS 99.5% → 99% (over 1,140 tokens)"
     )
+    *_, out, open_ = section(make_summary(diagnosis=BUG)).blocks
+    assert out.text == "Ruled out: permuted rows."
+    assert open_.text == "Cannot be decided from this dump: special tokens: needs the column token_ids."
 
 
 def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_before():
@@ -122,12 +121,6 @@ def test_where_only_a_part_was_looked_at_it_says_so(sequences, said):
     texts = [one.text for one in section(make_summary(diagnosis=seen)).blocks]
     part = "Looked at one by one: 2,000 tokens of 64 sequences, of the 5,120 in the dump."
     assert (part in texts) is said
-
-
-def test_what_was_ruled_out_and_what_cannot_be_decided_come_last():
-    *_, out, open_ = section(make_summary(diagnosis=BUG)).blocks
-    assert out.text == "Ruled out: permuted rows."
-    assert open_.text == "Cannot be decided from this dump: special tokens: needs the column token_ids."
 
 
 @pytest.mark.parametrize(("diagnosis", "before"), [(HONEST, ["Honest mismatch"]), (None, [])])
@@ -171,9 +164,8 @@ def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
 @pytest.mark.parametrize(("diagnosis", "better"), [(BUG, False), (HONEST, True)])
 def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
     summary = make_summary(diagnosis=diagnosis, comparison=make_comparison())
-    (table,) = [
-        one for one in section(summary, "comparison").blocks if getattr(one, "id", "") == "comparison"
-    ]
+    blocks = section(summary, "comparison").blocks
+    (table,) = (one for one in blocks if getattr(one, "id", "") == "comparison")
 
     assert (table.header[-1] == "better") is better
     assert any("fix the bug first" in note for note in table.notes) is not better
@@ -181,18 +173,6 @@ def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
 
 
 # ---------------------------------------------------------------- the command
-
-
-def test_of_two_runs_each_has_its_diagnosis_before_the_comparison(dumps):
-    ran = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-qv")
-
-    a, b = (ran.stdout.index(one) for one in (" A: ", "✗ B: Bug: "))
-    assert a < b < ran.stdout.index("Run A against run B")
-
-
-def test_presets_side_by_side_come_after_the_diagnosis(dumps):
-    ran = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-qv")
-    assert ran.stdout.index("✗ Bug: ") < ran.stdout.index("Presets side by side")
 
 
 def run(*args):
@@ -241,6 +221,14 @@ def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folde
 def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, command, name, code):
     command, *options = command.split()
     assert run(command, dumps / f"{name}.parquet", "-q", *options).exit_code == code
+
+
+def test_a_comparison_comes_after_the_diagnosis_of_each_run_or_of_the_dump(dumps):
+    two = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-qv").stdout
+    one = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-qv").stdout
+
+    assert two.index(" A: ") < two.index("✗ B: Bug: ") < two.index("Run A against run B")
+    assert one.index("✗ Bug: ") < one.index("Presets side by side")
 
 
 def test_the_result_has_a_diagnosis_and_no_presets_and_no_recommendation(dumps):

@@ -49,6 +49,13 @@ def work(base=None, shape=BYTES):
     return Work(rows.take(np.arange(many)), np.ones(many, bool), np.random.default_rng(1), world(shape))
 
 
+def both(fault, *how, base=None):
+    """The rows before a fault and after it."""
+    before, after = work(base), work(base)
+    getattr(faults, fault)(after, *how)
+    return before, after
+
+
 def changed(before, after):
     """[S, L] bool: tokens whose log-probs or mask are others."""
     one, two = before.rows, after.rows
@@ -59,22 +66,19 @@ def changed(before, after):
     "shape", [BYTES, *(pytest.param(one, marks=pytest.mark.slow) for one in (GRU, MOE, RETENTION))]
 )
 def test_the_engine_in_float32_agrees_with_the_trainer(shape):
-    rows = work(Base("fp32", rows=16, lengths=(8, 24)), shape).rows
+    rows = work(Base("fp32", rows=8, lengths=(8, 12)), shape).rows
 
     assert np.abs(rows.p - rows.q)[rows.sampled].max() < 1e-5
 
 
 def test_a_sentinel_stands_in_its_share_of_the_tokens():
-    fault = work()
-    faults.sentinel(fault, -100.0, 0.1)
-
+    _, fault = both("sentinel", -100.0, 0.1)
     share = np.mean(fault.rows.q[fault.rows.sampled] == -100.0)
     assert 0.04 < share < 0.2
 
 
 def test_a_shift_moves_the_column_and_nothing_else():
-    before, after = work(), work()
-    faults.off_by_one(after, 2)
+    before, after = both("off_by_one", 2)
 
     end = before.rows.ends[0]
     assert np.array_equal(after.rows.q[0, 2:end], before.rows.q[0, : end - 2])
@@ -82,8 +86,7 @@ def test_a_shift_moves_the_column_and_nothing_else():
 
 
 def test_permuted_rows_are_other_rows_of_their_group():
-    before, after = work(), work()
-    faults.row_permutation(after, "group")
+    before, after = both("row_permutation", "group")
 
     ends = before.rows.ends
     assert (changed(before, after).sum(axis=1) > 0).all()
@@ -94,15 +97,13 @@ def test_permuted_rows_are_other_rows_of_their_group():
 
 @pytest.mark.parametrize("place", ["last", "first"])
 def test_a_boundary_fault_is_one_token_of_each_response(place):
-    before, after = work(), work()
-    faults.boundary(after, place)
+    before, after = both("boundary", place)
 
     assert changed(before, after).sum(axis=1).tolist() == [1] * 16
 
 
 def test_a_retokenised_response_differs_from_some_token_on():
-    before, after = work(), work()
-    faults.retokenization(after, "insert", 0.5)
+    before, after = both("retokenization", "insert", 0.5)
 
     off = changed(before, after)
     assert off.any(axis=1).sum() == 8
@@ -112,17 +113,14 @@ def test_a_retokenised_response_differs_from_some_token_on():
 
 @pytest.mark.parametrize("kind", ["other", "empty", "format"])
 def test_another_context_changes_the_train_column_from_the_first_token_on(kind):
-    before, after = work(), work()
-    faults.wrong_context(after, kind)
+    before, after = both("wrong_context", kind)
 
     assert (before.rows.p != after.rows.p)[:, 0].all()
     assert np.array_equal(before.rows.q, after.rows.q)
 
 
 def test_inserted_text_is_masked_until_the_mask_is_wrong():
-    base = Base(rows=32, lengths=(60, 80), inserts=True)
-    before, after = work(base), work(base)
-    faults.wrong_mask(after, "tool")
+    before, after = both("wrong_mask", "tool", base=Base(rows=32, lengths=(60, 80), inserts=True))
 
     added = after.rows.sampled & ~before.rows.sampled
     assert added.any()
@@ -131,36 +129,27 @@ def test_inserted_text_is_masked_until_the_mask_is_wrong():
 
 def test_a_temperature_on_one_side_is_a_power_of_the_other():
     base = Base("fp32", Sampling(0.5), rows=16, lengths=(8, 24))
-    raw, wrong = work(base), work(base)
-    faults.rollout_raw_logprobs(raw)
-    faults.trainer_temperature(wrong)
+    (_, raw), (_, wrong) = both("rollout_raw_logprobs", base=base), both("trainer_temperature", base=base)
 
-    both = np.abs(raw.rows.q - wrong.rows.p)[raw.rows.sampled]
-    assert both.max() < 1e-5
+    assert np.abs(raw.rows.q - wrong.rows.p)[raw.rows.sampled].max() < 1e-5
     assert np.abs(raw.rows.q - raw.rows.p)[raw.rows.sampled].mean() > 0.01
 
 
 def test_only_what_was_sampled_with_top_p_is_above_the_trainer_s_log_probs():
     base = Base("fp32", Sampling(1.0, 0.7), rows=16, lengths=(8, 24))
-    fault = work(base)
-    honest = np.abs(fault.rows.p - fault.rows.q)[fault.rows.sampled].max()
-    faults.truncated_sampling(fault)
+    honest, fault = both("truncated_sampling", base=base)
 
-    assert honest < 1e-5
+    assert np.abs(honest.rows.p - honest.rows.q)[fault.rows.sampled].max() < 1e-5
     assert (fault.rows.p - fault.rows.q)[fault.rows.sampled].max() < -0.1
 
 
 def test_storage_in_bf16_leaves_values_of_its_grid():
-    fault = work()
-    faults.low_precision_storage(fault, "bf16")
-
+    _, fault = both("low_precision_storage", "bf16")
     assert not np.any(fault.rows.q[fault.rows.sampled].view(np.int32) & 0xFFFF)
 
 
 def test_a_kernel_that_forgets_agrees_up_to_its_position():
-    base = Base("fp32", rows=16, lengths=(30, 40), kernel=("window", 20, 4))
-    rows = work(base).rows
-
+    rows = work(Base("fp32", rows=16, lengths=(30, 40), kernel=("window", 20, 4))).rows
     off = np.abs(rows.p - rows.q) * rows.sampled
     assert off[:, :20].max() < 1e-5
     assert off[:, 20:].max() > 1e-3
