@@ -199,12 +199,11 @@ def factors(x, keep, how):
     }[how]
 
 
-def trained(x, preset, how, detach=True):
-    """The trainer's loss, its gradient by log π_θ [S, N] and by the logits [S, N, V]."""
-    weights = trainer_weights(x, preset, x.current.detach() if detach else x.current)
+def trained(x, preset, how):
+    """The trainer's loss and its gradient by log π_θ, [S, N]."""
+    weights = trainer_weights(x, preset, x.current.detach())
     loss = (terms(x, x.current, preset) * weights * factors(x, trainer_mask(x, preset), how)).sum()
-    by_log_prob, by_logits = torch.autograd.grad(loss, (x.current, x.logits), retain_graph=True)
-    return loss.item(), by_log_prob, by_logits
+    return loss.item(), torch.autograd.grad(loss, x.current, retain_graph=True)[0]
 
 
 # ---------------------------------------------------------------- what we compute
@@ -233,11 +232,6 @@ def gradient(x, preset, how):
         starts = torch.tensor([0, *x.mask.sum(1).cumsum(0).tolist()])
         packed = segments.spread(segments.mean(packed, starts), starts)
     return torch.zeros_like(x.rollout).masked_scatter(x.mask, packed)
-
-
-def by_logits(x, by_log_prob):
-    """Of any gradient by log π_θ, what reaches the logits."""
-    return torch.autograd.grad((x.current * by_log_prob.detach()).sum(), x.logits, retain_graph=True)[0]
 
 
 def numbers(x, *presets):

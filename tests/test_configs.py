@@ -1,29 +1,28 @@
-"""Printed configurations: read back by real readers, and run, they do what the preset does."""
-
-from __future__ import annotations
+"""Printed configurations: their trainers have every key, read them back, and then do what the preset does."""
 
 import json
 import math
 import random
 import re
+import shlex
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from importlib import resources
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.errors import ConfigError, PresetError, UsageError
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.presets import Clip, Preset, Reject, Shape, Veto, Weight
 from offpol_diag.presets.catalogue import load
+from offpol_diag.presets.formulas import catalogue_section
 from offpol_diag.presets.tuning import tuned
-from offpol_diag.trainers import TRAINERS, Config, Snippet, config_for, sayable
-from offpol_diag.trainers.schema import inverse, number
+from offpol_diag.trainers import TRAINERS, config_for, sayable
+from offpol_diag.trainers.schema import inverse, number, schema
 from tests import oracles, trainer_settings
-from tests.trainer_settings import Flat
-from tests.trainers.padded import Padded, padded
+from tests.trainers.padded import padded
 
 CATALOGUE = load()
 RAW, TIS = Weight(action="none"), Weight(upper=2.0)
@@ -41,6 +40,12 @@ OWN = {
     "k1_of_tokens": Preset("", "", weight=RAW, reject=(Reject("k1", lower=-0.2, upper=1.0),)),
     "k1_of_means": Preset("", "", weight=RAW, reject=(Reject("k1", "mean", upper=0.01),)),
     "two_rules": Preset("", "", reject=(Reject(upper=1.1), Reject("k3", "mean", upper=0.01))),
+    "many_rules": Preset("", "", reject=(Reject("k2", "max", upper=2.5), Reject(lower=0.625, upper=1 / 0.6))),
+    "rolls_cispo": replace(CATALOGUE["cispo"], clip=Clip(0.1, 0.1, None)),
+    "dual": replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0)),
+    "dual_gspo": replace(CATALOGUE["gspo"], clip=Clip(0.1, 0.28, 4.0)),
+    "normalized": replace(CATALOGUE["bypass_pg_is"], weight=Weight("sum", upper=2.0, normalize=True)),
+    "weighted_gspo": replace(CATALOGUE["nemo_rl_tis"], loss="gspo"),
     "veto_above": Preset("", "", weight=TIS, veto=Veto(upper=3.0)),
     "product_of_all": Preset("", "", weight=Weight("sum", upper=2.0), reject=(Reject(upper=1.1),)),
     "normalized_mask": Preset("", "", weight=Weight(action="mask", upper=2.0, normalize=True)),
@@ -56,11 +61,28 @@ OWN = {
 }
 """Corrections that are no row of the catalogue, where a translator could go wrong."""
 PRESETS = {**CATALOGUE, **{name: replace(one, name=name) for name, one in OWN.items()}}
-PAIRS = [(name, trainer) for name, one in PRESETS.items() for trainer in sayable(one)]
-"""Every preset and every trainer that can say it, whichever it is from."""
+EXPONENTS = ("k_positive", "lambda_positive", "k_negative", "lambda_negative")
+SHAPED = {
+    "steep_sapo": replace(CATALOGUE["sapo"], shape=Shape(2.0, 3.0)),
+    "own_vespo": replace(CATALOGUE["trl_vespo"], shape=Shape(**dict.fromkeys(EXPONENTS, 1.5))),
+    "own_fipo": replace(
+        CATALOGUE["swift_fipo"], shape=Shape(half_life=8.0, lowest=0.7, highest=1.3, threshold=2.0)
+    ),
+}
+"""Losses whose parameters are printed."""
 
 
-def settings_of(snippet: Snippet, trainer: str) -> Flat:
+@cache
+def configs(trainer):
+    """Preset → its configuration, of every preset that the trainer can say, whichever it is from."""
+    every = {**PRESETS, **SHAPED}
+    return {name: config_for(one, trainer) for name, one in every.items() if trainer in sayable(one)}
+
+
+# ---------------------------------------------------------------- readers
+
+
+def settings_of(snippet, trainer):
     """A snippet as its own reader reads it."""
     readers = {
         "yaml": trainer_settings.read_yaml,
@@ -72,36 +94,52 @@ def settings_of(snippet: Snippet, trainer: str) -> Flat:
     return readers[snippet.language](snippet.text) if snippet.text or snippet.language == "flags" else {}
 
 
-def command_line(snippet: Snippet, trainer: str) -> str:
+def command_line(snippet, trainer):
     """Whose flags they are: OpenRLHF has had three spellings."""
-    if trainer != "openrlhf":
-        return trainer
-    newest = "from 2026-09" in snippet.versions
-    return (
-        "openrlhf of 2026-09"
-        if newest
-        else "openrlhf"
-        if "from 0.10.2" in snippet.versions
-        else "openrlhf before 0.10.2"
-    )
+    if trainer != "openrlhf" or "from 2026-09" in snippet.versions:
+        return "openrlhf of 2026-09" if trainer == "openrlhf" else trainer
+    return "openrlhf" if "from 0.10.2" in snippet.versions else "openrlhf before 0.10.2"
 
 
-def alternatives(config: Config) -> list[Flat]:
+def alternatives(config):
     """Each way in which a configuration is written, as settings; a file goes with the flags that name it."""
     if any(one.file for one in config.snippets):
         return [{k: v for one in config.snippets for k, v in settings_of(one, config.trainer).items()}]
     return [settings_of(one, config.trainer) for one in config.snippets]
 
 
+def keys_of(snippet, trainer):
+    """Its settings, each flag as it stands, whether its trainer has it or not."""
+    if snippet.language != "flags":
+        found = settings_of(snippet, trainer)
+        return {f"{snippet.file}/{key}": value for key, value in found.items()} if snippet.file else found
+    found = {}
+    for part in re.split(r"(?:^|\s)--", snippet.text.replace("\\\n", " "))[1:]:
+        key, *words = shlex.split(part)
+        given = [scalar(word) for word in words]
+        found[key] = True if not given else given[0] if len(given) == 1 else tuple(given)
+    return found
+
+
+def scalar(word):
+    try:
+        return int(word) if word.isdigit() else float(word)
+    except ValueError:
+        return word
+
+
+# ---------------------------------------------------------------- what the preset does
+
+
 @cache
-def batch() -> tuple[tuple[oracles.Sequence, ...], Padded]:
+def batch():
     """Ragged sequences of several turns, all three policies, one advantage each, a few wild tokens."""
     dice = random.Random(8)
     rows = [made_row(dice) for _ in range(160)]
     return tuple(oracles.sequences(rows)), padded(rows)
 
 
-def made_row(dice: random.Random) -> dict[str, Any]:
+def made_row(dice):
     """A row of three turns at most, with a masked token between two of them."""
     n = dice.randint(1, 8)
     wild = dice.random() < 0.25
@@ -117,7 +155,7 @@ def made_row(dice: random.Random) -> dict[str, Any]:
     return {**policies, "response_mask": mask, "advantages": [advantage] * len(mask)}
 
 
-def step(dice: random.Random, spread: float, wild: bool, q: float) -> float:
+def step(dice, spread, wild, q):
     """A drift that leaves the probability below 1; a wild one is at most 9.5 nats."""
     far = dice.choice((-9.5, -5.0, -1.5, 1.2, 4.7)) * dice.uniform(0.98, 1.0)  # of equals M2PO drops some
     drift = far if wild else dice.gauss(0, spread)
@@ -125,7 +163,7 @@ def step(dice: random.Random, spread: float, wild: bool, q: float) -> float:
 
 
 @cache
-def expected(preset: Preset) -> list[float]:
+def expected(preset):
     """The textbook: what multiplies the loss of each token."""
     data = list(batch()[0])
     scope = oracles.scopes_of(data, preset)[None]
@@ -134,22 +172,23 @@ def expected(preset: Preset) -> list[float]:
     return [w / norm if k else 0.0 for a in done for w, k in zip(a.weights, a.kept, strict=True)]
 
 
-# ---------------------------------------------------------------- what is printed does what the preset does
+# ---------------------------------------------------------------- every trainer, every preset
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_is_printed_does_what_the_preset_does(trainer: str) -> None:
+def test_what_is_printed_does_what_the_preset_does(trainer):
     p = batch()[1]
-    for name in (name for name, other in PAIRS if other == trainer):
+    for name, config in configs(trainer).items():
+        if name in SHAPED:
+            continue  # for keys alone
         preset = PRESETS[name]
         clip = (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
-        anchor = "old" if preset.policy == "old" else "rollout"
-
-        for settings in alternatives(config_for(preset, trainer)):
+        for settings in alternatives(config):
             did = trainer_settings.TRAINERS[trainer](settings, p)
 
-            assert did.loss == preset.loss, name
-            assert did.anchor == anchor, name
+            assert (did.loss, did.anchor) == (preset.loss, "old" if preset.policy == "old" else "rollout"), (
+                name
+            )
             unclipped = preset.loss in ("reinforce", "surrogate", "sapo", "vespo", "dro")
             assert unclipped or did.clip == pytest.approx(clip), name
             np.testing.assert_allclose(
@@ -157,185 +196,107 @@ def test_what_is_printed_does_what_the_preset_does(trainer: str) -> None:
             )
 
 
-def test_the_batch_reaches_every_rule() -> None:
-    """Else a wrong bound could pass: every preset that rejects rejects some of it and keeps some."""
-    shares = {
-        name: [w > 0 for w in expected(one)]
-        for name, one in PRESETS.items()
-        if (one.reject or one.veto) and one.apply
-    }
-
-    assert [name for name, kept in shares.items() if all(kept) or not any(kept)] == []
-
-
-def test_every_trainer_that_a_row_names_can_say_it() -> None:
-    for name, preset in CATALOGUE.items():
-        assert set(preset.trainers) <= set(TRAINERS), name
-        assert sayable(preset, preset.trainers) == preset.trainers, name
-
-
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_overrides_say_what_the_yaml_says(trainer: str) -> None:
-    for name in (name for name, other in PAIRS if other == trainer):
-        said = config_for(PRESETS[name], trainer).snippets
-        yaml = [settings_of(one, trainer) for one in said if one.language == "yaml" and not one.file]
-        hydra = [settings_of(one, trainer) for one in said if one.language == "hydra"]
-
-        assert not hydra or hydra == yaml
-
-
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_everything_but_the_snippets_is_a_comment(trainer: str) -> None:
-    for name in (name for name, other in PAIRS if other == trainer):
-        config = config_for(PRESETS[name], trainer)
+def test_blocks_agree_in_order_and_all_else_is_a_comment(trainer):
+    """Overrides say what the YAML says; the newest versions' block comes first."""
+    for name, config in configs(trainer).items():
+        yaml, hydra = (
+            [
+                settings_of(one, trainer)
+                for one in config.snippets
+                if one.language == language and not one.file
+            ]
+            for language in ("yaml", "hydra")
+        )
+        assert hydra in ([], yaml), name
+        ages = [one.age for one in config.snippets]
+        assert [newest for newest, _ in ages] == sorted(newest for newest, _ in ages), name
+        assert all(newest <= oldest for newest, oldest in ages), name
         rest = config.text()
         for snippet in config.snippets:
             assert snippet.text in rest
             rest = rest.replace(snippet.text, "", 1)
+        assert [line for line in rest.splitlines() if line and not line.startswith("#")] == [], name
 
-        assert [line for line in rest.splitlines() if line and not line.startswith("#")] == []
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_every_printed_key_is_one_that_its_versions_take_and_each_key_is_printed_or_asked_for(trainer):
+    """A key that nothing prints could be wrong without anything to tell."""
+    table, printed = schema(trainer), set()
+    for name, config in configs(trainer).items():
+        settings = [keys_of(snippet, trainer) for snippet in config.snippets]
+        every = {key: value for one in settings for key, value in one.items()}
+        printed |= set(every)
+        files = any(one.file and keys for one, keys in zip(config.snippets, settings, strict=True))
+        for snippet, keys in zip(config.snippets, settings, strict=True):
+            newest, oldest = snippet.age
+            versions = table.versions[len(table.versions) - 1 - oldest : len(table.versions) - newest]
+            assert versions, name
+            for version in versions:
+                assert table.errors({**keys, **(every if files else {})}, version) == [], name
+    asked = {key for rule in table.rules for key in (*rule.when, *rule.need)}
+
+    assert {key for key in table.keys if "[]" not in key} - printed - asked == set()
+
+
+def test_the_batch_reaches_every_rule():
+    """Else a wrong bound could pass: every preset that rejects rejects some of it and keeps some."""
+    rejecting = {name: one for name, one in PRESETS.items() if (one.reject or one.veto) and one.apply}
+    kept = {name: [w > 0 for w in expected(one)] for name, one in rejecting.items()}
+    assert [name for name, flags in kept.items() if all(flags) or not any(flags)] == []
+
+
+def test_every_trainer_that_a_row_names_can_say_it_and_every_correction_is_said_by_someone():
+    for name, preset in CATALOGUE.items():
+        assert set(preset.trainers) <= set(TRAINERS), name
+        assert sayable(preset, preset.trainers) == preset.trainers, name
+    assert [name for name in OWN if not sayable(PRESETS[name])] == []
 
 
 # ---------------------------------------------------------------- quirks
 
-
-def test_every_correction_of_our_own_can_be_said_by_someone() -> None:
-    assert [name for name in OWN if not sayable(PRESETS[name])] == []
-
-
-BLOCK, ACTOR = "algorithm.rollout_correction.", "actor_rollout_ref.actor."
-POLICY_LOSS = ACTOR + "policy_loss."
-OPENRLHF, NEMO = "algo.advantage.is_correction_", "loss_fn.truncated_importance_sampling_"
-TWO_RULES = Preset("", "", reject=(Reject("k2", "max", upper=2.5), Reject("ratio", "token", 0.625, 1 / 0.6)))
-DUAL = replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0))
-ROLLS_CISPO = replace(CATALOGUE["cispo"], clip=Clip(0.1, 0.1, None))
-WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
-
-SETTINGS: list[tuple[str | Preset, str, int, Flat]] = [
-    # unquoted, YAML reads 0.5_2 as 0.52 and 1_5 as 15
-    ("decoupled_token_icepop", "verl", 0, {BLOCK + "rollout_is_threshold": "0.5_5.0"}),
-    ("decoupled_k3_rs", "verl", 0, {BLOCK + "rollout_rs_threshold": "0.01"}),
-    # verl's k1 bounds are mirrored
-    ("decoupled_geo_rs", "verl", 0, {BLOCK + "rollout_rs_threshold": "0.999_1.001"}),
-    ("verl_2026_01_rs_token_k1", "verl", 0, {BLOCK + "rollout_rs_threshold": "0.6_1.4"}),
-    (TWO_RULES, "verl", 1, {BLOCK + "rollout_rs": "seq_max_k2,token_k1"}),
-    (TWO_RULES, "verl", 1, {BLOCK + "rollout_rs_threshold": "2.5,0.6_1.6"}),
-    # each generation has its own keys; bypass repeats the block where the actor reads it
-    ("verl_2025_10_token_mask_veto", "verl", 2, {"algorithm.rollout_is_veto_threshold": 1e-4}),
-    ("geo_rs", "verl", 0, {BLOCK + "rollout_token_veto_threshold": 1e-4, BLOCK + "rollout_rs": "geometric"}),
-    ("bypass_pg_is", "verl", 0, {POLICY_LOSS + "rollout_correction.loss_type": "reinforce"}),
-    ("bypass_pg_is", "verl", 0, {POLICY_LOSS + "loss_mode": "bypass_mode"}),
-    ("tis", "flash-rl", 0, {"actor_rollout_ref.rollout.calculate_log_probs": True}),
-    (DUAL, "verl", 0, {ACTOR + "clip_ratio_c": 4.0}),
-    # M2PO needs the decoupled loss: with the recomputed log-probs in the rollout's place its Δ is 0
-    ("areal_m2po", "areal", 0, {"actor.use_decoupled_loss": True, "actor.rejection_sampling": None}),
-    (
-        "areal_m2po",
-        "areal",
-        1,
-        {"actor.use_decoupled_loss": True, "actor.behave_imp_weight_mode": "disabled"},
-    ),
-    ("areal_cap_token_mask", "areal", 0, {"actor.rejection_sampling.action": "mask"}),
-    ("areal_cap_token_mask", "areal", 1, {"actor.behave_imp_weight_mode": "token_mask"}),
-    # ROLL reads pg_variant from its worker alone; its dual clip is 1 + 2 pg_clip
-    (ROLLS_CISPO, "roll", 0, {"actor_train.pg_variant": "cispo", "actor_train.worker_cls": WORKER}),
-    ("gspo", "roll", 0, {"importance_sampling": "seq"}),
-    (DUAL, "roll", 0, {"dual_clip_loss": True, "pg_clip": 1.5, "pg_clip_low": 0.1, "pg_clip_high": 0.28}),
-    # NeMo-RL's ratio is null where its type is; icepop has both bounds
-    *(
-        (name, "nemo-rl", 0, {NEMO + "type": None, NEMO + "ratio": None})
-        for name in ("vanilla_is", "recompute", "nemo_rl_seq_error_mask")
-    ),
-    ("trl_token_mask", "nemo-rl", 0, {NEMO + "ratio_min": 0.0, NEMO + "ratio": 3.0}),
+DUAL = PRESETS["dual"]
+SETTINGS = [  # what the functions of trainer_settings do not look at
+    ("dual", "verl", 0, {"actor_rollout_ref.actor.clip_ratio_c": 4.0}),
+    ("dual", "trl", 0, {"epsilon_high": 0.28, "delta": 4.0}),
+    ("dual", "slime", 0, {"eps-clip-c": 4.0}),
+    # its dual clip is 1 + 2 pg_clip
+    ("dual", "roll", 0, {"dual_clip_loss": True, "pg_clip": 1.5, "pg_clip_low": 0.1, "pg_clip_high": 0.28}),
     ("prime_rl_ipo", "prime-rl", 0, {"trainer.loss.adv_tau": 1.0}),
-    ("swift_opsm", "ms-swift", 0, {"use_vllm": True}),
-    # OpenRLHF's lower bound is 0.5 by default, so that an idle one is 0
-    ("token_is", "openrlhf", 1, {OPENRLHF + "threshold": [0.0, 2.0]}),
-    *(
-        (
-            name,
-            "openrlhf",
-            0,
-            {f"{OPENRLHF}level": level, f"{OPENRLHF}mode": mode, f"{OPENRLHF}gating": "ratio"}
-            | {f"{OPENRLHF}threshold": bounds},
-        )
-        for name, level, mode, bounds in (
-            ("token_is", "token", "clip", [0.0, 2.0]),
-            ("openrlhf_tis", "token", "clip", [0.5, 5.0]),
-            ("openrlhf_icepop", "token", "mask", [0.5, 5.0]),
-            ("openrlhf_seq_mask_tis", "seq", "mask", [0.5, 5.0]),
-        )
-    ),
     ("openrlhf_seq_mask_tis", "openrlhf", 2, {"vllm_is_correction_type": "seq-mask-tis"}),
     ("openrlhf_seq_mask_tis", "openrlhf", 3, {"vllm_is_correction_type": "mis"}),
-    # a 0 turns a bound of open-instruct off
-    ("open_instruct_rho_mask", "open-instruct", 0, {"rho_clamp_upper_bound": 0}),
-    ("recompute", "open-instruct", 0, {"use_rho_correction": False}),
-    # slime's veto comes with the rejection that looks at it
-    ("slime_mis_veto", "slime", 0, {"use_rs": True, "rs_lower_bound": 1e-9, "rs_upper_bound": 1e9}),
-    ("slime_mis_veto", "slime", 0, {"rs_veto_threshold": 1e-4}),
-    (DUAL, "trl", 0, {"epsilon_high": 0.28, "delta": 4.0}),
-    (DUAL, "slime", 0, {"eps-clip-c": 4.0}),
 ]
 
 
 @pytest.mark.parametrize(("preset", "trainer", "which", "settings"), SETTINGS)
-def test_a_block_has_these_settings(preset: str | Preset, trainer: str, which: int, settings: Flat) -> None:
-    preset = CATALOGUE[preset] if isinstance(preset, str) else preset
-    found = settings_of(config_for(preset, trainer).snippets[which], trainer)
+def test_a_block_has_these_settings(preset, trainer, which, settings):
+    found = settings_of(configs(trainer)[preset].snippets[which], trainer)
 
     assert {key: found.get(key) for key in settings} == settings
-
-
-def test_prime_rls_first_losses_have_no_adv_tau() -> None:
-    (snippet,) = config_for(CATALOGUE["prime_rl_v02_token"], "prime-rl").snippets
-
-    assert "adv_tau" not in snippet.text
 
 
 HEADINGS = {
     ("seq_mis", "verl"): ["verl from 0.7.1"] * 2 + ["verl from 0.6.1, before 0.7.1"] * 2,
     ("token_is", "verl"): ["verl from 0.6.1"] * 2,  # as YAML, as overrides: a newer block covers the older
     ("decoupled_token_icepop", "verl"): ["verl from 0.8.0"] * 2,
-    ("decoupled_token_is", "verl"): ["verl from 0.6.1"] * 2,
-    ("pure_is", "verl"): ["verl from 0.7.1"] * 2,
-    ("ppo_is_bypass", "verl"): ["verl from 0.7.1"] * 2 + ["verl from 0.6.1, before 0.7.1"] * 2,
-    ("verl_2025_10_token_mask_veto", "verl"): ["verl from 0.6.1, before 0.7.1"] * 2
-    + ["verl from 0.6.0, before 0.6.1"] * 2,
-    ("areal_m2po", "areal"): ["AReaL from 1.0.4", "AReaL from 1.0.1, before 1.0.4"],
-    ("areal_cap_token_mask", "areal"): ["AReaL from 1.0.4", "AReaL from 1.0.1, before 1.0.4"],
-    ("prime_rl_ipo", "prime-rl"): ["prime-rl from 2026-06-14 (release 0.6.0)"],
     ("prime_rl_v02_token", "prime-rl"): ["prime-rl from 0.2, before 0.5.0"],
-    ("skyrl_dppo_tv", "skyrl"): ["SkyRL from 0.3.0"],
-    ("cispo", "nemo-rl"): ["NeMo-RL from 0.7.0"],
     ("cispo", "slime"): ["slime from 0.3.1"],
     ("openrlhf_icepop", "openrlhf"): [
         "OpenRLHF from 2026-09 (pull request 1339)",
         "OpenRLHF from 0.10.2, before 2026-09 (pull request 1339)",
         "OpenRLHF from 0.9.1, before 0.10.2",
     ],
-    ("trl_token_clip", "trl"): ["TRL from 1.6.0"],
-    ("trl_token_truncate", "trl"): ["TRL from 1.6.0", "TRL from 0.26.0, before 1.6.0"],
 }
 
 
 @pytest.mark.parametrize(("name", "trainer"), HEADINGS)
-def test_blocks_carry_the_releases_that_take_them(name: str, trainer: str) -> None:
-    found = [one.versions for one in config_for(CATALOGUE[name], trainer).snippets]
+def test_blocks_carry_the_releases_that_take_them(name, trainer):
+    found = [one.versions for one in configs(trainer)[name].snippets]
 
     assert found[: len(HEADINGS[name, trainer])] == HEADINGS[name, trainer]
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_the_newest_versions_block_comes_first(trainer: str) -> None:
-    for name in (name for name, other in PAIRS if other == trainer):
-        ages = [one.age for one in config_for(PRESETS[name], trainer).snippets]
-
-        assert [newest for newest, _ in ages] == sorted(newest for newest, _ in ages)
-        assert all(newest <= oldest for newest, oldest in ages)
-
-
-REMARKS: list[tuple[str | Preset, str, str, bool]] = [
+REMARKS = [
     ("geo_rs", "verl", "verl from 0.7.1 cannot say this: a veto", True),
     (
         "token_is",
@@ -343,34 +304,18 @@ REMARKS: list[tuple[str | Preset, str, str, bool]] = [
         "no dual clip here unless policy_loss_type is dual_clip and clip_ratio_c is 3;",
         True,
     ),
-    (
-        "token_is",
-        "roll",
-        "no dual clip here unless dual_clip_loss and use_pg_clip_range are true and pg_clip is 1 ",
-        True,
-    ),
-    (DUAL, "roll", "no dual clip", False),
+    ("dual", "roll", "no dual clip", False),
     ("token_is", "trl", "no dual clip here unless delta is 3;", True),
     *((name, name.split("_")[0], "clamped", False) for name in ("skyrl_dppo_tv", "skyrl_dppo_kl")),
-    ("swift_opsm", "ms-swift", "clamped", False),
-    (
-        "token_is",
-        "trl",
-        "the log-ratio of the weight is not clamped here before exp; in the preset clamped to ±20",
-        True,
-    ),
-    ("decoupled_geo_rs_token_tis", "verl", "clamped", False),
+    ("token_is", "trl", "the weight is not clamped here before exp; in the preset clamped to ±20", True),
     ("verl_2025_11_token_is_rs_veto", "skyrl", "rejected tokens stay", True),
     ("areal_icepop", "roll", "rejected tokens leave", True),
-    ("vanilla_is", "verl", "bounds of 1.0e-9 and 1.0e+9 are idle", True),
-    ("vanilla_is", "skyrl", "bounds of 1.0e-9 and 1.0e+9 are idle", True),
-    ("trl_sequence_mask", "slime", "bounds of 1.0e-9 and 1.0e+9 are idle", True),
-    ("vanilla_is", "ms-swift", "a threshold of 1.0e+9 is idle", True),
+    *(("vanilla_is", trainer, "bounds of 1.0e-9 and 1.0e+9 are idle", True) for trainer in ("verl", "skyrl")),
     ("token_is", "verl", "idle", False),
     # guards are those of the newest version that can say it
     ("seq_mis", "verl", "the clamp of the rejection acts on each token here", True),
     ("geo_rs", "verl", "acts on each token", False),
-    ("slime_mis_veto", "verl", "rejected tokens leave", True),
+    ("molt_seq_mask", "molt", "clamp", False),
     ("prime_rl_v02_token", "prime-rl", "pin prime-rl", True),
     ("prime_rl_ipo", "prime-rl", "pin prime-rl", False),
     ("torchforge", "torchforge", "nothing to paste", True),
@@ -378,15 +323,11 @@ REMARKS: list[tuple[str | Preset, str, str, bool]] = [
 
 
 @pytest.mark.parametrize(("preset", "trainer", "words", "there"), REMARKS)
-def test_what_is_done_otherwise_is_remarked(
-    preset: str | Preset, trainer: str, words: str, there: bool
-) -> None:
-    preset = CATALOGUE[preset] if isinstance(preset, str) else preset
-
-    assert (words in "\n".join(config_for(preset, trainer).remarks)) is there
+def test_what_is_done_otherwise_is_remarked(preset, trainer, words, there):
+    assert (words in "\n".join(configs(trainer)[preset].remarks)) is there
 
 
-def test_a_small_number_has_a_dot_so_that_yaml_reads_a_float() -> None:
+def test_a_small_number_has_a_dot_so_that_yaml_reads_a_float():
     snippet = config_for(CATALOGUE["slime_mis_veto"], "slime").snippets[0]
 
     assert (snippet.file, snippet.language) == ("mis.yaml", "yaml")
@@ -396,7 +337,7 @@ def test_a_small_number_has_a_dot_so_that_yaml_reads_a_float() -> None:
 @pytest.mark.parametrize(
     "value", [1e-4, 1e-9, 1e9, 2.0, 0.999, 1.001001001001001, 1 / 3, 1.5e-300, 3e-4, 0.0]
 )
-def test_a_number_reads_back_as_itself_everywhere(value: float) -> None:
+def test_a_number_reads_back_as_itself_everywhere(value):
     text = number(value)
 
     assert float(text) == value
@@ -407,12 +348,12 @@ def test_a_number_reads_back_as_itself_everywhere(value: float) -> None:
 @pytest.mark.parametrize(
     "bound", [0.999, 1.001, 0.6, 1.4, 0.5, 2.0, 1 / 3, 1.001001001001001, 0.7142857142857143]
 )
-def test_an_inverse_is_short_and_goes_back(bound: float) -> None:
+def test_an_inverse_is_short_and_goes_back(bound):
     assert math.isclose(1 / inverse(bound), bound, rel_tol=4.5e-16)
     assert len(str(inverse(1 / 0.999))) == 5
 
 
-REFUSED: list[tuple[Preset, str, str, str]] = [
+REFUSED = [
     # verl drops the second option of two alike before it matches thresholds
     (Preset("", "", reject=(Reject(upper=2.0), Reject(upper=9.0))), "verl", "rejection by ratio", ""),
     (CATALOGUE["cispo"], "roll", r"other than 0\.1 and 0\.1.*dropped", "verl, trl"),
@@ -439,9 +380,7 @@ REFUSED: list[tuple[Preset, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("preset", "trainer", "message", "hint"), REFUSED)
-def test_what_a_trainer_refuses_or_lacks_is_said(
-    preset: Preset, trainer: str, message: str, hint: str
-) -> None:
+def test_what_a_trainer_refuses_or_lacks_is_said(preset, trainer, message, hint):
     with pytest.raises(ConfigError, match=message) as caught:
         config_for(preset, trainer)
 
@@ -465,7 +404,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_part_is_never_dropped_in_silence(trainer: str) -> None:
+def test_a_part_is_never_dropped_in_silence(trainer):
     for what, preset in STRANGE.items():
         if (what, trainer) == ("a veto on large ratios", "skyrl"):
             continue
@@ -475,14 +414,118 @@ def test_a_part_is_never_dropped_in_silence(trainer: str) -> None:
         assert caught.value.hint, what
 
 
+# ---------------------------------------------------------------- the tables themselves
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_table_says_where_each_row_was_read_and_names_only_versions_and_keys_that_it_has(trainer):
+    table = schema(trainer)
+    assert re.search(r"\b[0-9a-f]{7,9}\b", table.source)
+    assert all(key.file for rows in table.keys.values() for key in rows)
+    assert all(rule.file and rule.why for rule in table.rules)
+    rows = [*(key for rows in table.keys.values() for key in rows), *table.rules]
+    named = {one for row in rows for one in (row.since, row.until) if one}
+    keys = {key for rule in table.rules for key in (*rule.when, *rule.need)}
+
+    assert named <= set(table.versions)
+    assert keys <= set(table.keys)
+
+
+def test_every_trainer_has_a_table_and_every_table_a_trainer():
+    files = resources.files("offpol_diag.trainers").joinpath("keys").iterdir()
+
+    assert {one.name.removesuffix(".toml") for one in files if one.name.endswith(".toml")} == set(TRAINERS)
+
+
+# ---------------------------------------------------------------- what they would have caught
+
+
+WRONG = {
+    "AReaL's M2PO without the decoupled loss": (
+        "areal",
+        {"actor.use_decoupled_loss": False, "actor.recompute_logprob": True, "actor.m2_threshold": 0.04},
+    ),
+    "ROLL's variant outside its worker": ("roll", {"pg_variant": "cispo"}),
+    "ROLL's variant of a worker that does not read it": ("roll", {"actor_train.pg_variant": "cispo"}),
+    "ROLL's bounds of CISPO": ("roll", {"actor_train.cispo_epsilon_low": 1.0}),
+    "OpenRLHF's two forms at once": (
+        "openrlhf",
+        {"algo.advantage.is_correction_enable": True, "algo.advantage.is_correction_level": "token"},
+    ),
+    "NeMo-RL's ratio without a type": (
+        "nemo-rl",
+        {
+            "loss_fn.use_importance_sampling_correction": True,
+            "loss_fn.truncated_importance_sampling_type": None,
+            "loss_fn.truncated_importance_sampling_ratio": 2.0,
+        },
+    ),
+    "prime-rl's keys of two releases at once": (
+        "prime-rl",
+        {"trainer.loss.token_mask_low": 0.1, "trainer.loss.type": "ipo"},
+    ),
+    "verl's keys of five days": ("verl", {"algorithm.rollout_correction.use_pure_rollout_correction": True}),
+    "verl's bypass without the actor's copy": (
+        "verl",
+        {
+            "algorithm.rollout_correction.bypass_mode": True,
+            "algorithm.rollout_correction.loss_type": "reinforce",
+        },
+    ),
+    "ms-swift's weights without the rollout's log-probs": (
+        "ms-swift",
+        {"rollout_importance_sampling_mode": "token_truncate"},
+    ),
+    "Flash-RL's cap without the rollout's log-probs": (
+        "flash-rl",
+        {"actor_rollout_ref.actor.tis_imp_ratio_cap": 2.0},
+    ),
+    "slime's veto outside use_rs": (
+        "slime",
+        {"mis.yaml/use_rs": False, "mis.yaml/rs_veto_threshold": 1e-4},
+    ),
+    "a number where a word belongs": ("verl", {"algorithm.rollout_correction.rollout_is": 2.0}),
+    "true for a number": ("areal", {"actor.eps_clip": True}),
+    "a third bound": ("openrlhf", {"actor.eps_clip_low_high": (0.1, 0.2, 0.3)}),
+    "an option that is none": ("verl", {"algorithm.rollout_correction.rollout_rs": "token_k1,seq_max_k1"}),
+    "an upper bound that is not above 1": ("open-instruct", {"rho_mask_upper_bound": 0.5}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_configuration_that_does_not_do_what_it_says_is_refused(what):
+    trainer, settings = WRONG[what]
+
+    with pytest.raises(ConfigError):
+        schema(trainer).span(settings)
+
+
+def test_adv_tau_begins_at_0_3_0():
+    settings = {"trainer.loss.ratio_type": "token", "trainer.loss.adv_tau": 1.0}
+
+    assert schema("prime-rl").errors(settings, "0.2")
+    assert not schema("prime-rl").errors(settings, "0.3.0")
+
+
+def test_a_span_has_no_gap():
+    """rollout_is takes the same words in every version of the block."""
+    table = schema("verl")
+
+    first, last = table.span({"algorithm.rollout_correction.rollout_is": None})
+
+    assert (table.versions[first], table.versions[last]) == ("0.6.1", "0.9.0")
+    assert table.heading(first, last) == "verl from 0.6.1"
+    assert table.heading(1, 2) == "verl from 0.6.1, before 0.7.1"
+
+
 # ---------------------------------------------------------------- the command
 
 
-def run(*args: str) -> Result:
+def run(*args):
     return CliRunner().invoke(app, ["presets", *args])
 
 
-def refused(*args: str) -> str:
+def refused(*args):
     """Exit code 2, an error and a hint on stderr, nothing on stdout, no traceback."""
     ran = run(*args)
     assert ran.exit_code == 2, ran.output
@@ -491,7 +534,7 @@ def refused(*args: str) -> str:
     return ran.stderr
 
 
-def test_stdout_is_what_is_pasted() -> None:
+def test_stdout_is_what_is_pasted():
     ran = run("token_is", "--for", "TRL")
 
     assert ran.exit_code == 0
@@ -499,7 +542,7 @@ def test_stdout_is_what_is_pasted() -> None:
     assert ran.stderr == ""
 
 
-def test_several_presets_are_printed_one_after_the_other() -> None:
+def test_several_presets_are_printed_one_after_the_other():
     ran = run("tis,trl_default", "--for", "trl")
 
     assert [line for line in ran.stdout.splitlines() if " for trl" in line] == [
@@ -508,21 +551,21 @@ def test_several_presets_are_printed_one_after_the_other() -> None:
     ]
 
 
-def test_one_that_cannot_be_said_leaves_nothing_printed() -> None:
+def test_one_that_cannot_be_said_leaves_nothing_printed():
     error = refused("tis,geo_rs", "--for", "trl")
 
     assert "trl cannot say geo_rs: " in error
     assert "hint: its config can be printed for verl" in error
 
 
-def test_an_unknown_trainer_is_answered_with_the_list() -> None:
+def test_an_unknown_trainer_is_answered_with_the_list():
     error = refused("token_is", "--for", "open_rhlf")
 
     assert 'unknown trainer "open_rhlf"; there are verl, trl, ' in error
     assert "did you mean openrlhf" in error
 
 
-def test_json_has_the_snippets_apart() -> None:
+def test_json_has_the_snippets_apart():
     (one,) = json.loads(run("slime_mis", "--for", "slime", "--json", "-").stdout)["configs"]
 
     assert [(snippet["language"], snippet["file"]) for snippet in one["snippets"]] == [
@@ -532,7 +575,7 @@ def test_json_has_the_snippets_apart() -> None:
     assert one["remarks"]
 
 
-def test_without_a_name_a_trainer_lists_what_it_can_say() -> None:
+def test_without_a_name_a_trainer_lists_what_it_can_say():
     ran = run("--for", "prime-rl", "--json", "-")
 
     assert list(json.loads(ran.stdout)["presets"]) == [
@@ -541,9 +584,7 @@ def test_without_a_name_a_trainer_lists_what_it_can_say() -> None:
     assert "presets NAME --for prime-rl" in ran.stderr
 
 
-def test_the_catalogue_keeps_families_together() -> None:
-    from offpol_diag.presets.formulas import catalogue_section
-
+def test_the_catalogue_keeps_families_together():
     (table,) = catalogue_section(CATALOGUE).blocks
     families = [row[1] for row in table.rows]
     runs = [family for i, family in enumerate(families) if i == 0 or families[i - 1] != family]
@@ -555,7 +596,7 @@ def test_the_catalogue_keeps_families_together() -> None:
 # ---------------------------------------------------------------- --set
 
 
-def test_a_tuned_threshold_is_the_one_that_is_printed() -> None:
+def test_a_tuned_threshold_is_the_one_that_is_printed():
     ran = run(
         "seq_mis", "--for", "verl", "--set", "weight.upper=3,reject.lower=0.25", "--set", "clip.high=0.28"
     )
@@ -566,7 +607,7 @@ def test_a_tuned_threshold_is_the_one_that_is_printed() -> None:
     assert 'rollout_rs_threshold: "0.5_4.0"' in ran.stdout
 
 
-def test_a_tuned_preset_shows_its_formulas() -> None:
+def test_a_tuned_preset_shows_its_formulas():
     said = run("token_is", "--set", "weight.upper=3,weight.normalize=true").stdout
 
     assert "min(r_t, 3) / batch mean" in said
@@ -583,11 +624,11 @@ def test_a_tuned_preset_shows_its_formulas() -> None:
         ({"weight.lower": "4", "weight.upper": "5"}, Weight(upper=5.0, lower=4.0)),
     ],
 )
-def test_settings_are_read_as_in_a_preset_file(settings: dict[str, str], want: Weight) -> None:
+def test_settings_are_read_as_in_a_preset_file(settings, want):
     assert tuned(CATALOGUE["token_is"], settings).weight == want
 
 
-def test_rules_are_tuned_all_at_once_or_one_by_one() -> None:
+def test_rules_are_tuned_all_at_once_or_one_by_one():
     preset = CATALOGUE["prime_rl_v02_token"]
     every, first = tuned(preset, {"reject.upper": "12"}), tuned(preset, {"reject[0].upper": "9"})
 
@@ -595,7 +636,7 @@ def test_rules_are_tuned_all_at_once_or_one_by_one() -> None:
     assert [rule.upper for rule in first.reject] == [9.0, 10.0]
 
 
-def test_veto_clip_and_the_presets_own_keys_can_be_set() -> None:
+def test_veto_clip_and_the_presets_own_keys_can_be_set():
     found = tuned(CATALOGUE["geo_rs"], {"veto.lower": "1e-6", "clip.dual": "inf", "policy": "current"})
 
     assert (found.veto, found.clip.dual, found.policy) == (Veto(1e-6), None, "current")
@@ -625,21 +666,21 @@ def test_veto_clip_and_the_presets_own_keys_can_be_set() -> None:
         ("=3", ['--set "=3" sets nothing']),
     ],
 )
-def test_a_slip_in_a_setting_is_answered_with_its_place(settings: str, words: list[str]) -> None:
+def test_a_slip_in_a_setting_is_answered_with_its_place(settings, words):
     error = refused("token_is", "--set", settings)
 
     assert [word for word in words if word not in error] == []
 
 
-def test_a_setting_needs_a_preset() -> None:
+def test_a_setting_needs_a_preset():
     assert "none is named" in refused("--set", "weight.upper=3")
 
 
-def test_a_tuned_preset_that_cannot_be_said_is_refused() -> None:
+def test_a_tuned_preset_that_cannot_be_said_is_refused():
     assert "a lower bound" in refused("token_is", "--for", "ms-swift", "--set", "weight.lower=0.5")
 
 
-def test_errors_of_a_library_call_are_ours() -> None:
+def test_errors_of_a_library_call_are_ours():
     with pytest.raises(PresetError, match="mine"):
         tuned(CATALOGUE["token_is"], {"weight.upper": "0"}, file="mine")
     with pytest.raises(UsageError):

@@ -11,7 +11,7 @@ import torch
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import losses
-from offpol_diag.presets import Clip, Shape, Veto
+from offpol_diag.presets import Clip, Veto
 from tests.softmax import (
     AGGREGATIONS,
     BAND,
@@ -21,15 +21,12 @@ from tests.softmax import (
     NEAR,
     RAW,
     TOKEN,
-    by_logits,
     gradient,
     numbers,
-    ours,
     preset,
     tokens,
     trained,
     world,
-    write,
 )
 
 
@@ -45,29 +42,22 @@ def found(worlds):
     return [dict(zip([one.name for one in CASES], numbers(x, *CASES), strict=True)) for x in worlds]
 
 
-@pytest.mark.parametrize("how", AGGREGATIONS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_value_and_gradient_are_autograds(worlds, found, case, how):
+def test_value_and_gradient_are_autograds(worlds, found, case):
     for x, got in zip(worlds, found, strict=True):
-        value, by_log_prob, logits = trained(x, case, how)
-        mine = gradient(x, case, how)
+        for how in AGGREGATIONS if x is worlds[0] else AGGREGATIONS[:1]:
+            value, by_log_prob = trained(x, case, how)
 
-        assert got[case.name][how] == pytest.approx(value, rel=1e-9, abs=1e-14)
-        assert torch.allclose(mine, by_log_prob, rtol=1e-9, atol=1e-15)
-        assert torch.allclose(by_logits(x, mine), logits, rtol=1e-9, atol=1e-15)
+            assert got[case.name][how] == pytest.approx(value, rel=1e-9, abs=1e-14)
+            assert torch.allclose(gradient(x, case, how), by_log_prob, rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("case", "denominator"),
-    [(case, ("kept", "all")[at % 2]) for at, case in enumerate(CASES)],
-    ids=lambda given: getattr(given, "name", given),
-)
-def test_the_loss_of_a_preset_has_its_own_denominator(worlds, case, denominator):
-    (got,) = numbers(worlds[0], replace(case, denominator=denominator))
-    value, _, _ = trained(worlds[0], case, "pg_loss" if denominator == "kept" else "pg_loss_kept")
-
-    assert got["pg_loss_own"] == pytest.approx(value, rel=1e-9, abs=1e-14)
-    assert got["loss_scale"] == got["loss_scale_removed" if denominator == "kept" else "loss_scale_kept"]
+@pytest.mark.parametrize(("denominator", "how"), [("kept", "pg_loss"), ("all", "pg_loss_kept")])
+def test_the_loss_of_a_preset_has_its_own_denominator(worlds, found, denominator, how):
+    own = numbers(worlds[0], *(replace(case, denominator=denominator) for case in CASES))
+    for case, got in zip(CASES, own, strict=True):
+        assert got["pg_loss_own"] == pytest.approx(found[0][case.name][how], rel=1e-12, abs=1e-15)
+        assert got["loss_scale"] == got["loss_scale_removed" if denominator == "kept" else "loss_scale_kept"]
 
 
 def test_the_worlds_clip_on_both_sides_and_reject(worlds, found):
@@ -77,15 +67,6 @@ def test_the_worlds_clip_on_both_sides_and_reject(worlds, found):
         assert 0.01 < got["ppo"]["pg_clipfrac_lower"] < 0.5
         assert 0.05 < got["gspo"]["pg_clipfrac"] < 0.9
         assert 0.05 < got["bypass"]["tokens_rejected"] < 0.9
-
-
-@pytest.mark.parametrize("name", ["reinforce_token", "reinforce_sequence"])
-def test_the_weight_is_a_constant_in_the_gradient(worlds, name):
-    case = next(one for one in CASES if one.name == name)
-    mine = gradient(worlds[0], case, "pg_loss")
-
-    assert torch.allclose(mine, trained(worlds[0], case, "pg_loss")[1], rtol=1e-9, atol=1e-15)
-    assert not torch.allclose(mine, trained(worlds[0], case, "pg_loss", detach=False)[1], rtol=1e-2)
 
 
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
@@ -100,37 +81,7 @@ def test_a_loss_around_the_rollout_is_not_corrected_twice(worlds, loss):
     assert losses.weighted(replace(bare, policy="old"))
 
 
-# ---------------------------------------------------------------- by hand
-
-
-def test_the_dual_clip_bounds_the_loss_where_a_is_negative_only(tmp_path):
-    dual, plain = preset("dual", "ppo_clip", clip=Clip(0.2, None, 3.0)), Clip(0.2, None, None)
-    for a, want in ((-1.0, 3.0), (1.0, -math.exp(2))):
-        got = tokens(tmp_path, [[(*FAR, a)]], dual=dual, none=replace(dual, name="none", clip=plain))
-        assert got["dual"]["pg_loss"] == pytest.approx(want)
-        assert got["dual"]["pg_clipfrac_lower"] == (a < 0)
-        assert got["none"]["pg_loss"] == pytest.approx(-a * math.exp(2))
-        assert got["none"]["pg_clipfrac_lower"] == 0
-
-
-def test_clip_fractions_count_the_side_that_the_advantage_pushes_to(tmp_path):
-    ppo = preset("ppo", "ppo_clip", clip=Clip(0.2, 0.2, None))
-    rows = [[(*FAR, 1.0), (*FAR, -1.0), (*NEAR, 1.0)], [(*NEAR, -1.0), (*FAR, 0.0), (*NEAR, 0.0)]]
-    got = tokens(tmp_path, rows, ppo=ppo, wide=replace(ppo, name="wide", clip=Clip(1.0, 10.0, None)))
-
-    assert got["ppo"]["pg_clipfrac"] == pytest.approx(2 / 6)
-    assert got["wide"]["pg_clipfrac"] == 0
-    assert got["ppo"]["update_removed"] == pytest.approx(2 / 4)
-    assert got["ppo"]["update_kept"] == pytest.approx((math.exp(2) + math.exp(-2)) / 4)
-
-
-def test_the_divergence_is_of_the_anchor_from_the_current_policy(tmp_path):
-    rows = [[(-1.0, -1.5, -1.25, 1.0), (-2.0, -1.5, -1.0, -1.0)]]
-    both = {"old": preset("old", "gspo"), "current": preset("current", "gspo", policy="current")}
-    got = tokens(tmp_path, rows, **both)
-
-    assert got["old"]["ppo_kl"] == pytest.approx((-0.25 - 0.5) / 2)
-    assert got["current"]["ppo_kl"] == pytest.approx((0.25 - 1.0) / 2)
+# ---------------------------------------------------------------- laws
 
 
 def test_gspo_of_one_token_sequences_is_ppo(tmp_path):
@@ -139,28 +90,6 @@ def test_gspo_of_one_token_sequences_is_ppo(tmp_path):
 
     assert numbers(x, ppo)[0] == pytest.approx(numbers(x, gspo)[0], rel=1e-12, nan_ok=True)
     assert torch.equal(gradient(x, ppo, "pg_loss"), gradient(x, gspo, "pg_loss"))
-
-
-def test_cispo_leaves_every_token_its_gradient(worlds):
-    for x in worlds:
-        found, _, _ = ours(x, preset("cispo", "cispo", clip=Clip(0.1, 0.1, None)))
-        pushed = x.advantages[x.mask] != 0
-
-        assert bool(found.clipped.any())
-        assert bool((found.slope[pushed] != 0).all())
-
-
-def test_cispo_without_bounds_is_reinforce_with_the_raw_weight_of_drift_2(tmp_path):
-    x = world(tmp_path, seed=6)
-    x.rollout = x.old
-    write(x)
-    wide = preset("wide", "cispo", clip=Clip(None, None, None))
-    both = numbers(x, wide, preset("pg", "reinforce", policy="current", weight=RAW))
-    compared = (*AGGREGATIONS, "update_kept", "update_removed", "ppo_kl")
-
-    assert [both[0][name] for name in compared] == pytest.approx(
-        [both[1][name] for name in compared], rel=1e-12
-    )
 
 
 @pytest.mark.parametrize("loss", losses.LOSSES)
@@ -178,9 +107,9 @@ def test_on_policy_every_loss_pulls_with_minus_a_over_the_denominator(tmp_path, 
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
 def test_a_token_beyond_the_bound_on_its_log_ratio_pulls_no_more(worlds, loss):
     """Also where the bound is as tight as nothing but near tokens would need it."""
-    for safety in (0.05, 0.4, None):
+    for safety in (0.05, 0.4):
         case = preset("bounded", loss, clip=Clip(0.3, 0.4, None, safety))
-        value, by_log_prob, _ = trained(worlds[0], case, "pg_loss")
+        value, by_log_prob = trained(worlds[0], case, "pg_loss")
 
         assert numbers(worlds[0], case)[0]["pg_loss"] == pytest.approx(value, rel=1e-9, abs=1e-14)
         assert torch.allclose(gradient(worlds[0], case, "pg_loss"), by_log_prob, rtol=1e-9, atol=1e-15)
@@ -207,23 +136,6 @@ def test_topr_asks_for_the_reward_where_there_is_one(tmp_path):
             writer.write(**columns, rewards=rewards)
         found = analyze([tmp_path / "rewards.parquet"], presets=[topr]).presets["topr"]
         assert found.metrics["update_kept"].value == pytest.approx(want)
-
-
-def test_vespo_leaves_a_sequence_at_w_1_and_silences_it_to_either_side(tmp_path):
-    vespo = preset("vespo", "vespo")
-    for now, log_w in ((-1.0, 0.0), (-1.5, -1.0), (-0.5, 1.0)):
-        got = tokens(tmp_path, [[(-1.0, -1.0, now, 1.0)] * 2], one=vespo)["one"]
-        assert got["update_kept"] == pytest.approx(math.exp(3 + 2 * log_w - 3 * math.exp(log_w)))
-    assert got["update_kept"] < 0.05
-
-
-def test_sapo_pulls_with_the_slope_of_its_gate(tmp_path):
-    sapo = preset("sapo", "sapo", shape=Shape(2.0, 3.0))
-    for a, tau in ((1.0, 2.0), (-1.0, 3.0)):
-        got = tokens(tmp_path, [[(*FAR, a)]], one=sapo)["one"]
-        gate = 1 / (1 + math.exp(-tau * (math.exp(2) - 1)))
-        assert got["pg_loss"] == pytest.approx(-a * gate * 4 / tau)
-        assert got["update_kept"] == pytest.approx(4 * gate * (1 - gate) * math.exp(2), rel=1e-6)
 
 
 # ---------------------------------------------------------------- the edges

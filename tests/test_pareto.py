@@ -103,6 +103,14 @@ def test_a_tail_of_equal_weights_is_fitted_wherever_the_grid_falls():
     assert math.isfinite(khat(log))
 
 
+def test_weights_too_small_for_a_reciprocal_are_not_fitted():
+    """e^−720 of the largest is no normal number of float64: the fit of it divided by zero."""
+    log = np.array([*-np.arange(6.0), -720.0, -721.0, *[-900.0] * 32])
+
+    assert khat(log) > 0
+    assert khat(np.where(np.arange(40) < 4, log, log - 720)) is None
+
+
 def test_the_limit_is_the_published_one():
     """Vehtari et al. 2024: min(1 − 1/log10 S, 0.7)."""
     assert tails.limit(100) == pytest.approx(0.5)

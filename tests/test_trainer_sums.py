@@ -4,34 +4,26 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag.analysis.first_pass import Needs, read_ahead
-from offpol_diag.batch import Batch
-from offpol_diag.engine import segments
+from offpol_diag.engine import moments
 from offpol_diag.engine.outcome import apply
 from offpol_diag.engine.scene import Nearness, Scene, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
-from offpol_diag.trainers import LOGS, measures, view
+from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.view import View, columns, outermost
 from tests import oracles
-from tests.test_judged_apart import two_sequences
-from tests.test_near import opened
+from tests.test_near import Large, opened
 
 ALL = catalogue.load().resolve("all")
 BY_LOG = {logs: [preset for preset in ALL if preset.logs == logs] for logs in LOGS}
 
 
-def row(*values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
 # ---------------------------------------------------------------- near and far tokens
 
 
-@pytest.fixture(scope="module", params=[0.0, 0.05], ids=["calm", "outliers"])
-def dump(request, tmp_path_factory):
-    rows = oracles.make_rows(0.03, seed=5, many=24, outliers=request.param)
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory):
+    rows = oracles.make_rows(0.03, seed=5, many=24, outliers=0.05)
     return opened(rows, tmp_path_factory.mktemp("sums"))
 
 
@@ -59,11 +51,6 @@ def variants(preset):
         yield replace(preset, apply=not preset.apply)
 
 
-def varied(logs):
-    found = [one for preset in BY_LOG[logs] for one in variants(preset)]
-    return [replace(one, name=f"{at}") for at, one in enumerate(found)]
-
-
 def made(dump, presets, near):
     """Sums per sequence, and extremes of all."""
     _, found, batch = dump
@@ -74,20 +61,18 @@ def made(dump, presets, near):
     return sums, ends
 
 
-@pytest.mark.parametrize("block", [1 << 15, 40], ids=["whole", "blocks"])
 @pytest.mark.parametrize("logs", LOGS)
-def test_near_and_far_tokens_have_together_what_all_have(dump, logs, block, monkeypatch):
-    monkeypatch.setattr(view, "BLOCK", block)
-    presets = varied(logs)
+def test_near_and_far_tokens_have_together_what_all_have(dump, logs, monkeypatch):
+    """Also of presets that differ from those that ship; `test_near` has these. In blocks of 40 tokens."""
+    monkeypatch.setattr(moments, "BLOCK", 40)
+    varied = [one for preset in BY_LOG[logs] for one in variants(preset)]
+    presets = [replace(one, name=f"{at}") for at, one in enumerate(varied)]
     sums, ends = made(dump, presets, Nearness.of((*dump[0].presets, *presets)))
     want, all_ends = made(dump, presets, None)
 
     assert sums.keys() == want.keys()
-    assert [
-        name
-        for name, x in want.items()
-        if not torch.allclose(sums[name], x, rtol=1e-12, atol=1e-14, equal_nan=True)
-    ] == []
+    for name, x in want.items():
+        torch.testing.assert_close(sums[name], x, rtol=1e-12, atol=1e-14, equal_nan=True, msg=name)
     assert ends.keys() == all_ends.keys()
     for name, pair in all_ends.items():
         assert ends[name] == pytest.approx(pair, rel=1e-12, abs=1e-14), name
@@ -95,12 +80,8 @@ def test_near_and_far_tokens_have_together_what_all_have(dump, logs, block, monk
 
 def test_what_is_only_logged_follows_its_bounds(dump):
     """A preset that is not applied did nothing, whatever it would have done."""
-    presets = [
-        Preset(
-            str(upper), "", "old", weight=Weight("token", upper=upper, safety=None), apply=False, logs="trl"
-        )
-        for upper in (1.0001, 1.01)
-    ]
+    weights = (Weight("token", upper=upper, safety=None) for upper in (1.0001, 1.01))
+    presets = [Preset(f"{w.upper}", "", "old", weight=w, apply=False, logs="trl") for w in weights]
     sums, _ = made(dump, presets, None)
 
     assert not torch.equal(sums["1.0001!ratio"], sums["1.01!ratio"])
@@ -119,10 +100,34 @@ def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(d
     assert torch.equal(sums["0!valid"] - sums["1!valid"], sums["0!changed"] - sums["1!changed"])
 
 
-def test_what_a_row_needs_is_what_a_batch_may_lack():
-    rows = [one for log in LOGS.values() for entry in log.entries for one in entry.value.columns]
-    optional = {"old", "current", "advantages", "rewards", "entropy"}
-    assert {name for one in rows for name in one.needs} <= optional
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Reject("ratio", "segment", upper=1.01),
+        Reject("ratio", "segment", lower=0.97, advantage="negative"),
+        Reject("ratio", "segment", lower=0.94, upper=1.01, safety=0.05),
+        Reject("ratio", upper=1.05),
+        Reject("ratio", "mean", upper=1.01),
+    ],
+    ids=str,
+)
+def test_what_a_rule_drops_is_counted_also_where_nothing_is_dropped(dump, rule):
+    """Of the rule alone, and of near tokens as of all."""
+    preset = Preset("p", "", "current", reject=(rule,))
+    dropped = []
+    for apply_, near in ((True, None), (False, None), (False, Nearness.of([preset]))):
+        scene = Scene.of(dump[2], 0, 4, near=near)
+        one = replace(preset, apply=apply_, veto=None if apply_ else Veto(lower=0.95))
+        dropped.append(View(scene, one).dropped_by(rule))
+        if apply_:
+            kept = apply(scene, preset).kept_tokens
+        scene.forget()
+    assert torch.equal(dropped[0], scene.counts["tokens"] - kept)
+    assert torch.equal(dropped[1], dropped[0])
+    assert torch.equal(dropped[2], dropped[0])
+
+
+# ---------------------------------------------------------------- columns
 
 
 @pytest.mark.parametrize("logs", LOGS)
@@ -134,157 +139,21 @@ def test_no_two_columns_of_a_trainer_have_one_name(logs):
     for one, key in columns.items():
         of.setdefault(key, set()).add(getattr(one.of, "__qualname__", one.of))
     assert {key: names for key, names in of.items() if len(names) > 1} == {}
-
-
-# ---------------------------------------------------------------- what all tokens of a sequence share
-
-GSPO = Preset("p", "", "old", loss="gspo", clip=Clip(0.02, 0.03, None))
-
-
-@pytest.fixture(params=[None, 0.09], ids=["whole", "apart"])
-def few(request):
-    """Sequences of u up, down, next to none and mixed, A of both signs and 0; one has no token."""
-    one = two_sequences([0.0] * 10)
-    u = row(0.1, 0.06, -0.2, 0.01, 0.01, 0.02, 0.3, -0.3, 0.02, 0.05)
-    batch = replace(
-        one,
-        current=one.old + u,
-        advantages=row(1.0, -1.0, -2.0, -1.0, 1.0, -1.0, 0.0, 3.0, 0.0, -3.0),
-        cu_seqlens=torch.tensor([0, 2, 4, 4, 6, 10]),
-        cu_runs=torch.tensor([0, 2, 4, 6, 10]),
-        key=torch.zeros(5, dtype=torch.int64),
-        masked=torch.zeros(5, dtype=torch.int64),
-    )
-    scene = Scene.of(batch, 0, 4, near=request.param and Nearness(request.param))
-    yield scene
-    scene.forget()
-
-
-@pytest.mark.parametrize("measure", [measures.U, measures.UPDATE_RATIO], ids=lambda measure: measure.name)
-def test_under_gspo_sums_and_ends_are_those_of_every_token(few, measure):
-    pooled, alone = View(few, GSPO), View(few, replace(GSPO, loss="ppo_clip"))
-    u = segments.mean(alone.batch.current - alone.batch.old, alone.batch.cu_seqlens)
-    each = u if measure is measures.U else u.exp()
-
-    torch.testing.assert_close(pooled.total(measure), each * pooled.n, rtol=1e-14, atol=0)
-    low, high = pooled.ends(measure)
-    torch.testing.assert_close(low[pooled.nonempty], each[pooled.nonempty], rtol=1e-14, atol=0)
-    assert high.isneginf().tolist() == (~pooled.nonempty).tolist()
-    assert alone.pooled_ratio is None
-
-
-def test_tokens_of_one_sign_decide_together(few):
-    """Means of u of 0.08, −0.095, 0.015, and 0.0175 are beyond the bounds twice: up and down."""
-    assert measures.clip_decides(View(few, GSPO)).tolist() == [1.0, 2.0, 0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("rule", "dropped"),
-    [
-        (Reject("ratio", "segment", upper=1.01), [2.0, 0.0, 0.0, 2.0, 4.0]),
-        (Reject("ratio", "segment", upper=1.01, advantage="negative"), [1.0, 0.0, 0.0, 1.0, 1.0]),
-        (Reject("ratio", "segment", lower=0.95), [0.0, 2.0, 0.0, 0.0, 0.0]),
-        # the clamp decides: −0.095 becomes −0.05, above log 0.94; 0.08 becomes 0.05, below log 1.07
-        (Reject("ratio", "segment", lower=0.94, upper=1.01, safety=0.05), [2.0, 0.0, 0.0, 2.0, 4.0]),
-        (Reject("ratio", "segment", lower=0.96, upper=1.07, safety=0.05), [0.0, 2.0, 0.0, 0.0, 0.0]),
-        (Reject("ratio", upper=1.05), [2.0, 0.0, 0.0, 0.0, 2.0]),
-        (Reject("ratio", "mean", upper=1.05), [2.0, 0.0, 0.0, 0.0, 0.0]),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("apply", [True, False], ids=["applied", "only logged"])
-def test_what_a_rule_drops_is_counted_also_where_nothing_is_dropped(few, rule, dropped, apply):
-    """Means of Δ of 0.08, −0.095, 0.015, and 0.0175. Of the rule alone: without a veto."""
-    preset = Preset("p", "", "current", reject=(rule,), veto=Veto(lower=0.95), apply=apply)
-    at = View(Scene.of(few.batch, 0, 4, near=few.near and Nearness.of([preset])), preset)
-
-    assert at.dropped_by(rule).tolist() == dropped
+    optional = {"old", "current", "advantages", "rewards", "entropy"}
+    assert {name for one in columns for name in one.needs} <= optional
 
 
 def test_ends_keep_their_names_and_are_infinite_where_nothing_is():
-    nothing = torch.empty(0, dtype=torch.float64)
-    found = outermost(
-        {
-            "rows": (row(3, 1, 2), row(4, 7, 5)),
-            "bad": (row(1, float("nan"), 2),) * 2,
-        }
-    )
+    ends = {"rows": ([3.0, 1], [4.0, 7]), "bad": ([1, float("nan")],) * 2}
+    found = outermost({name: tuple(map(torch.tensor, pair)) for name, pair in ends.items()})
 
-    assert [*found] == ["rows", "bad"]
     assert [*map(float, found["rows"])] == [1.0, 7.0]
-    assert [*map(float, outermost({"nothing": (nothing, nothing)})["nothing"])] == [
-        float("inf"),
-        float("-inf"),
-    ]
     assert all(end.isnan() for end in found["bad"])
+    nothing = outermost({"nothing": (torch.empty(0), torch.empty(0))})["nothing"]
+    assert [*map(float, nothing)] == [float("inf"), float("-inf")]
 
 
 # ---------------------------------------------------------------- what it costs
-
-T, S = 6000, 12
-
-
-class OneBatch:
-    """An engine, and its dump of one batch."""
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def only(self, *columns):
-        return self
-
-    def reduce(self, dump, job, each=None):
-        return job(self.batch)
-
-
-@pytest.fixture(scope="module")
-def batch():
-    draw = torch.Generator().manual_seed(4)
-    rollout = -torch.rand(T, generator=draw, dtype=torch.float64)
-    near, far = (scale * torch.randn(T, generator=draw, dtype=torch.float64) for scale in (0.01, 1.5))
-    old = rollout + torch.where(torch.rand(T, generator=draw) < 0.01, far, near)
-    current = old + 0.005 * torch.randn(T, generator=draw, dtype=torch.float64)
-    starts = torch.linspace(0, T, S + 1).to(torch.int64)
-    return Batch(
-        rollout=rollout,
-        cu_seqlens=starts,
-        cu_runs=starts,
-        position=torch.arange(T),
-        key=torch.arange(S) // 2,
-        masked=torch.zeros(S, dtype=torch.int64),
-        old=old,
-        current=current,
-        advantages=torch.randn(S, generator=draw, dtype=torch.float64).repeat_interleave(starts.diff()),
-        rewards=torch.ones(S, dtype=torch.float64),
-    )
-
-
-class Seen(TorchDispatchMode):
-    """Counts operations on nearly as many values as there are tokens."""
-
-    VIEWS = ("detach", "slice", "expand", "select", "alias", "lift_fresh")
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func).removeprefix("aten.")
-        found = func(*args, **(kwargs or {}))
-        tensors = [x for x in (*args, found) if isinstance(x, torch.Tensor)]
-        large = max((x.numel() for x in tensors), default=0) > T // 2
-        self.count += large and not name.startswith(self.VIEWS)
-        return found
-
-
-def scened(batch, presets):
-    one = OneBatch(batch)
-    fits = read_ahead(one, one, Needs.of(presets, False)).fits
-    scene = Scene.of(batch, 0, 2, fits, Nearness.of(presets))
-    scene.use_split()
-    for preset in presets:  # what the engine makes of a preset is there already
-        apply(scene, preset)
-    return scene
 
 
 def wider(of):
@@ -312,18 +181,21 @@ def looks_at_all(preset):
 
 
 @pytest.mark.parametrize("logs", LOGS)
-def test_further_presets_with_other_thresholds_look_at_no_array_of_all_tokens_again(logs, batch):
+def test_further_presets_with_other_thresholds_look_at_no_array_of_all_tokens_again(logs, tmp_path):
     presets = BY_LOG[logs]
     further = [retuned(preset) for preset in presets]
-    scene = scened(batch, [*presets, *further])
-    with Seen() as first:
-        columns(scene, presets)
-    added = {}
-    for preset in further:
-        with Seen() as seen:
-            columns(scene, [preset])
-        added[preset.name] = seen.count
+    study, found, batch = opened(oracles.make_rows(0.01, seed=4, many=200), tmp_path, [*presets, *further])
+    scene = Scene.of(batch, 0, 2, found.fits, study.near)
+    scene.use_split()
+    for preset in (*presets, *further):  # what the engine makes of a preset is there already
+        apply(scene, preset)
+    counts = []
+    for some in (presets, *([one] for one in further)):
+        with Large(9 * batch.tokens // 10) as large:
+            columns(scene, some)
+        counts.append(large.count)
+    added = dict(zip(further, counts[1:], strict=True))
     split = [preset for preset in further if splits(preset, scene.near.radius)]
 
-    assert 0 < first.count <= 150
-    assert {one.name for one in split if added[one.name] and not looks_at_all(one)} == set()
+    assert 0 < counts[0] <= 150
+    assert {one.name for one in split if added[one] and not looks_at_all(one)} == set()

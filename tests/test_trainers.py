@@ -1,136 +1,123 @@
 """Each built-in row does to every token what its trainer does, restated independently on padded arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
+from offpol_diag.engine.losses import BOUNDS, LOSSES
 from tests import trainer_dumps
 from tests.trainers import areal, slime
 from tests.trainers.ours import BUILT_IN, ours, read
 from tests.trainers.padded import padded
-from tests.trainers.table import TABLE
+from tests.trainers.policies import WITHIN, cispo, gspo, loss_of, ppo
+from tests.trainers.table import TABLE, bare
 
 FAMILIES = (
-    "trl_",
-    "swift_",
-    "openrlhf_",
-    "molt_",
-    "nemo_rl_",
-    "slime_",
-    "miles_",
-    "areal_",
-    "prime_rl_",
-    "skyrl_",
-    "roll_",
-    "open_instruct_",
+    "trl",
+    "swift",
+    "openrlhf",
+    "molt",
+    "nemo_rl",
+    "slime",
+    "miles",
+    "areal",
+    "prime_rl",
+    "skyrl",
+    "roll",
 )
-ALONE = {"tis", "vanilla_is", "areal_decoupled", "torchforge", "deepseek_v32_mask"}
+ALONE = {"tis", "vanilla_is", "torchforge", "deepseek_v32_mask"}
 ALONE |= {"sapo", "gmpo", "verl_dro", "verl_gpg", "verl_dppo_tv", "verl_dppo_kl"}
 
 
-def theirs(name, p):
-    """The same of the trainer."""
-    trainer, settings = TABLE[name]
-    verdict = trainer(p, **settings)
-    return verdict.factor[p.mask], verdict.counted[p.mask]
+def drawn(seed, many, **more):
+    return trainer_dumps.masked_rows(np.random.default_rng((20260822, seed)), many, **more)
 
 
-@pytest.fixture(scope="module")
-def dumps(tmp_path_factory):
-    """Name → (as a trainer holds it, as ours reads it)."""
-    where = tmp_path_factory.mktemp("trainers")
-    found = {
-        "on_bounds": trainer_dumps.rows_on_bounds(),
-        "beside_bounds": trainer_dumps.rows_beside_bounds(),
-        "beside_probabilities": trainer_dumps.rows_beside_probabilities(),
-    }
-    for seed in range(6):
-        rng = np.random.default_rng((20260822, seed))
-        found[f"random_{seed}"] = trainer_dumps.masked_rows(rng, 120, scalar=seed % 2 == 0)
-    return {key: (padded(rows), read(rows, where / f"{key}.parquet")) for key, rows in found.items()}
-
-
-@pytest.fixture(scope="module")
-def answers(dumps):
-    """(Row, dump) → (ours, theirs). Of equal values M2PO's trainer drops some, ours all: none are given."""
-    return {
-        (name, key): (ours(name, batch), theirs(name, p))
-        for key, (p, batch) in dumps.items()
-        for name in TABLE
-        if name != "areal_m2po" or key.startswith("random")
-    }
-
-
-def differences(got, want):
-    """Where two arrays of factors differ: index → (ours, theirs)."""
-    off = np.flatnonzero(~np.isclose(got, want, rtol=1e-9, atol=1e-30))
-    return {int(i): (float(got[i]), float(want[i])) for i in off[:5]}
-
-
-# ---------------------------------------------------------------- every row
+DUMPS = {
+    "on_bounds": trainer_dumps.rows_on_bounds(),
+    "beside_bounds": trainer_dumps.rows_beside_bounds(),
+    "beside_probabilities": trainer_dumps.rows_beside_probabilities(),
+    **{f"random_{seed}": drawn(seed, 120, scalar=seed % 2 == 0) for seed in range(4)},
+}
 
 
 def test_every_row_of_these_trainers_is_restated():
-    rows = {name for name in BUILT_IN if name.startswith(FAMILIES) or name in ALONE}
-
-    assert rows == set(TABLE)
-
-
-def test_a_row_multiplies_each_tokens_loss_by_what_its_trainer_does(answers):
-    for name, dump in answers:
-        (got, _), (want, _) = answers[name, dump]
-        assert differences(got, want) == {}, (name, dump)
+    families = tuple(f"{family}_" for family in (*FAMILIES, "open_instruct"))
+    assert {name for name in BUILT_IN if name.startswith(families) or name in ALONE} == set(TABLE)
 
 
-def test_a_row_divides_the_loss_by_the_tokens_that_its_trainer_counts(answers):
-    for name, dump in answers:
-        (_, got), (_, want) = answers[name, dump]
-        assert got.tolist() == want.tolist(), (name, dump)
+@pytest.mark.parametrize("dump", DUMPS)
+def test_a_row_weighs_and_counts_each_token_as_its_trainer_does(dump, tmp_path):
+    p, batch = padded(DUMPS[dump]), read(DUMPS[dump], tmp_path / "dump.parquet")
+    for name, (trainer, settings) in TABLE.items():
+        if name == "areal_m2po" and not dump.startswith("random"):
+            continue  # of equal values its trainer drops some, ours all
+        factor, counted = ours(name, batch)
+        want = trainer(p, **settings)
+        np.testing.assert_allclose(factor, want.factor[p.mask], rtol=1e-9, atol=1e-30, err_msg=name)
+        np.testing.assert_array_equal(counted, want.counted[p.mask], err_msg=name)
 
 
-# ---------------------------------------------------------------- rows that look at the whole trainer batch
+LOSS_ALONE = {
+    "gspo": (gspo, {"low": 3e-4, "high": 4e-4, "bound": 10.0}),
+    "cispo": (cispo, {}),
+    "recompute": (ppo, {"dual": 3.0, "bound": 20.0}),  # verl's
+}
+LOSS_DUMPS = {
+    "scalar": drawn(5, 120, scalar=True, wild=False),
+    "of tokens": drawn(6, 120, scalar=False, wild=False),
+    **{
+        # e^20 or e^25 with A = −1, and from below no less than e^−20 where u is bounded
+        f"u = {u}": [trainer_dumps.exact_row([5e-4], current=[5e-4 + u], advantage=-1.0)]
+        for u in (25.0, -25.0)
+    },
+}
 
 
-def by_step(rows):
-    """Rows dealt to three steps: (rows with a step, step → their places)."""
-    stepped = [{**row, "step": i % 3} for i, row in enumerate(rows)]
-    return stepped, {step: list(range(step, len(rows), 3)) for step in range(3)}
+@pytest.mark.parametrize("dump", LOSS_DUMPS)
+def test_a_rows_loss_is_its_trainers_mean_over_its_own_denominator(dump, tmp_path):
+    """Without wild tokens: there float64 knows the digits of every loss."""
+    p, file = padded(LOSS_DUMPS[dump]), trainer_dumps.write(LOSS_DUMPS[dump], tmp_path / "dump.parquet")
+    rows = {name: (*TABLE[name], *loss_of(name)) for name in TABLE}
+    rows |= {name: (bare, {}, *how) for name, how in LOSS_ALONE.items()}
+    found = analyze([file], presets=[BUILT_IN[name] for name in rows], device="cpu").presets
+    for name, (trainer, settings, loss, options) in rows.items():
+        verdict = trainer(p, **settings)
+        factor = verdict.counted if name in WITHIN else verdict.factor
+        got, count = found[name].metrics["pg_loss_own"].value, verdict.counted.sum()
+        want = (factor * loss(p, **options))[p.mask].sum() / count if count else None
+        assert got == pytest.approx(want, rel=1e-9, abs=1e-12), name
 
 
-def written(names, rows, folder):
-    """What `--sequences` has for these rows."""
-    out, presets = folder / "sequences.parquet", [BUILT_IN[name] for name in names]
-    analyze(
-        [trainer_dumps.write(rows, folder / "dump.parquet")], presets=presets, device="cpu", sequences=out
-    )
-    return pq.read_table(out).to_pydict()
+def test_a_preset_has_the_bound_that_its_trainers_loss_has():
+    """`losses.BOUNDS` says it of each trainer; a row is its first trainer's, or that whose names it logs."""
+    of_their_own = ("gmpo", "skyrl_importance_sampling")
+    for preset in BUILT_IN.values():
+        trainer = (preset.trainers or ("",))[0]
+        if trainer not in BOUNDS or not LOSSES[preset.loss].ratio or preset.name in of_their_own:
+            continue
+        token, sequence, _ = BOUNDS[trainer]
+        assert preset.clip.safety == (sequence if LOSSES[preset.loss].pooled else token), preset.name
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_m2po_and_slimes_batch_mean_look_at_the_rows_of_one_step(seed, tmp_path):
-    rng = np.random.default_rng((20260918, seed))
-    rows, steps = by_step(trainer_dumps.masked_rows(rng, 90, scalar=False))
+@pytest.mark.parametrize("steps", [3, 1])
+def test_m2po_and_slimes_batch_mean_look_at_the_rows_of_one_step(steps, tmp_path):
+    """Without steps the dump is one batch."""
+    rows, out = drawn(7, 90, scalar=False), tmp_path / "sequences.parquet"
+    stepped = [{**row, "step": i % steps} for i, row in enumerate(rows)] if steps > 1 else rows
+    file = trainer_dumps.write(stepped, tmp_path / "dump.parquet")
+    presets = [BUILT_IN[name] for name in ("areal_m2po", "slime_mis")]
+    analyze([file], presets=presets, device="cpu", sequences=out)
+    found = {name: np.array(values) for name, values in pq.read_table(out).to_pydict().items()}
 
-    found = written(["areal_m2po", "slime_mis"], rows, tmp_path)
-
-    for places in steps.values():
-        p = padded([rows[i] for i in places])
-        alive = areal.m2po(p).counted.sum(axis=1)
-        weight = slime.mis(p, tis_batch_normalize=True).factor.sum(axis=1)  # of rejected tokens too
-        rejected = slime.mis(p, use_rs=True, rs_veto_threshold=1e-4).factor == 0
-        assert [found["areal_m2po.kept_tokens"][i] for i in places] == alive.tolist()
-        assert [found["slime_mis.weight_sum"][i] for i in places] == pytest.approx(weight.tolist(), rel=1e-9)
-        assert [found["slime_mis.kept_tokens"][i] for i in places] == (p.mask & ~rejected).sum(
-            axis=1
-        ).tolist()
-
-
-def test_without_steps_the_dump_is_one_batch(tmp_path):
-    rows = trainer_dumps.masked_rows(np.random.default_rng(20260919), 60, scalar=False)
-
-    found = written(["areal_m2po"], rows, tmp_path)
-
-    assert found["areal_m2po.kept_tokens"] == areal.m2po(padded(rows)).counted.sum(axis=1).tolist()
+    for step in range(steps):
+        p = padded(rows[step::steps])
+        weight = slime.mis(p, tis_batch_normalize=True).factor  # of rejected tokens too
+        kept = slime.mis(p, use_rs=True, rs_veto_threshold=1e-4).factor != 0
+        for name, want in {
+            "areal_m2po.kept_tokens": areal.m2po(p).counted,
+            "slime_mis.weight_sum": weight,
+            "slime_mis.kept_tokens": p.mask & kept,
+        }.items():
+            np.testing.assert_allclose(found[name][step::steps], want.sum(axis=1), rtol=1e-9, err_msg=name)

@@ -106,7 +106,7 @@ def fit(tail: Tail) -> Fit | None:
         return None
     weights = torch.exp(top[: size + 1] - top[0])
     beyond = (weights[:size] - weights[size]).flip(0)
-    there = beyond > 0  # a weight equal to the threshold has no exceedance to fit
+    there = beyond > 1e-300  # one equal to the threshold has no exceedance; the fit takes reciprocals
     exceedances = beyond[there]
     if len(exceedances) < SMALLEST_TAIL or float(exceedances[-1]) <= 1e-12:
         return None

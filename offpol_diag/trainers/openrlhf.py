@@ -225,8 +225,7 @@ def _molt_loss(preset: Preset) -> Settings:
 
 
 def _molt_guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
-    of_mean = any(rule.over == "mean" for rule in preset.reject)
-    return Guards(30.0, rule_at="token" if of_mean else "aggregate")
+    return Guards(30.0, rule_at="token")
 
 
 MOLT = Trainer("molt", molt, _molt_guards, CLIP, (MOLT_LOG,))

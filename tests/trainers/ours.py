@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from offpol_diag.analysis.first_pass import Needs, read_ahead
-from offpol_diag.engine import losses, segments
+from offpol_diag.engine import segments
 from offpol_diag.engine.outcome import norm, norm_factor
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import catalogue
@@ -57,8 +59,17 @@ def read(rows, path):
     return batch
 
 
-def policy_loss(preset, batch):
-    """The loss of each token before weights and mask, and whether the weights multiply it."""
-    found = losses.token_loss(seen(preset, batch).ratios(preset.policy), preset)
-    assert found is not None
-    return found.loss, losses.weighted(preset)
+def differences(got, want, rel=1e-9, least=1e-12, of_std=None):
+    """Names that one side lacks or whose numbers differ; what is not finite is logged as None."""
+
+    def same(name):
+        ours, theirs = got[name], want[name]
+        if ours is None or theirs is None or not math.isfinite(theirs):
+            return ours is None and (theirs is None or not math.isfinite(theirs))
+        floor = of_std * max(1.0, abs(theirs)) if of_std and name.endswith("_std") else least
+        return math.isclose(ours, theirs, rel_tol=rel, abs_tol=floor)
+
+    every = dict.fromkeys([*want, *got])
+    both = got.keys() & want.keys()
+    bad = [name for name in every if name not in both or not same(name)]
+    return {name: (got.get(name, "absent"), want.get(name, "absent")) for name in bad}

@@ -24,6 +24,7 @@ class Padded:
         current: log π_θ.
         mask: response tokens that are trained on.
         advantages: of each token.
+        entropy: of the current policy, where a dump has it.
     """
 
     rollout: np.ndarray
@@ -31,6 +32,7 @@ class Padded:
     current: np.ndarray
     mask: np.ndarray
     advantages: np.ndarray
+    entropy: np.ndarray | None = None
 
     def gap(self, train: str = "old") -> np.ndarray:
         """log π_train − log π_rollout, [B, L]; 0 where masked."""
@@ -69,6 +71,7 @@ def padded(rows: list[dict]) -> Padded:
         current=block((row["current_log_probs"] for row in rows), 0.0),
         mask=block((row["response_mask"] for row in rows), 0).astype(bool),
         advantages=block(advantages, 0.0),
+        entropy=block((row["entropy"] for row in rows), 0.0) if "entropy" in rows[0] else None,
     )
 
 

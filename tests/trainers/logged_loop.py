@@ -1,34 +1,15 @@
-"""Reference for the logged metrics of prime-rl, SkyRL, ROLL and open-instruct, on padded arrays.
+"""What prime-rl, SkyRL, ROLL and open-instruct log of a batch, on padded arrays, row by row where they go so.
 
-The restatements work the way the trainers do: on rows padded to one width, with a mask, row by row where the
-trainer goes row by row. They share nothing with the package; options carry the trainer's own names.
+Settings are those of `prime_skyrl` and `roll_open_instruct`.
 """
 
-import functools
 import math
 
 import numpy as np
 
+from tests.trainers.padded import within
+
 EPS = 1e-8
-COLUMNS = {
-    "R": "rollout_log_probs",
-    "O": "old_log_probs",
-    "C": "current_log_probs",
-    "M": "response_mask",
-    "A": "advantages",
-    "E": "entropy",
-}
-
-
-class Padded:
-    """A dump's columns as arrays [rows, longest], with zeros where a row has ended."""
-
-    def __init__(self, columns):
-        width = max(map(len, columns["rollout_log_probs"]))
-        for short, name in COLUMNS.items():
-            rows = [np.pad(np.asarray(row, np.float64), (0, width - len(row))) for row in columns[name]]
-            setattr(self, short, np.array(rows))
-        self.M = self.M > 0
 
 
 # ---------------------------------------------------------------- prime-rl
@@ -52,19 +33,19 @@ def mean_and_max(rows):
 
 def prime_step(d):
     """Compute the metrics that train.py logs over all loss tokens."""
-    kl = kl_of(d.C - d.R)[d.M]
+    kl = kl_of(d.current - d.rollout)[d.mask]
     std = kl.std(ddof=1) if len(kl) > 1 else math.nan
     return {
         "mismatch_kl/all/mean": kl.mean(),
         "mismatch_kl/all/std": std,
         "mismatch_kl/all/max": kl.max(),
-        "kl_ent_ratio/mean": kl.mean() / d.E[d.M].mean(),
+        "kl_ent_ratio/mean": kl.mean() / d.entropy[d.mask].mean(),
     }
 
 
 def prime_default(d, dppo_mask_low=0.2, dppo_mask_high=0.2):
     rows = []
-    for c, r, a, m in zip(d.C, d.R, d.A, d.M, strict=True):
+    for c, r, a, m in zip(d.current, d.rollout, d.advantages, d.mask, strict=True):
         diff, kl = np.exp(c) - np.exp(r), kl_of(c - r)
         positive, negative = a > 0, a < 0
         masked = np.where(positive, diff > dppo_mask_high, diff < -dppo_mask_low)
@@ -84,7 +65,7 @@ def prime_default(d, dppo_mask_low=0.2, dppo_mask_high=0.2):
 
 def prime_ipo(d, ipo_threshold=0.1):
     rows = []
-    for c, r, m in zip(d.C, d.R, d.M, strict=True):
+    for c, r, m in zip(d.current, d.rollout, d.mask, strict=True):
         masked, kl = np.abs(np.exp(c) - np.exp(r)) > ipo_threshold, kl_of(c - r)
         rows.append(
             {
@@ -96,10 +77,10 @@ def prime_ipo(d, ipo_threshold=0.1):
     return prime_step(d) | mean_and_max(rows)
 
 
-def prime_v02(d):
+def prime_v02(d, ratio_type="token"):
     token_low, token_high, geo_low, geo_high, sequence_low, sequence_high = 0.125, 8.0, 0.1, 10.0, 0.0, 100.0
     stacked, tokens = [], {"is_masked": [], "is_masked_low": [], "is_masked_high": []}
-    for c, r, m in zip(d.C, d.R, d.M, strict=True):
+    for c, r, m in zip(d.current, d.rollout, d.mask, strict=True):
         log_ratio = c - r
         ratio, kl = np.exp(log_ratio), kl_of(log_ratio)
         geo = np.exp(safe_mean(log_ratio, m))
@@ -129,7 +110,7 @@ def prime_v02(d):
         "mismatch_kl/std": kl.std(ddof=1) if len(kl) > 1 else math.nan,
         "mismatch_kl/min": kl.min(),
         "mismatch_kl/max": kl.max(),
-        "kl_ent_ratio/mean": kl.mean() / d.E[d.M].mean(),
+        "kl_ent_ratio/mean": kl.mean() / d.entropy[d.mask].mean(),
     }
 
 
@@ -145,9 +126,9 @@ def masked_mean(x, mask):
 
 
 def skyrl_ppo_clip(d, eps=0.2):
-    ratio = safe_exp(d.C - d.O)
-    plain, clipped = ratio * d.A, np.clip(ratio, 1 - eps, 1 + eps) * d.A
-    return masked_mean(-clipped > -plain, d.M)
+    ratio = safe_exp(d.current - d.old)
+    plain, clipped = ratio * d.advantages, np.clip(ratio, 1 - eps, 1 + eps) * d.advantages
+    return masked_mean(-clipped > -plain, d.mask)
 
 
 def skyrl_distances(log_ratio, mask, stem, ddof, smallest=None):
@@ -167,9 +148,20 @@ def skyrl_sequences(x, low, high, stem):
     }
 
 
-def skyrl(d, tis=None, cap=None, sequence=None, low=None, high=None, outlier=None, token=None, clips=True):
+def skyrl(
+    d,
+    tis_ratio_type=None,
+    token_tis_ratio_clip_high=2.0,
+    sequence_tis_ratio_clip_high=5.0,
+    sequence_mask_metric=None,
+    geo_mask=(0.99, 1.01),
+    product_mask=(0.5, 2.0),
+    outlier_token_is_threshold=None,
+    token_mask_is_threshold=None,
+    loss="ppo_clip",
+):
     """compute_off_policy_correction: each part sees the mask that the parts before it left."""
-    mask, log_ratio = d.M.astype(np.float64), d.O - d.R
+    mask, log_ratio = d.mask.astype(np.float64), np.where(d.mask, d.old - d.rollout, 0.0)
     ratio = safe_exp(log_ratio)
     padded = ratio * mask
     found = {
@@ -178,8 +170,9 @@ def skyrl(d, tis=None, cap=None, sequence=None, low=None, high=None, outlier=Non
         "is_ratio_max": padded.max(),
         "is_ratio_min": padded.min(),
     }
-    if outlier:
-        over, under = (ratio > outlier[1]) & (mask > 0), (ratio < outlier[0]) & (mask > 0)
+    if outlier_token_is_threshold:
+        low, high = outlier_token_is_threshold
+        over, under = (ratio > high) & (mask > 0), (ratio < low) & (mask > 0)
         gone = (over | under).any(axis=1)
         found |= {
             "outlier_seq_masked_ratio": gone.mean(),
@@ -187,47 +180,53 @@ def skyrl(d, tis=None, cap=None, sequence=None, low=None, high=None, outlier=Non
             "outlier_seq_under_low_ratio": under.any(axis=1).mean(),
         }
         mask = mask * ~gone[:, None]
-    if token:
-        inside = (ratio >= token[0]) & (ratio <= token[1])
-        found["token_mask_ratio"] = (~inside & (mask > 0)).sum() / max((mask > 0).sum(), 1)
+    if token_mask_is_threshold:
+        inside = within(ratio, *token_mask_is_threshold)
+        found["token_mask_ratio"] = masked_mean(~inside, mask)
         mask = mask * inside
-    if tis == "token":
-        found["tis_token_clip_high_ratio"] = ((ratio > cap) & (mask > 0)).sum() / max((mask > 0).sum(), 1)
-    if tis == "sequence":
-        found["tis_seq_clip_high_ratio"] = (safe_exp((log_ratio * mask).sum(axis=1)) > cap).mean()
-    if sequence:
-        total = (log_ratio * mask).sum(axis=1)
-        x = total / np.maximum(mask.sum(axis=1), 1.0) if sequence == "geo" else total
-        found |= skyrl_sequences(safe_exp(x), low, high, f"{sequence}_sequence_mask")[1]
-    found["clip_ratio"] = skyrl_ppo_clip(d) if clips else 0.0
-    return found | skyrl_distances(log_ratio, d.M, "rollout_train_logprobs", 1)
+    if tis_ratio_type == "token":
+        found["tis_token_clip_high_ratio"] = masked_mean(ratio > token_tis_ratio_clip_high, mask)
+    total = (log_ratio * mask).sum(axis=1)
+    if tis_ratio_type == "sequence":
+        found["tis_seq_clip_high_ratio"] = (safe_exp(total) > sequence_tis_ratio_clip_high).mean()
+    if sequence_mask_metric:
+        geometric = sequence_mask_metric == "geometric"
+        x = safe_exp(total / np.maximum(mask.sum(axis=1), 1.0) if geometric else total)
+        low, high = geo_mask if geometric else product_mask
+        stem = f"{'geo' if geometric else 'product'}_sequence_mask"
+        found[f"{stem}_masked_ratio"] = ((x > high) | (x < low)).mean()
+        found[f"{stem}_over_high_ratio"] = (x > high).mean()
+        found[f"{stem}_under_low_ratio"] = (x < low).mean()
+    found["clip_ratio"] = skyrl_ppo_clip(d) if loss == "ppo_clip" else 0.0
+    return found | skyrl_distances(log_ratio, d.mask, "rollout_train_logprobs", 1)
 
 
-def skyrl_anchored(d, clipped, more=lambda ratio, mask: {}):
-    ratio = safe_exp(d.C - d.R)
-    found = {"clip_ratio": masked_mean(clipped(d, ratio), d.M), **more(ratio, d.M)}
-    smallest = (np.abs(d.C - d.R) * d.M).min()  # of the padded batch, what is masked as 0
-    return found | skyrl_distances(d.C - d.R, d.M, "minibatch_rollout_logprobs", 0, smallest)
+def skyrl_anchored(d, clipped):
+    """Losses around the rollout, clipped where told: [B, L]."""
+    log_ratio = np.where(d.mask, d.current - d.rollout, 0.0)
+    found = {"clip_ratio": masked_mean(clipped, d.mask)}
+    smallest = np.abs(log_ratio).min()  # of the padded batch, what is masked as 0
+    return found | skyrl_distances(log_ratio, d.mask, "minibatch_rollout_logprobs", 0, smallest)
 
 
-def skyrl_rollout_is(d, ratio):
-    return ~((ratio > 0.8) & (ratio < 1.2))
+def skyrl_rollout_is(d):
+    ratio = safe_exp(d.gap("current"))
+    return skyrl_anchored(d, ~((ratio > 0.8) & (ratio < 1.2)))
 
 
-def skyrl_binary_tv(d, ratio):
-    diff = np.exp(d.C) - np.exp(d.R)
-    return ((d.A > 0) & (diff > 0.2)) | ((d.A < 0) & (-diff > 0.2))
+def skyrl_dppo(d, dppo_type="binary_tv"):
+    now, then = np.exp(d.current), np.exp(d.rollout)
+    up, down = (d.advantages > 0) & (now > then), (d.advantages < 0) & (now < then)
+    far = np.abs(now - then)
+    if dppo_type == "binary_kl":
+        far = then * (d.rollout - d.current) + (1 - then) * np.log((1 - then + 1e-8) / (1 - now + 1e-8))
+    return skyrl_anchored(d, (up | down) & (far > 0.2))
 
 
-def skyrl_binary_kl(d, ratio):
-    now, then = np.exp(d.C), np.exp(d.R)
-    kl = then * (d.R - d.C) + (1 - then) * np.log((1 - then + 1e-8) / (1 - now + 1e-8))
-    return ((d.A > 0) & (now - then > 0) & (kl > 0.2)) | ((d.A < 0) & (now - then < 0) & (kl > 0.2))
-
-
-def skyrl_cispo(ratio, mask):
-    active = ratio[mask]
-    return {
+def skyrl_cispo(d):
+    ratio = safe_exp(d.gap("current"))
+    active = ratio[d.mask]
+    return skyrl_anchored(d, ratio > 5.0) | {
         "cispo/ratio_mean": active.mean(),
         "cispo/ratio_clamped_mean": np.clip(active, 0.0, 5.0).mean(),
         "cispo/ratio_max": active.max(),
@@ -254,43 +253,47 @@ def roll_segments(x, mask):
 
 
 def roll_granularities(d):
-    mask = d.M.astype(np.float64)
-    log_ratio, diff = d.O - d.R, np.exp(d.O) - np.exp(d.R)
+    mask = d.mask.astype(np.float64)
+    log_ratio, diff = d.gap(), np.exp(d.old) - np.exp(d.rollout)
     wide = np.ones_like(log_ratio)
     ratio = {
         "token": np.exp(log_ratio),
         "geometric": np.exp(roll_masked_mean(log_ratio, mask))[:, None] * wide,
         "sequence": np.exp((log_ratio * mask).sum(axis=1))[:, None] * wide,
-        "segment": np.exp(roll_segments(log_ratio, d.M)),
+        "segment": np.exp(roll_segments(log_ratio, d.mask)),
     }
     difference = {
         "token": diff,
         "geometric": roll_masked_mean(diff, mask)[:, None] * wide,
         "sequence": (diff * mask).sum(axis=1)[:, None] * wide,
-        "segment": roll_segments(diff, d.M),
+        "segment": roll_segments(diff, d.mask),
     }
     return ratio, difference
 
 
-def roll(d, is_weight=None, upper_bound=None, filters=()):
+def roll(d, is_weight=None, filters=()):
     """compute_train_infer_correction without padding in the token means."""
-    mask, valid = d.M.astype(np.float64), d.M.any(axis=1)
-    tokens, kept = d.M.sum(), np.ones_like(d.M)
-    found = {}
+    mask, valid, tokens = d.mask.astype(np.float64), d.mask.any(axis=1), d.mask.sum()
+    kept, found = np.ones_like(d.mask), {}
     measures = dict(zip(("ratio", "diff"), roll_granularities(d), strict=True))
     for measure, by in measures.items():
         for name, x in by.items():
-            rows = roll_masked_mean(np.where(d.M, x, 0.0), mask)
+            rows = roll_masked_mean(np.where(d.mask, x, 0.0), mask)
             found[f"actor/train_infer_{measure}_{name}_mean@sum"] = rows[valid].sum() / (valid.sum() + EPS)
-    if is_weight:
-        found["actor/is_weight_clipfrac@sum"] = (measures["ratio"][is_weight] > upper_bound)[
-            d.M
-        ].sum() / tokens
-    for measure, name, low, high in filters:
-        x = measures[measure][name]
-        passed = (x >= low) & (x <= high)
-        found[f"actor/train_infer_{name}_{measure}_mask_mean@sum"] = passed[d.M].sum() / tokens
-        kept = kept & passed
+    if is_weight is not None:
+        ratio = measures["ratio"][is_weight.get("weight_type", "token")]
+        beyond = ratio > is_weight.get("upper_bound", 1.2)
+        found["actor/is_weight_clipfrac@sum"] = beyond[d.mask].sum() / tokens
+    for one in filters:
+        name = one.get("agg_type", "token")
+        for measure, on, limit in (("ratio", True, (0.8, 1.2)), ("diff", False, (-0.2, 0.2))):
+            if one.get(f"{measure}_enabled", on):
+                low, high = (
+                    one.get(f"{measure}_{end}", x) for end, x in zip(("low", "high"), limit, strict=True)
+                )
+                passed = within(measures[measure][name], low, high)
+                found[f"actor/train_infer_{name}_{measure}_mask_mean@sum"] = passed[d.mask].sum() / tokens
+                kept = kept & passed
     if filters:
         found["actor/train_infer_final_mask_mean"] = (mask * kept).sum() / (mask.sum() + EPS)
     return found
@@ -304,23 +307,32 @@ def drop_masks(x, mask, lower, upper):
     return (x < lower) & mask if lower > 0 else none, (x > upper) & mask if upper > 0 else none
 
 
-def open_instruct(d, clamp_upper=0.0, clamp_lower=0.0, lower=0.0, upper=0.0, sequence=False, tv=False):
+def open_instruct(
+    d,
+    rho_clamp_upper_bound=2.0,
+    rho_clamp_lower_bound=0.0,
+    rho_mask_lower_bound=0.0,
+    rho_mask_upper_bound=0.0,
+    rho_mask_sequence_level=False,
+    rho_mask_tv_divergence=False,
+):
     """compute_rho_correction row by row, each row a sample; then weighted by the rows' token counts."""
     keys = ("rho_weight", "rho_clipfrac", "rho_drop_frac", "rho_drop_low_frac", "rho_drop_high_frac", "ratio")
     stats, counts = {f"val/{key}": [] for key in keys}, []
-    for o, r, c, a, m in zip(d.O, d.R, d.C, d.A, d.M, strict=True):
+    lower, upper, cap = rho_mask_lower_bound, rho_mask_upper_bound, rho_clamp_upper_bound
+    for o, r, c, a, m in zip(d.old, d.rollout, d.current, d.advantages, d.mask, strict=True):
         if not m.any():
             continue
         diff = np.where(m, np.clip(o - r, -10.0, 10.0), 0.0)
         rho = np.exp(diff)
-        effective = np.full_like(rho, np.exp(diff[m].mean())) if sequence else rho
-        if tv:
+        effective = np.full_like(rho, np.exp(diff[m].mean())) if rho_mask_sequence_level else rho
+        if rho_mask_tv_divergence:
             distance = np.full_like(rho, np.abs(rho - 1.0)[m].mean())
             low, high = (x & (np.sign(diff) * a > 0) for x in drop_masks(distance, m, lower, upper))
         else:
             low, high = drop_masks(effective, m, lower, upper)
-        clamped = np.minimum(effective, clamp_upper) if clamp_upper > 0 else effective
-        clamped = np.maximum(clamped, clamp_lower)
+        clamped = np.minimum(effective, cap) if cap > 0 else effective
+        clamped = np.maximum(clamped, rho_clamp_lower_bound)
         weights = np.where(m & ~low & ~high, clamped, 0.0)
         values = (weights, clamped != effective, low | high, low, high, np.exp(c - o))
         for key, value in zip(keys, values, strict=True):
@@ -329,7 +341,7 @@ def open_instruct(d, clamp_upper=0.0, clamp_lower=0.0, lower=0.0, upper=0.0, seq
     share = np.array(counts) / sum(counts)
     found = {key: (np.array(values) * share).sum() for key, values in stats.items()}
     found["val/ratio_var"] = (share * (np.array(stats["val/ratio"]) - found["val/ratio"]) ** 2).sum()
-    return found | open_instruct_debug(d.C[d.M], d.R[d.M])
+    return found | open_instruct_debug(d.current[d.mask], d.rollout[d.mask])
 
 
 def open_instruct_debug(local, rollout):
@@ -340,65 +352,3 @@ def open_instruct_debug(local, rollout):
         "debug/vllm_vs_local_logprob_diff_std": x.std(ddof=1) if len(x) > 1 else 0.0,
         "debug/vllm_local_reverse_kl": (np.exp(rollout) * (rollout - local)).mean(),
     }
-
-
-# ---------------------------------------------------------------- what each row is in its trainer's words
-
-
-def anchored(clipped, more=None):
-    return functools.partial(skyrl_anchored, clipped=clipped, **({"more": more} if more else {}))
-
-
-WORDS = {
-    "prime_rl_dppo": prime_default,
-    "prime_rl_ipo": prime_ipo,
-    "prime_rl_v02_token": prime_v02,
-    "prime_rl_v02_sequence": prime_v02,
-    "skyrl_tis_token": functools.partial(skyrl, tis="token", cap=2.0),
-    "skyrl_tis_sequence": functools.partial(skyrl, tis="sequence", cap=5.0),
-    "skyrl_geometric_mask": functools.partial(skyrl, sequence="geo", low=0.99, high=1.01),
-    "skyrl_product_mask": functools.partial(skyrl, sequence="product", low=0.5, high=2.0),
-    "skyrl_outlier": functools.partial(skyrl, tis="token", cap=2.0, outlier=(1e-4, 100.0)),
-    "skyrl_token_mask": functools.partial(skyrl, tis="token", cap=2.0, token=(0.5, 5.0)),
-    "skyrl_all": functools.partial(
-        skyrl,
-        tis="sequence",
-        cap=5.0,
-        sequence="geo",
-        low=0.99,
-        high=1.01,
-        outlier=(1e-4, 100.0),
-        token=(0.5, 5.0),
-    ),
-    "skyrl_sapo": functools.partial(skyrl, tis="token", cap=2.0, clips=False),
-    "skyrl_rollout_is": anchored(skyrl_rollout_is),
-    "skyrl_dppo_tv": anchored(skyrl_binary_tv),
-    "skyrl_dppo_kl": anchored(skyrl_binary_kl),
-    "skyrl_cispo_rollout": anchored(lambda d, ratio: (ratio < 0.0) | (ratio > 5.0), skyrl_cispo),
-    "roll_is_token": functools.partial(roll, is_weight="token", upper_bound=1.2),
-    "roll_is_segment": functools.partial(roll, is_weight="segment", upper_bound=1.2),
-    "roll_is_geometric": functools.partial(roll, is_weight="geometric", upper_bound=1.2),
-    "roll_is_sequence": functools.partial(roll, is_weight="sequence", upper_bound=1.2),
-    "roll_filter_token": functools.partial(roll, filters=[("ratio", "token", 0.8, 1.2)]),
-    "roll_filter_segment": functools.partial(roll, filters=[("ratio", "segment", 0.8, 1.2)]),
-    "roll_filter_geometric": functools.partial(roll, filters=[("ratio", "geometric", 0.999, 1.002)]),
-    "roll_filter_sequence": functools.partial(roll, filters=[("ratio", "sequence", 0.8, 1.2)]),
-    "roll_diff_token": functools.partial(roll, filters=[("diff", "token", -0.2, 0.2)]),
-    "roll_diff_segment": functools.partial(roll, filters=[("diff", "segment", -0.1, 0.1)]),
-    "roll_diff_geometric": functools.partial(roll, filters=[("diff", "geometric", -0.2, 0.2)]),
-    "roll_diff_sequence": functools.partial(roll, filters=[("diff", "sequence", -0.2, 0.2)]),
-    "roll_turn": functools.partial(
-        roll,
-        is_weight="segment",
-        upper_bound=1.2,
-        filters=[("ratio", "segment", 0.8, 1.05), ("diff", "segment", -0.1, 0.1)],
-    ),
-    "roll_icepop": functools.partial(
-        roll, is_weight="token", upper_bound=2.0, filters=[("ratio", "token", 0.5, 2.0)]
-    ),
-    "open_instruct_rho_clamp": functools.partial(open_instruct, clamp_upper=2.0),
-    "open_instruct_rho_clamp_two_sided": functools.partial(open_instruct, clamp_lower=0.5, clamp_upper=2.0),
-    "open_instruct_rho_mask": functools.partial(open_instruct, lower=0.5, upper=5.0),
-    "open_instruct_rho_sequence": functools.partial(open_instruct, lower=0.999, upper=1.001, sequence=True),
-    "open_instruct_rho_tv": functools.partial(open_instruct, clamp_upper=2.0, upper=1.1, tv=True),
-}
