@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 
-SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").split())
-"""Modules whose tests take more than a few seconds together, or that measure a time."""
-
-ALONE = frozenset({"test_pool", "test_ray"})
-"""Slow modules that start many processes: nothing may run beside them."""
+SLOW = Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").split()
+"""Modules whose tests take more than a few seconds together, the slowest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of a slow module."""
-    assert ALONE <= SLOW
+    """Mark every test of a slow module; run the slowest first, so that no worker has one left at the end."""
+    order = {name: at for at, name in enumerate(SLOW)}
     for item in items:
-        if item.path.stem in SLOW:
+        if item.path.stem in order:
             item.add_marker(pytest.mark.slow)
-        if item.path.stem in ALONE:
-            item.add_marker(pytest.mark.alone)
+    items.sort(key=lambda item: order.get(item.path.stem, -1))
