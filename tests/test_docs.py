@@ -49,16 +49,15 @@ def test_every_setting_is_in_the_readme(key: str) -> None:
 def test_ci_runs_the_readmes_test_command_to_the_letter() -> None:
     (command,) = re.findall(r"^python3 -m venv .+ scripts/check$", README, re.MULTILINE)
 
-    *_, first, slow, alone = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()
+    *_, first, slow = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()
     assert first == command
-    assert '.venv/bin/pytest -m "slow and not alone"' in slow
-    assert alone == ".venv/bin/pytest -m alone"
+    assert " .venv/bin/pytest -m slow " in slow
 
 
 def test_every_slow_module_is_there() -> None:
     named = (ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split()
 
-    assert named == sorted(set(named))
+    assert len(named) == len(set(named))
     assert all((ROOT / "tests" / f"{name}.py").exists() for name in named)
 
 
