@@ -41,34 +41,21 @@ def test_names_and_titles_are_unique():
     assert CANDIDATES == (NOTHING, DEFAULT, ICEPOP, MASK)
 
 
-@pytest.mark.parametrize(("one", "side"), ON_SIDE)
-def test_a_row_is_what_its_title_says_on_either_train_side(one, side):
-    preset = one.preset(side)
-
-    assert (preset.name, preset.policy, preset.apply) == (MARK + one.name, side, True)
-    assert method(preset) == FORMULAS[one.name]
-    assert preset in presets(side)
-
-
 def test_only_the_mask_is_missing_for_dumps_without_old_log_probs():
     assert {one.name for one in CANDIDATES if one.preset_name("current") is None} == {MASK.name}
     assert [len(presets(side)) for side in SIDES] == [4, 3]
 
 
 @pytest.mark.parametrize(("one", "side"), ON_SIDE)
-def test_what_would_be_recommended_does_what_was_measured(one, side):
+def test_what_is_recommended_does_what_its_title_and_threshold_say_and_what_was_measured(one, side):
     """The preset that is named, set as is said, has the weights and rules of the row."""
-    shown = tuned(SHIPPED[one.preset_name(side)], one.changes(side))
-    weighed = one.preset(side)
+    measured, shown = one.preset(side), tuned(SHIPPED[one.preset_name(side)], one.changes(side))
+    assert (measured.name, measured.policy, measured.apply) == (MARK + one.name, side, True)
+    assert method(measured) == FORMULAS[one.name]
+    assert measured in presets(side)
+    assert (shown.weight, shown.reject, shown.veto) == (measured.weight, measured.reject, measured.veto)
 
-    assert (shown.weight, shown.reject, shown.veto) == (weighed.weight, weighed.reject, weighed.veto)
-
-
-@pytest.mark.parametrize(("one", "side"), ON_SIDE)
-def test_the_threshold_that_is_printed_is_the_bound_that_the_named_preset_applies(one, side):
-    said = {float(x) for x in re.findall(r"\d+\.?\d*", one.threshold or "")}
-    applied = bounds(tuned(SHIPPED[one.preset_name(side)], one.changes(side)))
-
+    said, applied = {float(x) for x in re.findall(r"\d+\.?\d*", one.threshold or "")}, bounds(shown)
     assert len(said) == len(applied)
     assert all(any(math.isclose(x, y) for y in applied) for x in said)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from offpol_diag.engine.scene import Scene
 from offpol_diag.summary import Number
 
 LIGHT, HEAVY, *_ = HONEST
+WORLDS = {"light": LIGHT, "heavy": HEAVY, "shifted": SHIFTED[0]}
 ROWS = {row.name: row for row in gap.ROWS}
 
 
@@ -36,10 +38,16 @@ def drawn(world, groups, i):
     return batch(world, groups, np.random.default_rng((11, groups, i)))
 
 
-def covered(world, name, dumps=200, groups=32, change=lambda given: given):
+@cache
+def readers(at, dumps=200, groups=32, change=lambda given: given):
+    """Of dumps of a world that all tests share, in turn."""
+    return [reader(change(drawn(WORLDS[at], groups, i))) for i in range(dumps)]
+
+
+def covered(at, name, *how):
     """Share of dumps whose interval holds the truth."""
-    true = truths(world, 20_000)[name].value
-    ends = [reader(change(drawn(world, groups, i))).number(ROWS[name]).interval for i in range(dumps)]
+    true = truths(WORLDS[at], 20_000)[name].value
+    ends = [read.number(ROWS[name]).interval for read in readers(at, *how)]
     return np.mean([low <= true <= high for low, high in ends])
 
 
@@ -50,22 +58,21 @@ def apart(given: Batch) -> Batch:
     return Batch(given.rollout, each, each, given.position, key, torch.zeros(given.tokens), old=given.old)
 
 
-@pytest.mark.parametrize(("world", "name"), [(HEAVY, "k3"), (HEAVY, "f_2"), (SHIFTED[0], "k1")])
+@pytest.mark.parametrize(("world", "name"), [("heavy", "k3"), ("heavy", "f_2"), ("shifted", "k1")])
 def test_intervals_of_clustered_data_hold_the_truth_about_95_times_in_100(world, name):
     assert 0.90 <= covered(world, name) <= 0.985
 
 
-@pytest.mark.parametrize(("world", "name"), [(HEAVY, "k3"), (SHIFTED[0], "k1")])
+@pytest.mark.parametrize(("world", "name"), [("heavy", "k3"), ("shifted", "k1")])
 def test_drawing_tokens_instead_of_prompts_would_hold_it_far_too_seldom(world, name):
-    assert covered(world, name, dumps=60, groups=16, change=apart) < 0.75
+    assert covered(world, name, 60, 16, apart) < 0.75
 
 
 def test_percentiles_of_the_same_replicates_would_miss_what_is_rare():
     """Among 32 prompts one wide token in 1,000: a handful of events, and often none."""
     true = truths(LIGHT, 20_000)["f_2"].value
     ours, theirs = [], []
-    for i in range(200):
-        read = reader(drawn(LIGHT, 32, i))
+    for read in readers("light"):
         low, high = read.number(ROWS["f_2"]).interval
         ends = np.quantile((read.sums["f_2"] / read.sums["tokens"])[1:].numpy(), (0.025, 0.975))
         ours.append(low <= true <= high)

@@ -5,14 +5,17 @@ nothing with the package. verl's `rollout_corr/` is held in `test_verl_reference
 """
 
 import fnmatch
+import itertools
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets import Among, Loss, Over, Preset, Reject, Sign, SignOf, Statistic, Weight
+from offpol_diag.presets.grammar import LOGS as NAMES
 from offpol_diag.trainers import LOGS
 from tests import trainer_dumps
 from tests.trainers import (
@@ -366,3 +369,47 @@ def test_every_name_that_is_logged_has_exactly_one_meaning(logs, tmp_path):
     helpers = ("verl-2025-11", "verl-2026-03", "miles-mis")  # share their names with rows that log more
     assert logs in helpers or [one for one in patterns if not fnmatch.filter(found, one)] == []
     assert all(len(meaning) > 15 for meaning in patterns.values())
+
+
+# ---------------------------------------------------------------- whatever the grammar allows
+
+WEIGHTS = (
+    None,
+    Weight(upper=2.0),
+    Weight("sum", upper=2.0, normalize=True),
+    Weight("mean", "mask", lower=0.9, upper=1.1),
+    Weight("segment", "none"),
+    Weight(action="psis"),
+)
+BOUNDS = {"ratio": (0.5, 2.0), "k1": (-0.3, 0.3), "mult_prob_error": (None, 1.5)}
+
+
+def combined(logs):
+    """A third of the pairs of statistic and level, plain or with what else a rule can have, at random."""
+    rng, at = np.random.default_rng(NAMES.index(logs)), NAMES.index(logs)
+    for statistic, over in itertools.product(get_args(Statistic), get_args(Over)):
+        low, high = BOUNDS.get(statistic, (None, 0.1))
+        odd = {
+            "advantage": str(rng.choice(get_args(Sign))),
+            "advantage_of": str(rng.choice(get_args(SignOf))),
+            "among": str(rng.choice(get_args(Among))),
+            "strict": bool(rng.integers(2)),
+        }
+        negative = {"advantage": "negative", "advantage_of": "token"}
+        for kind, more in {"plain": {}, "negative": negative, "odd": odd}.items():
+            rule = Reject(statistic, over, None if over == "batch" else low, high, **more)
+            at += 1
+            if at % 3 == 0 and not list(rule.slips()):
+                policy, weight = ("old", "current")[rng.integers(2)], WEIGHTS[rng.integers(len(WEIGHTS))]
+                loss = str(rng.choice(get_args(Loss)))
+                name = f"{statistic}_{over}_{kind}"
+                yield Preset(name, "", policy=policy, reject=(rule,), weight=weight, loss=loss, logs=logs)
+
+
+@pytest.mark.parametrize("logs", LOGS)
+def test_whatever_the_grammar_allows_is_computed(logs, tmp_path):
+    tried = list(combined(logs))
+    found = summary_of(spread(1, [3, 1, 8, 5] * 3, 0.6, holes=0.2), tmp_path / "dump.parquet", tried)
+
+    assert len(tried) > 30
+    assert set(found) == {preset.name for preset in tried}

@@ -211,25 +211,20 @@ def test_the_numbers_are_those_computed_by_hand(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- mistakes
 
 
+def all_of(change: Callable[[dict[str, Any]], Any], *places: int) -> Callable[[Path], None]:
+    """Change the records of a file, or some of them."""
+
+    def damage(path: Path) -> None:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for place in places or range(len(records)):
+            change(records[place])
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    return damage
+
+
 def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Change the third record of a file."""
-
-    def damage(path: Path) -> None:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        change(records[2])
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-    return damage
-
-
-def all_of(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        for record in records:
-            change(record)
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-    return damage
+    return all_of(change, 2)
 
 
 def cut_off(path: Path) -> None:

@@ -99,86 +99,101 @@ def yes(text: str) -> bool:
     return {"true": True, "false": False}[text]
 
 
+def flags(**given: Any) -> Flat:
+    """Flags by name, each with what argparse is told, or with a default that says its type."""
+    return {
+        name: how if isinstance(how, dict) else {"type": type(how), "default": how}
+        for name, how in given.items()
+    }
+
+
+NUMBER: Flat = {"type": float}
+SWITCH: Flat = {"action": "store_true"}
+
+
+def word(*choices: str, default: str | None = None) -> Flat:
+    return {"choices": choices, "default": default}
+
+
+def boolean(default: bool) -> Flat:
+    return {"type": yes, "default": default}
+
+
+BAND: Flat = {"type": float, "nargs": 2, "default": [0.5, 5.0]}
+LOSS = {
+    "policy_loss_type": word("ppo", "gspo", default="ppo"),
+    "eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
+    "dual_clip": NUMBER,
+}
+ACTORS = {f"actor.{name}": how for name, how in LOSS.items()}
+CORRECTION = "algo.advantage.is_correction_"
 FLAGS: dict[str, dict[str, dict[str, Any]]] = {
-    "ms-swift": {
-        "--use_vllm": {"type": yes, "default": False},
-        "--rollout_importance_sampling_mode": {
-            "choices": ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
-        },
-        "--rollout_importance_sampling_threshold": {"type": float, "default": 2.0},
-        "--off_policy_sequence_mask_delta": {"type": float},
-        "--epsilon": {"type": float, "default": 0.2},
-        "--epsilon_high": {"type": float},
-        "--delta": {"type": float},
-        "--importance_sampling_level": {"choices": ["token", "sequence"], "default": "token"},
-        "--loss_type": {"default": "grpo"},
+    "ms-swift": flags(
+        use_vllm=boolean(False),
+        rollout_importance_sampling_mode=word(
+            "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+        ),
+        rollout_importance_sampling_threshold=2.0,
+        off_policy_sequence_mask_delta=NUMBER,
+        epsilon=0.2,
+        epsilon_high=NUMBER,
+        delta=NUMBER,
+        importance_sampling_level=word("token", "sequence", default="token"),
+        loss_type="grpo",
+    ),
+    "openrlhf": ACTORS
+    | {
+        f"{CORRECTION}enable": SWITCH,
+        f"{CORRECTION}threshold": BAND,
+        f"{CORRECTION}type": word("tis", "icepop", "seq-mask-tis", default="tis"),
     },
-    "openrlhf": {
-        "--algo.advantage.is_correction_enable": {"action": "store_true"},
-        "--algo.advantage.is_correction_threshold": {"type": float, "nargs": 2, "default": [0.5, 5.0]},
-        "--algo.advantage.is_correction_type": {
-            "choices": ["tis", "icepop", "seq-mask-tis"],
-            "default": "tis",
-        },
-        "--actor.policy_loss_type": {"choices": ["ppo", "gspo"], "default": "ppo"},
-        "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
-        "--actor.dual_clip": {"type": float},
+    "openrlhf of 2026-09": ACTORS
+    | {
+        f"{CORRECTION}level": word("off", "token", "seq", default="off"),
+        f"{CORRECTION}mode": word("mask", "clip", default="mask"),
+        f"{CORRECTION}gating": word("ratio", "binary_kl", "tv", default="ratio"),
+        f"{CORRECTION}threshold": BAND | {"nargs": "+"},
     },
-    "openrlhf of 2026-09": {
-        "--algo.advantage.is_correction_level": {"choices": ["off", "token", "seq"], "default": "off"},
-        "--algo.advantage.is_correction_mode": {"choices": ["mask", "clip"], "default": "mask"},
-        "--algo.advantage.is_correction_gating": {
-            "choices": ["ratio", "binary_kl", "tv"],
-            "default": "ratio",
-        },
-        "--algo.advantage.is_correction_threshold": {"type": float, "nargs": "+", "default": [0.5, 5.0]},
-        "--actor.policy_loss_type": {"choices": ["ppo", "gspo"], "default": "ppo"},
-        "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
-        "--actor.dual_clip": {"type": float},
+    "molt": ACTORS
+    | {
+        f"{CORRECTION}level": word("off", "token", "seq", "geo", default="off"),
+        f"{CORRECTION}mode": word("mask", "clip", "trunc", default="mask"),
+        f"{CORRECTION}threshold": BAND,
+        "actor.loss_mode": word("ppo", "cispo", "gspo", default="ppo"),
     },
-    "molt": {
-        "--algo.advantage.is_correction_level": {"choices": ["off", "token", "seq", "geo"], "default": "off"},
-        "--algo.advantage.is_correction_mode": {"choices": ["mask", "clip", "trunc"], "default": "mask"},
-        "--algo.advantage.is_correction_threshold": {"type": float, "nargs": 2, "default": [0.5, 5.0]},
-        "--actor.loss_mode": {"choices": ["ppo", "cispo", "gspo"], "default": "ppo"},
-        "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
-        "--actor.dual_clip": {"type": float},
-    },
-    "openrlhf before 0.10.2": {
-        "--enable_vllm_is_correction": {"action": "store_true"},
-        "--vllm_is_truncated_threshold": {"type": float, "nargs": 2, "default": [0.5, 5.0]},
-        "--vllm_is_correction_type": {"choices": ["tis", "icepop", "seq-mask-tis", "mis"], "default": "tis"},
-        "--policy_loss_type": {"choices": ["ppo", "gspo"], "default": "ppo"},
-        "--eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
-        "--dual_clip": {"type": float},
+    "openrlhf before 0.10.2": LOSS
+    | {
+        "enable_vllm_is_correction": SWITCH,
+        "vllm_is_truncated_threshold": BAND,
+        "vllm_is_correction_type": word("tis", "icepop", "seq-mask-tis", "mis", default="tis"),
     },
     "slime": {
-        "--use-rollout-logprobs": {"action": "store_true"},
-        "--use-tis": {"action": "store_true"},
-        "--tis-clip": {"type": float, "default": 2.0},
-        "--tis-clip-low": {"type": float, "default": 0.0},
-        "--custom-tis-function-path": {},
-        "--custom-config-path": {},
-        "--use-opsm": {"action": "store_true"},
-        "--opsm-delta": {"type": float, "default": 1e-4},
-        "--advantage-estimator": {"choices": ["grpo", "gspo", "cispo"], "default": "grpo"},
-        "--eps-clip": {"type": float, "default": 0.2},
-        "--eps-clip-high": {"type": float},
-        "--eps-clip-c": {"type": float},
+        "use-rollout-logprobs": SWITCH,
+        "use-tis": SWITCH,
+        "tis-clip": NUMBER | {"default": 2.0},
+        "tis-clip-low": NUMBER | {"default": 0.0},
+        "custom-tis-function-path": {},
+        "custom-config-path": {},
+        "use-opsm": SWITCH,
+        "opsm-delta": NUMBER | {"default": 1e-4},
+        "advantage-estimator": word("grpo", "gspo", "cispo", default="grpo"),
+        "eps-clip": NUMBER | {"default": 0.2},
+        "eps-clip-high": NUMBER,
+        "eps-clip-c": NUMBER,
     },
-    "open-instruct": {
-        "--use_rho_correction": {"type": yes, "default": True},
-        "--use_vllm_logprobs": {"type": yes, "default": False},
-        "--rho_clamp_lower_bound": {"type": float, "default": 0.0},
-        "--rho_clamp_upper_bound": {"type": float, "default": 2.0},
-        "--rho_mask_lower_bound": {"type": float, "default": 0.0},
-        "--rho_mask_upper_bound": {"type": float, "default": 0.0},
-        "--rho_mask_sequence_level": {"type": yes, "default": False},
-        "--rho_mask_tv_divergence": {"type": yes, "default": False},
-        "--loss_fn": {"choices": ["dapo", "cispo"], "default": "dapo"},
-        "--clip_lower": {"type": float, "default": 0.2},
-        "--clip_higher": {"type": float, "default": 0.272},
-    },
+    "open-instruct": flags(
+        use_rho_correction=boolean(True),
+        use_vllm_logprobs=boolean(False),
+        rho_clamp_lower_bound=0.0,
+        rho_clamp_upper_bound=2.0,
+        rho_mask_lower_bound=0.0,
+        rho_mask_upper_bound=0.0,
+        rho_mask_sequence_level=boolean(False),
+        rho_mask_tv_divergence=boolean(False),
+        loss_fn=word("dapo", "cispo", default="dapo"),
+        clip_lower=0.2,
+        clip_higher=0.272,
+    ),
 }
 FLAGS["miles"] = FLAGS["slime"]
 
@@ -187,7 +202,7 @@ def read_flags(text: str, trainer: str) -> Flat:
     """As the trainer's own command line declares them; an unknown flag ends the test."""
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     for flag, how in FLAGS[trainer].items():
-        parser.add_argument(flag, dest=flag[2:], **how)
+        parser.add_argument(f"--{flag}", dest=flag, **how)
     known, rest = parser.parse_known_args(shlex.split(text.replace("\\\n", " ")))
     assert rest == []
     return vars(known)

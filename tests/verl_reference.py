@@ -192,6 +192,14 @@ def verl_2025_10(
     return result("mismatch/", metrics, mask, keep, weights)
 
 
+def normalised(weights, mask, sequence, metrics):
+    """The weights over their mean over tokens, or over rows with a token, which is logged."""
+    rows = masked_mean(weights, mask, -1)[mask.any(-1)]
+    mean = rows.mean() if sequence else masked_mean(weights, mask)
+    metrics["rollout_is_batch_norm_factor"] = mean if mean > 1e-8 else 1.0
+    return weights / metrics["rollout_is_batch_norm_factor"]
+
+
 def truncated(delta, mask, level, threshold, normalize):
     """(final weights, `rollout_is_*`) of 2025-11 and 2026-01."""
     raw, log = weights_of(delta, mask, level)
@@ -207,13 +215,7 @@ def truncated(delta, mask, level, threshold, normalize):
         fractions_over_rows=sequence,
     )
     weights = np.minimum(raw, threshold)
-    if normalize:
-        mean = masked_mean(weights, mask)
-        if sequence:
-            mean = masked_mean(weights, mask, -1)[mask.any(-1)].mean()
-        factor = mean if mean > 1e-8 else 1.0
-        weights, metrics["rollout_is_batch_norm_factor"] = weights / factor, factor
-    return weights, metrics
+    return normalised(weights, mask, sequence, metrics) if normalize else weights, metrics
 
 
 def verl_2025_11(
@@ -347,13 +349,7 @@ def icepop_or_truncated(delta, mask, level, threshold, normalize):
     )
     if low:
         metrics["rollout_is_oob_ratio"] = masked_mean(outside, mask)
-    if normalize:
-        mean = masked_mean(weights, mask)
-        if sequence:
-            mean = masked_mean(weights, mask, -1)[mask.any(-1)].mean()
-        factor = mean if mean > 1e-8 else 1.0
-        weights, metrics["rollout_is_batch_norm_factor"] = weights / factor, factor
-    return weights, metrics
+    return normalised(weights, mask, sequence, metrics) if normalize else weights, metrics
 
 
 def verl_2026_03(train, rollout, mask, **config):

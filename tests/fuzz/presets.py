@@ -16,20 +16,8 @@ import mutations
 import runner
 
 from offpol_diag.presets import Loss, Statistic
+from offpol_diag.trainers import TRAINERS
 
-TRAINERS = (
-    "verl",
-    "trl",
-    "slime",
-    "miles",
-    "areal",
-    "skyrl",
-    "roll",
-    "openrlhf",
-    "nemo-rl",
-    "ms-swift",
-    "prime-rl",
-)
 PLACES = (
     "weight.upper",
     "weight.lower",
@@ -120,8 +108,8 @@ def _way(random: Random, name: str) -> tuple[str, ...]:
     ways: tuple[tuple[str, ...], ...] = (
         ("presets", *file, "--", names),
         ("presets", *file, "--json", "p.json"),
-        ("presets", *file, "--for", random.choice(TRAINERS), "--", names),
-        ("presets", *file, "--for", random.choice(TRAINERS)),
+        ("presets", *file, "--for", random.choice(list(TRAINERS)), "--", names),
+        ("presets", *file, "--for", random.choice(list(TRAINERS))),
         ("presets", *file, *_settings(random), "--json", "-", "--", names),
         ("presets", *_settings(random), "--", "token_is"),
         ("analyze", "a.parquet", *file, f"--presets={name}", "--no-html", "--json", "r.json"),
@@ -133,7 +121,7 @@ def _way(random: Random, name: str) -> tuple[str, ...]:
             "-o",
             "r.html",
             "--for",
-            random.choice(TRAINERS),
+            random.choice(list(TRAINERS)),
         ),
         ("sweep", "a.parquet", *file, f"--preset={name}", "--json", "r.json"),
         ("compare", "a.parquet", *file, f"--presets={name},none", "--md", "-"),
