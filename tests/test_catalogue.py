@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -13,9 +14,13 @@ import pytest
 
 from offpol_diag.errors import PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Shape, Veto, Weight, WeightOver
+from offpol_diag.presets.aspects import ASPECTS, aspects
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MARK, MASK, NOTHING, presets
 from offpol_diag.presets.catalogue import Catalogue, load, plain, words
 from offpol_diag.presets.families import FAMILIES
+from offpol_diag.presets.formulas import method
 from offpol_diag.presets.grammar import LOGS
+from offpol_diag.presets.tuning import tuned
 from offpol_diag.trainers import TRAINERS
 
 SHIPPED = load()
@@ -503,6 +508,121 @@ def test_a_catalogue_is_a_mapping() -> None:
     catalogue = Catalogue((Preset("a", "s", aliases=("b",)),))
     assert dict(catalogue) == {"a": catalogue["B"]}
     assert catalogue.get("c") is None
+
+
+# ---------------------------------------------------------------- a preset by its aspects
+
+BASE = Preset(
+    "base",
+    "",
+    weight=Weight(over="token", action="mask", lower=0.5, upper=2.0),
+    reject=(Reject(over="sum", lower=0.5, upper=2.0, safety=20.0),),
+    veto=Veto(lower=1e-4),
+)
+WEIGHT, RULE = BASE.weight, BASE.reject[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "aspect"),
+    [
+        ({"policy": "current"}, "numerator"),
+        ({"reject": (replace(RULE, policy="current"),)}, "numerator"),
+        ({"weight": replace(WEIGHT, action="truncate")}, "weight"),
+        ({"reject": (replace(RULE, statistic="k3"),)}, "statistic"),
+        ({"reject": (replace(RULE, over="mean"),)}, "over what"),
+        ({"weight": replace(WEIGHT, lower=0.25)}, "lower bound"),
+        ({"reject": (replace(RULE, upper=3.0),)}, "upper bound"),
+        ({"reject": (replace(RULE, advantage="negative"),)}, "sign of the advantage"),
+        ({"veto": Veto(lower=1e-3)}, "veto"),
+        ({"denominator": "all"}, "rejected tokens"),
+        ({"weight": replace(WEIGHT, normalize=True)}, "normalisation"),
+        ({"weight": replace(WEIGHT, safety=None)}, "clamp on the log-ratio"),
+        ({"reject": (replace(RULE, safety_at="token"),)}, "clamp on the log-ratio"),
+        ({"weight": replace(WEIGHT, overflow="zero")}, "overflow"),
+        ({"weight": replace(WEIGHT, strict=True)}, "strict bounds"),
+        ({"reject": (replace(RULE, among="left"),)}, "tokens aggregated"),
+        ({"loss": "reinforce", "clip": Clip()}, "loss"),
+        ({"clip": Clip(high=0.28)}, "clip of the loss"),
+        ({"apply": False}, "application"),
+    ],
+)
+def test_a_changed_definition_changes_its_own_aspect(changed: dict[str, object], aspect: str) -> None:
+    before, after = aspects(BASE), aspects(replace(BASE, **changed))
+
+    assert aspect in {name for name in ASPECTS if before[name] != after[name]}
+
+
+@pytest.mark.parametrize("changed", [{"name": "x"}, {"summary": "x"}, {"source": "x"}, {"note": "x"}])
+def test_what_is_only_said_of_a_preset_changes_no_aspect(changed: dict[str, str]) -> None:
+    assert aspects(replace(BASE, **changed)) == aspects(BASE)
+
+
+def test_every_preset_of_the_catalogue_has_every_aspect_in_words() -> None:
+    for preset in SHIPPED.values():
+        said = aspects(preset)
+        assert list(said) == list(ASPECTS)
+        assert all(said.values()), preset.name
+
+
+# ---------------------------------------------------------------- what can be recommended
+
+SIDES = ("old", "current")
+ON_SIDE = [
+    pytest.param(one, side, id=f"{one.name}-{side}")
+    for one in CANDIDATES
+    for side in SIDES
+    if one.preset_name(side)
+]
+"""A candidate and a train side that a preset has it for."""
+
+FORMULAS = {
+    "none": "no correction",
+    "token_tis_2.0": "weight min(r_t, 2)",
+    "token_icepop_0.5_5.0": "weight r_t where 0.5 ≤ r_t ≤ 5, else 0",
+    "token_mask_0.5_2.0": "keep tokens with 0.5 ≤ r_t ≤ 2",
+}
+
+
+def bounds(preset: Preset) -> set[float]:
+    """Every number that bounds r."""
+    parts = (preset.weight, *preset.reject, preset.veto)
+    return {x for part in parts if part for x in (part.lower, part.upper) if x is not None}
+
+
+def test_names_and_titles_are_unique() -> None:
+    assert len({one.name for one in CANDIDATES}) == len({one.title for one in CANDIDATES}) == len(CANDIDATES)
+    assert CANDIDATES == (NOTHING, DEFAULT, ICEPOP, MASK)
+
+
+def test_only_the_mask_is_missing_for_dumps_without_old_log_probs() -> None:
+    assert {one.name for one in CANDIDATES if one.preset_name("current") is None} == {MASK.name}
+    assert [len(presets(side)) for side in SIDES] == [4, 3]
+
+
+@pytest.mark.parametrize(("one", "side"), ON_SIDE)
+def test_what_is_recommended_does_what_title_and_threshold_say_and_what_was_measured(
+    one: Any, side: str
+) -> None:
+    """The preset that is named, set as is said, has the weights and rules of the row."""
+    measured, shown = one.preset(side), tuned(SHIPPED[one.preset_name(side)], one.changes(side))
+    assert (measured.name, measured.policy, measured.apply) == (MARK + one.name, side, True)
+    assert method(measured) == FORMULAS[one.name]
+    assert measured in presets(side)
+    assert (shown.weight, shown.reject, shown.veto) == (measured.weight, measured.reject, measured.veto)
+
+    said, applied = {float(x) for x in re.findall(r"\d+\.?\d*", one.threshold or "")}, bounds(shown)
+    assert len(said) == len(applied)
+    assert all(any(math.isclose(x, y) for y in applied) for x in said)
+
+
+def test_a_setting_that_the_preset_has_anyway_is_not_repeated() -> None:
+    assert DEFAULT.settings == (("weight.upper", "2.0"),)
+    assert DEFAULT.changes("old") == DEFAULT.changes("current") == {}
+    assert MASK.changes("old") == {"reject.lower": "0.5", "reject.upper": "2.0"}
+
+
+def test_no_name_of_a_preset_could_be_that_of_a_candidate() -> None:
+    assert not [name for name in SHIPPED if MARK in name]
 
 
 # ---------------------------------------------------------------- the page
