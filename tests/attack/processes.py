@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -115,14 +115,14 @@ def to_no_reader() -> None:
 # ---------------------------------------------------------------- signals
 
 
-def calls(called: Callable[[str], None]) -> None:
-    """Call a function with the name of each function that is called from now on."""
+def calls(called: Callable[[str], None], only: Collection[str] = ()) -> None:
+    """Call a function with the name of each function that is called from now on, or only of some."""
 
     def seen(frame: FrameType, event: str, thing: object) -> None:
-        if event == "call":
+        if event == "call" and (not only or frame.f_code.co_name in only):
             file = frame.f_code.co_filename
             called(f"{file.rpartition('/offpol_diag/')[2] or file}:{frame.f_code.co_name}")
-        elif event == "c_call":
+        elif event == "c_call" and (not only or getattr(thing, "__name__", "") in only):
             called(f"{getattr(thing, '__module__', '')}:{getattr(thing, '__name__', '')}")
 
     threading.setprofile(seen)
@@ -149,7 +149,7 @@ def signalled(number: signal.Signals, stage: str) -> Change:
 
         pool.pieces = lambda dump, _: shards.pieces(dump, 1)  # so that there is something to merge
         heard()
-        calls(called)
+        calls(called, {name.rpartition(":")[2] for name in STAGES[stage]})
 
     return change
 
