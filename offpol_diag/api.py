@@ -102,25 +102,15 @@ class Report:
         """Return a table of the numbers: a row each, with preset (null for the dump's) and interval."""
         import polars as pl
 
-        rows = [
-            {
-                "name": key,
-                "preset": key.removesuffix(f".{name}") if key != name else None,
-                "metric": name,
-                "value": one.value,
-                "low": one.interval[0] if one.interval else None,
-                "high": one.interval[1] if one.interval else None,
-                "unit": one.unit,
-                "over": one.over,
-                "formula": one.formula,
-                "unknown": one.unknown,
-            }
-            for name, key, one in _numbers(self.summary)
-        ]
-        floats = ("value", "low", "high")
-        names = ("name", "preset", "metric", *floats, "unit", "over", "formula", "unknown")
+        floats, texts = ("value", "low", "high"), ("unit", "over", "formula", "unknown")
+        rows = []
+        for name, key, one in _numbers(self.summary):
+            preset = key.removesuffix(f".{name}") if key != name else None
+            low, high = one.interval or (None, None)
+            rows.append((key, preset, name, one.value, low, high, *(getattr(one, text) for text in texts)))
+        names = ("name", "preset", "metric", *floats, *texts)
         schema = {one: pl.Float64() if one in floats else pl.String() for one in names}
-        return pl.DataFrame(rows, schema=schema)
+        return pl.DataFrame(rows, schema=schema, orient="row")
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the published JSON, and write it to `path` if one is given."""

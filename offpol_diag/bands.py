@@ -74,14 +74,11 @@ def band(metric: str, number: Number) -> Band | None:
     if metric not in BANDS or value is None or (metric == "ppl_ratio" and value <= 0):
         return None
     value = max(value, 1 / value) if metric == "ppl_ratio" else value
-    worst = BANDS[metric][-1]
-    return next((one for one in BANDS[metric] if _holds(one, value)), worst)
-
-
-def _holds(one: Band, value: float) -> bool:
-    if one.metric.startswith("ess"):
-        return one.low is not None and value > one.low
-    return one.high is not None and value < one.high
+    for one in BANDS[metric]:
+        end = one.low if metric.startswith("ess") else one.high
+        if end is None or (value > end if metric.startswith("ess") else value < end):
+            return one
+    raise AssertionError(f"the worst band of {metric} has an end")
 
 
 def start(one: Band) -> float | None:

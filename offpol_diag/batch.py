@@ -148,18 +148,15 @@ class Batch:
 
     def _cut(self, at: slice, **of_rows: Any) -> Batch:
         """Slice the token columns, and replace the others."""
-        values: dict[str, Any] = {
-            name: None if (x := getattr(self, name)) is None else x[at] for name in PER_TOKEN
-        }
-        return replace(self, **values, **of_rows)
+        for name in PER_TOKEN:
+            of_rows[name] = None if (x := getattr(self, name)) is None else x[at]
+        return replace(self, **of_rows)
 
     def over(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the same batch with a function applied to every tensor."""
         found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {
-            name: function(x) if isinstance(x, Tensor) else x for name, x in found.items()
-        }
-        return Batch(**moved)
+        found |= {name: function(x) for name, x in found.items() if isinstance(x, Tensor)}
+        return Batch(**found)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """Copy the batch to another device; token counts stay known on the host."""
@@ -187,12 +184,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 class Some(Batch):
-    """A subset of a batch's tokens; a column is copied on first use.
-
-    Attributes:
-        whole: the batch.
-        without: indices of all other tokens if they are known, rising; else None.
-    """
+    """Some tokens of a whole batch; a column is copied on first use. `without` are the others, if known."""
 
     whole: Batch
     without: Tensor | None
@@ -243,20 +235,15 @@ class Some(Batch):
         """Return the values at these tokens of a number of the whole batch's tokens."""
         return x.index_select(0, self.index)
 
-    def _copied(self, name: str) -> Tensor | None:
-        x: Tensor | None = getattr(self.whole, name)
-        return None if x is None else self.pick(x)
-
 
 _OF_ROWS = tuple(f.name for f in fields(Batch) if f.name not in PER_TOKEN)
 
 
-def _column(name: str) -> cached_property[Tensor | None]:
-    """Build the property that copies a token column on first use."""
-    made = cached_property(lambda some: some._copied(name))
-    made.__set_name__(Some, name)
-    return made
+def _copied_on_use(name: str) -> None:
+    column = cached_property(lambda one: None if (x := getattr(one.whole, name)) is None else one.pick(x))
+    column.__set_name__(Some, name)
+    setattr(Some, name, column)
 
 
 for _name in PER_TOKEN:
-    setattr(Some, _name, _column(_name))
+    _copied_on_use(_name)

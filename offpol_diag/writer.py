@@ -364,7 +364,9 @@ def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> 
     """Convert one batch to a table [S rows], with the types of `schema` if given."""
     _require(columns, schema)
     mask = columns.get("response_mask")
-    keep = _keep(mask) if _is_padded(mask) else None
+    keep = None  # [S, L] bool: true up to the last 1 of each row
+    if _is_padded(mask):
+        keep = np.logical_or.accumulate((_numpy(mask) != 0)[:, ::-1], axis=1)[:, ::-1]
     tokens = {k: _ragged(k, v, keep) for k, v in columns.items() if _is_per_token(k, v)}
     _agree(tokens)
     rows = len(tokens["rollout_log_probs"].lengths)
@@ -408,11 +410,6 @@ def _numpy(value: Any) -> Array:
         return np.asarray(value.numpy())
     except TypeError:  # bfloat16 and float8 are unknown to NumPy, and exact in float32
         return np.asarray(value.float().numpy())
-
-
-def _keep(mask: Any) -> Array:
-    """Return [S, L] bool: true up to the last 1 of each row."""
-    return np.logical_or.accumulate((_numpy(mask) != 0)[:, ::-1], axis=1)[:, ::-1]
 
 
 def _ragged(name: str, value: Any, keep: Array | None) -> Ragged:

@@ -61,17 +61,16 @@ def _joined(whole: TallyFile, one: TallyFile) -> TallyFile:
         raise ResultError(f"{whole.name} and {one.name} were not made alike: {_some(unlike)}", ALIKE)
     rows, states = sum(held.piece.facts.rows for held in whole.held), dict(one.tally.states)
     if "sequence_id" not in one.settings.columns:  # rows are numbered as in the whole dump
+
+        def renumbered(row: Any) -> Any:
+            number = row.sequence_id
+            known = number.isdecimal() and len(number) < 20
+            return row.model_copy(update={"sequence_id": str(int(number) + rows)}) if known else row
+
         for name in WORST:
             best = typed(states[name], Best)
-            records = ((score, _renumbered(row, rows)) for score, row in best.records)
-            states[name] = Best(best.k, tuple(records))
+            states[name] = Best(best.k, tuple((score, renumbered(row)) for score, row in best.records))
     return replace(whole, held=(*whole.held, *one.held), tally=whole.tally.merge(Tally(states)))
-
-
-def _renumbered(row: Any, before: int) -> Any:
-    number = row.sequence_id
-    known = number.isdecimal() and len(number) < 20
-    return row.model_copy(update={"sequence_id": str(int(number) + before)}) if known else row
 
 
 # ---------------------------------------------------------------- which pieces belong together

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag import bands
+from offpol_diag import bands, summary
 from offpol_diag.analysis.tally import Study, Tally
 from offpol_diag.engine import breakdowns, charts, gap, loglattice, method, selection, tails
 from offpol_diag.engine.accumulators import Best, Sums
@@ -23,33 +23,6 @@ from offpol_diag.engine.selection import Grid
 from offpol_diag.engine.stepgroups import Step, StepGroups, Top
 from offpol_diag.engine.tails import ESS_TOKENS, Tail
 from offpol_diag.presets.candidates import MARK
-from offpol_diag.summary import (
-    Band,
-    BySteps,
-    Charts,
-    Corner,
-    Crossing,
-    Density,
-    Estimate,
-    Kept,
-    LagEvidence,
-    Lengths,
-    Location,
-    Noise,
-    Number,
-    Numbers,
-    ParetoTail,
-    Positions,
-    PositionSteps,
-    PresetResult,
-    RangeOfRatios,
-    SequenceThresholds,
-    Series,
-    TokenThresholds,
-    TokenType,
-    TokenTypes,
-    WorstSequence,
-)
 
 POINTS = 60
 """Most points of a tail."""
@@ -70,8 +43,8 @@ class Drawn:
     study: Study
     tally: Tally
     reader: Reader
-    metrics: Numbers
-    by: Mapping[str, Location]
+    metrics: summary.Numbers
+    by: Mapping[str, summary.Location]
 
     def state(self, name: str, kind: type[S]) -> S | None:
         """Return a state by name, None where the dump has none."""
@@ -108,7 +81,7 @@ class Drawn:
         return found.steps if found else []
 
 
-def charts_of(drawn: Drawn) -> Charts:
+def charts_of(drawn: Drawn) -> summary.Charts:
     """Read out every picture."""
     steps = _by_steps(drawn)
     every, crossings = list(_bands(drawn)), list(_crossings(steps)) if steps else []
@@ -118,7 +91,7 @@ def charts_of(drawn: Drawn) -> Charts:
         for over in ("tokens", "sequences")
         if (tail := drawn.state(f"{drift.prefix}tail.{over}", Tail))
     }
-    return Charts(
+    return summary.Charts(
         bands=every,
         band=_band(drawn, every),
         crossings=crossings,
@@ -147,11 +120,11 @@ def _share(part: float, whole: float) -> float | None:
     return _finite(part / whole) if whole else None
 
 
-def _series(numbers: Sequence[Number | Estimate], unit: str) -> Series:
+def _series(numbers: Sequence[summary.Number | summary.Estimate], unit: str) -> summary.Series:
     """Gather numbers along an axis; without intervals where none has one."""
     ends = [number.interval or (None, None) for number in numbers]
     known = any(number.interval for number in numbers)
-    return Series(
+    return summary.Series(
         unit=unit,
         values=[number.value for number in numbers],
         low=[low for low, _ in ends] if known else [],
@@ -165,7 +138,7 @@ _TAIL = "Vehtari et al. 2024"
 _LIMIT = "0.7, or 1 − 1/log₁₀ n of n weights where that is lower"
 
 
-def _bands(drawn: Drawn) -> Iterator[Band]:
+def _bands(drawn: Drawn) -> Iterator[summary.Band]:
     """Yield all bands as ranges of values, best first within a metric."""
     for rows in bands.BANDS.values():
         yield from rows
@@ -174,14 +147,16 @@ def _bands(drawn: Drawn) -> Iterator[Band]:
         for name, above in (("good", False), ("unreliable", True)) if tail else ():
             limit = tails.limit(tail.n) if tail else 0.0
             low, high = (limit, None) if above else (None, limit)
-            yield Band(metric=f"khat_{over}", name=name, low=low, high=high, regime=_LIMIT, source=_TAIL)
+            metric = f"khat_{over}"
+            yield summary.Band(metric=metric, name=name, low=low, high=high, regime=_LIMIT, source=_TAIL)
 
 
-def _band(drawn: Drawn, every: Sequence[Band]) -> dict[str, str]:
+def _band(drawn: Drawn, every: Sequence[summary.Band]) -> dict[str, str]:
     """Name the band of every number of the main drift that has one."""
     found: dict[str, str] = {}
     for band in every:
-        metric, number = band.metric, drawn.metrics.get(drawn.study.main.prefix + band.metric, Number())
+        metric = band.metric
+        number = drawn.metrics.get(drawn.study.main.prefix + metric, summary.Number())
         if metric in bands.BANDS:
             row = bands.band(metric, number)
             found |= {metric: row.name} if row else {}
@@ -190,17 +165,17 @@ def _band(drawn: Drawn, every: Sequence[Band]) -> dict[str, str]:
     return found
 
 
-def _crossings(steps: BySteps) -> Iterator[Crossing]:
+def _crossings(steps: summary.BySteps) -> Iterator[summary.Crossing]:
     """Yield the first step at which a number is in a band worse than at all steps before, band by band."""
     for metric, rows in bands.BANDS.items():
         worst = -1
         for first, value in zip(steps.first, steps.series[metric].values, strict=True):
-            row = bands.band(metric, Number(value=value))
+            row = bands.band(metric, summary.Number(value=value))
             at = worst if row is None else rows.index(row)
             for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
                 bound = bands.start(worse)
                 assert bound is not None  # only the best band begins nowhere
-                yield Crossing(metric=metric, band=worse.name, bound=bound, step=first)
+                yield summary.Crossing(metric=metric, band=worse.name, bound=bound, step=first)
             worst = max(at, worst)
 
 
@@ -224,19 +199,19 @@ _OF_METHODS = tuple(
 _ESS = Formula("ess_sequences", "fraction", "sequences", "", lambda get: get("ess"))
 
 
-def _by_steps(drawn: Drawn) -> BySteps | None:
+def _by_steps(drawn: Drawn) -> summary.BySteps | None:
     groups = drawn.groups
     if not groups:
         return None
     each = [_of_step(drawn, step) for _, _, step in groups]
     units = {name: row.unit for _, rows in each for name, (row, _) in rows.items()}
     units |= dict.fromkeys(("khat_tokens", "khat_sequences"), "")
-    blank = Estimate(value=None)
+    blank = summary.Estimate(value=None)
     read = [reader.estimates(rows) for reader, rows in each]
     for found, (_, _, step) in zip(read, groups, strict=True):
         found["khat_tokens"] = _khat(int(step.tokens.n), step.tokens.kept)
         found["khat_sequences"] = _khat(int(step.sequences.n), step.sequences.kept)
-    return BySteps(
+    return summary.BySteps(
         first=[first for first, _, _ in groups],
         last=[last for _, last, _ in groups],
         tokens=[round(float(reader.sums["tokens"][0])) for reader, _ in each],
@@ -268,19 +243,19 @@ def _of_step(drawn: Drawn, step: Step) -> tuple[Reader, dict[str, tuple[Formula,
     return reader, found | {_ESS.name: (_ESS, ess)}
 
 
-def _khat(n: int, kept: Tensor) -> Estimate:
+def _khat(n: int, kept: Tensor) -> summary.Estimate:
     """Estimate k̂ of n log-weights, of which the largest are known; -inf is no weight."""
     known = kept.cpu()
     fitted = tails.fit(Tail(n, known[known > -math.inf]))
-    return Estimate(value=None) if fitted is None else _estimate(fitted)
+    return summary.Estimate(value=None) if fitted is None else _estimate(fitted)
 
 
-def _estimate(fitted: tails.Fit) -> Estimate:
+def _estimate(fitted: tails.Fit) -> summary.Estimate:
     half = 1.96 * abs(1 + fitted.k) / math.sqrt(len(fitted.logs))
-    return Estimate(value=fitted.k, interval=(fitted.k - half, fitted.k + half))
+    return summary.Estimate(value=fitted.k, interval=(fitted.k - half, fitted.k + half))
 
 
-def gap_shares(drawn: Drawn) -> dict[str, Estimate]:
+def gap_shares(drawn: Drawn) -> dict[str, summary.Estimate]:
     """Read out which share of K1 from rollout to current each of the two drifts has."""
     prefixes = [drift.prefix for drift in drawn.study.drifts]
     if prefixes != ["", "drift2.", "total."]:
@@ -290,7 +265,7 @@ def gap_shares(drawn: Drawn) -> dict[str, Estimate]:
         values = drawn.reader.sums[f"{prefix}d"] / drawn.reader.sums["total.d"]
         value = _finite(float(values[0]))
         around = None if value is None else drawn.reader.around(values)
-        found[name] = Estimate(value=value, interval=around)
+        found[name] = summary.Estimate(value=value, interval=around)
     return found
 
 
@@ -301,7 +276,7 @@ _RANGES = (-1000.0, -100.0, -10.0, -2.0, 2.0, 10.0, 100.0)
 """Bounds of the ranges of r; a negative one is of 1/r."""
 
 
-def _ranges(drawn: Drawn) -> list[RangeOfRatios]:
+def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
     between = drawn.binned.between.cpu()
     logs = [math.copysign(math.log(abs(b)), b) for b in _RANGES]
     cuts = [0, *(charts.EDGES.index(x) + 1 for x in logs), between.shape[1]]
@@ -310,7 +285,7 @@ def _ranges(drawn: Drawn) -> list[RangeOfRatios]:
     for (first, last), (low, high) in zip(pairwise(cuts), pairwise(bounds), strict=True):
         tokens, _, _, k3, synced = between[:, first:last].sum(1).tolist()
         found.append(
-            RangeOfRatios(
+            summary.RangeOfRatios(
                 low=low,
                 high=high,
                 tokens=round(tokens),
@@ -322,19 +297,19 @@ def _ranges(drawn: Drawn) -> list[RangeOfRatios]:
     return found
 
 
-def _density(drawn: Drawn) -> Density:
+def _density(drawn: Drawn) -> summary.Density:
     size = charts.BINS
     out, synced = drawn.binned.density.cpu().round().to(torch.int64).view(2, size, size)
-    return Density(
+    return summary.Density(
         edges=charts.probabilities(charts.DENSITY_LOGS),
         counts=(out + synced).tolist(),
         in_sync=synced.tolist() if drawn.synced else [],
     )
 
 
-def _corner(drawn: Drawn, at: int) -> Corner:
+def _corner(drawn: Drawn, at: int) -> summary.Corner:
     tokens, k3, synced = drawn.binned.corners[:, at].tolist()
-    return Corner(
+    return summary.Corner(
         tokens=round(tokens),
         share=tokens / drawn.tokens,
         k3_share=_share(k3, drawn.k3),
@@ -342,14 +317,14 @@ def _corner(drawn: Drawn, at: int) -> Corner:
     )
 
 
-def _noise(drawn: Drawn) -> Noise:
+def _noise(drawn: Drawn) -> summary.Noise:
     out, synced = drawn.binned.noise.cpu().view(2, -1, charts.SIZES)
     every = out + synced
     of_synced: dict[str, Any] = {}
     if drawn.synced:
         of_synced["in_sync_tokens"] = [round(n) for n in synced.sum(1).tolist()]
         of_synced |= {f"in_sync_{name}": _quantiles(synced, q) for name, q in (("median", 0.5), ("p90", 0.9))}
-    return Noise(
+    return summary.Noise(
         edges=charts.probabilities(charts.NOISE_LOGS),
         tokens=[round(n) for n in every.sum(1).tolist()],
         median=_quantiles(every, 0.5),
@@ -390,22 +365,22 @@ def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
 # ---------------------------------------------------------------- by position and step
 
 
-def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
+def positions(drawn: Drawn, crossings: Sequence[summary.Crossing]) -> summary.Positions | None:
     """Read out K3 by position: of all steps, and before and after the mismatch grew."""
     axis = breakdowns.TOKEN_AXES[0]
     places = {place.key: place for place in drawn.by[axis.name].places} if axis.name in drawn.by else {}
     if not places:
         return None
     labels = axis.labels[: 1 + max(axis.labels.index(key) for key in places)]
-    blank = Number()
+    blank = summary.Number()
     k3 = [places[key].metrics["k3"] if key in places else blank for key in labels]
-    every = PositionSteps(
+    every = summary.PositionSteps(
         first_step=None,
         last_step=None,
         tokens=[places[key].tokens if key in places else 0 for key in labels],
         k3=_series(k3, "nats"),
     )
-    found = Positions(labels=list(labels), every=every)
+    found = summary.Positions(labels=list(labels), every=every)
     groups, many = drawn.groups, len(labels)
     if len(groups) < 2:
         return found
@@ -422,7 +397,7 @@ def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
     )
 
 
-def _split(drawn: Drawn, crossings: Sequence[Crossing]) -> tuple[int, str]:
+def _split(drawn: Drawn, crossings: Sequence[summary.Crossing]) -> tuple[int, str]:
     """Return the group of steps from which on the mismatch is worse, and why it is that one."""
     firsts = [first for first, _, _ in drawn.groups]
     worst = [one for one in crossings if one.metric == "k3"]
@@ -433,7 +408,7 @@ def _split(drawn: Drawn, crossings: Sequence[Crossing]) -> tuple[int, str]:
 
 def _of_groups(
     drawn: Drawn, groups: Sequence[tuple[int, int, Step]], many: int, plain: bool = False
-) -> PositionSteps:
+) -> summary.PositionSteps:
     each = []
     for _, _, step in groups:  # the columns by position alone, with the counts
         whole = step.sums.whole
@@ -443,11 +418,11 @@ def _of_groups(
     reader = _reader(drawn, sums.read())
     tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
     values = {str(at): (_K3, reader.sums[f"k3@{at}"] / n) for at, n in enumerate(tokens)}
-    k3 = Series(unit="nats", values=[_finite(float(x[0])) for _, x in values.values()])
+    k3 = summary.Series(unit="nats", values=[_finite(float(x[0])) for _, x in values.values()])
     if not plain:
         k3 = _series(list(reader.estimates(values).values()), "nats")
     counts = [round(float(n[0])) for n in tokens]
-    return PositionSteps(first_step=groups[0][0], last_step=groups[-1][1], tokens=counts, k3=k3)
+    return summary.PositionSteps(first_step=groups[0][0], last_step=groups[-1][1], tokens=counts, k3=k3)
 
 
 _K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
@@ -456,7 +431,7 @@ _K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
 # ---------------------------------------------------------------- rules at many thresholds
 
 
-def _token_thresholds(drawn: Drawn) -> TokenThresholds:
+def _token_thresholds(drawn: Drawn) -> summary.TokenThresholds:
     tokens, r1, r11, *_ = drawn.binned.between.cpu()
     many, n = len(charts.THRESHOLDS), drawn.tokens
     ess, truncated, means, inside = [], [], [], []
@@ -470,17 +445,17 @@ def _token_thresholds(drawn: Drawn) -> TokenThresholds:
         means.append(_finite(once / n))
         inside.append(float(tokens[many - i : cut].sum()) / n)
     at = list(charts.THRESHOLDS)
-    return TokenThresholds(b=at, ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside)
+    return summary.TokenThresholds(b=at, ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside)
 
 
-def _sequence_thresholds(drawn: Drawn) -> SequenceThresholds | None:
+def _sequence_thresholds(drawn: Drawn) -> summary.SequenceThresholds | None:
     state = drawn.state("by_sequence", BySequence)
     if state is None:
         return None
     sums, means = state.sums.cpu(), state.means.cpu()
     many = len(charts.SEQUENCE_THRESHOLDS)
     sequences, tokens = (float(x) for x in sums[:2].sum(1))
-    rows: dict[str, list[float | None]] = {name: [] for name in SequenceThresholds.model_fields}
+    rows: dict[str, list[float | None]] = {name: [] for name in summary.SequenceThresholds.model_fields}
     for i, b in enumerate(charts.SEQUENCE_THRESHOLDS):
         cut, first = many + 1 + i, many - i
         _, _, w, ww, nw, nww = sums[:, :cut].sum(1).tolist()
@@ -492,13 +467,13 @@ def _sequence_thresholds(drawn: Drawn) -> SequenceThresholds | None:
             rows[f"sequences_{name}"].append(kept_sequences / sequences)
         rows["ess_tokens"].append(_share((nw + above_tokens * b) ** 2, tokens * (nww + above_tokens * b * b)))
         rows["ess_sequences"].append(_share((w + above * b) ** 2, sequences * (ww + above * b * b)))
-    return SequenceThresholds.model_validate(rows)
+    return summary.SequenceThresholds.model_validate(rows)
 
 
 # ---------------------------------------------------------------- tails
 
 
-def _tail(tail: Tail, over: str) -> ParetoTail | None:
+def _tail(tail: Tail, over: str) -> summary.ParetoTail | None:
     fitted = tails.fit(tail)
     if fitted is None:
         return None
@@ -512,7 +487,7 @@ def _tail(tail: Tail, over: str) -> ParetoTail | None:
         p = 1 - (rank - 0.5) / size
         beyond = math.expm1(-fitted.k * math.log1p(-p)) / fitted.k if fitted.k else -math.log1p(-p)
         logs.append(_finite(largest + math.log(cut + fitted.scale * beyond)))
-    return ParetoTail.model_validate(
+    return summary.ParetoTail.model_validate(
         {
             "over": over,
             "weights": tail.n,
@@ -528,7 +503,7 @@ def _tail(tail: Tail, over: str) -> ParetoTail | None:
     )
 
 
-def with_tails(drawn: Drawn, found: Lengths) -> Lengths:
+def with_tails(drawn: Drawn, found: summary.Lengths) -> summary.Lengths:
     """Add k̂ by length, the median length and the log-normal rule to the curve of sequence weights."""
     top, grid = drawn.state("prefix.tails", Top), drawn.state("kept", Grid)
     assert top is not None
@@ -557,7 +532,7 @@ def _length_at(sequences: Tensor, q: float) -> int | None:
 # ---------------------------------------------------------------- what is kept, and of which tokens
 
 
-def _kept(drawn: Drawn) -> dict[str, Kept]:
+def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
     grid, presets = drawn.state("kept", Grid), drawn.study.candidates
     if grid is None:
         return {}
@@ -572,7 +547,7 @@ def _kept(drawn: Drawn) -> dict[str, Kept]:
     for i, preset in enumerate(presets):
         positive = _share(by_sign[1 + i], by_sign[0]) if by_sign else None
         negative = _share(by_sign[many + 2 + i], by_sign[many + 1]) if by_sign else None
-        found[preset.name.removeprefix(MARK)] = Kept(
+        found[preset.name.removeprefix(MARK)] = summary.Kept(
             lengths=labels,
             by_length=[_finite(x) for x in (own[:, i] / n).tolist()],
             weight_by_length=[_finite(x) for x in (weights[:, i] / n).tolist()],
@@ -582,7 +557,7 @@ def _kept(drawn: Drawn) -> dict[str, Kept]:
     return found
 
 
-def _token_types(drawn: Drawn) -> TokenTypes | None:
+def _token_types(drawn: Drawn) -> summary.TokenTypes | None:
     state = drawn.state("token_ids", ByTokenId)
     if state is None or not len(state.ids):
         return None
@@ -596,7 +571,7 @@ def _token_types(drawn: Drawn) -> TokenTypes | None:
         n, own, delta = values[at].tolist()
         if math.isfinite(own) and math.isfinite(delta):
             worst.append(
-                TokenType(
+                summary.TokenType(
                     token_id=int(ids[at]),
                     tokens=round(n),
                     share=n / drawn.tokens,
@@ -606,10 +581,10 @@ def _token_types(drawn: Drawn) -> TokenTypes | None:
                 )
             )
     half = int((carried < total / 2).sum()) + 1 if 0 < total < math.inf else None
-    return TokenTypes(distinct=len(ids), half=half, worst=worst)
+    return summary.TokenTypes(distinct=len(ids), half=half, worst=worst)
 
 
-def typical(drawn: Drawn) -> WorstSequence | None:
+def typical(drawn: Drawn) -> summary.WorstSequence | None:
     """Return the sequence of median K3 of a sample, of those with lag 0 where there are any."""
     state = drawn.state("worst.typical", Best)
     records = [row for _, row in state.records] if state else []
@@ -618,7 +593,7 @@ def typical(drawn: Drawn) -> WorstSequence | None:
     return with_short_strip(rows[(len(rows) - 1) // 2]) if rows else None
 
 
-def with_short_strip(row: WorstSequence) -> WorstSequence:
+def with_short_strip(row: summary.WorstSequence) -> summary.WorstSequence:
     """Round the log-probs of a strip to 5 digits."""
     if row.strip is None:
         return row
@@ -630,7 +605,7 @@ def with_short_strip(row: WorstSequence) -> WorstSequence:
 # ---------------------------------------------------------------- the cause
 
 
-def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
+def _lag_evidence(drawn: Drawn, steps: summary.BySteps | None) -> summary.LagEvidence | None:
     if "policy_lag" not in drawn.by:
         return None
     zero = next((place for place in drawn.by["policy_lag"].places if place.key == "0"), None)
@@ -638,12 +613,12 @@ def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
     found: dict[str, Any] = {}
     if zero is not None:
         level, interval = zero.metrics["k3"].value, zero.metrics["k3"].interval
-        found["in_sync"] = Estimate(value=level, interval=interval)
+        found["in_sync"] = summary.Estimate(value=level, interval=interval)
         found["in_sync_share"] = _share(level, whole) if level is not None and whole else None
         found["tokens_in_sync"] = zero.tokens / drawn.tokens
     own = _steps_of_one_lag(drawn) if steps else []
     if steps is None or not own:
-        return LagEvidence(**found)
+        return summary.LagEvidence(**found)
     k3 = steps.series["k3"]
     by_lag: dict[int, list[int]] = {}
     for at, lag in enumerate(own):
@@ -660,13 +635,13 @@ def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
         growth = None if start.value is None or end.value is None else _share(end.value, start.value)
         ends = (steps.first[first], steps.last[last])
         found |= {"lag": most, "steps": ends, "start": start, "end": end, "growth": growth}
-    return LagEvidence(**found)
+    return summary.LagEvidence(**found)
 
 
-def _at(series: Series, at: int) -> Estimate:
+def _at(series: summary.Series, at: int) -> summary.Estimate:
     low, high = (series.low[at], series.high[at]) if series.low else (None, None)
     between = None if low is None or high is None else (low, high)
-    return Estimate(value=series.values[at], interval=between)
+    return summary.Estimate(value=series.values[at], interval=between)
 
 
 def _steps_of_one_lag(drawn: Drawn) -> list[int | None]:
@@ -685,7 +660,7 @@ def _steps_of_one_lag(drawn: Drawn) -> list[int | None]:
 # ---------------------------------------------------------------- presets with equal numbers
 
 
-def same_as(presets: Mapping[str, PresetResult]) -> dict[str, PresetResult]:
+def same_as(presets: Mapping[str, summary.PresetResult]) -> dict[str, summary.PresetResult]:
     """Name in each preset the first one with the same metrics on this dump."""
     first: dict[tuple[object, ...], str] = {}
     found = {}

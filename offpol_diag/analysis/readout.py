@@ -205,8 +205,12 @@ def metrics(out: Readout) -> Numbers:
     """Read out the policy gap and the uncorrected ratios for drift 1, drift 2 and the total."""
     found: Numbers = {}
     for drift in DRIFTS:
-        known = drift in out.study.drifts
-        found |= _gap(out, drift) if known else _unknown(drift, out.study.columns)
+        if drift in out.study.drifts:
+            found |= _gap(out, drift)
+            continue
+        lacking = [column for column in drift.columns if column not in out.study.columns]
+        rows = (*gap.ROWS, gap.SURROGATE, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES)
+        found |= {drift.prefix + row.name: missing(row, lacking) for row in rows}
     row, known = gap.REWARD, "reward" in out.reader.sums
     return found | {row.name: out.reader.number(row) if known else missing(row, ["rewards"])}
 
@@ -242,12 +246,6 @@ MEANS_OF_RATIOS = {
     "mult_prob_error": tails.caution,
 }
 """Means over tokens of quantities that grow like r → the function that qualifies them under a heavy tail."""
-
-
-def _unknown(drift: Drift, columns: frozenset[str]) -> Numbers:
-    lacking = [column for column in drift.columns if column not in columns]
-    rows: list[Formula] = [*gap.ROWS, gap.SURROGATE, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES]
-    return {drift.prefix + row.name: missing(row, lacking) for row in rows}
 
 
 def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:

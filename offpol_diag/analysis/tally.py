@@ -38,7 +38,7 @@ from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Nearness, Scene
 from offpol_diag.engine.segments import here
 from offpol_diag.engine.terms import Drift, walk
-from offpol_diag.presets import Policy, Preset, candidates
+from offpol_diag.presets import Preset, candidates
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.view import columns as trainer_columns
 from offpol_diag.trainers.view import outermost
@@ -104,12 +104,7 @@ class Study:
     @cached_property
     def candidates(self) -> tuple[Preset, ...]:
         """Corrections that can be recommended for this dump; their weights are summed beside the presets'."""
-        return candidates.presets(self.side)
-
-    @property
-    def side(self) -> Policy:
-        """The numerator of the main drift: old where the dump has it, else current."""
-        return "old" if "old_log_probs" in self.columns else "current"
+        return candidates.presets("old" if "old_log_probs" in self.columns else "current")
 
     @property
     def main(self) -> Drift:
@@ -164,20 +159,15 @@ def _bounded(states: dict[str, State]) -> dict[str, State]:
             kept = typed(states[name], Places).sums
             rows = next((one.drawn.numel() for one in kept.values()), 0)
             scope.refuse_steps(len(kept), 8 * rows)
-    axes = {
+    return states | {
         name: crowded(state)
         for name, state in states.items()
         if isinstance(state, Places) and name.startswith("where.") and name != f"where.{breakdowns.STEP}"
     }
-    return states | axes
 
 
 def observe(study: Study, scene: Scene) -> Tally:
-    """Compute the states of one batch.
-
-    Raises:
-        DumpError: it has too many training steps.
-    """
+    """Compute the states of one batch."""
     scope.refuse_steps(scope.count(scene.batch), 0)
     every = (gap.Gap, tails.Tails)
     first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)

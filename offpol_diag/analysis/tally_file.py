@@ -97,19 +97,11 @@ class Settings(Model):
         )
 
     def requested(self, file: str) -> tuple[Preset, ...]:
-        """Return the presets of the analysis, also those that lack a column; `file` is its name in errors.
-
-        Raises:
-            PresetError: a table that is no preset.
-        """
+        """Return the presets of the analysis, also those that lack a column; `file` is its name in errors."""
         return tuple(catalogue.preset(file, name, _toml(one)) for name, one in self.presets.items())
 
     def study(self, file: str) -> Study:
-        """Return the study that such an analysis measures.
-
-        Raises:
-            PresetError: a table that is no preset.
-        """
+        """Return the study that such an analysis measures."""
         columns = {*self.columns, *self.made}
         return Study.of(columns, self.requested(file), self.group_by, self.seed, self.replicates)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from offpol_diag import wholefiles
@@ -19,12 +18,7 @@ UNKNOWN = "\ufffd"
 
 
 def with_texts(summary: Summary, path: Path | None) -> Summary:
-    """Return the summary with the text of every token id that a report shows.
-
-    Args:
-        summary: a result; without token ids it is returned as it is.
-        path: a tokenizer.json, as the package `tokenizers` writes it; None returns the summary as it is.
-    """
+    """Add the text of every token id that a report shows, if a tokenizer.json is given."""
     if path is None:
         return summary
     try:
@@ -39,21 +33,16 @@ def with_texts(summary: Summary, path: Path | None) -> Summary:
         hint = "give the tokenizer.json beside the model's weights"
         what = f"--tokenizer: cannot read {printable(str(path))}: {printable(str(reason))}"
         raise UsageError(what, hint) from None
-    texts = {str(one): _text(tokenizer, one) for one in sorted(set(_ids(summary)))}
+    worst, types = summary.worst, summary.charts.token_types
+    strips = (one.strip for one in (*worst.sequences, worst.typical) if one)
+    ids = {token_id for strip in strips if strip for token_id in strip.token_ids}
+    ids |= {one.token_id for one in worst.tokens if one.token_id is not None}
+    ids |= {one.token_id for one in (types.worst if types else [])}
+    texts = {str(one): _text(tokenizer, one) for one in sorted(ids)}
     charts = summary.charts.model_copy(
         update={"token_texts": {one: text for one, text in texts.items() if text}}
     )
     return summary.model_copy(update={"charts": charts})
-
-
-def _ids(summary: Summary) -> Iterator[int]:
-    worst = summary.worst
-    for sequence in (*worst.sequences, *([worst.typical] if worst.typical else [])):
-        yield from sequence.strip.token_ids if sequence.strip else []
-    yield from (one.token_id for one in worst.tokens if one.token_id is not None)
-    yield from (
-        one.token_id for one in (summary.charts.token_types.worst if summary.charts.token_types else [])
-    )
 
 
 def _text(tokenizer: object, token_id: int) -> str:

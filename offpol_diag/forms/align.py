@@ -44,13 +44,10 @@ def aligned(row: Row, how: Alignment) -> Row | None:
     """Return the tokens of a row that all columns have and the span includes; None if there is none."""
     longest = max((len(values) for values in row.tokens.values()), default=0)
     begins = {name: _offset(row, name, longest, how) for name in row.tokens}
-    first = max(0, *begins.values()) if begins else 0
-    last = min((begins[name] + len(values) for name, values in row.tokens.items()), default=0)
-    last = min(last, longest)
-    tokens = {
-        name: values[first - begins[name] : max(first, last) - begins[name]]
-        for name, values in row.tokens.items()
-    }
+    first = max([0, *begins.values()])
+    last = min([longest, *(begins[name] + len(values) for name, values in row.tokens.items())])
+    last = max(first, last)
+    tokens = {name: values[first - begins[name] : last - begins[name]] for name, values in row.tokens.items()}
     mask = tokens.get(MASK)
     if mask is not None and (how.span, how.padding) != ("response", "none"):  # cut off prompt and padding
         counted = np.flatnonzero(mask)

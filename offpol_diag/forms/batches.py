@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,7 @@ from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Array, Row
 from offpol_diag.forms.unpickle import DTYPES, Record, load, load_bytes, plain, typed
-from offpol_diag.readers.columns import (
-    ADVANTAGES,
-    GROUP,
-    MASK,
-    OLD,
-    REWARDS,
-    ROLLOUT,
-    ROLLOUT_VERSION,
-    SEQUENCE,
-    STEP,
-    TOKEN_IDS,
-)
+from offpol_diag.readers import columns as role
 
 CHANGED = (
     "was the file changed? load it in the trainer's environment, and write it with offpol_diag.DumpWriter"
@@ -81,12 +71,12 @@ def _summed(arrays: dict[str, Array | list[Any]], *names: str) -> None:
 # ---------------------------------------------------------------- SkyRL
 
 SKYRL = {
-    ROLLOUT: "rollout_logprobs",
-    OLD: "action_log_probs",
-    MASK: "loss_mask",
-    ADVANTAGES: "advantages",
-    REWARDS: "rewards",
-    TOKEN_IDS: "sequences",
+    role.ROLLOUT: "rollout_logprobs",
+    role.OLD: "action_log_probs",
+    role.MASK: "loss_mask",
+    role.ADVANTAGES: "advantages",
+    role.REWARDS: "rewards",
+    role.TOKEN_IDS: "sequences",
 }
 APPENDED = -0.05
 """Log-prob of the trainer below which a last token that the engine is certain of was not sampled."""
@@ -113,12 +103,12 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         step, groups = _step(path.name, "global_step_"), _groups(state.get("metadata"), len(masks))
         for i, (where, record) in enumerate(generic.sequences(arrays, path)):
             row = generic.by_names(record, where, SKYRL, columns)
-            rollout, old, mask = (row.tokens.get(name) for name in (ROLLOUT, OLD, MASK))
+            rollout, old, mask = (row.tokens.get(name) for name in (role.ROLLOUT, role.OLD, role.MASK))
             if mask is not None and rollout is not None and old is not None:
                 whole = len(rollout) == len(old) == len(mask) > 0
                 if whole and mask[-1] and not rollout[-1] and old[-1] < APPENDED:
-                    row.tokens[MASK] = np.append(mask[:-1], np.zeros(1, mask.dtype))
-            row.scalars |= _named(step, str(i)) | ({GROUP: groups[i]} if i in groups else {})
+                    row.tokens[role.MASK] = np.append(mask[:-1], np.zeros(1, mask.dtype))
+            row.scalars |= _named(step, str(i)) | ({role.GROUP: groups[i]} if i in groups else {})
             yield row
 
 
@@ -140,18 +130,18 @@ def _groups(metadata: object, count: int) -> dict[int, int]:
 
 def _named(step: int | None, within: str) -> dict[str, Any]:
     """Return the step, and an id of the sequence."""
-    return {SEQUENCE: within} if step is None else {STEP: step, SEQUENCE: f"{step}/{within}"}
+    return {role.SEQUENCE: within} if step is None else {role.STEP: step, role.SEQUENCE: f"{step}/{within}"}
 
 
 # ---------------------------------------------------------------- verl
 
 VERL = {
-    ROLLOUT: "rollout_log_probs",
-    OLD: "old_log_probs",
-    MASK: "response_mask",
-    ADVANTAGES: "advantages",
-    REWARDS: "rewards",
-    TOKEN_IDS: "responses",
+    role.ROLLOUT: "rollout_log_probs",
+    role.OLD: "old_log_probs",
+    role.MASK: "response_mask",
+    role.ADVANTAGES: "advantages",
+    role.REWARDS: "rewards",
+    role.TOKEN_IDS: "responses",
 }
 SCORES = ("token_level_scores", "rm_scores", "token_level_rewards")
 
@@ -170,7 +160,11 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             stored = stored[2]
         arrays = _tensors(stored, path)
         step = meta.get("global_steps") if isinstance(meta, dict) else None
-        step = step if type(step) is int else _meta(path)
+        if type(step) is not int:
+            step = None
+            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                said = json.loads(path.with_name("meta.json").read_text())["global_steps"]  # of a skip cache
+                step = said if type(said) is int else None
         _verl_mask(arrays)
         _summed(arrays, *SCORES)
         uids, oldest = (
@@ -182,9 +176,9 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             row.scalars |= _named(step, str(i))
             uid, version = (_element(values, i) for values in (uids, oldest))
             if isinstance(uid, str):
-                row.scalars[GROUP] = str(uid)
+                row.scalars[role.GROUP] = str(uid)
             if isinstance(version, int | np.integer):
-                row.scalars[ROLLOUT_VERSION] = int(version)
+                row.scalars[role.ROLLOUT_VERSION] = int(version)
             yield row
 
 
@@ -204,11 +198,11 @@ def verl_queue(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Ro
             if tag.get("is_padding") is True:
                 continue
             row = generic.by_names(record, where, VERL, columns)
-            row.scalars |= {STEP: step} if type(step) is int else {}
+            row.scalars |= {role.STEP: step} if type(step) is int else {}
             if isinstance(key, str):
-                row.scalars |= {SEQUENCE: key, GROUP: key.rsplit("_", 2)[0]}
+                row.scalars |= {role.SEQUENCE: key, role.GROUP: key.rsplit("_", 2)[0]}
             if type(tag.get("min_global_steps")) is int:
-                row.scalars[ROLLOUT_VERSION] = tag["min_global_steps"]
+                row.scalars[role.ROLLOUT_VERSION] = tag["min_global_steps"]
             yield row
 
 
@@ -219,20 +213,8 @@ def _element(values: object, i: int) -> Any:
 
 def _verl_mask(arrays: dict[str, Array | list[Any]]) -> None:
     """Make the response mask of the attention mask where there is none."""
-    attention, responses = arrays.get("attention_mask"), arrays.get("responses")
-    if (
-        "response_mask" not in arrays
-        and isinstance(attention, np.ndarray)
-        and isinstance(responses, np.ndarray)
-        and attention.ndim == responses.ndim == 2
-    ):
-        arrays["response_mask"] = attention[:, max(0, attention.shape[1] - responses.shape[1]) :]
-
-
-def _meta(path: Path) -> int | None:
-    """Return the step that `meta.json` beside a skip cache says."""
-    try:
-        step = json.loads(path.with_name("meta.json").read_text())["global_steps"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return step if type(step) is int else None
+    both = (arrays.get(name) for name in ("attention_mask", "responses"))
+    padded = [values for values in both if isinstance(values, np.ndarray) and values.ndim == 2]
+    if len(padded) == 2:
+        attention, responses = padded
+        arrays.setdefault("response_mask", attention[:, max(0, attention.shape[1] - responses.shape[1]) :])

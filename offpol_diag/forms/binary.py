@@ -17,20 +17,7 @@ from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Row, numbers
 from offpol_diag.forms.unpickle import load, plain
-from offpol_diag.readers.columns import (
-    ADVANTAGES,
-    CURRENT,
-    ENTROPY,
-    GROUP,
-    MASK,
-    OLD,
-    REWARDS,
-    ROLLOUT,
-    ROLLOUT_VERSION,
-    SEQUENCE,
-    STEP,
-    TOKEN_IDS,
-)
+from offpol_diag.readers import columns as role
 
 Record = generic.Record
 NO_NUMBERS = object()
@@ -66,35 +53,34 @@ def pickled(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             (one for one in lists if isinstance(one, list) and one and isinstance(one[0], dict)), None
         )
         if each is not None:
-            for i, one in enumerate(each):
-                where = f"{path}, sequence {i}"
-                yield generic.row_of(_record(one, where), where, columns)
-            continue
-        if not isinstance(found, dict):
-            _record(found, str(path))
-        known = {name: plain(one) for name, one in found.items() if isinstance(name, str)}
-        arrays = {name: one for name, one in known.items() if isinstance(one, list | np.ndarray)}
-        for where, record in generic.sequences(arrays, path):
+            records = iter([(f"{path}, sequence {i}", one) for i, one in enumerate(each)])
+        else:
+            if not isinstance(found, dict):
+                _record(found, str(path))
+            known = {name: plain(one) for name, one in found.items() if isinstance(name, str)}
+            arrays = {name: one for name, one in known.items() if isinstance(one, list | np.ndarray)}
+            records = generic.sequences(arrays, path)
+        for where, record in records:
             yield generic.row_of(_record(record, where), where, columns)
 
 
 # ---------------------------------------------------------------- slime
 
 SLIME = {
-    ROLLOUT: "rollout_log_probs",
-    OLD: "log_probs",
-    MASK: "loss_masks",
-    ADVANTAGES: "advantages",
-    REWARDS: "rewards",
-    ENTROPY: "entropy",
-    TOKEN_IDS: "tokens",
+    role.ROLLOUT: "rollout_log_probs",
+    role.OLD: "log_probs",
+    role.MASK: "loss_masks",
+    role.ADVANTAGES: "advantages",
+    role.REWARDS: "rewards",
+    role.ENTROPY: "entropy",
+    role.TOKEN_IDS: "tokens",
 }
 SAMPLE = {
-    ROLLOUT: "rollout_log_probs",
-    MASK: "loss_mask",
-    REWARDS: "reward",
-    GROUP: "group_index",
-    TOKEN_IDS: "tokens",
+    role.ROLLOUT: "rollout_log_probs",
+    role.MASK: "loss_mask",
+    role.REWARDS: "reward",
+    role.GROUP: "group_index",
+    role.TOKEN_IDS: "tokens",
 }
 
 
@@ -130,10 +116,10 @@ def slime_rollout(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
                 record["reward"] = None
             row = generic.by_names(record, where, SAMPLE, columns)
             length = record.get("response_length")
-            row.tokens[TOKEN_IDS] = _response(row, length)
-            row.tokens.setdefault(MASK, np.ones(len(row.tokens[TOKEN_IDS]), np.int8))
+            row.tokens[role.TOKEN_IDS] = _response(row, length)
+            row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
             if record.get("remove_sample") is True:
-                row.tokens[MASK] = np.zeros_like(row.tokens[MASK])
+                row.tokens[role.MASK] = np.zeros_like(row.tokens[role.MASK])
             row.scalars |= _named(rollout, _integer(record.get("index"), i)) | _version(one)
             yield row
 
@@ -174,24 +160,24 @@ def _completed(
 ) -> Row:
     """Return a row of a train dump, with what the rollout dump says of the sample."""
     row = generic.by_names(record, where, SLIME, columns)
-    if TOKEN_IDS in row.tokens:
-        row.tokens[TOKEN_IDS] = _response(row, record.get("response_lengths"))
+    if role.TOKEN_IDS in row.tokens:
+        row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_lengths"))
     row.scalars |= _named(rollout, index)
     other = sampled.get(index, {})
     if type(other.get("reward")) in (int, float):
-        row.scalars[REWARDS] = other["reward"]
+        row.scalars[role.REWARDS] = other["reward"]
     if type(other.get("group_index")) is int:
-        row.scalars[GROUP] = other["group_index"]
-    if ROLLOUT not in row.tokens and other.get("rollout_log_probs") is not None:
-        row.tokens[ROLLOUT] = numbers(other["rollout_log_probs"], "rollout_log_probs", where)
-    if ROLLOUT_VERSION in other:
-        row.scalars[ROLLOUT_VERSION] = other[ROLLOUT_VERSION]
+        row.scalars[role.GROUP] = other["group_index"]
+    if role.ROLLOUT not in row.tokens and other.get("rollout_log_probs") is not None:
+        row.tokens[role.ROLLOUT] = numbers(other["rollout_log_probs"], "rollout_log_probs", where)
+    if role.ROLLOUT_VERSION in other:
+        row.scalars[role.ROLLOUT_VERSION] = other[role.ROLLOUT_VERSION]
     return row
 
 
 def _response(row: Row, length: object) -> Any:
     """Return the tokens of the response, which end those of the whole sequence."""
-    tokens = row.tokens.get(TOKEN_IDS, np.empty(0, np.int64))
+    tokens = row.tokens.get(role.TOKEN_IDS, np.empty(0, np.int64))
     if type(length) is not int or not 0 <= length <= len(tokens):
         what = f"{row.where}: the response has no length, or one that exceeds the {len(tokens)} tokens"
         raise DumpError(what, "slime writes it; was the file changed?")
@@ -200,7 +186,7 @@ def _response(row: Row, length: object) -> Any:
 
 def _named(rollout: int, index: int) -> dict[str, Any]:
     """Return the step, and an id of the sequence."""
-    return {STEP: rollout, SEQUENCE: f"{rollout}/{index}"}
+    return {role.STEP: rollout, role.SEQUENCE: f"{rollout}/{index}"}
 
 
 def _version(record: Mapping[str, Any]) -> dict[str, int]:
@@ -208,7 +194,7 @@ def _version(record: Mapping[str, Any]) -> dict[str, int]:
     versions = record.get("weight_versions")
     texts = versions if isinstance(versions, list) else []
     known = [int(one) for one in texts if isinstance(one, str) and one.isdecimal() and len(one) < 18]
-    return {ROLLOUT_VERSION: min(known)} if known else {}
+    return {role.ROLLOUT_VERSION: min(known)} if known else {}
 
 
 # ---------------------------------------------------------------- a file per rank: slime up to 0.3.1, miles
@@ -349,7 +335,7 @@ def _count(samples: Sequence[Sequence[Slice]], where: str) -> int:
 
 def _probe(one: Slice) -> Any:
     """Return the column by which slices are told from each other."""
-    values = (one.values.get(name) for name in (*SLICED, LOSS[CURRENT]))
+    values = (one.values.get(name) for name in (*SLICED, LOSS[role.CURRENT]))
     return next((x for x in values if isinstance(x, np.ndarray)), None)
 
 
@@ -406,22 +392,21 @@ def _joined(slices: Sequence[Slice], name: str, count: int, where: str) -> Any:
 # ---------------------------------------------------------------- miles
 
 LOSS = {
-    ROLLOUT: "rollout_log_probs",
-    OLD: "old_log_probs",
-    CURRENT: "train_log_probs",
-    MASK: "local_loss_mask",
-    ADVANTAGES: "advantages",
+    role.ROLLOUT: "rollout_log_probs",
+    role.OLD: "old_log_probs",
+    role.CURRENT: "train_log_probs",
+    role.MASK: "local_loss_mask",
+    role.ADVANTAGES: "advantages",
 }
 
 
 def miles_columns(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read `dashboard_columns`: the rollout's log-probs, mask and tokens, without the trainer's."""
+    names = {key: SAMPLE[key] for key in (role.ROLLOUT, role.MASK, role.TOKEN_IDS)}
     for where, record in generic.table_records(files):
-        row = generic.by_names(
-            record, where, {ROLLOUT: "rollout_log_probs", MASK: "loss_mask", TOKEN_IDS: "tokens"}, columns
-        )
-        row.tokens[TOKEN_IDS] = _response(row, record.get("response_length"))
-        row.tokens.setdefault(MASK, np.ones(len(row.tokens[TOKEN_IDS]), np.int8))
+        row = generic.by_names(record, where, names, columns)
+        row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_length"))
+        row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
         found = re.search(r"rollout_(\d+)\.parquet", where)
         row.scalars |= _named(int(found[1]) if found else 0, _integer(record.get("sample_index")))
         yield row
@@ -458,14 +443,13 @@ def policy_loss(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[R
                 records = [{name: _joined(slices, name, count, where) for name in slices[0].values}]
             for at, record in enumerate(records):
                 row = generic.by_names(record, where, LOSS, columns)
-                row.tokens[MASK] = (row.tokens.get(MASK, np.zeros(0)) != 0).astype(np.int8)
-                row.scalars |= {SEQUENCE: f"{call[1] if call else 0}/{i}/{response}/{at}"}
+                row.tokens[role.MASK] = (row.tokens.get(role.MASK, np.zeros(0)) != 0).astype(np.int8)
+                row.scalars |= {role.SEQUENCE: f"{call[1] if call else 0}/{i}/{response}/{at}"}
                 yield row
 
 
 def _full(one: Slice) -> bytes:
     """Return what tells a whole sample from another one; nothing for a slice."""
-    first = one.values.get(LOSS[CURRENT])
-    if first is None or len(first) != one.response:
-        return b""
-    return b"".join(values.tobytes() for values in one.values.values())
+    first = one.values.get(LOSS[role.CURRENT])
+    whole = first is not None and len(first) == one.response
+    return b"".join(values.tobytes() for values in one.values.values()) if whole else b""

@@ -81,7 +81,11 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
         UsageError: an option that cannot be used.
     """
     how = align.parse(reading.align, found.form.alignment)
-    made = Converted(target, found.files, [_said(found, how), *found.notes])
+    form = found.form
+    what = f"{form.trainer} ({form.name})" if form.trainer else form.name
+    if form.guess and not found.named:
+        what += " by the names of its columns (--form says otherwise)"
+    made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
     try:
         with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
             rows = _joined(found.form.read(found.files, columns), how, reading, Path(folder), made.notes)
@@ -119,14 +123,6 @@ def _of_one_version(rows: Iterator[Row], found: Found, reading: Reading) -> Iter
 def _named(found: Found) -> str:
     """Return the name of the first file, and how many more there are."""
     return f"{found.files[0]}{f' and {len(found.files) - 1} more' if len(found.files) > 1 else ''}"
-
-
-def _said(found: Found, how: Alignment) -> str:
-    """Return what was read and how, as a note."""
-    guessed = found.form.guess and not found.named
-    guess = " by the names of its columns (--form says otherwise)" if guessed else ""
-    what = f"{found.form.trainer} ({found.form.name})" if found.form.trainer else found.form.name
-    return f"{_named(found)} read as {what}{guess}; log-probs: {how}"
 
 
 def _joined(

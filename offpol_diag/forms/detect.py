@@ -52,10 +52,6 @@ def find(
         columns: role → name, from the user.
         always: whether a canonical dump is to be converted as well.
         joined: whether the file is one of two, so that it need not hold log-probs.
-
-    Raises:
-        DumpError: files of several forms or of none.
-        UsageError: no such form.
     """
     chosen = named(form) if form else None
     if not chosen and not always and _canonical(sources, columns):

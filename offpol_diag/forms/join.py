@@ -50,11 +50,7 @@ class Joined:
     def of(
         cls, source: str, columns: tuple[str, ...], on: str | None, rows: Iterator[Row], folder: Path
     ) -> Joined:
-        """Read a file into the temporary file.
-
-        Raises:
-            DumpError: a column or an id that is missing, or an id that comes twice.
-        """
+        """Read a file into the temporary file."""
         made = cls(source, tuple(map(role_named, columns)), on or SEQUENCE)
         with (folder / "joined").open("wb") as store:
             for number, row in enumerate(rows):

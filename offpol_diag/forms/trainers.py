@@ -15,19 +15,7 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Array, Head, Row, records, undamaged
-from offpol_diag.readers.columns import (
-    ADVANTAGES,
-    CURRENT,
-    ENTROPY,
-    GROUP,
-    MASK,
-    OLD,
-    REWARDS,
-    ROLLOUT,
-    SEQUENCE,
-    STEP,
-    TOKEN_IDS,
-)
+from offpol_diag.readers import columns as role
 
 
 def _named(values: object) -> str:
@@ -45,12 +33,12 @@ def _step(path: str, pattern: str) -> int | None:
 # ---------------------------------------------------------------- NeMo-RL
 
 NEMO = {
-    ROLLOUT: "generation_logprobs",
-    OLD: "prev_logprobs",
-    MASK: "token_loss_mask",
-    ADVANTAGES: "advantages",
-    REWARDS: "rewards",
-    TOKEN_IDS: "token_ids",
+    role.ROLLOUT: "generation_logprobs",
+    role.OLD: "prev_logprobs",
+    role.MASK: "token_loss_mask",
+    role.ADVANTAGES: "advantages",
+    role.REWARDS: "rewards",
+    role.TOKEN_IDS: "token_ids",
 }
 CERTAIN = 0.05
 """Mean |log-prob| of the trainer up to which a run of exact zeros may have been sampled."""
@@ -73,15 +61,15 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             hint = "NeMo-RL writes it; was the file changed?"
             raise DumpError(f"{where}: no 'input_lengths', the number of tokens without padding", hint)
         row.tokens = {name: values[:length] for name, values in row.tokens.items()}
-        if MASK in row.tokens:
+        if role.MASK in row.tokens:
             sample = one.get("sample_loss_mask", 1)
             if not isinstance(sample, int | float):
                 raise DumpError(f"{where}: 'sample_loss_mask' is no number", "was the file changed?")
-            row.tokens[MASK] = ((row.tokens[MASK] != 0) & (sample != 0)).astype(np.int8)
-        elif ROLLOUT in row.tokens:
-            row.tokens[MASK] = _sampled(row.tokens[ROLLOUT], row.tokens.get(OLD))
-        row.tokens.get(MASK, np.zeros(1))[:1] = 0
-        _without_placeholder(row, OLD)
+            row.tokens[role.MASK] = ((row.tokens[role.MASK] != 0) & (sample != 0)).astype(np.int8)
+        elif role.ROLLOUT in row.tokens:
+            row.tokens[role.MASK] = _sampled(row.tokens[role.ROLLOUT], row.tokens.get(role.OLD))
+        row.tokens.get(role.MASK, np.zeros(1))[:1] = 0
+        _without_placeholder(row, role.OLD)
         step = _step(where, r"train_data_step(\d+)\.jsonl")
         row.scalars |= _id(step, one.get("idx")) | _prompt(row)
         yield row
@@ -90,14 +78,15 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
 def _id(step: int | None, *within: object) -> dict[str, object]:
     """Return the step, and an id made of it and of the place within the step."""
     name = "/".join(str(part) for part in (step, *within) if part is not None)
-    return ({SEQUENCE: name} if name else {}) | ({} if step is None else {STEP: step})
+    return ({role.SEQUENCE: name} if name else {}) | ({} if step is None else {role.STEP: step})
 
 
 def _prompt(row: Row) -> dict[str, str]:
     """Return the group of a whole sequence: all with the same tokens before the first that counts."""
-    if TOKEN_IDS not in row.tokens or MASK not in row.tokens or not row.tokens[MASK].any():
+    if role.TOKEN_IDS not in row.tokens or role.MASK not in row.tokens or not row.tokens[role.MASK].any():
         return {}
-    return {GROUP: _named(row.tokens[TOKEN_IDS][: int(row.tokens[MASK].argmax())].astype(np.int64))}
+    prompt = row.tokens[role.TOKEN_IDS][: int(row.tokens[role.MASK].argmax())]
+    return {role.GROUP: _named(prompt.astype(np.int64))}
 
 
 def _sampled(rollout: Array, train: Array | None) -> Array:
@@ -114,7 +103,7 @@ def _sampled(rollout: Array, train: Array | None) -> Array:
 
 def _without_placeholder(row: Row, name: str) -> None:
     """Drop a column of zeros, which stands where a trainer skipped the pass that computes it."""
-    values, mask = row.tokens.get(name), row.tokens.get(MASK)
+    values, mask = row.tokens.get(name), row.tokens.get(role.MASK)
     if values is not None and len(values) and not values.any() and (mask is None or mask.any()):
         del row.tokens[name]
 
@@ -122,13 +111,13 @@ def _without_placeholder(row: Row, name: str) -> None:
 # ---------------------------------------------------------------- prime-rl
 
 PRIME = {
-    ROLLOUT: "inference_logprobs",
-    OLD: "trainer_logprobs",
-    MASK: "loss_mask",
-    ADVANTAGES: "advantages",
-    TOKEN_IDS: "token_ids",
-    ENTROPY: "entropy",
-    STEP: "step",
+    role.ROLLOUT: "inference_logprobs",
+    role.OLD: "trainer_logprobs",
+    role.MASK: "loss_mask",
+    role.ADVANTAGES: "advantages",
+    role.TOKEN_IDS: "token_ids",
+    role.ENTROPY: "entropy",
+    role.STEP: "step",
 }
 
 
@@ -136,16 +125,16 @@ def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]
     """Read the token export: whole sequences; the trainer's only log-probs are old and current at once."""
     for where, record in records(files):
         row = generic.by_names(record, where, PRIME, columns, ("env_name", "rank", "run_id"))
-        if OLD in row.tokens:
-            row.tokens.setdefault(CURRENT, row.tokens[OLD])
-        if isinstance(row.tokens.get(ADVANTAGES), np.ndarray):  # null: the token is in no policy loss
-            row.tokens[ADVANTAGES] = np.nan_to_num(row.tokens[ADVANTAGES].astype(np.float64))
+        if role.OLD in row.tokens:
+            row.tokens.setdefault(role.CURRENT, row.tokens[role.OLD])
+        if isinstance(row.tokens.get(role.ADVANTAGES), np.ndarray):  # null: the token is in no policy loss
+            row.tokens[role.ADVANTAGES] = np.nan_to_num(row.tokens[role.ADVANTAGES].astype(np.float64))
         rewards = record.get("rewards")
         if isinstance(rewards, list):
             known = [one for one in rewards if one is not None]
-            row.scalars |= {REWARDS: known[-1]} if known else {}
+            row.scalars |= {role.REWARDS: known[-1]} if known else {}
         within = (record.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
-        row.scalars[SEQUENCE] = "/".join(str(one) for one in within if one is not None)
+        row.scalars[role.SEQUENCE] = "/".join(str(one) for one in within if one is not None)
         row.scalars |= _prompt(row)
         yield row
 
@@ -163,11 +152,11 @@ def stable(files: Sequence[Path]) -> tuple[list[Path], list[str]]:
 # ---------------------------------------------------------------- ROLL
 
 ROLL = {
-    OLD: "logprobs",
-    MASK: "new_response_mask",
-    ENTROPY: "old_log_probs2_entropy",
-    REWARDS: "reward",
-    STEP: "step",
+    role.OLD: "logprobs",
+    role.MASK: "new_response_mask",
+    role.ENTROPY: "old_log_probs2_entropy",
+    role.REWARDS: "reward",
+    role.STEP: "step",
 }
 
 
@@ -175,21 +164,21 @@ def roll(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read the logging board: the trainer's log-probs only, from the first response token on, padded."""
     for count, (where, record) in enumerate(records(files)):
         row = generic.by_names(record, where, ROLL, columns)
-        _without_placeholder(row, OLD)
-        row.scalars |= {SEQUENCE: count}
+        _without_placeholder(row, role.OLD)
+        row.scalars |= {role.SEQUENCE: count}
         if record.get("prompt") is not None:
-            row.scalars |= {GROUP: _named(record["prompt"])}
+            row.scalars |= {role.GROUP: _named(record["prompt"])}
         yield row
 
 
 # ---------------------------------------------------------------- open-instruct
 
 OPEN_INSTRUCT = {
-    ROLLOUT: "logprobs",
-    TOKEN_IDS: "response_tokens",
-    ADVANTAGES: "advantage",
-    REWARDS: "reward",
-    STEP: "step",
+    role.ROLLOUT: "logprobs",
+    role.TOKEN_IDS: "response_tokens",
+    role.ADVANTAGES: "advantage",
+    role.REWARDS: "reward",
+    role.STEP: "step",
 }
 
 
@@ -200,14 +189,14 @@ def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
     """
     for where, record in records(files):
         row = generic.by_names(record, where, OPEN_INSTRUCT, columns, ("finish_reason", "dataset"))
-        rollout = row.tokens.get(ROLLOUT)
+        rollout = row.tokens.get(role.ROLLOUT)
         if rollout is not None:
             info = record.get("request_info")
             called = isinstance(info, dict) and bool(info.get("tool_calleds"))
-            row.tokens[MASK] = (np.isfinite(rollout) & ~(called & (rollout == 0))).astype(np.int8)
+            row.tokens[role.MASK] = (np.isfinite(rollout) & ~(called & (rollout == 0))).astype(np.int8)
         step = record.get("step")
-        row.scalars |= {SEQUENCE: f"{step}/{record.get('sample_idx')}"}
-        row.scalars |= {GROUP: f"{step}/{record.get('prompt_idx')}"}
+        row.scalars |= {role.SEQUENCE: f"{step}/{record.get('sample_idx')}"}
+        row.scalars |= {role.GROUP: f"{step}/{record.get('prompt_idx')}"}
         yield row
 
 
@@ -218,13 +207,13 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read rollout dumps: text and score; log-probs come from a second file."""
     for where, record in records(files):
         row = generic.by_names(
-            record, where, {REWARDS: "score", STEP: "step"}, columns, ("request_id", "data_source")
+            record, where, {role.REWARDS: "score", role.STEP: "step"}, columns, ("request_id", "data_source")
         )
         uid = record.get("uid")
         if uid is not None:  # {uid}_{session}_{index}
-            row.scalars |= {SEQUENCE: uid, GROUP: str(uid).rsplit("_", 2)[0]}
+            row.scalars |= {role.SEQUENCE: uid, role.GROUP: str(uid).rsplit("_", 2)[0]}
         elif record.get("input") is not None:
-            row.scalars |= {GROUP: _named(record["input"])}
+            row.scalars |= {role.GROUP: _named(record["input"])}
         yield row
 
 
@@ -249,7 +238,7 @@ def _completions(each: Iterator[tuple[str, dict[str, Any]]], columns: Mapping[st
             record["step"] = int(record["step"])
         row = generic.row_of(record, where, columns, TEXTS)
         if record.get("prompt") is not None:
-            row.scalars.setdefault(GROUP, _named(record["prompt"]))
+            row.scalars.setdefault(role.GROUP, _named(record["prompt"]))
         yield row
 
 
@@ -287,8 +276,5 @@ def unrepeated(files: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 def is_swift(head: Head) -> bool:
     """Return whether a file is a log of completions as ms-swift writes it."""
-    return (
-        head.kind == "jsonl"
-        and head.fields >= TEXTS
-        and ("gen_step" in head.fields or head.fields >= {"step", "advantages"})
-    )
+    steps = "gen_step" in head.fields or head.fields >= {"step", "advantages"}
+    return head.kind == "jsonl" and head.fields >= TEXTS and steps

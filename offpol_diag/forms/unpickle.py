@@ -114,10 +114,6 @@ def _array(data: bytes | bytearray, dtype: DType, shape: tuple[int, ...], order:
     return flat.reshape(shape, order=order)
 
 
-def _scalar(dtype: DType, data: bytes) -> object:
-    return _array(data, dtype, ()).item()
-
-
 def plain(value: object) -> Any:
     """Return the values of a NumPy array, and anything else as it is."""
     return value.value if isinstance(value, Stored) else value
@@ -177,10 +173,6 @@ def _untyped(
     return _tensor(typed(flat, dtype.qualified.removeprefix("torch.")), offset, size, stride)
 
 
-def _typed_again(function: Name, kind: object, args: tuple[object, ...], state: object) -> object:
-    return _call(function, args)
-
-
 def _jagged(state: Mapping[str, Any]) -> list[Array]:
     """Return a nested tensor as a list of arrays."""
     ends = [int(end) for end in state["offsets"]]
@@ -215,15 +207,6 @@ def _listed(items: Sequence[object] = ()) -> list[object]:
     return list(items)
 
 
-def _tuple(items: Sequence[object] = ()) -> tuple[object, ...]:
-    return tuple(_listed(items))
-
-
-def _table(kind: object, state: Mapping[str, Any]) -> object:
-    """Return the tensors of a TensorDict."""
-    return state["_tensordict"]
-
-
 def _batch(kind: Name, state: Mapping[str, Any]) -> Record:
     """Return a batch of SkyRL."""
     record = Record("skyrl._rebuild_tensor_batch", ())
@@ -241,9 +224,14 @@ NAMES: Mapping[str, Callable[..., object] | None] = dict(
         *_named(["builtins", "__builtin__"], set=_listed, frozenset=_listed, bytearray=_bytes),
         *_named(["_codecs"], encode=_bytes),
         *_named(["numpy"], dtype=DType, ndarray=None),
-        *_named(["numpy.core.multiarray", "numpy._core.multiarray"], _reconstruct=Stored, scalar=_scalar),
+        *_named(
+            ["numpy.core.multiarray", "numpy._core.multiarray"],
+            _reconstruct=Stored,
+            scalar=lambda dtype, data: _array(data, dtype, ()).item(),
+        ),
         *_named(["numpy.core.numeric", "numpy._core.numeric"], _frombuffer=_array),
-        *_named(["torch"], **dict.fromkeys((*STORAGES, *DTYPES)), Tensor=None, Size=_tuple, device=None),
+        *_named(["torch"], **dict.fromkeys((*STORAGES, *DTYPES)), Tensor=None, device=None),
+        *_named(["torch"], Size=lambda items=(): tuple(_listed(items))),
         *_named(["torch.storage"], UntypedStorage=None, TypedStorage=None),
         *_named(["torch.nn.parameter"], Parameter=None),
         *_named(
@@ -253,13 +241,15 @@ NAMES: Mapping[str, Callable[..., object] | None] = dict(
             _rebuild_parameter=lambda data, *_: data,
             _rebuild_nested_tensor=_nested,
         ),
-        *_named(["torch._tensor"], _rebuild_from_type_v2=_typed_again),
+        *_named(
+            ["torch._tensor"], _rebuild_from_type_v2=lambda function, _, args, state: _call(function, args)
+        ),
         *_named(["torch.nested._internal.nested_tensor"], _rebuild_njt=_jagged, NestedTensor=None),
         *_named(["torch._dynamo.decorators"], _DimRange=None),
         *_named(["tensordict", "tensordict._td", "tensordict.tensordict"], TensorDict=None),
         *_named(
             ["tensordict._reductions"],
-            _make_td=_table,
+            _make_td=lambda _, state: state["_tensordict"],  # its tensors
             _rebuild_tensordict_files_consolidated=_consolidated,
         ),
         *_named(["verl", "verl.protocol"], DataProto=None),
@@ -287,6 +277,12 @@ def _call(function: object, args: object) -> object:
     if not isinstance(function, Name) or not isinstance(args, tuple):
         raise Refused("a call of something that is no function")
     return function(*args)
+
+
+FORBIDDEN = (
+    *(pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.PERSID, pickle.EXT1, pickle.EXT2, pickle.EXT4),
+    *(pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
+)
 
 
 class Unpickler(pickle._Unpickler):
@@ -338,22 +334,7 @@ class Unpickler(pickle._Unpickler):
         self.append(self.read(size))  # type: ignore[attr-defined]
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        **{
-            code: load
-            for code, load in pickle._Unpickler.dispatch.items()
-            if bytes([code])
-            not in (
-                pickle.INST,
-                pickle.OBJ,
-                pickle.NEWOBJ_EX,
-                pickle.PERSID,
-                pickle.EXT1,
-                pickle.EXT2,
-                pickle.EXT4,
-                pickle.NEXT_BUFFER,
-                pickle.READONLY_BUFFER,
-            )
-        },
+        **{code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in FORBIDDEN},
         pickle.REDUCE[0]: load_reduce,
         pickle.NEWOBJ[0]: load_reduce,
         pickle.BUILD[0]: load_build,
@@ -431,11 +412,7 @@ def _fault(path: Path, error: Exception) -> DumpError:
 
 
 def load(path: Path) -> Any:
-    """Read a pickle or a `torch.save` file: plain values, arrays and records.
-
-    Raises:
-        DumpError: it names a class that is not known, or is damaged.
-    """
+    """Read a pickle or a `torch.save` file: plain values, arrays and records."""
     try:
         return _machine(path, True).load()
     except Exception as error:  # a damaged pickle raises whatever its instructions meet

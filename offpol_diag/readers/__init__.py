@@ -14,6 +14,9 @@ Files of other forms become canonical Parquet first (`offpol_diag.forms`). What 
 `parquet.footer` says what it holds, `parquet.tables` yields its rows in order as Arrow tables with the number
 of their row group; a `Slice` is such a table with the numbers of its rows in the file.
 
+What cannot be read, and what the user named wrongly, is a `DumpError`. In `parquet`, functions of footers and
+of chunks raise one of its `READ_ERRORS`, which the functions around them explain.
+
 Modules that need torch are imported on first use (PEP 562), so that `sources` works without it.
 """
 

@@ -168,11 +168,7 @@ class Skipped:
 
 
 def good_rows(piece: Slice, plan: Plan, skipped: Skipped | None) -> tuple[Slice, Rows]:
-    """Decode a slice and drop its bad rows, counted in `skipped`.
-
-    Raises:
-        DumpError: a bad row, where `skipped` is None.
-    """
+    """Decode a slice and drop its bad rows, counted in `skipped`."""
     if piece.problems:
         piece = _without(piece, list(piece.problems), plan, skipped)
     rows = decode(piece.table, plan)
@@ -258,11 +254,7 @@ class Signs:
     waits: bool = False
 
     def see(self, piece: Slice, rows: Rows) -> None:
-        """Update the counts with the next rows.
-
-        Raises:
-            DumpError: a column with the wrong sign.
-        """
+        """Update the counts with the next rows."""
         for role in (role for role in TRAIN if role in rows.lists):
             count = self.counts.setdefault(role, Count())
             if not (count.decided(rows.kept) and at_most(TOLERANCE, rows.lists[role], rows)):

@@ -35,13 +35,8 @@ SCALARS = (SEQUENCE, GROUP, *COUNTS)
 
 Test = Callable[[pa.DataType], bool]
 
-LISTS: tuple[Test, ...] = (
-    pt.is_list,
-    pt.is_large_list,
-    pt.is_fixed_size_list,
-    pt.is_list_view,
-    pt.is_large_list_view,
-)
+LISTS: tuple[Test, ...] = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list)
+LISTS += (pt.is_list_view, pt.is_large_list_view)
 BYTES: tuple[Test, ...] = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
 TEXTS: tuple[Test, ...] = (pt.is_string, pt.is_large_string, pt.is_string_view, *BYTES[:3])
 NUMBERS: tuple[Test, ...] = (pt.is_integer, pt.is_floating, pt.is_boolean)
@@ -245,11 +240,7 @@ def assigned(
 def resolve(
     names: Sequence[str], overrides: Mapping[str, str], file: str, form: Form = LIST
 ) -> dict[str, str]:
-    """Assign columns to roles as `assigned` does, and require those that an analysis needs.
-
-    Raises:
-        DumpError: an invalid override, two candidates for one role, or a missing required column.
-    """
+    """Assign columns to roles as `assigned` does, and require those that an analysis needs."""
     mapping = assigned(names, overrides, file, form)
 
     def lacking(what: str, hint: str) -> DumpError:
@@ -377,11 +368,8 @@ def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
             for part in parts
         )
 
-    found = [
-        field.name
-        for field in parts[0].schema
-        if field.name not in taken and _is_any(stored(field.type), DESCRIBED) and everywhere(field)
-    ]
+    fields = (field for field in parts[0].schema if _is_any(stored(field.type), DESCRIBED))
+    found = [field.name for field in fields if field.name not in taken and everywhere(field)]
     return () if plan.form.long else tuple(found[:MOST_DESCRIBED])
 
 
@@ -397,23 +385,18 @@ def _check_types(part: Part, plan: Plan) -> None:
 def _check_same(first: Part, other: Part, plan: Plan, overrides: Mapping[str, str]) -> None:
     """Refuse a file whose columns differ from the first file's in name or family of types."""
     there = other.schema.names
-    found = [
-        f"{name!r} is in the first and missing in the second" for name in plan.names if name not in there
-    ]
-    if not found:
-        resolved = resolve(there, overrides, str(other.path), plan.form)
-        found = [
-            f"{name!r} is in the second and missing in the first"
-            for role, name in resolved.items()
-            if plan.columns.get(role) != name
-        ]
-    if not found:
-        types = [(name, first.schema.field(name).type, other.schema.field(name).type) for name in plan.names]
-        found = [
-            f"{name!r} holds {one} in the first and {two} in the second"
-            for name, one, two in types
-            if is_list(one) != is_list(two) or len({_family(one), _family(two)} - {"anything"}) > 1
-        ]
-    if found:
+
+    def differ(what: str) -> DumpError:
         hint = "read files of one form at a time, or write them alike"
-        raise DumpError(f"{first.path} and {other.path} differ: column {found[0]}", hint)
+        return DumpError(f"{first.path} and {other.path} differ: column {what}", hint)
+
+    for name in plan.names:
+        if name not in there:
+            raise differ(f"{name!r} is in the first and missing in the second")
+    for role, name in resolve(there, overrides, str(other.path), plan.form).items():
+        if plan.columns.get(role) != name:
+            raise differ(f"{name!r} is in the second and missing in the first")
+    for name in plan.names:
+        one, two = (part.schema.field(name).type for part in (first, other))
+        if is_list(one) != is_list(two) or len({_family(one), _family(two)} - {"anything"}) > 1:
+            raise differ(f"{name!r} holds {one} in the first and {two} in the second")

@@ -273,10 +273,12 @@ def _time(column: pa.Array) -> pa.Array:
 def _timestamp(column: pa.Array) -> pa.Array:
     """Format timestamps as `2026-01-31 00:00:01.500`, in UTC with a Z where the type has a time zone."""
     naive = _time(column.cast(pa.int64()).cast(pa.timestamp(column.type.unit)))
-    return naive if column.type.tz is None else _joined(naive, "Z", "")
+    return naive if column.type.tz is None else pc.binary_join_element_wise(naive, "Z", "")
 
 
-_joined = pc.binary_join_element_wise
+def _duration(column: pa.Array) -> pa.Array:
+    """Format durations as `1500 ms`."""
+    return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), column.type.unit, " ")
 
 
 def _each(column: pa.Array, text: Callable[[bytes], str]) -> pa.Array:
@@ -310,10 +312,7 @@ REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Arr
     (pt.is_floating, _without_nan),
     (pt.is_timestamp, _timestamp),
     (pt.is_time, _time),
-    (
-        pt.is_duration,
-        lambda column: _joined(column.cast(pa.int64()).cast(pa.string()), column.type.unit, " "),
-    ),
+    (pt.is_duration, _duration),
     (pt.is_fixed_size_binary, lambda column: _each(column, _text_or_hex)),
     (lambda dtype: pt.is_temporal(dtype) or pt.is_decimal(dtype), lambda column: column.cast(pa.string())),
 )
@@ -325,9 +324,6 @@ def labels(piece: Slice, plan: Plan) -> dict[str, list[object]]:
 
     A missing `sequence_id` is the row's number in the whole dump; a missing `policy_lag` is the difference of
     the versions.
-
-    Raises:
-        DumpError: text that is not UTF-8.
     """
     names = {role: plan.columns[role] for role in columns.SCALARS if role in plan.columns}
     names |= {name: name for name in plan.extra}
@@ -381,9 +377,6 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
 
     Where the plan is `bare`, a batch has values, lengths and labels alone: its positions and keys are zeros,
     and a turn is a sequence.
-
-    Raises:
-        DumpError: text that is not UTF-8.
     """
     scalars = labels(piece, plan)  # first: it refuses text that the keys could not hash
     lengths = rows.kept_lengths
@@ -394,7 +387,9 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
         key = np.zeros(len(lengths), np.int64)
     else:
         where, runs = _positions(rows, lengths)
-        key = _keys(piece, plan, arrays["rollout"], where, lengths)
+        contents = partial(keys_of_contents, arrays["rollout"], where, lengths)
+        group = plan.columns.get(columns.GROUP)
+        key = keys_of_groups(piece.table.column(group), contents) if group else contents()
     arrays |= {"position": where, "cu_runs": runs, "key": key}
     tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return Batch(**tensors, scalars=scalars)
@@ -432,23 +427,15 @@ def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:
         begins = stated.values[rows.offsets[:-1][filled]]
         token = stated.values[token] - np.repeat(begins, lengths[filled])
         breaks = np.flatnonzero(np.diff(token) != 1) + 1
-    offsets = starts(lengths)
-    run_begins = np.zeros(offsets[-1] + 1, np.bool_)
+    run_begins = np.zeros(len(token) + 1, np.bool_)
     run_begins[breaks] = True
-    run_begins[offsets] = True
+    run_begins[starts(lengths)] = True
     return token, np.flatnonzero(run_begins)
 
 
 # ---------------------------------------------------------------- keys
 # A 64-bit key per sequence identifies its unit of the bootstrap. It depends on the sequence's group id, or
 # on its contents, never on its position in the dump, so that splitting or reordering files changes no key.
-
-
-def _keys(piece: Slice, plan: Plan, rollout: Array, position: Ints, lengths: Ints) -> Ints:
-    contents = partial(keys_of_contents, rollout, position, lengths)
-    if columns.GROUP not in plan.columns:
-        return contents()
-    return keys_of_groups(piece.table.column(plan.columns[columns.GROUP]), contents)
 
 
 def mix(x: Words) -> Words:

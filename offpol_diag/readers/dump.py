@@ -38,11 +38,7 @@ MOST_DIGITS = 64
 
 
 def describe(files: Sequence[File]) -> list[Part]:
-    """Read the footers of all files.
-
-    Raises:
-        DumpError: a file that is not Parquet, is damaged, or cannot be opened.
-    """
+    """Read the footers of all files."""
     pairs = [(key, text) for file in files for key, text in file.partitions.items()]
     words = {key for key, text in pairs if text is not None and not _is_integer(text)}
     numeric = {key for key, _ in pairs} - words
@@ -238,9 +234,6 @@ class Dump:
 
         Estimated from uncompressed bytes, at the bytes per token of the first row group; from rows in the
         long form and where footers give no bytes.
-
-        Raises:
-            DumpError: the first file can no longer be opened.
         """
         groups = [(part, at) for part in self.parts for at in part.groups]
         stated = all(part.group_bytes[at] > 0 for part, at in groups if part.group_rows[at])
@@ -288,7 +281,8 @@ class Dump:
         # Makes malloc reuse memory between batches; the block is never touched, so it costs no memory.
         np.empty(RECYCLED, np.uint8)
         self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
-        for batch in join(self._packed(self._signs, progress or (lambda _: None)), self.batch_tokens):
+        packed = self._packed(self._signs, progress or (lambda _: None))
+        for batch in join(packed, self.batch_tokens):
             self._kept += batch.tokens
             if self._kept or self._shard:
                 yield batch
@@ -301,11 +295,7 @@ class Dump:
         return Findings(self.info.rows, self._kept, self.skipped, signs)
 
     def merge_findings(self, shards: Iterable[Findings]) -> None:
-        """Merge the findings of all shards, in order, as if the dump had been read in one pass.
-
-        Raises:
-            DumpError: a column of the wrong sign, or no unmasked token.
-        """
+        """Merge the findings of all shards, in order, as if the dump had been read in one pass."""
         self.skipped, self._signs, self._kept, rows = Skipped(), Signs(self._plan), 0, 0
         for one in shards:
             rows += one.rows

@@ -40,14 +40,12 @@ WHOLE = frozenset({columns.TOKEN_IDS, columns.POSITION})
 def gathered(
     pieces: Iterable[Slice], plan: Plan, tokens: int, progress: Callable[[int], None]
 ) -> Iterator[Slice]:
-    """Yield the sequences of a long-form dump in slices of about `tokens` tokens, or of one sequence.
-
-    Raises:
-        DumpError: unreadable data, a row without an id, or an id that recurs after more than `FAR` rows.
-    """
+    """Yield the sequences of a long-form dump in slices of about `tokens` tokens, or of one sequence."""
     gathering = Gathering(plan, tokens)
-    for piece in pieces:
-        gathering.add(replace(piece, table=_without_views(piece.table)))
+    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    for piece in pieces:  # without views, from which Arrow cannot `take`
+        fields = [field.with_type(views.get(field.type, field.type)) for field in piece.table.schema]
+        gathering.add(replace(piece, table=piece.table.cast(pa.schema(fields))))
         yield from gathering.finished()
         progress(len(piece.rows))
     yield from gathering.hand_out(len(gathering.last))
@@ -98,11 +96,7 @@ class Gathering:
     flaws: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, piece: Slice) -> None:
-        """Add the next rows.
-
-        Raises:
-            DumpError: a row without an id, or an id that recurs after more than `FAR` rows.
-        """
+        """Add the next rows."""
         begun = len(self.numbers)
         numbers = self._number(piece)
         spans = Spans.of(numbers)
@@ -279,11 +273,3 @@ def value(scalar: pa.Scalar) -> Any:
     except UnicodeDecodeError:
         found = scalar.as_buffer().to_pybytes()
     return found.decode(errors="replace") if isinstance(found, bytes) else found
-
-
-def _without_views(table: pa.RecordBatch) -> pa.RecordBatch:
-    """Replace string and binary views by large types: Arrow cannot `take` from views."""
-    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    return table.cast(
-        pa.schema([field.with_type(views.get(field.type, field.type)) for field in table.schema])
-    )

@@ -60,11 +60,7 @@ def open_parquet(path: Location, texts: Sequence[str] = ()) -> pq.ParquetFile:
 
 
 def open_again(part: Part, texts: Sequence[str] = ()) -> pq.ParquetFile:
-    """Reopen a file of the dump; `texts` as of `open_parquet`.
-
-    Raises:
-        DumpError: the file can no longer be opened, or was replaced.
-    """
+    """Reopen a file of the dump; `texts` as of `open_parquet`."""
     try:
         found = open_parquet(part.path, texts)
         _unchanged(part)
@@ -83,11 +79,7 @@ def _unchanged(part: Part) -> None:
 
 
 def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
-    """Return the footer's metadata of a column in a row group.
-
-    Raises:
-        Exception: one of `READ_ERRORS`.
-    """
+    """Return the footer's metadata of a column in a row group."""
     # With a damaged footer, a look at a column's metadata ends the process; reading it raises. So read first:
     # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
     reader = getattr(parquet, "glimpse", parquet).reader
@@ -101,11 +93,7 @@ def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMe
 
 
 def footer(path: Location) -> Footer:
-    """Read the footer of a file.
-
-    Raises:
-        Exception: one of `READ_ERRORS`.
-    """
+    """Read the footer of a file."""
     with open_parquet(path) as parquet:
         metadata = parquet.metadata
         groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
@@ -185,11 +173,7 @@ def first_line(error: Exception) -> str:
 
 
 def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of a part in order, as (row group, table of about `tokens` values of the first column).
-
-    Raises:
-        DumpError: data that cannot be read.
-    """
+    """Yield the rows of a part in order: row group, table of about `tokens` values of the first column."""
     texts = [name for name in names if is_text(part.schema.field(name).type)]
     with open_again(part, texts) as parquet:
         for group in part.groups:
@@ -212,11 +196,7 @@ def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int,
 
 
 def values_in(part: Part, group: int, name: str) -> int:
-    """Return the number of values of a column in a row group; an empty list counts as one.
-
-    Raises:
-        DumpError: the file can no longer be opened, or the column is damaged.
-    """
+    """Return the number of values of a column in a row group; an empty list counts as one."""
     with open_again(part) as parquet:
         try:
             return _checked(parquet, part, group, [name])[name]
@@ -246,9 +226,6 @@ def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: Sequence[st
     """Check the declared sizes of columns in a row group; return each column's number of values.
 
     For remote files, where each page header costs a request, only the first column's pages are checked.
-
-    Raises:
-        Exception: one of `READ_ERRORS`.
     """
     paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     remote, found = part.path.store, dict[str, int]()
@@ -332,11 +309,7 @@ class TooMany(Implausible):
 
 
 def check_sizes(
-    chunk: pq.ColumnChunkMetaData,
-    rows: int,
-    size: int,
-    stream: BinaryIO | None,
-    others: int | None = None,
+    chunk: pq.ColumnChunkMetaData, rows: int, size: int, stream: BinaryIO | None, others: int | None = None
 ) -> None:
     """Check the sizes declared by a column of a row group of `rows` rows in a file of `size` bytes.
 

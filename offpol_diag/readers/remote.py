@@ -83,12 +83,7 @@ class Scheme:
 
 
 def locate(source: str) -> Location:
-    """Return the location of a URL.
-
-    Raises:
-        DumpError: an unknown option, or a URL without a bucket or container.
-        Exception: an error of the library that opens the store.
-    """
+    """Return the location of a URL."""
     url = split(source)
     scheme = SCHEMES.get(url.scheme)
     if scheme is None:
@@ -206,11 +201,7 @@ SCHEMES |= dict.fromkeys(("abfs", "abfss"), AZURE_BLOBS) | dict.fromkeys(("hdfs"
 
 
 def files(source: str) -> Iterator[Location]:
-    """Yield the Parquet files at a URL: a file, a directory or a glob.
-
-    Raises:
-        DumpError: nothing is there, or the store cannot be reached.
-    """
+    """Yield the Parquet files at a URL: a file, a directory or a glob."""
     with explaining(clean(source), split(source).scheme):
         place = locate(source)
         kind = _kind(place, place.path)
@@ -391,11 +382,7 @@ class StoreError(OSError):
 
 
 def retried(call: Callable[[], T]) -> T:
-    """Call a function with up to `ATTEMPTS` attempts of `SECONDS` each and exponential backoff.
-
-    Raises:
-        Exception: the error of the last attempt, or one that is not retried.
-    """
+    """Call a function with up to `ATTEMPTS` attempts of `SECONDS` each and exponential backoff."""
     # Imported here because it imports asyncio, which local files do not need.
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
@@ -429,12 +416,7 @@ def http_status(error: BaseException) -> int | None:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Call a function in a thread with a timeout; a call that exceeds it is abandoned.
-
-    Raises:
-        TimeoutError: the call took too long.
-        BaseException: the error that the call raised.
-    """
+    """Call a function in a thread with a timeout; a call that exceeds it is abandoned."""
     answer: Future[T] = Future()
 
     def run() -> None:

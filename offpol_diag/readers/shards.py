@@ -16,7 +16,6 @@ from typing import Any
 from offpol_diag.readers import parquet
 from offpol_diag.readers.columns import SEQUENCE
 from offpol_diag.readers.dump import ROOM, Dump
-from offpol_diag.readers.sources import Part
 
 FEW = (1, 2, 4, 8, 12, 16)
 """Numbers of parts that divide evenly among the usual numbers of cores."""
@@ -49,9 +48,6 @@ def pieces(dump: Dump, least: int = LEAST) -> list[Span]:
     """Divide a dump into spans of about `least` tokens or more, for the cores of one machine; at least one.
 
     Small row groups are grouped, and large ones are divided between rows.
-
-    Raises:
-        DumpError: a file can no longer be opened.
     """
     weights = dump.group_tokens
     many = sum(weights) / (ROOM * least)
@@ -127,17 +123,13 @@ def _safe(dump: Dump) -> list[bool]:
     if not dump.long:
         return [True] * groups
     try:
-        bounds = [bounds for part in dump.parts for bounds in _bounds(part, dump.info.columns[SEQUENCE])]
+        name, bounds = dump.info.columns[SEQUENCE], list[tuple[Any, Any]]()
+        for part in dump.parts:
+            value = part.partitions[name].as_py() if name in part.partitions else None
+            whole = [(value, value)] * len(part.group_rows)
+            bounds += whole if name in part.partitions else parquet.bounds(part, name)
         lowest = list(accumulate((low for low, _ in reversed(bounds)), min))[::-1]
         highest = accumulate((high for _, high in bounds), max)
         return [False, *(bool(high < low) for high, low in zip(highest, lowest[1:], strict=False))]
     except (TypeError, *parquet.READ_ERRORS):  # ids without order or bounds
         return [False] * groups
-
-
-def _bounds(part: Part, name: str) -> list[tuple[Any, Any]]:
-    """Return the minimum and maximum of column `name` in each row group."""
-    if name in part.partitions:
-        value = part.partitions[name].as_py()
-        return [(value, value)] * len(part.group_rows)
-    return parquet.bounds(part, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -124,24 +124,16 @@ def send(batch: Batch, device: torch.device) -> Sent:
 
 
 def receive(sent: Sent, device: torch.device) -> Batch:
-    """Return the batch on the device, complete for kernels queued from now on; the host does not wait.
-
-    Raises:
-        RuntimeError: the device has no memory for it; see `out_of_memory`.
-    """
+    """Return the batch on the device, complete for kernels queued from now on; the host does not wait."""
     if sent.there is None:
         return sent.host.to(device)
     if sent.ready is not None:
         current = torch.cuda.current_stream(device)
         current.wait_event(sent.ready)
-        sent.there.over(partial(_kept_for, current))
+        for x in vars(sent.there).values():
+            if isinstance(x, Tensor):  # whose memory is not reused before the stream's work on it is done
+                x.record_stream(current)
     return sent.there
-
-
-def _kept_for(stream: Any, x: Tensor) -> Tensor:
-    """Keep the memory of x from being reused before the stream's work on it is done."""
-    x.record_stream(stream)
-    return x
 
 
 # ---------------------------------------------------------------- memory
@@ -166,11 +158,7 @@ class Fit:
     short: float = float("inf")
 
     def results(self, job: Callable[[Batch], T], sent: Sent) -> list[T]:
-        """Return the job's result for the batch, or, where memory is short, for its parts in order.
-
-        Raises:
-            MemoryShortage: one sequence alone does not fit.
-        """
+        """Return the job's result for the batch, or, where memory is short, for its parts in order."""
         host = sent.host
         may_fit = host.sequences == 1 or host.tokens < 0.75 * self.short
         if may_fit and (found := self._tried(job, sent)):

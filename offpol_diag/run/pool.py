@@ -204,7 +204,8 @@ class Processes:
                     reported = max(reported, done + sum(pool.rows[at % ahead] for at in waiting))
                     self.progress(reported, rows)
             del waiting[first]
-            self.beside = max(self.beside, pool.grown(answer))
+            pool.grown[answer.pid] = answer.grown
+            self.beside = max(self.beside, sum(pool.grown.values()))
             done += answer.result[2].rows
             yield answer
 
@@ -256,7 +257,7 @@ class _Pool:
         context: Any = mp.get_context(method or METHOD)
         self._served = (method or METHOD) == "forkserver"
         self.workers = workers
-        self._grown: dict[int, int] = {}
+        self.grown: dict[int, int] = {}
         try:
             if self._served:
                 sys.warnoptions.append(SILENT)
@@ -270,12 +271,7 @@ class _Pool:
             raise WorkerError(f"worker processes cannot be started ({error})", HINT) from error
 
     def submit(self, order: bytes, span: Span, slot: int) -> Future[Answer]:
-        """Submit a part to the workers.
-
-        Raises:
-            WorkerError: a worker cannot be started.
-            BrokenProcessPool: a worker was killed.
-        """
+        """Submit a part to the workers."""
         self.rows[slot] = 0
         try:
             if self._served:
@@ -290,11 +286,6 @@ class _Pool:
         """Start all workers now, if they are forked from this process."""
         with apart():
             self._executor.submit(os.getpid)
-
-    def grown(self, answer: Answer) -> int:
-        """Return the peak memory of all workers in bytes, beyond their memory at the start."""
-        self._grown[answer.pid] = answer.grown
-        return sum(self._grown.values())
 
     def lost(self) -> bool:
         """Return whether a worker has ended; the executor misses it where a result was half sent."""
@@ -503,8 +494,7 @@ def cores() -> int:
 def room() -> int:
     """Return the number of workers: one per core, as free memory allows, at least one."""
     limits = [cores()]
-    free = _named(MEMORY, "MemAvailable:")
-    if free is not None:
+    if (free := _named(MEMORY, "MemAvailable:")) is not None:
         limits.append(1024 * free // WORKER)
     most, taken = _words("memory.max"), _words("memory.current")
     if most and taken and most[0].isdecimal():

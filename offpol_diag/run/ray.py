@@ -136,11 +136,7 @@ class Ray:
         return found
 
     def _reports(self, cuts: Sequence[Span], order: bytes, merges: _Merges) -> Iterator[tuple[Report, Any]]:
-        """Yield every shard's report and a reference to its picked results, in order; few tasks run ahead.
-
-        Raises:
-            OffpolError: the first error in row order.
-        """
+        """Yield every shard's report and a reference to its picked results, in order; few tasks run ahead."""
         work = self.task(_work, num_returns=3)
         given = version("offpol-diag"), self.device.type, RETRIES, library().put(order)
         waiting: deque[tuple[Any, Any]] = deque()
@@ -194,38 +190,26 @@ class _Merges:
 
 
 def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Result:
-    """Read and merge one shard in one thread, again where a disk or a network failed.
-
-    Raises:
-        OffpolError: it cannot be read, or this node has another version.
-    """
+    """Read and merge one shard in one thread, again where a disk or a network failed."""
     theirs = version("offpol-diag")
     if theirs != ours:
-        raise ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", ALIKE)
+        hint = "install the same version on all nodes, or numbers of two definitions would be merged"
+        raise ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", hint)
     be_one_thread()
 
-    def attempt() -> Result:
-        order: Order = unpacked(data)
-        return read_shard(order, cut(order.dump, span), Local(torch.device(device)))
+    def may_pass(error: BaseException | None) -> bool:
+        """Return whether a dump could not be read because of a disk or network failure."""
+        cause: BaseException | None = error if isinstance(error, DumpError) else None
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__
+        return cause is not None
 
-    again = retry_if_exception(_may_pass)
-    tries = Retrying(
-        retry=again, stop=stop_after_attempt(retries + 1), wait=wait_exponential(0.25), reraise=True
-    )
-    return tries(attempt)
-
-
-ALIKE = "install the same version on all nodes, or numbers of two definitions would be merged"
-
-
-def _may_pass(error: BaseException | None) -> bool:
-    """Return whether a dump could not be read because of a disk or network failure."""
-    if not isinstance(error, DumpError):
-        return False
-    cause = error.__cause__
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__
-    return cause is not None
+    again, stop = retry_if_exception(may_pass), stop_after_attempt(retries + 1)
+    for attempt in Retrying(retry=again, stop=stop, wait=wait_exponential(0.25), reraise=True):
+        with attempt:
+            order: Order = unpacked(data)
+            result = read_shard(order, cut(order.dump, span), Local(torch.device(device)))
+    return result
 
 
 def _merge(*states: bytes) -> bytes:
@@ -233,11 +217,7 @@ def _merge(*states: bytes) -> bytes:
 
 
 def _fetched(ref: Any) -> Any:
-    """Return the result of a task.
-
-    Raises:
-        OffpolError: it failed for a cause that the user can fix; bugs are raised unchanged.
-    """
+    """Return the result of a task."""
     from ray.exceptions import RayError, RayTaskError
 
     try:
@@ -294,26 +274,21 @@ def connected() -> Iterator[None]:
         return
     address = os.environ.get(ADDRESS, "")
     before = signal.getsignal(signal.SIGTERM)
+    where: dict[str, Any] = {"address": address}
+    if not address:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        where = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
     try:
-        _join(ray, address)
+        _knock(address)
+        try:
+            ray.init(**where, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (OSError, RuntimeError, ValueError, ImportError) as error:
+            who = f"{ADDRESS}={address}: the cluster" if address else "a local Ray"
+            raise ClusterError(f"{who} cannot be used ({first_line(error)})", WHERE) from error
         with _leaving_as(before):
             yield
     finally:
         ray.shutdown()
-
-
-def _join(ray: Any, address: str) -> None:
-    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    _knock(address)
-    try:
-        if address:
-            ray.init(address=address, **quiet)
-        else:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
-    except (OSError, RuntimeError, ValueError, ImportError) as error:
-        who = f"{ADDRESS}={address}: the cluster" if address else "a local Ray"
-        raise ClusterError(f"{who} cannot be used ({first_line(error)})", WHERE) from error
 
 
 def _knock(address: str) -> None:
