@@ -178,17 +178,16 @@ def test_a_fault_of_one_host_names_the_host(tmp_path):
 
 def test_a_temperature_of_one_host_is_named_and_its_rows_left_out(tmp_path):
     """What is undone is said as it was done: the host's sequences are left out, not repaired."""
-    table = pq.read_table(dump(tmp_path / "a.parquet", fault="none", noise=0.02)).to_pydict()
-    broken = pq.read_table(dump(tmp_path / "b.parquet", fault="trainer", noise=0.02)).to_pydict()
-    hosts = ["abcd"[i % 4] for i in range(len(table["group_id"]))]
-    given = {
-        name: [
-            (theirs if host == "c" else ours)
-            for ours, theirs, host in zip(mine, broken[name], hosts, strict=True)
-        ]
-        for name, mine in table.items()
-    }
-    first = diagnosed(tmp_path / "d.parquet", given | {"host": hosts}).causes[0]
+    fine, broken = (
+        pq.read_table(dump(tmp_path / f"{fault}.parquet", fault=fault, noise=0.02)).to_pylist()
+        for fault in ("none", "trainer")
+    )
+    rows = [
+        {**(theirs if i % 4 == 2 else ours), "host": "abcd"[i % 4]}
+        for i, (ours, theirs) in enumerate(zip(fine, broken, strict=True))
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
+    first = analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis.causes[0]
 
     assert (first.id, first.where) == ("trainer_temperature", "host = c")
     assert first.after.what == "without these sequences"
@@ -327,22 +326,17 @@ def test_the_diagnosis_does_not_depend_on_how_the_dump_is_cut(tmp_path):
         ("none", None),
     ],
 )
-def test_a_temperature_a_nucleus_and_noise_are_told_apart(tmp_path, fault, cause, noise):
-    found = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=noise)], presets=()).diagnosis
+def test_a_temperature_which_is_fitted_a_nucleus_and_noise_are_told_apart(tmp_path, fault, cause, noise):
+    summary = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=noise)], presets=())
+    found = summary.diagnosis
 
     assert (found.verdict == "bug") is (cause is not None)
     assert cause is None or [one.id for one in found.causes if one.kind == "bug"] == [cause]
-
-
-@pytest.mark.parametrize("fault", ["raw", "trainer"])
-def test_the_temperature_is_fitted(tmp_path, fault):
-    found = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=0.02)], presets=())
-    first = found.diagnosis.causes[0]
-
-    said = float(first.statement.split("T ≈ ")[1].split(")")[0])
-    assert said == pytest.approx(0.7, abs=0.12)
-    assert first.after.approximate
-    assert first.after.k3 < found.metrics["k3"].value / 2
+    if noise < 0.1 and fault in ("raw", "trainer"):
+        first = found.causes[0]
+        assert float(first.statement.split("T ≈ ")[1].split(")")[0]) == pytest.approx(0.7, abs=0.12)
+        assert first.after.approximate
+        assert first.after.k3 < summary.metrics["k3"].value / 2
 
 
 def test_identical_columns_and_a_handful_of_tokens_cannot_tell(tmp_path):
@@ -463,7 +457,7 @@ def share_by_pairs(given, named):
 
 
 @pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_systematic_share_is_that_of_all_pairs_of_different_responses(seed, named):
     given = responses(np.random.default_rng(seed))
     found = laws.systematic(rows_of(given, named))
@@ -495,16 +489,16 @@ def test_noise_of_single_tokens_has_no_systematic_share(named):
     """The interval covers 0 about as often as it says, and lies close to it."""
     found = [
         laws.systematic(rows_of(responses(np.random.default_rng(seed), 200, 40, 6, 40, shift=0.0), named))
-        for seed in range(20)
+        for seed in range(12)
     ]
 
-    assert sum(one.low <= 0 <= one.high for one in found) >= 16
+    assert sum(one.low <= 0 <= one.high for one in found) >= 10
     assert abs(np.mean([one.value for one in found])) < 0.01
     assert all(one.low > -0.1 and one.high < 0.1 for one in found)
 
 
 @pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize(("shift", "noise"), [(0.02, 0.04), (0.04, 0.04), (0.04, 0.02)])
+@pytest.mark.parametrize(("shift", "noise"), [(0.02, 0.04), (0.04, 0.02)])
 def test_a_shift_of_every_token_of_a_kind_has_the_share_that_was_planted(shift, noise, named):
     given = responses(rng(), 400, 40, 6, 40, shift, noise)
     found = laws.systematic(rows_of(given, named))
@@ -544,25 +538,18 @@ def test_a_diagnosis_has_the_systematic_share_where_there_are_token_ids(tmp_path
 # ---------------------------------------------------------------- whether the trainer has moved
 
 
-def moved(tmp_path, along, spread=0.0, many=160):
-    """Numbers of a dump whose trainer moved every token by `along` times its advantage."""
-    chance = rng()
-    rollout = [-chance.exponential(1, 40) - 1 for _ in range(many)]
-    advantages = [chance.normal(size=40) for _ in range(many)]
-    old = [q + along * a + spread * chance.normal(size=40) for q, a in zip(rollout, advantages, strict=True)]
-    given = {
-        "rollout_log_probs": rollout,
-        "old_log_probs": old,
-        "advantages": advantages,
-        "group_id": [i // 4 for i in range(many)],
-    }
+def gain(tmp_path, **given):
     return analyze([write(tmp_path / "d.parquet", given)], presets=()).metrics["surrogate_gain"]
 
 
 @pytest.mark.parametrize("along", [0.0, 0.05, -0.05])
 def test_the_surrogate_gain_shows_which_way_the_trainer_has_moved(tmp_path, along):
     """To first order it is the move times the variance of the advantages, here 1."""
-    found = moved(tmp_path, along, spread=0.02)
+    chance, shape = rng(), (160, 40)
+    rollout, advantages = -chance.exponential(1, shape) - 1, chance.normal(size=shape)
+    old = rollout + along * advantages + 0.02 * chance.normal(size=shape)
+    columns = {"rollout_log_probs": rollout, "old_log_probs": old, "advantages": advantages}
+    found = gain(tmp_path, **{name: list(x) for name, x in columns.items()}, group_id=np.arange(160) // 4)
     low, high = found.interval
 
     assert found.value == pytest.approx(along, abs=5e-3)
@@ -571,13 +558,11 @@ def test_the_surrogate_gain_shows_which_way_the_trainer_has_moved(tmp_path, alon
 
 def test_no_single_token_decides_the_surrogate_gain(tmp_path):
     """A ratio counts as 2 at most."""
-    given = {
-        "old_log_probs": [[-1.0] * 20 for _ in range(64)],
-        "advantages": [[1.0] * 20] * 32 + [[-1.0] * 20] * 32,
-    }
-    given["rollout_log_probs"] = [row[:] for row in given["old_log_probs"]]
-    given["rollout_log_probs"][0][0] = -40.0
-    found = analyze([write(tmp_path / "d.parquet", given)], presets=()).metrics["surrogate_gain"]
+    rollout = np.full((64, 20), -1.0)
+    rollout[0, 0] = -40.0
+    advantages = np.repeat([1.0, -1.0], 32 * 20).reshape(64, 20)
+    old = np.full((64, 20), -1.0)
+    found = gain(tmp_path, rollout_log_probs=[*rollout], old_log_probs=[*old], advantages=[*advantages])
 
     assert found.value == pytest.approx(1 / (64 * 20), rel=1e-9)
 

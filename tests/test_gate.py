@@ -151,19 +151,20 @@ def test_a_heavy_tail_leaves_no_doubt_of_what_it_can_only_have_hidden(gap, judge
                 assert verdict.judged_on == "interval"
 
 
-@pytest.mark.parametrize(
-    ("one", "how", "said"),
-    [
-        (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95% interval lies beyond it, from 1.2"),
-        (between(0.2, 1.4), "interval", "0.8 ≤ 1; the 95% interval holds values on both sides"),
-        (between(0.2, 1.4), "point", "0.8 ≤ 1; the 95% interval holds values on both sides"),
-        (Number(value=0.5), "interval", "0.5 ≤ 1; no interval"),
-        (Number(value=1.00000001), "interval", "1.00000001 is not ≤ 1; no interval"),
-        (Number(log10=45.2), "interval", "10^45.2 is not ≤ 1; no interval"),
-        (between(0.2, 0.8, note=HEAVY), "point", HEAVY),
-        (between(0.2, 0.8, note="a few tokens decide it"), "interval", "0.5 ≤ 1; a few tokens decide it"),
-    ],
-)
+SIDES = "0.8 ≤ 1; the 95% interval holds values on both sides"
+REASONS = [
+    (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95% interval lies beyond it, from 1.2"),
+    (between(0.2, 1.4), "interval", SIDES),
+    (between(0.2, 1.4), "point", SIDES),
+    (Number(value=0.5), "interval", "0.5 ≤ 1; no interval"),
+    (Number(value=1.00000001), "interval", "1.00000001 is not ≤ 1; no interval"),
+    (Number(log10=45.2), "interval", "10^45.2 is not ≤ 1; no interval"),
+    (between(0.2, 0.8, note=HEAVY), "point", HEAVY),
+    (between(0.2, 0.8, note="a few tokens decide it"), "interval", "0.5 ≤ 1; a few tokens decide it"),
+]
+
+
+@pytest.mark.parametrize(("one", "how", "said"), REASONS)
 def test_the_reason_says_what_decided(one, how, said):
     verdict = judged(one, MAX, judge=how)
 
@@ -283,18 +284,18 @@ def test_what_is_no_bound_span_tolerance_or_diagnosis_is_refused_with_an_example
     assert said in f"{caught.value.message} {caught.value.hint}"
 
 
-@pytest.mark.parametrize(
-    ("text", "inside", "outside"),
-    [
-        ("100..200", [100, 150, 200], [99, 201]),
-        ("100..", [100, 1e9], [99]),
-        ("..99", [-5, 99], [100]),
-        ("7", [7], [6, 8]),
-        (" 3 .. 4 ", [3, 4], [5]),
-    ],
-)
-def test_a_span_of_steps_holds_both_its_ends(text, inside, outside):
-    found = span(text)
+SPANS = {  # span → steps inside it, and outside
+    "100..200": ([100, 150, 200], [99, 201]),
+    "100..": ([100, 1e9], [99]),
+    "..99": ([-5, 99], [100]),
+    "7": ([7], [6, 8]),
+    " 3 .. 4 ": ([3, 4], [5]),
+}
+
+
+@pytest.mark.parametrize("text", SPANS)
+def test_a_span_of_steps_holds_both_its_ends(text):
+    found, (inside, outside) = span(text), SPANS[text]
 
     assert all(step in found for step in inside)
     assert not any(step in found for step in [*outside, math.nan])
@@ -603,6 +604,14 @@ def test_each_metric_knows_which_way_is_worse(name, base, now, passed):
     assert compared(name, number(now, 0.001), number(base, 0.001)).passed is passed
 
 
+def test_a_distance_from_one_is_compared_as_a_distance():
+    across = compared("mean_ratio", between(0.99, 1.012, 1.001), number(1.0, 0.002))
+    verdict = compared("mean_ratio", number(1.05, 0.001), number(1.02, 0.001), "10%")
+
+    assert (across.passed, across.open, verdict.passed) == (True, True, False)
+    assert verdict.limit == pytest.approx(0.022)  # a tenth of the distance, not of the value
+
+
 def test_every_metric_of_a_result_has_its_way(everything):
     assert {name.rpartition(".")[2] for name in everything.metrics} == set(GAP) > set(WATCHED_GAP)
     assert set(everything.presets["token_is"].metrics) == set(PRESET) > set(WATCHED_PRESET)
@@ -685,14 +694,6 @@ def test_a_verdict_says_what_the_value_was_compared_with(name, bound, limit, cen
     assert (verdict.bound, verdict.limit, verdict.centre) == (bound, pytest.approx(limit), centre)
     assert (verdict.baseline, verdict.baseline_interval) == (1.0, (0.999, 1.001))
     assert (verdict.tolerance, verdict.source) == ("10%", "base.json")
-
-
-def test_a_distance_from_one_is_compared_as_a_distance():
-    across = compared("mean_ratio", between(0.99, 1.012, 1.001), number(1.0, 0.002))
-    verdict = compared("mean_ratio", number(1.05, 0.001), number(1.02, 0.001), "10%")
-
-    assert (across.passed, across.open, verdict.passed) == (True, True, False)
-    assert verdict.limit == pytest.approx(0.022)  # a tenth of the distance, not of the value
 
 
 DOUBTED, SOUND, UNKNOWN = between(0.5, 1.5, note=HEAVY), number(1.0, 0.001), Number(unknown="missing column")

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from faults import dump
 
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.advice.recommend import ALERTS, NOISE, RULES, VISIBLE, advised, recommend
@@ -49,17 +48,14 @@ A_BIT = 1e-6
 
 
 def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=None, over=None, **values):
-    """A summary with some numbers set to what a row of the table says.
+    """A summary with some numbers set: `note` is of those in `values`, `facts` of the dump.
 
     Args:
         diagnosis: without its systematic share.
         prefix: '' for drift 1, 'total.' for a dump of two policies.
-        note: of the numbers in `values`.
-        facts: of the dump.
         share: interval of the systematic share of r.
         errors: standard errors by which the surrogate gain lies above 0.
         over: (candidate, other) → interval of the share by which its estimated error is above the other's.
-        values: of metrics.
     """
     metrics = {prefix + name: Number(value=value) for name, value in PLAIN.items()}
     metrics[prefix + "f_2"] = Number(value=PLAIN["f_2"], unit="fraction")
@@ -593,23 +589,8 @@ def test_columns_that_are_missing_turn_no_answer_into_its_opposite(tmp_path, at)
     assert any(DEPENDENCE in one for one in found.unknown) is bool({"token_ids", "group_id"} & {*lacking})
 
 
-@pytest.mark.parametrize("fault", ["shift", "raw"])
-def test_a_bug_is_to_be_fixed_first(tmp_path, fault):
-    summary = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=0.02)], device="cpu")
-    found = advised(summary).recommendation
-
-    assert (found.decision, found.rule, found.method) == ("fix the bug first", "bug", None)
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "rule"),
-    [
-        ("old_log_probs", 1e30, "bug"),
-        ("old_log_probs", 1e300, "bug"),
-        ("advantages", 1e30, None),
-        ("advantages", 1e300, None),
-    ],
-)
+@pytest.mark.parametrize("value", [1e30, 1e300])
+@pytest.mark.parametrize(("column", "rule"), [("old_log_probs", "bug"), ("advantages", None)])
 def test_a_value_that_no_honest_run_has_leaves_a_recommendation(tmp_path, column, value, rule):
     """What overflows is unknown; nothing crashes, warns or is printed as NaN."""
     rows = oracles.make_rows(0.1, many=100)

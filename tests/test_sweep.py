@@ -390,9 +390,9 @@ def test_a_window_may_be_asked_of_a_preset_with_other_rules():
 # ---------------------------------------------------------------- what it would keep of other lengths
 
 
-def drawn(falling, staying, many=12_000, heavy=False):
+def drawn(falling, staying, many=12_000, heavy=False, seed=0):
     """log r per token of sequences of 32 to 4096 tokens: (values, lengths, keys)."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     lengths = np.round(2 ** random.uniform(5, 12, many))
     shape = random.standard_t(4, many) / math.sqrt(2) if heavy else random.standard_normal(many)
     values = -0.002 + shape * np.sqrt(falling**2 / lengths + staying**2)
@@ -418,6 +418,14 @@ def test_both_parts_of_the_spread_are_found():
 
     assert math.isclose(math.sqrt(model.whole.falling), 0.1, rel_tol=0.05)
     assert math.isclose(math.sqrt(model.whole.staying), 0.003, rel_tol=0.1)
+
+
+def test_the_error_of_a_forecast_is_its_spread_over_draws():
+    models = [fitted(*drawn(0.1, 0.003, many=1500, seed=seed)) for seed in range(16)]
+    found = [model.forecast([3000.0], (-0.006, 0.002))[0] for model in models]
+    spread = np.std([one.kept for one in found], ddof=1)
+
+    assert 0.5 * spread < np.median([one.error for one in found]) < 3 * spread
 
 
 @pytest.mark.parametrize("heavy", [False, True])

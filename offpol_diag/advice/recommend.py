@@ -296,7 +296,7 @@ ALERTS = (
     ),
     Rule(
         "heavy tail",
-        lambda seen: not seen.trusted("ess_tokens"),
+        lambda seen: seen.number("ess_tokens").note is not None,
         ("khat_tokens",),
         "k̂ of tokens above its limit: means of the ratios are unreliable",
         "Vehtari et al. 2024: k̂ above min(1 − 1/log10 n, 0.7)",
@@ -349,9 +349,8 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     if rule.label is None:
         return given
     chosen = one or NOTHING
-    errors = [
-        (seen.summary.weights.get(other.name, {}).get("error", Number()).value, other) for other in CANDIDATES
-    ]
+    weights = {one.name: summary.weights.get(one.name, {}) for one in CANDIDATES}
+    errors = [(weights[other.name].get("error", Number()).value, other) for other in CANDIDATES]
     ranked = sorted(((error, other) for error, other in errors if error), key=lambda pair: pair[0])
     found: dict[str, object] = {
         "reasons": _reasons(seen),
@@ -377,8 +376,8 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
             "settings": one.changes(seen.policy),
             "runner_up": runner_up.title if runner_up else None,
         }
-    weights = {one.title: summary.weights.get(one.name, {}) for one in shown if one}
-    return given.model_copy(update=found | {"numbers": {name: of for name, of in weights.items() if of}})
+    numbers = {one.title: weights[one.name] for one in shown if one and weights[one.name]}
+    return given.model_copy(update=found | {"numbers": numbers})
 
 
 def _sayable(one: Candidate, seen: Evidence, trainer: str | None) -> bool:
@@ -417,20 +416,13 @@ def _unknown(seen: Evidence) -> list[str]:
     if "advantages" not in columns:
         found.append("Whether staleness shows: needs the column advantages.")
     if seen.systematic is None or not _grouped(seen):
-        lacking = [name for name in ("token_ids", "group_id") if name not in columns]
-        why = (
-            f"needs {' and '.join(lacking)}"
-            if lacking
-            else "too few tokens repeat among a prompt's responses"
-        )
+        lacking = " and ".join(name for name in ("token_ids", "group_id") if name not in columns)
+        why = f"needs {lacking}" if lacking else "too few tokens repeat among a prompt's responses"
         found.append(f"Whether the mismatch is noise or depends on the token: {why}.")
     return found
 
 
 def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:
-    saw = (
-        rule.saw(seen)
-        if callable(rule.saw)
-        else {seen.prefix + name: seen.number(name).value for name in rule.saw}
-    )
+    of = {} if callable(rule.saw) else {seen.prefix + name: seen.number(name).value for name in rule.saw}
+    saw = rule.saw(seen) if callable(rule.saw) else of
     return Fired(rule=rule.name, level=level, sentence=rule.sentence, saw=saw, source=rule.source)

@@ -73,15 +73,7 @@ def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
     files = "a file" if same == 1 else f"{same} files"
     shared = f"A and B share {files}: those rows are compared with themselves."
     return Against(
-        b=OtherRun(
-            dump=other.dump,
-            metrics=other.metrics,
-            presets=other.presets,
-            by=other.by,
-            histograms=other.histograms,
-            diagnosis=other.diagnosis,
-            run=other.run,
-        ),
+        b=OtherRun(**{name: getattr(other, name) for name in OtherRun.model_fields}),
         headline=_headline(tested, differing, prefix, groups),
         pairing=pairing(a, b),
         correction=CORRECTION,

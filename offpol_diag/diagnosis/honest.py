@@ -51,10 +51,9 @@ def body(rows: Rows) -> Body:
 def _sizes(rows: Rows, column: str) -> dict[float, float]:
     """Return the mean of min(K3, 1) by value of a numeric column, for values with at least 50 tokens."""
     values = rows.column(column)
-    known = sorted({value for value in values if isinstance(value, int | float)})
     total, many = rows.sum(rows.k3_cut), rows.lengths
     found: dict[float, float] = {}
-    for value in known:
+    for value in sorted({value for value in values if isinstance(value, int | float)}):
         at = np.array([one == value for one in values])
         if many[at].sum() >= 50:
             found[value] = float(total[at].sum() / many[at].sum())
@@ -65,20 +64,17 @@ def _text(sizes: dict[float, float], name: str) -> str:
     if len(sizes) > 6:
         keys = list(sizes)
         sizes = {key: sizes[key] for key in (*keys[:3], *keys[-3:])}
-    return (
-        "K3 (cut at 1 nat a token) by " + name + ": " + ", ".join(f"{k:g}: {v:.2g}" for k, v in sizes.items())
-    )
+    rows = ", ".join(f"{key:g}: {size:.2g}" for key, size in sizes.items())
+    return f"K3 (cut at 1 nat a token) by {name}: {rows}"
 
 
 def stale(rows: Rows, moved: float | None) -> Found | None:
     """Find a mismatch that grows with the policy lag, or correlates with the advantages."""
     lags = _sizes(rows, "policy_lag")
-    keys = list(lags)
-    if len(keys) > 1 and lags[keys[0]] >= 0:
-        later = np.mean([lags[key] for key in keys[1:]])
-        if later > 2.5 * max(lags[keys[0]], 1e-7):
-            return Found.of_all("stale", _text(lags, "policy lag"), rows)
-    if len(keys) == 1 and keys[0] > 0 and next(iter(lags.values())) > 1e-4:
+    first, *later = lags.values() or [0.0]
+    growing = bool(later) and float(np.mean(later)) > 2.5 * max(first, 1e-7)
+    behind = not later and min(lags, default=0) > 0 and first > 1e-4
+    if growing or behind:
         return Found.of_all("stale", _text(lags, "policy lag"), rows)
     if moved is not None and moved > SURE:
         statistic = (
@@ -98,14 +94,13 @@ def frozen(rows: Rows) -> Found | None:
         if not rising or body(rows).scale < STALE:
             return None
         times = f"{sizes[-1] / max(sizes[0], 1e-8):.2g}"
-        return Found.of_all("frozen_sync", _text(steps, "step"), rows, fields={"times": times})
-    third = max(1, len(sizes) // 3)
-    first, last = float(np.median(sizes[:third])), float(np.median(sizes[-third:]))
-    ranks = np.argsort(np.argsort(sizes))
-    trend = float(np.corrcoef(ranks, np.arange(len(sizes)))[0, 1])
-    if last < 4 * max(first, 1e-8) or trend < 0.6 or last < 2e-5:
-        return None
-    times = f"{last / max(first, 1e-8):.0f}"
+    else:
+        third = len(sizes) // 3
+        first, last = float(np.median(sizes[:third])), float(np.median(sizes[-third:]))
+        trend = np.corrcoef(np.argsort(np.argsort(sizes)), np.arange(len(sizes)))[0, 1]
+        if last < 4 * max(first, 1e-8) or trend < 0.6 or last < 2e-5:
+            return None
+        times = f"{last / max(first, 1e-8):.0f}"
     return Found.of_all("frozen_sync", _text(steps, "step"), rows, fields={"times": times})
 
 

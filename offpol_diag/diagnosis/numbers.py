@@ -55,28 +55,16 @@ class Evidence:
         return found.interval if found else None
 
     @property
-    def prompts(self) -> int:
-        """Number of prompts; without group_id, a conservative guess from `SAMPLES`."""
-        dump = self.summary.dump
-        return dump.groups if "group_id" in dump.columns else dump.sequences // SAMPLES
-
-    @property
     def few(self) -> bool:
-        """Return whether there is too little data for a verdict.
-
-        Fewer prompts are needed to find that the mismatch is small.
-        """
+        """Whether there is too little data for a verdict; that the mismatch is small needs fewer prompts."""
         dump = self.summary.dump
         if dump.sequences < FEWEST_SEQUENCES or dump.tokens < FEWEST_TOKENS:
             return True
-        return self.prompts < (FEWEST_INTERVAL if self.small else FEWEST_GROUPS)
+        prompts = dump.groups if "group_id" in dump.columns else dump.sequences // SAMPLES
+        return prompts < (FEWEST_INTERVAL if self.small else FEWEST_GROUPS)
 
     @property
     def small(self) -> bool:
         """Return whether the interval of K3 and the share of tokens off by more than 2× are at most 1e-3."""
         ends = self.number("k3").interval
         return ends is not None and ends[1] <= HEALTHY_K3 and self.value("f_2") <= HEALTHY_K3
-
-    def trusted(self, name: str) -> bool:
-        """Return whether a metric is reliable: it has no note on a heavy tail."""
-        return self.number(name).note is None

@@ -84,11 +84,7 @@ def sweep(
         window.check(options.keep, preset, options.bound)
     size = batch_tokens or tokens_at_once(engine, device)
     dump = open_dump(
-        sources,
-        reading=reading or Reading(),
-        columns=columns,
-        on_bad_row=on_bad_row,
-        batch_tokens=size,
+        sources, reading=reading or Reading(), columns=columns, on_bad_row=on_bad_row, batch_tokens=size
     )
     study = Study.of(dump.info.columns, (preset,), (), seed)
     lacking = correction.needs(preset, set(study.columns))

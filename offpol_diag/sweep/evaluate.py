@@ -26,19 +26,7 @@ from offpol_diag.sweep.thresholds import SweptBound
 
 CELLS = 1 << 21
 """About the largest number of thresholds × tokens in memory at once."""
-COLUMNS = (
-    "kept",
-    "left",
-    "touched",
-    "w",
-    "ww",
-    "v",
-    "vv",
-    "residual_ww",
-    "residual_vv",
-    "residual_left",
-    "acted",
-)
+COLUMNS = ("kept", "left", "w", "ww", "v", "vv", "residual_ww", "residual_vv", "residual_left", "acted")
 """Names of the sums per threshold, as the formulas of `engine.method` and `engine.residual` read them."""
 
 
@@ -143,13 +131,12 @@ def columns(scene: Scene, plan: Plan) -> dict[str, Tensor]:
         kept, sums = done.kept_tokens, done.sums
         weight, left = sums.first / n.clamp(min=1), (kept > 0).to(torch.float64)
         away = (sums.excess + kept - n) / n.clamp(min=1)
-        touched = ((kept < n) & (n > 0)).to(torch.float64)
         residual_ww, residual_vv = sums.about_one + 2 * sums.excess, away * (away + 2) * left
         acted = torch.zeros_like(kept)  # weights beyond the varying bound
         if bound.part == "weight" and done.weighed is not None:
             sides = {"upper": done.weighed.high, "lower": done.weighed.low}
             acted = sides.get(bound.side, done.weighed.high + done.weighed.low)
-        found = (kept, left, touched, sums.first, sums.second, weight, weight.square())
+        found = (kept, left, sums.first, sums.second, weight, weight.square())
         each.append((*found, residual_ww, residual_vv, left, acted))
     return dict(zip(COLUMNS, map(torch.stack, zip(*each, strict=True)), strict=True))
 

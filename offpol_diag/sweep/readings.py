@@ -194,26 +194,19 @@ class Readings:
     def window_remarks(self, one: SolvedWindow) -> list[str]:
         """Return the warnings about solved bounds."""
         short, long = (say_value(self.kept(one.point.quartiles[at]), "fraction") for at in (0, -1))
-        said = (
-            (
-                "length" in one.point.marks,
-                f"Length trap: the solved bounds keep {short} of the shortest quarter of responses and "
-                f"{long} of the longest.",
-            ),
-            (
-                self._under_storage(one.point),
-                "The solved bounds lie under the noise floor of the stored values.",
-            ),
-            (
-                _under_lag(one.point),
-                "The solved bounds drop much of policy lag 0 as well, where only numerics differ.",
-            ),
-            (
-                one.ties > 0,
-                f"{one.ties} more than asked are kept: they equal the last one, and no bound parts them.",
-            ),
+        trap = (
+            f"the solved bounds keep {short} of the shortest quarter of responses and {long} of the longest"
         )
-        return [text for true, text in said if true]
+        ties = "more than asked are kept: they equal the last one, and no bound parts them"
+        floor = "The solved bounds lie under the noise floor of the stored values."
+        lag = "The solved bounds drop much of policy lag 0 as well, where only numerics differ."
+        said = {
+            f"Length trap: {trap}.": "length" in one.point.marks,
+            floor: self._under_storage(one.point),
+            lag: _under_lag(one.point),
+            f"{one.ties} {ties}.": one.ties > 0,
+        }
+        return [text for text, true in said.items() if true]
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:

@@ -174,6 +174,15 @@ class Inside:
         return AtRank(under, value, over, int(upto[at] - counts[at]), int(counts[at]))
 
 
+def _values(plan: Plan, batch: Batch) -> Tensor:
+    """Compute the statistic of one batch."""
+    scene = Scene.of(batch, 0, 1, plan.found.fits)
+    found = statistic(scene, plan)
+    assert found is not None
+    scene.forget()
+    return found
+
+
 @dataclass(frozen=True)
 class Gather:
     """The job of one pass: collect the values of one batch in the bin of each rank."""
@@ -183,10 +192,7 @@ class Gather:
 
     def __call__(self, batch: Batch) -> Tally:
         """Collect the values of one batch."""
-        scene = Scene.of(self.plan.found.filled(batch), 0, 1, self.plan.found.fits)
-        x = statistic(scene, self.plan)
-        assert x is not None
-        scene.forget()
+        x = _values(self.plan, self.plan.found.filled(batch))
         return Tally({side: Inside.of(x, at) for side, at in self.bins.items()})
 
 
@@ -218,10 +224,7 @@ class After:
         found = Tally(states(self.plan, batch))
         if self.scale is None:
             return found
-        scene = Scene.of(batch, 0, 1, self.plan.found.fits)
-        x = statistic(scene, self.plan)
-        assert x is not None
-        scene.forget()
+        x = _values(self.plan, batch)
         lengths, key = (each[batch.lengths > 0] for each in (batch.lengths, batch.key))
         x = x / lengths if self.plan.product else x
         return Tally(found.states | {"sweep.spreads": Spreads.of(x, lengths, key, self.scale)})
