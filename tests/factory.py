@@ -29,7 +29,8 @@ from offpol_diag.summary import (
     WorstToken,
 )
 
-NO_CURRENT = "missing column current_log_probs"
+CURRENT = "current_log_probs"
+NO_CURRENT = f"missing column {CURRENT}"
 
 
 def number(value: float, spread: float | None = None, unit: str = "", **more: Any) -> Number:
@@ -99,25 +100,18 @@ def presets() -> dict[str, PresetResult]:
     logged = {"rollout_corr/kl": 0.00205, "rollout_corr/k3_kl": 0.00203, "rollout_corr/chi2_seq": None}
     verl = {"logs": "verl-2025-11", "as_logged": logged, "trainers": ["verl"]}
     tis = {"family": "sequence TIS", **verl}
-    use = "application"
+    use, bounded = "application", "weight sum truncate ≤ 2"
+    window = "reject ratio mean [0.999, 1.001]; veto < 1e-4"
     return {
         "disabled": preset("No correction", "weight none", 1.0, policy="rollout", source="ours"),
         "token_is": preset("Token TIS", "weight token truncate ≤ 2", 0.97, aliases=["token_tis"], **verl),
-        "seq_is": preset(
-            "Sequence TIS", "weight sum truncate ≤ 2", 0.61, aspects={use: "to the loss"}, **tis
-        ),
-        "seq_mis": preset(
-            "Sequence MIS", "weight sum truncate ≤ 2; reject ratio sum [0.5, 2]", 0.83, 0.31, **verl
-        ),
-        "geo_rs": preset(
-            "Geometric rejection", "reject ratio mean [0.999, 1.001]; veto < 1e-4", 0.99, 0.92, **verl
-        ),
+        "seq_is": preset("Sequence TIS", bounded, 0.61, aspects={use: "to the loss"}, **tis),
+        "seq_mis": preset("Sequence MIS", f"{bounded}; reject ratio sum [0.5, 2]", 0.83, 0.31, **verl),
+        "geo_rs": preset("Geometric rejection", window, 0.99, 0.92, **verl),
         "seq_is_metrics": preset(
-            "Logged only", "weight sum truncate ≤ 2", 0.61, applied=False, aspects={use: "only logged"}, **tis
+            "Logged only", bounded, 0.61, applied=False, aspects={use: "only logged"}, **tis
         ),
-        "ppo_is_bypass": preset(
-            "PPO-IS", "none", 1.0, policy="current", needs=["current_log_probs"], metrics={}
-        ),
+        "ppo_is_bypass": preset("PPO-IS", "none", 1.0, policy="current", needs=[CURRENT], metrics={}),
     }
 
 
@@ -138,16 +132,14 @@ def by() -> dict[str, Location]:
     chances = ["p < 0.01", "0.01–0.1", "0.1–0.5", "0.5–0.9", "0.9–1"]
     probabilities = [place(key, i, 0.05 / 8**i) for i, key in enumerate(chances)]
     engines = [place(key, i, 2e-3 * (1 + i)) for i, key in enumerate(("vllm-0", "vllm-1", "sglang-0"))]
-    return {
-        "step": Location(axis="step", title="step", numeric=True, places=steps),
-        "position": Location(
-            axis="position", title="position in the response", numeric=True, places=positions
-        ),
-        "probability": Location(
-            axis="probability", title="rollout probability", numeric=False, places=probabilities
-        ),
-        "engine": Location(axis="engine", title="engine", numeric=False, places=engines, left_out=2),
-    }
+    rows = [
+        ("step", "step", True, steps, 0),
+        ("position", "position in the response", True, positions, 0),
+        ("probability", "rollout probability", False, probabilities, 0),
+        ("engine", "engine", False, engines, 2),
+    ]
+    names = ("axis", "title", "numeric", "places", "left_out")
+    return {row[0]: Location(**dict(zip(names, row, strict=True))) for row in rows}
 
 
 def histograms() -> dict[str, Histogram]:
@@ -157,32 +149,14 @@ def histograms() -> dict[str, Histogram]:
 
 
 def worst() -> Worst:
-    sequences = [
-        WorstSequence(
-            sequence_id=f"prompt-{17 * i}/sample-{i}",
-            step=i,
-            length=4096 - 31 * i,
-            log_ratio_sum=-9.1 + i,
-            k3_mean=0.031 / (i + 1),
-            max_abs_log_ratio=7.2 - 0.3 * i,
-        )
-        for i in range(8)
-    ]
-    tokens = [
-        WorstToken(
-            sequence_id=f"prompt-{17 * i}/sample-{i}",
-            step=i,
-            position=812 + i,
-            length=4096,
-            token_id=1337 + i if i else None,
-            rollout_log_prob=-0.113 - i,
-            train_log_prob=-7.4,
-            log_ratio=-7.287 + i,
-            before=[0.012, -0.003, 0.0],
-            after=[-0.4, 0.02],
-        )
-        for i in range(8)
-    ]
+    sequences, tokens = [], []
+    for i in range(8):
+        own: dict[str, Any] = {"sequence_id": f"prompt-{17 * i}/sample-{i}", "step": i}
+        sums = {"log_ratio_sum": -9.1 + i, "k3_mean": 0.031 / (i + 1), "max_abs_log_ratio": 7.2 - 0.3 * i}
+        sequences.append(WorstSequence(**own, length=4096 - 31 * i, **sums))
+        own |= {"position": 812 + i, "length": 4096, "token_id": 1337 + i if i else None}
+        logs = {"rollout_log_prob": -0.113 - i, "train_log_prob": -7.4, "log_ratio": -7.287 + i}
+        tokens.append(WorstToken(**own, **logs, before=[0.012, -0.003, 0.0], after=[-0.4, 0.02]))
     return Worst(sequences=sequences, tokens=tokens)
 
 
@@ -232,24 +206,17 @@ def diagnosis() -> Diagnosis:
 
 
 def gates() -> list[GateVerdict]:
-    return [
-        GateVerdict(
-            name="k3",
-            bound="max",
-            limit=0.002,
-            value=2.03e-3,
-            interval=(1.88e-3, 2.18e-3),
-            passed=True,
-            reason="the interval reaches below the limit",
-        ),
-        GateVerdict(
-            name="ess_sequences", bound="min", limit=0.5, value=0.031, interval=(0.019, 0.043), passed=False
-        ),
-        GateVerdict(name="drift2.k3", bound="max", limit=0.01, value=None, passed=None, reason=NO_CURRENT),
+    names = ("name", "bound", "limit", "value", "interval", "passed", "reason")
+    rows: list[tuple[Any, ...]] = [
+        ("k3", "max", 0.002, 2.03e-3, (1.88e-3, 2.18e-3), True, "the interval reaches below the limit"),
+        ("ess_sequences", "min", 0.5, 0.031, (0.019, 0.043), False, ""),
+        ("drift2.k3", "max", 0.01, None, None, None, NO_CURRENT),
     ]
+    return [GateVerdict(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def dump_facts(**changes: Any) -> DumpFacts:
+    columns = {"rollout_log_probs": "rollout_logprobs", "old_log_probs": "prev_logprobs", "step": "step"}
     given: dict[str, Any] = {
         "files": ["runs/moe-30b/step-000.parquet", "runs/moe-30b/step-001.parquet"],
         "rows": 5130,
@@ -259,30 +226,17 @@ def dump_facts(**changes: Any) -> DumpFacts:
         "groups": 640,
         "mean_length": 471.2,
         "max_length": 4096,
-        "columns": {
-            "rollout_log_probs": "rollout_logprobs",
-            "old_log_probs": "prev_logprobs",
-            "step": "step",
-        },
+        "columns": columns,
         "provenance": {"trainer": "verl 0.6", "engine": "vLLM 0.11", "temperature": 1.0},
-        "notes": [
-            "old_log_probs look as if they had been stored in bfloat16: 16 low bits are zero throughout."
-        ],
+        "notes": ["old_log_probs look as if stored in bfloat16: 16 low bits are zero throughout."],
     }
     return DumpFacts(**{**given, **changes})
 
 
 def run() -> Run:
-    return Run(
-        version="0.1.0",
-        device="cpu",
-        seed=0,
-        replicates=1000,
-        tokens=2_412_345,
-        sequences=5120,
-        peak_rss_bytes=412_000_000,
-        seconds={"total": 4.2, "read": 1.1, "compute": 2.6},
-    )
+    counts = {"replicates": 1000, "tokens": 2_412_345, "sequences": 5120, "peak_rss_bytes": 412_000_000}
+    seconds = {"total": 4.2, "read": 1.1, "compute": 2.6}
+    return Run(version="0.1.0", device="cpu", seed=0, seconds=seconds, **counts)
 
 
 def make_summary(**changes: Any) -> Summary:
@@ -307,9 +261,7 @@ def crowded() -> Summary:
     rows = {}
     for place in range(220):
         numbers = {
-            name: one.model_copy(
-                update={"value": None if one.value is None else one.value * (1 - place / 997)}
-            )
+            name: one.model_copy(update={"value": one.value and one.value * (1 - place / 997)})
             for name, one in preset("x", "y", 0.9, 0.1).metrics.items()
         }
         logged = {f"rollout_corr/{name}": one.value for name, one in numbers.items()}

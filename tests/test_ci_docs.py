@@ -6,9 +6,7 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -26,18 +24,18 @@ PAGE = Path(__file__).parents[1] / "docs" / "ci.md"
 RUN = CliRunner()
 
 
-def fenced(language: str) -> list[str]:
+def fenced(language):
     return re.findall(
         rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
 
 
-def workflow(name: str) -> Any:
+def workflow(name):
     (text,) = [text for text in fenced("yaml") if text.startswith(f"# {name}")]
     return yaml.safe_load(text)
 
 
-def commands() -> list[list[str]]:
+def commands():
     """Every command line of the page, those of the workflow files among them."""
     shell = [line for text in fenced("sh") for line in text.splitlines()]
     steps = workflow(".github/workflows/mismatch.yml")["jobs"]["gate"]["steps"]
@@ -48,7 +46,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """The sample, the page's gate file, and a job summary."""
     path = tmp_path_factory.mktemp("ci")
     shutil.copy(sample(), path / "sample.parquet")
@@ -62,14 +60,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_a_command_line_of_the_page_passes_on_the_sample(folder: Path, words: list[str]) -> None:
+def test_a_command_line_of_the_page_passes_on_the_sample(folder, words):
     """In the order of the page: the baseline is made by one of them."""
     ran = RUN.invoke(app, words[1:])
 
     assert ran.exit_code == 0, ran.output
 
 
-def test_the_artifacts_of_the_workflows_are_there(folder: Path) -> None:
+def test_the_artifacts_of_the_workflows_are_there(folder):
     steps = workflow(".github/workflows/mismatch.yml")["jobs"]["gate"]["steps"]
     upload = next(step for step in steps if "upload-artifact" in step.get("uses", ""))
     gitlab = workflow(".gitlab-ci.yml")["mismatch"]["artifacts"]
@@ -81,7 +79,7 @@ def test_the_artifacts_of_the_workflows_are_there(folder: Path) -> None:
     assert sum(suite.tests for suite in JUnitXml.fromfile(str(folder / "gate.xml"))) > 5
 
 
-def test_the_result_holds_what_the_gate_file_asks(folder: Path) -> None:
+def test_the_result_holds_what_the_gate_file_asks(folder):
     gates = load(folder / "gate.json").gates
 
     assert {one.level for one in gates} == {"error", "warn"}
@@ -91,13 +89,13 @@ def test_the_result_holds_what_the_gate_file_asks(folder: Path) -> None:
     assert {one.steps for one in gates} >= {"3.., except ..5", "3..5"}
 
 
-def test_the_job_summary_has_a_report_of_every_gate(folder: Path) -> None:
+def test_the_job_summary_has_a_report_of_every_gate(folder):
     gated = sum(words[1] == "gate" for words in commands())
 
     assert (folder / "summary.md").read_text(encoding="utf-8").count("\n## Gate\n") == gated
 
 
-def test_the_page_shows_every_key_of_a_gate_file() -> None:
+def test_the_page_shows_every_key_of_a_gate_file():
     table = tomllib.loads(fenced("toml")[0])
     used = {key for row in table["bound"] for key in row} | {
         key for row in table["bound"] for one in row.get("override", []) for key in one
@@ -111,7 +109,7 @@ def test_the_page_shows_every_key_of_a_gate_file() -> None:
     assert shown == set(BaselineTable.model_fields) - {"level", "judge"}
 
 
-def test_the_page_names_every_quantifier_and_what_is_watched() -> None:
+def test_the_page_names_every_quantifier_and_what_is_watched():
     text = PAGE.read_text(encoding="utf-8")
 
     assert f"QUANTIFIER = {' | '.join(QUANTIFIERS)} | pNN" in text

@@ -23,7 +23,7 @@ from offpol_diag import summary as results
 from offpol_diag.cli import COMMANDS, app, defaults, exits, output
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.summary import Summary
+from offpol_diag.presets.catalogue import load
 from offpol_diag.writer import DumpWriter
 
 Run = Callable[..., Result]
@@ -31,7 +31,7 @@ SCRIPT = (sys.executable, "-m", "offpol_diag")
 
 
 @pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_folder(tmp_path, monkeypatch):
     """Every test runs in a folder of its own, with none of our variables set."""
     folder = tmp_path / "work"
     folder.mkdir()
@@ -42,7 +42,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> str:
+def dump(tmp_path_factory):
     """A small dump of two policies: 24 groups of 4 sequences, an honest mismatch."""
     path = tmp_path_factory.mktemp("dump") / "run.parquet"
     draw = np.random.default_rng(0)
@@ -55,28 +55,29 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def result(dump: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """What `analyze` made of the dump: the JSON's path and the HTML's."""
-    folder = tmp_path_factory.mktemp("result")
-    made = folder / "run.json", folder / "run.html"
-    ran = run("analyze", dump, "--presets", "token_is,seq_mis,pure_is", "--json", made[0], "-o", made[1])
+def result(dump, tmp_path_factory):
+    """What `analyze` made of the dump."""
+    made = tmp_path_factory.mktemp("result") / "run.json"
+    ran = run("analyze", dump, "--presets", "token_is,seq_mis,pure_is", "--no-html", "-v", "--json", made)
     assert ran.exit_code == 0, ran.output
-    return str(made[0]), str(made[1])
+    assert "Headline numbers" in ran.stdout
+    assert "HTML" not in ran.stdout  # none is written
+    return str(made)
 
 
-def run(*args: object, **env: str) -> Result:
+def run(*args, **env):
     """One command, in this process."""
     return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
 
 
-def script(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
+def script(*args, **env):
     """One command, in a process of its own."""
     return subprocess.run(
         [*SCRIPT, *map(str, args)], capture_output=True, text=True, env={**os.environ, **env}
     )
 
 
-def files() -> list[str]:
+def files():
     return sorted(path.name for path in Path().iterdir())
 
 
@@ -84,7 +85,7 @@ def files() -> list[str]:
 
 
 @pytest.mark.slow
-def test_compare_works_in_an_empty_folder_and_leaves_it_empty() -> None:
+def test_compare_works_in_an_empty_folder_and_leaves_it_empty():
     ran = script("compare", "--presets", "token_is,seq_mis")
 
     assert ran.returncode == 0, ran.stderr
@@ -94,23 +95,19 @@ def test_compare_works_in_an_empty_folder_and_leaves_it_empty() -> None:
 
 
 @pytest.mark.slow
-def test_analyze_works_in_an_empty_folder_and_prints_where_the_report_is() -> None:
+def test_analyze_works_in_an_empty_folder_and_prints_where_the_report_is():
     ran = script("analyze")
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("report  offpol-diag-sample.html\n")
-    assert "Headline numbers" in run("analyze", "-v").stdout
     assert files() == ["offpol-diag-sample.html"]
 
 
-def test_every_command_has_help() -> None:
+def test_every_command_has_help_and_the_program_its_version():
     for command in COMMANDS:
         ran = run(command.__name__, "-h")
         assert ran.exit_code == 0
         assert command.__doc__.splitlines()[0].split(":")[0] in " ".join(ran.output.split())
-
-
-def test_the_version_is_printed() -> None:
     assert re.fullmatch(r"offpol-diag \S+\n", run("--version").output)
 
 
@@ -119,7 +116,7 @@ def test_the_version_is_printed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["analyze", "compare"])
-def test_json_on_stdout_is_a_result_and_nothing_else(dump: str, command: str) -> None:
+def test_json_on_stdout_is_a_result_and_nothing_else(dump, command):
     ran = script(command, dump, "--presets", "token_is", "--json", "-", "-q")
 
     summary = results.loads(ran.stdout, "stdout")
@@ -130,22 +127,14 @@ def test_json_on_stdout_is_a_result_and_nothing_else(dump: str, command: str) ->
     assert ran.stderr == ""
 
 
-@pytest.mark.slow
-def test_markdown_on_stdout_is_alone_too(dump: str) -> None:
-    ran = run("analyze", dump, "--presets", "token_is", "--md", "-", "--no-html")
-
-    assert ran.stdout.startswith("# ")
-    assert "report  " not in ran.stdout
-
-
-def test_a_result_that_is_not_there_is_named_once() -> None:
+def test_a_result_that_is_not_there_is_named_once():
     refused = run("report", "nowhere.json")
 
     assert_refused(refused, "nowhere.json", "No such file")
     assert refused.stderr.count("nowhere.json") == 1
 
 
-def test_a_pipe_or_device_is_not_replaced_by_the_sequences(dump: str) -> None:
+def test_a_pipe_or_device_is_not_replaced_by_the_sequences(dump):
     os.mkfifo("folder")
 
     assert_refused(run("analyze", dump, "--sequences", "folder"), "needs a file")
@@ -153,7 +142,7 @@ def test_a_pipe_or_device_is_not_replaced_by_the_sequences(dump: str) -> None:
 
 
 @pytest.mark.slow
-def test_json_on_stdout_is_utf8_whatever_the_locale(dump: str) -> None:
+def test_json_on_stdout_is_utf8_whatever_the_locale(dump):
     ran = subprocess.run(
         [*SCRIPT, "analyze", dump, "--presets", "tis", "--json", "-", "--no-html"],
         capture_output=True,
@@ -164,7 +153,7 @@ def test_json_on_stdout_is_utf8_whatever_the_locale(dump: str) -> None:
     assert ran.returncode == 0
 
 
-def test_an_ascii_terminal_is_no_reason_to_fail() -> None:
+def test_an_ascii_terminal_is_no_reason_to_fail():
     ran = script("presets", PYTHONIOENCODING="ascii")
 
     assert ran.returncode == 0
@@ -172,7 +161,7 @@ def test_an_ascii_terminal_is_no_reason_to_fail() -> None:
 
 
 @pytest.mark.slow
-def test_a_broken_pipe_is_quiet_and_has_its_own_code() -> None:
+def test_a_broken_pipe_is_quiet_and_has_its_own_code():
     for args in (["presets"], ["presets", "--json", "-"], ["--help"]):
         reader, writer = os.pipe()
         os.close(reader)
@@ -181,7 +170,7 @@ def test_a_broken_pipe_is_quiet_and_has_its_own_code() -> None:
         assert (ran.returncode, ran.stderr) == (141, "")
 
 
-def on_a_terminal(*args: str, **env: str) -> str:
+def on_a_terminal(*args, **env):
     """What a terminal would be sent, stdout and stderr together."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **env}
@@ -202,8 +191,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_colour_and_no_color_and_dumb_terminals_do_not(result: tuple[str, str]) -> None:
-    report = ("report", result[0])
+def test_a_terminal_gets_colour_and_no_color_and_dumb_terminals_do_not(result):
+    report = ("report", result)
 
     assert COLOUR.search(on_a_terminal(*report))
     assert not COLOUR.search(on_a_terminal(*report, NO_COLOR="1"))
@@ -211,7 +200,7 @@ def test_a_terminal_gets_colour_and_no_color_and_dumb_terminals_do_not(result: t
 
 
 @pytest.mark.slow
-def test_progress_is_for_terminals_and_can_be_silenced(dump: str) -> None:
+def test_progress_is_for_terminals_and_can_be_silenced(dump):
     command = ("compare", dump, "--presets", "tis")
 
     assert "rows/s" in on_a_terminal(*command)
@@ -222,7 +211,7 @@ def test_progress_is_for_terminals_and_can_be_silenced(dump: str) -> None:
 # ---------------------------------------------------------------- refusals
 
 
-def assert_refused(ran: Result | subprocess.CompletedProcess[str], *words: str) -> None:
+def assert_refused(ran, *words):
     """Exit code 2, `error:` and perhaps `hint:` on stderr, nothing on stdout, no traceback, no file."""
     code = ran.exit_code if isinstance(ran, Result) else ran.returncode
     assert code == 2, ran.stdout
@@ -258,26 +247,26 @@ GIVEN = ("bad.parquet", "bad.json", "mine.toml", "pyproject.toml", "offpol-diag.
         (["--json", "-", "--md", "-"], ["stdout"]),
     ],
 )
-def test_an_argument_that_cannot_be_meant_is_refused(dump: str, args: list[str], words: list[str]) -> None:
+def test_an_argument_that_cannot_be_meant_is_refused(dump, args, words):
     assert_refused(run("analyze", dump, *args), *words)
 
 
-def test_what_a_gate_or_a_comparison_cannot_mean_is_refused(dump: str, result: tuple[str, str]) -> None:
+def test_what_a_gate_or_a_comparison_cannot_mean_is_refused(dump, result):
     assert_refused(run("gate", "missing.parquet", "--max", "token_iss.k3=1"), "did you mean token_is")
-    assert_refused(run("gate", result[0], dump, "--max", "k3=1"), "alone")
-    assert_refused(run("report", result[0], "-o", result[0]), "is what is read")
+    assert_refused(run("gate", result, dump, "--max", "k3=1"), "alone")
+    assert_refused(run("report", result, "-o", result), "is what is read")
     refused = run("compare", dump, "--presets", "pure_is")
     assert_refused(refused, "no current_log_probs", "pure_is", "--presets ")
     assert "--columns" not in refused.stderr
 
 
-def test_a_preset_file_with_a_slip_is_refused() -> None:
+def test_a_preset_file_with_a_slip_is_refused():
     Path("mine.toml").write_text("[mine]\nwieght = 1\n")
 
     assert_refused(run("presets", "--preset-file", "mine.toml"), "mine.toml", "wieght", "did you mean weight")
 
 
-def test_a_preset_file_that_changes_a_built_in_name_is_told_so(dump: str) -> None:
+def test_a_preset_file_that_changes_a_built_in_name_is_told_so(dump):
     Path("mine.toml").write_text("[token_is]\nweight = { over = 'token', upper = 3 }\n")
 
     told = run("compare", dump, "--presets", "token_is", "--preset-file", "mine.toml")
@@ -287,7 +276,7 @@ def test_a_preset_file_that_changes_a_built_in_name_is_told_so(dump: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_dump_that_is_no_dump_is_refused_and_leaves_nothing() -> None:
+def test_a_dump_that_is_no_dump_is_refused_and_leaves_nothing():
     Path("bad.parquet").write_text("not Parquet at all")
 
     assert_refused(script("analyze", "bad.parquet"), "bad.parquet")
@@ -296,7 +285,7 @@ def test_a_dump_that_is_no_dump_is_refused_and_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "not JSON", "[]", "{}", '{"format": 2}', '{"format": 1}', "\udcff"])
-def test_a_result_that_is_no_result_is_refused(text: str) -> None:
+def test_a_result_that_is_no_result_is_refused(text):
     Path("bad.json").write_bytes(text.encode("utf-8", "surrogateescape"))
 
     assert_refused(run("report", "bad.json"), "bad.json")
@@ -316,11 +305,11 @@ def test_a_result_that_is_no_result_is_refused(text: str) -> None:
         (["presets", "tis", "token_is"], ["token_is", "hint: see `offpol-diag presets --help`"]),
     ],
 )
-def test_what_typer_refuses_is_said_like_everything_else(args: list[str], words: list[str]) -> None:
+def test_what_typer_refuses_is_said_like_everything_else(args, words):
     assert_refused(script(*args), *words)
 
 
-def test_a_bad_value_in_the_environment_names_the_variable() -> None:
+def test_a_bad_value_in_the_environment_names_the_variable():
     ran = script("analyze", OFFPOL_DIAG_SEED="x")
 
     assert_refused(ran, "error: OFFPOL_DIAG_SEED: ")
@@ -336,7 +325,7 @@ def test_a_bad_value_in_the_environment_names_the_variable() -> None:
         ("preset_file = 'nowhere.toml'", "error: offpol-diag.toml: preset_file: "),
     ],
 )
-def test_a_bad_value_in_a_file_names_the_file(text: str, words: str, dump: str) -> None:
+def test_a_bad_value_in_a_file_names_the_file(text, words, dump):
     Path("offpol-diag.toml").write_text(text)
 
     assert_refused(run("compare", dump), words)
@@ -344,20 +333,20 @@ def test_a_bad_value_in_a_file_names_the_file(text: str, words: str, dump: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["seed", "on_bad_row"])
-def test_a_value_in_a_file_that_typer_refuses_names_the_file(name: str, dump: str) -> None:
+def test_a_value_in_a_file_that_typer_refuses_names_the_file(name, dump):
     Path("offpol-diag.toml").write_text(f"{name.replace('_', '-')} = 'x'")
 
     assert_refused(script("compare", dump), f"error: offpol-diag.toml: {name}: ")
 
 
-def test_a_trainer_in_a_file_is_that_of_analyze_and_merge_and_leaves_sweep_alone(dump: str) -> None:
+def test_a_trainer_in_a_file_is_that_of_analyze_and_merge_and_leaves_sweep_alone(dump):
     Path("offpol-diag.toml").write_text("for = 'verll'")
 
     assert_refused(run("analyze", dump), "error: offpol-diag.toml: for: ")
     assert run("sweep", dump, "--preset", "token_is", "--at", "2", "-q").exit_code == 0
 
 
-def test_without_arguments_there_is_help() -> None:
+def test_without_arguments_there_is_help():
     ran = script()
 
     assert "Usage: offpol-diag" in ran.stdout
@@ -375,9 +364,7 @@ def test_without_arguments_there_is_help() -> None:
         (SystemExit(1), 1, ""),
     ],
 )
-def test_what_is_raised_becomes_a_message_and_a_code(
-    raised: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_raised_becomes_a_message_and_a_code(raised, code, said, capsys):
     with pytest.raises(SystemExit) as stopped, exit_codes():
         raise raised
 
@@ -385,7 +372,7 @@ def test_what_is_raised_becomes_a_message_and_a_code(
     assert capsys.readouterr().err == said
 
 
-def test_a_bug_shows_its_traceback_and_is_never_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_shows_its_traceback_and_is_never_1(capsys):
     with pytest.raises(SystemExit) as stopped, exit_codes():
         raise ZeroDivisionError
 
@@ -395,8 +382,8 @@ def test_a_bug_shows_its_traceback_and_is_never_1(capsys: pytest.CaptureFixture[
     assert "error: this is a bug" in said
 
 
-def test_an_interrupt_within_a_command_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(path: object) -> None:
+def test_an_interrupt_within_a_command_is_130(monkeypatch):
+    def interrupt(path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("offpol_diag.presets.catalogue.load", interrupt)
@@ -436,11 +423,10 @@ main()
         ),
     ],
 )
-def test_a_signal_leaves_nothing_behind(place: str, number: signal.Signals, code: int, dump: str) -> None:
+def test_a_signal_leaves_nothing_behind(place, number, code, dump):
     presets = "--presets", "verl_2026_01_token_is_norm"
     command = [sys.executable, "-c", ENDLESS.format(place), "analyze", dump, *presets, "--sequences", "rows"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
         assert running.stdout.readline() == "here\n"
         assert all(f".{running.pid}.tmp" in name for name in files())
         assert files() != []
@@ -452,7 +438,7 @@ def test_a_signal_leaves_nothing_behind(place: str, number: signal.Signals, code
     assert files() == []
 
 
-def test_a_second_sigterm_does_not_cut_the_cleaning_up_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_sigterm_does_not_cut_the_cleaning_up_short(monkeypatch):
     handle = exits.terminator()
     with pytest.raises(SystemExit) as stopped:
         handle(signal.SIGTERM, None)
@@ -467,21 +453,10 @@ def test_a_second_sigterm_does_not_cut_the_cleaning_up_short(monkeypatch: pytest
 # ---------------------------------------------------------------- one dump, and what it lacks
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A dump of the engine's policy and the current one."""
-    path = tmp_path_factory.mktemp("two") / "two.parquet"
-    draw = np.random.default_rng(0)
-    current = [-draw.exponential(0.5, 20) - 0.2 for _ in range(16)]
-    with DumpWriter(path) as writer:
-        writer.write(
-            rollout_log_probs=[np.minimum(one + draw.normal(0, 0.03, 20), 0) for one in current],
-            current_log_probs=current,
-        )
-    return str(path)
-
-
-def test_a_comparison_of_nothing_is_refused_and_says_what_would_work(two: str) -> None:
+def test_a_comparison_of_nothing_is_refused_and_says_what_would_work(dump, tmp_path):
+    two = tmp_path / "two.parquet"
+    table = pq.read_table(dump)
+    pq.write_table(table.rename_columns({"old_log_probs": "current_log_probs"}), two)
     refused = run("compare", two, "--presets", "token_is,seq_mis", "-o", "r.html", "--json", "r.json")
 
     assert_refused(refused, "no old_log_probs", "token_is, seq_mis", "--columns old=current_log_probs")
@@ -492,7 +467,7 @@ def test_a_comparison_of_nothing_is_refused_and_says_what_would_work(two: str) -
 
 
 @pytest.mark.parametrize("command", [("compare", "--as-one"), ("analyze", "--no-html")])
-def test_several_dumps_are_said_to_be_one(command: tuple[str, ...], dump: str, tmp_path: Path) -> None:
+def test_several_dumps_are_said_to_be_one(command, dump, tmp_path):
     again = shutil.copy(dump, tmp_path / "again.parquet")
 
     told = run(*command, dump, again, "--presets", "tis")
@@ -500,28 +475,14 @@ def test_several_dumps_are_said_to_be_one(command: tuple[str, ...], dump: str, t
     assert run(*command, dump, again, "--presets", "tis", "-q").stderr == ""
 
 
-@pytest.mark.slow
-def test_nothing_is_said_to_be_in_an_html_that_is_not_written(dump: str) -> None:
-    assert "the HTML" not in run("analyze", dump, "--no-html", "-v").stdout
-    assert "report" not in run("analyze", dump, "--no-html").stdout
-
-
 # ---------------------------------------------------------------- files
-
-
-def test_a_report_drawn_again_is_equal_to_the_first(result: tuple[str, str]) -> None:
-    ran = run("report", result[0], "-o", "again.html", "--md", "again.md")
-
-    assert ran.exit_code == 0, ran.output
-    assert Path("again.html").read_bytes() == Path(result[1]).read_bytes()
-    assert Path("again.md").read_text().startswith("# ")
 
 
 ODD = '{"nan": NaN, "far": 1e999, "f": 0.1, "zero": -0.0, "in": [{"x": -Infinity}]}'
 
 
 @pytest.mark.slow
-def test_reports_of_every_command_are_drawn_again_whatever_the_files_say_of_themselves(dump: str) -> None:
+def test_reports_of_every_command_are_drawn_again_whatever_the_files_say_of_themselves(dump):
     table = pq.read_table(dump).replace_schema_metadata({"offpol_diag": ODD})
     pq.write_table(table, "a.parquet")
     pq.write_table(table.slice(48), "b.parquet")
@@ -543,8 +504,8 @@ def test_reports_of_every_command_are_drawn_again_whatever_the_files_say_of_them
             assert Path(f"one.{end}").read_bytes() == Path(f"two.{end}").read_bytes(), command
 
 
-def test_a_report_can_be_drawn_from_stdin(result: tuple[str, str]) -> None:
-    ran = CliRunner().invoke(app, ["report", "-"], input=Path(result[0]).read_text())
+def test_a_report_can_be_drawn_from_stdin(result):
+    ran = CliRunner().invoke(app, ["report", "-"], input=Path(result).read_text())
 
     assert ran.exit_code == 0, ran.output
     assert files() == ["offpol-diag-stdin.html"]
@@ -562,40 +523,19 @@ def test_a_report_can_be_drawn_from_stdin(result: tuple[str, str]) -> None:
         ("-", "offpol-diag-stdin.html"),
     ],
 )
-def test_the_report_is_named_after_the_dump(source: str, name: str) -> None:
+def test_the_report_is_named_after_the_dump(source, name):
     assert str(output.default_html([source])) == name
 
 
 # ---------------------------------------------------------------- the gate
 
 
-GATES = [
-    (["--max", "k3=1"], 0),
-    (["--min", "ess_tokens=0.5", "--max", "token_is.weight_max=2"], 0),
-    (["--max", "k3=1e-12"], 1),
-    (["--max", "k3=1", "--min", "ess_tokens=0.9999999"], 1),
-    (["--max", "k33=1"], 2),
-    (["--max", "k3=1", "--max", "drift2.k3=1"], 2),  # cannot be known from this dump
-    (["--max", "pure_is.k3=1"], 2),  # needs a column the dump lacks
-    (["--max", "geo_rs.vetoed=1"], 2),  # not in this result
-    (["--max", "k3=1e-12", "--max", "k33=1"], 1),  # a failure is certain
-]
-
-
-@pytest.mark.parametrize(("bounds", "code"), GATES)
-def test_the_gate_answers_with_its_exit_code(result: tuple[str, str], bounds: list[str], code: int) -> None:
-    ran = run("gate", result[0], *bounds)
-
-    assert ran.exit_code == code
-    assert "Gate" in ran.stdout
-
-
 @pytest.mark.parametrize("bounds", [[], ["--max", "k3"], ["--max", "k3=x"], ["--min", "k3=nan"]])
-def test_a_bound_that_is_no_bound_is_refused(result: tuple[str, str], bounds: list[str]) -> None:
-    assert_refused(run("gate", result[0], *bounds))
+def test_a_bound_that_is_no_bound_is_refused(result, bounds):
+    assert_refused(run("gate", result, *bounds))
 
 
-def test_the_gate_computes_only_the_presets_its_bounds_name(dump: str) -> None:
+def test_the_gate_computes_only_the_presets_its_bounds_name(dump):
     ran = run("gate", dump, "--min", "token_tis.ess_tokens=0.5", "--max", "k3=1", "--json", "-")
 
     summary = results.loads(ran.stdout, "stdout")
@@ -604,23 +544,16 @@ def test_the_gate_computes_only_the_presets_its_bounds_name(dump: str) -> None:
     assert [verdict.passed for verdict in summary.gates] == [True, True]
 
 
-def test_the_gate_writes_markdown_for_a_job_summary(result: tuple[str, str]) -> None:
-    ran = run("gate", result[0], "--max", "k3=1e-12", "--md", "summary.md")
-
-    assert ran.exit_code == 1
-    assert "k3" in Path("summary.md").read_text()
-
-
 # ---------------------------------------------------------------- defaults
 
 
-def summary_of(*args: object, **env: str) -> Summary:
+def summary_of(*args, **env):
     ran = run("analyze", *args, "--json", "-", "--no-html", **env)
     assert ran.exit_code == 0, ran.output
     return results.loads(ran.stdout, "stdout")
 
 
-def test_flags_beat_the_environment_and_that_beats_the_file(dump: str) -> None:
+def test_flags_beat_the_environment_and_that_beats_the_file(dump):
     Path("pyproject.toml").write_text('[tool.offpol-diag]\nseed = 1\npresets = ["tis"]\n')
 
     assert summary_of(dump).run.seed == 1
@@ -634,7 +567,7 @@ def test_flags_beat_the_environment_and_that_beats_the_file(dump: str) -> None:
     ("file", "text"),
     [("pyproject.toml", "[tool.offpol-diag]\ndump = {!r}\n"), ("offpol-diag.toml", "dump = [{!r}]\n")],
 )
-def test_without_a_dump_the_one_a_file_names_is_read(dump: str, file: str, text: str) -> None:
+def test_without_a_dump_the_one_a_file_names_is_read(dump, file, text):
     Path(file).write_text(text.format(dump))
     ran = run("analyze", "--presets", "tis", "--json", "-", "--no-html")
 
@@ -642,7 +575,7 @@ def test_without_a_dump_the_one_a_file_names_is_read(dump: str, file: str, text:
     assert f"{dump}, named in {file}" in ran.stderr
 
 
-def test_the_file_of_its_own_wins_over_pyproject() -> None:
+def test_the_file_of_its_own_wins_over_pyproject():
     Path("pyproject.toml").write_text('[tool.offpol-diag]\ndump = "one"\n')
     Path("offpol-diag.toml").write_text('dump = "other"\non-bad-row = "skip"\ncolumns = {rollout = "r"}\n')
 
@@ -651,14 +584,14 @@ def test_the_file_of_its_own_wins_over_pyproject() -> None:
     assert found.options == {"on_bad_row": "skip", "columns": "rollout=r"}
 
 
-def test_another_projects_pyproject_is_left_alone() -> None:
+def test_another_projects_pyproject_is_left_alone():
     Path("pyproject.toml").write_text("[project]\nname = 'x'\n[tool.other]\npresets = 1\n")
 
     assert defaults.settings() == defaults.Settings()
 
 
 @pytest.mark.parametrize("text", ["[tool.offpol-diag]\npresests = 'tis'\n", "[tool.offpol-diag\n"])
-def test_a_slip_in_the_file_is_refused(text: str, dump: str) -> None:
+def test_a_slip_in_the_file_is_refused(text, dump):
     Path("pyproject.toml").write_text(text)
 
     assert_refused(run("analyze", dump), "pyproject.toml")
@@ -667,27 +600,19 @@ def test_a_slip_in_the_file_is_refused(text: str, dump: str) -> None:
 # ---------------------------------------------------------------- the catalogue
 
 
-def test_the_catalogue_lists_every_preset() -> None:
-    from offpol_diag.presets.catalogue import load
-
+def test_the_catalogue_lists_every_preset_with_formulas_direction_and_source():
     said = run("presets").stdout
-    assert [name for name in load() if not re.search(rf"^{re.escape(name)} ", said, re.MULTILINE)] == []
+    rows = json.loads(run("presets", "--json", "-").stdout)["presets"]
+    one = run("presets", "seq_mis").output
 
-
-def test_a_preset_is_shown_with_formulas_direction_and_source() -> None:
-    said = run("presets", "seq_mis").output
-
-    for words in (
+    assert [*rows] == [*load()]
+    assert rows["seq_mis"]["weight"]["upper"] == 2.0
+    assert [name for name in rows if not re.search(rf"^{re.escape(name)} ", said, re.MULTILINE)] == []
+    shown = (
         "π_old/π_rollout",
         "min(∏r, 2)",
         "0.5 ≤ ∏r ≤ 2",
         "decoupled_seq_is_rs",
         "RolloutCorrectionConfig",
-    ):
-        assert words in said
-
-
-def test_the_catalogue_as_json_is_json() -> None:
-    rows = json.loads(run("presets", "--json", "-").stdout)["presets"]
-
-    assert rows["seq_mis"]["weight"]["upper"] == 2.0
+    )
+    assert [words for words in shown if words not in one] == []

@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+from factory import make_summary
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.report.render.html import render_html
 from offpol_diag.report.sections.opening import opening
-from offpol_diag.summary import Summary, loads
+from offpol_diag.report.sections.tokens import shade
+from offpol_diag.summary import loads
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
 A, B = (str(SAMPLES / f"{name}.parquet") for name in ("stale", "quantized"))
@@ -22,20 +24,13 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(scope="module", params=COMMANDS)
-def case(request, tmp_path_factory) -> tuple[str, Summary, str]:
-    """The name of a command, its result, and the page that it wrote."""
-    folder = tmp_path_factory.mktemp("opening")
-    made = ["-q", "--json", str(folder / "r.json"), "--html", str(folder / "r.html")]
-    CliRunner().invoke(app, [*COMMANDS[request.param], *made])
-    result = loads((folder / "r.json").read_text(), "r.json")
-    return request.param, result, (folder / "r.html").read_text()
-
-
-def test_the_page_opens_with_the_answer_its_tiles_and_its_charts(case):
-    name, result, page = case
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_opens_with_the_answer_its_tiles_and_its_charts(name, tmp_path):
+    made = ["-q", "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
+    CliRunner().invoke(app, [*COMMANDS[name], *made])
+    page = (tmp_path / "r.html").read_text()
+    result = loads((tmp_path / "r.json").read_text(), "r.json")
     found = opening(result)
-    assert found is not None
     heading = re.sub(r"<[^>]*>", "", re.search(r"<h1.*?</h1>", page, re.DOTALL)[0])
     assert re.search(
         {
@@ -46,28 +41,25 @@ def test_the_page_opens_with_the_answer_its_tiles_and_its_charts(case):
         }[name],
         heading,
     ), heading
+    assert render_html(result) == page  # drawn again from the result, byte for byte
     first = page[: page.index("</section>")]
     assert first.count('class="tile"') == len(found.facts) >= 3
     assert all(one.title for one in found.pictures)
     assert any(one.telling for one in found.pictures)
 
-
-def test_the_page_is_drawn_again_from_the_result_byte_for_byte(case):
-    _, result, page = case
-    assert render_html(result) == page
+    if name == "runs":  # a bug in either comes before the comparison
+        data = json.loads(result.to_json())
+        data["against"]["b"]["diagnosis"] |= {"verdict": "bug", "headline": "The columns are shifted."}
+        found = opening(loads(json.dumps(data), "r.json"))
+        assert (found.sev, found.h1, found.tone) == ("Bug in one run:", "B: The columns are shifted.", "bad")
 
 
 def test_an_analysis_has_no_other_opening():
-    from factory import make_summary
-
     assert opening(make_summary(gates=[])) is None
 
 
-def test_a_bug_in_either_run_comes_before_the_comparison(case):
-    name, result, _ = case
-    if name != "runs":
-        pytest.skip("of runs")
-    data = json.loads(result.to_json())
-    data["against"]["b"]["diagnosis"] |= {"verdict": "bug", "headline": "The columns are shifted."}
-    found = opening(loads(json.dumps(data), "r.json"))
-    assert (found.sev, found.h1, found.tone) == ("Bug in one run:", "B: The columns are shifted.", "bad")
+@pytest.mark.parametrize(("delta", "look"), [(0.05, ""), (0.2, "1"), (0.8, "2"), (3.0, "3"), (8.0, "4")])
+def test_a_token_is_coloured_by_direction_and_size(delta, look):
+    """Orange (n) where the trainer finds it less likely, blue (p) where more."""
+    assert shade(-delta) == (f"n{look}" if look else "")
+    assert shade(delta) == (f"p{look}" if look else "")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Built offline, from the tree as it is."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_everything_that_is_read_at_run_time(wheel: Path) -> None:
+def test_the_wheel_holds_everything_that_is_read_at_run_time(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     shipped = {f"offpol_diag/templates/{path.name}" for path in (ROOT / "templates").iterdir()}
     needed = shipped | {
@@ -41,7 +41,7 @@ def test_the_wheel_holds_everything_that_is_read_at_run_time(wheel: Path) -> Non
     assert needed - inside == set()
 
 
-def test_the_wheel_holds_the_licence_and_nothing_that_is_not_ours_to_install(wheel: Path) -> None:
+def test_the_wheel_holds_the_licence_and_nothing_that_is_not_ours_to_install(wheel):
     inside = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in inside}
 
@@ -51,7 +51,7 @@ def test_the_wheel_holds_the_licence_and_nothing_that_is_not_ours_to_install(whe
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(wheel, tmp_path_factory):
     """The wheel installed, and nothing that it needs."""
     target = tmp_path_factory.mktemp("site")
     install = ["install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
@@ -59,7 +59,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def drawn(folder: Path, there: Path) -> int:
+def drawn(folder, there):
     """Draw a report with what is at `there`; its size in bytes."""
     (folder / "r.json").write_text(make_summary().to_json(), encoding="utf-8")
     code = (
@@ -75,13 +75,13 @@ def drawn(folder: Path, there: Path) -> int:
     return (folder / "r.html").stat().st_size
 
 
-def test_an_installed_wheel_and_the_source_tree_draw_a_report(site: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_and_the_source_tree_draw_a_report(site, tmp_path):
     assert (site / "bin" / "offpol-diag").exists()
     assert drawn(tmp_path, site) > 100_000
     assert drawn(tmp_path, ROOT) > 100_000
 
 
-def declared(one: Distribution, extras: frozenset[str], found: dict[str, Distribution]) -> None:
+def declared(one, extras, found):
     """Find what a distribution needs, directly or not, as its metadata says."""
     for need in map(Requirement, one.requires or ()):
         asked = ({"extra": extra} for extra in extras or ("",))
@@ -90,9 +90,9 @@ def declared(one: Distribution, extras: frozenset[str], found: dict[str, Distrib
             declared(found[need.name], frozenset(need.extras), found)
 
 
-def environment(site: Path, folder: Path, extra: str) -> tuple[dict[str, Distribution], dict[str, str]]:
+def environment(site, folder, extra):
     """What the wheel and one of its extras declare, and variables with which nothing else can be imported."""
-    needs: dict[str, Distribution] = {}
+    needs = {}
     (ours,) = Distribution.discover(name="offpol-diag", path=[str(site)])
     declared(ours, frozenset({extra}), needs)
     folder.mkdir()
@@ -104,7 +104,7 @@ def environment(site: Path, folder: Path, extra: str) -> tuple[dict[str, Distrib
     return needs, {**os.environ, "PYTHONPATH": path}
 
 
-def alone(folder: Path, env: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+def alone(folder, env, *command):
     """Python without the packages of this environment."""
     line = [sys.executable, "-S", *command]
     return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -122,9 +122,7 @@ except ImportError as error:
 """
 
 
-def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(
-    site: Path, tmp_path: Path
-) -> None:
+def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(site, tmp_path):
     needs, env = environment(site, tmp_path / "light", "")
 
     wrote = alone(tmp_path, env, "-c", LIGHT)
@@ -140,7 +138,7 @@ def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(
     assert sum(file.size or 0 for one in needs.values() for file in one.files or ()) < 400e6
 
 
-def test_the_whole_install_analyses_its_sample(site: Path, tmp_path: Path) -> None:
+def test_the_whole_install_analyses_its_sample(site, tmp_path):
     needs, env = environment(site, tmp_path / "whole", "cli")
 
     ran = alone(tmp_path, env, "-m", "offpol_diag", "analyze")

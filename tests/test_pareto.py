@@ -20,17 +20,17 @@ from offpol_diag.engine.tails import TAIL, Tail
 from tests import oracles
 
 
-def log_weights(k: float, n: int, seed: int = 0) -> np.ndarray:
+def log_weights(k, n, seed=0):
     """Logs of n weights whose tail is a generalised Pareto of shape k."""
     u = np.random.default_rng(seed).random(n)
     return np.log(np.expm1(-k * np.log(u)) / k)
 
 
-def khat(log: np.ndarray) -> float | None:
+def khat(log):
     return tails.khat(Tail.of(torch.from_numpy(log)))
 
 
-def arviz(log: np.ndarray) -> float:
+def arviz(log):
     return float(array_stats.psislw(-log)[1])
 
 
@@ -48,19 +48,14 @@ def test_khat_of_log_normal_weights_is_that_of_arviz(sigma):
     assert khat(log) == pytest.approx(arviz(log), rel=max(1e-9, 1e-13 / sigma), abs=max(1e-9, 1e-13 / sigma))
 
 
-def test_khat_does_not_depend_on_the_scale_of_the_weights():
-    log = log_weights(0.5, 2500)
-    assert khat(log + 600.0) == pytest.approx(khat(log), rel=1e-9)
-    assert khat(log - 600.0) == pytest.approx(khat(log), rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("k", "frozen"), [(0.3, 0.315372684866), (0.7, 0.6804152016359), (1.2, 1.1367223634731)]
 )
-def test_khat_has_not_moved(k, frozen):
+def test_khat_has_not_moved_whatever_the_scale_of_the_weights(k, frozen):
     """Frozen 2026-11-21 from arviz-stats 0.8.0; of quantiles, so that no random generator matters."""
     u = (np.arange(2500) + 0.5) / 2500
-    assert khat(np.log(np.expm1(-k * np.log(u)) / k)) == pytest.approx(frozen, abs=1e-9)
+    for scale in (0.0, 600.0, -600.0):
+        assert khat(np.log(np.expm1(-k * np.log(u)) / k) + scale) == pytest.approx(frozen, abs=1e-9)
 
 
 def test_the_tail_of_a_whole_is_that_of_its_parts():
@@ -77,10 +72,10 @@ def test_the_tail_of_a_whole_is_that_of_its_parts():
 
 
 def test_a_constant_or_short_tail_has_no_khat():
-    assert khat(np.zeros(1000)) is None
-    assert khat(np.concatenate((np.full(500, 2.0), np.linspace(-3, 1, 500)))) is None
-    assert khat(np.array([0.1, 0.2, 0.3])) is None
-    assert khat(np.array([])) is None
+    half = np.concatenate((np.full(500, 2.0), np.linspace(-3, 1, 500)))
+    assert [khat(log) for log in (np.zeros(1000), half, np.array([0.1, 0.2, 0.3]), np.array([]))] == [
+        None
+    ] * 4
 
 
 def test_weights_that_equal_the_border_of_the_tail_are_not_in_it():

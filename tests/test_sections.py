@@ -13,22 +13,22 @@ from offpol_diag.report.render.markdown import LIMIT, render_markdown
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections import SECTIONS, sections
-from offpol_diag.report.sections.presets import Card, Cards
+from offpol_diag.report.sections.presets import Cards
 from offpol_diag.summary import Number, Worst
 
 OF_COMMANDS = ("comparison", "runs", "sweep")
 """Sections of what only some commands find."""
 
 
-def section(name: str, **changes) -> Section:
+def section(name, **changes):
     return next(one for one in sections(make_summary(**changes)) if one.id == name)
 
 
-def table(name: str, of: Section) -> Table:
+def table(name, of):
     return next(block for block in plain(of.blocks) if isinstance(block, Table) and block.id == name)
 
 
-def words(of: Section) -> str:
+def words(of):
     """Everything a reader of the section sees in a terminal."""
     lines = []
     for block in plain(of.blocks):
@@ -77,11 +77,6 @@ def test_bytes_are_written_in_the_largest_unit_that_keeps_them_above_one():
 # ---------------------------------------------------------------- all renderers
 
 
-def test_the_report_opens_with_the_diagnosis_and_every_section_has_its_own_id():
-    ids = [one.id for one in sections(make_summary())]
-    assert ids == [one for one in SECTIONS if one not in OF_COMMANDS]
-
-
 def test_sections_that_are_not_wanted_are_not_made(monkeypatch):
     whole = sections(make_summary())
     monkeypatch.setitem(SECTIONS, "logs", None)
@@ -117,8 +112,9 @@ def test_every_composite_block_has_a_macro_of_the_page_and_plain_blocks_elsewher
     assert f"macro {kind.__name__}(" in _environment().loader.get_source(_environment(), "page.html.j2")[0]
 
 
-def test_every_section_is_drawn_by_all_renderers():
+def test_every_section_is_drawn_by_all_renderers_and_has_its_own_id():
     summary = make_summary()
+    assert [one.id for one in sections(summary)] == [one for one in SECTIONS if one not in OF_COMMANDS]
     drawn, marked, page = terminal(summary, verbose=True), render_markdown(summary), render_html(summary)
     for one in sections(summary):
         titled = one.title.replace("|", "")
@@ -127,21 +123,15 @@ def test_every_section_is_drawn_by_all_renderers():
         assert f'<section id="{one.id}"' in page or one.id == "diagnosis"
 
 
-def test_ids_of_tables_and_figures_are_unique():
-    blocks = [block for one in sections(make_summary()) for block in plain(one.blocks)]
+def test_ids_are_unique_rows_as_long_as_the_header_and_no_cell_is_a_leftover_of_the_program():
+    given = sections(make_summary())
+    blocks = [block for one in given for block in plain(one.blocks)]
     ids = [block.id for block in blocks if isinstance(block, Table | Figure)]
+    tables = [block for block in blocks if isinstance(block, Table)]
+
     assert len(ids) == len(set(ids))
-
-
-def test_every_row_of_every_table_has_as_many_cells_as_the_header():
-    tables = [b for one in sections(make_summary()) for b in plain(one.blocks) if isinstance(b, Table)]
     assert [one.id for one in tables for row in one.rows if len(row) != len(one.header)] == []
-
-
-@pytest.mark.parametrize("forbidden", ["nan", "None", "null"])
-def test_no_cell_is_blank_or_a_leftover_of_the_program(forbidden):
-    for one in sections(make_summary()):
-        assert forbidden not in words(one).split()
+    assert [one.id for one in given if {"nan", "None", "null"} & set(words(one).split())] == []
 
 
 def test_a_summary_with_the_bare_minimum_still_makes_a_report():
@@ -155,7 +145,7 @@ def test_a_summary_with_the_bare_minimum_still_makes_a_report():
 # ---------------------------------------------------------------- the verdict
 
 
-def advised(**changes) -> Section:
+def advised(**changes):
     return section("verdict", recommendation=recommendation().model_copy(update=changes))
 
 
@@ -249,12 +239,12 @@ def test_intervals_are_spoken_of_where_there_are_some():
 # ---------------------------------------------------------------- presets
 
 
-def lacking(column: str, **columns: str) -> Section:
+def lacking(column, **columns):
     one = preset("P", "m", 0.5).model_copy(update={"needs": [column]})
     return section("presets", presets=make_summary().presets | {"p": one}, dump=dump_facts(columns=columns))
 
 
-def many(families: int = 10, each: int = 5, **more) -> dict:
+def many(families=10, each=5, **more):
     """Presets of several families, whose members take turns in the catalogue."""
     order = [(family, place) for place in range(each) for family in range(families)]
     names = {(4, 3): "token_is"} if families > 4 < each else {}
@@ -266,7 +256,7 @@ def many(families: int = 10, each: int = 5, **more) -> dict:
     }
 
 
-def cards(**changes) -> tuple[Card, ...]:
+def cards(**changes):
     (found,) = [one for one in section("presets", **changes).blocks if isinstance(one, Cards)]
     return found.cards
 
@@ -312,13 +302,10 @@ def test_of_many_presets_one_of_each_family_is_shown_and_the_recommended_first_i
     )
 
 
-def test_every_preset_has_a_card_and_families_stand_together():
+def test_every_preset_has_a_card_families_stand_together_and_what_is_only_logged_is_said_to_be():
     found = cards(presets=many())
     assert len(found) == 50
     assert [one.name for one in found[20:25]] == ["token_is", "f4_0", "f4_1", "f4_2", "f4_4"]
-
-
-def test_a_card_says_that_the_trainer_does_not_apply_it():
     (one,) = [one for one in cards() if one.name == "seq_is_metrics"]
     assert "metrics only" in dict(one.lines)[""]
 
@@ -337,7 +324,7 @@ def test_a_card_holds_what_its_trainer_logs_and_equal_ones_name_the_first():
     assert "ess 0.3333" in page
 
 
-def family(aspects: dict[str, dict[str, str]], **numbers: tuple[float | None, ...]) -> tuple:
+def family(aspects, **numbers):
     """The row of a family of presets with these aspects, and with these numbers in turn."""
     rows = {
         name: preset("x", "y", 0.9, family="IcePop", aspects=said).model_copy(
@@ -363,27 +350,20 @@ def test_a_family_has_the_range_of_its_numbers():
 # ---------------------------------------------------------------- trainer logs
 
 
-def logging(names: dict[str, dict[str, float | None]]) -> Section:
-    """The section of presets that log these numbers under one set of names."""
+def logged(names, more=""):
+    """A table of presets that log these numbers under one set of names."""
     given = {key: preset("x", "y", 0.9, logs="verl-2025-11", as_logged=one) for key, one in names.items()}
-    return section("logs", presets=given)
+    return table(f"logged-verl-2025-11{more}", section("logs", presets=given))
 
 
-def test_a_preset_that_logs_alone_has_its_names_in_one_column():
-    given = table("logged-verl-2025-11", logging({"token_is": {"kl": 0.00205, "chi2_seq": None}}))
-    assert given.header == ("name in the trainer", "token_is")
-    assert given.rows == (("kl", Number(value=0.00205)), ("chi2_seq", Number()))
-
-
-def test_what_all_presets_of_a_trainer_log_alike_is_said_once():
-    given = logging({"a": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6, "veto": 0.0}})
-    assert table("logged-verl-2025-11-same", given).rows == [("kl", Number(value=0.1))]
-
-
-def test_the_recommended_preset_has_all_its_names():
-    given = logging({"token_is": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6}})
-    found = table("logged-verl-2025-11", given)
-    assert [row[0] for row in found.rows] == ["kl", "ess"]
+def test_names_in_a_trainer_stand_in_a_column_what_is_alike_once_and_the_recommended_has_all():
+    alone = logged({"token_is": {"kl": 0.00205, "chi2_seq": None}})
+    assert alone.header == ("name in the trainer", "token_is")
+    assert alone.rows == (("kl", Number(value=0.00205)), ("chi2_seq", Number()))
+    same = logged({"a": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6, "veto": 0.0}}, "-same")
+    assert same.rows == [("kl", Number(value=0.1))]
+    recommended = logged({"token_is": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6}})
+    assert [row[0] for row in recommended.rows] == ["kl", "ess"]
 
 
 # ---------------------------------------------------------------- data
@@ -426,19 +406,9 @@ def test_markdown_holds_gates_answer_and_folds_of_the_rest():
     for expected in ("✗ failed", "| K3 KL | 0.0020 [0.0019, 0.0022]", "**What to do**"):
         assert expected in top
     assert len(top.splitlines()) < 60
-    for expected in (
-        "**Use token_is at upper 2**",
-        "| seq_mis |",
-        "geometric",
-        "rollout_log_probs",
-        "verl issue 3984",
-    ):
+    for expected in ("**Use token_is at upper 2**", "| seq_mis |", "rollout_log_probs", "verl issue 3984"):
         assert expected in folds
-
-
-def test_markdown_prints_the_cautions_of_its_numbers():
-    text = render_markdown(make_summary())
-    assert "| khat_sequences | 1.2\\* [1.0, 1.4] (1) |" in text
+    assert "| khat_sequences | 1.2\\* [1.0, 1.4] (1) |" in text  # with its caution
     assert "(1) k̂ exceeds 0.67" in text
 
 
