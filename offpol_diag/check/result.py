@@ -132,7 +132,7 @@ class Checked(BaseModel):
         return printable_json(json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)) + "\n"
 
 
-def apart(point: Point) -> float:
+def relative_difference(point: Point) -> float:
     """Return the difference relative to the larger value, 0 to 2; infinite where one is not finite."""
     if point.logged is None:
         return math.inf

@@ -19,7 +19,7 @@ from offpol_diag.check.result import (
     Finding,
     MetricCheck,
     Point,
-    apart,
+    relative_difference,
 )
 from offpol_diag.check.variants import BASE, Step, Variant, of_presets, variants
 from offpol_diag.engine import correction
@@ -70,8 +70,12 @@ def check(
     steps = [step for step in batches if step in held]
     if not steps:
         spans = (f"{min(one)} to {max(one)}" for one in (batches, held))
-        apart = any(step + by in held for step in batches for by in (-1, 1))
-        hint = "number both alike: their steps are one apart" if apart else "give the same run of both"
+        relative_difference = any(step + by in held for step in batches for by in (-1, 1))
+        hint = (
+            "number both alike: their steps are one relative_difference"
+            if relative_difference
+            else "give the same run of both"
+        )
         raise UsageError("the dump has steps {}, the curves {}".format(*spans), hint)
 
     def step(one: Preset, at: int) -> Step:
@@ -213,7 +217,7 @@ def _compared(
         verdict="different" if wrong else "equal",
         points=pairs,
         different=wrong,
-        worst=max(pairs, key=apart).step,
+        worst=max(pairs, key=relative_difference).step,
     )
 
 
@@ -286,7 +290,9 @@ def _nearest(
     wrong: Sequence[MetricCheck], every: Mapping[int, Step], some: Iterable[Variant]
 ) -> tuple[str, str, float] | None:
     """Return name and text of the variant that comes nearest at the worst steps, and the share it leaves."""
-    points = [(one, max((p for p in one.points if p.logged is not None), key=apart)) for one in wrong]
+    points = [
+        (one, max((p for p in one.points if p.logged is not None), key=relative_difference)) for one in wrong
+    ]
 
     def far(variant: Variant) -> float:
         made = (every[point.step].values(variant).get(one.name) for one, point in points)
@@ -294,7 +300,7 @@ def _nearest(
             point if x is None or not math.isfinite(x) else point.model_copy(update={"expected": x})
             for (_, point), x in zip(points, made, strict=True)
         )
-        return sum(map(apart, changed))
+        return sum(map(relative_difference, changed))
 
     best = min((one for one in some if not (one.alone or one.across)), key=far)
     leaves = far(best) / (far(BASE) or 1.0)

@@ -396,9 +396,9 @@ def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes, total: Te
         known = [(0.0, 0.0, 0.0) if lag is None else (1.0, float(lag), float(lag) ** 2) for lag in ints]
         columns_of_lag = sent(torch.tensor(known, dtype=torch.float64).view(-1, 3), batch.rollout.device)
         found |= zip(("lagged", "lag", "lag2"), columns_of_lag.T.unbind(), strict=True)
-    sheet = method.weight_columns(weighed)
-    wanted = [at for at, name in enumerate(sheet.names) if name.rpartition("|")[2] in OF_METHODS]
-    few = sheet.only(wanted).trimmed
+    weights = method.weight_columns(weighed)
+    wanted = [at for at, name in enumerate(weights.names) if name.rpartition("|")[2] in OF_METHODS]
+    few = weights.only(wanted).trimmed
     found |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
     table = torch.cat(collected(scene, main, breakdowns.ByPlace).parts[axis.name], -1)

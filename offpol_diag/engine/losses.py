@@ -212,12 +212,14 @@ def _held(u: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
     return torch.where(advantages < 0, down, up).where(advantages != 0, 0.0)
 
 
-def gmpo_values(ratios: Ratios, preset: Preset, apart: bool | None = None) -> Tensor:
-    """Compute the GMPO loss that all tokens of a sequence share, [S]; `apart` as for `vespo_factors`."""
+def gmpo_values(ratios: Ratios, preset: Preset, by_moments: bool | None = None) -> Tensor:
+    """Compute the GMPO loss that all tokens of a sequence share, [S]; `by_moments` as for `vespo_factors`."""
     whole = ratios.whole or ratios
-    apart = ratios.whole is not None if apart is None else apart
-    key = "gmpo", preset.clip, apart
-    return ratios.own(whole.once(key, lambda: _gmpo_values(whole, preset, whole.split if apart else None)))
+    by_moments = ratios.whole is not None if by_moments is None else by_moments
+    key = "gmpo", preset.clip, by_moments
+    return ratios.own(
+        whole.once(key, lambda: _gmpo_values(whole, preset, whole.split if by_moments else None))
+    )
 
 
 def _gmpo_values(whole: Ratios, preset: Preset, split: Split | None) -> Tensor:
@@ -241,16 +243,16 @@ def _vespo(x: Terms) -> Found:
     return slope * x.current, slope, None, None
 
 
-def vespo_factors(ratios: Ratios, preset: Preset, apart: bool | None = None) -> tuple[Tensor, Tensor]:
+def vespo_factors(ratios: Ratios, preset: Preset, by_moments: bool | None = None) -> tuple[Tensor, Tensor]:
     """Compute φ = e^(λ + k log w − λ w) of each sequence, where A >= 0 and where A < 0, [S] each.
 
     log w is the sum of u and of the logs of the weights over the sequence, each token's bounded; a weight of
-    the sequence counts once, as TRL's [B, 1] ratio does. With `apart` near tokens, on which no bound acts,
-    enter by moments (by default where `ratios` are of some tokens).
+    the sequence counts once, as TRL's [B, 1] ratio does. With `by_moments` near tokens, on which no bound
+    acts, enter by moments (by default where `ratios` are of some tokens).
     """
     whole, shape = ratios.whole or ratios, preset.shape
-    apart = ratios.whole is not None if apart is None else apart
-    log_w = whole.once(("log w", preset.weight, apart), lambda: _log_w(whole, preset, apart))
+    by_moments = ratios.whole is not None if by_moments is None else by_moments
+    log_w = whole.once(("log w", preset.weight, by_moments), lambda: _log_w(whole, preset, by_moments))
 
     def phi(k: float, rate: float) -> Tensor:
         return ratios.own(torch.exp(rate + k * log_w - rate * torch.exp(log_w)))
@@ -259,8 +261,8 @@ def vespo_factors(ratios: Ratios, preset: Preset, apart: bool | None = None) -> 
     return positive, phi(shape.k_negative, shape.lambda_negative)
 
 
-def _log_w(whole: Ratios, preset: Preset, apart: bool) -> Tensor:
-    split = whole.split if apart else None
+def _log_w(whole: Ratios, preset: Preset, by_moments: bool) -> Tensor:
+    split = whole.split if by_moments else None
     far = whole if split is None else split.far
     offsets = far.batch.cu_seqlens
     log_w = segments.total(_u(far).clamp(-VESPO_LARGEST, VESPO_LARGEST), offsets)

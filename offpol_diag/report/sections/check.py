@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from offpol_diag.bands import Tone
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.check import Checked, Finding, MetricCheck
-from offpol_diag.check.result import UNKNOWN, apart
+from offpol_diag.check.result import UNKNOWN, relative_difference
 from offpol_diag.numerals import counted, rounded
 from offpol_diag.report.picture import Kind, Layer, Panel, Picture
 from offpol_diag.report.sections.opening import Fact, Opening
@@ -174,7 +174,7 @@ def _title(one: MetricCheck) -> str:
 
 def _weight(one: MetricCheck) -> tuple[bool, bool, float]:
     """Order metrics: what differs, means before extremes, the furthest apart first."""
-    far = apart(one.at(one.worst))
+    far = relative_difference(one.at(one.worst))
     return bool(one.different), not one.extreme and math.isfinite(far), far
 
 
