@@ -70,12 +70,8 @@ def check(
     steps = [step for step in batches if step in held]
     if not steps:
         spans = (f"{min(one)} to {max(one)}" for one in (batches, held))
-        relative_difference = any(step + by in held for step in batches for by in (-1, 1))
-        hint = (
-            "number both alike: their steps are one relative_difference"
-            if relative_difference
-            else "give the same run of both"
-        )
+        apart = any(step + by in held for step in batches for by in (-1, 1))
+        hint = "number both alike: their steps are one apart" if apart else "give the same run of both"
         raise UsageError("the dump has steps {}, the curves {}".format(*spans), hint)
 
     def step(one: Preset, at: int) -> Step:
