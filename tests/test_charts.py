@@ -247,11 +247,8 @@ def test_positions_before_and_after_the_split(seen, found):
         first = 0 if some.first_step is None else some.first_step
         last = 3 if some.last_step is None else some.last_step
         for at in range(len(positions.labels)):
-            few = [
-                x["k3"]
-                for x in seen.tokens
-                if first <= x["step"] <= last and int(math.log2(x["at"] + 1)) == at
-            ]
+            inside = [x for x in seen.tokens if first <= x["step"] <= last]
+            few = [x["k3"] for x in inside if int(math.log2(x["at"] + 1)) == at]
             assert some.tokens[at] == len(few)
             assert some.k3.values[at] == (pytest.approx(math.fsum(few) / len(few), **CLOSE) if few else None)
     assert positions.late.k3.low
@@ -261,11 +258,8 @@ def test_positions_before_and_after_the_split(seen, found):
 def test_khat_by_length_is_that_of_the_products(dump):
     seen, result = dump
     for at in result.lengths.curve:
-        logs = [
-            math.fsum(x["d"] for x in few[: at.tokens])
-            for few in seen.of_row.values()
-            if len(few) >= at.tokens
-        ]
+        long = [few for few in seen.of_row.values() if len(few) >= at.tokens]
+        logs = [math.fsum(x["d"] for x in few[: at.tokens]) for few in long]
         want = tails.khat(Tail(len(logs), tail(logs)))
         assert at.khat.value == pytest.approx(want, rel=1e-6)
         assert at.sequences == len(logs)
@@ -441,10 +435,8 @@ def test_states_do_not_grow_with_tokens(tmp_path):
 
 
 def test_a_dump_without_optional_columns_has_the_other_charts(tmp_path):
-    rows = [
-        {name: row[name] for name in ("rollout_log_probs", "current_log_probs")}
-        for row in rows_of(0.3, 2, 60)
-    ]
+    names = ("rollout_log_probs", "current_log_probs")
+    rows = [{name: row[name] for name in names} for row in rows_of(0.3, 2, 60)]
     found = analyze([oracles.write(rows, tmp_path / "a.parquet")]).charts
 
     assert found.steps is found.lag is found.token_types is None
@@ -498,11 +490,8 @@ def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
 def test_presets_with_equal_numbers_name_the_first():
     result = analyze("sample_data/stale.parquet", presets="token_is,tis,recompute,seq_is")
     assert result.presets["tis"].same_as == "token_is"
-    assert {name for name, one in result.presets.items() if not one.same_as} == {
-        "token_is",
-        "recompute",
-        "seq_is",
-    }
+    own = {name for name, one in result.presets.items() if not one.same_as}
+    assert own == {"token_is", "recompute", "seq_is"}
 
 
 # ---------------------------------------------------------------- results that no analysis wrote

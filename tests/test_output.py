@@ -95,23 +95,15 @@ def test_a_preset_file_is_not_written_over():
 
 
 def test_links_are_followed_and_modes_kept():
-    for name in ("rows.parquet", "piece.tally.json", "page.html", "r.json"):
+    names = ("rows.parquet", "piece.tally.json", "page.html", "r.json")
+    for name in names:
         Path(f"real-{name}").touch(mode=0o600)
         Path(name).symlink_to(f"real-{name}")
     Path("new.md").symlink_to("not-yet.md")
-    out = (
-        "--sequences",
-        "rows.parquet",
-        "--tally",
-        "piece.tally.json",
-        "-o",
-        "page.html",
-        "--json",
-        "r.json",
-    )
-    assert run("analyze", "dumps", *FEW, *out, "--md", "new.md").exit_code == 0
+    out = "--sequences rows.parquet --tally piece.tally.json -o page.html --json r.json --md new.md"
+    assert run("analyze", "dumps", *FEW, *out.split()).exit_code == 0
 
-    for name in ("rows.parquet", "piece.tally.json", "page.html", "r.json"):
+    for name in names:
         real = Path(f"real-{name}")
         assert Path(name).is_symlink()
         assert real.stat().st_size > 0
