@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag.engine import accumulators, segments, worst
+from offpol_diag.engine import accumulators, worst
 from offpol_diag.engine.accumulators import Sums, count_by, sum_by, sums_by
 from offpol_diag.engine.tails import TAIL, Tail
 from tests.devices import DEVICES
@@ -166,14 +166,6 @@ def test_sums_by_code_are_those_of_plain_python_for_short_and_long_runs(longest:
         assert found["x"][code].item() == pytest.approx(exact, rel=1e-13, abs=1e-14)
         assert found["twice"][code].item() == pytest.approx(2 * exact, rel=1e-13, abs=1e-14)
     assert sums_by(codes[:0], 3, {"x": x[:0]})["x"].tolist() == [0.0] * 3
-
-
-def test_rows_of_a_key_are_a_slice_only_where_they_are_adjacent():
-    rows = segments.by_key(["a", "b", "b", "a", "b", "b"])
-    cpu = torch.device("cpu")
-    assert rows == {"a": [0, 3], "b": [1, 2, 4, 5]}
-    assert segments.index([1, 2, 3], cpu) == slice(1, 4)
-    assert [segments.index(at, cpu).tolist() for at in rows.values()] == [[0, 3], [1, 2, 4, 5]]
 
 
 def test_rows_of_zeros_are_resampled_as_all_others():

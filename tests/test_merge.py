@@ -22,13 +22,13 @@ from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import OffpolError, ResultError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.summary import Summary
+from tests.kinds import EACH
 from tests.test_laws import SCALES, numbers
 
-ALL = catalogue.load().resolve("all")
 SOME = catalogue.load().resolve("token_is,seq_mis,vanilla_is")
 BY_STEP = tuple(
     one
-    for one in ALL
+    for one in EACH
     if any(rule.over == "batch" for rule in one.reject) or (one.weight and one.weight.action == "psis")
 )
 NORMED = Preset("normed", "", weight=Weight("token", upper=2.0, normalize=True))
@@ -110,7 +110,7 @@ def steps(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> tuple[li
     """The sample cut between steps: its files, their Summary in one run, the tally of each."""
     folder = tmp_path_factory.mktemp("steps")
     files = cut(table, folder, by_step(table, 3))
-    presets = (*ALL, NORMED)
+    presets = (*EACH, NORMED)
     return files, analyze(files, presets=presets), analysed(files, folder, ".json.gz", presets=presets)
 
 
@@ -124,7 +124,7 @@ def test_pieces_cut_between_steps_say_what_one_run_says_under_every_preset(
 
     found = merged(paths)
 
-    assert len(found.presets) == len(ALL) + 1
+    assert len(found.presets) == len(EACH) + 1
     assert different(whole, found) == {}
     assert (found.worst, found.dump) == (whole.worst, whole.dump)
     for one, other in zip(found.presets.values(), whole.presets.values(), strict=True):
@@ -132,6 +132,7 @@ def test_pieces_cut_between_steps_say_what_one_run_says_under_every_preset(
             update={"metrics": {}, "as_logged": {}}
         )
     assert found.metrics["k3"].interval is not None
+    assert found.run.command == "merge"
     assert found.presets["areal_m2po"].metrics["ess_tokens"].interval is not None
     assert found.by["step"].places[0].metrics["k3"].interval is not None
 
@@ -144,17 +145,6 @@ def test_pieces_merge_in_any_order_and_as_a_tree(
 
     assert different(whole, merged([c, a, b])) == {}
     assert different(whole, merged([b, tmp_path / "ca.json.gz"])) == {}
-
-
-def test_a_single_tally_is_the_report_of_its_piece(
-    steps: tuple[list[str], Summary, list[Path]],
-) -> None:
-    files, _, paths = steps
-
-    found = merged(paths[:1])
-
-    assert different(analyze(files[:1], presets=(*ALL, NORMED)), found) == {}
-    assert found.run.command == "merge"
 
 
 def test_what_was_run_adds_up(steps: tuple[list[str], Summary, list[Path]]) -> None:

@@ -18,14 +18,16 @@ from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe, analyze
 from offpol_diag.engine import segments
-from offpol_diag.presets import catalogue
+from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run import gpu
 from offpol_diag.run.task import Local, one_thread
 from tests import gpu_room, gpu_rules, pretended
 from tests.devices import REAL, numbers, same
+from tests.kinds import EACH
 
 pytestmark = pytest.mark.skipif(REAL, reason="a real GPU is here")
+FEW = catalogue.load().resolve("token_is,seq_mis,m2po,geo_rs")
 GPU = torch.device("cuda", 0)
 
 
@@ -219,11 +221,11 @@ def test_what_is_made_there_stays_there_until_it_is_fetched():
 
 
 @pytest.mark.parametrize(
-    ("sample", "device", "many", "names"),
-    [("stale", "auto", 1, "all"), ("quantized", "cuda", 2, "token_is,seq_mis,m2po,geo_rs")],
+    ("sample", "device", "many", "presets"),
+    [("stale", "auto", 1, EACH), ("quantized", "cuda", 2, FEW)],
 )
-def test_an_analysis_on_it_has_the_numbers_of_the_cpu(sample, device, many, names, tmp_path):
-    path, presets = f"sample_data/{sample}.parquet", catalogue.load().resolve(names)
+def test_an_analysis_on_it_has_the_numbers_of_the_cpu(sample, device, many, presets, tmp_path):
+    path = f"sample_data/{sample}.parquet"
     here = numbers(analyze([path], presets=presets, device="cpu"))
     with pretended.gpus(many):
         summary = analyze(
@@ -276,10 +278,10 @@ def test_advantages_are_made_of_rewards_on_one_gpu_and_on_several(without_advant
         assert same(here[part], there[part]), part
 
 
-def seen(names: str, path: str) -> Counter[str]:
+def seen(presets: tuple[Preset, ...], path: str) -> Counter[str]:
     """What makes the host wait in one batch that is sent as batches are."""
     dump = open_dump([path])
-    study = Study.of(dump.info.columns, catalogue.load().resolve(names), (), 0)
+    study = Study.of(dump.info.columns, presets, (), 0)
     asked = Needs.of(study.presets, "advantages" not in dump.info.columns)
     found = read_ahead(Local(torch.device("cpu")), dump, asked)
     with pretended.gpus(), one_thread():
@@ -292,7 +294,7 @@ def seen(names: str, path: str) -> Counter[str]:
 
 def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages):
     """Once more at most: statistics with a bound of their own ask where the near tokens stand."""
-    one, every = seen("tis", without_advantages), seen("all", without_advantages)
+    one, every = seen(FEW[:1], without_advantages), seen(EACH, without_advantages)
 
     assert one <= every
     assert every - one <= Counter({"aten::nonzero": 1})
@@ -300,10 +302,10 @@ def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages
 
 
 def test_a_batch_of_many_sequences_stays_whole(without_advantages, monkeypatch):
-    plain = seen("tis", without_advantages)
+    plain = seen(FEW[:1], without_advantages)
     monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "ROWS", 1)
 
-    assert seen("tis", without_advantages) == plain
+    assert seen(FEW[:1], without_advantages) == plain
 
 
 def test_a_gpu_need_not_be_asked_how_many_tokens_a_batch_has():
@@ -345,15 +347,14 @@ def test_a_batch_that_does_not_fit_lets_go_of_all_it_held_before_its_halves_are_
         return plain(self, batch)
 
     monkeypatch.setattr(Observe, "__call__", noted)
-    presets = catalogue.load().resolve("all")
     with pretended.gpus(), gpu_room.room() as free:
-        whole = numbers(analyze([path], presets=presets, device="cuda"))
+        whole = numbers(analyze([path], presets=EACH, device="cuda"))
     (many,) = sizes
     sizes.clear()
     gc.disable()
     try:
         with pretended.gpus(), gpu_room.room(0.9 * free.most):
-            parts = numbers(analyze([path], presets=presets, device="cuda"))
+            parts = numbers(analyze([path], presets=EACH, device="cuda"))
     finally:
         gc.enable()
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
 from offpol_diag.presets.candidates import CANDIDATES, NOTHING
 from tests import oracles
@@ -52,22 +51,6 @@ def test_the_error_is_what_plain_python_makes_of_every_token(tmp_path, sigma, po
         for other in found.keys() - {name}:
             above = wanted / error(full, other, policy) - 1
             assert numbers[f"error_above.{other}"].value == pytest.approx(above, rel=1e-7, abs=1e-9), name
-
-
-def test_the_error_of_merged_pieces_is_that_of_the_whole(tmp_path):
-    rows = oracles.make_rows(0.3, seed=3, many=60)
-    whole = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=())
-    pieces = [tmp_path / f"{i}.tally.json" for i in range(3)]
-    for i, piece in enumerate(pieces):
-        path = oracles.write(rows[20 * i : 20 * i + 20], tmp_path / f"{i}.parquet")
-        analyze([path], presets=(), tally=piece)
-    merged = summary(merge(pieces)).weights
-
-    for name, numbers in whole.weights.items():
-        for key, number in numbers.items():
-            assert merged[name][key].value == pytest.approx(number.value, rel=1e-9, abs=1e-12), (name, key)
-            if number.interval:
-                assert merged[name][key].interval == pytest.approx(number.interval, rel=1e-7, abs=1e-9)
 
 
 def drifted(tmp_path, along, many=256, shift=0.0):

@@ -48,7 +48,7 @@ from offpol_diag.errors import OffpolError, ResultError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.report.render.html import render_html
 from offpol_diag.summary import WorstSequence, WorstToken
-from tests.test_laws import equal, parts, state_classes
+from tests.test_laws import equal, parts
 
 ALL = catalogue.load().resolve("all")
 FEW = catalogue.load().resolve("token_is,seq_mis,areal_m2po")
@@ -155,10 +155,6 @@ STATES: dict[str, list[Any]] = {
     "Grid": [Grid(one.values.abs()) for one in PARTS["Grid"]],
     "Places": [*PARTS["Places"], Places({"x": Extremes.of({"a": extremes(torch.ones(2).double())})})],
 }
-
-
-def test_every_kind_of_state_is_tried() -> None:
-    assert set(STATES) == set(state_classes())
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -1,0 +1,31 @@
+"""One preset of each kind: what stands for all of them where the number of presets is not what is tested."""
+
+import re
+
+from offpol_diag.presets import Preset, catalogue
+
+
+def kinds(preset: Preset) -> set[str]:
+    """Each part of a preset with its options; thresholds are x, but for whether they are there."""
+    parts = {
+        "weight": preset.weight,
+        "veto": preset.veto,
+        "logs": preset.logs,
+        "loss": (preset.loss, preset.clip, preset.shape),
+        "applied": (preset.policy, preset.denominator, preset.apply),
+        **{f"reject {rule}": rule for rule in preset.reject},
+    }
+    return {re.sub(r"(?<==)-?\d[\d.e-]*", "x", f"{name.split()[0]}: {part}") for name, part in parts.items()}
+
+
+def of_each_kind(presets: tuple[Preset, ...]) -> tuple[Preset, ...]:
+    """Those that have a part of a kind that none before them has, in their order."""
+    seen, found = set[str](), list[Preset]()
+    for preset in presets:
+        if not kinds(preset) <= seen:
+            found.append(preset)
+            seen |= kinds(preset)
+    return tuple(found)
+
+
+EACH = of_each_kind(catalogue.load().resolve("all"))
