@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ from scipy import stats
 
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
-from offpol_diag.diagnosis import laws
+from offpol_diag.diagnosis import honest, laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.engine.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
 from tests import oracles
@@ -533,6 +534,17 @@ def test_a_diagnosis_has_the_systematic_share_where_there_are_token_ids(tmp_path
         low, high = found.interval
         assert least < low < found.value < high < 0.5
         assert found.unit == "fraction"
+
+
+@pytest.mark.parametrize(
+    ("lags", "shift", "cause"),
+    [([2, 2], 0.3, "stale"), ([0, 0], 0.3, None), ([2, 2], 1e-3, None), ([None, None], 0.3, None)],
+)
+def test_weights_of_another_step_are_stale_also_where_all_have_one_lag(lags, shift, cause):
+    rows = rows_of(responses(rng(), many=60, shift=shift, noise=0.0))
+    found = honest.stale(replace(rows, scalars={"policy_lag": (lags * 30)[: rows.sequences]}), None)
+
+    assert (found and found.cause) == cause
 
 
 # ---------------------------------------------------------------- whether the trainer has moved
