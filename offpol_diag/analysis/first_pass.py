@@ -121,11 +121,8 @@ class Seen:
         """Merge the statistics of two parts of a dump."""
         rewards = self.rewards.merge(other.rewards) if self.rewards and other.rewards else None
         states = merged(self.states, other.states)
-        labels = {label for _, label in states}
-        scope.refuse_steps(
-            len(labels),
-            BIN_BYTES * sum(isinstance(one, Bins) for one in states.values()) // max(len(labels), 1),
-        )
+        steps, bins = len({label for _, label in states}), sum(isinstance(x, Bins) for x in states.values())
+        scope.refuse_steps(steps, BIN_BYTES * bins // max(steps, 1))
         return Seen(states, rewards)
 
 

@@ -209,14 +209,9 @@ def _facts(pieces: Sequence[Piece], counts: Mapping[str, object], left_out: Sequ
 def _provenance(found: Sequence[dict[str, object]]) -> dict[str, object]:
     """Combine provenance as if all files were read at once; lists that differ between parts are merged."""
     agreed = {key: value for key, value in found[0].items() if all(one.get(key) == value for one in found)}
-    apart = (
-        {key: value}
-        for one in found
-        for key, many in one.items()
-        if key not in agreed
-        for value in (many if isinstance(many, list) else [many])
-    )
-    return agreed | merged(apart)
+    apart = ((key, many) for one in found for key, many in one.items() if key not in agreed)
+    listed = ((key, many if isinstance(many, list) else [many]) for key, many in apart)
+    return agreed | merged({key: value} for key, many in listed for value in many)
 
 
 def _run(pieces: Sequence[Piece], counts: Mapping[str, int]) -> Run:

@@ -545,14 +545,12 @@ def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
     labels = [f"up to {low} tokens", f"{low + 1}–{middle}", f"{middle + 1}–{high}", f"over {high}"]
     found = {}
     for i, preset in enumerate(presets):
-        positive = _share(by_sign[1 + i], by_sign[0]) if by_sign else None
-        negative = _share(by_sign[many + 2 + i], by_sign[many + 1]) if by_sign else None
         found[preset.name.removeprefix(MARK)] = summary.Kept(
             lengths=labels,
             by_length=[_finite(x) for x in (own[:, i] / n).tolist()],
             weight_by_length=[_finite(x) for x in (weights[:, i] / n).tolist()],
-            positive=positive,
-            negative=negative,
+            positive=_share(by_sign[1 + i], by_sign[0]) if by_sign else None,
+            negative=_share(by_sign[many + 2 + i], by_sign[many + 1]) if by_sign else None,
         )
     return found
 

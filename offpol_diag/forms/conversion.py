@@ -35,7 +35,7 @@ class Reading:
     """How files are read that are no canonical dump.
 
     Attributes:
-        form: name of the form; None to detect it.
+        form: its name; None to detect it.
         align: changes to the form's alignment, such as `full,shift=1`.
         join: `FILE:column,column`, columns added from a second file.
         on: the column by which both are joined, or `row` for their order; sequence_id by default.
@@ -198,8 +198,7 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) 
 
 def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Gather rows up to about `BATCH` tokens."""
-    held: list[Row] = []
-    size = 0
+    held, size = list[Row](), 0
     for row in rows:
         held.append(row)
         size += len(row.tokens[ROLLOUT])

@@ -283,6 +283,7 @@ FORBIDDEN = (
     *(pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.PERSID, pickle.EXT1, pickle.EXT2, pickle.EXT4),
     *(pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
 )
+"""Instructions that are not carried out: they call, import or refer out of the file."""
 
 
 class Unpickler(pickle._Unpickler):
