@@ -61,7 +61,7 @@ def result(dump, tmp_path_factory):
     ran = run("analyze", dump, "--presets", "token_is,seq_mis,pure_is", "--no-html", "-v", "--json", made)
     assert ran.exit_code == 0, ran.output
     assert "Headline numbers" in ran.stdout
-    assert "HTML" not in ran.stdout  # none is written
+    assert not re.search("HTML|^report  ", ran.stdout, re.MULTILINE)  # none is written
     return str(made)
 
 
@@ -128,6 +128,13 @@ def test_json_on_stdout_is_a_result_and_nothing_else_and_utf8_whatever_the_local
     assert summary.diagnosis is not None
     assert summary.recommendation is not None
     assert ran.stderr == ""
+
+
+def test_markdown_on_stdout_is_alone_too(result):
+    ran = run("report", result, "--md", "-")
+
+    assert ran.stdout.startswith("# ")
+    assert "report  " not in ran.stdout
 
 
 def test_a_result_that_is_not_there_is_named_once():
