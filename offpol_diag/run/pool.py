@@ -276,7 +276,7 @@ class _Pool:
         try:
             if self._served:
                 serve()
-            with apart():
+            with shielded():
                 return self._executor.submit(_work, order, span, slot)
         except (OSError, EOFError) as error:
             said = str(error) or "the server of worker processes has ended"
@@ -284,7 +284,7 @@ class _Pool:
 
     def start(self) -> None:
         """Start all workers now, if they are forked from this process."""
-        with apart():
+        with shielded():
             self._executor.submit(os.getpid)
 
     def lost(self) -> bool:
@@ -312,12 +312,12 @@ def serve() -> None:
 
     mp.set_forkserver_preload([PRELOAD])
     resource_tracker.ensure_running()  # first, since it unblocks signals
-    with apart():
+    with shielded():
         forkserver.ensure_running()
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def shielded() -> Iterator[None]:
     """Shield processes started in the block from Ctrl-C and from re-running the caller's script."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
