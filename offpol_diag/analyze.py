@@ -20,7 +20,7 @@ from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import NO_FITS
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset, catalogue
@@ -248,5 +248,5 @@ class Observe:
             return seen
 
         # merged one by one, for a part's tally is as large as the batch's; to count parts a GPU would wait
-        parts = batch.parts(most) if here(batch.rollout) else [batch]
+        parts = batch.parts(most) if on_host(batch.rollout) else [batch]
         return Observed(reduce(Tally.merge, map(tally, parts)), pa.concat_tables(tables) if tables else None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.segments import here, sent
+from offpol_diag.engine.segments import on_host, sent
 
 POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
@@ -29,7 +29,7 @@ FEW = 4
 
 def places(flags: Tensor) -> Tensor:
     """Return the indices of set flags, rising."""
-    if here(flags):  # numpy takes a sixth of the time
+    if on_host(flags):  # numpy takes a sixth of the time
         return torch.from_numpy(np.flatnonzero(flags.numpy()))
     return torch.nonzero(flags).flatten()
 

@@ -36,7 +36,7 @@ from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Nearness, Scene
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Preset, candidates
 from offpol_diag.trainers import LOGS
@@ -232,7 +232,7 @@ def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int],
 
 def _preset_columns(outcomes: Outcomes) -> Columns:
     """Compute the columns that are summed per preset."""
-    if outcomes.batch.tokens <= 2 * moments.BLOCK or not here(outcomes.batch.rollout):
+    if outcomes.batch.tokens <= 2 * moments.BLOCK or not on_host(outcomes.batch.rollout):
         return _columns(outcomes)
     apart, whole = outcomes.divided
     if not whole.presets:

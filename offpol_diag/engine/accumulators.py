@@ -28,7 +28,7 @@ from offpol_diag.engine.fields import (
     Size,
     require,
 )
-from offpol_diag.engine.segments import here, sent
+from offpol_diag.engine.segments import on_host, sent
 
 
 def runs(codes: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def runs(codes: Tensor) -> Tensor:
 
 def count_by(codes: Tensor, size: int) -> Tensor:
     """Count how often each code occurs: [T] int64 in [0, size) → [size] float64."""
-    if here(codes):
+    if on_host(codes):
         return torch.bincount(codes, minlength=size).to(torch.float64)
     return sum_by(codes, size, torch.ones(codes.shape, dtype=torch.float64, device=codes.device))
 
@@ -59,7 +59,7 @@ def sums_by(codes: Tensor, size: int, arrays: Mapping[str, Tensor]) -> dict[str,
 
     On a CPU in lanes, in a third of the time of bincount.
     """
-    if not here(codes):
+    if not on_host(codes):
         return {name: sum_by(codes, size, x) for name, x in arrays.items()}
     lanes = codes * LANES + (torch.arange(len(codes)) & (LANES - 1))
     wide = {name: torch.zeros(size * LANES, dtype=torch.float64) for name in arrays}
@@ -359,7 +359,7 @@ class Sums(Saved):
         """
         parts = (rows,) if isinstance(rows, Tensor) else rows
         point = torch.cat([part.sum(dim=1) for part in parts])
-        begins = runs(key)[:-1] if key is not None and here(key) and len(key) else None
+        begins = runs(key)[:-1] if key is not None and on_host(key) and len(key) else None
         if begins is not None and 2 * len(begins) <= len(draws):
             with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
                 grouped = [np.add.reduceat(part.numpy(), begins.numpy(), axis=1) for part in parts]
@@ -407,7 +407,7 @@ class Sums(Saved):
 
 def _resampled(rows: Tensor, draws: Tensor) -> Tensor:
     """Compute rows [R, S] @ draws [S, B]; rows of zeros, which short sequences have many of, are skipped."""
-    if not here(rows) or (filled := rows.numpy().any(axis=1)).all():
+    if not on_host(rows) or (filled := rows.numpy().any(axis=1)).all():
         return rows @ draws
     drawn, there = rows.new_zeros(len(rows), draws.shape[1]), torch.from_numpy(filled)
     drawn[there] = rows[there] @ draws
@@ -430,7 +430,7 @@ Words = npt.NDArray[Any]
 
 def mix(x: Tensor) -> Tensor:
     """Apply SplitMix64's finaliser to int64 (wrapping arithmetic): a bijection that scatters its input."""
-    if here(x):
+    if on_host(x):
         return torch.from_numpy(mixed(x.numpy()))
     x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
@@ -452,7 +452,7 @@ def mixed(x: Words) -> Words:
 
 def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
     """Draw each sequence's group Poisson(1) times: key [S] int64 → counts [S, replicates] float64."""
-    if not here(key):
+    if not on_host(key):
         return _draws(key, seed, replicates)
     begins = runs(key)  # adjacent sequences of one group are drawn once
     drawn = _draws(key[begins[:-1]], seed, replicates)
@@ -465,7 +465,7 @@ def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:
     """Draw Poisson(1) times by uniform 32-bit numbers: the halves of 64 bits, the lower one first."""
     counters = torch.arange((replicates + 1) // 2, device=key.device, dtype=torch.int64)
     lanes = mix((counters + 1) * -0x61C8864680B583EB + int(mix(torch.tensor(seed))))
-    if not here(key):
+    if not on_host(key):
         bits = mix(mix(key)[:, None] ^ lanes[None, :])
         halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).flatten(1)[:, :replicates]
         steps = sent(torch.tensor(_poisson_steps()), key.device)

@@ -31,7 +31,7 @@ from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 from offpol_diag.engine.tails import ESS_TOKENS
 from offpol_diag.engine.terms import Block, Drift, Terms, collected
 from offpol_diag.presets import Preset
@@ -191,7 +191,7 @@ def _runs(rows: Tensor, places: Sequence[Tensor]) -> Tensor | None:
 
     Summing runs takes a fifth of the time of summing by code. None where runs are short, or on a GPU.
     """
-    if not here(rows) or not len(rows):
+    if not on_host(rows) or not len(rows):
         return None
     changed = np.zeros(len(rows) - 1, np.bool_)
     for x in (rows, *places):

@@ -31,7 +31,7 @@ from offpol_diag.engine.fields import COUNTS, RISING, Floats, Ints, Saved, requi
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import here, sent
+from offpol_diag.engine.segments import on_host, sent
 from offpol_diag.engine.stepgroups import StepGroups, Top
 from offpol_diag.engine.terms import Drift, Terms, collected
 
@@ -199,7 +199,7 @@ class Pictures:
     @staticmethod
     def _most_ids(ids: Tensor) -> int:
         """Return the largest id, at most MOST_IDS; on a GPU that one, which the host need not wait for."""
-        if not here(ids) or not len(ids):
+        if not on_host(ids) or not len(ids):
             return MOST_IDS if len(ids) else 0
         low, high = (int(x) for x in torch.aminmax(ids))
         return MOST_IDS if low < 0 else min(high, MOST_IDS)
@@ -245,7 +245,7 @@ class Pictures:
         edges = _on(self.density.device)[-1]
         delta, r1, k3, q, p = terms.delta, terms.r1, terms.k3, terms.q, terms.p
         sync = torch.zeros_like(delta) if synced is None else synced.to(torch.float64)
-        if here(delta):  # only far tokens are looked at one by one
+        if on_host(delta):  # only far tokens are looked at one by one
             far = terms.far
             self.between[:, len(THRESHOLDS)] += _without(far, len(delta), (r1, k3), sync)
             delta, r1, k3, q, p, sync = (x[far] for x in (delta, r1, k3, q, p, sync))

@@ -19,7 +19,7 @@ from offpol_diag.batch import Batch, places
 from offpol_diag.engine import segments
 from offpol_diag.engine.ratios import COIN, FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios, Split
 from offpol_diag.engine.rows import distinct, of_rows
-from offpol_diag.engine.segments import Memo, here
+from offpol_diag.engine.segments import Memo, on_host
 from offpol_diag.presets import AGGREGATES, BINARY, Over, Preset, Reject, Veto, Weight
 
 P = TypeVar("P", Weight, Reject)
@@ -109,7 +109,7 @@ def passes(ratios: Ratios, rule: Reject) -> Level:
 
 def passing_tokens(ratios: Ratios, rule: Reject) -> Tensor | None:
     """Return the tokens that pass a rule on tokens, [T] bool; None where all do, if that is cheap to see."""
-    if not here(ratios.batch.rollout):
+    if not on_host(ratios.batch.rollout):
         return passes(ratios, rule).values
     if rule.statistic in BINARY and rule.over == "token" and rule.upper is not None:
         few = places(~_binary_kl_below(ratios, rule.upper, both=rule.statistic == "binary_kl_max"))

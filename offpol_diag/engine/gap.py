@@ -25,7 +25,7 @@ from offpol_diag.engine.formula import (
 )
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.presets import Policy
 
@@ -111,7 +111,7 @@ def with_ratio(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _counts(terms: Terms) -> dict[str, Tensor]:
     """Count the tokens of each sequence beyond each bound, [s]; on a CPU only |Δ| > `FAR` is looked at."""
     size, offsets = terms.size, terms.block.offsets
-    if here(size):
+    if on_host(size):
         size, offsets = size[terms.far], torch.searchsorted(terms.far, offsets)
     return {name: segments.count(size > bound, offsets) for name, bound in _BEYOND.items()}
 

@@ -309,7 +309,7 @@ def _discounted(u: Tensor, position: Tensor, offsets: Tensor, gamma: float) -> T
     step[:-1] = torch.exp((position[1:] - position[:-1]).to(u.dtype) * math.log(gamma))
     last = torch.arange(len(u), device=u.device) == segments.spread(offsets[1:] - 1, offsets)
     step.masked_fill_(last, 0.0)
-    if not segments.here(u):  # which is not waited for
+    if not segments.on_host(u):  # which is not waited for
         return _scanned(u, step, min(len(u), _reach(gamma)))
     parts = []
     for first, last_row in segments.spans(offsets, BLOCK):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 
 BLOCK = 1 << 17
 """Tokens per block on a CPU, so that its arrays fit in a core's cache; a GPU takes a whole batch."""
@@ -212,7 +212,7 @@ class NearTokens:
     def advantages(self) -> Tensor | None:
         """Advantage of each turn, if constant within every turn and on a CPU; else None."""
         a, starts = self.batch.advantages, self.batch.cu_runs
-        if a is None or not here(a) or not len(a):
+        if a is None or not on_host(a) or not len(a):
             return None
         changes = a.numpy()[1:] != a.numpy()[:-1]
         borders = starts[1:-1].numpy() - 1
@@ -259,7 +259,7 @@ class NearTokens:
     def _blocks(self) -> list[tuple[slice, Tensor, Tensor]]:
         """Blocks of whole turns: their tokens, offsets of their turns, and which of the tokens are far."""
         starts = self.batch.cu_runs
-        if not here(starts):
+        if not on_host(starts):
             return [(slice(0, self.batch.tokens), starts, self.far)]
         found = []
         for first, last in segments.spans(starts, BLOCK):

@@ -15,7 +15,7 @@ from offpol_diag.engine.outcome import Named, NearOutcome, Outcome, Outcomes, ne
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, masked
 from offpol_diag.engine.scene import RADII
-from offpol_diag.engine.segments import here, numbers
+from offpol_diag.engine.segments import numbers, on_host
 
 SIDES = {"positive": "A+", "negative": "A-"}
 
@@ -226,7 +226,7 @@ def _near_clip(near: NearOutcome) -> dict[str, Tensor]:
     bound = near.preset.clip.safety
     if bound is not None and bound < RADII[0]:  # it may act on near tokens
         kl = near.moments.total(found.kl)
-    acts = {name: not here(x) or bool(x.any()) for name, x in flags.items()}  # a GPU is not waited for
+    acts = {name: not on_host(x) or bool(x.any()) for name, x in flags.items()}  # a GPU is not waited for
     sums = {name: near.moments.total(numbers(x)) if acts[name] else none for name, x in flags.items()}
     return {**sums, "kl": kl}
 

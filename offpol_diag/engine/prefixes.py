@@ -22,7 +22,7 @@ from offpol_diag.engine.accumulators import LogSums, count_by
 from offpol_diag.engine.fields import COUNTS, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import AtLength, Lengths, Number
 
@@ -122,7 +122,7 @@ class Products:
 def _products(delta: Tensor, offsets: Tensor) -> Tensor:
     """Compute ΣΔ over the first T tokens [s, g], -inf where there are fewer; on a CPU up to the longest."""
     lengths, grid = segments.lengths(offsets), _grid(offsets)
-    if here(offsets):
+    if on_host(offsets):
         grid = grid[: np.searchsorted(GRID, int(lengths.max()) if len(lengths) else 0, side="right")]
     ends = offsets[:-1, None] + torch.minimum(grid, lengths[:, None])
     cuts = torch.cat((torch.cat((offsets[:-1, None], ends), dim=1).flatten(), offsets[-1:]))

@@ -324,7 +324,7 @@ class Ratios:
         A block forgets what it computed when the next one is asked for.
         """
         offsets = self.batch.cu_seqlens
-        if not segments.here(offsets) or self.batch.tokens <= BLOCK:
+        if not segments.on_host(offsets) or self.batch.tokens <= BLOCK:
             yield slice(0, self.batch.tokens), self
             return
         for first, last in segments.spans(offsets, BLOCK):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.segments import Reduce, here, sent
+from offpol_diag.engine.segments import Reduce, on_host, sent
 
 if TYPE_CHECKING:
     from offpol_diag.engine.outcome import NearOutcome, Outcome
@@ -181,7 +181,7 @@ class Summed:
 
     def _reduced(self, terms: Sequence[Tensor], offsets: Tensor) -> Tensor:
         """Reduce N names' rows [K, T] to [K, N, S]: on a GPU in one operation, else without copying them."""
-        if here(offsets):
+        if on_host(offsets):
             return torch.stack([segments.of_rows(self.reduce, x, offsets) for x in terms], 1)
         found = segments.of_rows(self.reduce, torch.cat(list(terms)), offsets)
         return found.view(len(terms), -1, found.shape[-1]).transpose(0, 1)

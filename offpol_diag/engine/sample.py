@@ -18,7 +18,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import accumulators
 from offpol_diag.engine.fields import LARGE, NUMBERS, Floats, Ints, Saved, Scalar, require
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import here, sent
+from offpol_diag.engine.segments import on_host, sent
 from offpol_diag.engine.terms import Drift
 
 TOKENS, SEQUENCES = 1 << 17, 8192
@@ -131,7 +131,7 @@ def sample(scene: Scene, drift: Drift) -> Sample:
 
 def host(x: Tensor) -> NDArray[Any]:
     """Return a tensor as an array of the host; of a GPU by one copy."""
-    return x.numpy() if here(x) else np.array(x.tolist()).reshape(x.shape)
+    return x.numpy() if on_host(x) else np.array(x.tolist()).reshape(x.shape)
 
 
 def hashes(batch: Batch, q: Tensor, p: Tensor) -> Tensor:

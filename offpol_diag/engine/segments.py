@@ -42,7 +42,7 @@ class Memo(dict[object, object]):
 # ---------------------------------------------------------------- host and device
 
 
-def here(x: Tensor) -> bool:
+def on_host(x: Tensor) -> bool:
     """Return whether a tensor lies in host memory."""
     return x.device.type == "cpu"
 
@@ -69,7 +69,7 @@ def expm1(x: Tensor, out: Tensor | None = None) -> Tensor:
 
 def _quick(x: Tensor, ours: np.ufunc, theirs: Callable[..., Tensor], out: Tensor | None) -> Tensor:
     """Compute by numpy where it is twice as fast as torch: on processors for which it has a wide kernel."""
-    if x.requires_grad or x.ndim == 0 or not here(x) or not wide(ours.__name__):
+    if x.requires_grad or x.ndim == 0 or not on_host(x) or not wide(ours.__name__):
         return theirs(x, out=out)
     with np.errstate(all="ignore"):
         return torch.from_numpy(ours(x.numpy(), out=None if out is None else out.numpy()))
@@ -126,7 +126,7 @@ def smallest(x: Tensor, offsets: Tensor) -> Tensor:
 
 def _reduced(x: Tensor, offsets: Tensor, kernel: np.ufunc, name: str, empty: float) -> Tensor:
     # On a CPU numpy's reduceat takes a ninth of the time of torch's segment_reduce, and sums pairwise.
-    if x.requires_grad or not here(x):
+    if x.requires_grad or not on_host(x):
         return torch.segment_reduce(x, name, offsets=offsets, initial=empty)
     with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
         return torch.from_numpy(_of_array(x.numpy(), offsets, kernel, empty))
@@ -151,7 +151,7 @@ Reduce = Callable[[Tensor, Tensor], Tensor]
 
 def of_rows(reduce: Reduce, x: Tensor, offsets: Tensor) -> Tensor:
     """Apply a reduction of this module to each run of every row: [K, T] → [K, S]."""
-    if here(x):
+    if on_host(x):
         return reduce(x, offsets)  # numpy takes all rows at once
     return reduce(x.flatten(), _in_rows(offsets, *x.shape)).view(len(x), len(offsets) - 1)
 
@@ -176,7 +176,7 @@ AT_ONCE, OF_GPU = 1 << 16, 1 << 22
 
 def in_parts(rows: Sequence[T], tokens: Tensor) -> Iterator[Sequence[T]]:
     """Yield as many rows over the tokens [T] as are processed at once."""
-    most = max(1, (AT_ONCE if here(tokens) else OF_GPU) // max(1, len(tokens)))
+    most = max(1, (AT_ONCE if on_host(tokens) else OF_GPU) // max(1, len(tokens)))
     for row in range(0, len(rows), most):
         yield rows[row : row + most]
 
@@ -212,7 +212,7 @@ def mean(x: Tensor, offsets: Tensor) -> Tensor:
 
 def spread(x: Tensor, offsets: Tensor) -> Tensor:
     """Give every token its run's value: [..., S] → [..., T]."""
-    if x.requires_grad or not here(x):
+    if x.requires_grad or not on_host(x):
         return torch.repeat_interleave(x, lengths(offsets), -1, output_size=tokens(offsets))
     return torch.from_numpy(np.repeat(x.numpy(), lengths(offsets).numpy(), -1))
 
@@ -240,6 +240,6 @@ def count(x: Tensor, offsets: Tensor) -> Tensor:
 
 def numbers(flags: Tensor) -> Tensor:
     """Convert flags to float64: 1 where set, 0 elsewhere."""
-    if not here(flags):
+    if not on_host(flags):
         return flags.to(torch.float64)
     return torch.from_numpy(flags.numpy().astype(np.float64))  # torch takes thrice the time

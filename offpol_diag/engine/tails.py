@@ -25,7 +25,7 @@ from offpol_diag.engine.gap import CHI2_SEQUENCE
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Smooth
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import Number, Numbers
 
@@ -52,7 +52,7 @@ class Tail(Saved):
         size, n = x.numel(), x.numel() if n is None else n
         if size <= TAIL:
             return cls(n, x.clone())
-        if here(x):
+        if on_host(x):
             return cls(n, torch.from_numpy(np.partition(x.numpy(), size - TAIL)[size - TAIL :].copy()))
         return cls(n, torch.topk(x, TAIL, sorted=False).values)
 

@@ -16,7 +16,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import accumulators, segments
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 from offpol_diag.presets import Policy
 
 BLOCK = 1 << 17
@@ -74,7 +74,7 @@ class Block:
     def all(cls, batch: Batch, excess: Excess | None = None) -> Iterator[Block]:
         """Yield a batch in blocks that fit in a core's cache; on a GPU in a single one."""
         starts, memory = batch.cu_seqlens, dict[str, Tensor]()
-        if not here(starts):
+        if not on_host(starts):
             every = slice(0, batch.sequences), slice(0, batch.tokens)
             yield cls(batch, *every, starts, memory, batch.tokens, excess)
             return
@@ -174,7 +174,7 @@ class Terms:
     @cached_property
     def reach(self) -> float:
         """Largest |Δ|; inf on a GPU, where reading it would make the host wait."""
-        if not here(self.delta):
+        if not on_host(self.delta):
             return math.inf
         low, high = self.span
         return max(-float(low), float(high))

@@ -28,7 +28,7 @@ from offpol_diag.engine.policyloss import (
 )
 from offpol_diag.engine.rows import Columns, Inputs, Summed, joined
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import here
+from offpol_diag.engine.segments import on_host
 
 
 def shared(scene: Scene) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ def _near_still(near: NearOutcome) -> dict[str, Tensor]:
     found, advantages = near_losses(near), near.ratios.batch.advantages
     if found is not None and advantages is not None:
         still = (found.slope == 0) & (advantages != 0)
-        parts = losses.parts(advantages) if not here(still) or bool(still.any()) else {}
+        parts = losses.parts(advantages) if not on_host(still) or bool(still.any()) else {}
         sums = {sign: near.moments.total(torch.where(still, x, 0.0)) for sign, x in parts.items()}
         return sums or dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
     values = near_values(near)

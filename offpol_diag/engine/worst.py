@@ -11,7 +11,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import gap, sample, segments
 from offpol_diag.engine.accumulators import Best
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import here, sent
+from offpol_diag.engine.segments import on_host, sent
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import Strip, WorstSequence, WorstToken
 
@@ -142,7 +142,7 @@ def _among(batch: Batch, most: Tensor) -> Tensor:
 
     On a GPU all tokens are candidates: counting fewer would make the host wait.
     """
-    if not here(most):
+    if not on_host(most):
         return torch.arange(batch.tokens, device=most.device)
     last = float(torch.topk(most, TOKENS).values[-1]) if len(most) >= TOKENS else 0.0
     rows = torch.nonzero((most >= last) & (most > 0)).flatten()
@@ -157,7 +157,7 @@ def _largest(scores: Tensor, many: int) -> Tensor:
     On a CPU only scores above 0 and not below the `many`-th best are sorted. On a GPU all are: to count some
     would make the host wait.
     """
-    if not here(scores):
+    if not on_host(scores):
         return torch.sort(scores, descending=True, stable=True).indices[: many + TIES]
     last = float(torch.topk(scores, many).values[-1]) if len(scores) > many else 0.0
     candidates = torch.nonzero((scores >= last) & (scores > 0)).flatten()

@@ -21,7 +21,7 @@ from offpol_diag.engine.correction import Weighed
 from offpol_diag.engine.outcome import Outcome
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import Memo, here
+from offpol_diag.engine.segments import Memo, on_host
 from offpol_diag.presets import BINARY, Over, Policy, Preset, Reject, Statistic, Veto
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Columns, Ends, Ranges, applied, ends
@@ -235,7 +235,7 @@ class View:
             if near is None or same is None:
                 return first
             least, most = near_sum(self.scene, policy, "ends", same)
-            if here(least) and bool((least >= low).all()) and bool((most <= high).all()):  # no GPU waits
+            if on_host(least) and bool((least >= low).all()) and bool((most <= high).all()):  # no GPU waits
                 sums = (near_sum(self.scene, policy, "Σ", one)[0] for one in (same, squared(same)))
                 return *(x + more for x, more in zip(first, sums, strict=False)), *first[2:]
             second = Tokens(near.of(policy), self.preset).within(same, low, high)
