@@ -272,7 +272,8 @@ def test_axe_finds_no_serious_fault_in_what_is_open_on_any_page(browser, made, n
     page.evaluate(FOLDED)
     found = faults(page)
     page.emulate_media(color_scheme="dark")
-    found += page.evaluate(CONTRAST)
+    # axe also looks at the texts of pictures
+    found += faults(page, runOnly=["color-contrast"]) if name == "collapse" else page.evaluate(CONTRAST)
     page.set_viewport_size({"width": 390, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     found += faults(page, runOnly=[*LAID_OUT])
