@@ -183,7 +183,7 @@ def recommendation() -> Recommendation:
         threshold="upper 2",
         sentence="Use truncated token weights: they lose 0.5% of the sample and bound every weight at 2.",
         rule="heavy_sequence_tail",
-        runner_up="seq_mis at [0.5, 2]: it drops 25% of the sequences, the long ones first.",
+        runner_up="seq_mis at [0.5, 2]: it drops 25% of the sequences, the long ones first",
         fired=fired,
     )
 

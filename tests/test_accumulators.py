@@ -100,7 +100,7 @@ def test_a_number_at_a_step_of_poisson_has_reached_it():
 
 @pytest.mark.parametrize("here", [True, False])
 def test_sums_by_code_are_those_of_a_plain_loop(here, monkeypatch):
-    monkeypatch.setattr(accumulators, "here", lambda x: here)
+    monkeypatch.setattr(accumulators, "on_host", lambda x: here)
     codes, x = RANDOM.integers(0, 6, 97), RANDOM.standard_normal(97)
     counts, sums = (
         count_by(torch.from_numpy(codes), 7),

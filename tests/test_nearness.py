@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction
+from offpol_diag.engine import correction, ratios
 from offpol_diag.engine import scene as nearness
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Nearness, Scene
@@ -48,7 +48,7 @@ def test_blocks_find_what_the_whole_batch_does(tmp_path, monkeypatch, sigma):
     study, found, batch = opened(oracles.make_rows(sigma, seed=3, many=60, outliers=0.03), tmp_path)
     scene = Scene.of(batch, 0, 2, found.fits, study.near)
     whole = nearness.close(scene.ratios("rollout"), study.near)
-    monkeypatch.setattr(nearness, "BLOCK", 7)
+    monkeypatch.setattr(ratios, "BLOCK", 7)
 
     assert torch.equal(nearness.close(scene.ratios("rollout"), study.near), whole)
     assert len(study.near.rules) + len(study.near.tails) > 5

@@ -106,7 +106,7 @@ def splitmix(x: int) -> int:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_mixer_is_the_published_one_and_leaves_its_input_alone(shape, device, here, monkeypatch):
-    monkeypatch.setattr(accumulators, "here", lambda x: here and x.device.type == "cpu")
+    monkeypatch.setattr(accumulators, "on_host", lambda x: here and x.device.type == "cpu")
     x = SHAPES[shape].to(device)
     before = x.clone()
 

@@ -123,7 +123,7 @@ def test_a_slope_goes_through_and_what_is_not_here_is_torchs(name, monkeypatch):
     monkeypatch.setattr(segments, "wide", lambda name: True)
     x = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
     getattr(segments, name)(x).sum().backward()
-    monkeypatch.setattr(segments, "here", lambda x: False)
+    monkeypatch.setattr(segments, "on_host", lambda x: False)
     monkeypatch.setattr(torch.Tensor, "numpy", None)
 
     assert x.grad.item() == pytest.approx(math.exp(0.3))

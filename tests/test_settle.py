@@ -83,13 +83,22 @@ def test_a_narrow_reading_gives_the_same_values_lengths_and_steps(tmp_path, mask
         assert batch.cu_runs.tolist() == batch.cu_seqlens.tolist()
 
 
-def test_the_columns_of_a_narrow_reading_are_those_that_are_asked_for():
-    current = Preset("c", "", policy="current", reject=(Reject("k2", "batch", upper=0.02),))
-    own = Preset("o", "", policy="current", reject=(Reject("k2", "batch", upper=0.02, policy="old"),))
-
-    assert Needs.of((M2PO, PSIS), False).roles == {"old_log_probs", "step"}
-    assert Needs.of((current,), False).roles == {"current_log_probs", "step"}
-    assert Needs.of((own,), False).roles == {"old_log_probs", "step"}
+@pytest.mark.parametrize(
+    ("presets", "policies"),
+    [
+        ((M2PO, PSIS), {"old"}),
+        ((Preset("c", "", policy="current", reject=(Reject("k2", "batch", upper=0.02),)),), {"current"}),
+        (
+            (Preset("o", "", policy="current", reject=(Reject("k2", "batch", upper=0.02, policy="old"),)),),
+            {"old"},
+        ),
+    ],
+)
+def test_a_narrow_reading_has_the_columns_that_it_needs(tmp_path, presets, policies):
+    dump = open_dump([saved(made([1] * 20), tmp_path)])
+    read = next(iter(Needs.of(presets, False).narrow(dump).batches()))
+    assert {policy for policy in ("old", "current") if read.has(policy)} == policies
+    assert "step" in read.scalars
 
 
 def test_what_needs_prompts_turns_or_every_row_reads_all_columns(tmp_path):

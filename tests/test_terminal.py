@@ -138,7 +138,7 @@ def test_any_result_has_an_answer(verdict):
         summary,
         summary.model_copy(update={"recommendation": None, "metrics": {}, "diagnosis": None}),
     ):
-        assert lines(one)[2]
+        assert len([line for line in lines(one) if line]) > 2
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "utf-8"])

@@ -258,7 +258,7 @@ def test_what_a_host_sees_at_once_is_what_a_gpu_is_not_asked_for(size, advantage
     of = batch(SIZES[size], advantages=advantages)
     ours = seen(of)
     for module in (accumulators, breakdowns, terms, tails, worst, segments):
-        monkeypatch.setattr(module, "here", lambda x: False)
+        monkeypatch.setattr(module, "on_host", lambda x: False)
 
     same(ours, seen(of))
 
