@@ -415,7 +415,7 @@ main()
         ("Path.replace = stay", signal.SIGHUP, 129),
         (
             "import offpol_diag.analysis.sequences as s; "
-            "s._rescale = lambda path, _: (s._beside(path).touch(), stay())",
+            "s._rescale = lambda path, _: (Path(f'{path}2').touch(), stay())",
             signal.SIGTERM,
             143,
         ),

@@ -298,15 +298,19 @@ def after_each_part(act: Callable[[Sequence[int]], None], most: int) -> Change:
     def change() -> None:
         from offpol_diag.run import pool
 
-        grown, left = pool._Pool.grown, [most]
+        pools, submit, taken, left = [], pool._Pool.submit, pool.taken, [most]
 
-        def after(self: pool._Pool, answer: pool.Answer) -> int:
+        def submitted(self: pool._Pool, *given: object) -> object:
+            pools[:] = [self]
+            return submit(self, *given)  # type: ignore[arg-type]
+
+        def after(*given: object) -> object:
             if left[0]:
                 left[0] -= 1
-                act([process.pid for process in self._executor._processes.values()])
-            return grown(self, answer)
+                act([process.pid for process in pools[0]._executor._processes.values()])
+            return taken(*given)  # type: ignore[arg-type]
 
-        pool._Pool.grown = after  # type: ignore[method-assign]
+        pool._Pool.submit, pool.taken = submitted, after  # type: ignore[assignment, method-assign]
 
     return change
 

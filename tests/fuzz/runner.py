@@ -38,8 +38,8 @@ from typing import NoReturn
 CPU_SECONDS = 20
 """What an input may take of a core; a busy machine changes nothing about that."""
 WALL_SECONDS = 120
-MEMORY = 2 << 30
-"""Bytes of address space beyond those of the process that forks."""
+MEMORY = 3 << 30
+"""Bytes of address space beyond those of the process that forks; malloc reserves 64 MiB for each thread."""
 FILE_BYTES = 256 << 20
 SAVED_OF_A_KIND = 3
 PLANTED = "planted"
