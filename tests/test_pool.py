@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing as mp
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import time
 from contextlib import closing
+from multiprocessing import connection
 from pathlib import Path
 
 import numpy as np
@@ -396,6 +398,15 @@ def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path):
     assert "memory" in error.hint
     assert "--workers 1" in error.hint
     assert engine._pool is None
+
+
+def test_looking_for_ended_workers_leaves_their_exit_codes_to_be_read():
+    worker = mp.get_context("forkserver").Process(target=signal.raise_signal, args=(signal.SIGKILL,))
+    worker.start()
+    connection.wait([worker.sentinel], 30)
+    assert pool._ended([worker]) == [worker]
+    assert worker._popen.returncode is None
+    assert worker.exitcode == -signal.SIGKILL
 
 
 def test_where_no_fork_is_safe_each_worker_imports_for_itself(small, tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import import_module
 from multiprocessing import connection, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -289,12 +290,12 @@ class _Pool:
 
     def lost(self) -> bool:
         """Return whether a worker has ended; the executor misses it where a result was half sent."""
-        return any(not process.is_alive() for process in [*(self._executor._processes or {}).values()])
+        return bool(_ended([*(self._executor._processes or {}).values()]))
 
     def end(self) -> str:
         """Kill the workers, which need no clean-up; return how a worker had ended before."""
         processes = [*(self._executor._processes or {}).values()]
-        codes = [process.exitcode for process in processes]
+        ended = _ended(processes)
         for process in processes:
             process.kill()
         # A thread of the executor may be reading what a worker had half sent: without writers it ends.
@@ -302,8 +303,19 @@ class _Pool:
         if results:
             results._writer.close()
         self._executor.shutdown(cancel_futures=True)
-        own = [code for code in codes if code not in (None, 0, -signal.SIGTERM)]  # the executor sends SIGTERM
+        codes = [process.exitcode or 0 for process in ended]
+        own = [code for code in codes if code not in (0, -signal.SIGTERM)]  # the executor sends SIGTERM
         return next((f"signal {-code}" if code < 0 else f"exit code {code}" for code in own), "unknown how")
+
+
+def _ended(processes: Sequence[BaseProcess]) -> list[BaseProcess]:
+    """Return the processes that have ended.
+
+    Their exit codes are left to the executor's thread: of two threads that read one at a time, the second
+    finds the pipe empty, and takes 255 for the code.
+    """
+    ready = {*connection.wait([process.sentinel for process in processes], 0)}
+    return [process for process in processes if process.sentinel in ready]
 
 
 def serve() -> None:
