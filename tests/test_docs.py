@@ -46,8 +46,8 @@ def test_a_result_is_valid_under_the_published_schema():
 def test_ci_runs_the_readmes_test_command_to_the_letter():
     (command,) = re.findall(r"^python3 -m venv .+ scripts/check$", README, re.MULTILINE)
 
-    *_, first, slow = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()
-    assert first == command
+    *before, slow = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()
+    assert command in before
     assert " .venv/bin/pytest -m slow " in slow
 
 
@@ -83,7 +83,7 @@ def test_the_changelog_knows_this_version():
 def test_every_dependency_is_pinned_in_the_known_good_set():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["cli"], *extras["test"]]
+    wanted = [*project["dependencies"], *extras["cli"], *extras["test"], *extras["slow"]]
     pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
 
     names = {re.split(r"[<>=~!\[ ]", need)[0].lower() for need in wanted}

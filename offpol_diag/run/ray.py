@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
+from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -243,10 +244,9 @@ def _fetched(ref: Any) -> Any:
 def library() -> ModuleType:
     """Import Ray."""
     try:
-        import ray
+        return import_module("ray")
     except ImportError as error:
         raise UsageError("Ray is not installed", 'pip install "offpol-diag[ray]"') from error
-    return ray
 
 
 def slots(kind: str) -> int:
