@@ -1,10 +1,25 @@
-"""A complete, plausible Summary, written by hand: a healthy mixture-of-experts run with a heavy tail."""
+"""Dumps small enough to be read by eye, and a plausible Summary of a healthy run with a heavy tail."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from offpol_diag.batch import Batch
+from offpol_diag.cli import app
+from offpol_diag.errors import DumpError
+from offpol_diag.forms import Reading, convert
+from offpol_diag.forms.detect import find
+from offpol_diag.readers import open_dump
+from offpol_diag.readers.dump import join
 from offpol_diag.summary import (
     Cause,
     Comparison,
@@ -28,6 +43,82 @@ from offpol_diag.summary import (
     WorstSequence,
     WorstToken,
 )
+
+ROLLOUT = [[-0.5, -1.0, -0.25], [-2.0], [], [-0.125, -4.0]]
+OLD = [[-0.75, -1.5, -0.5], [-1.0], [], [-0.25, -3.0]]
+ALL = 1_000_000
+"""More tokens than a dump of these tests has."""
+
+
+def write(
+    path: Path, table: pa.Table | None = None, group: int | None = None, pages: Any = None, **columns: Any
+) -> str:
+    """Write a table, or columns beside ROLLOUT and OLD; None leaves a column out.
+
+    `group` is the number of rows in a row group, `pages` are options of Parquet.
+    """
+    columns = {"rollout_log_probs": ROLLOUT, "old_log_probs": OLD} | columns
+    if table is None:
+        table = pa.table({name: column for name, column in columns.items() if column is not None})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=group, **(pages or {}))
+    return str(path)
+
+
+def read(*sources: str, **options: Any) -> Batch:
+    """Return the whole dump as one batch."""
+    (batch,) = join(list(open_dump(sources, **options).batches()), ALL * ALL)
+    return batch
+
+
+def plain(batch: Batch) -> dict[str, Any]:
+    """Return a batch as plain Python, for comparing."""
+    values = {name: value.tolist() for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    return values | {"scalars": batch.scalars}
+
+
+def refusal(*sources: str, **options: Any) -> DumpError:
+    """Return the error that reading a dump ends in; its hint is never empty."""
+    with pytest.raises(DumpError) as caught:
+        list(open_dump(sources, **options).batches())
+    assert caught.value.hint
+    return caught.value
+
+
+# ---------------------------------------------------------------- files of other forms
+
+Table = list[dict[str, Any]]
+
+
+def converted(
+    *sources: Path, columns: Mapping[str, str] | None = None, **reading: str
+) -> tuple[Table, list[str]]:
+    """Convert files, and return the rows and what is noted of them."""
+    chosen = Reading(**reading)
+    found = find([str(one) for one in sources], chosen.form, columns or {}, True, chosen.join is not None)
+    assert found is not None
+    to = sources[0].with_name("converted.parquet")
+    try:
+        made = convert(found, to, chosen, columns or {})
+        rows: Table = pq.read_table(to).to_pylist()
+    finally:
+        to.unlink(missing_ok=True)
+    return rows, made.notes
+
+
+def unconvertible(path: Path, says: str, *options: str) -> None:
+    """Check that the conversion of a file is one error with a hint, and that nothing else happens."""
+    before = sorted(path.parent.rglob("*"))
+    call = ["convert", str(path), "--to", str(path.with_name("out.parquet")), *options]
+    ran = CliRunner().invoke(app, call)
+    assert (ran.exit_code, ran.stderr[:7]) == (2, "error: "), (ran.stderr, ran.exception)
+    assert ran.stderr.count("error: ") == ran.stderr.count("hint: ") == 1
+    assert "Traceback" not in ran.stderr
+    assert says in " ".join(ran.stderr.split()), ran.stderr
+    assert sorted(path.parent.rglob("*")) == before
+
+
+# ---------------------------------------------------------------- a Summary
 
 CURRENT = "current_log_probs"
 NO_CURRENT = f"missing column {CURRENT}"

@@ -6,10 +6,8 @@ import shutil
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -22,27 +20,22 @@ from offpol_diag.readers import dump as reading
 from offpol_diag.readers import open_dump
 from offpol_diag.readers.sources import find
 from offpol_diag.writer import DumpWriter
-from tests.far_dumps import refusal, write
+from tests.factory import refusal, write
+
+ODD = ["step:100.parquet", "s3:a.parquet", b"a\xff.parquet", "run:1/a.parquet", "a b%20.parquet"]
 
 
-@pytest.mark.parametrize(
-    "name", ["step:100.parquet", "s3:a.parquet", b"a\xff.parquet", "run:1/a.parquet", "a b%20.parquet"]
-)
-def test_a_file_of_any_name_is_read(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ODD)
+def test_a_file_of_any_name_is_written_and_read(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     path = Path(os.fsdecode(name))
     path.parent.mkdir(exist_ok=True)
-    write(tmp_path / "x.parquet").rename(path)
+    with DumpWriter(path if isinstance(name, str) else "other.parquet") as writer:
+        writer.write(rollout_log_probs=[[-1.0]], old_log_probs=[[-1.0]])
+    if isinstance(name, bytes):
+        Path("other.parquet").rename(path)
     for source in (str(path), "**/*.parquet", str(tmp_path)):
-        assert sum(batch.sequences for batch in open_dump([source]).batches()) == 4
-
-
-def test_a_dump_is_written_into_a_directory_of_any_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("run:1").mkdir()
-    with DumpWriter("run:1/a.parquet") as writer:
-        writer.write(rollout_log_probs=[np.array([-1.0])], old_log_probs=[np.array([-1.0])])
-    assert open_dump(["run:1/a.parquet"]).rows == 1
+        assert sum(batch.sequences for batch in open_dump([source]).batches()) == 1
 
 
 def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
@@ -58,17 +51,11 @@ def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("source", ["pipe.parquet", "p*.parquet", "/dev/null"])
-def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path, monkeypatch, source):
-    os.mkfifo(tmp_path / "pipe.parquet")
-    monkeypatch.chdir(tmp_path)
-    error = refusal(source)
-    assert error.message.endswith("a device or a pipe, no file")
-    assert error.hint
-
-
-def test_a_pipe_in_a_directory_is_no_dump(tmp_path):
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for_or_left_out(tmp_path, monkeypatch, source):
     os.mkfifo(tmp_path / "pipe.parquet")
     write(tmp_path / "a.parquet")
+    monkeypatch.chdir(tmp_path)
+    assert refusal(source).message.endswith("a device or a pipe, no file")
     assert [file.path.parts[-1] for file in find([str(tmp_path)])] == ["a.parquet"]
 
 
@@ -76,8 +63,7 @@ def shifted(path, by):
     """A dump of six row groups, all of whose values tell which version of the file it is."""
     logs = pa.array([[-0.5 - by] * 5] * 60)
     table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
-    pq.write_table(table, path, row_group_size=10, compression="none", use_dictionary=False)
-    return str(path)
+    return write(path, table, 10, {"compression": "none", "use_dictionary": False})
 
 
 def by_rename(path):
@@ -176,22 +162,21 @@ LABELLED = [
 ]
 
 
+def json_rows(tmp_path, names=tuple(LABELLED[0]), **options):
+    rows = [json.dumps({name: row[name] for name in names}) for row in LABELLED]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    return forms.open_dump([str(tmp_path / "a.jsonl")], **options)
+
+
 def joined_rows(tmp_path):
-    for path, names in {"one.jsonl": ["rollout_log_probs"], "two.jsonl": ["old_log_probs", *LABELS]}.items():
-        rows = [{name: row[name] for name in names} for row in LABELLED]
-        (tmp_path / path).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    reading = forms.Reading(join=f"{tmp_path}/two.jsonl:{','.join(('old_log_probs', *LABELS))}", on="row")
-    return forms.open_dump([str(tmp_path / "one.jsonl")], reading=reading)
-
-
-def json_rows(tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in LABELLED))
-    return forms.open_dump([str(tmp_path / "a.jsonl")])
+    names = ("old_log_probs", *LABELS)
+    parquet_rows(tmp_path)
+    reading = forms.Reading(join=f"{tmp_path}/a.parquet:{','.join(names)}", on="row")
+    return json_rows(tmp_path, ["rollout_log_probs"], reading=reading)
 
 
 def parquet_rows(tmp_path):
-    pq.write_table(pa.Table.from_pylist(LABELLED), tmp_path / "a.parquet")
-    return forms.open_dump([str(tmp_path / "a.parquet")])
+    return open_dump([write(tmp_path / "a.parquet", pa.Table.from_pylist(LABELLED))])
 
 
 @pytest.mark.parametrize("form", [parquet_rows, json_rows, joined_rows])
@@ -202,11 +187,11 @@ def test_a_label_that_is_nan_is_null_in_every_column_and_form(form, tmp_path):
     assert len(set(batch.key.tolist())) == 3  # equal responses without a group are one
 
 
-def test_a_frame_with_nan_for_labels_has_as_many_groups_as_one_with_none():
-    frames = [pd.DataFrame(LABELLED), pa.Table.from_pylist(LABELLED)]
-    found = [offpol_diag.analyze(one, presets=["token_is"]).summary for one in frames]
-    assert [one.dump.groups for one in found] == [3, 3]
-    assert [place.key for place in found[0].by["step"].places] == ["1.0", "2.0", "∅"]
+@pytest.mark.parametrize("frame", [pd.DataFrame, pa.Table.from_pylist])
+def test_a_frame_with_nan_for_labels_has_as_many_groups_as_one_with_none(frame):
+    found = offpol_diag.analyze(frame(LABELLED), presets=["token_is"]).summary
+    assert found.dump.groups == 3
+    assert [place.key for place in found.by["step"].places] == ["1.0", "2.0", "∅"]
 
 
 def test_a_file_of_another_form_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):

@@ -7,15 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from offpol_diag.analyze import analyze
-from offpol_diag.errors import DumpError
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import long, open_dump
 from offpol_diag.readers.dump import join
+from tests.factory import ALL, plain, read, refusal, write
 
-ALL = 1_000_000
 TOKEN_COLUMNS = {
     "rollout_log_probs": "rollout_log_prob",
     "old_log_probs": "old_log_prob",
@@ -52,64 +50,36 @@ def sequences(seed=0, count=40):
 def lengthened(columns):
     """The same sequences as a table of one row per token."""
     lengths = [len(row) for row in columns["rollout_log_probs"]]
-    flat = {new: np.concatenate(columns[old]) for old, new in TOKEN_COLUMNS.items() if old in columns}
+    flat = {new: np.concatenate(columns[old]) for old, new in TOKEN_COLUMNS.items()}
     for name in columns.keys() - TOKEN_COLUMNS.keys():
         flat[name] = np.repeat(np.asarray(columns[name]), lengths)
     flat["position"] = np.concatenate([np.arange(n) for n in lengths])
     return pa.table(flat)
 
 
-def write(path, table, rows=None):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, row_group_size=rows)
-    return str(path)
-
-
 def small(**changes):
     """Two sequences, a and b, of three and two tokens; a change of None removes a column."""
-    columns = {
-        "sequence_id": ["a", "a", "a", "b", "b"],
-        "rollout_log_prob": [-0.5, -1.0, -1.5, -2.0, -2.5],
-        "old_log_prob": [-0.5, -1.0, -1.5, -2.0, -2.5],
-    } | changes
+    logs = [-0.5, -1.0, -1.5, -2.0, -2.5]
+    columns = {"sequence_id": list("aaabb"), "rollout_log_prob": logs, "old_log_prob": logs} | changes
     return pa.table({name: column for name, column in columns.items() if column is not None})
-
-
-def read(*sources, **options):
-    (batch,) = join(list(open_dump(sources, **options).batches()), ALL * ALL)
-    return batch
-
-
-def plain(batch):
-    values = {name: value.tolist() for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
-    return values | {"scalars": batch.scalars}
 
 
 def by_sequence(batch):
     """What a batch says of each sequence, whatever their order."""
-    starts = batch.cu_seqlens.tolist()
     names = ("rollout", "old", "current", "advantages", "token_ids", "entropy", "position")
     return {
         batch.scalars["sequence_id"][i]: (
-            [getattr(batch, name)[begin:end].tolist() for name in names if getattr(batch, name) is not None],
+            [getattr(batch, name)[begin:end].tolist() for name in names],
             batch.key[i].item(),
             batch.masked[i].item(),
             {name: values[i] for name, values in batch.scalars.items()},
         )
-        for i, (begin, end) in enumerate(pairwise(starts))
+        for i, (begin, end) in enumerate(pairwise(batch.cu_seqlens.tolist()))
     }
 
 
-def refusal(*sources, **options):
-    with pytest.raises(DumpError) as caught:
-        list(open_dump(sources, **options).batches())
-    assert caught.value.hint
-    return caught.value
-
-
 def cut(folder, table, files, rows):
-    bounds = np.linspace(0, table.num_rows, files + 1).astype(int)
-    for i, (begin, end) in enumerate(pairwise(bounds)):
+    for i, (begin, end) in enumerate(pairwise(np.linspace(0, table.num_rows, files + 1).astype(int))):
         write(folder / f"{i}.parquet", table.slice(begin, end - begin), rows)
     return str(folder)
 
@@ -122,34 +92,23 @@ def shuffled(table, window, seed=0):
     return table.take(np.concatenate(order))
 
 
-# --- the list form says the same
+# ---------------------------------------------------------------- the list form says the same
 
 
-@pytest.mark.parametrize(
-    ("files", "rows", "tokens"),
-    [(1, 1, 37), (1, 23, ALL), (3, 50, 1), (3, 50, 37), (4, ALL, 37), (4, ALL, ALL)],
-)
-def test_batches_are_those_of_the_list_form_however_the_dump_is_cut(tmp_path, files, rows, tokens):
-    columns = sequences(files + rows)
-    expected = read(write(tmp_path / "list.parquet", pa.table(columns)), group_by=["host"])
-    found = read(
-        cut(tmp_path / "long", lengthened(columns), files, rows), group_by=["host"], batch_tokens=tokens
-    )
-    assert plain(found) == plain(expected)
-
-
-@pytest.mark.parametrize(
-    ("files", "rows", "tokens", "far"),
-    [(1, 30, 1, 60), (1, 30, ALL, long.FAR), (3, 30, 37, 60), (3, 7, 37, long.FAR), (3, 7, ALL, 60)],
-)
-def test_shuffling_rows_within_a_row_group_changes_no_sequence(
+@pytest.mark.parametrize(("files", "rows", "tokens"), [(1, 23, ALL), (3, 50, 1), (3, 5, 37), (4, ALL, 37)])
+@pytest.mark.parametrize("far", [None, 60, long.FAR], ids=["in order", "shuffled, near", "shuffled, far"])
+def test_batches_are_those_of_the_list_form_however_the_dump_is_cut_or_shuffled(
     tmp_path, monkeypatch, files, rows, tokens, far
 ):
-    monkeypatch.setattr(long, "FAR", far)
-    columns = sequences()
+    columns = sequences(files, 30)
     expected = read(write(tmp_path / "list.parquet", pa.table(columns)), group_by=["host"])
-    folder = cut(tmp_path / "long", shuffled(lengthened(columns), 30), files, rows)
-    assert by_sequence(read(folder, group_by=["host"], batch_tokens=tokens)) == by_sequence(expected)
+    table = lengthened(columns)
+    if far:
+        monkeypatch.setattr(long, "FAR", far)
+        table = shuffled(table, 30)
+    found = read(cut(tmp_path / "long", table, files, rows), group_by=["host"], batch_tokens=tokens)
+    say = by_sequence if far else plain
+    assert say(found) == say(expected)
 
 
 def test_a_small_window_changes_nothing_but_when_sequences_are_handed_out(tmp_path, monkeypatch):
@@ -182,109 +141,70 @@ def numbers(value, path=""):
         yield path, value
 
 
-@pytest.mark.parametrize("window", [1, 60])
-def test_every_number_of_the_analysis_is_that_of_the_list_form(tmp_path, window):
+def test_every_number_of_the_analysis_is_that_of_the_list_form(tmp_path):
     columns = sequences(count=80)
     whole = write(tmp_path / "list.parquet", pa.table(columns))
-    folder = cut(tmp_path / "long", shuffled(lengthened(columns), window), 3, 60)
+    folder = cut(tmp_path / "long", shuffled(lengthened(columns), 60), 3, 60)
     options = {"presets": load().resolve("token_is,seq_mis"), "group_by": ["host"], "device": "cpu"}
     one = dict(numbers(analyze([whole], **options).model_dump(mode="json")))
     two = dict(numbers(analyze([folder], **options, batch_tokens=100).model_dump(mode="json")))
     assert len(one) > 200
-    assert one.keys() == two.keys()
-    wrong = {
-        k: (v, two[k]) for k, v in one.items() if not math.isclose(v, two[k], rel_tol=1e-12, abs_tol=1e-12)
-    }
-    assert not wrong
+    assert one == pytest.approx(two, rel=1e-12, abs=1e-12)
 
 
-# --- order
+# ---------------------------------------------------------------- order
 
 
 def test_rows_of_sequences_may_be_interleaved(tmp_path):
-    table = small(sequence_id=["b", "a", "b", "a", "b"])
+    table = small(sequence_id=list("babab"))
     batch = read(write(tmp_path / "a.parquet", table, 2), batch_tokens=1)
     assert batch.scalars["sequence_id"] == ["b", "a"]
     assert batch.rollout.tolist() == [-0.5, -1.5, -2.5, -1.0, -2.0]
 
 
-def test_without_positions_tokens_stand_as_in_the_file_and_with_them_they_are_sorted(tmp_path):
+def test_tokens_are_sorted_by_position_if_there_is_one_and_a_jump_parts_turns(tmp_path):
     table = small(pos=[2, 0, 1, 8, 7])
     assert read(write(tmp_path / "a.parquet", table)).rollout.tolist() == [-1.0, -1.5, -0.5, -2.5, -2.0]
     plainly = read(write(tmp_path / "b.parquet", table.drop_columns("pos")))
     assert plainly.rollout.tolist() == [-0.5, -1.0, -1.5, -2.0, -2.5]
     assert plainly.position.tolist() == [0, 1, 2, 0, 1]
-
-
-def test_a_jump_of_positions_parts_turns_and_masks_nothing(tmp_path):
-    batch = read(write(tmp_path / "a.parquet", small(t=[7, 8, 12, 0, 1])))
+    batch = read(write(tmp_path / "c.parquet", small(t=[7, 8, 12, 0, 1])))
     assert batch.position.tolist() == [0, 1, 5, 0, 1]
-    assert batch.cu_runs.tolist() == [0, 2, 3, 5]
-    assert batch.masked.tolist() == [0, 0]
+    assert (batch.cu_runs.tolist(), batch.masked.tolist()) == ([0, 2, 3, 5], [0, 0])
 
 
-def test_a_position_that_comes_twice_is_an_error(tmp_path):
-    path = write(tmp_path / "a.parquet", small(position=[0, 1, 2, 4, 4]))
-    assert refusal(path).message == (
-        f"{path}, row group 0, row 3, column 'position': two rows of the sequence are at position 4"
-    )
-    batch = read(path, on_bad_row="skip")
-    assert batch.scalars["sequence_id"] == ["a"]
+# ---------------------------------------------------------------- ids
 
 
-def test_a_null_position_is_an_error(tmp_path):
-    path = write(tmp_path / "a.parquet", small(position=[0, None, 2, 0, 1]))
-    assert "row 0, column 'position': it is null" in refusal(path).message
-
-
-# --- ids
-
-
-@pytest.mark.parametrize("name", ["sample_id", "rollout_id", "trajectory_id", "request_id"])
-def test_an_id_goes_by_several_names(tmp_path, name):
-    path = write(tmp_path / "a.parquet", rename(name))
-    assert read(path).lengths.tolist() == [3, 2]
-
-
-def rename(name):
-    return small().rename_columns([name, "rollout_log_prob", "old_log_prob"])
-
-
-def test_the_id_may_be_named(tmp_path):
-    path = write(tmp_path / "a.parquet", rename("mine"))
+def test_the_id_goes_by_several_names_or_one_that_is_given(tmp_path):
+    for name in ("sample_id", "rollout_id", "trajectory_id", "request_id", "mine"):
+        table = small().rename_columns([name, "rollout_log_prob", "old_log_prob"])
+        path = write(tmp_path / f"{name}.parquet", table)
+        assert read(path, columns={"sequence_id": name} if name == "mine" else {}).lengths.tolist() == [3, 2]
     error = refusal(path)
     assert "no column holds sequence_id" in error.message
     assert "the columns are mine, rollout_log_prob, old_log_prob" in error.hint
-    assert read(path, columns={"sequence_id": "mine"}).lengths.tolist() == [3, 2]
+    two = small(sequence_id=None, request_id=list("aaabb"), sample_id=list("aaabb"))
+    error = refusal(write(tmp_path / "a.parquet", two))
+    assert "sample_id and request_id can each be sequence_id" in error.message
 
 
-def test_two_columns_that_can_be_the_id_are_an_error(tmp_path):
-    path = write(tmp_path / "a.parquet", rename("request_id").append_column("sample_id", [[1, 1, 1, 2, 2]]))
-    assert "sample_id and request_id can each be sequence_id" in refusal(path).message
-
-
-IDS = [
-    pa.array([7, 7, 7, 9, 9]),
-    pa.array([7.5, 7.5, 7.5, 9.0, 9.0]),
-    pa.array([b"x", b"x", b"x", b"y", b"y"]),
-    pa.array(["x", "x", "x", "y", "y"]).dictionary_encode(),
-    pa.array(["x", "x", "x", "y", "y"], pa.large_string()),
-    pa.array(["x", "x", "x", "y", "y"], pa.string_view()),
-]
+TEXT = pa.array(list("xxxyy"))
+IDS = [pa.array([7, 7, 7, 9, 9]), pa.array([7.5, 7.5, 7.5, 9.0, 9.0]), TEXT.cast(pa.binary())]
+IDS += [TEXT.dictionary_encode(), TEXT.cast(pa.large_string()), TEXT.cast(pa.string_view())]
 
 
 @pytest.mark.parametrize("ids", IDS, ids=lambda ids: str(ids.type))
 def test_an_id_of_any_type_is_read(tmp_path, ids):
-    path = write(tmp_path / "a.parquet", small(sequence_id=ids), 2)
-    assert read(path).lengths.tolist() == [3, 2]
+    assert read(write(tmp_path / "a.parquet", small(sequence_id=ids), 2)).lengths.tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("bad", [None, math.nan])
 def test_a_row_without_an_id_is_an_error_even_where_bad_rows_are_skipped(tmp_path, bad):
     ids = pa.array([1.0, 1.0, 1.0, bad, 2.0], from_pandas=False)
     path = write(tmp_path / "a.parquet", small(sequence_id=ids), 2)
-    error = refusal(path, on_bad_row="skip")
-    assert error.message.startswith(f"{path}, row group 1, row 3, column 'sequence_id': it is null")
+    message = refusal(path, on_bad_row="skip").message
+    assert message.startswith(f"{path}, row group 1, row 3, column 'sequence_id': it is null")
 
 
 @pytest.mark.parametrize("tokens", [1, 3, ALL])
@@ -293,89 +213,94 @@ def test_an_id_that_comes_back_too_late_is_an_error_and_one_row_sooner_is_not(
     tmp_path, monkeypatch, rows, tokens
 ):
     monkeypatch.setattr(long, "FAR", 3)
-    columns = {"rollout_log_prob": [-1.0] * 8, "old_log_prob": [-1.0] * 8}
-    late = write(tmp_path / "a.parquet", pa.table({"sequence_id": list("xabcdxef")} | columns), rows)
+    logs = {"rollout_log_prob": [-1.0] * 8, "old_log_prob": [-1.0] * 8}
+    late = write(tmp_path / "a.parquet", pa.table({"sequence_id": list("xabcdxef")} | logs), rows)
     error = refusal(late, batch_tokens=tokens, on_bad_row="skip")
     assert error.message.startswith(f"{late}, row group {5 // min(rows, 8)}, row 5, column 'sequence_id'")
     assert "sequence 'x' comes back after more than 3 rows" in error.message
     assert "sort the dump by 'sequence_id'" in error.hint
-    soon = write(tmp_path / "b.parquet", pa.table({"sequence_id": list("xabcxdef")} | columns), rows)
+    soon = write(tmp_path / "b.parquet", pa.table({"sequence_id": list("xabcxdef")} | logs), rows)
     assert read(soon, batch_tokens=tokens).scalars["sequence_id"] == list("xabcdef")
 
 
-# --- values
+# ---------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize("bad", [None, math.nan, -math.inf])
-def test_a_bad_value_is_named_by_the_row_its_sequence_begins_in(tmp_path, bad):
-    path = write(tmp_path / "a.parquet", small(old_log_prob=[-1.0, -1.0, -1.0, -1.0, bad]), 2)
-    message = refusal(path).message
-    assert message.startswith(f"{path}, row group 1, row 3, column 'old_log_prob': token 1 is ")
-    dump = open_dump([path], on_bad_row="skip")
-    (batch,) = dump.batches()
-    assert batch.scalars["sequence_id"] == ["a"]
-    assert dump.skipped.count == 1
+SPOILT = {
+    **{
+        f"a log-prob that is {bad}": ({"old_log_prob": [-1.0, -1.0, -1.0, -1.0, bad]}, "token 1 is ")
+        for bad in (None, math.nan, -math.inf)
+    },
+    "a reward that is NaN": ({"rewards": [1.0, 1.0, 1.0, math.nan, math.nan]}, "it is null, NaN or infinite"),
+    "a position twice": ({"position": [0, 1, 2, 4, 4]}, "two rows of the sequence are at position 4"),
+    "a position that is null": ({"position": [0, 1, 2, None, 1]}, "it is null"),
+    **{
+        f"two values of {name}": ({name: [1, 1, 1, 2, 3]}, "a sequence has one value")
+        for name in ("rewards", "group_id", "step", "host")
+    },
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2, ALL])
+@pytest.mark.parametrize("what", SPOILT)
+def test_a_bad_sequence_is_named_by_the_row_it_begins_in_or_skipped(tmp_path, what, rows):
+    change, says = SPOILT[what]
+    (name,) = change
+    path = write(tmp_path / "a.parquet", small(**change), rows)
+    options = {"group_by": ["host"] if name == "host" else []}
+    message = refusal(path, **options).message
+    assert message.startswith(f"{path}, row group {3 // min(rows, 5)}, row 3, column '{name}': {says}")
+    assert "this one has 2 where it begins and 3 in row 4 of" in message or "one value" not in says
+    dump = open_dump([path], on_bad_row="skip", **options)
+    (batch,) = join(dump.batches(), ALL)
+    assert (batch.scalars["sequence_id"], dump.skipped.count) == (["a"], 1)
 
 
 def test_junk_under_the_mask_does_no_harm(tmp_path):
     table = small(old_log_prob=[None, -1.0, math.nan, -2.0, 9.0], action_mask=[0, 1, 0, 1, 0])
     batch = read(write(tmp_path / "a.parquet", table))
-    assert batch.old.tolist() == [-1.0, -2.0]
-    assert batch.masked.tolist() == [2, 1]
-    assert batch.position.tolist() == [1, 0]
+    assert (batch.old.tolist(), batch.masked.tolist(), batch.position.tolist()) == ([-1, -2], [2, 1], [1, 0])
 
 
-def test_a_dump_with_every_token_masked_is_an_error(tmp_path):
-    error = refusal(write(tmp_path / "a.parquet", small(response_mask=[0] * 5)))
-    assert "no token is left in 2 rows" in error.message
-
-
-def test_a_dump_whose_every_sequence_is_skipped_is_an_error(tmp_path):
-    path = write(tmp_path / "a.parquet", small(old_log_prob=[math.nan] * 5))
-    assert "every row was skipped, all 2" in refusal(path, on_bad_row="skip").message
-
-
-@pytest.mark.parametrize("rows", [1, 2, ALL])
-@pytest.mark.parametrize("name", ["rewards", "group_id", "step", "host"])
-def test_a_sequence_has_one_value_of_what_is_no_tokens(tmp_path, name, rows):
-    path = write(tmp_path / "a.parquet", small(**{name: [1, 1, 1, 2, 3]}), rows)
-    message = refusal(path, group_by=["host"] if name == "host" else []).message
-    assert f"row 3, column '{name}': a sequence has one value" in message
-    assert f"this one has 2 where it begins and 3 in row 4 of {path}" in message
-    dump = open_dump([path], on_bad_row="skip", group_by=[name])
-    (batch,) = join(dump.batches(), ALL)
-    assert batch.scalars["sequence_id"] == ["a"]
+def test_a_dump_of_which_nothing_is_left_is_an_error(tmp_path):
+    masked = write(tmp_path / "a.parquet", small(response_mask=[0] * 5))
+    assert "no token is left in 2 rows" in refusal(masked).message
+    bad = write(tmp_path / "b.parquet", small(old_log_prob=[math.nan] * 5))
+    assert "every row was skipped, all 2" in refusal(bad, on_bad_row="skip").message
 
 
 def test_nulls_and_nans_are_values_that_agree(tmp_path):
     table = small(step=[None, None, None, 2, 2], host=[math.nan] * 5)
-    scalars = read(write(tmp_path / "a.parquet", table, 1), group_by=["host"]).scalars
-    assert scalars["step"] == [None, 2]
+    assert read(write(tmp_path / "a.parquet", table, 1), group_by=["host"]).scalars["step"] == [None, 2]
 
 
-def test_widths_may_differ_between_files(tmp_path):
+def test_widths_may_differ_between_files_and_row_groups_may_be_empty(tmp_path):
     table = small(loss_mask=[1, 1, 0, 1, 1])
-    write(tmp_path / "d" / "a.parquet", table.slice(0, 2))
+    with pq.ParquetWriter(write(tmp_path / "d" / "a.parquet", table), table.schema) as writer:
+        for part in (table.slice(0, 0), table.slice(0, 1), table.slice(0, 0), table.slice(1, 1)):
+            writer.write_table(part)
     narrow = [("sequence_id", pa.large_string()), ("rollout_log_prob", pa.float16())]
     narrow += [("old_log_prob", pa.float32()), ("loss_mask", pa.bool_())]
     write(tmp_path / "d" / "b.parquet", table.slice(2).cast(pa.schema(narrow)))
     assert plain(read(str(tmp_path / "d"))) == plain(read(write(tmp_path / "c.parquet", table)))
 
 
-# --- the form
+# ---------------------------------------------------------------- the form
 
 
-def test_a_mixture_of_the_two_forms_is_an_error(tmp_path):
+def test_the_two_forms_are_not_mixed(tmp_path):
     path = write(tmp_path / "a.parquet", small(old_log_prob=None, old_log_probs=[[-1.0]] * 5))
     assert refusal(path, columns={"rollout": "rollout_log_prob"}).message == (
         f"{path}: column 'rollout_log_prob' holds double, and a list of floats per row is needed"
     )
-
-
-def test_files_of_the_two_forms_do_not_go_together(tmp_path):
-    write(tmp_path / "a.parquet", lengthened(sequences()))
-    write(tmp_path / "b.parquet", pa.table(sequences()))
-    assert "differ" in refusal(str(tmp_path)).message
+    write(tmp_path / "d" / "a.parquet", lengthened(sequences()))
+    write(tmp_path / "d" / "b.parquet", pa.table(sequences()))
+    assert "differ" in refusal(str(tmp_path / "d")).message
+    columns = sequences() | {"t": np.arange(40), "rollout_log_prob": np.zeros(40)}
+    found = open_dump([write(tmp_path / "b.parquet", pa.table(columns))]).info.columns
+    assert found.keys() == sequences().keys() - {"host"}, (
+        "names of the long form are other columns of a list form"
+    )
 
 
 def test_a_column_with_a_value_per_token_is_nothing_to_group_by(tmp_path):
@@ -383,24 +308,9 @@ def test_a_column_with_a_value_per_token_is_nothing_to_group_by(tmp_path):
     assert "'entropy' holds a value per token" in refusal(path, group_by=["entropy"]).message
 
 
-def test_a_list_form_keeps_columns_that_only_the_long_form_knows(tmp_path):
-    columns = sequences() | {"t": np.arange(40), "rollout_log_prob": np.zeros(40)}
-    assert open_dump([write(tmp_path / "a.parquet", pa.table(columns))]).info.columns.keys() == (
-        sequences().keys() - {"host"}
-    )
-
-
 def test_rows_are_counted_as_they_are_read_and_sequences_in_the_end(tmp_path):
     seen = []
     dump = open_dump([write(tmp_path / "a.parquet", small(), 2)])
     first = [plain(batch) for batch in dump.batches(seen.append)]
-    assert sum(seen) == dump.rows == 5
-    assert dump.info.rows == 2
+    assert (sum(seen), dump.rows, dump.info.rows) == (5, 5, 2)
     assert [plain(batch) for batch in dump.batches()] == first
-
-
-def test_an_empty_row_group_is_no_harm(tmp_path):
-    with pq.ParquetWriter(tmp_path / "a.parquet", small().schema) as writer:
-        for table in (small().slice(0, 0), small().slice(0, 2), small().slice(0, 0), small().slice(2)):
-            writer.write_table(table)
-    assert read(str(tmp_path / "a.parquet")).lengths.tolist() == [3, 2]

@@ -13,106 +13,68 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from offpol_diag.cli import app
-from offpol_diag.errors import DumpError
-from offpol_diag.forms import binary, unpickle
-from tests.forms import pickled
-from tests.forms.written import batch
-from tests.test_forms import Rows, converted
+from offpol_diag.forms import unpickle
+from tests.factory import Table, converted, unconvertible
+from tests.test_forms import flat, padded
 from tests.test_forms import rows as rows
-from tests.test_trainer_forms import converted as with_notes
-from tests.test_trainer_forms import expected, joinable, only
 
 # ---------------------------------------------------------------- any writer
 
 
-def padded(rows: Rows) -> dict[str, Any]:
-    most = max(len(row["token_ids"]) for row in rows)
-    made: dict[str, Any] = {}
-    for name, value in rows[0].items():
-        if isinstance(value, list):
-            kind = np.float32 if isinstance(value[0], float) else np.int64
-            made[name] = np.stack(
-                [np.pad(np.array(row[name], kind), (0, most - len(row[name]))) for row in rows]
-            )
-        else:
-            made[name] = np.array([row[name] for row in rows])
-    return made
-
-
-def flat(rows: Rows) -> dict[str, Any]:
-    made = {
-        name: np.concatenate([row[name] for row in rows]) if isinstance(value, list) else column(rows, name)
-        for name, value in rows[0].items()
-    }
-    return made | {"lengths": [len(row["token_ids"]) for row in rows]}
-
-
-def column(rows: Rows, name: str) -> list[Any]:
-    return [row[name] for row in rows]
-
-
-def ragged(rows: Rows) -> dict[str, Any]:
-    return {name: column(rows, name) for name in rows[0]}
-
-
-def tensors(made: dict[str, Any]) -> dict[str, Any]:
+def narrowed(columns: dict[str, Any]) -> dict[str, Any]:
+    """Arrays in the widths that trainers write."""
+    kinds = {"f": np.float32, "i": np.int64}
     return {
-        name: torch.tensor(value)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "fi"
-        else list(value)
-        for name, value in made.items()
+        name: value.astype(kinds[value.dtype.kind]) if value.dtype.kind in kinds else value
+        for name, value in columns.items()
     }
 
 
-SHAPES: Mapping[str, Callable[[Rows], Any]] = {
-    "padded": padded,
-    "flat": flat,
+def ragged(rows: Table) -> dict[str, Any]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def tensors(rows: Table) -> dict[str, Any]:
+    return {
+        name: torch.tensor(value) if value.dtype.kind in "fi" else list(value)
+        for name, value in narrowed(padded(rows)).items()
+    }
+
+
+SHAPES: Mapping[str, Callable[[Table], Any]] = {
+    "padded": lambda rows: narrowed(padded(rows)),
+    "flat": lambda rows: narrowed(flat(rows)) | {"lengths": [len(row["token_ids"]) for row in rows]},
     "ragged": ragged,
     "records": list,
     "samples": lambda rows: {"step": 3, "samples": rows},
-    "tensors": lambda rows: tensors(padded(rows)),
+    "tensors": tensors,
 }
-NOT = [("tensors", protocol) for protocol in (2, 4, 5)]
+WAYS = [(shape, protocol) for shape in SHAPES for protocol in (2, 4, 5, "torch")]
+WAYS = [way for way in WAYS if way[0] != "tensors" or way[1] == "torch"]
 """A pickle of tensors holds files that torch.load reads, and is refused."""
 
 
-@pytest.mark.parametrize(
-    ("shape", "protocol"),
-    [
-        (shape, protocol)
-        for shape in SHAPES
-        for protocol in (2, 4, 5, "torch")
-        if (shape, protocol) not in NOT
-    ],
-)
-def test_what_was_put_in_comes_out(shape: str, protocol: int | str, rows: Rows, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "protocol"), WAYS)
+def test_what_was_put_in_comes_out(shape: str, protocol: Any, rows: Table, tmp_path: Path) -> None:
     path = tmp_path / ("a.pt" if protocol == "torch" else "a.pkl")
+
+    def save(value: Any) -> None:
+        if protocol == "torch":
+            torch.save(value, path)
+        else:
+            path.write_bytes(pickle.dumps(value, protocol=protocol))
+
     value = SHAPES[shape](rows)
-    if protocol == "torch":
-        torch.save(value, path)
-    else:
-        path.write_bytes(pickle.dumps(value, protocol=int(protocol)))
-    assert converted(path, to=tmp_path / "out.parquet") == rows
-
-
-@pytest.mark.parametrize("name", ["a.pt", "a.pkl"])
-def test_other_names_are_given_by_columns(name: str, rows: Rows, tmp_path: Path) -> None:
-    value = padded(rows)
-    value["mine"], value["theirs"] = value.pop("rollout_log_probs"), value.pop("old_log_probs")
-    if name == "a.pt":
-        torch.save(tensors(value), tmp_path / name)
-    else:
-        (tmp_path / name).write_bytes(pickle.dumps(value))
-    columns = {"rollout": "mine", "old": "theirs"}
-    found = converted(tmp_path / name, to=tmp_path / "out.parquet", columns=columns)
-    assert [{key: row[key] for key in rows[0]} for row in found] == rows
+    save(value)
+    assert converted(path)[0] == rows
+    if shape in ("padded", "ragged", "tensors"):
+        value["mine"], value["theirs"] = value.pop("rollout_log_probs"), value.pop("old_log_probs")
+        save(value)
+        found, _ = converted(path, columns={"rollout": "mine", "old": "theirs"})
+        assert [{key: row[key] for key in rows[0]} for row in found] == rows
 
 
 @pytest.mark.parametrize(
@@ -126,161 +88,6 @@ def test_views_of_tensors_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
     for name, tensor in value.items():
         assert found[name].tolist() == tensor.tolist()
         assert found[name].shape == tensor.shape
-
-
-# ---------------------------------------------------------------- slime
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_slime(beside: bool, tmp_path: Path) -> None:
-    made = batch()
-    path = pickled.slime(tmp_path, made)
-    if beside:
-        pickled.slime_rollout(tmp_path, made)
-    found, notes = with_notes(path, tmp_path / "out.parquet")
-    assert only(found) == expected(made)
-    assert [row["advantages"][0] for row in found] == made.advantages
-    assert [row["sequence_id"] for row in found] == [f"13/{40 + i}" for i in range(8)]
-    assert {row["step"] for row in found} == {13}
-    assert found[0]["entropy"] == [0.5] * len(made.responses[0])
-    assert [row.get("group_id") for row in found] == [i // 2 if beside else None for i in range(8)]
-    assert [row.get("rollout_version") for row in found] == [11 if beside else None] * 8
-    assert "read as slime (slime); log-probs: response only, shift 0" in notes[0]
-
-
-@pytest.mark.parametrize("miles", [False, True])
-def test_slime_rollouts_are_completed_by_another_file(miles: bool, tmp_path: Path) -> None:
-    made = batch()
-    path = pickled.slime_rollout(tmp_path, made, miles=miles)
-    with pytest.raises(DumpError, match="no log-probs of the trainer"):
-        with_notes(path, tmp_path / "out.parquet")
-    train = pickled.slime(tmp_path, made)
-    found, _ = with_notes(path, tmp_path / "out.parquet", join=f"{train}:old_log_probs")
-    assert only(found) == expected(made)
-    other = joinable(tmp_path, made, "old_log_probs")
-    found, _ = with_notes(path, tmp_path / "out.parquet", join=f"{other}:old_log_probs", on="row")
-    assert only(found) == expected(made)
-
-
-# ---------------------------------------------------------------- slime up to 0.3.1, miles
-
-
-@pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("miles", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("context", [1, 2, 4])
-def test_files_of_ranks_are_put_together(
-    context: int, padded: bool, miles: bool, beside: bool, tmp_path: Path
-) -> None:
-    """Data, tensor, pipeline and context parallel; up to 0.3.1 the files do not say which is which."""
-    made = batch()
-    path = pickled.ranks(tmp_path, made, context, miles, padded)
-    if beside:
-        pickled.slime_rollout(tmp_path, made)
-    found, notes = with_notes(path, tmp_path / "out.parquet")
-    order = {f"13/{40 + i}": i for i in range(8)}
-    found.sort(key=lambda row: order[row["sequence_id"]])
-    assert only(found, *TOKENS) == only(expected(made), *TOKENS)
-    assert [row["advantages"] for row in found] == [
-        [made.advantages[i]] * len(made.responses[i]) for i in range(8)
-    ]
-    assert [row["rewards"] for row in found] == (made.rewards if beside else made.advantages)
-    assert found[3].get("group_id") == (1 if beside else None)
-    assert "read as slime up to 0.3.1, miles (ranks)" in notes[0]
-
-
-TOKENS = ("rollout_log_probs", "old_log_probs", "response_mask", "token_ids")
-
-
-def test_slices_lie_where_the_trainer_cuts_them() -> None:
-    for total in range(2, 40):
-        for response in range(1, total):
-            for count in (2, 4):
-                one = binary.Slice({}, total, response, total)
-                for rank in range(count):
-                    assert one.spans(rank, count) == pickled.spans(total, response, rank, count)
-
-
-@pytest.mark.parametrize("miles", [False, True])
-def test_a_missing_rank_is_an_error(miles: bool, tmp_path: Path) -> None:
-    path = pickled.ranks(tmp_path, batch(), 2, miles)
-    for rank in (0, 1):  # one part of the context, of one data-parallel group, in the first stage
-        (path / f"13_{rank + 8}.pt").unlink()
-    for rank in (0, 1):
-        (path / f"13_{rank}.pt").unlink()
-    with pytest.raises(DumpError, match="context-parallel ranks") as caught:
-        with_notes(path, tmp_path / "out.parquet")
-    assert (
-        caught.value.hint == "convert the files of all ranks of a rollout together, and none of another run"
-    )
-
-
-def test_miles_columns_are_completed_by_the_train_dump(tmp_path: Path) -> None:
-    made = batch()
-    path = pickled.miles_columns(tmp_path, made)
-    train = pickled.ranks(tmp_path, made, 2)
-    with pytest.raises(DumpError, match="no log-probs of the trainer"):
-        with_notes(path, tmp_path / "out.parquet")
-    found, _ = with_notes(path, tmp_path / "out.parquet", join=f"{train}:old_log_probs")
-    assert only(found, *TOKENS) == only(expected(made), *TOKENS)
-
-
-@pytest.mark.parametrize("context", [1, 2])
-def test_policy_loss(context: int, tmp_path: Path) -> None:
-    made = batch()
-    found, _ = with_notes(pickled.policy_loss(tmp_path, made, context), tmp_path / "out.parquet")
-    names = [name for name in TOKENS if name != "token_ids"]
-    assert only(found, *names) == only(expected(made), *names)
-    assert [row["current_log_probs"] for row in found] == [
-        (row - np.float32(0.25)).tolist() for row in made.old
-    ]
-    assert len({row["sequence_id"] for row in found}) == 8
-
-
-# ---------------------------------------------------------------- SkyRL, verl
-
-
-@pytest.mark.parametrize("appended", [False, True])
-def test_skyrl(appended: bool, tmp_path: Path) -> None:
-    """A token that was appended, not sampled, is masked."""
-    made = batch()
-    found, notes = with_notes(pickled.skyrl(tmp_path, made, appended=appended), tmp_path / "out.parquet")
-    assert [row["advantages"][0] for row in found] == made.advantages
-    assert [row["group_id"] for row in found] == [i // 2 for i in range(8)]
-    assert [row["sequence_id"] for row in found] == [f"6/{i}" for i in range(8)]
-    assert "response only, shift 0, padded on the left" in notes[0]
-    if appended:
-        assert [row["response_mask"] for row in found] == [[*row[:-1].tolist(), 0] for row in made.mask]
-    else:
-        assert only(found, *TOKENS) == only(expected(made), *TOKENS)
-
-
-@pytest.mark.parametrize("numpy", [False, True])
-def test_verl(numpy: bool, tmp_path: Path) -> None:
-    made = batch()
-    found, _ = with_notes(pickled.verl(tmp_path, made, numpy=numpy), tmp_path / "out.parquet")
-    assert only(found) == expected(made)
-    assert [row["group_id"] for row in found] == [f"u{i // 2}" for i in range(8)]
-    assert [(row["step"], row["rollout_version"]) for row in found] == [(5, i) for i in range(8)]
-
-
-def test_verl_without_a_response_mask(tmp_path: Path) -> None:
-    made = batch(tool=False)
-    found, _ = with_notes(pickled.verl(tmp_path, made, mask=False), tmp_path / "out.parquet")
-    assert only(found) == expected(made)
-
-
-@pytest.mark.parametrize("queue", [False, True])
-def test_a_skip_cache_of_verl_is_completed_by_another_file(queue: bool, tmp_path: Path) -> None:
-    made = batch()
-    path = pickled.verl_queue(tmp_path, made) if queue else pickled.verl(tmp_path, made, old=False)
-    with pytest.raises(DumpError, match="no log-probs of the trainer"):
-        with_notes(path, tmp_path / "out.parquet")
-    other = joinable(tmp_path, made, "old_log_probs")
-    found, _ = with_notes(path, tmp_path / "out.parquet", join=f"{other}:old_log_probs", on="row")
-    assert only(found) == expected(made)
-    assert found[3]["group_id"] == ("0a-1b1" if queue else "u1")
-    assert {row["step"] for row in found} == {5}
 
 
 # ---------------------------------------------------------------- hostile pickles
@@ -383,24 +190,12 @@ PICKLES: Mapping[str, tuple[bytes, str]] = {
 }
 
 
-def refused(path: Path, says: str) -> None:
-    """Check that a file is one error with a hint, and that nothing else happens."""
-    target = path.with_name("out.parquet")
-    result = CliRunner().invoke(app, ["convert", str(path), "--to", str(target)])
-    assert result.exit_code == 2, (result.stderr, result.exception)
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("error: ") == result.stderr.count("hint: ") == 1
-    assert "Traceback" not in result.stderr
-    assert says in " ".join(result.stderr.split()), result.stderr
-    assert sorted(one.name for one in path.parent.iterdir()) == [path.name]
-
-
 @pytest.mark.parametrize("which", PICKLES)
 def test_a_hostile_pickle_is_an_error(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data, says = PICKLES[which]
     (tmp_path / "a.pkl").write_bytes(data)
-    refused(tmp_path / "a.pkl", says)
+    unconvertible(tmp_path / "a.pkl", says)
 
 
 def zipped(pickle_: bytes, storage: bytes = b"\0" * 8, method: int = zipfile.ZIP_STORED) -> bytes:
@@ -471,163 +266,11 @@ ARCHIVES: Mapping[str, tuple[bytes, str]] = {
 def test_a_hostile_archive_is_an_error(which: str, tmp_path: Path) -> None:
     data, says = ARCHIVES[which]
     (tmp_path / "a.pt").write_bytes(data)
-    refused(tmp_path / "a.pt", says)
+    unconvertible(tmp_path / "a.pt", says)
 
 
-def test_a_directory_with_other_pickles_is_read(rows: Rows, tmp_path: Path) -> None:
+def test_a_directory_with_other_pickles_is_read(rows: Table, tmp_path: Path) -> None:
     (tmp_path / "model.pkl").write_bytes(within(Calls(os.system, CALLED)).replace(b"logprobs", b"weightss"))
     torch.save({"weight": torch.zeros(3)}, tmp_path / "model.pt")
     (tmp_path / "a.pkl").write_bytes(pickle.dumps(rows))
-    assert converted(tmp_path, to=tmp_path / "out.parquet") == rows
-
-
-def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Path]:
-    """Write a train dump of slime after a change."""
-
-    def write(folder: Path) -> Path:
-        path = pickled.slime(folder, batch())
-        value = torch.load(path)
-        change(value)
-        torch.save(value, path)
-        return path
-
-    return write
-
-
-def of_rank(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Path]:
-    """Write the train dump of one rank after a change."""
-
-    def write(folder: Path) -> Path:
-        path = pickled.ranks(folder, batch()) / "13_4.pt"
-        value = torch.load(path)
-        change(value)
-        for one in path.parent.iterdir():
-            one.unlink()
-        torch.save(value, path)
-        return path
-
-    return write
-
-
-def replaced(
-    make: Callable[[Path, Any], Path], this: bytes, other: bytes, count: int = -1
-) -> Callable[[Path], Path]:
-    """Write a file with some of its bytes replaced."""
-
-    def write(folder: Path) -> Path:
-        path = make(folder, batch())
-        data = path.read_bytes()
-        assert this in data
-        path.write_bytes(data.replace(this, other, count))
-        for one in path.parent.glob("*.json"):
-            one.unlink()
-        return path
-
-    return write
-
-
-def loss(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Path]:
-    """Write one file of policy_loss_debug after a change of its first sample."""
-
-    def write(folder: Path) -> Path:
-        path = pickled.policy_loss(folder, batch(), 2) / "rank_0_call_1.pt"
-        value = torch.load(path)
-        change(value["samples"][0])
-        for one in path.parent.iterdir():
-            one.unlink()
-        torch.save(value, path)
-        return path
-
-    return write
-
-
-BROKEN: Mapping[str, tuple[Callable[[Path], Path], str]] = {
-    "no samples": (changed(lambda value: value.update(samples=3)), "no 'samples' is in it"),
-    "words": (changed(lambda value: value.update(samples=["a"])), "sample 0: str, no mapping"),
-    "no mask": (changed(lambda value: value["samples"][3].pop("loss_masks")), "sample 3: no response_mask"),
-    "no log-probs": (
-        changed(lambda value: value["samples"][0].pop("log_probs")),
-        "no log-probs of the trainer",
-    ),
-    "length": (
-        changed(lambda value: value["samples"][2].update(response_lengths=10**6)),
-        "sample 2: the response has no length",
-    ),
-    "short": (
-        changed(lambda value: value["samples"][1].update(log_probs=torch.zeros(3))),
-        "sample 1: 'old_log_probs' has 3 values",
-    ),
-    "rank: no lengths": (
-        of_rank(lambda value: value["rollout_data"].pop("response_lengths")),
-        "no 'response_lengths' is in its 'rollout_data'",
-    ),
-    "rank: words": (
-        of_rank(lambda value: value["rollout_data"].update(response_lengths=["a"])),
-        "sample 0: 'response_lengths' is no length",
-    ),
-    "rank: log-probs": (
-        of_rank(lambda value: value["rollout_data"].update(log_probs=[["a"]] * 4)),
-        "'log_probs' is no list of numbers",
-    ),
-    "rank: many": (of_rank(lambda value: value.update(cp_size=1 << 30)), "ranks are more than 64"),
-    "rank: long": (
-        of_rank(
-            lambda value: value["rollout_data"].update(response_lengths=[1 << 30] * 4) or value.pop("cp_rank")
-        ),
-        "fit no number of context-parallel",
-    ),
-    "rank: another size": (
-        of_rank(lambda value: value.update(cp_size=2)),
-        "some of its 2 context-parallel ranks",
-    ),
-    "miles: no list": (
-        lambda folder: replace_column(pickled.miles_columns(folder, batch()), "response_length", [999] * 8),
-        "row 0: the response has no length, or one that exceeds",
-    ),
-    "loss: one slice": (loss(lambda one: None), "fit no number of context-parallel"),
-    "loss: no length": (loss(lambda one: one.pop("total_length")), "sample 0: 'total_length' is no length"),
-    "loss: words": (loss(lambda one: one.update(advantages=["a"])), "'advantages' is no list of numbers"),
-    "skyrl: no mask": (
-        replaced(pickled.skyrl, b"loss_mask", b"loss_musk"),
-        "no 'loss_mask' [sequences, tokens]",
-    ),
-    "skyrl: size": (replaced(pickled.skyrl, b"float32", b"float16"), "is a damaged tensor"),
-    "skyrl: type": (replaced(pickled.skyrl, b"float32", b"floatxx"), "is a damaged tensor"),
-    "skyrl: class": (
-        replaced(pickled.skyrl, b"TrainingInputBatch", b"TrainingInputBotch"),
-        "training_batch.TrainingInputBotch, which is not read",
-    ),
-    "verl: class": (
-        replaced(pickled.verl, b"DataProto", b"DataPrato"),
-        "holds verl.protocol.DataPrato, which",
-    ),
-    "verl: class within": (
-        replaced(pickled.verl, b"_reductions", b"_reductionz"),
-        "holds tensordict._reductionz._rebuild_tensordict_files_consolidated, which",
-    ),
-    "verl: archive": (replaced(pickled.verl, b"data.pkl", b"data.pkx"), "a damaged pickle"),
-    "verl: leaves": (replaced(pickled.verl, b"leaves", b"leavez"), "a damaged pickle ('leaves')"),
-    "queue: offsets": (replaced(pickled.verl_queue, b"offsets", b"offsetz"), "a damaged pickle ('offsets')"),
-    "queue: no table": (replaced(pickled.verl_queue, b"_tensordict", b"_tensordikt"), "a damaged pickle"),
-}
-
-
-def replace_column(path: Path, name: str, values: list[int]) -> Path:
-    table = pq.read_table(path)
-    pq.write_table(table.set_column(table.schema.names.index(name), name, pa.array(values)), path)
-    return path
-
-
-def test_a_large_batch_is_known_by_its_beginning(tmp_path: Path) -> None:
-    made = batch()
-    made.responses[0] = np.arange(30_000)
-    for column in (made.rollout, made.old, made.mask):
-        column[0] = np.resize(column[0], 30_000)
-    path = pickled.skyrl(tmp_path, made)
-    assert unpickle.peek(path) == (["_rebuild_tensor_batch"], None)
-
-
-@pytest.mark.parametrize("which", BROKEN)
-def test_a_mistake_in_a_dump_is_one_error_with_a_hint(which: str, tmp_path: Path) -> None:
-    make, says = BROKEN[which]
-    refused(make(tmp_path), says)
+    assert converted(tmp_path)[0] == rows

@@ -1,4 +1,4 @@
-"""ESS of whole-sequence importance sampling by length: against plain Python, and however a dump is read."""
+"""Sequences by their length: ESS of their products against plain Python, and the bins of what is dropped."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from offpol_diag.analyze import analyze
 from offpol_diag.engine.prefixes import FEWEST, GRID
+from offpol_diag.engine.selection import LENGTH_BINS, by_quartile, length_bin
 from offpol_diag.summary import Lengths, Number
 from tests import oracles
 from tests.devices import DEVICES, present
@@ -40,7 +42,7 @@ def _line(t: int, t0: int, e0: float, t1: int, e1: float) -> float:
 
 
 def lengths(*paths: str | Path, **how: Any) -> Lengths:
-    found = analyze([str(path) for path in paths], **{"device": "cpu", **how}).lengths
+    found = analyze([str(path) for path in paths], **{"device": "cpu", "presets": (), **how}).lengths
     assert found is not None
     return found
 
@@ -99,22 +101,41 @@ def test_fewer_than_fifty_responses_have_no_longest_length(tmp_path):
     assert found.curve == []
 
 
-# ---------------------------------------------------------------- however the dump is read
-
-
-def same(one: Lengths, two: Lengths) -> bool:
-    pairs = [(one.longest, two.longest)]
-    pairs += [(a.ess_sequences, b.ess_sequences) for a, b in zip(one.curve, two.curve, strict=True)]
-    counts = [[(at.tokens, at.sequences) for at in each.curve] for each in (one, two)]
-    return counts[0] == counts[1] and all(close(a, b) for a, b in pairs)
-
-
-def close(one: Number, two: Number) -> bool:
-    values = [[x.value, *(x.interval or ())] for x in (one, two)]
-    return values[0] == pytest.approx(values[1], rel=1e-9) and one.unknown == two.unknown
-
-
 def test_batches_change_no_length():
+    few = lengths("sample_data/collapse.parquet", batch_tokens=3000)
     whole = lengths("sample_data/collapse.parquet")
+    for one, two in zip(few.curve, whole.curve, strict=True):
+        assert (one.tokens, one.sequences) == (two.tokens, two.sequences)
+        same(one.ess_sequences, two.ess_sequences)
+    same(few.longest, whole.longest)
 
-    assert same(lengths("sample_data/collapse.parquet", batch_tokens=3000), whole)
+
+def same(one: Number, two: Number) -> None:
+    values = [[x.value, *(x.interval or ())] for x in (one, two)]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+# ---------------------------------------------------------------- bins, eight to an octave
+
+LENGTHS = [*range(1, 2000), *(2**n + by for n in range(11, 31) for by in (-1, 0, 1))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_bin_of_a_length_is_the_whole_part_of_eight_times_its_logarithm(device):
+    """And the first one without a token."""
+    with present(device):
+        found = length_bin(torch.tensor([0, *LENGTHS]).to(device)).tolist()
+    assert found == [0, *(min((length**8).bit_length() - 1, LENGTH_BINS - 1) for length in LENGTHS)]
+
+
+def test_sums_by_quartile_are_the_same_however_the_grid_lies_in_memory():
+    """It lies otherwise where states come from worker processes; a product of matrices rounds by layout."""
+    random = torch.Generator().manual_seed(0)
+    sequences = torch.randint(0, 50, (LENGTH_BINS, 1), generator=random).double()
+    tokens = sequences * torch.randint(1, 900, (LENGTH_BINS, 1), generator=random)
+    kept = (tokens * torch.rand(LENGTH_BINS, 2000, dtype=torch.float64, generator=random)).floor()
+    grid = torch.cat((sequences, tokens, kept), dim=1)
+    by_column = grid.T.contiguous().T
+    elsewhere = torch.cat((torch.zeros(1).double(), grid.flatten()))[1:].view(grid.shape)
+    assert torch.equal(by_quartile(grid), by_quartile(by_column))
+    assert torch.equal(by_quartile(grid), by_quartile(elsewhere))

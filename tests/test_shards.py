@@ -1,7 +1,11 @@
-"""A dump in pieces is the dump: the same sequences in order, the same remarks, the same errors."""
+"""A dump in pieces, or read by several threads, is the dump: its sequences, its remarks, its errors."""
+
+from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,14 +13,23 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from offpol_diag.analyze import analyze
+from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.readers.shards import Span, cut, pieces, spans
+from offpol_diag.run import task
+from tests import pretended
+from tests.devices import REAL, numbers, same
+from tests.factory import write
 
 GROUP = 8
+FULL, HUGE = 1 << 18, 1 << 30
+NAN = float("nan")
 
 
-def rows(count=40, seed=0, **changes):
+def rows(count: int = 40, seed: int = 0, **changes: Any) -> pa.Table:
     """Sequences of 0 to 6 tokens; some tokens masked."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 7, count)
@@ -27,32 +40,38 @@ def rows(count=40, seed=0, **changes):
         "old_log_probs": [x - 0.01 for x in logs],
         "response_mask": [rng.random(n) < 0.8 for n in lengths],
     }
-    return pa.table(
-        {name: pa.array([list(x) for x in column]) for name, column in (columns | changes).items()}
-    )
+    return pa.table({name: pa.array(map(list, column)) for name, column in (columns | changes).items()})
 
 
-def write(path, table, group=GROUP):
-    path.parent.mkdir(exist_ok=True, parents=True)
-    pq.write_table(table, path, row_group_size=group)
-    return str(path)
+def full(count: int = 64, length: int = 8) -> pa.Table:
+    logs = np.full((count, length), -0.5) - np.arange(count)[:, None] / 100
+    return pa.table({"rollout_log_probs": logs.tolist(), "old_log_probs": (logs - 0.01).tolist()})
 
 
-def dump_of(folder, files=3, **changes):
-    for i in range(files):
-        write(folder / f"{i}.parquet", rows(seed=i, **changes))
-    return str(folder)
+def of_old(*old: Any) -> pa.Table:
+    """Sequences of eight tokens with these values of `old`."""
+    logs = [[value] * 8 if isinstance(value, float) else value for value in old]
+    return pa.table({"rollout_log_probs": [[-0.5] * 8] * len(logs), "old_log_probs": logs})
 
 
-def shards(dump, size):
-    return [cut(dump, span) for span in spans(dump, size)]
+def of_tokens(ids: list[Any]) -> pa.Table:
+    """One row per token."""
+    x = -torch.linspace(0.1, 2, len(ids), dtype=torch.float64).numpy()
+    return pa.table({"sequence_id": ids, "rollout_log_prob": x, "old_log_prob": x - 0.01})
 
 
-def sequences(*dumps):
-    """Every sequence as plain values."""
+def spoilt(table: pa.Table, row: int) -> pa.Table:
+    """The table without a mask, and with a NaN in the first row from `row` on that has a token."""
+    values = table["old_log_probs"].to_pylist()
+    next(values[i] for i in range(row, len(values)) if values[i])[0] = NAN
+    return table.select(["rollout_log_probs"]).append_column("old_log_probs", pa.array(values))
+
+
+def sequences(*dumps: Any) -> list[Any]:
+    """Every sequence of dumps or lists of batches as plain values."""
     found = []
     for dump in dumps:
-        for batch in dump.batches():
+        for batch in dump.batches() if isinstance(dump, Dump) else dump:
             at = batch.cu_seqlens.tolist()
             for i in range(batch.sequences):
                 tokens = slice(at[i], at[i + 1])
@@ -62,179 +81,180 @@ def sequences(*dumps):
     return found
 
 
-def read_apart(dump, size):
-    pieces = [pickle.loads(pickle.dumps(piece)) for piece in shards(dump, size)]
-    found = sequences(*pieces)
-    dump.merge_findings([piece.findings() for piece in pieces])
+def whole(dump: Dump) -> list[Any]:
+    return sequences(dump)
+
+
+def apart(dump: Dump, cuts: list[Span]) -> list[Any]:
+    """Each piece read by itself, as in another process."""
+    return merged(dump, [pickle.loads(pickle.dumps(cut(dump, span))) for span in cuts])
+
+
+def by_turns(dump: Dump) -> list[Any]:
+    """Pieces read by two readers, each of which keeps its file open; and once more."""
+    readers, cuts = [pickle.loads(pickle.dumps(dump)) for _ in range(2)], pieces(dump, 64)
+    for _ in range(2):
+        found = merged(dump, [cut(readers[i % 2], span) for i, span in enumerate(cuts)])
     return found
 
 
-def refusal(act):
-    with pytest.raises(DumpError) as caught:
-        act()
-    return caught.value.message, caught.value.hint
+def merged(dump: Dump, parts: list[Dump]) -> list[Any]:
+    found = sequences(*parts)
+    dump.merge_findings([part.findings() for part in parts])
+    return found
 
 
-@pytest.mark.parametrize("size", [1, 1500, 1 << 30])
-def test_shards_hold_the_sequences_of_the_dump_in_order(tmp_path, size):
-    folder = dump_of(tmp_path)
-    whole, apart = open_dump([folder]), open_dump([folder])
-    assert sequences(whole) == read_apart(apart, size)
-    assert len(spans(apart, size)) == {1: 15, 1 << 30: 1}.get(size, len(spans(apart, size)))
-    assert apart.info == whole.info
-    assert apart.notes == whole.notes
+WAYS: dict[str, Callable[[Dump], list[Any]]] = {
+    "shards": lambda dump: apart(dump, spans(dump, 1)),
+    "larger shards": lambda dump: apart(dump, spans(dump, 1500)),
+    "one shard": lambda dump: apart(dump, spans(dump, HUGE)),
+    "pieces": lambda dump: apart(dump, pieces(dump, 1)),
+    "larger pieces": lambda dump: apart(dump, pieces(dump, 64)),
+    "pieces by two readers": by_turns,
+    "threads": lambda dump: sequences(task.ahead(dump, 3, lambda _: None)),
+}
+
+
+def outcome(dump: Dump, way: Callable[[Dump], list[Any]]) -> Any:
+    """What a reading leaves: the sequences, and what the dump says of them; or its error."""
+    try:
+        return way(dump), dump.notes, dump.skipped, dump.info
+    except DumpError as error:
+        return error.message, error.hint
+
+
+Given = tuple[list[pa.Table], int, dict[str, Any], str]
+NOTE = "tokens ("  # of positive log-probs
+SKIP = {"on_bad_row": "skip"}
+BAD = [0.5] * 3 + [-0.5] * 5
+POSITIVE = [rows(seed=i) for i in range(2)]
+POSITIVE = [
+    one.set_column(
+        0, "rollout_log_probs", pa.array([[0.5] * len(x) for x in one["old_log_probs"].to_pylist()])
+    )
+    for one in POSITIVE
+]
+MASKED = rows(
+    response_mask=[[]] * 40, **{name: [np.zeros(0)] * 40 for name in ("rollout_log_probs", "old_log_probs")}
+)
+DUMPS: dict[str, Given] = {  # the files, rows of a row group, options, what must be said of it
+    "three files": ([rows(seed=i) for i in range(3)], GROUP, {}, ""),
+    "row groups of all sizes": ([rows(100), rows(100, 1)], 30, {"batch_tokens": 20}, ""),
+    "a bad row": ([rows(), spoilt(rows(), 30)][1:], GROUP, {}, "row group 3, row 3"),
+    "a bad row in a row group": ([spoilt(full(), 40)], 64, {}, "row group 0, row 40,"),
+    "the same, skipped": ([spoilt(full(), 40)], 64, SKIP, "row group 0, row 40,"),
+    "two bad files, skipped": ([*POSITIVE, rows(seed=2)], GROUP, SKIP, "count="),
+    "nothing but bad rows": ([of_old(*[NAN] * 40)], GROUP, SKIP, "every row was skipped, all 40"),
+    "a file that is masked": ([MASKED, rows()], GROUP, {}, ""),
+    "a dump that is masked": ([MASKED], GROUP, {}, "no token is left in 40 rows"),
+    "a sign wrong later": ([of_old(*[-0.5] * 4, *[0.5] * 28)], 4, {}, NOTE),
+    "a sign wrong at first": ([of_old(*[0.5] * 4, *[-0.5] * 28)], 4, {}, "wrong sign"),
+    "later in a row group": ([of_old(*[-0.5] * 4, *[0.5] * 28)], 32, {"batch_tokens": 32}, NOTE),
+    "at first in a row group": ([of_old(*[0.5] * 4, *[-0.5] * 28)], 32, {"batch_tokens": 32}, "wrong sign"),
+    "wrong in few tokens of many shards": ([of_old(*[0.5] * 32)], 2, {}, "wrong sign"),
+    "wrong in few tokens of many others": ([of_old(*[0.5] * 32)], 3, {}, "wrong sign"),
+    "few wrong, enough wrong": (
+        [of_old(0.5, 0.5), of_old(*[0.5] * 4, *[-0.5] * 28)],
+        GROUP,
+        {"batch_tokens": 32},
+        "wrong sign",
+    ),
+    "few right, enough right": (
+        [of_old(-0.5, -0.5), of_old(*[-0.5] * 4, *[0.5] * 28)],
+        GROUP,
+        {"batch_tokens": 32},
+        NOTE,
+    ),
+    "few wrong, many right": (
+        [of_old(0.5, 0.5), of_old(*[-0.5] * 32)],
+        GROUP,
+        {"batch_tokens": 300},
+        NOTE,
+    ),
+    "some wrong in each sequence": (
+        [of_old(BAD, BAD), of_old(*[BAD] * 14)],
+        GROUP,
+        {"batch_tokens": 16},
+        NOTE,
+    ),
+    "sequences fill row groups": ([of_tokens([i // 8 for i in range(64)])], GROUP, {}, ""),
+    "borders at 24 and 48": ([of_tokens([i // 12 for i in range(64)])], GROUP, {}, ""),
+    "ids that are text": ([of_tokens([f"{i // 16:03}" for i in range(64)])], GROUP, {}, ""),
+    "rows of a sequence everywhere": ([of_tokens([i % 4 for i in range(64)])], GROUP, {}, ""),
+    "ids that fall": ([of_tokens([-(i // 8) for i in range(64)])], GROUP, {}, ""),
+    "a sequence in two files": (
+        [of_tokens([j // 8 + 3 * i for j in range(32)]) for i in range(2)],
+        GROUP,
+        {},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DUMPS)
+def test_a_dump_in_pieces_is_the_dump(tmp_path, what):
+    tables, group, options, says = DUMPS[what]
+    for i, table in enumerate(tables):
+        partition = f"step={i}" if "rollout_log_probs" in table.column_names else ""
+        write(tmp_path / partition / f"{i}.parquet", table, group)
+    expected = outcome(open_dump([str(tmp_path)], **options), whole)
+    assert says in str(expected[:2] if len(expected) == 2 else expected[1:3])
+    for way, act in WAYS.items():
+        found = outcome(open_dump([str(tmp_path)], **options), act)
+        assert found == expected or ("wrong sign" in says and says in found[0]), way
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("three files", 15),
+        ("sequences fill row groups", 8),
+        ("borders at 24 and 48", 3),
+        ("ids that are text", 4),
+        ("rows of a sequence everywhere", 1),
+        ("ids that fall", 1),
+        ("a sequence in two files", 7),
+    ],
+)
+def test_shards_are_cut_only_where_no_sequence_goes_on(tmp_path, what, expected):
+    tables, group, *_ = DUMPS[what]
+    for i, table in enumerate(tables):
+        write(tmp_path / f"{i}.parquet", table, group)
+    dump = open_dump([str(tmp_path)])
+    assert len(spans(dump, 1)) == expected
+    assert len(spans(dump, HUGE)) == 1
 
 
 def test_a_dump_that_would_have_too_many_shards_is_cut_into_larger_ones(tmp_path, monkeypatch):
     monkeypatch.setattr("offpol_diag.readers.shards.MOST", 32)
-    dump = open_dump([write(tmp_path / "many.parquet", rows(48), group=1)])
+    dump = open_dump([write(tmp_path / "many.parquet", rows(48), 1)])
     assert 16 < len(spans(dump, 1)) <= 32
 
 
-def test_a_bad_row_is_named_by_its_place_in_the_whole_file(tmp_path):
-    table = rows()
-    values = table.column("old_log_probs").to_pylist()
-    place = next(i for i in range(30, 40) if values[i])
-    values[place][0] = float("nan")
-    table = table.set_column(1, "old_log_probs", pa.array(values)).drop(["response_mask"])
-    path = write(tmp_path / "bad.parquet", table)
-    whole = refusal(lambda: sequences(open_dump([path])))
-    assert f"row {place}," in whole[0]
-    assert refusal(lambda: sequences(*shards(open_dump([path]), 1))) == whole
+def test_a_footer_without_bounds_leaves_one_shard(tmp_path):
+    table = of_tokens([i // 8 for i in range(64)])
+    path = write(tmp_path / "long.parquet", table, 8, {"write_statistics": False})
+    assert len(spans(open_dump([path]), 1)) == 1
 
 
-def test_skipped_rows_are_counted_and_told_as_in_one_reading(tmp_path):
-    for i in range(2):
-        table = rows(seed=i)
-        logs = [[0.5] * len(x) for x in table.column("rollout_log_probs").to_pylist()]
-        write(tmp_path / f"{i}.parquet", table.set_column(0, "rollout_log_probs", pa.array(logs)))
-    write(tmp_path / "2.parquet", rows(seed=2))
-    whole, apart = (open_dump([str(tmp_path)], on_bad_row="skip") for _ in range(2))
-    assert sequences(whole) == read_apart(apart, 1)
-    assert apart.skipped == whole.skipped
-    assert len(whole.skipped.examples) == 5
-
-
-def test_that_every_row_is_skipped_is_the_same_error(tmp_path):
-    table = rows()
-    logs = [[0.5] * 6] * len(table)
-    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
-    path = write(tmp_path / "all.parquet", table)
-    whole = refusal(lambda: sequences(open_dump([path], on_bad_row="skip")))
-    assert refusal(lambda: read_apart(open_dump([path], on_bad_row="skip"), 1)) == whole
-
-
-def test_shards_without_a_token_are_no_error_and_a_dump_without_one_is(tmp_path):
-    masked = write(tmp_path / "0.parquet", rows(response_mask=[np.zeros(0, bool)] * 40, **EMPTY))
-    full = write(tmp_path / "1.parquet", rows())
-    whole = sequences(open_dump([masked, full]))
-    assert read_apart(open_dump([masked, full]), 1) == whole
-    assert refusal(lambda: read_apart(open_dump([masked]), 1)) == refusal(
-        lambda: sequences(open_dump([masked]))
-    )
-
-
-EMPTY = {name: [np.zeros(0)] * 40 for name in ("rollout_log_probs", "old_log_probs")}
-
-
-def signed(folder, before, after, group=GROUP):
-    """Four sequences of 8 tokens in a row group; `old` is positive as told, before and after row 4."""
-    old = [[before] * 8] * 4 + [[after] * 8] * 28
-    table = pa.table({"rollout_log_probs": [[-0.5] * 8] * 32, "old_log_probs": old})
-    return write(folder / "signs.parquet", table, group)
-
-
-def test_a_wrong_sign_is_judged_by_the_first_tokens_of_the_dump_alone(tmp_path):
-    right = signed(tmp_path / "a", -0.5, 0.5, group=4)
-    apart, whole = open_dump([right]), open_dump([right])
-    assert read_apart(apart, 1) == sequences(whole)
-    assert apart.notes == whole.notes
-    assert len(whole.notes) == 1
-    wrong = signed(tmp_path / "b", 0.5, -0.5, group=4)
-    assert refusal(lambda: read_apart(open_dump([wrong]), 1)) == refusal(
-        lambda: sequences(open_dump([wrong]))
-    )
-
-
-@pytest.mark.parametrize("group", [2, 3])
-def test_a_wrong_sign_is_found_where_the_first_shards_have_too_few_tokens_to_judge(tmp_path, group):
-    wrong = signed(tmp_path, 0.5, 0.5, group)
-    assert "wrong sign" in refusal(lambda: read_apart(open_dump([wrong]), 1))[0]
-
-
-def eights(path, group, *old):
-    """Sequences of eight tokens with these values of `old`."""
-    rows = [[value] * 8 if isinstance(value, float) else value for value in old]
-    table = pa.table({"rollout_log_probs": [[-0.5] * 8] * len(rows), "old_log_probs": rows})
-    return write(path, table, group)
-
-
-SIGNS = {  # values of `old` in a small file, in a larger one, tokens of a batch, whether the sign is wrong
-    "few wrong, enough wrong": ([0.5] * 2, [0.5] * 4 + [-0.5] * 28, 32, True),
-    "few right, enough right": ([-0.5] * 2, [-0.5] * 4 + [0.5] * 28, 32, False),
-    "few wrong, many right": ([0.5] * 2, [-0.5] * 32, 300, False),
-    "some wrong in each sequence": ([[0.5] * 3 + [-0.5] * 5] * 2, [[0.5] * 3 + [-0.5] * 5] * 14, 16, False),
-}
-
-
-@pytest.mark.parametrize(("few", "more", "tokens", "wrong"), SIGNS.values(), ids=SIGNS)
-def test_signs_of_small_shards_are_judged_together(tmp_path, few, more, tokens, wrong):
-    paths = [eights(tmp_path / "0.parquet", GROUP, *few), eights(tmp_path / "1.parquet", GROUP, *more)]
-    whole, apart = (open_dump(paths, batch_tokens=tokens) for _ in range(2))
-    if wrong:
-        assert "wrong sign" in refusal(lambda: sequences(whole))[0]
-        assert "wrong sign" in refusal(lambda: read_apart(apart, 1))[0]
-    else:
-        assert sequences(whole) == read_apart(apart, 1)
-        assert whole.notes == apart.notes
-        assert len(whole.notes) == 1
-
-
-def test_partitions_and_numbers_of_rows_are_those_of_the_whole(tmp_path):
-    for step in (3, 4):
-        write(tmp_path / f"step={step}" / "x.parquet", rows(seed=step))
-    found = read_apart(open_dump([str(tmp_path)]), 1)
-    assert [one[1]["sequence_id"] for one in found] == list(range(80))
-    assert [one[1]["step"] for one in found] == [3] * 40 + [4] * 40
-
-
-def test_a_shard_is_read_from_another_folder_under_the_same_name(tmp_path, monkeypatch):
-    dump_of(tmp_path / "d")
+def test_a_shard_keeps_its_name_and_is_read_from_another_folder(tmp_path, monkeypatch):
+    for i in range(3):
+        write(tmp_path / "d" / f"{i}.parquet", rows(seed=i), GROUP)
     monkeypatch.chdir(tmp_path)
-    dump = open_dump(["d"])
-    piece = cut(dump, Span(5, 7))
+    piece, counted = cut(open_dump(["d"]), Span(5, 7)), []
     monkeypatch.chdir("/")
     assert [str(part.path) for part in piece.parts] == ["d/1.parquet"]
-    assert len(sequences(piece)) == 16
-
-
-def test_progress_counts_the_rows_of_the_shard(tmp_path):
-    piece = shards(open_dump([dump_of(tmp_path)]), 1)[1]
-    counted = []
-    for _ in piece.batches(counted.append):
-        pass
-    assert sum(counted) == piece.rows == GROUP
+    assert len(sequences(list(piece.batches(counted.append)))) == 16
+    assert sum(counted) == piece.rows == 16
 
 
 # ---------------------------------------------------------------- pieces of row groups
 
 
-def full(count=64, length=8):
-    logs = np.full((count, length), -0.5) - np.arange(count)[:, None] / 100
-    return pa.table({"rollout_log_probs": logs.tolist(), "old_log_probs": (logs - 0.01).tolist()})
-
-
-def read_pieces(dump, least):
-    found = [cut(dump, span) for span in pieces(dump, least)]
-    read = sequences(*found)
-    dump.merge_findings([piece.findings() for piece in found])
-    return read
-
-
 @pytest.mark.parametrize(
     ("group", "least", "expected"),
     [
-        (64, 1 << 18, 1),
+        (64, FULL, 1),
         (64, 128, 4),  # one row group of 512 tokens is parted
         (64, 1, 16),  # into no more than MANY
         (4, 128, 4),  # small ones go together
@@ -243,43 +263,21 @@ def read_pieces(dump, least):
     ],
 )
 def test_pieces_are_of_about_one_size_whatever_the_row_groups(tmp_path, group, least, expected):
-    path = write(tmp_path / "x.parquet", full(), group)
-    whole, apart = open_dump([path]), open_dump([path])
-    found = pieces(apart, least)
-    assert len(found) == expected
-    assert sequences(whole) == read_pieces(apart, least)
-    assert apart.info == whole.info
-    sizes = [cut(apart, span).rows for span in found]
+    dump = open_dump([write(tmp_path / "x.parquet", full(), group)])
+    sizes = [cut(dump, span).rows for span in pieces(dump, least)]
+    assert (len(sizes), sum(sizes)) == (expected, 64)
     assert max(sizes) <= 2 * min(sizes)
 
 
-def test_pieces_read_by_turns_by_two_readers_are_the_dump(tmp_path):
-    write(tmp_path / "a.parquet", rows(100), 100)
-    write(tmp_path / "b.parquet", rows(100, seed=1), 30)
-    whole = open_dump([str(tmp_path)], batch_tokens=20)
-    readers = [pickle.loads(pickle.dumps(whole)) for _ in range(2)]
-    found = [sequences(cut(readers[i % 2], span)) for i, span in enumerate(pieces(whole, 10))]
-    assert len(found) > 8
-    assert [one for piece in found for one in piece] == sequences(whole)
-
-
-def growing(path):
+def test_where_sequences_grow_pieces_are_cut_by_tokens_or_by_rows_if_the_footer_has_no_sizes(tmp_path):
     """40 sequences of one token and 40 of 99, in row groups of 20: 20, 20, 1980 and 1980 tokens."""
     logs = [[-0.5] * n for n in [1] * 40 + [99] * 40]
     table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
-    pq.write_table(table, path, row_group_size=20, use_dictionary=False, compression="none")
-    return str(path)
-
-
-def test_where_sequences_grow_pieces_are_cut_by_tokens_not_by_rows(tmp_path):
-    dump = open_dump([growing(tmp_path / "x.parquet")])
+    path = write(tmp_path / "x.parquet", table, 20, {"use_dictionary": False, "compression": "none"})
+    dump = open_dump([path])
     assert dump.tokens == pytest.approx(4000, rel=0.8)
-    found = pieces(dump, 2000)
-    assert [(one.begin, one.end) for one in found] == [(0, 3), (3, 4)]
-
-
-def test_a_footer_without_sizes_counts_rows_instead(tmp_path):
-    dump = open_dump([growing(tmp_path / "x.parquet")])
+    assert [(one.begin, one.end) for one in pieces(dump, 2000)] == [(0, 3), (3, 4)]
+    dump = open_dump([path])
     dump.parts = [replace(part, group_bytes=(0,) * 4) for part in dump.parts]
     assert dump.tokens == 80
     assert [(one.begin, one.end) for one in pieces(dump, 40)] == [(0, 2), (2, 4)]
@@ -292,104 +290,111 @@ def test_a_dump_that_begins_with_an_empty_row_group_is_cut_alike(tmp_path):
             writer.write_table(table)
     dump = open_dump([str(path)])
     assert dump.tokens == 512
-    assert len(read_pieces(dump, 128)) == 64
+    assert len(apart(dump, pieces(dump, 128))) == 64
     assert cut(dump, Span(0, 1)).tokens == 0
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        (0, 1),
-        (1.1, 1),
-        (1.3, 2),
-        (2.3, 2),
-        (2.5, 4),
-        (4.1, 4),
-        (4.9, 8),
-        (9.7, 12),
-        (16, 16),
-        (30, 16),
-        (64, 32),
-    ],
-)
-def test_a_dump_has_as_many_pieces_as_cores_share_well(tmp_path, monkeypatch, tokens, expected):
+MILLIONS = [
+    (0, 1),
+    (1.1, 1),
+    (1.3, 2),
+    (2.3, 2),
+    (2.5, 4),
+    (4.1, 4),
+    (4.9, 8),
+    (9.7, 12),
+    (16, 16),
+    (30, 16),
+    (64, 32),
+]
+
+
+def test_a_dump_has_as_many_pieces_as_cores_share_well(tmp_path, monkeypatch):
     dump = open_dump([write(tmp_path / "x.parquet", full(6400), 100)])
-    monkeypatch.setattr(Dump, "group_tokens", [tokens * (1 << 20) / 64] * 64)
-    found = pieces(dump)
-    assert len(found) == pytest.approx(expected, abs=expected // 12)
-    assert found[-1].end == 64
-
-
-def test_a_bad_row_in_the_middle_of_a_row_group_is_named_as_in_one_reading(tmp_path):
-    table = full()
-    values = table.column("old_log_probs").to_pylist()
-    values[40][3] = float("nan")
-    path = write(tmp_path / "bad.parquet", table.set_column(1, "old_log_probs", pa.array(values)), 64)
-    whole = refusal(lambda: sequences(open_dump([path])))
-    assert "row 40," in whole[0]
-    assert refusal(lambda: read_pieces(open_dump([path]), 64)) == whole
-    apart, skipping = (open_dump([path], on_bad_row="skip") for _ in range(2))
-    assert read_pieces(apart, 64) == sequences(skipping)
-    assert apart.skipped == skipping.skipped
-
-
-def test_a_wrong_sign_is_judged_at_the_first_piece_of_a_row_group_alone(tmp_path):
-    right, wrong = signed(tmp_path / "a", -0.5, 0.5, 32), signed(tmp_path / "b", 0.5, -0.5, 32)
-    whole, apart = (open_dump([right], batch_tokens=32) for _ in range(2))
-    assert sequences(whole) == read_pieces(apart, 32)
-    assert whole.notes == apart.notes
-    assert "wrong sign" in refusal(lambda: read_pieces(open_dump([wrong]), 32))[0]
+    for tokens, expected in MILLIONS:
+        monkeypatch.setattr(Dump, "group_tokens", [tokens * (1 << 20) / 64] * 64)
+        found = pieces(dump)
+        assert len(found) == pytest.approx(expected, abs=expected // 12), tokens
+        assert found[-1].end == 64
 
 
 def test_damage_in_a_row_group_is_told_alike_by_every_piece_behind_it(tmp_path):
     path = tmp_path / "x.parquet"
-    pq.write_table(full(4000, 16), path, row_group_size=4000, compression="none", use_dictionary=False)
-    bytes_ = bytearray(path.read_bytes())
-    at = len(bytes_) // 2
-    bytes_[at : at + 20_000] = b"\xff" * 20_000
-    path.write_bytes(bytes(bytes_))
+    write(path, full(4000, 16), 4000, {"use_dictionary": False, "compression": "none"})
+    data = bytearray(path.read_bytes())
+    at = len(data) // 2
+    data[at : at + 20_000] = b"\xff" * 20_000
+    path.write_bytes(data)
     dump = open_dump([str(path)], batch_tokens=1000)
-    whole = refusal(lambda: sequences(dump))
-    cuts = pieces(dump, 1000)
-    assert refusal(lambda: sequences(*(cut(dump, span) for span in cuts))) == whole
-    assert refusal(lambda: sequences(cut(dump, cuts[-1]))) == whole
+    cuts, expected = pieces(dump, 1000), outcome(dump, whole)
+    assert len(expected) == 2
+    for some in (cuts, cuts[-1:]):
+        assert outcome(dump, lambda dump, some=some: apart(dump, some)) == expected
 
 
-# ---------------------------------------------------------------- one row per token
+# ---------------------------------------------------------------- several threads
+
+SAMPLE = "sample_data/stale.parquet"
 
 
-def tokens(ids):
-    x = -torch.linspace(0.1, 2, len(ids), dtype=torch.float64).numpy()
-    return pa.table({"sequence_id": ids, "rollout_log_prob": x, "old_log_prob": x - 0.01})
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> str:
+    """Many small row groups."""
+    return write(tmp_path_factory.mktemp("ahead") / "dump.parquet", pq.read_table(SAMPLE), 16)
 
 
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        ([i // 8 for i in range(64)], 8),  # sequences fill row groups
-        ([i // 12 for i in range(64)], 3),  # a border of both at 24 and 48
-        ([f"{i // 16:03}" for i in range(64)], 4),
-        ([i % 4 for i in range(64)], 1),  # rows of a sequence everywhere
-        ([-(i // 8) for i in range(64)], 1),  # apart, but not in rising order
-    ],
-)
-def test_one_row_per_token_is_cut_only_where_no_sequence_goes_on(tmp_path, ids, expected):
-    path = write(tmp_path / "long.parquet", tokens(ids))
-    whole, apart = open_dump([path]), open_dump([path])
-    assert len(spans(apart, 1)) == expected
-    assert sequences(whole) == read_apart(apart, 1)
-    assert apart.info == whole.info
+def ahead(path: str, threads: int, tokens: int = 6000) -> list[Batch]:
+    dump, told = open_dump([path], batch_tokens=tokens), list[int]()
+    found = list(task.ahead(dump, threads, told.append))
+    assert sum(told) == dump.rows
+    return found
 
 
-def test_a_sequence_that_goes_on_in_the_next_file_is_not_parted(tmp_path):
-    for i in range(2):
-        write(tmp_path / f"{i}.parquet", tokens([j // 8 + 3 * i for j in range(32)]))
-    dump = open_dump([str(tmp_path)])
-    assert [span.begin for span in spans(dump, 1)] == [0, 1, 2, 3, 5, 6, 7]
-    assert len(read_apart(dump, 1)) == 7
+def equal(one: Batch, two: Batch) -> bool:
+    pairs = [(getattr(one, f.name), getattr(two, f.name)) for f in fields(Batch)]
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
-def test_a_footer_without_bounds_leaves_one_shard(tmp_path):
-    path = tmp_path / "long.parquet"
-    pq.write_table(tokens([i // 8 for i in range(64)]), path, row_group_size=8, write_statistics=False)
-    assert len(spans(open_dump([str(path)]), 1)) == 1
+def test_the_number_of_threads_changes_no_batch_and_batches_are_as_large_as_was_asked_for(path):
+    batches = ahead(path, 1)
+    sizes = [batch.tokens for batch in batches]
+    assert len(batches) > 4
+    assert max(sizes) < 2 * 6000
+    assert len(sizes) <= 1.5 * sum(sizes) / 6000
+    for threads in (2, 5):
+        again = ahead(path, threads)
+        assert len(again) == len(batches)
+        assert all(map(equal, batches, again))
+
+
+def test_a_row_group_of_many_batches_is_not_held_whole(monkeypatch):
+    held: list[int] = []
+    plain = task._read
+    monkeypatch.setattr(task, "_read", lambda shard: (held.append(shard.rows), plain(shard))[1])
+    assert len(ahead(SAMPLE, 3, 1000)) > 10
+    assert held == []
+    assert ahead(SAMPLE, 3, 1 << 20)
+    assert held
+
+
+def test_nothing_is_left_running_when_nobody_takes_more(path):
+    found = task.ahead(open_dump([path], batch_tokens=6000), 3, lambda _: None)
+    next(found)
+    found.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REAL, reason="a real GPU is here")
+def test_an_analysis_on_a_gpu_reads_ahead_and_has_the_numbers_of_the_cpu(path, tmp_path, monkeypatch):
+    used: list[int] = []
+    real = task.ahead
+    monkeypatch.setattr(task, "ahead", lambda *a: (used.append(a[1]), real(*a))[1])
+    presets = catalogue.load().resolve("token_is,m2po")
+    few = write(tmp_path / "few.parquet", pq.read_table(path).slice(0, 128), 16)
+    here = numbers(analyze([few], presets=presets, batch_tokens=6000, device="cpu"))
+    assert used == []
+    with pretended.gpus():
+        there = numbers(analyze([few], presets=presets, batch_tokens=6000))
+    assert used
+    for part in here:
+        assert same(here[part], there[part]), part

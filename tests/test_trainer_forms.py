@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,170 +13,260 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+import torch
 
 from offpol_diag.analyze import analyze
-from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import Reading, convert, open_dump
+from offpol_diag.forms import binary, open_dump, unpickle
 from offpol_diag.forms.detect import find
-from offpol_diag.forms.table import FORMS
-from tests.forms import written
+from tests.factory import converted, unconvertible, write
+from tests.forms import pickled, written
 from tests.forms.written import Written, batch
 
-Rows = list[dict[str, Any]]
-FORM = {form.name: form for form in FORMS}
+TOKENS = ("rollout_log_probs", "old_log_probs", "response_mask", "token_ids")
+LOGS = TOKENS[:3]
+EVERY = (*TOKENS, "rewards")
+Make = Callable[[Path, Written], Path]
 
 
-def converted(source: Path, to: Path, **reading: str) -> tuple[Rows, list[str]]:
-    """Convert, and return the rows and the notes."""
-    chosen = Reading(**reading)
-    found = find([str(source)], chosen.form, {}, True, chosen.join is not None)
-    assert found is not None
-    made = convert(found, to, chosen, {})
-    result: Rows = pq.read_table(to).to_pylist()
-    return result, made.notes
-
-
-def expected(made: Written, *order: int) -> Rows:
-    """The rows of a batch from the first token that counts to the last one."""
-    rows = []
-    for i in order or range(len(made)):
-        rows.append(
-            {
-                "rollout_log_probs": made.rollout[i].tolist(),
-                "old_log_probs": made.old[i].tolist(),
-                "response_mask": made.mask[i].tolist(),
-                "token_ids": made.responses[i].tolist(),
-                "rewards": made.rewards[i],
-            }
-        )
-    return rows
-
-
-def only(rows: Rows, *names: str) -> Rows:
-    return [{name: row[name] for name in names or expected(batch())[0]} for row in rows]
+def expected(made: Written, i: int) -> dict[str, Any]:
+    """A sequence from the first token that counts to the last one."""
+    lists = dict(zip(TOKENS, (made.rollout, made.old, made.mask, made.responses), strict=True))
+    return {name: rows[i].tolist() for name, rows in lists.items()} | {"rewards": made.rewards[i]}
 
 
 def joinable(folder: Path, made: Written, *names: str) -> Path:
     """A second file with log-probs, in the order of the batch."""
-    columns = {
-        "rollout_log_probs": made.rollout,
-        "old_log_probs": made.old,
-        "response_mask": made.mask,
-        "token_ids": made.responses,
-    }
-    path = folder / "other.parquet"
-    pq.write_table(pa.table({name: [row.tolist() for row in columns[name]] for name in names}), path)
-    return path
+    columns = {name: [expected(made, i)[name] for i in range(len(made))] for name in names}
+    return Path(write(folder / "other.parquet", pa.table(columns)))
 
 
 # ---------------------------------------------------------------- round trips
 
 
-def test_nemo_rl(tmp_path: Path) -> None:
-    made = batch()
-    rows, notes = converted(written.nemo_rl(tmp_path, made), tmp_path / "out.parquet")
-    there = [0, 1, 2, 3, 4, 6, 7]  # the sample mask of 5 is 0
-    assert only(rows) == expected(made, *there)
-    assert [row["advantages"] for row in rows] == [
-        [made.advantages[i]] * len(made.responses[i]) for i in there
-    ]
-    assert [row["step"] for row in rows] == [7] * 7
-    assert [row["sequence_id"] for row in rows] == [f"7/{i}" for i in there]
-    groups = [row["group_id"] for row in rows]
-    assert [groups.index(one) for one in groups] == [0, 0, 2, 2, 4, 5, 5]
-    assert "1 sequences without a token that counts are left out" in notes
-    assert "NeMo-RL (nemo-rl); log-probs: whole sequence, shift 0, padded on the right" in notes[0]
+@dataclass(frozen=True)
+class Trip:
+    """A batch as a trainer writes it, and what must come back.
+
+    Attributes:
+        names: columns that must be those of the batch.
+        also: sequence i of a batch → further columns of its row; None is a column that is not there.
+        join: columns that another file has, in the order of the batch; or a writer of a file with old
+            log-probs, which are joined by their ids.
+        order: sequences that must come back, in order; in any order without.
+        groups: whether sequences of one prompt, and no others, must have one group.
+        notes: what must be noted.
+    """
+
+    write: Make
+    names: Sequence[str] = EVERY
+    also: Callable[[Written, int], Mapping[str, Any]] = lambda made, i: {}
+    join: Sequence[str] | Make = ()
+    order: Sequence[int] | None = range(8)
+    groups: bool = False
+    notes: Sequence[str] = ()
+    made: Callable[[], Written] = batch
 
 
-def test_nemo_rl_never_counts_index_0(tmp_path: Path) -> None:
-    """Its log-prob is a placeholder, and the loss drops it, whatever the mask says."""
-    source = written.nemo_rl(tmp_path, batch())
-    all_of(lambda record: record["token_loss_mask"][0].__setitem__(0, 1))(source)
-    rows, _ = converted(source, tmp_path / "out.parquet")
-    assert only(rows) == expected(batch(), 0, 1, 2, 3, 4, 6, 7)
+def advantages(made: Written, i: int) -> list[float]:
+    return [made.advantages[i]] * len(made.responses[i])
 
 
-@pytest.mark.parametrize("tool", [False, True])
-def test_nemo_rl_without_masks(tool: bool, tmp_path: Path) -> None:
-    """Up to 0.5 the mask is inferred: certain tokens count, those of a tool do not."""
-    made = batch(tool=tool)
-    rows, _ = converted(written.nemo_rl(tmp_path, made, version="0.5"), tmp_path / "out.parquet")
-    names = ("rollout_log_probs", "old_log_probs", "response_mask", "rewards")
-    assert only(rows, *names) == only(expected(made), *names)
+def every_mask(path: Path) -> Path:
+    """The trainer's first token counts by its mask; its log-prob is a placeholder, and the loss drops it."""
+    return changed(lambda record: record["token_loss_mask"][0].__setitem__(0, 1))(path)
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_prime_rl(old: bool, tmp_path: Path) -> None:
-    made = batch()
-    written.prime_rl(tmp_path, made, old=old)
-    rows, _ = converted(tmp_path, tmp_path / "out.parquet")
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-    names = [name for name in expected(made)[0] if name != "rewards" or not old]
-    assert only(rows, *names) == only(expected(made, *order), *names)
-    assert all(row["current_log_probs"] == row["old_log_probs"] for row in rows)
-    assert [row["advantages"][0] for row in rows] == [0.0 if i == 7 else made.advantages[i] for i in order]
-    assert [row["env_name"] for row in rows] == ["math" if i < 4 else "code" for i in order]
-    assert len({row["sequence_id"] for row in rows}) == len({row["group_id"] for row in rows}) * 2 == 8
+def folder_of(make: Callable[..., Path], **how: Any) -> Make:
+    def write(folder: Path, made: Written) -> Path:
+        make(folder, made, **how)
+        return folder
+
+    return write
+
+
+def beside(make: Make) -> Make:
+    """With the rollouts of slime in the folder beside."""
+
+    def write(folder: Path, made: Written) -> Path:
+        pickled.slime_rollout(folder, made)
+        return make(folder, made)
+
+    return write
+
+
+def holed(folder: Path, made: Written) -> Path:
+    """A tool's tokens are masked by zeros, and one of them is NaN."""
+    path = written.open_instruct(folder, made)
+    made.mask[1] = (made.rollout[1] != 0).astype(np.int64)
+    return path
+
+
+def ids(made: Written, i: int) -> dict[str, Any]:
+    return {"sequence_id": f"13/{40 + i}", "step": 13, "advantages": advantages(made, i)}
+
+
+def of_ranks(context: int, miles: bool, padded: bool, there: bool) -> Trip:
+    """Data, tensor, pipeline and context parallel; up to 0.3.1 the files do not say which is which."""
+    make = partial(pickled.ranks, context=context, miles=miles, padded=padded)
+    return Trip(
+        beside(make) if there else make,
+        TOKENS,
+        lambda made, i: ids(made, i) | {"rewards": (made.rewards if there else made.advantages)[i]},
+        order=None,
+        groups=there,
+        notes=("read as slime up to 0.3.1, miles (ranks)",),
+    )
+
+
+def swift(kind: str) -> Trip:
+    make = partial(written.ms_swift, kind=kind)
+    return Trip(make, LOGS, lambda made, i: {"step": 2, "advantages": made.advantages[i]})
+
+
+def of_prime(made: Written, i: int) -> dict[str, Any]:
+    row = {"current_log_probs": made.old[i].tolist(), "env_name": "math" if i < 4 else "code"}
+    return row | {"advantages": [0.0] * len(made.responses[i]) if i == 7 else advantages(made, i)}
+
+
+def of_skyrl(made: Written, i: int) -> dict[str, Any]:
+    rounded = torch.tensor(advantages(made, i)).to(torch.bfloat16).tolist()
+    return {"sequence_id": f"6/{i}", "group_id": i // 2, "advantages": rounded}
+
+
+def of_nemo(made: Written, i: int) -> dict[str, Any]:
+    return {"advantages": advantages(made, i), "step": 7, "sequence_id": f"7/{i}"}
+
+
+def of_loss(made: Written, i: int) -> dict[str, Any]:
+    return {"current_log_probs": (made.old[i] - np.float32(0.25)).tolist()}
+
+
+BY_RANK, STABLE = (0, 2, 4, 6, 1, 3, 5, 7), [0, 1, 2, 3, 4, 6, 7]
+NO_IDS = (*LOGS, "rewards")
+LEFT_OUT = "1 sequences without a token that counts are left out"
+NEMO = "NeMo-RL (nemo-rl); log-probs: whole sequence, shift 0, padded on the right"
+SLIME = "read as slime (slime); log-probs: response only, shift 0"
+TRIPS: dict[str, Trip] = {
+    "nemo-rl": Trip(written.nemo_rl, EVERY, of_nemo, order=STABLE, groups=True, notes=(LEFT_OUT, NEMO)),
+    "nemo-rl, index 0": Trip(lambda *args: every_mask(written.nemo_rl(*args)), order=STABLE),
+    "nemo-rl 0.5": Trip(partial(written.nemo_rl, version="0.5"), NO_IDS, made=partial(batch, tool=False)),
+    "nemo-rl 0.5, tool": Trip(partial(written.nemo_rl, version="0.5"), NO_IDS),
+    "prime-rl": Trip(folder_of(written.prime_rl), EVERY, of_prime, order=BY_RANK, groups=True),
+    "prime-rl, old": Trip(
+        folder_of(written.prime_rl, old=True), TOKENS, of_prime, order=BY_RANK, groups=True
+    ),
+    "roll": Trip(
+        written.roll,
+        EVERY,
+        lambda made, i: {"entropy": [0.5] * len(made.responses[i])},
+        join=("rollout_log_probs", "token_ids"),
+        groups=True,
+    ),
+    "open-instruct": Trip(
+        holed, EVERY, lambda made, i: {"group_id": f"40/{i // 2}"}, join=("old_log_probs",)
+    ),
+    "verl": Trip(written.verl, EVERY, lambda made, i: {"group_id": f"0a-1b{i // 2}"}, join=TOKENS),
+    "verl without uid": Trip(partial(written.verl, uid=False), join=TOKENS, groups=True),
+    "trl": Trip(written.trl, LOGS, lambda made, i: {"advantages": made.advantages[i]}, groups=True),
+    **{f"ms-swift, {kind}": swift(kind) for kind in ("hf", "megatron", "ray")},
+    "slime": Trip(
+        pickled.slime,
+        EVERY,
+        lambda made, i: (
+            ids(made, i) | {"group_id": None, "rollout_version": None, "entropy": [0.5] * len(made.mask[i])}
+        ),
+        notes=(SLIME,),
+    ),
+    "slime beside rollouts": Trip(
+        beside(pickled.slime),
+        EVERY,
+        lambda made, i: ids(made, i) | {"group_id": i // 2, "rollout_version": 11},
+        notes=(SLIME,),
+    ),
+    "rollouts of slime": Trip(pickled.slime_rollout, join=pickled.slime),
+    "rollouts of slime, by row": Trip(pickled.slime_rollout, join=("old_log_probs",)),
+    "rollouts of miles": Trip(partial(pickled.slime_rollout, miles=True), join=pickled.slime),
+    "miles' columns": Trip(pickled.miles_columns, TOKENS, join=partial(pickled.ranks, context=2)),
+    **{
+        f"ranks, {context} {miles=} {padded=}": of_ranks(context, miles, padded, context == 2 or padded)
+        for context in (1, 2, 4)
+        for miles in (False, True)
+        for padded in (False, True)
+    },
+    "policy loss": Trip(pickled.policy_loss, LOGS, of_loss, order=None),
+    "policy loss, context": Trip(partial(pickled.policy_loss, context=2), LOGS, of_loss, order=None),
+    "skyrl": Trip(pickled.skyrl, TOKENS, of_skyrl, notes=("response only, shift 0, padded on the left",)),
+    "skyrl, appended": Trip(  # a token that was appended, not sampled, is masked
+        partial(pickled.skyrl, appended=True),
+        (),
+        lambda made, i: {"response_mask": [*made.mask[i][:-1].tolist(), 0]},
+    ),
+    **{
+        f"verl's batch, {numpy=}": Trip(
+            partial(pickled.verl, numpy=numpy),
+            EVERY,
+            lambda made, i: {"group_id": f"u{i // 2}", "step": 5, "rollout_version": i},
+        )
+        for numpy in (False, True)
+    },
+    "verl's batch without a mask": Trip(partial(pickled.verl, mask=False), made=partial(batch, tool=False)),
+    "verl's skip cache": Trip(
+        partial(pickled.verl, old=False),
+        EVERY,
+        lambda made, i: {"group_id": f"u{i // 2}", "step": 5},
+        join=("old_log_probs",),
+    ),
+    "verl's queue": Trip(
+        pickled.verl_queue,
+        EVERY,
+        lambda made, i: {"group_id": f"0a-1b{i // 2}", "step": 5},
+        join=("old_log_probs",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRIPS)
+def test_what_a_trainer_writes_comes_back(name: str, tmp_path: Path) -> None:
+    trip = TRIPS[name]
+    made = trip.made()
+    reading: dict[str, str] = {}
+    source = trip.write(tmp_path, made)
+    if callable(trip.join):
+        unconvertible(source, "no log-probs of the trainer")
+        reading = {"join": f"{trip.join(tmp_path, made)}:old_log_probs"}
+    elif trip.join:
+        lacking = "rollout" if "rollout_log_probs" in trip.join else "trainer"
+        unconvertible(source, f"no log-probs of the {lacking}")
+        other = joinable(tmp_path, made, *trip.join)
+        reading = {"join": f"{other}:{','.join(trip.join)}", "on": "row"}
+    rows, notes = converted(source, **reading)
+    if trip.order is None:
+        contents = [values.tolist() for values in made.rollout]
+        order = [contents.index(row["rollout_log_probs"]) for row in rows]
+        assert sorted(order) == list(range(8))
+    else:
+        order = list(trip.order)
+    for i, row in zip(order, rows, strict=True):
+        if name == "open-instruct" and i == 1:
+            row["rollout_log_probs"][8] = 0.0  # NaN there
+        wanted = {name: expected(made, i)[name] for name in trip.names} | trip.also(made, i)
+        assert {name: row.get(name) for name in wanted} == wanted
+    if trip.groups:
+        groups = [row["group_id"] for row in rows]
+        assert [groups.index(one) for one in groups] == [[j // 2 for j in order].index(i // 2) for i in order]
+    assert len({row["sequence_id"] for row in rows if "sequence_id" in row}) in (0, len(rows))
+    assert all(any(said in note for note in notes) for said in trip.notes), notes
 
 
 def test_prime_rl_steps_that_are_not_stable_are_left_out(tmp_path: Path) -> None:
     written.prime_rl(tmp_path, batch(), step=2)
     last = written.prime_rl(tmp_path, batch(4), step=10, stable=False)
-    rows, notes = converted(tmp_path, tmp_path / "out.parquet")
+    rows, notes = converted(tmp_path)
     assert {row["step"] for row in rows} == {2}
     assert f"{last} has no file STABLE and is left out" in notes
     with pytest.raises(DumpError, match="no file STABLE, so its ranks may still be writing"):
-        converted(last, tmp_path / "out.parquet")
-
-
-def test_roll(tmp_path: Path) -> None:
-    made = batch()
-    other = joinable(tmp_path, made, "rollout_log_probs", "token_ids")
-    source = written.roll(tmp_path, made)
-    rows, _ = converted(
-        source, tmp_path / "out.parquet", join=f"{other}:rollout_log_probs,token_ids", on="row"
-    )
-    assert only(rows) == expected(made)
-    assert rows[0]["entropy"] == [0.5] * len(made.responses[0])
-    assert [row["group_id"] == rows[0]["group_id"] for row in rows] == [True, True, *[False] * 6]
-
-
-def test_open_instruct(tmp_path: Path) -> None:
-    made = batch()
-    other = joinable(tmp_path, made, "old_log_probs")
-    source = written.open_instruct(tmp_path, made)
-    rows, _ = converted(source, tmp_path / "out.parquet", join=f"{other}:old_log_probs", on="row")
-    rows[1]["rollout_log_probs"][8] = 0.0  # NaN there, and masked
-    assert rows[1]["response_mask"] == (made.rollout[1] != 0).tolist()
-    made.mask[1] = np.asarray(rows[1]["response_mask"])
-    assert only(rows) == expected(made)
-    assert [row["group_id"] for row in rows] == [f"40/{i // 2}" for i in range(8)]
-
-
-@pytest.mark.parametrize("uid", [False, True])
-def test_verl(uid: bool, tmp_path: Path) -> None:
-    made = batch()
-    names = ("rollout_log_probs", "old_log_probs", "response_mask", "token_ids")
-    other = joinable(tmp_path, made, *names)
-    source = written.verl(tmp_path, made, uid=uid)
-    rows, _ = converted(source, tmp_path / "out.parquet", join=f"{other}:{','.join(names)}", on="row")
-    assert only(rows) == expected(made)
-    groups = [row["group_id"] for row in rows]
-    assert [groups.index(one) for one in groups] == [0, 0, 2, 2, 4, 4, 6, 6]
-    assert (groups[0] == "0a-1b0") == uid
-
-
-def test_trl(tmp_path: Path) -> None:
-    made = batch()
-    source = written.trl(tmp_path, made)
-    names = ("rollout_log_probs", "old_log_probs", "response_mask")
-    rows, _ = converted(source, tmp_path / "out.parquet")
-    assert only(rows, *names) == only(expected(made), *names)
-    assert [row["advantages"] for row in rows] == made.advantages
-    assert len({row["group_id"] for row in rows}) == 4
-    assert open_dump([str(source)]).info.columns["group_id"] == "group_id"
+        converted(last)
 
 
 def test_trl_files_that_repeat_the_one_before_are_read_once(tmp_path: Path) -> None:
@@ -182,142 +274,261 @@ def test_trl_files_that_repeat_the_one_before_are_read_once(tmp_path: Path) -> N
     other = batch()
     other.prompts[0] = other.prompts[0] + 1
     written.trl(tmp_path, other, 11)
-    rows, notes = converted(tmp_path, tmp_path / "out.parquet")
+    rows, notes = converted(tmp_path)
     assert [row["step"] for row in rows] == [9] * 8 + [11] * 8
     assert f"{again} repeats {first} and is left out" in notes
+    assert open_dump([str(first)]).info.columns["group_id"] == "group_id"
 
 
-@pytest.mark.parametrize("kind", ["hf", "megatron", "ray"])
-def test_ms_swift(kind: str, tmp_path: Path) -> None:
-    made = batch()
-    rows, _ = converted(written.ms_swift(tmp_path, made, kind), tmp_path / "out.parquet")
-    names = ("rollout_log_probs", "old_log_probs", "response_mask")
-    assert only(rows, *names) == only(expected(made), *names)
-    assert [row["step"] for row in rows] == [2] * 8
-    assert [row["advantages"] for row in rows] == made.advantages
+def test_slices_lie_where_the_trainer_cuts_them() -> None:
+    for total in range(2, 40):
+        for response in range(1, total):
+            for count in (2, 4):
+                one = binary.Slice({}, total, response, total)
+                for rank in range(count):
+                    assert one.spans(rank, count) == pickled.spans(total, response, rank, count)
+
+
+@pytest.mark.parametrize("miles", [False, True])
+def test_a_missing_rank_is_an_error(miles: bool, tmp_path: Path) -> None:
+    path = pickled.ranks(tmp_path, batch(), 2, miles)
+    for rank in (0, 1, 8, 9):  # one part of the context, of one data-parallel group, in each stage
+        (path / f"13_{rank}.pt").unlink()
+    with pytest.raises(DumpError, match="context-parallel ranks") as caught:
+        converted(path)
+    says = "convert the files of all ranks of a rollout together, and none of another run"
+    assert caught.value.hint == says
 
 
 def test_the_numbers_are_those_computed_by_hand(tmp_path: Path) -> None:
     made = batch()
     summary = analyze(written.nemo_rl(tmp_path, made), device="cpu")
-    kept = [i for i in range(8) if i != 5]
     gaps = np.concatenate(
-        [(made.old[i].astype(np.float64) - made.rollout[i])[made.mask[i] == 1] for i in kept]
+        [(made.old[i].astype(np.float64) - made.rollout[i])[made.mask[i] == 1] for i in STABLE]
     )
     assert summary.metrics["k1"].value == pytest.approx(-gaps.mean(), rel=1e-12)
     assert summary.metrics["k3"].value == pytest.approx((np.expm1(gaps) - gaps).mean(), rel=1e-9)
 
 
+def test_a_large_batch_is_known_by_its_beginning(tmp_path: Path) -> None:
+    made = batch()
+    made.responses[0] = np.arange(30_000)
+    for column in (made.rollout, made.old, made.mask):
+        column[0] = np.resize(column[0], 30_000)
+    assert unpickle.peek(pickled.skyrl(tmp_path, made)) == (["_rebuild_tensor_batch"], None)
+
+
+FORMS = {"nemo-rl": written.nemo_rl, "prime-rl": written.prime_rl, "roll": written.roll}
+FORMS |= {"open-instruct": written.open_instruct, "verl": written.verl, "trl": written.trl}
+FORMS |= {"ms-swift": written.ms_swift}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_is_found_by_itself(name: str, tmp_path: Path) -> None:
+    found = find([str(FORMS[name](tmp_path, batch()))], None, {}, always=True, joined=True)
+    assert found is not None
+    assert found.form.name == name
+    assert found.form.source
+
+
 # ---------------------------------------------------------------- mistakes
 
+Change = Callable[[Any], Any]
 
-def all_of(change: Callable[[dict[str, Any]], Any], *places: int) -> Callable[[Path], None]:
+
+def changed(change: Change, *places: int) -> Callable[[Path], Path]:
     """Change the records of a file, or some of them."""
 
-    def damage(path: Path) -> None:
+    def damage(path: Path) -> Path:
         records = [json.loads(line) for line in path.read_text().splitlines()]
         for place in places or range(len(records)):
             change(records[place])
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return written.lines(path, records)
 
     return damage
 
 
-def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    return all_of(change, 2)
-
-
-def cut_off(path: Path) -> None:
+def cut_off(path: Path) -> Path:
     path.write_bytes(path.read_bytes()[:-50])
+    return path
 
 
-def rank_0(folder: Path, made: Written) -> Path:
-    return written.prime_rl(folder, made) / "rank_0.jsonl"
+def as_it_is(path: Path) -> Path:
+    return path
 
 
-MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], None], str]] = {
+def of_torch(change: Change, file: str = "") -> Callable[[Path], Path]:
+    """Change a file of torch, or the only one that is left of a folder."""
+
+    def damage(path: Path) -> Path:
+        target = path / file
+        value = torch.load(target)
+        change(value)
+        for one in target.parent.iterdir():
+            one.unlink()
+        torch.save(value, target)
+        return target
+
+    return damage
+
+
+def of_rank(change: Change) -> Callable[[Path], Path]:
+    return of_torch(change, "13_4.pt")
+
+
+def of_data(change: Change) -> Callable[[Path], Path]:
+    return of_rank(lambda value: change(value["rollout_data"]))
+
+
+def of_call(change: Change) -> Callable[[Path], Path]:
+    return of_torch(lambda value: change(value["samples"][0]), "rank_0_call_1.pt")
+
+
+def of_sample(at: int, change: Change) -> Callable[[Path], Path]:
+    return of_torch(lambda value: change(value["samples"][at]))
+
+
+def replaced(this: bytes, other: bytes) -> Callable[[Path], Path]:
+    """Replace some bytes of a file."""
+
+    def damage(path: Path) -> Path:
+        data = path.read_bytes()
+        assert this in data
+        path.write_bytes(data.replace(this, other))
+        for one in path.parent.glob("*.json"):
+            one.unlink()
+        return path
+
+    return damage
+
+
+def too_long(path: Path) -> Path:
+    table = pq.read_table(path)
+    at = table.schema.names.index("response_length")
+    return Path(write(path, table.set_column(at, "response_length", pa.array([999] * 8))))
+
+
+def put(**values: Any) -> Change:
+    return lambda found: found.update(values)
+
+
+def drop(name: str) -> Change:
+    return lambda found: found.pop(name)
+
+
+ZEROS = changed(lambda r: r.update(prev_logprobs=[[0.0] * len(r["prev_logprobs"][0])]))
+SPLIT = partial(pickled.policy_loss, context=2)
+LONG = of_rank(
+    lambda value: (value["rollout_data"].update(response_lengths=[1 << 30] * 4), value.pop("cp_rank"))
+)
+MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], Path], str]] = {
     "nemo: cut off": (written.nemo_rl, cut_off, "line 8: no JSON"),
-    "nemo: a length is missing": (
-        written.nemo_rl,
-        changed(lambda r: r.pop("input_lengths")),
-        "no 'input_len",
-    ),
-    "nemo: a column is missing": (
-        written.nemo_rl,
-        changed(lambda r: r.pop("token_ids")),
-        "line 3: no token_ids",
-    ),
+    "nemo: no length": (written.nemo_rl, changed(drop("input_lengths"), 2), "no 'input_len"),
+    "nemo: no column": (written.nemo_rl, changed(drop("token_ids"), 2), "line 3: no token_ids"),
     "nemo: words": (
         written.nemo_rl,
-        changed(lambda r: r.update(prev_logprobs=[["a"]])),
+        changed(put(prev_logprobs=[["a"]]), 2),
         "line 3: 'prev_logprobs' is no list of numbers",
     ),
-    "nemo: the pass was skipped": (
-        written.nemo_rl,
-        all_of(lambda r: r.update(prev_logprobs=[[0.0] * len(r["prev_logprobs"][0])])),
-        "line 1: no log-probs of the trainer",
-    ),
-    "prime: cut off": (rank_0, cut_off, "line 4: no JSON"),
+    "nemo: the pass was skipped": (written.nemo_rl, ZEROS, "line 1: no log-probs of the trainer"),
+    "prime: cut off": (written.prime_rank, cut_off, "line 4: no JSON"),
     "prime: lists": (
-        rank_0,
-        changed(lambda r: r.update(trainer_logprobs=3)),
+        written.prime_rank,
+        changed(put(trainer_logprobs=3), 2),
         "'trainer_logprobs' is no list",
     ),
-    "roll: alone": (written.roll, lambda _: None, "no log-probs of the rollout"),
-    "roll: not recomputed": (
-        lambda folder, made: written.roll(folder, made, recomputed=False),
-        lambda _: None,
-        "no log-probs of the",
-    ),
-    "open-instruct: alone": (written.open_instruct, lambda _: None, "line 1: no log-probs of the trainer"),
+    "roll: not recomputed": (partial(written.roll, recomputed=False), as_it_is, "no log-probs of the"),
     "open-instruct: no log-probs": (
         written.open_instruct,
-        all_of(lambda r: r.update(logprobs=None)),
+        changed(put(logprobs=None)),
         "line 1: no log-probs of the rollout",
     ),
-    "verl: alone": (written.verl, lambda _: None, "line 1: no log-probs of the rollout"),
     "trl: without columns": (
-        lambda folder, made: written.trl(folder, made, hooked=False),
-        lambda _: None,
+        partial(written.trl, hooked=False),
+        as_it_is,
         "row 0: no log-probs of the rollout",
     ),
     "trl: cut off": (written.trl, cut_off, "damaged, or cut off"),
     "swift: uneven": (
         written.ms_swift,
-        all_of(lambda r: r["advantages"].pop()),
+        changed(lambda r: r["advantages"].pop()),
         "'advantages' has 7 values for 8",
     ),
     "swift: cut off": (written.ms_swift, cut_off, "line 1: no JSON"),
+    "slime: no samples": (pickled.slime, of_torch(put(samples=3)), "no 'samples' is in it"),
+    "slime: words": (pickled.slime, of_torch(put(samples=["a"])), "sample 0: str, no mapping"),
+    "slime: no mask": (pickled.slime, of_sample(3, drop("loss_masks")), "sample 3: no response_mask"),
+    "slime: no log-probs": (pickled.slime, of_sample(0, drop("log_probs")), "no log-probs of the trainer"),
+    "slime: length": (
+        pickled.slime,
+        of_sample(2, put(response_lengths=10**6)),
+        "sample 2: the response has no length",
+    ),
+    "slime: short": (
+        pickled.slime,
+        of_sample(1, put(log_probs=torch.zeros(3))),
+        "sample 1: 'old_log_probs' has 3 values",
+    ),
+    "rank: no lengths": (
+        pickled.ranks,
+        of_data(drop("response_lengths")),
+        "no 'response_lengths' is in its 'rollout_data'",
+    ),
+    "rank: words": (
+        pickled.ranks,
+        of_data(put(response_lengths=["a"])),
+        "sample 0: 'response_lengths' is no length",
+    ),
+    "rank: log-probs": (
+        pickled.ranks,
+        of_data(put(log_probs=[["a"]] * 4)),
+        "'log_probs' is no list of numbers",
+    ),
+    "rank: many": (pickled.ranks, of_rank(put(cp_size=1 << 30)), "ranks are more than 64"),
+    "rank: long": (pickled.ranks, LONG, "fit no number of context-parallel"),
+    "rank: another size": (pickled.ranks, of_rank(put(cp_size=2)), "some of its 2 context-parallel ranks"),
+    "miles: no list": (
+        pickled.miles_columns,
+        too_long,
+        "row 0: the response has no length, or one that exceeds",
+    ),
+    "loss: one slice": (SPLIT, of_call(lambda one: None), "fit no number of context-parallel"),
+    "loss: no length": (SPLIT, of_call(drop("total_length")), "sample 0: 'total_length' is no length"),
+    "loss: words": (SPLIT, of_call(put(advantages=["a"])), "'advantages' is no list of numbers"),
+    "skyrl: no mask": (
+        pickled.skyrl,
+        replaced(b"loss_mask", b"loss_musk"),
+        "no 'loss_mask' [sequences, tokens]",
+    ),
+    "skyrl: size": (pickled.skyrl, replaced(b"float32", b"float16"), "is a damaged tensor"),
+    "skyrl: type": (pickled.skyrl, replaced(b"float32", b"floatxx"), "is a damaged tensor"),
+    "skyrl: class": (
+        pickled.skyrl,
+        replaced(b"TrainingInputBatch", b"TrainingInputBotch"),
+        "training_batch.TrainingInputBotch, which is not read",
+    ),
+    "verl: class": (
+        pickled.verl,
+        replaced(b"DataProto", b"DataPrato"),
+        "holds verl.protocol.DataPrato, which",
+    ),
+    "verl: class within": (
+        pickled.verl,
+        replaced(b"_reductions", b"_reductionz"),
+        "holds tensordict._reductionz._rebuild_tensordict_files_consolidated, which",
+    ),
+    "verl: archive": (pickled.verl, replaced(b"data.pkl", b"data.pkx"), "a damaged pickle"),
+    "verl: leaves": (pickled.verl, replaced(b"leaves", b"leavez"), "a damaged pickle ('leaves')"),
+    "queue: offsets": (
+        pickled.verl_queue,
+        replaced(b"offsets", b"offsetz"),
+        "a damaged pickle ('offsets')",
+    ),
+    "queue: no table": (pickled.verl_queue, replaced(b"_tensordict", b"_tensordikt"), "a damaged pickle"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_error_with_a_hint(name: str, tmp_path: Path) -> None:
-    write, damage, says = MISTAKES[name]
-    path = write(tmp_path, batch())
-    damage(path)
-    target = tmp_path / "out.parquet"
-    result = CliRunner().invoke(app, ["convert", str(path), "--to", str(target)])
-    assert (result.exit_code, result.stderr[:7]) == (2, "error: "), result.stderr
-    assert result.stderr.count("hint: ") == result.stderr.count("error: ") == 1
-    assert says in result.stderr
-    assert not target.exists()
-
-
-WRITERS = {
-    "nemo-rl": written.nemo_rl,
-    "prime-rl": written.prime_rl,
-    "roll": written.roll,
-    "open-instruct": written.open_instruct,
-    "verl": written.verl,
-    "trl": written.trl,
-    "ms-swift": written.ms_swift,
-}
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_form_is_found_by_itself(name: str, tmp_path: Path) -> None:
-    found = find([str(WRITERS[name](tmp_path, batch()))], None, {}, always=True, joined=True)
-    assert found is not None
-    assert found.form.name == name
-    assert found.form.source
+    make, damage, says = MISTAKES[name]
+    unconvertible(damage(make(tmp_path, batch())), says)

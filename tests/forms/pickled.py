@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import sys
 import types
@@ -21,27 +22,14 @@ from tests.forms.written import Written
 
 def _sample(made: Written, i: int) -> dict[str, Any]:
     """THUDM/slime: utils/types.py (Sample.to_dict)."""
-    return {
-        "group_index": i // 2,
-        "index": 40 + i,
-        "rollout_id": None,
-        "prompt": f"prompt {i // 2}",
-        "tokens": [*made.prompts[i].tolist(), *made.responses[i].tolist()],
-        "multimodal_inputs": None,
-        "response": f"text {i}",
-        "response_length": len(made.responses[i]),
-        "label": "7",
-        "reward": made.rewards[i],
-        "loss_mask": made.mask[i].tolist(),
-        "weight_versions": ["12", "11"],
-        "rollout_log_probs": made.rollout[i].tolist(),
-        "remove_sample": False,
-        "status": "completed",
-        "metadata": {},
-        "spec_info": {"spec_accept_token_num": 0},
-        "prefix_cache_info": {"cached_tokens": 0},
-        "non_generation_time": 0.0,
-    }
+    where = {"group_index": i // 2, "index": 40 + i, "rollout_id": None, "prompt": f"prompt {i // 2}"}
+    answer = {"response": f"text {i}", "response_length": len(made.responses[i]), "label": "7"}
+    lists = {"loss_mask": made.mask[i].tolist(), "rollout_log_probs": made.rollout[i].tolist()}
+    state = {"remove_sample": False, "status": "completed", "metadata": {}, "non_generation_time": 0.0}
+    caches = {"spec_info": {"spec_accept_token_num": 0}, "prefix_cache_info": {"cached_tokens": 0}}
+    tokens = [*made.prompts[i].tolist(), *made.responses[i].tolist()]
+    sample = {"tokens": tokens, "reward": made.rewards[i], "weight_versions": ["12", "11"]}
+    return {**where, **sample, "multimodal_inputs": None, **answer, **lists, **state, **caches}
 
 
 def slime_rollout(folder: Path, made: Written, rollout: int = 13, miles: bool = False) -> Path:
@@ -78,19 +66,10 @@ def slime(folder: Path, made: Written, rollout: int = 13) -> Path:
         {"data_parallel_rank": i % 2, "sample_index": 40 + i, "rollout_position": i} | _columns(made, i)
         for i in range(len(made))
     ]
-    shards = [
-        {"rank": rank, "data_parallel_rank": rank, "partition": list(range(rank, len(made), 2))}
-        for rank in (0, 1)
-    ]
-    payload = {
-        "format_version": 2,
-        "rollout_id": rollout,
-        "rank": 0,
-        "samples": samples,
-        "dp_shards": shards,
-        "raw_reward": made.rewards,
-    }
-    torch.save(payload, path)
+    parts = [list(range(rank, len(made), 2)) for rank in (0, 1)]
+    shards = [{"rank": i, "data_parallel_rank": i, "partition": part} for i, part in enumerate(parts)]
+    payload = {"format_version": 2, "rollout_id": rollout, "rank": 0, "samples": samples}
+    torch.save(payload | {"dp_shards": shards, "raw_reward": made.rewards}, path)
     return path
 
 
@@ -119,64 +98,39 @@ def ranks(
     """
     place = folder / "train_data"
     place.mkdir(exist_ok=True)
-    rank = 0
     width = made.width if padded else None
-    for stage in (0, 1):
-        for group in (0, 1):
-            for part in range(context):
-                for _ in (0, 1):
-                    columns = [_columns(made, i) for i in range(group, len(made), 2)]
-                    for one in columns:
-                        if stage == 0:
-                            del one["log_probs"], one["advantages"], one["entropy"]
-                        for name in {"rollout_log_probs", "log_probs", "advantages", "entropy"} & one.keys():
-                            if context > 1:
-                                here = spans(
-                                    one["total_lengths"], one["response_lengths"], part, context, width
-                                )
-                                one[name] = torch.cat([one[name][:0], *(one[name][a:b] for a, b in here)])
-                    data: dict[str, Any] = {name: [one[name] for one in columns] for name in columns[0]}
-                    data["sample_indices"] = [40 + i for i in range(group, len(made), 2)]
-                    data["raw_reward"] = made.rewards
-                    if padded:
-                        data["max_seq_lens"] = [made.width] * len(columns)
-                    value = {"rollout_id": rollout, "rank": rank, "rollout_data": data}
-                    if miles:
-                        value |= {
-                            "cp_rank": part,
-                            "cp_size": context,
-                            "qkv_format": "bshd" if padded else "thd",
-                        }
-                    torch.save(value, place / f"{rollout}_{rank}.pt")
-                    rank += 1
+    grid = itertools.product((0, 1), (0, 1), range(context), (0, 1))
+    for rank, (stage, group, part, _) in enumerate(grid):
+        rows = range(group, len(made), 2)
+        columns = [_columns(made, i) for i in rows]
+        for one in columns:
+            if stage == 0:
+                del one["log_probs"], one["advantages"], one["entropy"]
+            here = spans(one["total_lengths"], one["response_lengths"], part, context, width)
+            for name in {"rollout_log_probs", "log_probs", "advantages", "entropy"} & one.keys():
+                if context > 1:
+                    one[name] = torch.cat([one[name][:0], *(one[name][a:b] for a, b in here)])
+        data: dict[str, Any] = {name: [one[name] for one in columns] for name in columns[0]}
+        data |= {"sample_indices": [40 + i for i in rows], "raw_reward": made.rewards}
+        if padded:
+            data["max_seq_lens"] = [made.width] * len(columns)
+        value = {"rollout_id": rollout, "rank": rank, "rollout_data": data}
+        if miles:
+            value |= {"cp_rank": part, "cp_size": context, "qkv_format": "bshd" if padded else "thd"}
+        torch.save(value, place / f"{rollout}_{rank}.pt")
     return place
 
 
 def miles_columns(folder: Path, made: Written, rollout: int = 13) -> Path:
     """radixark/miles: ray/rollout/debug_data.py (save_dashboard_columns)."""
-    schema = {
-        "sample_index": pl.Int32,
-        "response_length": pl.Int32,
-        "total_length": pl.Int32,
-        "tokens": pl.List(pl.Int32),
-        "loss_mask": pl.List(pl.Int8),
-        "rollout_log_probs": pl.List(pl.Float32),
-    }
+    schema: dict[str, Any] = {"sample_index": pl.Int32, "response_length": pl.Int32, "total_length": pl.Int32}
+    schema |= {"tokens": pl.List(pl.Int32), "loss_mask": pl.List(pl.Int8)}
+    schema |= {"rollout_log_probs": pl.List(pl.Float32)}
     samples = [_sample(made, i) for i in range(len(made))]
-    frame = pl.DataFrame(
-        [
-            {
-                "sample_index": one["index"],
-                "response_length": one["response_length"],
-                "total_length": len(one["tokens"]),
-                "tokens": one["tokens"],
-                "loss_mask": one["loss_mask"] if 0 in one["loss_mask"] else None,
-                "rollout_log_probs": one["rollout_log_probs"],
-            }
-            for one in samples
-        ],
-        schema=schema,
-    )
+    for one in samples:
+        one |= {"sample_index": one["index"], "total_length": len(one["tokens"])}
+        one["loss_mask"] = one["loss_mask"] if 0 in one["loss_mask"] else None
+    frame = pl.DataFrame([{name: one[name] for name in schema} for one in samples], schema=schema)
     path = folder / "dashboard_columns" / f"rollout_{rollout}.parquet"
     path.parent.mkdir(exist_ok=True)
     frame.write_parquet(path, row_group_size=8)
@@ -187,33 +141,27 @@ def policy_loss(folder: Path, made: Written, context: int = 1) -> Path:
     """radixark/miles: training_utils/debug_dump.py, two calls of four samples, two tensor-parallel ranks."""
     place = folder / "policy_loss_debug"
     place.mkdir()
-    for rank in range(2 * context):
-        for call in (0, 1):
-            samples = []
-            for index in range(4):
-                i = 4 * call + index
-                response = len(made.responses[i])
-                total = len(made.prompts[i]) + response
-                here = spans(total, response, rank // 2, context) if context > 1 else [(0, response)]
-
-                def to_cpu(values: Any, here: list[tuple[int, int]] = here) -> torch.Tensor:
-                    whole = torch.tensor(values)
-                    return torch.cat([whole[:0], *(whole[a:b] for a, b in here)]).float()
-
-                samples.append(
-                    {
-                        "index": index,
-                        "total_length": total,
-                        "response_length": response,
-                        "train_log_probs": to_cpu(made.old[i] - np.float32(0.25)),
-                        "old_log_probs": to_cpu(made.old[i]),
-                        "advantages": to_cpu([made.advantages[i]] * response),
-                        "local_loss_mask": to_cpu(made.mask[i]),
-                        "rollout_log_probs": to_cpu(made.rollout[i]),
-                    }
-                )
-            value = {"rank": rank, "call": call, "samples": samples, "ppo_kl": torch.zeros(3), "finite": {}}
-            torch.save(value, place / f"rank_{rank}_call_{call}.pt")
+    for rank, call in itertools.product(range(2 * context), (0, 1)):
+        samples = []
+        for index, i in enumerate(range(4 * call, 4 * call + 4)):
+            response = len(made.responses[i])
+            total = len(made.prompts[i]) + response
+            here = spans(total, response, rank // 2, context) if context > 1 else [(0, response)]
+            columns = {
+                "train_log_probs": made.old[i] - np.float32(0.25),
+                "old_log_probs": made.old[i],
+                "advantages": [made.advantages[i]] * response,
+                "local_loss_mask": made.mask[i],
+                "rollout_log_probs": made.rollout[i],
+            }
+            lists = {
+                name: np.concatenate([values[:0], *(values[a:b] for a, b in here)])
+                for name, values in columns.items()
+            }
+            sample: dict[str, Any] = {"index": index, "total_length": total, "response_length": response}
+            samples.append(sample | {name: torch.tensor(values).float() for name, values in lists.items()})
+        value = {"rank": rank, "call": call, "samples": samples, "ppo_kl": torch.zeros(3), "finite": {}}
+        torch.save(value, place / f"rank_{rank}_call_{call}.pt")
     return place
 
 
@@ -245,25 +193,23 @@ def _left(rows: list[Any], width: int, dtype: Any) -> torch.Tensor:
     return torch.tensor(np.stack([np.pad(np.asarray(row, dtype), (width - len(row), 0)) for row in rows]))
 
 
+def _right(rows: list[Any], width: int, dtype: Any) -> torch.Tensor:
+    return torch.tensor(np.stack([np.pad(np.asarray(row, dtype), (0, width - len(row))) for row in rows]))
+
+
 def skyrl(folder: Path, made: Written, step: int = 6, appended: bool = False) -> Path:
     """NovaSky-AI/SkyRL: training_batch.py (TensorBatch.__reduce__, __getstate__, _serialize_tensor)."""
     responses = max(map(len, made.responses))
-    batch = {
-        "sequences": _left(
-            [np.concatenate(pair) for pair in zip(made.prompts, made.responses, strict=True)],
-            made.width,
-            np.int64,
-        ),
+    whole = [np.concatenate(pair) for pair in zip(made.prompts, made.responses, strict=True)]
+    advantages = [np.full(len(row), value) for row, value in zip(made.mask, made.advantages, strict=True)]
+    batch: dict[str, Any] = {
+        "sequences": _left(whole, made.width, np.int64),
         "response_mask": _left([np.ones(len(row)) for row in made.responses], responses, np.int64),
         "loss_mask": _left(made.mask, responses, np.float32),
         "rollout_logprobs": _left(made.rollout, responses, np.float32),
         "action_log_probs": _left(made.old, responses, np.float32),
         "values": None,
-        "advantages": _left(
-            [np.full(len(row), value) for row, value in zip(made.mask, made.advantages, strict=True)],
-            responses,
-            np.float32,
-        ).to(torch.bfloat16),
+        "advantages": _left(advantages, responses, np.float32).to(torch.bfloat16),
     }
     if appended:
         batch["rollout_logprobs"][:, -1] = 0.0
@@ -300,27 +246,19 @@ def skyrl(folder: Path, made: Written, step: int = 6, appended: bool = False) ->
     return path
 
 
-def _right(rows: list[Any], width: int, dtype: Any) -> torch.Tensor:
-    return torch.tensor(np.stack([np.pad(np.asarray(row, dtype), (0, width - len(row))) for row in rows]))
-
-
 def _verl(made: Written, old: bool) -> dict[str, torch.Tensor]:
     """verl-project/verl: experimental/agent_loop/agent_loop.py, with the scores of the reward loop."""
     width = 32
     scores = np.zeros((len(made), width), np.float32)
     for i, row in enumerate(made.responses):
         scores[i, len(row) - 1] = made.rewards[i]
+    prompts = _left([np.ones(len(row)) for row in made.prompts], 8, np.int64)
+    responses = _right([np.ones(len(row)) for row in made.responses], width, np.int64)
     batch = {
         "prompts": _left(made.prompts, 8, np.int64),
         "responses": _right(made.responses, width, np.int64),
         "response_mask": _right(made.mask, width, np.int64),
-        "attention_mask": torch.cat(
-            [
-                _left([np.ones(len(row)) for row in made.prompts], 8, np.int64),
-                _right([np.ones(len(row)) for row in made.responses], width, np.int64),
-            ],
-            dim=1,
-        ),
+        "attention_mask": torch.cat([prompts, responses], dim=1),
         "rollout_log_probs": _right(made.rollout, width, np.float32),
         "rm_scores": torch.tensor(scores),
     }
@@ -335,21 +273,15 @@ def verl(folder: Path, made: Written, old: bool = True, numpy: bool = False, mas
     path = folder / "5" / "gen_batch.dp"
     path.parent.mkdir(exist_ok=True)
     path.with_name("meta.json").write_text('{"global_steps": 5}')
-    others = {
-        "uid": np.array([f"u{i // 2}" for i in range(len(made))], dtype=object),
-        "min_global_steps": np.arange(len(made)),
-    }
+    uids = np.array([f"u{i // 2}" for i in range(len(made))], dtype=object)
+    others = {"uid": uids, "min_global_steps": np.arange(len(made))}
 
     @dataclass
     class Proto:
         def __getstate__(self) -> Any:
             if numpy:
                 items = {
-                    name: (
-                        str(one.dtype).removeprefix("torch."),
-                        tuple(one.shape),
-                        one.flatten().view(torch.uint8).numpy(),
-                    )
+                    name: (str(one.dtype)[6:], tuple(one.shape), one.flatten().view(torch.uint8).numpy())
                     for name, one in batch.items()
                 }
                 return ((len(made),), None, items), others, {}
@@ -372,12 +304,8 @@ def consolidated(batch: dict[str, torch.Tensor]) -> bytes:
         stored += [data, torch.zeros(padding, dtype=torch.uint8)]
         at += len(data) + padding
     size = [len(next(iter(batch.values())))]
-    metadata = {
-        "cls": "TensorDict",
-        "non_tensors": {},
-        "leaves": leaves,
-        "cls_metadata": {"device": None, "names": [None], "batch_size": size, "is_locked": False},
-    }
+    about = {"device": None, "names": [None], "batch_size": size, "is_locked": False}
+    metadata = {"cls": "TensorDict", "non_tensors": {}, "leaves": leaves, "cls_metadata": about}
     rebuild = _known("tensordict._reductions", "_rebuild_tensordict_files_consolidated", lambda *_: None)
 
     class Table:
@@ -396,22 +324,16 @@ def verl_queue(folder: Path, made: Written) -> Path:
         values = [torch.tensor(row) for row in [*rows, rows[0]]]
         return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
-    scores = [
-        np.append(np.zeros(len(row) - 1), score) for row, score in zip(made.mask, made.rewards, strict=True)
-    ]
+    pairs = zip(made.mask, made.rewards, strict=True)
     data = {
         "prompts": jagged(made.prompts),
         "responses": jagged(made.responses),
         "response_mask": jagged(made.mask),
         "rollout_log_probs": jagged(made.rollout),
-        "rm_scores": jagged(scores),
+        "rm_scores": jagged([np.append(np.zeros(len(row) - 1), score) for row, score in pairs]),
     }
-    state = {
-        "_tensordict": data,
-        "_device": None,
-        "_batch_size": torch.Size([len(made) + 1]),
-        "_td_dim_names": None,
-    }
+    state = {"_tensordict": data, "_device": None, "_batch_size": torch.Size([len(made) + 1])}
+    state["_td_dim_names"] = None
     path = folder / "5" / "0" / "tq_batch.pt"
     path.parent.mkdir(parents=True)
     with modules():

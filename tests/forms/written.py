@@ -95,20 +95,16 @@ def nemo_rl(folder: Path, made: Written, step: int = 7, version: str = "0.6") ->
     for i in range(len(made)):
         previous = made.padded(i, made.old[i], -2.5)
         previous[0] = 0.0
-        record: dict[str, Any] = {
-            "content": [f"text {i}"],
-            "rewards": [made.rewards[i]],
-            "input_lengths": [len(made.prompts[i]) + len(made.responses[i])],
-        }
+        record: dict[str, Any] = {"content": [f"text {i}"], "rewards": [made.rewards[i]]}
+        record["input_lengths"] = [len(made.prompts[i]) + len(made.responses[i])]
         if version == "0.6":
             ids = np.concatenate([made.prompts[i], made.responses[i]])
+            ones = np.full(len(made.mask[i]), made.advantages[i])
             record |= {
                 "token_ids": [np.pad(ids, (0, made.width - len(ids))).tolist()],
                 "token_loss_mask": [made.padded(i, made.mask[i])],
                 "sample_loss_mask": [0.0 if i == 5 else 1.0],
-                "advantages": [
-                    made.padded(i, np.full(len(made.mask[i]), made.advantages[i]), made.advantages[i])
-                ],
+                "advantages": [made.padded(i, ones, made.advantages[i])],
             }
         record["generation_logprobs"] = [made.padded(i, made.rollout[i])]
         record["prev_logprobs"] = [previous]
@@ -131,22 +127,15 @@ def prime_rl(folder: Path, made: Written, step: int = 12, stable: bool = True, o
             mask = made.whole(i, made.mask[i])
             entropy: list[float | None] = np.full(n, 0.5).tolist()
             entropy[0] = None
-            record = {
-                "schema_version": 1,
-                "step": step,
-                "export_step": step,
-                "rank": rank,
-                "micro_step": index // 2,
-                "micro_sequence_idx": index % 2,
-                "export_sequence_idx": index,
-                "run_id": None,
-                "env_name": "math" if i < 4 else "code",
+            advantages = made.whole(i, np.full(n - prompt, made.advantages[i])).tolist()
+            count = {"micro_step": index // 2, "micro_sequence_idx": index % 2, "export_sequence_idx": index}
+            record = {"schema_version": 1, "step": step, "export_step": step, "rank": rank, **count}
+            record |= {"run_id": None, "env_name": "math" if i < 4 else "code"}
+            record |= {
                 "token_ids": np.concatenate([made.prompts[i], made.responses[i]]).tolist(),
                 "position_ids": list(range(n)),
                 "loss_mask": (mask != 0).tolist(),
-                "advantages": [None] * n
-                if i == 7
-                else made.whole(i, np.full(n - prompt, made.advantages[i])).tolist(),
+                "advantages": [None] * n if i == 7 else advantages,
                 "losses": [{}] * n,
                 "rewards": made.whole(i, np.full(n - prompt, made.rewards[i])).tolist(),
                 "inference_logprobs": made.whole(i, made.rollout[i]).tolist(),
@@ -164,6 +153,11 @@ def prime_rl(folder: Path, made: Written, step: int = 12, stable: bool = True, o
     return place
 
 
+def prime_rank(folder: Path, made: Written) -> Path:
+    """The file of the first rank."""
+    return prime_rl(folder, made) / "rank_0.jsonl"
+
+
 def roll(folder: Path, made: Written, step: int = 3, recomputed: bool = True) -> Path:
     """alibaba/ROLL: pipeline/rlvr/rlvr_pipeline.py (save_metrics; remove_leading_zeros keeps padding)."""
     records = []
@@ -171,22 +165,12 @@ def roll(folder: Path, made: Written, step: int = 3, recomputed: bool = True) ->
         padding = made.width - len(made.prompts[i]) - len(made.responses[i])
         old = np.pad(made.old[i], (0, padding)) * recomputed
         mask = np.pad(made.mask[i], (0, padding))
-        records.append(
-            {
-                "log_probs2": old.tolist(),
-                "logprobs": old.tolist(),
-                "new_response_mask": mask.tolist(),
-                "prompt": "<pad>" + " ".join(map(str, made.prompts[i])),
-                "response": f"réponse {i}",
-                "old_log_probs2_entropy": np.full(len(old), 0.5).tolist(),
-                "ref_logprobs": old.tolist(),
-                "values": [0.0] * (made.width - 1),
-                "token_rewards": [0.0] * (made.width - 1),
-                "reward": made.rewards[i],
-                "step": step,
-                "response_tokens": ["a"] * len(made.responses[i]),
-            }
-        )
+        empty = [0.0] * (made.width - 1)
+        lists = {"log_probs2": old.tolist(), "logprobs": old.tolist(), "new_response_mask": mask.tolist()}
+        texts = {"prompt": "<pad>" + " ".join(map(str, made.prompts[i])), "response": f"réponse {i}"}
+        more = {"old_log_probs2_entropy": np.full(len(old), 0.5).tolist(), "ref_logprobs": old.tolist()}
+        more |= {"values": empty, "token_rewards": empty, "response_tokens": ["a"] * len(made.responses[i])}
+        records.append({**lists, **texts, **more, "reward": made.rewards[i], "step": step})
     return lines(folder / "data_20260819_101112_345.jsonl", records, ensure_ascii=False)
 
 
@@ -198,22 +182,11 @@ def open_instruct(folder: Path, made: Written, step: int = 40) -> Path:
         logprobs = made.rollout[i].tolist()
         if called:
             logprobs[8] = float("nan")
-        records.append(
-            {
-                "step": step,
-                "sample_idx": i,
-                "prompt_idx": i // 2,
-                "prompt_tokens": made.prompts[i].tolist(),
-                "response_tokens": made.responses[i].tolist(),
-                "reward": made.rewards[i],
-                "advantage": made.advantages[i],
-                "finish_reason": "stop",
-                "dataset": "gsm8k",
-                "ground_truth": None,
-                "request_info": {"num_calls": int(called), "tool_calleds": called},
-                "logprobs": logprobs,
-            }
-        )
+        tokens = {"prompt_tokens": made.prompts[i].tolist(), "response_tokens": made.responses[i].tolist()}
+        sums = {"reward": made.rewards[i], "advantage": made.advantages[i], "finish_reason": "stop"}
+        info = {"num_calls": int(called), "tool_calleds": called}
+        more = {"dataset": "gsm8k", "ground_truth": None, "request_info": info, "logprobs": logprobs}
+        records.append({"step": step, "sample_idx": i, "prompt_idx": i // 2, **tokens, **sums, **more})
     return lines(folder / "run_1_rollouts_000000.jsonl", records)
 
 
@@ -221,14 +194,8 @@ def verl(folder: Path, made: Written, step: int = 5, uid: bool = True) -> Path:
     """verl-project/verl: trainer/ppo/ray_trainer.py (_dump_generations); V1 adds uid."""
     entries = []
     for i in range(len(made)):
-        entry: dict[str, Any] = {
-            "input": " ".join(map(str, made.prompts[i])),
-            "output": f"text {i}",
-            "gts": None,
-            "score": made.rewards[i],
-            "step": step,
-            "acc": bool(i % 2),
-        }
+        entry: dict[str, Any] = {"input": " ".join(map(str, made.prompts[i])), "output": f"text {i}"}
+        entry |= {"gts": None, "score": made.rewards[i], "step": step, "acc": bool(i % 2)}
         entries.append(entry | ({"uid": f"0a-1b{i // 2}_{i % 2}_0"} if uid else {}))
     path = folder / f"{step}.jsonl"
     path.write_text("\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries) + "\n")
