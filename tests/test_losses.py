@@ -141,6 +141,22 @@ def test_topr_asks_for_the_reward_where_there_is_one(tmp_path):
 # ---------------------------------------------------------------- the edges
 
 
+@pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
+def test_a_ratio_on_a_bound_of_the_clip_is_not_clipped(tmp_path, loss):
+    """e^u of 2 and of 1/2, as it is in float64, without the clip and with one that ends there."""
+    on = math.log(2)
+    rows = [[(-2 * on, -2 * on, -on, 1.0)], [(-on, -on, -2 * on, -1.0)], [(-1.0, -1.0, -1.0, 1.0)]]
+    free, bounded = (
+        tokens(tmp_path, rows, one=preset("one", loss, clip=clip))["one"]
+        for clip in (Clip(None, None, None), Clip(0.5, 1.0, None))
+    )
+    assert bounded["pg_clipfrac"] == 0
+    assert bounded["pg_loss"] == free["pg_loss"]
+    assert (bounded["update_kept"], bounded["update_removed"]) == (free["update_kept"], 0)
+    inside = tokens(tmp_path, rows, one=preset("one", loss, clip=Clip(0.5 - 1e-15, 1 - 1e-15, None)))["one"]
+    assert inside["pg_clipfrac"] == pytest.approx(2 / 3)
+
+
 def test_advantages_of_zero_give_no_loss_and_no_update_to_speak_of(tmp_path):
     rows = [[(*FAR, 0.0), (*NEAR, 0.0)], [(*NEAR, 0.0)]]
     for loss in set(losses.LOSSES) - {"dro"}:  # whose penalty asks for no advantage
