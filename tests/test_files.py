@@ -50,6 +50,7 @@ def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
     assert len(find(["d/a.parquet", "copy.parquet"])) == 2
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("source", ["pipe.parquet", "p*.parquet", "/dev/null"])
 def test_a_pipe_or_a_device_is_refused_and_not_waited_for_or_left_out(tmp_path, monkeypatch, source):
     os.mkfifo(tmp_path / "pipe.parquet")

@@ -178,15 +178,10 @@ def test_a_temporary_dump_goes_when_nobody_needs_it(
 # ---------------------------------------------------------------- alignment
 
 
-def whole(row: dict[str, Any], prompt: int, moved: int = 0) -> dict[str, Any]:
-    """Return a row over prompt and response, the trainer's column moved to the left."""
-    before: dict[str, list[float]] = {
-        "rollout_log_probs": [0.0] * prompt,
-        "old_log_probs": [-2.0] * prompt,
-        "response_mask": [0] * prompt,
-        "token_ids": [7] * prompt,
-    }
-    full = {key: before[key] + value if key in before else value for key, value in row.items()}
+def whole(row: dict[str, Any], prompt: int, moved: int = 0, after: int = 0) -> dict[str, Any]:
+    """Return a row over prompt, response and what comes after; the trainer's column moved to the left."""
+    other = {"rollout_log_probs": 0.0, "old_log_probs": -2.0, "response_mask": 0, "token_ids": 7}
+    full = row | {key: [one] * prompt + row[key] + [one] * after for key, one in other.items()}
     full["old_log_probs"] = full["old_log_probs"][moved:]
     return full
 
@@ -194,7 +189,9 @@ def whole(row: dict[str, Any], prompt: int, moved: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("moved", [0, 1])
 def test_a_whole_sequence_is_cut_to_its_response(moved: int, rows: Table, tmp_path: Path) -> None:
     """A list that is one shorter begins at the second token."""
-    source = to_jsonl(tmp_path / "a.jsonl", [whole(row, 2 + i % 3, moved) for i, row in enumerate(rows)])
+    source = to_jsonl(
+        tmp_path / "a.jsonl", [whole(row, 2 + i % 3, moved, i % 2) for i, row in enumerate(rows)]
+    )
     assert converted(source, align="full")[0] == rows
 
 
@@ -234,6 +231,15 @@ def test_a_broad_mismatch_is_no_wrong_shift(rows: Table, tmp_path: Path) -> None
     for row in rows:
         row["old_log_probs"] = (-random.exponential(1, len(row["token_ids"]))).tolist()
     assert len(converted(to_jsonl(tmp_path / "a.jsonl", rows))[0]) == len(rows)
+
+
+def test_what_is_masked_says_nothing_of_the_shift(rows: Table, tmp_path: Path) -> None:
+    """There every second token is sure, in one policy those that are not in the other."""
+    masked = [0.0, -9.0] * 10
+    for row in rows:
+        row |= {"rollout_log_probs": [-0.5, -0.25, *masked], "old_log_probs": [-0.5, -0.25, *masked[::-1]]}
+        row |= {"response_mask": [1, 1, *[0] * 20], "token_ids": [7] * 22}
+    assert converted(to_jsonl(tmp_path / "a.jsonl", rows))[0] == rows
 
 
 # ---------------------------------------------------------------- joins

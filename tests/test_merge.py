@@ -13,15 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner, Result
 
 from offpol_diag.analysis import tally_file
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.tally_file import read, write
-from offpol_diag.analyze import analyze
+from offpol_diag.analyze import analyze, examine
+from offpol_diag.cli import app
 from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import OffpolError, ResultError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
-from offpol_diag.summary import Summary
+from offpol_diag.summary import Summary, load, loads
+from tests import factory
 from tests.kinds import EACH
 from tests.test_laws import SCALES, numbers
 
@@ -38,14 +41,17 @@ def named(*names: str) -> tuple[Preset, ...]:
     return catalogue.load().resolve(",".join(names))
 
 
+def whole_of(files: Sequence[str], **options: Any) -> Summary:
+    """The Summary of one run; of a few presets unless told otherwise."""
+    return analyze(files, **{"presets": SOME, **options})
+
+
 def cut(table: pa.Table, folder: Path, parts: Sequence[Any]) -> list[str]:
-    """A table in files, one for each mask or list of row numbers; small row groups."""
-    files = []
-    for number, part in enumerate(parts):
-        file = folder / f"part-{number}.parquet"
-        pq.write_table(table.take(list(part)), file, row_group_size=100)
-        files.append(str(file))
-    return files
+    """A table in files, one for each list of row numbers; small row groups."""
+    return [
+        factory.write(folder / f"part-{number}.parquet", table.take(list(part)), 100)
+        for number, part in enumerate(parts)
+    ]
 
 
 def by_step(table: pa.Table, pieces: int = 2, every: int = 1) -> list[list[int]]:
@@ -78,7 +84,7 @@ def analysed(files: Sequence[str], folder: Path, ending: str = ".json", **option
     made = []
     for number, file in enumerate(files):
         made.append(folder / f"{number}.tally{ending}")
-        analyze([file], tally=made[-1], **options)
+        examine([file], tally=made[-1], **{"presets": SOME, **options})
     return made
 
 
@@ -102,7 +108,15 @@ def merged(paths: Sequence[Path]) -> Summary:
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    return pq.read_table(sample())
+    """Two of the eight groups of each of the sample's eight steps, of eight rows each."""
+    whole = pq.read_table(sample())
+    pairs = list(zip(whole["step"].to_pylist(), whole["group_id"].to_pylist(), strict=True))
+    kept = {
+        pair
+        for step in set(whole["step"].to_pylist())
+        for pair in sorted({p for p in pairs if p[0] == step})[:2]
+    }
+    return whole.take([row for row, pair in enumerate(pairs) if pair in kept])
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +148,7 @@ def test_pieces_cut_between_steps_say_what_one_run_says_under_every_preset(
     assert found.metrics["k3"].interval is not None
     assert found.run.command == "merge"
     assert found.presets["areal_m2po"].metrics["ess_tokens"].interval is not None
-    assert found.by["step"].places[0].metrics["k3"].interval is not None
+    assert found.by["position"].places[0].metrics["k3"].interval is not None
 
 
 def test_pieces_merge_in_any_order_and_as_a_tree(
@@ -163,6 +177,10 @@ def without(*columns: str) -> Callable[[pa.Table], pa.Table]:
     return lambda table: table.drop_columns(list(columns))
 
 
+def only(*columns: str) -> Callable[[pa.Table], pa.Table]:
+    return lambda table: table.select(list(columns))
+
+
 def spoilt(rows: Sequence[int], value: float) -> Callable[[pa.Table], pa.Table]:
     """A change: the first token of some rows' old policy has this value."""
 
@@ -188,19 +206,15 @@ MADE = without("advantages")
 WITHOUT_CURRENT = (*SOME, *named("gspo", "recompute", "areal_m2po"))
 SAME: dict[str, tuple[Callable[[pa.Table], pa.Table], Cut, dict[str, Any]]] = {
     "no current policy": (without("current_log_probs"), by_step, {"presets": WITHOUT_CURRENT}),
-    "two policies and no other column": (
-        lambda table: table.select(["rollout_log_probs", "current_log_probs"]),
-        thirds,
-        {"presets": SOME},
-    ),
-    "an axis of one's own, another seed": (hosts, thirds, {"group_by": ["host"], "seed": 7}),
+    "two policies and no other column": (only("rollout_log_probs", "current_log_probs"), thirds, {}),
+    "an axis of one's own, another seed": (hosts, thirds, {"group_by": ["host"], "seed": 7, "presets": ()}),
     "advantages made of rewards, steps whole": (MADE, by_step, {"presets": (*SOME, *BY_STEP)}),
-    "advantages made of rewards, groups whole": (MADE, by_group, {"presets": SOME}),
-    "rows without ids, numbered as in the whole dump": (without("sequence_id"), thirds, {"presets": SOME}),
-    "rows whose ids are numbers": (numbered, thirds, {}),
-    "positive log-probs, counted over all": (spoilt([3, 4, 5, 300], 0.5), thirds, {}),
-    "skipped rows": (spoilt(range(20), math.nan), thirds, {"on_bad_row": "skip"}),
-    "the same without steps": (without("advantages", "step"), by_group, {"presets": SOME}),
+    "advantages made of rewards, groups whole": (MADE, by_group, {}),
+    "rows without ids, numbered as in the whole dump": (without("sequence_id"), thirds, {}),
+    "rows whose ids are numbers": (numbered, thirds, {"presets": ()}),
+    "positive log-probs, counted over all": (spoilt([3, 4, 5, 100], 0.5), thirds, {"presets": ()}),
+    "skipped rows": (spoilt(range(20), math.nan), thirds, {"on_bad_row": "skip", "presets": ()}),
+    "the same without steps": (without("advantages", "step"), by_group, {}),
 }
 
 
@@ -209,7 +223,7 @@ def test_merged_pieces_say_what_one_run_says(table: pa.Table, tmp_path: Path, wh
     change, pieces, options = SAME[what]
     files = cut(change(table), tmp_path, pieces(table))
 
-    whole, found = analyze(files, **options), merged(analysed(files, tmp_path, **options))
+    whole, found = whole_of(files, **options), merged(analysed(files, tmp_path, **options))
 
     assert different(whole, found) == {}
     assert (found.worst, found.dump) == (whole.worst, whole.dump)
@@ -220,19 +234,16 @@ def test_merged_pieces_say_what_one_run_says(table: pa.Table, tmp_path: Path, wh
 
 
 def test_what_files_say_of_themselves_is_put_together(table: pa.Table, tmp_path: Path) -> None:
-    said = [
-        {"engine": "a", "tags": [1, 2]},
-        {"engine": "b", "tags": [1, 2]},
-        {"engine": "a", "tags": [1, 2], "x": 1},
-    ]
+    said: list[dict[str, Any]] = [{"engine": engine, "tags": [1, 2]} for engine in "aba"]
+    said[2]["x"] = 1
     files = cut(table, tmp_path, thirds(table))
     for file, one in zip(files, said, strict=True):
-        rows = pq.read_table(file)
-        pq.write_table(rows.replace_schema_metadata({"offpol_diag": json.dumps(one)}), file)
-    a, b, c = analysed(files, tmp_path)
+        rows = pq.read_table(file).replace_schema_metadata({"offpol_diag": json.dumps(one)})
+        factory.write(Path(file), rows)
+    a, b, c = analysed(files, tmp_path, presets=())
     write(tmp_path / "ab.json", merge([a, b]))
 
-    whole = analyze(files).dump.provenance
+    whole = whole_of(files, presets=()).dump.provenance
     assert whole == {"engine": ["a", "b"], "tags": [1, 2], "x": 1}
     assert merged([a, b, c]).dump.provenance == whole
     assert merged([tmp_path / "ab.json", c]).dump.provenance == whole
@@ -245,8 +256,7 @@ def long_form(table: pa.Table, rows: int) -> pa.Table:
     """The first rows of the table, with a row for each of their tokens."""
     found = [
         {
-            "sequence_id": row["sequence_id"],
-            "group_id": row["group_id"],
+            **{name: row[name] for name in ("sequence_id", "group_id")},
             "rollout_log_prob": q,
             "old_log_prob": p,
         }
@@ -264,8 +274,8 @@ def test_a_dump_of_one_row_per_token_may_be_cut_between_sequences_only(
         long = long_form(table, rows)
         border = long["sequence_id"].to_pylist().index(table["sequence_id"][first].as_py())
         files = cut(long, tmp_path, [range(border), range(border, long.num_rows)])
-        a, b = analysed(files, tmp_path, presets=SOME)
-        whole = analyze(files, presets=SOME)
+        a, b = analysed(files, tmp_path)
+        whole = whole_of(files)
         assert whole.dump.rows == rows
         assert different(whole, merged([a, b])) == {}
         assert different(whole, merged([b, a])) == {}
@@ -322,7 +332,7 @@ def test_a_dump_without_steps_is_one_step(table: pa.Table, tmp_path: Path) -> No
 
 def test_advantages_made_of_the_rewards_of_torn_groups_are_refused(table: pa.Table, tmp_path: Path) -> None:
     files = cut(table.drop_columns(["advantages"]), tmp_path, thirds(table))
-    whole = merge(analysed(files, tmp_path, presets=SOME))
+    whole = merge(analysed(files, tmp_path))
 
     with pytest.raises(
         ResultError, match=r"rows of step 10, 3, 4 and 5 more .* a group may be torn"
@@ -332,17 +342,17 @@ def test_advantages_made_of_the_rewards_of_torn_groups_are_refused(table: pa.Tab
     assert "write advantages into the dump" in refused.value.hint
 
 
-@pytest.mark.parametrize(("most", "many"), [("MOST_GROUPS", 32), ("MOST_GROUPS_IN_ALL", 64)])
+@pytest.mark.parametrize(("most", "many"), [("MOST_GROUPS", 8), ("MOST_GROUPS_IN_ALL", 16)])
 def test_groups_that_are_too_many_to_list_are_not_trusted_to_be_whole(
     table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, many: int
 ) -> None:
-    """The sample has 64 groups; in a branch of a tree that lists too many, none is listed."""
+    """The table has 16 groups; in a branch of a tree that lists too many, none is listed."""
     files = cut(table.drop_columns(["advantages"]), tmp_path, by_group(table))
 
     def again(limit: int) -> Summary:
         monkeypatch.setattr(tally_file, most, limit)
         branch = tmp_path / "branch.json"
-        write(branch, merge(analysed(files, tmp_path, presets=SOME)))
+        write(branch, merge(analysed(files, tmp_path)))
         return merged([branch])
 
     assert again(many).presets
@@ -362,41 +372,32 @@ def refusal(paths: Sequence[Path]) -> OffpolError:
 
 @pytest.fixture(scope="module")
 def halves(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return cut(table, tmp_path_factory.mktemp("halves"), by_step(table, 2, every=8))
+    return cut(table, tmp_path_factory.mktemp("halves"), by_step(table, 2, every=4))
 
 
-Unlike = tuple[dict[str, Any], dict[str, Any], str]
 TOKEN_IS = named("token_is")[0]
-UNLIKE: dict[str, Unlike] = {
+
+
+def changed(**change: Any) -> dict[str, Any]:
+    """Token IS alone, otherwise than it ships."""
+    return {"presets": (replace(TOKEN_IS, **change),)}
+
+
+def rules(*upper: float) -> dict[str, Any]:
+    return changed(reject=tuple(Reject(upper=one) for one in upper))
+
+
+UPPER, UNBOUNDED = Weight("token", upper=3.0), Weight("token", upper=2.0, safety=None)
+UNLIKE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "seed": ({}, {"seed": 1}, "seed: 0 and 1"),
     "axes": ({}, {"group_by": ["policy_lag"]}, 'group_by: [] and ["policy_lag"]'),
     "columns": ({}, {"columns": {"old": "current_log_probs"}}, "column old_log_probs"),
-    "presets": (
-        {"presets": SOME},
-        {"presets": SOME[:2]},
-        "preset vanilla_is is in only one of them",
-    ),
-    "order": ({"presets": SOME}, {"presets": SOME[::-1]}, "order of the presets"),
-    "thresholds": (
-        {"presets": (TOKEN_IS,)},
-        {"presets": (replace(TOKEN_IS, weight=Weight("token", upper=3.0)),)},
-        "preset token_is.weight.upper: 2.0 and 3.0",
-    ),
-    "bounds": (
-        {"presets": (TOKEN_IS,)},
-        {"presets": (replace(TOKEN_IS, weight=Weight("token", upper=2.0, safety=None)),)},
-        "preset token_is.weight.safety: 20.0 and null",
-    ),
-    "rules": (
-        {"presets": (replace(TOKEN_IS, reject=(Reject(upper=2.0), Reject(upper=3.0))),)},
-        {"presets": (replace(TOKEN_IS, reject=(Reject(upper=2.0), Reject(upper=4.0))),)},
-        "preset token_is.reject.1.upper: 3.0 and 4.0",
-    ),
-    "no rule": (
-        {"presets": (TOKEN_IS,)},
-        {"presets": (replace(TOKEN_IS, reject=(Reject(upper=2.0),)),)},
-        "preset token_is.reject",
-    ),
+    "presets": ({}, {"presets": SOME[:2]}, "preset vanilla_is is in only one of them"),
+    "order": ({}, {"presets": SOME[::-1]}, "order of the presets"),
+    "thresholds": (changed(), changed(weight=UPPER), "preset token_is.weight.upper: 2.0 and 3.0"),
+    "bounds": (changed(), changed(weight=UNBOUNDED), "preset token_is.weight.safety: 20.0 and null"),
+    "rules": (rules(2.0, 3.0), rules(2.0, 4.0), "preset token_is.reject.1.upper: 3.0 and 4.0"),
+    "no rule": (rules(), rules(2.0), "preset token_is.reject"),
 }
 
 
@@ -426,14 +427,14 @@ def test_columns_that_only_one_piece_has_are_refused(
     (one,) = cut(table, tmp_path, rows[:1])
     (two,) = cut(table.drop_columns([column]), tmp_path / "other", rows[1:])
 
-    assert said in refusal(analysed([one, two], tmp_path)).message
+    assert said in refusal(analysed([one, two], tmp_path, presets=())).message
 
 
 def test_rows_that_are_read_twice_are_refused_wherever_they_lie(halves: list[str], tmp_path: Path) -> None:
     a, b = analysed(halves, tmp_path)
     copy, both, branch = tmp_path / "another name.parquet", tmp_path / "both.json", tmp_path / "branch.json"
     copy.write_bytes(Path(halves[0]).read_bytes())
-    analyze([halves[1], str(copy)], tally=both)
+    examine([halves[1], str(copy)], tally=both, presets=SOME)
     write(branch, merge([a, b]))
 
     assert f"part-0.parquet was read for {a}, which is given twice" in refusal([a, b, a]).message
@@ -441,17 +442,151 @@ def test_rows_that_are_read_twice_are_refused_wherever_they_lie(halves: list[str
     assert f"{b} and {branch}" in refusal([b, branch]).message
 
 
-def test_files_of_one_shape_with_other_numbers_are_not_one(table: pa.Table, tmp_path: Path) -> None:
+def test_files_of_one_shape_with_other_numbers_are_not_one(tmp_path: Path) -> None:
     """As many rows, tokens and bytes; what differs is the statistics in the footer."""
-
-    def numbers(x: float) -> pa.Table:
-        lists = pa.array([[x, x]] * 8)
-        return pa.table({"rollout_log_probs": lists, "old_log_probs": lists})
-
     files = []
     for name, x in (("a", -1.0), ("b", -2.0)):
-        files.append(str(tmp_path / f"{name}.parquet"))
-        pq.write_table(numbers(x), files[-1], compression="none")
+        logs = dict.fromkeys(("rollout_log_probs", "old_log_probs"), [[x, x]] * 8)
+        files.append(factory.write(tmp_path / f"{name}.parquet", None, None, {"compression": "none"}, **logs))
     assert Path(files[0]).stat().st_size == Path(files[1]).stat().st_size
 
     assert merged(analysed(files, tmp_path)).dump.rows == 16
+
+
+# ---------------------------------------------------------------- from outside
+
+PRESETS = ("--presets", "token_is,areal_m2po")
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+@pytest.fixture(scope="module")
+def dumps(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two steps of the sample, a file each."""
+    steps = table["step"].to_pylist()
+    rows = [[row for row, one in enumerate(steps) if one == step] for step in (3, 4)]
+    return [Path(file) for file in cut(table, tmp_path_factory.mktemp("dumps"), rows)]
+
+
+@pytest.fixture(scope="module")
+def pieces(dumps: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pieces")
+    made = [folder / "3.tally.json", folder / "4.tally.json.gz"]
+    for dump, tally in zip(dumps, made, strict=True):
+        ran = run("analyze", dump, *PRESETS, "--no-html", "--tally", tally)
+        assert ran.exit_code == 0, ran.output
+        assert ran.stdout.endswith(f"tally   {tally}\n")
+    return made
+
+
+def test_merged_pieces_are_reported_as_one_run_over_both(
+    dumps: list[Path], pieces: list[Path], work: None
+) -> None:
+    one = run("analyze", *dumps, *PRESETS, "--json", "whole.json", "-o", "whole.html")
+    two = run("merge", *pieces, "--json", "merged.json", "-o", "merged.html")
+
+    assert (one.exit_code, two.exit_code) == (0, 0), two.output
+    said = two.stdout
+    whole, merged = load(Path("whole.json")), load(Path("merged.json"))
+    assert different(whole, merged) == {}
+    assert merged.recommendation == whole.recommendation
+    assert merged.diagnosis is not None
+    how = ("--for", "trl", "--json", "-", "-q")
+    one, two = run("analyze", *dumps, *PRESETS, *how), run("merge", *pieces, *how)
+    assert loads(one.stdout, "").recommendation == loads(two.stdout, "").recommendation is not None
+    assert run("merge", *pieces, "--for", "nobody").exit_code == 2
+    assert merged.run.command == "merge"
+    assert "<html" in Path("merged.html").read_text()
+    assert said.endswith("report  merged.html\njson    merged.json\n")
+
+
+def test_merge_writes_a_page_unless_told_otherwise_and_what_is_asked_for(
+    pieces: list[Path], work: None
+) -> None:
+    ran = run("merge", *pieces, "--no-html", "--json", "-")
+    assert loads(ran.stdout, "stdout").dump.rows == 32
+    assert files() == []
+
+    assert run("merge", *pieces).exit_code == 0
+    assert files() == ["offpol-diag-merged.html"]
+
+    assert run("merge", *pieces, "--no-html", "--md", "report.md").exit_code == 0
+    assert "token_is" in Path("report.md").read_text()
+
+
+def test_what_is_left_out_is_said_on_stdout_in_the_page_and_in_json(dumps: list[Path], work: None) -> None:
+    torn = pq.read_table(dumps[0])
+    for part in (0, 1):
+        factory.write(Path(f"{part}.parquet"), torn.slice(part * 8, 8))
+        ran = run("analyze", f"{part}.parquet", *PRESETS, "--no-html", "--tally", f"{part}.tally.json")
+        assert ran.exit_code == 0
+
+    ran = run("merge", "0.tally.json", "1.tally.json", "--json", "merged.json")
+
+    assert ran.exit_code == 0
+    assert "left out: areal_m2po" in " ".join(ran.stdout.split())
+    assert "left out: areal_m2po" in Path("offpol-diag-merged.html").read_text()
+    found = load(Path("merged.json"))
+    assert list(found.presets) == ["token_is"]
+    assert "rows of step 3 lie in more than one piece (0.tally.json, 1.tally.json)" in found.dump.notes[0]
+
+
+def refused(*args: object) -> str:
+    """What stderr says of a command that must fail cleanly, and leave no file."""
+    before = files()
+    ran = run(*args)
+    assert ran.exit_code == 2, ran.output
+    assert ran.stderr.startswith("error: ")
+    assert "\n\nhint: " in ran.stderr
+    assert "Traceback" not in ran.output
+    assert ran.stdout == ""
+    assert files() == before
+    return ran.stderr
+
+
+def test_a_file_that_is_no_tally_is_an_error_with_a_hint_and_nothing_is_written(
+    dumps: list[Path], pieces: list[Path], work: None
+) -> None:
+    Path("bad.json").write_bytes(b"[" * 1_000_000)
+    run("merge", *pieces, "--no-html", "--json", "result.json")
+
+    said = refused("merge", pieces[0], "bad.json", "--json", "out.json", "--tally", "out.tally.json")
+
+    assert "bad.json: this is not a tally of offpol-diag" in said
+    assert "not a tally" in refused("merge", dumps[0])
+    assert "not a tally" in refused("merge", "result.json")
+
+
+def test_a_tally_is_written_to_a_file_of_its_own(dumps: list[Path], pieces: list[Path], work: None) -> None:
+    before = pieces[0].read_bytes()
+
+    assert "a tally needs a file" in refused("analyze", dumps[0], "--tally", "-")
+    assert "a tally needs a file" in refused("merge", pieces[0], "--tally", "/dev/null")
+    assert "is what is read" in refused("merge", *pieces, "--tally", pieces[0])
+    assert "is what is read" in refused("merge", *pieces, "--json", pieces[0])
+    assert "is what is read" in refused("analyze", dumps[0], "--tally", dumps[0])
+    assert "one file" in refused("analyze", dumps[0], "--tally", "x.json", "--json", "x.json")
+    assert "its directory does not exist" in refused("analyze", "no.parquet", "--tally", "no/x.json")
+    assert Path("/dev/null").is_char_device()
+    assert pieces[0].read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["analyze", "merge"])
+def test_help_says_what_a_torn_step_means(command: str) -> None:
+    said = " ".join(run(command, "--help").output.split())
+
+    assert "M2PO" in said
+    assert "each step lies whole in one piece" in said or "every step to lie whole in one piece" in said

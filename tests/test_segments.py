@@ -1,15 +1,18 @@
-"""Reductions over ragged runs against lists; exponentials and transfers."""
+"""Reductions over ragged runs against lists, for many presets at once; exponentials; normalised sums."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offpol_diag.engine import segments
+from offpol_diag.engine import normal, segments
+from offpol_diag.engine.rows import Columns, Summed, masked
+from offpol_diag.presets import catalogue
 from tests.devices import DEVICES, present
 
 RUNS = st.lists(st.lists(st.floats(-1e6, 1e6), max_size=7), max_size=8)
@@ -24,8 +27,8 @@ def packed(runs: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @settings(deadline=None)  # the first tensor on a GPU takes its time
-@given(runs=RUNS)
-def test_every_reduction_is_that_of_the_list(device, runs):
+@given(runs=RUNS, rows=st.integers(1, 3))
+def test_every_reduction_is_that_of_the_list(device, runs, rows):
     x, offsets = (one.to(device) for one in packed(runs))
 
     assert segments.lengths(offsets).tolist() == [len(run) for run in runs]
@@ -34,31 +37,12 @@ def test_every_reduction_is_that_of_the_list(device, runs):
     assert segments.smallest(x, offsets).tolist() == [min(run, default=math.inf) for run in runs]
     means = [math.fsum(run) / len(run) if run else 0.0 for run in runs]
     assert segments.mean(x, offsets).tolist() == pytest.approx(means, abs=1e-8)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@settings(deadline=None)
-@given(runs=RUNS, rows=st.integers(1, 3))
-def test_a_reduction_of_rows_is_that_of_each(device, runs, rows):
-    x, offsets = (one.to(device) for one in packed(runs))
-    every = torch.stack([x + row for row in range(rows)])
-
-    for reduce in (segments.total, segments.largest, segments.smallest):
-        found = segments.of_rows(reduce, every, offsets)
-        assert found.tolist() == [reduce(row, offsets).tolist() for row in every]
-
-
-@given(RUNS)
-def test_counts_are_those_of_the_list(runs):
-    x, offsets = packed(runs)
     assert segments.count(x > 0, offsets).tolist() == [sum(v > 0 for v in run) for run in runs]
-
-
-@given(RUNS)
-def test_spreading_gives_every_token_the_value_of_its_run(runs):
-    _, offsets = packed(runs)
-    spread = segments.spread(torch.arange(len(runs)), offsets)
-    assert spread.tolist() == [i for i, run in enumerate(runs) for _ in run]
+    every = torch.stack([x + row for row in range(rows)])
+    for reduce in (segments.total, segments.largest, segments.smallest):
+        assert segments.of_rows(reduce, every, offsets).tolist() == [
+            reduce(row, offsets).tolist() for row in every
+        ]
 
 
 @given(RUNS, RUNS)
@@ -67,6 +51,8 @@ def test_runs_do_not_feel_their_neighbours(left, right):
     y, own = packed(right)
     assert torch.equal(segments.total(x, offsets)[len(left) :], segments.total(y, own))
     assert torch.equal(segments.largest(x, offsets)[len(left) :], segments.largest(y, own))
+    spread = segments.spread(torch.arange(len(left + right)), offsets)
+    assert spread.tolist() == [i for i, run in enumerate(left + right) for _ in run]
 
 
 def test_no_runs_and_empty_runs_reduce_to_their_neutral_elements():
@@ -139,3 +125,124 @@ def test_what_is_sent_is_the_same_there(device):
     assert str(there.device) == device
     assert there.tolist() == x.tolist()
     assert segments.sent(torch.empty(0), torch.device("cpu")).shape == (0,)
+
+
+# ---------------------------------------------------------------- many presets at once
+
+LENGTHS = (3, 0, 1, 4)
+TOKENS = sum(LENGTHS)
+
+
+def row(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@dataclass
+class Tokens:
+    """Some presets' tokens, where their ratios and their batch are looked for."""
+
+    cu_seqlens: torch.Tensor
+
+    @property
+    def batch(self):
+        return self
+
+
+@dataclass
+class Done:
+    """One preset applied."""
+
+    far: Tokens
+    inputs: object
+
+
+def tokens(device, lengths=LENGTHS):
+    return Tokens(torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]).to(device))
+
+
+def kept(x, weights, keep):
+    w = 1.0 if weights is None else weights
+    return {"plain": masked(x, keep), "weighed": masked(x * w, keep)}
+
+
+PLAIN = Summed(lambda done: done.inputs, kept, dict)
+LARGEST = Summed(lambda done: done.inputs, kept, dict, segments.largest, torch.maximum)
+
+
+def some(device):
+    """Presets that share inputs, lack them, lie on other tokens, or have their sums already."""
+    here, there = tokens(device), tokens(device, (2, 2, 2, 2))
+    torch.manual_seed(0)
+    x, y, w = (torch.randn(TOKENS, dtype=torch.float64).to(device) for _ in range(3))
+    x[1] = math.inf
+    most, few = (torch.randn(TOKENS).to(device) > 0 for _ in range(2))
+    most[1] = False
+    every = {name: row(1, 2, 3, 4).to(device) for name in ("plain", "weighed")}
+    on_here = ((x, None, most), (x, w, most), (y, None, None), (x, None, few), every, (x, None, most))
+    each = [Done(here, one) for one in (*on_here, (y, w, few))]
+    return [*each, Done(there, (y, None, most)), Done(there, every)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [PLAIN, LARGEST], ids=["sums", "largest"])
+@pytest.mark.parametrize("at_once", [1, 2 * TOKENS, 1 << 17])
+def test_each_of_many_presets_has_the_sums_that_it_has_alone(device, make, at_once, monkeypatch):
+    monkeypatch.setattr(segments, "AT_ONCE", at_once)
+    monkeypatch.setattr(segments, "OF_GPU", at_once)
+    asked = some(device)
+    names, found = make.of_many(asked)
+
+    assert names == ("plain", "weighed")
+    for at, one in enumerate(asked):
+        alone = torch.stack([*make(one).values()])
+        mine = found.values[found.at[at]]
+        torch.testing.assert_close(mine.cpu(), alone.cpu(), rtol=1e-15, atol=1e-15, equal_nan=True)
+    assert len(make.of_many(asked[:1] + asked[5:6] + asked[:2])[1].values) == 2, "equal inputs share a row"
+
+
+def test_tokens_that_are_left_out_may_be_infinite_or_undefined():
+    lost = Done(tokens("cpu"), (row(math.inf, math.nan, 1, 2, 3, 4, 5, 6), None, torch.arange(TOKENS) > 1))
+    assert PLAIN.of_many([lost])[1].values[:, 0].tolist() == [[1, 0, 2, 18]]
+
+
+@pytest.mark.parametrize("columns", [(0, 2, 5), (4, 1), (3,), (), range(6)])
+def test_some_columns_keep_their_names_and_bring_no_other_rows(columns):
+    x = row(1, 2)
+    one = Columns.of({"a": x, "b": row(3, 4), "c": x})  # a and c share a row
+    two = Columns(("d", "e", "f"), (row(5, 6)[None], torch.stack((row(7, 8), row(9, 0)))))
+    every = Columns.joined(one, two)
+    some = every.only(columns)
+
+    assert every.height == 5
+    values = dict(zip(every.names, every.values.tolist(), strict=True))
+    assert list(some.names) == [every.names[at] for at in columns]
+    assert some.values.tolist() == some.trimmed.values.tolist() == [values[name] for name in some.names]
+    assert some.trimmed.height == len({tuple(row) for row in some.values.tolist()})
+
+
+# ---------------------------------------------------------------- weights divided by their mean
+
+SIZES = {"near one": 1 + 1e-7, "tiny": 1e-7, "large": 1e9, "half": 0.45, "twice": 2.1}
+PRESET = next(one for one in catalogue.load().values() if normal.normalised([one]))
+NORMALISED = PRESET.name
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_what_a_trainer_batch_leaves_is_exact_whatever_its_weights_are_divided_by(size):
+    """Two sequences were dropped; the others have one token each."""
+    weights = [size * x for x in (1.0, 1.0 + 1e-6, 0.9, 1.2)]
+    first, second = math.fsum(weights), math.fsum(w * w for w in weights)
+    less = math.fsum((w - 1) * (w + 1) for w in weights)
+    total = {"w": first, "v": first, "ww": second, "vv": second, "norm": first, "norm_units": 4.0}
+    total |= {"w11": math.fsum((w - 1) ** 2 for w in weights), "kept": 4.0, "residual_left": 4.0}
+    total |= {"residual_ww": less, "residual_vv": less}
+    found = normal.rescaled({f"{NORMALISED}|{name}": row(x) for name, x in total.items()}, PRESET)
+    f = first / 4
+
+    def close(name, *terms):
+        scale = math.fsum(map(abs, terms))
+        assert float(found[f"{NORMALISED}|{name}"]) == pytest.approx(math.fsum(terms), abs=1e-12 * scale)
+
+    close("w11", *((w / f - 1) ** 2 for w in weights))
+    close("residual_ww", *(w * w / f / f - 1 for w in weights))
+    close("residual_vv", *(w * w / f / f - 1 for w in weights))

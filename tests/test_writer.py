@@ -1,7 +1,10 @@
+"""DumpWriter: what is given comes back, whatever becomes of the process, and bad input is said."""
+
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +22,7 @@ import torch
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import open_dump
 from offpol_diag.writer import DumpWriter, recover
+from tests.factory import refusal
 
 LENGTHS = (3, 1, 4)
 MASK = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 1, 0]])
@@ -39,35 +43,9 @@ def dump(path: Path, *batches: dict[str, Any], **options: Any) -> pa.Table:
     return pq.read_table(path)
 
 
-def test_padding_is_trimmed_and_inner_zeros_stay(tmp_path: Path) -> None:
-    table = dump(
-        tmp_path / "d.parquet",
-        {"rollout_log_probs": padded(0), "old_log_probs": padded(1), "response_mask": MASK},
-    )
-    assert table["response_mask"].to_pylist() == [[1, 0, 1], [1], [0, 0, 1, 1]]
-    assert table["rollout_log_probs"].to_pylist() == [row.tolist() for row in ragged(padded(0))]
-
-
-def test_padded_and_ragged_make_the_same_file(tmp_path: Path) -> None:
-    columns = {"rollout_log_probs": padded(0), "old_log_probs": padded(1), "entropy": -padded(2)}
-    dump(tmp_path / "padded", {**columns, "response_mask": MASK, "advantages": padded(3)})
-    dump(
-        tmp_path / "ragged",
-        {
-            **{k: ragged(v) for k, v in columns.items()},
-            "response_mask": ragged(MASK),
-            "advantages": ragged(padded(3)),
-        },
-    )
-    assert (tmp_path / "padded").read_bytes() == (tmp_path / "ragged").read_bytes()
-
-
-def test_a_sequence_masked_throughout_keeps_its_row(tmp_path: Path) -> None:
-    mask = MASK * np.array([[1], [0], [1]])
-    table = dump(
-        tmp_path / "d", {"rollout_log_probs": padded(0), "old_log_probs": padded(1), "response_mask": mask}
-    )
-    assert table["old_log_probs"].to_pylist()[1] == []
+def both(rows: Any, **more: Any) -> dict[str, Any]:
+    """The same log-probs of both policies, and further columns."""
+    return {"rollout_log_probs": rows, "old_log_probs": rows, **more}
 
 
 def every_column() -> dict[str, Any]:
@@ -76,10 +54,10 @@ def every_column() -> dict[str, Any]:
         "old_log_probs": padded(1),
         "current_log_probs": padded(2),
         "response_mask": MASK.astype(bool),
-        "advantages": [0.5, -1.0, 2.0],
-        "rewards": [1, 0, 1],
         "token_ids": np.arange(15).reshape(3, 5),
         "entropy": -padded(3),
+        "advantages": [0.5, -1.0, 2.0],
+        "rewards": [1, 0, 1],
         "sequence_id": ["a", "b", "c"],
         "group_id": np.array([7, 7, 8]),
         "step": 4,
@@ -89,62 +67,53 @@ def every_column() -> dict[str, Any]:
     }
 
 
-def test_every_column_comes_back(tmp_path: Path) -> None:
+def test_every_column_comes_back_and_padding_is_trimmed(tmp_path: Path) -> None:
     given = every_column()
-    table = dump(tmp_path / "d", given)
-    assert set(table.schema.names) == set(given)
-    for name in ("rollout_log_probs", "old_log_probs", "current_log_probs", "token_ids", "entropy"):
-        assert table[name].to_pylist() == [row.tolist() for row in ragged(given[name])]
-    scalars = {name: table[name].to_pylist() for name in [*list(given)[8:], "advantages", "rewards"]}
-    assert scalars == {
+    found = dump(tmp_path / "d", given).to_pydict()
+    lists = [name for name in list(given)[:6] if name != "response_mask"]
+    assert found.pop("response_mask") == [[1, 0, 1], [1], [0, 0, 1, 1]]
+    for name in lists:
+        assert found.pop(name) == [row.tolist() for row in ragged(given[name])]
+    assert found == {
+        "advantages": [0.5, -1.0, 2.0],
+        "rewards": [1.0, 0.0, 1.0],
         "sequence_id": ["a", "b", "c"],
         "group_id": [7, 7, 8],
         "step": [4, 4, 4],
         "policy_lag": [0, 1, 2],
         "engine": ["vllm"] * 3,
         "turns": [1, 2, 3],
-        "advantages": [0.5, -1.0, 2.0],
-        "rewards": [1.0, 0.0, 1.0],
     }
+    mask = MASK * np.array([[1], [0], [1]])
+    assert dump(tmp_path / "e", given | {"response_mask": mask})["old_log_probs"].to_pylist()[1] == []
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"), [("float16", "halffloat"), ("float32", "float"), ("float64", "double")]
-)
-def test_floats_are_stored_as_asked(tmp_path: Path, dtype: str, kind: str) -> None:
+def test_padded_and_ragged_make_the_same_file(tmp_path: Path) -> None:
+    columns = both(padded(0), entropy=-padded(2), response_mask=MASK, advantages=padded(3))
+    dump(tmp_path / "padded", columns)
+    dump(tmp_path / "ragged", {name: ragged(values) for name, values in columns.items()})
+    assert (tmp_path / "padded").read_bytes() == (tmp_path / "ragged").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", None])
+def test_floats_are_stored_as_asked_or_in_32_bits(tmp_path: Path, dtype: Any) -> None:
     values = padded(0).astype(np.float64) / 3
-    table = dump(
-        tmp_path / "d",
-        {"rollout_log_probs": ragged(values), "current_log_probs": ragged(values)},
-        dtype=dtype,
-    )
-    assert str(table.schema.field("rollout_log_probs").type.value_type) == kind
-    assert table["rollout_log_probs"].to_pylist() == [r.astype(dtype).tolist() for r in ragged(values)]
-
-
-def test_float64_is_float32_unless_asked(tmp_path: Path) -> None:
-    values = [np.array([-1 / 3, -2 / 3])]
-    table = dump(tmp_path / "d", {"rollout_log_probs": values, "old_log_probs": values})
-    assert table["old_log_probs"].to_pylist() == [values[0].astype(np.float32).tolist()]
+    table = dump(tmp_path / "d", both(ragged(values)), **({"dtype": dtype} if dtype else {}))
+    dtype = np.dtype(dtype or "float32")
+    assert table.schema.field("rollout_log_probs").type.value_type == pa.from_numpy_dtype(dtype)
+    assert table["old_log_probs"].to_pylist() == [row.astype(dtype).tolist() for row in ragged(values)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_tensors_of_every_float_type_are_taken(tmp_path: Path, dtype: torch.dtype) -> None:
     values = torch.tensor(padded(0)).to(dtype).requires_grad_()
-    table = dump(
-        tmp_path / "d",
-        {"rollout_log_probs": values, "old_log_probs": values, "response_mask": torch.tensor(MASK)},
-        dtype="float64",
-    )
+    table = dump(tmp_path / "d", both(values, response_mask=torch.tensor(MASK)), dtype="float64")
     assert table["old_log_probs"].to_pylist() == [row.tolist() for row in ragged(values.detach().double())]
 
 
 def test_large_token_ids_are_exact(tmp_path: Path) -> None:
     ids = [torch.tensor([2**24 + 1, 151_643])]
-    table = dump(
-        tmp_path / "d", {"rollout_log_probs": [[-1, -2]], "old_log_probs": [[-1, -2]], "token_ids": ids}
-    )
-    assert table["token_ids"].to_pylist() == [[2**24 + 1, 151_643]]
+    assert dump(tmp_path / "d", both([[-1, -2]], token_ids=ids))["token_ids"].to_pylist() == [ids[0].tolist()]
 
 
 def test_float_lists_are_byte_split_without_a_dictionary(tmp_path: Path) -> None:
@@ -158,8 +127,7 @@ def test_float_lists_are_byte_split_without_a_dictionary(tmp_path: Path) -> None
 
 def test_row_groups_hold_the_tokens_asked_for_however_batches_are_cut(tmp_path: Path) -> None:
     rows = [np.full(n, -float(n)) for n in (5, 5, 1, 1, 1, 20, 2)]
-    whole = [{"rollout_log_probs": rows, "old_log_probs": rows}]
-    single = [{"rollout_log_probs": [r], "old_log_probs": [r]} for r in rows]
+    whole, single = [both(rows)], [both([row]) for row in rows]
     for name, batches in (("whole", whole), ("single", single)):
         dump(tmp_path / name, *batches, row_group_tokens=10)
     read = [pq.ParquetFile(tmp_path / name) for name in ("whole", "single")]
@@ -191,10 +159,9 @@ def test_a_label_that_is_nan_is_null_and_a_number_stays(tmp_path: Path) -> None:
 
 
 def test_versions_can_be_given_or_left_out(tmp_path: Path) -> None:
-    dump(tmp_path / "a", every_column(), provenance={"versions": {"vllm": "0.11"}})
-    dump(tmp_path / "b", every_column(), provenance={"versions": {}})
-    assert stated(tmp_path / "a")["versions"] == {"vllm": "0.11"}
-    assert stated(tmp_path / "b") == {"format": 1}
+    for versions in ({"vllm": "0.11"}, {}):
+        dump(tmp_path / "a", every_column(), provenance={"versions": versions})
+        assert stated(tmp_path / "a") == {"format": 1} | ({"versions": versions} if versions else {})
 
 
 def test_each_rank_has_a_file_and_all_are_read_together(tmp_path: Path) -> None:
@@ -215,17 +182,13 @@ def test_threads_share_a_writer(tmp_path: Path) -> None:
         def write(thread: int) -> None:
             for i in range(40):
                 rows = [np.full(i % 7 + 1, -float(thread))]
-                writer.write(rollout_log_probs=rows, old_log_probs=rows, sequence_id=[f"{thread}-{i}"])
+                writer.write(**both(rows, sequence_id=[f"{thread}-{i}"]))
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(write, range(4)))
-    table = pq.read_table(tmp_path / "d")
-    assert sorted(table["sequence_id"].to_pylist()) == sorted(f"{t}-{i}" for t in range(4) for i in range(40))
-    for name, values in zip(
-        table["sequence_id"].to_pylist(), table["old_log_probs"].to_pylist(), strict=True
-    ):
-        thread, i = map(int, name.split("-"))
-        assert values == [-float(thread)] * (i % 7 + 1)
+    found = pq.read_table(tmp_path / "d").to_pydict()
+    rows = dict(zip(found["sequence_id"], found["old_log_probs"], strict=True))
+    assert rows == {f"{t}-{i}": [-float(t)] * (i % 7 + 1) for t in range(4) for i in range(40)}
 
 
 KILLED = """
@@ -240,13 +203,19 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def killed(folder: Path, code: str = KILLED) -> Path:
-    """Return the journal of a writer that was killed."""
-    run = subprocess.run([sys.executable, "-c", code], cwd=folder, check=False)
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The journal of a writer that was killed."""
+    folder = tmp_path_factory.mktemp("killed")
+    run = subprocess.run([sys.executable, "-c", KILLED], cwd=folder, check=False)
     assert run.returncode == -9
     assert not (folder / "d.parquet").exists()
     (journal,) = folder.glob(".*.journal")
     return journal
+
+
+def copied(journal: Path, folder: Path) -> Path:
+    return Path(shutil.copy(journal, folder))
 
 
 def names(path: Path) -> list[str]:
@@ -254,8 +223,8 @@ def names(path: Path) -> list[str]:
     return found
 
 
-def test_what_a_killed_writer_was_given_is_recovered_once(tmp_path: Path) -> None:
-    killed(tmp_path)
+def test_what_a_killed_writer_was_given_is_recovered_once(journal: Path, tmp_path: Path) -> None:
+    copied(journal, tmp_path)
     with pytest.raises(DumpError):  # hidden files are no dump
         open_dump([str(tmp_path)])
     recover(tmp_path / "d.parquet")
@@ -265,15 +234,13 @@ def test_what_a_killed_writer_was_given_is_recovered_once(tmp_path: Path) -> Non
     assert pq.read_table(tmp_path / "d.parquet")["old_log_probs"].to_pylist()[-2] == [-7.0] * 4
 
 
-def test_a_journal_torn_anywhere_gives_its_whole_batches(tmp_path: Path) -> None:
-    whole = killed(tmp_path).read_bytes()
-    counts = []
+def test_a_journal_torn_anywhere_gives_its_whole_batches(journal: Path, tmp_path: Path) -> None:
+    whole, counts = journal.read_bytes(), []
+    torn, target = tmp_path / ".torn.journal", tmp_path / "torn.parquet"
     for end in range(0, len(whole), 61):
-        journal = tmp_path / ".torn.journal"
-        journal.write_bytes(whole[:end])
+        torn.write_bytes(whole[:end])
         with suppress(ValueError):
-            recover(journal, tmp_path / "torn.parquet")
-        target = tmp_path / "torn.parquet"
+            recover(torn, target)
         found = names(target) if target.exists() else []
         assert found == [f"{i}{half}" for i in range(len(found) // 2) for half in "ab"]
         counts.append(len(found))
@@ -282,11 +249,11 @@ def test_a_journal_torn_anywhere_gives_its_whole_batches(tmp_path: Path) -> None
     assert set(counts) >= {0, 2, 4, 6, 8, 10, 12}
 
 
-def test_recovery_refuses_what_would_lose_or_double(tmp_path: Path) -> None:
+def test_recovery_refuses_what_would_lose_or_double(journal: Path, tmp_path: Path) -> None:
     target = tmp_path / "d.parquet"
     with pytest.raises(ValueError, match="nothing to recover"):
         recover(target)
-    first = killed(tmp_path)
+    first = copied(journal, tmp_path)
     with pytest.raises(ValueError, match="how its dump is called"):
         recover(first)
     target.write_text("another")
@@ -312,14 +279,6 @@ def test_without_a_journal_nothing_else_is_written(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
 
-def test_the_name_appears_only_when_the_file_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "d.parquet"
-    with DumpWriter(path, row_group_tokens=1) as writer:
-        writer.write(**every_column())
-        assert not path.exists()
-    assert [p.name for p in tmp_path.iterdir()] == ["d.parquet"]
-
-
 def interrupted(path: Path) -> None:
     with DumpWriter(path, row_group_tokens=1) as writer:
         writer.write(**every_column())
@@ -327,14 +286,19 @@ def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_an_exception_leaves_nothing_or_an_earlier_dump(tmp_path: Path) -> None:
+def test_the_name_appears_with_the_whole_file_and_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "d"
     with pytest.raises(KeyboardInterrupt):
-        interrupted(tmp_path / "d")
+        interrupted(path)
     assert not list(tmp_path.iterdir())
-    (tmp_path / "d").write_text("before")
+    with DumpWriter(path, row_group_tokens=1) as writer:
+        writer.write(**every_column())
+        assert not path.exists()
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_text("before")
     with pytest.raises(KeyboardInterrupt):
-        interrupted(tmp_path / "d")
-    assert (tmp_path / "d").read_text() == "before"
+        interrupted(path)
+    assert path.read_text() == "before"
 
 
 def test_a_bad_batch_is_refused_and_the_good_ones_stay(tmp_path: Path) -> None:
@@ -347,9 +311,7 @@ def test_a_bad_batch_is_refused_and_the_good_ones_stay(tmp_path: Path) -> None:
 
 
 def test_an_empty_batch_is_passed_over(tmp_path: Path) -> None:
-    empty: dict[str, Any] = {"rollout_log_probs": [], "old_log_probs": []}
-    rows = {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0]]}
-    assert dump(tmp_path / "d", empty, rows, empty).num_rows == 1
+    assert dump(tmp_path / "d", both([]), both([[-1.0]]), both([])).num_rows == 1
 
 
 def test_closing_twice_does_nothing(tmp_path: Path) -> None:
@@ -394,7 +356,7 @@ def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_later_batch_has_the_columns_and_types_of_the_first(tmp_path: Path) -> None:
-    batch = {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0]], "turns": 1}
+    batch = both([[-1.0]], turns=1)
     for change, message in (({"step": 1}, "step: not in every batch"), ({"turns": 1.5}, "types differ")):
         with pytest.raises(ValueError, match=message):
             dump(tmp_path / "d", batch, {**batch, **change})
@@ -426,14 +388,10 @@ print(", ".join({heavy!r} & sys.modules.keys()))
     assert run.stdout == "\n"
 
 
-def test_a_flipped_bit_in_the_values_is_found_when_the_dump_is_read(tmp_path):
+def test_a_flipped_bit_in_the_values_is_found_when_the_dump_is_read(tmp_path: Path) -> None:
     path = tmp_path / "dump.parquet"
-    values = [np.linspace(-3.0, -0.01, 500) + row for row in np.zeros(8)]
-    with DumpWriter(path) as writer:
-        writer.write(rollout_log_probs=values, old_log_probs=values)
+    dump(path, both([np.linspace(-3.0, -0.01, 500)] * 8))
     whole = bytearray(path.read_bytes())
     whole[200] ^= 0x10
     path.write_bytes(whole)
-
-    with pytest.raises(DumpError, match="cannot be read"):
-        list(open_dump([str(path)]).batches())
+    assert "cannot be read" in refusal(str(path)).message
