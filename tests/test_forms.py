@@ -430,7 +430,7 @@ def test_the_list_names_every_form() -> None:
 
 
 def test_no_more_than_a_batch_of_rows_is_held(tmp_path: Path) -> None:
-    """Table are let go as they are written, however many there are, in row groups of a million tokens."""
+    """Rows are freed as they are written, however many there are, in row groups of a million tokens."""
     alive: weakref.WeakSet[Row] = weakref.WeakSet()
     most = 0
 
