@@ -16,27 +16,17 @@ from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns as roles
 from offpol_diag.readers import open_dump
 from offpol_diag.readers.columns import LIST, LONG
+from tests import factory
+from tests.factory import refusal
 
 NAN, INF = math.nan, math.inf
 FLOATS = pa.list_(pa.float64())
 GOOD = [[-0.5, -1.0], [-2.0], [-0.25], [-0.125, -4.0]]
 
 
-def write(path, row_group_size=2, **columns):
+def write(path, **columns):
     """A dump of `columns` on top of good rollout and old log-probs, two rows in a row group."""
-    columns = {"rollout_log_probs": GOOD, "old_log_probs": GOOD} | columns
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({name: column for name, column in columns.items() if column is not None})
-    pq.write_table(table, path, row_group_size=row_group_size)
-    return str(path)
-
-
-def refusal(*sources, **options):
-    """The error that reading a dump ends in; its hint is never empty."""
-    with pytest.raises(DumpError) as caught:
-        list(open_dump(sources, **options).batches())
-    assert caught.value.hint
-    return caught.value
+    return factory.write(path, None, 2, **{"rollout_log_probs": GOOD, "old_log_probs": GOOD} | columns)
 
 
 # --- bad rows: each case is a change to row 2 (row group 1) of good columns

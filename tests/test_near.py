@@ -116,6 +116,8 @@ PLAIN = Preset("p", "", weight=TOKEN, loss="reinforce")
         (PLAIN, True),
         (replace(PLAIN, weight=None), True),
         (replace(PLAIN, weight=Weight(over="token", upper=1.05)), False),
+        (replace(PLAIN, weight=Weight(over="token", upper=0.9)), False),  # it acts on all near tokens
+        (replace(PLAIN, weight=Weight(upper=math.exp(0.101), lower=math.exp(-0.101))), True),
         (replace(PLAIN, weight=Weight(over="token", upper=2.0, lower=0.95)), False),
         (replace(PLAIN, weight=Weight(over="token", upper=2.0, safety=0.05)), False),
         (replace(PLAIN, weight=Weight(over="sum", upper=1.001)), True),

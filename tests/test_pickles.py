@@ -47,9 +47,12 @@ def tensors(rows: Table) -> dict[str, Any]:
 SHAPES: Mapping[str, Callable[[Table], Any]] = {
     "padded": lambda rows: narrowed(padded(rows)),
     "flat": lambda rows: narrowed(flat(rows)) | {"lengths": [len(row["token_ids"]) for row in rows]},
+    "column by column": lambda rows: {
+        name: np.asfortranarray(value) for name, value in narrowed(padded(rows)).items()
+    },
     "ragged": ragged,
     "records": list,
-    "samples": lambda rows: {"step": 3, "samples": rows},
+    "samples": lambda rows: {"step": 3, "state": bytearray(b"ab"), "samples": rows},
     "tensors": tensors,
 }
 WAYS = [(shape, protocol) for shape in SHAPES for protocol in (2, 4, 5, "torch")]
@@ -96,8 +99,8 @@ def test_views_of_tensors_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
 class Calls:
     """A pickle that calls a function with arguments."""
 
-    def __init__(self, function: Any, *args: Any, state: Any = None) -> None:
-        self.made = (function, args) if state is None else (function, args, state)
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.made = function, args
 
     def __reduce__(self) -> Any:
         return self.made
@@ -137,6 +140,18 @@ def deep(levels: int) -> bytes:
     return raw(KEY, pickle.EMPTY_LIST * levels, pickle.APPEND * (levels - 1), END)
 
 
+def dtype(code: str) -> bytes:
+    return name("numpy", "dtype") + text(code) + SYSTEM
+
+
+def from_buffer(data: bytes, code: str, size: bytes) -> bytes:
+    """A pickle of an array of bytes."""
+    values = b"(" + pickle.SHORT_BINBYTES + bytes([len(data)]) + data
+    made = name("numpy._core.numeric", "_frombuffer") + values + dtype(code)
+    return raw(KEY, made, size + b"\x85" + text("C") + b"tR", END)
+
+
+BYTEARRAY = name("builtins", "bytearray")
 CALLED = "touch"
 PICKLES: Mapping[str, tuple[bytes, str]] = {
     "system": (within(Calls(os.system, CALLED)), "holds posix.system, which"),
@@ -147,31 +162,24 @@ PICKLES: Mapping[str, tuple[bytes, str]] = {
     "import": (within(Calls(__import__, "os")), "holds builtins.__import__, which"),
     "loader": (raw(KEY, name("torch", "load"), text("x"), SYSTEM, END), "holds torch.load, which"),
     "other": (within(Path("a")), "holds pathlib."),
-    "bytearray": (
-        raw(KEY, name("builtins", "bytearray"), b"J\xff\xff\xff\x7f", SYSTEM, END),
-        "holds bytes in",
-    ),
-    "dtype": (raw(KEY, name("numpy", "dtype"), text("V9"), SYSTEM, END), "holds values of NumPy type 'V9'"),
+    "bytearray": (raw(KEY, BYTEARRAY, b"J\xff\xff\xff\x7f", SYSTEM, END), "holds bytes in"),
+    "dtype": (raw(KEY, dtype("V9"), END), "holds values of NumPy type 'V9'"),
     "codec": (raw(KEY, name("_codecs", "encode"), text("x"), text("zip"), b"\x86R", END), "holds bytes in"),
     "arguments": (raw(KEY, name("numpy", "dtype"), b")R", END), "a damaged pickle"),
+    "dtype's order": (
+        raw(KEY, dtype("f4"), b"(K\x03" + text("x") + b"tb", END),
+        "holds a damaged NumPy type",
+    ),
     "state": (raw(KEY, name("numpy", "dtype"), pickle.EMPTY_DICT, b"b", END), "holds a change of something"),
     "state of a list": (raw(KEY, b"]", pickle.EMPTY_DICT, b"b", END), "holds a change of something"),
     "call of a value": (raw(KEY, b"])R", END), "holds a call of something"),
-    "dtype's state": (raw(KEY, name("numpy", "dtype"), text("f4"), SYSTEM, b"}b", END), "a damaged pickle"),
+    "dtype's state": (raw(KEY, dtype("f4"), b"}b", END), "a damaged pickle"),
     "huge bytes": (raw(KEY, pickle.BINBYTES8, struct.pack("<Q", 1 << 42), b"abc"), "a damaged pickle"),
     "huge bytearray": (raw(KEY, pickle.BYTEARRAY8, struct.pack("<Q", 1 << 42), b"abc"), "a damaged pickle"),
     "huge frame": (raw(pickle.FRAME, struct.pack("<Q", 1 << 62), KEY), "a damaged pickle"),
     "huge memo": (raw(KEY, b"]", pickle.LONG_BINPUT, b"\xff\xff\xff\xff", b"h\x00", END), "a damaged pickle"),
-    "huge array": (
-        raw(
-            KEY,
-            name("numpy._core.numeric", "_frombuffer") + b"(" + pickle.SHORT_BINBYTES + b"\x00",
-            name("numpy", "dtype") + text("f4") + SYSTEM,
-            b"J\xff\xff\xff\x7f\x85" + text("C") + b"tR",
-            END,
-        ),
-        "holds an array whose size",
-    ),
+    "huge array": (from_buffer(b"", "f4", b"J\xff\xff\xff\x7f"), "holds an array whose size"),
+    "objects": (from_buffer(bytes(8), "O8", b"K\x01"), "holds an array of objects"),
     "persistent": (raw(KEY, text("a"), pickle.BINPERSID, END), "holds a reference out of the file"),
     "extension": (raw(KEY, pickle.EXT1, b"\x01", END), "a damaged pickle"),
     "old instance": (b"\x80\x02(ios\nsystem\n.", "a damaged pickle"),
@@ -181,10 +189,7 @@ PICKLES: Mapping[str, tuple[bytes, str]] = {
     "nested": (deep(100_000), "'logprobs' is no list of numbers"),
     "doubled": (doubled(200), "'logprobs' is no list of numbers"),
     "itself": (raw(pickle.EMPTY_DICT, b"\x94", text("logprobs"), b"h\x00", END), "no array is"),
-    "texts": (
-        pickle.dumps([{"logprobs": ["a"], "old_logprobs": [-1.0]}]),
-        "'logprobs' is no list of numbers",
-    ),
+    "texts": (pickle.dumps([{"logprobs": ["a"], "old_logprobs": [-1.0]}]), "'logprobs' is no list of"),
     "tensor": (within(torch.zeros(2)), "holds torch.storage._load_from_bytes, which"),
     "large numbers": (pickle.dumps([{"logprobs": [10**400], "old_logprobs": [-1.0]}]), "no list of numbers"),
 }
@@ -242,6 +247,13 @@ def misnamed() -> bytes:
     return bytes(data)
 
 
+def moved() -> bytes:
+    """A zip file one of whose members begins behind the end of the file."""
+    data = bytearray(zipped(tensor()))
+    struct.pack_into("<H", data, data.index(b"a/data/0") - 2, 60_000)
+    return bytes(data)
+
+
 ARCHIVES: Mapping[str, tuple[bytes, str]] = {
     "system": (zipped(within(Calls(os.system, CALLED), 2)), "holds posix.system, which"),
     "large": (zipped(tensor(size=1 << 40)), "holds a tensor larger than its storage"),
@@ -250,6 +262,9 @@ ARCHIVES: Mapping[str, tuple[bytes, str]] = {
     "negative": (zipped(tensor(offset=-1)), "holds a damaged tensor"),
     "backwards": (zipped(tensor(stride=-1)), "holds a damaged tensor"),
     "kind": (zipped(tensor(kind="QInt8Storage")), "holds torch.QInt8Storage, which"),
+    "reference": (zipped(tensor().replace(b"storage", b"another")), "holds a reference out of the file"),
+    "big-endian": (zipped(tensor()).replace(b"little", b"biggie"), "holds numbers of a big-endian machine"),
+    "moved": (moved(), "holds members outside of the file"),
     "odd bytes": (zipped(tensor(), b"\0" * 7), "a damaged pickle"),
     "bomb": (zipped(tensor(), b"\0" * (1 << 24), zipfile.ZIP_DEFLATED), "holds members larger than the file"),
     "compressed": (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offpol_diag.engine import normal, segments
-from offpol_diag.engine.rows import Columns, Summed, masked
+from offpol_diag.engine.rows import Columns, Rows, Summed, joined, masked
 from offpol_diag.presets import catalogue
 from tests.devices import DEVICES, present
 
@@ -198,6 +198,23 @@ def test_each_of_many_presets_has_the_sums_that_it_has_alone(device, make, at_on
         mine = found.values[found.at[at]]
         torch.testing.assert_close(mine.cpu(), alone.cpu(), rtol=1e-15, atol=1e-15, equal_nan=True)
     assert len(make.of_many(asked[:1] + asked[5:6] + asked[:2])[1].values) == 2, "equal inputs share a row"
+
+
+def test_what_presets_share_is_held_and_computed_once():
+    x, y, sizes = row(0, 1), row(2, 3), []
+    found = Rows.of_tensors([x, y, x, x.clone()])
+    assert (found.at, found.all.tolist()) == ((0, 1, 0, 2), [[0, 1], [2, 3], [0, 1], [0, 1]])
+    several = Rows.of_columns([{"a": x, "b": y}, {"a": y, "b": x}, {"a": x, "b": y}])
+    assert (several.at, several.values.tolist()) == ((0, 1, 0), [[[0, 1], [2, 3]], [[2, 3], [0, 1]]])
+
+    def times(x, y):
+        sizes.append(len(x))
+        return x * y
+
+    for at in ((0, 1, 0, 1), (0, 0, 1, 1)):
+        one, two = Rows(torch.stack((x, y)), (0, 1, 0, 1)), Rows(torch.stack((x + 1, y + 1)), at)
+        assert torch.equal(joined(times, one, two).all, one.all * two.all)
+    assert sizes == [2, 4]
 
 
 def test_tokens_that_are_left_out_may_be_infinite_or_undefined():

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import Tensor
 
 from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analysis import tally_file
@@ -57,13 +58,21 @@ ODD = (0.0, -0.0, 5e-324, 0.1, -1.7976931348623157e308, math.inf, -math.inf, ODD
 VERSION = tally_file.version("offpol-diag")
 
 
-def bits(x: torch.Tensor) -> tuple[list[int], torch.Size, torch.dtype]:
+def bits(x: Tensor) -> tuple[list[int], torch.Size, torch.dtype]:
     """All of a tensor, -0.0 told from 0.0 and one NaN from another."""
     return x.contiguous().view(torch.int64).flatten().tolist(), x.shape, x.dtype
 
 
+def floats(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(*shape, dtype=torch.float64)
+
+
 def array(*values: float) -> dict[str, Any]:
-    return Floats("n").written(torch.tensor(values, dtype=torch.float64))
+    return Floats("n").written(floats(*values))
 
 
 # ---------------------------------------------------------------- arrays
@@ -71,49 +80,48 @@ def array(*values: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2), (8, 1), (0,), (3, 0), ()])
 def test_floats_come_back_bit_for_bit(shape: tuple[int, ...]) -> None:
-    x = torch.tensor(ODD[: math.prod(shape)], dtype=torch.float64).reshape(shape)
-
+    x = floats(*ODD[: math.prod(shape)]).reshape(shape)
     found = Floats().read(json.loads(json.dumps(Floats().written(x))))
-
     assert bits(found) == bits(x)
     found += 1  # it may be written to
 
 
-def test_integers_come_back() -> None:
+def test_integers_come_back_and_an_array_is_base64_of_little_endian_numbers_in_c_order() -> None:
     x = torch.tensor([-(2**63), -1, 0, 2**63 - 1])
-
     assert bits(Ints("n").read(Ints("n").written(x))) == bits(x)
-
-
-def test_an_array_is_base64_of_little_endian_numbers_in_c_order() -> None:
     found = Floats("a", "b").written(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).T)
-
     assert found["shape"] == [3, 2]
     assert struct.unpack("<6d", base64.b64decode(found["data"])) == (1.0, 4.0, 2.0, 5.0, 3.0, 6.0)
 
 
 EIGHT = base64.b64encode(bytes(8)).decode()
+SHAPES: dict[str, Any] = {  # of eight bytes
+    "too few bytes": [2],
+    "too many bytes": [0],
+    "huge": [2**40 - 1, 2**40 - 1],
+    "larger": [2**64],
+    "with a product that wraps around to 1": [3, 12297829382473034411],
+    "of a negative size": [-1, -1],
+    "of a size that is true": [True],
+    "of a size that is no whole number": [1.0],
+    "of many axes": [1] * 4,
+    "in text": "1",
+    "of shapes": [[1]],
+}
+DATA: dict[str, Any] = {  # of one number
+    "no base64": "!" * 12,
+    "base64 with spaces": EIGHT[:4] + " " + EIGHT[4:],
+    "no text": 7,
+    "letters of no alphabet": "ä" * 12,
+    "cut base64": EIGHT[:-1],
+}
 BAD_ARRAYS: dict[str, Any] = {
     "no array": 3,
     "a list of numbers": [1.0, 2.0],
     "no shape": {"data": EIGHT},
     "one thing more": {"shape": [1], "data": EIGHT, "dtype": "O"},
-    "too few bytes": {"shape": [2], "data": EIGHT},
-    "too many bytes": {"shape": [0], "data": EIGHT},
-    "a huge shape": {"shape": [2**40 - 1, 2**40 - 1], "data": EIGHT},
-    "a larger one": {"shape": [2**64], "data": EIGHT},
-    "a shape whose product wraps around to 1": {"shape": [3, 12297829382473034411], "data": EIGHT},
-    "a negative size": {"shape": [-1, -1], "data": EIGHT},
-    "a size that is true": {"shape": [True], "data": EIGHT},
-    "a size that is no whole number": {"shape": [1.0], "data": EIGHT},
-    "many axes": {"shape": [1] * 4, "data": EIGHT},
-    "a shape in text": {"shape": "1", "data": EIGHT},
-    "a shape of shapes": {"shape": [[1]], "data": EIGHT},
-    "no base64": {"shape": [1], "data": "!" * 12},
-    "base64 with spaces": {"shape": [1], "data": EIGHT[:4] + " " + EIGHT[4:]},
-    "no text": {"shape": [1], "data": 7},
-    "letters of no alphabet": {"shape": [1], "data": "ä" * 12},
-    "cut base64": {"shape": [1], "data": EIGHT[:-1]},
+    **{f"a shape {what}": {"shape": shape, "data": EIGHT} for what, shape in SHAPES.items()},
+    **{what: {"shape": [1], "data": data} for what, data in DATA.items()},
 }
 
 
@@ -131,18 +139,11 @@ def again(state: Any, like: Any = None) -> Any:
     return decoded(json.loads(json.dumps(encoded(state))), like or state)
 
 
-SEQUENCE = WorstSequence(
-    sequence_id="a", step=None, length=3, log_ratio_sum=0.1, k3_mean=0.2, max_abs_log_ratio=0.3
-)
-TOKEN = WorstToken(
-    sequence_id="é\x00",
-    position=0,
-    length=1,
-    rollout_log_prob=-0.1,
-    train_log_prob=-1e-300,
-    log_ratio=0.1,
-    before=[0.1 + 0.2],
-)
+NAMED: dict[str, Any] = {"sequence_id": "a", "length": 3}
+SIZES = {"log_ratio_sum": 0.1, "k3_mean": 0.2, "max_abs_log_ratio": 0.3}
+SEQUENCE = WorstSequence(**NAMED, **SIZES, step=None)
+LOGS = {"rollout_log_prob": -0.1, "train_log_prob": -1e-300, "log_ratio": 0.1}
+TOKEN = WorstToken(**NAMED | {"sequence_id": "é\x00"}, **LOGS, position=0, before=[0.1 + 0.2])
 PARTS = parts()
 STATES: dict[str, list[Any]] = {
     **PARTS,
@@ -166,7 +167,7 @@ def test_a_state_comes_back_as_it_was_and_merges_as_it_did(name: str) -> None:
 
 
 @pytest.mark.parametrize("which", [None, torch.tensor([2, 0, 2, 1])])
-def test_sums_come_back_bit_for_bit_with_what_rounding_lost(which: torch.Tensor | None) -> None:
+def test_sums_come_back_bit_for_bit_with_what_rounding_lost(which: Tensor | None) -> None:
     tiny = torch.tensor([1e-17, math.nan, math.inf], dtype=torch.float64)
     names = ("a", "b", "ü|/ ", "d")[: 3 if which is None else 4]
     sums = Sums(names, torch.tensor([1.0, 2.0, -0.0]).double(), tiny, torch.rand(3, 4).double(), which)
@@ -178,20 +179,12 @@ def test_sums_come_back_bit_for_bit_with_what_rounding_lost(which: torch.Tensor 
         assert bits(getattr(found, one)) == bits(getattr(sums, one))
 
 
-def floats(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def ones(*shape: int) -> torch.Tensor:
-    return torch.ones(*shape, dtype=torch.float64)
-
-
 def sums(names: str, point: int, rest: int, *drawn: int, which: tuple[int, ...] | None = None) -> Sums:
     rows = None if which is None else torch.tensor(which)
     return Sums(tuple(names), ones(point), ones(rest), ones(*drawn), rows)
 
 
-def groups(*keys: int, values: torch.Tensor | None = None, full: bool = False) -> GroupSample:
+def groups(*keys: int, values: Tensor | None = None, full: bool = False) -> GroupSample:
     return GroupSample(torch.tensor(keys), ones(len(keys), 1) if values is None else values, full)
 
 
@@ -200,7 +193,7 @@ def sampled(order: tuple[int, ...] = (1, 2), lengths: tuple[int, ...] = (1, 1), 
     return Sample(np.array(order), np.array(lengths), values, change.get("scalars", {}))
 
 
-def prefixes(shift: torch.Tensor, once: torch.Tensor, many: torch.Tensor) -> Prefixes:
+def prefixes(shift: Tensor, once: Tensor, many: Tensor) -> Prefixes:
     return Prefixes(LogSums(shift, once, once), many)
 
 
@@ -281,12 +274,11 @@ def test_a_state_of_other_columns_or_replicates_is_refused() -> None:
 
 # ---------------------------------------------------------------- presets
 
+RULES = (Reject("k3", "max", 1e-300, 0.1 + 0.2, safety=None), Reject("tv", upper=1 / 3))
 ODD_PRESETS = (
     Preset("free", "", weight=Weight("sum", "none", safety=None), clip=Clip(None, None, None)),
     Preset("half", "", clip=Clip(0.1, None, 4.0), loss="gspo", denominator="all", apply=False),
-    Preset(
-        "rules", "", reject=(Reject("k3", "max", 1e-300, 0.1 + 0.2, safety=None), Reject("tv", upper=1 / 3))
-    ),
+    Preset("rules", "", reject=RULES),
     Preset("vetoed", "", veto=Veto(lower=1e-4), logs="verl-2026-01", aliases=("a.b-c",), source="ß"),
 )
 
@@ -294,10 +286,8 @@ ODD_PRESETS = (
 @pytest.mark.parametrize("presets", [ALL, ODD_PRESETS], ids=["built in", "odd"])
 def test_presets_come_back_as_they_were(presets: tuple[Preset, ...]) -> None:
     columns = frozenset({"rollout_log_probs", "old_log_probs"})
-    text = Settings.of(
-        Study(presets, columns, (), 0, 256), presets, dict.fromkeys(columns, "x")
-    ).model_dump_json()
-
+    study = Study(presets, columns, (), 0, 256)
+    text = Settings.of(study, presets, dict.fromkeys(columns, "x")).model_dump_json()
     assert Settings.model_validate_json(text).requested("x") == presets
 
 

@@ -142,6 +142,23 @@ def of_loss(made: Written, i: int) -> dict[str, Any]:
     return {"current_log_probs": (made.old[i] - np.float32(0.25)).tolist()}
 
 
+def halves(made: Written, i: int) -> dict[str, Any]:
+    return {"entropy": [0.5] * len(made.responses[i])}
+
+
+def of_slime(made: Written, i: int) -> dict[str, Any]:
+    return ids(made, i) | halves(made, i) | {"group_id": None, "rollout_version": None}
+
+
+def of_both(made: Written, i: int) -> dict[str, Any]:
+    return ids(made, i) | {"group_id": i // 2, "rollout_version": 11}
+
+
+def group(prefix: str, **more: Any) -> Callable[[Written, int], dict[str, Any]]:
+    return lambda made, i: {"group_id": f"{prefix}{i // 2}", **more}
+
+
+OLD = ("old_log_probs",)
 BY_RANK, STABLE = (0, 2, 4, 6, 1, 3, 5, 7), [0, 1, 2, 3, 4, 6, 7]
 NO_IDS = (*LOGS, "rewards")
 LEFT_OUT = "1 sequences without a token that counts are left out"
@@ -156,17 +173,9 @@ TRIPS: dict[str, Trip] = {
     "prime-rl, old": Trip(
         folder_of(written.prime_rl, old=True), TOKENS, of_prime, order=BY_RANK, groups=True
     ),
-    "roll": Trip(
-        written.roll,
-        EVERY,
-        lambda made, i: {"entropy": [0.5] * len(made.responses[i])},
-        join=("rollout_log_probs", "token_ids"),
-        groups=True,
-    ),
-    "open-instruct": Trip(
-        holed, EVERY, lambda made, i: {"group_id": f"40/{i // 2}"}, join=("old_log_probs",)
-    ),
-    "verl": Trip(written.verl, EVERY, lambda made, i: {"group_id": f"0a-1b{i // 2}"}, join=TOKENS),
+    "roll": Trip(written.roll, EVERY, halves, join=("rollout_log_probs", "token_ids"), groups=True),
+    "open-instruct": Trip(holed, EVERY, group("40/"), join=OLD),
+    "verl": Trip(written.verl, EVERY, group("0a-1b"), join=TOKENS),
     "verl without uid": Trip(partial(written.verl, uid=False), join=TOKENS, groups=True),
     "trl": Trip(written.trl, LOGS, lambda made, i: {"advantages": made.advantages[i]}, groups=True),
     **{f"ms-swift, {kind}": swift(kind) for kind in ("hf", "megatron", "ray")},
@@ -185,7 +194,7 @@ TRIPS: dict[str, Trip] = {
         notes=(SLIME,),
     ),
     "rollouts of slime": Trip(pickled.slime_rollout, join=pickled.slime),
-    "rollouts of slime, by row": Trip(pickled.slime_rollout, join=("old_log_probs",)),
+    "rollouts of slime, by row": Trip(pickled.slime_rollout, join=OLD),
     "rollouts of miles": Trip(partial(pickled.slime_rollout, miles=True), join=pickled.slime),
     "miles' columns": Trip(pickled.miles_columns, TOKENS, join=partial(pickled.ranks, context=2)),
     **{
@@ -211,18 +220,8 @@ TRIPS: dict[str, Trip] = {
         for numpy in (False, True)
     },
     "verl's batch without a mask": Trip(partial(pickled.verl, mask=False), made=partial(batch, tool=False)),
-    "verl's skip cache": Trip(
-        partial(pickled.verl, old=False),
-        EVERY,
-        lambda made, i: {"group_id": f"u{i // 2}", "step": 5},
-        join=("old_log_probs",),
-    ),
-    "verl's queue": Trip(
-        pickled.verl_queue,
-        EVERY,
-        lambda made, i: {"group_id": f"0a-1b{i // 2}", "step": 5},
-        join=("old_log_probs",),
-    ),
+    "verl's skip cache": Trip(partial(pickled.verl, old=False), EVERY, group("u", step=5), join=OLD),
+    "verl's queue": Trip(pickled.verl_queue, EVERY, group("0a-1b", step=5), join=OLD),
 }
 
 
@@ -421,33 +420,24 @@ SPLIT = partial(pickled.policy_loss, context=2)
 LONG = of_rank(
     lambda value: (value["rollout_data"].update(response_lengths=[1 << 30] * 4), value.pop("cp_rank"))
 )
+nemo_rl, prime_rank = written.nemo_rl, written.prime_rank
+slime, ranks, skyrl = pickled.slime, pickled.ranks, pickled.skyrl
+verl, queue = pickled.verl, pickled.verl_queue
 MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], Path], str]] = {
-    "nemo: cut off": (written.nemo_rl, cut_off, "line 8: no JSON"),
-    "nemo: no length": (written.nemo_rl, changed(drop("input_lengths"), 2), "no 'input_len"),
-    "nemo: no column": (written.nemo_rl, changed(drop("token_ids"), 2), "line 3: no token_ids"),
-    "nemo: words": (
-        written.nemo_rl,
-        changed(put(prev_logprobs=[["a"]]), 2),
-        "line 3: 'prev_logprobs' is no list of numbers",
-    ),
-    "nemo: the pass was skipped": (written.nemo_rl, ZEROS, "line 1: no log-probs of the trainer"),
-    "prime: cut off": (written.prime_rank, cut_off, "line 4: no JSON"),
-    "prime: lists": (
-        written.prime_rank,
-        changed(put(trainer_logprobs=3), 2),
-        "'trainer_logprobs' is no list",
-    ),
+    "nemo: cut off": (nemo_rl, cut_off, "line 8: no JSON"),
+    "nemo: no length": (nemo_rl, changed(drop("input_lengths"), 2), "no 'input_len"),
+    "nemo: no column": (nemo_rl, changed(drop("token_ids"), 2), "line 3: no token_ids"),
+    "nemo: words": (nemo_rl, changed(put(prev_logprobs=[["a"]]), 2), "line 3: 'prev_logprobs' is no list"),
+    "nemo: the pass was skipped": (nemo_rl, ZEROS, "line 1: no log-probs of the trainer"),
+    "prime: cut off": (prime_rank, cut_off, "line 4: no JSON"),
+    "prime: lists": (prime_rank, changed(put(trainer_logprobs=3), 2), "'trainer_logprobs' is no list"),
     "roll: not recomputed": (partial(written.roll, recomputed=False), as_it_is, "no log-probs of the"),
-    "open-instruct: no log-probs": (
+    "open: no log-probs": (
         written.open_instruct,
         changed(put(logprobs=None)),
-        "line 1: no log-probs of the rollout",
+        "1: no log-probs of the rollout",
     ),
-    "trl: without columns": (
-        partial(written.trl, hooked=False),
-        as_it_is,
-        "row 0: no log-probs of the rollout",
-    ),
+    "trl: without columns": (partial(written.trl, hooked=False), as_it_is, "0: no log-probs of the rollout"),
     "trl: cut off": (written.trl, cut_off, "damaged, or cut off"),
     "swift: uneven": (
         written.ms_swift,
@@ -455,76 +445,33 @@ MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], Path], str]] 
         "'advantages' has 7 values for 8",
     ),
     "swift: cut off": (written.ms_swift, cut_off, "line 1: no JSON"),
-    "slime: no samples": (pickled.slime, of_torch(put(samples=3)), "no 'samples' is in it"),
-    "slime: words": (pickled.slime, of_torch(put(samples=["a"])), "sample 0: str, no mapping"),
-    "slime: no mask": (pickled.slime, of_sample(3, drop("loss_masks")), "sample 3: no response_mask"),
-    "slime: no log-probs": (pickled.slime, of_sample(0, drop("log_probs")), "no log-probs of the trainer"),
-    "slime: length": (
-        pickled.slime,
-        of_sample(2, put(response_lengths=10**6)),
-        "sample 2: the response has no length",
-    ),
-    "slime: short": (
-        pickled.slime,
-        of_sample(1, put(log_probs=torch.zeros(3))),
-        "sample 1: 'old_log_probs' has 3 values",
-    ),
-    "rank: no lengths": (
-        pickled.ranks,
-        of_data(drop("response_lengths")),
-        "no 'response_lengths' is in its 'rollout_data'",
-    ),
-    "rank: words": (
-        pickled.ranks,
-        of_data(put(response_lengths=["a"])),
-        "sample 0: 'response_lengths' is no length",
-    ),
-    "rank: log-probs": (
-        pickled.ranks,
-        of_data(put(log_probs=[["a"]] * 4)),
-        "'log_probs' is no list of numbers",
-    ),
-    "rank: many": (pickled.ranks, of_rank(put(cp_size=1 << 30)), "ranks are more than 64"),
-    "rank: long": (pickled.ranks, LONG, "fit no number of context-parallel"),
-    "rank: another size": (pickled.ranks, of_rank(put(cp_size=2)), "some of its 2 context-parallel ranks"),
-    "miles: no list": (
-        pickled.miles_columns,
-        too_long,
-        "row 0: the response has no length, or one that exceeds",
-    ),
+    "slime: no samples": (slime, of_torch(put(samples=3)), "no 'samples' is in it"),
+    "slime: words": (slime, of_torch(put(samples=["a"])), "sample 0: str, no mapping"),
+    "slime: no mask": (slime, of_sample(3, drop("loss_masks")), "sample 3: no response_mask"),
+    "slime: no log-probs": (slime, of_sample(0, drop("log_probs")), "no log-probs of the trainer"),
+    "slime: length": (slime, of_sample(2, put(response_lengths=10**6)), "sample 2: the response has no"),
+    "slime: short": (slime, of_sample(1, put(log_probs=torch.zeros(3))), "1: 'old_log_probs' has 3 values"),
+    "rank: no lengths": (ranks, of_data(drop("response_lengths")), "no 'response_lengths' is in its"),
+    "rank: words": (ranks, of_data(put(response_lengths=["a"])), "0: 'response_lengths' is no length"),
+    "rank: log-probs": (ranks, of_data(put(log_probs=[["a"]] * 4)), "'log_probs' is no list"),
+    "rank: many": (ranks, of_rank(put(cp_size=1 << 30)), "ranks are more than 64"),
+    "rank: long": (ranks, LONG, "fit no number of context-parallel"),
+    "rank: another size": (ranks, of_rank(put(cp_size=2)), "some of its 2 context-parallel ranks"),
+    "miles: no list": (pickled.miles_columns, too_long, "row 0: the response has no length, or"),
     "loss: one slice": (SPLIT, of_call(lambda one: None), "fit no number of context-parallel"),
     "loss: no length": (SPLIT, of_call(drop("total_length")), "sample 0: 'total_length' is no length"),
     "loss: words": (SPLIT, of_call(put(advantages=["a"])), "'advantages' is no list of numbers"),
-    "skyrl: no mask": (
-        pickled.skyrl,
-        replaced(b"loss_mask", b"loss_musk"),
-        "no 'loss_mask' [sequences, tokens]",
-    ),
-    "skyrl: size": (pickled.skyrl, replaced(b"float32", b"float16"), "is a damaged tensor"),
-    "skyrl: type": (pickled.skyrl, replaced(b"float32", b"floatxx"), "is a damaged tensor"),
-    "skyrl: class": (
-        pickled.skyrl,
-        replaced(b"TrainingInputBatch", b"TrainingInputBotch"),
-        "training_batch.TrainingInputBotch, which is not read",
-    ),
-    "verl: class": (
-        pickled.verl,
-        replaced(b"DataProto", b"DataPrato"),
-        "holds verl.protocol.DataPrato, which",
-    ),
-    "verl: class within": (
-        pickled.verl,
-        replaced(b"_reductions", b"_reductionz"),
-        "holds tensordict._reductionz._rebuild_tensordict_files_consolidated, which",
-    ),
-    "verl: archive": (pickled.verl, replaced(b"data.pkl", b"data.pkx"), "a damaged pickle"),
-    "verl: leaves": (pickled.verl, replaced(b"leaves", b"leavez"), "a damaged pickle ('leaves')"),
-    "queue: offsets": (
-        pickled.verl_queue,
-        replaced(b"offsets", b"offsetz"),
-        "a damaged pickle ('offsets')",
-    ),
-    "queue: no table": (pickled.verl_queue, replaced(b"_tensordict", b"_tensordikt"), "a damaged pickle"),
+    "skyrl: no mask": (skyrl, replaced(b"loss_mask", b"loss_musk"), "no 'loss_mask' [sequences,"),
+    "skyrl: size": (skyrl, replaced(b"float32", b"float16"), "is a damaged tensor"),
+    "skyrl: type": (skyrl, replaced(b"float32", b"floatxx"), "is a damaged tensor"),
+    "skyrl: class": (skyrl, replaced(b"InputBatch", b"InputBotch"), "TrainingInputBotch, which"),
+    "verl: class": (verl, replaced(b"DataProto", b"DataPrato"), "holds verl.protocol.DataPrato, which"),
+    "verl: class within": (verl, replaced(b"_reductions", b"_reductionz"), "tensordict._reductionz._rebuild"),
+    "verl: type": (verl, replaced(b"torch.float32", b"torch.floatxx"), "holds tensors of type floatxx"),
+    "verl: archive": (verl, replaced(b"data.pkl", b"data.pkx"), "a damaged pickle"),
+    "verl: leaves": (verl, replaced(b"leaves", b"leavez"), "a damaged pickle ('leaves')"),
+    "queue: offsets": (queue, replaced(b"offsets", b"offsetz"), "damaged pickle ('offsets')"),
+    "queue: no table": (queue, replaced(b"_tensordict", b"_tensordikt"), "a damaged pickle"),
 }
 
 

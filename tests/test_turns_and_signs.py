@@ -154,53 +154,29 @@ def test_no_preset_that_ships_looks_at_every_token():
     assert {preset.name for preset in near.parted} == set(PARTED)
 
 
-@pytest.mark.parametrize(
-    ("preset", "by"),
-    [
-        (replace(PLAIN, weight=OF_TURNS), ("",)),
-        (replace(PLAIN, weight=replace(OF_TURNS, among="left")), ("",)),
-        (replace(PLAIN, reject=(NEGATIVE,)), ("1+", "1-", "1=")),
-        (replace(PLAIN, reject=(replace(NEGATIVE, advantage="any"),)), ("",)),
-        (replace(PLAIN, reject=(Reject("ratio", "segment", 0.9, 1.1, among="left"),)), ("",)),
-    ],
-    ids=str,
-)
+SEGMENTS = Reject("ratio", "segment", 0.9, 1.1, among="left")
+PARTS = [  # a preset, and the signs by which its near tokens are parted: none where it looks at all tokens
+    (replace(PLAIN, weight=OF_TURNS), ("",)),
+    (replace(PLAIN, weight=replace(OF_TURNS, among="left")), ("",)),
+    (replace(PLAIN, reject=(NEGATIVE,)), ("1+", "1-", "1=")),
+    (replace(PLAIN, reject=(replace(NEGATIVE, advantage="any"),)), ("",)),
+    (replace(PLAIN, reject=(SEGMENTS,)), ("",)),
+    (replace(PLAIN, weight=replace(OF_TURNS, action="psis", upper=None)), ()),
+    (replace(PLAIN, weight=OF_TURNS, veto=Veto(lower=0.99)), ()),
+    (replace(PLAIN, weight=OF_TURNS, reject=(Reject("ratio", "token", 0.99, 1.01),)), ()),
+    (replace(PLAIN, weight=Weight(upper=1.01), reject=(NEGATIVE,)), ()),
+    (replace(PLAIN, reject=(replace(AWAY, among="left"),)), ()),
+]
+
+
+@pytest.mark.parametrize(("preset", "by"), PARTS, ids=str)
 def test_by_which_signs_near_tokens_are_parted(preset, by):
     near = Nearness.of([preset])
-    assert near.parted == (preset,)
-    assert signs(preset) == by
-    assert not splits(preset, RADII[-1])
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [
-        replace(PLAIN, weight=replace(OF_TURNS, action="psis", upper=None)),
-        replace(PLAIN, weight=OF_TURNS, veto=Veto(lower=0.99)),
-        replace(PLAIN, weight=OF_TURNS, reject=(Reject("ratio", "token", 0.99, 1.01),)),
-        replace(PLAIN, weight=Weight(upper=1.01), reject=(NEGATIVE,)),
-        replace(PLAIN, reject=(replace(AWAY, among="left"),)),
-    ],
-    ids=str,
-)
-def test_what_acts_on_single_near_tokens_makes_a_preset_look_at_all(preset):
-    near = Nearness.of([preset])
-    assert not near.divides(preset)
-    assert near.parted == ()
-
-
-@pytest.mark.parametrize(
-    ("bounds", "alike"),
-    [
-        ({"upper": math.exp(0.051)}, True),
-        ({"upper": math.exp(0.049)}, False),
-        ({"upper": 0.9}, False),  # it acts on all near tokens
-        ({"lower": math.exp(-0.051), "upper": 2.0}, True),
-        ({"lower": math.exp(-0.049), "upper": 2.0}, False),
-    ],
-)
-def test_a_bound_outside_the_radius_leaves_near_tokens_alike(bounds, alike):
-    assert splits(replace(PLAIN, weight=Weight(safety=None, **bounds)), 0.05) is alike
+    assert near.divides(preset) == bool(by)
+    assert near.parted == ((preset,) if by else ())
+    if by:
+        assert signs(preset) == by
+        assert not splits(preset, RADII[-1])
 
 
 @pytest.mark.parametrize(
