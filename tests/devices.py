@@ -31,12 +31,12 @@ def like_gpu(*values: Any, name: str = "pretended") -> Any:
 
 
 @contextmanager
-def present(device: str) -> Iterator[None]:
-    """Make torch report the device within the block, also an emulated one."""
+def present(device: str, many: int = 1) -> Iterator[None]:
+    """Make torch report so many devices of a kind within the block, also emulated ones."""
     if device == "cpu" or REAL:
         yield
         return
-    with pretended.gpus():
+    with pretended.gpus(many):
         yield
 
 

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +56,25 @@ def path(tmp_path_factory):
 def analysed(path):
     """That dump under the presets whose numbers are compared."""
     return analyze([str(path)], presets=Few().resolve("all"))
+
+
+drawn = part.dump
+
+
+@pytest.fixture(autouse=True)
+def dumps_are_made_in_this_process(tmp_path, monkeypatch):
+    """A process for each takes a second."""
+
+    @contextmanager
+    def made(sequences, rows_per_group=None):
+        path = tmp_path / f"{sequences} {rows_per_group}.parquet"
+        yield path, dump.make(path, sequences, rows_per_group or dump.ROWS_PER_GROUP)
+
+    monkeypatch.setattr(part, "dump", made)
+    monkeypatch.setattr(dump, "block", BLOCK)
+
+
+BLOCK = cache(dump.block)
 
 
 class Few:
@@ -158,9 +179,9 @@ def test_a_result_is_kept_when_that_is_asked_and_something_was_measured(
 def test_a_dump_for_which_there_is_no_room_is_not_begun(monkeypatch):
     monkeypatch.setattr(part.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100 * part.ROOM))
 
-    with part.dump(100) as (path, _):
+    with drawn(100) as (path, _):
         assert path.stat().st_size < 100 * part.ROOM
-    with pytest.raises(part.Failed, match="no room"), part.dump(101):
+    with pytest.raises(part.Failed, match="no room"), drawn(101):
         pass
 
 
@@ -366,7 +387,7 @@ def test_the_peak_is_the_commands_own_and_not_that_of_who_starts_it():
 @pytest.mark.skipif(sys.platform != "linux", reason="of other systems' processes nothing is known")
 def test_what_a_command_takes_is_what_all_its_processes_take():
     child = (
-        "import time; x = bytearray(200 << 20); x[::4096] = bytes(51200); sum(range(5 << 20)); time.sleep(1)"
+        "import time; x = bytearray(200 << 20); x[::4096] = bytes(51200); sum(range(9**6)); time.sleep(0.5)"
     )
     two = (
         "import subprocess, sys; "
@@ -382,7 +403,7 @@ def test_what_a_command_takes_is_what_all_its_processes_take():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of other systems' processes nothing is known")
 def test_seconds_of_processor_are_also_those_of_processes_that_were_started():
-    busy = [sys.executable, "-S", "-c", "sum(range(30_000_000)); print(flush=True); input()"]
+    busy = [sys.executable, "-S", "-c", "sum(range(9_000_000)); print(flush=True); input()"]
     with subprocess.Popen(busy, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         job = {"wait": lambda: child.stdout.readline() if child.stdout else None}
         found = rounds.alternate(job, 1)

@@ -170,7 +170,7 @@ def test_holm_rejects_step_by_step():
 
 def test_where_nothing_differs_nothing_is_named_and_raw_p_values_are_uniform(tmp_path):
     """More runs with NULL_RUNS=200; docs/compare.md has what they said."""
-    runs = int(os.environ.get("NULL_RUNS", "5"))
+    runs = int(os.environ.get("NULL_RUNS", "3"))
     fired, raw = 0, []
     for at in range(runs):
         two = (make(tmp_path / f"{at}-{i}.parquet", 0.05, 100 + 2 * at + i) for i in (0, 1))

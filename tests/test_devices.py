@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +21,6 @@ from offpol_diag.analysis.first_pass import Found
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe, analyze
 from offpol_diag.batch import Batch
-from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.presets import catalogue
@@ -24,14 +30,31 @@ from offpol_diag.run.gpu import Fit, Sent, receive, send
 from offpol_diag.run.pool import Devices, on
 from offpol_diag.run.task import Each, Local
 from tests import kinds, pretended
-from tests.devices import REAL, gpu, numbers, same
+from tests.devices import REAL, gpu, like_gpu, numbers, present, same
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SAMPLE = "sample_data/stale.parquet"
+RECKONED = catalogue.load().resolve("token_is,m2po")
 
 
-def batches() -> list[Batch]:
-    return list(open_dump([SAMPLE], batch_tokens=5000).batches())
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> Iterator[None]:
+    """Where memory is short, garbage is collected: all that was there before need not be looked at."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("devices") / "small_groups.parquet"
+    pq.write_table(pq.read_table(SAMPLE).slice(0, 80), path, row_group_size=16)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def batch(dump) -> Batch:
+    return next(open_dump([dump], batch_tokens=5000).batches())
 
 
 # ---------------------------------------------------------------- names
@@ -136,39 +159,25 @@ def test_one_device_is_the_local_engine_and_several_are_read_by_shards():
 # ---------------------------------------------------------------- several devices
 
 
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory) -> str:
-    import pyarrow.parquet as pq
-
-    path = tmp_path_factory.mktemp("devices") / "small_groups.parquet"
-    pq.write_table(pq.read_table(SAMPLE), path, row_group_size=40)
-    return str(path)
-
-
 def read(engine: Any, dump: str, each: Each | None = None) -> tuple[Any, Any]:
-    opened = open_dump([dump], batch_tokens=4000)
+    opened = open_dump([dump], batch_tokens=1500)
     study = Study.of(opened.info.columns, catalogue.load().resolve("token_is,geo_rs"), (), 0)
     seen = engine.reduce(opened, Observe(study, Found(NO_FITS, None), rows=False), each)
     return seen.tally.states, opened
 
 
-def test_the_number_of_devices_changes_no_bit(dump):
-    one, two, three = (read(Devices((CPU,) * many, shard=1), dump)[0]["sums"] for many in (1, 2, 3))
+def test_the_number_of_devices_changes_no_bit_and_no_finding(dump):
+    (one, seen), *others = (read(Devices((CPU,) * many, shard=1), dump) for many in (1, 2, 3))
+    plain, opened = read(Local(CPU), dump)
 
-    for other in (two, three):
-        assert one.names == other.names
-        assert torch.equal(one.point, other.point)
-        assert torch.equal(one.drawn, other.drawn)
-
-
-def test_two_devices_say_what_one_reading_says(dump):
-    (two, seen), (one, opened) = read(Devices((CPU, CPU), shard=1), dump), read(Local(CPU), dump)
-
-    assert isinstance(one["sums"], Sums)
-    assert torch.allclose(one["sums"].whole.point, two["sums"].whole.point, rtol=1e-12, atol=1e-12)
-    assert torch.equal(*(each["tail.tokens"].kept.sort().values for each in (one, two)))
-    assert seen.findings().tokens == opened.findings().tokens
-    assert seen.findings().rows == opened.findings().rows
+    for other, _ in others:
+        assert one["sums"].names == other["sums"].names
+        assert torch.equal(one["sums"].point, other["sums"].point)
+        assert torch.equal(one["sums"].drawn, other["sums"].drawn)
+    assert torch.allclose(plain["sums"].whole.point, one["sums"].whole.point, rtol=1e-12, atol=1e-12)
+    assert torch.equal(*(each["tail.tokens"].kept.sort().values for each in (plain, one)))
+    for name in ("tokens", "rows"):
+        assert getattr(seen.findings(), name) == getattr(opened.findings(), name)
 
 
 def test_results_are_picked_in_the_order_of_the_rows(dump):
@@ -201,10 +210,6 @@ def test_progress_of_all_devices_ends_with_all_rows(dump, shard):
 
 
 def test_the_error_of_the_first_shard_is_the_error(tmp_path):
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     logs = [np.full(3, -1.0) for _ in range(40)]
     logs[25] = np.array([-1.0, np.nan, -1.0])
     logs[35] = np.array([-1.0, 7.0, -1.0])
@@ -221,14 +226,22 @@ def test_the_error_of_the_first_shard_is_the_error(tmp_path):
     assert "25" in errors[0]
 
 
-@pytest.mark.parametrize("device", [gpu("cuda:0")])
-@pytest.mark.parametrize("sample", ["stale", "healthy"])
-def test_a_gpu_has_the_numbers_of_a_cpu(sample, device):
-    here, there = (
-        numbers(analyze([f"sample_data/{sample}.parquet"], presets=kinds.EACH, device=where))
-        for where in ("cpu", device)
-    )
+@pytest.mark.parametrize(
+    ("many", "presets", "lacking"),
+    [(1, kinds.EACH, []), (1, RECKONED, ["advantages"]), (2, RECKONED, ["advantages"])],
+)
+@pytest.mark.parametrize("device", [gpu("auto", name="real"), like_gpu("auto")])
+def test_a_gpu_has_the_numbers_of_a_cpu(device, many, presets, lacking, dump, tmp_path):
+    """Also of advantages that are made of rewards, on one and on several."""
+    path = str(tmp_path / "dump.parquet")
+    pq.write_table(pq.read_table(dump).drop_columns(lacking), path, row_group_size=16)
+    here = numbers(analyze([path], presets=presets, device="cpu"))
+    files = {"sequences": tmp_path / "sequences.parquet", "tally": tmp_path / "tally.json"}
+    with present("cuda", many):
+        summary = analyze([path], presets=presets, device=device, **files)
+    there = numbers(summary)
 
+    assert summary.run.device.startswith("cuda")
     for part in here:
         assert same(here[part], there[part]), part
 
@@ -237,8 +250,7 @@ def test_a_gpu_has_the_numbers_of_a_cpu(sample, device):
 
 
 @pytest.mark.skipif(REAL, reason="a real GPU is here")
-def test_copies_run_on_a_stream_of_their_own_and_the_work_waits_for_them():
-    batch = batches()[0]
+def test_copies_run_on_a_stream_of_their_own_and_the_work_waits_for_them(batch):
     with pretended.gpus():
         sent = send(batch, GPU)
         with pytest.raises(RuntimeError, match="another stream"):
@@ -266,9 +278,8 @@ def raising(error: Exception) -> Any:
 
 @pytest.mark.skipif(REAL, reason="a real GPU is here")
 @pytest.mark.parametrize("error", SHORT.values(), ids=SHORT)
-def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wanted(error, monkeypatch):
+def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wanted(error, batch, monkeypatch):
     monkeypatch.setattr(Tensor, "pin_memory", raising(error))
-    batch = batches()[0]
     with pretended.gpus():
         sent = send(batch, GPU)
         assert sent.there is None
@@ -276,92 +287,52 @@ def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wante
 
 
 @pytest.mark.skipif(REAL, reason="a real GPU is here")
-def test_what_is_no_lack_of_memory_is_raised(monkeypatch):
+def test_what_is_no_lack_of_memory_is_raised(batch, monkeypatch):
     broken = raising(RuntimeError("CUDA error: an illegal memory access was encountered"))
     monkeypatch.setattr(Tensor, "pin_memory", broken)
-    batch = batches()[0]
     with pretended.gpus(), pytest.raises(RuntimeError, match="illegal"):
         send(batch, GPU)
     with pytest.raises(RuntimeError, match="illegal"):
         Fit(CPU).results(broken, Sent(batch, batch))
 
 
-@pytest.mark.parametrize("error", SHORT.values(), ids=SHORT)
-def test_a_batch_is_halved_whoever_says_that_memory_is_short(error):
-    def cramped(batch: Batch) -> int:
-        if batch.sequences > 20:
-            raise error
-        return batch.sequences
-
-    batch = batches()[0]
-    found = Fit(CPU).results(cramped, Sent(batch, batch))
-
-    assert len(found) > 1
-    assert sum(found) == batch.sequences
-
-
 # ---------------------------------------------------------------- what does not fit
 
 
-@dataclass(frozen=True)
-class Narrow:
-    """A job that has room for few tokens."""
+@dataclass
+class Cramped:
+    """A job with room for so many tokens, or for one sequence; `seen` are the tokens of what it was given."""
 
-    most: int
-
-    def __call__(self, batch: Batch) -> Sums:
-        if batch.tokens > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        lengths = batch.lengths.to(torch.float64)
-        return Sums.of({"tokens": lengths}, torch.ones(len(lengths), 1, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("most", [10**9, 2000, 300])
-def test_a_batch_that_does_not_fit_is_cut_and_its_parts_come_in_order(most):
-    batch = batches()[0]
-    longest = int(batch.lengths.max())
-    found = Fit(CPU).results(Narrow(max(most, longest)), Sent(batch, batch))
-
-    assert (len(found) == 1) == (most == 10**9)
-    assert sum(float(one.point[0]) for one in found) == batch.tokens
-
-
-@dataclass(frozen=True)
-class Tried(Narrow):
-    """Notes how large batches were that it was given."""
-
+    most: float
+    job: Callable[[Batch], Any] = attrgetter("rollout")
+    error: Exception = SHORT["torch"]
     seen: list[int] = field(default_factory=list)
 
-    def __call__(self, batch: Batch) -> Sums:
+    def __call__(self, batch: Batch) -> Any:
         self.seen.append(batch.tokens)
-        return super().__call__(batch)
+        if batch.tokens > self.most and batch.sequences > 1:
+            raise self.error
+        return self.job(batch)
 
 
-def test_a_batch_as_large_as_one_that_did_not_fit_is_not_tried_again():
-    batch = batches()[0]
-    fit, job = Fit(CPU), Tried(batch.tokens - 1)
-    first = fit.results(job, Sent(batch, batch))
-    tried = list(job.seen)
-    again = fit.results(job, Sent(batch, batch))
+@pytest.mark.parametrize(
+    ("most", "said"), [(10**9, "torch"), (3000, "torch"), (600, "CUDA"), (0, "a library")]
+)
+def test_a_batch_that_does_not_fit_is_cut_whoever_says_so_and_its_parts_come_in_order(most, said, batch):
+    found = Fit(CPU).results(Cramped(most, error=SHORT[said]), Sent(batch, batch))
 
-    assert tried[0] == batch.tokens
-    assert job.seen[len(tried) :] == tried[1:]
-    assert [float(one.point[0]) for one in again] == [float(one.point[0]) for one in first]
-    assert sum(float(one.point[0]) for one in again) == batch.tokens
+    assert (len(found) == 1) == (most == 10**9)
+    assert torch.equal(torch.cat(found), batch.rollout)
 
 
-def test_a_single_sequence_is_tried_however_large_a_batch_did_not_fit():
-    x = -torch.arange(1.0, 12.0, dtype=torch.float64)
-    batch = Batch(
-        rollout=x,
-        cu_seqlens=torch.tensor([0, 10, 11]),
-        cu_runs=torch.tensor([0, 10, 11]),
-        position=torch.arange(11),
-        key=torch.arange(2),
-        masked=torch.zeros(2, dtype=torch.int64),
-    )
+def test_a_batch_as_large_as_one_that_did_not_fit_is_not_tried_again(batch):
+    fit, job = Fit(CPU), Cramped(batch.tokens - 1)
+    first, again = (torch.cat(fit.results(job, Sent(batch, batch))) for _ in range(2))
+    whole, *halves = job.seen
 
-    assert [float(one.point[0]) for one in Fit(CPU).results(Narrow(10), Sent(batch, batch))] == [10, 1]
+    assert whole == batch.tokens
+    assert halves[: len(halves) // 2] == halves[len(halves) // 2 :]
+    assert torch.equal(first, again)
 
 
 @pytest.mark.parametrize(
@@ -381,66 +352,28 @@ def test_a_batch_on_a_gpu_is_as_large_as_its_memory_allows(memory, tokens, monke
     assert named.at_once([CPU]) == named.TOKENS == 1 << 20
 
 
-def test_the_numbers_of_parts_are_those_of_the_whole(dump):
-    opened = open_dump([dump])
-    study = Study.of(opened.info.columns, catalogue.load().resolve("token_is,geo_rs"), (), 0)
-    job = Observe(study, Found(NO_FITS, None), rows=False)
-    whole = Local(CPU).reduce(opened, job)
-    parts = Local(CPU).reduce(open_dump([dump]), Cramped(job, 3000))
+def test_what_is_cut_has_the_numbers_and_the_rows_of_the_whole(dump, tmp_path, monkeypatch):
+    def done(name: str) -> tuple[Any, Any]:
+        presets = catalogue.load().resolve("token_is,geo_rs")
+        summary = analyze([dump], presets=presets, device="cpu", sequences=tmp_path / name)
+        return numbers(summary), pq.read_table(tmp_path / name)["sequence_id"].to_pylist()
 
-    assert whole is not None
-    assert parts is not None
-    one, two = (seen.tally.states["sums"].read() for seen in (whole, parts))
-    assert one.keys() == two.keys()
-    for name in one:
-        assert torch.allclose(one[name], two[name], rtol=1e-9, atol=1e-9), name
+    plain, seen = Observe.__call__, list[int]()
+    whole = done("whole.parquet")
+    cramped = lambda self, batch: Cramped(3000, partial(plain, self), seen=seen)(batch)  # noqa: E731
+    monkeypatch.setattr(Observe, "__call__", cramped)
 
-
-@dataclass(frozen=True)
-class Cramped:
-    """Another job, with room for few tokens."""
-
-    job: Any
-    most: int
-
-    def __call__(self, batch: Batch) -> Any:
-        if batch.tokens > self.most and batch.sequences > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return self.job(batch)
+    assert same([*whole], [*done("parts.parquet")])
+    assert len(seen) > 2
 
 
-def test_a_single_sequence_that_does_not_fit_is_an_error_with_a_hint():
-    batch = batches()[0]
-
+def test_a_single_sequence_that_does_not_fit_is_an_error_with_a_hint(batch):
     with pytest.raises(MemoryShortage, match=r"one sequence of .* tokens") as caught:
-        Fit(CPU).results(Narrow(0), Sent(batch, batch))
+        Fit(CPU).results(raising(SHORT["torch"]), Sent(batch, batch))
     assert "--device cpu" in caught.value.hint
 
 
-def test_rows_of_sequences_are_all_written_when_a_batch_is_cut(tmp_path, monkeypatch):
-    import pyarrow.parquet as pq
-
-    presets, few = catalogue.load().resolve("token_is"), str(tmp_path / "few.parquet")
-    pq.write_table(pq.read_table(SAMPLE).slice(0, 60), few)
-    analyze([few], presets=presets, device="cpu", sequences=tmp_path / "whole.parquet")
-    plain = Observe.__call__
-
-    def cramped(self: Any, batch: Batch) -> Any:
-        if batch.sequences > 20:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(self, batch)
-
-    monkeypatch.setattr(Observe, "__call__", cramped)
-    analyze([few], presets=presets, device="cpu", sequences=tmp_path / "parts.parquet")
-    one, two = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("whole", "parts"))
-
-    assert one.num_rows == two.num_rows
-    assert one["sequence_id"].to_pylist() == two["sequence_id"].to_pylist()
-
-
-@pytest.mark.parametrize("at", [0, 3])
-def test_halves_hold_every_token_once_and_in_order(at):
-    batch = batches()[at]
+def test_halves_hold_every_token_once_and_in_order(batch):
     one, two = batch.halves()
 
     assert one.sequences > 0

@@ -305,7 +305,7 @@ def test_the_diagnosis_does_not_depend_on_how_the_dump_is_cut(tmp_path):
     given = FAULTS["retokenization"](columns("stale"))
     path = write(tmp_path / "d.parquet", given)
     whole = analyze([path], presets=()).diagnosis
-    assert analyze([path], presets=(), batch_tokens=4000).diagnosis == whole
+    assert analyze([path], presets=(), batch_tokens=12_000).diagnosis == whole
 
     pieces = []
     for i in range(3):

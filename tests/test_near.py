@@ -56,11 +56,15 @@ def apart(one, two, name):
     }
 
 
-@pytest.mark.parametrize(("sigma", "block"), [(1e-8, 40), (1e-4, 10**9), (0.03, 40), (0.2, 10**9), (1.0, 40)])
-def test_near_and_far_tokens_together_are_all_tokens(tmp_path, monkeypatch, sigma, block):
+@pytest.mark.parametrize(
+    ("sigma", "block", "presets"),
+    [(1e-8, 40, EACH), (1e-4, 10**9, EACH), (0.03, 40, ALL), (0.2, 10**9, EACH), (1.0, 60, EACH)],
+    ids=["1e-8", "1e-4", "0.03", "0.2", "1"],
+)
+def test_near_and_far_tokens_together_are_all_tokens(tmp_path, monkeypatch, sigma, block, presets):
     monkeypatch.setattr(moments, "BLOCK", block)
-    rows = oracles.make_rows(sigma, seed=11, many=40, outliers=0.02)
-    study, found, batch = opened(rows, tmp_path)
+    rows = oracles.make_rows(sigma, seed=11, many=30, outliers=0.02)
+    study, found, batch = opened(rows, tmp_path, presets)
 
     split, whole = (tallied(study, found, batch, how) for how in (study.near, None))
 
@@ -176,7 +180,7 @@ class Large(TorchDispatchMode):
 
 def test_a_further_preset_that_is_split_costs_nothing_per_token(tmp_path):
     """Of the same numerator, loss and kind of weight; rules on sequences share what they judge by."""
-    rows = oracles.make_rows(0.01, seed=2, many=400)
+    rows = oracles.make_rows(0.01, seed=2, many=100)
     named = [
         replace(PLAIN, name=f"p{i}", weight=Weight(over="token", upper=2.0 + i), veto=Veto(lower=1e-4))
         for i in range(6)
@@ -191,15 +195,12 @@ def test_a_further_preset_that_is_split_costs_nothing_per_token(tmp_path):
     assert counts[0] == counts[1]
 
 
-def test_two_runs_give_the_same_bits(monkeypatch):
+def test_two_runs_give_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(moments, "BLOCK", 1000)
-    runs = [
-        analyze(
-            ["sample_data/healthy.parquet"], presets=EACH[::2], device="cpu", batch_tokens=20_000
-        ).model_dump(mode="json", exclude={"run"})
-        for _ in range(2)
-    ]
-    assert runs[0] == runs[1]
+    path = oracles.write(oracles.make_rows(0.02, seed=1, many=60), tmp_path / "dump.parquet")
+    how = {"presets": EACH[::2], "device": "cpu", "batch_tokens": 1000}
+    one, two = (analyze([path], **how).model_dump(mode="json", exclude={"run"}) for _ in range(2))
+    assert one == two
 
 
 def _close(x, y):

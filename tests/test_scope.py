@@ -77,12 +77,12 @@ def kept_by_m2po(rows: list[dict[str, Any]], members: list[int], threshold: floa
 
 
 @pytest.mark.parametrize(
-    ("threshold", "batch_tokens"), [(1e-4, 37), (0.01, 10**6), (0.04, 37), (0.3, 10**6), (50.0, 37)]
+    ("threshold", "batch_tokens"), [(1e-4, 10**6), (0.01, 150), (0.04, 37), (0.3, 10**6), (50.0, 150)]
 )
 def test_m2po_removes_the_largest_squares_of_each_step_until_the_rest_is_below(
     tmp_path, threshold, batch_tokens
 ):
-    rows = made([1, 2, 1, None, 2, 3, 1, 1, None, 2, 2, 1] * 4, sigma=0.4)
+    rows = made([1, 2, 1, None, 2, 3, 1, 1, None, 2, 2, 1] * 3, sigma=0.4)
     preset = Preset("m2", "", reject=(Reject("k2", "batch", upper=threshold / 2),))
 
     found = sequences(rows, [preset], tmp_path, batch_tokens=batch_tokens)["m2.kept_tokens"].to_list()
@@ -148,7 +148,7 @@ def test_smoothing_is_of_each_step_alone(tmp_path):
     preset = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
     mixed = [row for pair in zip(one, two, strict=True) for row in pair]
 
-    together = sequences(mixed, [preset], tmp_path, batch_tokens=97)["p.weight_sum"].to_list()
+    together = sequences(mixed, [preset], tmp_path, batch_tokens=1500)["p.weight_sum"].to_list()
 
     assert together[0::2] == pytest.approx(
         sequences(one, [preset], tmp_path)["p.weight_sum"].to_list(), rel=1e-12
@@ -249,7 +249,7 @@ def with_advantages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return filled
 
 
-@pytest.mark.parametrize("batch_tokens", [40, 10**6])
+@pytest.mark.parametrize("batch_tokens", [150, 10**6])
 def test_advantages_made_of_rewards_are_those_of_grpo(tmp_path, batch_tokens):
     rows = rewarded()
     presets = catalogue.load().resolve("token_is,trl_off_policy_mask,pure_is")

@@ -23,13 +23,10 @@ def worlds(tmp_path_factory):
 
 
 def test_the_update_that_is_left_is_the_gradients_mass(worlds):
-    for case in CASES:
-        for x in worlds[
-            1:
-        ]:  # with one advantage per sequence GSPO's pooled gradient has the mass of its slopes
-            a, (got,) = x.advantages[x.mask], numbers(x, case)
-            mass = gradient(x, case, "pg_loss_kept").abs().sum() * x.mask.sum() / a.abs().sum()
-            assert got["update_kept"] == pytest.approx(mass.item(), rel=1e-9), case.name
+    x = worlds[1]  # with one advantage per sequence GSPO's pooled gradient has the mass of its slopes
+    for case, got in zip(CASES, numbers(x, *CASES), strict=True):
+        mass = gradient(x, case, "pg_loss_kept").abs().sum() * x.mask.sum() / x.advantages[x.mask].abs().sum()
+        assert got["update_kept"] == pytest.approx(mass.item(), rel=1e-9), case.name
 
 
 def test_what_is_removed_is_told_by_the_sign_of_the_advantage(worlds):

@@ -245,22 +245,15 @@ EACH_WITH_EACH = [
 
 
 @pytest.mark.parametrize(("size", "advantages"), EACH_WITH_EACH)
-def test_blocks_leave_what_the_whole_leaves(size, advantages, monkeypatch):
+def test_blocks_and_the_way_of_a_gpu_leave_what_a_host_sees_at_once(size, advantages, monkeypatch):
     of = batch(SIZES[size], advantages=advantages)
     whole = seen(of)
-    monkeypatch.setattr(terms, "BLOCK", 30)
-
-    same(whole, seen(of))
-
-
-@pytest.mark.parametrize(("size", "advantages"), EACH_WITH_EACH)
-def test_what_a_host_sees_at_once_is_what_a_gpu_is_not_asked_for(size, advantages, monkeypatch):
-    of = batch(SIZES[size], advantages=advantages)
-    ours = seen(of)
+    with monkeypatch.context() as patch:
+        patch.setattr(terms, "BLOCK", 30)
+        same(whole, seen(of))
     for module in (accumulators, breakdowns, terms, tails, worst, segments):
         monkeypatch.setattr(module, "on_host", lambda x: False)
-
-    same(ours, seen(of))
+    same(whole, seen(of))
 
 
 def test_who_asks_by_itself_gets_what_the_walk_leaves():
