@@ -111,66 +111,41 @@ def table() -> pa.Table:
     """Two of the eight groups of each of the sample's eight steps, of eight rows each."""
     whole = pq.read_table(sample())
     pairs = list(zip(whole["step"].to_pylist(), whole["group_id"].to_pylist(), strict=True))
-    kept = {
-        pair
-        for step in set(whole["step"].to_pylist())
-        for pair in sorted({p for p in pairs if p[0] == step})[:2]
-    }
-    return whole.take([row for row, pair in enumerate(pairs) if pair in kept])
-
-
-@pytest.fixture(scope="module")
-def steps(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Summary, list[Path]]:
-    """The sample cut between steps: its files, their Summary in one run, the tally of each."""
-    folder = tmp_path_factory.mktemp("steps")
-    files = cut(table, folder, by_step(table, 3))
-    presets = (*EACH, NORMED)
-    return files, analyze(files, presets=presets), analysed(files, folder, ".json.gz", presets=presets)
+    groups = {step: sorted({pair for pair in pairs if pair[0] == step}) for step, _ in pairs}
+    return whole.take([row for row, pair in enumerate(pairs) if pair in groups[pair[0]][:2]])
 
 
 # ---------------------------------------------------------------- merged = whole
 
 
-def test_pieces_cut_between_steps_say_what_one_run_says_under_every_preset(
-    steps: tuple[list[str], Summary, list[Path]],
+def test_pieces_cut_between_steps_say_what_one_run_says_under_every_preset_in_any_order_and_as_a_tree(
+    table: pa.Table, tmp_path: Path
 ) -> None:
-    _, whole, paths = steps
-
+    presets = (*EACH, NORMED)
+    files = cut(table, tmp_path, by_step(table, 3))
+    whole = analyze(files, presets=presets)
+    a, b, c = paths = analysed(files, tmp_path, ".json.gz", presets=presets)
     found = merged(paths)
 
-    assert len(found.presets) == len(EACH) + 1
+    assert len(found.presets) == len(presets)
     assert different(whole, found) == {}
     assert (found.worst, found.dump) == (whole.worst, whole.dump)
+    nothing = {"metrics": {}, "as_logged": {}}
     for one, other in zip(found.presets.values(), whole.presets.values(), strict=True):
-        assert one.model_copy(update={"metrics": {}, "as_logged": {}}) == other.model_copy(
-            update={"metrics": {}, "as_logged": {}}
-        )
-    assert found.metrics["k3"].interval is not None
-    assert found.run.command == "merge"
+        assert one.model_copy(update=nothing) == other.model_copy(update=nothing)
+    for place in (found.metrics, found.by["position"].places[0].metrics):
+        assert place["k3"].interval is not None
     assert found.presets["areal_m2po"].metrics["ess_tokens"].interval is not None
-    assert found.by["position"].places[0].metrics["k3"].interval is not None
 
-
-def test_pieces_merge_in_any_order_and_as_a_tree(
-    steps: tuple[list[str], Summary, list[Path]], tmp_path: Path
-) -> None:
-    _, whole, (a, b, c) = steps
     write(tmp_path / "ca.json.gz", merge([c, a]))
-
-    assert different(whole, merged([c, a, b])) == {}
     assert different(whole, merged([b, tmp_path / "ca.json.gz"])) == {}
 
-
-def test_what_was_run_adds_up(steps: tuple[list[str], Summary, list[Path]]) -> None:
-    _, whole, paths = steps
     runs = [read(path).held[0].piece.run for path in paths]
-
-    found = merged(paths).run
-
-    assert (found.tokens, found.sequences) == (whole.run.tokens, whole.run.sequences)
-    assert found.seconds["total"] == pytest.approx(sum(run.seconds["total"] for run in runs))
-    assert found.peak_rss_bytes == max(run.peak_rss_bytes for run in runs)
-    assert (found.device, found.engine, found.seed) == (runs[0].device, runs[0].engine, 0)
+    assert (found.run.tokens, found.run.sequences) == (whole.run.tokens, whole.run.sequences)
+    assert found.run.seconds["total"] == pytest.approx(sum(run.seconds["total"] for run in runs))
+    assert found.run.peak_rss_bytes == max(run.peak_rss_bytes for run in runs)
+    assert (found.run.device, found.run.engine, found.run.seed) == (runs[0].device, runs[0].engine, 0)
+    assert found.run.command == "merge"
 
 
 def without(*columns: str) -> Callable[[pa.Table], pa.Table]:

@@ -83,10 +83,12 @@ def test_junk_under_a_zero_of_the_mask_does_no_harm(tmp_path):
         "old_log_probs": [[-2.0, None, -math.inf, math.nan, 9.0, 0.0]],
         "token_ids": [[5, None, 0, 0, 0, 0]],
     }
-    dump = open_dump([write(tmp_path / "a.parquet", **junk, response_mask=[[1, 0, 0, 0, 0, 0]])])
-    (batch,) = dump.batches()
-    assert (batch.rollout.tolist(), batch.old.tolist(), batch.token_ids.tolist()) == ([-1.0], [-2.0], [5])
-    assert dump.notes == ()
+    path = write(tmp_path / "a.parquet", **junk, response_mask=[[1, 0, 0, 0, 0, 0]])
+    for on_bad_row in ("error", "skip"):
+        dump = open_dump([path], on_bad_row=on_bad_row)
+        (batch,) = dump.batches()
+        assert (batch.rollout.tolist(), batch.old.tolist(), batch.token_ids.tolist()) == ([-1.0], [-2.0], [5])
+        assert (dump.notes, dump.skipped.count) == ((), 0)
 
 
 def test_optional_columns_follow_the_mask_and_one_advantage_reaches_all_tokens(tmp_path):

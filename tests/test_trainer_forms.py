@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -401,6 +402,19 @@ def replaced(this: bytes, other: bytes) -> Callable[[Path], Path]:
     return damage
 
 
+def saved(value: Any) -> Callable[[Path], Path]:
+    """Save something else in place of a file."""
+
+    def damage(path: Path) -> Path:
+        if path.suffix == ".pt":
+            torch.save(value, path)
+        else:
+            path.write_bytes(pickle.dumps(value))
+        return path
+
+    return damage
+
+
 def too_long(path: Path) -> Path:
     table = pq.read_table(path)
     at = table.schema.names.index("response_length")
@@ -428,6 +442,7 @@ MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], Path], str]] 
     "nemo: no length": (nemo_rl, changed(drop("input_lengths"), 2), "no 'input_len"),
     "nemo: no column": (nemo_rl, changed(drop("token_ids"), 2), "line 3: no token_ids"),
     "nemo: words": (nemo_rl, changed(put(prev_logprobs=[["a"]]), 2), "line 3: 'prev_logprobs' is no list"),
+    "nemo: a word": (nemo_rl, changed(put(sample_loss_mask=["a"]), 2), "'sample_loss_mask' is no number"),
     "nemo: the pass was skipped": (nemo_rl, ZEROS, "line 1: no log-probs of the trainer"),
     "prime: cut off": (prime_rank, cut_off, "line 4: no JSON"),
     "prime: lists": (prime_rank, changed(put(trainer_logprobs=3), 2), "'trainer_logprobs' is no list"),
@@ -470,6 +485,8 @@ MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], Path], str]] 
     "verl: type": (verl, replaced(b"torch.float32", b"torch.floatxx"), "holds tensors of type floatxx"),
     "verl: archive": (verl, replaced(b"data.pkl", b"data.pkx"), "a damaged pickle"),
     "verl: leaves": (verl, replaced(b"leaves", b"leavez"), "a damaged pickle ('leaves')"),
+    "verl: no batch": (verl, saved({"DataProto": 1}), "holds no DataProto"),
+    "queue: no batch": (queue, saved([{"tensordict": 1}]), "list, no batch of tensors"),
     "queue: offsets": (queue, replaced(b"offsets", b"offsetz"), "damaged pickle ('offsets')"),
     "queue: no table": (queue, replaced(b"_tensordict", b"_tensordikt"), "a damaged pickle"),
 }
