@@ -616,14 +616,6 @@ def test_a_process_is_held_to_its_threads():
 # ---------------------------------------------------------------- the pages
 
 
-def test_every_result_that_is_kept_names_its_machine():
-    found = report.results()
-
-    assert found
-    for one in found.values():
-        assert {"date", "cpu", "cores", "memory_gib", "system", "versions", "gpu"} == set(one["machine"])
-
-
 def test_a_part_replaces_its_own_result_and_no_other(tmp_path):
     path = tmp_path / "results.json"
     for name, value in (("startup", 1), ("gpu", 2), ("startup", 3)):
@@ -693,24 +685,3 @@ def test_the_page_of_scale_says_what_is_known_and_what_was_not_measured():
     assert "| 10¹⁴ | 10,000 | 30 GB | 1 |" in text
     assert "| a tally file, packed | 3 MB |" in text
     assert "dump of any size | 600 MB |" in text
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (report.count(16_524_000), "16.5 M"),
-        (report.count(987), "987"),
-        (report.count(123_456_000_000), "123 G"),
-        (report.bytes_text(212_764_386), "213 MB"),
-        (report.bytes_text(12), "12 B"),
-        (report.bytes_text(None), "–"),
-        (report.seconds(0.0123), "0.012"),
-        (report.seconds(1234.5), "1,234"),
-        (report.hours(0.001), "< 0.01"),
-        (report.percent(0.0123), "1.23%"),
-        (report.number(16_405_279.0), "16,405,279"),
-        (report.number(0.5), "0.5"),
-    ],
-)
-def test_numbers_are_written_in_three_digits(found, said):
-    assert found == said

