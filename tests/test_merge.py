@@ -21,7 +21,7 @@ from offpol_diag.analysis.tally_file import read, write
 from offpol_diag.analyze import analyze, examine
 from offpol_diag.cli import app
 from offpol_diag.cli.defaults import sample
-from offpol_diag.errors import OffpolError, ResultError
+from offpol_diag.errors import OffpolError, ResultError, UsageError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.summary import Summary, load, loads
 from tests import factory
@@ -343,6 +343,11 @@ def refusal(paths: Sequence[Path]) -> OffpolError:
         merge(paths)
     assert refused.value.hint
     return refused.value
+
+
+def test_no_tally_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="no tally is given"):
+        merge([])
 
 
 @pytest.fixture(scope="module")
