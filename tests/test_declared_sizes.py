@@ -178,6 +178,7 @@ LIES = {
     "a page of no kind": (b"\0" * 20, {}, "the header of a page is damaged"),
     "a header that does not end": (header()[:-1], {}, "the page header at byte 4 does not end"),
     "a header of another protocol": (b"\xff" * 40, {}, "the page header at byte 4 is damaged"),
+    "an integer without end": (b"\x15" + b"\xff" * 40, {}, "an integer has more than 64 bits"),
     "structs in structs": (b"\x1c" * 100, {}, "structs are nested too deeply"),
     "a dictionary larger than its bytes": (
         header(2, values=9) + b"\0" * 8 + PAGE,

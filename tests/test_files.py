@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 import fsspec
 import pandas as pd
@@ -34,7 +35,8 @@ def test_a_file_of_any_name_is_written_and_read(tmp_path, monkeypatch, name):
         writer.write(rollout_log_probs=[[-1.0]], old_log_probs=[[-1.0]])
     if isinstance(name, bytes):
         Path("other.parquet").rename(path)
-    for source in (str(path), "**/*.parquet", str(tmp_path)):
+    url = [] if isinstance(name, bytes) else [f"file://{quote(str(tmp_path / path))}"]
+    for source in (str(path), "**/*.parquet", str(tmp_path), *url):
         assert sum(batch.sequences for batch in open_dump([source]).batches()) == 1
 
 
