@@ -5,6 +5,7 @@ Tests of numbers take the device as a parameter, so those on a GPU are the same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,5 +58,5 @@ def same(one: Any, two: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
     if isinstance(one, float) and isinstance(two, float):
-        return one == pytest.approx(two, rel=1e-9, abs=1e-12)
+        return math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-12)
     return one == two
