@@ -400,15 +400,19 @@ def test_files_may_differ_in_types_be_empty_or_null_and_have_columns_nobody_read
 # ---------------------------------------------------------------- names of columns
 
 
-@pytest.mark.parametrize(
-    "rollout", ["rollout_logprobs", "inference_logprobs", "generation_logprobs", "logprobs"]
-)
-@pytest.mark.parametrize("old", ["prev_logprobs", "trainer_logprobs", "log_probs", "old_per_token_logps"])
-def test_a_trainers_names_are_known(tmp_path, rollout, old):
-    for mask in ("loss_mask", "completion_mask"):
-        columns = {"rollout_log_probs": None, "old_log_probs": None, rollout: ROLLOUT, old: OLD, mask: MASK}
-        found = open_dump([write(tmp_path / "a.parquet", **columns)]).info.columns
-        assert found == {"rollout_log_probs": rollout, "old_log_probs": old, "response_mask": mask}
+ALIASES = [
+    ("rollout_logprobs", "prev_logprobs", "loss_mask"),
+    ("inference_logprobs", "trainer_logprobs", "completion_mask"),
+    ("generation_logprobs", "log_probs", "loss_mask"),
+    ("logprobs", "old_per_token_logps", "completion_mask"),
+]
+
+
+@pytest.mark.parametrize(("rollout", "old", "mask"), ALIASES)
+def test_a_trainers_names_are_known(tmp_path, rollout, old, mask):
+    columns = {"rollout_log_probs": None, "old_log_probs": None, rollout: ROLLOUT, old: OLD, mask: MASK}
+    found = open_dump([write(tmp_path / "a.parquet", **columns)]).info.columns
+    assert found == {"rollout_log_probs": rollout, "old_log_probs": old, "response_mask": mask}
 
 
 def test_columns_that_are_named_go_before_all_others(tmp_path):
