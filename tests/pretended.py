@@ -3,16 +3,18 @@
 What the code asks of a GPU is checked where there is none: tensors of the host and of the GPU, or of two
 GPUs, do not meet in one operator; numpy does not see a GPU's; what a GPU lacks is refused (`gpu_rules.py`).
 Sums are added in another order than the host's, memory that nothing wrote holds no numbers, and a copy that
-nobody waits for has not arrived; room can be short (`gpu_room.py`). Speed is not that of a GPU: the same
+nobody waits for has not arrived; room can be short. Speed is not that of a GPU: the same
 tests run on a real one where there is one.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from tests import gpu_room, gpu_rules
+from tests import gpu_rules
 
 HOST = torch.device("cpu")
 ACROSS = {"aten::copy_", "aten::_to_copy"}
@@ -64,7 +66,7 @@ class There(Tensor):
             device=HOST,
         )
         self.inside, self.place, self.stream = inside, where, stream
-        for room in gpu_room.watched:
+        for room in watched:
             room.take(self, inside)
         return self
 
@@ -304,3 +306,62 @@ def gpus(many: int = 1, memory: int = 80 << 30) -> Iterator[None]:
         get_device_properties=lambda device: SimpleNamespace(total_memory=memory),
     ):
         yield
+
+
+# ---------------------------------------------------------------- memory
+
+
+@dataclass
+class Room:
+    """The memory of tensors created while this is active; shared memory counts once.
+
+    Attributes:
+        limit: bytes, at most.
+        taken: bytes now.
+        most: bytes so far, at most.
+    """
+
+    limit: float = float("inf")
+    taken: int = 0
+    most: int = 0
+    _users: dict[int, int] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.RLock)
+
+    def take(self, owner: Tensor, inside: Tensor) -> None:
+        """A tensor of the GPU is made.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it.
+        """
+        memory = inside.untyped_storage()
+        place, size = memory.data_ptr(), memory.nbytes()
+        with self._lock:
+            new = place not in self._users
+            if new and self.taken + size > self.limit:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is.")
+            self._users[place] = self._users.get(place, 0) + 1
+            self.taken += size if new else 0
+            self.most = max(self.most, self.taken)
+        weakref.finalize(owner, self._leave, place, size)
+
+    def _leave(self, place: int, size: int) -> None:
+        with self._lock:
+            self._users[place] -= 1
+            if not self._users[place]:
+                del self._users[place]
+                self.taken -= size
+
+
+watched: list[Room] = []
+"""The room that is watched, if any is."""
+
+
+@contextmanager
+def room(limit: float = float("inf")) -> Iterator[Room]:
+    """Watched within the block."""
+    found = Room(limit)
+    watched.append(found)
+    try:
+        yield found
+    finally:
+        watched.remove(found)

@@ -18,8 +18,7 @@ from scipy.stats import t as student
 from typer.testing import CliRunner
 
 from offpol_diag import DumpWriter
-from offpol_diag.analysis.readout import Readout
-from offpol_diag.analysis.replicates import Groups, base, holm, less, p_value
+from offpol_diag.analysis.replicates import Groups, holm, p_value
 from offpol_diag.analyze import examine
 from offpol_diag.cli import app
 from offpol_diag.compare import of_runs
@@ -186,37 +185,6 @@ def test_a_real_shift_is_found_whenever_prompts_are_shared(tmp_path):
         assert k3.differs
         assert k3.ratio.interval[0] < (0.065 / 0.05) ** 2 * 1.05
         assert k3.ratio.interval[1] > (0.065 / 0.05) ** 2 * 0.95
-
-
-def test_pairing_narrows_the_interval_by_what_the_correlation_of_prompts_says(folder):
-    one, other = (read(str(folder / name), presets=()) for name in ("a.parquet", "same.parquet"))
-    apart = read(str(folder / "same.parquet"), seed=99, presets=())
-    x, y, alone = (base(Readout(run.study, run.tally))["k3"] for run in (one, other, apart))
-    like, groups = Number(), Groups(24, 24.0)
-    widths = []
-    for b in (y, alone):
-        ends = less(b, x, like, groups, "").interval
-        widths.append(ends[1] - ends[0])
-
-    influence = [by_prompt(folder / name) for name in ("a.parquet", "same.parquet")]
-    rho = float(np.corrcoef(*influence)[0, 1])
-    sa, sb = (float(np.std(values)) for values in influence)
-    expected = math.sqrt((sa**2 + sb**2 - 2 * rho * sa * sb) / (sa**2 + sb**2))
-    assert rho > 0.9
-    assert widths[0] / widths[1] == pytest.approx(expected, rel=0.3)
-    assert widths[0] < 0.5 * widths[1]
-
-
-def by_prompt(path):
-    """What each prompt adds to the mean k3: Σ(k3 − mean) over its tokens."""
-    rows = pq.read_table(path).to_pylist()
-    each = [
-        (row["group_id"], math.expm1(p - q) - (p - q))
-        for row in rows
-        for p, q in zip(row["old_log_probs"], row["rollout_log_probs"], strict=True)
-    ]
-    mean = math.fsum(k3 for _, k3 in each) / len(each)
-    return [math.fsum(k3 - mean for group, k3 in each if group == prompt) for prompt in range(24)]
 
 
 # ---------------------------------------------------------------- what is said

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from covering import alarms, page, run
 from covering.cells import cell, has_truth, numbers
 from covering.truth import Known, truths
@@ -39,47 +38,18 @@ def drawn(world, groups, i):
 
 
 @cache
-def readers(at, dumps=120, groups=32, change=lambda given: given):
-    """Of dumps of a world that all tests share, in turn."""
-    return [reader(change(drawn(WORLDS[at], groups, i))) for i in range(dumps)]
+def readers(at):
+    """Of dumps of a world that all tests share."""
+    return [reader(drawn(WORLDS[at], 32, i)) for i in range(120)]
 
 
-def covered(at, name, *how):
-    """Share of dumps whose interval holds the truth."""
-    true = truths(WORLDS[at], 20_000)[name].value
-    ends = [read.number(ROWS[name]).interval for read in readers(at, *how)]
-    return np.mean([low <= true <= high for low, high in ends])
-
-
-def apart(given: Batch) -> Batch:
-    """The same tokens as if each were a prompt of its own."""
-    each = torch.arange(given.tokens + 1)
-    key = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63, given.tokens))
-    return Batch(given.rollout, each, each, given.position, key, torch.zeros(given.tokens), old=given.old)
-
-
-@pytest.mark.parametrize(("world", "name"), [("heavy", "k3"), ("heavy", "f_2"), ("shifted", "k1")])
+@pytest.mark.parametrize(
+    ("world", "name"), [("light", "f_2"), ("heavy", "k3"), ("heavy", "f_2"), ("shifted", "k1")]
+)
 def test_intervals_of_clustered_data_hold_the_truth_about_95_times_in_100(world, name):
-    assert 0.90 <= covered(world, name) <= 0.985
-
-
-@pytest.mark.parametrize(("world", "name"), [("heavy", "k3"), ("shifted", "k1")])
-def test_drawing_tokens_instead_of_prompts_would_hold_it_far_too_seldom(world, name):
-    assert covered(world, name, 60, 16, apart) < 0.75
-
-
-def test_percentiles_of_the_same_replicates_would_miss_what_is_rare():
-    """Among 32 prompts one wide token in 1,000: a handful of events, and often none."""
-    true = truths(LIGHT, 20_000)["f_2"].value
-    ours, theirs = [], []
-    for read in readers("light"):
-        low, high = read.number(ROWS["f_2"]).interval
-        ends = np.quantile((read.sums["f_2"] / read.sums["tokens"])[1:].numpy(), (0.025, 0.975))
-        ours.append(low <= true <= high)
-        theirs.append(ends[0] <= true <= ends[1])
-
-    assert np.mean(ours) > 0.93
-    assert np.mean(theirs) < 0.90
+    true = truths(WORLDS[world], 20_000)[name].value
+    ends = [read.number(ROWS[name]).interval for read in readers(world)]
+    assert 0.90 <= np.mean([low <= true <= high for low, high in ends]) <= 0.985
 
 
 @pytest.mark.parametrize("world", [*HONEST[:3], *SHIFTED], ids=lambda world: world.name)

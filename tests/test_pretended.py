@@ -26,7 +26,7 @@ from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.run import gpu
 from offpol_diag.run.task import Local, one_thread
-from tests import gpu_room, pretended
+from tests import pretended
 from tests.devices import REAL
 from tests.kinds import EACH
 
@@ -273,7 +273,7 @@ def test_a_gpu_need_not_be_asked_how_many_tokens_a_batch_has(dump):
 
 
 def test_what_lies_on_a_gpu_is_counted_and_more_than_it_has_room_for_is_refused():
-    with gpu_room.room(100) as room:
+    with pretended.room(100) as room:
         x = on(1, 2, 3)
         view, taken = x[1:], room.taken
         with pytest.raises(torch.OutOfMemoryError):
@@ -299,7 +299,7 @@ def test_a_batch_that_does_not_fit_lets_go_of_all_it_held_before_its_halves_are_
 
     gc.disable()
     try:
-        with pretended.gpus(), one_thread(), gpu_room.room() as room:
+        with pretended.gpus(), one_thread(), pretended.room() as room:
             gpu.Fit(GPU).results(noted, gpu.send(next(dump.batches()), GPU))
     finally:
         gc.enable()
