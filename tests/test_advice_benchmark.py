@@ -195,9 +195,6 @@ def test_the_splits_share_no_seed_and_no_world():
     assert {one.kind.kind for one in final} <= {one.kind.kind for one in development}
 
 
-# ---------------------------------------------------------------- the page
-
-
 def test_the_page_is_made_of_the_results_that_are_kept():
     kept = page.results()
 

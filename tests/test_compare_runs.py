@@ -94,9 +94,6 @@ def worse(folder, a):
     return against(a, read(str(folder / "worse.parquet")))
 
 
-# ---------------------------------------------------------------- the statistics
-
-
 def test_a_run_against_itself_differs_by_exactly_nothing(folder, a):
     found = against(a, read(str(folder / "a.parquet")))
 
@@ -185,9 +182,6 @@ def test_a_real_shift_is_found_whenever_prompts_are_shared(tmp_path):
         assert k3.differs
         assert k3.ratio.interval[0] < (0.065 / 0.05) ** 2 * 1.05
         assert k3.ratio.interval[1] > (0.065 / 0.05) ** 2 * 0.95
-
-
-# ---------------------------------------------------------------- what is said
 
 
 def test_what_differs_comes_first_and_in_it_what_matters(worse):
@@ -287,9 +281,6 @@ def test_what_the_writers_said_of_the_runs_stands_beside_each_other_where_it_dif
     a = {"engine": {"name": "vLLM", "dtype": "bf16"}, "trainer": "verl"}
     b = {"engine": {"name": "vLLM", "dtype": "fp8"}, "trainer": "verl", "note": "x"}
     assert _provenance(a, b) == [("engine.dtype", "bf16", "fp8"), ("note", "not said", "x")]
-
-
-# ---------------------------------------------------------------- the command
 
 
 def run(*arguments):

@@ -78,9 +78,6 @@ def half_width(drawn, tokens, groups):
     return float(student.ppf(0.975, freedom)) * math.sqrt(variance * g / (g - 1))
 
 
-# ---------------------------------------------------------------- paired differences
-
-
 def test_a_difference_in_a_replicate_is_that_of_the_rows_it_draws(found, tmp_path):
     path = written(tmp_path)
     times, data = draws(found, path), oracles.sequences(ROWS)
@@ -140,9 +137,6 @@ def test_what_presets_share_cancels_so_the_interval_is_narrower(tmp_path):
     assert compared.better["weight_std"] == "cap2.0"
 
 
-# ---------------------------------------------------------------- who is better
-
-
 def replicates(*values, spread=0.0, common=0.0):
     """A value, and 256 replicates of it: noise that all have in common, and noise of their own."""
     shared = torch.linspace(-1, 1, 256, dtype=torch.float64)
@@ -185,9 +179,6 @@ def test_the_reference_is_the_first_that_can_be_computed_unless_one_is_named():
     assert reference({"a": ["x"]}, None) is None
     with pytest.raises(UsageError, match="no current_log_probs"):
         reference(needs, "a")
-
-
-# ---------------------------------------------------------------- what each drops
 
 
 def left(s, preset):
@@ -306,9 +297,6 @@ def test_nothing_is_looked_at_that_was_not_asked_for(tmp_path, found):
     assert (len(compared.differences), compared.drops) == (8, [])
     plain, asked = without.summary(), found.summary()  # and comparing changes no number
     assert (plain.presets, plain.metrics) == (asked.presets, asked.metrics)
-
-
-# ---------------------------------------------------------------- reports
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -49,12 +46,9 @@ COLUMNS = ("old_log_probs", "current_log_probs", "advantages")
 LOSSES = ("pg_", "ppo_kl", "loss_", "update", "mass", "grad", "kept_positive", "kept_negative")
 """Beginnings of the numbers that the policy loss or the advantage's sign enters in any preset."""
 
-Rows = list[dict[str, Any]]
-Done = dict[str, Any]
-
 
 @pytest.fixture(scope="module")
-def rows() -> Rows:
+def rows():
     made = oracles.make_rows(0.3, seed=6, many=40)
     for row in made:  # an advantage of 0 is no sign, and some rules ask for one
         row["advantages"] = [a if a else 0.5 for a in row["advantages"]]
@@ -62,12 +56,12 @@ def rows() -> Rows:
 
 
 @pytest.fixture(scope="module")
-def usual(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Done:
+def usual(rows, tmp_path_factory):
     """What every preset of the table does to the rows."""
     return tried(rows, TABLE, tmp_path_factory.mktemp("usual"))
 
 
-def tried(rows: Rows, presets: Any, folder: Path) -> Done:
+def tried(rows, presets, folder):
     """Preset → per sequence tokens kept, sum of weights, vetoed; its numbers; what it needs."""
     path = oracles.write(rows, folder / "dump.parquet")
     summary = analyze([path], presets=presets, sequences=folder / "sequences.parquet")
@@ -85,25 +79,22 @@ def tried(rows: Rows, presets: Any, folder: Path) -> Done:
 class Sum(float):
     """A sum, equal to another that was added up in another order."""
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return isinstance(other, Sum) and math.isclose(self, other, rel_tol=1e-11, abs_tol=1e-14)
 
-    def __ne__(self, other: object) -> bool:
+    def __ne__(self, other):
         return not self == other
 
 
-def did(one: Done) -> tuple[Any, ...]:
+def did(one):
     """What a preset does to each sequence."""
     weights = [None if weight is None else Sum(weight) for weight in one["weight_sum"]]
     return one["kept_tokens"], weights, one["vetoed"]
 
 
-# ---------------------------------------------------------------- the identity
-
-
-def test_where_the_policies_agree_every_preset_leaves_everything(rows: Rows, tmp_path: Path) -> None:
+def test_where_the_policies_agree_every_preset_leaves_everything(rows, tmp_path):
     same = copy.deepcopy(rows)
     for row in same:
         row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
@@ -120,17 +111,12 @@ def test_where_the_policies_agree_every_preset_leaves_everything(rows: Rows, tmp
         assert {key: found["numbers"][key] for key in one} == one, name
 
 
-# ---------------------------------------------------------------- columns
-
-
-def without(rows: Rows, column: str) -> Rows:
+def without(rows, column):
     return [{name: value for name, value in row.items() if name != column} for row in rows]
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_a_preset_reads_no_column_that_its_needs_do_not_name(
-    rows: Rows, usual: Done, tmp_path: Path, column: str
-) -> None:
+def test_a_preset_reads_no_column_that_its_needs_do_not_name(rows, usual, tmp_path, column):
     found = tried(without(rows, column), TABLE, tmp_path)
     for preset in TABLE:
         named = column in needs(preset, set())
@@ -140,7 +126,7 @@ def test_a_preset_reads_no_column_that_its_needs_do_not_name(
 
 
 @pytest.fixture(scope="module")
-def bases(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Rows, Done]]:
+def bases(rows, tmp_path_factory):
     """A dump that every rule lets through, and one that few do: other values show in one of the two."""
     same = [{**row, **dict.fromkeys(COLUMNS[:2], row["rollout_log_probs"])} for row in rows]
     wild = oracles.make_rows(1.5, seed=8, many=40)
@@ -149,11 +135,9 @@ def bases(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Ro
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_a_preset_reads_every_column_that_its_needs_name(
-    bases: list[tuple[Rows, Done]], tmp_path: Path, column: str
-) -> None:
+def test_a_preset_reads_every_column_that_its_needs_name(bases, tmp_path, column):
     """Other values there change one of its numbers, those of the loss left aside."""
-    changed: set[str] = set()
+    changed = set()
     for made, before in bases:
         after = tried(other(made, column), TABLE, tmp_path)
         pairs = ((name, one, after[name]) for name, one in before.items())
@@ -163,7 +147,7 @@ def test_a_preset_reads_every_column_that_its_needs_name(
     assert changed == {preset.name for preset in TABLE if column in needs(preset, set())}
 
 
-def other(rows: Rows, column: str) -> Rows:
+def other(rows, column):
     """The rows with other values in one column."""
     made = copy.deepcopy(rows)
     for i, row in enumerate(made):
@@ -171,14 +155,14 @@ def other(rows: Rows, column: str) -> Rows:
     return made
 
 
-def corrected(one: Done) -> dict[str, Any]:
+def corrected(one):
     found = {key: value for key, value in one["numbers"].items() if not key.startswith(LOSSES)}
     return {key: Sum(value) if isinstance(value, float) else value for key, value in found.items()}
 
 
 def test_columns_that_say_where_a_row_comes_from_and_the_size_of_advantages_change_nothing(
-    rows: Rows, usual: Done, tmp_path: Path
-) -> None:
+    rows, usual, tmp_path
+):
     for column in ("group_id", "policy_lag", "host", "token_ids"):
         rows = without(rows, column)
     scaled = [{**row, "advantages": [a * 1024 for a in row["advantages"]]} for row in rows]
@@ -186,16 +170,11 @@ def test_columns_that_say_where_a_row_comes_from_and_the_size_of_advantages_chan
     assert {name: did(one) for name, one in found.items()} == {name: did(one) for name, one in usual.items()}
 
 
-# ---------------------------------------------------------------- advantages
-
-
-def flipped(rows: Rows) -> Rows:
+def flipped(rows):
     return [{**row, "advantages": [-a for a in row["advantages"]]} for row in rows]
 
 
-def test_the_sign_of_the_advantages_swaps_what_is_said_of_positive_and_negative(
-    rows: Rows, usual: Done, tmp_path: Path
-) -> None:
+def test_the_sign_of_the_advantages_swaps_what_is_said_of_positive_and_negative(rows, usual, tmp_path):
     swap = {"positive": "negative", "negative": "positive"}
     either = [one for one in TABLE if all(rule.advantage in ("any", *swap) for rule in one.reject)]
     turned = [
@@ -212,15 +191,13 @@ def test_the_sign_of_the_advantages_swaps_what_is_said_of_positive_and_negative(
         assert first["numbers"]["kept_positive"] == second["numbers"]["kept_negative"], one.name
 
 
-def signed() -> list[Preset]:
+def signed():
     """Every rule of the table that asks for a sign, alone."""
     rules = {(one.policy, rule): None for one in TABLE for rule in one.reject if rule.advantage != "any"}
     return [Preset(f"r{i}", "", policy=policy, reject=(rule,)) for i, (policy, rule) in enumerate(rules)]
 
 
-def test_what_a_signed_rule_rejects_under_either_sign_is_what_it_rejects_under_any(
-    rows: Rows, tmp_path: Path
-) -> None:
+def test_what_a_signed_rule_rejects_under_either_sign_is_what_it_rejects_under_any(rows, tmp_path):
     """The two are disjoint: no advantage and no log-ratio is 0 here."""
     some = signed()
     plain = [replace(one, reject=(replace(one.reject[0], advantage="any"),)) for one in some]
@@ -238,10 +215,7 @@ def test_what_a_signed_rule_rejects_under_either_sign_is_what_it_rejects_under_a
         assert [a + b for a, b in zip(gone[0], gone[1], strict=True)] == gone[2], one.reject
 
 
-# ---------------------------------------------------------------- bounds
-
-
-def wider(preset: Preset) -> Iterator[Preset]:
+def wider(preset):
     """The preset with one bound moved outwards."""
     if preset.weight and preset.weight.action == "mask":
         for part in _moved(preset.weight, *_RATIO):
@@ -258,24 +232,23 @@ def wider(preset: Preset) -> Iterator[Preset]:
             yield replace(preset, veto=veto)
 
 
-Move = Callable[[float], float]
-_RATIO: tuple[Move, Move] = (lambda x: x / 1.3, lambda x: x * 1.3)
+_RATIO = (lambda x: x / 1.3, lambda x: x * 1.3)
 
 
-def _outwards(rule: Reject) -> tuple[Move, Move]:
+def _outwards(rule):
     if rule.statistic in ("ratio", "mult_prob_error") or rule.statistic in UNSIGNED:
         return _RATIO
     return lambda x: x - abs(x) / 3 - 0.01, lambda x: x + abs(x) / 3 + 0.01
 
 
-def _moved(part: Any, down: Move, up: Move) -> Iterator[Any]:
+def _moved(part, down, up):
     if part.lower is not None:
         yield replace(part, lower=down(part.lower))
     if part.upper is not None:
         yield replace(part, upper=up(part.upper))
 
 
-def numbered(made: list[tuple[Preset, Preset]]) -> tuple[list[Preset], list[tuple[str, str]]]:
+def numbered(made):
     """The presets to try, each once, and which two are compared."""
     return (
         [replace(new, name=f"n{i}") for i, (_, new) in enumerate(made)],
@@ -283,14 +256,14 @@ def numbered(made: list[tuple[Preset, Preset]]) -> tuple[list[Preset], list[tupl
     )
 
 
-def raw(preset: Preset) -> Preset:
+def raw(preset):
     """Without normalisation, which mixes all weights of a trainer batch."""
     if preset.weight is None or not preset.weight.normalize:
         return preset
     return replace(preset, weight=replace(preset.weight, normalize=False))
 
 
-def test_a_wider_band_never_keeps_or_weighs_less(rows: Rows, tmp_path: Path) -> None:
+def test_a_wider_band_never_keeps_or_weighs_less(rows, tmp_path):
     table = [raw(one) for one in TABLE]
     some, pairs = numbered([(one, new) for one in table for new in wider(one)])
     found = tried(rows, [*table, *some], tmp_path)
@@ -310,7 +283,7 @@ def test_a_wider_band_never_keeps_or_weighs_less(rows: Rows, tmp_path: Path) -> 
     assert grown > 40
 
 
-def higher(preset: Preset) -> Iterator[Preset]:
+def higher(preset):
     """The preset with one bound of its truncation moved up."""
     weight = preset.weight
     if weight is None or weight.action != "truncate":
@@ -322,9 +295,7 @@ def higher(preset: Preset) -> Iterator[Preset]:
         yield replace(preset, weight=replace(weight, lower=min(weight.lower * 1.2, top)))
 
 
-def test_a_higher_bound_of_a_truncation_never_lowers_a_weight_nor_moves_the_mask(
-    rows: Rows, tmp_path: Path
-) -> None:
+def test_a_higher_bound_of_a_truncation_never_lowers_a_weight_nor_moves_the_mask(rows, tmp_path):
     table = [raw(one) for one in TABLE]
     some, pairs = numbered([(one, new) for one in table for new in higher(one)])
     found = tried(rows, [*table, *some], tmp_path)
@@ -338,10 +309,7 @@ def test_a_higher_bound_of_a_truncation_never_lowers_a_weight_nor_moves_the_mask
         assert all(a <= b * (1 + 1e-12) for a, b in sums), (old, new)
 
 
-# ---------------------------------------------------------------- trainer batches
-
-
-def beyond(preset: Preset) -> bool:
+def beyond(preset):
     """Whether it looks beyond one sequence."""
     weight = preset.weight
     return any(rule.over == "batch" for rule in preset.reject) or (
@@ -349,9 +317,7 @@ def beyond(preset: Preset) -> bool:
     )
 
 
-def test_only_presets_that_look_beyond_a_sequence_ask_for_the_step(
-    rows: Rows, usual: Done, tmp_path: Path
-) -> None:
+def test_only_presets_that_look_beyond_a_sequence_ask_for_the_step(rows, usual, tmp_path):
     found = tried(without(rows, "step"), TABLE, tmp_path)
     for preset in TABLE:
         same = did(found[preset.name]) == did(usual[preset.name])
@@ -359,7 +325,7 @@ def test_only_presets_that_look_beyond_a_sequence_ask_for_the_step(
     assert sum(did(found[one.name]) != did(usual[one.name]) for one in TABLE if beyond(one)) >= 6
 
 
-def test_a_step_alone_is_what_it_is_among_others(rows: Rows, usual: Done, tmp_path: Path) -> None:
+def test_a_step_alone_is_what_it_is_among_others(rows, usual, tmp_path):
     at = {row["sequence_id"]: i for i, row in enumerate(rows)}
     part = [row for row in rows if row["step"] == 1]
     found = tried(part, TABLE, tmp_path)

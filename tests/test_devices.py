@@ -57,9 +57,6 @@ def batch(dump) -> Batch:
     return next(open_dump([dump], batch_tokens=5000).batches())
 
 
-# ---------------------------------------------------------------- names
-
-
 plain_trouble = named.trouble
 
 
@@ -156,9 +153,6 @@ def test_one_device_is_the_local_engine_and_several_are_read_by_shards():
     assert isinstance(on([CPU, CPU]), Devices)
 
 
-# ---------------------------------------------------------------- several devices
-
-
 def read(engine: Any, dump: str, each: Each | None = None) -> tuple[Any, Any]:
     opened = open_dump([dump], batch_tokens=1500)
     study = Study.of(opened.info.columns, catalogue.load().resolve("token_is,geo_rs"), (), 0)
@@ -246,9 +240,6 @@ def test_a_gpu_has_the_numbers_of_a_cpu(device, many, presets, lacking, dump, tm
         assert same(here[part], there[part]), part
 
 
-# ---------------------------------------------------------------- the way to a device
-
-
 @pytest.mark.skipif(REAL, reason="a real GPU is here")
 def test_copies_run_on_a_stream_of_their_own_and_the_work_waits_for_them(batch):
     with pretended.gpus():
@@ -294,9 +285,6 @@ def test_what_is_no_lack_of_memory_is_raised(batch, monkeypatch):
         send(batch, GPU)
     with pytest.raises(RuntimeError, match="illegal"):
         Fit(CPU).results(broken, Sent(batch, batch))
-
-
-# ---------------------------------------------------------------- what does not fit
 
 
 @dataclass

@@ -65,9 +65,6 @@ def drawn(parts, width=100):
     return console.file.getvalue()
 
 
-# ---------------------------------------------------------------- what is said of a diagnosis
-
-
 @pytest.mark.parametrize(
     ("verdict", "headline"),
     [
@@ -146,9 +143,6 @@ def test_page_and_pull_request_and_terminal_open_with_it():
     assert "p-1/s-<2>" not in page
 
 
-# ---------------------------------------------------------------- nothing is ranked beside a bug
-
-
 def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
     given = recommendation().model_copy(update={"numbers": {"token TIS": {"k3": Number(value=0.1)}}})
     summary = make_summary(diagnosis=BUG, recommendation=given)
@@ -170,9 +164,6 @@ def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
     assert (table.header[-1] == "better") is better
     assert any("fix the bug first" in note for note in table.notes) is not better
     assert {len(row) for row in table.rows} == {len(table.header)}
-
-
-# ---------------------------------------------------------------- the command
 
 
 def run(*args):

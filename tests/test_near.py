@@ -223,8 +223,6 @@ def test_a_few_very_long_sequences_are_looked_at_in_blocks_too(tmp_path, monkeyp
             assert _close(number["value"], whole["presets"][name]["metrics"][key]["value"]), (name, key)
 
 
-# ---------------------------------------------------------------- which tokens are near
-
 COINS = Reject("binary_kl", "token", None, 0.2)
 
 

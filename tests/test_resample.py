@@ -113,9 +113,6 @@ def test_the_mixer_is_the_published_one_and_leaves_its_input_alone(shape, device
     assert torch.equal(x, before)
 
 
-# ---------------------------------------------------------------- intervals
-
-
 def test_an_interval_needs_a_few_groups_and_defined_replicates():
     draws = accumulators.draws(KEYS[:40], 0)
     read = Sums.of({"x": torch.randn(40).double(), "tokens": torch.ones(40).double()}, draws).read()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,7 +21,7 @@ M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 NORMAL = Preset("n", "", weight=Weight(upper=2.0, normalize=True))
 
 
-def made(steps: list[int | None], seed: int = 0, sigma: float = 0.3, most: int = 30) -> list[dict[str, Any]]:
+def made(steps, seed=0, sigma=0.3, most=30):
     """Sequences of random length whose log-ratio is heavy-tailed; one row per entry of `steps`."""
     draw = np.random.default_rng(seed)
     rows = []
@@ -42,34 +40,29 @@ def made(steps: list[int | None], seed: int = 0, sigma: float = 0.3, most: int =
     return rows
 
 
-def saved(rows: list[dict[str, Any]], path: Path) -> str:
+def saved(rows, path):
     pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
 
 
-def deltas(row: dict[str, Any]) -> list[float]:
+def deltas(row):
     return [p - q for p, q in zip(row["old_log_probs"], row["rollout_log_probs"], strict=True)]
 
 
-def by_step(rows: list[dict[str, Any]]) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
+def by_step(rows):
+    found = {}
     for at, row in enumerate(rows):
         found.setdefault(row.get("step"), []).append(at)
     return found
 
 
-def sequences(
-    rows: list[dict[str, Any]], presets: list[Preset], folder: Path, **options: Any
-) -> pl.DataFrame:
+def sequences(rows, presets, folder, **options):
     out = folder / "sequences.parquet"
     analyze([saved(rows, folder / "dump.parquet")], presets=presets, device="cpu", sequences=out, **options)
     return pl.read_parquet(out)
 
 
-# ---------------------------------------------------------------- M2PO
-
-
-def kept(rows: list[dict[str, Any]], upper: float) -> list[int]:
+def kept(rows, upper):
     """Tokens left of each row: of each step those below the cut of the squares."""
     found = [0] * len(rows)
     for members in by_step(rows).values():
@@ -105,9 +98,6 @@ def test_m2po_removes_the_largest_squares_of_each_step_until_the_rest_is_below(
     assert sum(found) == {id(TWO): 2, id(FIVE): 3}.get(id(rows), sum(found))
 
 
-# ---------------------------------------------------------------- Pareto smoothing
-
-
 @pytest.mark.parametrize("sigma", [0.02, 0.2, 1.0])
 def test_smoothed_sequence_weights_are_those_of_arviz(tmp_path, sigma):
     some = made([0] * 400, sigma=sigma, most=12)
@@ -126,21 +116,18 @@ def test_smoothed_sequence_weights_are_those_of_arviz(tmp_path, sigma):
     )
 
 
-def smoothed(logs: np.ndarray) -> np.ndarray:
+def smoothed(logs):
     """arviz takes −log, and normalises; undone by the smallest weight, which smoothing leaves alone."""
     found, _ = array_stats.psislw(-logs.copy(), r_eff=1.0)
     found = np.asarray(found).ravel()
     return np.exp(found - found[logs.argmin()] + logs.min())
 
 
-# ---------------------------------------------------------------- normalisation
-
-
 def test_normalised_numbers_stay_exact_when_every_weight_is_near_one(tmp_path):
     rows = made([1, 2] * 100, sigma=1e-6)
     path = saved(rows, tmp_path / "dump.parquet")
     raw = [[math.exp(d) for d in deltas(row)] for row in rows]
-    away: list[float] = []
+    away = []
     for members in by_step(rows).values():
         pool = [w - 1 for at in members for w in raw[at]]
         mean = math.fsum(pool) / len(pool)
@@ -152,10 +139,7 @@ def test_normalised_numbers_stay_exact_when_every_weight_is_near_one(tmp_path):
     assert std == pytest.approx(expected, rel=1e-7)  # exp itself rounds Δ = 1e-6 to 1e-10
 
 
-# ---------------------------------------------------------------- advantages from rewards
-
-
-def grpo(rewards: list[float]) -> list[float]:
+def grpo(rewards):
     """(r − mean) / (std with n − 1, + 1e-6); alone: the reward itself over 1 + 1e-6."""
     if len(rewards) == 1:
         return [rewards[0] / (1 + 1e-6)]
@@ -164,7 +148,7 @@ def grpo(rewards: list[float]) -> list[float]:
     return [(r - mean) / (std + 1e-6) for r in rewards]
 
 
-def rewarded(seed: int = 3) -> list[dict[str, Any]]:
+def rewarded(seed=3):
     """Groups of one to six whose sequences are scattered, the same prompts in two steps."""
     draw = np.random.default_rng(seed)
     rows = [row | {"step": at % 2, "group_id": f"g{(at * 7) % 13}"} for at, row in enumerate(made([0] * 60))]
@@ -175,8 +159,8 @@ def rewarded(seed: int = 3) -> list[dict[str, Any]]:
     return rows
 
 
-def with_advantages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    groups: dict[Any, list[int]] = {}
+def with_advantages(rows):
+    groups = {}
     for at, row in enumerate(rows):
         groups.setdefault((row["step"], row["group_id"]), []).append(at)
     filled = [dict(row) for row in rows]
@@ -237,13 +221,13 @@ def test_large_rewards_that_hardly_differ_keep_their_advantages(tmp_path):
     )
 
 
-def test_too_many_steps_are_refused_in_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_steps_are_refused_in_one_reading(tmp_path, monkeypatch):
     path = saved(made(list(range(9))), tmp_path / "a.parquet")
     monkeypatch.setattr(scope, "MOST_STEPS", 4)
-    readings: list[Dump] = []
+    readings = []
     batches = Dump.batches
 
-    def counted(dump: Dump, *args: Any) -> Any:
+    def counted(dump, *args):
         readings.append(dump)
         return batches(dump, *args)
 

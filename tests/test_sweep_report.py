@@ -43,9 +43,6 @@ def swept(path, one=GEO, values=(1.001, 1.01, 1.5), **more):
     return sweep([path], SweepOptions(one, pick(one, None), values, **more), workers=1).sweep
 
 
-# ---------------------------------------------------------------- the command
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_window_stands_first_and_is_named_by_a_command_that_runs(width):
     ran = run("--preset", "geo_rs", "-v", "--keep", "0.95", "--for", "verl", width=width)
@@ -104,9 +101,6 @@ def test_a_dump_without_the_column_is_refused_and_a_preset_of_ones_own_is_swept(
     own.write_text('[mine]\nreject = { statistic = "tv", over = "max", upper = 0.2 }\n')
     ran = run("--preset", "mine", "--preset-file", str(own), "-v", "--keep", "0.8")
     assert (ran.exit_code, "≤" in ran.stdout) == (0, True)
-
-
-# ---------------------------------------------------------------- warnings
 
 
 def noise(random, many, length, spread, shift=0.0):
@@ -186,9 +180,6 @@ def test_the_floor_of_a_mean_falls_with_the_root_of_the_length(tmp_path):
     assert math.isclose(of_logits(7), 0.0625 / math.sqrt(12) * math.sqrt(2))  # steps of 1/16 near 10
 
 
-# ---------------------------------------------------------------- the plot
-
-
 def figure(*rows, unit="fraction"):
     series = tuple(Series(name, name.upper(), row) for name, row in zip("abc", rows, strict=False))
     return Figure("t", ("1", "22"), series, unit)
@@ -207,9 +198,6 @@ def test_each_point_has_a_row_and_each_series_its_mark():
     assert first.index("A") < second.index("A")
     assert axis.split() == ["-2", "6"]
     assert dots(figure((None, None)), 40)[0].count("A") == 0
-
-
-# ---------------------------------------------------------------- the page in docs/
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "sweep.md"

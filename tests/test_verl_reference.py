@@ -27,9 +27,6 @@ OURS = catalogue.load(HERE / "golden_presets.toml")
 VERLS = [preset for preset in catalogue.load().values() if (preset.logs or "").startswith("verl-")]
 
 
-# ---------------------------------------------------------------- golden numbers
-
-
 def key_of(generation):
     return f"verl_{generation.replace('-', '_')}"
 
@@ -84,9 +81,6 @@ def check_weights(got, want):
     assert got == (None if want is None else pytest.approx(list(want), rel=1e-6))
 
 
-# ---------------------------------------------------------------- dumps
-
-
 def dumps():
     """Name → rows."""
     spread = partial(trainer_dumps.spread_rows, dtype=np.float32)
@@ -117,9 +111,6 @@ def columns_of(rows):
 DUMPS = dumps()
 HARDEST = ("wild tokens", "empty rows")
 """Dumps on which every preset is tried; on each of the others a seventh of them, in turn."""
-
-
-# ---------------------------------------------------------------- presets, and what verl is told
 
 
 def varied():

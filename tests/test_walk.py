@@ -100,9 +100,6 @@ def same(one, two, rel=1e-12):
         np.testing.assert_allclose(two[name], values, rtol=rel, atol=1e-14 * finite, err_msg=name)
 
 
-# ---------------------------------------------------------------- against plain sums
-
-
 def fsums(of, drift):
     """The sums of one drift over each sequence, in plain Python."""
     q, p = of.policy(drift.denominator).tolist(), of.policy(drift.numerator).tolist()
@@ -234,8 +231,6 @@ def test_positions_below_zero_lose_no_token():
     assert tokens[0, :4].tolist() == [5, 2, 2, 0]
 
 
-# ---------------------------------------------------------------- ways that must agree
-
 EACH_WITH_EACH = [
     *zip(SIZES, ["of sequences", "of tokens", "of parts", "none"] * 2, strict=False),
 ]
@@ -260,9 +255,6 @@ def test_hardly_any_token_is_no_trouble(lengths):
 
     assert len(found["gap d"]) == len(lengths)
     assert len(found["worst"]) == sum(lengths)
-
-
-# ---------------------------------------------------------------- the worst, and blocks
 
 
 @pytest.mark.parametrize("lengths", [[500], [30] * 25, [3] * 19, [3] * 20, [1] * 300])
