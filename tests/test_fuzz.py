@@ -14,6 +14,7 @@ import pytest
 FUZZ = Path(__file__).parent / "fuzz"
 FUZZERS = sorted(path.stem for path in FUZZ.glob("*.py") if path.stem not in ("runner", "mutations"))
 SECONDS = 1
+Planted = tuple[subprocess.CompletedProcess[str], Path]
 COUNTS = re.compile(r"^(\d+) inputs: (\d+) answered, (\d+) refused, (\d+) badly$", re.M)
 
 
@@ -106,7 +107,7 @@ sys.exit(runner.main(make))
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
     """A fuzzer of as many inputs as there are planted mistakes, and where it kept them."""
     kept = tmp_path_factory.mktemp("kept")
     ways = json.dumps(list(PLANTED.values()))
@@ -114,13 +115,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Comple
     return python("-c", SCRIPT, *given, PYTHONHASHSEED="2"), kept
 
 
-Planted = tuple[subprocess.CompletedProcess[str], Path]
-
-
 @pytest.mark.parametrize("said", PLANTED)
-def test_a_bad_answer_is_told_and_kept(
-    said: str, planted: tuple[subprocess.CompletedProcess[str], Path]
-) -> None:
+def test_a_bad_answer_is_told_and_kept(said: str, planted: Planted) -> None:
     ran, kept = planted
     number = list(PLANTED).index(said)
     assert f"bad: input {number} of seed 0: {said}" in ran.stdout, ran.stderr
@@ -128,9 +124,7 @@ def test_a_bad_answer_is_told_and_kept(
     assert json.loads((kept / f"0-{number}" / "input.json").read_text())["problem"].startswith(said)
 
 
-def test_bad_answers_are_counted_and_end_in_1(
-    planted: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
+def test_bad_answers_are_counted_and_end_in_1(planted: Planted) -> None:
     ran, _ = planted
     found = COUNTS.search(ran.stdout)
     assert found is not None
