@@ -133,8 +133,12 @@ class Batch:
     def rows(self, begin: int, end: int) -> Batch:
         """Return sequences `begin` to before `end`, as views."""
         first, last = (int(self.cu_seqlens[at]) for at in (begin, end))
-        runs = self.cu_runs[(self.cu_runs > first) & (self.cu_runs < last)]
         ends = self.cu_runs.new_tensor([first, last] if last > first else [first])
+        after, before = (
+            torch.searchsorted(self.cu_runs, ends[0], right=True),
+            torch.searchsorted(self.cu_runs, ends[-1]),
+        )
+        runs = self.cu_runs[int(after) : int(before)]
         return self._cut(
             slice(first, last),
             cu_seqlens=self.cu_seqlens[begin : end + 1] - first,

@@ -64,7 +64,8 @@ def apart(one, two, name):
     ids=["1e-8", "1e-4", "0.03", "0.2", "1"],
 )
 def test_near_and_far_tokens_together_are_all_tokens(tmp_path, monkeypatch, sigma, block, presets):
-    monkeypatch.setattr(moments, "BLOCK", block)
+    for module in (moments, ratios):
+        monkeypatch.setattr(module, "BLOCK", block)
     rows = oracles.make_rows(sigma, seed=11, many=30, outliers=0.02)
     study, found, batch = opened(rows, tmp_path, presets)
 

@@ -81,7 +81,7 @@ class Terms:
         ratio: r of the token, or of the sequence where the loss pools u.
         moves: whether r depends on π_θ, i.e. u is within the preset's bound.
         preset: the preset, for its clip and its shape.
-        ratios: all tokens of the batch; None for a pooled loss at A = 1 or −1.
+        ratios: these tokens; None for a pooled loss at A = 1 or −1.
     """
 
     advantages: Tensor
@@ -94,11 +94,11 @@ class Terms:
     @property
     def u(self) -> Tensor:
         """u of every token, unbounded."""
-        return _u(self.whole)
+        return _u(self.tokens)
 
     @property
-    def whole(self) -> Ratios:
-        """All tokens of the batch."""
+    def tokens(self) -> Ratios:
+        """These tokens, of which a pooled loss at A = 1 or −1 has none."""
         assert self.ratios is not None
         return self.ratios
 
@@ -124,6 +124,7 @@ class Loss:
             and neither values nor a gate: then near tokens are summed by moments. Else every token is looked
             at.
         gate: whether it is |A| times a smooth gate (`moments.GATES`) in place of a clip.
+        later: whether it depends on the tokens after (`later_drift`).
     """
 
     of: Callable[[Terms], Found]
@@ -135,6 +136,7 @@ class Loss:
     values: Callable[[Ratios, Preset, bool], Tensor] | None = None
     linear: bool = True
     gate: bool = False
+    later: bool = False
 
 
 def _ppo(x: Terms) -> Found:
@@ -183,10 +185,10 @@ def _sapo(x: Terms) -> Found:
 
 def _topr(x: Terms) -> Found:
     """Compute −A log π_θ, times the clipped, constant r where the reward (if there is none, A) is <= 0."""
-    rewards = x.whole.batch.rewards
+    rewards = x.tokens.batch.rewards
     good = x.advantages > 0
     if rewards is not None:
-        good = segments.spread(rewards > 0, x.whole.batch.cu_seqlens)
+        good = segments.spread(rewards > 0, x.tokens.batch.cu_seqlens)
     held = _clamp(x.ratio, *_bounds(x.preset.clip))
     slope = -x.advantages * torch.where(good, 1.0, held)
     return slope * x.current, slope, (held != x.ratio) & ~good, None
@@ -201,7 +203,7 @@ def _dro(x: Terms) -> Found:
 def _gmpo(x: Terms) -> Found:
     """Compute −A times the geometric mean of r, u held to [−low, high] on A's side; A is their mean."""
     held = _held(x.u, x.advantages, x.preset.clip)
-    loss = segments.spread(gmpo_values(x.whole, x.preset), x.whole.batch.cu_seqlens)
+    loss = segments.spread(gmpo_values(x.tokens, x.preset), x.tokens.batch.cu_seqlens)
     clipped = (held != x.u) & (x.advantages != 0)
     return loss, torch.where(clipped | (x.advantages == 0), 0.0, loss), clipped, None
 
@@ -237,8 +239,8 @@ def _gmpo_values(whole: Ratios, preset: Preset, split: Split | None) -> Tensor:
 
 def _vespo(x: Terms) -> Found:
     """Compute −φ A log π_θ."""
-    offsets = x.whole.batch.cu_seqlens
-    positive, negative = (segments.spread(phi, offsets) for phi in vespo_factors(x.whole, x.preset))
+    offsets = x.tokens.batch.cu_seqlens
+    positive, negative = (segments.spread(phi, offsets) for phi in vespo_factors(x.tokens, x.preset))
     slope = -x.advantages * torch.where(x.advantages < 0, negative, positive)
     return slope * x.current, slope, None, None
 
@@ -287,9 +289,7 @@ def _fipo(x: Terms) -> Found:
     Tokens with r above the dual clip do not count in the sum; where A < 0 and r is above `threshold`, the
     influence is within `CALM`.
     """
-    shape, dual = x.preset.shape, x.preset.clip.dual
-    u = x.u if dual is None else torch.where(x.ratio > dual, 0.0, x.u)
-    later = _discounted(u, x.whole.batch.position, x.whole.batch.cu_seqlens, 2 ** (-1 / shape.half_life))
+    shape, later = x.preset.shape, later_drift(x.tokens, x.preset)
     influence = torch.exp(later.clamp(-OVERFLOW, OVERFLOW)).clamp(shape.lowest, shape.highest)
     risky = (x.advantages < 0) & (x.ratio > shape.threshold)
     influence = torch.where(risky, influence.clamp(*CALM), influence)
@@ -299,6 +299,30 @@ def _fipo(x: Terms) -> Found:
 
 CALM = (0.8, 1.0)
 """FIPO's bounds where A < 0 and r is large: ms-swift 3602360a5 (2026-08-22) grpo_trainer.py:933-939."""
+
+
+def later_drift(ratios: Ratios, preset: Preset) -> Tensor:
+    """Compute the discounted sum of u over each token and those after it in its sequence, [T].
+
+    It is computed once, of all tokens of the batch, also where these are some.
+    """
+    key, whole = later_key(preset), ratios.whole
+    if whole is None:
+        return ratios.once(key, lambda: _later_drift(ratios, preset))
+    return ratios.once(key, lambda: ratios.batch.pick(later_drift(whole, preset)))
+
+
+def later_key(preset: Preset) -> tuple[object, ...]:
+    """Return the key under which the discounted sum of a preset is cached."""
+    clip = preset.clip
+    return "later u", anchor_of(preset.policy), clip.dual, clip.safety, preset.shape.half_life
+
+
+def _later_drift(ratios: Ratios, preset: Preset) -> Tensor:
+    batch, u = ratios.batch, _drift(ratios)
+    if preset.clip.dual is not None:
+        u = torch.where(torch.exp(u.clamp(*_limits(preset))) > preset.clip.dual, 0.0, u)
+    return _discounted(u, batch.position, batch.cu_seqlens, 2 ** (-1 / preset.shape.half_life))
 
 
 def _discounted(u: Tensor, position: Tensor, offsets: Tensor, gamma: float) -> Tensor:
@@ -345,7 +369,7 @@ LOSSES: dict[str, Loss] = {
     "sapo": Loss(_sapo, gate=True),
     "topr": Loss(_topr, linear=False),
     "gmpo": Loss(_gmpo, values=gmpo_values),
-    "fipo": Loss(_fipo, linear=False),
+    "fipo": Loss(_fipo, linear=False, later=True),
     "dro": Loss(_dro, ratio=False, linear=False),
     "vespo": Loss(_vespo, "never", ratio=False, log=True, factors=vespo_factors),
 }
@@ -408,11 +432,7 @@ def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
     """Compute the preset's loss per token, cached in `ratios`; None when the batch lacks columns."""
     if not known(ratios.batch, preset):
         return None
-    key, whole = ("loss of", kind(preset)), ratios.whole
-    if whole is None or linear(preset):
-        return ratios.once(key, lambda: _token_loss(ratios, preset))
-    every = whole.once(key, lambda: _token_loss(whole, preset))
-    return ratios.once(key, lambda: every.map(ratios.batch.pick))
+    return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset))
 
 
 def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
@@ -471,15 +491,15 @@ def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
 
 
 def _u(ratios: Ratios) -> Tensor:
-    """Compute u of every token, [T]."""
+    """Compute u of every token, [T], cached."""
+    return ratios.once("loss u", lambda: _drift(ratios))
 
-    def made() -> Tensor:
-        current, before = ratios.batch.current, ratios.batch.policy(anchor_of(ratios.policy))
-        assert current is not None
-        assert before is not None
-        return current - before
 
-    return ratios.once("loss u", made)
+def _drift(ratios: Ratios) -> Tensor:
+    current, before = ratios.batch.current, ratios.batch.policy(anchor_of(ratios.policy))
+    assert current is not None
+    assert before is not None
+    return current - before
 
 
 def mean_u(ratios: Ratios) -> Tensor:

@@ -66,11 +66,11 @@ GROUPS = {
 }
 """By column, functions that are made in one pass."""
 
-COLUMNS: dict[str, Callable[[NearTokens], Tensor]] = {
-    "log π_rollout": lambda near: near.batch.rollout,
-    "log π_θ": lambda near: _there(near.batch.current),
-    "π_rollout": lambda near: near.probabilities,
-    "π_old/π_rollout": lambda near: near._expm1("old") + 1,
+COLUMNS: dict[str, Callable[[NearTokens, slice], Tensor]] = {
+    "log π_rollout": lambda near, at: near.batch.rollout[at],
+    "log π_θ": lambda near, at: _there(near.batch.current)[at],
+    "π_rollout": lambda near, at: near.probabilities[at],
+    "π_old/π_rollout": lambda near, at: near._expm1("old")[at] + 1,
 }
 SIDES: dict[str, Callable[[Tensor], Tensor]] = {
     "A+": lambda a: a.clamp(min=0),
@@ -135,12 +135,20 @@ class Moments:
             self.tokens.known[key] = found = segments.total(found, self.tokens.batch.turns)
         return found
 
-    def total(self, x: Tensor) -> Tensor:
-        """Compute Σ x of each row, x of all tokens of the batch, far ones included, [T]."""
-        x = x.index_fill(0, self.tokens.far, 0.0)
+    def of_turns(self, x: Tensor, at: slice, block: Batch) -> Tensor:
+        """Compute Σ x of each turn of a block of whole sequences; x of all its tokens, [t], may be flags."""
+        x = x.index_fill(0, self.tokens.far_in(at), 0)
         if self.sign:
-            x = x * SIDES[self.sign](_there(self.tokens.batch.advantages))
-        found = segments.total(x, self.tokens.batch.cu_runs)
+            x = x * SIDES[self.sign](_there(block.advantages))
+        if x.dtype != torch.bool:
+            return segments.total(x, block.cu_runs)
+        if segments.none(x):
+            return self.n.new_zeros(len(block.cu_runs) - 1)
+        return segments.count(x, block.cu_runs)
+
+    def of_blocks(self, parts: list[Tensor]) -> Tensor:
+        """Join the sums over the turns of all blocks, in order, to those of each row."""
+        found = _joined(parts)
         return found if self.by_turn else segments.total(found, self.tokens.batch.turns)
 
     def exp(self, d: Direction, column: str = "", side: str = "") -> Tensor:
@@ -177,7 +185,6 @@ class NearTokens:
     excess: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
     known: dict[tuple[str, ...], Tensor] = field(default_factory=dict, repr=False)
     _log_ratios: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
-    _gates: dict[tuple[Direction, float], Tensor] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for x in self.excess.values():
@@ -232,14 +239,16 @@ class NearTokens:
     def _sum(self, side: str, column: str, d: Direction, names: tuple[str, ...]) -> None:
         """Sum some functions in one pass."""
         found: dict[str, list[Tensor]] = {name: [] for name in names}
+        tau = _tau(names[0])
         for at, offsets, far in self._blocks:
             factor = self._factor(side, column, at, far)
             delta, x = (self._log_ratio(d)[at], self._expm1(d)[at]) if d else (self.batch.rollout[at],) * 2
+            gate = (tau * x).sigmoid_().sub_(0.5) if tau else x
             for name in names:
                 if name == "1":
                     value = _there(factor)
-                elif tau := _tau(name):
-                    value = GATES[name.rpartition(" ")[0]](self._gate(d, tau)[at], x, tau)
+                elif tau:
+                    value = GATES[name.rpartition(" ")[0]](gate, x, tau)
                 else:
                     value = FUNCTIONS[name](delta, x)
                 value = value if factor is None or name == "1" else value * factor
@@ -263,10 +272,17 @@ class NearTokens:
             return [(slice(0, self.batch.tokens), starts, self.far)]
         found = []
         for first, last in segments.spans(starts, BLOCK):
-            begin, end = int(starts[first]), int(starts[last])
-            low, high = torch.searchsorted(self.far, torch.tensor([begin, end])).tolist()
-            found.append((slice(begin, end), starts[first : last + 1] - begin, self.far[low:high] - begin))
+            at = slice(int(starts[first]), int(starts[last]))
+            found.append((at, starts[first : last + 1] - at.start, self.far_in(at)))
         return found or [(slice(0, 0), starts, self.far)]
+
+    def far_in(self, at: slice) -> Tensor:
+        """Return the indices of the far tokens in a block, from its first token on."""
+        if at == slice(0, self.batch.tokens):
+            return self.far
+        low, high = torch.searchsorted(self.far, torch.tensor([at.start, at.stop])).tolist()
+        found: Tensor = self.far[low:high] - at.start
+        return found
 
     def _log_ratio(self, d: Direction) -> Tensor:
         """Return d of every token, 0 of far ones, [T]."""
@@ -281,15 +297,9 @@ class NearTokens:
             self.excess[d] = segments.expm1(self._log_ratio(d))
         return self.excess[d]
 
-    def _gate(self, d: Direction, tau: float) -> Tensor:
-        """Return σ(τx) − ½ of every token, 0 of far ones, [T]."""
-        if (d, tau) not in self._gates:
-            self._gates[d, tau] = (tau * self._expm1(d)).sigmoid_().sub_(0.5)
-        return self._gates[d, tau]
-
     def _factor(self, side: str, column: str, at: slice, far: Tensor) -> Tensor | None:
         """Compute the factor of f(d) of each token of a block, 0 for far ones; None for 1."""
-        found = COLUMNS[column](self)[at] if column else None
+        found = COLUMNS[column](self, at) if column else None
         if side:
             of_side = SIDES[side](_there(self.batch.advantages)[at])
             found = of_side if found is None else found * of_side

@@ -15,7 +15,6 @@ from offpol_diag.engine.outcome import Named, NearOutcome, Outcome, Outcomes, ne
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, masked
 from offpol_diag.engine.scene import RADII
-from offpol_diag.engine.segments import numbers, on_host
 
 SIDES = {"positive": "A+", "negative": "A-"}
 
@@ -74,9 +73,45 @@ def near_by_sign(near: NearOutcome) -> dict[str, TokenLoss]:
     return {sign: one.map(near.given) for sign, one in both.items()}
 
 
-def near_losses(near: NearOutcome) -> TokenLoss | None:
-    """Compute the loss of every token of the batch, where it is not linear; None where moments suffice."""
-    return None if losses.linear(near.preset) else losses.token_loss(near.ratios, near.preset)
+def near_sums(near: NearOutcome) -> dict[str, Tensor] | None:
+    """Sum a loss that is not linear over the near tokens of each row; None where moments suffice.
+
+    Returns:
+        loss, pull: Σ w·loss and Σ|w·slope|, w = r where the weight multiplies the loss; clipped,
+        clipped_lower: tokens where a clip is active; positive, negative: Σ|A| of the tokens without gradient,
+        by sign of A; kl: Σ(log π_anchor − log π_θ), where the loss's bound acts on near tokens.
+    """
+    if losses.linear(near.preset) or not losses.known(near.ratios.batch, near.preset):
+        return None
+    return near.once("loss", lambda: _near_sums(near))
+
+
+def _near_sums(near: NearOutcome) -> dict[str, Tensor]:
+    """Look at every token, block by block: a batch's terms of each such loss would take 300 MB together."""
+    preset, moments = near.preset, near.moments
+    weighs = preset.weight is not None and losses.weighted(preset)
+    bounded = preset.clip.safety is not None and preset.clip.safety < RADII[0]  # it may act on near tokens
+    later = losses.later_drift(near.ratios, preset) if losses.LOSSES[preset.loss].later else None
+    found: dict[str, list[Tensor]] = {}
+    for at, block in near.ratios.blocks():
+        if later is not None:
+            block.know(losses.later_key(preset), later[at])
+        one, advantages = losses.token_loss(block, preset), block.batch.advantages
+        assert one is not None
+        assert advantages is not None
+        still = (one.slope == 0) & (advantages != 0)
+        terms = {"loss": one.loss, "pull": one.slope.abs()}
+        if weighs:
+            r = torch.exp(block.delta)
+            terms = {name: x * r for name, x in terms.items()}
+        terms |= {"clipped": one.clipped, "clipped_lower": one.clipped_lower}
+        if bounded:
+            terms["kl"] = one.kl
+        masses = {} if segments.none(still) else losses.parts(advantages)
+        terms |= {sign: torch.where(still, masses[sign], 0.0) if masses else still for sign in SIDES}
+        for name, x in terms.items():
+            found.setdefault(name, []).append(moments.of_turns(x, at, block.batch))
+    return {name: moments.of_blocks(parts) for name, parts in found.items()}
 
 
 def near_factors(near: NearOutcome) -> dict[str, Tensor] | None:
@@ -162,17 +197,13 @@ def _near_weighed(near: NearOutcome) -> dict[str, Tensor]:
     if values is not None:
         pulls = moments.exp(weight, side="1+") + moments.exp(weight, side="1-")
         return {"loss": values * moments.exp(weight), "pull": values.abs() * pulls}
-    found, factors = near_losses(near), near_factors(near)
+    found, factors = near_sums(near), near_factors(near)
     if factors is not None:
         up, down = (phi * moments.of("1", "", "log π_θ", SIDES[sign]) for sign, phi in factors.items())
         pull, more = (phi * moments.of("1", "", "", SIDES[sign]) for sign, phi in factors.items())
         return {"loss": down - up, "pull": pull + more}
     if found is not None:
-        terms = {"loss": found.loss, "pull": found.slope.abs()}
-        if preset.weight is not None and losses.weighted(preset):
-            r = torch.exp(near.ratios.delta)
-            terms = {name: x * r for name, x in terms.items()}
-        return {name: moments.total(x) for name, x in terms.items()}
+        return {name: found[name] for name in ("loss", "pull")}
     row = losses.LOSSES[preset.loss]  # its own ratio e^u multiplies the weight e^Δ
     ratio = weight if not row.ratio else "current" if weight == "old" else losses.drift(preset.policy)
     signed, size = sums(ratio)
@@ -219,16 +250,10 @@ def _near_clip(near: NearOutcome) -> dict[str, Tensor]:
     kl = -near.moments.of("d", losses.drift(near.preset.policy))
     if pooled(near):
         return _of_counts(near_by_sign(near), near_counts(near.moments), kl)
-    none, found = torch.zeros_like(kl), near_losses(near)
+    none, found = torch.zeros_like(kl), near_sums(near)
     if found is None:
         return {"clipped": none, "clipped_lower": none, "kl": kl}
-    flags = {"clipped": found.clipped, "clipped_lower": found.clipped_lower}
-    bound = near.preset.clip.safety
-    if bound is not None and bound < RADII[0]:  # it may act on near tokens
-        kl = near.moments.total(found.kl)
-    acts = {name: not on_host(x) or bool(x.any()) for name, x in flags.items()}  # a GPU is not waited for
-    sums = {name: near.moments.total(numbers(x)) if acts[name] else none for name, x in flags.items()}
-    return {**sums, "kl": kl}
+    return {"kl": kl, **{name: found[name] for name in ("clipped", "clipped_lower", "kl") if name in found}}
 
 
 clip_sums = Summed(

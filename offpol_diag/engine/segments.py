@@ -238,6 +238,11 @@ def count(x: Tensor, offsets: Tensor) -> Tensor:
     return total(numbers(x), offsets)
 
 
+def none(flags: Tensor) -> bool:
+    """Return whether no flag is set; False on a GPU, which is not waited for."""
+    return on_host(flags) and not flags.numpy().any()  # torch takes fifteen times as long
+
+
 def numbers(flags: Tensor) -> Tensor:
     """Convert flags to float64: 1 where set, 0 elsewhere."""
     if not on_host(flags):

@@ -19,7 +19,7 @@ from offpol_diag.engine.policyloss import (
     masses,
     near_by_sign,
     near_factors,
-    near_losses,
+    near_sums,
     near_values,
     pooled,
     sequence_weights,
@@ -28,7 +28,6 @@ from offpol_diag.engine.policyloss import (
 )
 from offpol_diag.engine.rows import Columns, Inputs, Summed, joined
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import on_host
 
 
 def shared(scene: Scene) -> dict[str, Tensor]:
@@ -102,12 +101,9 @@ def _still(
 
 def _near_still(near: NearOutcome) -> dict[str, Tensor]:
     """Compute the Σ|A| removed on near tokens: 0 if the loss is linear and no clip of a sequence acts."""
-    found, advantages = near_losses(near), near.ratios.batch.advantages
-    if found is not None and advantages is not None:
-        still = (found.slope == 0) & (advantages != 0)
-        parts = losses.parts(advantages) if not on_host(still) or bool(still.any()) else {}
-        sums = {sign: near.moments.total(torch.where(still, x, 0.0)) for sign, x in parts.items()}
-        return sums or dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
+    found = near_sums(near)
+    if found is not None:
+        return {sign: found[sign] for sign in SIDES}
     values = near_values(near)
     factors = near_factors(near) if values is None else dict.fromkeys(SIDES, values)
     if factors is not None:
