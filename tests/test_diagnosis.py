@@ -20,6 +20,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import honest, laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.engine.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
+from tests import oracles
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ("healthy", "quantized", "stale", "collapse")
@@ -563,3 +564,14 @@ def test_no_single_token_decides_the_surrogate_gain(tmp_path):
     found = gain(tmp_path, rollout_log_probs=[*rollout], old_log_probs=[*old], advantages=[*advantages])
 
     assert found.value == pytest.approx(1 / (64 * 20), rel=1e-9)
+
+
+def test_the_surrogate_gain_needs_advantages(tmp_path):
+    rows = oracles.make_rows(0.1)
+    for row in rows:
+        del row["advantages"]
+    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).metrics
+
+    for prefix in ("", "drift2.", "total."):
+        assert found[f"{prefix}surrogate_gain"].value is None
+        assert "advantages" in found[f"{prefix}surrogate_gain"].unknown
