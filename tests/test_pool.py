@@ -391,7 +391,11 @@ def test_a_worker_that_is_killed_once_changes_nothing(small, tmp_path, trouble):
     assert told == sorted(told[: told.index((120, 120))]) + told[told.index((120, 120)) :]
 
 
-def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path):
+@pytest.mark.parametrize("seen", [True, False])
+def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path, monkeypatch, seen):
+    """Also where a worker that has ended does not look so for a moment."""
+    if not seen:
+        monkeypatch.setattr(pool, "_ended", lambda processes: [])
     engine = many(2)
     error = failing(lambda: ids_of(engine, small, tmp_path, at=55, trouble="killed_always"), WorkerError)
     assert "signal 9" in error.message

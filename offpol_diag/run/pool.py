@@ -303,8 +303,10 @@ class _Pool:
         if results:
             results._writer.close()
         self._executor.shutdown(cancel_futures=True)
-        codes = [process.exitcode or 0 for process in ended]
+        # One whose code the executor's thread was about to read did not look ended: then ask all.
+        codes = [process.exitcode or 0 for process in ended or processes]
         own = [code for code in codes if code not in (0, -signal.SIGTERM)]  # the executor sends SIGTERM
+        own.sort(key=lambda code: code == -signal.SIGKILL)  # sent above
         return next((f"signal {-code}" if code < 0 else f"exit code {code}" for code in own), "unknown how")
 
 
