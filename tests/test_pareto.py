@@ -8,11 +8,13 @@ the same number.
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 import torch
 from arviz_stats.base import array_stats
+from pyro.ops.stats import fit_generalized_pareto
 
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import tails
@@ -43,9 +45,28 @@ def test_khat_is_that_of_arviz(n, k):
 
 @pytest.mark.parametrize("sigma", [1e-4, 0.02, 1.0, 8.0, 300.0])
 def test_khat_of_log_normal_weights_is_that_of_arviz(sigma):
-    """Small σ: exceedances are differences of weights near 1, of which both programs lose 1e-16/σ."""
+    """Small σ: exceedances are differences of weights near 1, of which arviz-stats loses 1e-16/σ."""
     log = sigma * np.random.default_rng(5).standard_normal(10_000)
     assert khat(log) == pytest.approx(arviz(log), rel=max(1e-9, 1e-13 / sigma), abs=max(1e-9, 1e-13 / sigma))
+
+
+@pytest.mark.parametrize("sigma", [1e-10, 1e-6, 1.0])
+def test_khat_of_small_log_weights_keeps_its_digits(sigma):
+    """Exceedances of 500 weights, with 50 digits."""
+    log = sigma * np.random.default_rng(6).standard_normal(500)
+    top = sorted(log, reverse=True)[:69]  # 3√500 = 67.1, and the one below
+    with localcontext(prec=50):
+        weights = [Decimal(float(x)).exp() for x in top]
+        beyond = [float((w - weights[-1]) / weights[0]) for w in reversed(weights[:-1])]
+    want, _ = fit_generalized_pareto(torch.tensor(beyond, dtype=torch.float64))
+    assert khat(log) == pytest.approx(float(want), rel=1e-12)
+
+
+def test_a_log_weight_that_equals_the_border_but_for_rounding_is_not_in_the_tail():
+    log = np.concatenate((np.full(500, 3.0), np.linspace(3.1, 9, 40)))
+    rounded = log.copy()
+    rounded[:20] += 1e-15
+    assert khat(rounded) == pytest.approx(khat(log), rel=1e-12)
 
 
 @pytest.mark.parametrize(

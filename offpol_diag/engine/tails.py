@@ -64,6 +64,8 @@ class Tail(Saved):
 # ---------------------------------------------------------------- fit of a tail
 
 SMALLEST_TAIL = 5
+ROUNDING = 8 * torch.finfo(torch.float64).eps
+"""Log-weights that differ by no more, relative to the larger of their size and 1, are taken as equal."""
 
 
 def limit(n: int) -> float:
@@ -104,9 +106,11 @@ def fit(tail: Tail) -> Fit | None:
     size = min(math.ceil(min(tail.n / 5, 3 * math.sqrt(tail.n))), len(top) - 1)
     if size < SMALLEST_TAIL:
         return None
-    weights = torch.exp(top[: size + 1] - top[0])
-    beyond = (weights[:size] - weights[size]).flip(0)
-    there = beyond > 1e-300  # one equal to the threshold has no exceedance; the fit takes reciprocals
+    logs, above = top[:size].flip(0), float(top[size])
+    # w − u as w (1 − u/w): the difference of weights that are nearly equal would lose its digits.
+    beyond = torch.exp(logs - top[0]) * -torch.expm1(above - logs)
+    # One equal to the threshold, but for rounding, has no exceedance; the fit takes reciprocals.
+    there = (logs - above > ROUNDING * max(abs(above), 1.0)) & (beyond > 1e-300)
     exceedances = beyond[there]
     if len(exceedances) < SMALLEST_TAIL or float(exceedances[-1]) <= 1e-12:
         return None
@@ -117,7 +121,7 @@ def fit(tail: Tail) -> Fit | None:
         k, scale = map(float, fit_generalized_pareto(few))
     if not math.isfinite(k) or not scale > 0:
         return None
-    return Fit(k, scale, float(top[size]), top[:size].flip(0)[there])
+    return Fit(k, scale, above, logs[there])
 
 
 def smooth(tail: Tail) -> Smooth | None:
