@@ -5,6 +5,8 @@ import math
 import subprocess
 import sys
 import textwrap
+import weakref
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -15,9 +17,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offpol_diag.readers import decode, open_dump
+from offpol_diag.readers import decode, dump, open_dump
 from offpol_diag.readers.checks import TOLERANCE
 from offpol_diag.readers.sources import find
+from offpol_diag.run.task import Local
 from tests.factory import ALL, OLD, ROLLOUT, plain, read, refusal, write
 
 FLOATS = pa.list_(pa.float64())
@@ -335,6 +338,39 @@ def test_a_row_group_sixteen_times_as_large_takes_no_more_memory(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(GROWN), small, large]
     grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert grown < 16 << 10
+
+
+@dataclass
+class Summed:
+    """A job and its result: the number of tokens."""
+
+    tokens: int = 0
+
+    def __call__(self, batch):
+        return Summed(batch.tokens)
+
+    def merge(self, other):
+        return Summed(self.tokens + other.tokens)
+
+
+@pytest.mark.parametrize("group", [1000, 8], ids=["one row group", "many"])
+@pytest.mark.parametrize("beside_reading", [False, True])
+def test_a_batch_is_freed_before_the_next_is_read(tmp_path, monkeypatch, group, beside_reading):
+    path = of_lengths(tmp_path / "a.parquet", [10] * 80, group)
+    made, alive, decoded, pack = [], [], [], dump.pack
+
+    def packed(piece, *others):
+        decoded.append(len(piece.rows))
+        alive.append(sum(one() is not None for one in made))
+        batch = pack(piece, *others)
+        made.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(dump, "pack", packed)
+    engine = Local(torch.device("cpu"), beside_reading=beside_reading)
+    assert engine.reduce(open_dump([path], batch_tokens=80), Summed()).tokens == 800
+    assert decoded == [8] * 10
+    assert max(alive) <= (2 if beside_reading else 0)  # one waits for the one that is computed
 
 
 @pytest.mark.parametrize("group", [100, 7], ids=["one row group", "many that are joined"])

@@ -27,6 +27,10 @@ ROOM = 1.2
 """Largest batch of a shard relative to `batch_tokens`, so that a shard of little more is one batch."""
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's maximum mmap threshold; freeing such a block makes malloc reuse smaller ones."""
+TABLES = 8
+"""Tables per batch that Parquet is decoded in, since decoding takes several times the memory of a table."""
+FULL = 0.75
+"""Share of the largest batch from which a batch does not wait for the next, with which it might be joined."""
 FOOTERS_AT_ONCE = 16
 MOST_SHORT = 10_000_000
 """Most rows of a dump whose rows have fewer than two tokens on average."""
@@ -286,6 +290,7 @@ class Dump:
             self._kept += batch.tokens
             if self._kept or self._shard:
                 yield batch
+            del batch  # frees it before the next one is read
         if not (self._kept or self._shard):
             raise self._nothing()
 
@@ -308,12 +313,18 @@ class Dump:
 
     def _packed(self, signs: Signs, progress: Progress) -> Iterator[Batch]:
         sequences = 0
-        for piece in self._slices(progress):
+
+        def packed(piece: Slice) -> Batch | None:
+            nonlocal sequences
+            sequences += len(piece.rows)
             good, rows = good_rows(piece, self._plan, self.skipped if self._skip else None)
             signs.see(good, rows)
-            if len(good.rows):
-                yield pack(good, rows, self._plan)
-            sequences += len(piece.rows)
+            if not self.long:  # there a row is a token, and counted when it is gathered
+                progress(len(piece.rows))
+            return pack(good, rows, self._plan) if len(good.rows) else None
+
+        # No loop: its variable would keep a batch, or its rows, while the next one is read.
+        yield from filter(None, map(packed, self._slices(progress)))
         self.info = replace(self.info, rows=sequences)
 
     def _slices(self, progress: Progress) -> Iterator[Slice]:
@@ -325,16 +336,14 @@ class Dump:
         before = self._before
         for part in self.parts:
             tables = self._tables(part, before)
-            for piece in _filled(tables, self._plan.columns[ROLLOUT], self.batch_tokens):
-                yield piece
-                progress(len(piece.rows))
+            yield from _filled(tables, self._plan.columns[ROLLOUT], self.batch_tokens)
             before += sum(part.group_rows)
 
     def _tables(self, part: Part, before: int) -> Iterator[Slice]:
         """Yield the rows of a part, with hive partitions and labels as plain values."""
         names = [name for name in self._plan.names if name not in part.partitions]
         reader = self._cursor.rows if part.between else parquet.tables
-        found = reader(part, names, self.batch_tokens)
+        found = reader(part, names, self.batch_tokens // (1 if self.long else TABLES))
         at, done = -1, 0
         for group, table in _of_few_bytes(found, self._plan.labels):
             if group != at:
@@ -437,26 +446,37 @@ def _of_few_bytes(
 def _filled(found: Iterator[Slice], name: str, most: int) -> Iterator[Slice]:
     """Regroup rows into slices of at most `most` tokens, by the lists in column `name`, or of one row.
 
-    Slices may span several input tables, so that few batches have to be joined.
+    Slices may span several input tables, but only one row group.
     """
-    held: Slice | None = None
+    held: list[Slice] = []
+    tokens = rows = 0
     try:
         for piece in found:
-            if held and held.row_group != piece.row_group:
-                yield held
-                held = None
-            if held:
-                both = pa.Table.from_batches([held.table, piece.table]).combine_chunks().to_batches()[0]
-                piece = replace(piece, rows=np.concatenate((held.rows, piece.rows)), table=both)
-            lengths = pc.list_value_length(piece.table.column(name)).fill_null(0).to_numpy()
-            *full, held = (piece.between(*ends) for ends in cuts(starts(lengths), most))
-            yield from full
+            offsets = starts(pc.list_value_length(piece.table.column(name)).fill_null(0).to_numpy())
+            for begin, end in cuts(offsets, most):
+                size, many = int(offsets[end] - offsets[begin]), end - begin
+                full = tokens + size > most or rows + many > MOST_ROWS
+                if held and (full or held[0].row_group != piece.row_group):
+                    yield _concatenated(held)
+                    tokens = rows = 0
+                held.append(piece.between(begin, end))
+                tokens, rows = tokens + size, rows + many
+            del piece
     except DumpError:
         if held:
-            yield held  # rows read before the error come first, since errors in them take precedence
+            yield _concatenated(held)  # rows read before the error come first: errors in them take precedence
         raise
     if held:
-        yield held
+        yield _concatenated(held)
+
+
+def _concatenated(held: list[Slice]) -> Slice:
+    """Concatenate slices of one row group, and empty the list, so that they can be freed."""
+    first, rows = held[0], np.concatenate([one.rows for one in held])
+    tables = [one.table for one in held]
+    held.clear()
+    table = pa.Table.from_batches(tables).combine_chunks().to_batches()[0] if len(tables) > 1 else first.table
+    return replace(first, rows=rows, table=table)
 
 
 def join(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
@@ -468,9 +488,20 @@ def join(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
     size = rows = 0
     for batch in batches:
         if (size and size + batch.tokens > most) or (rows and rows + batch.sequences > MOST_ROWS):
-            yield joined(held)
-            held, size, rows = [], 0, 0
-        held.append(batch)
+            yield _joined(held)
+            size = rows = 0
         size, rows = size + batch.tokens, rows + batch.sequences
+        held.append(batch)
+        del batch
+        if size >= FULL * most:
+            yield _joined(held)
+            size = rows = 0
     if held:
-        yield joined(held)
+        yield _joined(held)
+
+
+def _joined(held: list[Batch]) -> Batch:
+    """Concatenate batches, and empty the list, so that they can be freed."""
+    found = joined(held)
+    held.clear()
+    return found

@@ -15,6 +15,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
@@ -136,14 +137,20 @@ class Local:
 
     def _results(self, dumps: Sequence[Dump], job: Job[M]) -> Iterator[tuple[int, M]]:
         """Yield results in order, each with the index of its dump; reading is one batch ahead."""
-        calls = (partial(self._run, job, at, send(batch, self.device)) for at, batch in self._batches(dumps))
+
+        def ready(at: int, batch: Batch) -> Callable[[], list[tuple[int, M]]]:
+            return partial(self._run, job, at, send(batch, self.device))
+
+        calls = starmap(ready, self._batches(dumps))
         if self.beside_reading:
             with one_thread(), ThreadPoolExecutor(1, "offpol-diag", torch.set_num_threads, (1,)) as pool:
                 for found in in_order(pool, calls, 1):
                     yield from found
         else:
             for call in calls:
-                yield from call()
+                results = call()
+                del call  # frees its batch before the next one is read
+                yield from results
 
     def _run(self, job: Job[M], at: int, sent: Any) -> list[tuple[int, M]]:
         before = time.perf_counter()
@@ -171,6 +178,7 @@ class Local:
                 if batch is None:
                     break
                 yield at, batch
+                del batch
 
 
 def in_order(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
