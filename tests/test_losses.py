@@ -196,7 +196,7 @@ def test_fipo_sums_the_tokens_after_whatever_the_blocks_and_the_gaps(monkeypatch
     offsets = torch.tensor([0, 150, 150, 151, 160, 200])
     u = torch.randn(200, generator=make, dtype=torch.float64)
     position = (1 + torch.randint(0, 3, (200,), generator=make)).cumsum(0)
-    found = losses._discounted(u, position, offsets, 2 ** (-1 / half_life)).tolist()
+    found = losses._discounted(u, position, offsets, 2 ** (-1 / half_life), lambda x: x).tolist()
     for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         for at in range(first, last):
             terms = [

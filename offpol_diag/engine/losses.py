@@ -319,28 +319,38 @@ def later_key(preset: Preset) -> tuple[object, ...]:
 
 
 def _later_drift(ratios: Ratios, preset: Preset) -> Tensor:
-    batch, u = ratios.batch, _drift(ratios)
-    if preset.clip.dual is not None:
-        u = torch.where(torch.exp(u.clamp(*_limits(preset))) > preset.clip.dual, 0.0, u)
-    return _discounted(u, batch.position, batch.cu_seqlens, 2 ** (-1 / preset.shape.half_life))
+    def calmed(u: Tensor) -> Tensor:
+        if preset.clip.dual is None:
+            return u
+        return torch.where(torch.exp(u.clamp(*_limits(preset))) > preset.clip.dual, 0.0, u)
+
+    batch, gamma = ratios.batch, 2 ** (-1 / preset.shape.half_life)
+    return _discounted(_drift(ratios), batch.position, batch.cu_seqlens, gamma, calmed)
 
 
-def _discounted(u: Tensor, position: Tensor, offsets: Tensor, gamma: float) -> Tensor:
-    """Sum u of each token and those after it in its sequence, each times gamma^distance, [T]."""
+def _discounted(
+    u: Tensor, position: Tensor, offsets: Tensor, gamma: float, calmed: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Sum calmed(u) of each token and those after it in its sequence, each times gamma^distance, [T]."""
+    if not segments.on_host(u):  # which is not waited for
+        return _summed_on(calmed(u), position, offsets, gamma, len(u))
+    found = torch.empty_like(u)
+    for first, last in segments.spans(offsets, BLOCK):
+        ends = offsets[first : last + 1] - offsets[first]
+        at = slice(int(offsets[first]), int(offsets[last]))
+        longest = int(segments.lengths(ends).max())
+        found[at] = _summed_on(calmed(u[at]), position[at], ends, gamma, longest)
+    return found
+
+
+def _summed_on(u: Tensor, position: Tensor, offsets: Tensor, gamma: float, longest: int) -> Tensor:
+    """Do `_discounted` in one block; no sequence has more than `longest` tokens."""
     if not len(u):
         return u
     step = torch.zeros_like(u)  # gamma^distance to the next token; 0 at the end of a sequence
     step[:-1] = torch.exp((position[1:] - position[:-1]).to(u.dtype) * math.log(gamma))
     last = torch.arange(len(u), device=u.device) == segments.spread(offsets[1:] - 1, offsets)
-    step.masked_fill_(last, 0.0)
-    if not segments.on_host(u):  # which is not waited for
-        return _scanned(u, step, min(len(u), _reach(gamma)))
-    parts = []
-    for first, last_row in segments.spans(offsets, BLOCK):
-        at = slice(int(offsets[first]), int(offsets[last_row]))
-        longest = int(segments.lengths(offsets[first : last_row + 1]).max())
-        parts.append(_scanned(u[at], step[at], min(longest, _reach(gamma))))
-    return torch.cat(parts)
+    return _scanned(u, step.masked_fill_(last, 0.0), min(longest, _reach(gamma)))
 
 
 def _reach(gamma: float) -> int:

@@ -245,7 +245,13 @@ class Ratios:
         """Return the same ratios, not split into far and near tokens."""
         if self.split is None:
             return self
-        return self.once("together", lambda: Ratios(self.batch, self.policy, self.fits))
+        return self.once("together", self._together)
+
+    def _together(self) -> Ratios:
+        found = Ratios(self.batch, self.policy, self.fits)
+        if "delta" in self._memo:
+            found.know("delta", self.delta)
+        return found
 
     @property
     def train(self) -> Tensor:
@@ -359,10 +365,11 @@ class Ratios:
         """Compute the mean of the statistic over each turn, [R], over all tokens of the whole batch."""
         if self.whole is not None:
             return self.whole.turns(statistic, safety)
-        runs = self.batch.cu_runs
-        return self.once(
-            ("turns", statistic, safety), lambda: self._reduced(self.token(statistic, safety), "mean", runs)
-        )
+        return self.once(("turns", statistic, safety), lambda: self._turns(statistic, safety))
+
+    def _turns(self, statistic: Statistic, safety: float | None) -> Tensor:
+        blocks = (x for _, x in self.blocks()) if self._counted is None else (self,)
+        return torch.cat([x._reduced(x.token(statistic, safety), "mean", x.batch.cu_runs) for x in blocks])
 
     def of_turns(self, x: Tensor) -> Tensor:
         """Spread each turn's value [R] to its tokens in this batch, [T]."""
