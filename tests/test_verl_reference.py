@@ -64,7 +64,8 @@ def test_what_verl_printed_is_reproduced_by_presets_and_by_the_reference(analyse
     summary, table = analysed[stem]
     for case, want in GOLDEN["datasets"][stem][key_of(generation)].items():
         again = verl_reference.run(generation, columns, GOLDEN["configs"][key_of(generation)][case])
-        assert differences(again.metrics, want["metrics"], 2e-5, 0.0) == {}, case
+        # verl takes k3 as e^Δ − 1 − Δ: near 0 it has the rounding of the processor's e^Δ
+        assert differences(again.metrics, want["metrics"], 2e-5, 5e-16) == {}, case
         assert again.kept.tolist() == want["kept_tokens"], case
         check_weights(again.weight_sum, want["weight_sum"])
         for word in names_of(generation, case):
