@@ -136,7 +136,7 @@ def neutral(preset: Preset) -> Preset:
     weight = preset.weight if loss.weighted == "never" else FREE
     clip, shape = (preset.clip if loss.pooled else UNCLIPPED, Shape())
     if loss.factors is not None or loss.values is not None or loss.gate or not linear(preset):
-        clip, shape = preset.clip, preset.shape
+        clip, shape = preset.clip if loss.ratio else UNCLIPPED, preset.shape
     return Preset("", "", preset.policy, weight if on_tokens else None, (), None, preset.loss, clip, shape)
 
 
