@@ -131,10 +131,15 @@ def _binary_kl_below(ratios: Ratios, bound: float, *, both: bool) -> Tensor:
     χ² = π_rollout x² / ((1 + x) (1 − π_train)) with x = r − 1, of the other direction π_rollout x² /
     (1 − π_rollout). `COIN` adds at most itself to the KL; clamping both probabilities never adds to it.
     """
-    x, rollout = ratios.excess(), ratios.probabilities
-    train, size, most = rollout * (x + 1), rollout * x.square(), 0.99 * (bound - COIN)
-    below = size < most * (x + 1) * (1 - train)
-    return below & (size < most * (1 - rollout)) if both else below
+
+    def chi2() -> tuple[Tensor, Tensor]:
+        x, rollout = ratios.excess(), ratios.probabilities
+        return rollout * x.square(), (x + 1) * (1 - rollout * (x + 1))
+
+    size, room = ratios.once("binary χ²", chi2)
+    most = 0.99 * (bound - COIN)
+    below = size < most * room
+    return below & (size < most * (1 - ratios.probabilities)) if both else below
 
 
 def statistic(ratios: Ratios, rule: Reject) -> Level:
