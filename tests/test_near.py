@@ -275,6 +275,18 @@ def test_a_token_is_far_where_only_the_drift_between_the_trainers_policies_is():
     assert near_tokens(packed([-1.0] * 2, [-1.08, -1.0], [-0.92, -1.0]), Nearness(0.09)) == [False, True]
 
 
+def test_the_share_of_far_tokens_is_that_of_any_two_policies():
+    q, near = torch.full((1600,), -1.0), Nearness(0.09)
+    third = torch.where(torch.arange(1600) < 400, 0.12, 0.06)
+    third[1200:] = math.nan
+    both = (q + third / 2).tolist()
+
+    assert near.share_of_far(packed(q.tolist(), (q + third).tolist())) == 0.5
+    assert near.share_of_far(packed(q.tolist(), both)) == 0.25  # NaN alone
+    assert near.share_of_far(packed(q.tolist(), both, (q - third / 2).tolist())) == 0.5
+    assert near.share_of_far(packed([], [])) == 0.0
+
+
 @pytest.mark.parametrize("sign", ["any", "positive", "negative", "against", "against_or_zero", "away"])
 def test_a_token_that_a_watched_rule_drops_is_far(sign):
     d = np.linspace(-0.09, 0.09, 301)

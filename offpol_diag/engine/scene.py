@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import combinations
 from typing import TypeVar
 
 import torch
@@ -30,6 +31,9 @@ UNCLIPPED = Clip(low=None, high=None, dual=None, safety=None)
 
 ROUNDING = 1.01
 """Upper limit of a logged rollout probability: rounding may raise it above 1, by less than this."""
+
+SAMPLED = 16
+"""Distance of the tokens from which the share of far ones is estimated."""
 
 SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
     "ratio": lambda a: (-a, a),
@@ -75,6 +79,14 @@ class Nearness:
             for rule in preset.reject
         )
         return rules and _veto_idle(preset.veto, self.radius)
+
+    def share_of_far(self, batch: Batch) -> float:
+        """Estimate the share of far tokens from every `SAMPLED`-th: of those that |Δ| makes far."""
+        logs = [x[::SAMPLED] for name in POLICIES if (x := batch.policy(name)) is not None]
+        far = torch.zeros_like(logs[0], dtype=torch.bool)
+        for one, other in combinations(logs, 2):
+            far |= ~((one - other).abs() <= self.radius)  # NaN is far
+        return float(far.to(torch.float64).mean()) if len(far) else 0.0
 
     @classmethod
     def of(cls, presets: Sequence[Preset]) -> Nearness:
