@@ -1,4 +1,4 @@
-"""Whether time grows with the tokens and with the presets, and with neither faster.
+"""Check that time grows linearly with the tokens and with the presets, or slower.
 
     python benchmarks/complexity.py [--sequences N] [--rounds N] [--write]
 
@@ -26,7 +26,7 @@ SMALLEST = 1024
 
 
 def measure(given: part.Given) -> part.Result:
-    """Seconds by tokens and by presets.
+    """Measure seconds by tokens and by presets.
 
     Raises:
         Failed: one of the two is not as claimed.
@@ -48,18 +48,18 @@ def measure(given: part.Given) -> part.Result:
 
 
 def growth(per_token: Sequence[float]) -> float:
-    """The largest share by which time per token grows from one size to a larger; below 0 where it falls."""
+    """Return the largest relative growth of time per token from a size to a larger; negative if it falls."""
     return max((large / small - 1 for small, large in combinations(per_token, 2)), default=0.0)
 
 
 def steeper(counts: Sequence[int], seconds: Sequence[float]) -> float:
-    """By which share the line through the last two counts is steeper than that through all before them."""
+    """Return how much steeper the line through the last two counts is than that through all before them."""
     _, first, _ = rounds.slope(counts[:-1], seconds[:-1])
     return (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2]) / first - 1
 
 
 def held(growth: float, steep: float) -> None:
-    """Raises `Failed` with what does not hold."""
+    """Raise `Failed` naming each claim that does not hold."""
     if not growth <= GROWTH:
         raise part.Failed(f"time per token grows by {growth:.0%} with the dump, more than {GROWTH:.0%}")
     if not steep <= STEEPER:

@@ -1,4 +1,4 @@
-"""The peer: nine numbers of an analysis as one DuckDB query, and whether it and we agree on them."""
+"""The peer: nine numbers of an analysis as one DuckDB query, and the check that both agree."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ OF_PRESETS = {
 
 
 class Disagreement(part.Failed):
-    """Two ways to the same number that do not meet: the timing means nothing."""
+    """Numbers computed in two ways do not agree, so that a timing would show nothing."""
 
 
 class Duck:
-    """A connection held to some threads."""
+    """A DuckDB connection limited to some threads."""
 
     def __init__(self, threads: int) -> None:
         import duckdb
@@ -62,7 +62,7 @@ class Duck:
         self.connection.execute(f"SET threads = {threads}")
 
     def nine(self, path: Path) -> dict[str, float]:
-        """The nine numbers of a dump."""
+        """Compute the nine numbers of a dump."""
         cursor = self.connection.execute(QUERY, [str(path)])
         names = [column[0] for column in cursor.description]
         (row,) = cursor.fetchall()
@@ -70,7 +70,7 @@ class Duck:
 
 
 def ours(summary: Summary) -> dict[str, float]:
-    """The same numbers out of an analysis with the presets of `OF_PRESETS`."""
+    """Compute the same numbers by an analysis with the presets of `OF_PRESETS`."""
     found = {"tokens": float(summary.dump.tokens)}
     found |= {name: _value(summary.metrics, name) for name in GIVEN}
     return found | {
@@ -84,7 +84,7 @@ def _value(numbers: Numbers, name: str) -> float:
 
 
 def agree(found: Mapping[str, float], expected: Mapping[str, float], within: float = TOLERANCE) -> None:
-    """Compare name by name, relative to the larger.
+    """Compare name by name, relative to the larger; raise `Disagreement`.
 
     Raises:
         Disagreement: a name is missing, or its numbers differ by more; NaN agrees with nothing.

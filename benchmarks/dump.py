@@ -28,13 +28,13 @@ MASKED = 0.02
 ROUNDING, GAP, STEP = 0.03, 1.0, 0.01
 """Standard deviation of Δ, where the sampled token was unlikely: rounding; a gap; old → current."""
 GAPS, RULED_OUT = 4e-3, 5e-6
-"""Share of tokens."""
+"""Shares of tokens with a gap, and of those that one policy rules out."""
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 def make(path: Path, sequences: int = SEQUENCES, rows_per_group: int = ROWS_PER_GROUP) -> dict[str, int]:
-    """Write the dump; returns its sequences, its tokens (masked ones included) and its bytes."""
+    """Write the dump; return its sequences, its tokens (masked ones included) and its bytes."""
     tokens = 0
     writer: pq.ParquetWriter | None = None
     for group in _grouped(_blocks(sequences), rows_per_group):
@@ -52,7 +52,7 @@ def _blocks(sequences: int) -> Iterator[pa.Table]:
 
 
 def _grouped(blocks: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of `rows`."""
+    """Yield the same rows in tables of `rows`."""
     held: list[pa.Table] = []
     for table in blocks:
         held.append(table)
@@ -65,7 +65,7 @@ def _grouped(blocks: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def block(start: int) -> pa.Table:
-    """`BLOCK` sequences, the first being number `start`."""
+    """Make `BLOCK` sequences, the first being number `start`."""
     rng = np.random.default_rng([4, start // BLOCK])
     drawn = rng.lognormal(np.log(MEAN_LENGTH) - SPREAD**2 / 2, SPREAD, BLOCK)
     lengths = np.minimum(drawn.astype(np.int32) + 1, LONGEST)
@@ -83,7 +83,7 @@ def block(start: int) -> pa.Table:
 
 
 def _policies(rng: np.random.Generator, tokens: int) -> tuple[Floats, Floats, Floats]:
-    """Log-probs under rollout, old and current: a sure token drifts less than an unlikely one."""
+    """Draw log-probs under rollout, old and current: a sure token drifts less than an unlikely one."""
     rollout = -rng.exponential(0.3, tokens)
     spread = np.where(rng.random(tokens) < GAPS, GAP, ROUNDING)
     ruled_out = np.where(rng.random(tokens) < RULED_OUT, 10 + rng.exponential(1, tokens), 0)
@@ -92,13 +92,13 @@ def _policies(rng: np.random.Generator, tokens: int) -> tuple[Floats, Floats, Fl
 
 
 def _moved(rng: np.random.Generator, log_probs: Floats, spread: Floats) -> Floats:
-    """Log-probs after a drift with E[r] = 1."""
+    """Return log-probs after a drift with E[r] = 1."""
     spread = spread * -np.expm1(log_probs)
     return log_probs + rng.normal(size=len(log_probs)) * spread - spread**2 / 2
 
 
 def main() -> None:
-    """Make one dump and print what it is."""
+    """Make one dump and print its size."""
     parser = argparse.ArgumentParser(description="Make the dump that the benchmarks read.")
     parser.add_argument("path", type=Path)
     parser.add_argument("--sequences", type=int, default=SEQUENCES)

@@ -32,7 +32,7 @@ SAMPLE = PACKAGE.parent / "sample_data" / "stale.parquet"
 
 
 def number(name: str, metric: str) -> Number:
-    """The metric of a preset, with its interval."""
+    """Compute the metric of a preset, with its interval."""
     dump = open_dump([str(SAMPLE)])
     study = Study.of(dump.info.columns, (catalogue.load()[name],), (), 0)
     seen: list[Sums] = []
@@ -47,7 +47,7 @@ def number(name: str, metric: str) -> Number:
 
 
 class Walk:
-    """Files and functions that are visited, and changes of file, while it watches."""
+    """Profiler that counts visited files and functions, and changes of file."""
 
     def __init__(self) -> None:
         self.files: Counter[str] = Counter()
@@ -56,7 +56,7 @@ class Walk:
         self._last = ""
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Take down a call of a function of the package."""
+        """Record a call of a function of the package."""
         path = frame.f_code.co_filename
         if event != "call" or not path.startswith(str(PACKAGE)):
             return

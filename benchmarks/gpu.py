@@ -1,4 +1,4 @@
-"""Throughput on a GPU with every preset: batches that lie on it already, and a dump from its file.
+"""Measure throughput on a GPU with every preset: of resident batches, and of a dump from its file.
 
     python benchmarks/gpu.py [--sequences N] [--rounds N] [--write]
 
@@ -35,7 +35,7 @@ from offpol_diag.run.pool import on
 
 NO_GPU = "no GPU here: a check of the script on the CPU, not a measurement"
 SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 23, 1 << 24)
-"""Tokens to a batch; one that does not fit is told and ends the list."""
+"""Tokens per batch; the first that does not fit ends the list, and is printed."""
 TOLERANCE = 1e-9
 COPY_BYTES = 1 << 32
 
@@ -50,13 +50,13 @@ class Bench:
     rounds: int
 
     def wait(self) -> None:
-        """Until the device is done."""
+        """Wait until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def job(bench: Bench, batch_tokens: int) -> tuple[Observe, list[Batch]]:
-    """What an analysis does with a batch, and the dump's batches on the device."""
+    """Build the job of an analysis, and load the dump's batches onto the device."""
     dump = open_dump([str(bench.path)], batch_tokens=batch_tokens)
     study = Study.of(dump.info.columns, bench.presets, (), 0)
     asked = Needs.of(study.presets, False)
@@ -65,7 +65,7 @@ def job(bench: Bench, batch_tokens: int) -> tuple[Observe, list[Batch]]:
 
 
 def resident(bench: Bench, batch_tokens: int) -> part.Result:
-    """Tokens per second over batches that lie on the device, merging included."""
+    """Measure tokens per second over resident batches, merging included."""
     observe, batches = job(bench, batch_tokens)
     tokens, taken = sum(batch.tokens for batch in batches), sum(map(_bytes, batches))
 
@@ -89,7 +89,7 @@ def resident(bench: Bench, batch_tokens: int) -> part.Result:
 
 
 def _alone(observe: Observe) -> Observe:
-    """The same with the first preset only."""
+    """Return the same bench with the first preset only."""
     return replace(observe, study=replace(observe.study, presets=observe.study.presets[:1]))
 
 
@@ -99,7 +99,7 @@ def _bytes(batch: Batch) -> int:
 
 
 def waits(device: torch.device, work: Callable[[], object]) -> int | None:
-    """How often the host waits for the GPU during some work, as CUDA counts it; None on a CPU."""
+    """Count how often the host waits for the GPU during some work, as CUDA counts it; None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.set_sync_debug_mode("warn")
@@ -113,7 +113,7 @@ def waits(device: torch.device, work: Callable[[], object]) -> int | None:
 
 
 def copied(bench: Bench, size: int) -> float:
-    """Bytes per second that a plain copy on the device reads and writes."""
+    """Measure the bytes per second that a plain copy on the device reads and writes."""
     source = torch.zeros(size // 8, dtype=torch.float64, device=bench.device)
     target = torch.empty_like(source)
 
@@ -126,7 +126,7 @@ def copied(bench: Bench, size: int) -> float:
 
 
 def swept(bench: Bench, sizes: Sequence[int]) -> list[part.Result]:
-    """Resident throughput by batch size, up to what the device holds."""
+    """Measure resident throughput by batch size, up to the device's memory."""
     rows: list[part.Result] = []
     for size in sizes:
         try:
@@ -140,7 +140,7 @@ def swept(bench: Bench, sizes: Sequence[int]) -> list[part.Result]:
 
 
 def end_to_end(bench: Bench, tokens: int, batch_tokens: int) -> part.Result:
-    """From the file to the Summary; its numbers must be those of the CPU."""
+    """Measure from file to Summary; raise if the numbers are not those of the CPU."""
     before = time.perf_counter()
     summary = analyze(
         [str(bench.path)], presets=bench.presets, device=str(bench.device), batch_tokens=batch_tokens
@@ -157,7 +157,7 @@ def end_to_end(bench: Bench, tokens: int, batch_tokens: int) -> part.Result:
 
 
 def measure(given: part.Given) -> part.Result:
-    """The whole table, or the check of the script where there is no GPU."""
+    """Measure the whole table, or check the script where there is no GPU."""
     there = torch.cuda.is_available()
     sizes, copy = (SIZES, COPY_BYTES) if there else ((1 << 13,), 1 << 20)
     presets = load().resolve("all")

@@ -1,4 +1,4 @@
-"""The machine a benchmark ran on, and how it is held to two threads."""
+"""Describe the machine of a benchmark, and limit it to two threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIBRARIES = ("offpol-diag", "torch", "numpy", "pyarrow", "duckdb", "ray")
 
 
 def facts() -> dict[str, object]:
-    """Processor, cores, memory, system, versions, GPU where there is one, and the day."""
+    """Return processor, cores, memory, system, versions, GPU where there is one, and the date."""
     import torch
 
     return {
@@ -28,7 +28,7 @@ def facts() -> dict[str, object]:
 
 
 def limit(threads: int = THREADS) -> None:
-    """Keep this process, and those it starts, on so many cores; pyarrow and torch on so many threads."""
+    """Limit this process, and those it starts, to `cores` cores; pyarrow and torch to as many threads."""
     import pyarrow as pa
     import torch
 
@@ -39,7 +39,7 @@ def limit(threads: int = THREADS) -> None:
 
 
 def _cpu() -> str:
-    """The model's name as Linux gives it, with family and model where the name says little."""
+    """Return the processor's name as Linux gives it, with family and model where the name says little."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

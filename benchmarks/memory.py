@@ -1,4 +1,4 @@
-"""Peak memory of `offpol-diag analyze` with every preset and two workers, as the operating system counts it.
+"""Measure peak memory of `offpol-diag analyze` with every preset and two workers.
 
     python benchmarks/memory.py [--sequences N] [--write]
 
@@ -13,11 +13,11 @@ import part
 import peak
 
 SMALLEST = 4096
-"""Sequences, of about 1008 tokens."""
+"""Sequences of the smallest dump, of about 1,008 tokens each."""
 
 
 def measure(given: part.Given) -> part.Result:
-    """Peak bytes and seconds for each dump."""
+    """Measure peak bytes and seconds for each dump."""
     sizes = part.sizes(given.sequences, SMALLEST)
     one_group = min(given.sequences, 16 * SMALLEST)
     rows = [_one(n, None) for n in sizes]
@@ -26,8 +26,8 @@ def measure(given: part.Given) -> part.Result:
 
 def _one(sequences: int, rows_per_group: int | None) -> part.Result:
     with part.dump(sequences, rows_per_group) as (path, facts):
-        told = ["--quiet", f"--workers={machine.THREADS}", "-o", str(path.with_suffix(".html"))]
-        spent = peak.offpol_diag("analyze", str(path), *told)
+        options = ["--quiet", f"--workers={machine.THREADS}", "-o", str(path.with_suffix(".html"))]
+        spent = peak.offpol_diag("analyze", str(path), *options)
     seen = {"peak": spent.peak, "together": spent.together, "seconds": spent.wall}
     return facts | {"one_row_group": rows_per_group is not None, **seen}
 

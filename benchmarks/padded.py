@@ -1,4 +1,4 @@
-"""The way trainers compute a correction, against ours, in time per token and preset.
+"""Compare corrections on padded batches, as trainers compute them, with ours: time per token and preset.
 
     python benchmarks/padded.py [--sequences N] [--rounds N] [--write]
 
@@ -32,12 +32,12 @@ from offpol_diag.summary import Summary
 
 COLUMNS = ("rollout_log_probs", "old_log_probs", "response_mask")
 TOLERANCE = 1e-3
-"""Relative; sums of float32 over a padded batch are no better."""
+"""Relative tolerance; sums of float32 over a padded batch are no better."""
 
 
 @dataclass(frozen=True)
 class Padded:
-    """[batch, longest] float32: log-probs, and 1 where a token counts."""
+    """A padded batch [batch, longest], float32: log-probs, and a mask that is 1 where a token counts."""
 
     rollout: Tensor
     old: Tensor
@@ -45,7 +45,7 @@ class Padded:
 
 
 def batches(path: Path) -> Iterator[Padded]:
-    """A batch for each row group."""
+    """Build a batch of each row group."""
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=list(COLUMNS)).combine_chunks()
@@ -64,7 +64,7 @@ Numbers = dict[str, Tensor]
 
 
 def token_truncation(batch: Padded) -> Numbers:
-    """Token weights min(r, 2), masked, and their usual numbers."""
+    """Compute token weights min(r, 2), masked, and their usual numbers."""
     weights = torch.exp(torch.clamp(batch.old - batch.rollout, -20, 20))
     high = ((weights > 2) * batch.mask).sum()
     final = torch.clamp(weights, max=2) * batch.mask
@@ -72,7 +72,7 @@ def token_truncation(batch: Padded) -> Numbers:
 
 
 def sequence_weights(batch: Padded) -> Numbers:
-    """One weight min(∏r, 2) for all tokens of a sequence."""
+    """Compute one weight min(∏r, 2) for all tokens of a sequence."""
     log_ratio = ((batch.old - batch.rollout) * batch.mask).sum(dim=1, keepdim=True)
     weights = torch.exp(torch.clamp(log_ratio, -20, 20)).expand_as(batch.mask)
     final = torch.clamp(weights, max=2) * batch.mask
@@ -80,14 +80,14 @@ def sequence_weights(batch: Padded) -> Numbers:
 
 
 def rejection(batch: Padded) -> Numbers:
-    """The mask without tokens whose r lies outside [0.5, 2]."""
+    """Compute the mask without tokens whose r lies outside [0.5, 2]."""
     ratio = torch.exp(torch.clamp(batch.old - batch.rollout, -20, 20))
     left = ((ratio >= 0.5) & (ratio <= 2)) * batch.mask
     return {"tokens": batch.mask.sum(), "left": left.sum(), "by_sequence": left.sum(dim=1).min()}
 
 
 def veto(batch: Padded) -> Numbers:
-    """The mask without sequences that have a token of r < 1e-4."""
+    """Compute the mask without sequences that have a token of r < 1e-4."""
     ratio = torch.exp(torch.clamp(batch.old - batch.rollout, -20, 20))
     vetoed = ((ratio < 1e-4) & (batch.mask > 0)).any(dim=1, keepdim=True)
     left = batch.mask * ~vetoed
@@ -102,7 +102,7 @@ PASSES: tuple[Callable[[Padded], Numbers], ...] = (token_truncation, sequence_we
 
 
 def sweep(path: Path) -> tuple[dict[str, float], float, float]:
-    """Every pass over every batch: the numbers, the seconds within the passes, the places of all batches."""
+    """Run every pass over every batch; return its numbers, its seconds, and the places of all batches."""
     sums: Counter[str] = Counter()
     seconds, places = 0.0, 0
     for batch in batches(path):
@@ -116,7 +116,7 @@ def sweep(path: Path) -> tuple[dict[str, float], float, float]:
 
 
 def _read(sums: Counter[str]) -> dict[str, float]:
-    """Sums over batches → numbers that an analysis has too."""
+    """Convert sums over batches to numbers that an analysis has too."""
     n = sums["tokens"]
     return {
         "truncated_ess": sums["w"] ** 2 / (n * sums["ww"]),
@@ -127,7 +127,7 @@ def _read(sums: Counter[str]) -> dict[str, float]:
 
 
 def ours(summary: Summary) -> dict[str, float]:
-    """The same of an analysis."""
+    """Compute the same numbers by an analysis."""
     found = duck.ours(summary)
     names = ("truncated_ess", "tokens_rejected", "vetoed")
     weights = summary.presets["seq_is"].metrics["ess_tokens"].value
@@ -135,7 +135,7 @@ def ours(summary: Summary) -> dict[str, float]:
 
 
 def measure(given: part.Given) -> part.Result:
-    """Nanoseconds per token and preset, ours and the padded way, measured in turn."""
+    """Measure nanoseconds per token and preset of both, in turn."""
     presets = load().resolve("all")
     mine, theirs = [], []
     with part.dump(given.sequences) as (path, facts):

@@ -1,4 +1,4 @@
-"""How large the pages of the sample dumps are, and how soon headless Chromium shows them.
+"""Measure the size of the sample dumps' pages, and how soon headless Chromium shows them.
 
 python benchmarks/page.py [--rounds N] [--write]
 """
@@ -41,7 +41,7 @@ WIDTHS = (1400, 390)
 
 
 def measure(given: part.Given) -> part.Result:
-    """Bytes, milliseconds from navigation in a fresh context (medians), and heights with folds closed."""
+    """Measure bytes, median milliseconds from navigation in a fresh context, and height with folds closed."""
     from playwright.sync_api import sync_playwright
 
     load = os.getloadavg()[0]
@@ -65,7 +65,7 @@ def _pages(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _shown(browser: Any, path: Path, rounds: int) -> dict[str, Any]:
-    """What one page takes; each round is a fresh context, after one that is not counted."""
+    """Measure one page; each round is a fresh context, after one that is not counted."""
     taken = [_once(browser, path) for _ in range(rounds + 1)][1:]
     page = browser.new_page()
     page.goto(path.as_uri())

@@ -1,4 +1,4 @@
-"""What every part of the benchmarks shares: its options, its dump, and where its result goes."""
+"""Common to all parts of the benchmarks: options, the dump, and where results are stored."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ROUNDS = 5
 ROOM = 20_000
 """Bytes of disk that a sequence of the dump may take, half as much again as it does."""
 NOTHING = "nothing_measured"
-"""Key of a result that is a check of the script only: why. It is printed and never kept."""
+"""Key of the reason in a result that only checks the script; such a result is printed and not stored."""
 Result = dict[str, Any]
 
 
 class Failed(Exception):
-    """A benchmark that shows nothing: its numbers do not agree, or what it claims does not hold."""
+    """A benchmark shows nothing: its numbers do not agree, or its claim does not hold."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """How large and how often: sequences of the dump (the largest, where there are several) and rounds."""
+    """Size of a benchmark: sequences of its (largest) dump, and rounds."""
 
     sequences: int
     rounds: int
@@ -42,7 +42,7 @@ Measure = Callable[[Given], Result]
 
 @contextmanager
 def dump(sequences: int, rows_per_group: int | None = None) -> Iterator[tuple[Path, Result]]:
-    """A dump in a folder that goes away, and what it is.
+    """Make a dump in a temporary folder; yield its path with its size.
 
     Another process makes it: what it takes is neither in this process's memory nor in its caches.
 
@@ -59,7 +59,7 @@ def dump(sequences: int, rows_per_group: int | None = None) -> Iterator[tuple[Pa
 
 
 def sizes(largest: int, smallest: int) -> list[int]:
-    """Numbers of sequences, each four times the one before, up to the largest."""
+    """List numbers of sequences, each four times the one before, up to the largest."""
     found = []
     while smallest < largest:
         found.append(smallest)
@@ -70,7 +70,7 @@ def sizes(largest: int, smallest: int) -> list[int]:
 def main(
     name: str, measure: Measure, about: str | None, sequences: int = SEQUENCES, threads: int | None = 2
 ) -> None:
-    """One part as a command: its result as JSON, or what failed and exit code 1.
+    """Run one part as a command: print its result as JSON, or the failure with exit code 1.
 
     `threads`: how many cores the whole process is held to; None is all.
     """
@@ -92,7 +92,7 @@ def main(
 
 
 def options(about: str | None, sequences: int | None = None) -> argparse.ArgumentParser:
-    """What every part can be told; `sequences` is what it takes when it is told nothing."""
+    """Build the option parser of a part; `sequences` is the default size."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=sequences, help="of the (largest) dump")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="medians are over these")

@@ -1,4 +1,4 @@
-"""Seconds and peak memory of one command and all processes it starts, as the operating system counts them.
+"""Measure seconds and peak memory of a command and all processes it starts.
 
 Run as a script it starts the command itself: a process inherits the peak of the one that started it, so that
 must be small, and a process that has imported torch is not.
@@ -23,7 +23,7 @@ PROC = Path("/proc")
 
 
 class Spent(NamedTuple):
-    """What one run of a command took.
+    """Time and memory of one run of a command.
 
     Attributes:
         wall: seconds by the clock.
@@ -40,7 +40,7 @@ class Spent(NamedTuple):
 
 
 def run(command: Sequence[str]) -> Spent:
-    """Run a command to its end; its stdout is thrown away.
+    """Run a command to its end; its stdout is discarded.
 
     Raises:
         subprocess.CalledProcessError: it did not exit with 0.
@@ -58,7 +58,7 @@ def offpol_diag(*arguments: str) -> Spent:
 
 
 def below(root: int) -> list[int]:
-    """The processes that a process started, and those that they did; of other systems nothing is known."""
+    """List the processes that a process started, and theirs in turn; none on systems without /proc."""
     children: dict[int, list[int]] = {}
     for path in PROC.glob("[0-9]*"):
         if fields := _stat(int(path.name)):
@@ -71,13 +71,13 @@ def below(root: int) -> list[int]:
 
 
 def processor(pids: Iterable[int]) -> float:
-    """Seconds of processor of some processes, and of their children that have ended."""
+    """Return CPU seconds of some processes, and of their children that have ended."""
     ticks = os.sysconf("SC_CLK_TCK")
     return sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat(pid))) / ticks
 
 
 def _stat(pid: int) -> list[str]:
-    """What follows the name: state, parent, …; empty where there is no such process any more."""
+    """Return the fields after the name in /proc/PID/stat (state, parent, …); empty if it has ended."""
     return _text(pid, "stat").rpartition(")")[2].split()
 
 
@@ -97,7 +97,7 @@ def _text(pid: int, file: str) -> str:
 
 
 class _Watch:
-    """What was seen of a process and those below it."""
+    """Sampler of the memory of a process and those below it."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -105,7 +105,7 @@ class _Watch:
         self.cpu = 0.0
 
     def look(self) -> None:
-        """Once more."""
+        """Take a sample."""
         others = below(self._pid)
         pss = sum(_kilobytes(pid, "smaps_rollup", "Pss:") for pid in (self._pid, *others))
         self.together = max(self.together, 1024 * pss)
@@ -115,7 +115,7 @@ class _Watch:
 
 
 def _launch(command: Sequence[str]) -> None:
-    """Start, look, wait, print; the exit code is the command's."""
+    """Start a command, sample it until it ends, and print the result; exit with its code."""
     before = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     watch = _Watch(child.pid)
@@ -128,7 +128,7 @@ def _launch(command: Sequence[str]) -> None:
 
 
 def _ended(child: int, look: Callable[[], None]) -> tuple[int, Any]:
-    """Wait for the end of a process; meanwhile `look`, again and again."""
+    """Wait for the end of a process, calling `look` again and again."""
     seen = time.perf_counter() - PAUSE
     while True:
         pid, status, usage = os.wait4(child, os.WNOHANG)

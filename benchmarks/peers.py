@@ -1,4 +1,4 @@
-"""An analysis with every preset against one DuckDB query, and that against only reading the columns.
+"""Compare an analysis with every preset with one DuckDB query, and that with only reading the columns.
 
     python benchmarks/peers.py [--sequences N] [--rounds N] [--write]
 
@@ -24,14 +24,14 @@ COLUMNS = ["rollout_log_probs", "old_log_probs", "current_log_probs", "response_
 
 
 def read(path: Path) -> None:
-    """The floor under every peer: read and decode the columns, nothing else."""
+    """Read and decode the columns: the lower bound of every peer."""
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             file.read_row_group(group, columns=COLUMNS)
 
 
 def measure(given: part.Given) -> part.Result:
-    """Medians of the rounds, and the numbers agreed on."""
+    """Measure medians of the rounds, and check that the numbers agree."""
     presets, query = load().resolve("all"), duck.Duck(machine.THREADS)
     ours: list[dict[str, float]] = []
     nine: list[dict[str, float]] = []

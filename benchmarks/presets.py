@@ -1,4 +1,4 @@
-"""What each further preset costs, as a share of an analysis with one.
+"""Measure the cost of each further preset, as a share of an analysis with one.
 
     python benchmarks/presets.py [--sequences N] [--rounds N] [--write]
 
@@ -23,7 +23,7 @@ COUNTS = (1, 20, 60)
 
 
 def spread(presets: Sequence[Preset], counts: Sequence[int]) -> dict[int, tuple[Preset, ...]]:
-    """Count → so many of the presets, in the order of a walk through them in large steps."""
+    """Return, by count, that many presets in the order of a walk through the catalogue in large steps."""
     step = next(
         step for step in range(round(len(presets) * 0.618), len(presets) + 1) if _visits_all(step, presets)
     )
@@ -36,7 +36,7 @@ def _visits_all(step: int, presets: Sequence[Preset]) -> bool:
 
 
 def measure(given: part.Given) -> part.Result:
-    """Seconds by number of presets, and the line through them."""
+    """Measure seconds by number of presets, and fit a line through them."""
     sets = spread(load().resolve("all"), COUNTS)
     with part.dump(given.sequences) as (path, facts):
         one = partial(analyze, [str(path)], workers=machine.THREADS)

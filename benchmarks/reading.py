@@ -1,4 +1,4 @@
-"""What our reading costs against pyarrow's of the same columns, both in one run.
+"""Compare our reading with pyarrow's of the same columns, in one run.
 
     python benchmarks/reading.py DUMP [--rounds N]
 
@@ -22,12 +22,12 @@ Times = tuple[float, float]
 
 
 def ours(dump: Dump) -> int:
-    """Tokens that our reading lets through."""
+    """Count the tokens that our reading yields."""
     return sum(batch.tokens for batch in dump.batches())
 
 
 def pyarrows(dump: Dump, rows: int) -> None:
-    """The same columns, `rows` at a time."""
+    """Read the same columns with pyarrow, `rows` at a time."""
     for path in dump.info.files:
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as parquet:
             for _ in parquet.iter_batches(rows, columns=list(dump.info.columns.values())):
@@ -35,7 +35,7 @@ def pyarrows(dump: Dump, rows: int) -> None:
 
 
 def timed(task: Callable[[], object]) -> Times:
-    """Seconds of CPU, of all threads, and by the clock."""
+    """Measure CPU seconds, of all threads, and wall seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     task()
     return time.process_time() - cpu, time.perf_counter() - wall

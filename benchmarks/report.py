@@ -1,4 +1,4 @@
-"""Keeps what the benchmarks found and writes the pages from it: `python benchmarks/report.py`.
+"""Store benchmark results and write the pages from them: `python benchmarks/report.py`.
 
 `results.json` holds, by part, the result and the machine it was measured on; docs/benchmarks.md and
 docs/scale.md are written from that file alone, by the templates in `pages/`.
@@ -34,7 +34,7 @@ Results = dict[str, dict[str, Any]]
 
 
 def keep(name: str, result: part.Result, machine: part.Result, path: Path = part.RESULTS) -> None:
-    """Put one part's result in place of its last; the pages follow where it is this repository's file."""
+    """Store one part's result in place of its last; write the pages if the file is this repository's."""
     found = results(path) | {name: {"machine": machine, "result": result}}
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if path == part.RESULTS:
@@ -42,7 +42,7 @@ def keep(name: str, result: part.Result, machine: part.Result, path: Path = part
 
 
 def results(path: Path = part.RESULTS) -> Results:
-    """What is kept, by part."""
+    """Load the stored results, by part."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
@@ -53,7 +53,7 @@ def write(found: Results, folder: Path) -> None:
 
 
 def pages(found: Results) -> dict[str, str]:
-    """File name → text."""
+    """Render the pages, by file name."""
     sections = [_section(name, found.get(name)) for name in SECTIONS]
     for before, one in reversed([*pairwise(sections)]):
         one["machine"] = None if one["machine"] == before["machine"] else one["machine"]
@@ -74,7 +74,7 @@ def _section(name: str, found: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def body(name: str, result: part.Result) -> str:
-    """What the page says of one part's result."""
+    """Render one part's result as the page has it."""
     return _page(name, r=result).rstrip()
 
 
@@ -82,7 +82,7 @@ def body(name: str, result: part.Result) -> str:
 
 
 def count(x: float) -> str:
-    """16.5 M; 987 k; 12."""
+    """Format a count: 16.5 M; 987 k; 12."""
     for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if x >= size:
             return f"{_digits(x / size)} {letter}"
@@ -90,44 +90,44 @@ def count(x: float) -> str:
 
 
 def bytes_text(x: float | None) -> str:
-    """213 MB; 1.2 TB; – where there is nothing."""
+    """Format bytes: 213 MB; 1.2 TB; – where there is nothing."""
     if x is None:
         return "–"
     return f"{count(x)}B" if x >= 1e3 else f"{_digits(x)} B"
 
 
 def _digits(x: float) -> str:
-    """Three digits or all before the point, no exponent."""
+    """Format with three digits or all before the point, without an exponent."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def seconds(x: float) -> str:
-    """Three digits; thousandths below 1."""
+    """Format seconds with three digits; thousandths below 1."""
     return _digits(x) if x >= 1 else f"{x:.3f}"
 
 
 def milliseconds(x: float) -> str:
-    """310 ms."""
+    """Format milliseconds: 310 ms."""
     return f"{x:,.0f} ms"
 
 
 def hours(x: float) -> str:
-    """Three digits; nothing smaller than a hundredth."""
+    """Format hours with three digits; nothing smaller than a hundredth."""
     return _digits(x) if x >= 0.01 else "< 0.01"
 
 
 def percent(x: float) -> str:
-    """12%; 1.3%."""
+    """Format a percentage: 12%; 1.3%."""
     return f"{_digits(100 * x)}%"
 
 
 def number(x: float) -> str:
-    """16,405,279; 0.000269015."""
+    """Format a number: 16,405,279; 0.000269015."""
     return f"{x:,.0f}" if x.is_integer() and x >= 1000 else f"{x:.6g}"
 
 
 def dump(result: Mapping[str, Any]) -> str:
-    """What dump a result is of."""
+    """Describe the dump of a result."""
     return (
         f"{result['sequences']:,} sequences, {count(result['tokens'])} tokens, "
         f"{bytes_text(result['bytes'])} of Parquet."
@@ -135,7 +135,7 @@ def dump(result: Mapping[str, Any]) -> str:
 
 
 def machine(facts: Mapping[str, Any]) -> str:
-    """The machine and its versions, in a line."""
+    """Describe the machine and its versions, in a line."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     gpu = f"{facts['gpu']}, " if facts["gpu"] else ""
     return (

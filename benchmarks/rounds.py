@@ -1,4 +1,4 @@
-"""Peers measured in turn, so that a machine whose speed drifts favours none of them."""
+"""Measure peers in turn, so that a machine whose speed drifts favours none of them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Job = Callable[[], object]
 
 @dataclass(frozen=True)
 class Rounds:
-    """Seconds by job, one entry a round: `wall` by the clock, `cpu` of this process and those it started."""
+    """Seconds by job, one per round: `wall` by the clock, `cpu` of this process and those it started."""
 
     wall: dict[str, list[float]]
     cpu: dict[str, list[float]]
 
     def median(self, job: str) -> float:
-        """Seconds by the clock."""
+        """Median of wall seconds."""
         return statistics.median(self.wall[job])
 
     def ratio(self, job: str, peer: str) -> float:
-        """The median of the ratios within a round."""
+        """Median of the ratios within a round."""
         return statistics.median(a / b for a, b in zip(self.wall[job], self.wall[peer], strict=True))
 
     def seconds(self) -> dict[str, dict[str, float]]:
@@ -47,12 +47,12 @@ def alternate(jobs: Mapping[str, Job], rounds: int) -> Rounds:
 
 
 def _processor() -> float:
-    """Seconds of processor so far; those of ended processes are counted where their server still runs."""
+    """Return CPU seconds so far; those of ended processes are counted where their server still runs."""
     return time.process_time() + peak.processor(peak.below(os.getpid()))
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
-    """Least squares: intercept, slope, and how far a point is off the line at most, as a share of its y."""
+    """Fit a line by least squares: intercept, slope, and the largest residual as a share of its y."""
     line = statistics.linear_regression(x, y)
     off = max(abs(line.intercept + line.slope * a - b) / b for a, b in zip(x, y, strict=True))
     return line.intercept, line.slope, off

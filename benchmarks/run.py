@@ -1,4 +1,4 @@
-"""All benchmarks, or some.
+"""Run all benchmarks, or some.
 
     python benchmarks/run.py [--only NAME,NAME] [--sequences N] [--rounds N] [--write]
 
@@ -19,7 +19,7 @@ import report
 
 
 def main() -> None:
-    """Run the parts, print their sections; exit code 1 when one failed."""
+    """Run the parts and print their sections; exit code 1 if one failed."""
     parser = part.options(__doc__)
     parser.add_argument("--only", type=_names, default=[*report.SECTIONS], help=", ".join(report.SECTIONS))
     given = parser.parse_args()
@@ -41,7 +41,7 @@ def _passed_on(given: argparse.Namespace) -> list[str]:
 
 
 def show(name: str, options: list[str]) -> bool:
-    """Run one part and print its section as the page has it; whether it went well."""
+    """Run one part and print its section as the page has it; return whether it succeeded."""
     command = [sys.executable, str(part.HERE / f"{name}.py"), *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:

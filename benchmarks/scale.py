@@ -1,4 +1,4 @@
-"""What larger dumps take, reckoned from the measurements that are kept: the numbers of docs/scale.md."""
+"""Extrapolate the stored measurements to larger dumps: the numbers of docs/scale.md."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 SIZES = {"10⁹": 1e9, "10¹²": 1e12, "10¹⁴": 1e14}
 CORES = 64
-"""Of the machine the page reckons with."""
+"""Cores of the machine that the page assumes."""
 PIECE = 1e10
-"""Tokens to a task."""
+"""Tokens per task."""
 
 
 def costs(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Every number of the page; empty where the analysis was not measured, None for what else was not."""
+    """Compute every number of the page; empty without a measured analysis, None for other gaps."""
     if "peers" not in found:
         return {}
     peers, memory, tallies, gpu = (_result(found, name) for name in ("peers", "memory", "tallies", "gpu"))
@@ -46,7 +46,7 @@ def _gpu(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(name: str, tokens: float, core: float, disk: float) -> dict[str, Any]:
-    """What so many tokens take; `per_second` is what the storage must give to be done in an hour."""
+    """Compute the cost of so many tokens; `per_second` is the read rate that ends within an hour."""
     hours = tokens / core / 3600
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""How long a user waits at least: `--help`, and `analyze` on the sample dump, each a fresh process.
+"""Measure the least waiting time: `--help`, and `analyze` on the sample dump, each a fresh process.
 
 python benchmarks/startup.py [--rounds N] [--write]
 """
@@ -13,7 +13,7 @@ import peak
 
 
 def measure(given: part.Given) -> part.Result:
-    """Seconds by the clock, imports included; the two commands in turn."""
+    """Measure wall seconds, imports included; the two commands in turn."""
     spent: dict[str, list[peak.Spent]] = {"--help": [], "analyze": []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(given.rounds):

@@ -1,4 +1,4 @@
-"""How large a tally file is, by size of its dump, and how long merging one more takes.
+"""Measure the size of a tally file by size of its dump, and the time to merge one more.
 
     python benchmarks/tallies.py [--sequences N] [--rounds N] [--write]
 
@@ -23,7 +23,7 @@ SMALLER = 8
 
 
 def measure(given: part.Given) -> part.Result:
-    """Bytes of a tally of two sizes, and the seconds of a merge."""
+    """Measure bytes of a tally of two sizes, and the seconds of a merge."""
     small = max(1, given.sequences // SMALLER)
     with tempfile.TemporaryDirectory() as folder:
         pieces = [Path(folder) / f"{i}.tally.json.gz" for i in range(PIECES)]

@@ -1,4 +1,4 @@
-"""From how many tokens on two worker processes are worth their start: a whole command with one and with two.
+"""Measure from how many tokens on two worker processes are worth their start.
 
     python benchmarks/workers.py [--sequences N] [--rounds N]
 
@@ -16,26 +16,26 @@ import peak
 import rounds
 
 SMALLEST = 2048
-"""Sequences, of about 1008 tokens."""
+"""Sequences of the smallest dump, of about 1,008 tokens each."""
 
 
 def measure(given: part.Given) -> part.Result:
-    """Seconds by tokens and workers; the commands in turn."""
+    """Measure seconds by tokens and workers; the commands in turn."""
     sizes = [n for n in (SMALLEST, 2 * SMALLEST, 4 * SMALLEST) if n < given.sequences]
     return {"rounds": given.rounds, "rows": [_one(n, given.rounds) for n in [*sizes, given.sequences]]}
 
 
 def _one(sequences: int, many: int) -> part.Result:
     with part.dump(sequences) as (path, facts), tempfile.TemporaryDirectory() as folder:
-        told = ["analyze", str(path), "--quiet", "-o", f"{folder}/report.html"]
+        options = ["analyze", str(path), "--quiet", "-o", f"{folder}/report.html"]
         timed = rounds.alternate(
-            {n: partial(peak.offpol_diag, *told, f"--workers={n}") for n in ("1", "2")}, many
+            {n: partial(peak.offpol_diag, *options, f"--workers={n}") for n in ("1", "2")}, many
         )
     return facts | {"seconds": timed.seconds(), "two_over_one": timed.ratio("2", "1")}
 
 
 def main() -> None:
-    """A line for each size."""
+    """Print a line for each size."""
     given = part.options(__doc__, 4 * SMALLEST).parse_args()
     for row in measure(part.Given(given.sequences, given.rounds))["rows"]:
         print(f"{row['tokens']:>12,} tokens  two workers take {row['two_over_one']:.2f} of the time of one")

@@ -1,4 +1,4 @@
-"""What DumpWriter costs: its stages, and levels and encodings of Parquet.
+"""Measure the cost of DumpWriter: its stages, and levels and encodings of Parquet.
 
 python benchmarks/writer.py [--rounds N] [--write]
 """
@@ -33,7 +33,7 @@ FORMS: tuple[tuple[str, int | None, bool], ...] = (
 
 
 def measure(given: part.Given) -> part.Result:
-    """Tokens per second of processor: `write` and `close`, each stage, other ways to encode; medians."""
+    """Measure tokens per CPU second: `write` and `close`, each stage, other ways to encode; medians."""
     load = os.getloadavg()[0]
     table = dump.block(0)
     columns = {name: table[name].to_numpy() for name in table.column_names}

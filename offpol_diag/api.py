@@ -91,7 +91,7 @@ class Report:
 
     @property
     def comparison(self) -> Comparison | Against | None:
-        """What `compare` found: presets side by side, or run A against run B."""
+        """The result of `compare`: presets side by side, or run A against run B."""
         return self.summary.comparison or self.summary.against
 
     def values(self) -> dict[str, float]:

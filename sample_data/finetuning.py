@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on worked examples: where every run starts from."""
+"""Supervised fine-tuning on worked examples, from which every run starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARMUP = 50
 
 
 def finetuned(seed: int, say: Callable[[str], None]) -> model.Transformer:
-    """The model, trained from scratch; `say` hears how it goes."""
+    """Train a model from scratch and return it; `say` is called with its progress."""
     torch.manual_seed(seed)
     policy = model.Transformer(len(task.CHARACTERS))
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
@@ -34,7 +34,7 @@ def finetuned(seed: int, say: Callable[[str], None]) -> model.Transformer:
 
 
 def batches(chance: random.Random) -> Iterator[list[str]]:
-    """Batches of worked examples of about equal length, so that little is padding."""
+    """Draw batches of worked examples of about equal length, so that little is padding."""
     while True:
         texts = sorted((example(chance) for _ in range(4 * BATCH)), key=len)
         cuts = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
@@ -43,13 +43,13 @@ def batches(chance: random.Random) -> Iterator[list[str]]:
 
 
 def example(chance: random.Random) -> str:
-    """A prompt and its solution."""
+    """Draw a prompt and its solution."""
     given = task.problem(chance)
     return given.prompt + task.solution(given, chance)
 
 
 def text_loss(policy: model.Transformer, texts: list[str]) -> Tensor:
-    """Mean negative log-likelihood of the solutions, nats per character."""
+    """Compute the mean negative log-likelihood of the solutions, nats per character."""
     longest = max(map(len, texts))
     tokens = torch.tensor([task.encode(text.ljust(longest, task.END)) for text in texts])
     ends = torch.tensor([len(text) - task.PROMPT for text in texts])

@@ -1,4 +1,4 @@
-"""Makes the sample dumps: one small real RL run for each, every log-prob from a forward of a real model.
+"""Make the sample dumps: one small real RL run for each, every log-prob from a forward of a real model.
 
 python sample_data/make.py [--only NAME] [--out DIR]
 """
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def write(name: str, policy: model.Transformer, path: Path) -> None:
-    """Run one regime and write what it logs."""
+    """Run one regime and write its dump."""
     regime = RUNS[name]
     with DumpWriter(path, provenance=provenance(regime, policy)) as dump:
         for batch in Trainer(policy, regime, SEED + list(RUNS).index(name)).batches():
@@ -54,7 +54,7 @@ def write(name: str, policy: model.Transformer, path: Path) -> None:
 
 
 def columns(batch: Batch) -> dict[str, Any]:
-    """A batch under the names of the dump format."""
+    """Return a batch's columns under the names of the dump format."""
     response = batch.rollout.tokens[:, task.PROMPT :]
     return {
         "rollout_log_probs": batch.rollout.log_probs,
@@ -74,7 +74,7 @@ def columns(batch: Batch) -> dict[str, Any]:
 
 
 def provenance(regime: Regime, policy: model.Transformer) -> dict[str, Any]:
-    """What a reader of the dump should know."""
+    """Return the provenance that the dump's metadata holds."""
     size = sum(parameter.numel() for parameter in policy.parameters())
     return {
         "trainer": "GRPO, PPO clip 0.2, no correction (sample_data/trainer.py)",
@@ -91,7 +91,7 @@ def provenance(regime: Regime, policy: model.Transformer) -> dict[str, Any]:
 
 
 def progress(batch: Batch) -> str:
-    """One line for whoever waits."""
+    """Format one line of progress."""
     sampled = batch.rollout.mask.bool()
     delta = (batch.old - batch.rollout.log_probs).double()[sampled]
     k3 = (torch.expm1(delta) - delta).mean()
@@ -99,7 +99,7 @@ def progress(batch: Batch) -> str:
 
 
 def say(line: str) -> None:
-    """Progress goes to stderr."""
+    """Print progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 

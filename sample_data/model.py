@@ -32,7 +32,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor, layer: Tensor | None, start: int) -> Tensor:
-        """`x` [S, n, width]; `layer` [2, S, heads, positions, .] is this layer's part of the cache."""
+        """Compute the layer of `x` [S, n, width]; `layer` [2, S, heads, positions, .] is its cache."""
         q, k, v = self.qkv(self.norm_attention(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         q, k = rotate(q, start), rotate(k, start)
         if layer is None:
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in, logits out."""
+    """A causal transformer: tokens in, logits out."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits [S, n, vocabulary] after each of `tokens` [S, n], which continue the cache if any."""
+        """Return logits [S, n, vocabulary] after each of `tokens` [S, n], which continue the cache if any."""
         start = 0 if cache is None else cache.length
         x = self.embed(tokens)
         for i, block in enumerate(self.blocks):
@@ -67,7 +67,7 @@ class Transformer(nn.Module):
 
 
 def rotate(x: Tensor, start: int) -> Tensor:
-    """Rotary positions, in float32. `x` [S, heads, n, d]."""
+    """Apply rotary positions, in float32. `x` [S, heads, n, d]."""
     half = x.shape[-1] // 2
     speed = 1000.0 ** (-torch.arange(half, dtype=torch.float32) / half)
     angle = torch.arange(start, start + x.shape[2], dtype=torch.float32)[:, None] * speed
@@ -77,7 +77,7 @@ def rotate(x: Tensor, start: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layer: Tensor, start: int) -> Tensor:
-    """Attention of n new tokens over the cache, which takes them in. All [S, heads, n, d]."""
+    """Attend from n new tokens to the cache, after appending them to it. All [S, heads, n, d]."""
     end = start + q.shape[2]
     layer[0, :, :, start:end], layer[1, :, :, start:end] = k, v
     scores = q @ layer[0, :, :, :end].transpose(-1, -2) / q.shape[-1] ** 0.5
@@ -88,7 +88,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: Tensor, start: int) -> Tensor
 
 
 def engine(model: Transformer, quantize: bool = False) -> Transformer:
-    """The weights as an inference engine holds them: bfloat16, and the linear layers first through fp8."""
+    """Copy the weights as an inference engine holds them: bfloat16, and linear layers first through fp8."""
     copied = copy.deepcopy(model).requires_grad_(False)
     if quantize:
         for block in copied.blocks:
@@ -99,14 +99,14 @@ def engine(model: Transformer, quantize: bool = False) -> Transformer:
 
 
 def through_fp8(weight: Tensor) -> Tensor:
-    """To float8 e4m3 and back, one scale per output channel. `weight` [out, in]."""
+    """Round to float8 e4m3 and back, one scale per output channel. `weight` [out, in]."""
     scale = weight.abs().amax(dim=1, keepdim=True) / FP8_MAX
     rounded = (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype)
     return rounded * scale
 
 
 def sampled_log_probs(model: Transformer, tokens: Tensor, prompt: int) -> Tensor:
-    """log π [S, L] in float32 nats of `tokens` [S, prompt + L] after the prompt: the trainer's forward."""
+    """Compute the trainer's log π [S, L], float32 nats, of `tokens` [S, prompt + L] after the prompt."""
     logits = model(tokens[:, :-1])[:, prompt - 1 :]
     response = tokens[:, prompt:, None]
     return torch.log_softmax(logits.float(), dim=-1).gather(2, response).squeeze(2)

@@ -1,4 +1,4 @@
-"""The engine's side: sampling token by token with a key-value cache and a calculator that answers calls."""
+"""The engine: sampling token by token with a key-value cache and a calculator that answers calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTH = 256  # response tokens at most
 
 
 class Rollout(NamedTuple):
-    """What the engine returns: [S, L = `LENGTH`], with 0.0 and mask 0 where it did not sample."""
+    """Responses of the engine, [S, L = `LENGTH`], with 0.0 and mask 0 where it did not sample."""
 
     tokens: Tensor  # [S, prompt + L]
     log_probs: Tensor
@@ -50,7 +50,7 @@ def sample(engine: model.Transformer, prompts: Tensor, chance: torch.Generator) 
 
 
 class Calculator:
-    """Beside the engine: what each sequence has said, and what must be inserted into it next."""
+    """Calculator beside the engine: the text of each sequence, and the tokens to insert into it next."""
 
     def __init__(self, rows: int) -> None:
         self.texts = [""] * rows
@@ -58,15 +58,15 @@ class Calculator:
         self.ended = torch.zeros(rows, dtype=torch.bool)
 
     def silent(self) -> Tensor:
-        """[S] bool: sequences whose next token is the engine's own."""
+        """Sequences whose next token is the engine's own, [S] bool."""
         return torch.tensor([not w for w in self.waiting]) & ~self.ended
 
     def inserted(self) -> Tensor:
-        """[S] the next token to insert; `END` where there is none."""
+        """Return the next token to insert, [S]; `END` where there is none."""
         return torch.tensor([task.encode(w[:1] or task.END)[0] for w in self.waiting])
 
     def append(self, tokens: Tensor) -> None:
-        """Take in one token [S] for each sequence and answer the calls that it completes."""
+        """Append one token to each sequence, [S], and answer the calls that it completes."""
         for i, character in enumerate(task.decode(tokens.tolist())):
             if self.ended[i]:
                 continue

@@ -1,4 +1,4 @@
-"""The task: sums worked out in words, a calculator for products, an answer that can be checked."""
+"""The task: sums in words, with a calculator for products and an answer that can be checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENDINGS = ("", "", "so ", "the answer is ", "all done, so it is ")
 
 
 class Problem(NamedTuple):
-    """A start and steps such as ("+", 7), worked from left to right."""
+    """A sum: a start and steps such as ("+", 7), worked from left to right."""
 
     start: int
     steps: tuple[tuple[str, int], ...]
@@ -38,7 +38,7 @@ class Problem(NamedTuple):
 
     @property
     def answer(self) -> int:
-        """What comes out."""
+        """The result."""
         total = self.start
         for sign, b in self.steps:
             total = total * b if sign == "*" else total + b
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
 
 
 def problem(chance: random.Random) -> Problem:
-    """A problem with one to seven steps; products only while numbers are small."""
+    """Draw a problem with one to seven steps; products only while numbers are small."""
     start = total = chance.randint(1, 9)
     steps = []
     for _ in range(chance.randint(1, 7)):
@@ -58,7 +58,7 @@ def problem(chance: random.Random) -> Problem:
 
 
 def solution(given: Problem, chance: random.Random) -> str:
-    """One of many right ways to work it out, as text that ends in `#answer`."""
+    """Draw one of many right ways to work it out, as text that ends in `#answer`."""
     total = given.start
     text = chance.choice(OPENINGS).format(a=total)
     for sign, b in given.steps:
@@ -68,29 +68,29 @@ def solution(given: Problem, chance: random.Random) -> str:
 
 
 def step(a: int, sign: str, b: int, chance: random.Random) -> str:
-    """One step in words. What the calculator says is part of the text, as it is of the context."""
+    """Write one step in words; the calculator's answer is part of the text, as it is of the context."""
     if sign == "*":
         return chance.choice(PRODUCTS).format(a=a, b=b) + f"={a * b}. "
     return (chance.choice(SUMS) + chance.choice(CHECKS)).format(a=a, b=b, c=a + b)
 
 
 def tool(text: str) -> str:
-    """What the calculator inserts after `text`: a product after a call, an error after a botched one."""
+    """Return what the calculator inserts after `text`: a product, or an error after a botched call."""
     call = CALL.search(text)
     return f"={int(call[1]) * int(call[2])}. " if call else "=?. "
 
 
 def reward(given: Problem, response: str) -> float:
-    """1 if the response, up to its first `END`, closes with the right answer; else 0."""
+    """Return 1 if the response, up to its first `END`, closes with the right answer; else 0."""
     said, ended, _ = response.partition(END)
     return float(bool(ended) and said.endswith(f"#{given.answer}"))
 
 
 def encode(text: str) -> list[int]:
-    """Characters to token ids; the id of `END` is 0."""
+    """Convert characters to token ids; the id of `END` is 0."""
     return [CHARACTERS.index(c) for c in text]
 
 
 def decode(tokens: list[int]) -> str:
-    """Token ids to characters."""
+    """Convert token ids to characters."""
     return "".join(CHARACTERS[t] for t in tokens)

@@ -1,4 +1,4 @@
-"""The trainer's side: GRPO with a PPO clip, fed by engines that may be stale or quantised."""
+"""The trainer: GRPO with a PPO clip, fed by engines that may be stale or quantised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_GRADIENT = 1.0
 
 @dataclass(frozen=True)
 class Regime:
-    """What makes one run differ from another."""
+    """Settings in which runs differ."""
 
     learning_rate: float
     quantize: bool = False
@@ -34,7 +34,7 @@ class Regime:
 
 
 class Batch(NamedTuple):
-    """One step's S samples, group after group, with what the trainer adds to them."""
+    """One step's S samples, group after group, with the trainer's columns."""
 
     step: int
     rollout: rollout.Rollout
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 class Trainer:
-    """Holds the policy, its optimizer and the engines that were made from its past weights."""
+    """Trainer with its policy, its optimizer and engines made from its past weights."""
 
     def __init__(self, policy: model.Transformer, regime: Regime, seed: int) -> None:
         self.policy, self.regime = policy, regime
@@ -56,7 +56,7 @@ class Trainer:
         self.chance, self.torch_chance = random.Random(seed), torch.Generator().manual_seed(seed)
 
     def batches(self) -> Iterator[Batch]:
-        """Run the loop and hand out its steps, each after its updates."""
+        """Run the loop and yield its steps, each after its updates."""
         regime = self.regime
         for step in range(regime.unlogged + regime.steps):
             newest = model.engine(self.policy, regime.quantize)
@@ -84,14 +84,14 @@ class Trainer:
         return Batch(step, samples, rewards, advantages, old, old.clone(), lag_column, groups)
 
     def sample(self, lag: int, problems: list[task.Problem]) -> rollout.Rollout:
-        """Several samples for each problem from the weights of `lag` steps ago."""
+        """Draw several samples for each problem from the weights of `lag` steps ago."""
         prompts = torch.tensor([task.encode(p.prompt) for p in problems])
         return rollout.sample(
             self.engines[lag], prompts.repeat_interleave(self.regime.samples, dim=0), self.torch_chance
         )
 
     def update(self, batch: Batch) -> None:
-        """Several epochs of minibatches. Overwrites `batch.current` as each sequence comes up."""
+        """Do several epochs of minibatches; overwrites `batch.current` as each sequence comes up."""
         sequences = len(batch.rewards)
         for _ in range(self.regime.epochs):
             order = torch.randperm(sequences, generator=self.torch_chance)
@@ -106,20 +106,20 @@ class Trainer:
 
 
 def scores(problems: list[task.Problem], tokens: Tensor) -> Tensor:
-    """Rewards [S] of `tokens` [S, prompt + L], one problem for each sequence."""
+    """Return the rewards [S] of `tokens` [S, prompt + L], one problem for each sequence."""
     texts = [task.decode(row) for row in tokens[:, task.PROMPT :].tolist()]
     return torch.tensor([task.reward(p, text) for p, text in zip(problems, texts, strict=True)])
 
 
 def group_advantages(rewards: Tensor, samples: int) -> Tensor:
-    """Rewards [S] against the mean of their group, in its standard deviations; 0 where all are alike."""
+    """Normalise rewards [S] within their group, to mean 0 and standard deviation 1; 0 where all agree."""
     grouped = rewards.view(-1, samples)
     centred = grouped - grouped.mean(dim=1, keepdim=True)
     return (centred / (grouped.std(dim=1, keepdim=True) + 1e-6)).flatten()
 
 
 def clipped_loss(log_probs: Tensor, batch: Batch, chosen: Tensor) -> Tensor:
-    """PPO's clipped loss, a mean over tokens. `log_probs` [s, L] of the `chosen` sequences [s], nats."""
+    """Compute PPO's clipped loss, a mean over tokens. `log_probs` [s, L] of `chosen` sequences [s], nats."""
     advantages, mask = batch.advantages[chosen, None], batch.rollout.mask[chosen]
     ratio = ((log_probs - batch.old[chosen]) * mask).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)

@@ -1,1 +1,1 @@
-"""Does the recommended correction help? Judged in worlds where the policy gradient is known exactly."""
+"""Measure how well the recommended correction points, in worlds whose exact policy gradient is known."""

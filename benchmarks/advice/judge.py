@@ -1,4 +1,4 @@
-"""Sampling from a world, and how well the gradient of each correction points.
+"""Sample from a world and measure the alignment of each correction's gradient with the true one.
 
 The alignment of a correction at B sequences per update is E[ĝ·g] / (|g| √E|ĝ|²), which no rescaling changes:
 g is the exact on-policy gradient, ĝ the corrected gradient of one batch. E ĝ is exact for weights of single
@@ -35,7 +35,7 @@ BATCHES = (64, 256, 1024)
 SURE = 3.0
 """Standard errors below its estimate by which a sampled method counts as the best."""
 NEAREST = "token_tis_2.0"
-"""Whose samples those of methods for sequences are compared with."""
+"""Method whose samples those of methods for sequences are compared with."""
 CHUNK = 4_000_000
 """Coefficients held at once while gradients of groups are computed."""
 
@@ -73,7 +73,7 @@ SEQUENCE: dict[str, Callable[[Array, Array, Array], Array]] = {
 }
 """Weight of a sequence by the product, the geometric mean and the least of its ratios."""
 WITH_TIS = ("geo_rs_1%_token_tis_2.0", "veto_token_tis_2.0")
-"""Those whose tokens are weighed by token TIS at 2 besides."""
+"""Sequence methods that weight tokens by token TIS at 2 as well."""
 METHODS = (*TOKEN, *SEQUENCE)
 
 
@@ -82,7 +82,7 @@ METHODS = (*TOKEN, *SEQUENCE)
 
 @dataclass(frozen=True)
 class Part:
-    """Who samples some of the sequences; at every token one of K policies is drawn.
+    """A share of the sequences sampled in one way; at every token one of K policies is drawn.
 
     Attributes:
         share: of the sequences.
@@ -101,13 +101,13 @@ class Part:
         return np.tensordot(self.chance, np.exp(self.sampled), 1)
 
     def log_ratios(self, world: World) -> Array:
-        """What a trainer computes of the logged values, log π_train / π_rollout, [K, Q, V + 1, V]."""
+        """Return a trainer's log-ratios, log π_train / π_rollout of the logged values, [K, Q, V + 1, V]."""
         return np.clip(world.log_probs() - self.logged, -20, 20)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """All who sample.
+    """The sampling policies of all sequences.
 
     Attributes:
         parts: by host, or by version of the weights.
@@ -121,7 +121,7 @@ class Rollout:
 
 
 def facts(world: World, rollout: Rollout) -> tuple[float, float]:
-    """Exact k3 of the logged values, and tokens of a response on average."""
+    """Return the exact k3 of the logged values, and the mean number of tokens of a response."""
     tokens = total = 0.0
     for part in rollout.parts:
         log_r = part.log_ratios(world)
@@ -134,7 +134,7 @@ def facts(world: World, rollout: Rollout) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Samples:
-    """N sequences of whole groups, their n tokens one sequence after the other.
+    """N sequences of whole groups, with n tokens in all, one sequence after the other.
 
     Attributes:
         prompt, length, part: [N].
@@ -159,7 +159,7 @@ class Samples:
         return np.repeat(np.arange(len(self.length)), self.length)
 
     def weights(self) -> dict[str, Array]:
-        """Of every method, [n]."""
+        """Return the weights of every method, [n] each."""
         delta = np.clip(self.train - self.rollout, -20, 20)
         r, total = np.exp(delta), np.bincount(self.row, delta, len(self.length))
         least = np.exp(np.minimum.reduceat(delta, np.cumsum(self.length) - self.length))
@@ -171,7 +171,7 @@ class Samples:
 
 
 def sample(world: World, rollout: Rollout, sequences: int, rng: Generator) -> Samples:
-    """Sequences of whole groups, with prompts drawn at random."""
+    """Sample sequences of whole groups, with prompts drawn at random."""
     v, size, parts = world.vocabulary, world.group, rollout.parts
     prompt = np.repeat(rng.integers(0, world.prompts, sequences // size), size)
     part = rng.choice(len(parts), len(prompt), p=[one.share for one in parts])
@@ -212,7 +212,7 @@ def sample(world: World, rollout: Rollout, sequences: int, rng: Generator) -> Sa
 
 
 def write(path: Path, rollout: Rollout, drawn: Samples, group: int) -> None:
-    """A dump as a trainer writes it, with so many samples of each prompt."""
+    """Write a dump as a trainer writes it, with `samples` of each prompt."""
     cuts = np.cumsum(drawn.length)[:-1]
     hosts = {"host": [f"host-{part}" for part in drawn.part]} if rollout.hosts else {}
     groups = np.arange(len(drawn.length)) // group
@@ -232,7 +232,7 @@ def write(path: Path, rollout: Rollout, drawn: Samples, group: int) -> None:
 
 
 def expected(world: World, rollout: Rollout) -> dict[str, Array]:
-    """Exact expected gradients of methods that weigh single tokens, by parameters [P]."""
+    """Compute the exact expected gradient of methods that weight single tokens, by parameters [P]."""
     means = [part.mean() for part in rollout.parts]
     shares = [part.share for part in rollout.parts]
     starts = [values(world, mean)[1] for mean in means]
@@ -246,7 +246,7 @@ def expected(world: World, rollout: Rollout) -> dict[str, Array]:
 
 
 def group_gradients(world: World, drawn: Samples, weights: Array) -> Array:
-    """The gradient of each group by parameters, per sequence, with weights of tokens [n], [groups, P]."""
+    """Compute each group's gradient per sequence, with weights of tokens [n], by parameters [groups, P]."""
     v, prompt = world.vocabulary, drawn.prompt[:: world.group]
     code = ((drawn.row // world.group) * (v + 1) + drawn.previous) * v + drawn.token
     scores = weights * drawn.advantage[drawn.row] / world.group
@@ -255,14 +255,14 @@ def group_gradients(world: World, drawn: Samples, weights: Array) -> Array:
 
 
 def sampled_gradient(world: World, rollout: Rollout, sequences: int, rng: Generator) -> Array:
-    """The uncorrected gradient of one batch, [P]."""
+    """Compute the uncorrected gradient of one batch, [P]."""
     drawn = sample(world, rollout, sequences, rng)
     return group_gradients(world, drawn, np.ones(len(drawn.token))).mean(0)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of one method's gradient.
+    """First and second moments of one method's gradient.
 
     Attributes:
         along: E ĝ · g / |g|, and its standard error; 0 where it is exact.
@@ -276,14 +276,14 @@ class Moments:
     noise: float
 
     def alignment(self, groups: float, errors: float = 0.0) -> float:
-        """In a batch of so many groups; with `errors`, at least that by so many standard errors."""
+        """Return the alignment in a batch of `groups`; with `errors`, less that many standard errors."""
         along = self.along - errors * self.error
         whole = max(self.square, along**2) + self.noise / groups
         return along / math.sqrt(whole) if whole > 0 else 0.0
 
 
 def judge(world: World, rollout: Rollout, sequences: int, rng: Generator) -> dict[str, Moments]:
-    """Every method; at least `sequences` samples for what is not exact."""
+    """Measure every method, with at least `sequences` samples for those that are not exact."""
     true = gradient(world)
     direction = true / np.linalg.norm(true)
     exact = expected(world, rollout)
@@ -319,7 +319,7 @@ def judge(world: World, rollout: Rollout, sequences: int, rng: Generator) -> dic
 def table(
     world: World, found: Mapping[str, Moments]
 ) -> tuple[dict[str, dict[str, float]], dict[str, list[Any]]]:
-    """Alignments by batch and method, and by batch the best method in hindsight with its alignment."""
+    """Return alignments by batch and method, and by batch the best method in hindsight with its alignment."""
     alignments, best = {}, {}
     for batch in BATCHES:
         groups = batch / world.group

@@ -1,4 +1,4 @@
-"""How the policy that samples, and what is logged of it, differs from the policy in training."""
+"""Ways in which the sampling policy, and its logged log-probs, differ from the policy in training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DRAWS = 8
 
 
 Made = tuple[World, Rollout]
-"""The world with the policy in training, and who samples."""
+"""The world with the policy in training, and its sampling policies."""
 Make = Callable[[World, Generator, float], Made]
-"""Makes them of a world and a magnitude."""
+"""Function that makes them from a world and a magnitude."""
 
 
 def scaled(make: Make, world: World, rng: Generator, size: float, k3: float, power: float) -> Made:
-    """With the magnitude, near `size`, at which k3 is as given; it grows with that power of the magnitude."""
+    """Find the magnitude, near `size`, at which k3 is as given; k3 grows with that power of the magnitude."""
     seed = int(rng.integers(2**31))
     for _ in range(3):
         found = make(world, np.random.default_rng(seed), size)
@@ -37,12 +37,12 @@ def scaled(make: Make, world: World, rng: Generator, size: float, k3: float, pow
 
 
 def per_token(world: World, rng: Generator, size: float, freedom: float | None = None) -> Made:
-    """Noise of its own at every token: normal logits, or Student's t."""
+    """Add independent noise at every token: normal logits, or Student's t."""
     return world, Rollout((_noisy(world, rng, size, freedom),))
 
 
 def experts(world: World, rng: Generator, size: float, rate: float) -> Made:
-    """Most tokens are exact, and few are far off: another expert was chosen."""
+    """Leave most tokens exact and put few far off, as where another expert was chosen."""
     far = _noisy(world, rng, size)
     tables = np.concatenate([world.log_probs()[None], far.sampled])
     chance = np.array([1 - rate, *(rate * far.chance)])
@@ -50,12 +50,12 @@ def experts(world: World, rng: Generator, size: float, rate: float) -> Made:
 
 
 def per_context(world: World, rng: Generator, size: float) -> Made:
-    """The same error whenever the context is the same."""
+    """Add the same error whenever the context is the same."""
     return world, _one(world.logits() + size * rng.normal(size=world.logits().shape))
 
 
 def rounded(world: World, rng: Generator, size: float, bits: int) -> Made:
-    """Logits with so many bits of mantissa, and hidden activations too."""
+    """Round logits, and hidden activations too, to `bits` of mantissa."""
     if not world.hidden:
         return world, _one(_mantissa(world.logits(), bits))
     *_, output, bias = world.layers()
@@ -63,7 +63,7 @@ def rounded(world: World, rng: Generator, size: float, bits: int) -> Made:
 
 
 def quantised(world: World, rng: Generator, size: float, bits: int) -> Made:
-    """Parameters as integers of so many bits, with one scale for each row of a layer."""
+    """Round parameters to integers of `bits`, with one scale for each row of a layer."""
     top = 2 ** (bits - 1) - 1
     layers = world.layers()
     scales = [np.abs(layer).max(-1, keepdims=True) / top for layer in layers]
@@ -77,27 +77,27 @@ def quantised(world: World, rng: Generator, size: float, bits: int) -> Made:
 def stale(
     world: World, rng: Generator, size: float, steps: int, sampled: bool = False, noise: float = 0.0
 ) -> Made:
-    """Weights of some updates ago; the magnitude is the learning rate."""
+    """Sample from the weights some updates ago; the magnitude is the learning rate."""
     now = world.at(adam(world, steps, size, rng if sampled else None)[-1])
     return now, Rollout((_noisy(world, rng, noise) if noise else _exact(world),))
 
 
 def replay(world: World, rng: Generator, size: float, steps: Sequence[int]) -> Made:
-    """Groups sampled so many updates ago."""
+    """Sample groups at different numbers of updates ago."""
     path = adam(world, max(steps), size, rng)
     parts = tuple(replace(_exact(world.at(path[-1 - ago])), share=1 / len(steps)) for ago in steps)
     return world.at(path[-1]), Rollout(parts, by_group=True)
 
 
 def hosts(world: World, rng: Generator, size: float, share: float, steps: int, noise: float = 0.03) -> Made:
-    """A share of the sequences comes from hosts that missed the last updates; all have noise of their own."""
+    """Let a share of the sequences come from hosts that missed the last updates; all have own noise."""
     now = world.at(adam(world, steps, size, rng)[-1])
     parts = [(now, 1 - share), (world, share)]
     return now, Rollout(tuple(replace(_noisy(at, rng, noise), share=s) for at, s in parts), hosts=True)
 
 
 def adam(world: World, steps: int, rate: float, rng: Generator | None = None) -> list[Array]:
-    """Parameters after 0, 1, ... steps of Adam along the gradient: exact, or by `rng` of 256 samples."""
+    """Return the parameters after 0, 1, ... steps of Adam by the exact gradient or (`rng`) of 256 samples."""
     path, first, second = [world.params], np.zeros_like(world.params), np.zeros_like(world.params)
     for step in range(1, steps + 1):
         at = world.at(path[-1])
@@ -112,12 +112,12 @@ def adam(world: World, steps: int, rate: float, rng: Generator | None = None) ->
 
 
 def temperature(world: World, rng: Generator, size: float, raw: bool) -> Made:
-    """Sampled at temperature 1 + magnitude; with `raw`, what is logged is of temperature 1."""
+    """Sample at temperature 1 + magnitude; with `raw`, log the log-probs at temperature 1."""
     return world, Rollout((_apart(world, rng, log_softmax(world.logits() / (1 + size)), raw),))
 
 
 def top_p(world: World, rng: Generator, size: float, p: float, raw: bool) -> Made:
-    """Sampled from the likeliest tokens that hold p; with `raw`, what is logged is of all tokens."""
+    """Sample from the likeliest tokens that hold p; with `raw`, log the log-probs over all tokens."""
     probs = np.exp(world.log_probs())
     order = np.argsort(-probs, -1)
     before = np.take_along_axis(probs, order, -1).cumsum(-1) - np.take_along_axis(probs, order, -1)
@@ -128,7 +128,7 @@ def top_p(world: World, rng: Generator, size: float, p: float, raw: bool) -> Mad
 
 
 def corrupted(world: World, rng: Generator, size: float, rate: float, nats: float) -> Made:
-    """Few tokens are logged wrongly, by up to so many nats either way; the others have noise."""
+    """Log few tokens wrongly, by up to so many nats either way; the others have noise."""
     near = _noisy(world, rng, size)
     wrong = near.logged + nats * rng.uniform(-1, 1, size=near.logged.shape)
     logged = np.concatenate([near.logged, np.minimum(wrong, -1e-4)])
@@ -150,7 +150,7 @@ def _one(logits: Array) -> Rollout:
 
 
 def _noisy(world: World, rng: Generator, size: float, freedom: float | None = None) -> Part:
-    """Logits whose noise is 0 on average over the K policies."""
+    """Add noise to logits that is 0 on average over the K policies."""
     shape = (DRAWS, *world.logits().shape)
     noise = rng.normal(size=shape) if freedom is None else np.clip(rng.standard_t(freedom, shape), -50, 50)
     tables = log_softmax(world.logits() + size * (noise - noise.mean(0)))
@@ -158,7 +158,7 @@ def _noisy(world: World, rng: Generator, size: float, freedom: float | None = No
 
 
 def _apart(world: World, rng: Generator, sampled: Array, raw: bool) -> Part:
-    """Sampled from a policy; with noise is logged that policy or, with `raw`, the one in training."""
+    """Sample from another policy; log it with noise or, with `raw`, the one in training."""
     noise = _noisy(world, rng, 0.02).logged - world.log_probs()
     logged = np.minimum((world.log_probs() if raw else np.maximum(sampled, -60)) + noise, -1e-6)
     return Part(1.0, np.full(DRAWS, 1 / DRAWS), np.broadcast_to(sampled, logged.shape), logged)

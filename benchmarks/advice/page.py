@@ -1,4 +1,4 @@
-"""Keeps what was measured, and writes docs/advice.md from it and from nothing else."""
+"""Store the results of the advice benchmark, and write docs/advice.md from them alone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ BUG = "fix the bug first"
 NOISE = ("numerics", "heavy tails", "experts", "corrupted")
 """Kinds whose mismatch is drawn anew at every token."""
 SMALL = 0.02
-"""k3 up to which a mismatch is an ordinary one."""
+"""Largest k3 of an ordinary mismatch."""
 WORST = 16
 LENGTHS = {"up to 16": 16, "17–128": 128, "129–512": 512, "513–1,000": 1000}
-"""Classes of the longest response, and their last."""
+"""Classes of the longest response → the longest of the class."""
 KEPT = ("name", "family", "kind", "longest", "reward", "k3", "mean_length", "alignment", "best")
 KEPT_OF_RULES = ("chosen", "decision", "stated", "lacking")
 
 
 def keep(split: str, rows: list[Row]) -> None:
-    """Put the rows of one split in place of its last."""
+    """Replace the stored rows of one split."""
     kept = results() | {split: [{key: _rounded(row[key]) for key in KEPT + KEPT_OF_RULES} for row in rows]}
     RESULTS.write_text(json.dumps(kept, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
@@ -46,22 +46,22 @@ def _rounded(value: Any) -> Any:
 
 
 def results() -> dict[str, list[Row]]:
-    """What is kept, by split."""
+    """Load the stored results, by split."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
 def write() -> None:
-    """Write the page."""
+    """Write docs/advice.md."""
     DOCS.write_text(text(results()), encoding="utf-8")
 
 
 def text(kept: dict[str, list[Row]]) -> str:
-    """The page."""
+    """Render docs/advice.md."""
     return _ENVIRONMENT.get_template("page.md.j2").render(splits=kept)
 
 
 def tables(rows: list[Row]) -> str:
-    """The tables of one split, for a terminal."""
+    """Render the tables of one split for a terminal."""
     macros = _ENVIRONMENT.get_template("tables.md.j2").module
     return str(macros.tables(rows))  # type: ignore[attr-defined]
 
@@ -70,12 +70,12 @@ def tables(rows: list[Row]) -> str:
 
 
 def policies(rows: list[Row]) -> list[str]:
-    """Those that were measured, and hindsight."""
+    """List the policies that were measured, and hindsight."""
     return [*rows[0]["chosen"], HINDSIGHT]
 
 
 def scores(row: Row, policy: str) -> Array:
-    """Share of the best alignment in hindsight, by dump and batch size, [dumps, batches]; 1 at most.
+    """Return shares of the best alignment in hindsight, by dump and batch size, [dumps, batches]; 1 at most.
 
     Dumps that are said to have a bug are left out, under every policy: there no method is named.
     """
@@ -90,7 +90,7 @@ def scores(row: Row, policy: str) -> Array:
 
 
 def reached(rows: Iterable[Row], policy: str) -> str:
-    """Mean / 5th percentile / least over regimes, dumps and batch sizes."""
+    """Format the mean / 5th percentile / minimum over regimes, dumps and batch sizes."""
     every = np.concatenate([np.zeros(0), *(scores(row, policy).ravel() for row in rows)])
     if not every.size:
         return "–"
@@ -98,7 +98,7 @@ def reached(rows: Iterable[Row], policy: str) -> str:
 
 
 def ahead(rows: Iterable[Row], policy: str) -> str:
-    """Mean difference to always token TIS 2 with a 95% interval, by a bootstrap over regimes."""
+    """Format the mean difference to always token TIS 2 with a 95% interval, by a bootstrap over regimes."""
     both = [scores(row, policy) - scores(row, REFERENCE) for row in rows]
     apart = np.array([one.mean() for one in both if one.size])
     if not len(apart):
@@ -109,18 +109,18 @@ def ahead(rows: Iterable[Row], policy: str) -> str:
 
 
 def share(values: Iterable[bool]) -> str:
-    """Of those that hold, with their number."""
+    """Format the share of true flags, with their number."""
     found = [*values]
     return f"{np.mean(found):.0%} of {len(found)}" if found else "–"
 
 
 def small(rows: Iterable[Row]) -> list[Row]:
-    """Those with an ordinary mismatch."""
+    """Select the rows with an ordinary mismatch."""
     return [row for row in rows if row["k3"] <= SMALL]
 
 
 def by_length(rows: list[Row]) -> dict[str, list[Row]]:
-    """By class of the longest response."""
+    """Group rows by class of the longest response."""
     first, found = 0, {}
     for name, last in LENGTHS.items():
         found[name] = [row for row in rows if first < row["longest"] <= last]
@@ -129,17 +129,17 @@ def by_length(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def stable(rows: Iterable[Row]) -> str:
-    """Regimes whose dumps all get the same decision."""
+    """Format the share of regimes whose dumps all get the same decision."""
     return share(len(set(row["decision"])) == 1 for row in rows)
 
 
 def bugs(rows: Iterable[Row]) -> str:
-    """Dumps that are said to have a bug: all are honest but those of the kinds that are logged wrongly."""
+    """Format the share of dumps called a bug; all but the kinds that are logged wrongly are honest."""
     return share(said == BUG for row in rows for said in row["decision"])
 
 
 def covered(rows: Iterable[Row]) -> str:
-    """Stated intervals of the systematic share that reach within 1% of 0, where the mismatch is noise.
+    """Format the share of stated systematic errors that reach within 1% of 0, where the mismatch is noise.
 
     The share of min(r, 2) is not exactly 0 there: what the bound cuts off depends on the token a little.
     """
@@ -148,13 +148,13 @@ def covered(rows: Iterable[Row]) -> str:
 
 
 def opposite(rows: Iterable[Row], column: str) -> str:
-    """Dumps without a column that get a correction where they got none with it, or the other way."""
+    """Format the share of dumps whose advice turns from none to a correction, or back, without a column."""
     both = ((row["lacking"].get(column), row["chosen"][RECOMMENDED][0]) for row in rows)
     return share((one == "none") != (other == "none") for one, other in both if one is not None)
 
 
 def worst(rows: Iterable[Row]) -> list[Row]:
-    """The regimes in which the recommendation loses most."""
+    """Select the regimes in which the recommendation loses most."""
     judged = [row for row in rows if scores(row, RECOMMENDED).size]
     return sorted(judged, key=lambda row: float(scores(row, RECOMMENDED).min()))[:WORST]
 

@@ -1,4 +1,4 @@
-"""The regimes: a world, and how its rollout differs. The final ones took no part in choosing the rule."""
+"""The regimes: a world and how its rollout differs; the final ones took no part in choosing the rule."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a rollout differs.
+    """A way in which a rollout differs.
 
     Attributes:
         kind, name: in words.
@@ -53,7 +53,7 @@ class Kind:
     k3: float | None
 
     def made(self, world: World, rng: Generator) -> Made:
-        """The world with the policy in training, and who samples."""
+        """Build the world with the policy in training, and its sampling policies."""
         if self.k3 is None:
             return self.make(world, rng, self.size)
         power = 1.5 if self.kind == "heavy tails" else 2.0
@@ -63,12 +63,12 @@ class Kind:
 def row(
     k3: float | None, kind: str, name: str, make: Callable[..., Made], size: float = 0.1, **options: Any
 ) -> Kind:
-    """A kind of that k3, or of that magnitude."""
+    """Build a kind with a given k3, or with a given magnitude."""
     return Kind(kind, name if k3 is None else f"{name}, k3 {k3:g}", partial(make, **options), size, k3)
 
 
 RATE = 0.01
-"""A learning rate, as a first guess."""
+"""First guess of the learning rate."""
 DEVELOPMENT = (
     Place("table", 8, "found", 12, 4, 0, 4096, 8192),
     Place("table", 64, "dense", 8, 4, 0, 2048, 8192),
@@ -168,19 +168,19 @@ class Regime:
 
     @property
     def name(self) -> str:
-        """Unique in its split."""
+        """Name that is unique in its split."""
         where = f"{self.place.family} {self.place.longest} {self.place.reward}"
         return f"{where}, {self.kind.kind}: {self.kind.name}"
 
     def made(self) -> Made:
-        """The world with the policy in training, and who samples."""
+        """Build the world with the policy in training, and its sampling policies."""
         p = self.place
         world = worlds.make(p.family, p.longest, p.reward, self.seed, p.vocabulary, p.prompts, p.hidden)
         return self.kind.made(world, np.random.default_rng(self.seed + 1))
 
 
 def regimes(split: Split) -> list[Regime]:
-    """Each world with three kinds in five, and one in five of those that are sampled in another way."""
+    """List regimes: each world with 3 in 5 of the kinds, and with 1 in 5 of those sampled otherwise."""
     places, kinds, first = SPLITS[split]
     return [
         Regime(split, place, kind, first + 1000 * (100 * i + j))

@@ -1,4 +1,4 @@
-"""How good the recommended correction is, where the true gradient is known.
+"""Measure the recommended correction where the true gradient is known.
 
     python benchmarks/advice/run.py --split development --cache /tmp/advice [--limit N] [--jobs 2] [--write]
 
@@ -40,12 +40,12 @@ DUMPS = 2
 LACKING = ("token_ids", "advantages", "group_id")
 """Columns that a dump may lack, one at a time."""
 EVERY = 3
-"""Of so many regimes one is read without these columns too."""
+"""One in this many regimes is also read without these columns."""
 TITLES = {candidate.title: candidate.name for candidate in CANDIDATES}
 
 
 def main() -> None:
-    """Draw what is missing, read every dump, print the tables, keep them if asked."""
+    """Draw missing regimes, read every dump, print the tables, and store them if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _spread(work: Callable[..., Row], jobs: list[tuple[Any, ...]], processes: int) -> list[Row]:
-    """The results in the order of the jobs."""
+    """Compute jobs in parallel; results are in their order."""
     found: list[Row] = []
     start = time.monotonic()
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _alone) as pool:
@@ -92,7 +92,7 @@ def _alone() -> None:
 
 
 def _drawn(split: Split, name: str, folder: Path) -> Row:
-    """The row of a regime from the cache; drawn, judged and put there if it is not."""
+    """Return a regime's row from the cache; draw, judge and cache it if absent."""
     regime = next(one for one in regimes(split) if one.name == name)
     kept = folder / f"{split}-{regime.seed}.json"
     if not kept.exists():
@@ -101,7 +101,7 @@ def _drawn(split: Split, name: str, folder: Path) -> Row:
 
 
 def _judged(regime: Regime, folder: Path) -> Row:
-    """Facts of a regime, alignments by batch and method, the best by batch, and the files of its dumps."""
+    """Judge a regime: facts, alignments by batch and method, the best by batch, and its dumps' files."""
     start = time.process_time()
     world, rollout = regime.made()
     k3, length = judge.facts(world, rollout)
@@ -131,7 +131,7 @@ def _judged(regime: Regime, folder: Path) -> Row:
 
 
 def _read(row: Row, folder: Path, lacking: bool) -> Row:
-    """The row with what each policy chooses by each dump, `chosen`, and what the recommendation says."""
+    """Add to a row the choice of each policy by dump, `chosen`, and the text of the recommendation."""
     found: Row = row | {"chosen": {}, "decision": [], "stated": [], "lacking": {}}
     for dump in row["dumps"]:
         summary = _summary(folder / dump)
@@ -151,7 +151,7 @@ def _read(row: Row, folder: Path, lacking: bool) -> Row:
 
 
 def _summary(dump: Path) -> Summary:
-    """As a user reads a dump."""
+    """Analyze a dump with the options of a user."""
     try:
         return advised(analyze([str(dump)], presets=(), device="cpu", workers=1))
     except Exception as error:
@@ -160,14 +160,14 @@ def _summary(dump: Path) -> Summary:
 
 
 def recommended(summary: Summary) -> str:
-    """The candidate that is recommended; `none` where no correction, a repair or more data is asked for."""
+    """Return the recommended candidate; `none` where no correction, a repair or more data is asked for."""
     given = summary.recommendation
     assert given is not None
     return TITLES[given.title] if given.decision == "METHOD at THRESHOLD" and given.title else "none"
 
 
 def by_severity(summary: Summary) -> str:
-    """verl's guide: nothing where the mismatch is negligible, then token TIS, sequence TIS where severe.
+    """Choose by verl's guide: nothing where the mismatch is negligible, token TIS, sequence TIS where severe.
 
     Its FAQ calls a mean difference of probabilities below 0.005 normal; it alerts at |KL| 0.1 and χ² 1.
     """

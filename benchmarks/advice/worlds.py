@@ -1,4 +1,4 @@
-"""Worlds small enough that the policy gradient is known exactly, by dynamic programming.
+"""Worlds so small that dynamic programming gives the exact policy gradient.
 
 The logits of the next token depend on the prompt and the token before it. There are two families:
 
@@ -32,7 +32,7 @@ Reward = Literal["found", "ladder", "dense", "drifting"]
 Generator = np.random.Generator
 
 EPSILON = 1e-6
-"""What a trainer adds to a standard deviation."""
+"""Constant that trainers add to a standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -62,34 +62,34 @@ class World:
     group: int = 8
 
     def at(self, params: Array) -> World:
-        """The same world with other parameters."""
+        """Return the same world with other parameters."""
         return replace(self, params=params)
 
     def logits(self) -> Array:
-        """Of the policy in training, [Q, V + 1, V]."""
+        """Return the logits of the policy in training, [Q, V + 1, V]."""
         if not self.hidden:
             return self.params.reshape(self.prompts, self.vocabulary + 1, self.vocabulary)
         *_, output, bias = self.layers()
         return self.activations() @ output + bias
 
     def log_probs(self) -> Array:
-        """Of the policy in training, [Q, V + 1, V]."""
+        """Return the log-probs of the policy in training, [Q, V + 1, V]."""
         return log_softmax(self.logits())
 
     def layers(self) -> list[Array]:
-        """Parameters by layer: [Q, H], [V + 1, H], [H], [H, V], [V]; for a table its logits alone."""
+        """Split parameters by layer: [Q, H], [V + 1, H], [H], [H, V], [V]; for a table its logits alone."""
         q, v, h = self.prompts, self.vocabulary, self.hidden
         shapes = [(q, h), (v + 1, h), (h,), (h, v), (v,)] if h else [(q, v + 1, v)]
         cuts = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(self.params, cuts), shapes, strict=True)]
 
     def activations(self) -> Array:
-        """Of the hidden layer, [Q, V + 1, H]."""
+        """Return the activations of the hidden layer, [Q, V + 1, H]."""
         prompt, previous, offset, *_ = self.layers()
         return np.tanh(prompt[:, None] + previous + offset)
 
     def pullback(self, slopes: Array, prompt: Ints) -> Array:
-        """The chain rule: slopes by the logits of one prompt each [N, V + 1, V] → by parameters [N, P]."""
+        """Apply the chain rule: slopes by one prompt's logits each [N, V + 1, V] → by parameters [N, P]."""
         n, each = len(slopes), np.arange(len(slopes))
         if not self.hidden:
             found = np.zeros((n, self.prompts, slopes[0].size))
@@ -112,7 +112,7 @@ def make(
     prompts: int = 4,
     hidden: int = 0,
 ) -> World:
-    """A world drawn at random; responses have 3/4 of `longest` tokens on average, those of a network 1/2."""
+    """Draw a world; responses have 3/4 of `longest` tokens on average, those of a network 1/2."""
     rng = np.random.default_rng(seed)
     q, v, h = prompts, vocabulary, hidden
     if family == "table":
@@ -133,7 +133,7 @@ def make(
 
 
 def _ending(world: World, length: float) -> World:
-    """With the bias of token 0 at which responses have `length` tokens on average."""
+    """Set the bias of token 0 so that responses have `length` tokens on average."""
     low, high = -15.0, 15.0
     for _ in range(14):
         middle = (low + high) / 2
@@ -145,7 +145,7 @@ def _ending(world: World, length: float) -> World:
 
 
 def _ends(longest: int) -> Array:
-    """Lengths are uniform between half of the longest and the longest."""
+    """Compute the chance to end at each length, uniform between half of the longest and the longest."""
     lengths = np.arange(max(longest // 2, 1), longest + 1)
     chance = np.zeros(longest + 1)
     chance[lengths] = 1 / len(lengths)
@@ -154,7 +154,7 @@ def _ends(longest: int) -> Array:
 
 
 def _found(rng: Generator, prompts: int, vocabulary: int, length: float) -> tuple[Array, Array]:
-    """Searching, found, failed."""
+    """Build an environment with three states: searching, found, failed."""
     up, down = (_hazard(rng, prompts, vocabulary, times / length) for times in (2.5, 1.0))
     moves = np.zeros((prompts, 3, vocabulary, 3))
     moves[:, 0, :, 1], moves[:, 0, :, 0] = up, 1 - up
@@ -164,7 +164,7 @@ def _found(rng: Generator, prompts: int, vocabulary: int, length: float) -> tupl
 
 
 def _ladder(rng: Generator, prompts: int, vocabulary: int, length: float) -> tuple[Array, Array]:
-    """Three steps up."""
+    """Build an environment of three steps up."""
     moves = np.zeros((prompts, 4, vocabulary, 4))
     for step in range(3):
         up = _hazard(rng, prompts, vocabulary, 5.0 / length)
@@ -174,12 +174,12 @@ def _ladder(rng: Generator, prompts: int, vocabulary: int, length: float) -> tup
 
 
 def _hazard(rng: Generator, prompts: int, vocabulary: int, rate: float) -> Array:
-    """Of each token; a few tokens hold most of it."""
+    """Draw the hazard of each token; a few tokens hold most of it."""
     return np.minimum(rate * rng.gamma(0.6, 1, size=(prompts, vocabulary)), 0.9)
 
 
 def log_softmax(logits: Array) -> Array:
-    """Over the last axis."""
+    """Compute the log-softmax over the last axis."""
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
@@ -188,7 +188,7 @@ def log_softmax(logits: Array) -> Array:
 
 
 def advantages(world: World, rewards: Array) -> Array:
-    """Of samples in groups, one group after the other, [N] → [N]."""
+    """Compute advantages of samples in adjacent groups, [N] → [N]."""
     groups = rewards.reshape(-1, world.group)
     apart = groups - groups.mean(1, keepdims=True)
     if world.dense is None:
@@ -197,7 +197,7 @@ def advantages(world: World, rewards: Array) -> Array:
 
 
 def mean_advantages(chance: float, group: int) -> tuple[float, float]:
-    """E[A | this sample succeeds], E[A | it fails], where each of the others succeeds with that chance."""
+    """Compute E[A | this sample succeeds] and E[A | it fails], where the others succeed with that chance."""
     others = [math.comb(group - 1, k) * chance**k * (1 - chance) ** (group - 1 - k) for k in range(group)]
 
     def advantage(successes: int, reward: int) -> float:
@@ -213,13 +213,13 @@ def mean_advantages(chance: float, group: int) -> tuple[float, float]:
 
 
 def visits(world: World, policy: Array) -> Array:
-    """Expected tokens sampled after each previous token under a policy [Q, V + 1, V], [Q, V + 1]."""
+    """Compute the expected tokens sampled after each previous one, [Q, V + 1], of a [Q, V + 1, V] policy."""
     there, _ = _forward(world, policy)
     return there.sum((0, 3))
 
 
 def values(world: World, policy: Array) -> tuple[Array, Array]:
-    """Expected reward from the end of each token on, [T, Q, M, V], and of a whole response, [Q]."""
+    """Compute the expected reward after each token, [T, Q, M, V], and of a whole response, [Q]."""
     value = np.zeros((world.prompts, world.vocabulary + 1, world.goal.shape[1]))
     bonus = 0.0 if world.dense is None else (policy * world.dense).sum(-1)[:, :, None]
     after = np.zeros((len(world.ends), world.prompts, world.goal.shape[1], world.vocabulary))
@@ -233,7 +233,7 @@ def values(world: World, policy: Array) -> tuple[Array, Array]:
 
 
 def credit(world: World, policy: Array, mean: Array | None = None) -> Array:
-    """Σ_t P(previous token at t) E[A | previous token, token at t], [Q, V + 1, V].
+    """Compute Σ_t P(previous token at t) E[A | previous token, token at t], [Q, V + 1, V].
 
     Times the probability and the weight of a token it is the coefficient of ∇log π in the expected gradient.
 
@@ -253,7 +253,7 @@ def credit(world: World, policy: Array, mean: Array | None = None) -> Array:
 
 
 def gradient(world: World, coefficients: Array | None = None) -> Array:
-    """Σ coefficient × ∇log π(token), mean over prompts, by parameters [P].
+    """Compute Σ coefficient × ∇log π(token), mean over prompts, by parameters [P].
 
     Args:
         world: its parameters are those of π.
@@ -267,7 +267,7 @@ def gradient(world: World, coefficients: Array | None = None) -> Array:
 
 
 def _advantage_of_reward(world: World, mean: Array) -> tuple[Array, Array]:
-    """E[A | reward of this response] = level + slope × reward, by prompt, [Q] each."""
+    """Fit E[A | reward of this response] = level + slope × reward, by prompt, [Q] each."""
     if world.dense is None:
         both = np.array([mean_advantages(float(np.clip(p, 0, 1)), world.group) for p in mean])
         return both[:, 1], both[:, 0] - both[:, 1]
@@ -276,7 +276,7 @@ def _advantage_of_reward(world: World, mean: Array) -> tuple[Array, Array]:
 
 
 def _forward(world: World, policy: Array) -> tuple[Array, Array]:
-    """P(previous token, state) [T, Q, V + 1, M] and E[reward so far; previous token] [T, Q, V + 1]."""
+    """Compute P(previous token, state) [T, Q, V + 1, M], and E[reward so far; previous token] likewise."""
     q, v, m = world.prompts, world.vocabulary, world.goal.shape[1]
     there, past = np.zeros((len(world.ends), q, v + 1, m)), np.zeros((len(world.ends), q, v + 1))
     there[0, :, v, 0] = 1
@@ -294,7 +294,7 @@ def _forward(world: World, policy: Array) -> tuple[Array, Array]:
 
 
 def _goes_on(world: World, place: int) -> Array:
-    """Probability that the response goes on after each token at a place, [V]."""
+    """Compute the probability that the response goes on after each token at a place, [V]."""
     goes_on = np.full(world.vocabulary, 1 - world.ends[place])
     if world.hidden:
         goes_on[0] = 0

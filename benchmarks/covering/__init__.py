@@ -1,1 +1,1 @@
-"""How often the 95% intervals hold the truth: dumps of known truth, drawn again and again."""
+"""Measure how often the 95% intervals hold the truth, on repeated draws of dumps of known truth."""

@@ -1,4 +1,4 @@
-"""How often the exact identities call an honest dump a bug, and how often they see a fault.
+"""Measure how often the exact identities call an honest dump a bug, and how often they see a fault.
 
 Only the two signatures that rest on E[r] = 1 and k1 ≥ 0 are asked, so that thousands of dumps can be judged.
 """
@@ -18,7 +18,7 @@ from offpol_diag.diagnosis.rows import Rows
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with the logged old log-probs: so much too large, below a position."""
+    """A fault of the logged old log-probs: an offset in nats, below a position."""
 
     name: str
     shift: float
@@ -34,7 +34,7 @@ FAULTS = (
 
 
 def causes(given: Batch) -> list[str]:
-    """The causes that the identities find."""
+    """List the causes that the identities find."""
     assert given.old is not None
     rows = Rows(
         given.rollout.numpy(),
@@ -47,13 +47,13 @@ def causes(given: Batch) -> list[str]:
 
 
 def faulty(given: Batch, fault: Fault) -> Batch:
-    """A dump with a fault."""
+    """Put a fault into a dump."""
     assert given.old is not None
     return replace(given, old=given.old + fault.shift * (given.position < fault.first))
 
 
 def rate(world: World, groups: int, dumps: int, fault: Fault | None = None) -> int:
-    """How many of so many dumps are called a bug."""
+    """Count the drawn dumps that are called a bug."""
     found = 0
     for i in range(dumps):
         given = batch(world, groups, np.random.default_rng((99, HONEST.index(world), groups, i)))
@@ -62,7 +62,7 @@ def rate(world: World, groups: int, dumps: int, fault: Fault | None = None) -> i
 
 
 def measured(dumps: int) -> dict[str, dict[str, int]]:
-    """Alarms of honest dumps, and of faulty ones, a hundredth as many."""
+    """Measure alarms of honest dumps, and of faulty ones, a hundredth as many."""
     torch.set_num_threads(1)
     few = max(dumps // 100, 20)
     honest = {f"{world.name}|{many}": rate(world, many, dumps) for world in HONEST[:3] for many in (20, 128)}

@@ -1,4 +1,4 @@
-"""What the product prints of one dump after another, held against the truth."""
+"""Count how often printed intervals of drawn dumps hold the true number."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ REPLICATES = 256
 
 
 class _Lean(Study):
-    """With one candidate of the recommendation: the sums of all take half the time and have no truth here."""
+    """A study with one candidate correction: all of them take twice the time and have no truth here."""
 
     candidates = candidates.presets("old")[:1]  # type: ignore[assignment]
 
 
 def study() -> Study:
-    """The presets of the truth, as the product would try them."""
+    """Build the study of the presets that have a truth."""
     shipped = catalogue.load()
     presets = (
         replace(tuned(shipped[name], settings), name=short) for short, (name, settings) in PRESETS.items()
@@ -42,7 +42,7 @@ def study() -> Study:
 
 
 def numbers(given: Batch) -> dict[str, Number]:
-    """Every number that has a truth, as a result would hold it."""
+    """Return every number that has a truth, as a result holds it."""
     asked = study()
     out = readout.Readout(asked, Observe(asked, Found(NO_FITS, None), rows=False)(given).tally)
     found = readout.metrics(out)
@@ -54,7 +54,7 @@ def numbers(given: Batch) -> dict[str, Number]:
 
 
 def _differences(out: readout.Readout, found: dict[str, Number]) -> dict[str, Number]:
-    """Of two presets, as `compare` prints them."""
+    """Return the differences of two presets, as `compare` prints them."""
     drawn = {preset.name: of_preset(out, preset) for preset in out.study.presets}
     groups = Groups.of(out.reader.sums["tokens"], out.reader.groups)
     pairs = {name: _parts(name) for name in METRICS if " − " in name}
@@ -93,17 +93,17 @@ class Cell:
 
     @property
     def judged(self) -> int:
-        """How many intervals were held against the truth."""
+        """Number of intervals held against the truth."""
         return self.dumps - self.unreliable - self.none
 
     @property
     def coverage(self) -> float:
-        """Share of them that held it."""
+        """Share of intervals that hold the truth."""
         return self.covered / self.judged if self.judged else math.nan
 
     @property
     def binomial(self) -> float:
-        """Its standard error, of so many dumps."""
+        """Binomial standard error of the coverage."""
         return math.sqrt(0.05 * 0.95 / self.judged) if self.judged else math.nan
 
 
@@ -128,7 +128,7 @@ def cell(found: Sequence[Number], known: Known) -> Cell:
 
 
 def has_truth(known: Known) -> bool:
-    """Whether a number has a true value that is known well enough."""
+    """Return whether a number has a true value that is known well enough."""
     return math.isfinite(known.value) and known.error < 0.2 * abs(known.value)
 
 

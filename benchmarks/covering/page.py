@@ -1,4 +1,4 @@
-"""`docs/coverage.md`, from what is kept."""
+"""Write `docs/coverage.md` from the stored results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Cells = Mapping[str, Mapping[str, Any]]
 GROUPS = (8, 32, 128, 1024)
 AIM = (0.93, 0.97)
 RARE = ("rare", "rare prompts")
-"""Worlds much of which a dump need not show."""
+"""Worlds whose rare events a dump may lack."""
 
 
 def write(path: Path, results: Mapping[str, Any], alarms: Mapping[str, Any]) -> None:
-    """Write the page."""
+    """Write docs/coverage.md."""
     path.write_text(page(results, alarms), encoding="utf-8")
 
 
 def page(results: Mapping[str, Any], alarms: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Render docs/coverage.md."""
     usual = [world for world in WORLDS if world.name not in RARE]
     rare = [world for world in WORLDS if world.name in RARE]
     parts = [
@@ -109,17 +109,17 @@ def _cell(results: Mapping[str, Any], world: World, many: int) -> Cells:
 
 
 def judged(one: Mapping[str, Any]) -> int:
-    """Intervals held against the truth."""
+    """Count intervals held against the truth."""
     return int(one["dumps"] - one["unreliable"] - one["none"])
 
 
 def coverage(one: Mapping[str, Any]) -> float:
-    """Share of them that hold it; NaN of fewer than half the dumps: those left are a choice of their own."""
+    """Return the share that holds it; NaN of fewer than half the dumps, which would be a biased selection."""
     return float(one["covered"] / judged(one)) if judged(one) >= one["dumps"] / 2 else math.nan
 
 
 def error(one: Mapping[str, Any]) -> float:
-    """Binomial error of a coverage of 95%."""
+    """Return the binomial standard error of a coverage of 95%."""
     return math.sqrt(0.05 * 0.95 / max(judged(one), 1))
 
 

@@ -26,11 +26,11 @@ from covering.worlds import WORLDS  # noqa: E402
 RESULTS = Path(__file__).with_name("results.json")
 ALARMS = Path(__file__).with_name("alarms.json")
 DUMPS = {8: 100, 32: 150, 128: 250, 1024: 50}
-"""Groups → how many dumps of each world."""
+"""Groups → number of dumps of each world."""
 
 
 def measured(place: int, groups: int, dumps: int) -> dict[str, Any]:
-    """One world at one number of groups."""
+    """Measure one world at one number of groups."""
     torch.set_num_threads(1)
     world = WORLDS[place]
     known = truth.truths(world)
@@ -39,7 +39,7 @@ def measured(place: int, groups: int, dumps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what is asked for, keep it, write the page."""
+    """Measure what is asked for, store it, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups", type=int, nargs="*", default=[*DUMPS])
     parser.add_argument("--dumps", type=int, help="of each world, for every number of groups")
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(groups: list[int], dumps: int | None) -> None:
-    """World by world; what is done is kept at once."""
+    """Measure world by world; each result is stored at once."""
     with ProcessPoolExecutor(2) as pool:
         jobs = {
             pool.submit(measured, place, many, dumps or DUMPS[many]): f"{WORLDS[place].name}|{many}"
@@ -69,13 +69,13 @@ def measure(groups: list[int], dumps: int | None) -> None:
 
 
 def kept() -> dict[str, Any]:
-    """All results, by world and groups."""
+    """Load all results, by world and groups."""
     found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     return found
 
 
 def keep(name: str, result: object) -> None:
-    """Replace one result."""
+    """Store one result in place of its last."""
     text = json.dumps(dict(sorted((kept() | {name: result}).items())), indent=1, ensure_ascii=False)
     RESULTS.write_text(text + "\n", encoding="utf-8")
 

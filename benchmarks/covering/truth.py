@@ -1,4 +1,4 @@
-"""The true numbers of a world: closed forms given length and spread of a response, averaged over very many.
+"""The true numbers of a world: closed forms given length and spread of a response, averaged over many.
 
 Nothing of the product is used: the formulas are written out again.
 """
@@ -19,15 +19,15 @@ PRESETS: dict[str, tuple[str, dict[str, str]]] = {
     "mask": ("verl_2026_01_rs_token_k1", {"reject.lower": "0.5", "reject.upper": "2.0"}),
     "geo": ("decoupled_geo_rs", {"reject.lower": "0.99", "reject.upper": "1.01"}),
 }
-"""Our name of a preset → the built-in one, and what of it is set otherwise."""
+"""Our name of a preset → the built-in one, and its changed settings."""
 UPPER, LOW, HIGH = 2.0, 0.5, 2.0
-"""Of token TIS, and of the token mask."""
+"""Bound of token TIS, and bounds of the token mask."""
 WINDOW = (0.99, 1.01)
-"""Of the geometric rejection."""
+"""Bounds of the geometric rejection."""
 MOST_WIDE = 12
-"""Wide tokens of one response that are told apart."""
+"""Largest number of wide tokens of one response that is counted."""
 PARTS = 40
-"""Parts of the sample, of which the error is told."""
+"""Parts of the sample, from whose spread the standard error is estimated."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _classes(world: World, given: Sequences) -> tuple[_Class, _Class]:
 
 
 def _below(x: float, one: _Class, power: int = 0) -> Array:
-    """E[r^power; Δ ≤ x]."""
+    """Compute E[r^power; Δ ≤ x]."""
     whole = np.exp(power * one.m + (power * one.s) ** 2 / 2)
     return np.asarray(whole * ndtr((x - one.m - power * one.s**2) / one.s))
 
@@ -72,7 +72,7 @@ TOKEN: dict[str, Callable[[_Class], Array]] = {
 
 
 def _given(world: World, given: Sequences) -> Means:
-    """Expected per-sequence sums, given the responses: [S] each."""
+    """Compute expected per-sequence sums given the responses, [S] each."""
     classes, n = _classes(world, given), given.n.astype(float)
     token = {name: sum(c.share * of(c) for c in classes) for name, of in TOKEN.items()}
     sums: Means = {name: n * np.asarray(x) for name, x in token.items()}
@@ -90,7 +90,7 @@ def _given(world: World, given: Sequences) -> Means:
 
 
 def _outside(classes: tuple[_Class, _Class], given: Sequences) -> Array:
-    """P(the mean Δ of a response lies outside the window), over how many of its tokens are wide."""
+    """Compute P(the mean Δ of a response lies outside the window), over how many of its tokens are wide."""
     usual, wide = classes
     n, low, high = given.n, *np.log(WINDOW)
     found, chance = np.zeros(len(n)), np.where(given.lost, 1.0, (1 - wide.share) ** n)
@@ -144,7 +144,7 @@ class Known:
 
 
 def truths(world: World, groups: int = 200_000) -> dict[str, Known]:
-    """Every true number of a world."""
+    """Compute every true number of a world."""
     rng = np.random.default_rng((7, WORLDS.index(world)))
     parts = [_given(world, sequences(world, groups // PARTS, rng)) for _ in range(PARTS)]
     sums = {name: np.array([part[name].sum() for part in parts]) for name in parts[0]}

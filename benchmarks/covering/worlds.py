@@ -21,7 +21,7 @@ Array = npt.NDArray[np.float64]
 
 LONGEST = 2000
 WIDEST = 3.0
-"""How many times the median a spread can be: beyond all bounds, E[r²] would have no value."""
+"""Largest spread as a multiple of the median: unbounded, E[r²] would not exist."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class World:
 
 @dataclass(frozen=True)
 class Sequences:
-    """What is given of responses, [S] each: their prompt, length, mean beyond the honest one, spread."""
+    """Attributes of drawn responses, [S] each: prompt, length, mean beyond the honest one, spread."""
 
     group: npt.NDArray[np.int64]
     n: npt.NDArray[np.int64]
@@ -85,7 +85,7 @@ def sequences(world: World, groups: int, rng: np.random.Generator) -> Sequences:
 
 
 def batch(world: World, groups: int, rng: np.random.Generator) -> Batch:
-    """A dump as the readers would hand it over."""
+    """Build a batch as the readers would return it."""
     given = sequences(world, groups, rng)
     which = np.repeat(np.arange(len(given.n)), given.n)
     wide = (rng.random(len(which)) < world.wide) | given.lost[which]
@@ -106,7 +106,7 @@ def batch(world: World, groups: int, rng: np.random.Generator) -> Batch:
 
 
 MEAN_PROBABILITY = 0.75
-"""Of a rollout probability U^(1/3)."""
+"""Mean of a rollout probability U^(1/3)."""
 
 HONEST = (
     World(

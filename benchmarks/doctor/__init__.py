@@ -1,1 +1,1 @@
-"""How often the diagnosis names the right cause: faults made on rollouts of small models."""
+"""Measure how often the diagnosis names the right cause of faults made on rollouts of small models."""

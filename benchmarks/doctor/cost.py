@@ -1,4 +1,4 @@
-"""Measures what share of `analyze` the diagnosis takes: drawing the sample, and looking at it.
+"""Measure what share of `analyze` the diagnosis takes: drawing the sample, and looking at it.
 
     python benchmarks/doctor/cost.py [--dump FILE] [--rounds 5]
 
@@ -27,13 +27,13 @@ DUMP = Path(__file__).parents[2] / "sample_data" / "healthy.parquet"
 
 
 class Stopwatch:
-    """Seconds spent in the functions that it wraps."""
+    """Stopwatch of the seconds spent in the functions that it wraps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, its time added up."""
+        """Wrap a function so that its time is added up."""
 
         def run(*given: Any, **named: Any) -> Any:
             began = time.perf_counter()

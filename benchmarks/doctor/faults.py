@@ -1,4 +1,4 @@
-"""Faults of logged log-probs, each made on real responses: what is wrong is known because it was done here.
+"""Faults of logged log-probs, each made on real responses, so that the true cause is known.
 
 A fault changes a copy of `Rows` in place, in the responses of `which` [S] only.
 """
@@ -23,7 +23,7 @@ Generator = np.random.Generator
 
 @dataclass
 class Work:
-    """What a fault works on.
+    """Responses that a fault is made in.
 
     Attributes:
         rows: the responses, to be changed.
@@ -46,11 +46,11 @@ class Work:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """Size of the vocabulary."""
         return self.world.task.vocabulary
 
     def some(self, share: float) -> Array:
-        """Random tokens, at least 3, [S, L] bool."""
+        """Draw random tokens, at least 3, [S, L] bool."""
         chosen = self.tokens & (self.chance.random(self.rows.q.shape) < share)
         at = np.argwhere(self.tokens)
         for s, t in at[self.chance.integers(0, len(at), max(0, 3 - int(chosen.sum())))]:
@@ -58,7 +58,7 @@ class Work:
         return chosen
 
     def part(self, share: float) -> Array:
-        """Some of the responses of `which`, at least 2, [S] bool."""
+        """Draw some of the responses of `which`, at least 2, [S] bool."""
         at = np.flatnonzero(self.which)
         chosen = np.zeros_like(self.which)
         chosen[self.chance.permutation(at)[: max(2, round(share * len(at)))]] = True
@@ -226,7 +226,7 @@ def none(work: Work) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """One cause: how it is made, and how strongly.
+    """A cause: how its fault is made, and how severely.
 
     Attributes:
         cause: its id, as the diagnosis should name it.
@@ -268,19 +268,19 @@ class Kind:
 
     @classmethod
     def read(cls, row: dict[str, Any]) -> Kind:
-        """From a row of plan.toml."""
+        """Read from a row of plan.toml."""
         given = {name: _tuples(value) for name, value in row.items()}
         return cls(**given | {"make": globals()[row.get("make", "none")]})
 
     def of(self, split: str) -> tuple[tuple[Any, ...], ...]:
-        """Severities of a split."""
+        """Return the severities of a split."""
         if split == "final" and self.final:
             return self.final
         return self.severities[split != "development" :: 2]
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        """Those that are right."""
+        """Return the verdicts that are right."""
         return ("healthy", "honest_mismatch") if self.cause in HONEST else ("bug",)
 
 
@@ -289,7 +289,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _base(row: dict[str, Any]) -> Base:
-    """From a row of plan.toml."""
+    """Read from a row of plan.toml."""
     given = {name: _tuples(value) for name, value in row.items()}
     how = {name: given.pop(name) for name in ("temperature", "top_p", "top_k") if name in given}
     return Base(how=Sampling(**how), **given)
@@ -299,6 +299,6 @@ HONEST = ("numerics", "moe_outliers", "quantized_rollout", "stale", "frozen_sync
 _PLAN = tomllib.loads((Path(__file__).parent / "plan.toml").read_text(encoding="utf-8"))
 BASES = {name: _base(row) for name, row in _PLAN["bases"].items()}
 FINAL_BASES: dict[str, str] = _PLAN["final_bases"]
-"""Bases of which the final dumps have others."""
+"""Base → the one in its place in final dumps."""
 KINDS = tuple(map(Kind.read, _PLAN["kinds"]))
 PAIRS = tuple((row["base"], _tuples(row["faults"])) for row in _PLAN["pairs"])

@@ -1,4 +1,4 @@
-"""Makes dumps whose cause is known, and a list of them.
+"""Make dumps whose cause is known, and a list of them.
 
     python benchmarks/doctor/make.py --split development --out DIR [--limit N] [--cache DIR]
 
@@ -73,7 +73,7 @@ class Case:
 
 
 def plan(split: str) -> list[Case]:
-    """Every dump of a split."""
+    """List every dump of a split."""
     found = [*_single(split), *_pairs(split)]
     return [replace(one, name=f"{split[0]}{i:03}-{one.name}") for i, one in enumerate(found)]
 
@@ -170,12 +170,12 @@ def _chance(*key: Any) -> np.random.Generator:
 
 @cache
 def world(shape: Shape, folder: Path) -> World:
-    """Its model, trained once."""
+    """Return a world with its model, trained once."""
     return World(shape, folder)
 
 
 def made(case: Case, folder: Path, out: Path) -> dict[str, Any]:
-    """Make one dump; what is known of it."""
+    """Make one dump; return what is known of it."""
     chance, where = _chance(case.name), world(case.shape, folder)
     work = drawn(case, where, chance)
     before = work.rows
@@ -207,18 +207,18 @@ def made(case: Case, folder: Path, out: Path) -> dict[str, Any]:
 
 
 def k3(rows: Rows) -> float:
-    """Of the responses as they are."""
+    """Compute K3 of the responses as they are."""
     delta = (rows.p - rows.q)[rows.sampled].astype(np.float64)
     return float((np.expm1(delta) - delta).mean())
 
 
 def undecided(case: Case) -> list[str]:
-    """Without a lag nothing tells weights that are some steps old from weights that were rounded."""
+    """List causes that a dump without a policy lag cannot tell from the true one."""
     return ["stale"] if case.causes == ("quantized_rollout",) and not case.columns["policy_lag"] else []
 
 
 def drawn(case: Case, where: World, chance: np.random.Generator) -> Work:
-    """Whole groups from the base, and which of them the fault is in."""
+    """Draw whole groups from the base, and choose which of them the fault is in."""
     rows = where.rows(BASES[case.base])
     groups = chance.permutation(np.unique(rows.group))[: max(2, case.rows // 8)]
     rows = rows.take(np.flatnonzero(np.isin(rows.group, groups)))
@@ -229,7 +229,7 @@ def drawn(case: Case, where: World, chance: np.random.Generator) -> Work:
 
 
 def size(case: Case, before: Rows, work: Work, noise: float, where: World) -> dict[str, Any]:
-    """How many tokens are off, by how much on average, and the mismatch beside it, nats."""
+    """Count the tokens that are off, and compute their mean error and the mismatch beside it, nats."""
     rows, sampled = work.rows, work.rows.sampled
     off = np.abs(rows.p - rows.q)
     if case.kind.make is none:  # the mismatch itself, against that of a bf16 engine
@@ -285,7 +285,7 @@ def write(case: Case, work: Work, path: Path, chance: np.random.Generator) -> No
 
 
 def chosen(split: str, limit: int | None) -> list[Case]:
-    """The plan, or so many of it, spread evenly."""
+    """Return the plan, or `limit` of its dumps, spread evenly."""
     cases = plan(split)
     return cases if limit is None else [cases[i * len(cases) // limit] for i in range(min(limit, len(cases)))]
 

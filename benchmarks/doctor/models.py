@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def family(self) -> str:
-        """What tables call this kind of model."""
+        """Name of this kind of model in tables."""
         kind = (
             "GRU"
             if self.gru
@@ -67,20 +67,20 @@ class Shape:
 
 
 class Model(nn.Module):
-    """Tokens in, logits out; with a `state` from `begin`, tokens continue what it holds."""
+    """A causal language model: tokens in, logits out; tokens continue the text of a `state` from `begin`."""
 
     kernel: Kernel | None = None
 
     def begin(self, rows: int, positions: int) -> Any:
-        """An empty state for so many sequences."""
+        """Return an empty state for `many` sequences."""
         raise NotImplementedError
 
     def narrowed(self, state: Any, rows: Tensor) -> Any:
-        """The state of some of its sequences."""
+        """Return the state of some of its sequences."""
         return {name: one if name == "length" else one[:, :, rows] for name, one in state.items()}
 
     def forward(self, tokens: Tensor, state: Any = None) -> Tensor:
-        """Logits [S, n, V] after each of `tokens` [S, n]."""
+        """Return the logits [S, n, V] after each of `tokens` [S, n]."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(width, hidden, bias=False) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """SwiGLU or GELU."""
+        """Apply SwiGLU or GELU."""
         hidden = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
         out: Tensor = self.down(hidden)
         return out
@@ -215,7 +215,7 @@ class Transformer(Model):
             self.head.weight = self.embed.weight
 
     def begin(self, rows: int, positions: int) -> Any:
-        """Keys and values of every layer, or its state, and how many positions they hold."""
+        """Return empty keys and values of every layer, or a state, and the number of positions held."""
         block = self.blocks[0]
         if self.shape.retention:
             held = torch.zeros(len(self.blocks), 1, rows, block.heads, block.size, block.size)
@@ -246,7 +246,7 @@ class Recurrent(Model):
         self.head = nn.Linear(shape.width, vocabulary, bias=False)
 
     def begin(self, rows: int, positions: int) -> Any:
-        """The hidden state of every layer."""
+        """Return the hidden state of every layer."""
         size = (self.gru.num_layers, 1, rows, self.gru.hidden_size)
         hidden = torch.zeros(size, dtype=self.embed.weight.dtype)
         return {"hidden": hidden, "length": 0}
@@ -279,7 +279,7 @@ class Recurrent(Model):
 
 
 def positions(start: int, many: int, kernel: Kernel | None) -> Tensor:
-    """Rotary positions of the new tokens; the fault "stretch" has them wrong from a position on."""
+    """Return rotary positions of the new tokens; the fault "stretch" has them wrong from a position on."""
     places = torch.arange(start, start + many, dtype=torch.float32)
     if kernel and kernel[0] == "stretch":
         places = torch.where(places >= kernel[1], kernel[1] + (places - kernel[1]) * kernel[2], places)
@@ -287,7 +287,7 @@ def positions(start: int, many: int, kernel: Kernel | None) -> Tensor:
 
 
 def hidden(start: int, end: int, kernel: Kernel | None) -> Tensor:
-    """Which keys [n, end] the new tokens cannot see; the fault "window" hides early ones."""
+    """Return which keys [n, end] the new tokens cannot see; the fault "window" hides early ones."""
     at, key = torch.arange(start, end)[:, None], torch.arange(end)
     future = key > at
     if kernel and kernel[0] == "window":
@@ -296,7 +296,7 @@ def hidden(start: int, end: int, kernel: Kernel | None) -> Tensor:
 
 
 def rotate(x: Tensor, places: Tensor) -> Tensor:
-    """Rotary positions, in float32. `x` [S, heads, n, d]."""
+    """Apply rotary positions, in float32. `x` [S, heads, n, d]."""
     half = x.shape[-1] // 2
     angle = places[:, None] * 1000.0 ** (-torch.arange(half, dtype=torch.float32) / half)
     a, b = x.float().chunk(2, dim=-1)
@@ -306,7 +306,7 @@ def rotate(x: Tensor, places: Tensor) -> Tensor:
 
 
 def build(shape: Shape, vocabulary: int) -> Model:
-    """An untrained model."""
+    """Build an untrained model."""
     torch.manual_seed(shape.seed)
     return (Recurrent if shape.gru else Transformer)(shape, vocabulary)
 
@@ -316,7 +316,7 @@ LEVELS = {"int8": 127, "int4": 7}
 
 
 def engine(model: Model, precision: str, kernel: Kernel | None = None) -> Model:
-    """The weights as an inference engine holds them; fp8, int8 and int4 weights are computed with in bf16."""
+    """Copy the weights as an inference engine holds them; it computes fp8, int8 and int4 weights in bf16."""
     copied = copy.deepcopy(model).requires_grad_(False).eval()
     copied.kernel = kernel
     if precision not in STORED:
@@ -327,7 +327,7 @@ def engine(model: Model, precision: str, kernel: Kernel | None = None) -> Model:
 
 
 def quantised(weight: Tensor, precision: str) -> Tensor:
-    """Through fp8 (e4m3) or integers and back, one scale per output channel."""
+    """Round through fp8 (e4m3) or integers and back, one scale per output channel."""
     scale = weight.abs().amax(dim=-1, keepdim=True).clamp_min(1e-8)
     if precision == "fp8":
         return (weight / scale * 448).to(torch.float8_e4m3fn).to(weight.dtype) * scale / 448
@@ -336,14 +336,14 @@ def quantised(weight: Tensor, precision: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the engine draws."""
+    """Sampling parameters of the engine."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
 
     def kept(self, log_p: Tensor) -> Tensor | None:
-        """Tokens that may be drawn, [..., V]; None: all."""
+        """Return the tokens that may be drawn, [..., V]; None for all."""
         if self.top_p == 1 and not self.top_k:
             return None
         value, order = log_p.sort(dim=-1, descending=True)
@@ -408,7 +408,7 @@ def sample(
 def score(
     model: Model, prompts: Tensor, tokens: Tensor, temperature: float, kept: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """The trainer's forward, float32: log-probs of `tokens` [S, L] after `prompts` [S, P].
+    """Compute the trainer's log-probs of `tokens` [S, L] after `prompts` [S, P], in float32.
 
     Returns:
         [S, L] each: `p`, at that temperature and among the tokens the engine could draw; `p_full`, among all;
@@ -432,11 +432,11 @@ def score(
 
 
 def text_loss(model: Model, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Mean negative log-likelihood, nats per token where `mask` [S, n] is 1."""
+    """Compute the mean negative log-likelihood, nats per token where `mask` [S, n] is 1."""
     log_p = torch.log_softmax(model(tokens[:, :-1]), dim=-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
     return -(log_p * mask[:, 1:]).sum() / mask[:, 1:].sum()
 
 
 def learning_rate(step: int, steps: int, peak: float = 3e-3) -> float:
-    """Warm-up, then a cosine."""
+    """Return the learning rate: warm-up, then a cosine."""
     return peak * min(1.0, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * step / steps))

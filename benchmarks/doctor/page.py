@@ -1,4 +1,4 @@
-"""Keeps what was diagnosed, and writes docs/doctor.md from it and from nothing else."""
+"""Store diagnosed dumps, and write docs/doctor.md from them alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 DOCS = HERE.parents[1] / "docs" / "doctor.md"
 ALWAYS = ("numerics", "moe_outliers", "low_precision_storage")
-"""Causes that have no size above the numerics: they are these, or they are counted exactly."""
+"""Causes without a size above the numerics: they are the numerics, or are counted exactly."""
 ABOVE, TOKENS, SEQUENCES, ENOUGH = 3.0, 20, 8, 64
 TITLES = {"final": "Final dumps", "second": "Second dumps", "development": "Development dumps"}
 SIZES = ((16, 32), (32, 64), (64, 128), (128, 256), (256, 512), (512, 3001))
@@ -26,7 +26,7 @@ SHARES = ((0, 20), (20, 100), (100, 1000), (1000, 1e9))
 
 
 def keep(split: str, rows: Sequence[Row]) -> None:
-    """Put the rows of one split in place of its last."""
+    """Replace the stored rows of one split."""
     kept = results() | {split: rows}
     lines = ",\n".join(
         f'"{name}": [\n' + ",\n".join(json.dumps(row, ensure_ascii=False) for row in some) + "\n]"
@@ -36,22 +36,22 @@ def keep(split: str, rows: Sequence[Row]) -> None:
 
 
 def results() -> dict[str, list[Row]]:
-    """What is kept."""
+    """Load the stored rows, by split."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
 def write() -> None:
-    """Write the page."""
+    """Write docs/doctor.md."""
     DOCS.write_text(text(results()), encoding="utf-8")
 
 
 def text(kept: dict[str, list[Row]]) -> str:
-    """The page."""
+    """Render docs/doctor.md."""
     return _ENVIRONMENT.get_template("page.md.j2").render(kept=kept, tables=tables, titles=TITLES)
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Every table of one split."""
+    """Render every table of one split."""
     return _ENVIRONMENT.get_template("tables.md.j2").render(
         single=[row for row in rows if not pair(row)],
         pairs=[row for row in rows if pair(row)],
@@ -63,39 +63,39 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def pair(row: Row) -> bool:
-    """Whether there is more than one cause."""
+    """Return whether there is more than one cause."""
     return len(row["causes"]) > 1
 
 
 def honest(row: Row) -> bool:
-    """Whether nothing is wrong with what was logged."""
+    """Return whether nothing is wrong with the logged values."""
     return all(cause in HONEST for cause in row["causes"])
 
 
 def said(row: Row) -> str:
-    """The cause that was named first, or the verdict where none was."""
+    """Return the cause named first, or the verdict where none was."""
     return str(row["named"][0]) if row["named"] else str(row["verdict"])
 
 
 def first(row: Row) -> bool:
-    """Whether a true cause was named first; of numerics, that the dump is healthy says as much."""
+    """Return whether a true cause was named first; for numerics, a verdict of healthy counts too."""
     right = {*row["causes"], *row["also"]}
     return said(row) in right or ("numerics" in right and said(row) == "healthy")
 
 
 def among(row: Row) -> bool:
-    """Whether all true causes were named, in any order; of a single one, what is as right will do."""
+    """Return whether all true causes were named, in any order; for a single one, an equivalent counts too."""
     named = {*row["named"]}
     return {*row["causes"]} <= named or (not pair(row) and (first(row) or bool({*row["also"]} & named)))
 
 
 def judged(row: Row) -> bool:
-    """Whether the verdict is one of the right ones."""
+    """Return whether the verdict is one of the right ones."""
     return row["verdict"] in row["verdicts"]
 
 
 def above(row: Row) -> bool:
-    """Whether the fault is larger than the mismatch beside it, in enough tokens and sequences."""
+    """Return whether the fault is larger than the mismatch beside it, in enough tokens and sequences."""
     if row["causes"][0] in ALWAYS:
         return True
     enough = row["off_tokens"] >= TOKENS and row["off_sequences"] >= SEQUENCES
@@ -103,44 +103,44 @@ def above(row: Row) -> bool:
 
 
 def placed(row: Row) -> bool:
-    """Whether a cause is said to be on the host that it is on."""
+    """Return whether the faulty host is named."""
     return any(row["where"] in place for place in row["places"])
 
 
 def undone(rows: Iterable[Row]) -> list[Row]:
-    """Bugs named first, with a number after the fix."""
+    """Select bugs named first that have a number after the fix."""
     return [row for row in rows if first(row) and row["k3"] is not None and row["after"] is not None]
 
 
 def near(row: Row) -> bool:
-    """Whether K3 after the fix is within a factor of 2 of K3 without the fault, or within 1e-6."""
+    """Return whether K3 after the fix is within a factor of 2 of K3 without the fault, or within 1e-6."""
     return row["k3"] / 2 - 1e-6 <= row["after"] <= 2 * row["k3"] + 1e-6
 
 
 def aimed(rows: Iterable[Row]) -> list[Row]:
-    """Dumps of 64 sequences or more with a fault above the numerics."""
+    """Select dumps of 64 sequences or more with a fault above the numerics."""
     return [row for row in rows if row["sequences"] >= ENOUGH and above(row)]
 
 
 def share(rows: Sequence[Row], right: Callable[[Row], bool]) -> str:
-    """12 / 13 (92%)."""
+    """Format a share: 12 / 13 (92%)."""
     many = sum(map(right, rows))
     return f"{many} / {len(rows)} ({100 * many / len(rows):.0f}%)" if rows else "–"
 
 
 def by_cause(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """True cause → dumps, honest ones last."""
+    """Group dumps by true cause, honest ones last."""
     causes = dict.fromkeys(row["causes"][0] for row in sorted(rows, key=honest))
     return [(cause, [row for row in rows if row["causes"][0] == cause]) for cause in causes]
 
 
 def confused(rows: Sequence[Row]) -> str:
-    """What was named first, most often first."""
+    """Format the causes named first, most often first."""
     return ", ".join(f"{name} {many}" for name, many in Counter(map(said, rows)).most_common())
 
 
 def between(rows: Sequence[Row], ends: tuple[float, float], what: str) -> list[Row]:
-    """Dumps of that size: sequences, tokens off, or change over noise; without the upper end."""
+    """Select dumps by sequences, tokens off, or change over noise; the upper end is excluded."""
     low, high = ends
     if what == "ratio":
         return [row for row in rows if low <= row["change"] / max(row["noise"], 1e-9) < high]
@@ -148,7 +148,7 @@ def between(rows: Sequence[Row], ends: tuple[float, float], what: str) -> list[R
 
 
 def seconds(rows: Sequence[Row], at: float) -> str:
-    """A quantile of the time."""
+    """Return a quantile of the time."""
     ordered = sorted(row["seconds"] for row in rows)
     return f"{ordered[min(len(ordered) - 1, int(at * len(ordered)))]:.2g} s" if ordered else "–"
 

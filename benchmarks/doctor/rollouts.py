@@ -1,4 +1,4 @@
-"""Trained models, their reinforcement steps, and what engines sample from them; kept in a cache folder."""
+"""Trained models, their reinforcement steps, and responses that engines sample; kept in a cache folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from benchmarks.doctor.models import (
 )
 
 VERSIONS = 9
-"""Weights that are kept of each model: as pretrained, and after each of 8 reinforcement steps."""
+"""Stored versions of each model's weights: as pretrained, and after each of 8 reinforcement steps."""
 SAMPLES = 8
 """Responses to each prompt."""
 PROMPT = 24
@@ -46,7 +46,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Sums:
-    """Sums in words with a calculator (`sample_data/task.py`)."""
+    """Task of sums in words with a calculator (`sample_data/task.py`)."""
 
     vocabulary = len(sums.CHARACTERS)
 
@@ -55,22 +55,22 @@ class Sums:
         self.asked: dict[tuple[int, ...], sums.Problem] = {}
 
     def text(self, rows: int) -> list[list[int]]:
-        """Worked examples."""
+        """Draw worked examples."""
         given = [sums.problem(self.chance) for _ in range(rows)]
         return [sums.encode(one.prompt + sums.solution(one, self.chance)) for one in given]
 
     def prompts(self, rows: int) -> Tensor:
-        """Questions, [rows, PROMPT]."""
+        """Draw questions, [rows, PROMPT]."""
         given = [sums.problem(self.chance) for _ in range(rows)]
         self.asked |= {tuple(sums.encode(one.prompt)): one for one in given}
         return torch.tensor([sums.encode(one.prompt) for one in given])
 
     def tool(self, rows: int, inserts: bool) -> Any:
-        """The calculator, which is always there."""
+        """Return the calculator, which is always there."""
         return calculator.Calculator(rows)
 
     def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """1 for a right answer, and the share of digits."""
+        """Return 1 for a right answer, and the share of digits."""
         pairs = zip(prompts.tolist(), tokens.tolist(), strict=True)
         right = torch.tensor([sums.reward(self.asked[tuple(p)], sums.decode(t)) for p, t in pairs])
         return right + ((tokens >= 2) & (tokens < 12)).float().mean(dim=1)
@@ -78,14 +78,14 @@ class Sums:
 
 @cache
 def corpus() -> list[bytes]:
-    """Top-level pieces of the standard library's source, ASCII only; byte 0 ends each."""
+    """Load top-level pieces of the standard library's source, ASCII only; byte 0 ends each."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     pieces = [one for file in files for one in file.read_bytes().split(b"\n\n\n")]
     return [one + b"\0" for one in pieces if len(one) > 100 and one.isascii() and b"\0" not in one]
 
 
 class Bytes:
-    """Going on with Python source, byte by byte; the reward is the share of lower-case letters."""
+    """Task of continuing Python source, byte by byte; the reward is the share of lower-case letters."""
 
     vocabulary = 128
 
@@ -93,7 +93,7 @@ class Bytes:
         self.chance = random.Random(seed)
 
     def text(self, rows: int) -> list[list[int]]:
-        """Pieces of source, from a random place near the start on."""
+        """Draw pieces of source, from a random place near the start on."""
         found = []
         for one in self._pieces(rows):
             start = self.chance.randrange(max(1, len(one) - 100))
@@ -101,15 +101,15 @@ class Bytes:
         return found
 
     def prompts(self, rows: int) -> Tensor:
-        """First tokens of pieces, [rows, PROMPT]."""
+        """Draw the first tokens of pieces, [rows, PROMPT]."""
         return torch.tensor([list(one[:PROMPT]) for one in self._pieces(rows)])
 
     def tool(self, rows: int, inserts: bool) -> Any:
-        """Something that inserts text now and then, or nothing."""
+        """Return a tool that inserts text now and then, or None."""
         return Inserter(rows, self.chance) if inserts else None
 
     def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Share of lower-case letters."""
+        """Return the share of lower-case letters."""
         return ((tokens >= 97) & (tokens < 123)).float().mean(dim=1)
 
     def _pieces(self, rows: int) -> list[Any]:
@@ -118,7 +118,7 @@ class Bytes:
 
 @cache
 def words() -> tuple[list[list[int]], int]:
-    """The corpus in tokens of one or more bytes, and how many tokens there are; a byte is its own id."""
+    """Return the corpus in tokens of one or more bytes, and the vocabulary's size; a byte is its own id."""
     pattern = re.compile(rb" ?\w+| {2,}|\n +|[^\w\s]+")
     counts = Counter(word for text in corpus() for word in pattern.findall(text) if len(word) > 1)
     often = sorted(counts, key=lambda word: (-counts[word] * (len(word) - 1), word))[:384]
@@ -129,15 +129,15 @@ def words() -> tuple[list[list[int]], int]:
 
 
 class Words(Bytes):
-    """Going on with Python source in tokens of several bytes; the reward is the share of long ones."""
+    """Task of continuing Python source in tokens of several bytes; the reward is the share of long ones."""
 
     @cached_property
     def vocabulary(self) -> int:  # type: ignore[override]
-        """How many tokens there are."""
+        """Size of the vocabulary."""
         return words()[1]
 
     def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Share of tokens of more than one byte."""
+        """Return the share of tokens of more than one byte."""
         return (tokens >= 128).float().mean(dim=1)
 
     def _pieces(self, rows: int) -> list[Any]:
@@ -145,21 +145,21 @@ class Words(Bytes):
 
 
 class Inserter:
-    """Inserts pieces of other text into a response, as a tool would its answers."""
+    """Tool that inserts pieces of other text into a response, like a tool's answers."""
 
     def __init__(self, rows: int, chance: random.Random) -> None:
         self.chance, self.waiting = chance, [b""] * rows
 
     def silent(self) -> Tensor:
-        """[S] bool: sequences whose next token is the engine's own."""
+        """Sequences whose next token is the engine's own, [S] bool."""
         return torch.tensor([not one for one in self.waiting])
 
     def inserted(self) -> Tensor:
-        """[S] the next token to insert."""
+        """Return the next token to insert, [S]."""
         return torch.tensor([one[0] if one else 0 for one in self.waiting])
 
     def append(self, tokens: Tensor) -> None:
-        """Take in one token [S] for each sequence."""
+        """Take in one token for each sequence, [S]."""
         for i, one in enumerate(self.waiting):
             self.waiting[i] = one[1:] or (self._answer() if not one and self.chance.random() < 0.02 else b"")
 
@@ -175,7 +175,7 @@ EXACT = Sampling()
 
 @dataclass(frozen=True)
 class Base:
-    """How one set of responses is sampled and scored, before any fault.
+    """Settings by which a set of responses is sampled and scored, before any fault.
 
     Attributes:
         precision: of the engine.
@@ -198,7 +198,7 @@ class Base:
 
 @dataclass
 class Rows:
-    """S responses in padded columns [S, L], with what stands beside them."""
+    """S responses in padded columns [S, L], with their numbers per response."""
 
     prompts: Array
     tokens: Array
@@ -217,18 +217,18 @@ class Rows:
     temperature: float = 1.0
 
     def arrays(self) -> dict[str, Array]:
-        """What has one row for each response."""
+        """Return the columns that have one row for each response."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "temperature"}
 
     def take(self, rows: Array) -> Rows:
-        """Some of the responses, as a copy."""
+        """Copy some of the responses."""
         return Rows(
             **{name: value[rows] for name, value in self.arrays().items()}, temperature=self.temperature
         )
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Rows:
-        """All of them, padded to the longest."""
+        """Concatenate responses, padded to the longest."""
         parts = list(parts)
         some = [one.arrays() for one in parts]
         longest = max(one["tokens"].shape[1] for one in some)
@@ -239,7 +239,7 @@ class Rows:
 
     @property
     def sampled(self) -> Array:
-        """[S, L] bool: tokens that count."""
+        """Tokens that count, [S, L] bool."""
         return self.mask.astype(bool)
 
 
@@ -250,7 +250,7 @@ def _padded(value: Array, name: str, longest: int) -> Array:
 
 
 class World:
-    """A trained model with its versions, and the responses that were sampled from them."""
+    """A trained model with its versions, and the responses sampled from them."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
         self.shape, self.folder = shape, folder / shape.name
@@ -258,18 +258,18 @@ class World:
 
     @cached_property
     def weights(self) -> list[dict[str, Tensor]]:
-        """Of every version."""
+        """Weights of every version."""
         return self._kept("weights", repr(self.shape), self._trained)
 
     @cache  # noqa: B019
     def version(self, number: int) -> Model:
-        """The trainer's model."""
+        """Return the trainer's model."""
         model = build(self.shape, self.task.vocabulary)
         model.load_state_dict(self.weights[number])
         return model.requires_grad_(False).eval()
 
     def rows(self, base: Base) -> Rows:
-        """What is sampled that way."""
+        """Return the responses sampled from a base."""
         return self._kept("rows", repr((self.shape, base)), lambda: self._sampled(base))
 
     def _kept(self, kind: str, key: str, make: Any) -> Any:
@@ -300,7 +300,7 @@ class World:
         return kept
 
     def _reinforce(self, model: Model, optimizer: torch.optim.Optimizer, step: int) -> float:
-        """One GRPO step of two minibatches."""
+        """Do one GRPO step of two minibatches."""
         prompts = self.task.prompts(8).repeat_interleave(SAMPLES, dim=0)
         chance = torch.Generator().manual_seed(self.shape.seed * 100 + step)
         drawn = sample(
@@ -326,7 +326,7 @@ class World:
         return Rows.joined(self._part(base, i, many) for i in range(len(base.pairs)))
 
     def _part(self, base: Base, i: int, many: int) -> Rows:
-        """One step's responses."""
+        """Sample the responses of one step."""
         trainer, old = base.pairs[i]
         seed = int(hashlib.sha256(repr((self.shape, base, i)).encode()).hexdigest()[:8], 16)
         chance, self.task.chance = torch.Generator().manual_seed(seed), random.Random(seed)
@@ -349,7 +349,7 @@ class World:
     def scored(
         self, rows: Rows, which: Array, prompts: Array, tokens: Array, model: Model | None = None
     ) -> Array:
-        """Log-probs [S, L] in `which` [S] of other tokens, prompts or another model; else `rows.p`."""
+        """Score `which` [S] with other tokens, prompts or another model, [S, L]; the rest is `rows.p`."""
         found = rows.p.copy()
         for version in np.unique(rows.trainer[which]):
             some = np.flatnonzero(which & (rows.trainer == version))
@@ -359,7 +359,7 @@ class World:
 
 
 def _batch(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Texts [S, n], padded with 0, and 1 up to their ends."""
+    """Pad texts with 0 to [S, n], with a mask that is 1 up to their ends."""
     longest = max(map(len, texts))
     tokens = torch.tensor([one + [0] * (longest - len(one)) for one in texts])
     return tokens, (torch.arange(longest) < torch.tensor([[len(one)] for one in texts])).float()

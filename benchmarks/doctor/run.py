@@ -1,4 +1,4 @@
-"""Diagnoses every dump of a split, and writes figures and docs/doctor.md.
+"""Diagnose every dump of a split, and write figures and docs/doctor.md.
 
     python benchmarks/doctor/run.py [--split NAME] [--limit N] [--jobs 2] [--dumps DIR] [--write]
 
@@ -30,7 +30,7 @@ KEPT += ("sequences", "tokens", "off_tokens", "off_sequences")
 
 
 def diagnosed(entry: Row, folder: Path) -> Row:
-    """What is known of a dump, and what the diagnosis says of it."""
+    """Diagnose a dump; return its known facts with what the diagnosis says."""
     torch.set_num_threads(1)
     began = time.perf_counter()
     found = offpol_diag.analyze([str(folder / entry["path"])], presets=(), device="cpu", workers=1).diagnosis
@@ -50,7 +50,7 @@ def diagnosed(entry: Row, folder: Path) -> Row:
 
 
 def main() -> None:
-    """Make, diagnose, print, keep."""
+    """Make, diagnose, print and store the dumps of a split."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -52,7 +52,7 @@ class Top(Saved):
 
 @dataclass(frozen=True)
 class Step(Saved):
-    """What is kept of a group of steps.
+    """Stored sums of a group of steps.
 
     Attributes:
         sums: of columns, with replicates.

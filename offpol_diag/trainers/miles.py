@@ -41,7 +41,7 @@ def _of_anchor(value: Value) -> Value:
 
 
 def _names(rejects: bool) -> tuple[Entry, ...]:
-    """What miles has beside slime's."""
+    """Return the entries that miles adds to slime's."""
     kl = slime.of_loss("rollout_kl", lambda view, mask: view.total(K3_CLAMPED, mask), rejects)
     return table(
         {
