@@ -18,7 +18,7 @@ from offpol_diag.errors import DumpError
 
 @dataclass(frozen=True)
 class Ids:
-    """The ids of the sequences in order, and a record of the merges."""
+    """Job that collects the ids of the sequences in order, and a record of the merges."""
 
     ids: tuple[int, ...]
     shape: str = "."
@@ -29,7 +29,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class Look:
-    """The ids of a batch; while it looks at `at`, something may happen to it.
+    """Job that collects the ids of a batch and, when it looks at `at`, lets something happen.
 
     Attributes:
         folder: a file is left in it for each batch.
@@ -56,7 +56,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Threads:
-    """The number of threads that numpy's matrix products may use while a batch is computed."""
+    """Job that reports the number of threads of numpy's matrix products while a batch is computed."""
 
     def __call__(self, batch):
         np.ones((2, 2)) @ np.ones((2, 2))
@@ -104,7 +104,7 @@ def broken_pipe(first):
 
 
 class Strange(Exception):
-    """Cannot be unpickled."""
+    """An object that cannot be unpickled."""
 
     def __init__(self, one, two):
         super().__init__(one)

@@ -1,4 +1,4 @@
-"""Devices that tests run on: the CPU, and the first GPU where there is one, else a pretended one.
+"""Devices that tests run on: the CPU, and the first GPU where there is one, else an emulated one.
 
 Tests of numbers take the device as a parameter, so those on a GPU are the same tests.
 """

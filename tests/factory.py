@@ -1,4 +1,4 @@
-"""Dumps small enough to be read by eye, and a plausible Summary of a healthy run with a heavy tail."""
+"""Make dumps small enough to be read by eye, and a plausible Summary of a healthy run with a heavy tail."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def unknown(why: str = NO_CURRENT) -> Number:
 
 
 def policy_gap(scale: float = 1.0) -> Numbers:
-    """The gap metrics of one drift."""
+    """Make the gap metrics of one pair of policies."""
     return {
         "k3": number(2.03e-3 * scale, 1.5e-4 * scale, "nats", over="tokens", formula="mean of e^Δ − 1 − Δ"),
         "k1": number(2.05e-3 * scale, 1.6e-4 * scale, "nats", over="tokens", formula="mean of −Δ"),
@@ -150,7 +150,7 @@ def policy_gap(scale: float = 1.0) -> Numbers:
 
 
 def metrics() -> Numbers:
-    """Drift 1 known, drift 2 and total not."""
+    """Make metrics in which rollout → old is known, and old → current and rollout → current are not."""
     gap = policy_gap()
     absent = {f"{prefix}{name}": unknown() for prefix in ("drift2.", "total.") for name in gap}
     weights = {
@@ -165,7 +165,7 @@ def metrics() -> Numbers:
 
 
 def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more: Any) -> PresetResult:
-    """A preset with plausible numbers."""
+    """Make a preset with plausible numbers."""
     numbers = {
         "weight_mean": number(0.998, 0.001),
         "weight_max": number(2.0),
@@ -331,7 +331,7 @@ def run() -> Run:
 
 
 def make_summary(**changes: Any) -> Summary:
-    """The Summary with some of its fields replaced."""
+    """Make the Summary with some of its fields replaced."""
     given: dict[str, Any] = {
         "dump": dump_facts(),
         "metrics": metrics(),
@@ -370,7 +370,7 @@ def crowded() -> Summary:
 
 
 def make_comparison() -> Comparison:
-    """Of two of the presets of `make_summary`, with what the second drops."""
+    """Make a comparison of two presets of `make_summary`, with the tokens that the second drops."""
     difference = number(-0.31, 0.02, "fraction", formula="less that of disabled")
     some = Subset(
         count=1234,

@@ -45,7 +45,7 @@ There = Callable[[Any], bool]
 
 @cache
 def lacking() -> frozenset[str]:
-    """Operators, with their overloads, for which the installed torch has no kernel for CUDA."""
+    """List operators, with their overloads, for which the installed torch has no CUDA kernel."""
     path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
     blocks = re.split(r"\n(?=- func: )", path.read_text(encoding="utf-8"))[1:]
     return frozenset(f"aten::{re.split('[( ]', block[8:])[0]}" for block in blocks if not _has_cuda(block))
@@ -58,7 +58,7 @@ def _has_cuda(block: str) -> bool:
 
 
 def refuse(operator: Any, name: str, tensors: list[Tensor], args: Args, kwargs: dict[str, Any]) -> None:
-    """Of tensors of which one at least is on a GPU.
+    """Refuse calls that a GPU refuses; at least one of the tensors is on it.
 
     Raises:
         RuntimeError: a GPU would not run it, or would stop for good.

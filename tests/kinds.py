@@ -1,4 +1,4 @@
-"""One preset of each kind: what stands for all of them where the number of presets is not what is tested."""
+"""One preset of each kind, which stand for all of them where their number is not tested."""
 
 import re
 
@@ -6,7 +6,7 @@ from offpol_diag.presets import Preset, catalogue
 
 
 def kinds(preset: Preset) -> set[str]:
-    """Each part of a preset with its options; thresholds are x, but for whether they are there."""
+    """Return each part of a preset with its options; of thresholds, whether they are there."""
     parts = {
         "weight": preset.weight,
         "veto": preset.veto,
@@ -19,7 +19,7 @@ def kinds(preset: Preset) -> set[str]:
 
 
 def of_each_kind(presets: tuple[Preset, ...]) -> tuple[Preset, ...]:
-    """Those that have a part of a kind that none before them has, in their order."""
+    """Return the presets that have a part of a kind that none before them has, in their order."""
     seen, found = set[str](), list[Preset]()
     for preset in presets:
         if not kinds(preset) <= seen:

@@ -49,12 +49,12 @@ def smoothed(logs: list[float]) -> dict[float, float]:
 
 
 def quantile(p: float, k: float, sigma: float) -> float:
-    """Of the generalised Pareto distribution, k > 0 being the heavy tail."""
+    """Compute a quantile of the generalised Pareto distribution, k > 0 being the heavy tail."""
     return -sigma * math.log1p(-p) if k == 0 else sigma * math.expm1(-k * math.log1p(-p)) / k
 
 
 def pareto(x: list[float]) -> tuple[float, float]:
-    """(k, σ) of rising exceedances: b = −k/σ averaged over its profile likelihood, k shrunk towards 1/2."""
+    """Fit (k, σ) to rising exceedances: b = −k/σ averaged over its profile likelihood, k shrunk to 1/2."""
     n, many = len(x), 30 + math.isqrt(len(x))
     quartile = x[math.floor(n / 4 + 0.5) - 1]
     grid = [1 / x[-1] + (1 - math.sqrt(many / (j + 0.5))) / (3 * quartile) for j in range(many)]

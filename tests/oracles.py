@@ -56,7 +56,7 @@ class Sequence:
 
 
 def sequences(rows: list[dict[str, Any]]) -> list[Sequence]:
-    """The rows with everything masked taken out."""
+    """Return the rows without masked tokens."""
     return [_sequence(row) for row in rows]
 
 
@@ -95,18 +95,18 @@ def mean(values: list[float]) -> float:
 
 
 def std(values: list[float]) -> float:
-    """The population's standard deviation, by two passes."""
+    """Compute the population's standard deviation, in two passes."""
     middle = mean(values)
     return math.sqrt(math.fsum((x - middle) ** 2 for x in values) / len(values)) if values else math.nan
 
 
 def exact_mean(values: list[Any]) -> float:
-    """Of mpmath numbers."""
+    """Compute the mean of mpmath numbers."""
     return float(mpmath.fsum(values) / len(values)) if values else math.nan
 
 
 def ratio(log: float) -> float:
-    """e^log, or infinity."""
+    """Compute e^log, or infinity."""
     return math.exp(log) if log < 709 else math.inf
 
 
@@ -114,7 +114,7 @@ def ratio(log: float) -> float:
 
 
 def policy_gap(data: list[Sequence], prefix: str) -> dict[str, float]:
-    """Every policy-gap metric of one drift, under its name."""
+    """Compute every policy-gap metric of one drift, under its name."""
     below, above = DRIFTS[prefix]
     there = [s for s in data if s.n]
     per_sequence = [s.delta(above, below) for s in there]
@@ -157,7 +157,7 @@ def policy_gap(data: list[Sequence], prefix: str) -> dict[str, float]:
 
 
 def surrogate_gain(data: list[Sequence], prefix: str) -> float:
-    """cov(A, min(r, 2)) over tokens, by two passes; r − 1 varies as r does, and keeps its digits."""
+    """Compute cov(A, min(r, 2)) over tokens, in two passes; r − 1 varies as r does, and keeps its digits."""
     below, above = DRIFTS[prefix]
     a = [x for s in data for x in s.advantages]
     moved = [min(math.expm1(min(d, 1.0)), 1.0) for s in data for d in s.delta(above, below)]
@@ -176,7 +176,7 @@ def pearson(x: list[float], y: list[float]) -> float:
 
 
 def ess(weights: list[Any], n: int) -> float:
-    """Kish: (Σw)² / (n Σw²)."""
+    """Compute Kish's effective sample size, (Σw)² / (n Σw²)."""
     return float(mpmath.fsum(weights) ** 2 / (n * mpmath.fsum(w * w for w in weights)))
 
 
@@ -200,14 +200,14 @@ def raw_weights(data: list[Sequence], prefix: str) -> dict[str, float]:
 
 
 def chi2_sequence(data: list[Sequence], prefix: str) -> Any:
-    """E[e^{2ΣΔ}] − 1 over sequences, an mpmath number: it need not fit a double."""
+    """Compute E[e^{2ΣΔ}] − 1 over sequences, an mpmath number: it need not fit a double."""
     below, above = DRIFTS[prefix]
     sums = [mpmath.fsum(s.delta(above, below)) for s in data if s.n]
     return mpmath.fsum(mpmath.expm1(2 * x) for x in sums) / len(sums)
 
 
 def scales(data: list[Sequence], prefix: str) -> dict[str, float]:
-    """For means whose terms have both signs: the mean of the terms' sizes, what rounding is relative to."""
+    """Compute the mean absolute terms of means whose terms have both signs, which rounding is relative to."""
     below, above = DRIFTS[prefix]
     there = [s for s in data if s.n]
     deltas = [d for s in there for d in s.delta(above, below)]
@@ -238,7 +238,7 @@ class Scope:
 
 @dataclass
 class Applied:
-    """One preset on one sequence: per token the final weight before normalisation, and whether it is kept."""
+    """Effect of a preset on a sequence: each token's final weight before normalisation, and kept tokens."""
 
     weights: list[float]
     kept: list[bool]
@@ -262,17 +262,17 @@ def clamp(x: float, bound: float | None) -> float:
 
 
 def turns(s: Sequence) -> list[list[int]]:
-    """The indices of each contiguous run of tokens."""
+    """Return the indices of each contiguous run of tokens."""
     return [[t for t in range(s.n) if s.turn[t] == number] for number in sorted(set(s.turn))]
 
 
 def numerator(s: Sequence, policy: str) -> list[float]:
-    """Δ of the policy that a preset, or one of its rules, puts above."""
+    """Return Δ of the numerator policy of a preset, or of one of its rules."""
     return [0.0] * s.n if policy == "rollout" else s.delta(policy)
 
 
 def log_weights(s: Sequence, delta: list[float], weight: Any, seen: list[bool]) -> list[float]:
-    """log of the importance ratio that each token carries, with the safety bound where it acts."""
+    """Compute the log of each token's importance ratio, with the safety bound where it acts."""
     at_token = weight.safety_at == "token"
     each, whole = (weight.safety, None) if at_token else (None, weight.safety)
     d = [clamp(x, each) for x in delta]
@@ -282,7 +282,7 @@ def log_weights(s: Sequence, delta: list[float], weight: Any, seen: list[bool]) 
 def weigh(
     s: Sequence, delta: list[float], weight: Any, seen: list[bool], scope: Scope
 ) -> tuple[list[float], list[bool], list[bool]]:
-    """Final weight per token; above upper; below lower."""
+    """Compute each token's final weight, and which are above the upper and below the lower bound."""
     logs = log_weights(s, delta, weight, seen)
     high = [weight.upper is not None and beyond(x, math.log(weight.upper), weight.strict) for x in logs]
     low = [bool(weight.lower) and beyond(-x, -math.log(weight.lower), weight.strict) for x in logs]
@@ -306,7 +306,7 @@ def beyond(x: float, bound: float, strict: bool) -> bool:
 
 
 def value(statistic: str, d: float, q: float) -> float:
-    """A statistic of one token."""
+    """Compute a statistic of one token."""
     return {
         "ratio": lambda: d,  # in logs, like its bounds
         "k1": lambda: -d,
@@ -324,20 +324,20 @@ def value(statistic: str, d: float, q: float) -> float:
 
 
 def clamped_kl(q: float, p: float, least: float) -> float:
-    """KL from a coin of log-probability q to one of p, both within [least, 1 − least], in 40 digits."""
+    """Compute KL(q || p) of two coins by log-probability, both within [least, 1 − least], to 40 digits."""
     one, two = (min(max(mpmath.exp(x), mpmath.mpf(least)), 1 - mpmath.mpf(least)) for x in (q, p))
     return float(one * mpmath.log(one / two) + (1 - one) * mpmath.log((1 - one) / (1 - two)))
 
 
 def binary_kl(d: float, q: float) -> float:
-    """KL between two coins, "this token or another", in 40 digits."""
+    """Compute the KL between two coins, "this token or another", in 40 digits."""
     this, train = mpmath.exp(q), mpmath.exp(mpmath.mpf(q) + d)
     others = (1 - this + COIN) / (max(1 - train, mpmath.mpf(0)) + COIN)
     return float(-this * d + (1 - this) * mpmath.log(others))
 
 
 def judged(s: Sequence, delta: list[float], rule: Any, seen: list[bool]) -> list[float]:
-    """The number that a rejection rule judges at each token.
+    """Compute the number that a rejection rule judges at each token.
 
     The safety is a bound on a log-ratio: on the aggregated one where there is such a thing (ratio, k1 =
     −log r), on each token's for a statistic that is aggregated after it was taken.
@@ -353,7 +353,7 @@ AGGREGATES = {"sum": math.fsum, "mean": mean, "max": max, "min": min}
 
 
 def _aggregated(s: Sequence, x: list[float], over: str, seen: list[bool]) -> list[float]:
-    """Over the tokens that are `seen`; 0 where none is."""
+    """Aggregate over the tokens that are `seen`; 0 where none is."""
     if over in ("token", "batch"):
         return x
     how = AGGREGATES["mean" if over == "segment" else over]
@@ -397,7 +397,7 @@ def passes(s: Sequence, delta: list[float], rule: Any, seen: list[bool], scope: 
 
 
 def scopes_of(data: list[Sequence], preset: Any) -> dict[Any, Scope]:
-    """Per `step`: the rows of one step are one trainer batch, as are those without a step."""
+    """Return the scope of each trainer batch: the rows of one `step`, or all those without one."""
     steps = {s.step for s in data}
     if not any(rule.over == "batch" for rule in preset.reject) and (
         preset.weight is None or preset.weight.action != "psis"
@@ -424,7 +424,7 @@ def _settled(data: list[Sequence], preset: Any) -> Scope:
 
 
 def apply(s: Sequence, preset: Any, scope: Scope) -> Applied:
-    """One preset on one sequence."""
+    """Apply one preset to one sequence."""
     delta = numerator(s, preset.policy)
     weight, reject, veto = (preset.weight, preset.reject, preset.veto) if preset.apply else (None, (), None)
     catastrophic = 0
@@ -453,7 +453,7 @@ def apply(s: Sequence, preset: Any, scope: Scope) -> Applied:
 
 
 def weighted_loss(preset: Any) -> bool:
-    """A loss with a ratio around the rollout is corrected by that ratio; everything else is weighted."""
+    """Return whether the weight multiplies the loss: not if its own ratio is around the rollout."""
     if preset.loss == "vespo":  # the weights are within
         return False
     return preset.policy == "old" or preset.loss in ("reinforce", "surrogate")
@@ -498,12 +498,12 @@ def cispo(a: float, now: float, u: float, clip: Any) -> Term:
 
 
 def gspo(a: float, now: float, u: float, clip: Any) -> Term:
-    """PPO's, the mean of u bounded from above only."""
+    """Compute GSPO: PPO's loss, with the mean of u bounded from above only."""
     return ppo(a, now, u, clip, low=-math.inf)
 
 
 def ppo(a: float, now: float, u: float, clip: Any, low: float | None = None) -> Term:
-    """Schulman's clip and Ye's dual clip."""
+    """Compute PPO with Schulman's clip and Ye's dual clip."""
     high = clip.safety or math.inf
     low = -high if low is None else low
     r = math.exp(max(low, min(u, high)))
@@ -611,7 +611,7 @@ WHOLE = {"sapo": sapo, "topr": topr, "dro": dro, "gmpo": gmpo, "fipo": fipo, "ve
 
 
 def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float], list[dict[str, Any]], float]:
-    """Every preset metric of §5; per row kept tokens, weight sum, vetoed; the mean size of the loss's terms.
+    """Compute every preset metric; per row kept tokens, weight sum, vetoed; the loss terms' mean size.
 
     That size is what the rounding of the losses is relative to.
     """
@@ -673,7 +673,7 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
 def _residual(
     pairs: list[tuple[Sequence, Applied]], preset: Any, kept: list[float], per_sequence: list[float]
 ) -> dict[str, float]:
-    """The gap among the tokens that are kept; w² − 1 as (w − 1)(w + 1), for weights near 1."""
+    """Compute the gap among the kept tokens; w² − 1 as (w − 1)(w + 1), for weights near 1."""
     left = []
     for s, one in pairs:
         left.append([d for d, k in zip(numerator(s, preset.policy), one.kept, strict=True) if k])
@@ -689,7 +689,7 @@ def _residual(
 
 @cache
 def k3(d: float) -> float:
-    """e^d − 1 − d in 40 digits; presets ask for the same tokens again and again."""
+    """Compute e^d − 1 − d in 40 digits; cached, since presets ask for the same tokens."""
     return float(mpmath.expm1(mpmath.mpf(d)) - mpmath.mpf(d))
 
 
@@ -698,7 +698,7 @@ def _ess(weights: list[float], n: int) -> float:
 
 
 def _norms(data: list[Sequence], done: list[Applied], preset: Any) -> dict[Any, float]:
-    """Per step the mean weight before rejection: over tokens for `token`, over sequences for the rest.
+    """Compute per step the mean weight before rejection: over tokens for `token`, else over sequences.
 
     A mean of at most 1e-8 is not divided by (verl's guard).
     """
@@ -749,7 +749,7 @@ def _update(pairs: list[tuple[Sequence, Applied]], preset: Any) -> dict[str, flo
 
 
 def _kept_by_length(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
-    """Quarters of the sequences by length; lengths of one bin (8 to an octave) count as one length."""
+    """Compute the kept share by quarter of length; lengths of one bin (8 to an octave) count as equal."""
     bins: dict[int, list[tuple[int, int]]] = {}
     for s, one in pairs:
         bins.setdefault(math.floor(8 * math.log2(s.n)), []).append((s.n, one.kept_tokens))
@@ -803,7 +803,7 @@ def _loss_metrics(
 
 
 def make_rows(sigma: float, seed: int = 0, many: int = 30, outliers: float = 0.0) -> list[dict[str, Any]]:
-    """Ragged rows: holes in the mask, rows all masked, an empty row, groups, both signs of advantage.
+    """Make ragged rows: holes in the mask, rows all masked, an empty row, groups, both signs of advantage.
 
     `sigma` is the spread of Δ; `outliers` the share of tokens with 20 < |Δ| < 40, at most three to a row.
     """
@@ -858,7 +858,7 @@ KINDS = {
 
 
 def write(rows: list[dict[str, Any]], path: Path, row_group: int | None = None, floats: Any = None) -> str:
-    """The rows as a Parquet file; `floats` replaces float64 as the type of the lists."""
+    """Write the rows as a Parquet file; `floats` replaces float64 as the type of the lists."""
     kinds = {
         name: pa.list_(floats) if floats and kind == pa.list_(pa.float64()) else kind
         for name, kind in KINDS.items()

@@ -46,7 +46,7 @@ def wait(why: str) -> None:
 
 
 class There(Tensor):
-    """A tensor on a pretended GPU: Python is told it lies there, torch's own code knows better."""
+    """A tensor on an emulated GPU: on the host for torch's own code, on the GPU for Python."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     inside: Tensor
@@ -125,7 +125,7 @@ class There(Tensor):
 
 
 def at(device: Any) -> torch.device:
-    """With its number."""
+    """Return the device with its number."""
     found = torch.device(device)
     return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
 
@@ -146,7 +146,7 @@ def counted(calls: list[Callable[[str], None]] = waited) -> Iterator[Counter[str
 
 
 def run(operator: Any, args: Any, kwargs: Any) -> Any:
-    """An operator some of whose tensors are on a pretended GPU.
+    """Run an operator some of whose tensors are on an emulated GPU.
 
     Raises:
         RuntimeError: a GPU would not run it.
@@ -203,7 +203,7 @@ def _on_its_stream(name: str, tensors: list[Tensor]) -> None:
 
 
 def _made(make: Callable[..., Tensor], *, filled: bool) -> Callable[..., There]:
-    """A way to make a tensor, for one on a GPU; where nothing fills it, it has no numbers."""
+    """Return a factory function for tensors on a GPU; uninitialised memory holds no numbers."""
 
     def there(*args: Any, device: Any = None, dtype: Any = None, **rest: Any) -> There:
         made = make(*args, dtype=dtype)
@@ -213,7 +213,7 @@ def _made(make: Callable[..., Tensor], *, filled: bool) -> Callable[..., There]:
 
 
 def _spoilt(x: Tensor) -> Tensor:
-    """As memory may be that nothing was written to."""
+    """Fill memory that nothing was written to with junk."""
     if x.is_floating_point():
         return x.fill_(torch.nan)
     return x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).min)
@@ -242,14 +242,14 @@ def install() -> torch.library.Library:
 
 
 def pinned(x: Tensor) -> Tensor:
-    """In memory of the host from which a GPU copies by itself."""
+    """Copy to host memory from which a GPU copies by itself."""
     found = x.clone()
     found.pinned = True  # type: ignore[attr-defined]
     return found
 
 
 class Stream:
-    """Stands for a stream, and for an event on it: copies are not done before somebody waits for them."""
+    """A CUDA stream or event: copies are not done before something waits for them."""
 
     def __init__(self, device: Any = None) -> None:
         self.late: list[tuple[Tensor, Tensor]] = []
@@ -261,18 +261,18 @@ class Stream:
         return target
 
     def record(self, stream: Stream) -> None:
-        """After what is queued on that one."""
+        """Record after everything queued on a stream."""
         self.late, stream.late = stream.late, []
 
     def wait_event(self, event: Stream) -> None:
-        """Until that has happened."""
+        """Wait until an event has happened."""
         for target, source in event.late:
             target.copy_(source)
         event.late.clear()
 
 
 class _Here(threading.local):
-    """Of each thread."""
+    """State of each thread."""
 
     now: Stream | None = None
     """The stream on which work is queued, where it is not the common one."""
@@ -292,7 +292,7 @@ def _on(stream: Stream) -> Iterator[None]:
 
 @contextmanager
 def gpus(many: int = 1, memory: int = 80 << 30) -> Iterator[None]:
-    """So many pretended GPUs are told of, and can be copied to; each says it has so many bytes."""
+    """Make torch report `count` emulated GPUs that tensors can be copied to; each with so much memory."""
     with patch.multiple(
         torch.cuda,
         is_available=lambda: True,
@@ -328,7 +328,7 @@ class Room:
     _lock: Any = field(default_factory=threading.RLock)
 
     def take(self, owner: Tensor, inside: Tensor) -> None:
-        """A tensor of the GPU is made.
+        """Count a new tensor of the GPU.
 
         Raises:
             torch.OutOfMemoryError: there is no room for it.
@@ -358,7 +358,7 @@ watched: list[Room] = []
 
 @contextmanager
 def room(limit: float = float("inf")) -> Iterator[Room]:
-    """Watched within the block."""
+    """Watch the memory within the block."""
     found = Room(limit)
     watched.append(found)
     try:

@@ -32,7 +32,7 @@ class Gate:
     url: str = ""
 
     def fetched(self) -> int:
-        """Bytes of files that were sent."""
+        """Return the bytes of files that were sent."""
         return sum(size for method, _, span, size in self.requests if method == "GET" and span)
 
 
@@ -85,7 +85,7 @@ def forward(backend: tuple[str, int], request: BaseHTTPRequestHandler, body: byt
 
 @contextmanager
 def moto() -> Iterator[tuple[str, int]]:
-    """A server of moto: host and port."""
+    """Start a server of moto; yield its host and port."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -97,7 +97,7 @@ def moto() -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def gated(backend: tuple[str, int]) -> Iterator[Gate]:
-    """A gate before a server."""
+    """Put a gate before a server."""
     gate = Gate(backend)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(gate))
     server.daemon_threads = True

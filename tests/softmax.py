@@ -41,7 +41,7 @@ class World:
 
 
 def world(folder, lengths=LENGTHS, seed=0, drift=0.5, step=0.35, per_sequence=False, many=4):
-    """A dump of `many` batches' worth of sequences sampled from π_rollout."""
+    """Make a dump of `many` batches' worth of sequences sampled from π_rollout."""
     torch.manual_seed(seed)
     lengths = torch.tensor(lengths * many)
     shape = (len(lengths), max(lengths.tolist()))
@@ -89,7 +89,7 @@ def clipped(r, clip):
 
 
 def terms(x, log_prob, preset):
-    """Loss of each token; the surrogate's has its ratio within."""
+    """Compute the loss of each token; the surrogate's includes its ratio."""
     a = x.advantages
     r = ratio(x, log_prob, x.old if preset.policy == "old" else x.rollout, preset)
     if preset.loss == "reinforce":
@@ -107,7 +107,7 @@ def terms(x, log_prob, preset):
 
 
 def chosen(flags, one, other):
-    """As torch.where, which of two numbers makes float32."""
+    """Do torch.where, which makes float32 of two Python numbers."""
     return torch.where(flags, *(torch.tensor(value, dtype=torch.float64) for value in (one, other)))
 
 
@@ -163,7 +163,7 @@ NEWER = {"sapo": sapo, "topr": topr, "dro": dro, "gmpo": gmpo, "vespo": vespo, "
 
 
 def trainer_weights(x, preset, log_prob):
-    """min(r, 1.4) of tokens, min(∏r, 2) of sequences, or the raw r of tokens; else 1."""
+    """Compute min(r, 1.4) of tokens, min(∏r, 2) of sequences, or the raw r of tokens; else 1."""
     own_ratio = preset.loss in ("surrogate", "vespo") or (
         preset.policy != "old" and preset.loss != "reinforce"
     )
@@ -176,7 +176,7 @@ def trainer_weights(x, preset, log_prob):
 
 
 def trainer_mask(x, preset):
-    """r in [0.6, 1.7] of tokens, geometric mean in [0.8, 1.25] of sequences; or all that is there."""
+    """Return where r is in [0.6, 1.7], of tokens, or in [0.8, 1.25], a sequence's geometric mean; or all."""
     delta = (x.log_probs(preset.policy) - x.rollout) * x.mask
     keep = x.mask
     for rule in preset.reject:
@@ -200,7 +200,7 @@ def factors(x, keep, how):
 
 
 def trained(x, preset, how):
-    """The trainer's loss and its gradient by log π_θ, [S, N]."""
+    """Compute the trainer's loss and its gradient by log π_θ, [S, N]."""
     weights = trainer_weights(x, preset, x.current.detach())
     loss = (terms(x, x.current, preset) * weights * factors(x, trainer_mask(x, preset), how)).sum()
     return loss.item(), torch.autograd.grad(loss, x.current, retain_graph=True)[0]
@@ -210,7 +210,7 @@ def trained(x, preset, how):
 
 
 def ours(x, preset):
-    """Our loss per token, the final weights that multiply it and what is kept: packed, [T]."""
+    """Compute our loss per token, the final weights that multiply it and the kept tokens: packed, [T]."""
     (batch,) = open_dump([x.path]).batches()
     scene = Scene.of(batch, 0, 2)
     done = outcome(scene, preset)
@@ -223,7 +223,7 @@ def ours(x, preset):
 
 
 def gradient(x, preset, how):
-    """Ours by log π_θ, padded with 0, [S, N]."""
+    """Compute our gradient by log π_θ, padded with 0, [S, N]."""
     found, weights, keep = ours(x, preset)
     where = torch.zeros_like(x.mask)
     where[x.mask] = keep > 0
@@ -294,7 +294,7 @@ AGGREGATIONS = ("pg_loss", "pg_loss_kept", "pg_loss_seq_sum", "pg_loss_seq_mean"
 
 
 def tokens(tmp_path, rows, **presets):
-    """Metrics of each preset on sequences of (log π_rollout, log π_old, log π_θ, A) tokens."""
+    """Compute metrics of each preset on sequences of (log π_rollout, log π_old, log π_θ, A) tokens."""
     path = tmp_path / "hand.parquet"
     with DumpWriter(path, dtype="float64") as writer:
         rollout, old, current, advantages = ([[t[i] for t in row] for row in rows] for i in range(4))

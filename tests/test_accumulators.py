@@ -34,7 +34,7 @@ SHARED = [
 
 
 def part(name: str) -> tuple[Sums, Sums]:
-    """One part of a dump, with shared rows and without."""
+    """Make one part of a dump, with shared rows and without."""
     which = torch.tensor(WHICH[name])
     rows = torch.from_numpy(RANDOM.standard_normal((int(which.max()) + 1, S)) * 1e3)
     key = torch.from_numpy(RANDOM.integers(0, 9, S) * 977)
@@ -43,7 +43,7 @@ def part(name: str) -> tuple[Sums, Sums]:
 
 
 def same(one: Sums, two: Sums) -> bool:
-    """Whether all numbers are, to the bit, in the same order."""
+    """Return whether all numbers are the same to the bit, in the same order."""
     mine, theirs = one.read(), two.read()
     return [*mine] == [*theirs] and all(torch.equal(mine[name], theirs[name]) for name in mine)
 

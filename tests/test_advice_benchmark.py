@@ -33,7 +33,7 @@ def tiny(family, reward, longest=3):
 
 
 def responses(world, policy, q):
-    """Every response to a prompt: probability, mean reward, (previous token, token) of each token.
+    """List every response to a prompt: probability, mean reward, (previous token, token) of each token.
 
     A sparse reward is 1 or 0, so that a response counts twice, by its chance of each.
     """
@@ -57,7 +57,7 @@ def responses(world, policy, q):
 
 
 def enumerated(world, policy, weights):
-    """Expected gradient of a group's first response, over all groups of 3; weights by table, [P]."""
+    """Compute the expected gradient of a group's first response over all groups of 3, [P] table weights."""
     train, total = np.exp(world.log_probs()), np.zeros_like(policy)
     for q in range(world.prompts):
         every = responses(world, policy, q)

@@ -25,7 +25,7 @@ GOOD = [[-0.5, -1.0], [-2.0], [-0.25], [-0.125, -4.0]]
 
 
 def write(path, **columns):
-    """A dump of `columns` on top of good rollout and old log-probs, two rows in a row group."""
+    """Write a dump of `columns` on top of good rollout and old log-probs, two rows in a row group."""
     return factory.write(path, None, 2, **{"rollout_log_probs": GOOD, "old_log_probs": GOOD} | columns)
 
 
@@ -76,7 +76,7 @@ TYPES = {"response_mask": pa.list_(pa.int8()), "token_ids": pa.list_(pa.int64())
 
 
 def spoilt(change, row=2):
-    """Good columns with one value of one row changed."""
+    """Return good columns with one value of one row changed."""
     columns = {"rollout_log_probs": GOOD, "old_log_probs": GOOD} | FILLED
     for name, value in change.items():
         columns[name] = [value if i == row else good for i, good in enumerate(columns[name])]
@@ -199,7 +199,7 @@ def good_bytes(tmp_path, **options):
 
 
 def with_broken_footer(data):
-    """A Parquet file whose footer is noise of the right length."""
+    """Write a Parquet file whose footer is noise of the right length."""
     (length,) = struct.unpack("<I", data[-8:-4])
     return data[: -8 - length] + b"\xff" * length + data[-8:]
 

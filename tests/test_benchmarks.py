@@ -46,7 +46,7 @@ TINY = part.Given(sequences=12, rounds=1)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """Long enough that every one of the nine numbers has something to see but the veto."""
+    """Write a dump so long that each of the nine numbers but the veto is not 0."""
     path = tmp_path_factory.mktemp("bench") / "dump.parquet"
     dump.make(path, sequences=40, rows_per_group=16)
     return path
@@ -54,7 +54,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysed(path):
-    """That dump under the presets whose numbers are compared."""
+    """Analyze that dump under the presets whose numbers are compared."""
     return analyze([str(path)], presets=Few().resolve("all"))
 
 
@@ -63,7 +63,7 @@ drawn = part.dump
 
 @pytest.fixture(autouse=True)
 def dumps_are_made_in_this_process(tmp_path, monkeypatch):
-    """A process for each takes a second."""
+    """Make dumps in this process: a process for each takes a second."""
 
     @contextmanager
     def made(sequences, rows_per_group=None):
@@ -78,7 +78,7 @@ BLOCK = cache(dump.block)
 
 
 class Few:
-    """A catalogue of those alone."""
+    """A catalogue of a few presets."""
 
     def resolve(self, names):
         assert names == "all"
@@ -86,7 +86,7 @@ class Few:
 
 
 def ratios(path):
-    """Δ of every sequence, in plain Python."""
+    """Compute Δ of every sequence, in plain Python."""
     names = ("rollout_log_probs", "old_log_probs", "response_mask")
     rows = pq.read_table(path).to_pylist()
     return [[p - q for q, p, m in zip(*map(row.get, names), strict=True) if m] for row in rows]
@@ -253,7 +253,7 @@ def test_numbers_that_differ_or_are_missing_are_a_failure_and_so_is_nothing_comp
 
 @pytest.fixture(scope="module")
 def nine(path):
-    """What the query finds in that dump."""
+    """Compute the nine numbers of that dump by the query."""
     return duck.Duck(2).nine(path)
 
 
@@ -471,7 +471,7 @@ def test_a_batch_that_does_not_fit_ends_the_table(monkeypatch, capsys):
 
 
 def timed(monkeypatch, wall):
-    """Every job runs once and is said to have taken this long, twice that of processor."""
+    """Pretend that every job runs once and takes this long, twice that of processor."""
 
     def alternate(jobs, times):
         for job in jobs.values():

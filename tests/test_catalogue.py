@@ -98,7 +98,7 @@ def test_every_key_of_the_grammar_is_used_by_some_row(kind: type) -> None:
 
 
 def parts(kind: type) -> list[Any]:
-    """Every weight, rule, veto or clip of the rows that ship; or the rows."""
+    """List every weight, rule, veto or clip of the rows that ship; or the rows."""
     if kind is Preset:
         return list(SHIPPED.values())
     every = [
@@ -584,7 +584,7 @@ FORMULAS = {
 
 
 def bounds(preset: Preset) -> set[float]:
-    """Every number that bounds r."""
+    """Return every number that bounds r."""
     parts = (preset.weight, *preset.reject, preset.veto)
     return {x for part in parts if part for x in (part.lower, part.upper) if x is not None}
 

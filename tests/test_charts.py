@@ -397,7 +397,7 @@ def test_pieces_and_batches_merge_to_the_same_numbers(tmp_path):
 
 
 def counts(found):
-    """What is counted and not summed."""
+    """Return the part of a picture's numbers that is counted, not summed."""
     steps = found.steps
     return (
         found.density,
@@ -498,7 +498,7 @@ def test_presets_with_equal_numbers_name_the_first():
 
 
 def lists_of_numbers(node, path=()):
-    """Paths of the lists of numbers, words and nulls below a node of JSON."""
+    """Yield the paths of lists of numbers, words and nulls below a node of JSON."""
     if isinstance(node, list) and not any(isinstance(one, dict | list) for one in node):
         return [path] if len(node) > 1 else []
     pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()

@@ -70,7 +70,7 @@ TRAINERS = {
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    """A file of four steps, and its rows by step; 24 rows each, masked in places."""
+    """Write a dump of four steps; return it with its rows by step, 24 each, masked in places."""
     table = pq.read_table(SAMPLE)
     rows = table.to_pylist()
     steps = {step: [row for row in rows if row["step"] == START + step][:ROWS] for step in range(STEPS)}
@@ -115,7 +115,7 @@ def token_mean(run, rows):
 
 
 def times(factor):
-    """Only of means: the sum of a maximum is none."""
+    """Multiply means only: the sum of a maximum is none."""
     return lambda run, rows: {
         name: value * factor(rows)
         for name, value in run(rows).items()
@@ -132,7 +132,7 @@ def finished(of):
 
 
 def masked_in_denominator(run, rows):
-    """Each restatement with its own mean over the mask divided by all tokens."""
+    """Divide every restatement's own masked mean by all tokens."""
     with pytest.MonkeyPatch.context() as patch:
         if run is trl:
             share = tokens(rows) / sum(len(row["response_mask"]) for row in rows)
@@ -546,7 +546,7 @@ def test_what_holds_no_curves_is_one_error(name, text, tmp_path):
 
 @pytest.fixture(scope="module")
 def wrong(dump, tmp_path_factory):
-    """Curves of verl that are ranks' means from the second step on, with a name that is markup."""
+    """Make curves of verl that are ranks' means from the second step on, with a name that is markup."""
     file, rows = dump
     values = {step: (verl if step == START else partial(PLANTED["dp_4"], verl))(rows[step]) for step in rows}
     values[START]["<b>\x1b[2J"] = 1.0

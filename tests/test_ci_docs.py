@@ -36,7 +36,7 @@ def workflow(name):
 
 
 def commands():
-    """Every command line of the page, those of the workflow files among them."""
+    """List every command line of the page, those of the workflow files among them."""
     shell = [line for text in fenced("sh") for line in text.splitlines()]
     steps = workflow(".github/workflows/mismatch.yml")["jobs"]["gate"]["steps"]
     lines = [*shell, *(step["run"] for step in steps if "run" in step)]
@@ -47,7 +47,7 @@ def commands():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The sample, the page's gate file, and a job summary."""
+    """Write the sample, the page's gate file, and a job summary."""
     path = tmp_path_factory.mktemp("ci")
     shutil.copy(sample(), path / "sample.parquet")
     (path / "gates.toml").write_text(fenced("toml")[0])

@@ -32,7 +32,7 @@ SCRIPT = (sys.executable, "-m", "offpol_diag")
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
-    """Every test runs in a folder of its own, with none of our variables set."""
+    """Run every test in a folder of its own, with none of our variables set."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -43,7 +43,7 @@ def empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    """A small dump of two policies: 24 groups of 4 sequences, an honest mismatch."""
+    """Write a small dump of two policies: 24 groups of 4 sequences, an honest mismatch."""
     path = tmp_path_factory.mktemp("dump") / "run.parquet"
     draw = np.random.default_rng(0)
     lengths = draw.integers(5, 60, 96)
@@ -56,7 +56,7 @@ def dump(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(dump, tmp_path_factory):
-    """What `analyze` made of the dump."""
+    """Return the result of `analyze` on the dump."""
     made = tmp_path_factory.mktemp("result") / "run.json"
     ran = run("analyze", dump, "--presets", "token_is,seq_mis,pure_is", "--no-html", "-v", "--json", made)
     assert ran.exit_code == 0, ran.output
@@ -66,12 +66,12 @@ def result(dump, tmp_path_factory):
 
 
 def run(*args, **env):
-    """One command, in this process."""
+    """Run one command in this process."""
     return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
 
 
 def script(*args, **env):
-    """One command, in a process of its own."""
+    """Run one command in a process of its own."""
     return subprocess.run(
         [*SCRIPT, *map(str, args)], capture_output=True, text=True, env={**os.environ, **env}
     )
@@ -169,7 +169,7 @@ def test_a_broken_pipe_is_quiet_and_has_its_own_code():
 
 
 def on_a_terminal(*args, **env):
-    """What a terminal would be sent, stdout and stderr together."""
+    """Return what a terminal would be sent, stdout and stderr together."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **env}
     running = subprocess.Popen([*SCRIPT, *args], stdout=theirs, stderr=theirs, env=environment)
@@ -210,7 +210,7 @@ def test_progress_is_for_terminals_and_can_be_silenced(dump):
 
 
 def assert_refused(ran, *words):
-    """Exit code 2, `error:` and perhaps `hint:` on stderr, nothing on stdout, no traceback, no file."""
+    """Check a refusal: exit code 2, `error:` on stderr, nothing on stdout, no traceback, no file."""
     code = ran.exit_code if isinstance(ran, Result) else ran.returncode
     assert code == 2, ran.stdout
     assert re.match(r"error: .+\n(\nhint: .+\n)?\Z", ran.stderr), ran.stderr

@@ -37,7 +37,7 @@ COLUMNS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "group_id"
 
 
 def make(path, noise, seed, prompts=range(24), per=3, without=""):
-    """Responses of prompts that are hard or easy in every run: the noise is scaled by what the prompt is."""
+    """Make responses of prompts that are hard or easy in every run, which scales their noise."""
     rng, rows = np.random.default_rng(seed), []
     for prompt in prompts:
         own = np.random.default_rng(1000 + prompt)

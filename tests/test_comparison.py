@@ -58,18 +58,18 @@ def compared(found):
 
 @pytest.fixture(scope="module")
 def dropped(compared):
-    """Preset → what it drops that the reference keeps."""
+    """Return, by preset, the tokens that it drops and the reference keeps."""
     return {one.dropped_by: one for one in compared.drops[::2]}
 
 
 def draws(found, path):
-    """How often each row is drawn in each replicate, as the bootstrap says."""
+    """Return how often each row is drawn in each replicate of the bootstrap."""
     (batch,) = open_dump([path]).batches()
     return accumulators.draws(batch.key, found.study.seed, found.study.replicates).int().tolist()
 
 
 def half_width(drawn, tokens, groups):
-    """Student's t times the standard error, with as many groups as there are in effect."""
+    """Compute Student's t times the standard error, with the effective number of groups."""
     mean = math.fsum(drawn) / len(drawn)
     variance = math.fsum((x - mean) ** 2 for x in drawn) / (len(drawn) - 1)
     squares = math.fsum((n - tokens[0]) ** 2 for n in tokens[1:]) / len(drawn)
@@ -138,7 +138,7 @@ def test_what_presets_share_cancels_so_the_interval_is_narrower(tmp_path):
 
 
 def replicates(*values, spread=0.0, common=0.0):
-    """A value, and 256 replicates of it: noise that all have in common, and noise of their own."""
+    """Draw a value and 256 replicates of it: noise that all share, and noise of their own."""
     shared = torch.linspace(-1, 1, 256, dtype=torch.float64)
     own = torch.sin(torch.arange(256, dtype=torch.float64) * (1 + values[0]))
     return torch.cat((torch.tensor(values, dtype=torch.float64), values[0] + common * shared + spread * own))
@@ -182,13 +182,13 @@ def test_the_reference_is_the_first_that_can_be_computed_unless_one_is_named():
 
 
 def left(s, preset):
-    """Which tokens still pull: kept, and of a weight that is not 0."""
+    """Return which tokens keep a gradient: kept, and of a weight that is not 0."""
     done = oracles.apply(s, preset, oracles.Scope())
     return [kept and weight != 0 for kept, weight in zip(done.kept, done.weights, strict=True)]
 
 
 def brute(ours, theirs, rows):
-    """The table by its definition, rewards being the row's number."""
+    """Compute the table by its definition, rewards being the row's number."""
     data = oracles.sequences(rows)
     tokens: list[tuple[int, int, float, float]] = []
     whole: list[tuple[int, int, float, float]] = []

@@ -74,7 +74,7 @@ SHAPED = {
 
 @cache
 def configs(trainer):
-    """Preset → its configuration, of every preset that the trainer can say, whichever it is from."""
+    """Return the configuration of every preset that the trainer can express, by preset."""
     every = {**PRESETS, **SHAPED}
     return {name: config_for(one, trainer) for name, one in every.items() if trainer in sayable(one)}
 
@@ -83,7 +83,7 @@ def configs(trainer):
 
 
 def settings_of(snippet, trainer):
-    """A snippet as its own reader reads it."""
+    """Read a snippet with its trainer's own reader."""
     readers = {
         "yaml": trainer_settings.read_yaml,
         "hydra": trainer_settings.read_hydra,
@@ -95,21 +95,21 @@ def settings_of(snippet, trainer):
 
 
 def command_line(snippet, trainer):
-    """Whose flags they are: OpenRLHF has had three spellings."""
+    """Return whose flags they are: OpenRLHF has had three spellings."""
     if trainer != "openrlhf" or "from 2026-09" in snippet.versions:
         return "openrlhf of 2026-09" if trainer == "openrlhf" else trainer
     return "openrlhf" if "from 0.10.2" in snippet.versions else "openrlhf before 0.10.2"
 
 
 def alternatives(config):
-    """Each way in which a configuration is written, as settings; a file goes with the flags that name it."""
+    """Return the settings of each way to write a configuration; a file goes with the flags that name it."""
     if any(one.file for one in config.snippets):
         return [{k: v for one in config.snippets for k, v in settings_of(one, config.trainer).items()}]
     return [settings_of(one, config.trainer) for one in config.snippets]
 
 
 def keys_of(snippet, trainer):
-    """Its settings, each flag as it stands, whether its trainer has it or not."""
+    """Return the keys of a snippet, each flag as written, whether its trainer has it or not."""
     if snippet.language != "flags":
         found = settings_of(snippet, trainer)
         return {f"{snippet.file}/{key}": value for key, value in found.items()} if snippet.file else found
@@ -133,14 +133,14 @@ def scalar(word):
 
 @cache
 def batch():
-    """Ragged sequences of several turns, all three policies, one advantage each, a few wild tokens."""
+    """Make ragged sequences of several turns, with three policies, one advantage each, a few wild tokens."""
     dice = random.Random(8)
     rows = [made_row(dice) for _ in range(160)]
     return tuple(oracles.sequences(rows)), padded(rows)
 
 
 def made_row(dice):
-    """A row of three turns at most, with a masked token between two of them."""
+    """Make a row of three turns at most, with a masked token between two of them."""
     n = dice.randint(1, 8)
     wild = dice.random() < 0.25
     spread = dice.choice((0.0005, 0.01, 0.3))
@@ -156,7 +156,7 @@ def made_row(dice):
 
 
 def step(dice, spread, wild, q):
-    """A drift that leaves the probability below 1; a wild one is at most 9.5 nats."""
+    """Draw a drift that leaves the probability below 1; a wild one is at most 9.5 nats."""
     far = dice.choice((-9.5, -5.0, -1.5, 1.2, 4.7)) * dice.uniform(0.98, 1.0)  # of equals M2PO drops some
     drift = far if wild else dice.gauss(0, spread)
     return min(drift, -q - 1e-4)
@@ -164,7 +164,7 @@ def step(dice, spread, wild, q):
 
 @cache
 def expected(preset):
-    """The textbook: what multiplies the loss of each token."""
+    """Compute what multiplies the loss of each token, by the preset's definition."""
     data = list(batch()[0])
     scope = oracles.scopes_of(data, preset)[None]
     done = [oracles.apply(s, preset, scope) for s in data]
@@ -526,7 +526,7 @@ def run(*args):
 
 
 def refused(*args):
-    """Exit code 2, an error and a hint on stderr, nothing on stdout, no traceback."""
+    """Check a refusal: exit code 2, an error and a hint on stderr, nothing on stdout, no traceback."""
     ran = run(*args)
     assert ran.exit_code == 2, ran.output
     assert ran.stdout == ""

@@ -57,12 +57,12 @@ def rows():
 
 @pytest.fixture(scope="module")
 def usual(rows, tmp_path_factory):
-    """What every preset of the table does to the rows."""
+    """Return the effect of every preset of the table on the rows."""
     return tried(rows, TABLE, tmp_path_factory.mktemp("usual"))
 
 
 def tried(rows, presets, folder):
-    """Preset → per sequence tokens kept, sum of weights, vetoed; its numbers; what it needs."""
+    """Return by preset: per sequence tokens kept, sum of weights, vetoed; its numbers; its needs."""
     path = oracles.write(rows, folder / "dump.parquet")
     summary = analyze([path], presets=presets, sequences=folder / "sequences.parquet")
     table = pq.read_table(folder / "sequences.parquet").to_pydict()
@@ -77,7 +77,7 @@ def tried(rows, presets, folder):
 
 
 class Sum(float):
-    """A sum, equal to another that was added up in another order."""
+    """A sum that equals another one added up in another order."""
 
     __hash__ = None
 
@@ -89,7 +89,7 @@ class Sum(float):
 
 
 def did(one):
-    """What a preset does to each sequence."""
+    """Return the effect of a preset on each sequence."""
     weights = [None if weight is None else Sum(weight) for weight in one["weight_sum"]]
     return one["kept_tokens"], weights, one["vetoed"]
 
@@ -127,7 +127,7 @@ def test_a_preset_reads_no_column_that_its_needs_do_not_name(rows, usual, tmp_pa
 
 @pytest.fixture(scope="module")
 def bases(rows, tmp_path_factory):
-    """A dump that every rule lets through, and one that few do: other values show in one of the two."""
+    """Make a dump that every rule passes, and one that few do: a changed value shows in one of the two."""
     same = [{**row, **dict.fromkeys(COLUMNS[:2], row["rollout_log_probs"])} for row in rows]
     wild = oracles.make_rows(1.5, seed=8, many=40)
     folder = tmp_path_factory.mktemp("bases")
@@ -148,7 +148,7 @@ def test_a_preset_reads_every_column_that_its_needs_name(bases, tmp_path, column
 
 
 def other(rows, column):
-    """The rows with other values in one column."""
+    """Change the values of one column of the rows."""
     made = copy.deepcopy(rows)
     for i, row in enumerate(made):
         row[column] = [-x if column == "advantages" else x - (t + i) % 5 for t, x in enumerate(row[column])]
@@ -192,7 +192,7 @@ def test_the_sign_of_the_advantages_swaps_what_is_said_of_positive_and_negative(
 
 
 def signed():
-    """Every rule of the table that asks for a sign, alone."""
+    """List every rule of the table that depends on a sign, alone."""
     rules = {(one.policy, rule): None for one in TABLE for rule in one.reject if rule.advantage != "any"}
     return [Preset(f"r{i}", "", policy=policy, reject=(rule,)) for i, (policy, rule) in enumerate(rules)]
 
@@ -216,7 +216,7 @@ def test_what_a_signed_rule_rejects_under_either_sign_is_what_it_rejects_under_a
 
 
 def wider(preset):
-    """The preset with one bound moved outwards."""
+    """Move one bound of a preset outwards."""
     if preset.weight and preset.weight.action == "mask":
         for part in _moved(preset.weight, *_RATIO):
             yield replace(preset, weight=part)
@@ -249,7 +249,7 @@ def _moved(part, down, up):
 
 
 def numbered(made):
-    """The presets to try, each once, and which two are compared."""
+    """Return the presets to try, each once, and which two are compared."""
     return (
         [replace(new, name=f"n{i}") for i, (_, new) in enumerate(made)],
         [(old.name, f"n{i}") for i, (old, _) in enumerate(made)],
@@ -257,7 +257,7 @@ def numbered(made):
 
 
 def raw(preset):
-    """Without normalisation, which mixes all weights of a trainer batch."""
+    """Remove the normalisation, which mixes all weights of a trainer batch."""
     if preset.weight is None or not preset.weight.normalize:
         return preset
     return replace(preset, weight=replace(preset.weight, normalize=False))
@@ -284,7 +284,7 @@ def test_a_wider_band_never_keeps_or_weighs_less(rows, tmp_path):
 
 
 def higher(preset):
-    """The preset with one bound of its truncation moved up."""
+    """Move one bound of a preset's truncation up."""
     weight = preset.weight
     if weight is None or weight.action != "truncate":
         return
@@ -310,7 +310,7 @@ def test_a_higher_bound_of_a_truncation_never_lowers_a_weight_nor_moves_the_mask
 
 
 def beyond(preset):
-    """Whether it looks beyond one sequence."""
+    """Return whether a preset looks beyond one sequence."""
     weight = preset.weight
     return any(rule.over == "batch" for rule in preset.reject) or (
         weight is not None and (weight.normalize or weight.action == "psis")

@@ -27,7 +27,7 @@ ROWS = {row.name: row for row in gap.ROWS}
 
 
 def reader(given: Batch) -> Reader:
-    """Of drift 1 alone."""
+    """Make a reader of the numbers of rollout → old."""
     scene = Scene.of(given, 0, 256)
     sums = Sums.of(scene.counts | gap.columns(scene, gap.DRIFTS[0]), scene.draws, given.key)
     return Reader(sums.read(), len(given.key.unique()))
@@ -39,7 +39,7 @@ def drawn(world, groups, i):
 
 @cache
 def readers(at):
-    """Of dumps of a world that all tests share."""
+    """Make the readers of dumps of a world that all tests share."""
     return [reader(drawn(WORLDS[at], 32, i)) for i in range(120)]
 
 

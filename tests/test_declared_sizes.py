@@ -28,7 +28,7 @@ LAYOUTS = {
 
 
 def constant(rows: int, length: int) -> pa.Table:
-    """A dump of responses of one length in which every column is the same throughout."""
+    """Make a dump of responses of one length in which every column is constant."""
     lengths = pa.array(np.arange(rows + 1) * length, pa.int32())
 
     def lists(value: float, kind: pa.DataType) -> pa.Array:
@@ -103,7 +103,7 @@ def test_statistics_of_long_text_do_not_hide_a_page(tmp_path):
 
 
 def zigzag(number: int, width: int = 1) -> bytes:
-    """An integer as thrift writes it, in so many bytes or more."""
+    """Encode an integer as thrift does, in so many bytes or more."""
     number, found = number << 1 if number >= 0 else -2 * number - 1, []
     while number > 127 or len(found) + 1 < width:
         found.append(number & 127 | 128)
@@ -132,7 +132,7 @@ def test_a_page_that_claims_too_much_is_refused_with_little_memory(tmp_path, cod
 
 
 def header(kind: int = 0, large: int = 8, small: int = 8, values: int = 1) -> bytes:
-    """A page's header: its kind, sizes and number of values."""
+    """Encode a page's header: its kind, sizes and number of values."""
     numbers = b"".join(bytes([0x15]) + zigzag(number) for number in (kind, large, small))
     place = {0: 0x2C, 2: 0x4C, 3: 0x5C}.get(kind, 0x2C)
     return numbers + bytes([place, 0x15]) + zigzag(values) + b"\0\0"

@@ -39,7 +39,7 @@ RECKONED = catalogue.load().resolve("token_is,m2po")
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen() -> Iterator[None]:
-    """Where memory is short, garbage is collected: all that was there before need not be looked at."""
+    """Freeze existing objects (`gc.freeze`): a lack of memory triggers collections, which skip them."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -101,7 +101,7 @@ def test_a_device_that_is_not_there_is_refused(name, count, said, monkeypatch):
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, *which: int) -> None:
-    """Nothing can be made on some GPUs, as where others hold all their memory; on the others on the host."""
+    """Let nothing be made on some GPUs, as where others hold all their memory; on the others on the host."""
     plain = torch.ones
 
     def ones(*args: Any, device: Any = "cpu", **kwargs: Any) -> Tensor:
@@ -257,7 +257,7 @@ SHORT = {
     "CUDA": torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be …"),
     "a library": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 }
-"""What is said where memory is short, by who says it."""
+"""Source of an out-of-memory error → the error."""
 
 
 def raising(error: Exception) -> Any:
@@ -289,7 +289,7 @@ def test_what_is_no_lack_of_memory_is_raised(batch, monkeypatch):
 
 @dataclass
 class Cramped:
-    """A job with room for so many tokens, or for one sequence; `seen` are the tokens of what it was given."""
+    """Job with room for so many tokens, or for one sequence; `seen` are the tokens of its batches."""
 
     most: float
     job: Callable[[Batch], Any] = attrgetter("rollout")

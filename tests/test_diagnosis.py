@@ -28,7 +28,7 @@ SAMPLES = ("healthy", "quantized", "stale", "collapse")
 
 @cache
 def columns(name):
-    """A sample dump with masked tokens dropped: column → one array or value per sequence."""
+    """Read a sample dump without masked tokens: column → one array or value per sequence."""
     table = pq.read_table(ROOT / "sample_data" / f"{name}.parquet").to_pydict()
     masks = [np.array(mask, bool) for mask in table["response_mask"]]
     found = {
@@ -56,7 +56,7 @@ def seeded(i):
 
 
 def changed(name, other, change):
-    """A fault: the column of that name is `change` of (row, its values, the other column's, token ids)."""
+    """Make a fault: the named column becomes `change` of (row, its values, the other column's, token ids)."""
 
     def fault(given):
         rows = zip(given[name], given[other], given["token_ids"], strict=True)
@@ -70,7 +70,7 @@ rollout = partial(changed, "rollout_log_probs", "old_log_probs")
 
 
 def permuted(given):
-    """Row i gets the train log-probs of row i + 1, padded with what a forward pass makes of padding."""
+    """Give row i the train log-probs of row i + 1, padded with what a forward pass makes of padding."""
     p, chance = given["old_log_probs"], rng()
     rows = []
     for i, mine in enumerate(p):
@@ -80,19 +80,19 @@ def permuted(given):
 
 
 def broken(i, p, q, ids):
-    """One row in ten scores other text from its middle on."""
+    """Let one row in ten score other text from its middle on."""
     half = len(p) // 2
     return np.concatenate((p[:half], np.roll(p[half:], 1))) if i % 10 == 0 else p
 
 
 def beyond(given):
-    """Beyond token 60 the train column scores other text, in every row."""
+    """Let the train column of every row score other text beyond token 60."""
     p = given["old_log_probs"]
     return given | {"old_log_probs": [np.concatenate((x[:60], np.roll(x[60:], 3))) for x in p]}
 
 
 def rare(i, x, value):
-    """One token in fifty has this value."""
+    """Put this value at one token in fifty."""
     return np.where(seeded(i).random(len(x)) < 0.02, value, x)
 
 
@@ -178,7 +178,7 @@ def test_a_fault_of_one_host_names_the_host(tmp_path):
 
 
 def test_a_temperature_of_one_host_is_named_and_its_rows_left_out(tmp_path):
-    """What is undone is said as it was done: the host's sequences are left out, not repaired."""
+    """The number after the fix is that of the fix named: the host's sequences are left out, not repaired."""
     fine, broken = (
         pq.read_table(dump(tmp_path / f"{fault}.parquet", fault=fault, noise=0.02)).to_pylist()
         for fault in ("none", "trainer")
@@ -230,7 +230,7 @@ def test_a_token_left_out_early_is_no_shift(tmp_path):
 
 
 def block(values):
-    """Train log-probs of six tokens of one response of five, from token 40 on, with values of their own."""
+    """Give six tokens of one response in five, from token 40 on, train log-probs of their own."""
 
     def change(i, p, q, ids):
         if i % 5 or len(p) < 60:
@@ -380,7 +380,7 @@ def test_the_identity_is_held_against_every_position(shift, found):
 
 
 def made(chance, many, longest):
-    """A sample as one batch leaves it, of random sequences."""
+    """Make the sample of one batch of random sequences."""
     lengths = chance.integers(1, longest, many)
     values = {"q": chance.normal(size=int(lengths.sum()))}
     values["p"] = values["q"] + 1
@@ -406,7 +406,7 @@ def test_merging_samples_is_associative_and_bounded(many, longest):
 
 
 def responses(chance, many=30, prompts=10, words=4, longest=14, shift=0.3, noise=0.2):
-    """Ragged responses with gaps where tokens are masked: per response (prompt, positions, ids, Δ)."""
+    """Make ragged responses with gaps where tokens are masked: (prompt, positions, ids, Δ) of each."""
     shifts = shift * chance.normal(size=(words + 1, words))
     found = []
     for i in range(many):
@@ -420,7 +420,7 @@ def responses(chance, many=30, prompts=10, words=4, longest=14, shift=0.3, noise
 
 
 def rows_of(given, named=True, ids=True):
-    """The responses as `Rows`, with the prompts' names or without."""
+    """Return the responses as `Rows`, with the prompts' names or without."""
     delta = np.array([d for *_, some in given for d in some])
     return Rows(
         np.full(len(delta), -1.0),
@@ -433,7 +433,7 @@ def rows_of(given, named=True, ids=True):
 
 
 def share_by_pairs(given, named):
-    """The systematic share, its ends and the number of clusters, by a loop over pairs of tokens."""
+    """Compute the systematic share, its ends and the number of clusters, by a loop over pairs of tokens."""
     tokens = []
     for owner, (prompt, position, ids, delta) in enumerate(given):
         for t, (at, word, d) in enumerate(zip(position, ids, delta, strict=True)):

@@ -1,4 +1,4 @@
-"""The documentation against the code."""
+"""Check the documentation against the code."""
 
 from __future__ import annotations
 

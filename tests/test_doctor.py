@@ -172,7 +172,7 @@ def run(*args):
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory):
-    """An honest dump, and one whose trainer logs positive values."""
+    """Write an honest dump, and one whose trainer logs positive values."""
     folder = tmp_path_factory.mktemp("doctor")
     draw = np.random.default_rng(0)
     lengths = draw.integers(5, 60, 96)

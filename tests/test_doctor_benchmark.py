@@ -23,7 +23,7 @@ RETENTION = Shape("tiny-retention", "words", 16, 2, 1, retention=True, modern=Tr
 
 
 class Untrained(World):
-    """Random weights, kept nowhere."""
+    """A world of random weights, which are not stored."""
 
     def __init__(self, shape):
         super().__init__(shape, Path("/nonexistent"))
@@ -50,14 +50,14 @@ def work(base=None, shape=BYTES):
 
 
 def both(fault, *how, base=None):
-    """The rows before a fault and after it."""
+    """Return the rows before a fault and after it."""
     before, after = work(base), work(base)
     getattr(faults, fault)(after, *how)
     return before, after
 
 
 def changed(before, after):
-    """[S, L] bool: tokens whose log-probs or mask are others."""
+    """Return which tokens' log-probs or mask have changed, [S, L] bool."""
     one, two = before.rows, after.rows
     return (one.q != two.q) | (one.p != two.p) | (one.mask != two.mask)
 

@@ -63,7 +63,7 @@ def test_a_pipe_or_a_device_is_refused_and_not_waited_for_or_left_out(tmp_path, 
 
 
 def shifted(path, by):
-    """A dump of six row groups, all of whose values tell which version of the file it is."""
+    """Write a dump of six row groups, every value of which tells the file's version."""
     logs = pa.array([[-0.5 - by] * 5] * 60)
     table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
     return write(path, table, 10, {"compression": "none", "use_dictionary": False})

@@ -30,7 +30,7 @@ from tests.factory import Table, converted, unconvertible, write
 
 @pytest.fixture
 def rows() -> Table:
-    """Sixteen sequences of 8 to 20 response tokens, float32."""
+    """Make sixteen sequences of 8 to 20 response tokens, float32."""
     random = np.random.default_rng(5)
     made = []
     for i in range(16):
@@ -75,7 +75,7 @@ def to_parquet(path: Path, rows: Table) -> Path:
 
 
 def padded(rows: Table) -> dict[str, Any]:
-    """Columns padded on the right."""
+    """Pad columns on the right."""
     most = max(len(row["token_ids"]) for row in rows)
     return {
         name: np.stack([np.pad(row[name], (0, most - len(row[name]))) for row in rows])
@@ -86,7 +86,7 @@ def padded(rows: Table) -> dict[str, Any]:
 
 
 def flat(rows: Table) -> dict[str, Any]:
-    """Columns end to end, with the lengths of the rows."""
+    """Concatenate columns, with the lengths of the rows."""
     columns = {
         name: np.concatenate([row[name] for row in rows])
         if isinstance(value, list)
@@ -119,7 +119,7 @@ WRITERS: Mapping[str, Callable[[Path, Table], Any]] = {
 
 
 def made(path: Path, rows: Table) -> Path:
-    """The rows in a file, in the form that its name says."""
+    """Write the rows to a file, in the form that its name says."""
     WRITERS[path.name](path, rows)
     return path
 
@@ -395,7 +395,7 @@ def test_a_line_without_end_is_refused(rows: Table, tmp_path: Path, monkeypatch:
 
 
 def test_scalars_have_the_type_of_the_first_ones(rows: Table, tmp_path: Path) -> None:
-    """What is missing, or of another type, is null; a number may be written 1 or 1.0."""
+    """Fields that are missing, or of another type, are null; a number may be written 1 or 1.0."""
     change: Table = [
         {"step": None, "attempt": 1},
         {"step": 3.0, "attempt": "b"},

@@ -42,7 +42,7 @@ for name in sys.argv[1].split(","):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Fuzzer -> what it printed: all in one process, as its inputs are answered in forks of it."""
+    """Run the fuzzers in one process; return fuzzer → its output."""
     names, cwd = ",".join(FUZZERS), tmp_path_factory.mktemp("fuzz")
     done = python("-c", EACH, names, "--seconds", SECONDS, "--seed", 0, cwd=cwd, PYTHONHASHSEED="1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,7 +80,7 @@ PLANTED = {
     "it takes more than 1 s of a core": "while True: pass",
     "it takes longer than 3 s": "time.sleep(60)",
 }
-"""What a fuzzer says → what `presets` does beside its work."""
+"""Finding of a fuzzer → the fault planted in `presets`."""
 SCRIPT = (
     DIGEST
     + """
@@ -108,7 +108,7 @@ sys.exit(runner.main(make))
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
-    """A fuzzer of as many inputs as there are planted mistakes, and where it kept them."""
+    """Run a fuzzer with as many inputs as there are planted mistakes; return it with its folder."""
     kept = tmp_path_factory.mktemp("kept")
     ways = json.dumps(list(PLANTED.values()))
     given = ("--seconds", 120, "--inputs", len(PLANTED), "--save", kept, ways)

@@ -43,7 +43,7 @@ def between(low, high, value=None, note=None):
 
 
 def having(name, one):
-    """A result in which the number of that name is this one."""
+    """Return a result in which the named number is this one."""
     summary = make_summary()
     preset, _, metric = name.rpartition(".")
     if preset in summary.presets:
@@ -333,7 +333,7 @@ def everything():
 
 
 def logging(summary, logged, ours):
-    """Presets whose trainer logs that name, of the policies that our number is of."""
+    """List presets whose trainer logs that name, of the policies of our number."""
     policies = ("current",) if ours.startswith("total.") else ("old", "current") if "." in ours else ("old",)
     if logged.startswith(("policy/minibatch", "debug/")):
         policies = ("old", "current")
@@ -388,7 +388,7 @@ around = partial(number, spread=NARROW, unit="nats")
 
 
 def along(*values, sequences=64, first=0, **more):
-    """A result with a k3 at each of some steps, with an interval of ±NARROW."""
+    """Return a result with a k3 at each of some steps, with an interval of ±NARROW."""
     numbers = [Number(unknown="undefined") if value is None else around(value) for value in values]
     places = [
         Place(key=str(step), order=step, tokens=100, sequences=sequences, metrics={"k3": one})
@@ -534,7 +534,7 @@ def test_the_interval_of_a_quantifier_is_that_of_the_ends_and_a_percentile_is_nu
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    """Three steps of twelve sequences, three policies, advantages."""
+    """Make three steps of twelve sequences, three policies, advantages."""
     rows = oracles.make_rows(0.2, seed=5, many=36)
     for at, row in enumerate(rows):
         row |= {"step": at // 12, "group_id": f"{at // 12}-{at // 2}"}
@@ -821,7 +821,7 @@ NOTHING = "no diagnosis"
 
 
 def diagnosis(verdict):
-    """A result with that diagnosis, or without one."""
+    """Return a result with that diagnosis, or without one."""
     if verdict == NOTHING:
         return make_summary(diagnosis=None)
     causes = [CAUSE] if verdict == "bug" else []

@@ -16,7 +16,7 @@ HEAVY = frozenset({"torch", "polars", "pyarrow", "numpy", "jinja2", "pyro", "sci
 
 
 def imported(*command):
-    """The top-level modules that a Python command imports."""
+    """Return the top-level modules that a Python command imports."""
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", *command], capture_output=True, text=True, check=True
     )

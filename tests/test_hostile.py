@@ -59,7 +59,7 @@ def script(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def told(*args: str) -> subprocess.CompletedProcess[str]:
-    """In this process, with what the program makes of its own errors and of typer's."""
+    """Run a command in this process, with the program's own handling of errors."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exits, "SIGNALS", {})
@@ -79,13 +79,13 @@ def files() -> list[str]:
 
 
 def harmless(text: str) -> None:
-    """Nothing in it drives a terminal or is a command to a CI system."""
+    """Check that a text holds nothing that drives a terminal or is a command to a CI system."""
     assert not [char for char in text if char != "\n" and unicodedata.category(char) in CONTROLS]
     assert not re.search(r"^\s*::|##\[", text, re.MULTILINE)
 
 
 def refused(ran: Result | subprocess.CompletedProcess[str]) -> str:
-    """One error, a blank line, a hint, code 2; the error."""
+    """Check a refusal: one error, a blank line, a hint, code 2; return the error."""
     code = ran.exit_code if isinstance(ran, Result) else ran.returncode
     assert code == 2, (ran.stdout, ran.stderr)
     error, hint = ran.stderr.split("\n\n")
@@ -163,7 +163,7 @@ def test_every_block_is_drawn_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hostile() -> Any:
-    """A result in which all that is of anyone's making is hostile."""
+    """Make a result in which every text that someone wrote is hostile."""
     evil = EVIL.replace("\udcff", "")
     summary = make_summary()
     places = [

@@ -26,7 +26,7 @@ def page():
 
 
 class Outline(html.parser.HTMLParser):
-    """Tags in the order they open, ids, texts outside scripts; fails on a tag that closes out of turn."""
+    """Parser of tags in the order they open, ids and texts outside scripts; fails on a misnested tag."""
 
     def __init__(self, page):
         super().__init__()
@@ -144,7 +144,7 @@ def test_every_part_of_a_cell_comes_out_as_it_went_in(sign):
 
 
 def markup(*cells):
-    """The cells of a row of one label and these, as they are drawn."""
+    """Draw a row of one label and these cells; return its cells' markup."""
     row = ("label", *cells)
     body = laid_out(Table("t", "c", tuple(str(i) for i in range(len(row))), (row,))).body
     found = re.fullmatch(r'<tr><th scope="row"(?: class="text")?>label</th>(.*)</tr>\n', str(body))
@@ -172,7 +172,7 @@ def test_a_mark_stands_between_a_number_and_its_interval():
 
 
 def meanings(*given):
-    """Tooltips of a column of these numbers: that of the head, then those of the cells."""
+    """Return the tooltips of a column of these numbers: that of the head, then those of the cells."""
     table = Table("t", "c", ("name", "value"), tuple((str(i), one) for i, one in enumerate(given)))
     drawn = Outline(render_table(table)).tags
     cells = [attributes.get("title") for tag, attributes in drawn if tag in ("th", "td")]

@@ -1,4 +1,4 @@
-"""Whole sequences are judged by far tokens and sums of near ones, and come out as by all their tokens."""
+"""Check whole sequences judged by far tokens and sums of near ones against all their tokens."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def dump(tmp_path_factory):
 
 @pytest.fixture
 def scene(dump):
-    """Its near tokens are those within 0.09."""
+    """Make a scene whose near tokens are those within 0.09."""
     _, found, batch = dump
     one = Scene.of(batch, 0, 16, found.fits, Nearness(0.09))
     one.use_split()
@@ -34,7 +34,7 @@ def scene(dump):
 
 @pytest.fixture
 def looked(monkeypatch):
-    """Of how many tokens a statistic was made, each time."""
+    """Record of how many tokens a statistic was computed, each time."""
     counts, plain = [], Ratios._token
 
     def counted(self, *args):
@@ -120,7 +120,7 @@ def test_what_is_left_of_sequences_is_judged_apart(scene, looked, before, safety
 
 
 def two_sequences(drift):
-    """Two sequences of as many tokens, with these Δ."""
+    """Make two sequences of as many tokens, with these Δ."""
     d = torch.tensor(drift, dtype=torch.float64)
     starts = torch.tensor([0, len(d) // 2, len(d)])
     none = torch.zeros(2, dtype=torch.int64)

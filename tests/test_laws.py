@@ -78,7 +78,7 @@ RUN = Run(
 
 
 def numbers(summary: Summary) -> Iterator[tuple[str, float | None]]:
-    """Every number of a Summary under a name that says where it stands."""
+    """Yield every number of a Summary under a name that says where it is."""
     for name, number in summary.metrics.items():
         yield from _ends(name, number)
     for preset, result in summary.presets.items():
@@ -113,7 +113,7 @@ def _ends(name: str, number: Number) -> Iterator[tuple[str, float | None]]:
 
 
 def different(one: Summary, two: Summary, but: str = "$^") -> dict[str, tuple[Any, Any]]:
-    """Numbers that are not equal, by name; `but` names those that may differ."""
+    """Return numbers that are not equal, by name; `but` names those that may differ."""
     first, second = dict(numbers(one)), dict(numbers(two))
     assert set(first) == set(second)
     return {
@@ -137,7 +137,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def whole_and_rows(rows, tmp_path_factory):
-    """The Summary of the rows in one file, one row group, one batch, and its table of sequences."""
+    """Return the Summary of the rows in one file, one row group, one batch, and its table of sequences."""
     folder = tmp_path_factory.mktemp("whole")
     summary = analyzed([rows], folder, sequences=folder / "rows.parquet")
     return summary, pq.read_table(folder / "rows.parquet")
@@ -160,7 +160,7 @@ def analyzed(
 
 @pytest.fixture(scope="module")
 def on_policy(rows, tmp_path_factory):
-    """The Summary where all three policies are one."""
+    """Return the Summary where all three policies are one."""
     same = copy.deepcopy(rows)
     for row in same:
         row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
@@ -276,7 +276,7 @@ def test_what_parts_of_a_batch_leave_is_merged_one_by_one(rows, tmp_path, monkey
 
 
 def same_rows(one: pa.Table, two: pa.Table) -> bool:
-    """To rounding: a preset may divide by what the whole dump has."""
+    """Return whether rows agree to rounding: a preset may divide by a sum over the whole dump."""
     pairs = zip(one.columns, two.columns, strict=True)
     return one.schema == two.schema and all(_same_column(x, y) for x, y in pairs)
 
@@ -316,7 +316,7 @@ def test_equal_tokens_and_sequences_make_no_worst_list_depend_on_the_cut(tmp_pat
 
 
 def tallies(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> tuple[Any, list[Tally]]:
-    """A tally per row, each read from a file of its own; rows without a token go with the row before."""
+    """Make a tally per row, each read from a file of its own; rows without a token go with the row before."""
     files: list[list[dict[str, Any]]] = []
     for row in rows:
         if any(row["response_mask"]):
@@ -333,7 +333,7 @@ def tallies(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> t
 
 
 def only(summary: Summary, names: Any) -> Summary:
-    """The Summary with those presets alone."""
+    """Return the Summary with those presets alone."""
     return summary.model_copy(update={"presets": {name: summary.presets[name] for name in names}})
 
 
@@ -457,11 +457,11 @@ def test_a_tighter_band_never_rejects_fewer_tokens(rows, tmp_path):
 
 
 NOT_HELD = {"State", "GroupRewards"}
-"""What merges and is in no tally: the protocol, and what the first reading collects."""
+"""Classes that merge but are in no tally: the protocol, and the states of the first pass."""
 
 
 def state_classes() -> dict[str, type]:
-    """Every class whose states a tally holds, found by listing; the first reading keeps its own."""
+    """List every class whose states a tally holds; the first pass keeps its own."""
     modules = [
         importlib.import_module(f"{engine.__name__}.{module.name}")
         for module in pkgutil.iter_modules(engine.__path__)
@@ -475,7 +475,7 @@ def state_classes() -> dict[str, type]:
 
 
 def parts() -> dict[str, list[Any]]:
-    """Three states of every class, of three unlike parts (one of them empty where that can be)."""
+    """Make three states of every class, of three unlike parts (one of them empty where that can be)."""
     generator = torch.Generator().manual_seed(0)
 
     def x(n: int) -> torch.Tensor:
@@ -559,7 +559,7 @@ def parts() -> dict[str, list[Any]]:
 
 
 def equal(one: Any, two: Any) -> bool:
-    """Equal to 1e-12 of the largest entry, through dataclasses, dicts and tuples."""
+    """Return whether states agree to 1e-12 of the largest entry, through dataclasses, dicts and tuples."""
     if isinstance(one, torch.Tensor):
         top = float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
         return one.shape == two.shape and torch.allclose(one, two, rtol=1e-12, atol=1e-12 * top)

@@ -59,7 +59,7 @@ LISTED = {
     areal.behave_cap: logged_areal.behave_cap,
     areal.m2po: logged_areal.m2po,
 }
-"""What a trainer does to tokens → what it logs of it, padded or of lists of samples."""
+"""Restatement of a trainer's correction → that of its logs, on padded arrays or lists of samples."""
 OWN = {
     "raw": (Preset("raw", "", logs="nemo-rl"), nemo_rl.nemo_rl, {}),
     "product": (
@@ -87,7 +87,7 @@ VERL = [name for name, one in LOGGED.items() if one.logs == "verl-2026-03"]
 
 
 def restated(name, rows):
-    """What the trainer logs of the rows."""
+    """Compute what the trainer logs of the rows."""
     preset, p = LOGGED[name], padded(rows)
     if name in VERL:
         return verl(preset, p)
@@ -105,7 +105,7 @@ def restated(name, rows):
 
 
 def verl(preset, p):
-    """Beside the correction: of probabilities, and of the update on what rejection leaves."""
+    """Compute what verl logs beside the correction: of probabilities, and of the update after rejection."""
     if preset.policy == "current":  # REINFORCE
         return {"actor/ppo_kl": (-p.gap("current"))[p.mask].sum() / (p.mask.sum() + 1e-8)}
     inside = np.abs(row_sum(np.clip(p.gap(), -20, 20), p.mask)) <= math.log(2)
@@ -119,7 +119,7 @@ LN2 = math.log(2.0)
 
 
 def row(old, current=None, rollout=None, advantage=1.0, reward=0.0, mask=None):
-    """A row whose log-probs lie `old` and `current` above the rollout's."""
+    """Make a row whose log-probs lie `old` and `current` above the rollout's."""
     rollout, current = rollout or [-40.0] * len(old), old if current is None else current
     return {
         "rollout_log_probs": rollout,
@@ -132,7 +132,7 @@ def row(old, current=None, rollout=None, advantage=1.0, reward=0.0, mask=None):
 
 
 def drawn(seed, lengths, draw):
-    """Rows of (old, current, rollout) that are drawn for each length, with random advantages and rewards."""
+    """Make rows of (old, current, rollout) drawn for each length, with random advantages and rewards."""
     rng, rows = np.random.default_rng((20261122, seed)), []
     for n in lengths:
         old, current, rollout = (np.asarray(x, float).tolist() for x in draw(rng, n))
@@ -141,18 +141,18 @@ def drawn(seed, lengths, draw):
 
 
 def far(rng, n):
-    """|Δ| up to 60, so that products leave float32 and log-ratios every clamp."""
+    """Draw |Δ| up to 60, so that products leave float32 and log-ratios every clamp."""
     old = rng.normal(0, 20, n)
     return old, old + rng.normal(0, 3, n), -rng.exponential(1, n) - 90
 
 
 def close(rng, n):
-    """σ(Δ) = 1e-3: what is left of every number when the policies agree."""
+    """Draw σ(Δ) = 1e-3: the digits of every number when the policies agree."""
     return *rng.normal(0, 1e-3, (2, n)), -0.1 - rng.exponential(1, n)
 
 
 def beyond_float32(rng, n):
-    """|Δ| and |u| around 88.7, from where e^x is inf in float32, a few of them beyond."""
+    """Draw |Δ| and |u| around 88.7, from where e^x is inf in float32, a few of them beyond."""
     return *rng.choice([0.1, -0.2, 80.0, 88.0, -95.0, 101.0], (2, n)), [-110.0] * n
 
 
@@ -197,7 +197,7 @@ def summary_of(rows, path, presets=None, without=(), **options):
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """Dump → preset → what was logged."""
+    """Return dump → preset → its logged values."""
     where, found = tmp_path_factory.mktemp("logged"), {}
 
     def of(stem):
@@ -385,7 +385,7 @@ BOUNDS = {"ratio": (0.5, 2.0), "k1": (-0.3, 0.3), "mult_prob_error": (None, 1.5)
 
 
 def combined(logs):
-    """A third of the pairs of statistic and level, plain or with what else a rule can have, at random."""
+    """Draw a third of the pairs of statistic and level, plain or with other options of a rule."""
     rng, at = np.random.default_rng(NAMES.index(logs)), NAMES.index(logs)
     for statistic, over in itertools.product(get_args(Statistic), get_args(Over)):
         low, high = BOUNDS.get(statistic, (None, 0.1))

@@ -27,7 +27,7 @@ TOKEN_COLUMNS = {
 
 
 def sequences(seed=0, count=40):
-    """Columns of a list-form dump of `count` sequences of 1 to 30 tokens."""
+    """Make columns of a list-form dump of `count` sequences of 1 to 30 tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 31, count)
     rollout = [-rng.exponential(1.0, n) for n in lengths]
@@ -49,7 +49,7 @@ def sequences(seed=0, count=40):
 
 
 def lengthened(columns):
-    """The same sequences as a table of one row per token."""
+    """Return the same sequences as a table of one row per token."""
     lengths = [len(row) for row in columns["rollout_log_probs"]]
     flat = {new: np.concatenate(columns[old]) for old, new in TOKEN_COLUMNS.items()}
     for name in columns.keys() - TOKEN_COLUMNS.keys():
@@ -59,14 +59,14 @@ def lengthened(columns):
 
 
 def small(**changes):
-    """Two sequences, a and b, of three and two tokens; a change of None removes a column."""
+    """Make two sequences, a and b, of three and two tokens; a change of None removes a column."""
     logs = [-0.5, -1.0, -1.5, -2.0, -2.5]
     columns = {"sequence_id": list("aaabb"), "rollout_log_prob": logs, "old_log_prob": logs} | changes
     return pa.table({name: column for name, column in columns.items() if column is not None})
 
 
 def by_sequence(batch):
-    """What a batch says of each sequence, whatever their order."""
+    """Return a batch's values by sequence, whatever their order."""
     names = ("rollout", "old", "current", "advantages", "token_ids", "entropy", "position")
     return {
         batch.scalars["sequence_id"][i]: (
@@ -86,7 +86,7 @@ def cut(folder, table, files, rows):
 
 
 def shuffled(table, window, seed=0):
-    """Rows in random order within each window."""
+    """Shuffle rows within each window."""
     rng = np.random.default_rng(seed)
     begins = range(0, table.num_rows, window)
     order = [b + rng.permutation(min(window, table.num_rows - b)) for b in begins]

@@ -32,7 +32,7 @@ from tests.softmax import (
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
-    """One with an advantage per token, one with an advantage per sequence."""
+    """Make a world with an advantage per token, and one with an advantage per sequence."""
     folder = tmp_path_factory.mktemp("worlds")
     return [world(folder, seed=1), world(folder, seed=2, per_sequence=True)]
 

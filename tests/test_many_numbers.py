@@ -18,7 +18,7 @@ GROUPS, B = 40, 64
 
 
 class Made(dict[str, torch.Tensor]):
-    """A column for whoever asks: the same for the same name, none of them tidy."""
+    """Columns made on request: the same for the same name, none of them simple."""
 
     def __missing__(self, name: str) -> torch.Tensor:
         generator = torch.Generator().manual_seed(hash_of(name))

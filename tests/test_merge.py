@@ -42,12 +42,12 @@ def named(*names: str) -> tuple[Preset, ...]:
 
 
 def whole_of(files: Sequence[str], **options: Any) -> Summary:
-    """The Summary of one run; of a few presets unless told otherwise."""
+    """Return the Summary of one run, of a few presets by default."""
     return analyze(files, **{"presets": SOME, **options})
 
 
 def cut(table: pa.Table, folder: Path, parts: Sequence[Any]) -> list[str]:
-    """A table in files, one for each list of row numbers; small row groups."""
+    """Write a table to files, one for each list of row numbers; small row groups."""
     return [
         factory.write(folder / f"part-{number}.parquet", table.take(list(part)), 100)
         for number, part in enumerate(parts)
@@ -55,7 +55,7 @@ def cut(table: pa.Table, folder: Path, parts: Sequence[Any]) -> list[str]:
 
 
 def by_step(table: pa.Table, pieces: int = 2, every: int = 1) -> list[list[int]]:
-    """Row numbers, or one in so many of them, every step in one piece."""
+    """List row numbers, or one in `every`, with each step in one piece."""
     steps = table["step"].to_pylist()
     order = sorted(set(steps))
     return [
@@ -65,14 +65,14 @@ def by_step(table: pa.Table, pieces: int = 2, every: int = 1) -> list[list[int]]
 
 
 def by_group(table: pa.Table) -> list[list[int]]:
-    """Row numbers in two pieces, every group whole."""
+    """List row numbers in two pieces, every group whole."""
     groups = table["group_id"].to_pylist()
     order = sorted(set(groups))
     return [[row for row, group in enumerate(groups) if order.index(group) % 2 == part] for part in range(2)]
 
 
 def thirds(table: pa.Table) -> list[list[int]]:
-    """Row numbers, cut without a look at steps, groups in two pieces among them."""
+    """List row numbers cut without regard to steps, groups in two pieces among them."""
     return [list(range(table.num_rows))[start::3] for start in range(3)]
 
 
@@ -80,7 +80,7 @@ Cut = Callable[[pa.Table], list[list[int]]]
 
 
 def analysed(files: Sequence[str], folder: Path, ending: str = ".json", **options: Any) -> list[Path]:
-    """The tally of every file on its own."""
+    """Write the tally of every file on its own."""
     made = []
     for number, file in enumerate(files):
         made.append(folder / f"{number}.tally{ending}")
@@ -89,7 +89,7 @@ def analysed(files: Sequence[str], folder: Path, ending: str = ".json", **option
 
 
 def different(one: Summary, two: Summary) -> dict[str, tuple[Any, Any]]:
-    """Numbers not equal to 1e-9, by name; of roots and differences, 1e-9 of a hundredth of their terms."""
+    """Return numbers not equal to 1e-9 by name; of roots and differences, of a hundredth of their terms."""
     first, second = dict(numbers(one)), dict(numbers(two))
     assert list(first) == list(second)
     return {name: (x, second[name]) for name, x in first.items() if not equal(x, second[name], name)}
@@ -108,7 +108,7 @@ def merged(paths: Sequence[Path]) -> Summary:
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    """Two of the eight groups of each of the sample's eight steps, of eight rows each."""
+    """Return two of the eight groups of each of the sample's eight steps, of eight rows each."""
     whole = pq.read_table(sample())
     pairs = list(zip(whole["step"].to_pylist(), whole["group_id"].to_pylist(), strict=True))
     groups = {step: sorted({pair for pair in pairs if pair[0] == step}) for step, _ in pairs}
@@ -157,7 +157,7 @@ def only(*columns: str) -> Callable[[pa.Table], pa.Table]:
 
 
 def spoilt(rows: Sequence[int], value: float) -> Callable[[pa.Table], pa.Table]:
-    """A change: the first token of some rows' old policy has this value."""
+    """Return a change that sets the first token of some rows' old policy to this value."""
 
     def change(table: pa.Table) -> pa.Table:
         lists = table["old_log_probs"].to_pylist()
@@ -228,7 +228,7 @@ def test_what_files_say_of_themselves_is_put_together(table: pa.Table, tmp_path:
 
 
 def long_form(table: pa.Table, rows: int) -> pa.Table:
-    """The first rows of the table, with a row for each of their tokens."""
+    """Return the first rows of the table, with a row for each of their tokens."""
     found = [
         {
             **{name: row[name] for name in ("sequence_id", "group_id")},
@@ -359,7 +359,7 @@ TOKEN_IS = named("token_is")[0]
 
 
 def changed(**change: Any) -> dict[str, Any]:
-    """Token IS alone, otherwise than it ships."""
+    """Return token IS alone, changed from how it ships."""
     return {"presets": (replace(TOKEN_IS, **change),)}
 
 
@@ -455,7 +455,7 @@ def files() -> list[str]:
 
 @pytest.fixture(scope="module")
 def dumps(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two steps of the sample, a file each."""
+    """Write two steps of the sample, a file each."""
     steps = table["step"].to_pylist()
     rows = [[row for row, one in enumerate(steps) if one == step] for step in (3, 4)]
     return [Path(file) for file in cut(table, tmp_path_factory.mktemp("dumps"), rows)]
@@ -525,7 +525,7 @@ def test_what_is_left_out_is_said_on_stdout_in_the_page_and_in_json(dumps: list[
 
 
 def refused(*args: object) -> str:
-    """What stderr says of a command that must fail cleanly, and leave no file."""
+    """Check that a command fails cleanly and leaves no file; return its stderr."""
     before = files()
     ran = run(*args)
     assert ran.exit_code == 2, ran.output

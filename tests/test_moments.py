@@ -1,4 +1,4 @@
-"""Moments of near tokens against sums in plain Python, whatever tokens are far and however turns lie."""
+"""Check moments of near tokens against plain sums, whatever tokens are far and however turns lie."""
 
 import itertools
 import math
@@ -56,7 +56,7 @@ C = {
 
 
 def near_batch(radius=0.09, scale=None, rows=True, lengths=LENGTHS, seed=0):
-    """Tokens that lie within a radius, their advantages one for each sequence or one for each token."""
+    """Make tokens that lie within a radius, with advantages one for each sequence or one for each token."""
     make = torch.Generator().manual_seed(seed)
     tokens, offsets = sum(lengths), torch.tensor([0, *lengths]).cumsum(0)
 
@@ -107,7 +107,7 @@ def near_of(batch, first, last):
 
 
 def expected(batch, starts, terms):
-    """Sums of terms [T] over the near tokens of each row."""
+    """Compute sums of terms [T] over the near tokens of each row."""
     return [
         math.fsum(terms[t] for t in near_of(batch, first, last))
         for first, last in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)

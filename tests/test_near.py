@@ -1,4 +1,4 @@
-"""Near tokens: that they are alike for a preset is proven by looking at all tokens, preset by preset."""
+"""Check that near tokens are alike for a preset by looking at all tokens, preset by preset."""
 
 import math
 from dataclasses import replace
@@ -29,7 +29,7 @@ ALL = catalogue.load().resolve("all")
 
 
 def opened(rows, folder, presets=ALL):
-    """A dump's study, its cuts and tails, and all of it as one batch."""
+    """Open a dump: its study, its cuts and tails, and all of it as one batch."""
     path = oracles.write(rows, folder / "dump.parquet")
     dump = open_dump([path], batch_tokens=10**6)
     study = Study.of(dump.info.columns, presets, (), 0)
@@ -47,7 +47,7 @@ def tallied(study: Study, found: Found, batch, split: Nearness | None):
 
 
 def apart(one, two, name):
-    """Sums that differ by more than rounding, each compared with the sum of sizes where it cancels."""
+    """Return sums that differ by more than rounding, each compared with the sum of sizes where it cancels."""
     mine, theirs = (seen.states[name].read() for seen in (one, two))
     assert mine.keys() == theirs.keys()
     return {
@@ -169,7 +169,7 @@ def test_neutral_presets_of_one_kind_are_one():
 
 
 class Large(TorchDispatchMode):
-    """Counts operations on at least as many numbers as there are tokens."""
+    """Counter of operations on at least as many numbers as there are tokens."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ COINS = Reject("binary_kl", "token", None, 0.2)
 
 
 def packed(rollout, old, current=None, advantages=None, lengths=None, runs=None, **scalars):
-    """A batch of these log-probs, one sequence of one turn unless the lengths say what else."""
+    """Make a batch of these log-probs, one sequence of one turn unless the lengths say otherwise."""
     tensors = [
         None if x is None else torch.tensor(x, dtype=torch.float64) for x in (old, current, advantages)
     ]

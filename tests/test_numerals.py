@@ -1,4 +1,4 @@
-"""How numbers are written: whatever stands in a file, there is a text, and it says the number."""
+"""Check that every number in a file has a text, and that the text gives the number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def told(text: str) -> float:
-    """The number that a text says."""
+    """Parse the number of a text."""
     return float(text.removesuffix("%").replace(",", "")) / (100 if text.endswith("%") else 1)
 
 

@@ -1,4 +1,4 @@
-"""What opens the page of a comparison, a sweep or a gate: the answer, its number, tiles and charts."""
+"""Check the opening of a comparison's, a sweep's or a gate's page: answer, number, tiles and charts."""
 
 import json
 import re

@@ -79,7 +79,7 @@ def rows_of(case: str) -> list[dict[str, Any]]:
     ],
 )
 def case(request, tmp_path_factory):
-    """Rows, the Summary of their file under every built-in preset, and its table of sequences."""
+    """Return rows, the Summary of their file under every built-in preset, and its table of sequences."""
     sigma, device = request.param
     rows = rows_of(sigma)
     folder = tmp_path_factory.mktemp("oracle")
@@ -92,14 +92,14 @@ def case(request, tmp_path_factory):
 
 
 def differs(got: float | None, want: float, scale: float = 0.0) -> bool:
-    """Beyond 1e-9 of the value and 1e-12 of the scale; unknown must be undefined, and the reverse."""
+    """Return whether values differ: beyond 1e-9 of the value and 1e-12 of the scale, or one is undefined."""
     if got is None or math.isnan(want):
         return not (got is None and math.isnan(want))
     return abs(got - want) > 1e-9 * abs(want) + 1e-12 * scale
 
 
 def std_differs(got: float | None, want: float, about: float) -> bool:
-    """`about`: how far the mean is from what was taken off before squaring."""
+    """Return whether deviations differ; `about` is the mean less what was subtracted before squaring."""
     if got is None or math.isnan(want):
         return not (got is None and math.isnan(want))
     return abs(got**2 - want**2) > 2e-9 * want**2 + 1e-13 * about**2 + 1e-30
@@ -108,7 +108,7 @@ def std_differs(got: float | None, want: float, about: float) -> bool:
 def preset_slips(
     preset: Preset, metrics: Any, wanted: dict[str, float], loss: float
 ) -> dict[str, tuple[Any, Any]]:
-    """The numbers that are not the textbook's; `loss` is the mean size of the loss's terms."""
+    """Return the numbers that are not the textbook's; `loss` is the mean size of the loss's terms."""
     return {
         name: (metrics[name].value, want)
         for name, want in wanted.items()
@@ -133,7 +133,7 @@ def slips(preset: Preset, name: str, got: float | None, wanted: dict[str, float]
 def table_slips(
     name: str, table: dict[str, list[Any]], data: list[oracles.Sequence], wanted: list[Any]
 ) -> list[Any]:
-    """The rows of the table of sequences that are not the textbook's."""
+    """Return the rows of the table of sequences that are not the textbook's."""
     at = {ident: i for i, ident in enumerate(table["sequence_id"])}
     found = []
     for s, want in zip(data, wanted, strict=True):
@@ -226,7 +226,7 @@ AT = st.sampled_from(("aggregate", "token"))
 
 @st.composite
 def bands(draw: Any, bound: Any = BOUND) -> dict[str, float | None]:
-    """lower, upper or both, in order."""
+    """Draw bounds: lower, upper or both, in order."""
     ends = sorted((draw(bound), draw(bound)))
     keep = draw(st.sampled_from(("both", "lower", "upper")))
     return {
@@ -315,7 +315,7 @@ def presets() -> Any:
 
 @dataclass(repr=False)
 class Tried:
-    """What presets are tried on; its values would drown a failing example."""
+    """The dump on which presets are tried; its repr is short, to keep failing examples readable."""
 
     data: list[oracles.Sequence]
     path: str
@@ -324,7 +324,7 @@ class Tried:
 
 @pytest.fixture(scope="module")
 def grammar(tmp_path_factory):
-    """A dump whose log-ratios reach from 1e-3 to 40, to try any preset on."""
+    """Make a dump whose log-ratios reach from 1e-3 to 40, to try any preset on."""
     rows = oracles.make_rows(0.02, seed=3, many=14) + oracles.make_rows(0.5, seed=4, many=14, outliers=0.03)
     for i, row in enumerate(rows):
         row["sequence_id"] = f"s{i:03d}"
@@ -355,7 +355,7 @@ def test_any_preset_of_the_grammar_does_what_the_textbook_does(grammar, many):
 
 
 def tried(tmp_path: Any, rows: list[list[float]], preset: Preset, masks: Any = None, **more: Any) -> Any:
-    """The preset's metrics and table on sequences of given log-ratios (rollout 0, old Δ: exact)."""
+    """Compute a preset's metrics and table on sequences of given log-ratios (rollout 0, old Δ: exact)."""
     made = [
         {
             "rollout_log_probs": [0.0] * len(deltas),

@@ -26,7 +26,7 @@ FEW = ("--presets", "token_is", "-q")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A folder with a dump and a result, and nothing else."""
+    """Make a folder with a dump and a result alone."""
     monkeypatch.chdir(tmp_path)
     Path("dumps").mkdir()
     with DumpWriter(Path("dumps/one.parquet")) as writer:

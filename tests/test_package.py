@@ -1,4 +1,4 @@
-"""What is installed is whole: the wheel works away from the repository, and so does an editable layout."""
+"""Check the installed package: the wheel works away from the repository, and so does an editable layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built offline, from the tree as it is."""
+    """Build the wheel offline, from the tree as it is."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
     subprocess.run(command, check=True, capture_output=True)
@@ -52,7 +52,7 @@ def test_the_wheel_holds_the_licence_and_nothing_that_is_not_ours_to_install(whe
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory):
-    """The wheel installed, and nothing that it needs."""
+    """Install the wheel without its dependencies."""
     target = tmp_path_factory.mktemp("site")
     install = ["install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True)
@@ -91,7 +91,7 @@ def declared(one, extras, found):
 
 
 def environment(site, folder, extra):
-    """What the wheel and one of its extras declare, and variables with which nothing else can be imported."""
+    """Return the requirements of the wheel with one extra, and an environment that imports nothing else."""
     needs = {}
     (ours,) = Distribution.discover(name="offpol-diag", path=[str(site)])
     declared(ours, frozenset({extra}), needs)
@@ -105,7 +105,7 @@ def environment(site, folder, extra):
 
 
 def alone(folder, env, *command):
-    """Python without the packages of this environment."""
+    """Run Python without the packages of this environment."""
     line = [sys.executable, "-S", *command]
     return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, check=False)
 

@@ -77,7 +77,7 @@ def background(page):
 
 
 def until(page, condition):
-    """Ask from outside: the page's own policy forbids the eval that playwright's waiting needs."""
+    """Poll a condition from outside: the page's policy forbids the eval that playwright's waiting needs."""
     end = time.monotonic() + 60
     while not page.evaluate(condition):
         assert time.monotonic() < end, condition
@@ -234,7 +234,7 @@ def faults(page, **options):
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory):
-    """The samples, one whose rollout column is shifted by a token, and one without the policy between."""
+    """Write the samples, one whose rollout column is shifted by a token, and one without the old policy."""
     folder = tmp_path_factory.mktemp("dumps")
     for sample in SAMPLES.glob("*.parquet"):
         (folder / sample.name).symlink_to(sample)

@@ -23,7 +23,7 @@ from tests import oracles
 
 
 def log_weights(k, n, seed=0):
-    """Logs of n weights whose tail is a generalised Pareto of shape k."""
+    """Draw logs of n weights whose tail is a generalised Pareto of shape k."""
     u = np.random.default_rng(seed).random(n)
     return np.log(np.expm1(-k * np.log(u)) / k)
 

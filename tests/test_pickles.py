@@ -25,7 +25,7 @@ from tests.test_forms import rows as rows
 
 
 def narrowed(columns: dict[str, Any]) -> dict[str, Any]:
-    """Arrays in the widths that trainers write."""
+    """Narrow arrays to the widths that trainers write."""
     kinds = {"f": np.float32, "i": np.int64}
     return {
         name: value.astype(kinds[value.dtype.kind]) if value.dtype.kind in kinds else value
@@ -97,7 +97,7 @@ def test_views_of_tensors_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 class Calls:
-    """A pickle that calls a function with arguments."""
+    """An object whose pickle calls a function with arguments."""
 
     def __init__(self, function: Any, *args: Any) -> None:
         self.made = function, args
@@ -107,7 +107,7 @@ class Calls:
 
 
 def raw(*parts: bytes) -> bytes:
-    """A pickle of instructions."""
+    """Make a pickle of instructions."""
     return b"\x80\x04" + b"".join(parts)
 
 
@@ -129,7 +129,7 @@ def within(value: Any, protocol: int = 4) -> bytes:
 
 
 def doubled(levels: int) -> bytes:
-    """A list of two lists, which are one, of two lists, …"""
+    """Make a list of two lists, which are one, of two lists, …"""
     value: list[Any] = [-1.0] * 8
     for _ in range(levels):
         value = [value, value]
@@ -145,7 +145,7 @@ def dtype(code: str) -> bytes:
 
 
 def from_buffer(data: bytes, code: str, size: bytes) -> bytes:
-    """A pickle of an array of bytes."""
+    """Make a pickle of an array of bytes."""
     values = b"(" + pickle.SHORT_BINBYTES + bytes([len(data)]) + data
     made = name("numpy._core.numeric", "_frombuffer") + values + dtype(code)
     return raw(KEY, made, size + b"\x85" + text("C") + b"tR", END)
@@ -204,7 +204,7 @@ def test_a_hostile_pickle_is_an_error(which: str, tmp_path: Path, monkeypatch: p
 
 
 def zipped(pickle_: bytes, storage: bytes = b"\0" * 8, method: int = zipfile.ZIP_STORED) -> bytes:
-    """A `torch.save` file of a pickle and one storage."""
+    """Make a `torch.save` file of a pickle and one storage."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", method) as file:
         file.writestr("a/data.pkl", pickle_)
@@ -216,7 +216,7 @@ def zipped(pickle_: bytes, storage: bytes = b"\0" * 8, method: int = zipfile.ZIP
 def tensor(
     count: int = 2, offset: int = 0, size: int = 2, stride: int = 1, kind: str = "FloatStorage"
 ) -> bytes:
-    """A pickle of one tensor."""
+    """Make a pickle of one tensor."""
     storage = b"(" + text("storage") + name("torch", kind) + text("0") + text("cpu")
     whole = b"".join(b"\x8a\x08" + struct.pack("<q", number) for number in (count, offset, size, stride))
     counted, began, sized, strode = (whole[i : i + 10] for i in range(0, 40, 10))
@@ -229,7 +229,7 @@ def tensor(
 
 
 def overlapping() -> bytes:
-    """A zip file whose directory names one member many times."""
+    """Make a zip file whose directory names one member many times."""
     data = bytearray(zipped(tensor(), b"\0" * 1000))
     end = data.rindex(b"PK\x05\x06")
     begin = data.index(b"PK\x01\x02")
@@ -241,14 +241,14 @@ def overlapping() -> bytes:
 
 
 def misnamed() -> bytes:
-    """A zip file with a name that says to be UTF-8 and is not."""
+    """Make a zip file with a name that claims to be UTF-8 and is not."""
     data = bytearray(zipped(tensor()).replace(b"a/byteorder", b"a/b\xffteorder"))
     struct.pack_into("<H", data, data.rindex(b"a/b\xffteorder") - 46 + 8, 0x800)
     return bytes(data)
 
 
 def moved() -> bytes:
-    """A zip file one of whose members begins behind the end of the file."""
+    """Make a zip file one of whose members begins behind the end of the file."""
     data = bytearray(zipped(tensor()))
     struct.pack_into("<H", data, data.index(b"a/data/0") - 2, 60_000)
     return bytes(data)

@@ -62,7 +62,7 @@ def small(tmp_path):
 
 @pytest.fixture(scope="module")
 def two_workers():
-    """Two workers for all tests that leave them as they are; 16 pieces, of which row groups have several."""
+    """Start two workers for all tests that leave them as they are; 16 pieces, some of one row group."""
     with Processes.on(2) as engine:
         engine.least = 1
         yield engine
@@ -81,7 +81,7 @@ def seen(engine, path, presets=PRESETS, **how):
 
 
 def tensors(thing, at=""):
-    """Every tensor inside, by its place."""
+    """Yield every tensor inside, by its place."""
     if isinstance(thing, torch.Tensor):
         return {at: thing}
     inside = thing if isinstance(thing, dict) else dict(getattr(thing, "__dict__", {}))
@@ -469,7 +469,7 @@ def test_a_worker_keeps_its_memory_from_one_batch_to_the_next():
 
 
 def printed(text):
-    """What an interpreter of its own prints."""
+    """Run a program in an interpreter of its own; return its output."""
     command = [sys.executable, "-c", textwrap.dedent(text)]
     return subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60).stdout
 
@@ -545,7 +545,7 @@ with exit_codes(), Processes.on(2) as engine:
 
 
 def script(dump, folder, seconds, stdin=False, forked=False):
-    """A script without a guard round what it does, in a session of its own; it says when it is run."""
+    """Run a script without a `__main__` guard, in a session of its own; it prints a line on each run."""
     text = SCRIPT.format(path=["tests", "."], folder=str(folder), dump=dump, seconds=seconds, forked=forked)
     path = folder / "script.py"
     path.write_text(text)
@@ -561,7 +561,7 @@ def script(dump, folder, seconds, stdin=False, forked=False):
 
 
 def in_session(of):
-    """Processes of a session that are no zombies."""
+    """Return the processes of a session that are no zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

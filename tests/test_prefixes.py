@@ -1,4 +1,4 @@
-"""Sequences by their length: ESS of their products against plain Python, and the bins of what is dropped."""
+"""Check sequences by their length: ESS of their products against plain Python, and bins of dropped ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.oracles import Sequence
 
 
 def ess_at(sequences: list[Sequence], tokens: int) -> tuple[int, float]:
-    """How many sequences have so many tokens, and (Σw)² / (n Σw²) of the products over them."""
+    """Count the sequences of so many tokens, and compute (Σw)² / (n Σw²) of the products over them."""
     logs = [math.fsum(one.delta("old")[:tokens]) for one in sequences if one.n >= tokens]
     weights = [math.exp(log - max(logs)) for log in logs]
     many = len(logs)
@@ -28,7 +28,7 @@ def ess_at(sequences: list[Sequence], tokens: int) -> tuple[int, float]:
 
 
 def longest(curve: list[tuple[int, float]]) -> float | None:
-    """By trying every whole T: log ESS is a line between two lengths, and 0 at none."""
+    """Try every whole T: log ESS is a line between two lengths, and 0 at none."""
     ends = [(0, 1.0), *curve]
     for (t0, e0), (t1, e1) in pairwise(ends):
         inside = [t for t in range(t0, t1 + 1) if _line(t, t0, e0, t1, e1) >= math.log(0.1)]

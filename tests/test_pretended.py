@@ -1,4 +1,4 @@
-"""The pretended GPU refuses what a real one refuses, and an analysis on it has the numbers of the CPU."""
+"""Check that the emulated GPU refuses what a real one does, and that an analysis on it equals the CPU's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory) -> str:
-    """A part of a sample, with rewards instead of advantages."""
+    """Write a part of a sample, with rewards instead of advantages."""
     path = tmp_path_factory.mktemp("pretended") / "rewards.parquet"
     pq.write_table(pq.read_table(SAMPLE).slice(0, 64).drop_columns(["advantages"]), path)
     return str(path)
@@ -225,7 +225,7 @@ VIEWS = {"view", "_unsafe_view", "expand", "slice", "select", "unsqueeze", "alia
 
 
 def observed(presets: tuple[Preset, ...], path: str, **options: Any) -> tuple[Observe, Dump]:
-    """What an analysis does with each batch of a dump."""
+    """Return the job of an analysis, and its dump."""
     dump = open_dump([path])
     study = Study.of(dump.info.columns, presets, (), 0, **options)
     asked = Needs.of(study.presets, "advantages" not in dump.info.columns)
@@ -233,7 +233,7 @@ def observed(presets: tuple[Preset, ...], path: str, **options: Any) -> tuple[Ob
 
 
 def seen(presets: tuple[Preset, ...], path: str) -> tuple[Counter[str], int]:
-    """What makes the host wait in one batch that is sent as batches are, and how much is started for it."""
+    """Count the host's waits in one batch that is sent as batches are, and the kernels started for it."""
     job, dump = observed(presets, path)
     with pretended.gpus(), one_thread():
         job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))  # constants are sent once
@@ -287,7 +287,7 @@ def test_what_lies_on_a_gpu_is_counted_and_more_than_it_has_room_for_is_refused(
 
 
 def test_a_batch_that_does_not_fit_lets_go_of_all_it_held_before_its_halves_are_tried():
-    """What stopped it knows the frames in which it stopped, and those know its tensors."""
+    """An error holds the frames it passed, and those hold its tensors."""
     taken, (job, dump) = list[int](), observed(FEW, SAMPLE)
 
     def noted(batch: Batch) -> Any:
@@ -313,7 +313,7 @@ PARTS = (method, residual, policyloss, update)
 
 
 def alike(count: int) -> tuple[Preset, ...]:
-    """Presets that differ in the bounds on tokens alone."""
+    """Make presets that differ in the bounds on tokens alone."""
     base = Preset("p", "", policy="old")
     return tuple(
         replace(
@@ -327,7 +327,7 @@ def alike(count: int) -> tuple[Preset, ...]:
 
 
 def of_columns(count: int) -> int:
-    """What the columns of so many presets start, once what each keeps and weighs is known."""
+    """Count kernels started for the columns of so many presets, once kept tokens and weights are known."""
     presets, batch = alike(count), next(open_dump([SAMPLE], batch_tokens=4000).batches()).to(GPU)
     outcomes = Outcomes.of(Scene.of(batch, 0, 16, near=Nearness.of(presets)), presets)
     for one in outcomes.each:

@@ -1,4 +1,4 @@
-"""The process of a command: nothing that long lives need is in its way, and other programs are left alone."""
+"""Check that a command's process has its own settings, and that other programs are left alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print((gc.get_threshold(), dict(os.environ)) == before, gc.get_freeze_count())
 
 
 def said(code: str, *arguments: str, folder: Path | None = None, **env: str) -> list[str]:
-    """The last line's words."""
+    """Return the words of the last line."""
     limits = (exits.THREADS, "OMP_NUM_THREADS")
     given = {name: value for name, value in os.environ.items() if name not in limits}
     ran = subprocess.run(

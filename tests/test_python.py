@@ -50,7 +50,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def numbers(rows, tmp_path_factory):
-    """The numbers of the rows, read from a file."""
+    """Return the numbers of the rows, read from a file."""
     path = oracles.write(rows, tmp_path_factory.mktemp("python") / "dump.parquet")
     return offpol_diag.analyze(path, presets=NAMES, device="cpu").values()
 
@@ -64,7 +64,7 @@ def as_columns(rows):
 
 
 def as_padded(rows):
-    """Padded tensors under names of a trainer; the padding is not under the mask."""
+    """Return padded tensors under names of a trainer; the padding is not under the mask."""
     columns, width = as_columns(rows), max(len(row["token_ids"]) for row in rows)
     lists = [name for name, column in columns.items() if isinstance(column[0], list)]
 
@@ -173,7 +173,7 @@ def test_the_commands_are_those_of_the_shell(cli_json):
 
 
 def timeless(result):
-    """The result without the time and memory of its runs."""
+    """Return the result without the time and memory of its runs."""
     if isinstance(result, dict):
         return {key: timeless(x) for key, x in result.items() if key not in ("seconds", "peak_rss_bytes")}
     return [timeless(one) for one in result] if isinstance(result, list) else result

@@ -1,4 +1,4 @@
-"""The estimated error of an update under each candidate, in plain Python, and its paired differences."""
+"""Check the estimated error of an update under each candidate, and its paired differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIS = "token_tis_2.0"
 
 
 def error(rows, name, policy="old"):
-    """√(bias² + variance / 256) of Σ w·A / Σ w against Σ r·A / Σ r, the variance over sequences."""
+    """Compute √(bias² + variance / 256) of Σ w·A / Σ w against Σ r·A / Σ r, the variance over sequences."""
     data = [one for one in oracles.sequences(rows) if one.n]
     ratios = [[math.exp(d) for d in one.delta(policy)] for one in data]
     pairs = [list(zip(r, one.advantages, strict=True)) for r, one in zip(ratios, data, strict=True)]
@@ -54,7 +54,7 @@ def test_the_error_is_what_plain_python_makes_of_every_token(tmp_path, sigma, po
 
 
 def drifted(tmp_path, along, many=256, shift=0.0):
-    """Each token has moved by `along` times its sequence's advantage, plus noise of 0.02."""
+    """Make sequences whose tokens have moved by `along` times the advantage, plus noise of 0.02."""
     chance = np.random.default_rng(0)
     rows = []
     for at in range(many):

@@ -39,7 +39,7 @@ SEQUENCES, GROUP = 48, 4
 
 @pytest.fixture(scope="module")
 def nodes():
-    """A cluster of two nodes, one of which says that it has a GPU; this process is its driver."""
+    """Start a cluster of two nodes, one of which claims a GPU; this process is its driver."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +76,7 @@ def write(path, seed=0, group=GROUP, lengths=None, **changes):
 
 @contextmanager
 def small(device, workers=None, progress=None):
-    """Every row group is a shard."""
+    """Let every row group be a shard."""
     with Ray.on(device, progress) as engine:
         engine.shard = 1
         yield engine
@@ -88,7 +88,7 @@ def shards(nodes, monkeypatch):
 
 
 def both(path, **options):
-    """The same analysis on one machine and on the cluster, without what differs on purpose."""
+    """Analyze on one machine and on the cluster; return both without what differs on purpose."""
     presets = load().resolve(PRESETS)
     found = [analyze([path], presets=presets, engine=engine, **options) for engine in ("local", "ray")]
     return [json.loads(one.model_copy(update={"run": found[0].run}).to_json()) for one in found]
@@ -204,7 +204,7 @@ def test_every_sequence_is_seen_once_in_order_and_merged_in_one_shape(nodes, tmp
 
 @pytest.fixture
 def one_retry(monkeypatch):
-    """Ray waits longer before each."""
+    """Let Ray retry once: it waits longer before each retry."""
     monkeypatch.setattr(cluster, "RETRIES", 1)
 
 
@@ -419,7 +419,7 @@ def test_a_cluster_that_could_never_run_a_task_is_refused(monkeypatch, there, de
 
 
 class Brackets:
-    """Stands for a task that merges: says in which brackets."""
+    """Stand-in for a task that merges: it returns the brackets of the merges."""
 
     def remote(self, *parts):
         assert 1 < len(parts) <= FAN

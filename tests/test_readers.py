@@ -29,7 +29,7 @@ LIST_TYPES = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view]
 
 
 def both(rows):
-    """The same log-probs of both policies."""
+    """Make the same log-probs of both policies."""
     return {"rollout_log_probs": rows, "old_log_probs": rows}
 
 
@@ -119,7 +119,7 @@ def test_without_optional_columns_every_token_counts_and_there_are_two_policies(
 
 
 def oracle(rollout, mask):
-    """Packing, told slowly."""
+    """Pack rows in plain Python."""
     kept = [
         [(p, x) for p, (x, m) in enumerate(zip(xs, ms, strict=True)) if m]
         for xs, ms in zip(rollout, mask, strict=True)
@@ -236,7 +236,7 @@ def test_a_group_has_one_key_in_whatever_numbers_it_is_written(kind):
 
 
 def many(seed=0, rows=60):
-    """Columns of a dump of `rows` sequences of 0 to 40 tokens."""
+    """Make the columns of a dump of `rows` sequences of 0 to 40 tokens."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(0, 41, rows)
     ragged = [-generator.exponential(1.0, n) for n in lengths]
@@ -276,7 +276,7 @@ LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
 
 def of_lengths(path, lengths, group, odd=None):
-    """A dump of sequences of such lengths; `odd` is (row, token, value)."""
+    """Write a dump of sequences of such lengths; `odd` is (row, token, value)."""
     rng = np.random.default_rng(0)
     rows = [(-rng.exponential(1.0, n)).astype(np.float32) for n in lengths]
     if odd:
@@ -285,7 +285,7 @@ def of_lengths(path, lengths, group, odd=None):
 
 
 def filled(lengths, tokens):
-    """Lengths put into batches one after the other, by hand."""
+    """Put lengths into batches one after the other."""
     batches = [[]]
     for n in lengths:
         if batches[-1] and sum(batches[-1]) + n > tokens:
@@ -342,7 +342,7 @@ def test_a_row_group_sixteen_times_as_large_takes_no_more_memory(tmp_path):
 
 @dataclass
 class Summed:
-    """A job and its result: the number of tokens."""
+    """Job and result: the number of tokens."""
 
     tokens: int = 0
 

@@ -42,11 +42,11 @@ class Batch:
         self.groups = [f"prompt {i // 4}" for i in range(S)]
 
     def whole(self, values: torch.Tensor, fill: float = 0) -> torch.Tensor:
-        """[S, P + R]: behind a prompt that holds `fill`."""
+        """Put responses behind a prompt that holds `fill`, [S, P + R]."""
         return torch.cat([torch.full((S, P), fill, dtype=values.dtype), values], dim=1)
 
     def right(self, values: torch.Tensor) -> torch.Tensor:
-        """[S, R], aligned on the right."""
+        """Align responses on the right, [S, R]."""
         return torch.stack([row.roll(R - int(n)) for row, n in zip(values, self.lengths, strict=True)])
 
     def ragged(self, values: torch.Tensor) -> list[torch.Tensor]:
@@ -98,7 +98,7 @@ def nemo_rl(b: Batch) -> list[tuple[Any, ...]]:
 
 
 def areal(b: Batch) -> list[tuple[Any, ...]]:
-    """After compute_advantages: everything belongs to the next token, and the last column is nothing."""
+    """Make batches after compute_advantages: values belong to the next token; the last column is empty."""
     names = {
         "loss_mask": b.mask.float(),
         "logprobs": b.rollout,

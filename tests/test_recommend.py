@@ -48,7 +48,7 @@ A_BIT = 1e-6
 
 
 def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=None, over=None, **values):
-    """A summary with some numbers set: `note` is of those in `values`, `facts` of the dump.
+    """Make a summary with some numbers set: `note` is of those in `values`, `facts` of the dump.
 
     Args:
         diagnosis: without its systematic share.
@@ -74,7 +74,7 @@ def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=N
 
 
 def without(summary, *names):
-    """The same summary, with these metrics unknown."""
+    """Return the summary with these metrics unknown."""
     return summary.model_copy(update={"metrics": summary.metrics | {name: Number() for name in names}})
 
 
@@ -88,7 +88,7 @@ NONE, ICE, TOKEN = NOTHING.name, ICEPOP.name, DEFAULT.name
 
 
 def above(one, other, low, high):
-    """Both differences of a pair: the error of `one` is above that of `other` by this interval."""
+    """Make both differences of a pair: the error of `one` is above that of `other` by this interval."""
     return {(one, other): (low, high), (other, one): (1 / (1 + high) - 1, 1 / (1 + low) - 1)}
 
 
@@ -231,7 +231,7 @@ def test_other_decisions_have_neither_method_nor_reasons(change):
 
 
 def ranked(**change):
-    """A recommendation with the errors of its candidates, in their order: 1.0, 1.05, …"""
+    """Make a recommendation with the errors of its candidates, in their order: 1.0, 1.05, …"""
     summary = given(**change)
     for at, one in enumerate(CANDIDATES):
         summary.weights[one.name]["error"] = Number(value=1 + at / 20)
@@ -477,7 +477,7 @@ def table(name):
 
 
 def analyzed(tmp_path, rows, **options):
-    """The analysis of a table."""
+    """Analyze a table."""
     pq.write_table(rows, tmp_path / "d.parquet")
     return analyze([str(tmp_path / "d.parquet")], **{"presets": (), "device": "cpu", **options})
 
@@ -592,7 +592,7 @@ def test_columns_that_are_missing_turn_no_answer_into_its_opposite(tmp_path, at)
 @pytest.mark.parametrize("value", [1e30, 1e300])
 @pytest.mark.parametrize(("column", "rule"), [("old_log_probs", "bug"), ("advantages", None)])
 def test_a_value_that_no_honest_run_has_leaves_a_recommendation(tmp_path, column, value, rule):
-    """What overflows is unknown; nothing crashes, warns or is printed as NaN."""
+    """Numbers that overflow are unknown; nothing crashes, warns or is printed as NaN."""
     rows = oracles.make_rows(0.1, many=100)
     rows[0][column][0] = value
     summary = analyze([oracles.write(rows, tmp_path / "d.parquet")], device="cpu")

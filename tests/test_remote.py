@@ -40,7 +40,7 @@ PAGES = {"use_dictionary": False, "data_page_size": 1 << 14, "write_batch_size":
 
 
 def noise(rows, length, **more):
-    """A table of so many sequences of one length."""
+    """Make a table of so many sequences of one length."""
     rng = np.random.default_rng(0)
 
     def lists(values, kind):
@@ -56,7 +56,7 @@ def tokens(*sources):
 
 
 def summaries(*sources):
-    """The results of some dumps, without what depends on place and time."""
+    """Return the results of some dumps, without what depends on place and time."""
     for source in sources:
         found = json.loads(
             offpol_diag.analyze([source], presets=load().resolve("token_is,seq_mis")).summary.to_json()
@@ -84,7 +84,7 @@ def client(server):
 
 @pytest.fixture
 def gate(server, client, monkeypatch, tmp_path):
-    """The server behind a gate, and an environment that knows both it and nothing else."""
+    """Start a server behind a gate, with an environment that knows both and nothing else."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -105,7 +105,7 @@ def memory():
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """The same patience, in a hurry."""
+    """Shorten the waits between retries."""
     times = {"ATTEMPTS": 2, "SILENT_SECONDS": 0.4, "CONNECT_SECONDS": 0.4, "FIRST_WAIT": 0.01}
     for name, value in times.items():
         monkeypatch.setattr(remote, name, value)
@@ -210,12 +210,12 @@ def test_the_files_of_a_dump_travel_to_other_processes(gate, tree, monkeypatch):
 
 
 def big(client, tmp_path, key):
-    """A dump whose junk is most of it."""
+    """Write a dump most of which is junk."""
     return put(client, write(tmp_path / key, noise(2000, 100, junk=400), 500, PAGES), key)
 
 
 def wanted(path):
-    """Bytes of the columns that are read."""
+    """Return the bytes of the columns that are read."""
     metadata = pq.read_metadata(path)
     return sum(
         metadata.row_group(g).column(c).total_compressed_size
@@ -451,7 +451,7 @@ REGISTRY = sys.modules["fsspec.registry"]
 
 
 class Named(MemoryFileSystem):
-    """fsspec's memory under another scheme."""
+    """fsspec's memory file system under another scheme."""
 
     @classmethod
     def _strip_protocol(cls, path):
@@ -459,7 +459,7 @@ class Named(MemoryFileSystem):
 
 
 class Flaky(Named):
-    """Memory that fails: `read` answers for every range, told the file and the number of bytes."""
+    """A memory file system that fails: `read` answers for every range, given the file and the bytes read."""
 
     protocol = "flaky"
     cachable = False
@@ -478,7 +478,7 @@ class Flaky(Named):
 
 
 class WebError(Exception):
-    """As clients of the web raise it: no OSError."""
+    """An error as HTTP clients raise it: no OSError."""
 
     def __init__(self, status):
         super().__init__(f"{status}, message='…', url='https://u:{SECRET}@h/x?sig={SECRET}'")

@@ -32,7 +32,7 @@ MEAN = Formula("x", "", "tokens", "", mean("x"))
 
 
 def poisson_p_value(draws: np.ndarray) -> float:
-    """Of the chi-square test against Poisson(1), counts of 5 and more taken together."""
+    """Compute the p-value of the chi-square test against Poisson(1), counts of 5 and more taken together."""
     seen = np.bincount(draws.astype(int).clip(max=5).ravel(), minlength=6)
     chance = [math.exp(-1) / math.factorial(k) for k in range(5)]
     return float(stats.chisquare(seen, np.array([*chance, 1 - sum(chance)]) * seen.sum()).pvalue)
@@ -90,7 +90,7 @@ SHAPES = {
 
 
 def splitmix(x: int) -> int:
-    """SplitMix64's finaliser, as published."""
+    """Compute SplitMix64's finaliser, as published."""
     word = 2**64
     x %= word
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % word
@@ -126,12 +126,12 @@ def test_an_interval_needs_a_few_groups_and_defined_replicates():
 
 
 def number(values: torch.Tensor, groups: int = 60, within: Range = ANYWHERE, **sizes: torch.Tensor):
-    """The interval of [1+B] values among so many groups, all of one size unless `tokens` says otherwise."""
+    """Return the interval of [1+B] values among so many groups, all of one size unless `tokens` is given."""
     return Reader(sizes, groups).number(Formula("x", "", "", "", lambda get: values, within)).interval
 
 
 def t_times(groups: float, replicates: int) -> float:
-    """Half a width in standard deviations of the replicates, by scipy."""
+    """Compute half a width in standard deviations of the replicates, by scipy."""
     freedom = 1 / (1 / (groups - 1) + 1 / (replicates - 1))
     return float(stats.t.ppf(0.975, freedom)) * math.sqrt(groups / (groups - 1))
 

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 @cache
 def columns(name):
-    """Token columns [T] and, for each token, the scalars of its sequence; `row` is the sequence."""
+    """Return token columns [T] and, for each token, the scalars of its sequence; `row` is the sequence."""
     table = pq.read_table(SAMPLES / f"{name}.parquet")
     lengths = np.array([len(row) for row in table["rollout_log_probs"].to_pylist()])
     tokens = {c: table[c].combine_chunks().flatten().to_numpy() for c in LISTS}
@@ -33,7 +33,7 @@ def columns(name):
 
 @cache
 def sampled(name):
-    """The same over the tokens that the engine sampled, with Δ = old - rollout in float64."""
+    """Return the columns of the tokens that the engine sampled, with Δ = old - rollout in float64."""
     given = columns(name)
     mine = {c: v[given["response_mask"] == 1] for c, v in given.items()}
     return {**mine, "delta": mine["old_log_probs"].astype(float) - mine["rollout_log_probs"].astype(float)}
@@ -44,7 +44,7 @@ def k3(delta):
 
 
 def mean_and_error(values, groups):
-    """A mean over tokens and its standard error when groups, not tokens, are independent."""
+    """Compute a mean over tokens and its standard error when groups, not tokens, are independent."""
     _, codes = np.unique(groups, return_inverse=True)
     mean = float(values.mean())
     residuals = np.bincount(codes, values - mean)
@@ -138,7 +138,7 @@ def test_collapse_grows_by_orders_of_magnitude():
 
 
 def line(name):
-    """The row of a dump in the table of sample_data/README.md."""
+    """Return the row of a dump in the table of sample_data/README.md."""
     data = sampled(name)
     ratio = np.exp(data["delta"])
     mean, error = mean_and_error(ratio, data["group_id"])

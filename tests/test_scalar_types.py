@@ -28,7 +28,7 @@ INSTANT = 1_700_000_000_123_456_789
 
 
 def raw(dtype: pa.DataType, *values: int) -> pa.Array:
-    """An array of values as they are stored, which the type may not allow; the last is null."""
+    """Make an array of raw stored values, which the type may not allow; the last is null."""
     width = np.dtype(f"int{dtype.bit_width}")
     valid = pa.py_buffer(bytes([0b0111]))
     return pa.Array.from_buffers(dtype, 4, [valid, pa.py_buffer(np.array([*values, 0], width))])
@@ -39,7 +39,7 @@ def stored(dtype: Any, values: list[Any], storage: pa.DataType) -> pa.Array:
 
 
 def made() -> dict[str, pa.Array]:
-    """Four values of each type that Parquet can hold: the first two differ, the last is null."""
+    """Make four values of each type that Parquet can hold: the first two differ, the last is null."""
     found = {}
     for bits in (8, 16, 32, 64):
         for name in (f"int{bits}", f"uint{bits}"):
@@ -77,7 +77,7 @@ def made() -> dict[str, pa.Array]:
 
 
 def nested() -> dict[str, pa.Array]:
-    """What holds more than one value in a row."""
+    """Make columns that hold more than one value in a row."""
     pairs = pa.array([[1, 2]] * 4, pa.list_(pa.int32(), 2))
     return {
         "struct": pa.array([{"a": 1}] * 4),
@@ -96,7 +96,7 @@ def write(folder: Path, store_schema: bool = True, **more: Any) -> str:
 
 
 def answer(path: str, **options: Any) -> DumpError | None:
-    """The error that reading a dump ends in, if it does; any other exception fails the test."""
+    """Return the error that reading a dump ends in, if it does; any other exception fails the test."""
     try:
         read(path, **options)
     except DumpError as error:

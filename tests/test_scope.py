@@ -1,4 +1,4 @@
-"""What looks beyond a sequence: batch-wide cuts, smoothed tails, normalisation, advantages from rewards."""
+"""Check methods that look beyond a sequence: batch-wide cuts, smoothed tails, normalisation, advantages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORMAL = Preset("n", "", weight=Weight(upper=2.0, normalize=True))
 
 
 def made(steps, seed=0, sigma=0.3, most=30):
-    """Sequences of random length whose log-ratio is heavy-tailed; one row per entry of `steps`."""
+    """Make sequences of random length whose log-ratio is heavy-tailed; one row per entry of `steps`."""
     draw = np.random.default_rng(seed)
     rows = []
     for at, step in enumerate(steps):
@@ -63,7 +63,7 @@ def sequences(rows, presets, folder, **options):
 
 
 def kept(rows, upper):
-    """Tokens left of each row: of each step those below the cut of the squares."""
+    """Count the kept tokens of each row: of each step those below the cut of the squares."""
     found = [0] * len(rows)
     for members in by_step(rows).values():
         cut = oracle_scope.cut([d * d / 2 for at in members for d in deltas(rows[at])], upper)
@@ -117,7 +117,7 @@ def test_smoothed_sequence_weights_are_those_of_arviz(tmp_path, sigma):
 
 
 def smoothed(logs):
-    """arviz takes −log, and normalises; undone by the smallest weight, which smoothing leaves alone."""
+    """Smooth with arviz, which takes −log and normalises; undone by the smallest weight, left unchanged."""
     found, _ = array_stats.psislw(-logs.copy(), r_eff=1.0)
     found = np.asarray(found).ravel()
     return np.exp(found - found[logs.argmin()] + logs.min())
@@ -140,7 +140,7 @@ def test_normalised_numbers_stay_exact_when_every_weight_is_near_one(tmp_path):
 
 
 def grpo(rewards):
-    """(r − mean) / (std with n − 1, + 1e-6); alone: the reward itself over 1 + 1e-6."""
+    """Compute (r − mean) / (std with n − 1, + 1e-6); of a group of one, the reward itself over 1 + 1e-6."""
     if len(rewards) == 1:
         return [rewards[0] / (1 + 1e-6)]
     mean = math.fsum(rewards) / len(rewards)
@@ -149,7 +149,7 @@ def grpo(rewards):
 
 
 def rewarded(seed=3):
-    """Groups of one to six whose sequences are scattered, the same prompts in two steps."""
+    """Make groups of one to six whose sequences are scattered, the same prompts in two steps."""
     draw = np.random.default_rng(seed)
     rows = [row | {"step": at % 2, "group_id": f"g{(at * 7) % 13}"} for at, row in enumerate(made([0] * 60))]
     rows.append(rows[0] | {"group_id": "alone"})

@@ -29,7 +29,7 @@ def table(name, of):
 
 
 def words(of):
-    """Everything a reader of the section sees in a terminal."""
+    """Return everything a reader of the section sees in a terminal."""
     lines = []
     for block in plain(of.blocks):
         match block:
@@ -245,7 +245,7 @@ def lacking(column, **columns):
 
 
 def many(families=10, each=5, **more):
-    """Presets of several families, whose members take turns in the catalogue."""
+    """Make presets of several families, whose members take turns in the catalogue."""
     order = [(family, place) for place in range(each) for family in range(families)]
     names = {(4, 3): "token_is"} if families > 4 < each else {}
     return {
@@ -325,7 +325,7 @@ def test_a_card_holds_what_its_trainer_logs_and_equal_ones_name_the_first():
 
 
 def family(aspects, **numbers):
-    """The row of a family of presets with these aspects, and with these numbers in turn."""
+    """Return the row of a family of presets with these aspects, and with these numbers in turn."""
     rows = {
         name: preset("x", "y", 0.9, family="IcePop", aspects=said).model_copy(
             update={"metrics": {key: Number(value=values[place]) for key, values in numbers.items()}}
@@ -351,7 +351,7 @@ def test_a_family_has_the_range_of_its_numbers():
 
 
 def logged(names, more=""):
-    """A table of presets that log these numbers under one set of names."""
+    """Return a table of presets that log these numbers under one set of names."""
     given = {key: preset("x", "y", 0.9, logs="verl-2025-11", as_logged=one) for key, one in names.items()}
     return table(f"logged-verl-2025-11{more}", section("logs", presets=given))
 

@@ -139,7 +139,7 @@ def row(*values):
 
 @dataclass
 class Tokens:
-    """Some presets' tokens, where their ratios and their batch are looked for."""
+    """Stand-in for some presets' ratios and their batch."""
 
     cu_seqlens: torch.Tensor
 
@@ -150,7 +150,7 @@ class Tokens:
 
 @dataclass
 class Done:
-    """One preset applied."""
+    """Stand-in for an applied preset."""
 
     far: Tokens
     inputs: object
@@ -170,7 +170,7 @@ LARGEST = Summed(lambda done: done.inputs, kept, dict, segments.largest, torch.m
 
 
 def some(device):
-    """Presets that share inputs, lack them, lie on other tokens, or have their sums already."""
+    """Make presets that share inputs, lack them, lie on other tokens, or have their sums already."""
     here, there = tokens(device), tokens(device, (2, 2, 2, 2))
     torch.manual_seed(0)
     x, y, w = (torch.randn(TOKENS, dtype=torch.float64).to(device) for _ in range(3))

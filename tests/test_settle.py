@@ -1,4 +1,4 @@
-"""The reading that goes before: of no more columns than it takes, and of no more values than can matter."""
+"""Check that the first pass reads only the columns it needs, and only the values that can matter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HERE = Local(torch.device("cpu"))
 
 
 def made(steps: list[int], seed: int = 0) -> list[dict[str, Any]]:
-    """Rows with every column; some tokens, some rows, and all of some rows are masked."""
+    """Make rows with every column; some tokens, some rows, and all tokens of some rows are masked."""
     draw = np.random.default_rng(seed)
     rows = []
     for at, step in enumerate(steps):
@@ -58,7 +58,7 @@ def saved(rows: list[dict[str, Any]], folder) -> str:
 
 
 def told(batch) -> dict[str, Any]:
-    """What a reading of some columns has to get right."""
+    """Return the results that a first pass over some columns must have."""
     names = ("rollout", "old", "cu_seqlens", "masked", "lengths")
     return {name: getattr(batch, name).tolist() for name in names} | {"step": batch.scalars["step"]}
 

@@ -30,7 +30,7 @@ NAN = float("nan")
 
 
 def rows(count: int = 40, seed: int = 0, **changes: Any) -> pa.Table:
-    """Sequences of 0 to 6 tokens; some tokens masked."""
+    """Make sequences of 0 to 6 tokens; some tokens masked."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 7, count)
     lengths[:2] = 6
@@ -49,26 +49,26 @@ def full(count: int = 64, length: int = 8) -> pa.Table:
 
 
 def of_old(*old: Any) -> pa.Table:
-    """Sequences of eight tokens with these values of `old`."""
+    """Make sequences of eight tokens with these values of `old`."""
     logs = [[value] * 8 if isinstance(value, float) else value for value in old]
     return pa.table({"rollout_log_probs": [[-0.5] * 8] * len(logs), "old_log_probs": logs})
 
 
 def of_tokens(ids: list[Any]) -> pa.Table:
-    """One row per token."""
+    """Make one row per token."""
     x = -torch.linspace(0.1, 2, len(ids), dtype=torch.float64).numpy()
     return pa.table({"sequence_id": ids, "rollout_log_prob": x, "old_log_prob": x - 0.01})
 
 
 def spoilt(table: pa.Table, row: int) -> pa.Table:
-    """The table without a mask, and with a NaN in the first row from `row` on that has a token."""
+    """Remove the mask, and put a NaN in the first row from `row` on that has a token."""
     values = table["old_log_probs"].to_pylist()
     next(values[i] for i in range(row, len(values)) if values[i])[0] = NAN
     return table.select(["rollout_log_probs"]).append_column("old_log_probs", pa.array(values))
 
 
 def sequences(*dumps: Any) -> list[Any]:
-    """Every sequence of dumps or lists of batches as plain values."""
+    """Return every sequence of dumps or lists of batches as plain values."""
     found = []
     for dump in dumps:
         for batch in dump.batches() if isinstance(dump, Dump) else dump:
@@ -86,12 +86,12 @@ def whole(dump: Dump) -> list[Any]:
 
 
 def apart(dump: Dump, cuts: list[Span]) -> list[Any]:
-    """Each piece read by itself, as in another process."""
+    """Read each piece by itself, as in another process."""
     return merged(dump, [pickle.loads(pickle.dumps(cut(dump, span))) for span in cuts])
 
 
 def by_turns(dump: Dump) -> list[Any]:
-    """Pieces read by two readers, each of which keeps its file open; and once more."""
+    """Read pieces by two readers in turn, each of which keeps its file open; and once more."""
     readers, cuts = [pickle.loads(pickle.dumps(dump)) for _ in range(2)], pieces(dump, 64)
     for _ in range(2):
         found = merged(dump, [cut(readers[i % 2], span) for i, span in enumerate(cuts)])
@@ -116,7 +116,7 @@ WAYS: dict[str, Callable[[Dump], list[Any]]] = {
 
 
 def outcome(dump: Dump, way: Callable[[Dump], list[Any]]) -> Any:
-    """What a reading leaves: the sequences, and what the dump says of them; or its error."""
+    """Return the sequences of a pass with the dump's remarks; or its error."""
     try:
         return way(dump), dump.notes, dump.skipped, dump.info
     except DumpError as error:
@@ -339,7 +339,7 @@ SAMPLE = "sample_data/stale.parquet"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> str:
-    """Many small row groups."""
+    """Write many small row groups."""
     return write(tmp_path_factory.mktemp("ahead") / "dump.parquet", pq.read_table(SAMPLE), 16)
 
 

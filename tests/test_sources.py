@@ -1,4 +1,4 @@
-"""Where each preset was read: trainer, commit, date, file and lines; or the paper that defines it."""
+"""Check each preset's source: trainer, commit, date, file and lines; or the paper that defines it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mutants got away with: one test for each line that could be broken without any other test noticing."""
+"""Tests of single lines that mutation testing could break unnoticed."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from tests.kinds import EACH
 
 
 def numbered(**numbers: Number) -> Summary:
-    """The factory's Summary with some metrics replaced."""
+    """Return the factory's Summary with some metrics replaced."""
     summary = make_summary()
     return summary.model_copy(update={"metrics": summary.metrics | numbers})
 
 
 def about(value: float, target: float, errors: float) -> Number:
-    """A number whose interval puts it that many standard errors away from `target`."""
+    """Return a number whose interval puts it that many standard errors away from `target`."""
     half = 1.96 * abs(value - target) / errors
     return Number(value=value, interval=(value - half, value + half))
 
 
 def along(axis: str, *k3: float) -> dict[str, Location]:
-    """k3 along an axis, each within 1%."""
+    """Return k3 along an axis, each within 1%."""
     places = [
         Place(
             key=str(i),
@@ -352,7 +352,7 @@ def test_a_short_sample_is_held_to_the_limit_of_its_length(tmp_path: Path, seed:
 
 
 def asked(command: str, dump: Path, result: Path, *options: str) -> tuple[int, Summary | None]:
-    """A command's exit code, and the result it wrote."""
+    """Run a command; return its exit code, and the result it wrote."""
     more = {"analyze": ["--no-html", "--presets", "disabled"], "compare": ["--presets", "disabled"]}
     bounds = more.get(command, ["--max", "k3=9"])
     words = [command, str(dump), *bounds, "--json", str(result), "--quiet", *options]

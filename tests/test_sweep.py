@@ -95,7 +95,7 @@ def swept(one, values=None, path=None, which=None, workers=1, **more):
 
 
 def same(one, other):
-    """Numbers, intervals of two, or None."""
+    """Return whether numbers, intervals of two, or None are equal."""
     if one is None or other is None:
         return one is other
     return np.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=False)
@@ -113,7 +113,7 @@ def write(path, deltas):
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    """A part of the sample, in row groups."""
+    """Write a part of the sample, in row groups."""
     path = tmp_path_factory.mktemp("sweep") / "part.parquet"
     pq.write_table(pq.read_table(sample()).slice(0, 48), path, row_group_size=16)
     return str(path)
@@ -121,7 +121,7 @@ def dump(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def brute(dump):
-    """The whole analysis, with a preset for each threshold of each case."""
+    """Do the whole analysis, with a preset for each threshold of each case."""
     every = [
         replace(bound.moved(preset(name), bound.bounds(value)), name=f"{case}_{at}")
         for case, (name, which, values) in enumerate(CASES)
@@ -275,12 +275,12 @@ def rows():
 
 @cache
 def statistics(name):
-    """Of every unit of the sample, in a loop; ratios as logarithms."""
+    """Compute the statistic of every unit of the sample, in a loop; ratios as logarithms."""
     return [x for row in rows() for x in STATISTIC[name](row.delta("old"))]
 
 
 def ends(one, bounds):
-    """The bounds of the window, as the statistic is: logarithms of ratios."""
+    """Return the bounds of the window, on the statistic's scale: logarithms of ratios."""
     place = "veto" if one.veto else "reject[0]"
     found = [bounds.get(f"{place}.{side}") for side in ("lower", "upper")]
     return [
@@ -391,7 +391,7 @@ def test_a_window_may_be_asked_of_a_preset_with_other_rules():
 
 
 def drawn(falling, staying, many=12_000, heavy=False, seed=0):
-    """log r per token of sequences of 32 to 4096 tokens: (values, lengths, keys)."""
+    """Draw log r per token of sequences of 32 to 4096 tokens: (values, lengths, keys)."""
     random = np.random.default_rng(seed)
     lengths = np.round(2 ** random.uniform(5, 12, many))
     shape = random.standard_t(4, many) / math.sqrt(2) if heavy else random.standard_normal(many)
@@ -405,7 +405,7 @@ def fitted(values, lengths, keys):
 
 
 def assert_forecast(model, length, window, held):
-    """The share of held-out values in the window is predicted, within its own uncertainty and chance."""
+    """Check that the share of held-out values in the window is predicted, within uncertainty and chance."""
     seen = float(((held >= window[0]) & (held <= window[1])).double().mean())
     (one,) = model.forecast([length], window)
 

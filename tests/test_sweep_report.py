@@ -1,4 +1,4 @@
-"""What `offpol-diag sweep` prints, writes and refuses; what it warns of."""
+"""Check the output, files, refusals and warnings of `offpol-diag sweep`."""
 
 from __future__ import annotations
 

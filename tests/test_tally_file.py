@@ -59,7 +59,7 @@ VERSION = tally_file.version("offpol-diag")
 
 
 def bits(x: Tensor) -> tuple[list[int], torch.Size, torch.dtype]:
-    """All of a tensor, -0.0 told from 0.0 and one NaN from another."""
+    """Return all bits of a tensor: -0.0 differs from 0.0, and one NaN from another."""
     return x.contiguous().view(torch.int64).flatten().tolist(), x.shape, x.dtype
 
 
@@ -135,7 +135,7 @@ def test_what_is_no_array_is_refused(what: str) -> None:
 
 
 def again(state: Any, like: Any = None) -> Any:
-    """A state, written and read."""
+    """Write and read a state."""
     return decoded(json.loads(json.dumps(encoded(state))), like or state)
 
 
@@ -296,7 +296,7 @@ def test_presets_come_back_as_they_were(presets: tuple[Preset, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tally with a few presets, of part of the sample."""
+    """Write a tally with a few presets, of part of the sample."""
     folder = tmp_path_factory.mktemp("written")
     pq.write_table(pq.read_table(sample()).slice(0, 60), folder / "dump.parquet")
     analyze([str(folder / "dump.parquet")], presets=FEW, tally=folder / "a.tally.json")
@@ -336,7 +336,7 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(
 
 
 def refused(data: bytes, tmp_path: Path) -> OffpolError:
-    """What is said of a file with these bytes."""
+    """Return the error for a file with these bytes."""
     path = tmp_path / "from a stranger.json"
     path.write_bytes(data)
     with pytest.raises(OffpolError) as found:
@@ -347,7 +347,7 @@ def refused(data: bytes, tmp_path: Path) -> OffpolError:
 
 
 def with_change(written: Path, change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """A good file with something changed."""
+    """Change something in a good file."""
     found = json.loads(written.read_bytes())
     change(found)
     return json.dumps(found).encode()
@@ -424,12 +424,12 @@ Change = Callable[[Any], Any]
 
 
 def at(*path: Any, change: Change) -> Change:
-    """A change of what stands where a path leads."""
+    """Return a change of the value at a path."""
     return lambda found: change(reduce(lambda there, key: there[key], path, found))
 
 
 def put(*path: Any) -> Change:
-    """The last of `path` stands where the others lead."""
+    """Return a change that puts the last of `path` where the others lead."""
     *where, last, value = path
     return at(*where, change=lambda there: there.__setitem__(last, value))
 
@@ -439,12 +439,12 @@ def drop(*where: Any, last: str) -> Change:
 
 
 def copied(source: str, *where: str, to: str) -> Change:
-    """What is named `source` there stands under another name too."""
+    """Return a change that copies the entry `source` there to another name."""
     return at(*where, change=lambda there: there.__setitem__(to, there[source]))
 
 
 def counted(of: dict[str, float], other: float, state: str = "sums", field: str = "point") -> Change:
-    """A change: columns of a state by name, and all others."""
+    """Return a change of the columns of a state by name, and of all others."""
 
     def change(found: Any) -> None:
         one = found["states"][state]

@@ -37,7 +37,7 @@ PRESETS = "token_is,decoupled_token_icepop,seq_is,seq_mis,geo_rs,recompute"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Results of the samples, of dumps with a fault, and of parts of a dump."""
+    """Return results of the samples, of dumps with a fault, and of parts of a dump."""
     folder = tmp_path_factory.mktemp("dumps")
     whole = pq.read_table(SAMPLES / "collapse.parquet")
     pq.write_table(whole.filter(pc.equal(whole["step"], 5)), folder / "onestep.parquet")

@@ -18,13 +18,13 @@ BUILT_IN = catalogue.load()
 
 @cache
 def rows():
-    """One step: a batch in a trainer's loop is one."""
+    """Make the rows of one step: a batch in a trainer's loop is one."""
     return [{**row, "step": 0} for row in oracles.make_rows(0.3, seed=5, outliers=0.02)]
 
 
 @cache
 def padded():
-    """The rows as a trainer holds them, [S, L]; padding is garbage under a mask of 0."""
+    """Return the rows as a trainer holds them, [S, L]; padding is garbage under a mask of 0."""
     width = max(len(row["rollout_log_probs"]) for row in rows())
 
     def pad(name, fill):
@@ -42,7 +42,7 @@ def padded():
 
 
 def given(preset):
-    """The arguments of `correct` for a preset, with those it does not need left out."""
+    """Return the arguments of `correct` for a preset, without those it does not need."""
     every, side = padded(), "old" if preset.policy == "old" else "current"
     other = {"old", "current"} - {side}
     more = {name: every[name] for name in other if any(rule.policy == name for rule in preset.reject)}

@@ -1,4 +1,4 @@
-"""What trainers write, converted: equal to what was put in, and mistakes that are said."""
+"""Check the conversion of trainers' own files: equal to what was put in, and clear errors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Make = Callable[[Path, Written], Path]
 
 
 def expected(made: Written, i: int) -> dict[str, Any]:
-    """A sequence from the first token that counts to the last one."""
+    """Return a sequence from the first token that counts to the last one."""
     lists = dict(zip(TOKENS, (made.rollout, made.old, made.mask, made.responses), strict=True))
     return {name: rows[i].tolist() for name, rows in lists.items()} | {"rewards": made.rewards[i]}
 
 
 def joinable(folder: Path, made: Written, *names: str) -> Path:
-    """A second file with log-probs, in the order of the batch."""
+    """Write a second file with log-probs, in the order of the batch."""
     columns = {name: [expected(made, i)[name] for i in range(len(made))] for name in names}
     return Path(write(folder / "other.parquet", pa.table(columns)))
 
@@ -74,7 +74,7 @@ def advantages(made: Written, i: int) -> list[float]:
 
 
 def every_mask(path: Path) -> Path:
-    """The trainer's first token counts by its mask; its log-prob is a placeholder, and the loss drops it."""
+    """Make a batch whose first token counts by its mask; its log-prob is a placeholder without loss."""
     return changed(lambda record: record["token_loss_mask"][0].__setitem__(0, 1))(path)
 
 
@@ -87,7 +87,7 @@ def folder_of(make: Callable[..., Path], **how: Any) -> Make:
 
 
 def beside(make: Make) -> Make:
-    """With the rollouts of slime in the folder beside."""
+    """Put the rollouts of slime in the folder."""
 
     def write(folder: Path, made: Written) -> Path:
         pickled.slime_rollout(folder, made)
@@ -97,7 +97,7 @@ def beside(make: Make) -> Make:
 
 
 def holed(folder: Path, made: Written) -> Path:
-    """A tool's tokens are masked by zeros, and one of them is NaN."""
+    """Mask a tool's tokens by zeros, and one of them by NaN."""
     path = written.open_instruct(folder, made)
     made.mask[1] = (made.rollout[1] != 0).astype(np.int64)
     return path
@@ -108,7 +108,7 @@ def ids(made: Written, i: int) -> dict[str, Any]:
 
 
 def of_ranks(context: int, miles: bool, padded: bool, there: bool) -> Trip:
-    """Data, tensor, pipeline and context parallel; up to 0.3.1 the files do not say which is which."""
+    """Make ranks of data, tensor, pipeline and context parallelism; files up to 0.3.1 do not say which."""
     make = partial(pickled.ranks, context=context, miles=miles, padded=padded)
     return Trip(
         beside(make) if there else make,

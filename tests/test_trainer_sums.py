@@ -1,4 +1,4 @@
-"""What is summed of near and far tokens for trainers' logged numbers is what all tokens together have."""
+"""Check trainers' logged sums over near and far tokens against those over all tokens together."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def dump(tmp_path_factory):
 
 
 def tightened(of):
-    """A rule or a weight with bounds much nearer to 1, or to 0 where they are no ratios; a cut stays."""
+    """Tighten a rule or a weight: bounds nearer to 1, or to 0 where they are no ratios; a cut stays."""
     if of.over == "batch":
         return of
     ratio = getattr(of, "statistic", "ratio") in ("ratio", "mult_prob_error")
@@ -37,7 +37,7 @@ def tightened(of):
 
 
 def variants(preset):
-    """The preset, and others that differ from it in one thing."""
+    """Yield the preset, and others that differ from it in one thing."""
     yield preset
     if preset.weight:
         yield replace(preset, weight=tightened(preset.weight))
@@ -52,7 +52,7 @@ def variants(preset):
 
 
 def made(dump, presets, near):
-    """Sums per sequence, and extremes of all."""
+    """Return sums per sequence, and extremes of all."""
     _, found, batch = dump
     scene = Scene.of(batch, 0, 4, found.fits, near)
     sums, ranges = columns(scene, presets)
@@ -157,7 +157,7 @@ def test_ends_keep_their_names_and_are_infinite_where_nothing_is():
 
 
 def wider(of):
-    """The same with its bounds farther out; a cut through a batch stays: it was found before."""
+    """Widen the bounds; a cut through a batch stays: it was found before."""
     if of is None or getattr(of, "over", "") == "batch":
         return of
     ratio = getattr(of, "statistic", "ratio") in ("ratio", "mult_prob_error")
@@ -175,7 +175,7 @@ def retuned(preset):
 
 
 def looks_at_all(preset):
-    """Rules that are judged for all tokens at once, whatever is near."""
+    """Return whether rules are judged for all tokens at once, whatever is near."""
     turns = any(rule.over == "segment" or (rule.on_tokens and rule.over != "token") for rule in preset.reject)
     return turns or any(rule.statistic == "binary_kl" or rule.among == "left" for rule in preset.reject)
 

@@ -88,7 +88,7 @@ presets = st.builds(
 
 
 def turned(sigma, seed, signs, many=24):
-    """Rows of several turns; advantages that differ within them, by turn, or not, zeros among them."""
+    """Make rows of several turns; advantages that differ within them, by turn, or not, zeros among them."""
     rows = oracles.make_rows(sigma, seed=seed, many=many)
     draw = torch.Generator().manual_seed(seed)
     for i, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""How much of the update is left and what is removed of it, against the gradients of the losses."""
+"""Check the kept and the removed update against the gradients of the losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.softmax import BAND, CASES, RAW, TOKEN, gradient, numbers, preset, to
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
-    """One with an advantage per token, one with an advantage per sequence."""
+    """Make a world with an advantage per token, and one with an advantage per sequence."""
     folder = tmp_path_factory.mktemp("worlds")
     return [world(folder, seed=1), world(folder, seed=2, per_sequence=True)]
 

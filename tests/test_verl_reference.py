@@ -32,7 +32,7 @@ def key_of(generation):
 
 
 def names_of(generation, case):
-    """Our presets for a golden case: one of a user's file, and the built-in rows."""
+    """Return our presets for a golden case: one of a user's file, and the built-in rows."""
     yield f"{SHORT[generation]}_{case}"
     if generation == "2025-10" and case.endswith("veto"):
         built_in = f"verl_2025_10_{case.removesuffix('_noveto')}"
@@ -47,7 +47,7 @@ def names_of(generation, case):
 
 @pytest.fixture(scope="module")
 def analysed(tmp_path_factory):
-    """Golden dump → what is logged, kept and weighed of it."""
+    """Return, by golden dump, what is logged, kept and weighted."""
     found = {}
     for stem in GOLDEN["datasets"]:
         table = tmp_path_factory.mktemp(stem) / "sequences.parquet"
@@ -77,13 +77,13 @@ def test_what_verl_printed_is_reproduced_by_presets_and_by_the_reference(analyse
 
 
 def check_weights(got, want):
-    """None stands for no weights, of a dump or of each sequence."""
+    """Check weights; None stands for no weights, of a dump or of each sequence."""
     got = None if got is None or got[0] is None else list(got)
     assert got == (None if want is None else pytest.approx(list(want), rel=1e-6))
 
 
 def dumps():
-    """Name → rows."""
+    """Return dumps by name."""
     spread = partial(trainer_dumps.spread_rows, dtype=np.float32)
     rng = np.random.default_rng(20260129)
     long = partial(rng.integers, 1, 90, 40)
@@ -115,7 +115,7 @@ HARDEST = ("wild tokens", "empty rows")
 
 
 def varied():
-    """Every row that logs as verl does; one of each kind with other bounds; several rules at once."""
+    """Vary every row that logs as verl does; one of each kind with other bounds; several rules at once."""
     kinds = set()
     for one in VERLS:
         yield one
@@ -147,7 +147,7 @@ def varied():
 
 
 def config_of(preset):
-    """What verl would have to be told for a preset: its own names read back out of ours."""
+    """Return verl's configuration for a preset: its own names read back out of ours."""
     generation, config = preset.logs.removeprefix("verl-"), {}
     rule, weight = preset.reject[0] if preset.reject else None, preset.weight
     if generation == "2025-10":

@@ -19,7 +19,7 @@ WORDS = ("<s>", "we", "Ġneed", "Ċ", "<blink>", "Ã")
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
-    """A byte-level tokenizer: of whole words, a line end, markup, and one byte of a longer character."""
+    """Make a byte-level tokenizer: whole words, a line end, markup, and one byte of a longer character."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""What the base metrics take from one walk over the tokens is what plain sums over all of them are."""
+"""Check the base metrics of one walk over the tokens against plain sums over all of them."""
 
 import math
 from itertools import pairwise
@@ -30,7 +30,7 @@ def ends(lengths):
 
 
 def batch(size=0.02, lengths=LENGTHS, advantages="of sequences", masked=True, seed=0):
-    """Random sequences; where masked, a few tokens are missing here and there."""
+    """Make random sequences; where masked, a few tokens are missing here and there."""
     random, n = np.random.default_rng(seed), sum(lengths)
     rollout = np.log(random.beta(2, 0.4, n).clip(1e-9))
     rollout[::3] -= 3 * size if size > 100 else 0  # so that ratios are huge both ways
@@ -70,7 +70,7 @@ def scene(of):
 
 
 def seen(of):
-    """Everything the walk leaves, as numbers by name."""
+    """Return everything the walk yields, as numbers by name."""
     one = scene(of)
     main = DRIFTS[0]
     every, first = (gap.Gap, tails.Tails), (breakdowns.ByPlace, worst.Largest)
@@ -101,7 +101,7 @@ def same(one, two, rel=1e-12):
 
 
 def fsums(of, drift):
-    """The sums of one drift over each sequence, in plain Python."""
+    """Compute the sums of one drift over each sequence, in plain Python."""
     q, p = of.policy(drift.denominator).tolist(), of.policy(drift.numerator).tolist()
     at = of.cu_seqlens.tolist()
     found = {}
@@ -175,7 +175,7 @@ def test_a_token_far_below_leaves_the_small_probabilities_of_its_block_exact():
 
 
 def tables_of(of, drift, name):
-    """Sums by sequence and place along one axis, in plain Python: [places][sequence] → list of tokens."""
+    """Sum by sequence and place along one axis: [places][sequence] → list of tokens."""
     q, at = of.rollout.tolist(), of.cu_seqlens.tolist()
     code = {
         "position": lambda i: min((int(of.position[i]) + 1).bit_length() - 1, 17),
@@ -190,7 +190,7 @@ def tables_of(of, drift, name):
 
 
 def by_place(one, axis):
-    """Sums of a scene along an axis, [C, S, places]."""
+    """Return the sums of a scene along an axis, [C, S, places]."""
     parts = one.once((breakdowns.ByPlace, ""), lambda: None).parts[axis.name]
     return torch.cat(parts, dim=1).view(len(breakdowns.COLUMNS), -1, len(axis.labels))
 

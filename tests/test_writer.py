@@ -44,7 +44,7 @@ def dump(path: Path, *batches: dict[str, Any], **options: Any) -> pa.Table:
 
 
 def both(rows: Any, **more: Any) -> dict[str, Any]:
-    """The same log-probs of both policies, and further columns."""
+    """Make the same log-probs of both policies, and further columns."""
     return {"rollout_log_probs": rows, "old_log_probs": rows, **more}
 
 
@@ -205,7 +205,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The journal of a writer that was killed."""
+    """Return the journal of a writer that was killed."""
     folder = tmp_path_factory.mktemp("killed")
     run = subprocess.run([sys.executable, "-c", KILLED], cwd=folder, check=False)
     assert run.returncode == -9

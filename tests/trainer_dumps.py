@@ -19,7 +19,7 @@ WILD = (-100.0, -25.0, 25.0, 100.0)
 
 
 def masked_rows(rng: np.random.Generator, many: int, *, scalar: bool, wild: bool = True) -> list[dict]:
-    """Rows of 0 to 40 tokens, σ(Δ) from 1e-3 to 3, some leaning one way, some with a token far off."""
+    """Make rows of 0 to 40 tokens, σ(Δ) from 1e-3 to 3, some leaning one way, some with a token far off."""
     return [_row(rng, i, scalar=scalar, wild=wild) for i in range(many)]
 
 
@@ -44,7 +44,7 @@ def _row(rng: np.random.Generator, i: int, *, scalar: bool, wild: bool) -> dict:
 
 
 def _turns(rng: np.random.Generator, n: int) -> np.ndarray:
-    """1 for tokens of the model, 0 for what tools said in between; now and then nothing is left."""
+    """Draw a mask: 1 for tokens of the model, 0 for tools' text in between; now and then nothing is left."""
     flips = rng.random(n) < 0.25
     return (np.cumsum(flips) + int(rng.integers(0, 2))) % 2
 
@@ -60,7 +60,7 @@ def spread_rows(
     empty=(),
     dtype=np.float64,
 ) -> list[dict]:
-    """Rows whose Δ have spread `sigma` about their `bias`, a share `wild` of tokens beyond every clamp."""
+    """Make rows whose Δ have spread `sigma` about `bias`, a share `wild` of tokens beyond every clamp."""
     rng, rows = np.random.default_rng(seed), []
     beyond = [-31.0, -22.0, -12.0, -9.5, -6.0, 6.0, 9.5, 14.0, 22.0, 31.0]
     for i, n in enumerate(lengths):
@@ -82,14 +82,14 @@ def spread_rows(
 
 
 def rows_on_bounds() -> list[dict]:
-    """Rows whose token ratio, product, geometric mean or Δ is a bound to the last bit, for each sign of A."""
+    """Make rows whose token ratio, product, geometric mean or Δ is exactly a bound, for each sign of A."""
     deltas = [math.log(bound) for bound in BOUNDS + FAR_BOUNDS] + list(NATS)
     shapes = [one for x in deltas for one in ([x], [x / 2, x / 2], [x, x], [x, x, x, x])]
     return [exact_row(shape, advantage=a) for shape in shapes for a in (-1.0, 0.0, 1.0)]
 
 
 def rows_beside_bounds() -> list[dict]:
-    """Rows a hair inside or outside a bound: alone, beside tokens close to 1, or as part of a mean."""
+    """Make rows a hair inside or outside a bound: alone, beside tokens close to 1, or as part of a mean."""
     logs = [math.log(bound) for bound in (*BOUNDS, *FAR_BOUNDS)] + [*NATS, 0.01, -0.01]
     logs += [bisect(lambda x: math.expm1(-x) + x, goal, 0.0, -9.0) for goal in (1.0, 0.01)]  # 1/r − 1 + Δ
     logs += [sign * math.sqrt(2 * goal) for goal in (2.0, 0.01) for sign in (-1, 1)]  # Δ²/2
@@ -104,7 +104,7 @@ def rows_beside_bounds() -> list[dict]:
 
 
 def rows_beside_probabilities() -> list[dict]:
-    """Tokens whose probability moved, or whose coin's KL is, a hair less or more than a bound."""
+    """Make tokens whose probability moved, or whose coin's KL is, a hair less or more than a bound."""
     pairs = []
     for hair in (-HAIR, HAIR):
         for move in (0.1 * (1 + hair), 0.2 * (1 + hair)):
@@ -134,7 +134,7 @@ def bisect(f, goal: float, low: float, high: float) -> float:
 
 
 def exact_row(deltas, *, current=None, advantage=1.0, mask=None) -> dict:
-    """A row whose old and rollout log-probs differ by exactly these numbers: one of the two is 0."""
+    """Make a row whose old and rollout log-probs differ by exactly these numbers: one of the two is 0."""
     current = deltas if current is None else current
     rollout = [-max(x, y, 0.0) for x, y in zip(deltas, current, strict=True)]
     many = len(rollout)
@@ -148,7 +148,7 @@ def exact_row(deltas, *, current=None, advantage=1.0, mask=None) -> dict:
 
 
 def probable_row(pairs, *, advantage=1.0) -> dict:
-    """A row of tokens of given (π_rollout, π_train), the latter both old and current."""
+    """Make a row of tokens of given (π_rollout, π_train), the latter both old and current."""
     rollout, train = ([math.log(pair[i]) for pair in pairs] for i in (0, 1))
     return {
         "rollout_log_probs": rollout,
@@ -160,7 +160,7 @@ def probable_row(pairs, *, advantage=1.0) -> dict:
 
 
 def write(rows: list[dict], path: Path) -> str:
-    """The rows as a Parquet file."""
+    """Write the rows as a Parquet file."""
     lists = pa.list_(pa.float64())
     scalar = not isinstance(rows[0].get("advantages"), list)
     kinds = {

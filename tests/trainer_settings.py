@@ -1,4 +1,4 @@
-"""Printed configurations as their trainers read them: real parsers, and which restatement runs with what.
+"""Read printed configurations as their trainers do, and choose the restatement that runs with them.
 
 A reader turns a snippet into a flat dict; a trainer's function turns that dict and a batch into what
 multiplies each token's loss (0 where it is rejected), the loss, its anchor and its clip. The functions of
@@ -32,7 +32,7 @@ Flat = dict[str, Any]
 
 @dataclass
 class Effect:
-    """What multiplies each token's loss, [B, L]; the loss, whose log-probs anchor it, its clip."""
+    """Factor of each token's loss, [B, L]; the loss, whose log-probs anchor it, its clip."""
 
     verdict: Verdict
     loss: str = "ppo_clip"
@@ -55,7 +55,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Flat:
 
 
 def read_hydra(text: str) -> Flat:
-    """After the shell has taken its quotes: ++ may stand before a key; a quoted value is text."""
+    """Read Hydra overrides after the shell's quotes: ++ may stand before a key; a quoted value is text."""
     return dict(_override(word) for word in shlex.split(text.replace("\\\n", " ")))
 
 
@@ -100,7 +100,7 @@ def yes(text: str) -> bool:
 
 
 def flags(**given: Any) -> Flat:
-    """Flags by name, each with what argparse is told, or with a default that says its type."""
+    """Return flags by name, each with its arguments of argparse, or with a default that gives its type."""
     return {
         name: how if isinstance(how, dict) else {"type": type(how), "default": how}
         for name, how in given.items()
@@ -199,7 +199,7 @@ FLAGS["miles"] = FLAGS["slime"]
 
 
 def read_flags(text: str, trainer: str) -> Flat:
-    """As the trainer's own command line declares them; an unknown flag ends the test."""
+    """Read flags as the trainer's own command line declares them; an unknown flag ends the test."""
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     for flag, how in FLAGS[trainer].items():
         parser.add_argument(f"--{flag}", dest=flag, **how)
@@ -212,17 +212,17 @@ def read_flags(text: str, trainer: str) -> Flat:
 
 
 def nothing(p: Padded) -> Verdict:
-    """No correction: every token counts once."""
+    """Apply no correction: every token counts once."""
     return verdict_of(p, p.mask * 1.0)
 
 
 def named(f: Flat, names: str, prefix: str = "") -> Flat:
-    """Those of the keys that are given, without their prefix."""
+    """Select the given ones of the keys, without their prefix."""
     return {name: f[prefix + name] for name in names.split() if prefix + name in f}
 
 
 def paired(f: Flat, names: str) -> Flat:
-    """(…_low, …_high) of those of which either is given."""
+    """Return pairs (…_low, …_high) of which either is given."""
     pairs = {name: (f.get(f"{name}_low"), f.get(f"{name}_high")) for name in names.split()}
     return {name: pair for name, pair in pairs.items() if pair != (None, None)}
 
@@ -250,13 +250,13 @@ def verl(f: Flat, p: Padded) -> Effect:
 
 
 def verl_ratio(p: Padded, level: str, policy: str = "old") -> np.ndarray:
-    """The log-ratio is clamped after aggregation."""
+    """Compute verl's ratio: the log-ratio is clamped after aggregation."""
     of = {"token": lambda x, mask: x, "sequence": row_sum, "geometric": row_mean}[level]
     return np.exp(np.clip(of(p.gap(policy), p.mask), -20, 20)) * np.ones(p.mask.shape)
 
 
 def verl_veto(p: Padded, veto: float | None) -> np.ndarray:
-    """[B, 1]: rows without a token below the threshold, the ratio unclamped."""
+    """Return rows without a token below the threshold, the ratio unclamped, [B, 1]."""
     gone = under(p.gap(), math.log(veto)) & p.mask if veto else np.zeros(p.mask.shape, bool)
     return ~gone.any(axis=1, keepdims=True)
 

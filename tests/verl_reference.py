@@ -33,7 +33,7 @@ EPS = 1e-8
 
 @dataclass
 class Result:
-    """Metrics by logged name; tokens kept and Σ of final weights per row (None: no weights)."""
+    """Metrics by logged name; kept tokens and Σ of final weights per row (None: no weights)."""
 
     metrics: dict[str, float]
     kept: np.ndarray
@@ -41,7 +41,7 @@ class Result:
 
 
 def exp(x):
-    """As torch rounds it."""
+    """Compute e^x as torch rounds it."""
     return torch.exp(torch.from_numpy(x)).numpy()
 
 
@@ -66,7 +66,7 @@ def token_std(x, mask, low, high):
 
 
 def weights_of(delta, mask, level):
-    """(weights [B, L] after the ±20 clamp, log-ratio [B, 1] or [B, L] before it)."""
+    """Return weights [B, L] after the ±20 clamp, and the log-ratio [B, 1] or [B, L] before it."""
     if level == "token":
         log = delta
     elif level == "sequence":
@@ -77,7 +77,7 @@ def weights_of(delta, mask, level):
 
 
 def ratio_metrics(stem, weights, log, mask, low, high, *, extremes_in_log, fractions_over_rows):
-    """The spread of weights, or of the ratio that 2025 rejects by: `rollout_is_*`, `rollout_rs_*`."""
+    """Describe weights, or the ratio that 2025 rejects by: `rollout_is_*`, `rollout_rs_*`."""
     found = {"mean": masked_mean(weights, mask)}
     if extremes_in_log:
         found["max"], found["min"] = math.exp(min(log.max(), BOUND)), math.exp(log.min())
@@ -130,7 +130,7 @@ def gap_metrics(train, rollout, mask, *, chi2, gap=""):
 
 
 def veto_of(delta, mask, threshold):
-    """(rows it leaves, its two metrics)."""
+    """Return the rows that the veto keeps, and its two metrics."""
     hits = (delta < math.log(threshold)) & mask if threshold is not None else np.zeros_like(mask)
     rows = hits.any(-1)
     return ~rows, {
@@ -140,7 +140,7 @@ def veto_of(delta, mask, threshold):
 
 
 def band_of(stem, weights, mask, level, low, high):
-    """(tokens that a ratio band of 2025 leaves, its two metrics)."""
+    """Return the tokens that a ratio band of 2025 keeps, and its two metrics."""
     inside = (weights >= low) & (weights <= high)
     rows = (~inside & mask).any(-1) if level == "token" else ~inside[:, 0]
     return inside, {
@@ -193,7 +193,7 @@ def verl_2025_10(
 
 
 def normalised(weights, mask, sequence, metrics):
-    """The weights over their mean over tokens, or over rows with a token, which is logged."""
+    """Divide weights by their mean over tokens, or over rows with a token; the mean is logged."""
     rows = masked_mean(weights, mask, -1)[mask.any(-1)]
     mean = rows.mean() if sequence else masked_mean(weights, mask)
     metrics["rollout_is_batch_norm_factor"] = mean if mean > 1e-8 else 1.0
@@ -201,7 +201,7 @@ def normalised(weights, mask, sequence, metrics):
 
 
 def truncated(delta, mask, level, threshold, normalize):
-    """(final weights, `rollout_is_*`) of 2025-11 and 2026-01."""
+    """Return final weights and `rollout_is_*` of 2025-11 and 2026-01."""
     raw, log = weights_of(delta, mask, level)
     sequence = level == "sequence"
     metrics = ratio_metrics(
@@ -261,7 +261,7 @@ def verl_2025_11(
 
 
 def option_limits(option, spec):
-    """(lower, upper) of one option: of k1 in nats."""
+    """Return (lower, upper) of one option; for k1 in nats."""
     if not option.endswith("k1"):
         return 0.0, float(spec)
     low, _, high = str(spec).partition("_")
@@ -271,7 +271,7 @@ def option_limits(option, spec):
 
 
 def option_metrics(option, token, mask, low, high):
-    """(tokens that one option of 2026 leaves, its metrics)."""
+    """Return the tokens that one option of 2026 keeps, and its metrics."""
     stem, valid, two_sided = f"rollout_rs_{option}", mask.any(-1), option.endswith("k1")
     level = option.split("_")[1] if option.startswith("seq_") else "token"
     if level == "token":
@@ -310,7 +310,7 @@ def option_metrics(option, token, mask, low, high):
 
 
 def applied_metrics(raw, log, applied, mask, low, high, *, sequence):
-    """`rollout_is_*` of 2026-03: of what the loss is multiplied by, but for the fractions."""
+    """Compute `rollout_is_*` of 2026-03, of the applied factors but for the fractions."""
     found = ratio_metrics(
         "rollout_is", raw, log, mask, low, high, extremes_in_log=sequence, fractions_over_rows=sequence
     )
@@ -334,7 +334,7 @@ def applied_metrics(raw, log, applied, mask, low, high, *, sequence):
 
 
 def icepop_or_truncated(delta, mask, level, threshold, normalize):
-    """(final weights, `rollout_is_*`) of 2026-03; the threshold is a number or "lower_upper"."""
+    """Return final weights and `rollout_is_*` of 2026-03; the threshold is a number or "lower_upper"."""
     raw, log = weights_of(delta, mask, level)
     low, _, high = str(threshold).rpartition("_")
     high = float(high)
@@ -353,7 +353,7 @@ def icepop_or_truncated(delta, mask, level, threshold, normalize):
 
 
 def verl_2026_03(train, rollout, mask, **config):
-    """2026-01 with weights that may be IcePop's, and their numbers taken after processing."""
+    """Apply 2026-03: 2026-01 with IcePop's weights allowed, and metrics taken after processing."""
     names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize")
     level, threshold, normalize = (config.pop(name, None) for name in names)
     found = verl_2026_01(train, rollout, mask, **config)
@@ -404,13 +404,13 @@ GENERATIONS = {
 
 
 def padded(rows):
-    """Lists of numbers, one per row → [B, L], zeros behind; at least one column."""
+    """Pad lists of numbers, one per row, with zeros to [B, L]; at least one column."""
     width = max(1, *(len(row) for row in rows))
     return np.array([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=np.float64)
 
 
 def run(generation, columns, config):
-    """One case on a dump's columns (lists per row); `bypass` and `bypass_identity` as in golden/verl.json."""
+    """Run a case on a dump's columns (lists per row); `bypass`, `bypass_identity` as in golden/verl.json."""
     config = dict(config)
     numerator = "current_log_probs" if config.pop("bypass", 0) else "old_log_probs"
     numerator = "rollout_log_probs" if config.pop("bypass_identity", 0) else numerator

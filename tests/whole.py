@@ -1,4 +1,4 @@
-"""A preset applied to all tokens of a batch at once: what near and far tokens apart are measured against."""
+"""A preset applied to all tokens of a batch at once: the reference for near and far tokens apart."""
 
 import torch
 
@@ -13,7 +13,7 @@ def outcome(scene, preset):
 
 
 def token_mask(done):
-    """1 where a token is kept, [T] float64."""
+    """Return 1 where a token is kept, [T] float64."""
     mask = segments.spread(done.kept.sequences, done.ratios.batch.cu_seqlens)
     mask = mask if done.kept.tokens is None else mask & done.kept.tokens
     return mask.to(torch.float64)

@@ -1,4 +1,4 @@
-"""What an attack is: a command, what is done to it, and the answer that is expected."""
+"""The form of an attack: a command, the damage done to its run, and the expected answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fuzz import runner
 MOST_BYTES = 2 << 30
 """Most memory of a run."""
 TRACES = ("Traceback", "\n::error", "\x1b", "this is a bug")
-"""What no run prints."""
+"""Texts that no run prints."""
 FULL = "cannot be (written|converted)|not written"
 
 # ---------------------------------------------------------------- commands
@@ -105,7 +105,7 @@ def needs(command: str, option: str) -> bool:
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack.
+    """An attack on a command, and its expected answer.
 
     Attributes:
         name: what is done.

@@ -43,7 +43,7 @@ class Written:
 
     @property
     def width(self) -> int:
-        """Length of a padded row, a multiple of 8 as NeMo-RL makes it."""
+        """Return the length of a padded row, a multiple of 8 as NeMo-RL makes it."""
         longest = max(len(p) + len(r) for p, r in zip(self.prompts, self.responses, strict=True))
         return -(-longest // 8) * 8
 
@@ -154,7 +154,7 @@ def prime_rl(folder: Path, made: Written, step: int = 12, stable: bool = True, o
 
 
 def prime_rank(folder: Path, made: Written) -> Path:
-    """The file of the first rank."""
+    """Return the file of the first rank."""
     return prime_rl(folder, made) / "rank_0.jsonl"
 
 

@@ -1,4 +1,4 @@
-"""Whether results are still what they were: recompute the frozen cases, and name every number that differs.
+"""Recompute the frozen cases, and name every number that differs from its stored value.
 
     python tests/frozen/compare.py                        # every case
     python tests/frozen/compare.py --case turns --case far
@@ -49,7 +49,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Difference:
-    """One number that differs; None on the side that lacks it."""
+    """A number that differs; None on the side that lacks it."""
 
     path: str
     old: float | None
@@ -57,7 +57,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """|new − old| over the larger of the two; infinite where one side has no number."""
+        """Return |new − old| over the larger of the two; infinite where one side has no number."""
         if self.old is None or self.new is None or np.isnan(self.old) or np.isnan(self.new):
             return np.inf
         return abs(self.new - self.old) / max(abs(self.old), abs(self.new))
@@ -69,7 +69,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """What comparing two results found.
+    """Findings of a comparison of two results.
 
     Attributes:
         compared: numbers that both have.
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs, is missing or is new."""
+        """Return whether nothing differs, is missing or is new."""
         return not (self.differing or self.missing or self.new)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Report:
 
 
 def kind(path: str) -> str:
-    """The metric that a path belongs to, in any preset or place: `presets.x.metrics.k3.value` → `k3`."""
+    """Return the metric of a path, in any preset or place: `presets.x.metrics.k3.value` → `k3`."""
     for before in (".metrics.", ".as_logged.", ".asked."):
         path = path.rpartition(before)[2]
     if path.startswith("sequences."):
@@ -116,13 +116,13 @@ def _number(path: str) -> str:
 
 
 def scale_group(path: str) -> str:
-    """Paths of numbers that round alike: a value and its interval, or what all presets log as one name."""
+    """Name the numbers that round alike: a value and its interval, or what all presets log under one name."""
     before, found, name = path.rpartition(".as_logged.")
     return f"{before.rpartition('.')[0]}{found}{name}" if found else _number(path)
 
 
 def compare(old: Values, new: Values, rtol: float = RTOL) -> Report:
-    """Hold two results beside each other.
+    """Compare two results.
 
     Counts must be equal. Other numbers may differ by `rtol` of the larger one, or by `FLOOR` of their terms:
     those of `TERMS`, or the largest of the `scale_group`, at most 1. A mean near 0 is as exact as its
@@ -151,12 +151,12 @@ def compare(old: Values, new: Values, rtol: float = RTOL) -> Report:
 
 
 def _identical(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
-    """Whether two arrays agree in every bit, which most do: the quick way."""
+    """Return whether two arrays agree in every bit, as most do: a shortcut."""
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def _scales(*results: Values) -> dict[str, float]:
-    """The largest size in each group of `scale_group`, 0 where it holds no number."""
+    """Return the largest absolute number in each group of `scale_group`, 0 without any."""
     found: dict[str, float] = {}
     for path, x in (item for result in results for item in result.items()):
         group = scale_group(path)
@@ -168,7 +168,7 @@ def _scales(*results: Values) -> dict[str, float]:
 def _apart(
     a: npt.NDArray[Any], b: npt.NDArray[Any], rtol: float, floor: float, roots: bool
 ) -> npt.NDArray[np.bool_]:
-    """Which of two arrays' numbers differ; of roots, the squares may differ by `FLOOR`."""
+    """Return which numbers of two arrays differ; of roots, the squares may differ by `FLOOR`."""
     if a.dtype == b.dtype == np.int64:
         return np.asarray(a != b)
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -180,7 +180,7 @@ def _apart(
 
 
 def _one_sided(path: str, x: npt.NDArray[Any], side: str, begin: int = 0) -> list[Difference]:
-    """The numbers from `begin` on as differences to nothing."""
+    """Return the numbers from `begin` on as differences to nothing."""
     return [
         Difference(
             _at(path, i, x.size > 1),
@@ -223,7 +223,7 @@ def store(found: Values, path: Path) -> None:
 
 
 def stored(path: Path) -> Values:
-    """What `store` wrote, or the numbers of a result's JSON."""
+    """Load a file of `store`, or the numbers of a result's JSON."""
     if path.suffix == ".json":
         return of_json(path)
     table = pq.read_table(path)
@@ -241,12 +241,12 @@ def stored(path: Path) -> Values:
 
 
 def frozen(case: Case) -> Path:
-    """Where a case's numbers lie."""
+    """Return the path of a case's stored numbers."""
     return DATA / f"{case.name}.parquet"
 
 
 def recomputed(case: Case) -> Values:
-    """The numbers of a case as they are now."""
+    """Recompute the numbers of a case."""
     with tempfile.TemporaryDirectory() as folder:
         return values(case, Path(folder))
 

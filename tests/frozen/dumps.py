@@ -1,4 +1,4 @@
-"""The dumps that frozen results are of: those that ship, and small ones that are made the same every time."""
+"""The dumps of the frozen results: those that ship, and small ones that are made the same every time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Dump = Path | Callable[[Path], object]
 
 
 def sample(name: str) -> Path:
-    """One of the dumps that ship."""
+    """Return the path of a dump that ships."""
     return SAMPLES / f"{name}.parquet"
 
 
 def turns(sigma: float, seed: int, many: int, outliers: float = 0.0) -> list[dict[str, Any]]:
-    """Rows with holes in the mask (tool output), groups, hosts; advantages that change from turn to turn."""
+    """Make rows with holes in the mask (tool output), groups, hosts, and advantages that change by turn."""
     rows = oracles.make_rows(sigma, seed=seed, many=many, outliers=outliers)
     for i, row in enumerate(rows):
         row["advantages"] = [((t // 7 + i) % 3 - 1) * (1 + 0.01 * i) for t in range(len(row["token_ids"]))]
@@ -37,13 +37,13 @@ def turns(sigma: float, seed: int, many: int, outliers: float = 0.0) -> list[dic
 
 
 def made(rows: list[dict[str, Any]], *leave_out: str) -> Dump:
-    """Rows as a dump without some of their columns."""
+    """Make a dump of rows without some of their columns."""
     kept = [{name: value for name, value in row.items() if name not in leave_out} for row in rows]
     return lambda path: oracles.write(kept, path)
 
 
 def rewarded(path: Path) -> None:
-    """Rewards and groups in place of advantages, which are made of them."""
+    """Write rewards and groups in place of advantages, which are made of them."""
     rows = oracles.make_rows(0.1, seed=5, many=120)
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "advantages"}
     columns["group_id"] = [f"g{i // 4}" for i in range(len(rows))]
@@ -53,7 +53,7 @@ def rewarded(path: Path) -> None:
 
 
 def long_form(path: Path) -> None:
-    """One row per token, shuffled within stretches of 60, in row groups of 500."""
+    """Write one row per token, shuffled within stretches of 60, in row groups of 500."""
     rows = [row for row in oracles.make_rows(0.05, seed=8, many=150) if row["token_ids"]]
     lengths = [len(row["token_ids"]) for row in rows]
     names = {
@@ -76,7 +76,7 @@ def long_form(path: Path) -> None:
 
 
 def sentinels(path: Path) -> None:
-    """Log-probs of -9999 on either side, products beyond float64, certain tokens, masked and empty rows."""
+    """Write log-probs of -9999, products beyond float64, certain tokens, masked and empty rows."""
     pairs = [
         ([-9999.0, -1.0], [-0.1, -1.0]),
         ([-0.1, -1.0], [-9999.0, -1.0]),
@@ -101,12 +101,12 @@ def sentinels(path: Path) -> None:
 
 
 def beside_bounds(path: Path) -> None:
-    """Tokens and sequences a hair inside or outside the bounds of presets."""
+    """Write tokens and sequences a hair inside or outside the bounds of presets."""
     trainer_dumps.write(trainer_dumps.rows_beside_bounds()[::9], path)
 
 
 def piece(name: str, begin: int, end: int | None) -> Dump:
-    """Some steps of a dump that ships, by their rank."""
+    """Make a dump of some steps of one that ships, by their rank."""
 
     def write(path: Path) -> None:
         table = pq.read_table(sample(name))
@@ -117,5 +117,5 @@ def piece(name: str, begin: int, end: int | None) -> Dump:
 
 
 def fingerprint(path: Path) -> int:
-    """CRC-32 of the columns of a dump: tells a change of the dump from a change of the results."""
+    """Return a CRC-32 of the columns, which tells a change of the dump from a change of the results."""
     return zlib.crc32(json.dumps(pq.read_table(path).to_pydict(), default=str).encode())

@@ -39,7 +39,7 @@ from tests.frozen.dumps import (
 SKIPPED = frozenset({"run", "provenance", "diagnosis", "recommendation", "format", "strip"})
 """Keys of the JSON that are not frozen: how it was made, conclusions from the numbers, copied tokens."""
 LABELS = ("key", "name", "sequence_id", "threshold", "dropped_by")
-"""What tells the entries of a JSON list apart, the first that they have."""
+"""Keys that identify the entries of a JSON list; the first that they have counts."""
 COMMON = "--quiet --device cpu --workers 1 --seed 0"
 
 Values = dict[str, npt.NDArray[Any]]
@@ -49,7 +49,7 @@ truth values) or float64 (everything else; NaN where a table has null)."""
 
 @dataclass(frozen=True)
 class Case:
-    """One frozen result.
+    """A dump, and the commands whose results on it are frozen.
 
     Attributes:
         name: of the case and of its file of stored numbers.
@@ -70,7 +70,7 @@ SOME = "token_is,seq_is,seq_mis,geo_rs,slime_icepop,areal_decoupled"
 
 
 def analyzed(name: str, dump: Dump, more: str = "") -> Case:
-    """`analyze` with every preset."""
+    """Make a case of `analyze` with every preset."""
     return Case(name, {"a": dump}, (f"{ANALYZE} {more}".strip(),))
 
 
@@ -165,7 +165,7 @@ def values(case: Case, folder: Path) -> Values:
 
 
 def _run(arguments: list[str]) -> None:
-    """One command in this process, deaf to what the environment sets."""
+    """Run one command in this process, without the settings of the environment."""
     unset = {name: None for name in os.environ if name.startswith(("OFFPOL_DIAG_", "GITHUB_"))}
     ran = CliRunner().invoke(app, arguments, env=unset)
     if ran.exit_code and not (arguments[0] == "gate" and isinstance(ran.exception, SystemExit)):
@@ -173,12 +173,12 @@ def _run(arguments: list[str]) -> None:
 
 
 def of_json(path: Path) -> Values:
-    """The numbers of a result that `--json` wrote."""
+    """Return the numbers of a result written by `--json`."""
     return dict(_walk(json.loads(path.read_text()), ""))
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Every number under a path; a list of nothing but numbers is one array."""
+    """Yield every number under a path; a list of numbers alone is one array."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name not in SKIPPED:
@@ -194,13 +194,13 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 
 
 def _array(numbers: list[Any]) -> npt.NDArray[Any]:
-    """int64 where all are whole by their type, else float64."""
+    """Return an int64 array if all are integers by their type, else a float64 one."""
     counts = all(isinstance(one, int) for one in numbers)
     return np.array(numbers, np.int64 if counts else np.float64)
 
 
 def _labels(entries: list[Any]) -> list[str]:
-    """What entries of a list are called: their own name where no two share it, with their place otherwise."""
+    """Name the entries of a list: by their own name where it is unique, else with their place."""
     name = next((one for one in LABELS if all(isinstance(e, dict) and one in e for e in entries)), None)
     names = [str(entry[name]) if name else "" for entry in entries]
     if len(set(names)) == len(names):
@@ -209,7 +209,7 @@ def _labels(entries: list[Any]) -> list[str]:
 
 
 def of_table(path: Path) -> Values:
-    """The columns of the table that `--sequences` wrote, but for text."""
+    """Return the columns of the table written by `--sequences`, without text."""
     found: Values = {}
     for name, column in zip((table := pq.read_table(path)).column_names, table.columns, strict=True):
         if pa.types.is_boolean(column.type):

@@ -144,7 +144,7 @@ PRESETS = b'[own]\nsummary = "x"\n[own.weight]\nupper = 2\n'
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command: its names, whether it takes a value, and the variable that says it too."""
+    """An option of a command: its names, whether it takes a value, and its environment variable."""
 
     names: tuple[str, ...]
     takes: bool
@@ -153,7 +153,7 @@ class Option:
 
 @cache
 def commands() -> dict[str, tuple[Option, ...]]:
-    """Command → its options."""
+    """Return the options of every command."""
     from typer.main import get_command
 
     from offpol_diag.cli import app
@@ -171,7 +171,7 @@ def commands() -> dict[str, tuple[Option, ...]]:
 
 @cache
 def files() -> dict[str, bytes]:
-    """What the commands find in the working directory."""
+    """Return the files in the working directory of the commands."""
     dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(8, 2)}
     way = (
         "analyze",
@@ -190,7 +190,7 @@ def files() -> dict[str, bytes]:
 
 
 def make(random: Random) -> runner.Input:
-    """A call of a command, more or less as it should be."""
+    """Draw a call of a command that is mostly valid."""
     name = random.choice(list(commands()))
     odd = random.choice((0.05, 0.3, 0.8))
     given: list[str] = [*_sources(random, name, odd)]
@@ -225,7 +225,7 @@ def _sources(random: Random, name: str, odd: float) -> Sequence[str]:
 
 
 def _said(random: Random, option: Option, odd: float) -> list[str]:
-    """The option as it is written on a command line."""
+    """Write an option as on a command line."""
     name = random.choice(option.names)
     if not option.takes:
         return [name] if random.random() < 0.95 else [f"{name}=1"]
@@ -245,7 +245,7 @@ def _value(random: Random, option: Option, odd: float) -> str:
 
 
 def _disturbed(random: Random, words: list[str]) -> list[str]:
-    """Words left out, said twice, in another order, or put between others."""
+    """Leave out, repeat, reorder or insert words of a command line."""
     at = random.randrange(len(words))
     ways = (
         words[:at] + words[at + 1 :],
@@ -263,13 +263,13 @@ def _disturbed(random: Random, words: list[str]) -> list[str]:
 
 
 def _renamed(random: Random) -> dict[str, str]:
-    """A file under an odd name."""
+    """Give a file an odd name."""
     old = random.choice(("a.parquet", "r.json", "t.tally.json", "p.toml", "g.toml"))
     return {old: _named(random, old)}
 
 
 def _named(random: Random, name: str) -> str:
-    """An odd name that ends like this one, as far as a system has such names."""
+    """Draw an odd name with the same suffix, as far as a file system allows it."""
     odd = mutations.argument(random).replace("/", "_").strip(".")
     while len(odd.encode(errors="surrogateescape")) > 180:
         odd = odd[: len(odd) // 2]

@@ -26,7 +26,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
 
 @cache
 def dump() -> bytes:
-    """Two small steps."""
+    """Write a dump of two small steps."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -38,7 +38,7 @@ def dump() -> bytes:
 
 @cache
 def history() -> str:
-    """What verl logs of them, nearly."""
+    """Write roughly what verl logs of those steps."""
     line = ("check", "d.parquet", "--logged", "h.jsonl", "--preset", "token_is", "--json", "r.json")
     names = ("kl", "k3_kl", "rollout_is_mean", "rollout_is_max", "chi2_token", "ppl_ratio")
     wrong = [{"_step": step, **{f"rollout_corr/{name}": 9.0 for name in names}} for step in (1, 2)]
@@ -90,7 +90,7 @@ FORMS: dict[str, Callable[[Random, Any], bytes]] = {
 
 
 def make(random: Random) -> runner.Input:
-    """A damaged history in one of the forms that one is read."""
+    """Draw a damaged history in one of the forms that are read."""
     name = random.choice(list(FORMS))
     rows = json.loads(history())
     if random.random() < 0.8:

@@ -100,7 +100,7 @@ def as_arrow(rows: list[dict[str, Any]]) -> bytes:
 
 
 def make(random: Random) -> runner.Input:
-    """A damaged file in one of the ways that one is read."""
+    """Draw a damaged file in one of the forms that are read."""
     rows = records(random)
     good = "".join(json.dumps(one) + "\n" for one in records(Random(1))).encode()
     kind = random.choice(("jsonl", "jsonl", "jsonl", "npz", "arrow"))

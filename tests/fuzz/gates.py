@@ -65,14 +65,14 @@ AMOUNTS = ("10%", "0", "-5%", "10%+0.001", "nan", "inf%", "1e400", "9" * 400 + "
 
 @cache
 def results() -> dict[str, bytes]:
-    """A dump and its result, of the presets that the gates name."""
+    """Make a dump, and its result under the presets that the gates name."""
     dumps = {"a.parquet": runner.dump(8)}
     way = ("analyze", "a.parquet", "--presets", "token_is,seq_mis", "--no-html", "--json", "base.json")
     return runner.written(way, dumps)
 
 
 def make(random: Random) -> runner.Input:
-    """A gate file, or a configuration file, and a command that reads it."""
+    """Draw a gate file, or a configuration file, and a command that reads it."""
     return _settings(random) if random.random() < 0.35 else _gates(random)
 
 
@@ -97,7 +97,7 @@ def _gates(random: Random) -> runner.Input:
 
 
 def _reword(random: Random, whole: dict[str, Any]) -> None:
-    """Other names, spans and amounts, many of them allowed."""
+    """Replace names, spans and amounts, often by valid ones."""
     for _ in range(random.choice((1, 2, 3))):
         bound, baseline = random.choice(whole["bound"]), whole["baseline"]
         key = random.choice(("name", "steps", "override", "tolerance", "tolerances", "only", "many"))
@@ -120,7 +120,7 @@ def _reword(random: Random, whole: dict[str, Any]) -> None:
 
 
 def _settings(random: Random) -> runner.Input:
-    """A configuration file, of either name, beside a command that reads it."""
+    """Draw a configuration file, of either name, and a command that reads it."""
     keys = random.sample(list(SETTINGS), random.choice((1, 2, 5, len(SETTINGS))))
     table: Any = json.loads(json.dumps({key: SETTINGS[key] for key in keys}))
     name = random.choice(("offpol-diag.toml", "pyproject.toml"))

@@ -121,18 +121,18 @@ DATES = (datetime.date(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59), da
 
 
 def text(random: Random) -> str:
-    """A string that something may not expect; sometimes two of them."""
+    """Draw a string that code may not expect; sometimes two of them joined."""
     found = random.choice(TEXTS)
     return found + random.choice(TEXTS) if random.random() < 0.1 else found
 
 
 def argument(random: Random) -> str:
-    """The same, as far as a system can hand it to a program: without NUL, short, and what bytes can say."""
+    """Draw a string that a program can be given: short, without NUL, and encodable."""
     return given(text(random))
 
 
 def given(said: str) -> str:
-    """A string as a program is given it."""
+    """Convert a string to what a program receives."""
     return (
         said.replace("\x00", "")[:60_000]
         .encode(errors="replace" if "\ud800" in said else "surrogateescape")
@@ -141,7 +141,7 @@ def given(said: str) -> str:
 
 
 def value(random: Random) -> Tree:
-    """Any value."""
+    """Draw any value."""
     kinds: Sequence[Callable[[], Tree]] = (
         lambda: text(random),
         lambda: random.choice(NUMBERS),
@@ -160,7 +160,7 @@ def value(random: Random) -> Tree:
 
 
 def tree(random: Random, whole: Tree, times: int | None = None) -> Tree:
-    """The tree with a few changes; it is changed in place, so give a copy.
+    """Make a few changes to a tree in place.
 
     Mostly all values keep their types: what only looks at those is passed.
     """
@@ -174,7 +174,7 @@ def tree(random: Random, whole: Tree, times: int | None = None) -> Tree:
 
 
 def _place(random: Random, whole: Tree) -> tuple[Any, Any]:
-    """A container and a key of it: every level as likely as the next."""
+    """Draw a container and one of its keys, every level with the same chance."""
     holder, key, at = None, None, whole
     while isinstance(at, dict | list) and at and (holder is None or random.random() < 0.85):
         holder = at
@@ -188,7 +188,7 @@ def _replace(random: Random, holder: Any, key: Any, whole: Tree) -> None:
 
 
 def _nudge(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    """Another value of the same type, which a check of types lets pass."""
+    """Replace a value by another of its type, which passes a check of types."""
     old = holder[key]
     if isinstance(old, bool) or old is None:
         holder[key] = random.choice((True, False, None))
@@ -226,7 +226,7 @@ def _rename(random: Random, holder: Any, key: Any, whole: Tree) -> None:
 
 
 def _graft(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    """What stands elsewhere in the tree; never a part of itself."""
+    """Copy a value from elsewhere in the tree; never a part of itself."""
     other, at = _place(random, whole)
     if other is not None:
         holder[key] = json.loads(json.dumps(other[at], default=str))
@@ -246,7 +246,7 @@ CHANGES = (_replace, _replace, _nudge, _nudge, _nudge, _remove, _repeat, _rename
 
 
 def as_json(random: Random, whole: Tree) -> bytes:
-    """A tree as JSON, the marks in it taken at their word."""
+    """Write a tree as JSON; marked values are written raw."""
     ascii_only = random.random() < 0.7
     said = json.dumps(whole, ensure_ascii=ascii_only, default=str, skipkeys=True)
     parts = said.split(f'"{RAW}')
@@ -255,13 +255,13 @@ def as_json(random: Random, whole: Tree) -> bytes:
 
 
 def _unquoted(part: str) -> str:
-    """What follows the mark of a raw value: the value, without the quote that ends it."""
+    """Return the raw value after its mark, without the quote that ends it."""
     raw, _, rest = part.partition('"')
     return raw.replace("'", '"') + rest
 
 
 def as_toml(whole: Tree) -> bytes:
-    """A tree as TOML: a table per key of the top level, everything inside it inline."""
+    """Write a tree as TOML: a table per key of the top level, everything inside it inline."""
     if not isinstance(whole, dict):
         return _inline(whole).encode("utf-8", "surrogatepass")
     plain = [f"{_key(k)} = {_inline(v)}" for k, v in whole.items() if not _is_table(v)]
@@ -331,7 +331,7 @@ PIECES = (
 
 
 def blob(random: Random, whole: bytes, times: int | None = None) -> bytes:
-    """The bytes with a few changes."""
+    """Make a few changes to bytes."""
     for _ in range(times or random.choice((1, 1, 2, 4, 16))):
         whole = random.choice(CUTS)(random, whole)
     return whole

@@ -30,7 +30,7 @@ Columns = dict[str, pa.Array]
 
 
 def dump(draw: Random) -> Columns:
-    """The columns of a small valid dump, one row per sequence or one per token."""
+    """Make the columns of a small valid dump, one row per sequence or one per token."""
     rows = draw.randint(1, 12)
     lengths = [draw.choice((0, 1, 3, 17)) for _ in range(rows)] + [5]
     logs = [[-draw.expovariate(1.0) for _ in range(n)] for n in lengths]
@@ -73,7 +73,7 @@ def _long(logs: list[list[float]], width: pa.DataType) -> Columns:
 
 
 def scalar(draw: Random, rows: int) -> pa.Array:
-    """A column of one of Arrow's scalar types with odd values, some of them null."""
+    """Draw a column of one of Arrow's scalar types with odd values, some of them null."""
     whole = (0, 1, -1, 3, 2**31 - 1, 2**63 - 1, -(2**63), None)
     unit, zone = draw.choice(("s", "ms", "us", "ns")), draw.choice((None, "UTC", "Europe/Berlin", "Nowhere"))
     makers: tuple[tuple[pa.DataType, tuple[Any, ...]], ...] = (
@@ -105,7 +105,7 @@ def scalar(draw: Random, rows: int) -> pa.Array:
 
 
 def written(draw: Random, names: list[str], arrays: list[pa.Array], provenance: bytes = b"") -> bytes:
-    """A file of columns, in one of the many ways that Parquet has."""
+    """Write columns with random settings of Parquet."""
     table = pa.Table.from_arrays(arrays, names=names)
     if provenance:
         table = table.replace_schema_metadata({b"offpol_diag": provenance})
@@ -133,7 +133,7 @@ def _all_split(arrays: list[pa.Array]) -> bool:
 
 
 def valid(draw: Random) -> bytes:
-    """A valid dump; some draws cannot be written, and others are taken."""
+    """Write a valid dump; draws that cannot be written are repeated."""
     while True:
         found = dump(draw)
         try:
@@ -146,7 +146,7 @@ def valid(draw: Random) -> bytes:
 
 
 def damaged_bytes(draw: Random) -> bytes:
-    """Bytes changed, cleared, taken out or put in, anywhere."""
+    """Change, clear, remove or insert bytes anywhere."""
     data = bytearray(valid(draw))
     for _ in range(draw.choice((1, 1, 2, 8))):
         _strike(draw, data, 0, len(data))
@@ -154,7 +154,7 @@ def damaged_bytes(draw: Random) -> bytes:
 
 
 def damaged_footer(draw: Random) -> bytes:
-    """The same within the footer, whose length stays true."""
+    """Damage bytes of the footer, whose length stays true."""
     data = valid(draw)
     size = struct.unpack("<I", data[-8:-4])[0]
     footer = bytearray(data[-8 - size : -8])
@@ -164,7 +164,7 @@ def damaged_footer(draw: Random) -> bytes:
 
 
 def damaged_pages(draw: Random) -> bytes:
-    """The same at the beginning of pages, where their headers are."""
+    """Damage bytes at the beginning of pages, where their headers are."""
     data = bytearray(valid(draw))
     metadata = pq.ParquetFile(pa.BufferReader(bytes(data))).metadata
     for _ in range(draw.choice((1, 1, 2))):
@@ -176,7 +176,7 @@ def damaged_pages(draw: Random) -> bytes:
 
 
 def damaged_numbers(draw: Random) -> bytes:
-    """Integers of the footer replaced by extreme ones."""
+    """Replace integers of the footer by extreme ones."""
     data = valid(draw)
     size = struct.unpack("<I", data[-8:-4])[0]
     footer = bytearray(data[-8 - size : -8])
@@ -200,7 +200,7 @@ def _varint(number: int) -> bytes:
 
 
 def _strike(draw: Random, data: bytearray, begin: int, end: int, keeps_length: bool = False) -> None:
-    """One change between two places."""
+    """Make one change between two places."""
     at = draw.randrange(begin, max(end, begin + 1))
     size = draw.choice((1, 1, 2, 4, 16))
     change = draw.randrange(4 if keeps_length else 7)
@@ -221,7 +221,7 @@ def _strike(draw: Random, data: bytearray, begin: int, end: int, keeps_length: b
 
 
 def odd_schema(draw: Random) -> bytes:
-    """Columns renamed, given another's type, doubled or left out."""
+    """Rename, retype, duplicate or drop columns."""
     while True:
         found = list(dump(draw).items())
         rows = len(found[0][1])
@@ -249,7 +249,7 @@ def odd_schema(draw: Random) -> bytes:
 
 
 def odd_values(draw: Random) -> bytes:
-    """Values that no log-prob, mask or number should have, and lists of other lengths."""
+    """Write values that no log-prob, mask or number should have, and lists of other lengths."""
     odd = (None, NAN, INF, -INF, 1e308, -1e308, 0.0, -0.0, 5.0, -1e-320, -1.0, 2.0, -700.0)
     while True:
         found = dump(draw)
@@ -280,7 +280,7 @@ def _spoilt(draw: Random, value: Any, odd: tuple[Any, ...]) -> Any:
 
 
 def odd_provenance(draw: Random) -> bytes:
-    """What stands in the file's own metadata."""
+    """Damage the file's own metadata."""
     texts: tuple[bytes, ...] = (
         b"\xff\xfe",
         b"[" * 100_000,
@@ -315,7 +315,7 @@ MAKERS: dict[str, Callable[[Random], bytes]] = {
 
 
 def make(draw: Random) -> runner.Input:
-    """One dump, and how it is analyzed."""
+    """Draw a dump, and options to analyze it with."""
     data = draw.choice(list(MAKERS.values()))(draw)
     args = ["--group-by", draw.choice(("other", "step", "policy_lag", "rewards"))] * draw.randint(0, 1)
     args += ["--on-bad-row", "skip"] * draw.randint(0, 1)

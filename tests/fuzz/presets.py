@@ -53,19 +53,19 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 @cache
 def catalogue() -> str:
-    """Every preset that ships, as JSON."""
+    """Return every preset that ships, as JSON."""
     shipped = resources.files("offpol_diag.presets").joinpath("presets.toml").read_text(encoding="utf-8")
     return json.dumps(tomllib.loads(shipped))
 
 
 @cache
 def dump() -> bytes:
-    """What the presets are used on."""
+    """Make the dump that the presets are used on."""
     return runner.dump()
 
 
 def make(random: Random) -> runner.Input:
-    """A few presets, some of them damaged, and something to do with them."""
+    """Draw a few presets, some of them damaged, and a command that uses them."""
     tables = json.loads(catalogue())
     chosen = {name: tables[name] for name in random.sample(list(tables), random.choice((1, 1, 2, 5)))}
     name = random.choice(list(chosen))
@@ -82,7 +82,7 @@ def make(random: Random) -> runner.Input:
 
 
 def _reword(random: Random, tables: dict[str, Any]) -> None:
-    """Other words and other bounds, all of them allowed."""
+    """Replace words and bounds by other valid ones."""
     parts = [part for table in tables.values() for part in _parts(table)]
     for _ in range(random.choice((1, 2, 4))):
         part = random.choice(parts)
@@ -130,7 +130,7 @@ def _way(random: Random, name: str) -> tuple[str, ...]:
 
 
 def _settings(random: Random) -> tuple[str, ...]:
-    """`--set` of a place, and a value of any kind."""
+    """Draw a `--set` of a place, with any value."""
     given = []
     for _ in range(random.choice((1, 1, 2))):
         place = random.choice(PLACES) if random.random() < 0.9 else mutations.argument(random)

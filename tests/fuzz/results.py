@@ -41,7 +41,7 @@ ENVIRONMENTS: tuple[dict[str, str], ...] = (
 
 @cache
 def results() -> tuple[bytes, ...]:
-    """The results of every command that makes one."""
+    """Make a result of every command that writes one."""
     dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(60, 2, 40)}
     presets = ("--presets", "token_is,seq_mis,areal_m2po")
     ways = (
@@ -58,7 +58,7 @@ def results() -> tuple[bytes, ...]:
 
 
 def make(random: Random) -> runner.Input:
-    """A damaged result in one of the ways that one is read."""
+    """Draw a damaged result in one of the forms that are read."""
     good = random.choice(results())
     bad = mutations.as_json(random, mutations.tree(random, json.loads(good)))
     if random.random() < 0.15:

@@ -36,7 +36,7 @@ from random import Random
 from typing import NoReturn
 
 CPU_SECONDS = 20
-"""What an input may take of a core; a busy machine changes nothing about that."""
+"""CPU seconds that an input may take, so that a busy machine changes nothing."""
 WALL_SECONDS = 120
 MEMORY = 3 << 30
 """Bytes of address space beyond those of the process that forks; malloc reserves 64 MiB for each thread."""
@@ -46,9 +46,9 @@ PLANTED = "planted"
 """Inputs put this word where it must never be markup: `<planted>` in a page, `::error::planted` in a log."""
 
 KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL")
-"""What an input sees of this process's environment."""
+"""Environment variables of this process that an input keeps."""
 LATE = ("jinja2", "pyro", "rich.progress")
-"""What commands import late, in functions."""
+"""Modules that commands import late, in functions."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an input.
+    """Outcome of an input.
 
     Attributes:
         given: the input.
@@ -92,17 +92,17 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What was printed."""
+        """Text of stdout."""
         return (self.out + b"\n" + self.err).decode(errors="surrogateescape")
 
     @property
     def errors(self) -> str:
-        """What was printed on stderr."""
+        """Text of stderr."""
         return self.err.decode(errors="surrogateescape")
 
     @property
     def judged(self) -> bool:
-        """Whether a gate came to a verdict, the exit code of which says no more than the verdict."""
+        """Return whether a gate came to a verdict, so that the exit code repeats it."""
         return "gate" in self.given.arguments and not re.search("^error:", self.errors, re.M)
 
 
@@ -160,7 +160,7 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _waited(child: int) -> tuple[int | None, int]:
-    """How it ended, None where it had to be stopped with all that it had started; its memory in bytes."""
+    """Return the exit status, None if the run was stopped with its processes, and its memory in bytes."""
     end = time.monotonic() + WALL_SECONDS
     while time.monotonic() < end:
         found, status, used = os.wait4(child, os.WNOHANG)
@@ -179,7 +179,7 @@ def _stop_all(group: int) -> None:
 
 
 def _run(given: Input, work: Path, said: Path, limit: Callable[[], None]) -> NoReturn:
-    """In the fork: as the program is run, as far as its own process goes."""
+    """Run the program in the fork, as its own process would."""
     code = 70
     try:
         os.setsid()
@@ -208,7 +208,7 @@ def _run(given: Input, work: Path, said: Path, limit: Callable[[], None]) -> NoR
 
 
 def _rewire(said: Path) -> None:
-    """Standard streams from and to files, as strict as Python's own."""
+    """Connect standard streams to files, as strict as Python's own."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for number, name, how in ((0, "in", os.O_RDONLY), (1, "out", flags), (2, "err", flags)):
         os.dup2(os.open(said / name, how, 0o600), number)
@@ -243,7 +243,7 @@ MARKUP = f"<{PLANTED}"
 
 
 def problem(found: Answer) -> str:
-    """What is bad about an answer, in words that are the same for the same mistake; empty if nothing is."""
+    """Describe what is wrong with an answer, in the same words for the same mistake; empty if nothing is."""
     return next((said for check in CHECKS for said in check(found)), "")
 
 
@@ -283,7 +283,7 @@ def _refused(found: Answer) -> Iterator[str]:
 
 
 def _may_be_silent(found: Answer) -> bool:
-    """A gate that could not say; no argument at all, which prints the help."""
+    """Return whether silence is right: an undecided gate, or no argument at all, which prints the help."""
     return found.judged or not found.given.arguments
 
 
@@ -304,7 +304,7 @@ def _controls(found: Answer) -> Iterator[str]:
 
 
 def _control(text: str) -> str:
-    """The first character that nobody should be sent, or nothing."""
+    """Return the first character that must never be printed, or nothing."""
     odd = (char for char in text if char not in "\n\t" and unicodedata.category(char) in CONTROLS)
     return "" if text.replace("\n", "").isprintable() else next(odd, "")
 
@@ -384,7 +384,7 @@ def main(make: Make, argv: Sequence[str] | None = None) -> int:
 
 
 def made(make: Make, seed: int, number: int) -> Input:
-    """An input by its number."""
+    """Return an input by its number."""
     return make(Random(f"{seed}:{number}"))
 
 
@@ -401,7 +401,7 @@ def _asked(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _save(found: Answer, said: str, folder: Path) -> None:
-    """The input and its answer: the working directory as it was left, and what was given there."""
+    """Save an input and its answer: the working directory as it was left, and the files given."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(found.folder, folder / "work", symlinks=True)
     given = {
@@ -425,7 +425,7 @@ def _say(line: str) -> None:
 
 
 def written(arguments: Sequence[str], files: Mapping[str, bytes] = {}) -> dict[str, bytes]:
-    """The files that a good call leaves, those given among them: what inputs are then made of."""
+    """Return the files that a valid call leaves, the given ones among them, to make inputs from."""
     with tempfile.TemporaryDirectory() as folder:
         found = answer(Input(tuple(arguments), files), Path(folder))
         if problem(found) or found.code:
@@ -435,13 +435,13 @@ def written(arguments: Sequence[str], files: Mapping[str, bytes] = {}) -> dict[s
 
 
 def _steady(text: bytes) -> bytes:
-    """Without the times and the memory of a result or a tally, which differ whenever it is made."""
+    """Remove the times and the memory of a result or a tally, which differ from run to run."""
     text = re.sub(rb'("peak_rss_bytes": ?)\d+', rb"\g<1>1000000", text)
     return re.sub(rb'("seconds": ?\{)[^}]*\}', rb'\1"total": 1.0}', text)
 
 
 def dump(rows: int = 6, step: int = 1, longest: int = 9) -> bytes:
-    """A small dump with every kind of column, as Parquet; another one for each step."""
+    """Make a small dump with every kind of column, as Parquet; another one for each step."""
     from offpol_diag.writer import DumpWriter
 
     random = Random(f"dump {step}")

@@ -41,7 +41,7 @@ SHAPES: tuple[list[Any], ...] = (
 
 @cache
 def pairs() -> tuple[tuple[bytes, bytes], ...]:
-    """Tallies of the two pieces of a dump, analysed in a few ways."""
+    """Make tallies of the two pieces of a dump, analysed in a few ways."""
     dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(8, 2)}
     ways = (
         ("--presets", "token_is,seq_mis", "--group-by", "host"),
@@ -60,7 +60,7 @@ def pairs() -> tuple[tuple[bytes, bytes], ...]:
 
 
 def make(random: Random) -> runner.Input:
-    """Two pieces, one of them damaged."""
+    """Draw two pieces, one of them damaged."""
     pair = list(random.choice(pairs()))
     random.shuffle(pair)
     good, other = pair
@@ -92,7 +92,7 @@ def _damaged(random: Random, text: bytes) -> bytes:
 
 
 def _arrays(at: Any) -> Iterator[dict[str, Any]]:
-    """The arrays in a tally."""
+    """Yield the arrays of a tally."""
     if isinstance(at, dict):
         if set(at) == {"shape", "data"}:
             yield at
@@ -103,7 +103,7 @@ def _arrays(at: Any) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(random: Random, array: dict[str, Any]) -> None:
-    """Some of its numbers, or all of them, are others."""
+    """Replace some or all of a tally's numbers."""
     data = bytearray(base64.b64decode(array["data"]))
     floats = [one for one in mutations.NUMBERS if isinstance(one, float) or abs(one) < 10**300]
     packed = struct.pack("<d", random.choice(floats)) if random.random() < 0.9 else random.randbytes(8)

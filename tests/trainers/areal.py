@@ -18,7 +18,7 @@ METRICS = {
 
 
 def row_max(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """[B, 1]; 0 for a row without a token."""
+    """Return the maximum of each row, [B, 1]; 0 for a row without a token."""
     largest = np.where(mask, x, -np.inf).max(axis=1, keepdims=True)
     return np.where(np.isfinite(largest), largest, 0.0)
 
@@ -36,7 +36,7 @@ def rejection_sampling(
     upper: float = 5.0,
     lower: float | None = None,
 ) -> Verdict:
-    """A sequence's ratio is aggregated in logs, a sequence's KL as it stands.
+    """Apply rejection sampling: a sequence's ratio is aggregated in logs, a sequence's KL as it stands.
 
     The weight of level sequence with metric ratio is the geometric mean, whatever `agg` is; in all else it
     is the token's ratio.
@@ -55,7 +55,7 @@ def rejection_sampling(
 
 
 def kpop(p: Padded) -> np.ndarray:
-    """cbff54d64: the larger KL of two coins, clamped to [1e-8, 1 - 1e-8]."""
+    """Compute KPop's measure (cbff54d64): the larger KL of two coins, clamped to [1e-8, 1 - 1e-8]."""
     one, two = (np.clip(exp(x), 1e-8, 1 - 1e-8) for x in (p.old, p.rollout))
 
     def kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ def kpop(p: Padded) -> np.ndarray:
 def behave_cap(
     p: Padded, *, behave_imp_weight_cap: float = 5.0, behave_imp_weight_mode: str = "token_mask"
 ) -> Verdict:
-    """There was no lower bound, and a sequence's weight was its geometric mean."""
+    """Apply the former cap: without a lower bound, and a sequence's weight is its geometric mean."""
     level, action = behave_imp_weight_mode.split("_")
     log = p.gap() if level == "token" else row_mean(p.gap(), p.mask)
     weight = exp(log) * np.ones(p.mask.shape)

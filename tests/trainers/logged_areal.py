@@ -1,4 +1,4 @@
-"""What AReaL 4aef98d8d logs of an update, restated on plain lists; settings as in `areal`."""
+"""Restatement of what AReaL 4aef98d8d logs of an update, on plain lists; settings as in `areal`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Flags = list[list[bool]]
 
 @dataclass(frozen=True)
 class Sampled:
-    """What rejection sampling makes of a batch: weights (0 where dropped) and the mask; `share` it logs."""
+    """Result of rejection sampling: weights (0 where dropped), the mask, and whether `share` is logged."""
 
     weights: Listed
     keep: Flags
@@ -25,7 +25,7 @@ def every(batch: list[Sample]) -> Flags:
 
 
 def stat(values: Listed, over: Flags) -> dict[str, float]:
-    """AVG_MIN_MAX; nothing of nothing."""
+    """Log average, minimum and maximum (AVG_MIN_MAX); nothing of nothing."""
     found = [x for x, on in zip(flat(values), flat(over), strict=True) if on]
     return {"avg": math.fsum(found) / len(found), "min": min(found), "max": max(found)} if found else {}
 
@@ -66,7 +66,7 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {"sum": math.fsum, "
 
 
 def kpop(one: Sample) -> list[float]:
-    """The larger KL of two coins, clamped to [1e-8, 1 - 1e-8], of each token."""
+    """Compute the larger KL of two coins of each token, clamped to [1e-8, 1 - 1e-8]."""
 
     def kl(a: float, b: float) -> float:
         return a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b))
@@ -113,7 +113,7 @@ def rejection_sampling(
 def behave_cap(
     batch: list[Sample], *, behave_imp_weight_cap: float = 5.0, behave_imp_weight_mode: str = "token_mask"
 ) -> dict[str, float]:
-    """v1.0.3 and older: a weight above the cap is 0 and its token stays; there is no share to log."""
+    """Log v1.0.3 and older: a weight above the cap is 0 and its token stays; no share is logged."""
     level, action = behave_imp_weight_mode.split("_")
     gaps, cap = [one.gap() for one in batch], behave_imp_weight_cap
     if level == "sequence":
@@ -127,7 +127,7 @@ def behave_cap(
 
 
 def m2po(batch: list[Sample], *, m2_threshold: float = 0.04) -> dict[str, float]:
-    """The largest (R − O)² go until the mean of the rest is below the threshold; one always stays."""
+    """Drop the largest (R − O)² until the mean of the rest is below the threshold; one always stays."""
     squares = each(lambda d: d**2, [one.gap() for one in batch])
     rest = sorted(flat(squares))
     while len(rest) > 1 and math.fsum(rest) / len(rest) >= m2_threshold:

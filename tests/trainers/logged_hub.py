@@ -1,4 +1,4 @@
-"""What TRL, ms-swift, OpenRLHF and Molt log of a batch, on padded arrays: settings of `trl_swift_openrlhf`.
+"""Restatement of what TRL, ms-swift, OpenRLHF and Molt log of a batch; settings of `trl_swift_openrlhf`.
 
 What verl 2026-03 logs beside `rollout_corr/`, which `verl_reference` has, is here too.
 """
@@ -14,7 +14,7 @@ from tests.trainers.policies import update, vespo_factor
 
 
 def trl(p, *, mode="sequence_mask", clip_max=3.0, clip_min=None, off_policy_mask_threshold=None):
-    """`_generate_and_score_completions`; the off-policy mask comes later, in the loss, and is not seen."""
+    """Restate `_generate_and_score_completions`, before the off-policy mask that the loss applies."""
     level, action = mode.split("_")
     log = p.gap() if level == "token" else row_sum(p.gap(), p.mask)
     ratio = np.exp(log)
@@ -34,7 +34,7 @@ def trl(p, *, mode="sequence_mask", clip_max=3.0, clip_min=None, off_policy_mask
 
 
 def trl_clips(p, loss):
-    """`_compute_loss`, of a completion with one advantage: of tokens, or of rows under a ratio of rows."""
+    """Restate `_compute_loss`'s clips with one advantage per completion: of tokens, or of rows' ratios."""
     good = ~((p.advantages < 0) & p.mask).any(axis=1, keepdims=True)
     if loss == "vespo":
         return {"vespo/phi_seq_mean": vespo_factor(p, good).mean()}
@@ -92,7 +92,7 @@ def swift_gap(p):
 
 
 def swift_weights(p, mode, threshold):
-    """The weights as applied [B, L], and what `clipped_frac` is."""
+    """Return the weights as applied [B, L], and `clipped_frac`."""
     ratio = np.exp(np.clip(p.gap(), -20, 20))
     rows = np.exp(row_mean(np.log(np.maximum(ratio, 1e-10)), p.mask))
     beyond = over(rows, threshold)
@@ -116,7 +116,7 @@ def swift(
     rollout_importance_sampling_threshold=2.0,
     off_policy_sequence_mask_delta=None,
 ):
-    """`_compute_rollout_offpolicy_metrics`, and `_compute_is_correction_metrics` where a mode is set."""
+    """Restate `_compute_rollout_offpolicy_metrics`, and with a mode `_compute_is_correction_metrics`."""
     found, threshold = swift_gap(p), rollout_importance_sampling_threshold
     if rollout_importance_sampling_mode:
         weights, clipped = swift_weights(p, rollout_importance_sampling_mode, threshold)
@@ -134,7 +134,7 @@ def swift(
 
 
 def openrlhf(p, *, policy_loss_type="ppo", is_correction_type="tis", is_correction_threshold=(0.5, 5.0)):
-    """`PolicyLoss.forward` with the correction on and eps_clip 0.2."""
+    """Restate `PolicyLoss.forward` with the correction on and eps_clip 0.2."""
     update = p.current - p.old
     if policy_loss_type == "gspo":
         ratio = np.exp(row_mean(p.gap("current"), p.mask)) * p.mask
@@ -151,7 +151,7 @@ def openrlhf(p, *, policy_loss_type="ppo", is_correction_type="tis", is_correcti
 
 
 def openrlhf_2026_09(p, *, is_correction_gating, is_correction_threshold, level="token"):
-    """The same, with the share that the gate drops: of tokens, or of rows."""
+    """Restate the same of 2026-09, with the share that the gate drops: of tokens, or of rows."""
     rollout, old = (np.clip(np.exp(x), 1e-6, 1 - 1e-6) for x in (p.rollout, p.old))
     gate = np.abs(rollout - old)
     if is_correction_gating == "binary_kl":
@@ -164,7 +164,7 @@ def openrlhf_2026_09(p, *, is_correction_gating, is_correction_threshold, level=
 
 
 def molt(p, *, level="token", mode="mask", threshold=(0.5, 5.0)):
-    """Its own names, and the share that lies outside the bounds."""
+    """Restate Molt's logs: its own names, and the share that lies outside the bounds."""
     found, gap = openrlhf(p), np.clip(p.gap(), -30, 30)
     gates = {"token": gap, "seq": np.clip(row_sum(gap, p.mask), -30, 30), "geo": row_mean(gap, p.mask)}
     ratio = np.exp(gates[level])
@@ -181,7 +181,7 @@ def molt(p, *, level="token", mode="mask", threshold=(0.5, 5.0)):
 
 
 def verl_debug(p):
-    """`calculate_debug_metrics`: of probabilities."""
+    """Restate `calculate_debug_metrics`, of probabilities."""
     old, rollout = np.exp(p.old[p.mask]), np.exp(p.rollout[p.mask])
     diff = np.abs(old - rollout)
     return {
@@ -196,7 +196,7 @@ def verl_debug(p):
 
 
 def verl_actor(p, keep, clip_ratio=0.2, clip_ratio_c=3.0):
-    """`compute_policy_loss_vanilla` on the mask that rejection leaves; it bounds u for ppo_kl too."""
+    """Restate `compute_policy_loss_vanilla` on the mask after rejection; it bounds u for ppo_kl too."""
     log, a = np.clip(p.current - p.old, -20, 20), p.advantages
     ratio = np.exp(log)
     plain, clipped = -a * ratio, -a * np.clip(ratio, 1 - clip_ratio, 1 + clip_ratio)

@@ -1,4 +1,4 @@
-"""What prime-rl, SkyRL, ROLL and open-instruct log of a batch, on padded arrays, row by row where they go so.
+"""Restatement of what prime-rl, SkyRL, ROLL and open-instruct log of a batch, on padded arrays.
 
 Settings are those of `prime_skyrl` and `roll_open_instruct`.
 """
@@ -160,7 +160,7 @@ def skyrl(
     token_mask_is_threshold=None,
     loss="ppo_clip",
 ):
-    """compute_off_policy_correction: each part sees the mask that the parts before it left."""
+    """Restate compute_off_policy_correction: each part sees the mask that the parts before it left."""
     mask, log_ratio = d.mask.astype(np.float64), np.where(d.mask, d.old - d.rollout, 0.0)
     ratio = safe_exp(log_ratio)
     padded = ratio * mask
@@ -202,7 +202,7 @@ def skyrl(
 
 
 def skyrl_anchored(d, clipped):
-    """Losses around the rollout, clipped where told: [B, L]."""
+    """Compute losses around the rollout, clipped where asked for, [B, L]."""
     log_ratio = np.where(d.mask, d.current - d.rollout, 0.0)
     found = {"clip_ratio": masked_mean(clipped, d.mask)}
     smallest = np.abs(log_ratio).min()  # of the padded batch, what is masked as 0
@@ -243,7 +243,7 @@ def roll_masked_mean(x, mask):
 
 
 def roll_segments(x, mask):
-    """Each contiguous run of the mask filled with its mean."""
+    """Fill each contiguous run of the mask with its mean."""
     found = np.zeros_like(x)
     for row, (values, flags) in enumerate(zip(x, mask, strict=True)):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(int), [0]))))
@@ -272,7 +272,7 @@ def roll_granularities(d):
 
 
 def roll(d, is_weight=None, filters=()):
-    """compute_train_infer_correction without padding in the token means."""
+    """Restate compute_train_infer_correction without padding in the token means."""
     mask, valid, tokens = d.mask.astype(np.float64), d.mask.any(axis=1), d.mask.sum()
     kept, found = np.ones_like(d.mask), {}
     measures = dict(zip(("ratio", "diff"), roll_granularities(d), strict=True))
@@ -316,7 +316,7 @@ def open_instruct(
     rho_mask_sequence_level=False,
     rho_mask_tv_divergence=False,
 ):
-    """compute_rho_correction row by row, each row a sample; then weighted by the rows' token counts."""
+    """Restate compute_rho_correction row by row, each a sample; then weighted by the rows' token counts."""
     keys = ("rho_weight", "rho_clipfrac", "rho_drop_frac", "rho_drop_low_frac", "rho_drop_high_frac", "ratio")
     stats, counts = {f"val/{key}": [] for key in keys}, []
     lower, upper, cap = rho_mask_lower_bound, rho_mask_upper_bound, rho_clamp_upper_bound

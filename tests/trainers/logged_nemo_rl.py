@@ -1,4 +1,4 @@
-"""What NeMo-RL 7ea279abf logs of a global batch, restated on plain lists; settings as in `nemo_rl`."""
+"""Restatement of what NeMo-RL 7ea279abf logs of a global batch, on plain lists; settings as in `nemo_rl`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
 def exp(x: float) -> float:
-    """e^x in float32: inf where that has no room for it."""
+    """Compute e^x in float32: inf where it overflows."""
     return single(math.exp(min(x, 700.0)))
 
 
@@ -33,7 +33,7 @@ def js(prev: float, gen: float) -> float:
 
 
 def k3(log: float) -> float:
-    """e^x − 1 − x, by its series where it would cancel."""
+    """Compute e^x − 1 − x, by its series where it would cancel."""
     if abs(log) > 1e-3:
         return exp(log) - 1 - log
     return math.fsum(log**k / math.factorial(k) for k in range(2, 9))
@@ -49,7 +49,7 @@ def nemo_rl(
     seq_logprob_error_threshold: float | None = None,
     ratio_clip: tuple[float, float] = (0.2, 0.2),
 ) -> dict[str, float]:
-    """A sample without a token is one whose sample_mask is 0; both drifts must be there."""
+    """Log the loss's metrics; a sample without a token has sample_mask 0, and both drifts must be there."""
     valid = [one for one in batch if len(one)]
     found, left = errors(valid, seq_logprob_error_threshold)
     tokens = sum(len(one) for one in left)
@@ -109,7 +109,7 @@ def extremes(name: str, lists: Listed) -> dict[str, float]:
 
 
 def errors(valid: list[Sample], threshold: float | None) -> tuple[dict[str, float], list[Sample]]:
-    """grpo.py: the statistics of sequences, and what the mask leaves."""
+    """Restate grpo.py: the statistics of sequences, and the masked ones."""
     found = [single(math.fsum(exp(abs(d)) for d in one.gap())) / len(one) for one in valid]
     kept = [threshold is None or error <= threshold for error in found]
     dropped = [one for one, on in zip(valid, kept, strict=True) if not on]

@@ -1,4 +1,4 @@
-"""What slime 624b824a8 logs of a global batch, restated on plain lists; settings as in `slime`.
+"""Restatement of what slime 624b824a8 logs of a global batch, on plain lists; settings as in `slime`.
 
 With `miles` what miles 31f1ca961 does: it compares the anchor with the rollout where slime has π_θ, and logs
 the ESS of the update and a bounded k3 besides.
@@ -15,19 +15,19 @@ Rows = list[float]
 
 
 def reduce(lists: Listed, batch: list[Sample]) -> float:
-    """The default reducer: a mean per sample, whatever was zeroed in it, then over all samples."""
+    """Apply the default reducer: a mean per sample, zeroed tokens included, then over all samples."""
     return math.fsum(math.fsum(one) / max(len(s), 1) for one, s in zip(lists, batch, strict=True)) / len(
         batch
     )
 
 
 def spread(values: Rows, batch: list[Sample]) -> Listed:
-    """One number of a sample, at each of its tokens: nowhere for a sample without one."""
+    """Spread one number of a sample to each of its tokens: none for a sample without one."""
     return [[value] * len(s) for value, s in zip(values, batch, strict=True)]
 
 
 def of_loss(batch: list[Sample], anchor: str, keep: Listed | None, miles: bool = False) -> dict[str, float]:
-    """The anchor is compared with the rollout, or, when it is the rollout, π_θ is."""
+    """Log the loss's metrics: of the anchor against the rollout, or of π_θ when the anchor is the rollout."""
     keep = keep or spread([1.0] * len(batch), batch)
 
     def masked(lists: Listed) -> float:
@@ -53,13 +53,13 @@ def of_loss(batch: list[Sample], anchor: str, keep: Listed | None, miles: bool =
 
 
 def ess(moves: Rows) -> float:
-    """Of the weights of one sample."""
+    """Compute the ESS of the weights of one sample."""
     w = [exp(clamp(u, -20, 20)) for u in moves]
     return math.fsum(w) ** 2 / (max(len(w), 1) * max(math.fsum(x * x for x in w), 1e-8))
 
 
 def k3(d: float) -> float:
-    """e^d − 1 − d, d within ±20 and the result at most 10."""
+    """Compute e^d − 1 − d, d within ±20 and the result at most 10."""
     d = clamp(d, -20, 20)
     return clamp(math.expm1(d) - d, -10, 10)
 
@@ -94,7 +94,7 @@ def tis(
 
 
 def opsm(batch: list[Sample], *, opsm_delta: float = 1e-4, miles: bool = False) -> dict[str, float]:
-    """With --use-rollout-logprobs; the count is summed in the loss and divided like every other sum.
+    """Log OPSM with --use-rollout-logprobs; the count is summed in the loss and divided like every other sum.
 
     It is of all tokens of the response, those outside the loss mask too, and divided by those in it.
     """
@@ -168,7 +168,7 @@ def mis(
 def named(
     found: dict[str, Listed], batch: list[Sample], keep: Listed | None, miles: bool = False
 ) -> dict[str, float]:
-    """The helper's own are reduced under the mask as it was, the loss's under what it left."""
+    """Log by name: the helper's own under the mask before it, the loss's under the mask after it."""
     own = {f"mis_{name}": reduce(lists, batch) for name, lists in found.items()}
     loss = of_loss(batch, "old", keep, miles) | {"ois": ois(batch)}
     return {f"train/{name}": x for name, x in (loss | own).items()}
@@ -189,7 +189,7 @@ def level(batch: list[Sample], name: str) -> Listed:
 
 
 def batch_mean(weights: Listed, name: str) -> float:
-    """Over tokens, or over all samples, one without a token being 0."""
+    """Compute the mean over tokens, or over all samples, one without a token being 0."""
     if name == "token":
         found = math.fsum(x for one in weights for x in one) / max(sum(len(one) for one in weights), 1)
     else:

@@ -12,7 +12,7 @@ from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum,
 
 
 def finite(weight: np.ndarray) -> np.ndarray:
-    """0 in place of what float32 cannot hold."""
+    """Put 0 in place of what float32 cannot hold."""
     with np.errstate(over="ignore"):
         return np.where(np.isfinite(weight.astype(np.float32)), weight, 0.0)
 
@@ -27,7 +27,7 @@ def nemo_rl(
     seq_logprob_error_threshold: float | None = None,
     force_on_policy_ratio: bool = False,
 ) -> Verdict:
-    """use_importance_sampling_correction = true; the error mask leaves the denominator, the types do not."""
+    """Apply use_importance_sampling_correction; the error mask leaves the denominator, the types do not."""
     low, high = truncated_importance_sampling_ratio_min, truncated_importance_sampling_ratio
     gap = p.gap("current") if force_on_policy_ratio else p.gap()  # prev_logprobs are the current ones then
     log = row_sum(gap, p.mask) if sequence_level_importance_ratios else gap

@@ -1,4 +1,4 @@
-"""What our pipeline makes of a dump, token by token, for one built-in row."""
+"""Our pipeline's effect on a dump, token by token, for one built-in row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILT_IN = catalogue.load()
 
 
 def seen(preset, batch):
-    """The batch as the observers see it, with what the preset wants to know of the whole of it."""
+    """Make the scene of the whole batch, with the cuts and tails that the preset needs."""
     held = Held(batch)
     return Scene.of(batch, 0, 2, read_ahead(held, held, Needs.of([preset], False)).fits)
 
@@ -38,7 +38,7 @@ class Held:
 
 
 def ours(name, batch):
-    """(what the loss of each token is multiplied by, whether it is in the denominator): [T] each."""
+    """Return each token's factor of the loss and whether it is in the denominator, [T] each."""
     preset = BUILT_IN[name]
     done = outcome(seen(preset, batch), preset)
     mask = token_mask(done)
@@ -60,7 +60,7 @@ def read(rows, path):
 
 
 def differences(got, want, rel=1e-9, least=1e-12, of_std=None):
-    """Names that one side lacks or whose numbers differ; what is not finite is logged as None."""
+    """Return names that one side lacks or whose numbers differ; non-finite numbers are logged as None."""
 
     def same(name):
         ours, theirs = got[name], want[name]

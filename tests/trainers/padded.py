@@ -1,4 +1,4 @@
-"""What every trainer of the field is handed: a right-padded batch [B, L], float64; and what it makes of it.
+"""The right-padded batch [B, L], float64, that trainers are given, and the form of what they return.
 
 `gap` is log π_train − log π_rollout of the sampled token. A trainer's answer is a `Verdict`. Numbers within
 1e-12 of a bound count as equal to it: whether a bound is part of its band is a trainer's decision, how
@@ -16,7 +16,7 @@ NEAR = 1e-12
 
 @dataclass(frozen=True)
 class Padded:
-    """A batch as a trainer holds it, [B, L] each; what stands where `mask` is False means nothing.
+    """A batch as a trainer holds it, [B, L] each; values where `mask` is False mean nothing.
 
     Attributes:
         rollout: log π_rollout, nats.
@@ -35,17 +35,17 @@ class Padded:
     entropy: np.ndarray | None = None
 
     def gap(self, train: str = "old") -> np.ndarray:
-        """log π_train − log π_rollout, [B, L]; 0 where masked."""
+        """Compute log π_train − log π_rollout, [B, L]; 0 where masked."""
         return np.where(self.mask, getattr(self, train) - self.rollout, 0.0)
 
     def row_advantage(self) -> np.ndarray:
-        """[B, 1]: the mean of a row's, for trainers that have one advantage per completion."""
+        """Compute the mean advantage of each row, [B, 1], for trainers with one advantage per completion."""
         return row_mean(self.advantages, self.mask)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trainer does with each token, [B, L].
+    """A trainer's treatment of each token, [B, L].
 
     Attributes:
         factor: what its loss is multiplied by; 0 where it is masked or dropped.
@@ -57,7 +57,7 @@ class Verdict:
 
 
 def padded(rows: list[dict]) -> Padded:
-    """Rows of a dump, as lists, padded on the right; `advantages` may be one number or a list."""
+    """Pad rows of a dump, as lists, on the right; `advantages` may be one number or a list."""
     width = max(len(row["rollout_log_probs"]) for row in rows)
 
     def block(values, fill):
@@ -76,23 +76,23 @@ def padded(rows: list[dict]) -> Padded:
 
 
 def exp(x: np.ndarray) -> np.ndarray:
-    """e^x, infinite where float64 has no room for it."""
+    """Compute e^x, infinite where float64 overflows."""
     with np.errstate(over="ignore"):
         return np.exp(x)
 
 
 def row_sum(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """[B, 1]."""
+    """Sum each row, [B, 1]."""
     return np.where(mask, x, 0.0).sum(axis=1, keepdims=True)
 
 
 def row_mean(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """[B, 1]; 0 for a row without a token."""
+    """Average each row, [B, 1]; 0 for a row without a token."""
     return row_sum(x, mask) / np.maximum(mask.sum(axis=1, keepdims=True), 1)
 
 
 def turn_mean(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """[B, L]: at every token the mean over the unbroken run of trained tokens it stands in."""
+    """Average over the unbroken run of trained tokens that each token is in, [B, L]."""
     found = np.zeros_like(x)
     for i, live in enumerate(mask):
         edges = np.flatnonzero(np.diff(np.r_[0, live.astype(int), 0]))
@@ -102,23 +102,23 @@ def turn_mean(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def over(x: np.ndarray, bound: float | None) -> np.ndarray:
-    """Strictly above the bound; nowhere without one."""
+    """Return where x is strictly above the bound; nowhere without one."""
     return np.zeros(np.shape(x), bool) if bound is None else x > bound + NEAR * abs(bound)
 
 
 def under(x: np.ndarray, bound: float | None) -> np.ndarray:
-    """Strictly below the bound; nowhere without one."""
+    """Return where x is strictly below the bound; nowhere without one."""
     return np.zeros(np.shape(x), bool) if bound is None else x < bound - NEAR * abs(bound)
 
 
 def within(x: np.ndarray, low: float | None, high: float | None) -> np.ndarray:
-    """In the band, its ends included."""
+    """Return where x is in the band, its ends included."""
     return ~over(x, high) & ~under(x, low)
 
 
 def verdict_of(
     p: Padded, factor: np.ndarray, keep: np.ndarray | bool = True, *, counted: bool = True
 ) -> Verdict:
-    """The factor on what is kept; with `counted` what is dropped still divides the loss."""
+    """Return the factor on kept tokens; with `counted` dropped ones still divide the loss."""
     alive = p.mask & keep
     return Verdict(np.where(alive, factor, 0.0), p.mask.copy() if counted else alive)

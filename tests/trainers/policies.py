@@ -1,4 +1,4 @@
-"""The policy loss that a trainer's factor multiplies, per token; as its configuration has it by default.
+"""The per-token policy losses that trainers' factors multiply, by default settings.
 
 `bound` is that on the log-ratio before exp: ±20 in verl, OpenRLHF, SkyRL and miles; the others have none.
 """
@@ -16,7 +16,7 @@ Loss = Callable[..., np.ndarray]
 
 
 def update(p: Padded, anchor: str) -> np.ndarray:
-    """log π_θ − log π_anchor, [B, L]; 0 where masked."""
+    """Compute log π_θ − log π_anchor, [B, L]; 0 where masked."""
     return np.where(p.mask, p.current - getattr(p, anchor), 0.0)
 
 
@@ -29,12 +29,12 @@ def ppo(
     anchor: str = "old",
     bound: float = np.inf,
 ) -> np.ndarray:
-    """The worse of −A r and −A clip(r); where A < 0 never worse than −dual A."""
+    """Compute PPO: the worse of −A r and −A clip(r); where A < 0 never worse than −dual A."""
     return _clipped(exp(np.clip(update(p, anchor), -bound, bound)), p.advantages, low, high, dual)
 
 
 def gspo(p: Padded, *, low: float, high: float, anchor: str = "old", bound: float = np.inf) -> np.ndarray:
-    """PPO's clip on one ratio for the row: the geometric mean, bounded from above."""
+    """Compute GSPO: PPO's clip on one ratio for the row, the geometric mean, bounded from above."""
     mean = np.minimum(row_mean(update(p, anchor), p.mask), bound)
     ratio = exp(mean) * np.ones(p.mask.shape)
     return _clipped(ratio, p.advantages, low, high, None)
@@ -46,41 +46,41 @@ def _clipped(ratio: np.ndarray, a: np.ndarray, low: float, high: float, dual: fl
 
 
 def cispo(p: Padded, *, low: float = 1.0, high: float = 4.0, bound: float = 20.0) -> np.ndarray:
-    """−A log π_θ, times the clipped ratio, which no gradient passes."""
+    """Compute CISPO: −A log π_θ, times the clipped ratio, which no gradient passes."""
     return np.clip(exp(np.clip(update(p, "old"), -bound, bound)), 1 - low, 1 + high) * reinforce(p)
 
 
 def reinforce(p: Padded) -> np.ndarray:
-    """−A log π_θ."""
+    """Compute REINFORCE: −A log π_θ."""
     return -p.advantages * p.current
 
 
 def sapo(p: Padded, *, anchor: str = "old", bound: float = np.inf) -> np.ndarray:
-    """A sigmoid gate of the ratio, steeper where A is not above 0."""
+    """Compute SAPO: a sigmoid gate of the ratio, steeper where A is not above 0."""
     ratio = exp(np.clip(update(p, anchor), -bound, bound))
     tau = np.where(p.advantages > 0, 1.0, 1.05)
     return -p.advantages * 4 / tau / (1 + exp(-tau * (ratio - 1)))
 
 
 def geo_mean(p: Padded, *, low: float = 0.4, high: float = 0.4) -> np.ndarray:
-    """verl's GMPO, before its mean over rows: each token has its row's."""
+    """Compute verl's GMPO before its mean over rows: each token has its row's loss."""
     u, sign = update(p, "old"), np.sign(p.advantages)
     held = sign * np.minimum(sign * u, sign * np.clip(u, -low, high))
     return -p.row_advantage() * exp(row_mean(held, p.mask)) * np.ones(p.mask.shape)
 
 
 def quadratic(p: Padded, *, beta: float = 0.1) -> np.ndarray:
-    """DRO of verl, kimi15 of ROLL."""
+    """Compute DRO of verl, kimi15 of ROLL."""
     return reinforce(p) + beta / 2 * update(p, "old") ** 2
 
 
 def topr(p: Padded) -> np.ndarray:
-    """Of rewards whose sign is the advantage's."""
+    """Compute TOPR, of rewards whose sign is the advantage's."""
     return np.where(p.advantages > 0, 1.0, np.minimum(exp(update(p, "old")), 1.0)) * reinforce(p)
 
 
 def fipo(p: Padded, *, low: float = 0.2, high: float = 0.2) -> np.ndarray:
-    """PPO's, times the discounted drift of the tokens after; half of it is left after 32 tokens."""
+    """Compute FIPO: PPO's loss times the discounted drift of later tokens, with a half-life of 32 tokens."""
     u, ahead = update(p, "old"), np.subtract.outer(np.arange(p.mask.shape[1]), np.arange(p.mask.shape[1])).T
     decay = np.where(ahead >= 0, 2.0 ** (-np.maximum(ahead, 0) / 32), 0.0)
     influence = np.clip(exp(u @ decay.T), 1.0, 1.2)
@@ -89,12 +89,12 @@ def fipo(p: Padded, *, low: float = 0.2, high: float = 0.2) -> np.ndarray:
 
 
 def vespo(p: Padded, *, clip_max: float = 3.0) -> np.ndarray:
-    """REINFORCE times φ of the row's product of ratios and truncated weights."""
+    """Compute VESPO: REINFORCE times φ of the row's product of ratios and truncated weights."""
     return vespo_factor(p, p.advantages >= 0, clip_max) * reinforce(p)
 
 
 def vespo_factor(p: Padded, good: np.ndarray, clip_max: float = 3.0) -> np.ndarray:
-    """φ, with the exponents of A >= 0 where `good`."""
+    """Compute φ, with the exponents of A >= 0 where `good`."""
     least = np.log(1e-8)
     log_w = row_sum(np.clip(update(p, "old"), -20, 20), p.mask)
     weights = np.log(np.maximum(np.minimum(exp(p.gap()), clip_max), 1e-300))
@@ -104,7 +104,7 @@ def vespo_factor(p: Padded, good: np.ndarray, clip_max: float = 3.0) -> np.ndarr
 
 
 def surrogate(p: Padded) -> np.ndarray:
-    """−A; the factor is the ratio that the gradient passes."""
+    """Compute −A; the factor is the ratio that the gradient passes."""
     return -p.advantages
 
 
@@ -164,6 +164,6 @@ BY_TRAINER = {
 
 
 def loss_of(name: str) -> tuple[Loss, dict[str, Any]]:
-    """The loss of a row of the table, and its settings."""
+    """Return the loss of a row of the table, and its settings."""
     trainer = name.partition("_")[0]
     return ALONE.get(name, BY_TRAINER.get(trainer, PLAIN))

@@ -11,23 +11,23 @@ from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum,
 
 
 def moved(p: Padded) -> np.ndarray:
-    """π_θ − π_rollout of the sampled token, [B, L]."""
+    """Compute π_θ − π_rollout of the sampled token, [B, L]."""
     return np.exp(p.current) - np.exp(p.rollout)
 
 
 def prime_dppo(p: Padded, *, dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Verdict:
-    """Positive advantages meet the upper bound, all others the lower one."""
+    """Mask by DPPO: positive advantages meet the upper bound, all others the lower one."""
     gone = np.where(p.advantages > 0, over(moved(p), dppo_mask_high), under(moved(p), -dppo_mask_low))
     return verdict_of(p, exp(p.gap("current")), ~gone)
 
 
 def prime_ipo(p: Padded, *, ipo_threshold: float = 0.1) -> Verdict:
-    """Both bounds for everyone."""
+    """Mask by IPO: both bounds for every token."""
     return verdict_of(p, exp(p.gap("current")), ~over(np.abs(moved(p)), ipo_threshold))
 
 
 def prime_ref_kl(p: Padded) -> Verdict:
-    """Only a fall of the probability by more than 0.2 masks, whatever the advantage."""
+    """Mask only where the probability falls by more than 0.2, whatever the advantage."""
     return verdict_of(p, exp(p.gap("current")), moved(p) >= -0.2)
 
 
@@ -40,7 +40,7 @@ def prime_v02(
     sequence_mask: tuple[float, float] = (0.0, 100.0),
     sequence_clip_high: float = 10.0,
 ) -> Verdict:
-    """Each mask is a pair (…_low, …_high); those on rows ask the geometric mean and the extreme tokens."""
+    """Apply v0.2: masks are pairs (…_low, …_high); those on rows use the geometric mean and extremes."""
     gap = p.gap("current")
     ratio = exp(gap)
     extreme = p.mask & ~within(ratio, *sequence_mask)
@@ -64,7 +64,7 @@ def skyrl_correction(
     outlier_token_is_threshold: tuple[float | None, float | None] = (None, None),
     token_mask_is_threshold: tuple[float, float] | None = None,
 ) -> Verdict:
-    """off_policy_correction; pairs are (…_low, …_high). Each stage sees the mask that the one before left."""
+    """Apply off_policy_correction; pairs are (…_low, …_high); each stage sees the mask left by the last."""
     ratio = _bounded_exp(p.gap())
     left = p.mask & ~(p.mask & ~within(ratio, *outlier_token_is_threshold)).any(axis=1, keepdims=True)
     if token_mask_is_threshold is not None:
@@ -87,7 +87,7 @@ def _bounded_exp(log: np.ndarray) -> np.ndarray:
 
 
 def skyrl_rollout_is(p: Padded, *, eps_clip_low: float = 0.2, eps_clip_high: float = 0.2) -> Verdict:
-    """The ratio, where it is truly inside; on a bound it is outside."""
+    """Return the ratio where it is strictly inside the bounds."""
     ratio = _bounded_exp(p.gap("current"))
     inside = over(ratio, 1 - eps_clip_low) & under(ratio, 1 + eps_clip_high)
     return verdict_of(p, np.where(inside, ratio, 0.0))
@@ -96,7 +96,7 @@ def skyrl_rollout_is(p: Padded, *, eps_clip_low: float = 0.2, eps_clip_high: flo
 def skyrl_dppo(
     p: Padded, *, dppo_type: str = "binary_tv", delta_low: float = 0.2, delta_high: float = 0.2
 ) -> Verdict:
-    """Only tokens pushed further away can go; those of zero advantage never do."""
+    """Mask by DPPO: only tokens pushed further away are dropped; those of zero advantage never are."""
     change, up, down = moved(p), p.advantages > 0, p.advantages < 0
     if dppo_type == "binary_tv":
         gone = (up & over(change, delta_high)) | (down & over(-change, delta_low))
@@ -107,13 +107,13 @@ def skyrl_dppo(
 
 
 def _coin_kl(p: Padded) -> np.ndarray:
-    """KL from the rollout's coin "this token or another" to the current policy's."""
+    """Compute the KL from the rollout's coin "this token or another" to the current policy's."""
     mu, pi, tiny = np.exp(p.rollout), np.exp(p.current), 1e-8
     return -mu * p.gap("current") + (1 - mu) * np.log((1 - mu + tiny) / (1 - pi + tiny))
 
 
 def verl_dppo(p: Padded, *, loss_mode: str, clip_ratio: float, clip_ratio_c: float = 10000.0) -> Verdict:
-    """In bypass mode. A token of zero advantage has no loss: under dppo_kl it is left alone here."""
+    """Mask in bypass mode; a token of zero advantage has no loss, and dppo_kl keeps it."""
     change, up = moved(p), p.advantages > 0
     if loss_mode == "dppo_tv":
         gone = np.where(up, over(change, clip_ratio), over(-change, clip_ratio))
@@ -123,11 +123,11 @@ def verl_dppo(p: Padded, *, loss_mode: str, clip_ratio: float, clip_ratio_c: flo
 
 
 def skyrl_cispo(p: Padded, *, cispo_eps_clip_low: float = 1.0, cispo_eps_clip_high: float = 4.0) -> Verdict:
-    """cispo_anchor=rollout."""
+    """Apply CISPO with cispo_anchor=rollout."""
     ratio = _bounded_exp(p.gap("current"))
     return verdict_of(p, np.clip(ratio, 1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high))
 
 
 def torchforge(p: Padded) -> Verdict:
-    """reinforce_loss; its bounds are literals."""
+    """Apply torchforge's reinforce_loss; its bounds are literals."""
     return verdict_of(p, np.clip(exp(p.gap("current")), 0.1, 10.0))

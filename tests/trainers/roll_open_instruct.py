@@ -19,7 +19,7 @@ ROLL_AGGREGATES = {
 def roll(
     p: Padded, *, is_weight: dict[str, Any] | None = None, filters: tuple[dict[str, Any], ...] = ()
 ) -> Verdict:
-    """Weights and filters all look at the mask as it was; what is filtered leaves the denominator.
+    """Apply ROLL: weights and filters see the original mask; filtered tokens leave the denominator.
 
     That is with enable_old_logprobs_recompute; a probability difference of level sequence is a sum.
     """
@@ -63,7 +63,7 @@ def open_instruct(
     rho_mask_sequence_level: bool = False,
     rho_mask_tv_divergence: bool = False,
 ) -> Verdict:
-    """A bound of 0 is no bound; each log-ratio is held within ±10 before anything else is done with it."""
+    """Apply rho: a bound of 0 is no bound; each log-ratio is first held within ±10."""
     gap = np.clip(p.gap(), -10.0, 10.0)
     rho = np.exp(row_mean(gap, p.mask) if rho_mask_sequence_level else gap) * np.ones(p.mask.shape)
     band = rho_mask_lower_bound or None, rho_mask_upper_bound or None

@@ -24,16 +24,16 @@ class Sample:
         return len(self.rollout)
 
     def gap(self, train: str = "old") -> list[float]:
-        """log π_train − log π_rollout."""
+        """Compute log π_train − log π_rollout."""
         return [a - b for a, b in zip(getattr(self, train), self.rollout, strict=True)]
 
     def update(self, anchor: str = "old") -> list[float]:
-        """log π_θ − log π_anchor."""
+        """Compute log π_θ − log π_anchor."""
         return [a - b for a, b in zip(self.current, getattr(self, anchor), strict=True)]
 
 
 def samples(rows: Iterable[dict]) -> list[Sample]:
-    """From rows of a dump; one advantage of a row is given to each of its tokens."""
+    """Make samples from rows of a dump; one advantage of a row is given to each of its tokens."""
     return [_sample(row) for row in rows]
 
 
@@ -48,30 +48,30 @@ def _sample(row: dict) -> Sample:
 
 
 def exp(x: float) -> float:
-    """e^x, infinite where float64 has no room for it."""
+    """Compute e^x, infinite where float64 overflows."""
     return math.exp(x) if x < 709 else math.inf
 
 
 def clamp(x: float, low: float, high: float) -> float:
-    """x within [low, high]."""
+    """Clamp x to [low, high]."""
     return min(max(x, low), high)
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 for none."""
+    """Average; 0 for none."""
     return math.fsum(values) / max(len(values), 1)
 
 
 def each(of: Callable[[float], float], lists: Listed) -> Listed:
-    """A function applied to every token."""
+    """Apply a function to every token."""
     return [[of(x) for x in one] for one in lists]
 
 
 def flat(lists: Listed) -> list[float]:
-    """All tokens."""
+    """Concatenate all tokens."""
     return [x for one in lists for x in one]
 
 
 def clip_wins(ratio: float, advantage: float, low: float = 0.2, high: float = 0.2) -> bool:
-    """Whether PPO's clipped loss is the larger one."""
+    """Return whether PPO's clipped loss is the larger one."""
     return -advantage * clamp(ratio, 1 - low, 1 + high) > -advantage * ratio

@@ -13,14 +13,14 @@ from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum,
 
 
 def tis(p: Padded, *, tis_clip: float = 2.0, tis_clip_low: float = 0.0, icepop: bool = False) -> Verdict:
-    """--use-tis; `icepop` stands for --custom-tis-function-path …icepop_function."""
+    """Apply --use-tis; `icepop` stands for --custom-tis-function-path …icepop_function."""
     ratio = exp(p.gap())
     inside = within(ratio, tis_clip_low, tis_clip)
     return verdict_of(p, np.where(inside, ratio, 0.0) if icepop else np.clip(ratio, tis_clip_low, tis_clip))
 
 
 def opsm(p: Padded, *, opsm_delta: float = 1e-4) -> Verdict:
-    """--use-opsm --use-rollout-logprobs: in a row that drifted, every token of negative advantage goes."""
+    """Apply OPSM with --use-rollout-logprobs: a drifted row loses every token of negative advantage."""
     drift = -row_mean(p.gap("current"), p.mask)
     return verdict_of(p, np.ones(p.mask.shape), ~((p.advantages < 0) & over(drift, opsm_delta)))
 
@@ -48,7 +48,7 @@ def mis(
     rs_veto_threshold: float | None = None,
     tis_batch_normalize: bool = False,
 ) -> Verdict:
-    """mis.yaml. The batch mean is of bounded weights under the mask as it was before any rejection."""
+    """Apply mis.yaml; the batch mean is of bounded weights under the mask before any rejection."""
     low = 1 / tis_upper_bound if tis_lower_bound is None else tis_lower_bound
     keep = np.ones(p.mask.shape, bool)
     weight = _ratio(p, tis_level)
@@ -68,7 +68,7 @@ def mis(
 
 
 def _catastrophic(p: Padded, threshold: float | None) -> np.ndarray:
-    """[B, 1]: rows with a trained token strictly below the threshold, the ratio unclamped."""
+    """Return rows with a trained token strictly below the threshold, the ratio unclamped, [B, 1]."""
     if threshold is None:
         return np.zeros((len(p.mask), 1), bool)
     return (under(p.gap(), math.log(threshold)) & p.mask).any(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Every built-in row of these trainers, and what its trainer would have to be told: (function, its settings).
+"""Every built-in row of these trainers, with its restatement: (function, its settings).
 
 The settings are written down from the trainers' own keys and defaults; nothing here is read from our presets.
 """
@@ -42,7 +42,7 @@ def _gate(gating: str, delta: float) -> dict[str, Any]:
 
 
 def bare(p: Padded) -> Verdict:
-    """A loss that nothing multiplies, of all tokens."""
+    """Return a loss that nothing multiplies, of all tokens."""
     return verdict_of(p, np.ones(p.mask.shape))
 
 

@@ -1,4 +1,4 @@
-"""TRL, ms-swift, OpenRLHF: what they multiply their policy loss by.
+"""TRL, ms-swift, OpenRLHF: the factors of their policy losses.
 
 TRL f2cd5771, ms-swift 3602360a, OpenRLHF 3c3be623.
 """
@@ -18,7 +18,7 @@ def trl(
     clip_min: float | None = None,
     off_policy_mask_threshold: float | None = None,
 ) -> Verdict:
-    """`vllm_importance_sampling_*`: a sequence's ratio is the product, and nothing bounds it before exp."""
+    """Apply `vllm_importance_sampling_*`: a sequence's ratio is the product, unbounded before exp."""
     level, action = mode.split("_")
     log = p.gap() if level == "token" else row_sum(p.gap(), p.mask)
     ratio = np.broadcast_to(exp(log), p.mask.shape)
@@ -32,13 +32,13 @@ def trl(
 
 
 def _on_policy(p: Padded, delta: float) -> np.ndarray:
-    """DeepSeek's mask on rows: a row of negative advantage goes when the sampler's log-prob leads by more."""
+    """Mask rows as DeepSeek: of negative advantage, where the sampler's log-prob leads by more."""
     drift = -row_mean(p.gap("current"), p.mask)
     return (p.row_advantage() >= 0) | ~over(drift, delta)
 
 
 def deepseek_v32(p: Padded, *, delta: float) -> Verdict:
-    """The report's M_{i,t}, with π_old being the sampler; it multiplies the terms of an unchanged mean."""
+    """Apply the report's M_{i,t}, with the sampler as π_old; it multiplies the terms of an unchanged mean."""
     return verdict_of(p, np.ones(p.mask.shape), _on_policy(p, delta))
 
 
@@ -49,7 +49,7 @@ def swift(
     rollout_importance_sampling_threshold: float = 2.0,
     off_policy_sequence_mask_delta: float | None = None,
 ) -> Verdict:
-    """A sequence's ratio is the geometric mean; sequence_mask gates with it and weighs with the token's."""
+    """Apply ms-swift: sequence ratios are geometric means; sequence_mask gates by them, weights by token."""
     cap = rollout_importance_sampling_threshold
     rho = np.exp(np.clip(p.gap(), -20, 20))
     geometric = np.exp(row_mean(np.log(np.maximum(rho, 1e-10)), p.mask))
@@ -75,7 +75,7 @@ def openrlhf(
     is_correction_gating: str = "ratio",
     level: str = "token",
 ) -> Verdict:
-    """Both thresholds act (of a divergence the upper one alone); GSPO anchors at the rollout, unweighed."""
+    """Apply both thresholds (only the upper on a divergence); GSPO anchors at the rollout, unweighted."""
     low, high = is_correction_threshold
     if policy_loss_type == "gspo":
         return verdict_of(p, np.ones(p.mask.shape))
@@ -91,7 +91,7 @@ def openrlhf(
 
 
 def _divergence(p: Padded, gating: str, level: str) -> np.ndarray:
-    """Pull request 1339: of coins, clamped; at level seq a plain mean over the row."""
+    """Compute the divergence of pull request 1339: of coins, clamped; at level seq the mean of the row."""
     rollout, old = (np.clip(exp(x), 1e-6, 1 - 1e-6) for x in (p.rollout, p.old))
     if gating == "tv":
         found = np.abs(rollout - old)
@@ -107,7 +107,7 @@ def molt(
     mode: str = "mask",
     threshold: tuple[float, float] = (0.5, 5.0),
 ) -> Verdict:
-    """Log-ratios within ±30; seq is the product, geo the geometric mean, and both only reject."""
+    """Apply Molt: log-ratios within ±30; seq is the product, geo the geometric mean, and both only reject."""
     low, high = threshold
     gap = np.clip(p.gap(), -30, 30)
     ratio = exp(gap)
