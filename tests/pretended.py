@@ -33,7 +33,7 @@ SINGLE = {"aten::where", "aten::index_put_", *ACROSS}
 PLACES = {"aten::index", "aten::index_put_"}
 """Operators that take indices from the host's memory."""
 
-told: list[Callable[[str], None]] = []
+observers: list[Callable[[str], None]] = []
 """Called with the name of every operator that runs on a pretended GPU."""
 waited: list[Callable[[str], None]] = []
 """Called with what makes the host wait for a pretended GPU, each time."""
@@ -132,7 +132,7 @@ def at(device: Any) -> torch.device:
 
 @contextmanager
 def counted(calls: list[Callable[[str], None]] = waited) -> Iterator[Counter[str]]:
-    """Count the synchronisations with an emulated GPU within the block, by reason; or what else is told."""
+    """Count waits for an emulated GPU within the block, by reason; or the calls of other observers."""
     seen: Counter[str] = Counter()
 
     def tell(name: str) -> None:
@@ -152,8 +152,8 @@ def run(operator: Any, args: Any, kwargs: Any) -> Any:
         RuntimeError: a GPU would not run it.
     """
     name = operator._schema.name
-    for tell in told:
-        tell(name)
+    for observe in observers:
+        observe(name)
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
     where = _one_place(name, tensors)
     gpu_rules.refuse(operator, name, tensors, args, kwargs)
@@ -199,7 +199,7 @@ def _is_there(x: Any) -> bool:
 def _on_its_stream(name: str, tensors: list[Tensor]) -> None:
     """Refuse tensors of another stream without `record_stream`: their memory may be reused meanwhile."""
     if any(isinstance(x, There) and x.stream not in (None, _here.now) for x in tensors):
-        raise RuntimeError(f"{name}: a tensor of another stream, which was told of no use")
+        raise RuntimeError(f"{name}: a tensor of another stream, which no record_stream names")
 
 
 def _made(make: Callable[..., Tensor], *, filled: bool) -> Callable[..., There]:

@@ -22,7 +22,7 @@ class Gate:
     Attributes:
         backend: host and port of the server.
         requests: method, path, Range and bytes of every answer.
-        plan: what to do with a request, told its method, path and Range: None lets it through, a number is
+        plan: what to do with a request, given its method, path and Range: None lets it through, a number is
             the status to answer with, "hang up" ends the connection, "half" sends half of the answer first.
     """
 

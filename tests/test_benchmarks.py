@@ -98,7 +98,7 @@ def ratios(path):
 def test_a_part_runs_prints_its_section_and_keeps_its_result(tmp_path, monkeypatch, capsys):
     kept = tmp_path / "results.json"
     monkeypatch.setattr(machine, "limit", lambda threads: None)
-    monkeypatch.setattr(peak, "offpol_diag", lambda *told: peak.Spent(1.0, 2.0, 5, 7))
+    monkeypatch.setattr(peak, "offpol_diag", lambda *options: peak.Spent(1.0, 2.0, 5, 7))
     monkeypatch.setattr(sys, "argv", ["startup.py", "--rounds=2", "--write", f"--results={kept}"])
 
     part.main("startup", startup.measure, "about")
@@ -120,7 +120,7 @@ def test_the_reading_alone_is_compared_with_pyarrows(path, monkeypatch, capsys):
 
 def test_two_workers_are_compared_with_one(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(workers.peak, "offpol_diag", lambda *told: asked.append(told[-1]))
+    monkeypatch.setattr(workers.peak, "offpol_diag", lambda *options: asked.append(options[-1]))
     monkeypatch.setattr(sys, "argv", ["workers.py", "--sequences=12", "--rounds=2"])
 
     workers.main()

@@ -267,10 +267,10 @@ def test_a_preset_file_with_a_slip_is_refused():
 def test_a_preset_file_that_changes_a_built_in_name_is_told_so(dump):
     Path("mine.toml").write_text("[token_is]\nweight = { over = 'token', upper = 3 }\n")
 
-    told = run("compare", dump, "--presets", "token_is", "--preset-file", "mine.toml")
+    done = run("compare", dump, "--presets", "token_is", "--preset-file", "mine.toml")
 
-    assert told.exit_code == 0
-    assert "mine.toml gives its own meaning to token_is" in told.stderr
+    assert done.exit_code == 0
+    assert "mine.toml gives its own meaning to token_is" in done.stderr
 
 
 @pytest.mark.slow
@@ -468,8 +468,8 @@ def test_a_comparison_of_nothing_is_refused_and_says_what_would_work(dump, tmp_p
 def test_several_dumps_are_said_to_be_one(command, dump, tmp_path):
     again = shutil.copy(dump, tmp_path / "again.parquet")
 
-    told = run(*command, dump, again, "--presets", "tis")
-    assert (told.exit_code, told.stderr) == (0, "2 DUMPs given: they are read as one dump\n")
+    done = run(*command, dump, again, "--presets", "tis")
+    assert (done.exit_code, done.stderr) == (0, "2 DUMPs given: they are read as one dump\n")
     assert run(*command, dump, again, "--presets", "tis", "-q").stderr == ""
 
 

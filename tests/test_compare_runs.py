@@ -121,9 +121,9 @@ def test_the_mean_reward_stands_beside_but_joins_no_family_of_tests(worse):
 
 
 def test_the_p_value_is_of_a_t_test_and_agrees_with_the_interval(worse):
-    told = [one for one in worse.contrasts if one.p_value is not None and one.difference.interval]
-    assert len(told) > 40
-    for one in told:
+    judged = [one for one in worse.contrasts if one.p_value is not None and one.difference.interval]
+    assert len(judged) > 40
+    for one in judged:
         tested, null = (one.difference, 0.0) if one.ratio is None else (one.ratio, 1.0)
         excludes = not tested.interval[0] <= null <= tested.interval[1]
         assert excludes == (one.p_value < 0.05) or abs(one.p_value - 0.05) < 5e-3, one.name

@@ -193,13 +193,13 @@ def _tokens(seen: Any) -> float:
 
 @pytest.mark.parametrize("shard", [1, 1 << 30])
 def test_progress_of_all_devices_ends_with_all_rows(dump, shard):
-    told: list[tuple[int, int]] = []
-    engine = Devices((CPU, CPU), lambda done, rows: told.append((done, rows)), shard=shard)
+    reported: list[tuple[int, int]] = []
+    engine = Devices((CPU, CPU), lambda done, rows: reported.append((done, rows)), shard=shard)
     read(engine, dump)
     rows = open_dump([dump]).rows
 
-    assert told[-1] == (rows, rows)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reported[-1] == (rows, rows)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
     assert engine.clock.compute > 0
 
 

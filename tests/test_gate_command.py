@@ -432,8 +432,8 @@ def test_the_verdict_table_fits_a_terminal_without_colour(width):
 def test_what_is_not_plainly_passed_is_explained_failures_first():
     head, table = gate(ALL[::-1]).blocks
 
-    told = ["✗ failed", "? could not say", "✓ open", "✗ failed (warn)", "? could not say (warn)"]
-    assert [line.split(":")[0] for line in head.detail] == told
+    labels = ["✗ failed", "? could not say", "✓ open", "✗ failed (warn)", "? could not say (warn)"]
+    assert [line.split(":")[0] for line in head.detail] == labels
     assert [row[0] for row in table.rows][:3] == ["✓ passed", "✓ open", "✓ open"]
     assert "open: the 95% interval" in table.notes[0]
     assert head.text == "3 of 7 bounds hold (2 open); 1 failed; 1 could not be judged; 2 warned"

@@ -58,7 +58,7 @@ def script(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def told(*args: str) -> subprocess.CompletedProcess[str]:
+def in_process(*args: str) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, with the program's own handling of errors."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
@@ -224,7 +224,7 @@ NAMES = {
 
 @pytest.mark.parametrize("args", NAMES.values(), ids=NAMES.keys())
 def test_a_name_in_an_error_is_harmless(args: tuple[str, ...]) -> None:
-    refused(told(*(arg.format(EVIL) for arg in args)))
+    refused(in_process(*(arg.format(EVIL) for arg in args)))
 
 
 def test_the_place_of_a_file_is_printed_harmless() -> None:
@@ -290,7 +290,7 @@ UNBOUNDED = {
 
 @pytest.mark.parametrize("args", UNBOUNDED.values(), ids=UNBOUNDED.keys())
 def test_what_has_no_bound_is_refused(args: tuple[str, ...]) -> None:
-    refused(told(*args))
+    refused(in_process(*args))
     assert files() == ["now.json"]
 
 
@@ -307,7 +307,7 @@ NULS = {
 @pytest.mark.parametrize(("name", "text", "args"), NULS.values(), ids=NULS.keys())
 def test_a_nul_in_a_name_is_refused(name: str, text: str, args: tuple[str, ...]) -> None:
     Path(name).write_text(text)
-    refused(told(*args))
+    refused(in_process(*args))
     assert files() == sorted([name, "now.json"])
 
 
@@ -574,7 +574,7 @@ GATES = {
 @pytest.mark.parametrize(("args", "text"), GATES.values(), ids=GATES.keys())
 def test_every_refusal_of_the_gate_is_an_error_and_a_hint(args: tuple[str, ...], text: str) -> None:
     Path("gates.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
-    refused(told("gate", "now.json", "-o", "gate.html", "--junit", "gate.xml", *args))
+    refused(in_process("gate", "now.json", "-o", "gate.html", "--junit", "gate.xml", *args))
     assert files() == ["gates.toml", "now.json"]
 
 

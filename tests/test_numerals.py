@@ -18,7 +18,7 @@ from offpol_diag.summary import Number
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
-def told(text: str) -> float:
+def parsed(text: str) -> float:
     """Parse the number of a text."""
     return float(text.removesuffix("%").replace(",", "")) / (100 if text.endswith("%") else 1)
 
@@ -37,8 +37,10 @@ def test_any_value_with_any_interval_has_a_text(value, low, high, unit):
 
 @given(FINITE.filter(lambda x: x == 0 or 1e-290 < abs(x) < 1e300), st.sampled_from(["", "fraction"]))
 def test_a_measured_value_is_said_to_two_digits_and_a_bound_to_four(value, unit):
-    assert told(written(Number(value=value, unit=unit)).value) == pytest.approx(value, rel=0.051, abs=1e-290)
-    assert told(say_value(value, unit)) == pytest.approx(value, rel=6e-4, abs=1e-290)
+    assert parsed(written(Number(value=value, unit=unit)).value) == pytest.approx(
+        value, rel=0.051, abs=1e-290
+    )
+    assert parsed(say_value(value, unit)) == pytest.approx(value, rel=6e-4, abs=1e-290)
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e3))
@@ -46,7 +48,7 @@ def test_a_value_is_said_to_what_its_interval_tells_apart(value, half):
     text, interval = written(Number(value=value, interval=(value - half, value + half)))
 
     four_decimals = 5.1e-5 if abs(value) >= 0.5 else 0.0  # no more are written from one half on
-    assert abs(told(text) - value) <= max(0.51 * half, 6e-6 * abs(value), four_decimals)
+    assert abs(parsed(text) - value) <= max(0.51 * half, 6e-6 * abs(value), four_decimals)
     assert interval
 
 

@@ -151,14 +151,14 @@ def test_results_are_picked_and_merged_in_the_order_of_the_rows(two_workers, sma
 
 def test_progress_rises_within_pieces_and_ends_with_all_rows(small, tmp_path):
     for workers in (1, 2):
-        told = []
-        engine = Processes(workers, progress=lambda *how, told=told: told.append(how), least=600)
+        reported = []
+        engine = Processes(workers, progress=lambda *how, reported=reported: reported.append(how), least=600)
         with closing(engine):
             dump = open_dump([small], batch_tokens=50)
             engine.reduce(dump, Look(tmp_path, seconds=0.05))
-        done = [rows for rows, _ in told]
+        done = [rows for rows, _ in reported]
         assert done == sorted(done)
-        assert told[-1] == (120, 120)
+        assert reported[-1] == (120, 120)
         assert len({*done}) > 2 * len(shards.pieces(dump, 600)) > 2
         assert engine.clock.compute > 0
 
@@ -294,16 +294,16 @@ def test_workers_elsewhere_than_on_the_cpu_here_are_refused(how):
 
 
 def test_the_environment_and_a_file_say_how_many_workers(tmp_path, monkeypatch):
-    told = []
+    reported = []
     module = sys.modules["offpol_diag.analyze"]
-    monkeypatch.setattr(module, "examine", lambda *_, workers, **__: told.append(workers) or 1 / 0)
+    monkeypatch.setattr(module, "examine", lambda *_, workers, **__: reported.append(workers) or 1 / 0)
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
     runner.invoke(app, ["analyze", "-q"])
     runner.invoke(app, ["compare", "-q"], env={"OFFPOL_DIAG_WORKERS": "3"})
     Path("offpol-diag.toml").write_text("workers = 5\n")
     runner.invoke(app, ["gate", "x.parquet", "--max", "k3=1", "-q"])
-    assert told == [None, 3, 5]
+    assert reported == [None, 3, 5]
 
 
 @pytest.mark.parametrize(
@@ -381,14 +381,14 @@ def test_bad_rows_are_skipped_and_told_as_by_one_process(two_workers, tmp_path):
 
 @pytest.mark.parametrize("trouble", ["killed_once", "half_sent_once"])
 def test_a_worker_that_is_killed_once_changes_nothing(small, tmp_path, trouble):
-    told = []
-    with Processes.on(2, lambda *how: told.append(how)) as engine:
+    reported = []
+    with Processes.on(2, lambda *how: reported.append(how)) as engine:
         engine.least = 1
         found = ids_of(engine, small, tmp_path, at=55, trouble=trouble)
         assert len(processes(engine)) == 1  # memory may be short
         assert found == many(1).reduce(open_dump([small]), Look(tmp_path))
         assert ids_of(engine, small, tmp_path) == found
-    assert told == sorted(told[: told.index((120, 120))]) + told[told.index((120, 120)) :]
+    assert reported == sorted(reported[: reported.index((120, 120))]) + reported[reported.index((120, 120)) :]
 
 
 @pytest.mark.parametrize("seen", [True, False])

@@ -237,7 +237,7 @@ def seen(presets: tuple[Preset, ...], path: str) -> tuple[Counter[str], int]:
     job, dump = observed(presets, path)
     with pretended.gpus(), one_thread():
         job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))  # constants are sent once
-        with pretended.counted() as waits, pretended.counted(pretended.told) as started:
+        with pretended.counted() as waits, pretended.counted(pretended.observers) as started:
             job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))
     return waits, sum(many for name, many in started.items() if name not in VIEWS)
 
@@ -333,7 +333,7 @@ def of_columns(count: int) -> int:
     for one in outcomes.each:
         assert one.near
         assert one.weighed is not None
-    with pretended.counted(pretended.told) as started:
+    with pretended.counted(pretended.observers) as started:
         for part in PARTS:
             part.columns(outcomes)
     return sum(many for name, many in started.items() if name not in VIEWS)

@@ -234,17 +234,17 @@ def test_a_bug_in_a_task_keeps_its_name(nodes, tmp_path):
 
 
 def test_what_is_picked_of_batches_comes_in_order_though_a_worker_could_not_read_once(nodes, tmp_path):
-    picked, told = [], []
+    picked, reported = [], []
     seen, _ = reduced(
         tmp_path,
         Each(length, picked.append),
-        lambda done, of: told.append((done, of)),
+        lambda done, of: reported.append((done, of)),
         at=0,
         trouble="unread_once",
     )
     assert seen == Ids(tuple(range(SEQUENCES)), SHAPE)
     assert picked == [GROUP] * (SEQUENCES // GROUP)
-    assert told == [(GROUP * (i + 1), SEQUENCES) for i in range(SEQUENCES // GROUP)]
+    assert reported == [(GROUP * (i + 1), SEQUENCES) for i in range(SEQUENCES // GROUP)]
 
 
 def test_few_tasks_are_under_way_and_an_interrupt_ends_them(nodes, tmp_path):

@@ -57,7 +57,7 @@ def saved(rows: list[dict[str, Any]], folder) -> str:
     return str(path)
 
 
-def told(batch) -> dict[str, Any]:
+def expected(batch) -> dict[str, Any]:
     """Return the results that a first pass over some columns must have."""
     names = ("rollout", "old", "cu_seqlens", "masked", "lengths")
     return {name: getattr(batch, name).tolist() for name in names} | {"step": batch.scalars["step"]}
@@ -74,7 +74,7 @@ def test_a_narrow_reading_gives_the_same_values_lengths_and_steps(tmp_path, mask
 
     narrow = list(dump.only({"old_log_probs", "step"}).batches())
 
-    assert [told(one) for one in narrow] == [told(one) for one in dump.batches()]
+    assert [expected(one) for one in narrow] == [expected(one) for one in dump.batches()]
     for batch in narrow:
         assert batch.current is None
         assert batch.rewards is None

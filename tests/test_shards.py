@@ -344,9 +344,9 @@ def path(tmp_path_factory) -> str:
 
 
 def ahead(path: str, threads: int, tokens: int = 6000) -> list[Batch]:
-    dump, told = open_dump([path], batch_tokens=tokens), list[int]()
-    found = list(task.ahead(dump, threads, told.append))
-    assert sum(told) == dump.rows
+    dump, reported = open_dump([path], batch_tokens=tokens), list[int]()
+    found = list(task.ahead(dump, threads, reported.append))
+    assert sum(reported) == dump.rows
     return found
 
 

@@ -329,13 +329,13 @@ def test_few_groups_give_no_place_an_interval(tmp_path: Path) -> None:
 
 
 def test_progress_counts_up_to_the_rows_there_are(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     rows = [row([-1.0] * 5, [-1.1] * 5) for _ in range(8)]
-    measured(rows, tmp_path, batch_tokens=10, progress=lambda done, total: told.append((done, total)))
+    measured(rows, tmp_path, batch_tokens=10, progress=lambda done, total: reported.append((done, total)))
 
-    assert told[-1] == (8, 8)
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
-    assert len(told) > 1
+    assert reported[-1] == (8, 8)
+    assert [done for done, _ in reported] == sorted({done for done, _ in reported})
+    assert len(reported) > 1
 
 
 @pytest.mark.parametrize(("seed", "noted"), [(5, True), (3, False)])

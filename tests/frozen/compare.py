@@ -10,11 +10,11 @@ The exit code is 1 where anything differs.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -256,14 +256,14 @@ def recomputed(case: Case) -> Values:
 
 def main(arguments: list[str]) -> int:
     """Compare, print what differs, and return the exit code."""
-    told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    told.add_argument("results", nargs="*", type=Path, metavar="RESULT.json", help="two results to compare")
-    told.add_argument("--case", action="append", choices=list(BY_NAME), help="one case; repeatable")
-    told.add_argument("--update", action="store_true", help="store what is computed now")
-    told.add_argument("--rtol", type=float, default=RTOL, help="relative tolerance (default %(default)s)")
-    given = told.parse_args(arguments)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*", type=Path, metavar="RESULT.json", help="two results to compare")
+    parser.add_argument("--case", action="append", choices=list(BY_NAME), help="one case; repeatable")
+    parser.add_argument("--update", action="store_true", help="store what is computed now")
+    parser.add_argument("--rtol", type=float, default=RTOL, help="relative tolerance (default %(default)s)")
+    given = parser.parse_args(arguments)
     if len(given.results) not in (0, 2) or (given.results and (given.case or given.update)):
-        told.error("give two results and no --case or --update, or no result")
+        parser.error("give two results and no --case or --update, or no result")
     if given.results:
         old, new = map(stored, given.results)
         report = compare(old, new, given.rtol)

@@ -271,11 +271,11 @@ def _exit(found: Answer) -> Iterator[str]:
 def _refused(found: Answer) -> Iterator[str]:
     errors = len(re.findall(r"^error:", found.errors, re.M))
     if found.code != 2 and errors:
-        yield f"an error is told, and the exit code is {found.code}"
+        yield f"an error is printed, and the exit code is {found.code}"
     if found.code != 2 or _may_be_silent(found):
         return
     if errors != 1 or not TOLD.search(found.errors):
-        yield f"exit code 2, and {errors} errors with a hint each are told"
+        yield f"exit code 2, and {errors} errors with a hint each are printed"
     elif "there is not enough memory" in found.errors:
         yield "an input takes all the memory there is"
     elif found.changed:
