@@ -1,7 +1,8 @@
 """verl's numbers: those its own functions printed, and its rules restated, on dumps that no golden file has.
 
 `golden/verl.json` says what was run on the dumps beside it. The restatement of `verl_reference` is checked
-against these numbers first; each preset of ours is then checked against it, by its configuration in verl's names.
+against these numbers first; each preset of ours is then checked against it, by its configuration in verl's
+names.
 """
 
 import json
