@@ -385,7 +385,7 @@ def test_the_peak_is_the_commands_own_and_not_that_of_who_starts_it():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of other systems' processes nothing is known")
-def test_what_a_command_takes_is_what_all_its_processes_take():
+def test_memory_and_time_of_a_command_are_those_of_all_its_processes():
     child = (
         "import time; x = bytearray(200 << 20); x[::4096] = bytes(51200); sum(range(9**6)); time.sleep(0.5)"
     )

@@ -553,7 +553,7 @@ def test_a_changed_definition_changes_its_own_aspect(changed: dict[str, object],
 
 
 @pytest.mark.parametrize("changed", [{"name": "x"}, {"summary": "x"}, {"source": "x"}, {"note": "x"}])
-def test_what_is_only_said_of_a_preset_changes_no_aspect(changed: dict[str, str]) -> None:
+def test_descriptions_of_a_preset_change_no_aspect(changed: dict[str, str]) -> None:
     assert aspects(replace(BASE, **changed)) == aspects(BASE)
 
 
@@ -600,9 +600,7 @@ def test_only_the_mask_is_missing_for_dumps_without_old_log_probs() -> None:
 
 
 @pytest.mark.parametrize(("one", "side"), ON_SIDE)
-def test_what_is_recommended_does_what_title_and_threshold_say_and_what_was_measured(
-    one: Any, side: str
-) -> None:
+def test_a_recommended_preset_has_the_title_threshold_and_measured_effect(one: Any, side: str) -> None:
     """The preset that is named, set as is said, has the weights and rules of the row."""
     measured, shown = one.preset(side), tuned(SHIPPED[one.preset_name(side)], one.changes(side))
     assert (measured.name, measured.policy, measured.apply) == (MARK + one.name, side, True)

@@ -297,7 +297,7 @@ def test_exchanged_names_and_averaged_extremes_are_named(dump, tmp_path):
     assert {one.extreme for one in found.different} == {True}
 
 
-def test_where_nothing_reproduces_a_metric_the_nearest_variant_is_named(dump, tmp_path):
+def test_the_nearest_variant_is_named_where_none_reproduces_a_metric(dump, tmp_path):
     file, rows = dump
     name = TRAINERS["trl"][2]
     values = {
@@ -498,7 +498,7 @@ WRITERS |= dict.fromkeys(("h.csv", "h.json", "h.jsonl", "h.parquet"), of_pandas)
 
 @pytest.mark.filterwarnings("ignore")  # the trackers' own
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_real_trackers_write_is_read(writer, tmp_path):
+def test_files_of_real_trackers_are_read(writer, tmp_path):
     found = curves.read([WRITERS[writer](tmp_path) / writer])
     for name, points in CURVE.items():
         assert found[name] == pytest.approx(points, nan_ok=True)
@@ -535,7 +535,7 @@ def test_curves_of_evaluation_are_not_taken_for_those_of_training():
     "text", ["", "{", "[1]", "a,b\n1,2\n", '{"step": 1}', "Step,a - x,b - x\n1,2,3\n", "\xff\0\xff" * 99]
 )
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet", "x.wandb", "tfevents.x"])
-def test_what_holds_no_curves_is_one_error(name, text, tmp_path):
+def test_a_file_without_curves_is_one_error(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError):
         curves.read([tmp_path / name])

@@ -249,7 +249,7 @@ def test_an_argument_that_cannot_be_meant_is_refused(dump, args, words):
     assert_refused(run("analyze", dump, *args), *words)
 
 
-def test_what_a_gate_or_a_comparison_cannot_mean_is_refused(dump, result):
+def test_meaningless_arguments_of_gate_and_compare_are_refused(dump, result):
     assert_refused(run("gate", "missing.parquet", "--max", "token_iss.k3=1"), "did you mean token_is")
     assert_refused(run("gate", result, dump, "--max", "k3=1"), "alone")
     assert_refused(run("report", result, "-o", result), "is what is read")
@@ -303,7 +303,7 @@ def test_a_result_that_is_no_result_is_refused(text):
         (["presets", "tis", "token_is"], ["token_is", "hint: see `offpol-diag presets --help`"]),
     ],
 )
-def test_what_typer_refuses_is_said_like_everything_else(args, words):
+def test_errors_of_typer_have_the_form_of_all_errors(args, words):
     assert_refused(script(*args), *words)
 
 
@@ -362,7 +362,7 @@ def test_without_arguments_there_is_help():
         (SystemExit(1), 1, ""),
     ],
 )
-def test_what_is_raised_becomes_a_message_and_a_code(raised, code, said, capsys):
+def test_exceptions_become_a_message_and_an_exit_code(raised, code, said, capsys):
     with pytest.raises(SystemExit) as stopped, exit_codes():
         raise raised
 

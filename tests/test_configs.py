@@ -176,7 +176,7 @@ def expected(preset):
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_is_printed_does_what_the_preset_does(trainer):
+def test_printed_configurations_do_what_the_preset_does(trainer):
     p = batch()[1]
     for name, config in configs(trainer).items():
         if name in SHAPED:
@@ -323,7 +323,7 @@ REMARKS = [
 
 
 @pytest.mark.parametrize(("preset", "trainer", "words", "there"), REMARKS)
-def test_what_is_done_otherwise_is_remarked(preset, trainer, words, there):
+def test_differences_of_a_trainer_are_remarked(preset, trainer, words, there):
     assert (words in "\n".join(configs(trainer)[preset].remarks)) is there
 
 
@@ -380,7 +380,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("preset", "trainer", "message", "hint"), REFUSED)
-def test_what_a_trainer_refuses_or_lacks_is_said(preset, trainer, message, hint):
+def test_keys_that_a_trainer_refuses_or_lacks_are_named(preset, trainer, message, hint):
     with pytest.raises(ConfigError, match=message) as caught:
         config_for(preset, trainer)
 

@@ -94,7 +94,7 @@ def did(one):
     return one["kept_tokens"], weights, one["vetoed"]
 
 
-def test_where_the_policies_agree_every_preset_leaves_everything(rows, tmp_path):
+def test_every_preset_keeps_everything_where_the_policies_agree(rows, tmp_path):
     same = copy.deepcopy(rows)
     for row in same:
         row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
@@ -197,7 +197,7 @@ def signed():
     return [Preset(f"r{i}", "", policy=policy, reject=(rule,)) for i, (policy, rule) in enumerate(rules)]
 
 
-def test_what_a_signed_rule_rejects_under_either_sign_is_what_it_rejects_under_any(rows, tmp_path):
+def test_rejections_under_both_signs_are_those_under_any(rows, tmp_path):
     """The two are disjoint: no advantage and no log-ratio is 0 here."""
     some = signed()
     plain = [replace(one, reject=(replace(one.reject[0], advantage="any"),)) for one in some]

@@ -189,13 +189,13 @@ LIES = {
 
 
 @pytest.mark.parametrize(("pages", "footer", "says"), LIES.values(), ids=LIES)
-def test_what_cannot_be_is_told(pages, footer, says):
+def test_impossible_sizes_are_refused(pages, footer, says):
     with pytest.raises(Implausible) as caught:
         judged(pages, **footer)
     assert says in str(caught.value)
 
 
-def test_what_can_be_is_let_through():
+def test_possible_sizes_pass():
     judged(PAGE)
     judged(b"", num_values=0, data_page_offset=0)
     judged(PAGE + PAGE, num_values=2)

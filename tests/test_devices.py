@@ -278,7 +278,7 @@ def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wante
 
 
 @pytest.mark.skipif(REAL, reason="a real GPU is here")
-def test_what_is_no_lack_of_memory_is_raised(batch, monkeypatch):
+def test_errors_other_than_out_of_memory_are_raised(batch, monkeypatch):
     broken = raising(RuntimeError("CUDA error: an illegal memory access was encountered"))
     monkeypatch.setattr(Tensor, "pin_memory", broken)
     with pretended.gpus(), pytest.raises(RuntimeError, match="illegal"):
@@ -340,7 +340,7 @@ def test_a_batch_on_a_gpu_is_as_large_as_its_memory_allows(memory, tokens, monke
     assert named.at_once([CPU]) == named.TOKENS == 1 << 20
 
 
-def test_what_is_cut_has_the_numbers_and_the_rows_of_the_whole(dump, tmp_path, monkeypatch):
+def test_a_batch_that_is_cut_has_the_numbers_and_rows_of_the_whole(dump, tmp_path, monkeypatch):
     def done(name: str) -> tuple[Any, Any]:
         presets = catalogue.load().resolve("token_is,geo_rs")
         summary = analyze([dump], presets=presets, device="cpu", sequences=tmp_path / name)

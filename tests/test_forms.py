@@ -129,9 +129,7 @@ def without(rows: Table, *names: str) -> Table:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_was_put_in_comes_out_under_any_names_and_from_two_files(
-    name: str, rows: Table, tmp_path: Path
-) -> None:
+def test_values_come_back_under_any_names_and_from_two_files(name: str, rows: Table, tmp_path: Path) -> None:
     assert converted(made(tmp_path / name, rows))[0] == rows
     names = {"rollout_log_probs": "mine", "old_log_probs": "theirs"}
     renamed = [{names.get(key, key): value for key, value in row.items()} for row in rows]
@@ -233,7 +231,7 @@ def test_a_broad_mismatch_is_no_wrong_shift(rows: Table, tmp_path: Path) -> None
     assert len(converted(to_jsonl(tmp_path / "a.jsonl", rows))[0]) == len(rows)
 
 
-def test_what_is_masked_says_nothing_of_the_shift(rows: Table, tmp_path: Path) -> None:
+def test_masked_tokens_do_not_count_for_the_shift(rows: Table, tmp_path: Path) -> None:
     """There every second token is sure, in one policy those that are not in the other."""
     masked = [0.0, -9.0] * 10
     for row in rows:

@@ -96,7 +96,7 @@ def test_numbers_may_differ_by_rounding_only(old: list[float], new: list[float],
         ("presets.x.as_logged.rollout_corr/rollout_is_std", 2e-3, 2.0001e-3, False),
     ],
 )
-def test_what_larger_terms_leave_may_differ_by_their_rounding(
+def test_differences_of_larger_terms_may_differ_by_their_rounding(
     path: str, old: float, new: float, same: bool
 ) -> None:
     assert compare.compare({path: np.array([old])}, {path: np.array([new])}).same is same

@@ -274,7 +274,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("read", "text", "said"), REFUSED)
-def test_what_is_no_bound_span_tolerance_or_diagnosis_is_refused_with_an_example(read, text, said):
+def test_invalid_bounds_spans_tolerances_and_diagnoses_are_refused_with_an_example(read, text, said):
     with pytest.raises(UsageError) as caught:
         read(text)
 
@@ -360,7 +360,7 @@ def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everythin
 
 
 @pytest.mark.parametrize(("logged", "ours"), aliases.NEAREST.items())
-def test_what_equals_no_number_of_ours_is_refused_with_its_meaning_and_the_nearest(logged, ours):
+def test_names_that_equal_no_number_are_refused_with_meaning_and_nearest(logged, ours):
     (verdict,) = judge(make_summary(), [parse(f"{logged}=1", MAX)])
 
     assert logged in LOGGED
@@ -468,7 +468,7 @@ def test_steps_that_are_unreliable_over_the_dump_that_have_no_number_and_that_ov
         (along(), "k3", {}, "no row of this dump has a step"),
     ],
 )
-def test_what_is_not_there_by_step_is_said_and_never_passes(summary, name, more, said):
+def test_numbers_missing_by_step_are_reported_and_never_pass(summary, name, more, said):
     (verdict,) = judge(summary, [Bound(name, MAX, 1.0, **{"over": "step", **more})])
 
     assert verdict.passed is None
@@ -712,7 +712,7 @@ DOUBTED, SOUND, UNKNOWN = between(0.5, 1.5, note=HEAVY), number(1.0, 0.001), Num
     ],
 )
 @BOTH_WAYS
-def test_what_is_not_known_on_both_sides_is_never_said_to_be_no_worse(now, base, said, judge_by):
+def test_numbers_unknown_on_one_side_are_never_called_no_worse(now, base, said, judge_by):
     verdict = compared("k3", now, base, "1000%", label="base.json", judge=judge_by)
 
     assert verdict.passed is None
@@ -765,7 +765,7 @@ def test_a_name_that_one_side_lacks_and_a_preset_that_is_another_method_there_ar
     assert both["token_tis.ess_tokens"].passed is True
 
 
-def test_what_is_watched_by_default_is_what_the_baseline_can_be_trusted_with():
+def test_numbers_watched_by_default_are_those_reliable_in_the_baseline():
     now, base = make_summary(), having("ess_tokens", DOUBTED)
     now.metrics["pearson"] = DOUBTED  # got worse since: that is told
 

@@ -153,7 +153,7 @@ def test_a_file_says_what_is_asked_of_the_baseline_and_which_diagnoses_fail():
     assert both.fail_on == (option, FailOn("bug", *of), FailOn("cannot_tell", *of))
 
 
-def test_what_a_file_leaves_out_has_a_default():
+def test_keys_missing_in_a_file_have_defaults():
     (bound,) = gates(BOUND).bounds
     assert (bound.level, bound.judge, bound.over, bound.steps) == ("error", "interval", "", Steps())
     empty = gates("[baseline]\n")
@@ -380,7 +380,7 @@ def test_options_that_cannot_be_meant_are_refused_before_anything_is_read(source
     assert said in ran.stderr
 
 
-def test_what_is_asked_over_steps_is_had_by_step():
+def test_bounds_over_steps_use_numbers_by_step():
     found = asked(["step:tv=1", "k3=1"], None, NOW, ["last:f_5=1"], "p90:k2", "a")
 
     assert found.by_step == ("tv", "k2", "f_5")
@@ -429,7 +429,7 @@ def test_the_verdict_table_fits_a_terminal_without_colour(width):
     assert "Left out" not in text
 
 
-def test_what_is_not_plainly_passed_is_explained_failures_first():
+def test_verdicts_other_than_passed_are_explained_failures_first():
     head, table = gate(ALL[::-1]).blocks
 
     labels = ["✗ failed", "? could not say", "✓ open", "✗ failed (warn)", "? could not say (warn)"]
@@ -461,7 +461,7 @@ BASED = {"baseline": 0.5, "tolerance": "10%"}
         (verdict(passed=None, value=None, tolerance="10%"), "k3 ≤ baseline + 10%"),
     ],
 )
-def test_what_must_hold_is_one_line(one, said):
+def test_each_requirement_is_one_line(one, said):
     assert holds(one) == said
     assert bound(one) in said
 

@@ -65,7 +65,7 @@ def test_a_paragraph_of_a_commands_help_fills_its_lines():
     assert "With --json -\n" not in "\n".join(line.strip() for line in shown.stdout.splitlines())
 
 
-def test_what_the_package_exports_is_what_it_says():
+def test_the_package_exports_what_it_declares():
     code = """
 import offpol_diag.analyze
 from offpol_diag import analyze

@@ -192,7 +192,7 @@ def test_every_form_of_a_result_is_harmless(form: str) -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"verbose": True}, {"quiet": True}])
-def test_what_the_terminal_shows_of_a_result_is_harmless(how: dict[str, bool]) -> None:
+def test_a_result_is_harmless_in_a_terminal(how: dict[str, bool]) -> None:
     harmless(terminal(hostile(), **how))
 
 
@@ -289,7 +289,7 @@ UNBOUNDED = {
 
 
 @pytest.mark.parametrize("args", UNBOUNDED.values(), ids=UNBOUNDED.keys())
-def test_what_has_no_bound_is_refused(args: tuple[str, ...]) -> None:
+def test_unbounded_inputs_are_refused(args: tuple[str, ...]) -> None:
     refused(in_process(*args))
     assert files() == ["now.json"]
 
@@ -364,7 +364,9 @@ def test_devices_pipes_and_directories_are_not_read(args: tuple[str, ...], fifo:
 
 
 @pytest.mark.parametrize("args", READ_WHOLE.values(), ids=READ_WHOLE.keys())
-def test_what_is_too_large_is_not_read(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_too_large_are_not_read(
+    args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if args[0] == "merge":
         monkeypatch.setattr("offpol_diag.analysis.tally_file.MOST_BYTES", 4096)
     monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
@@ -394,7 +396,7 @@ TOML = {
 
 @pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP.keys())
 @pytest.mark.parametrize(("name", "key", "args"), TOML.values(), ids=TOML.keys())
-def test_what_nests_deep_is_no_toml(
+def test_deep_nesting_is_no_toml(
     deep: Callable[[str], str], name: str, key: str, args: tuple[str, ...]
 ) -> None:
     Path(name).write_text(deep(key))
@@ -405,7 +407,7 @@ def test_what_nests_deep_is_no_toml(
 @pytest.mark.parametrize(
     "args", [("report", "d.json"), ("gate", "d.json", "--max", "k3=1"), ("merge", "d.json")]
 )
-def test_what_nests_deep_is_no_result(text: str, args: tuple[str, ...]) -> None:
+def test_deep_nesting_is_no_result(text: str, args: tuple[str, ...]) -> None:
     Path("d.json").write_text(text)
     refused(run(*args))
 
@@ -473,7 +475,7 @@ def test_of_two_files_none_appears_where_one_cannot_be_written(monkeypatch: pyte
         (("presets", "tis", "--for", "verl", "--json", "x.json"), "stdout"),
     ],
 )
-def test_where_a_device_or_stdout_is_full_no_file_appears(args: tuple[str, ...], full: str) -> None:
+def test_no_file_appears_where_a_device_or_stdout_is_full(args: tuple[str, ...], full: str) -> None:
     line = shlex.join([*SCRIPT, *args]) + (" > /dev/full" if full else "")
     ran = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, files()) == (2, ["now.json"]), ran.stderr
@@ -597,7 +599,7 @@ def test_thousands_of_bounds_are_judged_in_a_second_or_two() -> None:
     assert "1,900 more" in drawn
 
 
-def test_what_a_writer_said_of_a_dump_is_held_by_json_whatever_it_is() -> None:
+def test_json_holds_any_provenance_of_a_writer() -> None:
     deep: Any = 1
     for _ in range(300):
         deep = {"a": [deep]}

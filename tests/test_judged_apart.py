@@ -87,7 +87,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("what", SHARED)
-def test_what_all_presets_share_of_sequences_is_made_of_far_and_near_tokens(scene, dump, what):
+def test_shared_numbers_of_sequences_are_made_of_far_and_near_tokens(scene, dump, what):
     _, found, batch = dump
     mine = SHARED[what](scene)
     theirs = SHARED[what](Scene.of(batch, 0, 16, found.fits))
@@ -107,7 +107,9 @@ def test_what_all_presets_share_of_sequences_is_made_of_far_and_near_tokens(scen
         Preset("", "", "old", veto=Veto(lower=0.5)),
     ],
 )
-def test_what_is_left_of_sequences_is_judged_apart(scene, looked, before, safety, over):
+def test_rules_on_the_rest_of_sequences_are_judged_by_far_and_near_tokens(
+    scene, looked, before, safety, over
+):
     whole, plain = scene.ratios("old"), Ratios(scene.batch, "old")
     rule = Reject("k2", over, among="left")
     looked.clear()
@@ -148,7 +150,7 @@ def test_a_sequence_of_which_no_token_is_left_has_nothing():
         Preset("", "", "old", veto=Veto(lower=0.98)),
     ],
 )
-def test_what_may_drop_a_near_token_is_judged_by_all(scene, before):
+def test_rules_that_may_drop_a_near_token_are_judged_by_all_tokens(scene, before):
     whole, plain = scene.ratios("old"), Ratios(scene.batch, "old")
     rule = Reject("ratio", "mean", among="left")
     mine, theirs = (

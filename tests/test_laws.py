@@ -201,7 +201,7 @@ def test_an_on_policy_dump_is_left_alone_by_every_preset(on_policy):
         assert summary.metrics[prefix + "pearson"].value == pytest.approx(1.0, rel=1e-12)
 
 
-def test_what_trainers_log_on_policy_is_the_identity_too(on_policy):
+def test_on_policy_logs_of_trainers_are_the_identity_too(on_policy):
     logged = {n: r.as_logged for n, r in on_policy.presets.items() if r.as_logged}
 
     assert len(logged) > 50
@@ -218,7 +218,7 @@ def test_what_trainers_log_on_policy_is_the_identity_too(on_policy):
 
 
 @pytest.mark.parametrize("cut", ["row groups of 1", "row groups of 7", "shuffled files"])
-def test_how_the_dump_is_cut_changes_no_number(rows, whole, tmp_path, cut):
+def test_cutting_the_dump_changes_no_number(rows, whole, tmp_path, cut):
     shuffled = [rows[(7 * i + 1) % 24] for i in range(24)]
     summary = {
         "row groups of 1": lambda: analyzed([rows], tmp_path, row_group=1, batch_tokens=1),
@@ -257,7 +257,7 @@ def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, m
     assert same_rows(pq.read_table(table), whole_rows)
 
 
-def test_what_parts_of_a_batch_leave_is_merged_one_by_one(rows, tmp_path, monkeypatch):
+def test_tallies_of_parts_of_a_batch_are_merged_one_by_one(rows, tmp_path, monkeypatch):
     alive: weakref.WeakSet[Tally] = weakref.WeakSet()
     module = importlib.import_module("offpol_diag.analyze")
     most, observe = [0], module.observe
@@ -399,7 +399,7 @@ def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path)
     assert different(first, second, but=but) == {}
 
 
-def test_what_stands_under_the_mask_is_never_read(rows, whole, tmp_path):
+def test_masked_values_are_never_read(rows, whole, tmp_path):
     odd = copy.deepcopy(rows)
     for row in odd:
         for t, m in enumerate(row["response_mask"]):

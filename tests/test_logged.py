@@ -214,7 +214,7 @@ def logged(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid|divide)")
 @pytest.mark.parametrize("stem", DUMPS)
-def test_what_the_trainer_would_have_logged(logged, stem):
+def test_presets_log_what_their_trainer_would_have_logged(logged, stem):
     wrong = {}
     for name in LOGGED:
         got = logged(stem)[name]
@@ -293,7 +293,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("what", BY_HAND)
-def test_what_is_logged_of_a_dump_that_fits_on_a_line(what, tmp_path):
+def test_presets_log_a_dump_that_fits_on_a_line(what, tmp_path):
     preset, rows, want = BY_HAND[what]
     got = summary_of(rows, tmp_path / "dump.parquet", [preset])[preset.name].as_logged
 
@@ -350,7 +350,7 @@ def test_open_instruct_takes_old_for_local_where_there_is_no_current(tmp_path):
     assert differences({key: found[name].as_logged[key] for key in want}, want) == {}
 
 
-def test_how_the_dump_is_cut_changes_nothing(logged, tmp_path):
+def test_cutting_the_dump_changes_nothing(logged, tmp_path):
     cut = summary_of(DUMPS["scattered"], tmp_path / "dump.parquet", batch_tokens=300)
     for name, want in logged("scattered").items():
         want = {key: math.nan if x is None else x for key, x in want.items()}
@@ -407,7 +407,7 @@ def combined(logs):
 
 
 @pytest.mark.parametrize("logs", LOGS)
-def test_whatever_the_grammar_allows_is_computed(logs, tmp_path):
+def test_every_preset_of_the_grammar_is_computed(logs, tmp_path):
     tried = list(combined(logs))
     found = summary_of(spread(1, [3, 1, 8, 5] * 3, 0.6, holes=0.2), tmp_path / "dump.parquet", tried)
 

@@ -72,7 +72,7 @@ def test_prefixes_that_share_all_sums_of_a_metric_share_its_number() -> None:
     assert a != d
 
 
-def test_what_is_made_of_the_dumps_own_columns_is_each_presets(reader: Reader) -> None:
+def test_numbers_of_the_dumps_own_columns_are_every_presets(reader: Reader) -> None:
     row = Formula("x", "", "", "", mean("sequences"))
     one = reader.number(row)
     assert reader.numbers(row, PREFIXES) == [one] * 4

@@ -157,7 +157,7 @@ PLAIN = Preset("p", "", weight=TOKEN, loss="reinforce")
     ],
     ids=str,
 )
-def test_what_is_alike_for_tokens_within_a_tenth(preset, alike):
+def test_presets_that_treat_tokens_within_a_tenth_alike(preset, alike):
     assert splits(preset, 0.1) is alike
 
 

@@ -61,7 +61,7 @@ WAYS = [way for way in WAYS if way[0] != "tensors" or way[1] == "torch"]
 
 
 @pytest.mark.parametrize(("shape", "protocol"), WAYS)
-def test_what_was_put_in_comes_out(shape: str, protocol: Any, rows: Table, tmp_path: Path) -> None:
+def test_values_come_back(shape: str, protocol: Any, rows: Table, tmp_path: Path) -> None:
     path = tmp_path / ("a.pt" if protocol == "torch" else "a.pkl")
 
     def save(value: Any) -> None:

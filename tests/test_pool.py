@@ -199,7 +199,7 @@ def test_products_take_one_thread_of_each_process_and_the_others_are_there_again
     assert after == {2}
 
 
-def test_what_a_batch_took_is_let_go_of_without_the_collector_of_cycles():
+def test_memory_of_a_batch_is_freed_without_garbage_collection():
     dump = open_dump([SAMPLE])
     study = Study.of(dump.info.columns, catalogue.load().resolve("all"), (), 0)
     job = Observe(study, read_ahead(Local(CPU, 0), dump, Needs.of(study.presets, rewards=False)), rows=False)
@@ -280,7 +280,7 @@ def test_there_are_as_many_workers_as_cores_and_memory_allow(files, expected, tm
 
 
 @pytest.mark.parametrize("said", ["0", "-1", "2.5", "many", "", "²"])
-def test_what_is_no_number_of_workers_is_refused(said):
+def test_invalid_numbers_of_workers_are_refused(said):
     result = CliRunner().invoke(app, ["analyze", SAMPLE, "--workers", said])
     assert result.exit_code == 2
     assert "--workers" in result.output
@@ -413,7 +413,7 @@ def test_looking_for_ended_workers_leaves_their_exit_codes_to_be_read():
     assert worker.exitcode == -signal.SIGKILL
 
 
-def test_where_no_fork_is_safe_each_worker_imports_for_itself(small, tmp_path, monkeypatch):
+def test_each_worker_imports_for_itself_where_forking_is_unsafe(small, tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "METHOD", "spawn")
     with Processes.on(2) as engine:
         engine.least = 1
@@ -587,7 +587,7 @@ def test_a_program_needs_no_guard_and_no_file(small, tmp_path):
 
 
 @LINUX
-def test_who_is_told_to_leave_leaves_at_once_and_nothing_stays(small, tmp_path):
+def test_a_terminated_run_ends_at_once_and_leaves_nothing(small, tmp_path):
     cases = [
         (signal.SIGINT, True, 130, False),
         (signal.SIGTERM, True, 143, True),

@@ -74,14 +74,14 @@ def test_the_longest_response_has_the_ends_of_the_curves_interval_for_its_own():
 
 
 @pytest.mark.parametrize(("name", "said"), [("healthy", "181"), ("stale", "128")])
-def test_where_every_length_keeps_a_tenth_the_longest_response_is_beyond_them(name, said):
+def test_the_longest_length_is_unknown_where_every_length_keeps_a_tenth(name, said):
     found = lengths(f"sample_data/{name}.parquet").longest
 
     assert found.value is None
     assert found.unknown.startswith(f"beyond the longest responses ({said} tokens, which ")
 
 
-def test_where_a_single_token_keeps_less_than_a_tenth_no_length_does(tmp_path):
+def test_no_length_keeps_a_tenth_where_a_single_token_does_not(tmp_path):
     rows = oracles.make_rows(0.1, many=200)
     for row in rows[:2]:
         row["response_mask"] = [1] * len(row["rollout_log_probs"])

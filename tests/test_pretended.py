@@ -76,7 +76,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("asks", REFUSED.values(), ids=REFUSED)
-def test_what_a_gpu_does_not_do_is_refused(asks):
+def test_calls_that_a_gpu_refuses_are_refused(asks):
     with pytest.raises((RuntimeError, TypeError)):
         asks(on(1, 2, 3))
 
@@ -108,7 +108,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("asks", WAITS.values(), ids=WAITS)
-def test_what_makes_the_host_wait_is_counted(asks):
+def test_waits_of_the_host_are_counted(asks):
     x = on(1, 2, 3)
     with pretended.counted() as seen:
         asks(x)
@@ -116,7 +116,7 @@ def test_what_makes_the_host_wait_is_counted(asks):
     assert sum(seen.values()) in (1, 2)  # a place of the host's is sent first
 
 
-def test_what_needs_no_answer_makes_nobody_wait():
+def test_calls_without_an_answer_do_not_wait():
     x = on(1, 2, 3)
     with pretended.counted() as seen:
         x[x > 1] = 0.0
@@ -182,7 +182,7 @@ def test_functions_of_a_gpu_differ_in_the_last_bit_and_are_the_same_each_time():
     assert there[100:].tolist()[:2] == [1, 0]
 
 
-def test_what_is_made_there_stays_there_until_it_is_fetched():
+def test_tensors_made_on_a_gpu_stay_there_until_fetched():
     x = on(1, 2, 3)
     made = [
         x + 1,
@@ -272,7 +272,7 @@ def test_a_gpu_need_not_be_asked_how_many_tokens_a_batch_has(dump):
     assert [one.tolist() for one in made] == [[2, 2, 3, 3, 3]] * 3
 
 
-def test_what_lies_on_a_gpu_is_counted_and_more_than_it_has_room_for_is_refused():
+def test_memory_of_a_gpu_is_counted_and_limited():
     with pretended.room(100) as room:
         x = on(1, 2, 3)
         view, taken = x[1:], room.taken

@@ -97,7 +97,7 @@ def pad_float(column, width):
     ],
     ids=["pyarrow", "reader", "polars", "lazy", "pandas", "lists", "tensors"],
 )
-def test_what_lies_in_memory_gives_the_numbers_of_the_file(form, name, rows, numbers):
+def test_data_in_memory_give_the_numbers_of_the_file(form, name, rows, numbers):
     found = offpol_diag.analyze(form(rows), presets=NAMES, device="cpu")
     assert found.summary.dump.files == [f"<{name}>"]
     assert found.values() == pytest.approx(numbers, rel=1e-12)
@@ -123,7 +123,7 @@ def test_nothing_of_it_stays_on_the_disk(rows, tmp_path, monkeypatch):
         ({"rollout_log_probs": [[-1.0]], "old_log_probs": 3}, "the dict is no dump"),
     ],
 )
-def test_what_is_no_dump_is_refused(given, said):
+def test_other_objects_than_dumps_are_refused(given, said):
     with pytest.raises(UsageError, match=said) as refused:
         offpol_diag.analyze(given, device="cpu")
     assert refused.value.hint
@@ -138,7 +138,7 @@ def test_what_is_no_dump_is_refused(given, said):
         (3, "presets cannot be int"),
     ],
 )
-def test_what_is_no_preset_is_refused(given, said):
+def test_other_objects_than_presets_are_refused(given, said):
     with pytest.raises(UsageError, match=said) as refused:
         offpol_diag.analyze([HEALTHY], presets=given, device="cpu")
     assert refused.value.hint
@@ -197,7 +197,7 @@ def test_a_report_can_be_gated(report):
     assert not offpol_diag.gate(report, max={"k3": 1e-9}).passed
 
 
-def test_what_does_not_go_together_is_refused():
+def test_arguments_that_contradict_each_other_are_refused():
     with pytest.raises(UsageError, match="two runs are compared"):
         offpol_diag.compare(HEALTHY, HEALTHY, against="token_is")
     with pytest.raises(UsageError, match="`keep` solves for"):

@@ -233,7 +233,7 @@ def test_a_bug_in_a_task_keeps_its_name(nodes, tmp_path):
         reduced(tmp_path, at=13, trouble="bug")
 
 
-def test_what_is_picked_of_batches_comes_in_order_though_a_worker_could_not_read_once(nodes, tmp_path):
+def test_data_of_batches_comes_in_order_though_a_worker_failed_to_read_once(nodes, tmp_path):
     picked, reported = [], []
     seen, _ = reduced(
         tmp_path,
@@ -378,7 +378,7 @@ def test_an_address_that_is_none_is_told(monkeypatch, address):
     assert address in caught.value.message
 
 
-def test_what_ray_says_of_a_cluster_it_cannot_join_is_told_in_one_line(monkeypatch):
+def test_rays_error_of_an_unreachable_cluster_is_one_line(monkeypatch):
     def refuse(**_):
         raise RuntimeError("Version mismatch\nand much more")
 

@@ -266,7 +266,7 @@ def test_only_the_columns_that_are_read_are_fetched_and_once(gate, client, tmp_p
         ("s3://AKIAKEY:{SECRET}@runs/?x=1", "s3:// has no option 'x'", ""),
     ],
 )
-def test_what_is_not_there_is_said_without_secrets(gate, tree, source, says, hint):
+def test_missing_objects_are_named_without_secrets(gate, tree, source, says, hint):
     error = refusal(source.format(SECRET=SECRET))
     assert says in error.message
     assert hint in error.hint
@@ -404,7 +404,7 @@ def test_a_file_of_the_web_is_read_by_ranges_and_its_signature_is_shown_nowhere(
 @pytest.mark.parametrize(
     ("status", "says"), [(403, "access is denied"), (404, "no such"), (503, "the store does not answer")]
 )
-def test_what_the_web_refuses_is_said_without_its_signature(gate, client, tmp_path, hasty, status, says):
+def test_refusals_of_the_web_are_shown_without_the_signature(gate, client, tmp_path, hasty, status, says):
     gate.plan = lambda *_: status
     error = refusal(f"{gate.url}/{BUCKET}/web.parquet?signature={SECRET}")
     assert error.message.startswith(f"{gate.url}/{BUCKET}/web.parquet: ")

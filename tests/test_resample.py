@@ -215,7 +215,7 @@ def test_no_event_among_n_is_no_proof_that_there_is_none():
     assert share(500, 1000) == (0.5, 0.5)
 
 
-def test_what_a_preset_cannot_do_has_an_exact_zero():
+def test_events_that_a_preset_cannot_cause_are_exactly_zero():
     rows = catalogue.load()
 
     assert {"tokens_rejected", "vetoed", "truncated_low"} <= method.idle(rows["token_is"])

@@ -117,7 +117,7 @@ def test_a_slope_goes_through_and_what_is_not_here_is_torchs(name, monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_sent_is_the_same_there(device):
+def test_tensors_sent_to_a_device_are_the_same(device):
     x = torch.tensor([1.5, -math.inf, 3.0], dtype=torch.float64)
     with present(device):
         there = segments.sent(x, torch.device(device))
@@ -200,7 +200,7 @@ def test_each_of_many_presets_has_the_sums_that_it_has_alone(device, make, at_on
     assert len(make.of_many(asked[:1] + asked[5:6] + asked[:2])[1].values) == 2, "equal inputs share a row"
 
 
-def test_what_presets_share_is_held_and_computed_once():
+def test_inputs_that_presets_share_are_held_and_computed_once():
     x, y, sizes = row(0, 1), row(2, 3), []
     found = Rows.of_tensors([x, y, x, x.clone()])
     assert (found.at, found.all.tolist()) == ((0, 1, 0, 2), [[0, 1], [2, 3], [0, 1], [0, 1]])
@@ -245,7 +245,7 @@ NORMALISED = PRESET.name
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_what_a_trainer_batch_leaves_is_exact_whatever_its_weights_are_divided_by(size):
+def test_sums_of_a_trainer_batch_are_exact_for_any_divisor(size):
     """Two sequences were dropped; the others have one token each."""
     weights = [size * x for x in (1.0, 1.0 + 1e-6, 0.9, 1.2)]
     first, second = math.fsum(weights), math.fsum(w * w for w in weights)

@@ -101,7 +101,7 @@ def test_a_narrow_reading_has_the_columns_that_it_needs(tmp_path, presets, polic
     assert "step" in read.scalars
 
 
-def test_what_needs_prompts_turns_or_every_row_reads_all_columns(tmp_path):
+def test_methods_that_need_prompts_turns_or_every_row_read_all_columns(tmp_path):
     path = saved(made([1] * 20), tmp_path)
     dump, skipping = open_dump([path]), open_dump([path], on_bad_row="skip")
 

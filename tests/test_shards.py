@@ -269,7 +269,7 @@ def test_pieces_are_of_about_one_size_whatever_the_row_groups(tmp_path, group, l
     assert max(sizes) <= 2 * min(sizes)
 
 
-def test_where_sequences_grow_pieces_are_cut_by_tokens_or_by_rows_if_the_footer_has_no_sizes(tmp_path):
+def test_pieces_are_cut_by_tokens_or_by_rows_if_the_footer_has_no_sizes(tmp_path):
     """40 sequences of one token and 40 of 99, in row groups of 20: 20, 20, 1980 and 1980 tokens."""
     logs = [[-0.5] * n for n in [1] * 40 + [99] * 40]
     table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})

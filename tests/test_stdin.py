@@ -71,7 +71,9 @@ def test_a_pipe_and_a_file_are_one_dump(data, spool):
         (["-", "-"], b"", "-: standard input is named twice"),
     ],
 )
-def test_what_is_no_dump_is_refused_and_nothing_of_it_is_left(spool, monkeypatch, sources, data, says):
+def test_other_input_than_a_dump_is_refused_and_nothing_of_it_is_left(
+    spool, monkeypatch, sources, data, says
+):
     at_exit = []
     monkeypatch.setattr("atexit.register", at_exit.append)
     ran = CliRunner().invoke(app, ["analyze", *sources], input=data)

@@ -90,7 +90,7 @@ def test_each_of_the_three_counts_can_be_too_small_to_choose(facts: dict[str, An
     assert (given.rule != "few") is enough
 
 
-def test_what_a_rule_saw_bears_the_name_of_the_drift_it_was_read_from() -> None:
+def test_numbers_behind_a_rule_are_named_with_their_drift() -> None:
     total = {
         f"total.{name}": Number(value=value)
         for name, value in {"k3": 1.5, "f_2": 0.6, "ess_tokens": 0.9, "ess_sequences": 0.2}.items()
@@ -124,7 +124,7 @@ def test_growth_is_five_times_the_first_third_and_more_than_rounding(
 
 
 @pytest.mark.parametrize(("kind", "passed"), [("max", False), ("min", True)])
-def test_what_overflows_lies_above_any_bound_below_zero(kind: Any, passed: bool) -> None:
+def test_overflow_is_above_any_bound_below_zero(kind: Any, passed: bool) -> None:
     summary = numbered(chi2_sequence=Number(log10=45.2))
 
     assert judge(summary, [Bound("chi2_sequence", kind, -1e50)])[0].passed is passed

@@ -84,7 +84,7 @@ def test_the_result_is_its_json_and_a_section_of_the_page(tmp_path):
         (("--preset", "geo_rs", "-o", "/no/such/place.html"), "does not exist"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_hint(arguments, said):
+def test_meaningless_arguments_are_refused_with_a_hint(arguments, said):
     ran = run(*arguments)
 
     assert ran.exit_code == 2

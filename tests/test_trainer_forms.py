@@ -227,7 +227,7 @@ TRIPS: dict[str, Trip] = {
 
 
 @pytest.mark.parametrize("name", TRIPS)
-def test_what_a_trainer_writes_comes_back(name: str, tmp_path: Path) -> None:
+def test_batches_written_by_trainers_come_back(name: str, tmp_path: Path) -> None:
     trip = TRIPS[name]
     made = trip.made()
     reading: dict[str, str] = {}

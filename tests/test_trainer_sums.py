@@ -78,7 +78,7 @@ def test_near_and_far_tokens_have_together_what_all_have(dump, logs, monkeypatch
         assert ends[name] == pytest.approx(pair, rel=1e-12, abs=1e-14), name
 
 
-def test_what_is_only_logged_follows_its_bounds(dump):
+def test_logged_only_rules_follow_their_bounds(dump):
     """A preset that is not applied did nothing, whatever it would have done."""
     weights = (Weight("token", upper=upper, safety=None) for upper in (1.0001, 1.01))
     presets = [Preset(f"{w.upper}", "", "old", weight=w, apply=False, logs="trl") for w in weights]
@@ -111,7 +111,7 @@ def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(d
     ],
     ids=str,
 )
-def test_what_a_rule_drops_is_counted_also_where_nothing_is_dropped(dump, rule):
+def test_drops_of_a_rule_are_counted_also_where_it_is_not_applied(dump, rule):
     """Of the rule alone, and of near tokens as of all."""
     preset = Preset("p", "", "current", reject=(rule,))
     dropped = []

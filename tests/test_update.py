@@ -29,7 +29,7 @@ def test_the_update_that_is_left_is_the_gradients_mass(worlds):
         assert got["update_kept"] == pytest.approx(mass.item(), rel=1e-9), case.name
 
 
-def test_what_is_removed_is_told_by_the_sign_of_the_advantage(worlds):
+def test_the_removed_update_is_given_by_sign_of_the_advantage(worlds):
     x, case = worlds[0], preset("one", "ppo_clip", weight=TOKEN, reject=(BAND,))
     pulled, a = gradient(x, case, "pg_loss")[x.mask], x.advantages[x.mask]
     (got,) = numbers(x, case)

@@ -41,7 +41,7 @@ def test_a_url_is_taken_apart_and_shown_without_what_is_secret(source, shown, pl
 
 
 @pytest.mark.parametrize("source", ["a.parquet", "/tmp/x:y@z?a=b", "C://x", "-", "", "a::b", "d/s3://x"])
-def test_what_is_no_url_is_left_as_it_is(source):
+def test_other_texts_than_urls_are_unchanged(source):
     assert not sources.is_url(source)
     assert sources.clean(source) == source
 
@@ -94,7 +94,7 @@ def test_the_options_of_a_url_reach_the_filesystem_and_secrets_are_shown_nowhere
     remote._opened.cache_clear()
 
 
-def test_where_the_region_cannot_be_found_the_environment_says_it(monkeypatch):
+def test_the_environment_gives_the_region_where_it_cannot_be_found(monkeypatch):
     def lost(_):
         raise OSError("AWS Error NETWORK_CONNECTION")
 

@@ -60,7 +60,7 @@ def analysed(tmp_path_factory):
 
 @pytest.mark.parametrize("stem", GOLDEN["datasets"])
 @pytest.mark.parametrize("generation", SHORT)
-def test_what_verl_printed_is_reproduced_by_presets_and_by_the_reference(analysed, stem, generation):
+def test_verls_own_output_is_reproduced_by_presets_and_by_the_reference(analysed, stem, generation):
     columns = pq.read_table(HERE / "golden" / f"{stem}.parquet").to_pydict()
     summary, table = analysed[stem]
     for case, want in GOLDEN["datasets"][stem][key_of(generation)].items():
@@ -189,7 +189,7 @@ PRESETS = [replace(preset, name=f"{i} {preset.name}") for i, preset in enumerate
 @pytest.mark.parametrize(
     ("name", "options"), [*((name, {}) for name in DUMPS), ("empty rows", {"batch_tokens": 500})]
 )
-def test_what_verl_would_have_logged_and_kept(tmp_path, name, options):
+def test_presets_log_and_keep_as_verl_does(tmp_path, name, options):
     turn, columns = [*DUMPS].index(name), columns_of(DUMPS[name])
     some = PRESETS if name in HARDEST and not options else PRESETS[turn % 7 :: 7]
     dump = trainer_dumps.write(DUMPS[name], tmp_path / "dump.parquet")

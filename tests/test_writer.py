@@ -223,7 +223,7 @@ def names(path: Path) -> list[str]:
     return found
 
 
-def test_what_a_killed_writer_was_given_is_recovered_once(journal: Path, tmp_path: Path) -> None:
+def test_rows_of_a_killed_writer_are_recovered_once(journal: Path, tmp_path: Path) -> None:
     copied(journal, tmp_path)
     with pytest.raises(DumpError):  # hidden files are no dump
         open_dump([str(tmp_path)])
@@ -349,7 +349,7 @@ def test_bad_input_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], me
     assert not list(tmp_path.iterdir())
 
 
-def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
     batch = {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1e6]]}
     with pytest.raises(ValueError, match="old_log_probs cannot be stored as float16"):
         dump(tmp_path / "d", batch, dtype="float16")
