@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from offpol_diag.analysis.merge import merge, summary
@@ -61,7 +62,7 @@ class Seen:
 def dump(tmp_path_factory):
     rows = rows_of(0.8, 5, 400, outliers=0.02)
     path = oracles.write(rows, tmp_path_factory.mktemp("charts") / "a.parquet")
-    return Seen(rows), analyze([path])
+    return Seen(rows), analyze([path], presets=())
 
 
 @pytest.fixture
@@ -87,9 +88,7 @@ def test_density_counts_every_token_by_both_probabilities(seen, found):
 
     assert found.density.counts == want["all"]
     assert found.density.in_sync == want["sync"]
-    assert found.density.edges == [0.0, *map(math.exp, edges), 1.0]
-    assert len(found.density.edges) == size + 1
-    assert sorted(found.density.edges) == found.density.edges
+    assert found.density.edges == sorted(found.density.edges) == [0.0, *map(math.exp, edges), 1.0]
 
 
 def test_edges_lie_near_the_probabilities_they_stand_for():
@@ -99,7 +98,7 @@ def test_edges_lie_near_the_probabilities_they_stand_for():
         assert log == pytest.approx(-math.log1p(math.exp(-logit)), rel=1 / 63)
 
 
-def test_ranges_of_r_hold_all_tokens_and_all_of_k3(seen, found):
+def test_ranges_of_r_hold_all_tokens_and_k3_and_corners_those_likely_for_one_side_alone(seen, found):
     for one in found.ranges:
         low = -math.inf if one.low is None else math.log(one.low)
         high = math.inf if one.high is None else math.log(one.high)
@@ -110,9 +109,6 @@ def test_ranges_of_r_hold_all_tokens_and_all_of_k3(seen, found):
         assert one.in_sync == sum(x["lag"] == 0 for x in inside)
     assert sum(one.tokens for one in found.ranges) == len(seen.tokens)
     assert [one.low for one in found.ranges] == [None, 0.001, 0.01, 0.1, 0.5, 2, 10, 100]
-
-
-def test_corners_are_tokens_likely_for_one_and_unlikely_for_the_other(seen, found):
     synced = sum(one["lag"] == 0 for one in seen.tokens)
     for corner, high, low in ((found.lost, "q", "p"), (found.found, "p", "q")):
         inside = [x for x in seen.tokens if x[high] > math.log(0.9) and x[low] < math.log(0.5)]
@@ -155,17 +151,14 @@ def test_the_histogram_in_sync_counts_the_tokens_with_lag_0(dump):
     assert histogram.edges[-1] == max(everything)
 
 
-# ---------------------------------------------------------------- rules at many thresholds
-
-
 def test_token_thresholds(seen, found):
     curve, n = found.token_thresholds, len(seen.tokens)
     for b, ess, truncated, weight, kept in zip(
         curve.b, curve.ess_tokens, curve.truncated, curve.weight_mean, curve.kept, strict=True
     ):
         w = [min(math.exp(one["d"]), b) for one in seen.tokens]
-        assert ess == pytest.approx(math.fsum(w) ** 2 / (n * math.fsum(x * x for x in w)), **CLOSE)
-        assert weight == pytest.approx(math.fsum(w) / n, **CLOSE)
+        assert ess == pytest.approx(mean(w) ** 2 / mean(x * x for x in w), **CLOSE)
+        assert weight == pytest.approx(mean(w), **CLOSE)
         assert truncated == sum(one["d"] >= math.log(b) for one in seen.tokens) / n
         assert kept == sum(-math.log(b) <= one["d"] < math.log(b) for one in seen.tokens) / n
 
@@ -193,6 +186,14 @@ def test_sequence_thresholds(seen, found):
 # ---------------------------------------------------------------- by step, position, length
 
 
+def mean(values):
+    return oracles.mean([*values])
+
+
+def tail(values):
+    return torch.tensor(sorted(values, reverse=True), dtype=torch.float64)
+
+
 def test_by_step(seen, dump):
     steps = dump[1].charts.steps
     assert steps.first == steps.last == [0, 1, 2, 3]
@@ -201,43 +202,32 @@ def test_by_step(seen, dump):
         rows = {x["row"]: seen.of_row[x["row"]] for x in few}
         n = len(few)
         r = [math.exp(x["d"]) for x in few]
-        w = [math.exp(math.fsum(x["d"] for x in own)) for own in rows.values()]
+        logs = [math.fsum(x["d"] for x in own) for own in rows.values()]
+        w = [*map(math.exp, logs)]
         want = {
-            "k1": -math.fsum(x["d"] for x in few) / n,
-            "k3": math.fsum(x["k3"] for x in few) / n,
-            "mean_ratio": math.fsum(r) / n,
-            "chi2_token": math.fsum(x * x for x in r) / n - 1,
-            "chi2_sequence": math.fsum(x * x for x in w) / len(w) - 1,
-            "ess_tokens": math.fsum(r) ** 2 / (n * math.fsum(x * x for x in r)),
-            "ess_sequences": math.fsum(w) ** 2 / (len(w) * math.fsum(x * x for x in w)),
-            "ppl_ratio": math.fsum(
-                math.exp(-math.fsum(x["d"] for x in own) / len(own)) for own in rows.values()
-            )
-            / len(rows),
-            "f_2": sum(abs(x["d"]) > math.log(2) for x in few) / n,
-            "reward": math.fsum(seen.rows[row]["rewards"] for row in rows) / len(rows),
-            "entropy": math.fsum(x["h"] for x in few) / n,
+            "mean_ratio": mean(r),
+            "chi2_token": mean(x * x for x in r) - 1,
+            "chi2_sequence": mean(x * x for x in w) - 1,
+            "ess_tokens": mean(r) ** 2 / mean(x * x for x in r),
+            "ess_sequences": mean(w) ** 2 / mean(x * x for x in w),
+            "ppl_ratio": mean(math.exp(-x / len(own)) for x, own in zip(logs, rows.values(), strict=True)),
+            "f_2": mean(abs(x["d"]) > math.log(2) for x in few),
+            "reward": mean(seen.rows[row]["rewards"] for row in rows),
+            "entropy": mean(x["h"] for x in few),
             "length": n / len(rows),
             "policy_lag": min(step, 2),
-            "drift2.k1": -math.fsum(x["c"] - x["p"] for x in few) / n,
-            "drift2.k3": math.fsum(math.expm1(x["c"] - x["p"]) - (x["c"] - x["p"]) for x in few) / n,
-            "total.k1": -math.fsum(x["c"] - x["q"] for x in few) / n,
-            "total.k3": math.fsum(math.expm1(x["c"] - x["q"]) - (x["c"] - x["q"]) for x in few) / n,
             "token_tis_2.0.truncated_high": sum(x > 2 for x in r) / n,
             "token_mask_0.5_2.0.tokens_rejected": sum(not 0.5 <= x <= 2 for x in r) / n,
             "khat_tokens": tails.khat(Tail(n, tail(x["d"] for x in few))),
-            "khat_sequences": tails.khat(Tail(len(w), tail(map(math.log, w)))),
+            "khat_sequences": tails.khat(Tail(len(w), tail(logs))),
         }
+        for prefix, later, earlier in (("", "p", "q"), ("drift2.", "c", "p"), ("total.", "c", "q")):
+            want[f"{prefix}k1"] = -mean(x[later] - x[earlier] for x in few)
+            want[f"{prefix}k3"] = mean(math.expm1(d := x[later] - x[earlier]) - d for x in few)
         assert (steps.tokens[at], steps.sequences[at]) == (n, len(rows))
         for name, value in want.items():
             assert steps.series[name].values[at] == pytest.approx(value, rel=1e-9), name
             assert steps.series[name].low[at] is None or steps.series[name].low[at] <= value
-
-
-def tail(values):
-    import torch
-
-    return torch.tensor(sorted(values, reverse=True), dtype=torch.float64)
 
 
 def test_positions_before_and_after_the_split(seen, found):
@@ -288,16 +278,14 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen,
 def test_what_a_method_keeps_by_length_and_sign(seen, found):
     mask = found.kept["token_mask_0.5_2.0"]
     for sign, value in ((1, mask.positive), (-1, mask.negative)):
-        few = [x for x in seen.tokens if x["a"] * sign > 0]
-        kept = sum(abs(x["d"]) <= math.log(2) for x in few)
-        assert value == pytest.approx(kept / len(few), **CLOSE)
+        kept = mean(abs(x["d"]) <= math.log(2) for x in seen.tokens if x["a"] * sign > 0)
+        assert value == pytest.approx(kept, **CLOSE)
     tis = found.kept["token_tis_2.0"]
     assert tis.by_length == [1.0] * 4
     assert set(found.kept) == {one.name for one in CANDIDATES}
     # quartiles of equally many sequences: their tokens, weighed, add up to all
-    w = math.fsum(min(math.exp(x["d"]), 2.0) for x in seen.tokens) / len(seen.tokens)
-    low, high = min(tis.weight_by_length), max(tis.weight_by_length)
-    assert low <= w <= high
+    w = mean(min(math.exp(x["d"]), 2.0) for x in seen.tokens)
+    assert min(tis.weight_by_length) <= w <= max(tis.weight_by_length)
 
 
 def test_token_ids_by_their_share_of_k3(seen, found):
@@ -314,26 +302,20 @@ def test_token_ids_by_their_share_of_k3(seen, found):
         assert one.tokens == len(few)
         assert one.k3_share == pytest.approx(sums[one.token_id] / seen.k3, **CLOSE)
         assert one.k3 == pytest.approx(sums[one.token_id] / len(few), **CLOSE)
-        assert one.mean_log_ratio == pytest.approx(math.fsum(x["d"] for x in few) / len(few), **CLOSE)
+        assert one.mean_log_ratio == pytest.approx(mean(x["d"] for x in few), **CLOSE)
     least = next(n for n in range(1, 99) if math.fsum(sums[x] for x in worst[:n]) >= seen.k3 / 2)
     assert types.half == least
 
 
 def test_shares_of_the_gap_add_up(found, dump):
-    metrics = dump[1].metrics
-    shares = found.gap_shares
-    assert shares["rollout_old"].value == pytest.approx(
-        metrics["k1"].value / metrics["total.k1"].value, rel=1e-12
-    )
+    metrics, shares = dump[1].metrics, found.gap_shares
+    share = metrics["k1"].value / metrics["total.k1"].value
+    assert shares["rollout_old"].value == pytest.approx(share, rel=1e-12)
     assert sum(one.value for one in shares.values()) == pytest.approx(1.0)
 
 
 def test_evidence_by_lag(seen, found):
-    k3 = {
-        step: math.fsum(x["k3"] for x in few) / len(few)
-        for step in range(4)
-        if (few := [x for x in seen.tokens if x["step"] == step])
-    }
+    k3 = [mean(x["k3"] for x in seen.tokens if x["step"] == step) for step in range(4)]
     lag = found.lag
     assert lag.in_sync.value == pytest.approx(k3[0], rel=1e-9)
     assert lag.in_sync_steps == [0]
@@ -341,9 +323,6 @@ def test_evidence_by_lag(seen, found):
     assert lag.growth == pytest.approx(k3[3] / k3[2], rel=1e-9)
     assert lag.ratio_by_lag == {"1": pytest.approx(k3[1] / k3[0]), "2": pytest.approx(k3[2] / k3[0])}
     assert lag.tokens_in_sync == sum(x["lag"] == 0 for x in seen.tokens) / len(seen.tokens)
-
-
-# ---------------------------------------------------------------- strips
 
 
 def test_strips_hold_the_tokens_of_the_worst_sequences(dump):
@@ -366,7 +345,7 @@ def test_a_long_response_is_cut_to_where_most_of_its_k3_is(tmp_path):
     rollout = [-0.5] * 1000
     old = [-0.5 - (0.3 if 600 <= t < 700 else 0.001) for t in range(1000)]
     row = {"sequence_id": "a", "rollout_log_probs": rollout, "old_log_probs": old}
-    strip = analyze([oracles.write([row], tmp_path / "a.parquet")]).worst.sequences[0].strip
+    strip = analyze([oracles.write([row], tmp_path / "a.parquet")], presets=()).worst.sequences[0].strip
 
     assert len(strip.positions) == 256
     assert strip.first <= 600 < 700 <= strip.first + 256
@@ -378,42 +357,27 @@ def test_a_long_response_is_cut_to_where_most_of_its_k3_is(tmp_path):
 
 
 def test_pieces_and_batches_merge_to_the_same_numbers(tmp_path):
-    rows = rows_of(0.5, 8, 240, steps=150)
+    rows = rows_of(0.5, 8, 132, steps=66)
     whole = oracles.write(rows, tmp_path / "whole.parquet")
     paths = []
-    for i, cut in enumerate((slice(0, 64), slice(64, 160), slice(160, 240))):
+    for i, cut in enumerate((slice(0, 41), slice(41, 91), slice(91, 132))):
         paths.append(tmp_path / f"{i}.tally.json")
-        analyze([oracles.write(rows[cut], tmp_path / f"{i}.parquet")], tally=paths[-1])
+        analyze([oracles.write(rows[cut], tmp_path / f"{i}.parquet")], presets=(), tally=paths[-1])
 
-    one, few, merged = analyze([whole]), analyze([whole], batch_tokens=1500), summary(merge(paths))
+    one, few = (analyze([whole], presets=(), batch_tokens=tokens) for tokens in (1 << 18, 1500))
+    merged = summary(merge(paths))
 
     for other in (few, merged):
-        assert counts(one.charts) == counts(other.charts)
         same(one.charts.model_dump(), other.charts.model_dump())
         assert one.worst == other.worst
-    assert len(one.charts.steps.first) == 38  # 150 steps, four to a group
-    assert one.charts.steps.first[:2] == [0, 4]
-    assert one.charts.steps.last[:2] == [3, 7]
-
-
-def counts(found):
-    """Return the part of a picture's numbers that is counted, not summed."""
-    steps = found.steps
-    return (
-        found.density,
-        found.noise,
-        [(one.tokens, one.in_sync) for one in found.ranges],
-        (steps.first, steps.last, steps.tokens, steps.sequences),
-        [(one.token_id, one.tokens) for one in found.token_types.worst] if found.token_types else [],
-    )
+    steps = one.charts.steps  # two to a group
+    assert (len(steps.first), steps.first[:2], steps.last[:2]) == (33, [0, 2], [1, 3])
 
 
 def same(one, two):
-    if isinstance(one, dict):
-        assert one.keys() == two.keys()
-        for key in one:
-            same(one[key], two[key])
-    elif isinstance(one, list | tuple):
+    """Counts and words are equal, floats are to 1e-9."""
+    if isinstance(one, dict | list | tuple):
+        one, two = ([*x.items()] if isinstance(x, dict) else x for x in (one, two))
         for x, y in zip(one, two, strict=True):
             same(x, y)
     else:
@@ -424,20 +388,16 @@ def test_states_do_not_grow_with_tokens(tmp_path):
     sizes = []
     for many in (100, 400):
         path = oracles.write(rows_of(0.5, 8, many, steps=90), tmp_path / f"{many}.parquet")
-        states = examine([path]).tally.states
-        sizes.append(
-            {name: len(json.dumps(encoded(states[name]))) for name in ("binned", "by_sequence", "kept")}
-        )
-        groups = states["step_groups"]
-        assert isinstance(groups, stepgroups.StepGroups)
-        assert len(groups.groups) <= stepgroups.MOST
+        states = examine([path], presets=()).tally.states
+        sizes.append([len(json.dumps(encoded(states[name]))) for name in ("binned", "by_sequence", "kept")])
+        assert len(states["step_groups"].groups) <= stepgroups.MOST
     assert sizes[0] == sizes[1]
 
 
 def test_a_dump_without_optional_columns_has_the_other_charts(tmp_path):
     names = ("rollout_log_probs", "current_log_probs")
     rows = [{name: row[name] for name in names} for row in rows_of(0.3, 2, 60)]
-    found = analyze([oracles.write(rows, tmp_path / "a.parquet")]).charts
+    found = analyze([oracles.write(rows, tmp_path / "a.parquet")], presets=()).charts
 
     assert found.steps is found.lag is found.token_types is None
     assert found.density.in_sync == []
@@ -474,27 +434,18 @@ def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
         for step in range(6)
         for _ in range(3)
     ]
-    found = analyze([oracles.write(rows, tmp_path / "a.parquet")]).charts
-    k3 = [(one.band, one.step) for one in found.crossings if one.metric == "k3"]
-    want = []
+    found = analyze([oracles.write(rows, tmp_path / "a.parquet")], presets=()).charts
     levels = {"elevated": 1e-3, "high": 0.015, "severe": 0.1}
-    for name, bound in levels.items():
-        each = (step for step in range(6) if (math.cosh(0.01 * 4**step) - 1) >= bound)
-        step = next(each, None)
-        if step:
-            want.append((name, step))
-    assert k3 == want
+    each = [math.cosh(0.01 * 4**step) - 1 for step in range(6)]
+    want = [(name, next(step for step in range(6) if each[step] >= bound)) for name, bound in levels.items()]
+    assert [(one.band, one.step) for one in found.crossings if one.metric == "k3"] == want
     assert found.positions.late.first_step == want[-1][1]
 
 
 def test_presets_with_equal_numbers_name_the_first():
     result = analyze("sample_data/stale.parquet", presets="token_is,tis,recompute,seq_is")
-    assert result.presets["tis"].same_as == "token_is"
-    own = {name for name, one in result.presets.items() if not one.same_as}
-    assert own == {"token_is", "recompute", "seq_is"}
-
-
-# ---------------------------------------------------------------- results that no analysis wrote
+    same_as = {"token_is": "", "tis": "token_is", "recompute": "", "seq_is": ""}
+    assert {name: one.same_as for name, one in result.presets.items()} == same_as
 
 
 def lists_of_numbers(node, path=()):
