@@ -8,14 +8,13 @@ from factory import dump_facts, make_comparison, make_summary, recommendation
 from rich.console import Console
 from typer.testing import CliRunner
 
-from offpol_diag import summary as results
 from offpol_diag.blocks import Table, Verdict
 from offpol_diag.cli import app
 from offpol_diag.report.render.html import render_html
 from offpol_diag.report.render.markdown import render_markdown
 from offpol_diag.report.render.terminal import render_terminal
 from offpol_diag.report.sections import sections
-from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Skipped
+from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Skipped, load
 from offpol_diag.writer import DumpWriter
 
 SHIFTED = Cause(
@@ -69,16 +68,13 @@ def drawn(parts, width=100):
     ("verdict", "headline"),
     [
         ("bug", "The rollout column is shifted."),
-        ("bug", "A log-prob is positive."),
         ("honest_mismatch", "Numerics: two engines."),
         ("healthy", "K3 is small."),
         ("cannot_tell", "E[r] = 0.9: too few."),
-        ("cannot_tell", "12 tokens are too few."),
     ],
 )
 def test_the_first_block_of_all_is_the_verdict_in_one_sentence(verdict, headline):
     first = sections(make_summary(diagnosis=Diagnosis(verdict=verdict, headline=headline)))[0].blocks[0]
-
     said = headline if headline.startswith(("K3", "E[r]")) else headline[0].lower() + headline[1:]
     assert (first.label, first.text) == (verdict.replace("_", " ").capitalize(), said)
 
@@ -107,7 +103,6 @@ def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_
     seen = BUG.model_copy(update={"causes": [SHIFTED.model_copy(update={"after": after})]})
     metrics = {"k3": Number(unknown="no π_old"), "total.k3": Number(value=0.5, note="a few tokens decide it")}
     last = verdicts(make_summary(diagnosis=seen, metrics=metrics, by={}))[0].detail[-1]
-
     assert "K3 0.50 → ≈ 0.0004" in last
     assert "E[r] ≈ 1.001" in last
 
@@ -124,7 +119,6 @@ def test_where_only_a_part_was_looked_at_it_says_so(sequences, said):
 def test_skipped_rows_are_told_right_after_the_sentence(diagnosis, before):
     skipped = dump_facts(skipped=Skipped(count=10, examples=["a.parquet, row 7: NaN"]))
     *first, last = verdicts(make_summary(diagnosis=diagnosis, dump=skipped))
-
     assert [one.label for one in first] == before
     ids = [one.id for one in sections(make_summary(diagnosis=diagnosis))]
     assert ("diagnosis" in ids) is (diagnosis is not None)
@@ -135,10 +129,8 @@ def test_skipped_rows_are_told_right_after_the_sentence(diagnosis, before):
 def test_page_and_pull_request_and_terminal_open_with_it():
     summary = make_summary(diagnosis=BUG, gates=[])
     page, text = render_html(summary), render_markdown(summary)
-
     for shown in (page, text, drawn(sections(summary))):
-        sentence = shown.index("the rollout column is shifted by one token.")
-        assert sentence < shown.index("Fix the bug first")
+        assert shown.index("the rollout column is shifted by one token.") < shown.index("Fix the bug first")
     assert "p-1/s-&lt;2>" in text
     assert "p-1/s-<2>" not in page
 
@@ -160,7 +152,6 @@ def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
     summary = make_summary(diagnosis=diagnosis, comparison=make_comparison())
     blocks = section(summary, "comparison").blocks
     (table,) = (one for one in blocks if getattr(one, "id", "") == "comparison")
-
     assert (table.header[-1] == "better") is better
     assert any("fix the bug first" in note for note in table.notes) is not better
     assert {len(row) for row in table.rows} == {len(table.header)}
@@ -217,47 +208,19 @@ def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, command, name, code):
 def test_a_comparison_comes_after_the_diagnosis_of_each_run_or_of_the_dump(dumps):
     two = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-qv").stdout
     one = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-qv").stdout
-
     assert two.index(" A: ") < two.index("✗ B: Bug: ") < two.index("Run A against run B")
     assert one.index("✗ Bug: ") < one.index("Presets side by side")
 
 
-def test_the_result_has_a_diagnosis_and_no_presets_and_no_recommendation(dumps):
-    ran = run("doctor", dumps / "broken.parquet", "-q", "--json", "-", "--group-by", "engine")
-
-    found = results.loads(ran.stdout, "stdout")
-    assert (found.run.command, found.diagnosis.verdict) == ("doctor", "bug")
-    assert (found.presets, found.recommendation) == ({}, None)
-    assert "engine" in found.by
-
-
-def test_every_form_is_written_where_asked_also_when_it_fails(dumps, empty_folder):
-    ran = run(
-        "doctor", dumps / "broken.parquet", "--strict", "--html", "d.html", "--md", "d.md", "--json", "d.json"
-    )
+def test_every_form_is_written_where_asked_also_when_it_fails_and_holds_the_diagnosis(dumps, empty_folder):
+    forms = ("--html", "d.html", "--md", "d.md", "--json", "d.json")
+    ran = run("doctor", dumps / "broken.parquet", "--strict", "--group-by", "engine", *forms)
 
     assert ran.exit_code == 1
     assert sorted(one.name for one in empty_folder.iterdir()) == ["d.html", "d.json", "d.md"]
     assert "**Bug**" in (empty_folder / "d.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["nowhere.parquet", "--strict"], "nowhere.parquet"),
-        (["--workers", "0"], "--workers"),
-        (["--device", "abacus"], "abacus"),
-        (["--columns", "rollout"], "names no column"),
-        (["--json", "-", "--md", "-"], "stdout"),
-        (["--html", "no/such/d.html"], "directory does not exist"),
-    ],
-)
-def test_bad_input_is_refused_with_a_hint(dumps, args, words):
-    given = args if args[0].endswith(".parquet") else [dumps / "honest.parquet", *args]
-    ran = run("doctor", *given, "-q")
-
-    assert ran.exit_code == 2
-    assert ran.stderr.startswith("error: ")
-    assert words in ran.stderr
-    assert "\nhint: " in ran.stderr
-    assert "Traceback" not in ran.stderr
+    found = load(empty_folder / "d.json")
+    assert (found.run.command, found.diagnosis.verdict) == ("doctor", "bug")
+    assert (found.presets, found.recommendation, "engine" in found.by) == ({}, None, True)
+    for refused in (("nowhere.parquet", "--strict"), (dumps / "honest.parquet", "--html", "no/such/d.html")):
+        assert run("doctor", *refused).exit_code == 2

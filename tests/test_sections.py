@@ -1,3 +1,4 @@
+import re
 import shlex
 
 import pytest
@@ -8,7 +9,7 @@ from offpol_diag.blocks import Code, Composite, Figure, Section, Series, Table, 
 from offpol_diag.cli import app
 from offpol_diag.numerals import counted, say, size
 from offpol_diag.presets.candidates import CANDIDATES
-from offpol_diag.report.render.html import render_html
+from offpol_diag.report.render.html import _environment, render_html
 from offpol_diag.report.render.markdown import LIMIT, render_markdown
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.terminal import terminal
@@ -50,7 +51,6 @@ def words(of):
     [
         (number(2.03e-3, 1.5e-4), "0.0020 [0.0019, 0.0022]"),
         (number(0.9954, 4e-4, "fraction"), "99.54% [99.50%, 99.58%]"),
-        (number(0.53, 0.02, "fraction"), "53% [51%, 55%]"),
         (number(0.999996, 2e-6, "fraction"), "100.00% [100.00%, 100.00%]"),
         (number(3.71e-4, 5e-5, "fraction"), "0.037% [0.032%, 0.042%]"),
         (number(0.0, 0.0), "0"),
@@ -59,7 +59,6 @@ def words(of):
         (number(0.0, 2e-6), "0 [-2.0e-6, 2.0e-6]"),
         (number(-1.5e-3, 2.1e-3), "-0.0015 [-0.0036, 0.0006]"),
         (number(1234567.0), "1,234,567"),
-        (number(1 / 3), "0.33"),
         (number(-0.0), "0"),
         (Number(log10=45.2), "10^45.2"),
         (unknown("missing column entropy"), "cannot be known: missing column entropy"),
@@ -75,13 +74,6 @@ def test_bytes_are_written_in_the_largest_unit_that_keeps_them_above_one():
 
 
 # ---------------------------------------------------------------- all renderers
-
-
-def test_sections_that_are_not_wanted_are_not_made(monkeypatch):
-    whole = sections(make_summary())
-    monkeypatch.setitem(SECTIONS, "logs", None)
-    wanted = ("data", "verdict", "sweep")
-    assert sections(make_summary(), wanted) == tuple(one for one in whole if one.id in wanted)
 
 
 def test_a_new_section_is_on_the_page_in_the_terminal_and_in_the_pull_request(monkeypatch):
@@ -106,21 +98,22 @@ def test_a_new_section_is_on_the_page_in_the_terminal_and_in_the_pull_request(mo
 
 @pytest.mark.parametrize("kind", Composite.__subclasses__(), ids=lambda one: one.__name__)
 def test_every_composite_block_has_a_macro_of_the_page_and_plain_blocks_elsewhere(kind):
-    from offpol_diag.report.render.html import _environment
-
     assert kind.plain is not Composite.plain
     assert f"macro {kind.__name__}(" in _environment().loader.get_source(_environment(), "page.html.j2")[0]
 
 
-def test_every_section_is_drawn_by_all_renderers_and_has_its_own_id():
+def test_every_section_is_drawn_by_all_renderers_and_those_not_wanted_are_not_made(monkeypatch):
     summary = make_summary()
-    assert [one.id for one in sections(summary)] == [one for one in SECTIONS if one not in OF_COMMANDS]
+    given = sections(summary)
+    assert [one.id for one in given] == [one for one in SECTIONS if one not in OF_COMMANDS]
     drawn, marked, page = terminal(summary, verbose=True), render_markdown(summary), render_html(summary)
-    for one in sections(summary):
-        titled = one.title.replace("|", "")
-        assert titled in drawn
-        assert titled in marked
+    for one in given:
+        assert one.title.replace("|", "") in drawn
+        assert one.title.replace("|", "") in marked
         assert f'<section id="{one.id}"' in page or one.id == "diagnosis"
+    monkeypatch.setitem(SECTIONS, "logs", None)  # what is not wanted is not made
+    wanted = ("data", "verdict", "sweep")
+    assert sections(summary, wanted) == tuple(one for one in given if one.id in wanted)
 
 
 def test_ids_are_unique_rows_as_long_as_the_header_and_no_cell_is_a_leftover_of_the_program():
@@ -128,7 +121,6 @@ def test_ids_are_unique_rows_as_long_as_the_header_and_no_cell_is_a_leftover_of_
     blocks = [block for one in given for block in plain(one.blocks)]
     ids = [block.id for block in blocks if isinstance(block, Table | Figure)]
     tables = [block for block in blocks if isinstance(block, Table)]
-
     assert len(ids) == len(set(ids))
     assert [one.id for one in tables for row in one.rows if len(row) != len(one.header)] == []
     assert [one.id for one in given if {"nan", "None", "null"} & set(words(one).split())] == []
@@ -155,7 +147,6 @@ def test_the_verdict_names_its_preset_by_a_command_that_runs(candidate):
     (line,) = [x for x in words(advised(method=name, settings=settings)).splitlines() if x[:8] == "Preset: "]
     program, *arguments = shlex.split(line.removeprefix("Preset: "))
     ran = CliRunner().invoke(app, arguments)
-
     assert program == "offpol-diag"
     assert ran.exit_code == 0, ran.output
     assert [value for value in settings.values() if f"={value}" not in ran.stdout] == []
@@ -169,7 +160,10 @@ def test_the_reasons_the_source_and_what_is_not_known_come_with_the_decision():
         unknown=["Whether staleness shows: needs the column advantages."],
         longest_response=Number(value=1151.0, unit="tokens"),
     ).blocks[0]
+    beyond = advised(longest_response=Number(unknown="beyond the longest"))
 
+    assert "ESS: beyond the longest" in words(beyond)
+    assert "10% ESS" not in words(section("verdict"))
     assert head.label == "Use token TIS at 2.0"
     for said in (
         "The default: nothing measured here is better.",
@@ -181,24 +175,15 @@ def test_the_reasons_the_source_and_what_is_not_known_come_with_the_decision():
         assert any(line.startswith(said) for line in head.detail), said
 
 
-def test_a_longest_response_beyond_the_longest_is_said_in_words_and_an_unknown_one_not_at_all():
-    assert "ESS: beyond the longest" in words(advised(longest_response=Number(unknown="beyond the longest")))
-    assert "10% ESS" not in words(section("verdict"))
-
-
-def test_the_weights_stand_beside_the_raw_ones():
+def test_the_weights_stand_beside_the_raw_ones_and_the_configuration_where_a_trainer_was_named():
     weighed = {"token TIS at 1.5": {"ess_tokens": number(0.94)}}
     found = table("weights", advised(numbers=weighed, title="token TIS at 1.5"))
     assert found.header == ("on this dump", "uncorrected", "token TIS at 1.5")
     assert found.rows[0] == ("ESS of tokens", metrics()["ess_tokens"], number(0.94))
-
-
-def test_the_configuration_is_shown_where_a_trainer_was_named():
-    assert [b.text for b in advised(config="rollout_is: token\n").blocks if isinstance(b, Code)] == [
-        "rollout_is: token\n"
-    ]
+    said = "rollout_is: token\n"
     unnamed = section("verdict", dump=dump_facts(provenance={}))
-    assert not [one for one in unnamed.blocks if isinstance(one, Code)]
+    for drawn, code in ((advised(config=said), [said]), (unnamed, [])):
+        assert [one.text for one in drawn.blocks if isinstance(one, Code)] == code
 
 
 @pytest.mark.parametrize(
@@ -208,22 +193,16 @@ def test_a_decision_without_a_method_is_said_in_its_own_words(decision):
     assert advised(decision=decision, method=None, threshold=None).blocks[0].label.lower() == decision
 
 
-# ---------------------------------------------------------------- headline numbers
-
-
 def test_an_alert_names_what_it_saw_and_its_source():
     found = table("alerts", section("numbers"))
     assert found.rows[0][1:] == ("k1 = 0.0021 [0.0019, 0.0022]", "verl issue 3984")
     assert found.caption == "1 published warning level is crossed"
 
 
-def test_the_total_drift_stands_in_where_the_dump_has_two_policies_only():
+def test_the_total_stands_in_where_there_are_two_policies_and_a_pair_that_is_lacking_has_no_column():
     two = {**metrics(), "k3": unknown("missing column old_log_probs"), "total.k3": number(4e-3, 1e-4)}
     rows = table("headline", section("numbers", metrics=two)).rows
     assert ("total.k3", number(4e-3, 1e-4)) in [row[:2] for row in rows]
-
-
-def test_a_pair_of_policies_that_the_dump_lacks_has_no_column():
     lacking = {"drift2.k1": unknown("missing column x"), "drift2.k3": unknown("missing column x")}
     gap = {"k3": Number(value=0.1), "total.k3": Number(log10=400.0)} | lacking
     found = table("policies", section("numbers", metrics=metrics() | gap))
@@ -269,37 +248,26 @@ def test_presets_that_need_a_column_are_listed_and_most_could_be_had_by_one_opti
     assert table("needs", lacking("old_log_probs")).notes == ()
 
 
-def test_the_preset_table_starts_from_the_raw_weights():
+def test_the_preset_table_starts_from_the_raw_weights_and_a_number_that_no_preset_has_is_no_column():
     shape = table("presets", section("presets"))
     raw = dict(zip(shape.header, shape.rows[0], strict=True))
     assert raw["preset"] == "uncorrected, rollout → old"
     assert raw["ess_sequences"] == metrics()["ess_sequences"]
     assert raw["weight_mean"] == metrics()["mean_ratio"]
-
-
-def test_a_number_that_no_preset_has_is_no_column():
     lack = {"ess_tokens": Number(value=1.0), "update_removed": unknown("missing column advantages")}
     one = preset("P", "m", 0.5).model_copy(update={"metrics": lack})
-    assert table("presets", section("presets", presets={"a": one})).header == (
-        "preset",
-        "family",
-        "ess_tokens",
-    )
+    header = table("presets", section("presets", presets={"a": one})).header
+    assert header == ("preset", "family", "ess_tokens")
 
 
 def test_of_many_presets_one_of_each_family_is_shown_and_the_recommended_first_in_its_own():
-    given = section("presets", presets=many())
-    found = table("presets", given)
-    rows = [row[0] for row in found.rows]
-    assert [name for name in rows if "(" not in name and "," not in name] == [
-        "token_is" if f == 4 else f"f{f}_0" for f in range(10)
-    ]
+    found = table("presets", section("presets", presets=many()))
+    names = [row[0] for row in found.rows if "(" not in row[0] and "," not in row[0]]
+    assert names == ["token_is" if f == 4 else f"f{f}_0" for f in range(10)]
     assert len(found.header) == 1 + 3
     assert "One row per family of 50 presets" in found.notes[0]
-    assert (
-        len([row for row in table("presets", section("presets", presets=many(4, 6))).rows if row[1] != "–"])
-        == 24
-    )
+    few = table("presets", section("presets", presets=many(4, 6)))
+    assert sum(row[1] != "–" for row in few.rows) == 24
 
 
 def test_every_preset_has_a_card_families_stand_together_and_what_is_only_logged_is_said_to_be():
@@ -313,15 +281,11 @@ def test_every_preset_has_a_card_families_stand_together_and_what_is_only_logged
 def test_a_card_holds_what_its_trainer_logs_and_equal_ones_name_the_first():
     names = {"a": {"kl": 0.1, "ess": 1 / 3}, "b": {"kl": 0.1, "ess": 1 / 3}, "c": {"kl": 0.2}}
     given = {key: preset("x", "y", 0.9, logs="verl-2026-01", as_logged=one) for key, one in names.items()}
+    logged = {"a": "kl 0.1\ness 0.3333", "b": "the same as under a", "c": "kl 0.2"}
     found = {one.name: (one.logs, one.logged) for one in cards(presets=given)}
-    assert found == {
-        "a": ("verl-2026-01", "kl 0.1\ness 0.3333"),
-        "b": ("verl-2026-01", "the same as under a"),
-        "c": ("verl-2026-01", "kl 0.2"),
-    }
+    assert found == {name: ("verl-2026-01", text) for name, text in logged.items()}
     page = render_html(make_summary(presets=given))
-    assert "As verl-2026-01 logs it" in page
-    assert "ess 0.3333" in page
+    assert re.search("As verl-2026-01 logs it.*ess 0.3333", page, re.DOTALL)
 
 
 def family(aspects, **numbers):
@@ -335,19 +299,13 @@ def family(aspects, **numbers):
     return table("families", section("presets", presets=rows)).rows[0]
 
 
-def test_a_family_differs_in_the_aspects_in_which_its_presets_do_and_in_no_other():
+def test_a_family_differs_in_the_aspects_in_which_its_presets_do_and_has_the_range_of_their_numbers():
     different = {"a": {"numerator": "old", "veto": "none"}, "b": {"numerator": "current", "veto": "none"}}
     assert family(different)[:3] == ("IcePop", 2, "numerator: old | current")
     assert family({"a": {}, "b": {}})[2] == "defined alike"
-
-
-def test_a_family_has_the_range_of_its_numbers():
     row = family({"a": {}, "b": {}, "c": {}}, weight_mean=(0.93, 1.25, None), ess_tokens=(0.5,) * 3)
     assert row[3] == "weight_mean 0.93 to 1.25; ess_tokens 0.5"
     assert family({"a": {}, "b": {}}, weight_mean=(None, None))[3] == "–"
-
-
-# ---------------------------------------------------------------- trainer logs
 
 
 def logged(names, more=""):
@@ -369,12 +327,13 @@ def test_names_in_a_trainer_stand_in_a_column_what_is_alike_once_and_the_recomme
 # ---------------------------------------------------------------- data
 
 
-def test_groups_are_prompts_only_where_the_dump_names_them():
+def test_groups_are_prompts_only_where_the_dump_names_them_and_provenance_is_told_as_json():
     columns = {"rollout_log_probs": "rollout_log_probs", "old_log_probs": "old_log_probs"}
-    assert "groups (prompts)" in words(
-        section("data", dump=dump_facts(columns={**columns, "group_id": "uid"}))
-    )
-    assert "without a group_id" in words(section("data", dump=dump_facts(columns=columns)))
+    for more, said in (({"group_id": "uid"}, "groups (prompts)"), ({}, "without a group_id")):
+        assert said in words(section("data", dump=dump_facts(columns=columns | more)))
+    facts = dump_facts(provenance={"model": "q3", "regime": {"lags": [2], "quantize": True}})
+    rows = table("provenance", section("data", dump=facts)).rows
+    assert rows == [("model", "q3"), ("regime", '{"lags": [2], "quantize": true}')]
 
 
 def test_one_of_a_thing_is_told_without_an_s():
@@ -382,12 +341,6 @@ def test_one_of_a_thing_is_told_without_an_s():
     said = words(section("data", dump=facts))
     assert said.startswith("1 file with 1 row held 1 sequence with 1 unmasked response token, in 1 group")
     assert [counted(n, "row") for n in (0, 1, 2, 1234)] == ["0 rows", "1 row", "2 rows", "1,234 rows"]
-
-
-def test_provenance_is_told_as_json_where_it_is_more_than_a_text():
-    facts = dump_facts(provenance={"model": "q3", "regime": {"lags": [2], "quantize": True}})
-    rows = table("provenance", section("data", dump=facts)).rows
-    assert rows == [("model", "q3"), ("regime", '{"lags": [2], "quantize": true}')]
 
 
 def test_every_number_of_the_summary_is_defined():
