@@ -46,14 +46,29 @@ def written(folder, rows=ROWS, **more):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    path = written(tmp_path_factory.mktemp("compare"))
-    return examine([path], presets=SOME, device="cpu", against="all")
+def path(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("compare"))
+
+
+def compare(path, presets, against, **options):
+    """Examine a dump and compare its presets with the one named `against`."""
+    found = examine([path], presets=presets, device="cpu", against=against, **options)
+    return found, of_presets(found, found.summary(), against)
 
 
 @pytest.fixture(scope="module")
-def compared(found):
-    return of_presets(found, found.summary(), "all")
+def found_and_compared(path):
+    return compare(path, SOME, "all")
+
+
+@pytest.fixture(scope="module")
+def found(found_and_compared):
+    return found_and_compared[0]
+
+
+@pytest.fixture(scope="module")
+def compared(found_and_compared):
+    return found_and_compared[1]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +93,7 @@ def half_width(drawn, tokens, groups):
     return float(student.ppf(0.975, freedom)) * math.sqrt(variance * g / (g - 1))
 
 
-def test_a_difference_in_a_replicate_is_that_of_the_rows_it_draws(found, tmp_path):
-    path = written(tmp_path)
+def test_a_difference_in_a_replicate_is_that_of_the_rows_it_draws(found, path):
     times, data = draws(found, path), oracles.sequences(ROWS)
     out = Readout(found.study, found.tally)
     mine, theirs = (of_preset(out, found.study.presets[at]) for at in (2, 1))
@@ -102,16 +116,14 @@ def test_the_interval_of_a_difference_is_that_of_a_t_statistic_of_its_replicates
         assert number.interval == pytest.approx((values[0] - half, values[0] + half), rel=1e-3, abs=1e-12)
     one, other = (found.summary().presets[name].metrics for name in ("whole", "all"))
     for name, number in compared.differences["whole"].items():
-        assert (
-            (number.value is None) is bool(number.unknown) is (None in (one[name].value, other[name].value))
-        )
+        unknown = None in (one[name].value, other[name].value)
+        assert (number.value is None) is bool(number.unknown) is unknown
         assert number.interval or not (one[name].interval and other[name].interval), name
 
 
-def test_presets_that_do_the_same_differ_by_exactly_nothing(tmp_path):
+def test_presets_that_do_the_same_differ_by_exactly_nothing(path):
     same = Preset("same", "", reject=(Reject("ratio", "token", 0.7, 1.4),))
-    found = examine([written(tmp_path)], presets=(SOME[1], same), device="cpu", against="band")
-    compared = of_presets(found, found.summary(), "band")
+    _, compared = compare(path, (SOME[1], same), "band")
 
     known = [number for number in compared.differences["same"].values() if number.unknown is None]
     assert len(known) > 30
@@ -121,19 +133,16 @@ def test_presets_that_do_the_same_differ_by_exactly_nothing(tmp_path):
     assert all(one.tokens.count == one.sequences.count == 0 for one in compared.drops)
 
 
-def test_what_presets_share_cancels_so_the_interval_is_narrower(tmp_path):
+def test_what_presets_share_cancels_so_the_interval_is_narrower(path):
     """Two caps that hardly differ: the numbers move with the dump, the difference hardly."""
     caps = tuple(Preset(f"cap{c}", "", weight=Weight("token", upper=c)) for c in (2.0, 2.2))
-    found = examine([written(tmp_path)], presets=caps, device="cpu", against="cap2.0")
-    compared = of_presets(found, found.summary(), "cap2.0")
+    found, compared = compare(path, caps, "cap2.0")
 
-    difference = compared.differences["cap2.2"]["weight_mean"].interval
+    low, high = compared.differences["cap2.2"]["weight_mean"].interval
     alone = [found.summary().presets[cap.name].metrics["weight_mean"].interval for cap in caps]
-    assert difference is not None
-    assert all(one is not None for one in alone)
-    assert 0 < difference[1] - difference[0] < 0.2 * min(one[1] - one[0] for one in alone if one)
-    assert difference[0] > 0  # the two overlap, and yet there is no doubt
-    assert max(one[0] for one in alone if one) < min(one[1] for one in alone if one)
+    assert 0 < high - low < 0.2 * min(one[1] - one[0] for one in alone)
+    assert low > 0  # the two overlap, and yet there is no doubt
+    assert max(one[0] for one in alone) < min(one[1] for one in alone)
     assert compared.better["weight_std"] == "cap2.0"
 
 
@@ -164,7 +173,6 @@ def test_a_preset_is_better_only_where_the_difference_leaves_no_doubt(one, other
 def test_a_preset_is_better_by_the_values_only_where_there_are_no_replicates():
     drawn = {"one": replicates(0.9), "other": replicates(0.5)}
     numbers = {"one": Number(value=0.9), "other": Number(value=0.5)}
-
     assert leader(numbers, drawn, "higher", MANY) == "one"
     assert leader(numbers, drawn, "higher", Groups(4, 4.0)) == "undecided"  # too few groups
     assert leader(numbers, {}, "higher", MANY) == "one"
@@ -174,7 +182,6 @@ def test_a_preset_is_better_by_the_values_only_where_there_are_no_replicates():
 
 def test_the_reference_is_the_first_that_can_be_computed_unless_one_is_named():
     needs = {"a": ["current_log_probs"], "b": [], "c": []}
-
     assert [reference(needs, None), reference(needs, "c")] == ["b", "c"]
     assert reference({"a": ["x"]}, None) is None
     with pytest.raises(UsageError, match="no current_log_probs"):
@@ -220,10 +227,7 @@ def kinds(some):
 def test_what_presets_drop_is_what_counting_by_hand_says(tmp_path, first, batch_tokens):
     path = written(tmp_path, [row | {"rewards": float(at)} for at, row in enumerate(ROWS)])
     others = [one for one in SOME if one is not first]
-    found = examine(
-        [path], presets=(first, *others), device="cpu", against=first.name, batch_tokens=batch_tokens
-    )
-    compared = of_presets(found, found.summary(), first.name)
+    _, compared = compare(path, (first, *others), first.name, batch_tokens=batch_tokens)
 
     ways = [way for one in others for way in ((one, first), (first, one))]
     for one, (by, kept) in zip(compared.drops, ways, strict=True):
@@ -234,7 +238,7 @@ def test_what_presets_drop_is_what_counting_by_hand_says(tmp_path, first, batch_
                 assert getattr(some, name).value == pytest.approx(value, rel=1e-9), name
 
 
-def test_examples_are_those_of_the_largest_mismatch_and_say_what_fired(compared):
+def test_examples_are_those_of_the_largest_mismatch_and_say_which_rule_fired_at_what_value(compared, dropped):
     counts = {(one.dropped_by, one.kept_by): one.tokens.count for one in compared.drops}
     assert all(counts[one, "all"] > 10 for one in ("band", "pop", "signed"))
     assert counts["all", "band"] == counts["logged", "all"] == 0
@@ -247,9 +251,6 @@ def test_examples_are_those_of_the_largest_mismatch_and_say_what_fired(compared)
         assert [row.tokens for row in one.examples] == [lost[name] for name in worst]
         assert [row.length for row in one.examples] == [data[name].n for name in worst]
         assert all(row.fired for row in one.examples)
-
-
-def test_what_fired_names_the_rule_and_the_value(dropped):
     said = {
         "whole": ("outside 0.5 ≤ ∏r ≤ 2", "∏r = "),
         "band": ("tokens outside 0.7 ≤ r_t ≤ 1.4",),
@@ -264,7 +265,6 @@ def test_what_fired_names_the_rule_and_the_value(dropped):
 def test_the_share_of_what_is_dropped_has_an_interval_of_groups(found, compared, dropped):
     rejected = found.summary().presets["band"].metrics["tokens_rejected"]
     share = dropped["band"].tokens.share
-
     assert share.value == pytest.approx(rejected.value, rel=1e-12)
     assert share.interval == pytest.approx(rejected.interval, rel=1e-9)
     assert compared.all_tokens is not None
@@ -274,18 +274,13 @@ def test_the_share_of_what_is_dropped_has_an_interval_of_groups(found, compared,
 
 def test_without_rewards_and_advantages_the_table_says_what_is_missing(tmp_path):
     rows = [{key: value for key, value in row.items() if key != "advantages"} for row in ROWS]
-    found = examine([written(tmp_path, rows)], presets=SOME[:2], device="cpu", against="all")
-    (lot, _) = (one.tokens for one in of_presets(found, found.summary(), "all").drops)
-
-    assert (lot.reward.unknown, lot.positive.unknown) == (
-        "missing column rewards",
-        "missing column advantages",
-    )
+    lot = compare(written(tmp_path, rows), SOME[:2], "all")[1].drops[0].tokens
+    assert lot.reward.unknown == "missing column rewards"
+    assert lot.positive.unknown == "missing column advantages"
     assert lot.length.value
 
 
-def test_nothing_is_looked_at_that_was_not_asked_for(tmp_path, found):
-    path = written(tmp_path)
+def test_nothing_is_looked_at_that_was_not_asked_for(path, found):
     many = tuple(Preset(f"p{i}", "", weight=Weight("token", upper=2.0 + i)) for i in range(9))
     without, crowd = (
         examine([path], presets=presets, device="cpu", against=against)
@@ -319,7 +314,7 @@ def tables(summary):
     return {block.id: block for block in section.blocks if isinstance(block, Table)}
 
 
-def test_differences_to_the_reference_stand_in_a_table_of_their_own(summary):
+def test_differences_to_the_reference_stand_in_a_table_of_their_own_and_equal_ones_are_named_below(summary):
     summary = summary.model_copy(update={"diagnosis": None})  # beside a bug nothing is called better
     found, compared = tables(summary), summary.comparison
     assert found["comparison"].header == ("metric", *(one.name for one in SOME), "better")
@@ -329,17 +324,11 @@ def test_differences_to_the_reference_stand_in_a_table_of_their_own(summary):
     row = next(row for row in found["comparison"].rows if row[0] == "ess_tokens")
     assert row[-1] == compared.better["ess_tokens"]
 
-
-def test_numbers_that_are_equal_are_named_below_the_differences(summary, compared):
-    table = tables(summary)["differences"]
-    alike = {
-        name
-        for name in compared.differences["band"]
-        if all(found[name].value == 0.0 for found in compared.differences.values())
-    }
+    gaps = compared.differences
+    alike = {name for name in gaps["band"] if all(one[name].value == 0.0 for one in gaps.values())}
     assert alike
-    assert not alike & {row[0] for row in table.rows}
-    (equal,) = (note for note in table.notes if note.startswith("Equal: "))
+    assert not alike & {row[0] for row in found["differences"].rows}
+    (equal,) = (note for note in found["differences"].notes if note.startswith("Equal: "))
     assert set(equal.removeprefix("Equal: ").rstrip(".").split(", ")) == alike
 
 
@@ -347,24 +336,20 @@ def test_many_presets_stand_in_rows_and_every_one_of_them_is_there():
     some = make_summary()
     able = {name: one for name, one in some.presets.items() if not one.needs}
     many = {f"{name}_{i}": one for i in range(4) for name, one in able.items()}
-    first = next(iter(many))
-    compared = Comparison(
-        against=first,
-        differences={name: one.metrics for name, one in many.items() if name != first},
-        better={},
-    )
+    first, *others = many
+    differences = {name: many[name].metrics for name in others}
+    compared = Comparison(against=first, differences=differences, better={})
     found = some.model_copy(update={"presets": many, "comparison": compared})
 
     table = tables(found)["comparison"]
     assert [row[0] for row in table.rows] == [*many, "better"]
     weights = table.header.index("weight_mean")
     assert table.rows[0][weights] == able["disabled"].metrics["weight_mean"]
-    section = comparison(found)
-    assert "Name up to 8" in " ".join(block.text for block in section.blocks if isinstance(block, Text))
-    section = comparison(
-        some.model_copy(update={"comparison": Comparison(against="disabled", differences={}, better={})})
-    )
-    assert "ppo_is_bypass needs current_log_probs" in section.blocks[0].text
+    texts = (block.text for block in comparison(found).blocks if isinstance(block, Text))
+    assert "Name up to 8" in " ".join(texts)
+    compared = Comparison(against="disabled", differences={}, better={})
+    said = comparison(some.model_copy(update={"comparison": compared})).blocks[0].text
+    assert "ppo_is_bypass needs current_log_probs" in said
 
 
 def test_presets_of_every_family_can_be_compared(tmp_path):
@@ -372,9 +357,6 @@ def test_presets_of_every_family_can_be_compared(tmp_path):
     first, *others = families.values()
     path = written(tmp_path, ROWS[:12])
     for at in range(0, len(others), 7):
-        some = others[at : at + 7]
-        found = examine([path], presets=(first, *some), device="cpu", against=first.name)
-        compared = of_presets(found, found.summary(), first.name)
-        assert [one.dropped_by for one in compared.drops[::2]] == [
-            one.name for one in found.study.presets[1:]
-        ]
+        found, compared = compare(path, (first, *others[at : at + 7]), first.name)
+        names = [one.name for one in found.study.presets[1:]]
+        assert [one.dropped_by for one in compared.drops[::2]] == names

@@ -96,18 +96,13 @@ def swept(one, values=None, path=None, which=None, workers=1, **more):
 
 def same(one, other):
     """Return whether numbers, intervals of two, or None are equal."""
-    if one is None or other is None:
-        return one is other
-    return np.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=False)
+    return one is other is None or one == pytest.approx(other, rel=1e-9, abs=1e-12)
 
 
 def write(path, deltas):
+    rollout, old = ([[-1.0 + side * x for x in row] for row in deltas] for side in (0, 1))
     with DumpWriter(path) as dump:
-        dump.write(
-            rollout_log_probs=[[-1.0] * len(row) for row in deltas],
-            old_log_probs=[[-1.0 + x for x in row] for row in deltas],
-            group_id=list(range(len(deltas))),
-        )
+        dump.write(rollout_log_probs=rollout, old_log_probs=old, group_id=list(range(len(deltas))))
     return str(path)
 
 
@@ -155,16 +150,14 @@ def test_every_threshold_equals_the_preset_applied_at_it(case, dump, brute):
 
 
 def test_batches_workers_and_device_change_nothing(dump):
-    found = []
-    for workers, tokens, device in ((1, 1 << 18, "cpu"), (2, 1500, "cpu"), (1, 3_000, "cuda:0")):
+    first = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6)
+    for workers, tokens, device in ((2, 1500, "cpu"), (1, 3_000, "cuda:0")):
         with present(device):
             how = {"workers": workers, "batch_tokens": tokens, "device": device}
-            found.append(swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6, **how))
-    first, *others = found
-    for other in others:
-        assert other.window.point.bounds == first.window.point.bounds
-        assert (other.window.kept, other.window.ties) == (first.window.kept, first.window.ties)
-        for mine, theirs in zip(other.points, first.points, strict=True):
+            found = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6, **how)
+        one, other = ((x.window.point.bounds, x.window.kept, x.window.ties) for x in (found, first))
+        assert one == other
+        for mine, theirs in zip(found.points, first.points, strict=True):
             assert all(same(mine.metrics[name].value, theirs.metrics[name].value) for name in mine.metrics)
 
 
@@ -186,7 +179,7 @@ def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named():
 @pytest.mark.parametrize(
     ("one", "which", "said"),
     [
-        *((preset(name), None, "nothing to sweep") for name in ("recompute", "vanilla_is", "disabled")),
+        *((preset(name), None, "nothing to sweep") for name in ("recompute", "vanilla_is")),
         (preset("psis_token"), None, "it has no bound"),
         (replace(preset("geo_rs"), apply=False), None, "nothing is applied"),
         (preset("geo_rs"), "rejct.upper", "no bound .*did you mean reject"),
@@ -217,36 +210,29 @@ def test_thresholds_that_a_preset_could_not_have_are_refused(name, which, text, 
         parse(text, preset(name), pick(preset(name), which))
 
 
-def test_every_preset_with_a_bound_has_round_thresholds_and_its_own():
+def test_every_preset_with_a_bound_has_round_thresholds_and_its_own_and_shows_those_that_do_something():
     for one in CATALOGUE.values():
         for bound in swept_bounds(one):
             found = round_numbers(one, bound)
             assert all(a < b for a, b in pairwise(found)), (one.name, str(bound))
             assert bound.threshold(one) in found
             assert len(found) > 5, (one.name, str(bound))
-
-
-def test_the_table_starts_and_ends_where_the_data_do():
     effects = [0.0] * 10 + [k / 9 for k in range(10)] + [1.0] * 20
     shown = informative([1.0 + k for k in range(40)], effects, own=3.0)
-
     assert shown == [2, *range(10, 20)]  # the preset's own, wherever it is
 
 
 def test_a_looser_bound_keeps_more(dump):
-    rules = [(name, one) for name in ("geo_rs", "areal_decoupled") for one in swept_bounds(preset(name))]
-    for name, bound in rules:
-        if bound.part != "weight":
-            found = swept(preset(name), None, dump, str(bound)).points
+    for one in (preset("geo_rs"), preset("areal_decoupled")):
+        for bound in (bound for bound in swept_bounds(one) if bound.part != "weight"):
+            found = swept(one, None, dump, str(bound)).points
             kept = [point.metrics["tokens_kept"].value for point in found]
-            assert kept == sorted(kept, reverse=bound.side == "lower"), (name, str(bound))
+            assert kept == sorted(kept, reverse=bound.side == "lower"), (one.name, str(bound))
 
 
 def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_path):
     found = swept(preset("dropped_overflow"), (1.01, 2.0), write(tmp_path / "d.parquet", [[0.0, 100.0]]))
-
-    assert [point.metrics["kappa"].value for point in found.points] == [0.5, 0.5]
-    assert [point.metrics["acted"].value for point in found.points] == [0.5, 0.5]
+    assert {point.metrics[name].value for point in found.points for name in ("kappa", "acted")} == {0.5}
 
 
 # ---------------------------------------------------------------- the window that keeps a share
@@ -282,17 +268,14 @@ def statistics(name):
 def ends(one, bounds):
     """Return the bounds of the window, on the statistic's scale: logarithms of ratios."""
     place = "veto" if one.veto else "reject[0]"
-    found = [bounds.get(f"{place}.{side}") for side in ("lower", "upper")]
-    return [
-        open if end is None else end if one is K3 else math.log(end)
-        for end, open in zip(found, (-math.inf, math.inf), strict=True)
-    ]
+    low, high = (bounds.get(f"{place}.{side}", end) for side, end in (("lower", 0.0), ("upper", math.inf)))
+    return (low or -math.inf, high) if one is K3 else (math.log(low) if low else -math.inf, math.log(high))
 
 
 @pytest.mark.parametrize(
     ("one", "keep"),
     [
-        *((GEO, keep) for keep in (0.05, 0.5, 0.999, 1.0)),
+        *((GEO, keep) for keep in (0.05, 0.999, 1.0)),
         *((BAND, keep) for keep in (0.05, 0.999)),
         *((one, 0.5) for one in (SUM, K3, VETO)),
     ],
@@ -301,7 +284,6 @@ def ends(one, bounds):
 def test_the_bounds_keep_exactly_the_share_promised(one, keep):
     window, values = solved(one, keep).window, statistics(one.name)
     low, high = ends(one, window.point.bounds)
-
     assert window.of == len(values)
     assert window.kept - window.ties == math.ceil(keep * len(values) - 1e-9)
     assert sum(low <= x <= high for x in values) == window.kept
@@ -314,8 +296,8 @@ def test_both_sides_lose_the_same_around_the_data_and_one_side_asked_for_is_solv
     low, high = ends(GEO, window.point.bounds)
 
     assert abs(sum(x < low for x in values) - sum(x > high for x in values)) <= 1
-    assert low < math.fsum(values) / len(values) < high
-    assert math.isclose(window.centre.value, math.fsum(values) / len(values), rel_tol=1e-9)
+    assert low < oracles.mean(values) < high
+    assert math.isclose(window.centre.value, oracles.mean(values), rel_tol=1e-9)
     assert window.centre_k1.value < 0
     one = solved(GEO, 0.9, which="reject.upper").window
     assert list(one.point.bounds) == ["reject[0].upper"]
@@ -323,7 +305,7 @@ def test_both_sides_lose_the_same_around_the_data_and_one_side_asked_for_is_solv
     assert sum(x <= high for x in values) == one.kept == math.ceil(0.9 * 512)
 
 
-def test_ties_are_kept_and_said(tmp_path):
+def test_ties_are_kept_and_said_and_few_sequences_make_no_forecast(tmp_path):
     """Three values only: no bound keeps half of a hundred equal ones."""
     path = write(tmp_path / "ties.parquet", [[0.0]] * 100 + [[0.25]] * 20 + [[-0.25]] * 20)
     found = solved(GEO, 0.5, path)
@@ -332,13 +314,9 @@ def test_ties_are_kept_and_said(tmp_path):
     assert any("30 more than asked" in remark for remark in found.remarks)
     low, high = ends(GEO, found.window.point.bounds)
     assert -0.25 < low < 0 < high < 0.25
-
-
-def test_a_dump_without_any_mismatch_has_a_window_and_few_sequences_make_no_forecast(tmp_path):
-    window = solved(GEO, 0.95, write(tmp_path / "equal.parquet", [[0.0, 0.0]] * 40)).window
+    equal = solved(GEO, 0.95, write(tmp_path / "equal.parquet", [[0.0, 0.0]] * 40)).window
+    assert (equal.kept, equal.of, equal.point.metrics["sequences_kept"].value) == (40, 40, 1)
     few = solved(GEO, 0.9, write(tmp_path / "few.parquet", [[0.1 * k, 0.0] for k in range(-5, 6)]))
-
-    assert (window.kept, window.of, window.point.metrics["sequences_kept"].value) == (40, 40, 1)
     assert few.window.predicted == []
 
 
@@ -357,32 +335,23 @@ def test_no_share_and_what_one_bound_alone_does_not_decide_is_refused(keep, rule
         check(keep, one, pick(one, None))
 
 
-def test_a_bound_is_the_shortest_number_that_does_it():
+def test_a_bound_is_the_shortest_number_that_does_it_and_one_beyond_all_floats_is_refused(tmp_path):
     assert shortest(math.log(1.0091), math.log(1.0118), True, 0.01) == 1.01
     assert shortest(0.0091, 0.0118, False, 0.0) == 0.01
     at = math.log(1.5)
     assert shortest(at, math.nextafter(at, 2), True, at) == math.exp(at)
-
-
-def test_a_bound_beyond_all_floats_is_refused(tmp_path):
     path = write(tmp_path / "huge.parquet", [[-800.0], [0.1], [0.2]])
-
     assert solved(GEO, 0.3, path).window.kept == 1
     with pytest.raises(UsageError, match="800 nats"):
         solved(GEO, 1.0, path)
 
 
-def test_the_config_of_the_window_is_printed_in_a_trainers_syntax(dump):
+def test_a_window_is_printed_in_a_trainers_syntax_and_may_be_asked_of_a_preset_with_other_rules(dump):
+    """The share is that of the window alone; what the preset then keeps stands beside it."""
     window = solved(CATALOGUE["geo_rs"], 0.95, dump, trainer="verl").window
-
     assert f"rollout_rs_threshold: {window.point.bounds['reject[0].upper']}" in window.config
     assert f"rollout_rs_threshold_lower: {window.point.bounds['reject[0].lower']}" in window.config
-
-
-def test_a_window_may_be_asked_of_a_preset_with_other_rules():
-    """The share is that of the window alone; what the preset then keeps stands beside it."""
     window = solved(replace(GEO, veto=Veto(lower=0.5)), 0.9).window
-
     assert window.kept == math.ceil(0.9 * 512)
     assert window.point.metrics["sequences_kept"].value < 0.9
 
@@ -408,23 +377,17 @@ def assert_forecast(model, length, window, held):
     """Check that the share of held-out values in the window is predicted, within uncertainty and chance."""
     seen = float(((held >= window[0]) & (held <= window[1])).double().mean())
     (one,) = model.forecast([length], window)
-
     assert abs(one.kept - seen) < 3 * math.hypot(one.error, math.sqrt(seen * (1 - seen) / len(held)))
     return one
 
 
-def test_both_parts_of_the_spread_are_found():
+def test_both_parts_of_the_spread_are_found_and_the_error_of_a_forecast_is_its_spread_over_draws():
     model = fitted(*drawn(0.1, 0.003))
-
     assert math.isclose(math.sqrt(model.whole.falling), 0.1, rel_tol=0.05)
     assert math.isclose(math.sqrt(model.whole.staying), 0.003, rel_tol=0.1)
-
-
-def test_the_error_of_a_forecast_is_its_spread_over_draws():
     models = [fitted(*drawn(0.1, 0.003, many=1500, seed=seed)) for seed in range(16)]
     found = [model.forecast([3000.0], (-0.006, 0.002))[0] for model in models]
     spread = np.std([one.kept for one in found], ddof=1)
-
     assert 0.5 * spread < np.median([one.error for one in found]) < 3 * spread
 
 
@@ -449,7 +412,6 @@ def test_the_longest_quartile_of_the_sample_is_predicted_from_the_others():
     short = lengths < float(lengths.double().quantile(0.75))
     window = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     model = fitted(values[short], lengths[short], keys[short])
-
     assert_forecast(model, float(lengths[~short].double().mean()), tuple(window), values[~short])
 
 
