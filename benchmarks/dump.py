@@ -33,11 +33,13 @@ GAPS, RULED_OUT = 4e-3, 5e-6
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-def make(path: Path, sequences: int = SEQUENCES, rows_per_group: int = ROWS_PER_GROUP) -> dict[str, int]:
+def make(
+    path: Path, sequences: int = SEQUENCES, rows_per_group: int = ROWS_PER_GROUP, rounding: float = ROUNDING
+) -> dict[str, int]:
     """Write the dump; return its sequences, its tokens (masked ones included) and its bytes."""
     tokens = 0
     writer: pq.ParquetWriter | None = None
-    for group in _grouped(_blocks(sequences), rows_per_group):
+    for group in _grouped(_blocks(sequences, rounding), rows_per_group):
         writer = writer or pq.ParquetWriter(path, group.schema, compression="zstd")
         writer.write_table(group, row_group_size=len(group))
         tokens += sum(len(chunk.flatten()) for chunk in group["response_mask"].chunks)
@@ -46,9 +48,9 @@ def make(path: Path, sequences: int = SEQUENCES, rows_per_group: int = ROWS_PER_
     return {"sequences": sequences, "tokens": tokens, "bytes": path.stat().st_size}
 
 
-def _blocks(sequences: int) -> Iterator[pa.Table]:
+def _blocks(sequences: int, rounding: float) -> Iterator[pa.Table]:
     for start in range(0, sequences, BLOCK):
-        yield block(start).slice(0, sequences - start)
+        yield block(start, rounding).slice(0, sequences - start)
 
 
 def _grouped(blocks: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
@@ -64,13 +66,13 @@ def _grouped(blocks: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def block(start: int) -> pa.Table:
+def block(start: int, rounding: float = ROUNDING) -> pa.Table:
     """Make `BLOCK` sequences, the first being number `start`."""
     rng = np.random.default_rng([4, start // BLOCK])
     drawn = rng.lognormal(np.log(MEAN_LENGTH) - SPREAD**2 / 2, SPREAD, BLOCK)
     lengths = np.minimum(drawn.astype(np.int32) + 1, LONGEST)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-    rollout, old, current = _policies(rng, int(lengths.sum()))
+    rollout, old, current = _policies(rng, int(lengths.sum()), rounding)
     mask = (rng.random(len(rollout)) >= MASKED).astype(np.int8)
     lists = {"rollout_log_probs": rollout, "old_log_probs": old, "current_log_probs": current}
     columns = {name: pa.array(values.astype(np.float32)) for name, values in lists.items()}
@@ -82,10 +84,10 @@ def block(start: int) -> pa.Table:
     )
 
 
-def _policies(rng: np.random.Generator, tokens: int) -> tuple[Floats, Floats, Floats]:
+def _policies(rng: np.random.Generator, tokens: int, rounding: float) -> tuple[Floats, Floats, Floats]:
     """Draw log-probs under rollout, old and current: a sure token drifts less than an unlikely one."""
     rollout = -rng.exponential(0.3, tokens)
-    spread = np.where(rng.random(tokens) < GAPS, GAP, ROUNDING)
+    spread = np.where(rng.random(tokens) < GAPS, GAP, rounding)
     ruled_out = np.where(rng.random(tokens) < RULED_OUT, 10 + rng.exponential(1, tokens), 0)
     old = np.minimum(_moved(rng, rollout, spread) - ruled_out, 0)
     return rollout, old, np.minimum(_moved(rng, old, np.full(tokens, STEP)), 0)
@@ -103,8 +105,9 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--sequences", type=int, default=SEQUENCES)
     parser.add_argument("--rows-per-group", type=int, default=ROWS_PER_GROUP)
+    parser.add_argument("--rounding", type=float, default=ROUNDING, help="standard deviation of Δ, nats")
     given = parser.parse_args()
-    print(json.dumps(make(given.path, given.sequences, given.rows_per_group)))
+    print(json.dumps(make(given.path, given.sequences, given.rows_per_group, given.rounding)))
 
 
 if __name__ == "__main__":

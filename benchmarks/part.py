@@ -41,8 +41,8 @@ Measure = Callable[[Given], Result]
 
 
 @contextmanager
-def dump(sequences: int, rows_per_group: int | None = None) -> Iterator[tuple[Path, Result]]:
-    """Make a dump in a temporary folder; yield its path with its size.
+def dump(sequences: int, **options: float) -> Iterator[tuple[Path, Result]]:
+    """Make a dump in a temporary folder, with options of dump.py; yield its path with its size.
 
     Another process makes it: what it takes is neither in this process's memory nor in its caches.
 
@@ -54,7 +54,7 @@ def dump(sequences: int, rows_per_group: int | None = None) -> Iterator[tuple[Pa
             raise Failed(f"no room for a dump of {sequences:,} sequences where temporary files go")
         path = Path(folder) / "dump.parquet"
         command = [sys.executable, str(HERE / "dump.py"), str(path), f"--sequences={sequences}"]
-        command += [f"--rows-per-group={rows_per_group}"] if rows_per_group else []
+        command += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         yield path, json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 

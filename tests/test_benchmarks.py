@@ -19,6 +19,7 @@ import dump
 import gpu
 import machine
 import memory
+import numpy as np
 import padded
 import part
 import peak
@@ -66,9 +67,9 @@ def dumps_are_made_in_this_process(tmp_path, monkeypatch):
     """Make dumps in this process: a process for each takes a second."""
 
     @contextmanager
-    def made(sequences, rows_per_group=None):
-        path = tmp_path / f"{sequences} {rows_per_group}.parquet"
-        yield path, dump.make(path, sequences, rows_per_group or dump.ROWS_PER_GROUP)
+    def made(sequences, **options):
+        path = tmp_path / "dump.parquet"
+        yield path, dump.make(path, sequences, **options)
 
     monkeypatch.setattr(part, "dump", made)
     monkeypatch.setattr(dump, "block", BLOCK)
@@ -179,8 +180,9 @@ def test_a_result_is_kept_when_that_is_asked_and_something_was_measured(
 def test_a_dump_for_which_there_is_no_room_is_not_begun(monkeypatch):
     monkeypatch.setattr(part.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100 * part.ROOM))
 
-    with drawn(100) as (path, _):
+    with drawn(100, rows_per_group=30) as (path, _):
         assert path.stat().st_size < 100 * part.ROOM
+        assert pq.ParquetFile(path).num_row_groups == 4
     with pytest.raises(part.Failed, match="no room"), drawn(101):
         pass
 
@@ -584,20 +586,25 @@ def test_a_merge_is_what_each_further_tally_adds(monkeypatch):
     assert [(row["sequences"], row["tally_bytes"]) for row in found["rows"]] == [(10, 7), (80, 7)]
 
 
-def test_the_large_row_group_is_one(monkeypatch):
-    groups = []
+def test_memory_is_measured_of_one_large_row_group_and_of_a_collapsed_run(monkeypatch):
+    groups, sizes = [], []
 
     def seen(command, path, *rest):
+        table = pq.read_table(path)
+        drift = np.subtract(
+            *(table[f"{name}_log_probs"].combine_chunks().flatten() for name in ("old", "rollout"))
+        )
         groups.append(pq.ParquetFile(path).num_row_groups)
+        sizes.append(float(np.median(np.abs(drift))) > 0.1)
         return peak.Spent(1.0, 1.0, 5, 7)
 
     monkeypatch.setattr(peak, "offpol_diag", seen)
 
     found = memory.measure(part.Given(sequences=1030, rounds=1))
 
-    assert groups == [2, 1]
-    assert [row["one_row_group"] for row in found["rows"]] == [False, True]
-    assert [(row["peak"], row["together"]) for row in found["rows"]] == [(5, 7)] * 2
+    assert (groups, sizes) == ([2, 1, 2], [False, False, True])
+    assert [row["kind"] for row in found["rows"]] == ["ordinary", "in one row group", "a collapsed run"]
+    assert [(row["peak"], row["together"]) for row in found["rows"]] == [(5, 7)] * 3
 
 
 def test_a_process_is_held_to_its_threads():
@@ -684,4 +691,4 @@ def test_the_page_of_scale_says_what_is_known_and_what_was_not_measured():
     assert "One H1 does the work of 4,000 cores" in text
     assert "| 10¹⁴ | 10,000 | 30 GB | 1 |" in text
     assert "| a tally file, packed | 3 MB |" in text
-    assert "dump of any size | 600 MB |" in text
+    assert "dump of any size, also of a collapsed run | 600 MB |" in text
