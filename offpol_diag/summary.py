@@ -135,7 +135,7 @@ class DumpFacts(Model):
 
 
 class Run(Model):
-    """How the numbers were computed: version, device, seed, time and memory."""
+    """Provenance of the numbers: version, device, seed, time and memory."""
 
     command: str = "analyze"
     version: str
@@ -441,7 +441,7 @@ class ParetoTail(Points):
 
 
 class Kept(Points):
-    """What a method keeps, at its own threshold, by length and by the sign of the advantage."""
+    """Shares that a method keeps, at its own threshold, by length and by the sign of the advantage."""
 
     PARALLEL = ("lengths", "by_length", "weight_by_length")
 
@@ -472,7 +472,7 @@ class TokenTypes(Model):
 
 
 class LagEvidence(Model):
-    """What policy lag says about the cause; the points to draw are `by.policy_lag` and `charts.steps`."""
+    """Evidence of policy lag about the cause; the points to draw are `by.policy_lag` and `charts.steps`."""
 
     in_sync: Estimate | None = Field(None, description="K3 at lag 0, nats")
     in_sync_steps: list[int] = Field([], description="steps whose sequences all have lag 0, at most 20")
@@ -620,7 +620,7 @@ class AtLength(Model):
 
 
 class Lengths(Model):
-    """What sequence importance sampling keeps of its sample size, by the length of the response."""
+    """Effective sample size of sequence importance sampling, by the length of the response."""
 
     longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
     curve: list[AtLength] = Field(description="at increasing T, up to the length that 50 responses reach")

@@ -32,7 +32,7 @@ from offpol_diag.readers.checks import TOLERANCE
 
 @dataclass(frozen=True)
 class Correction:
-    """What a preset makes of a batch of S padded responses of L tokens; unpacks as weights, mask, metrics.
+    """Effect of a preset on S padded responses of L tokens; unpacks as weights, mask, metrics.
 
     Attributes:
         weights: the factor of each token's loss, [S, L], in the dtype of `train`; 0 where the given mask

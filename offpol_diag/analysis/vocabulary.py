@@ -14,7 +14,7 @@ MOST = 256 << 20
 SHOWN = str.maketrans({" ": "·", "\n": "↵", "\t": "→"})
 """White space, made visible."""
 UNKNOWN = "\ufffd"
-"""What stands for bytes that are no text by themselves."""
+"""Replacement for bytes that are no text by themselves."""
 
 
 def with_texts(summary: Summary, path: Path | None) -> Summary:

@@ -1,4 +1,4 @@
-"""What a trainer logs of one training step of a dump, as a whole or as a mean over parts of its rows."""
+"""Numbers that a trainer logs of a training step of a dump: of all its rows, or means over parts of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `check` found, as `--json` writes it; without torch, so that a page is drawn again fast."""
+"""The result of `check`, as `--json` writes it; without torch, so that a page is drawn again fast."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MetricCheck(BaseModel):
 
 
 class Finding(BaseModel):
-    """What several metrics have in common that differ."""
+    """A cause that several differing metrics have in common."""
 
     variant: str | None = Field(description="variant that reproduces them all, or null")
     text: str = Field(description="it in words, after `the trainer logs`")

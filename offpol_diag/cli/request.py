@@ -36,7 +36,7 @@ ADDRESSES = 1 << 30
 
 @dataclass(frozen=True)
 class Request:
-    """What to read and how; the fields are options of commands, in the order of their help.
+    """The dump and how to read it; the fields are options of commands, in the order of their help.
 
     Attributes:
         by_step: numbers to compute for each training step; no option.

@@ -59,7 +59,7 @@ CORNER = (0.9, 0.5)
 MOST_IDS = 1 << 19
 """Token ids from here on are counted together."""
 SUMMED = ("tokens", "r1", "r11", "k3", "in_sync")
-"""What is summed between edges: tokens, r − 1, (r − 1)², K3, tokens in sync."""
+"""Terms summed between edges: tokens, r − 1, (r − 1)², K3, tokens in sync."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ SEQUENCE_THRESHOLDS = (
 _SEQUENCE_LOGS = tuple(math.log(b) for b in SEQUENCE_THRESHOLDS)
 SEQUENCE_EDGES = (*(-x for x in reversed(_SEQUENCE_LOGS)), *_SEQUENCE_LOGS)
 OF_SUMS = ("sequences", "tokens", "w", "ww", "nw", "nww")
-"""What is summed by ΣΔ: sequences, their tokens, w = ∏r, w², and both times the tokens of the sequence."""
+"""Terms summed by ΣΔ: sequences, their tokens, w = ∏r, w², and both times the tokens of the sequence."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What trainers write as pickles: `.pt` and `.pkl` of any writer, slime, miles.
+"""Pickled dumps of trainers: `.pt` and `.pkl` of any writer, slime, miles.
 
 Files are read by `unpickle`, which runs no code.
 """
@@ -209,7 +209,7 @@ TOGETHER = "convert the files of all ranks of a rollout together, and none of an
 
 @dataclass(frozen=True)
 class Slice:
-    """What one rank holds of a sample: its slices of columns, or all of them.
+    """The part of a sample that one rank holds: its slices of columns, or all of them.
 
     Attributes:
         total, response: tokens of the sequence, and of its response.

@@ -32,7 +32,7 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read that are no canonical dump.
+    """Options for reading files that are no canonical dump.
 
     Attributes:
         form: its name; None to detect it.

@@ -1,4 +1,4 @@
-"""What a form is: its row in the table, one sequence read from it, the beginning of a file."""
+"""A form of dump: its row in the table, one sequence read from it, the beginning of a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONGEST_LINE = 512 << 20
 
 @dataclass(frozen=True)
 class Alignment:
-    """How the lists of a row belong to its tokens.
+    """Alignment of the lists of a row with its tokens.
 
     Attributes:
         span: whether the lists cover the response, or the whole sequence with its prompt. In a whole

@@ -1,4 +1,4 @@
-"""What trainers write by themselves as text: NeMo-RL, prime-rl, ROLL, open-instruct, verl, TRL, ms-swift."""
+"""Text dumps that trainers write themselves: NeMo-RL, prime-rl, ROLL, open-instruct, verl, TRL, ms-swift."""
 
 from __future__ import annotations
 

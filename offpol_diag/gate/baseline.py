@@ -24,7 +24,7 @@ from offpol_diag.summary import GateVerdict, Number, Summary
 
 DIAGNOSIS = Name(NAME)
 METHOD = ("method", "policy", "loss")
-"""What two presets of one name must share for their numbers to be compared."""
+"""Fields that two presets of one name must share for their numbers to be compared."""
 
 # ---------------------------------------------------------------- what is compared
 

@@ -295,7 +295,7 @@ def _once(column: str, names: Sequence[str], file: str) -> None:
 OTHER_COLUMN = "write the column again in that type, or give the part to another column with --columns"
 OTHER_GROUPS = "group by a column with one value per sequence"
 DESCRIBED: tuple[Test, ...] = (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string)
-"""What a column without a role may hold to be read for the diagnosis."""
+"""Types of a column without a role that is read for the diagnosis."""
 MOST_DESCRIBED = 16
 """Maximum number of columns without a role that are read for the diagnosis."""
 

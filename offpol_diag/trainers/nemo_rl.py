@@ -49,7 +49,7 @@ VANISHED = Measure(
     "no float32 probability",
     lambda x: (x.ratios.train < FLOAT32_VANISHES) & (x.batch.rollout < FLOAT32_VANISHES),
 )
-"""Where the mean of both probabilities is 0 in float32."""
+"""1 where the mean of both probabilities is 0 in float32."""
 FINITE_RATIO = Measure(
     "r, 0 beyond float32",
     lambda x: x.ratio().masked_fill(x.delta > FLOAT32_OVERFLOW, 0.0),

@@ -32,7 +32,7 @@ SPECK, MUCH = 6, 60
 """Pixels that a text may cover, and from which it rather stands farther away."""
 Point = tuple[float, float]
 Spot = tuple[float, float, str]
-"""Where a text stands, and which of its ends: x, y, anchor."""
+"""Position of a text, and the end of it that is there: x, y, anchor."""
 HEATS = 7
 
 

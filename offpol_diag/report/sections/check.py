@@ -1,4 +1,4 @@
-"""What `check` found: the answer in a sentence, what to do, the worst curve, and a row per metric."""
+"""The result of `check`: the answer in a sentence, what to do, the worst curve, and a row per metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in the dump, how the numbers were made, and what each of them is."""
+"""The dump's contents, the provenance of the numbers, and the definition of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each trainer would have logged for this batch, under its own names."""
+"""The numbers that each trainer would have logged for this batch, under its own names."""
 
 from __future__ import annotations
 

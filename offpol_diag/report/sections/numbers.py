@@ -51,7 +51,7 @@ REGIMES = (
     ("prob_diff_mean", "–", "above 0.01", "any; precision problem", "verl FAQ"),
     ("pearson", "–", "0.999", "Qwen3-30B-A3B (MoE), healthy run", "Dynamo + verl recipe notes"),
 )
-"""What others report, as rows of the table of bands."""
+"""Published observations, as rows of the table of bands."""
 
 
 @dataclass(frozen=True)

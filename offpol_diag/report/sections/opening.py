@@ -1,4 +1,4 @@
-"""What opens the page of a comparison, a sweep or a gate: the answer in a sentence, tiles, and charts."""
+"""The opening of the page of a comparison, a sweep or a gate: the answer in a sentence, tiles, and charts."""
 
 from __future__ import annotations
 
