@@ -1,18 +1,15 @@
 """`offpol-diag doctor`, and how a diagnosis is shown everywhere."""
 
-import io
-
 import numpy as np
 import pytest
 from factory import dump_facts, make_comparison, make_summary, recommendation
-from rich.console import Console
 from typer.testing import CliRunner
 
 from offpol_diag.blocks import Table, Verdict
 from offpol_diag.cli import app
 from offpol_diag.report.render.html import render_html
 from offpol_diag.report.render.markdown import render_markdown
-from offpol_diag.report.render.terminal import render_terminal
+from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections import sections
 from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Skipped, load
 from offpol_diag.writer import DumpWriter
@@ -56,12 +53,6 @@ def section(summary, name="diagnosis"):
 
 def verdicts(summary, name="diagnosis"):
     return [one for one in section(summary, name).blocks if isinstance(one, Verdict)]
-
-
-def drawn(parts, width=100):
-    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
-    render_terminal(parts, console)
-    return console.file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +120,7 @@ def test_skipped_rows_are_told_right_after_the_sentence(diagnosis, before):
 def test_page_and_pull_request_and_terminal_open_with_it():
     summary = make_summary(diagnosis=BUG, gates=[])
     page, text = render_html(summary), render_markdown(summary)
-    for shown in (page, text, drawn(sections(summary))):
+    for shown in (page, text, terminal(summary, verbose=True)):
         assert shown.index("the rollout column is shifted by one token.") < shown.index("Fix the bug first")
     assert "p-1/s-&lt;2>" in text
     assert "p-1/s-<2>" not in page
@@ -143,8 +134,8 @@ def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
     assert [one.label for one in verdicts(summary, "verdict")] == ["Fix the bug first"]
     assert blocks[0].detail == ()
     assert [one.id for one in blocks if isinstance(one, Table)] == ["gates"]
-    assert "1 published warning level is crossed" in drawn(sections(summary))
-    assert "runner-up" not in drawn(sections(summary))
+    assert "1 published warning level is crossed" in terminal(summary, verbose=True)
+    assert "runner-up" not in terminal(summary, verbose=True)
 
 
 @pytest.mark.parametrize(("diagnosis", "better"), [(BUG, False), (HONEST, True)])

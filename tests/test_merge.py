@@ -26,7 +26,7 @@ from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.summary import Summary, load, loads
 from tests import factory
 from tests.kinds import EACH
-from tests.test_laws import SCALES, numbers
+from tests.test_laws import different
 
 SOME = catalogue.load().resolve("token_is,seq_mis,vanilla_is")
 BY_STEP = tuple(
@@ -71,9 +71,9 @@ def by_group(table: pa.Table) -> list[list[int]]:
     return [[row for row, group in enumerate(groups) if order.index(group) % 2 == part] for part in range(2)]
 
 
-def thirds(table: pa.Table) -> list[list[int]]:
-    """List row numbers cut without regard to steps, groups in two pieces among them."""
-    return [list(range(table.num_rows))[start::3] for start in range(3)]
+def scattered(table: pa.Table, pieces: int = 2) -> list[list[int]]:
+    """Return row numbers, cut without a look at steps and groups."""
+    return [list(range(table.num_rows))[start::pieces] for start in range(pieces)]
 
 
 Cut = Callable[[pa.Table], list[list[int]]]
@@ -88,26 +88,12 @@ def analysed(files: Sequence[str], folder: Path, ending: str = ".json", **option
     return made
 
 
-def different(one: Summary, two: Summary) -> dict[str, tuple[Any, Any]]:
-    """Return numbers not equal to 1e-9 by name; of roots and differences, of a hundredth of their terms."""
-    first, second = dict(numbers(one)), dict(numbers(two))
-    assert list(first) == list(second)
-    return {name: (x, second[name]) for name, x in first.items() if not equal(x, second[name], name)}
-
-
-def equal(x: float | None, y: float | None, name: str) -> bool:
-    if x is None or y is None:
-        return x is y
-    cancels = any(re.search(pattern, name) for pattern, _ in SCALES)
-    return math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-11 if cancels else 0.0)
-
-
 def merged(paths: Sequence[Path]) -> Summary:
     return summary(merge(paths))
 
 
 @pytest.fixture(scope="module")
-def table() -> pa.Table:
+def table():
     """Return two of the eight groups of each of the sample's eight steps, of eight rows each."""
     whole = pq.read_table(sample())
     pairs = list(zip(whole["step"].to_pylist(), whole["group_id"].to_pylist(), strict=True))
@@ -118,16 +104,15 @@ def table() -> pa.Table:
 # ---------------------------------------------------------------- merged = whole
 
 
-def test_pieces_cut_between_steps_say_what_one_run_says_under_every_preset_in_any_order_and_as_a_tree(
-    table: pa.Table, tmp_path: Path
-) -> None:
+def test_pieces_cut_between_steps_say_what_one_run_says_in_any_order_and_as_a_tree(table, tmp_path):
     presets = (*EACH, NORMED)
     files = cut(table, tmp_path, by_step(table, 3))
     whole = analyze(files, presets=presets)
     a, b, c = paths = analysed(files, tmp_path, ".json.gz", presets=presets)
     found = merged(paths)
 
-    assert len(found.presets) == len(presets)
+    assert list(found.presets) == list(whole.presets)
+    assert len(presets) == len(whole.presets)
     assert different(whole, found) == {}
     assert (found.worst, found.dump) == (whole.worst, whole.dump)
     nothing = {"metrics": {}, "as_logged": {}}
@@ -168,95 +153,78 @@ def spoilt(rows: Sequence[int], value: float) -> Callable[[pa.Table], pa.Table]:
     return change
 
 
-def numbered(table: pa.Table) -> pa.Table:
-    ids = pa.array([str(row) for row in range(table.num_rows)])
-    return table.drop_columns(["sequence_id"]).append_column("sequence_id", ids)
-
-
 def hosts(table: pa.Table) -> pa.Table:
-    return table.append_column("host", pa.array([f"host-{row % 5}" for row in range(table.num_rows)]))
+    """Name the host of every row, and number the sequences."""
+    rows = range(table.num_rows)
+    table = table.drop_columns(["sequence_id"]).append_column("sequence_id", pa.array([*map(str, rows)]))
+    return table.append_column("host", pa.array([f"host-{row % 5}" for row in rows]))
 
 
+AXIS = {"group_by": ["host"], "seed": 7, "presets": ()}
 MADE = without("advantages")
 WITHOUT_CURRENT = (*SOME, *named("gspo", "recompute", "areal_m2po"))
 SAME: dict[str, tuple[Callable[[pa.Table], pa.Table], Cut, dict[str, Any]]] = {
     "no current policy": (without("current_log_probs"), by_step, {"presets": WITHOUT_CURRENT}),
-    "two policies and no other column": (only("rollout_log_probs", "current_log_probs"), thirds, {}),
-    "an axis of one's own, another seed": (hosts, thirds, {"group_by": ["host"], "seed": 7, "presets": ()}),
+    "two policies and no other column": (only("rollout_log_probs", "current_log_probs"), scattered, {}),
+    "ids that are numbers, an axis of one's own, another seed": (hosts, scattered, AXIS),
     "advantages made of rewards, steps whole": (MADE, by_step, {"presets": (*SOME, *BY_STEP)}),
     "advantages made of rewards, groups whole": (MADE, by_group, {}),
-    "rows without ids, numbered as in the whole dump": (without("sequence_id"), thirds, {}),
-    "rows whose ids are numbers": (numbered, thirds, {"presets": ()}),
-    "positive log-probs, counted over all": (spoilt([3, 4, 5, 100], 0.5), thirds, {"presets": ()}),
-    "skipped rows": (spoilt(range(20), math.nan), thirds, {"on_bad_row": "skip", "presets": ()}),
+    "rows without ids, numbered as in the whole dump": (without("sequence_id"), scattered, {}),
+    "positive log-probs, counted over all": (spoilt([3, 4, 5, 100], 0.5), scattered, {"presets": ()}),
+    "skipped rows": (spoilt(range(20), math.nan), scattered, {"on_bad_row": "skip", "presets": ()}),
     "the same without steps": (without("advantages", "step"), by_group, {}),
 }
 
 
 @pytest.mark.parametrize("what", SAME)
-def test_merged_pieces_say_what_one_run_says(table: pa.Table, tmp_path: Path, what: str) -> None:
+def test_merged_pieces_say_what_one_run_says(table, tmp_path, what):
     change, pieces, options = SAME[what]
     files = cut(change(table), tmp_path, pieces(table))
-
     whole, found = whole_of(files, **options), merged(analysed(files, tmp_path, **options))
-
     assert different(whole, found) == {}
     assert (found.worst, found.dump) == (whole.worst, whole.dump)
     assert list(found.by) == list(whole.by)
 
 
-# ---------------------------------------------------------------- rows, notes and provenance
-
-
-def test_what_files_say_of_themselves_is_put_together(table: pa.Table, tmp_path: Path) -> None:
+def test_what_files_say_of_themselves_is_put_together(table, tmp_path):
     said: list[dict[str, Any]] = [{"engine": engine, "tags": [1, 2]} for engine in "aba"]
     said[2]["x"] = 1
-    files = cut(table, tmp_path, thirds(table))
+    files = cut(table, tmp_path, scattered(table, 3))
     for file, one in zip(files, said, strict=True):
         rows = pq.read_table(file).replace_schema_metadata({"offpol_diag": json.dumps(one)})
         factory.write(Path(file), rows)
     a, b, c = analysed(files, tmp_path, presets=())
     write(tmp_path / "ab.json", merge([a, b]))
 
-    whole = whole_of(files, presets=()).dump.provenance
-    assert whole == {"engine": ["a", "b"], "tags": [1, 2], "x": 1}
-    assert merged([a, b, c]).dump.provenance == whole
-    assert merged([tmp_path / "ab.json", c]).dump.provenance == whole
-
-
-# ---------------------------------------------------------------- one row per token
+    whole = {"engine": ["a", "b"], "tags": [1, 2], "x": 1}
+    for one in (whole_of(files, presets=()), merged([a, b, c]), merged([tmp_path / "ab.json", c])):
+        assert one.dump.provenance == whole
 
 
 def long_form(table: pa.Table, rows: int) -> pa.Table:
     """Return the first rows of the table, with a row for each of their tokens."""
+    names = ("sequence_id", "group_id", "rollout_log_prob", "old_log_prob")
     found = [
-        {
-            **{name: row[name] for name in ("sequence_id", "group_id")},
-            "rollout_log_prob": q,
-            "old_log_prob": p,
-        }
+        dict(zip(names, (row["sequence_id"], row["group_id"], *two), strict=True))
         for row in table.slice(0, rows).to_pylist()
-        for q, p in zip(row["rollout_log_probs"], row["old_log_probs"], strict=True)
+        for two in zip(row["rollout_log_probs"], row["old_log_probs"], strict=True)
     ]
     return pa.Table.from_pylist(found)
 
 
-def test_a_dump_of_one_row_per_token_may_be_cut_between_sequences_only(
-    table: pa.Table, tmp_path: Path
-) -> None:
+def test_a_dump_of_one_row_per_token_may_be_cut_between_sequences_only(table, tmp_path):
     """Pieces of one sequence, which begin and end with the same, among them."""
     for rows, first in ((40, 17), (2, 1)):
         long = long_form(table, rows)
         border = long["sequence_id"].to_pylist().index(table["sequence_id"][first].as_py())
         files = cut(long, tmp_path, [range(border), range(border, long.num_rows)])
-        a, b = analysed(files, tmp_path)
-        whole = whole_of(files)
+        a, b = analysed(files, tmp_path, presets=SOME[:1])
+        whole = whole_of(files, presets=SOME[:1])
         assert whole.dump.rows == rows
-        assert different(whole, merged([a, b])) == {}
-        assert different(whole, merged([b, a])) == {}
+        assert different(whole, merged([a, b])) == different(whole, merged([b, a])) == {}
 
         torn = cut(long, tmp_path, [range(border + 1), range(border + 1, long.num_rows)])
-        a, b = analysed(torn, tmp_path)
+        a, b = analysed(torn, tmp_path, presets=())
         for paths in ([a, b], [b, a]):
             assert f"{a} ends with a sequence that goes on in {b}" in refusal(paths).message
 
@@ -264,10 +232,8 @@ def test_a_dump_of_one_row_per_token_may_be_cut_between_sequences_only(
 # ---------------------------------------------------------------- what a whole step settles
 
 
-def test_presets_by_step_are_left_out_where_a_step_is_torn_and_no_other_is_wrong(
-    table: pa.Table, tmp_path: Path
-) -> None:
-    files = cut(table, tmp_path, thirds(table))
+def test_presets_by_step_are_left_out_where_a_step_is_torn_and_no_other_is_wrong(table, tmp_path):
+    files = cut(table, tmp_path, scattered(table))
     presets = (*BY_STEP, *SOME, NORMED)
 
     found = merged(analysed(files, tmp_path, presets=presets))
@@ -279,12 +245,15 @@ def test_presets_by_step_are_left_out_where_a_step_is_torn_and_no_other_is_wrong
     assert different(kept, found) == {}
     (note,) = found.dump.notes
     assert note.startswith("left out: ")
-    assert all(name in note for name in gone)
-    assert "rows of step 10, 3, 4 and 5 more" in note
-    assert "0.tally.json" in note
+    assert all(name in note for name in (*gone, "rows of step 10, 3, 4 and 5 more", "0.tally.json"))
+
+    files = cut(table.drop_columns(["step"]), tmp_path, scattered(table))
+    found = merged(analysed(files, tmp_path, presets=(*BY_STEP, *SOME)))
+    assert set(found.presets) == {one.name for one in SOME}
+    assert "the dump, which has no step and is one, lies in 2 pieces" in found.dump.notes[0]
 
 
-def test_a_step_torn_between_branches_of_a_tree_is_seen_and_named(table: pa.Table, tmp_path: Path) -> None:
+def test_a_step_torn_between_branches_of_a_tree_is_seen_and_named(table, tmp_path):
     rows = by_step(table)
     files = cut(table, tmp_path, [rows[0][:1], rows[1], rows[0][1:]])
     a, b, c = analysed(files, tmp_path, presets=BY_STEP)
@@ -296,43 +265,33 @@ def test_a_step_torn_between_branches_of_a_tree_is_seen_and_named(table: pa.Tabl
     assert f"rows of step {table['step'][rows[0][0]].as_py()} lie in" in found.dump.notes[0]
 
 
-def test_a_dump_without_steps_is_one_step(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(table.drop_columns(["step"]), tmp_path, thirds(table))
-
-    found = merged(analysed(files, tmp_path, presets=(*BY_STEP, *SOME)))
-
-    assert set(found.presets) == {one.name for one in SOME}
-    assert "the dump, which has no step and is one, lies in 3 pieces" in found.dump.notes[0]
-
-
-def test_advantages_made_of_the_rewards_of_torn_groups_are_refused(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(table.drop_columns(["advantages"]), tmp_path, thirds(table))
-    whole = merge(analysed(files, tmp_path))
-
-    with pytest.raises(
-        ResultError, match=r"rows of step 10, 3, 4 and 5 more .* a group may be torn"
-    ) as refused:
-        summary(whole)
-
+def test_advantages_made_of_the_rewards_of_torn_groups_are_refused(table, tmp_path):
+    files = cut(table.drop_columns(["advantages"]), tmp_path, scattered(table))
+    said = r"rows of step 10, 3, 4 and 5 more .* a group may be torn"
+    with pytest.raises(ResultError, match=said) as refused:
+        merged(analysed(files, tmp_path))
     assert "write advantages into the dump" in refused.value.hint
 
 
-@pytest.mark.parametrize(("most", "many"), [("MOST_GROUPS", 8), ("MOST_GROUPS_IN_ALL", 16)])
-def test_groups_that_are_too_many_to_list_are_not_trusted_to_be_whole(
-    table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, many: int
-) -> None:
-    """The table has 16 groups; in a branch of a tree that lists too many, none is listed."""
+def test_groups_too_many_to_list_are_not_trusted_to_be_whole(table, tmp_path, monkeypatch):
+    """The table has 16 groups, 8 a piece; in a branch of a tree that lists too many, none is listed."""
     files = cut(table.drop_columns(["advantages"]), tmp_path, by_group(table))
 
-    def again(limit: int) -> Summary:
-        monkeypatch.setattr(tally_file, most, limit)
-        branch = tmp_path / "branch.json"
-        write(branch, merge(analysed(files, tmp_path)))
-        return merged([branch])
+    def again(tallies: Sequence[Path]) -> Summary:
+        write(tmp_path / "branch.json", merge(tallies))
+        return merged([tmp_path / "branch.json"])
 
-    assert again(many).presets
+    monkeypatch.setattr(tally_file, "MOST_GROUPS", 8)
+    monkeypatch.setattr(tally_file, "MOST_GROUPS_IN_ALL", 16)
+    listed = analysed(files, tmp_path, presets=SOME[:1])
+    assert again(listed).presets
+    monkeypatch.setattr(tally_file, "MOST_GROUPS_IN_ALL", 15)
     with pytest.raises(ResultError, match="a group may be torn"):
-        again(many - 1)
+        again(listed)
+    monkeypatch.setattr(tally_file, "MOST_GROUPS_IN_ALL", 16)
+    monkeypatch.setattr(tally_file, "MOST_GROUPS", 7)
+    with pytest.raises(ResultError, match="a group may be torn"):
+        again(analysed(files, tmp_path, presets=SOME[:1]))
 
 
 # ---------------------------------------------------------------- what does not belong together
@@ -345,14 +304,15 @@ def refusal(paths: Sequence[Path]) -> OffpolError:
     return refused.value
 
 
-def test_no_tally_at_all_is_refused() -> None:
-    with pytest.raises(UsageError, match="no tally is given"):
-        merge([])
+@pytest.fixture(scope="module")
+def halves(table, tmp_path_factory):
+    return cut(table, tmp_path_factory.mktemp("halves"), by_step(table, 2, every=4))
 
 
 @pytest.fixture(scope="module")
-def halves(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return cut(table, tmp_path_factory.mktemp("halves"), by_step(table, 2, every=4))
+def half(halves, tmp_path_factory):
+    """The tally of the first half."""
+    return analysed(halves[:1], tmp_path_factory.mktemp("half"))[0]
 
 
 TOKEN_IS = named("token_is")[0]
@@ -368,68 +328,53 @@ def rules(*upper: float) -> dict[str, Any]:
 
 
 UPPER, UNBOUNDED = Weight("token", upper=3.0), Weight("token", upper=2.0, safety=None)
-UNLIKE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "seed": ({}, {"seed": 1}, "seed: 0 and 1"),
-    "axes": ({}, {"group_by": ["policy_lag"]}, 'group_by: [] and ["policy_lag"]'),
-    "columns": ({}, {"columns": {"old": "current_log_probs"}}, "column old_log_probs"),
-    "presets": ({}, {"presets": SOME[:2]}, "preset vanilla_is is in only one of them"),
-    "order": ({}, {"presets": SOME[::-1]}, "order of the presets"),
-    "thresholds": (changed(), changed(weight=UPPER), "preset token_is.weight.upper: 2.0 and 3.0"),
-    "bounds": (changed(), changed(weight=UNBOUNDED), "preset token_is.weight.safety: 20.0 and null"),
-    "rules": (rules(2.0, 3.0), rules(2.0, 4.0), "preset token_is.reject.1.upper: 3.0 and 4.0"),
-    "no rule": (rules(), rules(2.0), "preset token_is.reject"),
-}
+UNLIKE: list[tuple[dict[str, Any], dict[str, Any], list[str], str]] = [
+    # how the first piece was analysed, how the second one, the columns that it lacks, what is said
+    ({}, {"seed": 1}, [], "seed: 0 and 1"),
+    ({}, {"group_by": ["policy_lag"]}, [], 'group_by: [] and ["policy_lag"]'),
+    ({}, {"columns": {"old": "current_log_probs"}}, [], "column old_log_probs"),
+    ({}, {"presets": SOME[:2]}, [], "preset vanilla_is is in only one of them"),
+    ({}, {"presets": SOME[::-1]}, [], "order of the presets"),
+    ({}, {}, ["entropy"], 'column entropy: "entropy" and nothing'),
+    ({}, {}, ["advantages"], "columns made"),
+    (changed(), changed(weight=UPPER), [], "preset token_is.weight.upper: 2.0 and 3.0"),
+    (changed(), changed(weight=UNBOUNDED), [], "preset token_is.weight.safety: 20.0 and null"),
+    (rules(2.0, 3.0), rules(2.0, 4.0), [], "preset token_is.reject.1.upper: 3.0 and 4.0"),
+    (rules(), rules(2.0), [], "preset token_is.reject"),
+]
 
 
-@pytest.mark.parametrize("what", UNLIKE)
-def test_pieces_that_were_not_analysed_alike_are_refused(
-    halves: list[str], tmp_path: Path, what: str
-) -> None:
-    one, two, said = UNLIKE[what]
-    (a,) = analysed(halves[:1], tmp_path, ".a.json", **one)
-    (b,) = analysed(halves[1:], tmp_path, ".b.json", **two)
-
-    error = refusal([a, b])
-
-    assert f"{a} and {b} were not made alike: " in error.message
-    assert said in error.message
+@pytest.mark.parametrize(("one", "two", "lacking", "said"), UNLIKE, ids=[row[-1] for row in UNLIKE])
+def test_pieces_that_were_not_analysed_alike_are_refused(halves, half, tmp_path, one, two, lacking, said):
+    a = analysed(halves[:1], tmp_path, ".a.json", **one)[0] if one else half
+    other = factory.write(tmp_path / "b.parquet", pq.read_table(halves[1]).drop_columns(lacking))
+    (b,) = analysed([other], tmp_path, ".b.json", **two)
+    message = refusal([a, b]).message
+    assert f"{a} and {b} were not made alike: " in message
+    assert said in message
 
 
-@pytest.mark.parametrize(
-    ("column", "said"),
-    [("entropy", 'column entropy: "entropy" and nothing'), ("advantages", "columns made")],
-)
-def test_columns_that_only_one_piece_has_are_refused(
-    table: pa.Table, tmp_path: Path, column: str, said: str
-) -> None:
-    (tmp_path / "other").mkdir()
-    rows = by_step(table)
-    (one,) = cut(table, tmp_path, rows[:1])
-    (two,) = cut(table.drop_columns([column]), tmp_path / "other", rows[1:])
-
-    assert said in refusal(analysed([one, two], tmp_path, presets=())).message
-
-
-def test_rows_that_are_read_twice_are_refused_wherever_they_lie(halves: list[str], tmp_path: Path) -> None:
-    a, b = analysed(halves, tmp_path)
+def test_no_tally_and_rows_that_are_read_twice_are_refused(halves, half, tmp_path):
+    a, (b,) = half, analysed(halves[1:], tmp_path)
     copy, both, branch = tmp_path / "another name.parquet", tmp_path / "both.json", tmp_path / "branch.json"
     copy.write_bytes(Path(halves[0]).read_bytes())
     examine([halves[1], str(copy)], tally=both, presets=SOME)
     write(branch, merge([a, b]))
 
+    with pytest.raises(UsageError, match="no tally is given"):
+        merge([])
     assert f"part-0.parquet was read for {a}, which is given twice" in refusal([a, b, a]).message
     assert f"another name.parquet was read for {a} and {both}" in refusal([a, both]).message
     assert f"{b} and {branch}" in refusal([b, branch]).message
 
 
-def test_files_of_one_shape_with_other_numbers_are_not_one(tmp_path: Path) -> None:
+def test_files_of_one_shape_with_other_numbers_are_not_one(tmp_path):
     """As many rows, tokens and bytes; what differs is the statistics in the footer."""
     files = []
     for name, x in (("a", -1.0), ("b", -2.0)):
         logs = dict.fromkeys(("rollout_log_probs", "old_log_probs"), [[x, x]] * 8)
         files.append(factory.write(tmp_path / f"{name}.parquet", None, None, {"compression": "none"}, **logs))
     assert Path(files[0]).stat().st_size == Path(files[1]).stat().st_size
-
     assert merged(analysed(files, tmp_path)).dump.rows == 16
 
 
@@ -439,7 +384,7 @@ PRESETS = ("--presets", "token_is,areal_m2po")
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def work(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -454,7 +399,7 @@ def files() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def dumps(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def dumps(table, tmp_path_factory):
     """Write two steps of the sample, a file each."""
     steps = table["step"].to_pylist()
     rows = [[row for row, one in enumerate(steps) if one == step] for step in (3, 4)]
@@ -462,7 +407,7 @@ def dumps(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> list[Pat
 
 
 @pytest.fixture(scope="module")
-def pieces(dumps: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def pieces(dumps, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pieces")
     made = [folder / "3.tally.json", folder / "4.tally.json.gz"]
     for dump, tally in zip(dumps, made, strict=True):
@@ -472,9 +417,7 @@ def pieces(dumps: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[
     return made
 
 
-def test_merged_pieces_are_reported_as_one_run_over_both(
-    dumps: list[Path], pieces: list[Path], work: None
-) -> None:
+def test_merged_pieces_are_reported_as_one_run_over_both(dumps, pieces, work):
     one = run("analyze", *dumps, *PRESETS, "--json", "whole.json", "-o", "whole.html")
     two = run("merge", *pieces, "--json", "merged.json", "-o", "merged.html")
 
@@ -493,21 +436,17 @@ def test_merged_pieces_are_reported_as_one_run_over_both(
     assert said.endswith("report  merged.html\njson    merged.json\n")
 
 
-def test_merge_writes_a_page_unless_told_otherwise_and_what_is_asked_for(
-    pieces: list[Path], work: None
-) -> None:
+def test_merge_writes_a_page_unless_told_otherwise_and_what_is_asked_for(pieces, work):
     ran = run("merge", *pieces, "--no-html", "--json", "-")
     assert loads(ran.stdout, "stdout").dump.rows == 32
     assert files() == []
-
     assert run("merge", *pieces).exit_code == 0
     assert files() == ["offpol-diag-merged.html"]
-
     assert run("merge", *pieces, "--no-html", "--md", "report.md").exit_code == 0
     assert "token_is" in Path("report.md").read_text()
 
 
-def test_what_is_left_out_is_said_on_stdout_in_the_page_and_in_json(dumps: list[Path], work: None) -> None:
+def test_what_is_left_out_is_said_on_stdout_in_the_page_and_in_json(dumps, work):
     torn = pq.read_table(dumps[0])
     for part in (0, 1):
         factory.write(Path(f"{part}.parquet"), torn.slice(part * 8, 8))
@@ -516,9 +455,8 @@ def test_what_is_left_out_is_said_on_stdout_in_the_page_and_in_json(dumps: list[
 
     ran = run("merge", "0.tally.json", "1.tally.json", "--json", "merged.json")
 
-    assert ran.exit_code == 0
-    assert "left out: areal_m2po" in " ".join(ran.stdout.split())
-    assert "left out: areal_m2po" in Path("offpol-diag-merged.html").read_text()
+    for said in (" ".join(ran.stdout.split()), Path("offpol-diag-merged.html").read_text()):
+        assert "left out: areal_m2po" in said
     found = load(Path("merged.json"))
     assert list(found.presets) == ["token_is"]
     assert "rows of step 3 lie in more than one piece (0.tally.json, 1.tally.json)" in found.dump.notes[0]
@@ -528,29 +466,22 @@ def refused(*args: object) -> str:
     """Check that a command fails cleanly and leaves no file; return its stderr."""
     before = files()
     ran = run(*args)
-    assert ran.exit_code == 2, ran.output
-    assert ran.stderr.startswith("error: ")
-    assert "\n\nhint: " in ran.stderr
+    assert (ran.exit_code, ran.stdout, files()) == (2, "", before), ran.output
+    assert re.match(r"error: .+\n\nhint: ", ran.stderr)
     assert "Traceback" not in ran.output
-    assert ran.stdout == ""
-    assert files() == before
     return ran.stderr
 
 
-def test_a_file_that_is_no_tally_is_an_error_with_a_hint_and_nothing_is_written(
-    dumps: list[Path], pieces: list[Path], work: None
-) -> None:
+def test_a_file_that_is_no_tally_is_an_error_with_a_hint_and_nothing_is_written(dumps, pieces, work):
     Path("bad.json").write_bytes(b"[" * 1_000_000)
     run("merge", *pieces, "--no-html", "--json", "result.json")
-
     said = refused("merge", pieces[0], "bad.json", "--json", "out.json", "--tally", "out.tally.json")
-
     assert "bad.json: this is not a tally of offpol-diag" in said
     assert "not a tally" in refused("merge", dumps[0])
     assert "not a tally" in refused("merge", "result.json")
 
 
-def test_a_tally_is_written_to_a_file_of_its_own(dumps: list[Path], pieces: list[Path], work: None) -> None:
+def test_a_tally_is_written_to_a_file_of_its_own(dumps, pieces, work):
     before = pieces[0].read_bytes()
 
     assert "a tally needs a file" in refused("analyze", dumps[0], "--tally", "-")
@@ -565,8 +496,6 @@ def test_a_tally_is_written_to_a_file_of_its_own(dumps: list[Path], pieces: list
 
 
 @pytest.mark.parametrize("command", ["analyze", "merge"])
-def test_help_says_what_a_torn_step_means(command: str) -> None:
+def test_help_says_what_a_torn_step_means(command):
     said = " ".join(run(command, "--help").output.split())
-
-    assert "M2PO" in said
-    assert "each step lies whole in one piece" in said or "every step to lie whole in one piece" in said
+    assert re.search("M2PO.*(each step lies|every step to lie) whole in one piece", said)

@@ -42,13 +42,11 @@ def test_every_type_of_lists_numbers_and_masks_gives_the_same_batch(tmp_path, ki
     masks = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64(), pa.float32())
     widths = (pa.float16(), pa.float32(), pa.float64())
     for width, dtype in [(pa.float64(), dtype) for dtype in masks] + [(width, pa.int8()) for width in widths]:
-        logs = {
-            "rollout_log_probs": pa.array(ROLLOUT, kind(width)),
-            "old_log_probs": pa.array(OLD, kind(width)),
-        }
+        rollout, old = (pa.array(rows, kind(width)) for rows in (ROLLOUT, OLD))
         number = bool if dtype == pa.bool_() else int
         mask = pa.array([[number(m) for m in row] for row in MASK], kind(dtype))
-        batch = read(write(tmp_path / "b.parquet", **logs, response_mask=mask), batch_tokens=1)
+        path = write(tmp_path / "b.parquet", rollout_log_probs=rollout, old_log_probs=old, response_mask=mask)
+        batch = read(path, batch_tokens=1)
         assert batch.rollout.dtype == torch.float64
         assert plain(batch) == expected
 
@@ -72,12 +70,9 @@ def test_padded_columns_give_the_same_batch_as_ragged_ones(tmp_path, tokens):
 
 
 def test_values_reach_float64_exactly(tmp_path):
-    single = np.float32(-0.1)
-    logs = pa.array([[single]], pa.list_(pa.float32()))
-    batch = read(
-        write(tmp_path / "a.parquet", rollout_log_probs=logs, old_log_probs=pa.array([[-0.1]], FLOATS))
-    )
-    assert (batch.rollout.item(), batch.old.item()) == (float(single), -0.1)
+    logs = {"rollout_log_probs": pa.array([[-0.1]], pa.list_(pa.float32())), "old_log_probs": [[-0.1]]}
+    batch = read(write(tmp_path / "a.parquet", **logs))
+    assert (batch.rollout.item(), batch.old.item()) == (float(np.float32(-0.1)), -0.1)
 
 
 def test_junk_under_a_zero_of_the_mask_does_no_harm(tmp_path):
@@ -92,6 +87,9 @@ def test_junk_under_a_zero_of_the_mask_does_no_harm(tmp_path):
         (batch,) = dump.batches()
         assert (batch.rollout.tolist(), batch.old.tolist(), batch.token_ids.tolist()) == ([-1.0], [-2.0], [5])
         assert (dump.notes, dump.skipped.count) == ((), 0)
+    dump = open_dump([write(tmp_path / "b.parquet", rewards=[1.0, None, 0.0, 0.0])], on_bad_row="skip")
+    one, two = ([plain(batch) for batch in dump.batches()] for _ in range(2))  # it can be read again
+    assert (one, dump.skipped.count) == (two, 1)
 
 
 def test_optional_columns_follow_the_mask_and_one_advantage_reaches_all_tokens(tmp_path):
@@ -149,10 +147,7 @@ rows = st.lists(
 def test_packing_is_what_the_oracle_says(tmp_path, rows, tokens, group, kind):
     rollout = [[x for x, _ in row] for row in rows]
     mask = [[keep for _, keep in row] for row in rows]
-    logs = {
-        "rollout_log_probs": pa.array(rollout, kind(pa.float64())),
-        "old_log_probs": pa.array(rollout, FLOATS),
-    }
+    logs = {"rollout_log_probs": pa.array(rollout, kind(pa.float64())), "old_log_probs": rollout}
     path = write(tmp_path / "a.parquet", None, group, response_mask=pa.array(mask, kind(pa.bool_())), **logs)
     found = plain(read(path, batch_tokens=tokens))
     expected = oracle(rollout, mask)
@@ -163,29 +158,22 @@ def test_packing_is_what_the_oracle_says(tmp_path, rows, tokens, group, kind):
 # ---------------------------------------------------------------- scalars and groups
 
 
-def test_scalars_reach_the_batch_as_host_lists(tmp_path):
-    path = write(
-        tmp_path / "a.parquet",
-        sequence_id=["a", "b", "c", None],
-        global_step=[1, 1, 2, 2],
-        rewards=[0.0, 1.0, 0.0, 1.0],
-        group_id=pa.array([b"p", b"q", b"p", b"\xc3\xa9"]),
-        host=pa.array(["x", "y", "x", None]).dictionary_encode(),
-        unused=[1, 2, 3, 4],
-    )
-    assert read(path, group_by=["host", "global_step", "step", "rewards"]).scalars == {
+def test_scalars_reach_the_batch_as_host_lists_and_sequences_without_a_name_are_numbered(tmp_path):
+    given = {
         "sequence_id": ["a", "b", "c", None],
         "global_step": [1, 1, 2, 2],
-        "step": [1, 1, 2, 2],
         "rewards": [0.0, 1.0, 0.0, 1.0],
         "group_id": ["p", "q", "p", "é"],
         "host": ["x", "y", "x", None],
         "unused": [1, 2, 3, 4],  # small: the diagnosis looks for groups that stand out
     }
-
-
-def test_a_sequence_without_a_name_is_named_by_its_row_in_the_dump(tmp_path):
-    paths = [write(tmp_path / name) for name in ("a.parquet", "b.parquet")]
+    stored = {
+        "group_id": pa.array(given["group_id"]).cast(pa.binary()),
+        "host": pa.array(given["host"]).dictionary_encode(),
+    }
+    path, axes = write(tmp_path / "a.parquet", **given | stored), ["host", "global_step", "step", "rewards"]
+    assert read(path, group_by=axes).scalars == given | {"step": given["global_step"]}
+    paths = [write(tmp_path / name) for name in ("b.parquet", "c.parquet")]
     assert read(*paths).scalars["sequence_id"] == list(range(8))
 
 
@@ -209,15 +197,11 @@ def test_sequences_of_a_group_share_a_key_and_others_do_not(tmp_path, ids):
     assert len(set(key)) == 3
 
 
-def test_without_groups_equal_responses_have_one_key_and_the_two_zeros_are_equal(tmp_path):
+def test_without_groups_equal_responses_have_one_key_wherever_they_lie_and_the_two_zeros_are_equal(tmp_path):
     for rollout in ([[-1.0, -2.0], [-2.0, -1.0], [-1.0], [-1.0, -2.0]], [[-0.0], [-1.0], [-2.0], [0.0]]):
         key = read(write(tmp_path / "a.parquet", **both(rollout))).key.tolist()
         assert key[0] == key[3]
         assert len(set(key)) == 3
-
-
-def mixed(*ids):
-    return decode.mix(np.array(ids, np.uint64)).view(np.int64).tolist()
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int8(), pa.uint64(), pa.float64(), pa.uint16()])
@@ -227,7 +211,8 @@ def test_a_group_has_one_key_in_whatever_numbers_it_is_written(kind):
     assert decode.mix(np.array([0, 1234567], np.uint64)).tolist() == [0xE220A8397B1DCDAF, 6457827717110365317]
     ids = [3, 0, None, 100, 3, 7 if pa.types.is_unsigned_integer(kind) else -7]
     ids += [2**64 - 1, 2**63, 2**63 - 1] if kind == pa.uint64() else [-1] if kind == pa.int64() else []
-    expected = [5 if one is None else mixed(one % 2**64)[0] for one in ids]
+    mixed = decode.mix(np.array([(one or 0) % 2**64 for one in ids], np.uint64)).view(np.int64).tolist()
+    expected = [5 if one is None else key for one, key in zip(ids, mixed, strict=True)]
     for column in (pa.array(ids, kind), pa.array(ids, kind).dictionary_encode()):
         assert decode.keys_of_groups(column, lambda: np.full(len(ids), 5)).tolist() == expected
 
@@ -264,14 +249,6 @@ def test_how_the_dump_is_cut_changes_nothing(tmp_path, files, group, tokens):
     assert sum(seen) == dump.rows == 60
 
 
-def test_reordering_rows_changes_no_key(tmp_path):
-    columns, order = many(), np.random.default_rng(1).permutation(60)
-    shuffled = {name: [column[i] for i in order] for name, column in columns.items()}
-    one = read(write(tmp_path / "a.parquet", **columns)).key
-    two = read(write(tmp_path / "b.parquet", **shuffled)).key
-    assert two.tolist() == one[torch.from_numpy(order)].tolist()
-
-
 LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
 
@@ -294,8 +271,8 @@ def filled(lengths, tokens):
     return batches
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 10, 17, 40, 1000])
-@pytest.mark.parametrize("group", [1000, 1, 3, 7])
+@pytest.mark.parametrize("tokens", [1, 8, 10, 17, 1000])
+@pytest.mark.parametrize("group", [1000, 1, 7])
 def test_batches_are_as_full_as_whole_sequences_of_a_row_group_allow(tmp_path, group, tokens):
     path = of_lengths(tmp_path / "a.parquet", LENGTHS, group)
     found = [batch.lengths.tolist() for batch in open_dump([path], batch_tokens=tokens).batches()]
@@ -421,9 +398,9 @@ def test_hive_partitions_are_columns(tmp_path):
 
 def test_files_may_differ_in_types_be_empty_or_null_and_have_columns_nobody_reads(tmp_path):
     write(tmp_path / "a.parquet", junk=["x"] * 4, step=[1, 2, 3, 4], group_id=["p"] * 4)
-    narrow = [pa.array(logs, pa.large_list(pa.float32())) for logs in (ROLLOUT, OLD)]
-    narrow = {"rollout_log_probs": narrow[0], "old_log_probs": narrow[1]}
-    write(tmp_path / "b.parquet", **narrow, step=[1, 2, 3, 4], group_id=["p"] * 4)
+    rollout, old = (pa.array(logs, pa.large_list(pa.float32())) for logs in (ROLLOUT, OLD))
+    more = {"step": [1, 2, 3, 4], "group_id": ["p"] * 4}
+    write(tmp_path / "b.parquet", rollout_log_probs=rollout, old_log_probs=old, **more)
     nothing = pa.array([[], []], pa.list_(pa.null()))
     write(tmp_path / "c.parquet", step=pa.nulls(2), group_id=pa.nulls(2), **both(nothing))
     write(tmp_path / "d.parquet", step=[], group_id=[], **both([]))
@@ -431,9 +408,6 @@ def test_files_may_differ_in_types_be_empty_or_null_and_have_columns_nobody_read
     assert batch.rollout[:6].tolist() == batch.rollout[6:].tolist()
     assert batch.scalars["step"] == [1, 2, 3, 4, 1, 2, 3, 4, None, None]
     assert batch.scalars["group_id"] == ["p"] * 8 + [None] * 2
-
-
-# ---------------------------------------------------------------- names of columns
 
 
 ALIASES = [
@@ -489,19 +463,11 @@ PROVENANCE = {
 @pytest.mark.parametrize(("texts", "provenance"), PROVENANCE.values(), ids=PROVENANCE)
 def test_provenance_is_merged_over_files_and_of_no_harm(tmp_path, texts, provenance):
     for i, text in enumerate(texts):
-        write(
-            tmp_path / f"{i}.parquet", pa.table(both(ROLLOUT)).replace_schema_metadata({"offpol_diag": text})
-        )
+        table = pa.table(both(ROLLOUT)).replace_schema_metadata({"offpol_diag": text})
+        write(tmp_path / f"{i}.parquet", table)
     found = open_dump([str(tmp_path)]).info.provenance
     assert found == provenance
     json.dumps(found, ensure_ascii=False).encode()
-
-
-def test_a_dump_can_be_read_again(tmp_path):
-    dump = open_dump([write(tmp_path / "a.parquet", rewards=[1.0, None, 0.0, 0.0])], on_bad_row="skip")
-    one, two = ([plain(batch) for batch in dump.batches()] for _ in range(2))
-    assert one == two
-    assert dump.skipped.count == 1
 
 
 # ---------------------------------------------------------------- positive log-probs

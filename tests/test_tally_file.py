@@ -79,14 +79,14 @@ def array(*values: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2), (8, 1), (0,), (3, 0), ()])
-def test_floats_come_back_bit_for_bit(shape: tuple[int, ...]) -> None:
+def test_floats_come_back_bit_for_bit(shape):
     x = floats(*ODD[: math.prod(shape)]).reshape(shape)
     found = Floats().read(json.loads(json.dumps(Floats().written(x))))
     assert bits(found) == bits(x)
     found += 1  # it may be written to
 
 
-def test_integers_come_back_and_an_array_is_base64_of_little_endian_numbers_in_c_order() -> None:
+def test_integers_come_back_and_an_array_is_base64_in_little_endian_and_c_order():
     x = torch.tensor([-(2**63), -1, 0, 2**63 - 1])
     assert bits(Ints("n").read(Ints("n").written(x))) == bits(x)
     found = Floats("a", "b").written(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).T)
@@ -95,40 +95,25 @@ def test_integers_come_back_and_an_array_is_base64_of_little_endian_numbers_in_c
 
 
 EIGHT = base64.b64encode(bytes(8)).decode()
-SHAPES: dict[str, Any] = {  # of eight bytes
-    "too few bytes": [2],
-    "too many bytes": [0],
-    "huge": [2**40 - 1, 2**40 - 1],
-    "larger": [2**64],
-    "with a product that wraps around to 1": [3, 12297829382473034411],
-    "of a negative size": [-1, -1],
-    "of a size that is true": [True],
-    "of a size that is no whole number": [1.0],
-    "of many axes": [1] * 4,
-    "in text": "1",
-    "of shapes": [[1]],
-}
-DATA: dict[str, Any] = {  # of one number
-    "no base64": "!" * 12,
-    "base64 with spaces": EIGHT[:4] + " " + EIGHT[4:],
-    "no text": 7,
-    "letters of no alphabet": "ä" * 12,
-    "cut base64": EIGHT[:-1],
-}
-BAD_ARRAYS: dict[str, Any] = {
-    "no array": 3,
-    "a list of numbers": [1.0, 2.0],
-    "no shape": {"data": EIGHT},
-    "one thing more": {"shape": [1], "data": EIGHT, "dtype": "O"},
-    **{f"a shape {what}": {"shape": shape, "data": EIGHT} for what, shape in SHAPES.items()},
-    **{what: {"shape": [1], "data": data} for what, data in DATA.items()},
-}
+WRAPS = [3, 12297829382473034411]
+"""A shape whose product is 1 modulo 2**64."""
+WHOLE: tuple[Any, ...] = ([2], [0], [2**40 - 1] * 2, [2**64], WRAPS, [-1, -1], [1] * 4)
+SHAPES = (*WHOLE, [True], [1.0], "1", [[1]])
+DATA: tuple[Any, ...] = ("!" * 12, EIGHT[:4] + " " + EIGHT[4:], 7, "ä" * 12, EIGHT[:-1])
 
 
-@pytest.mark.parametrize("what", BAD_ARRAYS)
-def test_what_is_no_array_is_refused(what: str) -> None:
+@pytest.mark.parametrize(
+    "found",
+    [
+        *(3, [1.0, 2.0], {"data": EIGHT}, {"shape": [1], "data": EIGHT, "dtype": "O"}),
+        *({"shape": shape, "data": EIGHT} for shape in SHAPES),
+        *({"shape": [1], "data": data} for data in DATA),
+    ],
+    ids=str,
+)
+def test_what_is_no_array_of_eight_bytes_is_refused(found):
     with pytest.raises(ValueError, match=r"array|shape|data"):
-        Floats("n").read(BAD_ARRAYS[what])
+        Floats("n").read(found)
 
 
 # ---------------------------------------------------------------- states
@@ -159,7 +144,7 @@ STATES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_comes_back_as_it_was_and_merges_as_it_did(name: str) -> None:
+def test_a_state_comes_back_as_it_was_and_merges_as_it_did(name):
     for state in STATES[name]:
         assert equal(again(state), state)
     a, b, *_ = STATES[name]
@@ -167,16 +152,14 @@ def test_a_state_comes_back_as_it_was_and_merges_as_it_did(name: str) -> None:
 
 
 @pytest.mark.parametrize("which", [None, torch.tensor([2, 0, 2, 1])])
-def test_sums_come_back_bit_for_bit_with_what_rounding_lost(which: Tensor | None) -> None:
+def test_sums_come_back_bit_for_bit_with_what_rounding_lost(which):
     tiny = torch.tensor([1e-17, math.nan, math.inf], dtype=torch.float64)
     names = ("a", "b", "ü|/ ", "d")[: 3 if which is None else 4]
     sums = Sums(names, torch.tensor([1.0, 2.0, -0.0]).double(), tiny, torch.rand(3, 4).double(), which)
-
     found = again(sums)
-
     assert found.names == names
-    for one in ("point", "rest", "drawn") if which is None else ("point", "rest", "drawn", "which"):
-        assert bits(getattr(found, one)) == bits(getattr(sums, one))
+    for one in ("point", "rest", "drawn", "which"):
+        assert getattr(sums, one) is None or bits(getattr(found, one)) == bits(getattr(sums, one))
 
 
 def sums(names: str, point: int, rest: int, *drawn: int, which: tuple[int, ...] | None = None) -> Sums:
@@ -252,14 +235,13 @@ IMPOSSIBLE: dict[str, tuple[State, str]] = {
 
 
 @pytest.mark.parametrize("what", IMPOSSIBLE)
-def test_a_state_that_no_dump_leaves_is_refused(what: str) -> None:
+def test_a_state_that_no_dump_leaves_is_refused(what):
     state, said = IMPOSSIBLE[what]
-
     with pytest.raises(ValueError, match=said):
         again(state)
 
 
-def test_a_state_of_other_columns_or_replicates_is_refused() -> None:
+def test_a_state_of_other_columns_or_replicates_is_refused():
     like, spans = sums("ab", 2, 2, 2, 5), Extremes(("a", "b"), ones(2), ones(2))
 
     assert again(sums("ba", 2, 2, 2, 5), like).names == ("b", "a")
@@ -272,8 +254,6 @@ def test_a_state_of_other_columns_or_replicates_is_refused() -> None:
         again(Best(10**9, ()), Best(3, ()))
 
 
-# ---------------------------------------------------------------- presets
-
 RULES = (Reject("k3", "max", 1e-300, 0.1 + 0.2, safety=None), Reject("tv", upper=1 / 3))
 ODD_PRESETS = (
     Preset("free", "", weight=Weight("sum", "none", safety=None), clip=Clip(None, None, None)),
@@ -284,7 +264,7 @@ ODD_PRESETS = (
 
 
 @pytest.mark.parametrize("presets", [ALL, ODD_PRESETS], ids=["built in", "odd"])
-def test_presets_come_back_as_they_were(presets: tuple[Preset, ...]) -> None:
+def test_presets_come_back_as_they_were(presets):
     columns = frozenset({"rollout_log_probs", "old_log_probs"})
     study = Study(presets, columns, (), 0, 256)
     text = Settings.of(study, presets, dict.fromkeys(columns, "x")).model_dump_json()
@@ -295,7 +275,7 @@ def test_presets_come_back_as_they_were(presets: tuple[Preset, ...]) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory):
     """Write a tally with a few presets, of part of the sample."""
     folder = tmp_path_factory.mktemp("written")
     pq.write_table(pq.read_table(sample()).slice(0, 60), folder / "dump.parquet")
@@ -303,22 +283,18 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.tally.json"
 
 
-def test_a_file_that_is_read_and_written_again_is_the_same(written: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_read_and_written_again_is_the_same(written, tmp_path):
     write(tmp_path / "b.json", read(written))
     write(tmp_path / "b.json.gz", read(written))
     packed = (tmp_path / "b.json.gz").rename(tmp_path / "packed.json")  # known by how it begins
-
     assert (tmp_path / "b.json").read_bytes() == written.read_bytes()
     assert gzip.decompress(packed.read_bytes()) == written.read_bytes()
     assert summary(merge([packed])).dump.rows == 60
 
 
-def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, whole = tmp_path / "a.json", read(written)
-    target.write_text("old")
-    write_bytes = Path.write_bytes
+def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(written, tmp_path, monkeypatch):
+    (target := tmp_path / "a.json").write_text("old")
+    whole, write_bytes = read(written), Path.write_bytes
 
     def torn(path: Path, data: bytes) -> None:
         write_bytes(path, data[:100])
@@ -327,20 +303,18 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(
     monkeypatch.setattr(Path, "write_bytes", torn)
     with pytest.raises(UsageError, match="cannot be written"):
         write(target, whole)
-
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
+    assert [(path, path.read_text()) for path in tmp_path.iterdir()] == [(target, "old")]
 
 
 # ---------------------------------------------------------------- strangers
 
 
-def refused(data: bytes, tmp_path: Path) -> OffpolError:
-    """Return the error for a file with these bytes."""
+def refused(data: bytes, tmp_path: Path, *others: Path) -> OffpolError:
+    """Return the error for a file with these bytes, read after others."""
     path = tmp_path / "from a stranger.json"
     path.write_bytes(data)
     with pytest.raises(OffpolError) as found:
-        summary(merge([path]))
+        summary(merge([*others, path]))
     assert "from a stranger.json" in found.value.message
     assert found.value.hint
     return found.value
@@ -355,13 +329,10 @@ def with_change(written: Path, change: Callable[[dict[str, Any]], Any]) -> bytes
 
 NOT_OURS: dict[str, bytes] = {
     "empty": b"",
-    "text": b"hello",
     "a pickle": b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
     "a list": b"[]",
-    "another object": b'{"format": 1}',
     "a result": b'{"format": 1, "dump": {}, "metrics": {}}',
     "not UTF-8": b'{"format": 1, "offpol_diag": "\xff"}',
-    "Parquet": b"PAR1" * 100,
     "many arrays in arrays": b"[" * 3_000_000,
     "many objects in objects": b'{"a":' * 3_000_000,
     "arrays in arrays, closed": b"[" * 100_000 + b"]" * 100_000,
@@ -371,42 +342,36 @@ NOT_OURS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("what", NOT_OURS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_is_no_tally_is_refused(tmp_path: Path, what: str, packed: bool) -> None:
+def test_what_is_no_tally_is_refused(tmp_path, what, packed):
     data = NOT_OURS[what]
-
     assert "not a tally" in refused(gzip.compress(data, 1) if packed else data, tmp_path).message
 
 
-def test_another_format_or_version_is_refused_by_its_number(written: Path, tmp_path: Path) -> None:
+def test_another_format_or_version_is_refused_by_its_number(written, tmp_path):
     old = with_change(written, lambda found: found.update(format=1, states="as they were"))
     new = with_change(written, lambda found: found.update(offpol_diag="9.9.9"))
-
     assert "tally format 1, this version reads format 2" in refused(old, tmp_path).message
     assert f"offpol-diag 9.9.9 made it, and this is {VERSION}" in refused(new, tmp_path).message
 
 
-def test_a_file_that_is_not_there_or_a_directory_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_a_directory_is_refused(tmp_path):
     with pytest.raises(ResultError, match=r"gone\.json: cannot be read .*No such file"):
         read(tmp_path / "gone.json")
     with pytest.raises(ResultError, match="cannot be read"):
         read(tmp_path)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
-def test_a_cut_or_damaged_file_is_refused(written: Path, tmp_path: Path, share: float) -> None:
+def test_a_cut_or_damaged_file_is_refused(written, tmp_path):
     whole = written.read_bytes()
     packed = gzip.compress(whole, 1)
-    damaged = bytearray(packed)
-    damaged[int(share * len(packed))] ^= 0xFF
+    for share in (0.0, 0.001, 0.5, 0.999):
+        place = int(share * len(packed))
+        for data in (whole[: int(share * len(whole))], packed[:place]):
+            refused(data, tmp_path)
+        refused(packed[:place] + bytes([packed[place] ^ 0xFF]) + packed[place + 1 :], tmp_path)
 
-    refused(whole[: int(share * len(whole))], tmp_path)
-    refused(packed[: int(share * len(packed))], tmp_path)
-    refused(bytes(damaged), tmp_path)
 
-
-def test_a_file_without_end_is_refused_before_it_is_read(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_without_end_is_refused_before_it_is_read(written, tmp_path, monkeypatch):
     many = b'{"format":2,"offpol_diag":"0","x":[' + b"{}," * 4_100_000 + b"{}]}"
     assert "more than 4000000 values" in refused(many, tmp_path).message
 
@@ -503,25 +468,17 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_file_that_was_tampered_with_is_refused(written: Path, tmp_path: Path, what: str) -> None:
+def test_a_file_that_was_tampered_with_is_refused(written, tmp_path, what):
     change, said = HOSTILE[what]
-
-    assert said in refused(with_change(written, change), tmp_path).message
-
-
-def test_a_second_file_is_believed_no_more_than_the_first(written: Path, tmp_path: Path) -> None:
-    for what in ("one state less", "a state under another's name", "no sequences"):
-        change, said = HOSTILE[what]
-        (tmp_path / "bad.json").write_bytes(with_change(written, change))
-        with pytest.raises(ResultError, match=said) as found:
-            merge([written, tmp_path / "bad.json"])
-        assert "bad.json" in found.value.message
+    data = with_change(written, change)
+    assert said in refused(data, tmp_path).message
+    if what in ("one state less", "a state under another's name", "no sequences"):  # as a second file, too
+        assert said in refused(data, tmp_path, written).message
 
 
-def test_a_histogram_that_counted_nothing_is_drawn_empty(written: Path) -> None:
+def test_a_histogram_that_counted_nothing_is_drawn_empty(written):
     whole = json.loads(written.read_bytes())
     whole["states"]["bins.d"]["counts"] = array(*[0.0] * BINS)
     found = decided(summary(tally_file.parse(json.dumps(whole).encode(), "x")))
-
     assert found.histograms["log_ratio"].counts == []
     assert "0 tokens" in render_html(found)
