@@ -210,6 +210,8 @@ def test_a_choice_is_scored_by_the_best_in_hindsight():
         "best": {str(b): ["token_tis_2.0", 0.5] for b in judge.BATCHES},
         "chosen": {"recommended": ["none", "token_tis_2.0"]},
         "decision": ["no correction needed", "token TIS at 2.0"],
+        "healthy": [False, True],
+        "worse": [False, True],
         "lacking": {"token_ids": "token_tis_2.0"},
     }
 
@@ -218,3 +220,10 @@ def test_a_choice_is_scored_by_the_best_in_hindsight():
     assert page.stable([row]) == "0% of 1"
     assert page.opposite([row], "token_ids") == "100% of 1"
     assert page.opposite([row], "advantages") == "–"
+    below, above = (
+        [page.scores(one, "recommended")[0, 0] for one in some] for some in page.by_floor([row]).values()
+    )
+    assert (below, above) == ([0.8], [0.4])
+    assert page.by_floor([row | {"healthy": [True, True]}])["above"] == []
+    assert page.outdone([row]) == "1 of 2; 0.50"
+    assert page.outdone([row | {"decision": [page.BUG, page.BUG]}]) == "0 of 0"

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.advice.prescription import expressible, prescribed
-from offpol_diag.advice.recommend import ALERTS, NOISE, RULES, VISIBLE, advised, recommend
+from offpol_diag.advice.recommend import ADDS_UP, ALERTS, NOISE, RULES, VISIBLE, advised, recommend
 from offpol_diag.analyze import analyze
 from offpol_diag.engine.formula import Z
 from offpol_diag.presets import catalogue
@@ -98,6 +98,8 @@ NO, FEW = "no correction needed", "not enough data"
 ALIGNED = "no difference detected"
 
 WELL, TOTAL, FORCED = {"diagnosis": HEALTHY}, {"prefix": "total."}, "bypass_pg_token_is"
+SHORT, LONG = ({"facts": {"mean_length": ADDS_UP / (PLAIN["k3"] * APART[0]) + by}} for by in (-0.1, 0.1))
+"""Responses over which a share of `APART` adds up to less, and to more, than is still small."""
 RULED = {  # rule → its decision, and its label
     "bug": ("fix the bug first", None),
     "few": (FEW, None),
@@ -105,6 +107,7 @@ RULED = {  # rule → its decision, and its label
     "unknown": (FEW, None),
     "aligned": (NO, ALIGNED),
     "healthy": (NO, ALIGNED),
+    "adds up": (METHOD, "default"),
     "hopeless": ("no method helps", None),
     "better": (METHOD, "measured"),
     "noise": (METHOD, "measured"),
@@ -122,8 +125,11 @@ ROWS = [
     ("aligned", None, {"k3": 0.0, "log_ratio_min": 0.0, "log_ratio_max": 1e-9}),
     ("aligned", None, {"k3": 9e-7}, {"k3": 9e-7, "f_2": 0.6}, {"k3": 9e-7, "errors": 9.0}),
     ("aligned", None, WELL | {"k3": 9e-7, "over": WON}),
-    ("healthy", None, *(WELL | more for more in ({}, TOTAL, {"share": ALIKE}, {"share": APART}))),
-    ("healthy", None, WELL | {"errors": -9.0}, WELL | {"share": APART, "errors": 9.0}),
+    ("healthy", None, *(WELL | more for more in ({}, TOTAL, {"share": ALIKE}, {"share": (NOISE, 0.9)}))),
+    ("healthy", None, WELL | {"errors": -9.0}, WELL | SHORT | {"share": APART, "errors": 9.0}),
+    ("adds up", TIS, WELL | LONG | {"share": APART}, WELL | LONG | {"share": APART, "errors": -9.0}),
+    ("adds up", FORCED, WELL | LONG | TOTAL | {"share": APART}),
+    ("better", TIS, WELL | LONG | {"share": APART, "over": WON}),
     ("healthy", None, WELL | {"over": above(NONE, TOKEN, MARGIN - A_BIT, 0.1)}),
     ("healthy", None, WELL | {"over": above(NONE, TOKEN, 0.001, 0.002)}),
     ("healthy", None, WELL | {"over": above(TOKEN, NONE, 0.05, 0.1)}),
@@ -322,7 +328,10 @@ def test_what_the_dump_cannot_say_names_the_column_that_would(columns, change, s
 
 
 SAW = {"k3": 5e-3, "f_2": 5e-3}
-SEEN_OF = (*(f"systematic share of r, {end} end" for end in ("lower", "upper")), "staleness, standard errors")
+SEEN_OF = (
+    *(f"systematic share of r, {end} end" for end in ("lower", "upper")),
+    *("systematic KL of a response, nats", "staleness, standard errors"),
+)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +344,8 @@ SEEN_OF = (*(f"systematic share of r, {end} end" for end in ("lower", "upper")),
         ({"prefix": "total.", "f_2": 0.6}, {"total.f_2": 0.6, "total.k3": 5e-3}),
         ({"k3": None}, {}),
         ({}, SAW | dict.fromkeys(SEEN_OF)),
-        ({"share": (0.0, 0.1), "errors": 2.0}, SAW | dict(zip(SEEN_OF, (0.0, 0.1, 2.0), strict=True))),
+        ({"share": (0.0, 0.1), "errors": 2.0}, SAW | dict(zip(SEEN_OF, (0.0, 0.1, 0.0, 2.0), strict=True))),
+        ({"share": (0.2, 0.4)}, SAW | dict(zip(SEEN_OF, (0.2, 0.4, 471.2 * 5e-3 * 0.2, None), strict=True))),
     ],
 )
 def test_a_rule_prints_what_it_saw_under_its_name(change, saw):

@@ -28,7 +28,7 @@ WORST = 16
 LENGTHS = {"up to 16": 16, "17–128": 128, "129–512": 512, "513–1,000": 1000}
 """Classes of the longest response → the longest of the class."""
 KEPT = ("name", "family", "kind", "longest", "reward", "k3", "mean_length", "alignment", "best")
-KEPT_OF_RULES = ("chosen", "decision", "stated", "lacking")
+KEPT_OF_RULES = ("chosen", "decision", "stated", "healthy", "worse", "lacking")
 
 
 def keep(split: str, rows: list[Row]) -> None:
@@ -128,6 +128,44 @@ def by_length(rows: list[Row]) -> dict[str, list[Row]]:
     return {name: some for name, some in found.items() if some}
 
 
+def by_floor(rows: list[Row]) -> dict[str, list[Row]]:
+    """Divide the dumps of each row by whether K3 is below the noise floor."""
+    return {"below": _dumps(rows, lambda row: row["healthy"]), "above": _dumps(rows, _above_floor)}
+
+
+def _above_floor(row: Row) -> list[bool]:
+    return [not below for below in row["healthy"]]
+
+
+def _dumps(rows: Iterable[Row], which: Callable[[Row], list[bool]]) -> list[Row]:
+    """Reduce each row to the dumps that `which` flags; rows without any are left out."""
+    found = []
+    for row in rows:
+        at = [i for i, flag in enumerate(which(row)) if flag]
+        chosen = {policy: [names[i] for i in at] for policy, names in row["chosen"].items()}
+        found.append(row | {"chosen": chosen, "decision": [row["decision"][i] for i in at]})
+    return [row for row in found if row["decision"]]
+
+
+def outdone(rows: Iterable[Row]) -> str:
+    """Format in how many dumps no correction is significantly worse than token TIS, and its alignment there.
+
+    The alignment at 256 sequences is a share of that of token TIS.
+    """
+    judged = [
+        (row, worse)
+        for row in rows
+        for worse, said in zip(row["worse"], row["decision"], strict=True)
+        if said != BUG
+    ]
+    shares = [
+        row["alignment"]["256"]["none"] / row["alignment"]["256"]["token_tis_2.0"]
+        for row, worse in judged
+        if worse
+    ]
+    return f"{len(shares)} of {len(judged)}" + (f"; {np.mean(shares):.2f}" if shares else "")
+
+
 def stable(rows: Iterable[Row]) -> str:
     """Format the share of regimes whose dumps all get the same decision."""
     return share(len(set(row["decision"])) == 1 for row in rows)
@@ -160,8 +198,8 @@ def worst(rows: Iterable[Row]) -> list[Row]:
 
 
 def _template_functions() -> dict[str, Callable[..., object]]:
-    names = (policies, scores, reached, ahead, small, by_length, stable, bugs, covered, opposite, worst)
-    return {one.__name__: one for one in names}
+    of_rows = (reached, ahead, small, by_length, by_floor, outdone, stable, bugs, covered, opposite, worst)
+    return {one.__name__: one for one in (policies, scores, *of_rows)}
 
 
 _ENVIRONMENT = jinja2.Environment(

@@ -33,7 +33,8 @@ from benchmarks.advice.regimes import SPLITS, Regime, Split, regimes
 from offpol_diag import Summary
 from offpol_diag.advice.recommend import advised
 from offpol_diag.analyze import analyze
-from offpol_diag.presets.candidates import CANDIDATES
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT
+from offpol_diag.summary import MARGIN
 
 Row = dict[str, Any]
 DUMPS = 2
@@ -131,15 +132,22 @@ def _judged(regime: Regime, folder: Path) -> Row:
 
 
 def _read(row: Row, folder: Path, lacking: bool) -> Row:
-    """Add to a row the choice of each policy by dump, `chosen`, and the text of the recommendation."""
-    found: Row = row | {"chosen": {}, "decision": [], "stated": [], "lacking": {}}
+    """Add to a row, by dump, the choice of each policy, the text of the recommendation, and what it rests on.
+
+    `healthy`: whether K3 is below the noise floor; `worse`: whether the estimated error of no correction is
+    significantly above that of token TIS.
+    """
+    found: Row = row | {"chosen": {}, "decision": [], "stated": [], "healthy": [], "worse": [], "lacking": {}}
     for dump in row["dumps"]:
         summary = _summary(folder / dump)
         given = summary.recommendation
         assert given is not None
         found["decision"].append(given.title or given.decision)
-        share = summary.diagnosis.systematic if summary.diagnosis else None
+        assert summary.diagnosis is not None
+        share, above = summary.diagnosis.systematic, summary.weights["none"][f"error_above.{DEFAULT.name}"]
         found["stated"].append(share.interval if share else None)
+        found["healthy"].append(summary.diagnosis.verdict == "healthy")
+        found["worse"].append(above.interval is not None and above.interval[0] > MARGIN)
         for name, policy in POLICIES.items():
             found["chosen"].setdefault(name, []).append(policy(summary))
     for column in LACKING if lacking else ():
