@@ -210,3 +210,10 @@ def test_the_page_shows_what_the_command_prints(arguments, shown):
 
     assert ran.stdout.strip("\n") == shown
     assert ["--keep" in arguments for arguments, _ in SHOWN] == [False, True]
+
+
+def test_quiet_says_what_the_preset_keeps_and_how_that_changes():
+    at = ("sample_data/stale.parquet", "--preset", "token_is", "-q", "--at")
+    (one,), (two,) = (run(*at, values, width=200).stdout.splitlines() for values in ("2", "2,5"))
+    assert re.fullmatch(r"token_is at 2 keeps an ESS of 99\.2% over tokens \[.+%\]", one)
+    assert two == f"{one}: over the thresholds b of weight.upper it goes from 99.2% at 2 to 98.4% at 5."

@@ -107,7 +107,7 @@ def _first(found: Sequence[Section]) -> str:
     """Return the conclusion of the first section in one line."""
     for block in (block for section in found for block in section.blocks):
         if isinstance(block, Verdict):
-            return f"{block.label}: {block.text}"
+            return f"{block.label}: {block.text}" if block.text else block.label
     return next((block.text for section in found for block in section.blocks if isinstance(block, Text)), "")
 
 

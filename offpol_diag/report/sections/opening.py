@@ -337,7 +337,7 @@ def _sweep(found: Sweep) -> Opening:
     window, name = found.window, kept_metric(found)
     point = next((one for one in found.points if one.own), found.points[0])
     point = window.point if window else point
-    at, ends = f"{point.threshold:.7g}", (found.points[0], found.points[-1])
+    at, goes, ends = f"{point.threshold:.7g}", change(found), (found.points[0], found.points[-1])
     what, of = {
         "ess_tokens": ("an ESS of ", "over tokens"),
         "tokens_kept": ("", "of the tokens"),
@@ -349,10 +349,7 @@ def _sweep(found: Sweep) -> Opening:
     if window:
         h1, interval = window_text(found, window)[0], f"asked: {say_value(window.asked, 'fraction')}"
         where = "within these bounds"
-    goes = (f"{value_or_dash(one.metrics.get(name))} at {one.threshold:.7g}" for one in ends)
-    between = "" if "." in found.which else ", a window [1/b, b]"
-    lede = f"Over the thresholds b of {found.which}{between}, it goes from {' to '.join(goes)}."
-    lede += f" The bound is on {found.statistic} of each {found.unit}."
+    lede = f"{goes[:1].upper()}{goes[1:]} The bound is on {found.statistic} of each {found.unit}.".strip()
     facts = tuple(
         Fact(
             head,
@@ -376,6 +373,16 @@ def _sweep(found: Sweep) -> Opening:
         pictures=tuple(_of_sweep(found)),
         config=(f"For {window.trainer}", window.config) if window and window.config else ("", ""),
     )
+
+
+def change(found: Sweep) -> str:
+    """Say how what is kept changes from the first threshold to the last; empty if there is only one."""
+    ends, name = (found.points[0], found.points[-1]), kept_metric(found)
+    if len(found.points) == 1:
+        return ""
+    goes = (f"{value_or_dash(one.metrics.get(name))} at {one.threshold:.7g}" for one in ends)
+    between = "" if "." in found.which else ", a window [1/b, b],"
+    return f"over the thresholds b of {found.which}{between} it goes from {' to '.join(goes)}."
 
 
 def _of_sweep(found: Sweep) -> Iterator[Picture]:

@@ -11,9 +11,10 @@ from offpol_diag.numerals import count, say, value_or_dash
 from offpol_diag.report.sections.answer import about
 from offpol_diag.report.sections.comparison import ACROSS
 from offpol_diag.report.sections.diagnosis import is_bug
+from offpol_diag.report.sections.opening import change, opening
 from offpol_diag.report.sections.runs import bugs, runs
 from offpol_diag.report.sections.sweep import sweep
-from offpol_diag.summary import Comparison, Contrast, Number, PresetResult, Summary
+from offpol_diag.summary import Comparison, Contrast, Number, PresetResult, Summary, Sweep
 
 DECISIVE = (
     "ess_tokens",
@@ -45,7 +46,7 @@ def short(summary: Summary) -> tuple[Section, ...]:
     elif summary.comparison is not None:
         blocks = _presets(summary, summary.comparison)
     elif summary.sweep is not None:
-        blocks = _sweep(summary)
+        blocks = _sweep(summary, summary.sweep)
     return (Section("short", "", blocks),) if blocks else ()
 
 
@@ -162,9 +163,10 @@ def _contrast(one: Contrast) -> tuple[Cell, ...]:
 # ---------------------------------------------------------------- thresholds
 
 
-def _sweep(summary: Summary) -> tuple[Block, ...]:
-    whole = sweep(summary)
+def _sweep(summary: Summary, swept: Sweep) -> tuple[Block, ...]:
+    whole, found = sweep(summary), opening(summary)
     assert whole is not None  # the caller looked
+    assert found is not None
     tables = [block for block in whole.blocks if isinstance(block, Table)]
     spoken = [block for block in whole.blocks if isinstance(block, Text | Verdict)]
     config = [block for block in whole.blocks if isinstance(block, Code)]
@@ -173,4 +175,6 @@ def _sweep(summary: Summary) -> tuple[Block, ...]:
     evenly = [row for at, row in enumerate(rows) if at % step == 0 or at == last or str(row[0]).endswith("←")]
     main = replace(tables[0], rows=evenly, notes=tables[0].notes[:1])
     more = "-v: by length of response, intervals, the numerical noise, and every threshold."
+    if not any(isinstance(block, Verdict) for block in spoken):
+        spoken.insert(0, Verdict(f"{found.h1} {found.interval}".strip(), change(swept), found.tone))
     return (Text(about(summary)), *spoken[:5], main, *config, Text(more))
