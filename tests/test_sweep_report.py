@@ -17,6 +17,8 @@ from offpol_diag.blocks import Figure, Series
 from offpol_diag.cli import app
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.report.render.dots import dots
+from offpol_diag.report.sections.opening import opening
+from offpol_diag.report.sections.sweep import QUARTERS
 from offpol_diag.summary import loads
 from offpol_diag.sweep import SweepOptions, pick, sweep
 from offpol_diag.sweep.evaluate import of_logits
@@ -217,3 +219,19 @@ def test_quiet_says_what_the_preset_keeps_and_how_that_changes():
     (one,), (two,) = (run(*at, values, width=200).stdout.splitlines() for values in ("2", "2,5"))
     assert re.fullmatch(r"token_is at 2 keeps an ESS of 99\.2% over tokens \[.+%\]", one)
     assert two == f"{one}: over the thresholds b of weight.upper it goes from 99.2% at 2 to 98.4% at 5."
+
+
+def test_a_sweep_of_one_threshold_goes_nowhere_and_is_drawn_by_length_alone(tmp_path):
+    path = write(tmp_path / "d.parquet", [np.full(2 + i, 0.002 * (i % 7 - 3)) for i in range(40)])
+    one, two = (
+        opening(sweep([path], SweepOptions(GEO, pick(GEO, None), at), workers=1))
+        for at in ((1.01,), (1.01, 1.5))
+    )
+    assert [("→" in fact.below) for fact in (*one.facts[:1], *two.facts[:1])] == [False, True]
+    assert [" it goes from " in found.lede for found in (one, two)] == [False, True]
+    assert [[chart.id for chart in found.pictures] for found in (one, two)] == [
+        ["sweep-length"],
+        ["sweep", "sweep-length"],
+    ]
+    (panel,) = one.pictures[0].panels
+    assert ([*panel.names], len(panel.layers)) == ([*QUARTERS], 1)

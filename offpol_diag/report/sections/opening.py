@@ -354,7 +354,7 @@ def _sweep(found: Sweep) -> Opening:
         Fact(
             head,
             *written(point.metrics[key].model_copy(update={"note": None})),
-            below=" → ".join(value_or_dash(one.metrics.get(key)) for one in ends),
+            below=" → ".join(value_or_dash(one.metrics.get(key)) for one in ends) if goes else "",
             key=key,
             curve=[one.metrics.get(key, Number()).value for one in found.points],
         )
@@ -368,7 +368,7 @@ def _sweep(found: Sweep) -> Opening:
         lede,
         interval=interval,
         cautions=tuple(found.remarks),
-        lead=f"{found.preset} {where}; the small curves run over all thresholds.",
+        lead=f"{found.preset} {where}{'; the small curves run over all thresholds' if goes else ''}.",
         facts=facts[:TILES],
         pictures=tuple(_of_sweep(found)),
         config=(f"For {window.trainer}", window.config) if window and window.config else ("", ""),
@@ -395,7 +395,7 @@ def _of_sweep(found: Sweep) -> Iterator[Picture]:
         at_places(text, [one.metrics.get(key) for one in found.points], SERIES[i])
         for i, (key, text, _) in enumerate(distinct(found))
     ]
-    if layers:
+    if layers and len(names) > 1:
         known = [(name, y) for name, y in zip(names, layers[0].y, strict=True) if y is not None]
         some = (known[0], known[len(known) // 2], known[-1])
         goes = ", ".join(f"{rounded(y, 'share')} at {name}" for name, y in some)
@@ -436,6 +436,9 @@ def _by_length(found: Sweep, names: Sequence[str], panel: Any) -> Picture:
         replace(at_places(text, [part(one, i) for one in found.points], SERIES[i]), low=(), high=())
         for i, text in enumerate(QUARTERS)
     ]
+    if len(names) == 1:
+        lines = [at_places("", [part(found.points[0], i) for i in range(len(QUARTERS))], SERIES[0], "points")]
+        panel = partial(Panel, "response length", names=QUARTERS, percent=True, y_range=(0, None))
     lengths = "; ".join(f"{a}: {b} tokens" for a, b in zip(QUARTERS, found.quartiles, strict=True))
     panels = (panel("ESS of tokens" if name == "ess_tokens" else "kept share", lines),)
     sub = f"By quartile of length. {lengths}."
