@@ -231,6 +231,17 @@ def test_a_block_that_fades_is_another_token_and_one_that_does_not_is_text_of_ot
     assert diagnosed(tmp_path / "d.parquet", fault(columns("healthy"))).causes[0].id == cause
 
 
+def test_the_first_token_after_another_prompt_is_no_boundary(tmp_path):
+    """It differs most; the tokens after it differ less and less."""
+
+    def change(i, p, q, ids):
+        size = np.append(1.5, 0.4 * np.exp(-np.arange(1, len(p)) / 30))
+        return p - np.abs(seeded(i).normal(0, size)) if i % 10 < 6 else p
+
+    named = [one.id for one in diagnosed(tmp_path / "d.parquet", old(change)(columns("healthy"))).causes]
+    assert (named[0], "boundary" in named) == ("wrong_context", False)
+
+
 def test_a_few_tokens_that_are_far_off_are_no_temperature_and_a_value_repeated_is_no_sentinel(tmp_path):
     """One in 200 is logged 3 to 7 nats too low, at any place: E[r] is 2, and 1 without them."""
 

@@ -75,13 +75,15 @@ def _misplaced(one: Found) -> bool:
 
 
 def _side_effect(one: Found, found: Sequence[Found]) -> bool:
-    """Return whether a shift or permutation explains a finding, e.g. values moved in from padding."""
+    """Return whether another finding explains one: a shift the values that it moves in from padding, say."""
     if (
         one.cause == "off_by_one"
         and "retokenization" in {other.cause for other in found}
         and one.sequences.mean() < 0.35
     ):
         return True  # sequences that break at their first tokens
+    if one.cause == "boundary" and not one.exact and one.fields["place"] == "the first token":
+        return any(other.cause == "wrong_context" for other in found)  # which a first token shows most
     moved = next((other for other in found if other.cause in ("off_by_one", "row_permutation")), None)
     affected = ("sentinel", "wrong_mask", "boundary", "row_permutation")
     if moved is None or one is moved or one.cause not in affected:
