@@ -19,6 +19,8 @@ from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import honest, laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
+from offpol_diag.diagnosis.signatures import Found
+from offpol_diag.diagnosis.verdict import _side_effect
 from offpol_diag.engine.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
 from tests import oracles
 
@@ -240,6 +242,16 @@ def test_the_first_token_after_another_prompt_is_no_boundary(tmp_path):
 
     named = [one.id for one in diagnosed(tmp_path / "d.parquet", old(change)(columns("healthy"))).causes]
     assert (named[0], "boundary" in named) == ("wrong_context", False)
+
+
+@pytest.mark.parametrize(
+    ("other", "explained"), [("wrong_context", True), ("row_permutation", True), ("special_token", False)]
+)
+def test_a_first_token_is_explained_by_what_moves_or_misleads_all_tokens(other, explained):
+    rows = rows_of(responses(rng(), many=8))
+    every, first = np.ones(rows.sequences, bool), rows.index == 0
+    boundary = Found.of_tokens("boundary", "", rows, first, fields={"place": "the first token"})
+    assert _side_effect(boundary, [boundary, Found.of_sequences(other, "", rows, every)]) is explained
 
 
 def test_a_few_tokens_that_are_far_off_are_no_temperature_and_a_value_repeated_is_no_sentinel(tmp_path):

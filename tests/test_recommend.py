@@ -18,7 +18,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.engine.formula import Z
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
-from offpol_diag.report.sections.answer import WEIGHTS, headline, tie
+from offpol_diag.report.sections.answer import WEIGHTS, answer, headline, tie
 from offpol_diag.report.sections.presets import UNSEEN, ranking
 from offpol_diag.summary import MARGIN, Cause, Decision, Diagnosis, Label, Lengths, Number, loads
 from offpol_diag.trainers import TRAINERS
@@ -161,6 +161,18 @@ def test_the_first_rule_that_holds_decides(rule, method, change):
     assert found.fired[0].rule == rule
     assert [one.level for one in found.fired].count("decision") == 1
     assert found.sentence == next(one.sentence for one in RULES if one.name == rule)
+
+
+def test_a_method_for_a_small_mismatch_comes_with_its_reason():
+    said = {
+        verdict.verdict: dict(answer(advised(given(diagnosis=verdict, share=APART, **LONG))).facts)[
+            "What to do"
+        ]
+        for verdict in (HEALTHY, FINE)
+    }
+    reason = next(rule.sentence for rule in RULES if rule.name == "adds up")
+    assert [one.startswith("Token TIS at 2.0: ESS ") for one in said.values()] == [True, True]
+    assert [verdict for verdict, one in said.items() if reason in one] == ["healthy"]
 
 
 def test_every_rule_every_decision_and_every_label_has_a_row():

@@ -82,8 +82,12 @@ def _side_effect(one: Found, found: Sequence[Found]) -> bool:
         and one.sequences.mean() < 0.35
     ):
         return True  # sequences that break at their first tokens
-    if one.cause == "boundary" and not one.exact and one.fields["place"] == "the first token":
-        return any(other.cause == "wrong_context" for other in found)  # which a first token shows most
+    if (
+        one.cause == "boundary"
+        and one.fields.get("place") == "the first token"
+        and "wrong_context" in {other.cause for other in found}
+    ):
+        return True  # it differs most after another prompt
     moved = next((other for other in found if other.cause in ("off_by_one", "row_permutation")), None)
     affected = ("sentinel", "wrong_mask", "boundary", "row_permutation")
     if moved is None or one is moved or one.cause not in affected:

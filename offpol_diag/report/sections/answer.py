@@ -451,8 +451,10 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
     if not given.title:
         label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
         return f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
-    title = given.title[:1].upper() + given.title[1:]
-    return f"{title}: {_sentence(_effect(summary, given) or given.sentence)}{also}"
+    title, effect = given.title[:1].upper() + given.title[1:], _effect(summary, given)
+    small = summary.diagnosis is not None and summary.diagnosis.verdict == "healthy"
+    why = f" {given.sentence}" if effect and small else ""  # although the mismatch is small
+    return f"{title}: {_sentence(effect or given.sentence)}{why}{also}"
 
 
 def _of_bug(causes: list[Cause], given: Recommendation | None) -> tuple[tuple[str, str], ...]:
