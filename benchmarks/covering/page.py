@@ -96,7 +96,7 @@ identity. Every dump is judged here, also those whose tail the product would cal
 
 _AGAIN = """## Again
 
-    python benchmarks/covering/run.py                  # all: about ten minutes on two cores
+    python benchmarks/covering/run.py                  # all: about two minutes on two cores
     python benchmarks/covering/run.py --groups 128     # one number of prompts
     python benchmarks/covering/run.py --alarms 1500    # the identities
 
