@@ -191,9 +191,13 @@ def test_a_result_that_does_not_fit_on_the_disk_is_an_error(unbuffered, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("into", ["2>&-", "2>/dev/full", ">&- 2>&-"])
-def test_1_means_that_a_gate_failed_and_nothing_else(into):
-    assert shell("gate", "MISSING", "--max", "k3=1", into=into).returncode == 2
-    assert shell("gate", "now.json", "--max", "k3=1e-9", into=into.replace(">&- 2", "2")).returncode == 1
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_1_means_that_a_gate_failed_and_nothing_else(into, unbuffered):
+    def code(*args, into=into):
+        return shell("gate", *args, into=into, PYTHONUNBUFFERED=unbuffered).returncode
+
+    assert code("MISSING", "--max", "k3=1") == 2
+    assert code("now.json", "--max", "k3=1e-9", into=into.replace(">&- 2", "2")) == 1
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
@@ -121,19 +121,19 @@ def exit_codes() -> Iterator[None]:
     except (KeyboardInterrupt, typer.Abort) as error:
         raise SystemExit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        _silence_stdout()
+        _silence(sys.stdout)
         raise SystemExit(BROKEN_PIPE) from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno in REFUSED:
             what = f"{error.filename or 'output'}: cannot be written ({error.strerror})"
             complain(OffpolError(what, "make room, or open stdout"))
-            _silence_stdout()
+            _silence(sys.stdout)
         elif isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             what = f"there is not enough memory ({str(error).partition(chr(10))[0] or 'none is left'})"
             hint = "leave more memory free, say --workers 1, or choose fewer presets"
             complain(OffpolError(what, hint))
         else:
-            with suppress(OSError):
+            with _stderr_may_fail():
                 put(sys.stderr, *"".join(traceback.format_exception(error)).splitlines())
             complain(BUG)
         raise SystemExit(COULD_NOT_SAY) from error
@@ -142,7 +142,7 @@ def exit_codes() -> Iterator[None]:
 def complain(error: OffpolError) -> None:
     """Print `error: …`, a blank line and `hint: …` on stderr, if anything can be printed there."""
     message, *details = map(_short, error.lines)
-    with suppress(OSError):
+    with _stderr_may_fail():
         put(sys.stderr, f"error: {message}")
         sys.stderr.writelines(f"  {printable(one)}\n" for one in details)
         if error.hint:
@@ -155,10 +155,20 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
-def _silence_stdout() -> None:
-    """Redirect a stdout that cannot be written, so that the interpreter's final flush does not fail."""
+@contextmanager
+def _stderr_may_fail() -> Iterator[None]:
+    """Let the block write to stderr, if that can be written at all."""
+    try:
+        yield
+        sys.stderr.flush()
+    except OSError:
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO) -> None:
+    """Redirect a stream that cannot be written: the interpreter's final flush would end in exit code 120."""
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # ---------------------------------------------------------------- usage errors of typer
