@@ -182,7 +182,8 @@ def test_no_source_at_all_is_refused():
 
 @pytest.mark.parametrize("source", ["", "*.parquet", "none*/**", "**.parquet"])
 def test_a_place_without_parquet_files_is_refused(tmp_path, source):
-    says = "not a glob" if source == "**.parquet" else "no Parquet file is there"
+    invalid = source == "**.parquet" and sys.version_info < (3, 13)
+    says = "not a glob" if invalid else "no Parquet file is there"
     assert says in refusal(f"{tmp_path}/{source}").message
 
 
