@@ -282,6 +282,8 @@ def _in_glob(source: str) -> Iterator[Location]:
     except ValueError as error:
         raise DumpError(f"{pattern}: not a glob ({error})", NO_GLOB) from error
     for match in matches:
+        if pattern.name == "**" and not match.is_dir():
+            continue  # Python 3.13 and later also list files
         if not hidden(part for part in match.parts if part not in pattern.parts):
             if _is_device(match):
                 _refuse_device(str(match))
