@@ -10,15 +10,17 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal, Self
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from offpol_diag.errors import ResultError
 from offpol_diag.printable import printable_json
 from offpol_diag.wholefiles import MOST_RESULT, read, up_to
 
 FORMAT = 1
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WithJsonSchema({"type": "integer"})]
+"""A whole number of 64 bits: a larger one is no count of anything, and cannot become a float."""
 HINT = "give the file that `offpol-diag analyze --json` wrote"
 
 
@@ -107,7 +109,7 @@ def sound(value: Any, room: int = DEEPEST) -> Any:
 class Skipped(Model):
     """Bad rows that were skipped (--on-bad-row skip)."""
 
-    count: int = 0
+    count: Whole = 0
     examples: list[str] = []
 
 
@@ -120,14 +122,14 @@ class DumpFacts(Model):
         return sound(given)
 
     files: list[str]
-    rows: int
-    sequences: int = Field(description="rows with at least one unmasked token")
-    tokens: int = Field(description="unmasked tokens")
-    masked_tokens: int
-    groups: int = Field(description="distinct groups (prompts): the units of the bootstrap")
+    rows: Whole
+    sequences: Whole = Field(description="rows with at least one unmasked token")
+    tokens: Whole = Field(description="unmasked tokens")
+    masked_tokens: Whole
+    groups: Whole = Field(description="distinct groups (prompts): the units of the bootstrap")
     groups_exact: bool = True
     mean_length: float
-    max_length: int
+    max_length: Whole
     columns: dict[str, str] = Field(description="our name → the column it was read from")
     provenance: dict[str, object] = {}
     skipped: Skipped = Skipped()
@@ -141,11 +143,11 @@ class Run(Model):
     version: str
     device: str
     engine: str = "local"
-    seed: int
-    replicates: int
-    tokens: int
-    sequences: int
-    peak_rss_bytes: int
+    seed: Whole
+    replicates: Whole
+    tokens: Whole
+    sequences: Whole
+    peak_rss_bytes: Whole
     seconds: dict[str, float]
 
 
@@ -157,8 +159,8 @@ class Place(Model):
 
     key: str
     order: float = Field(description="position on the axis")
-    tokens: int
-    sequences: int
+    tokens: Whole
+    sequences: Whole
     metrics: Numbers
     asked: Numbers = Field({}, description="further numbers, requested by place")
 
@@ -170,7 +172,7 @@ class Location(Model):
     title: str
     numeric: bool = Field(description="whether the axis is a number line")
     places: list[Place]
-    left_out: int = Field(0, description="number of places omitted because there are too many")
+    left_out: Whole = Field(0, description="number of places omitted because there are too many")
 
 
 class Histogram(Points):
@@ -181,8 +183,8 @@ class Histogram(Points):
     title: str
     unit: str
     edges: list[float]
-    counts: list[int]
-    in_sync: list[int] = Field([], description="the same of tokens with lag 0; empty: no lag is known")
+    counts: list[Whole]
+    in_sync: list[Whole] = Field([], description="the same of tokens with lag 0; empty: no lag is known")
 
 
 class Strip(Points):
@@ -193,9 +195,9 @@ class Strip(Points):
 
     PARALLEL = ("positions", "token_ids", "log_ratios", "rollout_log_probs", "train_log_probs")
 
-    first: int = Field(description="unmasked tokens of the response before the first one here")
-    positions: list[int] = Field(description="in the response, from 0; a gap is masked tokens")
-    token_ids: list[int] = Field([], description="empty where the dump has none")
+    first: Whole = Field(description="unmasked tokens of the response before the first one here")
+    positions: list[Whole] = Field(description="in the response, from 0; a gap is masked tokens")
+    token_ids: list[Whole] = Field([], description="empty where the dump has none")
     log_ratios: list[float] = Field(description="Δ, nats, to 5 digits")
     rollout_log_probs: list[float] = Field(description="nats, to 5 digits")
     train_log_probs: list[float] = Field(description="nats, to 5 digits")
@@ -205,12 +207,12 @@ class WorstSequence(Model):
     """A sequence with a large mismatch."""
 
     sequence_id: str
-    step: int | None = None
-    length: int
+    step: Whole | None = None
+    length: Whole
     log_ratio_sum: float
     k3_mean: float
     max_abs_log_ratio: float
-    policy_lag: int | None = None
+    policy_lag: Whole | None = None
     reward: float | None = None
     strip: Strip | None = None
 
@@ -219,10 +221,10 @@ class WorstToken(Model):
     """A token with a large mismatch, in context."""
 
     sequence_id: str
-    step: int | None = None
-    position: int
-    length: int
-    token_id: int | None = None
+    step: Whole | None = None
+    position: Whole
+    length: Whole
+    token_id: Whole | None = None
     rollout_log_prob: float
     train_log_prob: float
     log_ratio: float
@@ -293,10 +295,10 @@ class BySteps(Points):
 
     PARALLEL = ("first", "last", "tokens", "sequences")
 
-    first: list[int] = Field(description="first step of each group, [G]")
-    last: list[int] = Field(description="last step of each group; equal to `first` for groups of one step")
-    tokens: list[int]
-    sequences: list[int]
+    first: list[Whole] = Field(description="first step of each group, [G]")
+    last: list[Whole] = Field(description="last step of each group; equal to `first` for groups of one step")
+    tokens: list[Whole]
+    sequences: list[Whole]
     series: dict[str, Series] = Field(
         description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
         "khat_tokens, khat_sequences, reward, entropy, length, policy_lag, f_2; k1, k3 also with drift2. and "
@@ -316,18 +318,18 @@ class RangeOfRatios(Model):
 
     low: float | None = Field(description="r ≥ low; null: no bound")
     high: float | None = Field(description="r < high; null: no bound")
-    tokens: int
+    tokens: Whole
     share: float = Field(description="of all tokens, 0 to 1")
     k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
-    in_sync: int | None = Field(None, description="tokens with lag 0 among them; null: no lag is known")
+    in_sync: Whole | None = Field(None, description="tokens with lag 0 among them; null: no lag is known")
 
 
 class Density(Model):
     """Tokens by their probability under both policies, on bins of about equal width in the logit."""
 
     edges: list[float] = Field(description="probabilities that bound the bins, rising from 0 to 1, [N+1]")
-    counts: list[list[int]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
-    in_sync: list[list[int]] = Field([], description="the same of tokens with lag 0; empty: none are known")
+    counts: list[list[Whole]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
+    in_sync: list[list[Whole]] = Field([], description="the same of tokens with lag 0; empty: none are known")
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -341,7 +343,7 @@ class Density(Model):
 class Corner(Model):
     """Tokens that are likely under one policy and unlikely under the other."""
 
-    tokens: int
+    tokens: Whole
     share: float = Field(description="of all tokens, 0 to 1")
     k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
     in_sync_share: float | None = Field(None, description="of the tokens with lag 0; null: none are known")
@@ -353,11 +355,11 @@ class Noise(Points):
     PARALLEL = ("edges", "tokens", "median", "p90", "p99", "in_sync_tokens", "in_sync_median", "in_sync_p90")
 
     edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
-    tokens: list[int] = Field(description="[N]")
+    tokens: list[Whole] = Field(description="[N]")
     median: list[float | None] = Field(description="nats, [N]")
     p90: list[float | None]
     p99: list[float | None]
-    in_sync_tokens: list[int] = Field([], description="tokens with lag 0; empty: no lag is known")
+    in_sync_tokens: list[Whole] = Field([], description="tokens with lag 0; empty: no lag is known")
     in_sync_median: list[float | None] = []
     in_sync_p90: list[float | None] = []
 
@@ -365,9 +367,9 @@ class Noise(Points):
 class PositionSteps(Model):
     """K3 by position in the response, in some training steps."""
 
-    first_step: int | None = Field(description="null: all steps")
-    last_step: int | None
-    tokens: list[int] = Field(description="by position, [P]")
+    first_step: Whole | None = Field(description="null: all steps")
+    last_step: Whole | None
+    tokens: list[Whole] = Field(description="by position, [P]")
     k3: Series = Field(description="nats, [P]; null without tokens")
 
 
@@ -429,13 +431,13 @@ class ParetoTail(Points):
     PARALLEL = ("rank", "log_weight", "log_fitted")
 
     over: Literal["tokens", "sequences"]
-    weights: int = Field(description="n, weights in all")
-    tail: int = Field(description="M, weights in the fitted tail")
+    weights: Whole = Field(description="n, weights in all")
+    tail: Whole = Field(description="M, weights in the fitted tail")
     khat: Estimate = Field(description="interval: k̂ ± 1.96 (1 + k̂)/√M, weights taken as independent")
     limit: float = Field(description="k̂ above which means of the weights are unreliable at this n")
     log_cut: float = Field(description="log-weight at which the tail begins, nats")
     log_scale: float = Field(description="log of the scale of the fit, nats")
-    rank: list[int] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
+    rank: list[Whole] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
     log_weight: list[float] = Field(description="the weight of that rank, as logged, nats")
     log_fitted: list[float | None] = Field(description="the same by the fit: quantile 1 − (rank − ½)/M")
 
@@ -455,8 +457,8 @@ class Kept(Points):
 class TokenType(Model):
     """All tokens with one id."""
 
-    token_id: int
-    tokens: int
+    token_id: Whole
+    tokens: Whole
     share: float = Field(description="of all tokens, 0 to 1")
     k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
     k3: float = Field(description="mean K3, nats")
@@ -466,8 +468,8 @@ class TokenType(Model):
 class TokenTypes(Model):
     """Token ids by their share of K3."""
 
-    distinct: int = Field(description="ids seen; those from 2^19 on count as one")
-    half: int | None = Field(description="fewest ids that carry half of K3 together")
+    distinct: Whole = Field(description="ids seen; those from 2^19 on count as one")
+    half: Whole | None = Field(description="fewest ids that carry half of K3 together")
     worst: list[TokenType] = Field(description="at most 20, the largest share of K3 first")
 
 
@@ -475,12 +477,12 @@ class LagEvidence(Model):
     """Evidence of policy lag about the cause; the points to draw are `by.policy_lag` and `charts.steps`."""
 
     in_sync: Estimate | None = Field(None, description="K3 at lag 0, nats")
-    in_sync_steps: list[int] = Field([], description="steps whose sequences all have lag 0, at most 20")
+    in_sync_steps: list[Whole] = Field([], description="steps whose sequences all have lag 0, at most 20")
     in_sync_share: float | None = Field(None, description="K3 at lag 0 over K3 of the dump")
     tokens_in_sync: float | None = Field(None, description="share of tokens with lag 0")
     ratio_by_lag: dict[str, float] = Field({}, description="lag → K3 of its first step over K3 at lag 0")
-    lag: int | None = Field(None, description="the lag that most steps have, if all of their sequences do")
-    steps: tuple[int, int] | None = Field(None, description="first and last step of that lag")
+    lag: Whole | None = Field(None, description="the lag that most steps have, if all of their sequences do")
+    steps: tuple[Whole, Whole] | None = Field(None, description="first and last step of that lag")
     start: Estimate | None = Field(None, description="K3 of the first such step, nats")
     end: Estimate | None = Field(None, description="K3 of the last such step, nats")
     growth: float | None = Field(None, description="`end` over `start`")
@@ -503,7 +505,7 @@ class Crossing(Model):
     metric: str
     band: str
     bound: float
-    step: int
+    step: Whole
 
 
 class Charts(Model):
@@ -536,7 +538,7 @@ class Example(Model):
     """One token that shows a cause."""
 
     sequence_id: str
-    position: int = Field(description="in the response, from 0, masked tokens counted")
+    position: Whole = Field(description="in the response, from 0, masked tokens counted")
     rollout_log_prob: float
     train_log_prob: float
 
@@ -548,7 +550,7 @@ class After(Model):
     k3: float
     mean_ratio: float
     ess_tokens: float
-    tokens: int
+    tokens: Whole
     approximate: bool = Field(False, description="whether the repair is only approximate")
 
 
@@ -562,8 +564,8 @@ class Cause(Model):
     violates: str = Field("", description="the identity or fact that the evidence contradicts")
     exact: bool = Field(False, description="whether the evidence is an exact count")
     where: str = Field("", description="the group affected, e.g. 'engine = 3'; empty: all")
-    tokens: int | None = Field(None, description="affected tokens of the sample")
-    sequences: int | None = Field(None, description="affected sequences of the sample")
+    tokens: Whole | None = Field(None, description="affected tokens of the sample")
+    sequences: Whole | None = Field(None, description="affected sequences of the sample")
     examples: list[Example] = []
     confirm: str = ""
     fix: str = ""
@@ -586,8 +588,8 @@ class Diagnosis(Model):
         description="share of the variance of min(r, 2) that tokens of one kind (a token id after another) "
         "have in common: 0 for noise of single tokens; null without token ids",
     )
-    sequences: int | None = Field(None, description="size of the sample that was examined, in sequences")
-    tokens: int | None = Field(None, description="size of the sample that was examined, in tokens")
+    sequences: Whole | None = Field(None, description="size of the sample that was examined, in sequences")
+    tokens: Whole | None = Field(None, description="size of the sample that was examined, in tokens")
 
 
 # ---------------------------------------------------------------- advice and verdicts
@@ -613,8 +615,8 @@ class Fired(Model):
 class AtLength(Model):
     """Sequence importance sampling on the first T tokens of every response that has as many."""
 
-    tokens: int = Field(description="T")
-    sequences: int = Field(description="responses with at least T tokens")
+    tokens: Whole = Field(description="T")
+    sequences: Whole = Field(description="responses with at least T tokens")
     ess_sequences: Number
     khat: Estimate | None = Field(None, description="k̂ of the same weights")
 
@@ -624,7 +626,7 @@ class Lengths(Model):
 
     longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
     curve: list[AtLength] = Field(description="at increasing T, up to the length that 50 responses reach")
-    median: int | None = Field(None, description="median length of a response, tokens, to 9%")
+    median: Whole | None = Field(None, description="median length of a response, tokens, to 9%")
     log_normal: float | None = Field(None, description="tokens up to which e^(−2·K3·T) is above 10%")
 
 
@@ -706,7 +708,7 @@ class GateVerdict(Model):
 class Subset(Model):
     """A subset of the tokens or of the sequences: its size and means."""
 
-    count: int
+    count: Whole
     share: Number
     length: Number
     reward: Number
@@ -719,9 +721,9 @@ class LostSequence(Model):
     """A sequence with tokens that one preset drops and the other keeps."""
 
     sequence_id: str
-    step: int | None = None
-    length: int
-    tokens: int = Field(description="number of such tokens")
+    step: Whole | None = None
+    length: Whole
+    tokens: Whole = Field(description="number of such tokens")
     log_ratio_sum: float
     reward: float | None = None
     fired: list[str] = Field([], description="the rules that dropped them")
@@ -767,9 +769,9 @@ class Pairing(Model):
     """Which groups (prompts) two runs share: those are resampled together."""
 
     by: Literal["group_id", "contents", "nothing"]
-    shared: int
-    only_a: int
-    only_b: int
+    shared: Whole
+    only_a: Whole
+    only_b: Whole
     exact: bool = True
     sentence: str
 
@@ -794,8 +796,8 @@ class Against(Model):
     pairing: Pairing
     correction: str = Field(description="how p-values were corrected for their number")
     level: float
-    tested: int
-    differing: int
+    tested: Whole
+    differing: Whole
     contrasts: list[Contrast] = Field(description="most important first")
     needs: dict[str, str] = Field({}, description="what cannot be compared → the columns that it needs")
     notes: list[str] = []
@@ -836,9 +838,9 @@ class SolvedWindow(Model):
     """The bounds that keep a requested share."""
 
     asked: float
-    kept: int = Field(description="units within the bounds")
-    of: int
-    ties: int = Field(0, description="further units with the last value kept, which no bound can separate")
+    kept: Whole = Field(description="units within the bounds")
+    of: Whole
+    ties: Whole = Field(0, description="further units with the last value kept, which no bound can separate")
     centre: Number | None = Field(None, description="E[log r], nats; none where only one side is bounded")
     centre_k1: Number | None = Field(None, description="−k1, the same over tokens")
     point: SweptPoint
@@ -861,6 +863,16 @@ class Sweep(Model):
     floor: list[NoiseFloor] = []
     remarks: list[str] = []
     window: SolvedWindow | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.points:
+            raise ValueError("there is no threshold")
+        if len(self.quartiles) not in (0, 4):
+            raise ValueError(f"{len(self.quartiles)} quartiles")
+        _equal({"quartiles": len(self.quartiles), "points[].quartiles": len(self.points[0].quartiles)})
+        _equal({f"points[{i}].quartiles": len(point.quartiles) for i, point in enumerate(self.points)})
+        return self
 
 
 # ---------------------------------------------------------------- the whole
@@ -894,7 +906,7 @@ class Summary(Model):
 
 
 class _Stamp(BaseModel):
-    format: int
+    format: Whole
 
 
 def load(path: Path) -> Summary:

@@ -203,7 +203,7 @@ def test_progress_is_for_terminals_and_can_be_silenced(dump):
 
     assert "rows/s" in on_a_terminal(*command)
     assert "rows/s" not in on_a_terminal(*command, "--quiet")
-    assert script(*command).stderr == ""
+    assert script(*command).stderr == script(*command, FORCE_COLOR="3").stderr == ""
 
 
 # ---------------------------------------------------------------- refusals

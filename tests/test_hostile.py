@@ -11,6 +11,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,17 @@ from offpol_diag.gate import judge, parse
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
 from offpol_diag.report.render.annotations import annotated
 from offpol_diag.report.render.terminal import draw, make_console, terminal
-from offpol_diag.summary import DumpFacts, Histogram, Location, Number, Place, loads
+from offpol_diag.summary import (
+    DumpFacts,
+    Histogram,
+    Lengths,
+    Location,
+    Number,
+    Place,
+    Sweep,
+    SweptPoint,
+    loads,
+)
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
 EVIL = "x\x1b[31m\x9b2J\x07\u202e\n::error::pwned\r\n  ::stop-commands::t\u2028##[error]y\udcff"
@@ -510,6 +521,22 @@ def test_a_page_is_drawn_of_places_with_odd_names() -> None:
 def test_a_histogram_has_an_edge_more_than_counts() -> None:
     with pytest.raises(ValueError, match="lists differ in length: edges less one 2, counts 3"):
         Histogram(title="t", unit="u", edges=[0, 1, 2], counts=[1, 2, 3])
+
+
+def test_numbers_beyond_64_bits_and_sweeps_without_thresholds_or_quartiles_are_refused():
+    with pytest.raises(ValueError, match="median"):
+        Lengths(longest=Number(), curve=[], median=10**400)
+    point = SweptPoint(threshold=1.0, bounds={}, metrics={})
+    sweep = partial(Sweep, preset="tis", which="", statistic="", unit="token")
+    assert sweep(points=[point]).points == [point]
+    for given, said in (
+        ({"points": []}, "no threshold"),
+        ({"points": [point], "quartiles": ["1", "2", "3"]}, "3 quartiles"),
+        ({"points": [point], "quartiles": ["1", "2", "3", "4"]}, "differ in length"),
+        ({"points": [point, point.model_copy(update={"quartiles": [{}] * 4})]}, "differ in length"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            sweep(**given)
 
 
 # ---------------------------------------------------------------- every refusal of the gate looks alike

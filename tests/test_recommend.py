@@ -408,6 +408,11 @@ def test_a_decision_is_said_in_the_trainers_own_syntax(change, lines):
     assert said.startswith("# trl cannot say verl_2026_01_rs_token_k1")
 
 
+def test_a_method_of_another_version_has_no_configuration():
+    theirs = recommend(given()).model_copy(update={"method": "of_tomorrow"})
+    assert (prescribed(theirs, "trl"), expressible("of_tomorrow", {}, "trl")) == (None, False)
+
+
 # ---------------------------------------------------------------- alerts
 
 

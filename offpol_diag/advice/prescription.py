@@ -14,25 +14,26 @@ from offpol_diag.trainers import config_for
 
 def expressible(name: str, settings: Mapping[str, str], trainer: str) -> bool:
     """Return whether a trainer can be configured for a preset with these settings."""
+    presets = catalogue.load()
     try:
-        config_for(tuned(catalogue.load()[name], settings), trainer)
+        return name in presets and bool(config_for(tuned(presets[name], settings), trainer))
     except ConfigError:
         return False
-    return True
 
 
 def prescribed(given: Recommendation, trainer: str, policy: Policy = "old") -> str | None:
     """Return the configuration to paste, or a comment if the trainer cannot express it, or None.
 
     Args:
-        given: a recommendation; the result is None if it names no method.
+        given: a recommendation; the result is None if it names no method of this version.
         trainer: the trainer's own name (`trainers.trainer_named`).
         policy: the train policy of the dump.
     """
     name = NOTHING.preset_name(policy) if given.decision == "no correction needed" else given.method
-    if name is None:
+    presets = catalogue.load()
+    if name is None or name not in presets:
         return None
     try:
-        return config_for(tuned(catalogue.load()[name], given.settings), trainer).text()
+        return config_for(tuned(presets[name], given.settings), trainer).text()
     except ConfigError as error:
         return f"# {error}\n"

@@ -243,7 +243,7 @@ def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or not (console.is_terminal and console.file.isatty()):  # FORCE_COLOR makes a log no terminal
         yield None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
