@@ -29,6 +29,7 @@ from offpol_diag.gate import judge, parse
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
 from offpol_diag.report.render.annotations import annotated
 from offpol_diag.report.render.terminal import draw, make_console, terminal
+from offpol_diag.report.sections.tokens import _response
 from offpol_diag.summary import (
     DumpFacts,
     Histogram,
@@ -36,8 +37,10 @@ from offpol_diag.summary import (
     Location,
     Number,
     Place,
+    Strip,
     Sweep,
     SweptPoint,
+    WorstSequence,
     loads,
 )
 
@@ -537,6 +540,16 @@ def test_numbers_beyond_64_bits_and_sweeps_without_thresholds_or_quartiles_are_r
     ):
         with pytest.raises(ValueError, match=said):
             sweep(**given)
+
+
+def test_a_token_is_drawn_whatever_its_log_probs():
+    logs = {name: [1e308] for name in ("log_ratios", "rollout_log_probs", "train_log_probs")}
+    strip = Strip(first=0, positions=[0], **logs)
+    worst = WorstSequence(
+        sequence_id="a", length=1, log_ratio_sum=0.0, k3_mean=0.0, max_abs_log_ratio=0.0, strip=strip
+    )
+    (token,) = _response(worst, {}).tokens
+    assert "π_rollout 1.01e+304" in token.remark
 
 
 # ---------------------------------------------------------------- every refusal of the gate looks alike

@@ -116,10 +116,9 @@ def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
         if place and strip.positions[place] != strip.positions[place - 1] + 1:
             gap = strip.positions[place] - strip.positions[place - 1] - 1
             found.append(Token(f"[{gap} masked]", "mk", ""))
-        probs = (math.exp(strip.rollout_log_probs[place]), math.exp(min(strip.train_log_probs[place], 700)))
+        q, p = (math.exp(min(logs[place], 700)) for logs in (strip.rollout_log_probs, strip.train_log_probs))
         look = shade(delta)
-        said = f"position {strip.positions[place]}: Δ {delta:+.3g}, "
-        said += f"π_rollout {probs[0]:.3g}, π_train {probs[1]:.3g}"
+        said = f"position {strip.positions[place]}: Δ {delta:+.3g}, π_rollout {q:.3g}, π_train {p:.3g}"
         found.append(Token(ids[place], look, said if look[1:] in ("3", "4") else ""))
     return Response(one.sequence_id, " · ".join(facts), tuple(found))
 
