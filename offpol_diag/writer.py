@@ -469,5 +469,5 @@ def _scalar_array(name: str, value: Any, rows: int) -> pa.Array:
         if name not in NUMBERS:
             items = [None if isinstance(v, float) and math.isnan(v) else v for v in items]
         return pa.array(items, SCALARS.get(name))
-    except (pa.ArrowException, ValueError) as slip:
+    except (pa.ArrowException, OverflowError, ValueError) as slip:
         raise ValueError(f"{name} is not one plain value per sequence: {slip}") from slip

@@ -341,6 +341,7 @@ def test_closing_twice_does_nothing(tmp_path: Path) -> None:
         ({"group_id": [1, 2]}, "group_id: 2 values for 3 sequences"),
         ({"engine": [1, "a", 2]}, "engine is not one plain value per sequence"),
         ({"policy_lag": ["a", "b", "c"]}, "policy_lag is not one plain value"),
+        ({"step": 10**30}, "step is not one plain value per sequence: Python int too large"),
     ],
 )
 def test_bad_input_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:

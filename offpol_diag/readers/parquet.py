@@ -13,7 +13,6 @@ import io
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, BinaryIO
@@ -102,18 +101,20 @@ def footer(path: Location) -> Footer:
             tuple(group.num_rows for group in groups),
             tuple(group.total_byte_size for group in groups),
             _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}")),
-            _small(groups),
+            _small(parquet),
         )
 
 
-def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
+def _small(parquet: pq.ParquetFile) -> frozenset[str]:
     """Return top-level columns without lists of at most `SMALL` bytes per row."""
-    rows = sum(group.num_rows for group in groups)
-    sizes = Counter[str]()
-    for group in groups:
-        for column in map(group.column, range(group.num_columns)):
-            sizes[column.path_in_schema] += column.total_uncompressed_size
-    return frozenset(name for name, size in sizes.items() if size <= SMALL * max(rows, 64))
+    paths = [parquet.schema.column(leaf).path for leaf in range(len(parquet.schema))]
+    groups, most = range(parquet.metadata.num_row_groups), SMALL * max(parquet.metadata.num_rows, 64)
+    return frozenset(
+        path
+        for leaf, path in enumerate(paths)
+        if path in parquet.schema_arrow.names
+        and sum(chunk_of(parquet, group, leaf).total_uncompressed_size for group in groups) <= most
+    )
 
 
 def _provenance(text: bytes) -> dict[str, object]:
@@ -181,8 +182,8 @@ def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int,
             try:
                 values = _checked(parquet, part, group, names)[names[0]]
                 size = max(1, tokens * rows // max(values, 1))
-                chunks = map(parquet.metadata.row_group(group).column, range(len(parquet.schema)))
-                sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in texts]
+                leaves = [i for i in range(len(parquet.schema)) if parquet.schema.column(i).path in texts]
+                sizes = [chunk_of(parquet, group, leaf).total_uncompressed_size for leaf in leaves]
                 size = max(1, min(size, TEXT_AT_ONCE * rows // max([1, *sizes])))
                 for table in parquet.iter_batches(size, row_groups=[group], columns=names):
                     if not part.path.store:
