@@ -106,15 +106,16 @@ def footer(path: Location) -> Footer:
 
 
 def _small(parquet: pq.ParquetFile) -> frozenset[str]:
-    """Return top-level columns without lists of at most `SMALL` bytes per row."""
-    paths = [parquet.schema.column(leaf).path for leaf in range(len(parquet.schema))]
+    """Return top-level columns without lists of at most `SMALL` bytes per row; none whose footer is damaged."""
     groups, most = range(parquet.metadata.num_row_groups), SMALL * max(parquet.metadata.num_rows, 64)
-    return frozenset(
-        path
-        for leaf, path in enumerate(paths)
-        if path in parquet.schema_arrow.names
-        and sum(chunk_of(parquet, group, leaf).total_uncompressed_size for group in groups) <= most
-    )
+    found = set()
+    for leaf in range(len(parquet.schema)):
+        path = parquet.schema.column(leaf).path
+        if path in parquet.schema_arrow.names:
+            with suppress(*READ_ERRORS):
+                if sum(chunk_of(parquet, at, leaf).total_uncompressed_size for at in groups) <= most:
+                    found.add(path)
+    return frozenset(found)
 
 
 def _provenance(text: bytes) -> dict[str, object]:
