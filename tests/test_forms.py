@@ -327,6 +327,14 @@ def test_a_mistake_in_a_file_of_arrays_is_one_error_with_a_hint(what: str, tmp_p
     unconvertible(tmp_path / "a.npz", says)
 
 
+def test_an_archive_of_an_unknown_compression_is_one_error_with_a_hint(tmp_path):
+    np.savez(tmp_path / "a.npz", logprobs=ONES)
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[data.rindex(b"PK\x01\x02") + 10] = 99
+    (tmp_path / "a.npz").write_bytes(data)
+    unconvertible(tmp_path / "a.npz", "compression method is not supported")
+
+
 @pytest.mark.parametrize("name", CUT)
 def test_a_file_that_is_cut_off_is_one_error_with_a_hint(name: str, rows: Table, tmp_path: Path) -> None:
     path = made(tmp_path / name, rows)

@@ -20,6 +20,8 @@ from offpol_diag.analyze import analyze
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import binary, open_dump, unpickle
 from offpol_diag.forms.detect import find
+from offpol_diag.forms.form import Row
+from offpol_diag.forms.trainers import _prompt
 from tests.factory import converted, unconvertible, write
 from tests.forms import pickled, written
 from tests.forms.written import Written, batch
@@ -496,3 +498,9 @@ MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], Path], str]] 
 def test_a_mistake_is_one_error_with_a_hint(name: str, tmp_path: Path) -> None:
     make, damage, says = MISTAKES[name]
     unconvertible(damage(make(tmp_path, batch())), says)
+
+
+def test_a_prompt_of_token_ids_beyond_64_bits_is_a_group_as_well():
+    tokens = {"token_ids": np.array([2.0**63, 3.0, 4.0]), "response_mask": np.array([0, 0, 1])}
+    named = _prompt(Row(tokens, {}, ""))
+    assert named != _prompt(Row(tokens | {"response_mask": np.array([0, 1, 1])}, {}, ""))

@@ -132,7 +132,7 @@ def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
             hint = "write it with np.savez, without objects"
             raise DumpError(f"{path}: no archive of plain arrays ({error})", hint) from error
         for where, record in sequences(arrays, path):

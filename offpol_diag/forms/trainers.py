@@ -86,7 +86,8 @@ def _prompt(row: Row) -> dict[str, str]:
     if role.TOKEN_IDS not in row.tokens or role.MASK not in row.tokens or not row.tokens[role.MASK].any():
         return {}
     prompt = row.tokens[role.TOKEN_IDS][: int(row.tokens[role.MASK].argmax())]
-    return {role.GROUP: _named(prompt.astype(np.int64))}
+    with np.errstate(invalid="ignore"):  # an id beyond 64 bits names a group as well
+        return {role.GROUP: _named(prompt.astype(np.int64))}
 
 
 def _sampled(rollout: Array, train: Array | None) -> Array:

@@ -106,7 +106,7 @@ def footer(path: Location) -> Footer:
 
 
 def _small(parquet: pq.ParquetFile) -> frozenset[str]:
-    """Return top-level columns without lists of at most `SMALL` bytes per row; none whose footer is damaged."""
+    """Return top-level columns without lists of at most `SMALL` bytes per row, unless damaged."""
     groups, most = range(parquet.metadata.num_row_groups), SMALL * max(parquet.metadata.num_rows, 64)
     found = set()
     for leaf in range(len(parquet.schema)):
