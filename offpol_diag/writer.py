@@ -101,6 +101,10 @@ class DumpWriter:
             self.path = self.path.with_name(f"{self.path.stem}-rank{rank:05}{self.path.suffix}")
         if not self.path.parent.is_dir():
             raise ValueError(f"{self.path}: its directory does not exist; make it first")
+        if (
+            self.path.exists() and not self.path.is_file()
+        ):  # a device would be replaced, /dev/null by root even
+            raise ValueError(f"{self.path}: a directory or a device, no file; choose another name")
         self._temporary = beside(self.path.resolve())
         self._metadata = {METADATA_KEY: _stamped(given, provenance or {})}
         self._row_group_tokens = row_group_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError, OffpolError
@@ -468,3 +470,19 @@ def test_a_file_that_is_joined_is_not_overwritten(rows: Table, tmp_path: Path) -
     call = ["convert", str(first), "--join", f"{second}:old_log_probs", "--to", str(second)]
     result = CliRunner().invoke(app, call)
     assert (result.exit_code, "is what is read" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
+def test_a_dump_replaces_no_directory_and_no_device(rows, tmp_path, kind):
+    """A pipe stands for /dev/null, which a rename by root would make a file."""
+    source, target = to_npz(tmp_path / "a.npz", rows), tmp_path / "there"
+    os.mkfifo(target) if kind == "pipe" else target.mkdir()
+    result = CliRunner().invoke(app, ["convert", str(source), "--to", str(target)])
+    assert (result.exit_code, "directory" in result.stderr) == (2, True)
+    with pytest.raises(ValueError, match="a directory or a device, no file"):
+        DumpWriter(target)
+    assert (target.is_fifo(), target.is_dir(), len([*tmp_path.iterdir()])) == (
+        kind == "pipe",
+        kind != "pipe",
+        2,
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from offpol_diag.errors import DumpError
+from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import align, join
 from offpol_diag.forms.detect import Found, find
 from offpol_diag.forms.form import Alignment, Row
@@ -85,6 +85,8 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
     what = f"{form.trainer} ({form.name})" if form.trainer else form.name
     if form.guess and not found.named:
         what += " by the names of its columns (--form says otherwise)"
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
     made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
     try:
         with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
