@@ -202,7 +202,7 @@ def _write_columns(columns: Mapping[str, Any], file: Path) -> None:
 
     ours = {column: role for role, column in assigned(list(columns), {}, "dict").items()}
     try:
-        with DumpWriter(file, dtype="float64") as out:
+        with DumpWriter(file, dtype="float64", journal=False) as out:
             out.write(**{ours.get(name, name): values for name, values in columns.items()})
     except (TypeError, ValueError) as slip:
         hint = "give padded tensors [S, L] with a response_mask, or one list per sequence"

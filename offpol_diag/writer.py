@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
 import math
 import os
 import re
 import secrets
 import stat
+import struct
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -21,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from offpol_diag.wholefiles import beside
+from offpol_diag.wholefiles import beside, put, sync, sync_directory
 
 Array = npt.NDArray[Any]
 
@@ -30,10 +35,16 @@ JOURNAL = ".journal"
 FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 FLOAT_TOKENS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy")
 INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32()}
-# Fixed, so that a first batch of whole rewards does not make every later batch integers.
 NUMBERS = ("rewards", "advantages")
 """Columns whose values are numbers; in all others with a value per sequence a NaN is a null."""
-SCALARS = {"rewards": pa.float64(), "step": pa.int64(), "policy_lag": pa.int64()}
+# Fixed, so that a first batch of whole rewards does not make every later batch integers.
+SCALARS = dict.fromkeys(NUMBERS, pa.float64()) | dict.fromkeys(("step", "policy_lag"), pa.int64())
+LOG = logging.getLogger("offpol_diag")
+MARK = b"ODJ1"
+FRAME = struct.Struct("<4sIQ")
+"""What precedes a batch in a journal: `MARK`, the checksum of `_checksum`, the bytes of the batch."""
+OLD_JOURNAL = b"\xff\xff\xff\xff"
+"""How a journal without frames begins: an Arrow IPC stream."""
 
 
 class Ragged(NamedTuple):
@@ -47,12 +58,13 @@ class DumpWriter:
     """Writes a dump: one row per sequence, ragged lists over response tokens.
 
     A context manager, which threads may share. The file appears under its name only when the block ends well;
-    an exception leaves nothing behind. Until then every batch is also appended to a hidden journal beside it
-    (an Arrow IPC stream, which needs no footer): if the process is killed, `recover` makes the dump of it.
-    Values are stored as given: a NaN or a positive log-prob is for the reader to judge.
+    an exception leaves nothing behind. Until then every batch is also appended to a hidden journal beside it:
+    if the process is killed, or the disk is full, `recover` makes the dump of it.
+    Values are stored as given: a NaN or a positive log-prob is for the reader to judge. What cannot be stored
+    as given is refused.
 
     Args:
-        path: The Parquet file to make.
+        path: The Parquet file to make; so is its directory, where there is none.
         provenance: What else a reader of the numbers should know (model, commit, cluster, ...); anything JSON
             can hold. `versions` is added: those installed of vllm, sglang, verl, trl and torch.
         row_group_tokens: Tokens per row group: what a reader holds in memory at once.
@@ -66,7 +78,8 @@ class DumpWriter:
             top-p and top-k).
         rank: Of the process that writes: `step_1.parquet` of rank 3 is `step_1-rank00003.parquet`. The
             directory, or the glob `step_1-rank*.parquet`, is then the dump.
-        journal: Whether to keep the journal. Without it a kill loses all.
+        journal: Whether to keep the journal. Without it a kill loses all, and a column or type that the first
+            row groups lack is refused.
 
     Attributes:
         path: The file, with its rank.
@@ -99,25 +112,31 @@ class DumpWriter:
         self.path = Path(path)
         if rank is not None:
             self.path = self.path.with_name(f"{self.path.stem}-rank{rank:05}{self.path.suffix}")
-        if not self.path.parent.is_dir():
-            raise ValueError(f"{self.path}: its directory does not exist; make it first")
         if (
             self.path.exists() and not self.path.is_file()
         ):  # a device would be replaced, /dev/null by root even
             raise ValueError(f"{self.path}: a directory or a device, no file; choose another name")
-        self._temporary = beside(self.path.resolve())
         self._metadata = {METADATA_KEY: _stamped(given, provenance or {})}
+        self._target = self.path.resolve()  # now: the process may change its directory
+        try:
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ValueError(f"{self.path}: its directory is a file; choose another name") from error
+        # random, as numbers of processes come again, and a process may write a file twice
+        self._temporary = beside(self._target).with_suffix(f".{secrets.token_hex(4)}.tmp")
         self._row_group_tokens = row_group_tokens
         self._dtype = dtype
         self._batches = 0
         self._schema: pa.Schema | None = None
+        self._negative: set[str] = set()  # integer columns that had a value below 0
         self._pending: pa.Table | None = None
-        self._file: pq.ParquetWriter | None = None
-        # random, as numbers of processes come again
-        name = self._temporary.with_suffix(f".{secrets.token_hex(4)}{JOURNAL}")
-        self._journal = Journal(name) if journal else None
-        self._closed = False
+        self._output: Output | None = None
+        self._journal = Journal(self._temporary.with_suffix(JOURNAL)) if journal else None
+        self._again = False  # what was written as Parquet is of no use: only the journal has all batches
+        self._full = False  # the last batch found no room
+        self._closing = self._closed = False
         self._lock = threading.RLock()
+        self._process = os.getpid()
 
     def write(
         self,
@@ -140,7 +159,8 @@ class DumpWriter:
 
         A token column is a padded tensor or array [S, L], or a list of S one-dimensional arrays (ragged).
         Padded columns need a padded `response_mask`: in each row the zeros after its last 1 are padding and
-        are trimmed; zeros before it stay. Every other column is one value per sequence, or one for all.
+        are trimmed; zeros before it stay. Every other column is one value per sequence, or one for all;
+        of these, names and `scalar_columns` may be left out of some batches, whose rows then have nulls.
 
         Args:
             rollout_log_probs: log π of each sampled token under the policy that sampled it, nats.
@@ -158,59 +178,113 @@ class DumpWriter:
             **scalar_columns: Anything else with one value per sequence, for reports to group by.
 
         Raises:
-            ValueError: A required column is missing, or columns disagree with each other or with those of
-                the first batch. The batch is then not written.
+            ValueError: A required column is missing, columns disagree with each other or with those of the
+                batches before, or a value cannot be stored as given. The batch is then not written.
+            OSError: The disk is full. The batch is then not written, and may be given again.
         """
         columns = {**locals(), **scalar_columns}  # the parameters bear the columns' names
         del columns["self"], columns["scalar_columns"]
+        self._check_process()
         with self._lock:
+            if self._closing and not self._closed:
+                raise ValueError(f"{self.path}: close() has failed; call it again, and open a new DumpWriter")
             if self._closed:
                 raise ValueError(f"{self.path} is closed; open a new DumpWriter")
             try:
                 table = _table({k: v for k, v in columns.items() if v is not None}, self._dtype, self._schema)
-            except (TypeError, ValueError) as slip:
+                table = _conformed(table, self._schema, self._negative)
+            except (TypeError, ValueError, OverflowError, pa.ArrowException) as slip:
                 raise ValueError(f"batch {self._batches}: {slip}") from slip
-            self._batches += 1
             if table.num_rows:
-                self._schema = table.schema
-                if self._journal is not None:
-                    self._journal.append(table.replace_schema_metadata(self._metadata))
-                self._pending = table if self._pending is None else pa.concat_tables([self._pending, table])
-                self._flush(self._row_group_tokens)
+                self._accept(table)
+            self._batches += 1
 
     def close(self) -> None:
-        """Write what is pending and give the file its name. Closing twice does nothing."""
+        """Write what is pending and give the file its name. Closing twice does nothing.
+
+        Raises:
+            ValueError: No sequence was written.
+            OSError: The disk is full, for one. Nothing is lost: make room and close again, or, with a
+                journal, `recover` the dump to another disk.
+        """
+        self._check_process()
         with self._lock:
             if self._closed:
                 return
-            if self._pending is None:
+            if self._schema is None:
                 raise ValueError(f"{self.path}: no sequence was written; call write() before closing")
+            self._closing = True
             try:
-                self._flush(0)
-                self._output().close()
-                target = self.path.resolve()
-                with contextlib.suppress(FileNotFoundError):
-                    self._temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-                self._temporary.replace(target)
-            finally:
-                self.discard()
+                self._finish()
+            except BaseException as failure:
+                self._keep_journal(failure)
+                raise
+            self.discard()
 
     def discard(self) -> None:
         """Close, and remove what is unfinished."""
+        self._check_process()
         with self._lock:
             self._closed = True
-            if self._file is not None:
-                with contextlib.suppress(OSError):  # where the disk is full
-                    self._file.close()  # a second time does nothing
-                self._temporary.unlink(missing_ok=True)
+            if self._output is not None:
+                self._output.remove()
             if self._journal is not None:
                 self._journal.remove()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close() if kind is None else self.discard()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None:
+            self.close()
+        elif os.getpid() != self._process:  # a fork leaves the block, and the file is its parent's
+            return
+        elif self._full and self._journal is not None:
+            with self._lock:
+                self._closing = self._closed = True
+                self._keep_journal(error)
+        else:
+            self.discard()
+
+    def _lost(self) -> str:
+        return f"{self.path}: a write was interrupted, and there is no journal; write all again"
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ValueError(
+                f"{self.path}: another process opened it; open a DumpWriter in each, with a rank"
+            )
+
+    def _accept(self, table: pa.Table) -> None:
+        """Keep a batch: once it is in the journal, no failure of the Parquet file loses it."""
+        grown = self._schema is not None and table.schema != self._schema
+        if self._again and self._journal is None:
+            raise ValueError(self._lost())
+        if grown and self._journal is None and self._output is not None:
+            odd = set(table.schema) ^ set(self._schema or ())
+            names = ", ".join(sorted({field.name for field in odd}))
+            raise ValueError(
+                f"batch {self._batches}: {names}: row groups that are in the file already do not have it so; "
+                "pass the columns of the first batch every time, or keep the journal"
+            )
+        self._full = False
+        try:
+            if self._journal is not None:
+                self._journal.append(table.replace_schema_metadata(self._metadata))
+            elif self._output is not None:
+                self._output.drain()
+        except OSError as failure:
+            self._full = True
+            failure.add_note(f"batch {self._batches} is not written to {self.path}; those before it are kept")
+            raise
+        self._schema = table.schema
+        self._negative |= _negative(table)
+        if grown and self._output is not None:
+            self._start_again()
+        if not self._again:
+            tables = [table] if self._pending is None else [_widened(self._pending, table.schema), table]
+            self._pending = pa.concat_tables(tables)
+            self._flush(self._row_group_tokens)
 
     def _flush(self, at_least: int) -> None:
         """Write row groups while the pending rows hold at least that many tokens; 0 writes all."""
@@ -219,47 +293,252 @@ class DumpWriter:
             if ends[-1] < at_least:
                 return
             rows = int(np.searchsorted(ends, self._row_group_tokens)) + 1
-            self._output().write_table(self._pending.slice(0, rows), row_group_size=rows)
+            if self._output is None:
+                self._output = Output(self._temporary, self._pending.schema.with_metadata(self._metadata))
+            self._again = True  # should this be interrupted
+            self._output.add(self._pending.slice(0, rows))
             self._pending = self._pending.slice(rows)
+            self._again = False
+            try:
+                self._output.drain()
+            except OSError:  # it keeps what found no room; the journal has that as well, and needs the room
+                if self._journal is not None:
+                    self._start_again()
 
-    def _output(self) -> pq.ParquetWriter:
-        if self._file is None and self._schema is not None:
-            schema = self._schema.with_metadata(self._metadata)
-            self._file = _parquet(self._temporary, schema)
-        return self._file
+    def _start_again(self) -> None:
+        """Remove what was written as Parquet; `close` makes it of the journal."""
+        self._again, self._pending = True, None
+        if self._output is not None:
+            with contextlib.suppress(OSError):
+                self._output.remove()
+            self._output = None
+
+    def _finish(self) -> None:
+        """Complete the Parquet file, and give it its name."""
+        if self._journal is not None:
+            self._journal.lock()
+        if not self._again:
+            self._flush(0)
+        if self._again:
+            self._output = self._rewritten()
+        if self._output is None:
+            raise AssertionError("a row group is written by now")
+        self._output.finish(durable=self._journal is not None)
+        if not self._output.is_at(self._target):  # where it is after a close() that was interrupted
+            with contextlib.suppress(FileNotFoundError):
+                self._temporary.chmod(stat.S_IMODE(self._target.stat().st_mode))
+            self._temporary.replace(self._target)
+        if self._journal is not None:
+            sync_directory(self._target.parent)
+
+    def _rewritten(self) -> Output:
+        """Write the Parquet file anew, from the journal."""
+        if self._journal is None:
+            raise ValueError(self._lost())
+        with self._journal.path.open("rb") as file:
+            whole = _whole(file)
+            if whole is None or whole.end < self._journal.end:
+                raise ValueError(f"{self._journal.path}: damaged; recover gives the batches before that")
+            return _rewrite(file, whole, self._temporary)
+
+    def _keep_journal(self, failure: BaseException | None) -> None:
+        """Remove what was written as Parquet, and leave the journal to the next `close`, or to `recover`."""
+        if self._journal is None or not self._journal.end:
+            return
+        self._start_again()
+        self._journal.release()
+        if failure is not None and self._journal.path.exists():
+            failure.add_note(
+                f"{self._journal.path} holds what was written: make room, and call close() again, or run "
+                f"offpol-diag recover {self.path}"
+            )
 
 
-class Journal:
-    """An Arrow IPC stream of the batches written so far, locked while its writer lives."""
+class Output:
+    """A Parquet file in the making. What its disk has no room for is kept, and written later.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: BinaryIO | None = None
-        self._stream: Any = None
+    So Arrow, which leaves a damaged file after an error, never sees one.
+    """
 
-    def append(self, table: pa.Table) -> None:
-        """Append a batch, and hand it to the operating system, where it survives this process."""
-        if self._file is None:
-            self._file = self.path.open("wb")
-            _locked(self._file)
-            self._stream = pa.ipc.new_stream(self._file, table.schema)
-        self._stream.write_table(table)
-        self._file.flush()
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._sink = Sink(path)
+        options = {"compression": "zstd", "compression_level": 1, "write_batch_size": 1 << 16}
+        self._parquet = pq.ParquetWriter(self._sink, schema, **options, **_encodings(schema))
+
+    def add(self, table: pa.Table) -> None:
+        """Encode a row group."""
+        self._parquet.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def drain(self) -> None:
+        """Write what is encoded.
+
+        Raises:
+            OSError: There is no room for it; it may be tried again.
+        """
+        self._sink.drain()
+
+    def finish(self, durable: bool) -> None:
+        """Write the footer, wait until all is on disk if asked to, and close; a second time does nothing."""
+        self._parquet.close()
+        self._sink.finish(durable)
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether the finished file bears that name."""
+        try:
+            return self._sink.made is not None and os.path.samestat(self._sink.made, path.stat())
+        except FileNotFoundError:
+            return False
 
     def remove(self) -> None:
-        """Close and remove the file."""
+        """Close the file, and remove it unless it has been renamed."""
+        self._parquet.is_open = False  # or Arrow would write a footer
+        self._sink.release()
+        self._sink.path.unlink(missing_ok=True)
+
+
+class Sink(io.RawIOBase):
+    """A file that keeps what it is given in memory until `drain`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.made: os.stat_result | None = None
+        """What the file was when it was finished."""
+        self._file: io.FileIO | None = None
+        self._held: list[bytes] = []
+        self._end = 0
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Keep a copy of some bytes."""
+        self._held.append(bytes(data))
+        return len(self._held[-1])
+
+    def drain(self) -> None:
+        """Write what is kept; what finds no room stays, and goes to the same place the next time."""
+        if self._held and self._file is None:
+            self._file = self.path.open("wb", buffering=0)
+        while self._held and self._file is not None:
+            self._end = put(self._file, self._end, self._held[0])
+            del self._held[0]
+
+    def finish(self, durable: bool) -> None:
+        """Write all, wait until it is on disk if asked to, and close the file."""
+        self.drain()
+        if self._file is not None and not self._file.closed:
+            if durable:
+                sync(self._file.fileno())
+            self.made = os.fstat(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+    def release(self) -> None:
+        """Close the file, and forget what is kept."""
+        self._held = []
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
+            self._file = None
+
+
+class Journal:
+    """The batches written so far, each an Arrow IPC stream after a `FRAME`; locked while its writer lives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.end = 0
+        """Bytes of the batches that are written whole."""
+        self._batches = 0
+        self._file: io.FileIO | None = None
+        OPEN.add(self)
+
+    def append(self, table: pa.Table) -> None:
+        """Append a batch, and hand it to the operating system, where it survives this process.
+
+        Raises:
+            OSError: There is no room; the journal is as before.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        batch = sink.getvalue()
+        frame = FRAME.pack(MARK, _checksum(self._batches, batch), batch.size)
+        try:
+            if self._file is None:
+                self._file = self.path.open("xb", buffering=0)
+                _locked(self._file)
+            self._file.truncate(self.end)  # after a write that was interrupted
+            end = put(self._file, self.end, frame, batch)
+        except OSError as failure:
+            failure.filename = failure.filename or str(self.path)
+            with contextlib.suppress(OSError):
+                self._file.truncate(self.end) if self.end and self._file is not None else self.remove()
+            raise
+        self.end, self._batches = end, self._batches + 1
+
+    def lock(self) -> None:
+        """Lock it again after `release`.
+
+        Raises:
+            ValueError: Meanwhile it was recovered, or is just being.
+        """
+        if self._file is not None:
+            return
+        try:
+            self._file = self.path.open("r+b", buffering=0)
+        except FileNotFoundError as error:
+            raise ValueError(f"{self.path} is gone: recovered or removed; nothing is left to do") from error
+        if not _locked(self._file):
+            self.release()
+            raise ValueError(f"{self.path}: another process recovers it; nothing is left to do")
+
+    def release(self) -> None:
+        """Close the file, which unlocks it."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def remove(self) -> None:
+        """Close and remove the file."""
+        made = self._file is not None or self.end
+        self.release()
+        if made:
             self.path.unlink(missing_ok=True)
 
 
-def recover(path: str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Path:
-    """Make the dump that a killed `DumpWriter` did not finish: every batch that it had been given, once.
+OPEN: weakref.WeakSet[Journal] = weakref.WeakSet()
+"""The journals of this process."""
+
+
+def _unlock_in_child() -> None:
+    """Close the journals in a forked process: as long as it had them open, they would stay locked."""
+    for journal in list(OPEN):
+        journal.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
+
+
+def recover(
+    path: str | os.PathLike[str],
+    to: str | os.PathLike[str] | None = None,
+    *,
+    warn: Callable[[str], object] = LOG.warning,
+) -> Path:
+    """Make the dump that a `DumpWriter` did not finish: every batch that it had been given, once.
+
+    Of a damaged journal the dump has the batches before the damage; then the journal stays, and a warning
+    says so.
 
     Args:
         path: The dump as it was to be called, or the journal beside it (`.NAME.….journal`).
         to: Another name for the dump, needed for a journal given by its own name.
+        warn: What is called with a warning.
 
     Returns:
         The file that was made. The journal and the unfinished file are then gone.
@@ -289,39 +568,95 @@ def recover(path: str | os.PathLike[str], to: str | os.PathLike[str] | None = No
     with found.open("rb") as file:
         if not _locked(file):
             raise ValueError(f"{found}: its writer is still at work; wait for it, or stop it first")
-        temporary = beside(target.resolve())
         try:
-            _rewrite(file, found, temporary)
+            whole, size = _whole(file), file.seek(0, os.SEEK_END)
+            file.seek(0)
+            begin = file.read(len(OLD_JOURNAL))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(found)) from error
+        if whole is None and begin == OLD_JOURNAL:
+            raise ValueError(f"{found}: an earlier version made it; recover it with that version")
+        if whole is None:
+            raise ValueError(
+                f"{found}: it holds no whole batch; its writer was killed before the first, or it is damaged"
+            )
+        if whole.end == size:  # the unfinished file holds nothing else, and may be what fills the disk
+            found.with_suffix(".tmp").unlink(missing_ok=True)
+        temporary = beside(target.resolve())
+        output = _rewrite(file, whole, temporary)
+        try:
+            output.finish(durable=True)
             temporary.replace(target.resolve())
+            sync_directory(target.resolve().parent)
         finally:
-            temporary.unlink(missing_ok=True)
-    found.with_suffix("").with_suffix(".tmp").unlink(missing_ok=True)
-    found.unlink()
+            output.remove()
+    if whole.end < size:
+        has = f"{target} has the {whole.batches} batches before that; the journal stays"
+        warn(f"{found}: cut off or damaged at byte {whole.end} of {size}: {has}")
+        return target
+    try:
+        found.unlink()
+    except OSError as error:
+        warn(f"{found}: cannot be removed ({error.strerror}); all that it holds is in {target}")
     return target
 
 
-def _rewrite(file: BinaryIO, name: Path, temporary: Path) -> None:
-    """Write the whole batches of a journal as Parquet; a last one may be torn."""
+class Whole(NamedTuple):
+    """The batches of a journal that are whole: how many, where they end, and the types of all of them."""
+
+    batches: int
+    end: int
+    schema: pa.Schema
+
+
+def _checksum(number: int, batch: Any) -> int:
+    """Return the checksum of a batch, its number in the journal and its length."""
+    return zlib.crc32(batch, zlib.crc32(struct.pack("<QQ", number, len(memoryview(batch)))))
+
+
+def _frames(file: BinaryIO) -> Iterator[tuple[pa.Table, int]]:
+    """Yield the batches of a journal, and where each ends, up to the first that is damaged or cut off."""
+    size, end, number = file.seek(0, os.SEEK_END), 0, 0
+    while size - end >= FRAME.size:
+        file.seek(end)
+        mark, checksum, length = FRAME.unpack(file.read(FRAME.size))
+        if mark != MARK or length > size - end - FRAME.size:
+            return
+        batch = file.read(length)
+        if len(batch) != length or _checksum(number, batch) != checksum:  # Arrow may abort on such bytes
+            return
+        end, number = end + FRAME.size + length, number + 1
+        yield pa.ipc.open_stream(pa.py_buffer(batch)).read_all(), end
+
+
+def _whole(file: BinaryIO) -> Whole | None:
+    """Find out which batches of a journal are whole; None if none is."""
+    found = None
+    for number, (table, end) in enumerate(_frames(file), 1):
+        found = Whole(number, end, table.schema)  # a later batch has all columns and the wider types
+    return found
+
+
+def _rewrite(file: BinaryIO, whole: Whole, path: Path) -> Output:
+    """Write the whole batches of a journal as Parquet, without the footer."""
+    output = Output(path, whole.schema)
     try:
-        stream = pa.ipc.open_stream(file)
-        first = stream.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration) as torn:
-        raise ValueError(f"{name}: it holds no whole batch; its writer was killed before the first") from torn
-    pending, tokens, more = [first], 0, True
-    with _parquet(temporary, first.schema) as output:
-        while more:
-            try:
-                pending.append(stream.read_next_batch())
-            except (pa.ArrowException, OSError, StopIteration):
-                more = False
-            tokens = sum(len(batch["rollout_log_probs"].flatten()) for batch in pending)
-            if not more or tokens >= 1_000_000:
-                table = pa.Table.from_batches(pending)
-                output.write_table(table, row_group_size=max(1, table.num_rows))
-                pending = []
+        pending: list[pa.Table] = []
+        tokens = 0
+        for table, end in _frames(file):
+            pending.append(_widened(table, whole.schema))
+            tokens += len(table["rollout_log_probs"].combine_chunks().flatten())
+            if end == whole.end or tokens >= 1_000_000:
+                output.add(pa.concat_tables(pending))
+                output.drain()
+                pending, tokens = [], 0
+    except BaseException:
+        output.remove()
+        raise
+    return output
 
 
-def _locked(file: BinaryIO) -> bool:
+def _locked(file: BinaryIO | io.FileIO) -> bool:
     """Lock a file as long as it is open; False if another process has it, True where there are no locks."""
     try:
         import fcntl
@@ -332,11 +667,6 @@ def _locked(file: BinaryIO) -> bool:
     except (ImportError, OSError):  # a system, or a file system, without locks
         pass
     return True
-
-
-def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    options = {"compression": "zstd", "compression_level": 1, "write_batch_size": 1 << 16}
-    return pq.ParquetWriter(path, schema, **options, **_encodings(schema))
 
 
 def _stamped(given: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
@@ -365,22 +695,66 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> pa.Table:
-    """Convert one batch to a table [S rows], with the types of `schema` if given."""
+    """Convert one batch to a table [S rows]."""
     _require(columns, schema)
     mask = columns.get("response_mask")
     keep = None  # [S, L] bool: true up to the last 1 of each row
     if _is_padded(mask):
-        keep = np.logical_or.accumulate((_numpy(mask) != 0)[:, ::-1], axis=1)[:, ::-1]
-    tokens = {k: _ragged(k, v, keep) for k, v in columns.items() if _is_per_token(k, v)}
+        keep = np.logical_or.accumulate((_numbers("response_mask", mask, "int8") != 0)[:, ::-1], axis=1)[
+            :, ::-1
+        ]
+    tokens = {k: _ragged(k, v, keep, dtype) for k, v in columns.items() if _is_per_token(k, v)}
     _agree(tokens)
     rows = len(tokens["rollout_log_probs"].lengths)
     arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
     arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in tokens}
-    table = pa.table(arrays)
-    try:  # to the types of the first batch, without loss
-        return table if schema is None else table.select(schema.names).cast(schema)
-    except pa.ArrowInvalid as slip:
+    return pa.table(arrays)
+
+
+def _conformed(table: pa.Table, schema: pa.Schema | None, negative: set[str]) -> pa.Table:
+    """Give a batch the columns and types of those before it, without loss, or wider ones that suit all."""
+    if schema is None:
+        return table
+    wider = schema
+    for field in table.schema:
+        i = schema.get_field_index(field.name)
+        if i < 0:
+            wider = wider.append(field)
+        elif schema.types[i] != field.type:
+            unsigned = schema.types[i] == pa.int64() and field.name not in negative
+            wider = wider.set(i, pa.field(field.name, _wider(schema.field(i), field.type, unsigned)))
+    try:
+        return _widened(table, wider)
+    except pa.ArrowException as slip:
         raise ValueError(f"its types differ from those of the first batch: {slip}") from slip
+
+
+def _wider(field: pa.Field, new: pa.DataType, unsigned: bool) -> pa.DataType:
+    """Return the type that holds what a column has had so far and what it has now.
+
+    Arrow also casts between text and numbers, which would change values without a word.
+    """
+    old = field.type
+    if pa.types.is_null(old) or (unsigned and new == pa.uint64()):
+        return new
+    numbers = all(pa.types.is_integer(one) or pa.types.is_floating(one) for one in (old, new))
+    if not numbers and not pa.types.is_null(new):
+        raise ValueError(f"its types differ from those of the first batch: {field.name} is {new}, was {old}")
+    return old
+
+
+def _widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast a batch to wider types, with nulls for columns that it lacks."""
+    for field in schema:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(schema.names).cast(schema)
+
+
+def _negative(table: pa.Table) -> set[str]:
+    """Return the columns of signed integers that have a value below 0."""
+    signed = [name for name in table.column_names if table.schema.field(name).type == pa.int64()]
+    return {name for name in signed if (pc.min(table[name]).as_py() or 0) < 0}
 
 
 def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
@@ -388,9 +762,11 @@ def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
         raise ValueError("rollout_log_probs is missing; pass the log-probs of the engine that sampled")
     if not columns.keys() & {"old_log_probs", "current_log_probs"}:
         raise ValueError("old_log_probs and current_log_probs are both missing; pass at least one of them")
-    if schema is not None and columns.keys() != set(schema.names):
-        odd = ", ".join(sorted(columns.keys() ^ set(schema.names)))
-        raise ValueError(f"{odd}: not in every batch; pass the columns of the first batch every time")
+    if schema is not None:
+        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS}
+        if odd := (columns.keys() ^ set(schema.names)) & needed:
+            names = ", ".join(sorted(odd))
+            raise ValueError(f"{names}: not in every batch; pass the columns of the first batch every time")
 
 
 def _is_padded(value: Any) -> bool:
@@ -401,13 +777,25 @@ def _is_per_token(name: str, value: Any) -> bool:
     """Return whether a column is per token; advantages can be per sequence or per token."""
     if name != "advantages":
         return name in FLOAT_TOKENS or name in INT_TOKENS
-    first = value[0] if isinstance(value, Sequence) and value else 0.0
-    return _is_padded(value) or _numpy(first).ndim == 1
+    rows = isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.dtype.kind == "O")
+    first = next(iter(value), 0.0) if rows else 0.0
+    return _is_padded(value) or (not isinstance(first, str) and _numpy(first).ndim == 1)
 
 
 def _numpy(value: Any) -> Array:
-    """Convert a tensor on any device, or an array-like, to a NumPy array."""
+    """Convert a tensor on any device, or an array-like, to a NumPy array.
+
+    Raises:
+        ValueError: It holds masked values, which would count as any other.
+    """
+    if isinstance(value, list | tuple) and not {*map(type, value)} <= {int, float}:
+        value = [_item(one) for one in value]
+        if any(isinstance(one, bool) for one in value) and not all(isinstance(one, bool) for one in value):
+            return np.array(value, object)  # NumPy would make True 1.0
     if not hasattr(value, "detach"):
+        absent = getattr(value, "null_count", 0)  # of Arrow and Polars, which make it NaN
+        if np.ma.is_masked(value) or (absent() if callable(absent) else absent):
+            raise ValueError("masked or null values; pass their data, and 0 for them in response_mask")
         return np.asarray(value)
     value = value.detach().to("cpu")
     try:
@@ -416,23 +804,52 @@ def _numpy(value: Any) -> Array:
         return np.asarray(value.float().numpy())
 
 
-def _ragged(name: str, value: Any, keep: Array | None) -> Ragged:
-    if _is_padded(value):
+def _item(value: Any) -> Any:
+    """Return the Python number of a tensor or array without dimensions, and anything else as it is."""
+    if np.ma.is_masked(value):
+        return None
+    return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
+
+
+def _numbers(name: str, value: Any, kind: str, row: int | None = None) -> Array:
+    """Convert to an array of numbers, and refuse what NumPy would make a number of, such as text and None."""
+    where = name if row is None else f"{name}, sequence {row},"
+    try:
         values = _numpy(value)
+    except ValueError as slip:
+        raise ValueError(f"{where} cannot be stored as {kind}: {slip}") from slip
+    if values.dtype.kind in ("fiub" if name == "response_mask" else "fiu"):
+        return values
+    odd = "text" if values.dtype.kind in "US" else values.dtype.name
+    if values.dtype == object:
+        kinds = {type(one) for one in values.flat} - {float}
+        odd = " and ".join(sorted("None" if kind is type(None) else kind.__name__ for kind in kinds))
+        odd = "integers beyond 64 bits" if kinds == {int} else odd
+    hint = "pass a number for every token, also where response_mask is 0"
+    raise ValueError(f"{where} cannot be stored as {kind}: it holds {odd}; {hint}")
+
+
+def _ragged(name: str, value: Any, keep: Array | None, dtype: str) -> Ragged:
+    kind = str(INT_TOKENS.get(name, dtype))
+    if _is_padded(value):
+        values = _numbers(name, value, kind)
         if keep is None:
             raise ValueError(f"{name} is padded; pass response_mask {values.shape} as well, or ragged lists")
         if values.shape != keep.shape:
             raise ValueError(f"{name} is {values.shape} but response_mask is {keep.shape}; make them equal")
         return Ragged(values[keep], keep.sum(axis=1))
-    rows = [_numpy(row) for row in value]
-    for i, row in enumerate(rows):
-        if row.ndim != 1:
-            raise ValueError(f"{name}, sequence {i}: shape {row.shape}; pass [S, L] or S arrays [length]")
+    rows = []
+    for i, row in enumerate(value):
+        rows.append(_numbers(name, row, kind, i))
+        if rows[i].ndim != 1:
+            raise ValueError(f"{name}, sequence {i}: shape {rows[i].shape}; pass [S, L] or S arrays [length]")
     return Ragged(np.concatenate(rows or [np.empty(0)]), np.array([len(row) for row in rows], np.int64))
 
 
 def _agree(tokens: Mapping[str, Ragged]) -> None:
     wanted = tokens["rollout_log_probs"].lengths
+    if wanted.sum() > np.iinfo(np.int32).max:
+        raise ValueError(f"{wanted.sum()} tokens in a batch; write at most {np.iinfo(np.int32).max} at once")
     for name, (_, lengths) in tokens.items():
         if len(lengths) != len(wanted):
             raise ValueError(f"{name} has {len(lengths)} sequences but rollout_log_probs has {len(wanted)}")
@@ -453,9 +870,9 @@ def _token_array(name: str, ragged: Ragged, dtype: str) -> pa.ListArray:
 
 def _narrowed(name: str, values: Array, kind: type[np.generic]) -> Array:
     try:
-        with np.errstate(over="raise"):
+        with np.errstate(over="raise", invalid="ignore"):  # what is invalid is found below
             narrow = values.astype(kind)
-    except (FloatingPointError, TypeError, ValueError) as slip:
+    except FloatingPointError as slip:
         raise ValueError(f"{name} cannot be stored as {np.dtype(kind)}: {slip}") from slip
     if np.issubdtype(kind, np.integer) and (narrow != values).any():
         raise ValueError(f"{name} does not fit {np.dtype(kind)}; pass whole numbers in its range")
@@ -463,15 +880,38 @@ def _narrowed(name: str, values: Array, kind: type[np.generic]) -> Array:
 
 
 def _scalar_array(name: str, value: Any, rows: int) -> pa.Array:
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(plain, str) or not isinstance(plain, Sequence):
+    if getattr(value, "ndim", 0) > 1:
+        known = ", ".join((*FLOAT_TOKENS, *INT_TOKENS, "advantages"))
+        raise ValueError(f"{name} has {value.ndim} dimensions; only these are per token: {known}")
+    times = getattr(getattr(value, "dtype", None), "kind", "") in tuple("mM")  # which would become integers
+    plain = value.tolist() if hasattr(value, "tolist") and not times else value
+    if isinstance(plain, str | bytes | bytearray) or not (isinstance(plain, Sequence) or np.ndim(plain)):
         plain = [plain] * rows
     if len(plain) != rows:
         raise ValueError(f"{name}: {len(plain)} values for {rows} sequences; pass one each, or one for all")
     try:
-        items = [v.item() if hasattr(v, "item") else v for v in plain]
+        if times:
+            return pa.array(np.asarray(plain))
+        items = [_item(v) for v in plain]
         if name not in NUMBERS:
             items = [None if isinstance(v, float) and math.isnan(v) else v for v in items]
-        return pa.array(items, SCALARS.get(name))
-    except (pa.ArrowException, OverflowError, ValueError) as slip:
+        found = _typed(name, items, "uint64" in str(getattr(value, "dtype", "")))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as slip:
         raise ValueError(f"{name} is not one plain value per sequence: {slip}") from slip
+    if pa.types.is_nested(found.type):
+        raise ValueError(f"{name} is not one plain value per sequence: {found.type}; pass strings or numbers")
+    return found
+
+
+def _typed(name: str, items: list[Any], unsigned: bool) -> pa.Array:
+    """Convert to the type of a known column or, without a change of any value, to that of the items."""
+    kinds = {type(one) for one in items} - {type(None)}
+    if name in SCALARS:
+        for one in items if name not in NUMBERS else ():
+            if isinstance(one, bool) or not (one is None or isinstance(one, int) or float(one).is_integer()):
+                raise ValueError(f"{one} is no whole number")
+        return pa.array(items, SCALARS[name])
+    if len(kinds) > 1 and not kinds <= {int, float}:
+        raise ValueError(f"it mixes {', '.join(sorted(kind.__name__ for kind in kinds))}")
+    large = kinds == {int} and (unsigned or max(one for one in items if one is not None) > 2**63 - 1)
+    return pa.array(items, pa.uint64() if large else None)

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from offpol_diag import writer as module
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import open_dump
 from offpol_diag.writer import DumpWriter, recover
@@ -214,8 +216,8 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return journal
 
 
-def copied(journal: Path, folder: Path) -> Path:
-    return Path(shutil.copy(journal, folder))
+def copied(journal: Path, to: Path) -> Path:
+    return Path(shutil.copy(journal, to))
 
 
 def names(path: Path) -> list[str]:
@@ -342,12 +344,184 @@ def test_closing_twice_does_nothing(tmp_path: Path) -> None:
         ({"engine": [1, "a", 2]}, "engine is not one plain value per sequence"),
         ({"policy_lag": ["a", "b", "c"]}, "policy_lag is not one plain value"),
         ({"step": 10**30}, "step is not one plain value per sequence: Python int too large"),
+        ({"step": [1, 7.5, 2]}, "step is not one plain value per sequence: 7.5 is no whole number"),
+        ({"step": True}, "True is no whole number"),
+        ({"step": float("inf")}, "inf is no whole number"),
+        ({"step": "7"}, "step is not one plain value per sequence"),
+        ({"policy_lag": torch.tensor([0.5, 1.0, 2.0])}, "0.5 is no whole number"),
+        ({"group_id": [[1], [2], [3]]}, "group_id is not one plain value per sequence: list"),
+        ({"group_id": [{"a": 1}] * 3}, "group_id is not one plain value per sequence: struct"),
+        ({"group_id": {"a": 1}}, "group_id is not one plain value per sequence: struct"),
+        ({"group_id": {1, 2, 3}}, "group_id is not one plain value per sequence"),
+        ({"group_id": [torch.tensor([1, 2])] * 3}, "group_id is not one plain value per sequence"),
+        ({"group_id": 2**64}, "group_id is not one plain value per sequence: Python int too large"),
+        ({"group_id": [1.0, True, 2.0]}, "it mixes bool, float"),
+        ({"engine": ["a", b"b", "c"]}, "it mixes bytes, str"),
+        ({"rewards": ["1", "2", "3"]}, "rewards is not one plain value per sequence"),
+        ({"advantages": ["1", "2", "3"]}, "advantages is not one plain value per sequence"),
+        ({"values": padded(0)}, "values has 2 dimensions; only these are per token: rollout_log_probs"),
+        ({"values": torch.zeros(3, 1)}, "values has 2 dimensions"),
+        ({"values": ragged(padded(0))}, "values is not one plain value per sequence"),
+        ({"values": [[1.0], [2.0], [3.0]]}, "values is not one plain value per sequence: list"),
+        ({"old_log_probs": padded(0) > -0.5}, "old_log_probs cannot be stored as float32: it holds bool"),
+        ({"old_log_probs": padded(0) * 1j}, "old_log_probs cannot be stored as float32: it holds complex64"),
+        ({"old_log_probs": np.ma.array(padded(0), mask=MASK == 0)}, "masked or null values"),
+        ({"response_mask": np.ma.array(MASK, mask=MASK == 0)}, "response_mask .* masked or null values"),
+        ({"response_mask": MASK.astype(str)}, "response_mask cannot be stored as int8: it holds text"),
+        ({"response_mask": MASK / 2}, "response_mask does not fit int8"),
+        ({"response_mask": np.where(MASK, np.nan, 0)}, "response_mask does not fit int8"),
+        ({"token_ids": MASK > 0}, "token_ids cannot be stored as int32: it holds bool"),
+        ({"token_ids": np.full((3, 5), None)}, "token_ids cannot be stored as int32: it holds None"),
     ],
 )
 def test_bad_input_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dump(tmp_path / "d", {**every_column(), **change})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("row", "odd"),
+    [
+        (["-1.0", -2.0], "text"),
+        ([-1.0, None], "None"),
+        (np.array([-1.0, None]), "None"),
+        ([-1.0, True], "bool"),
+        ([np.True_, np.False_], "bool"),
+        ([-1.0, 1j], "complex128"),
+        ([-1.0, np.ma.masked], "None"),
+        (np.ma.array([-1.0, -2.0], mask=[False, True]), None),
+        (pa.array([-1.0, None]), None),
+        (polars.Series([-1.0, None]), None),
+        ([10**400, -1.0], "integers beyond 64 bits"),
+        (np.array([1, 2], "datetime64[s]"), r"datetime64\[s\]"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rollout_log_probs", "old_log_probs", "entropy", "advantages"])
+def test_what_is_no_number_is_refused_among_numbers(tmp_path: Path, name: str, row: Any, odd: Any) -> None:
+    """NumPy and Arrow would make it one, or leave the mask behind."""
+    rows = [[-1.0], [-1.0, -2.0]]
+    message = f"it holds {odd}; pass a number" if odd else "masked or null values"
+    with pytest.raises(ValueError, match=f"{name}, sequence 1, cannot be stored as float32: {message}"):
+        dump(tmp_path / "d", both(rows) | {name: [[-1.0], row]})
+    assert not list(tmp_path.iterdir())
+
+
+def test_masked_arrays_without_a_masked_value_and_masked_labels_are_kept(tmp_path: Path) -> None:
+    rows = [np.ma.array([-1.0, -2.0]), np.ma.array([-3.0])]
+    more = {name: np.ma.array([1, 2], mask=[False, True]) for name in ("step", "rewards", "turns")}
+    found = dump(tmp_path / "d", both(rows, **more)).to_pydict()
+    assert found["old_log_probs"] == [[-1.0, -2.0], [-3.0]]
+    assert [found[name] for name in more] == [[1, None]] * 3
+
+
+def test_tensors_without_dimensions_are_taken_with_their_gradients(tmp_path: Path) -> None:
+    def scalars(values: Any, dtype: torch.dtype) -> list[Any]:
+        return [torch.tensor(v, dtype=dtype).requires_grad_() for v in values]
+
+    rows = [scalars([-1.0, -2.0], torch.float32), [torch.tensor(-0.5, dtype=torch.bfloat16), -0.25]]
+    more = {"rewards": scalars([1, 0], torch.float64), "turns": scalars([1.5, 2], torch.float32)}
+    found = dump(tmp_path / "d", both(rows, advantages=[r[::-1] for r in rows], **more)).to_pydict()
+    assert found["old_log_probs"] == [[-1.0, -2.0], [-0.5, -0.25]]
+    assert found["advantages"] == [[-2.0, -1.0], [-0.25, -0.5]]
+    assert (found["rewards"], found["turns"]) == ([1.0, 0.0], [1.5, 2.0])
+
+
+LARGE = 2**63 + 5
+
+
+@pytest.mark.parametrize(
+    "make", [list, lambda v: np.array(v, np.uint64), lambda v: [np.uint64(x) for x in v]]
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_unsigned_ids_of_64_bits_come_back_and_are_read(tmp_path: Path, make: Any, first: int) -> None:
+    """Whichever batch the large ones are in, and however small the row groups are."""
+    pair = [[[LARGE, 3], [1, 2]], [[1, 2], [LARGE, 3]]][first]
+    batches = [both([[-1.0], [-2.0]], sequence_id=make(ids), group_id=make(ids)) for ids in pair]
+    found = dump(tmp_path / "d", *batches, row_group_tokens=1)
+    for name in ("sequence_id", "group_id"):
+        assert (str(found[name].type), found[name].to_pylist()) == ("uint64", pair[0] + pair[1])
+    assert sum(batch.sequences for batch in open_dump([str(tmp_path / "d")]).batches()) == 4
+
+
+def test_unsigned_tensors_are_taken(tmp_path: Path) -> None:
+    ids = torch.tensor([2**64 - 1, 0], dtype=torch.uint64)
+    assert dump(tmp_path / "d", both([[-1.0], [-2.0]], group_id=ids))["group_id"].to_pylist() == [
+        2**64 - 1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("ids", [(-1, LARGE), (LARGE, -1)])
+def test_ids_that_no_integer_type_holds_together_are_refused(tmp_path: Path, ids: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="batch 1: its types differ"):
+        dump(tmp_path / "d", *(both([[-1.0]], group_id=one) for one in ids))
+
+
+@pytest.mark.parametrize("tokens", [1, 1_000_000])
+@pytest.mark.parametrize("absent", [{}, {"host": None}, {"host": [None]}, {"host": float("nan")}])
+@pytest.mark.parametrize("order", ["without, with", "with, without", "without, with, without, with"])
+def test_a_batch_may_lack_a_label(tmp_path: Path, order: str, absent: dict[str, Any], tokens: int) -> None:
+    for name in ("host", "sequence_id", "group_id"):
+        more = dict.fromkeys([name] if absent else [], absent.get("host"))
+        kinds = [part == "with" for part in order.split(", ")]
+        batches = [both([[-1.0]], **({name: "a"} if has else more)) for has in kinds]
+        found = dump(tmp_path / "d", *batches, row_group_tokens=tokens)[name].to_pylist()
+        assert found == ["a" if has else None for has in kinds]
+
+
+def test_labels_that_come_late_are_in_what_is_recovered(tmp_path: Path) -> None:
+    writer = DumpWriter(tmp_path / "d")
+    for more in ({}, {"host": "a"}, {"group_id": 1}, {"group_id": LARGE}):
+        writer.write(**both([[-1.0]], **more))
+    (journal,) = tmp_path.glob(".*.journal")
+    found = pq.read_table(recover(copied(journal, tmp_path / ".j.journal"), tmp_path / "e")).to_pydict()
+    assert (found["host"], found["group_id"]) == ([None, "a", None, None], [None, None, 1, LARGE])
+    writer.discard()
+
+
+def test_without_a_journal_a_label_may_come_until_a_row_group_is_written(tmp_path: Path) -> None:
+    batches = both([[-1.0]]), both([[-1.0]], host="a")
+    assert dump(tmp_path / "d", *batches, journal=False)["host"].to_pylist() == [None, "a"]
+    with DumpWriter(tmp_path / "d", journal=False, row_group_tokens=1) as writer:
+        writer.write(**batches[0])
+        with pytest.raises(ValueError, match="batch 1: host: row groups that are in the file already"):
+            writer.write(**batches[1])
+    assert pq.read_table(tmp_path / "d").num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a", 7), (7, "8"), (7, True), (True, 7), (7, 7.5), (2**53 + 1, 0.5), (0.5, 2**53 + 1)],
+)
+def test_no_value_is_changed_to_suit_the_first_batch(tmp_path: Path, first: Any, second: Any) -> None:
+    """Arrow casts text to numbers and back."""
+    with pytest.raises(ValueError, match="batch 1: its types differ"):
+        dump(tmp_path / "d", *(both([[-1.0]], label=one) for one in (first, second)))
+
+
+def test_whole_numbers_suit_a_column_of_either_type(tmp_path: Path) -> None:
+    first, *rest = ([1, 2.0, 3], [0.5, 2, 3])
+    for values in (first, *rest):
+        found = dump(tmp_path / "d", *(both([[-1.0]], turns=v, advantages=v) for v in values)).to_pydict()
+        assert (found["turns"], found["advantages"]) == (values, values)
+
+
+def test_bytes_are_one_value(tmp_path: Path) -> None:
+    assert dump(tmp_path / "d", both([[-1.0], [-2.0]], host=b"ab"))["host"].to_pylist() == [b"ab"] * 2
+
+
+def test_times_stay_times(tmp_path: Path) -> None:
+    times = np.array(["2026-01-02", "2026-01-03"], "datetime64[ns]")
+    found = dump(tmp_path / "d", both([[-1.0], [-2.0]], at=times, day=times[0].astype("datetime64[D]")))
+    assert [str(found[name].type) for name in ("at", "day")] == ["timestamp[ns]", "date32[day]"]
+    assert found["at"].to_numpy().tolist() == times.tolist()
+
+
+def test_more_tokens_than_a_list_can_number_are_refused() -> None:
+    tokens = {"rollout_log_probs": module.Ragged(np.empty(0), np.full(8, 2**28))}
+    with pytest.raises(ValueError, match="2147483648 tokens in a batch; write at most 2147483647 at once"):
+        module._agree(tokens)
 
 
 def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
@@ -373,8 +547,6 @@ def test_a_bad_setting_is_an_error_before_anything_is_sampled(tmp_path: Path) ->
         DumpWriter(tmp_path / "d", dtype="bfloat16")
     with pytest.raises(ValueError, match="choose raw or processed"):
         DumpWriter(tmp_path / "d", logprobs="scaled")
-    with pytest.raises(ValueError, match="directory does not exist"):
-        DumpWriter(tmp_path / "missing" / "d")
 
 
 def test_the_writer_imports_numpy_and_pyarrow_only() -> None:

@@ -26,20 +26,23 @@ def recover(path: Source, to: To = None, quiet: options.Quiet = False) -> None:
     """Make the dump that a killed DumpWriter did not finish.
 
     Every batch that the writer had been given is in a hidden journal beside the dump until the dump has its
-    name. recover makes the dump of it, each batch once, and removes the journal.
+    name. recover makes the dump of it, each batch once, and removes the journal. Of a damaged journal it
+    makes a dump of the batches before the damage, and the journal stays.
     """
     check_names(path)
     if to is not None:
         check(to, path)
+    from offpol_diag.writer import JOURNAL
     from offpol_diag.writer import recover as recovered
 
     try:
-        made = recovered(path, to)
+        made = recovered(path, to, warn=note)
     except ValueError as error:
         what, _, hint = str(error).rpartition("; ")
         raise DumpError(what, hint) from error
     except OSError as error:
-        if error.filename is None or error.errno == errno.EROFS:  # the first is Arrow's, of the dump
+        reading = str(error.filename).endswith(JOURNAL) or error.filename == path
+        if not reading or error.errno == errno.EROFS:
             raise DumpError(
                 f"{to or path}: cannot be written ({error.strerror or error})",
                 "make room there, or name another place: --to",

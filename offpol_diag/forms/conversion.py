@@ -171,7 +171,9 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) 
             if first is None:
                 first = batch[0]
                 made.columns = first.names
-                writer = stack.enter_context(DumpWriter(made.path, provenance, journal=False))
+                writer = DumpWriter(made.path, provenance, journal=False)
+                stack.callback(writer.discard)  # after a close() that failed
+                stack.enter_context(writer)
                 known = (pair for row in batch for pair in row.scalars.items() if pair[1] is not None)
                 for name, value in known:
                     kinds.setdefault(name, type(value))
