@@ -172,7 +172,7 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             for name in ("uid", "min_global_steps")
         )
         for i, (where, record) in enumerate(generic.sequences(arrays, path)):
-            row = generic.by_names(record, where, VERL, columns)
+            row = generic.by_names(record, where, VERL, columns, used=("attention_mask", *SCORES))
             row.scalars |= _named(step, str(i))
             uid, version = (_element(values, i) for values in (uids, oldest))
             if isinstance(uid, str):
@@ -197,7 +197,7 @@ def verl_queue(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Ro
             tag = tag if isinstance(tag, dict) else {}
             if tag.get("is_padding") is True:
                 continue
-            row = generic.by_names(record, where, VERL, columns)
+            row = generic.by_names(record, where, VERL, columns, used=("attention_mask", *SCORES))
             row.scalars |= {role.STEP: step} if type(step) is int else {}
             if isinstance(key, str):
                 row.scalars |= {role.SEQUENCE: key, role.GROUP: key.rsplit("_", 2)[0]}

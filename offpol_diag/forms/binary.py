@@ -83,6 +83,12 @@ SAMPLE = {
     role.TOKEN_IDS: "tokens",
 }
 
+OF_A_SAMPLE = (
+    *("response_length", "response_lengths", "total_lengths", "index", "sample_index", "rollout_position"),
+    *("remove_sample", "weight_versions"),
+)
+"""Fields that tell lengths, place and use of a sample."""
+
 
 def slime(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read train dumps of version 2: one file per rollout, a record per sample, response only.
@@ -114,7 +120,7 @@ def slime_rollout(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
             record = _record(one, where)
             if type(record.get("reward")) not in (int, float):
                 record["reward"] = None
-            row = generic.by_names(record, where, SAMPLE, columns)
+            row = generic.by_names(record, where, SAMPLE, columns, used=OF_A_SAMPLE)
             length = record.get("response_length")
             row.tokens[role.TOKEN_IDS] = _response(row, length)
             row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
@@ -159,7 +165,7 @@ def _completed(
     sampled: Mapping[int, Record],
 ) -> Row:
     """Return a row of a train dump, with what the rollout dump says of the sample."""
-    row = generic.by_names(record, where, SLIME, columns)
+    row = generic.by_names(record, where, SLIME, columns, used=OF_A_SAMPLE)
     if role.TOKEN_IDS in row.tokens:
         row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_lengths"))
     row.scalars |= _named(rollout, index)
@@ -404,7 +410,7 @@ def miles_columns(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
     """Read `dashboard_columns`: the rollout's log-probs, mask and tokens, without the trainer's."""
     names = {key: SAMPLE[key] for key in (role.ROLLOUT, role.MASK, role.TOKEN_IDS)}
     for where, record in generic.table_records(files):
-        row = generic.by_names(record, where, names, columns)
+        row = generic.by_names(record, where, names, columns, used=OF_A_SAMPLE)
         row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_length"))
         row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
         found = re.search(r"rollout_(\d+)\.parquet", where)

@@ -18,7 +18,8 @@ from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import align, join
 from offpol_diag.forms.detect import Found, find
 from offpol_diag.forms.form import Alignment, Row
-from offpol_diag.readers.columns import CURRENT, OLD, ROLLOUT
+from offpol_diag.forms.unread import Unread
+from offpol_diag.readers.columns import CURRENT, NONE, OLD, ROLLOUT
 from offpol_diag.writer import DumpWriter
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Converted:
     Attributes:
         notes: what was read, how it was aligned, and what to know about it.
         columns: canonical column → what it is called in the files, or the file it is joined from.
+        ignored: fields of the files that nobody reads.
         tokens: number of tokens, masked ones included.
     """
 
@@ -65,6 +67,7 @@ class Converted:
     files: tuple[Path, ...]
     notes: list[str]
     columns: dict[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     sequences: int = 0
     tokens: int = 0
 
@@ -87,17 +90,19 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
         what += " by the names of its columns (--form says otherwise)"
     if target.exists() and not target.is_file():
         raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
+    unread = Unread()
     made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
     try:
         with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
             rows = _joined(found.form.read(found.files, columns), how, reading, Path(folder), made.notes)
-            whole = _aligned(rows, how, made.notes)
+            whole = _aligned(unread.watched(rows, columns), how, made.notes)
             whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
             provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
             provenance["versions"] = {}  # those of this machine say nothing of the run
             if found.form.trainer:
                 provenance["trainer"] = found.form.trainer
             _write(_of_one_version(whole, found, reading), made, provenance)
+            made.ignored = unread.ignored
     except OSError as error:
         hint = "make room there, or set TMPDIR to another place"
         raise DumpError(f"{found.files[0]}: cannot be converted ({error.strerror or error})", hint) from error
@@ -254,7 +259,8 @@ def open_dump(
     made = _temporary(found, reading, chosen)
     shown = _named(found)
     try:
-        dump = readers.open_dump([str(made.path)], **how)
+        none = {role: name for role, name in chosen.items() if name == NONE}
+        dump = readers.open_dump([str(made.path)], columns=none, **how)
     except DumpError as error:
         message, *details = (line.replace(str(made.path), shown) for line in error.lines)
         raise DumpError(message, error.hint, details) from error
@@ -262,6 +268,7 @@ def open_dump(
         dump.info,
         files=tuple(map(str, found.files)),
         columns={role: made.columns.get(role, role) for role in dump.info.columns},
+        ignored=(*made.ignored, *dump.info.ignored),
         bytes=sum(path.stat().st_size for path in found.files),
     )
     parts = [replace(part, path=replace(part.path, shown=shown)) for part in dump.parts]

@@ -56,13 +56,14 @@ class Alignment:
 class Row:
     """One sequence: columns per token, and further ones, by canonical name; `names` are those in the file.
 
-    `where` is file and place in it, for messages.
+    `where` is file and place in it, for messages; `unread` are fields of the file that nobody reads.
     """
 
     tokens: dict[str, Array]
     scalars: dict[str, Any]
     where: str
     names: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,16 @@ ROWS = 256
 
 
 def row_of(
-    record: Mapping[str, Any], where: str, columns: Mapping[str, str], without: frozenset[str] = frozenset()
+    record: Mapping[str, Any],
+    where: str,
+    columns: Mapping[str, str],
+    without: frozenset[str] = frozenset(),
+    used: Sequence[str] = (),
 ) -> Row:
     """Return a record (field → value) as a row: its fields by the names we know, `columns` before those.
 
-    Short texts and integers stay as they are; fields `without` are not read.
+    Short texts and integers stay as they are; fields `without` are not read, but for those that the caller
+    has `used`.
     """
     names = [name for name in record if name not in without]
     mapping = assigned(names, columns, where)
@@ -49,17 +54,28 @@ def row_of(
         value = record[name]
         if isinstance(value, int) or (isinstance(value, str) and len(value) <= LONGEST_TEXT):
             scalars[name] = value
-    return Row(tokens, scalars, where, mapping)
+    read = known.union(scalars, used)
+    return Row(tokens, scalars, where, mapping, {name: record[name] for name in record if name not in read})
 
 
 def by_names(
-    record: Record, where: str, names: Mapping[str, str], columns: Mapping[str, str], more: Sequence[str] = ()
+    record: Record,
+    where: str,
+    names: Mapping[str, str],
+    columns: Mapping[str, str],
+    more: Sequence[str] = (),
+    used: Sequence[str] = (),
 ) -> Row:
-    """Return a record as a row: fields by the roles of `names`, the user's before those, and some more."""
+    """Return a record as a row: fields by the roles of `names`, the user's before those, and some more.
+
+    Of the others the caller has `used` some.
+    """
     chosen = {role: name for role, name in names.items() if record.get(name) is not None}
     chosen |= {role_named(word): name for word, name in columns.items()}
     kept = {name: record[name] for name in (*chosen.values(), *more) if name in record}
-    return row_of(kept, where, chosen)
+    row = row_of(kept, where, chosen)
+    row.unread |= {name: record[name] for name in record if name not in kept and name not in used}
+    return row
 
 
 LONGEST_TEXT = 64

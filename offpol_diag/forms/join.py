@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,7 +107,8 @@ class Joined:
         lengths = {len(values) for values in tokens.values()}
         base = cut if lengths <= {len(values) for values in cut.tokens.values()} else row
         names = base.names | dict.fromkeys(self.columns, self.source)
-        return Row(base.tokens | tokens, base.scalars | self._scalars[key], base.where, names)
+        scalars = base.scalars | self._scalars[key]
+        return replace(base, tokens=base.tokens | tokens, scalars=scalars, names=names)
 
     def notes(self) -> list[str]:
         """Return remarks after all rows: how it was joined, and what was left over."""

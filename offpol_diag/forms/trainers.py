@@ -55,7 +55,8 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             name: value[0] if isinstance(value, list) and len(value) == 1 else value
             for name, value in record.items()
         }
-        row = generic.by_names(one, where, NEMO, columns)
+        used = ("input_lengths", "sample_loss_mask", "idx")
+        row = generic.by_names(one, where, NEMO, columns, used=used)
         length = one.get("input_lengths")
         if not isinstance(length, int) or length < 0:
             hint = "NeMo-RL writes it; was the file changed?"
@@ -125,7 +126,8 @@ PRIME = {
 def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read the token export: whole sequences; the trainer's only log-probs are old and current at once."""
     for where, record in records(files):
-        row = generic.by_names(record, where, PRIME, columns, ("env_name", "rank", "run_id"))
+        more, used = ("env_name", "rank", "run_id"), ("rewards", "export_sequence_idx")
+        row = generic.by_names(record, where, PRIME, columns, more, used)
         if role.OLD in row.tokens:
             row.tokens.setdefault(role.CURRENT, row.tokens[role.OLD])
         if isinstance(row.tokens.get(role.ADVANTAGES), np.ndarray):  # null: the token is in no policy loss
@@ -164,7 +166,7 @@ ROLL = {
 def roll(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read the logging board: the trainer's log-probs only, from the first response token on, padded."""
     for count, (where, record) in enumerate(records(files)):
-        row = generic.by_names(record, where, ROLL, columns)
+        row = generic.by_names(record, where, ROLL, columns, used=("prompt",))
         _without_placeholder(row, role.OLD)
         row.scalars |= {role.SEQUENCE: count}
         if record.get("prompt") is not None:
@@ -189,7 +191,8 @@ def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
     Where a tool was called its tokens have log-prob 0, and are masked; so is NaN.
     """
     for where, record in records(files):
-        row = generic.by_names(record, where, OPEN_INSTRUCT, columns, ("finish_reason", "dataset"))
+        more, used = ("finish_reason", "dataset"), ("request_info", "sample_idx", "prompt_idx")
+        row = generic.by_names(record, where, OPEN_INSTRUCT, columns, more, used)
         rollout = row.tokens.get(role.ROLLOUT)
         if rollout is not None:
             info = record.get("request_info")
@@ -207,9 +210,8 @@ def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
 def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read rollout dumps: text and score; log-probs come from a second file."""
     for where, record in records(files):
-        row = generic.by_names(
-            record, where, {role.REWARDS: "score", role.STEP: "step"}, columns, ("request_id", "data_source")
-        )
+        names, more = {role.REWARDS: "score", role.STEP: "step"}, ("request_id", "data_source")
+        row = generic.by_names(record, where, names, columns, more, ("uid", "input"))
         uid = record.get("uid")
         if uid is not None:  # {uid}_{session}_{index}
             row.scalars |= {role.SEQUENCE: uid, role.GROUP: str(uid).rsplit("_", 2)[0]}
@@ -237,7 +239,7 @@ def _completions(each: Iterator[tuple[str, dict[str, Any]]], columns: Mapping[st
             record["step"] = record.pop("gen_step")
         if isinstance(record.get("step"), str) and record["step"].isdigit():
             record["step"] = int(record["step"])
-        row = generic.row_of(record, where, columns, TEXTS)
+        row = generic.row_of(record, where, columns, TEXTS, ("prompt",))
         if record.get("prompt") is not None:
             row.scalars.setdefault(role.GROUP, _named(record["prompt"]))
         yield row

@@ -5,6 +5,7 @@ To support another trainer's name for a column, add it to the aliases in `ROLES`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -148,7 +149,7 @@ ROLES = (
         short="current",
         per_token="current_log_prob current_logprob current_logp",
     ),
-    Role(MASK, FLAGS, "loss_mask loss_masks completion_mask token_loss_mask action_mask", short="mask"),
+    Role(MASK, FLAGS, "mask loss_mask loss_masks completion_mask token_loss_mask action_mask", short="mask"),
     Role(ADVANTAGES, NUMBER_OR_LIST, "advantage"),
     Role(REWARDS, NUMBER, "reward"),
     Role(TOKEN_IDS, INTEGERS, "response_token_ids response_ids completion_ids", per_token="token_id"),
@@ -199,6 +200,10 @@ TOKENS = (*(role.name for role in ROLES if role.kind in PER_TOKEN), POSITION)
 # ---------------------------------------------------------------- columns → roles
 
 
+NONE = "none"
+"""Given to `--columns` for a column's name: no column has that role."""
+
+
 def form_of(schema: pa.Schema, overrides: Mapping[str, str]) -> Form:
     """Determine the form of a file.
 
@@ -220,14 +225,14 @@ def assigned(
 ) -> dict[str, str]:
     """Assign columns to roles: canonical name → the column's name, for the roles found.
 
-    Overrides take precedence. Otherwise a role goes to the one column with its canonical name or one of its
-    aliases. A column named in an override has no other role.
+    Overrides take precedence; `NONE` leaves a role without a column. Otherwise a role goes to the one column
+    with its canonical name or one of its aliases. A column named in an override has no other role.
     """
     mapping = _given(names, overrides, file, form.roles)
-    free = [name for name in names if name not in mapping.values()]
+    free = set(names).difference(mapping.values())
     for role in form.roles:
         candidates = [name for name in dict.fromkeys(role.names) if name in free]
-        if role.name in mapping or not candidates:
+        if role.name in mapping or not candidates or declined(role, overrides):
             continue
         if len(candidates) > 1:
             ways = " or ".join(f"--columns {role.short or role.name}={column}" for column in candidates)
@@ -259,6 +264,11 @@ def resolve(
     return {role.name: mapping[role.name] for role in form.roles if role.name in mapping}
 
 
+def declined(role: Role, overrides: Mapping[str, str]) -> bool:
+    """Return whether the user says that no column has a role."""
+    return NONE in (overrides.get(role.name), overrides.get(role.short or role.name))
+
+
 def _given(
     names: Sequence[str], overrides: Mapping[str, str], file: str, roles: Sequence[Role]
 ) -> dict[str, str]:
@@ -269,6 +279,8 @@ def _given(
         if role is None:
             hint = did_you_mean(word, list(words)) or f"the parts are {', '.join(words)}"
             raise DumpError(f"--columns {word}={column}: no part is called {word!r}", hint)
+        if column == NONE:
+            continue
         if column in given.values():
             hint = "each part needs a column of its own"
             raise DumpError(f"--columns: {column!r} is given two parts", hint)
@@ -287,6 +299,44 @@ def _once(column: str, names: Sequence[str], file: str) -> None:
     if names.count(column) > 1:
         hint = "write the file again with one of them renamed"
         raise DumpError(f"{file}: two columns are called {column!r}", hint)
+
+
+# ---------------------------------------------------------------- a mask that nobody named
+
+OTHERS = re.compile("(?i)(?!.*mask).*(reward|score|return|advantage)")
+"""Names of columns whose 0 and 1 are no mask."""
+OTHER_ROLES = frozenset(name for role in LONG.roles if role.name != MASK for name in role.names)
+MOST_NAMED = 3
+
+
+def no_mask(overrides: Mapping[str, str]) -> bool:
+    """Return whether the user says that there is no mask."""
+    return declined(next(role for role in ROLES if role.name == MASK), overrides)
+
+
+def named_otherwise(name: str) -> bool:
+    """Return whether the name of a column says that it is no mask."""
+    return bool(OTHERS.match(name)) or name in OTHER_ROLES
+
+
+def may_mask(name: str, dtype: pa.DataType, form: Form) -> bool:
+    """Return whether a column could be a mask, by its name and type."""
+    numbers = form.kind(MASK).accepts(dtype) and _family(dtype) == "number"
+    return numbers and not named_otherwise(name)
+
+
+def unnamed_mask(file: str, found: Sequence[str]) -> DumpError:
+    """Return the error where there is no mask, and some columns look like one."""
+    shown = [repr(name) for name in found[:MOST_NAMED]]
+    more = [f"{len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    *head, last = [*shown, *more]
+    listed = f"columns {', '.join(head)} and {last} hold" if head else f"column {last} holds"
+    ways = " or ".join(f"--columns mask={name}" for name in found[:MOST_NAMED])
+    return DumpError(
+        f"{file}: {listed} only 0 and 1, one for each token as a mask does, and nothing says which column is "
+        "the mask",
+        f"say {ways} if 1 is a token that counts, or --columns mask={NONE} if every token counts",
+    )
 
 
 # ---------------------------------------------------------------- which columns are read
@@ -354,6 +404,16 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
         _check_same(first, other, plan, overrides)
         _check_types(other, plan)
     return replace(plan, described=_described(parts, plan))
+
+
+def ignored(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
+    """Return the columns of all files that nobody reads, in their order."""
+    names = dict.fromkeys(parts[0].schema.names)
+    for part in parts[1:]:
+        if not part.schema.equals(parts[0].schema):
+            names |= dict.fromkeys(part.schema.names)
+    read = set(plan.names)
+    return tuple(name for name in names if name not in read)
 
 
 def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:

@@ -134,12 +134,12 @@ def ragged(column: pa.Array) -> Ragged:
     """Convert a column of any Arrow list type; slices and nulls are handled."""
     lengths = pc.list_value_length(column).fill_null(0)
     # Not `.values`, which also covers rows outside a slice and elements under null lists.
-    values, null = _narrow(column.flatten())
+    values, null = narrow(column.flatten())
     absent = column.is_null().to_numpy(zero_copy_only=False)
     return Ragged(values, null, lengths.to_numpy(zero_copy_only=False).astype(np.int64), absent)
 
 
-def _narrow(column: pa.Array) -> tuple[Array, Flags | None]:
+def narrow(column: pa.Array) -> tuple[Array, Flags | None]:
     """Convert a numeric column in its stored width, with NaN or 0 for nulls; also return the null flags.
 
     Half floats become float32, in which the checks are faster, and booleans become bytes.

@@ -16,9 +16,10 @@ from offpol_diag.batch import Batch, joined
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows, remarks
-from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree
+from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree, ignored
 from offpol_diag.readers.decode import MOST_ROWS, Slice, cuts, is_text, pack, plain, starts
 from offpol_diag.readers.long import gathered
+from offpol_diag.readers.masks import require_mask
 from offpol_diag.readers.sources import File, Part, find
 
 Progress = Callable[[int], None]
@@ -99,6 +100,8 @@ class DumpInfo:
     Attributes:
         rows: sequences, bad ones included; in the long form tokens, until the dump has been read.
         columns: canonical name → the column it is read from.
+        others: columns that are read by their own names, for groups of sequences.
+        ignored: columns that nobody reads.
         provenance: how the numbers were made; where files disagree, the list of their values.
     """
 
@@ -108,6 +111,8 @@ class DumpInfo:
     bytes: int
     columns: dict[str, str]
     provenance: dict[str, object]
+    others: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -383,14 +388,14 @@ def open_dump(
     Args:
         sources: Parquet files, directories (searched recursively for *.parquet) and globs.
         columns: role → column, for columns not found by name: `{"rollout": "my_logps"}`. A role is one of
-            rollout, old, current, mask, or a canonical column name.
+            rollout, old, current, mask, or a canonical column name; column `none` is none.
         group_by: further columns with one value per row to put into `Batch.scalars`.
         on_bad_row: whether to raise at a bad row, or to skip and count it.
         batch_tokens: tokens per batch, masked ones included.
 
     Raises:
         DumpError: a source that cannot be found or read, a column that is missing, ambiguous or of the wrong
-            type, files that differ, or no row at all.
+            type, files that differ, no row at all, or no mask where one must be (`masks`).
     """
     parts = describe(find(sources))
     filled = [part for part in parts if part.rows]
@@ -407,6 +412,7 @@ def open_dump(
                 f"than {MOST_SHORT:,} rows of fewer than two tokens on average",
                 "leave out rows without a token; or analyze parts of the dump with --tally, and merge them",
             )
+    require_mask(filled, plan, columns or {})
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
         rows=rows,
@@ -414,6 +420,8 @@ def open_dump(
         bytes=sum(part.bytes for part in parts),
         columns=dict(plan.columns),
         provenance=merged(part.provenance for part in parts),
+        others=tuple(name for name in plan.names if name not in plan.columns.values()),
+        ignored=ignored(filled, plan),
     )
     return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens))
 

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, BinaryIO
@@ -108,10 +109,10 @@ def footer(path: Location) -> Footer:
 def _small(parquet: pq.ParquetFile) -> frozenset[str]:
     """Return top-level columns without lists of at most `SMALL` bytes per row, unless damaged."""
     groups, most = range(parquet.metadata.num_row_groups), SMALL * max(parquet.metadata.num_rows, 64)
-    found = set()
+    found, names = set[str](), set(parquet.schema_arrow.names)  # Arrow makes the schema anew at each look
     for leaf in range(len(parquet.schema)):
         path = parquet.schema.column(leaf).path
-        if path in parquet.schema_arrow.names:
+        if path in names:
             with suppress(*READ_ERRORS):
                 if sum(chunk_of(parquet, at, leaf).total_uncompressed_size for at in groups) <= most:
                     found.add(path)
@@ -214,6 +215,30 @@ def bounds(part: Part, name: str) -> list[tuple[Any, Any]]:
     if any(statistics is None or not statistics.has_min_max for statistics in found):
         raise ValueError(f"{part.path}: no bounds of {name!r}")
     return [(statistics.min, statistics.max) for statistics in found]
+
+
+def extents(part: Part, names: Sequence[str], most: int | None = None) -> dict[str, tuple[float, float]]:
+    """Return the minimum and maximum of columns of numbers or lists of them, as far as the footer says.
+
+    Args:
+        part: the file.
+        names: the columns.
+        most: row groups that are looked at; None for all.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    with open_again(part) as parquet:
+        paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+        leaves: dict[str, int] = {}
+        for leaf, path in enumerate(paths):  # a list's leaf is called NAME.list.element, or otherwise
+            for name in (path, *(path[: dot.start()] for dot in re.finditer(r"\.", path))):
+                leaves.setdefault(name, leaf)
+        for name in (name for name in names if name in leaves):
+            for group in part.groups[:most]:
+                known = chunk_of(parquet, group, leaves[name]).statistics
+                if known is not None and known.has_min_max:
+                    low, high = found.get(name, (math.inf, -math.inf))
+                    found[name] = min(low, float(known.min)), max(high, float(known.max))
+    return found
 
 
 def fingerprint(part: Part) -> bytes:
