@@ -131,6 +131,10 @@ class DumpFacts(Model):
     mean_length: float
     max_length: Whole
     columns: dict[str, str] = Field(description="our name → the column it was read from")
+    others: list[str] = Field(
+        [], description="columns read by their own names: of --group-by, and for groups that stand out"
+    )
+    ignored: list[str] | None = Field(None, description="columns that nobody reads; null: it is not known")
     provenance: dict[str, object] = {}
     skipped: Skipped = Skipped()
     notes: list[str] = Field([], description="loud warnings about the data")

@@ -486,3 +486,68 @@ def test_a_dump_replaces_no_directory_and_no_device(rows, tmp_path, kind):
         kind != "pipe",
         2,
     )
+
+
+# ---------------------------------------------------------------- a mask that nobody names, and what is left
+
+
+def renamed(rows: Table, name: str) -> Table:
+    """Give the mask another name, and add a text and a list that nobody reads."""
+    more = {"prompt": "p" * 100}
+    return [
+        {name if key == "response_mask" else key: value for key, value in row.items()}
+        | more
+        | {"ref_log_probs": [-1.5] * len(row["token_ids"])}
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_form_knows_a_column_called_mask(rows: Table, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    WRITERS[name](path, renamed(rows, "mask"))
+    found, _ = converted(path)
+    assert [row["response_mask"] for row in found] == [row["response_mask"] for row in rows]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_form_names_a_column_that_looks_like_a_mask(rows: Table, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    WRITERS[name](path, renamed(rows, "sampled"))
+    with pytest.raises(DumpError) as caught:
+        open_dump([str(path)])
+    assert f"{path}: column 'sampled' holds only 0 and 1" in caught.value.message
+    assert "--columns mask=sampled" in caught.value.hint
+    tokens = sum(batch.tokens for batch in open_dump([str(path)], columns={"mask": "sampled"}).batches())
+    assert tokens == sum(sum(row["response_mask"]) for row in rows)
+    assert sum(batch.tokens for batch in open_dump([str(path)], columns={"mask": "none"}).batches()) > tokens
+
+
+def test_a_field_that_holds_another_number_in_one_row_is_no_mask(rows: Table, tmp_path: Path) -> None:
+    changed = renamed(rows, "turn")
+    changed[-1]["turn"][0] = 2
+    assert open_dump([str(to_jsonl(tmp_path / "a.jsonl", changed))]).info.ignored
+
+
+def test_a_conversion_without_the_mask_leaves_nothing(rows: Table, tmp_path: Path) -> None:
+    path = to_jsonl(tmp_path / "a.jsonl", renamed(rows, "sampled"))
+    unconvertible(path, "column 'sampled' holds only 0 and 1")
+
+
+def test_fields_that_nobody_reads_are_listed(rows: Table, tmp_path: Path) -> None:
+    some = [row | ({"note": [i]} if i == 9 else {}) for i, row in enumerate(renamed(rows, "mask"))]
+    info = open_dump([str(to_jsonl(tmp_path / "a.jsonl", some))]).info
+    assert info.columns["response_mask"] == "mask"
+    assert info.others == ("host",)
+    assert info.ignored == ("prompt", "ref_log_probs", "note")
+
+
+def test_padding_in_a_converted_file_is_named_with_the_file(rows: Table, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    columns = padded(rows)
+    del columns["response_mask"]
+    np.savez(path, **columns)
+    with pytest.raises(DumpError, match="both exactly 0 from some token to the end") as caught:
+        open_dump([str(path)])
+    assert caught.value.message.startswith(str(path))
+    assert open_dump([str(path)], columns={"mask": "none"}).info.rows == len(rows)

@@ -186,6 +186,8 @@ def hostile() -> Any:
     ]
     summary.by[evil] = Location(axis=evil, title=evil, numeric=False, places=places)
     summary.dump.files[:] = [evil]
+    summary.dump.columns["step"] = evil
+    summary.dump.others, summary.dump.ignored = [evil, "::error::other"], [evil, "::error::ignored"]
     summary.dump.notes.append(evil)
     summary.dump.provenance[evil] = evil
     for preset in summary.presets.values():

@@ -201,6 +201,15 @@ def test_what_files_say_of_themselves_is_put_together(table, tmp_path):
         assert one.dump.provenance == whole
 
 
+def test_a_column_is_ignored_that_is_read_of_no_piece(table, tmp_path):
+    files = cut(table, tmp_path, scattered(table, 2))
+    notes = pa.array([[0.5]] * pq.read_metadata(files[1]).num_rows)
+    factory.write(Path(files[1]), pq.read_table(files[1]).append_column("notes", notes))
+    a, b = analysed(files, tmp_path, presets=())
+    assert merged([a, b]).dump.ignored == whole_of(files, presets=()).dump.ignored == ["notes"]
+    assert merged([a, b]).dump.others == whole_of(files, presets=()).dump.others
+
+
 def long_form(table: pa.Table, rows: int) -> pa.Table:
     """Return the first rows of the table, with a row for each of their tokens."""
     names = ("sequence_id", "group_id", "rollout_log_prob", "old_log_prob")

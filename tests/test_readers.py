@@ -415,6 +415,7 @@ ALIASES = [
     ("inference_logprobs", "trainer_logprobs", "completion_mask"),
     ("generation_logprobs", "log_probs", "loss_mask"),
     ("logprobs", "old_per_token_logps", "completion_mask"),
+    ("rollout_logps", "old_logps", "mask"),
 ]
 
 

@@ -14,8 +14,10 @@ from offpol_diag.report.render.markdown import LIMIT, render_markdown
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections import SECTIONS, sections
+from offpol_diag.report.sections.columns import sentence
 from offpol_diag.report.sections.presets import Cards
-from offpol_diag.summary import Number, Worst
+from offpol_diag.summary import Number, Worst, loads
+from tests.factory import OLD, ROLLOUT, write
 
 OF_COMMANDS = ("comparison", "runs", "sweep")
 """Sections of what only some commands find."""
@@ -334,6 +336,87 @@ def test_groups_are_prompts_only_where_the_dump_names_them_and_provenance_is_tol
     facts = dump_facts(provenance={"model": "q3", "regime": {"lags": [2], "quantize": True}})
     rows = table("provenance", section("data", dump=facts)).rows
     assert rows == [("model", "q3"), ("regime", '{"lags": [2], "quantize": true}')]
+
+
+READ = {"rollout_log_probs": "vllm", "old_log_probs": "old_log_probs", "step": "global_step"}
+SHORT = "rollout = vllm, old_log_probs, no mask, step = global_step, host; ignored: prompt, ref_log_probs"
+FORMS = {
+    "the answer": lambda summary: " ".join(terminal(summary).split()),
+    "the tables": lambda summary: " ".join(terminal(summary, verbose=True).split()),
+    "markdown": lambda summary: render_markdown(summary).replace("\\", ""),
+    "the page": render_html,
+    "json": lambda summary: summary.to_json(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_says_which_columns_were_read_and_which_were_ignored(form):
+    facts = dump_facts(columns=READ, others=["host"], ignored=["prompt", "ref_log_probs"])
+    text = FORMS[form](make_summary(dump=facts))
+    for name in ("vllm", "global_step", "host", "prompt", "ref_log_probs"):
+        assert name in text
+    if form in ("the answer", "markdown"):
+        assert SHORT in text
+    if form in ("the tables", "markdown", "the page"):
+        assert "which name, and what was ignored" in text
+
+
+def test_a_long_list_is_counted_in_the_short_form_and_whole_in_the_tables():
+    names = [f"feature_{i}" for i in range(300)]
+    facts = dump_facts(ignored=names, columns=READ | {"response_mask": "m" * 100})
+    summary = make_summary(dump=facts)
+    said = sentence(facts)
+    assert len(said) < 250
+    assert f"mask = {'m' * 39}…" in said
+    assert said.endswith("ignored: feature_0, feature_1, feature_2, feature_3 and 296 more.")
+    assert dict(table("columns", section("data", dump=facts)).rows)["ignored"] == ", ".join(names)
+    assert names[-1] in render_html(summary)
+    assert names[-1] in terminal(summary, verbose=True)
+
+
+def test_ten_thousand_columns_are_whole_in_the_json_alone():
+    names = [f"a_column_of_some_length_{i}" for i in range(10_000)]
+    summary = make_summary(dump=dump_facts(ignored=names))
+    assert len(render_markdown(summary)) < LIMIT
+    assert len(terminal(summary, verbose=True)) < len(terminal(make_summary(), verbose=True)) + 40_000
+    assert dict(table("columns", section("data", dump=summary.dump)).rows)["ignored"].endswith(" more")
+    assert loads(summary.to_json(), "").dump.ignored == names
+
+
+def test_an_older_result_does_not_say_that_nothing_was_ignored():
+    said = words(section("data", dump=dump_facts(ignored=None)))
+    assert "this result does not say" in said
+    assert sentence(dump_facts(ignored=None)).endswith("step.")
+    assert sentence(dump_facts(ignored=[])).endswith("; none ignored.")
+
+
+COMMANDS = {
+    "analyze": ("--presets", "token_is", "--no-html"),
+    "doctor": (),
+    "compare": ("--presets", "token_is,seq_mis"),
+    "sweep": ("--preset", "token_is"),
+    "gate": ("--max", "k3=1"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_which_columns_were_read_and_which_were_ignored(command, tmp_path):
+    names = {"old_log_probs": None, "vllm": ROLLOUT, "rollout_log_probs": None, "train": OLD}
+    dump = write(tmp_path / "a.parquet", **names, mask=[[1] * len(row) for row in OLD], notes=ROLLOUT)
+    more = (*COMMANDS[command], "--columns", "rollout=vllm,old=train")
+    ran = CliRunner().invoke(app, [command, dump, *more])
+    assert ran.exit_code == 0, ran.output
+    assert "rollout = vllm, old = train, mask = mask; ignored: notes" in " ".join(ran.stdout.split())
+
+
+def test_two_runs_say_it_of_both(tmp_path):
+    a, b = (write(tmp_path / name, notes=ROLLOUT, **more) for name, more in (("a", {}), ("b", {"host": OLD})))
+    for more in ((), ("-v",)):
+        said = " ".join(CliRunner().invoke(app, ["compare", a, b, *more]).stdout.split())
+        assert "notes, host" in said
+    assert "A: Columns: rollout_log_probs, old_log_probs, no mask; ignored: notes." in " ".join(
+        CliRunner().invoke(app, ["compare", a, b]).stdout.split()
+    )
 
 
 def test_one_of_a_thing_is_told_without_an_s():

@@ -199,11 +199,22 @@ def _facts(pieces: Sequence[Piece], counts: Mapping[str, object], left_out: Sequ
             **counts,
             "files": [name for part in parts for name in part.files],
             "rows": sum(part.rows for part in parts),
+            "others": list(dict.fromkeys(name for part in parts for name in part.others)),
+            "ignored": _ignored(parts),
             "provenance": _provenance([part.provenance for part in parts]),
             "skipped": Skipped(count=sum(part.skipped.count for part in parts), examples=skipped[:EXAMPLES]),
             "notes": [*left_out, *notes, *remarks(signs)],
         }
     )
+
+
+def _ignored(parts: Sequence[DumpFacts]) -> list[str] | None:
+    """Return the columns that are read of no part; None where a part does not say."""
+    if any(part.ignored is None for part in parts):
+        return None
+    read = {name for part in parts for name in (*part.columns.values(), *part.others)}
+    every = dict.fromkeys(name for part in parts for name in part.ignored or ())
+    return [name for name in every if name not in read]
 
 
 def _provenance(found: Sequence[dict[str, object]]) -> dict[str, object]:

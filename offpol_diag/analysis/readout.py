@@ -128,6 +128,8 @@ def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
         files=list(dump.info.files),
         rows=dump.info.rows,
         columns=dict(dump.info.columns),
+        others=list(dump.info.others),
+        ignored=list(dump.info.ignored),
         provenance=dict(dump.info.provenance),
         skipped=Skipped(count=skipped.count, examples=skipped.examples),
         notes=[*dump.notes, *made],

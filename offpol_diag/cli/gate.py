@@ -96,7 +96,9 @@ def gate(
 
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """
+    from offpol_diag.blocks import Section, Text
     from offpol_diag.gate import outcome, requirements
+    from offpol_diag.report.sections.columns import sentence
     from offpol_diag.report.sections.gate import gate as section
     from offpol_diag.summary import load
 
@@ -108,7 +110,8 @@ def gate(
         base = load(required.result) if required.result else None
         summary = _summary(replace(request, by_step=required.by_step), source, required)
         judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
-        files.write(judged, verbose, [section(judged.gates, required.remarks(judged, base))])
+        read = Section("columns", "", (Text(sentence(judged.dump)),))
+        files.write(judged, verbose, [section(judged.gates, required.remarks(judged, base)), read])
     _report_to_github(judged, files.takes_stdout())
     raise SystemExit(EXITS[outcome(judged.gates)])
 

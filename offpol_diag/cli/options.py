@@ -38,7 +38,7 @@ LIST = "Corrections to evaluate; `offpol-diag presets` lists them."
 Presets = Annotated[str, option(LIST, "--presets", metavar="all|NAME,NAME", panel=INPUT, env=True)]
 OWN = "Presets of your own (TOML, the grammar of the catalogue)."
 PresetFile = Annotated[Path | None, option(OWN, "--preset-file", metavar="FILE", panel=INPUT, env=True)]
-WHICH = "Which column is which, where the names do not say it."
+WHICH = "Which column is which, where the names do not say it; mask=none: none is."
 NAMES = "rollout=NAME,old=NAME"
 Columns = Annotated[str | None, option(WHICH, "--columns", metavar=NAMES, panel=INPUT, env=True)]
 SHAPE = "The form of the files, where it is not to be detected; `offpol-diag convert --list` has them."
@@ -94,7 +94,8 @@ def pairs(text: str | None) -> dict[str, str]:
     for ours, sign, theirs in split:
         if not ours.strip() or not theirs.strip():
             raise UsageError(
-                f'"{ours}{sign}{theirs}" names no column', "write --columns rollout=NAME,old=NAME"
+                f'"{ours}{sign}{theirs}" names no column',
+                "write --columns rollout=NAME,old=NAME; mask=none says that no column is the mask",
             )
     return {ours.strip(): theirs.strip() for ours, _, theirs in split}
 

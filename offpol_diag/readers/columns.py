@@ -200,6 +200,8 @@ TOKENS = (*(role.name for role in ROLES if role.kind in PER_TOKEN), POSITION)
 # ---------------------------------------------------------------- columns → roles
 
 
+MOST_LISTED = 50
+"""Most columns that a message lists, where none can be guessed."""
 NONE = "none"
 """Given to `--columns` for a column's name: no column has that role."""
 
@@ -249,7 +251,7 @@ def resolve(
     mapping = assigned(names, overrides, file, form)
 
     def lacking(what: str, hint: str) -> DumpError:
-        return DumpError(f"{file}: {what}", f"{hint}; the columns are {', '.join(names)}")
+        return DumpError(f"{file}: {what}", f"{hint}; the columns are {_some(names)}")
 
     if ROLLOUT not in mapping:
         raise lacking(f"no column holds {ROLLOUT}", "name it with --columns rollout=…")
@@ -291,8 +293,13 @@ def _given(
 
 def _exists(column: str, names: Sequence[str], file: str) -> None:
     if column not in names:
-        hint = did_you_mean(column, list(names)) or f"the columns are {', '.join(names)}"
+        hint = did_you_mean(column, list(names)) or f"the columns are {_some(names)}"
         raise DumpError(f"{file}: there is no column {column!r}", hint)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
 
 
 def _once(column: str, names: Sequence[str], file: str) -> None:

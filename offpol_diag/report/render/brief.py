@@ -95,7 +95,8 @@ Spell = Callable[[str], str]
 
 
 def _lines(answer: Answer, width: int, spell: Spell) -> list[tuple[str, str]]:
-    found = [(line, "") for line in _wrapped(spell(answer.about), width)]
+    about = ", ".join(filter(None, (answer.about, answer.all_read)))
+    found = [(line, "") for line in _wrapped(spell(about), width)]
     found += [(line, "yellow") for one in answer.cautions for line in _wrapped(spell(f"! {one}"), width, 2)]
     found.append(("", ""))
     found += [
@@ -112,6 +113,8 @@ def _lines(answer: Answer, width: int, spell: Spell) -> list[tuple[str, str]]:
     found += [("", "")] if answer.findings else []
     found += [(line, "") for one in answer.findings for line in _wrapped(spell(f"• {one}"), width, indent=2)]
     found.append(("", ""))
+    read = "" if answer.all_read else spell(f"columns {answer.columns}")
+    found += [(line, "") for line in _wrapped(read, width, MOST_WRAPPED, indent=8)]
     found += [(f"{label:<8}{spell(text)}", "") for label, text in answer.commands]
     return found
 

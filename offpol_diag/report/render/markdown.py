@@ -62,6 +62,7 @@ def _answer(summary: Summary) -> list[str]:
     return [
         " ".join((f"{ICONS[found.tone]} **{first}**", *rest)),
         escaped(found.about),
+        escaped(f"Columns: {found.columns}."),
         *(f"⚠️ {escaped(line)}" for line in found.cautions),
         facts,
         _grid(

@@ -17,6 +17,7 @@ from offpol_diag.bands import Tone, band, tone
 from offpol_diag.numerals import count, counted, doubted, rounded, say, written
 from offpol_diag.presets.candidates import DEFAULT
 from offpol_diag.presets.tuning import command
+from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.diagnosis import cause_details, is_bug
 from offpol_diag.report.sections.numbers import DRIFTS, Tile, alerts, curve, drift, steps_of, tiles
 from offpol_diag.summary import MARGIN, Cause, Number, Recommendation, Summary
@@ -84,6 +85,7 @@ class Answer:
 
     Attributes:
         about: what was read.
+        columns: under which names, and what was ignored; `all_read`: that there is nothing to say of it.
         headline: the verdict; its first sentence is what `--quiet` prints.
         tone: how bad it is.
         cautions: what limits every number: skipped rows, warnings about the data.
@@ -99,6 +101,8 @@ class Answer:
     """
 
     about: str
+    columns: str
+    all_read: str
     headline: tuple[str, ...]
     tone: Tone
     cautions: tuple[str, ...]
@@ -143,6 +147,8 @@ def answer(summary: Summary) -> Answer:
     sure = () if bug or given is None else tuple(filter(None, (LABELS.get(given.label or ""), *tie(given))))
     return Answer(
         about=about(summary),
+        columns=columns.in_short(summary.dump),
+        all_read=columns.all_read(summary.dump),
         headline=headline(summary),
         tone="bad" if bug else "warn" if row is None or _few(summary) else tone(row.name),
         cautions=cautions(summary),

@@ -6,6 +6,7 @@ import json
 
 from offpol_diag.blocks import Block, Cell, Section, Table, Text
 from offpol_diag.numerals import count, counted, say_value, size
+from offpol_diag.report.sections import columns
 from offpol_diag.summary import DumpFacts, Number, Numbers, Run, Summary
 
 EXPECTED = (
@@ -40,7 +41,10 @@ def data(summary: Summary) -> Section:
         for name, one in some.items()
     ]
     missing = [(name, "not in this dump") for name in EXPECTED if name not in facts.columns]
-    columns, read_from = [*facts.columns.items(), *missing], "Columns: what was found, and under which name"
+    named = [*facts.columns.items(), *missing]
+    named += [("read by their own names", columns.whole(facts.others))] if facts.others else []
+    named += [("ignored", columns.ignored(facts))]
+    read_from = "Columns: what was read, under which name, and what was ignored"
     files = list(enumerate(facts.files, 1))
     all_numbers = f"Definitions of all {count(len(definitions))} numbers"
     what, defined = ("what", "value"), ("number", "formula", "over", "unit")
@@ -48,7 +52,7 @@ def data(summary: Summary) -> Section:
         Text(_sentence(facts)),
         Text(f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."),
         Table("counts", "Counts", what, _counts(facts), folded=True),
-        Table("columns", read_from, ("name", "read from"), columns, folded=True),
+        Table("columns", read_from, ("name", "read from"), named, folded=True),
         _provenance(facts),
         Table("run", "The run", what, _run(run), folded=True),
         Table("files", f"Files ({count(len(files))})", ("no.", "file"), files, collapsed=True),

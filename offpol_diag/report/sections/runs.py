@@ -7,6 +7,7 @@ from pathlib import PurePath
 from offpol_diag.blocks import Block, Cell, Section, Table, Text, Tone, Verdict, filled
 from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES
 from offpol_diag.numerals import count, say_value
+from offpol_diag.report.sections import columns
 from offpol_diag.summary import Against, Contrast, DumpFacts, Number, Summary
 
 HEADER = ("metric", "A", "B", "B against A", "p, corrected")
@@ -63,6 +64,8 @@ def _facts(a: DumpFacts, b: DumpFacts) -> Table:
         ("mean length", Number(value=a.mean_length), Number(value=b.mean_length)),
         ("longest", a.max_length, b.max_length),
         ("rows skipped", a.skipped.count, b.skipped.count),
+        ("columns read", columns.read(a), columns.read(b)),
+        ("columns ignored", columns.ignored(a), columns.ignored(b)),
         *_provenance(a.provenance, b.provenance),
     )
     return Table("runs", "The two runs", ("what", "A", "B"), rows)

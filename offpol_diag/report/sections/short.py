@@ -8,6 +8,7 @@ from dataclasses import replace
 from offpol_diag.blocks import Block, Cell, Code, Section, Table, Text, Verdict
 from offpol_diag.directions import PRESET, Worse, worse
 from offpol_diag.numerals import count, say, value_or_dash
+from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.answer import about
 from offpol_diag.report.sections.comparison import ACROSS
 from offpol_diag.report.sections.diagnosis import is_bug
@@ -75,6 +76,7 @@ def _presets(summary: Summary, found: Comparison) -> tuple[Block, ...]:
     more = "-v: every number, the differences with their intervals, and what each drops."
     return (
         Text(about(summary)),
+        Text(columns.sentence(summary.dump)),
         _verdict(summary, able, found),
         *missing,
         table,
@@ -149,7 +151,10 @@ def _runs(summary: Summary) -> tuple[Block, ...]:
     more = f"{count(len(found.contrasts) - min(len(rows), DOZEN))} more numbers, intervals and p-values: -v."
     header = ("number", "better", "A → B", "B against A")
     table = Table("decisive", caption, header, tuple(map(_contrast, rows[:DOZEN])), (more,))
-    return (*wrong, head, *cautions[:3], *((table,) if rows else ()))
+    read = {run: columns.sentence(dump) for run, dump in (("A", summary.dump), ("B", found.b.dump))}
+    both = read["A"] == read["B"]
+    said = [Text(f"{run}: {text}") for run, text in ({"A and B": read["A"]} if both else read).items()]
+    return (*wrong, head, *cautions[:3], *((table,) if rows else ()), *said)
 
 
 def _contrast(one: Contrast) -> tuple[Cell, ...]:
@@ -177,4 +182,5 @@ def _sweep(summary: Summary, swept: Sweep) -> tuple[Block, ...]:
     more = "-v: by length of response, intervals, the numerical noise, and every threshold."
     if not any(isinstance(block, Verdict) for block in spoken):
         spoken.insert(0, Verdict(f"{found.h1} {found.interval}".strip(), change(swept), found.tone))
-    return (Text(about(summary)), *spoken[:5], main, *config, Text(more))
+    read = Text(columns.sentence(summary.dump))
+    return (Text(about(summary)), read, *spoken[:5], main, *config, Text(more))
