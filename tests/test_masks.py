@@ -149,6 +149,9 @@ def test_a_2_anywhere_says_that_it_is_no_mask(tmp_path, monkeypatch):
 @pytest.mark.parametrize("pages", [{"write_statistics": False}, {"use_compliant_nested_type": False}])
 def test_a_mask_is_found_without_statistics_and_whatever_its_leaf_is_called(tmp_path, pages):
     assert "'m'" in refusal(write(tmp_path / "a.parquet", pages=pages, m=MASK)).message
+    for case in ("all 0", "all 1"):
+        path = write(tmp_path / "b.parquet", pages=pages, other=NO_MASKS[case])
+        assert open_dump([path]).info.ignored == ("other",)
 
 
 def test_thousands_of_columns_are_opened_in_no_time(tmp_path):

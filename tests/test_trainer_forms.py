@@ -504,3 +504,20 @@ def test_a_prompt_of_token_ids_beyond_64_bits_is_a_group_as_well():
     tokens = {"token_ids": np.array([2.0**63, 3.0, 4.0]), "response_mask": np.array([0, 0, 1])}
     named = _prompt(Row(tokens, {}, ""))
     assert named != _prompt(Row(tokens | {"response_mask": np.array([0, 1, 1])}, {}, ""))
+
+
+UNREAD: Mapping[str, tuple[Make, tuple[str, ...]]] = {
+    "nemo-rl": (written.nemo_rl, ("content",)),
+    "trl": (written.trl, ("completion", "accuracy_reward")),
+    "slime": (pickled.slime, ("data_parallel_rank", "truncated")),
+    "skyrl": (pickled.skyrl, ("response_mask",)),
+    "verl-batch": (pickled.verl, ("prompts",)),
+}
+
+
+@pytest.mark.parametrize("form", UNREAD)
+def test_fields_of_a_trainer_that_nobody_reads_are_listed_and_those_that_its_form_uses_are_not(
+    form: str, tmp_path: Path
+) -> None:
+    make, unread = UNREAD[form]
+    assert open_dump([str(make(tmp_path, batch()))]).info.ignored == unread

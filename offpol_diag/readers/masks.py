@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns, parquet
 from offpol_diag.readers.columns import NONE, Plan, may_mask, no_mask, unnamed_mask
-from offpol_diag.readers.decode import Array, Flags, Ints, dense, narrow, ragged, starts
+from offpol_diag.readers.decode import Array, Flags, Ints, dense, narrow, ragged, span, starts
 from offpol_diag.readers.sources import Part
 
 ROWS, TOKENS = 1 << 12, 1 << 18
@@ -61,7 +61,7 @@ def require_mask(parts: Sequence[Part], plan: Plan, overrides: Mapping[str, str]
     head, file = _head(parts, plan), str(parts[0].path)
     if head is None:
         return  # what is damaged is refused where it is read
-    found = [name for name in head.masks() if _of_0_and_1(parts, name)]
+    found = [name for name, begun in head.masks() if _of_0_and_1(parts, name, begun)]
     if found:
         raise unnamed_mask(file, found)
     seen = padding(*head.zeros)
@@ -98,14 +98,13 @@ def _candidates(parts: Sequence[Part], plan: Plan) -> list[str]:
     return [name for name in names if _within(known.get(name, (0, 1)))][:MOST]
 
 
-def _of_0_and_1(parts: Sequence[Part], name: str) -> bool:
+def _of_0_and_1(parts: Sequence[Part], name: str, begun: tuple[float, float]) -> bool:
     """Return whether a column that begins like a mask holds both 0 and 1, and no other number."""
-    spans = list[tuple[float, float]]()
+    spans = [begun]
     for part in parts:
         with suppress(DumpError, *parquet.READ_ERRORS):
             spans += parquet.extents(part, [name]).values()
-    low, high = (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (0, 1)
-    return low == 0 and high == 1
+    return min(low for low, _ in spans) == 0 and max(high for _, high in spans) == 1
 
 
 def _within(span: tuple[float, float]) -> bool:
@@ -135,13 +134,16 @@ class Head:
     long: bool
     cut: bool
 
-    def masks(self) -> Iterator[str]:
-        """Yield the columns with 0 or 1 for each token; in the long form, not those of whole sequences."""
+    def masks(self) -> Iterator[tuple[str, tuple[float, float]]]:
+        """Yield the columns with 0 or 1 for each token, and their minimum and maximum.
+
+        In the long form a column that is the same throughout each sequence is none.
+        """
         filled = self.lengths > 0
         for name, (values, lengths) in self.others.items():
             whole = filled.any() and (lengths == self.lengths)[filled].mean() >= NEARLY_ALL
             if whole and ((values == 0) | (values == 1)).all() and (self._varies(values) or not self.long):
-                yield name
+                yield name, span(values)
 
     def _varies(self, values: Array) -> bool:
         """Return whether values [T] differ within a sequence."""

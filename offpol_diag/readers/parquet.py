@@ -235,9 +235,10 @@ def extents(part: Part, names: Sequence[str], most: int | None = None) -> dict[s
         for name in (name for name in names if name in leaves):
             for group in part.groups[:most]:
                 known = chunk_of(parquet, group, leaves[name]).statistics
-                if known is not None and known.has_min_max:
-                    low, high = found.get(name, (math.inf, -math.inf))
-                    found[name] = min(low, float(known.min)), max(high, float(known.max))
+                if known is None or not known.has_min_max or isinstance(known.min, bytes):  # of float16
+                    continue
+                low, high = found.get(name, (math.inf, -math.inf))
+                found[name] = min(low, float(known.min)), max(high, float(known.max))
     return found
 
 
