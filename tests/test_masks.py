@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from offpol_diag.errors import DumpError
 from offpol_diag.readers import masks, open_dump
-from offpol_diag.readers.masks import Padding, padding
+from offpol_diag.readers.masks import Padding, ends, padding
+from offpol_diag.readers.shards import of_batches
 from tests.factory import read, refusal, write
 
 MASK = [[1, 0, 1], [1], [], [0, 1]]
@@ -221,6 +223,13 @@ def test_padding_of_each_batch_to_its_own_length_is_found_however_the_dump_is_cu
     made = [listed(batch(8, length)[0]) for length in (40, 64, 52, 30)]
     columns = {name: [row for one in made for row in one[name]] for name in made[0]}
     said = {refusal(*paths).message.partition(": ")[2] for paths in cuts(tmp_path, **columns)}
+    whole = open_dump([str(tmp_path / "b.parquet")], batch_tokens=100)
+    parts = of_batches(whole)
+    assert len(parts) > 4
+    assert not any(list(part.batches()) == [] for part in parts), "no part refuses it alone"
+    with pytest.raises(DumpError) as caught:
+        whole.merge_findings(part.findings() for part in parts)
+    said.add(caught.value.message.partition(": ")[2])
     assert len(said) == 1
     assert "of the first 20 sequences" in said.pop()
 
@@ -230,7 +239,7 @@ def test_the_same_rows_without_padding_are_read(tmp_path):
     ragged = {
         name: [row[kept] for row, kept in zip(values, mask, strict=True)] for name, values in columns.items()
     }
-    assert open_dump([write(tmp_path / "a.parquet", **ragged)]).info.ignored == ()
+    assert read(write(tmp_path / "a.parquet", **ragged)).tokens == mask.sum()
 
 
 def honest(case: str) -> tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]:
@@ -270,28 +279,38 @@ HONEST = (
 @pytest.mark.parametrize("case", HONEST)
 def test_tokens_of_which_both_policies_are_certain_are_no_padding(tmp_path, case):
     lengths, zero = honest(case)
-    assert padding(lengths, np.concatenate(zero)) is None
+    assert padding(ends(lengths, np.concatenate(zero))) is None
     rows = [np.where(row, 0.0, -1.0) for row in zero]
-    assert open_dump([write(tmp_path / "a.parquet", rollout_log_probs=rows, old_log_probs=rows)])
+    assert read(write(tmp_path / "a.parquet", rollout_log_probs=rows, old_log_probs=rows)).tokens == sum(
+        lengths
+    )
 
 
 @pytest.mark.parametrize("column", ["rollout_log_probs", "old_log_probs"])
 def test_zeros_in_one_column_alone_are_for_the_diagnosis(tmp_path, column):
     columns, mask = batch()
     columns[column] = np.where(mask, columns[column], -0.7)
-    assert open_dump([write(tmp_path / "a.parquet", **listed(columns))])
+    assert read(write(tmp_path / "a.parquet", **listed(columns))).tokens == mask.size
 
 
 def test_padding_is_counted_as_by_hand():
     lengths = np.array([6, 6, 0, 6, 6, 6])
     rows = ("111000", "101100", "110000", "100000", "111111")
     zero = np.array([number == "0" for row in rows for number in row])
-    assert padding(lengths, zero) == Padding(4, 5, 14 / 30)
+    assert ends(lengths, zero).tolist() == [
+        [6, 3, 0],
+        [6, 2, 1],
+        [0, 0, 0],
+        [6, 4, 0],
+        [6, 5, 0],
+        [6, 0, 0],
+    ]
+    assert padding(ends(lengths, zero)) == Padding(4, 5, 14 / 30)
 
 
 def test_few_rows_prove_nothing():
     zero = np.array([number == "0" for row in ("110000", "111000", "100000") for number in row])
-    assert padding(np.array([6, 6, 6]), zero) is None
+    assert padding(ends(np.array([6, 6, 6]), zero)) is None
 
 
 # ---------------------------------------------------------------- what is ignored

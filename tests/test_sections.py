@@ -407,14 +407,17 @@ def test_every_command_says_which_columns_were_read_and_which_were_ignored(comma
     ran = CliRunner().invoke(app, [command, dump, *more])
     assert ran.exit_code == 0, ran.output
     assert "rollout = vllm, old = train, mask = mask; ignored: notes" in " ".join(ran.stdout.split())
+    whole = CliRunner().invoke(app, [command, dump, *more, "-v"]).stdout
+    assert re.search(r"^.*[Ii]gnored\W+notes", whole, re.MULTILINE)
+    assert re.search(r"response_mask\W+mask", whole)
 
 
 def test_two_runs_say_it_of_both(tmp_path):
     a, b = (write(tmp_path / name, notes=ROLLOUT, **more) for name, more in (("a", {}), ("b", {"host": OLD})))
     for more in ((), ("-v",)):
         said = " ".join(CliRunner().invoke(app, ["compare", a, b, *more]).stdout.split())
-        assert "notes, host" in said
-    assert "A: Columns: rollout_log_probs, old_log_probs, no mask; ignored: notes." in " ".join(
+        assert "gnored: notes, host." in said
+    assert "A. Columns: rollout_log_probs, old_log_probs, no mask; ignored: notes." in " ".join(
         CliRunner().invoke(app, ["compare", a, b]).stdout.split()
     )
 

@@ -98,7 +98,7 @@ def gate(
     """
     from offpol_diag.blocks import Section, Text
     from offpol_diag.gate import outcome, requirements
-    from offpol_diag.report.sections.columns import sentence
+    from offpol_diag.report.sections.columns import sentence, sentences
     from offpol_diag.report.sections.gate import gate as section
     from offpol_diag.summary import load
 
@@ -110,7 +110,7 @@ def gate(
         base = load(required.result) if required.result else None
         summary = _summary(replace(request, by_step=required.by_step), source, required)
         judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
-        read = Section("columns", "", (Text(sentence(judged.dump)),))
+        read = Section("columns", "", (Text((sentences if verbose else sentence)(judged.dump)),))
         files.write(judged, verbose, [section(judged.gates, required.remarks(judged, base)), read])
     _report_to_github(judged, files.takes_stdout())
     raise SystemExit(EXITS[outcome(judged.gates)])

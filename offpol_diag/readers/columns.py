@@ -365,6 +365,7 @@ class Plan:
         columns: canonical name → the column's name.
         extra: group-by columns without a role.
         described: further small columns, which the diagnosis searches for conspicuous groups.
+        unmasked: whether the user says that there is no mask.
         bare: whether batches lack positions, turns and keys.
     """
 
@@ -373,6 +374,7 @@ class Plan:
     form: Form = LIST
     bare: bool = False
     described: tuple[str, ...] = ()
+    unmasked: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -405,7 +407,7 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
         _once(name, names, file)
         if form.long and name in {mapping.get(role) for role in TOKENS}:
             raise DumpError(f"{file}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
-    plan = Plan(mapping, extra, form)
+    plan = Plan(mapping, extra, form, unmasked=no_mask(overrides))
     _check_types(first, plan)
     for other in parts[1:]:
         _check_same(first, other, plan, overrides)

@@ -17,9 +17,9 @@ from offpol_diag.errors import DumpError
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows, remarks
 from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree, ignored
-from offpol_diag.readers.decode import MOST_ROWS, Slice, cuts, is_text, pack, plain, starts
+from offpol_diag.readers.decode import MOST_ROWS, Ints, Slice, cuts, is_text, pack, plain, starts
 from offpol_diag.readers.long import gathered
-from offpol_diag.readers.masks import require_mask
+from offpol_diag.readers.masks import ROWS, TOKENS, Ends, require_mask
 from offpol_diag.readers.sources import File, Part, find
 
 Progress = Callable[[int], None]
@@ -117,12 +117,16 @@ class DumpInfo:
 
 @dataclass(frozen=True)
 class Findings:
-    """Findings of a pass: sequences (bad ones included), unmasked tokens, skipped rows, signs by role."""
+    """Findings of a pass: sequences (bad ones included), unmasked tokens, skipped rows, signs by role.
+
+    `ends` is how the first sequences of the dump end, of a part that has some of them.
+    """
 
     rows: int
     tokens: int
     skipped: Skipped
     signs: dict[str, Count]
+    ends: list[Ints]
 
 
 class Cursor:
@@ -179,9 +183,11 @@ class Dump:
     batch_tokens: int
     skipped: Skipped = field(default_factory=Skipped)
     _signs: Signs | None = None
+    _ends: Ends | None = None
     _kept: int = 0
     _shard: bool = False
     _waits: bool = False
+    _late: bool = False
     _before: int = 0
     _rate: float = 0.0
     _cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
@@ -203,9 +209,11 @@ class Dump:
             batch_tokens=int(ROOM * self.batch_tokens),
             skipped=Skipped(),
             _signs=None,
+            _ends=None,
             _kept=0,
             _shard=True,
             _waits=first > 0,
+            _late=first >= (TOKENS if self.long else ROWS),
             _before=before,
         )
 
@@ -224,7 +232,7 @@ class Dump:
         if self.long or MASK not in self._plan.columns:
             return None
         columns = {role: at for role, at in self._plan.columns.items() if role != MASK}
-        plan = replace(self._plan, columns=columns)
+        plan = replace(self._plan, columns=columns, unmasked=True)
         return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _cursor=Cursor())
 
     @property
@@ -290,33 +298,40 @@ class Dump:
         # Makes malloc reuse memory between batches; the block is never touched, so it costs no memory.
         np.empty(RECYCLED, np.uint8)
         self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
-        packed = self._packed(self._signs, progress or (lambda _: None))
+        self._ends = Ends(self._plan)
+        packed = self._packed(self._signs, self._ends, progress or (lambda _: None))
         for batch in join(packed, self.batch_tokens):
             self._kept += batch.tokens
             if self._kept or self._shard:
                 yield batch
             del batch  # frees it before the next one is read
-        if not (self._kept or self._shard):
-            raise self._nothing()
+        if not self._shard:
+            self._ends.judge(_named(self.parts), self.info.rows)
+            if not self._kept:
+                raise self._nothing()
 
     def findings(self) -> Findings:
         """Return the findings of the latest pass; complete when the pass has ended."""
         signs = self._signs.counts if self._signs else {}
-        return Findings(self.info.rows, self._kept, self.skipped, signs)
+        rows = self._ends.rows if self._ends else []
+        return Findings(self.info.rows, self._kept, self.skipped, signs, rows)
 
     def merge_findings(self, shards: Iterable[Findings]) -> None:
         """Merge the findings of all shards, in order, as if the dump had been read in one pass."""
         self.skipped, self._signs, self._kept, rows = Skipped(), Signs(self._plan), 0, 0
+        self._ends = Ends(self._plan)
         for one in shards:
             rows += one.rows
             self._kept += one.tokens
             self.skipped.merge(one.skipped)
             self._signs.merge(one.signs)
+            self._ends.merge(one.ends)
         self.info = replace(self.info, rows=rows)
+        self._ends.judge(_named(self.parts), rows)
         if not self._kept:
             raise self._nothing()
 
-    def _packed(self, signs: Signs, progress: Progress) -> Iterator[Batch]:
+    def _packed(self, signs: Signs, ends: Ends, progress: Progress) -> Iterator[Batch]:
         sequences = 0
 
         def packed(piece: Slice) -> Batch | None:
@@ -324,6 +339,10 @@ class Dump:
             sequences += len(piece.rows)
             good, rows = good_rows(piece, self._plan, self.skipped if self._skip else None)
             signs.see(good, rows)
+            if ends.wanted() and not self._late:
+                ends.see(rows)
+                if not (ends.wanted() or self._shard):
+                    ends.judge(_named(self.parts), self.info.rows)
             if not self.long:  # there a row is a token, and counted when it is gathered
                 progress(len(piece.rows))
             return pack(good, rows, self._plan) if len(good.rows) else None

@@ -16,12 +16,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
+from offpol_diag.readers.columns import FLAGS, PER_TOKEN
 from offpol_diag.readers.decode import is_text
 from offpol_diag.readers.remote import OTHER, outage
 from offpol_diag.readers.sources import Footer, Location, Part
@@ -103,6 +104,7 @@ def footer(path: Location) -> Footer:
             tuple(group.total_byte_size for group in groups),
             _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}")),
             _small(parquet),
+            _binary(parquet),
         )
 
 
@@ -117,6 +119,31 @@ def _small(parquet: pq.ParquetFile) -> frozenset[str]:
                 if sum(chunk_of(parquet, at, leaf).total_uncompressed_size for at in groups) <= most:
                     found.add(path)
     return frozenset(found)
+
+
+def _binary(parquet: pq.ParquetFile) -> frozenset[str]:
+    """Return columns of numbers, none below 0 or above 1 in the first row group as far as is known."""
+    kinds = (FLAGS, PER_TOKEN[FLAGS])
+    numbers = {one.name for one in parquet.schema_arrow if any(kind.accepts(one.type) for kind in kinds)}
+    leaves = _leaves(parquet) if numbers and parquet.metadata.num_row_groups else {}
+    found = set()
+    for name in numbers & leaves.keys():  # of other types Arrow may have no value in Python
+        with suppress(*READ_ERRORS):
+            known = _extent(chunk_of(parquet, 0, leaves[name]))
+            if known is None or known.within(0, 1):
+                found.add(name)
+    return frozenset(found)
+
+
+def _leaves(parquet: pq.ParquetFile) -> dict[str, int]:
+    """Return the columns, each with its first leaf: a list's is called NAME.list.element, or otherwise."""
+    names, found = set(parquet.schema_arrow.names), dict[str, int]()
+    for leaf in range(len(parquet.schema)):
+        path = parquet.schema.column(leaf).path
+        for name in (path, *(path[: dot.start()] for dot in re.finditer(r"\.", path))):
+            if name in names:
+                found.setdefault(name, leaf)
+    return found
 
 
 def _provenance(text: bytes) -> dict[str, object]:
@@ -217,29 +244,44 @@ def bounds(part: Part, name: str) -> list[tuple[Any, Any]]:
     return [(statistics.min, statistics.max) for statistics in found]
 
 
-def extents(part: Part, names: Sequence[str], most: int | None = None) -> dict[str, tuple[float, float]]:
-    """Return the minimum and maximum of columns of numbers or lists of them, as far as the footer says.
+class Extent(NamedTuple):
+    """Minimum and maximum of a column, and its number of values; an empty list counts as one."""
+
+    low: float
+    high: float
+    values: int
+
+    def within(self, low: float, high: float) -> bool:
+        """Return whether all values lie between two numbers."""
+        return low <= self.low and self.high <= high
+
+
+def extents(part: Part, names: Sequence[str], most: int | None = None) -> dict[str, Extent]:
+    """Return what the footer says of columns of numbers or lists; columns that it passes over are left out.
 
     Args:
         part: the file.
         names: the columns.
         most: row groups that are looked at; None for all.
     """
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, Extent] = {}
     with open_again(part) as parquet:
-        paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-        leaves: dict[str, int] = {}
-        for leaf, path in enumerate(paths):  # a list's leaf is called NAME.list.element, or otherwise
-            for name in (path, *(path[: dot.start()] for dot in re.finditer(r"\.", path))):
-                leaves.setdefault(name, leaf)
+        leaves = _leaves(parquet)
         for name in (name for name in names if name in leaves):
             for group in part.groups[:most]:
-                known = chunk_of(parquet, group, leaves[name]).statistics
-                if known is None or not known.has_min_max or isinstance(known.min, bytes):  # of float16
-                    continue
-                low, high = found.get(name, (math.inf, -math.inf))
-                found[name] = min(low, float(known.min)), max(high, float(known.max))
+                one = _extent(chunk_of(parquet, group, leaves[name]))
+                if one is not None:
+                    low, high, values = found.get(name, one._replace(values=0))
+                    found[name] = Extent(min(low, one.low), max(high, one.high), values + one.values)
     return found
+
+
+def _extent(chunk: pq.ColumnChunkMetaData) -> Extent | None:
+    """Return what the footer says of a column of numbers in a row group."""
+    known = chunk.statistics
+    if known is None or not known.has_min_max or isinstance(known.min, bytes):  # of float16
+        return None
+    return Extent(float(known.min), float(known.max), chunk.num_values)
 
 
 def fingerprint(part: Part) -> bytes:

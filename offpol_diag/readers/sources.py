@@ -165,6 +165,7 @@ class Footer:
         group_bytes: bytes of each row group before compression; 0 where unknown.
         provenance: how the numbers were made, from its metadata.
         small: flat columns of few bytes a row, which may describe where a row comes from.
+        binary: columns, flat or of lists, that may hold nothing but 0 and 1, by the first row group.
     """
 
     schema: pa.Schema
@@ -172,6 +173,7 @@ class Footer:
     group_bytes: tuple[int, ...]
     provenance: dict[str, object] = field(default_factory=dict)
     small: frozenset[str] = frozenset()
+    binary: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from offpol_diag.report.render.columns import fit
 from offpol_diag.report.render.dots import dots
 from offpol_diag.report.sections import sections
 from offpol_diag.report.sections.answer import answer, headline
+from offpol_diag.report.sections.columns import sentences
 from offpol_diag.report.sections.short import short
 from offpol_diag.summary import Summary
 
@@ -92,7 +93,9 @@ def terminal(
         return line(headline(summary)[0] if of_one else _first(short(summary)))
     if not of_one:
         names = ("sweep",) if summary.sweep is not None else ("diagnosis", "comparison", "runs")
-        return draw(sections(summary, names) if verbose else short(summary), console)
+        read = Section("columns", "", (Text(sentences(summary.dump)),)) if summary.against is None else None
+        every = (*sections(summary, names), *((read,) if read else ()))
+        return draw(every if verbose else short(summary), console)
     with console.capture() as drawn:
         print_answer(answer(summary), console)
     text = "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])

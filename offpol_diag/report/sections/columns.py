@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from offpol_diag.blocks import Text
 from offpol_diag.numerals import count
 from offpol_diag.summary import DumpFacts
 
@@ -49,10 +50,17 @@ def in_short(facts: DumpFacts) -> str:
     return f"{read}; {f'ignored: {ignored}' if ignored else 'none ignored'}"
 
 
-def read(facts: DumpFacts) -> str:
-    """Return what was read."""
+def sentences(facts: DumpFacts) -> str:
+    """Return both at length."""
     named = (role if role == column else f"{role} = {column}" for role, column in facts.columns.items())
-    return whole((*named, *facts.others))
+    return f"Columns read: {whole((*named, *facts.others))}. Ignored: {ignored(facts)}."
+
+
+def of_two(a: DumpFacts, b: DumpFacts, say: Callable[[DumpFacts], str]) -> tuple[Text, ...]:
+    """Return what is said of two runs, once if it is the same."""
+    first, second = say(a), say(b)
+    both = {"A and B": first} if first == second else {"A": first, "B": second}
+    return tuple(Text(f"{run}. {said}") for run, said in both.items())
 
 
 def ignored(facts: DumpFacts) -> str:

@@ -31,6 +31,7 @@ def runs(summary: Summary) -> Section | None:
         Verdict("A against B", found.headline, tone, tuple(detail)),
         *(Text(note, "warn") for note in found.notes),
         _facts(summary.dump, found.b.dump),
+        *columns.of_two(summary.dump, found.b.dump, columns.sentences),
         *_tables(found),
         *((Text(f"Cannot be compared: {lacking}.", "warn"),) if lacking else ()),
     )
@@ -64,8 +65,6 @@ def _facts(a: DumpFacts, b: DumpFacts) -> Table:
         ("mean length", Number(value=a.mean_length), Number(value=b.mean_length)),
         ("longest", a.max_length, b.max_length),
         ("rows skipped", a.skipped.count, b.skipped.count),
-        ("columns read", columns.read(a), columns.read(b)),
-        ("columns ignored", columns.ignored(a), columns.ignored(b)),
         *_provenance(a.provenance, b.provenance),
     )
     return Table("runs", "The two runs", ("what", "A", "B"), rows)

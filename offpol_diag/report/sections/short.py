@@ -140,7 +140,7 @@ def _runs(summary: Summary) -> tuple[Block, ...]:
     assert found is not None  # the caller looked
     assert whole is not None
     head, *rest = whole.blocks
-    cautions = [block for block in rest if isinstance(block, Text)]
+    cautions = [block for block in rest if isinstance(block, Text) and block.tone == "warn"]
     wrong = [
         Verdict(f"BUG in {run}", f"{headline} Mend it before you compare.", "bad")
         for run, headline in bugs(summary, found)
@@ -151,9 +151,7 @@ def _runs(summary: Summary) -> tuple[Block, ...]:
     more = f"{count(len(found.contrasts) - min(len(rows), DOZEN))} more numbers, intervals and p-values: -v."
     header = ("number", "better", "A → B", "B against A")
     table = Table("decisive", caption, header, tuple(map(_contrast, rows[:DOZEN])), (more,))
-    read = {run: columns.sentence(dump) for run, dump in (("A", summary.dump), ("B", found.b.dump))}
-    both = read["A"] == read["B"]
-    said = [Text(f"{run}: {text}") for run, text in ({"A and B": read["A"]} if both else read).items()]
+    said = columns.of_two(summary.dump, found.b.dump, columns.sentence)
     return (*wrong, head, *cautions[:3], *((table,) if rows else ()), *said)
 
 
