@@ -31,7 +31,7 @@ def written(number: Number) -> Written:
     """Format a value and its interval: `0.26` and `[0.19, 0.34]`, `94%` and `[92%, 95%]`.
 
     Two significant digits, or as many as the interval tells apart. An interval without width is not written.
-    A star marks a value that its note calls unreliable.
+    A share is written 100% only where it is exactly 1: `99.7%`, and `>99.99%` beyond two decimals. A star marks a value that its note calls unreliable.
     """
     if number.value is None:
         return Written(_absent(number), "")
@@ -81,7 +81,10 @@ def say_value(value: float | None, unit: str = "") -> str:
     found = value * scale
     if found.is_integer() and abs(found) < 1e15:
         return f"{int(found):,}{sign}"
-    text = _plain(found, _EXACT - 1 - _power(found), "")
+    places = _EXACT - 1 - _power(found)
+    while sign and places < 12 and round(found, places) == 100:  # only 1 is 100%
+        places += 1
+    text = _plain(found, places, "")
     head, mark, tail = text.partition("e")
     return (head.rstrip("0").rstrip(".") if "." in head else head) + mark + tail + sign
 
@@ -138,7 +141,20 @@ def _plain(value: float, places: int, sign: str) -> str:
     low, high = _PLAIN_PERCENT if sign else _PLAIN
     if abs(value) < 1 and not round(value, places):
         value = 0.0
+    if sign and value != 100 and round(value, places) == 100:
+        return _beside_100(value, places) + sign
     if value == 0 or low <= abs(value) < high:
-        return f"{round(value, places) + 0.0:,.{max(places, 0) if value else 0}f}{sign}"
+        exact = value == 0 or (sign and value == 100)
+        return f"{round(value, places) + 0.0:,.{0 if exact else max(places, 0)}f}{sign}"
     mantissa, power = f"{value:.{min(max(places + _power(value), 0), 16)}e}".split("e")
     return f"{mantissa}e{int(power)}{sign}"
+
+
+def _beside_100(value: float, places: int) -> str:
+    """Format a percentage that rounds to 100 with enough decimals to tell it apart, or by a bound."""
+    most = _most(100.0)
+    for more in range(max(places, 0) + 1, most + 1):
+        if round(value, more) != 100:
+            return f"{value:.{more}f}"
+    step = 10**-most
+    return f">{100 - step:.{most}f}" if value < 100 else f"<{100 + step:.{most}f}"

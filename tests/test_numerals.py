@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from offpol_diag.analysis import readout
@@ -19,8 +19,8 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def parsed(text: str) -> float:
-    """Parse the number of a text."""
-    return float(text.removesuffix("%").replace(",", "")) / (100 if text.endswith("%") else 1)
+    """Parse the number of a text, or the bound that stands for it."""
+    return float(text.lstrip("<>").removesuffix("%").replace(",", "")) / (100 if text.endswith("%") else 1)
 
 
 @given(FINITE, FINITE, FINITE, st.sampled_from(["", "fraction", "nats"]))
@@ -88,6 +88,34 @@ def test_digits(value, interval, unit, text):
     assert say(Number(value=value, interval=interval, unit=unit)) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "interval", "text"),
+    [
+        (0.9966, None, "99.7%"),
+        (0.9966, (0.98, 0.9999), "99.7% [98%, 99.99%]"),
+        (0.99993, (0.95, 0.99999), "99.99% [95%, >99.99%]"),
+        (0.999996, (0.999994, 1.0), ">99.99% [>99.99%, 100%]"),
+        (1.0, (0.993, 1.0), "100% [99.3%, 100%]"),
+        (1.0, (1.0, 1.0), "100%"),
+        (1.00001, None, "<100.01%"),
+        (4e-7, None, "4.0e-5%"),
+        (0.0, (0.0, 0.007), "0% [0%, 0.70%]"),
+    ],
+)
+def test_a_share_is_100_percent_only_where_it_is_1(value, interval, text):
+    assert say(Number(value=value, interval=interval, unit="fraction")) == text
+
+
+@given(st.floats(0.98, 1.02), st.floats(0, 0.2), st.floats(0, 0.2))
+def test_no_share_beside_1_is_rounded_to_it(value, below, above):
+    ends = (value - below, value + above)
+    shown = written(Number(value=value, interval=ends, unit="share"))
+    said = [shown.value, *shown.interval.strip("[]").split(", ")] if shown.interval else [shown.value]
+    for number, text in zip((value, *ends), said, strict=False):
+        assert (parsed(text) == 1.0) is (number * 100 == 100), text
+    assert (parsed(say_value(value, "share")) == 1.0) is (abs(value - 1) < 1e-14)
+
+
 def test_an_unreliable_number_keeps_its_interval_and_is_marked():
     given = Number(value=0.16, interval=(0.0086, 0.8), unit="fraction", note="unreliable: k̂ = 0.97")
 
@@ -100,7 +128,8 @@ def test_a_number_with_a_wide_interval_has_two_significant_digits(
     value: float, spread: float, unit: str
 ) -> None:
     found = written(Number(value=value, interval=(value * (1 - spread), value * (1 + spread)), unit=unit))
-    shown = float(found.value.rstrip("%").replace(",", "")) / (100 if "%" in found.value else 1)
+    shown = parsed(found.value)
+    assume("%" not in found.value or abs(value - 1) > 0.01)  # which is not rounded to 100%
     assert shown == pytest.approx(float(f"{shown:.1e}"), rel=1e-9)
     if spread < 1:  # an interval around 0 may take the second digit
         assert shown == pytest.approx(value, rel=0.0501)
