@@ -57,8 +57,8 @@ PRESET = _table(
         UP: "weight_std weight_max truncated_high truncated_low tokens_rejected sequences_dropped "
         "sequences_touched vetoed catastrophic_tokens k3 chi2_token chi2_sequence update_removed "
         "update_removed_positive update_removed_negative pg_clipfrac pg_clipfrac_lower groups_lost",
-        DOWN: "ess_tokens ess_sequences kept_positive kept_negative kept_length_q1 kept_length_q2 "
-        "kept_length_q3 kept_length_q4",
+        DOWN: "ess_tokens ess_sequences tokens_weighted kept_positive kept_negative kept_length_q1 "
+        "kept_length_q2 kept_length_q3 kept_length_q4",
         EITHER: "weight_min ppo_kl pg_loss pg_loss_kept pg_loss_own pg_loss_seq_sum pg_loss_seq_mean "
         "pg_loss_seq_norm",
         FROM_1: "weight_mean loss_scale loss_scale_removed loss_scale_kept ppl_ratio update_kept",
@@ -87,9 +87,9 @@ FIRST_GAP = _names(
 )
 """Metrics of a policy gap that are shown first, in this order."""
 FIRST_PRESET = _names(
-    "ess_tokens ess_sequences tokens_rejected sequences_dropped sequences_touched vetoed truncated_high "
-    "truncated_low catastrophic_tokens weight_mean weight_std weight_min weight_max loss_scale_removed "
-    "loss_scale_kept pg_loss pg_clipfrac pg_clipfrac_lower ppo_kl"
+    "ess_tokens ess_sequences tokens_weighted tokens_rejected sequences_dropped sequences_touched vetoed "
+    "truncated_high truncated_low catastrophic_tokens weight_mean weight_std weight_min weight_max "
+    "loss_scale_removed loss_scale_kept pg_loss pg_clipfrac pg_clipfrac_lower ppo_kl"
 )
 """Metrics of a preset that are shown first: effective sample size, lost data and weights."""
 RANKED = frozenset(FIRST_PRESET[: FIRST_PRESET.index("loss_scale_removed")])

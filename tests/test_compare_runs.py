@@ -22,7 +22,7 @@ from offpol_diag.analysis.replicates import Groups, holm, p_value
 from offpol_diag.analyze import examine
 from offpol_diag.cli import app
 from offpol_diag.compare import of_runs
-from offpol_diag.compare.runs import _shared, effect, rank, size
+from offpol_diag.compare.runs import Side, _repeats, _shared, effect, rank, size
 from offpol_diag.engine.accumulators import GroupSample, mix
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report.render.html import render_html
@@ -111,6 +111,19 @@ def test_a_difference_is_of_the_values_of_both_runs_and_that_of_rewards_is_not_t
     reward = named(worse, "mean_reward")
     assert (reward.differs, reward.reason) == (None, "no metric of the mismatch: it is not tested")
     assert reward.difference.value is not None
+
+
+@pytest.mark.parametrize(("weighted", "tested"), [((0.8, 0.7), False), ((0.8, 0.69), True)])
+def test_tokens_with_a_weight_are_tested_only_where_some_weight_is_0(worse, weighted, tested):
+    """Elsewhere they are the share that is not rejected, of which a second test would cost the others."""
+    assert "seq_mis.tokens_rejected" in {one.name for one in worse.contrasts}
+    assert "seq_mis.tokens_weighted" not in {one.name for one in worse.contrasts}
+    sides = [
+        Side({"x.tokens_weighted": Number(value=w), "x.tokens_rejected": Number(value=r)}, {}, None)
+        for w, r in zip(weighted, (0.2, 0.3), strict=True)
+    ]
+    assert _repeats("x.tokens_weighted", *sides) is not tested
+    assert not _repeats("x.tokens_rejected", *sides)
 
 
 def test_the_p_value_is_of_a_t_test_and_agrees_with_the_interval(worse):

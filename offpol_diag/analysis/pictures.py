@@ -22,6 +22,7 @@ from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.selection import Grid
 from offpol_diag.engine.stepgroups import Step, StepGroups, Top
 from offpol_diag.engine.tails import ESS_TOKENS, Tail
+from offpol_diag.numerals import doubted
 from offpol_diag.presets.candidates import MARK
 
 POINTS = 60
@@ -157,6 +158,8 @@ def _band(drawn: Drawn, every: Sequence[summary.Band]) -> dict[str, str]:
     for band in every:
         metric = band.metric
         number = drawn.metrics.get(drawn.study.main.prefix + metric, summary.Number())
+        if doubted(number):  # what cannot be estimated is in no band
+            continue
         if metric in bands.BANDS:
             row = bands.band(metric, number)
             found |= {metric: row.name} if row else {}
@@ -194,7 +197,9 @@ _PLAIN = (
 )
 _NEEDS = {"reward": "reward", "entropy": "entropy", "policy_lag": "lag", "length": "tokens"}
 _OF_METHODS = tuple(
-    row for row in method.WEIGHTS if row.name in ("truncated_high", "tokens_rejected", "ess_tokens")
+    row
+    for row in method.WEIGHTS
+    if row.name in ("truncated_high", "tokens_rejected", "tokens_weighted", "ess_tokens")
 )
 _ESS = Formula("ess_sequences", "fraction", "sequences", "", lambda get: get("ess"))
 

@@ -382,6 +382,6 @@ def _weight_range(out: Readout, preset: Preset) -> Numbers:
         else out.ranges[name]
     )
     return {
-        "weight_min": plain(low, "", "kept tokens", "smallest final weight"),
-        "weight_max": plain(high, "", "kept tokens", "largest final weight"),
+        "weight_min": plain(low, "", "tokens not rejected", "smallest final weight"),
+        "weight_max": plain(high, "", "tokens not rejected", "largest final weight"),
     }

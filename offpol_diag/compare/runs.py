@@ -36,6 +36,8 @@ from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Pa
 CORRECTION = "Holm"
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
 UNTESTED = "no metric of the mismatch: it is not tested"
+SAME = 1e-12
+"""Difference up to which two shares are one number."""
 ENOUGH = 0.5
 """Share of the smaller run's groups that both runs must have to be called paired."""
 FEW = 0.2
@@ -59,7 +61,8 @@ def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
         )
     mine, theirs = Side.of(a, one), Side.of(b, other)
     groups = mine.groups.fewer(theirs.groups)
-    found = [_contrast(name, mine, theirs, groups) for name in mine.numbers if name in theirs.numbers]
+    both = [name for name in mine.numbers if name in theirs.numbers and not _repeats(name, mine, theirs)]
+    found = [_contrast(name, mine, theirs, groups) for name in both]
     corrected = iter(holm([contrast.p_value for contrast in found if contrast.p_value is not None]))
     judged = []
     for contrast in found:
@@ -114,6 +117,18 @@ class Side:
 def _drift(name: str) -> str:
     """Return the prefix of the policy gap that a metric belongs to."""
     return next((drift.prefix for drift in DRIFTS[1:] if name.startswith(drift.prefix)), DRIFTS[0].prefix)
+
+
+def _repeats(name: str, *sides: Side) -> bool:
+    """Return whether a share of tokens with a weight is the share not rejected, as where no weight is 0.
+
+    A second test of one number would make all others less significant.
+    """
+    preset, _, metric = name.rpartition(".")
+    if metric != "tokens_weighted":
+        return False
+    pairs = ((one.numbers[name].value, one.numbers[f"{preset}.tokens_rejected"].value) for one in sides)
+    return all(w is not None and r is not None and abs(w + r - 1) < SAME for w, r in pairs)
 
 
 def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:

@@ -374,7 +374,7 @@ def _kept(weighed: Outcomes) -> selection.Grid:
 
 OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
 """Columns of the main drift that are summed by step."""
-OF_METHODS = ("w", "ww", "kept", "high", "units")
+OF_METHODS = ("w", "ww", "kept", "weighted", "high", "units")
 """Columns of each candidate that are summed by step."""
 
 

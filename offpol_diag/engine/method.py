@@ -42,6 +42,7 @@ def _weights(outcomes: Outcomes) -> dict[str, Rows]:
     acted = [one.acted(n, there.to(torch.float64), outcomes.none) for one in outcomes.each]
     return {
         "kept": kept,
+        "weighted": outcomes.weighted,
         "w": sums["first"],
         "ww": sums["second"],
         "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
@@ -108,8 +109,12 @@ def _ess_tokens(get: Lookup) -> Tensor:
 _T, _S = "tokens", "sequences"
 
 ROWS = (
-    Formula("weight_mean", "", "kept tokens", "mean of the final weights", mean("w", "kept"), POSITIVE),
-    Formula("weight_std", "", "kept tokens", "standard deviation of the final weights", _std, POSITIVE),
+    Formula(
+        "weight_mean", "", "tokens not rejected", "mean of the final weights", mean("w", "kept"), POSITIVE
+    ),
+    Formula(
+        "weight_std", "", "tokens not rejected", "standard deviation of the final weights", _std, POSITIVE
+    ),
     Formula("ess_tokens", "fraction", _T, "(Σw)² / (n Σw²), a rejected token weighs 0", _ess_tokens),
     Formula(
         "ess_sequences",
@@ -143,6 +148,14 @@ ROWS = (
         counts=True,
     ),
     Formula(
+        "tokens_weighted",
+        "fraction",
+        _T,
+        "share of tokens with a weight: not rejected, and of a final weight above 0",
+        mean("weighted"),
+        counts=True,
+    ),
+    Formula(
         "sequences_dropped",
         "fraction",
         _S,
@@ -173,15 +186,15 @@ ROWS = (
         "loss_scale",
         "",
         "the preset's own denominator",
-        "Σw / kept tokens, or all tokens where rejected ones stay: the loss's scale in its trainer",
+        "Σw / tokens not rejected, or all tokens where rejected ones stay: the loss's scale in its trainer",
         mean("w", "own"),
         POSITIVE,
     ),
     Formula(
         "loss_scale_removed",
         "",
-        "kept tokens",
-        "Σw / kept tokens: the loss's scale when rejected tokens leave the denominator",
+        "tokens not rejected",
+        "Σw / tokens not rejected: the loss's scale when rejected tokens leave the denominator",
         mean("w", "kept"),
         POSITIVE,
     ),
@@ -206,6 +219,7 @@ WEIGHTS = tuple(
         "truncated_high",
         "truncated_low",
         "tokens_rejected",
+        "tokens_weighted",
         "sequences_dropped",
     )
 )
@@ -215,11 +229,14 @@ _REJECTED = ("tokens_rejected", "sequences_dropped", "sequences_touched", "kept_
 
 
 def idle(preset: Preset) -> frozenset[str]:
-    """Return the events that this preset cannot cause, whatever the data: their 0 is exact."""
+    """Return the events that this preset cannot cause, whatever the data: their 0, or 1, is exact."""
     done = applied(preset)
     upper, lower = (done.weight.upper, done.weight.lower) if done.weight else (None, None)
+    rejects = bool(done.reject or done.veto)
+    zeroes = done.weight is not None and (done.weight.action == "mask" or done.weight.overflow == "zero")
     able = {
-        **dict.fromkeys(_REJECTED, bool(done.reject or done.veto)),
+        **dict.fromkeys(_REJECTED, rejects),
+        "tokens_weighted": rejects or zeroes,
         **dict.fromkeys(("vetoed", "catastrophic_tokens"), done.veto is not None),
         "truncated_high": upper is not None,
         "truncated_low": lower is not None,
@@ -232,7 +249,7 @@ SIGN_ROWS = (
         "kept_positive",
         "fraction",
         "tokens with A > 0",
-        "share kept",
+        "share not rejected",
         mean("positive_kept", "positive"),
         counts=True,
     ),
@@ -240,7 +257,7 @@ SIGN_ROWS = (
         "kept_negative",
         "fraction",
         "tokens with A < 0",
-        "share kept",
+        "share not rejected",
         mean("negative_kept", "negative"),
         counts=True,
     ),

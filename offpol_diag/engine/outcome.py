@@ -130,6 +130,12 @@ class NearOutcome:
         return self.of_passed(self.moments.n)
 
     @property
+    def weighted(self) -> Tensor:
+        """Number of tokens that pass the rules on tokens, with a weight that is not 0, [S]."""
+        n = self.moments.n
+        return self.of_passed(n if self.weights is None else torch.where(self.weights != 0, n, 0.0))
+
+    @property
     def weight_sum(self) -> Tensor:
         """Sum of the final weights over all near tokens, also those that do not pass, [S]."""
         if self.weights is not None:
@@ -342,6 +348,12 @@ weight_sums = Summed(
     lambda near: near.sums.named(),
 )
 """`WeightSums` of tokens' own weights, over those that pass the rules on tokens."""
+weighted_tokens = Summed(
+    lambda done: (done.token_weights, done.kept.tokens),
+    lambda w, keep: {"weighted": flagged(w != 0, keep)},
+    lambda near: {"weighted": near.weighted},
+)
+"""Number of tokens with weights of their own that pass the rules on tokens, with one that is not 0."""
 weight_spans = Summed(
     lambda done: (done.token_weights, done.kept.tokens),
     lambda w, keep: {"high": masked(w, keep, -torch.inf), "minus low": masked(-w, keep, -torch.inf)},
@@ -508,6 +520,14 @@ class Outcomes:
         """Sums of the final weights over kept tokens, by the names of `WeightSums`."""
         found = self._of_weights(weight_sums, lambda w, passed: powers(w).times(passed).named())
         return {name: joined(torch.mul, x, self.sequences) for name, x in found.items()}
+
+    @cached_property
+    def weighted(self) -> Rows:
+        """Number of kept tokens whose final weight is not 0."""
+        found = self._of_weights(
+            weighted_tokens, lambda w, passed: {"weighted": torch.where(w != 0, passed, 0.0)}
+        )
+        return joined(torch.mul, found["weighted"], self.sequences)
 
     @cached_property
     def spans(self) -> tuple[Rows, Rows]:

@@ -271,7 +271,9 @@ clip_sums = Summed(
 _T, _S = "tokens", "sequences"
 
 ROWS = (
-    Formula("pg_loss", "", "kept tokens", "Σ w L / kept tokens (token-mean)", mean("loss", "kept")),
+    Formula(
+        "pg_loss", "", "tokens not rejected", "Σ w L / tokens not rejected (token-mean)", mean("loss", "kept")
+    ),
     Formula(
         "pg_loss_kept",
         "",
@@ -283,7 +285,7 @@ ROWS = (
         "pg_loss_own",
         "",
         "the preset's own denominator",
-        "Σ w L / kept tokens, or all tokens where rejected ones stay (token-mean)",
+        "Σ w L / tokens not rejected, or all tokens where rejected ones stay (token-mean)",
         mean("loss", "own"),
     ),
     Formula(
@@ -306,21 +308,21 @@ ROWS = (
     Formula(
         "pg_clipfrac",
         "fraction",
-        "kept tokens",
+        "tokens not rejected",
         "share where the loss's clip decides (cispo: where it changes the weight)",
         mean("clipped", "kept"),
     ),
     Formula(
         "pg_clipfrac_lower",
         "fraction",
-        "kept tokens",
+        "tokens not rejected",
         "share where the dual clip decides",
         mean("clipped_lower", "kept"),
     ),
     Formula(
         "ppo_kl",
         "nats",
-        "kept tokens",
+        "tokens not rejected",
         "mean(log π_anchor − log π_θ), each bounded as the loss bounds it",
         mean("kl", "kept"),
     ),

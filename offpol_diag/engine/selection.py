@@ -76,7 +76,9 @@ def numbers(grid: Grid, groups: GroupSample) -> list[Numbers]:
 
 
 def _of_one(shares: list[float], lost: float) -> Numbers:
-    text = "kept share of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
+    text = (
+        "share not rejected of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
+    )
     found = {f"kept_length_q{i}": plain(x, "fraction", "tokens", text) for i, x in enumerate(shares, 1)}
     found["groups_lost"] = plain(
         lost, "fraction", "groups", "share of groups (prompts) with no sequence left"

@@ -134,7 +134,7 @@ ROWS = (
         "update_kept",
         "",
         "Σ|A|",
-        f"Σ|w · ∂L/∂log π_θ| over kept tokens / Σ|A|: the size of the update that is left{_VIEW}",
+        f"Σ|w · ∂L/∂log π_θ| over tokens not rejected / Σ|A|: the size of the update that is left{_VIEW}",
         lambda get: get("update") / _all(get, "mass"),
         POSITIVE,
     ),
