@@ -31,7 +31,8 @@ def written(number: Number) -> Written:
     """Format a value and its interval: `0.26` and `[0.19, 0.34]`, `94%` and `[92%, 95%]`.
 
     Two significant digits, or as many as the interval tells apart. An interval without width is not written.
-    A share is written 100% only where it is exactly 1: `99.7%`, and `>99.99%` beyond two decimals. A star marks a value that its note calls unreliable.
+    A share is written 100% only where it is exactly 1: `99.7%`, and `>99.99%` beyond two decimals. A star
+    marks a value that its note calls unreliable.
     """
     if number.value is None:
         return Written(_absent(number), "")
@@ -153,7 +154,7 @@ def _plain(value: float, places: int, sign: str) -> str:
 def _beside_100(value: float, places: int) -> str:
     """Format a percentage that rounds to 100 with enough decimals to tell it apart, or by a bound."""
     most = _most(100.0)
-    for more in range(max(places, 0) + 1, most + 1):
+    for more in range(max(places + 1, 0), most + 1):
         if round(value, more) != 100:
             return f"{value:.{more}f}"
     step = 10**-most
