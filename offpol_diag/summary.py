@@ -306,7 +306,8 @@ class BySteps(Points):
     series: dict[str, Series] = Field(
         description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
         "khat_tokens, khat_sequences, reward, entropy, length, policy_lag, f_2; k1, k3 also with drift2. and "
-        "total.; of each method in `weights`: METHOD.truncated_high, .tokens_rejected, .ess_tokens; [G] each"
+        "total.; of each method in `weights`: METHOD.truncated_high, .tokens_rejected, .tokens_weighted, "
+        ".ess_tokens; [G] each"
     )
 
     @model_validator(mode="after")
@@ -452,10 +453,10 @@ class Kept(Points):
     PARALLEL = ("lengths", "by_length", "weight_by_length")
 
     lengths: list[str] = Field(description="quartiles of response length in words, short first, [4]")
-    by_length: list[float | None] = Field(description="kept share of the tokens of the quartile, [4]")
+    by_length: list[float | None] = Field(description="share not rejected of the tokens of the quartile, [4]")
     weight_by_length: list[float | None] = Field([], description="its mean weight, 0 of rejected tokens, [4]")
-    positive: float | None = Field(None, description="kept share of tokens with A > 0; null: no advantages")
-    negative: float | None = Field(None, description="the same for A < 0")
+    positive: float | None = Field(None, description="the same where A > 0; null: no advantages")
+    negative: float | None = Field(None, description="the same where A < 0")
 
 
 class TokenType(Model):
@@ -516,7 +517,7 @@ class Charts(Model):
     """Binned numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
 
     bands: list[Band] = Field([], description="all published bands, best first within a metric")
-    band: dict[str, str] = Field({}, description="metric → the band that this dump is in")
+    band: dict[str, str] = Field({}, description="metric → the band that this dump is in, if reliable")
     crossings: list[Crossing] = Field([], description="steps at which a number first enters a worse band")
     steps: BySteps | None = None
     gap_shares: dict[str, Estimate] = Field({}, description="rollout_old, old_current: K1 over that of total")
@@ -636,7 +637,7 @@ class Lengths(Model):
 
 MARGIN = 0.02
 """Share of the estimated error that matters: a method is significantly better if the interval of the
-difference lies beyond it, and a toss-up otherwise."""
+difference lies beyond it."""
 
 
 class Ranked(Model):
@@ -648,9 +649,15 @@ class Ranked(Model):
 
     @property
     def tie(self) -> bool:
-        """Whether it is a toss-up with the chosen one: the interval does not lie beyond the margin."""
+        """Whether it is a toss-up with the chosen one: the interval of the difference includes 0."""
         ends = self.behind.interval if self.behind else None
-        return ends is not None and ends[0] <= MARGIN and ends[1] >= -MARGIN
+        return ends is not None and ends[0] <= 0 <= ends[1]
+
+    @property
+    def ahead(self) -> bool:
+        """Whether its error is below the chosen one's: the interval of the difference lies below 0."""
+        ends = self.behind.interval if self.behind else None
+        return ends is not None and ends[1] < 0
 
 
 class Recommendation(Model):
@@ -671,6 +678,7 @@ class Recommendation(Model):
         {}, description="of the weights of the method, the runner-up and no correction, each at its threshold"
     )
     ranking: list[Ranked] = Field([], description="by the estimated error of an update, the best first")
+    despite: str = Field("", description="why it is advised also where another's estimated error is lower")
     longest_response: Number | None = Field(None, description="`lengths.longest`")
     config: str | None = Field(None, description="configuration for the trainer of --for, ready to paste")
     fired: list[Fired] = []

@@ -175,6 +175,7 @@ def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more:
         "k3": number(1.9e-3, 1e-4, "nats"),
         "ppl_ratio": number(1.002, 2e-4),
         "tokens_rejected": number(rejected, rejected / 10 or None, "fraction"),
+        "tokens_weighted": number(1 - rejected, rejected / 10 or None, "fraction"),
         "sequences_dropped": number(rejected * 0.8, rejected / 10 or None, "fraction"),
         "vetoed": number(0.0, unit="fraction"),
         "loss_scale_removed": number(0.998, 0.001),

@@ -248,3 +248,20 @@ def test_tiles_of_a_dump_without_an_old_policy_have_their_curves_too():
     total = {f"total.{name}": value for name, value in metrics().items() if "." not in name}
     page = render_html(make_summary(metrics=total, charts=Charts(steps=steps)))
     assert page.count('<svg class="spark"') == 1
+
+
+HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
+
+
+@pytest.mark.parametrize("note", [None, HEAVY])
+def test_the_page_tells_a_heavy_tail_in_one_sentence_and_its_tiles_have_no_band(note):
+    named = ("ess_tokens", "chi2_token", "mean_ratio")
+    noted = {name: metrics()[name].model_copy(update={"note": note}) for name in named}
+    khat = {"khat_tokens": number(0.75, 0.1, note=note and "above 0.70: means of these weights"), **noted}
+    page = render_html(make_summary(metrics=metrics() | khat))
+    tiles = page[page.index('class="tiles"') : page.index("Heavy tail") if note else None]
+    (ess,) = (one for one in tiles.split('<div class="tile">') if ">ess_tokens</code>" in one)
+    said = "Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.75); K3 can."
+    assert ("chip" in ess, "unreliable" in ess) == ((False, True) if note else (True, False))
+    assert "k̂" not in ess
+    assert Outline(page).text.count(said) == bool(note)

@@ -54,6 +54,47 @@ def test_the_page_opens_with_the_answer_its_tiles_and_its_charts(name, tmp_path)
         assert (found.sev, found.h1, found.tone) == ("Bug in one run:", "B: The columns are shifted.", "bad")
 
 
+def presets_of(folder, names, dump=A, *more):
+    """Compare presets; return the result and what the terminal says."""
+    made = ["--json", str(folder / "p.json"), *more]
+    ran = CliRunner().invoke(app, ["compare", dump, "--presets", names, *made])
+    assert ran.exit_code == 0, ran.output
+    return loads((folder / "p.json").read_text(), "p.json"), " ".join(ran.stdout.split())
+
+
+def test_a_comparison_counts_tokens_of_weight_0_among_those_without_a_weight(tmp_path):
+    result, said = presets_of(tmp_path, "token_is,decoupled_token_icepop")
+    found = opening(result)
+    tiles = {one.label: one.below for one in found.facts}
+    assert tiles["token_is"].startswith("100% with a weight")
+    assert tiles["decoupled_token_icepop"].startswith("99.3% with a weight")
+    assert found.lede.endswith(
+        "decoupled_token_icepop gives the fewest tokens a weight: 99.3% [99.1%, 99.5%]."
+    )
+    assert "tokens_weighted share higher 100% 99.3% token_is" in said
+    assert "decoupled_token_icepop drops 298 tokens (0.66%) that token_is keeps." in said
+    (dropped,) = (one for one in result.comparison.drops if one.tokens.count)
+    weighted = result.presets["decoupled_token_icepop"].metrics["tokens_weighted"]
+    assert weighted.value == pytest.approx(1 - dropped.tokens.count / result.dump.tokens, rel=1e-12)
+    page = re.sub(r"<script.*?</script>", "", render_html(result), flags=re.DOTALL)
+    assert not re.search("kept tokens|kept share|tokens kept", page, re.IGNORECASE)
+
+
+def test_a_toss_up_of_presets_is_one_by_the_paired_interval(tmp_path):
+    same, said = presets_of(tmp_path, "token_is,decoupled_token_icepop", str(SAMPLES / "healthy.parquet"))
+    assert opening(same).h1 == "token_is and decoupled_token_icepop have the same ESS of tokens"
+    assert "It is 99.99% [99.99%, 99.99%]: a toss-up, so the simpler one." in said
+    data = json.loads(same.to_json())
+    for word, head in (
+        ("undecided", "cannot be told apart by ESS"),
+        ("unknown", "is not known of all these"),
+    ):
+        data["comparison"]["better"]["ess_tokens"] = word
+        found = opening(loads(json.dumps(data), "p.json"))
+        assert head in found.h1
+        assert ("toss-up" in found.lede) is (word == "undecided")
+
+
 def test_an_analysis_has_no_other_opening():
     assert opening(make_summary(gates=[])) is None
 

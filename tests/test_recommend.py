@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -18,8 +19,11 @@ from offpol_diag.analyze import analyze
 from offpol_diag.engine.formula import Z
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
-from offpol_diag.report.sections.answer import WEIGHTS, answer, headline, tie
-from offpol_diag.report.sections.presets import UNSEEN, ranking
+from offpol_diag.report.render.html import render_html
+from offpol_diag.report.render.markdown import render_markdown
+from offpol_diag.report.render.terminal import terminal
+from offpol_diag.report.sections.answer import LABELS, UNRANKED, WEIGHTS, answer, certainty, headline, tie
+from offpol_diag.report.sections.presets import TIED, ranking
 from offpol_diag.summary import MARGIN, Cause, Decision, Diagnosis, Label, Lengths, Number, loads
 from offpol_diag.trainers import TRAINERS
 from tests import oracles
@@ -257,13 +261,16 @@ def test_the_candidates_are_ranked_by_their_estimated_error(change):
 
 
 def test_the_table_of_the_ranking_says_why_the_recommended_one_may_not_be_first():
-    table = ranking(ranked(over=above(ICE, TOKEN, -0.01, 0.03) | above(MASK.name, TOKEN, 0.03, 0.1)))
+    tied = above(NONE, TOKEN, -0.01, 0.01) | above(ICE, TOKEN, -0.01, 0.03)
+    table = ranking(ranked(over=tied | above(MASK.name, TOKEN, 0.03, 0.1)))
     healthy = ranking(ranked(diagnosis=HEALTHY))
     assert [row[0] for row in table.rows] == [one.title for one in CANDIDATES]
-    assert [row[-1] for row in table.rows] == ["–", "–", "toss-up", "–"]
+    assert [row[-1] for row in table.rows] == ["toss-up", "–", "toss-up", "–"]
     assert (table.rows[1][2], table.rows[0][1]) == ("recommended", "100")
-    assert (table.notes, healthy.notes) == ((UNSEEN,), ())
+    assert (table.notes, healthy.notes) == ((TIED,), ())
     assert not ranking(recommend(given())).rows
+    behind = ranked(over=above(TOKEN, NONE, 0.01, 0.03))
+    assert ranking(behind).notes == certainty(behind)[:1]
 
 
 @pytest.mark.parametrize("decision", [BUG, FINE])
@@ -277,22 +284,107 @@ TIE = "A toss-up with {}, whose estimated error is "
 TIES = [
     # interval of the runner-up's error above the chosen one's: whether it is a toss-up, and the sentence
     ((-0.01, 0.02), True, TIE + "within 2%: so the simpler one."),
-    ((0.001, 0.002), True, TIE + "within 2%: so the simpler one."),
+    ((0.001, 0.002), False, "That of {} is 0.15% [0.10%, 0.20%] higher."),
     ((-0.01, 0.05), True, TIE + "2% [-1%, 5%] higher: so the simpler one."),
     ((-0.05, 0.01), True, TIE + "2% [-1%, 5%] lower: so the simpler one."),
-    ((0.03, 0.05), False, "The runner-up, {}, is behind: its estimated error is 4% [3%, 5%] higher."),
-    ((-0.05, -0.03), False, "The runner-up, {}, is ahead: its estimated error is 4% [3%, 5%] lower."),
+    ((0.03, 0.05), False, "That of {} is 4% [3%, 5%] higher."),
+    ((-0.05, -0.03), False, ""),  # which is said before
+    ((-0.002, -0.001), False, ""),
 ]
 
 
 @pytest.mark.parametrize(("ends", "toss_up", "said"), TIES, ids=str)
-def test_a_runner_up_is_a_toss_up_unless_the_interval_lies_beyond_the_margin(ends, toss_up, said):
+def test_a_runner_up_is_a_toss_up_only_where_the_interval_includes_0(ends, toss_up, said):
     found = ranked(over={(ICE, TOKEN): ends})
     (other,) = (one for one in found.ranking if one.title == ICEPOP.title)
     assert (found.runner_up, other.tie) == (other.title, toss_up)
-    assert [line.replace(".0%", "%") for line in tie(found)] == [said.format(other.title)]
+    assert [line.replace(".0%", "%") for line in tie(found)] == ([said.format(other.title)] if said else [])
     none = ranked(diagnosis=HEALTHY, over=above(TOKEN, NONE, -0.001, 0.001))  # compared with the default
     assert tie(none) == [TIES[0][2].format(DEFAULT.title)]
+
+
+SURE = [
+    # rule, what makes it hold, (candidate, interval of its error above the chosen one's), the first sentence
+    (
+        "default",
+        {},
+        [(NONE, (-0.0435, -0.0161))],
+        "No correction has a 3.0% [1.6%, 4.3%] lower estimated error; token TIS at 2.0 is advised all the "
+        "same, because a dump of this size hardly shows bias.",
+    ),
+    (
+        "default",
+        {},
+        [(NONE, (-0.09, -0.07)), (ICE, (-0.002, -0.001))],
+        "Estimated errors that are measurably lower: no correction (8.0% [7.0%, 9.0%]), token IcePop 0.5–5.0 "
+        "(0.15% [0.10%, 0.20%]); token TIS at 2.0 is advised all the same, because a dump of this size "
+        "hardly shows bias.",
+    ),
+    (
+        "noise",
+        {"share": ALIKE},
+        [(TOKEN, (-0.09, -0.07))],
+        "Token TIS at 2.0 has an 8.0% [7.0%, 9.0%] lower estimated error; token mask 0.5–2.0 is advised all "
+        "the same, because what decides here is whether r depends on the token.",
+    ),
+    (
+        "healthy",
+        {"diagnosis": HEALTHY},
+        [(TOKEN, (-0.002, -0.001))],
+        "Token TIS at 2.0 has a 0.15% [0.10%, 0.20%] lower estimated error; no correction is advised all the "
+        "same, because a usual token differs as little as rounding makes it.",
+    ),
+    ("default", {}, [(NONE, (-0.02, 0.001))], LABELS["default"]),
+    ("noise", {"share": ALIKE}, [(TOKEN, (-0.02, 0.001))], LABELS["measured"]),
+    ("healthy", {"diagnosis": HEALTHY}, [(TOKEN, (0.001, 0.02))], LABELS[ALIGNED]),
+    ("default", {}, [], UNRANKED["default"]),
+]
+CHOSEN = {"default": TOKEN, "noise": MASK.name, "healthy": NONE}
+
+
+@pytest.mark.parametrize(("rule", "change", "over", "said"), SURE)
+def test_how_sure_says_what_is_measured_and_why_the_method_is_advised_all_the_same(rule, change, over, said):
+    found = ranked(over={(one, CHOSEN[rule]): ends for one, ends in over}, **change)
+    assert found.rule == rule
+    assert certainty(found)[0] == said
+
+
+def test_every_rule_that_advises_says_why_it_does_so_against_a_lower_error():
+    assert [rule.name for rule in RULES if rule.label and not rule.despite] == []
+    assert not recommend(given(diagnosis=BUG)).despite
+
+
+BETTER = re.compile(r"no \w+ has a measurably lower|nothing (was )?measured", re.IGNORECASE)
+AHEAD = re.compile(r"lower estimated error;|Estimated errors that are measurably lower")
+
+
+def test_no_sentence_denies_a_lower_error_or_calls_an_interval_beside_0_a_toss_up():
+    """Over many summaries: every rule that advises, and intervals of differences on, beside and around 0."""
+    random, seen = np.random.default_rng(0), set()
+    changes = ({}, {"share": ALIKE}, WELL, WELL | LONG | {"share": APART}, {"k3": 9e-7}, TOTAL)
+    for place in range(240):
+        middle, half = random.normal(0, 0.02, 12), abs(random.normal(0, 0.015, 12))
+        pairs = [(a.name, b.name) for a in CANDIDATES for b in CANDIDATES if a is not b]
+        over = {pair: (m - h, m + h) for pair, m, h in zip(pairs, middle, half, strict=True)}
+        summary = given(over=over, **changes[place % len(changes)])
+        for at, one in enumerate(CANDIDATES):
+            summary.weights[one.name]["error"] = Number(value=1 + at / 20)
+        summary = advised(summary)
+        found = summary.recommendation
+        texts = [*certainty(found), *ranking(found).notes, found.sentence, *found.reasons, found.despite]
+        if place < 12:  # all that is drawn
+            texts += [terminal(summary, verbose=True), render_markdown(summary), render_html(summary)]
+        text = " ".join(" ".join(one.split()) for one in texts)
+        ahead = [one.title for one in found.ranking if one.behind and one.behind.interval[1] < 0]
+        beside = [one.title for one in found.ranking if one.behind and not one.tie]
+        assert not (ahead and BETTER.search(text)), text
+        assert bool(AHEAD.search(text)) is bool(ahead), text
+        assert not [title for title in beside if f"toss-up with {title}" in text.lower()], text
+        rows = {row[0]: row[-1] for row in ranking(found).rows}
+        assert [title for title, word in rows.items() if word == "toss-up" and title in beside] == []
+        seen |= {(found.rule, bool(ahead))}
+    assert {rule for rule, _ in seen} == {"default", "noise", "healthy", "better", "adds up", "aligned"}
+    assert len({one for one in seen if one[1]}) == 6
 
 
 MEASURED = "Mismatch: K3 = 0.0050 nats; 0.50% of the tokens differ by more than 2×."

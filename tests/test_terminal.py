@@ -17,15 +17,17 @@ from typer.testing import CliRunner
 
 from offpol_diag.blocks import Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.cli import app
+from offpol_diag.numerals import doubted
 from offpol_diag.report.picture import Layer, Panel
-from offpol_diag.report.render.brief import LINES, answer_lines, plain, sparkline
+from offpol_diag.report.render.brief import LINES, _bar, answer_lines, plain, sparkline
+from offpol_diag.report.render.markdown import render_markdown
 from offpol_diag.report.render.svg import panel_svg
 from offpol_diag.report.render.terminal import PIPE_WIDTH, make_console, render_terminal, terminal
 from offpol_diag.report.sections import sections
-from offpol_diag.report.sections.answer import answer
+from offpol_diag.report.sections.answer import answer, growth
 from offpol_diag.report.sections.charts import pictures
 from offpol_diag.report.sections.comparison import comparison
-from offpol_diag.summary import Diagnosis, Number, load
+from offpol_diag.summary import Diagnosis, Estimate, Number, load
 from tests.factory import dump_facts, make_comparison, make_summary
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
@@ -81,13 +83,36 @@ def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(results
     [
         ("collapse", ["SEVERE off-policy mismatch: K3 KL is 0.26 nats per token [0.19, 0.34]"]),
         ("collapse", ["It collapses: K3 rises from 0.00072 (step 0) to 0.73 (step 8)", "86% → 1.6%"]),
-        ("collapse", ["the mean reward falls from 0.52 to 0", "0.48 → 0.89", "Mean reward", "kept tokens"]),
+        (
+            "collapse",
+            ["the mean reward falls from 0.52 to 0", "0.48 → 0.89", "Mean reward", "tokens with a weight"],
+        ),
         ("collapse", ["No sign of one.", "in sync (lag 0) K3 is 0.00072", "E[r] = 1 cannot be tested"]),
-        ("collapse", ["Token TIS at 2.0: ESS 16%* → 93%, 0.62% truncated", "* unreliable: k̂ = 0.97"]),
-        ("collapse", ["at a constant lag of 2, K3 rises from 0.014", "a toss-up with token IcePop 0.5–5.0"]),
+        (
+            "collapse",
+            ["Token TIS at 2.0: ESS 93%, 0.62% truncated", "of token IcePop 0.5–5.0 is 0.50% [0.20%"],
+        ),
+        ("collapse", ["* Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.97 and 0.81); K3 can."]),
+        (
+            "collapse",
+            ["No correction has a 3.0% [1.6%, 4.4%] lower estimated error; token TIS at 2.0 is advised"],
+        ),
+        (
+            "collapse",
+            ["at a constant lag of 2, K3 rises from 0.014", "advised all the same, because a dump of"],
+        ),
         ("collapse", ["9 published levels", "--max k3=0.015", "recommended", "presets token_is --for"]),
         ("healthy", ["TYPICAL off-policy mismatch", "No correction is needed.", "--max k3=0.001"]),
         ("stale", ["ELEVATED off-policy mismatch", "At the source: fewer steps between weight syncs"]),
+        (
+            "stale",
+            ["The default: no alternative has a measurably lower estimated error. A toss-up with token"],
+        ),
+        ("stale", ["* Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.75); K3 can."]),
+        (
+            "stale",
+            ["token IcePop 0.5–5.0 ███████████████· 99.3% 98.7% runner-up", "████ 100% 99.2% recommended"],
+        ),
         ("onestep", ["TOO LITTLE DATA for a verdict", "(severe)"]),
         ("onedrift", ["(rollout → current)", "--max total.k3=0.015"]),
         ("tiny", ["TOO LITTLE DATA for a verdict", "3 sequences, 489 tokens, 1 prompt"]),
@@ -102,10 +127,105 @@ def test_the_answer_says(results, name, words):
 def test_beside_a_bug_no_correction_is_shown_and_a_collapse_is_dated_by_the_worst_band_of_k3(results):
     for name in BUGS:
         assert lines(results[name])[2].startswith("BUG: ")
-        assert "kept tokens" not in said(results[name])
+        assert "with a weight" not in said(results[name])
         assert "recommended" not in said(results[name])
     titles = [picture.title for picture in pictures(results["collapse"])]
     assert "K3 passes 0.1 at step 4; from step 3 to 8 the mean reward falls from 0.69 to 0" in titles
+
+
+def test_a_heavy_tail_is_told_once_and_leaves_its_numbers_without_a_band_and_no_gain(results):
+    for name in ("collapse", "stale", "healthy"):
+        found, drawn = answer(results[name]), said(results[name])
+        starred = [tile for tile in found.tiles if doubted(tile.number)]
+        assert [(tile.key, tile.band, tile.tone) for tile in starred if tile.band or tile.tone] == []
+        assert {"ess_tokens", "chi2_token"} <= {tile.key for tile in starred} or name == "healthy"
+        assert all(tile.band for tile in found.tiles if tile.key == "k3")
+        assert drawn.count("Heavy tail") == (name != "healthy")
+        assert drawn.count("k̂") == (1 if name == "healthy" else 2)  # the row itself, and the sentence
+        assert not any("*" in text for _, text in found.facts)
+        for one in (terminal(results[name], verbose=True), render_markdown(results[name])):
+            rows = [line for line in one.splitlines() if "ESS, tokens" in line or "χ², tokens" in line]
+            assert [line for line in rows if ("*" in line) == any(b in line for b in BANDED)] == []
+
+
+BANDED = ("good", "fair", "low", "typical", "elevated")
+
+
+def test_a_bar_is_full_or_empty_only_where_the_share_is(results):
+    for one in results["stale"].presets.values():
+        share = one.metrics["tokens_weighted"].value
+        assert (share, _bar(share)) == (1.0, "█" * 16)
+    assert [_bar(x).count("█") for x in (0.0, 1e-6, 0.5, 0.9966, 1 - 1e-9, 1.0)] == [0, 1, 8, 15, 15, 16]
+
+
+def test_what_was_masked_is_told_by_the_tokens_with_a_weight_and_not_as_truncated(results):
+    summary = results["collapse"]
+    given = summary.recommendation
+    ice = given.model_copy(update={"title": given.runner_up, "runner_up": None})
+    facts = dict(answer(summary.model_copy(update={"recommendation": ice})).facts)
+    assert facts["What to do"].startswith("Token IcePop 0.5–5.0: ESS 91%, 93% of the tokens with a weight.")
+    assert "truncated" not in facts["What to do"]
+
+
+OPENINGS = ("Sequence rules", "Token rules", "Nearly all", "nearly all", "flat", "even", "highest", "alike")
+
+
+def test_titles_of_charts_give_their_numbers_and_no_opening_chosen_by_another(results):
+    titles = {
+        name: [one.title for one in pictures(results[name])] for name in ("stale", "collapse", "healthy")
+    }
+    for some in titles.values():
+        assert [title for title in some if any(word in title.split() for word in OPENINGS)] == []
+    assert "±0.1% on the geometric mean keeps 22% of tokens, [0.5, 2] on the product 56%" in titles["stale"]
+    assert (
+        "A cap on r from 1.5 to 5 truncates at most 0.28% of tokens and keeps ESS at 98% or more"
+        in titles["stale"]
+    )
+    assert "No token differs by more than a factor of 2" in titles["healthy"]
+    assert (
+        "7.2% of tokens differ by more than a factor of 2: 6.6% are less likely under the trainer, 0.62% more"
+        in titles["collapse"]
+    )
+
+
+def charted(summary, name, **changes):
+    """Return the title of a chart, with parts of the result's charts replaced."""
+    changed = summary.model_copy(update={"charts": summary.charts.model_copy(update=changes)})
+    return next(one.title for one in pictures(changed) if one.id == name)
+
+
+def test_a_tail_is_named_by_the_limit_of_its_own_weights(results):
+    tails = results["stale"].charts.tails
+
+    def title(tokens, sequences):
+        given = {"tokens": (tokens, 0.7), "sequences": (sequences, 0.64)}
+        some = {
+            over: tails[over].model_copy(update={"khat": Estimate(value=k), "limit": limit})
+            for over, (k, limit) in given.items()
+        }
+        return charted(results["stale"], "tail", tails=some).partition(" for ")[0]
+
+    assert title(0.69, 0.66) == "The tail of the weights of sequences is too heavy"
+    assert title(0.75, 0.5) == "The tail of the weights of tokens is too heavy"
+    assert title(0.6, 0.6) == "The tail of the weights is light enough"
+
+
+def test_growth_is_no_collapse_while_the_reward_rises_and_is_told_by_steps_that_grow(results):
+    summary = results["collapse"]
+    steps = summary.charts.steps
+
+    def grown(**series):
+        changed = {name: steps.series[name].model_copy(update={"values": x}) for name, x in series.items()}
+        found = steps.model_copy(update={"series": steps.series | changed})
+        return growth(
+            summary.model_copy(update={"charts": summary.charts.model_copy(update={"steps": found})})
+        )
+
+    k3 = steps.series["k3"].values
+    assert grown().startswith("It collapses: K3 rises from 0.00072 (step 0) to 0.73 (step 8), while the mean")
+    assert grown(reward=[0.1] * 8 + [0.9]) == "It grows: K3 rises from 0.00072 (step 0) to 0.73 (step 8)."
+    assert grown(reward=[-1.0] * 8 + [-0.6]) == grown(reward=[0.1] * 9)
+    assert grown(k3=[*k3[:-1], 1e-4], reward=[0.1] * 9).endswith("0.0084 (first third) to 0.34 (last third).")
 
 
 def test_quiet_is_one_line_and_verbose_the_tables(results):

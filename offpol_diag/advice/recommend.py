@@ -49,6 +49,7 @@ class Rule:
         source: origin of the threshold, and the regime it applies to.
         decision: the decision; None for an alert.
         label: whether the decision was measured or is the default.
+        despite: why it is advised also where an alternative's estimated error is measurably lower.
         offers: the methods to recommend, the preferred one first; None if the rule recommends none.
     """
 
@@ -60,6 +61,7 @@ class Rule:
     decision: Decision | None = None
     label: Label | None = None
     offers: Callable[[Evidence], Sequence[Candidate]] | None = None
+    despite: str = ""
 
 
 def _held(seen: Evidence) -> dict[str, float | None]:
@@ -152,6 +154,8 @@ def _thirds(seen: Evidence) -> dict[str, float | None]:
     return {word: median(end) if end else None for word, end in zip(words, ends, strict=True)}
 
 
+UNSEEN = "a dump of this size hardly shows bias"
+BELOW = "a usual token differs as little as rounding makes it"
 RULES = (
     Rule(
         "bug",
@@ -193,10 +197,11 @@ RULES = (
         "aligned",
         lambda seen: seen.value("k3") < 1e-6,
         ("k3",),
-        "The two policies agree to rounding; a correction would change nothing.",
+        "The two policies agree to rounding; a correction would change next to nothing.",
         "bitwise aligned engines are gated at 1e-6 (slime, vLLM × TorchTitan)",
         "no correction needed",
         "no difference detected",
+        despite=BELOW,
     ),
     Rule(
         "better",
@@ -207,6 +212,7 @@ RULES = (
         "METHOD at THRESHOLD",
         "measured",
         _better,
+        f"the difference may be below {MARGIN:.0%}",
     ),
     Rule(
         "adds up",
@@ -218,15 +224,17 @@ RULES = (
         "METHOD at THRESHOLD",
         "default",
         lambda seen: (DEFAULT,),
+        UNSEEN,
     ),
     Rule(
         "healthy",
         lambda seen: _verdict(seen) == "healthy",
         _measured,
-        "The mismatch is as small as rounding makes it; no correction would make a difference that shows.",
+        "A usual token differs as little as rounding makes it: a correction has little to mend.",
         "k3 and the share of tokens that differ by more than 2× at most 1e-3",
         "no correction needed",
         "no difference detected",
+        despite=BELOW,
     ),
     Rule(
         "hopeless",
@@ -247,16 +255,18 @@ RULES = (
         "METHOD at THRESHOLD",
         "measured",
         lambda seen: (MASK,),
+        "what decides here is whether r depends on the token",
     ),
     Rule(
         "default",
         lambda seen: True,
         _measured,
-        "Nothing was measured that is better than the default.",
+        "The default: among the best simple rules where the true gradient is known.",
         "best simple rule in worlds with known gradients (docs/advice.md)",
         "METHOD at THRESHOLD",
         "default",
         lambda seen: (DEFAULT,),
+        UNSEEN,
     ),
 )
 
@@ -385,6 +395,7 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     found: dict[str, object] = {
         "reasons": _reasons(seen),
         "unknown": _unknown(seen),
+        "despite": rule.despite,
         "ranking": [
             Ranked(
                 title=other.title,

@@ -12,17 +12,16 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from offpol_diag.bands import Tone
-from offpol_diag.numerals import doubted, say, written
+from offpol_diag.numerals import value_or_dash, written
 from offpol_diag.printable import printable
 from offpol_diag.report.render.dots import share
 from offpol_diag.report.sections.answer import Answer, Correction
 from offpol_diag.report.sections.numbers import Tile
-from offpol_diag.summary import Number
 
 LINES, WIDEST = 40, 100
 FILES = 3
 """Lines that are left for the names of the files written."""
-MOST_WRAPPED = 3
+MOST_WRAPPED = 4
 """Lines of one fact; of the rest --verbose tells."""
 WORD = 20
 """Width that the last column needs, so that its text is cut and not left out."""
@@ -80,6 +79,7 @@ def _ever_shorter(answer: Answer) -> list[Answer]:
         {"others_at": ""},
         {"findings": answer.findings[:2]},
         {"corrections": answer.corrections[:3]},
+        {"corrections": answer.corrections[:2]},
         {"facts": tuple(fact for fact in answer.facts if fact[0] != "Warnings")},
         {"cautions": answer.cautions[:2]},
         {"findings": ()},
@@ -135,11 +135,9 @@ def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:
         log = tile.number.unit != "fraction" and len(known) > 1 and max(known) > 30 * min(known) > 0
         ticks = f"{sparkline(tile.curve, log, TICKS_WIDTH):<{TICKS_WIDTH}}  {tile.ends}"
         rows.append([tile.label, value_of(tile), tile.band, ticks if len(known) > 1 else ""])
-    notes = dict.fromkeys(tile.number.note or "" for tile in found if doubted(tile.number))
-    why = "; ".join(note.removeprefix("unreliable: ") for note in notes)
     return [
         *_columns([header, *rows], width, spell),
-        *_wrapped(spell(f"* unreliable: {why}") if why else "", width),
+        *_wrapped(spell(f"* {answer.heavy}") if answer.heavy else "", width, indent=2),
     ]
 
 
@@ -152,13 +150,19 @@ def value_of(tile: Tile) -> str:
 def _corrections(rows: Sequence[Correction], width: int, spell: Spell) -> list[str]:
     if not rows:
         return []
-    cells = [["", "kept tokens", "ESS", "rule"]]
+    cells = [["", "tokens with a weight", "ESS", "rule"]]
     for row in rows:
-        full = round(BAR * (row.kept or 0.0))
-        bar = "" if row.kept is None else "█" * full + "·" * (BAR - full)
-        kept = "" if row.kept is None else f"{bar} {say(Number(value=row.kept, unit='fraction')):>5}"
-        cells.append([row.name, kept, written(row.ess).value, row.what])
+        share = row.weighted.value
+        bar = "" if share is None else f"{_bar(share)} {value_or_dash(row.weighted):>5}"
+        cells.append([row.name, bar, written(row.ess).value, row.what])
     return _columns(cells, width, spell)
+
+
+def _bar(share: float) -> str:
+    """Return a bar that is full, or empty, only where the share is exactly 1, or 0."""
+    full = round(BAR * share)
+    full = min(max(full, int(share > 0)), BAR - int(share < 1))
+    return "█" * full + "·" * (BAR - full)
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int, spell: Spell) -> list[str]:

@@ -30,7 +30,7 @@ from offpol_diag.summary import Number, Summary
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates, which HTML does not allow."""
 _WHOLE = re.compile(
-    r"--\w[\w-]*|\[[-\d.,%]+, [-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
+    r"--\w[\w-]*|\[(?:&[lg]t;)?[-\d.,%]+, (?:&[lg]t;)?[-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
     r"(?:[\w/]+ ?)?(?:[≤≥=±]|&[lg]t;) ?[−-]?[\w½][\w.,%]*"
 )
 _CODE = re.compile("`([^`]+)`")
@@ -151,7 +151,7 @@ def _view(block: Block, summary: Summary) -> Any:
         case Table():
             return laid_out(block)
         case Tiles():
-            return block.lead, [(tile, *_tile(tile, summary)) for tile in block.tiles]
+            return block.lead, [(tile, *_tile(tile, summary)) for tile in block.tiles], block.heavy
         case Charts():
             opened = opening(summary) is not None
             telling = [one for one in block.pictures if one.telling and not opened]

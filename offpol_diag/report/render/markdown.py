@@ -9,7 +9,7 @@ from dataclasses import replace
 from offpol_diag.bands import Tone
 from offpol_diag.blocks import Block, Code, Section, Table, Text, Verdict, plain
 from offpol_diag.check import Checked
-from offpol_diag.numerals import say, written
+from offpol_diag.numerals import value_or_dash, written
 from offpol_diag.printable import printable, printable_lines
 from offpol_diag.report.render.brief import value_of
 from offpol_diag.report.render.numbers import footnotes, shown
@@ -17,7 +17,7 @@ from offpol_diag.report.sections import check, sections
 from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.gate import gate, report
 from offpol_diag.report.sections.short import short
-from offpol_diag.summary import Number, Summary
+from offpol_diag.summary import Summary
 
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
 
@@ -52,12 +52,7 @@ def _answer(summary: Summary) -> list[str]:
     first, *rest = (escaped(line) for line in found.headline if line)
     facts = "\n".join(f"- **{label}** {escaped(text)}" for label, text in found.facts)
     corrections = [
-        (
-            row.name,
-            "–" if row.kept is None else say(Number(value=row.kept, unit="fraction")),
-            written(row.ess).value,
-        )
-        for row in found.corrections
+        (row.name, value_or_dash(row.weighted), written(row.ess).value) for row in found.corrections
     ]
     return [
         " ".join((f"{ICONS[found.tone]} **{first}**", *rest)),
@@ -69,7 +64,8 @@ def _answer(summary: Summary) -> list[str]:
             ("number", "value", "band", found.steps),
             [(one.label, value_of(one), one.band, one.ends) for one in found.tiles if one.short],
         ),
-        _grid(("correction", "kept tokens", "ESS"), corrections),
+        escaped(f"* {found.heavy}") if found.heavy else "",
+        _grid(("correction", "tokens with a weight", "ESS"), corrections),
         *(f"- {escaped(line)}" for line in found.findings),
     ]
 

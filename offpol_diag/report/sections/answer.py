@@ -15,12 +15,12 @@ from typing import Literal
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.bands import Tone, band, tone
 from offpol_diag.numerals import count, counted, doubted, rounded, say, written
-from offpol_diag.presets.candidates import DEFAULT
+from offpol_diag.presets.candidates import DEFAULT, NOTHING
 from offpol_diag.presets.tuning import command
 from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.diagnosis import cause_details, is_bug
-from offpol_diag.report.sections.numbers import DRIFTS, Tile, alerts, curve, drift, steps_of, tiles
-from offpol_diag.summary import MARGIN, Cause, Number, Recommendation, Summary
+from offpol_diag.report.sections.numbers import DRIFTS, Tile, alerts, curve, drift, heavy, steps_of, tiles
+from offpol_diag.summary import MARGIN, Cause, Fired, Number, Recommendation, Summary
 from offpol_diag.trainers import TRAINERS
 
 GROWN = 5.0
@@ -34,8 +34,9 @@ WEIGHTS = (
     ("ess_sequences", "ESS of sequences"),
     ("weight_max", "Largest weight"),
     ("weight_mean", "Mean weight"),
-    ("truncated_high", "Truncated"),
+    ("truncated_high", "Above the upper bound"),
     ("truncated_low", "Below the lower bound"),
+    ("tokens_weighted", "Tokens with a weight"),
     ("tokens_rejected", "Rejected"),
     ("sequences_dropped", "Dropped sequences"),
 )
@@ -47,10 +48,16 @@ TITLES = {
     "cannot_tell": "Cannot tell a bug from honest mismatch",
 }
 LABELS = {
-    "default": "The default: nothing measured here is better.",
-    "measured": "Measured on this dump.",
-    "no difference detected": "No difference detected: K3 lies below what a difference needs to show.",
+    "default": "The default: no alternative has a measurably lower estimated error.",
+    "measured": "Measured on this dump: no alternative has a measurably lower estimated error.",
+    "no difference detected": "No method has a measurably lower estimated error than no correction.",
 }
+UNRANKED = {
+    "default": "The default: estimated errors could not be compared on this dump.",
+    "measured": "Measured on this dump, but not by estimated errors, which could not be compared.",
+    "no difference detected": "Estimated errors could not be compared on this dump.",
+}
+"""Label of the recommendation → how sure it is, where no alternative is ahead, and where none is ranked."""
 CHECKED = {
     "k1": "A clearly negative K1 would mean that the tokens were not drawn from the logged distribution.",
     "sync": "A wrong temperature, a shifted column or a padding value would show here already.",
@@ -71,10 +78,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction: what it keeps, and its effective sample size."""
+    """A correction: the share of tokens with a weight, and its effective sample size."""
 
     name: str
-    kept: float | None
+    weighted: Number
     ess: Number
     what: str
 
@@ -98,6 +105,7 @@ class Answer:
         sure: how the decision was made, and whether the runner-up ties; `reasons` and what is not known.
         facts: label → sentences: all of that in short.
         steps: what the curves of the tiles run over; empty without training steps.
+        heavy: which of the tiles' numbers a heavy tail leaves unknown; empty where it is light.
     """
 
     about: str
@@ -124,6 +132,7 @@ class Answer:
     facts: tuple[tuple[str, str], ...]
     tiles: tuple[Tile, ...]
     steps: str
+    heavy: str
     findings: tuple[str, ...]
     corrections: tuple[Correction, ...]
     others_at: str
@@ -144,7 +153,7 @@ def answer(summary: Summary) -> Answer:
     own = dict(every).get(trainer_of(summary), "")
     config = (ranked.config or forms(own)[0]) if ranked else ""
     checked, evidence = checks(summary), _evidence(summary)
-    sure = () if bug or given is None else tuple(filter(None, (LABELS.get(given.label or ""), *tie(given))))
+    sure = () if bug or given is None else certainty(given)
     return Answer(
         about=about(summary),
         columns=columns.in_short(summary.dump),
@@ -170,6 +179,7 @@ def answer(summary: Summary) -> Answer:
         facts=tuple(fact for fact in _facts(summary, checked, evidence, sure) if fact[1]),
         tiles=found,
         steps=f"steps {steps[0]} to {steps[-1]}" if steps and any(tile.curve for tile in found) else "",
+        heavy=heavy(summary),
         findings=() if corrections else findings(summary),
         corrections=corrections,
         others_at=more,
@@ -239,11 +249,14 @@ def growth(summary: Summary) -> str:
     first, last = (median(v for _, v in part) for part in (known[:third], known[-third:]))
     if last <= max(GROWN * first, 1e-4):
         return ""
-    (a, low), (b, high) = known[0], known[-1]
-    word = "It collapses" if last > MERGE else "It grows"
-    rises = f"{word}: K3 rises from {rounded(low)} (step {a}) to {rounded(high)} (step {b})"
     rewards = [value for _, value in curve(summary, "reward") if value is not None]
-    fell = len(rewards) > 1 and rewards[-1] < 0.5 * rewards[0]
+    fell = len(rewards) > 1 and rewards[-1] < rewards[0] - 0.5 * abs(rewards[0])
+    word = "It collapses" if fell and last > MERGE else "It grows"
+    (a, low), (b, high) = known[0], known[-1]
+    rises = f"{word}: K3 rises from {rounded(low)} (step {a}) to {rounded(high)} (step {b})"
+    if high < GROWN * low:  # the first or the last step is unlike its third
+        rises = f"{word}: the median K3 of the steps rises from {rounded(first)} (first third)"
+        rises += f" to {rounded(last)} (last third)"
     ends = (
         f", while the mean reward falls from {rounded(rewards[0])} to {rounded(rewards[-1])}" if fell else ""
     )
@@ -266,7 +279,7 @@ def checks(summary: Summary) -> tuple[Check, ...]:
     k1 = summary.metrics.get(f"{prefix}k1", Number())
     if k1.value is not None:
         negative = (k1.interval or (k1.value, k1.value))[1] < 0
-        said = "K1 is negative" if negative else "K1 is not negative"
+        said = "K1 is negative" if negative else f"K1 is not {'clearly ' if k1.value < 0 else ''}negative"
         found.append(Check("no" if negative else "ok", said, f"{say(k1)} nats. {CHECKED['k1']}"))
     synced = summary.charts.lag.in_sync if summary.charts.lag else None
     if synced and synced.value is not None and not is_bug(summary):
@@ -275,12 +288,11 @@ def checks(summary: Summary) -> tuple[Check, ...]:
         said = f"In sync (lag 0) K3 is {rounded(synced.value)}"
         detail = f"There engine and trainer {'agree' if agree else 'differ already'}. {CHECKED['sync']}"
         found.append(Check("ok" if agree else "un", said, detail))
-    ratio, khat = (summary.metrics.get(prefix + name, Number()) for name in ("mean_ratio", "khat_tokens"))
+    ratio = summary.metrics.get(f"{prefix}mean_ratio", Number())
     if ratio.value is not None and doubted(ratio):
         plain = ratio.model_copy(update={"note": None, "interval": None})
-        detail = f"The sample mean of r is {say(plain)}, but above k̂ = 0.7 it is not a usable estimate."
-        said = f"E[r] = 1 cannot be tested: k̂ = {written(khat).value.rstrip('*')}"
-        found.append(Check("un", said, detail))
+        detail = f"The tail of r is too heavy: its sample mean, {say(plain)}, is not a usable estimate."
+        found.append(Check("un", "E[r] = 1 cannot be tested", detail))
     elif ratio.interval is not None:
         low, high = ratio.interval
         found.append(Check("ok" if low <= 1 <= high else "un", f"E[r] is {say(ratio)}", CHECKED["centre"]))
@@ -335,15 +347,21 @@ def _action(given: Recommendation, causes: list[Cause], bug: bool) -> str:
 
 
 def _effect(summary: Summary, given: Recommendation) -> str:
-    """Return what the method changes on this dump: ESS, truncated and rejected tokens."""
+    """Return what the method changes on this dump: ESS, and the tokens that it truncates or leaves out.
+
+    A raw ESS that is unreliable is no measure of what the method gains.
+    """
     numbers = given.numbers.get(given.title or "", {})
     raw = summary.metrics.get(f"{drift(summary)}ess_tokens", Number())
+    cut, weighted = (numbers.get(name, Number()) for name in ("truncated_high", "tokens_weighted"))
     parts = []
     if "ess_tokens" in numbers:
-        parts.append(f"ESS {written(raw).value} → {written(numbers['ess_tokens']).value}")
-    for name, what in (("truncated_high", "truncated"), ("tokens_rejected", "rejected")):
-        number = numbers.get(name, Number())
-        parts += [f"{written(number).value} {what}"] if number.value else []
+        before = f"{written(raw).value} → " if raw.known and not doubted(raw) else ""
+        parts.append(f"ESS {before}{written(numbers['ess_tokens']).value}")
+    if weighted.value is not None and weighted.value < 1:
+        parts.append(f"{written(weighted).value} of the tokens with a weight")
+    elif cut.value:
+        parts.append(f"{written(cut).value} truncated")
     return ", ".join(parts)
 
 
@@ -381,22 +399,53 @@ def forms(text: str) -> tuple[str, str]:
 
 
 def tie(given: Recommendation) -> list[str]:
-    """Return a sentence on the runner-up, or on the default beside no correction: a toss-up, or not."""
+    """Return a sentence on the runner-up, or on the default beside no correction: a toss-up, or not.
+
+    There is none if its error is lower, which `ahead` says.
+    """
     other = given.runner_up or (DEFAULT.title if given.decision == "no correction needed" else "")
     found = next((one for one in given.ranking if one.title == other and one.behind), None)
     if found is None or found.behind is None or found.behind.interval is None:
         return [f"The runner-up is {other}."] if given.runner_up else []
     low, high = found.behind.interval
+    if found.ahead:
+        return []
     if found.tie and max(-low, high) <= MARGIN:
         return [f"A toss-up with {other}, whose estimated error is within {MARGIN:.0%}: so the simpler one."]
     if found.tie:
         return [f"A toss-up with {other}, whose estimated error is {_by(found.behind)}: so the simpler one."]
-    who = f"The runner-up, {other}" if given.runner_up else f"{other[:1].upper()}{other[1:]}"
-    return [f"{who}, is {'behind' if low > 0 else 'ahead'}: its estimated error is {_by(found.behind)}."]
+    return [f"That of {other} is {_by(found.behind)}."]
+
+
+def certainty(given: Recommendation) -> tuple[str, ...]:
+    """Return how the decision was made, what is measured against it, and how the runner-up stands."""
+    compared = any(one.behind and one.behind.interval for one in given.ranking)
+    stands = ahead(given) or (LABELS if compared else UNRANKED).get(given.label or "", "")
+    return tuple(filter(None, (stands, *tie(given))))
+
+
+def ahead(given: Recommendation) -> str:
+    """Return a sentence on the alternatives whose estimated error is measurably lower; empty without."""
+    found = [(one.title, one.behind) for one in given.ranking if one.ahead and one.behind]
+    chosen = given.title or NOTHING.title
+    why = f"; {chosen} is advised all the same{f', because {given.despite}' if given.despite else ''}."
+    if not found:
+        return ""
+    if len(found) == 1:
+        ((title, behind),) = found
+        size = _by(behind)
+        article = "an" if re.match(r"8|1[18](\D|$)", size) else "a"
+        return f"{_capital(title)} has {article} {size} estimated error{why}"
+    every = ", ".join(f"{title} ({_by(behind).removesuffix(' lower')})" for title, behind in found)
+    return f"Estimated errors that are measurably lower: {every}{why}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _by(number: Number) -> str:
-    """Return a difference of errors in words: 3.1% higher [1.6%, 4.5%]."""
+    """Return a difference of errors in words: 3.1% [1.6%, 4.5%] higher."""
     value, ends = number.value or 0.0, number.interval or (0.0, 0.0)
     low, high = sorted(ends) if value >= 0 else sorted(-end for end in ends)
     size = say(number.model_copy(update={"value": abs(value), "interval": (low, high)}))
@@ -435,9 +484,10 @@ def _facts(
     cause = (causes[0].statement.partition(":")[0] if short else causes[0].statement) if causes else ""
     unknown = [line for line in advised.unknown if "needs" in line] if advised and sure else []
     levels = alerts(summary)
-    crossed = "; ".join([one.sentence.rstrip(".") for one in levels if one.rule != "growing"][:2])
+    sure_of = [one.sentence.rstrip(".") for one in levels if _tells(one, summary)][:2]
     many = f"{len(levels)} published {'level is' if len(levels) == 1 else 'levels are'} crossed (-v)"
-    warnings = f"{many}: {crossed}." if crossed else ""
+    among = ", among them" if len(sure_of) < len(levels) else ""
+    warnings = f"{many}{among}: {'; '.join(sure_of)}." if sure_of else ""
     return (
         ("Bug?", bug),
         ("Cause", f"{_sentence(cause)} {' '.join(evidence[0])}" if evidence else cause),
@@ -445,6 +495,15 @@ def _facts(
         ("How sure", " ".join([*sure, *(f"Not known: {_lower(line)}" for line in unknown[:1])])),
         ("Warnings", warnings),
     )
+
+
+def _tells(alert: Fired, summary: Summary) -> bool:
+    """Return whether an alert says what the rest of the answer does not: growth and the heavy tail are there.
+
+    Nor is a level told as crossed by a number that the tail leaves unknown.
+    """
+    known = not any(doubted(summary.metrics.get(key, Number())) for key in alert.saw)
+    return known and alert.rule not in ("growing", "heavy tail")
 
 
 def _remedy(summary: Summary, causes: list[Cause]) -> str:
@@ -457,7 +516,7 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
     if not given.title:
         label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
         return f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
-    title, effect = given.title[:1].upper() + given.title[1:], _effect(summary, given)
+    title, effect = _capital(given.title), _effect(summary, given)
     small = summary.diagnosis is not None and summary.diagnosis.verdict == "healthy"
     why = f" {given.sentence}" if effect and small else ""  # although the mismatch is small
     return f"{title}: {_sentence(effect or given.sentence)}{why}{also}"
@@ -513,9 +572,9 @@ def _corrections(summary: Summary, given: Recommendation) -> tuple[Correction, .
             some.append((name, preset.metrics, what.replace("keep sequences with ", "")))
     rows = []
     for name, numbers, what in some:
-        ess, rejected = numbers.get("ess_tokens", Number()), numbers.get("tokens_rejected", Number()).value
+        ess, weighted = (numbers.get(key, Number()) for key in ("ess_tokens", "tokens_weighted"))
         if ess.value is not None:
-            rows.append(Correction(name, None if rejected is None else 1 - rejected, ess, what))
+            rows.append(Correction(name, weighted, ess, what))
     return tuple(rows)
 
 

@@ -141,14 +141,14 @@ def _by_step(summary: Summary) -> Picture | None:
     values = _known(k3.values)
     if worst:
         title = f"K3 passes {say_value(worst.bound)} at step {worst.step}"
-        if reward and rewards and rewards[-1] < 0.8 * max(rewards):
+        if reward and rewards and rewards[-1] < max(rewards) - 0.2 * abs(max(rewards)):
             peak = steps.first[reward.values.index(max(rewards))]
             fell = f"the mean reward falls from {rounded(max(rewards))} to {rounded(rewards[-1])}"
             title += f"; from step {peak} to {steps.last[-1]} {fell}"
     elif max(values) > 3 * min(values):
         title = f"K3 goes from {rounded(values[0])} to {rounded(values[-1])} over {len(values)} steps"
     else:
-        title = f"K3 is flat over {len(values)} steps: {rounded(min(values))} to {rounded(max(values))}"
+        title = f"K3 lies between {rounded(min(values))} and {rounded(max(values))} over {len(values)} steps"
     mark = f" Dashed: the step at which K3 becomes {worst.band}." if worst else ""
     sub = f"Means of each training step, with 95% intervals.{mark}"
     return Picture("by-step", OVER, title, sub, panels, wide=True)
@@ -238,15 +238,12 @@ def _histogram(summary: Summary) -> Picture | None:
     over = [one for one in ranges if one.low is not None and one.low >= 2]
     low, high = (sum(one.share for one in some) for some in (under, over))
     off = summary.metrics.get(name.replace("log_ratio", "f_2"), Number()).value
-    title, sub = (
-        "Nearly all tokens agree within a factor of 2",
-        "Log-ratio Δ of every token (counts on a log scale).",
-    )
-    if off:
-        one_way = f"nearly all of them {'less' if low > high else 'more'} likely under the trainer"
-        way = "in both directions" if min(low, high) * 4 > max(low, high) else one_way
-        title = f"{rounded(off, 'fraction')} of tokens differ by more than a factor of 2, {way}"
+    title, sub = "The log-ratio Δ of every token", "Log-ratio Δ of every token (counts on a log scale)."
+    if off is not None:
+        many = f"{rounded(off, 'fraction')} of tokens differ" if off else "No token differs"
+        title = f"{many} by more than a factor of 2"
     if ranges and off:
+        title += f": {rounded(low, 'share')} are less likely under the trainer, {rounded(high, 'share')} more"
         left, right = (
             f"{rounded(share, 'share')} of tokens, "
             f"{rounded(sum(one.k3_share or 0 for one in some), 'share')} of K3"
@@ -296,7 +293,8 @@ def _noise(summary: Summary) -> Picture | None:
         least = rounded(min(noise.p90[i] or 0.0 for i in inner))
         title = f"Between π_rollout = {a} and {b} one token in ten is off by {least} nats or more"
         alone = [noise.in_sync_p90[i] or 0.0 for i in inner if synced and noise.in_sync_tokens[i] >= FEW]
-        title += f"; the engine alone accounts for at most {rounded(max(alone))}" if alone else ""
+        if alone and max(alone) < min(noise.p90[i] or 0.0 for i in inner):
+            title += f"; the engine alone accounts for at most {rounded(max(alone))}"
     axis, level = "π_rollout of the token (logit)", ((FACTOR_2, ""),)
     panel = Panel(axis, "|Δ|, nats (log)", layers, "logit", "log", levels=level, tall=True)
     sub = "Quantiles of |Δ| by the rollout probability of the token. Line: a factor of 2."
@@ -310,11 +308,11 @@ def _density(summary: Summary) -> Picture | None:
         return None
     share = lost.share if lost else 0.0
     boxed = f"{rounded(share, 'share')} of tokens" if lost and lost.tokens else ""
-    title = "Tokens lie on the diagonal: both policies give them similar probabilities"
-    if lost and share > 1e-3:
-        some = f"{rounded(share, 'share')} of tokens"
-        title = f"{some} are near certain for the rollout but unlikely for the trainer"
-        if lost.k3_share is not None:
+    title = "Both probabilities of every token"
+    if lost:
+        some = f"{rounded(share, 'share')} of tokens are" if lost.tokens else "No token is"
+        title = f"{some} near certain for the rollout but unlikely for the trainer"
+        if lost.k3_share is not None and share > 1e-3:
             title += f"; they carry {rounded(lost.k3_share, 'share')} of K3"
             boxed += f", {rounded(lost.k3_share, 'share')} of K3"
     heat = Heat(found.edges, found.counts, (0.9, 1.0, 0.0, 0.5) if boxed else None, boxed)
@@ -346,14 +344,14 @@ def _tail(summary: Summary) -> Picture | None:
             layers.append(Layer("", x, one.log_fitted, colour, dashed=True, named=False))
     if not layers:
         return None
-    worst = max((one for _, one, _ in found), key=lambda one: one.khat.value or 0)
     khats = [f"{rounded(one.khat.value)} of {name}" for name, one, _ in found if one.khat.value is not None]
-    heavy = (worst.khat.value or 0) > worst.limit
-    weight = "too heavy" if heavy else "light enough"
-    title = f"The tail of the weights is {weight} for their means to be trusted: k̂ is {', '.join(khats)}"
+    heavy = [name for name, one, _ in found if (one.khat.value or 0) > one.limit]
+    whose, weight = (f" of {' and '.join(heavy)}", "too heavy") if heavy else ("", "light enough")
+    title = f"The tail of the weights{whose} is {weight} for their means to be trusted"
+    title += f": k̂ is {', '.join(khats)}"
     sub = "The largest weights against their rank. Dashed: the fitted Pareto tail."
     panel = Panel("share of weights above (log)", "log weight, nats", layers, "log")
-    return Picture("tail", DRIFT, title, sub, (panel,), telling=heavy)
+    return Picture("tail", DRIFT, title, sub, (panel,), telling=bool(heavy))
 
 
 # ---------------------------------------------------------------- along the response
@@ -390,13 +388,8 @@ def _positions(summary: Summary) -> Picture | None:
     known = _known(layers[-1].y)
     if not known:
         return None
-    growth, telling = "is even along the response", True
-    if known[-1] > 2 * known[0]:
-        growth = f"grows along the response to {rounded(known[-1])}"
-    elif known[0] > 3 * known[-1]:
-        growth = "is highest at its first tokens"
-    else:
-        telling = False
+    growth = f"goes along the response from {rounded(known[0])} to {rounded(known[-1])}"
+    telling = known[-1] > 2 * known[0] or known[0] > 3 * known[-1]
     title = f"K3 {growth}"
     if found.early and found.late:
         pairs = zip(found.early.k3.values, found.late.k3.values, enough, strict=True)
@@ -445,7 +438,7 @@ def _length(summary: Summary) -> Picture | None:
         )
     longest = found.longest.value
     trap = longest is not None and (found.median is None or longest < found.median)
-    title = f"Sequence weights keep {rounded(ess.y[-1], 'fraction')} ESS at full length"
+    title = f"Sequence weights over {count(x[-1])} tokens keep {rounded(ess.y[-1], 'fraction')} ESS"
     sub = "Every response cut to its first T tokens; weight: the product of their ratios."
     if trap:
         title = f"Length trap: sequence weights keep less than 10% ESS beyond about {rounded(longest)} tokens"
@@ -476,8 +469,8 @@ def _token_thresholds(summary: Summary) -> Picture | None:
     title = "What token rules keep at each threshold"
     if usual:
         most, least = max(found.truncated[i] for i in usual), min(found.ess_tokens[i] or 0 for i in usual)
-        head = "Token rules are cheap: any cap" if least > 0.5 else "A cap"
-        title = f"{head} from 1.5 to 5 truncates at most {rounded(most, 'share')}"
+        share = f"at most {rounded(most, 'share')} of tokens" if most else "no token"
+        title = f"A cap on r from 1.5 to 5 truncates {share}"
         title += f" and keeps ESS at {rounded(least, 'share')} or more"
     uprights: tuple[tuple[float, str], ...] = ()
     if given and given.threshold and given.title and "token" in given.title:
@@ -501,12 +494,8 @@ def _sequence_thresholds(summary: Summary) -> Picture | None:
         rounded(min(zip(found.b, kept, strict=True), key=lambda pair: abs(pair[0] - at))[1], "share")
         for kept, at in ((found.kept_geometric, 1.001), (found.kept_product, 2.0))
     )
-    most = max(_known(found.ess_tokens), default=0.0)
-    opening = "Sequence rules are not" if most < 0.5 else "Sequence rules keep most too"
-    title = f"{opening}: ±0.1% on the geometric mean keeps {geometric} of tokens"
-    title += f", [0.5, 2] on the product {product}"
-    title += f"; sequence TIS never exceeds {rounded(most, 'share')} ESS" if most < 0.5 else ""
-    sub = "Kept share of tokens when a whole sequence is judged, and ESS when min(∏r, b) weighs it."
+    title = f"±0.1% on the geometric mean keeps {geometric} of tokens, [0.5, 2] on the product {product}"
+    sub = "Share of tokens left when a whole sequence is judged, and ESS when min(∏r, b) weighs it."
     panel = _threshold_panel("the sequence ratio", layers)
     return Picture("sequence-thresholds", COSTS, title, sub, (panel,))
 
@@ -524,22 +513,32 @@ def _kept(summary: Summary) -> Picture | None:
     ]
     axis = "mean weight of a token (0 if rejected)"
     panel = Panel("response length, quartiles", axis, layers, names=lengths)
-    spread = [
-        abs(one.positive - one.negative)
-        for one in named.values()
+    known = {name: some for name, one in weights.items() if (some := _known(one))}
+    signs = {
+        name: (one.positive, one.negative)
+        for name, one in named.items()
         if one.positive is not None and one.negative is not None
-    ]
-    known = _known(one for some in weights.values() for one in some)
-    even = bool(known) and max(known) < 1.1 * min(known) and max(spread, default=0.0) < 0.05
-    title = "What the candidates keep depends on the length of the response"
-    if even:
-        title = "The candidates treat short and long responses, and both signs of the advantage, alike"
+    }
+    title, even = "Mean weights by length of the response are not known", True
+    if known:
+        most = max(known, key=lambda name: max(known[name]) / max(min(known[name]), 1e-9))
+        low, high = min(known[most]), max(known[most])
+        even = high < 1.1 * low
+        title = f"The mean weight of {most.replace('_', ' ')} lies between {rounded(low)} and {rounded(high)}"
+        title += " over the quartiles of length"
+    if signs:
+        most = max(signs, key=lambda name: abs(signs[name][0] - signs[name][1]))
+        ends = [rounded(one, "share") for one in signs[most]]
+        if abs(signs[most][0] - signs[most][1]) >= 0.05:
+            even = False
+            title += f"; {most.replace('_', ' ')} rejects all but {ends[0]} of the tokens where A > 0"
+            title += f", {ends[1]} where A < 0"
     rows: list[tuple[Cell, ...]] = [
         (name, *(Number(value=v, unit="share") for v in (*one.by_length, one.positive, one.negative)))
         for name, one in named.items()
     ]
     header = ("method", *lengths, "A > 0", "A < 0")
-    data = Table("kept-data", "Kept share of tokens", header, tuple(rows))
+    data = Table("kept-data", "Share of tokens that are not rejected", header, tuple(rows))
     sub = "Mean weight by quartile of response length."
     return Picture("kept", COSTS, title, sub, (panel,), data, telling=not even)
 
@@ -559,8 +558,9 @@ def _groups(summary: Summary) -> Iterator[Picture]:
         if len(sure) > 1:
             least, most = (pick(sure, key=lambda row: row[1].value or 0) for pick in (min, max))
             telling = least[2][1] < most[2][0]
-            title = f"K3 {'differs' if telling else 'does not differ'} by {found.title}: "
+            title = f"K3 {'differs ' if telling else ''}by {found.title}: "
             title += f"{say(most[1])} for {most[0]}, {say(least[1])} for {least[0]}"
+            title += "" if telling else ", whose intervals overlap"
         layer = at_places("", [*k3.values()], "blue", "points")
         panel = _k3_panel(summary, found.title, (layer,), names=[*k3])
         telling = telling and axis not in PREDICTABLE

@@ -26,7 +26,7 @@ MEANINGS = {
     "k3": "KL(π_rollout‖π_train) per token; never negative",
     "k1": "the same KL, plain estimator; were it clearly below 0, the logged log-probs cannot be right",
     "mean_ratio": "E[r]; 1 when the tokens were sampled from the logged policy",
-    "ess_tokens": "effective sample size of the raw token weights, as a share of the tokens",
+    "ess_tokens": "effective sample size of the raw token weights, as a share: E[r]² / (1 + χ²)",
     "ess_sequences": "the same of the raw product weights of whole sequences",
     "khat_tokens": "tail of the token weights; above 0.7 their mean cannot be estimated",
     "khat_sequences": "tail of the sequence weights; above 0.7 their mean cannot be estimated",
@@ -58,7 +58,8 @@ REGIMES = (
 class Tile:
     """A headline number with its band, its values by training step, and what stands beside it.
 
-    `short`: whether it stands in the short answer as well; `doubt`: why it is unreliable.
+    `short`: whether it stands in the short answer as well; `doubt`: a mark where it is unreliable, which
+    leaves it without a band.
     """
 
     label: str
@@ -82,17 +83,21 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles(Composite):
-    """The headline numbers side by side."""
+    """The headline numbers side by side; `heavy`: which of them a heavy tail leaves unknown."""
 
     lead: str
     tiles: tuple[Tile, ...]
+    heavy: str = ""
 
     def plain(self) -> tuple[Block, ...]:
-        """Return the lead and the table; a renderer without curves writes their ends."""
+        """Return the lead and the table; a renderer without curves writes their ends.
+
+        The sentence on the heavy tail is the note of every number that it is about.
+        """
         rows = [
             (
                 f"{one.label} ({one.key})" if one.key else one.label,
-                one.number,
+                self._noted(one.number),
                 "; ".join(part for part in (one.band, one.beside) if part) or "–",
                 one.ends or "–",
             )
@@ -101,12 +106,18 @@ class Tiles(Composite):
         ]
         return filled(Text(self.lead), Table("tiles", "", ("number", "value", "band", "by step"), rows))
 
+    def _noted(self, number: Number) -> Number:
+        if not self.heavy or not number.note:
+            return number
+        note = f"unreliable: {self.heavy}" if doubted(number) else number.note.partition(": k̂")[0]
+        return number.model_copy(update={"note": note})
+
 
 def numbers(summary: Summary) -> Section | None:
     """Return the tiles, warning levels, bands, meanings and all numbers of the policy pairs."""
     pairs, made = _policies(summary), tiles(summary)
     blocks = filled(
-        Tiles(_resampled(summary), made) if made else None,
+        Tiles(_resampled(summary), made, heavy(summary)) if made else None,
         _alerts(summary),
         _meanings(summary, collapsed=bool(pairs.rows)),
         pairs,
@@ -124,8 +135,25 @@ def drift(summary: Summary) -> str:
 # ---------------------------------------------------------------- tiles
 
 
+def heavy(summary: Summary) -> str:
+    """Return the sentence on a heavy tail: which numbers it leaves unknown; empty where there is none."""
+    prefix = drift(summary)
+    tokens, sequences = (
+        written(summary.metrics.get(f"{prefix}khat_{over}", Number())).value.rstrip("*")
+        if doubted(summary.metrics.get(f"{prefix}ess_{over}", Number()))
+        else ""
+        for over in ("tokens", "sequences")
+    )
+    if tokens:
+        also = f" and {sequences}" if sequences else ""
+        return f"Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ {tokens}{also}); K3 can."
+    if sequences:
+        return f"Heavy tail: ESS and χ² of sequences cannot be estimated (k̂ {sequences}); K3 can."
+    return ""
+
+
 def tiles(summary: Summary) -> tuple[Tile, ...]:
-    """Return the headline numbers of the mismatch, and what the recommendation rejects."""
+    """Return the headline numbers of the mismatch, and what the recommendation truncates or leaves out."""
     found = [one for row in TILES if (one := _tile(summary, *row))]
     reward, rewards = summary.metrics.get("mean_reward", Number()), [v for _, v in curve(summary, "reward")]
     if reward.value is not None or len(set(rewards)) > 1:
@@ -133,15 +161,14 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
         found.append(Tile("Mean reward", "mean_reward", reward, "", "", None, tuple(rewards)))
     given = summary.recommendation
     weighed = given.numbers.get(given.title, {}) if given and given.title and not is_bug(summary) else {}
-    rejected, truncated = (weighed.get(name, Number()) for name in ("tokens_rejected", "truncated_high"))
-    if rejected.value is not None and given and given.title:
+    weighted, truncated = (weighed.get(name, Number()) for name in ("tokens_weighted", "truncated_high"))
+    if weighted.value is not None and given and given.title:
         method = next((name for name, one in summary.weights.items() if one == weighed), "")
-        cut = "tokens_rejected" if rejected.value else "truncated_high"
-        values = tuple(v for _, v in curve(summary, f"{method}.{cut}"))
-        beside = f"truncated: {say(truncated)}" if truncated.value is not None else ""
-        plain = rejected.model_copy(update={"interval": None})
-        last = Tile("Rejected", "", plain, "of tokens", given.title, None, values, "", beside, False)
-        found.append(last)
+        drops = weighted.value < 1 or truncated.value is None
+        key, number = ("tokens_weighted", weighted) if drops else ("truncated_high", truncated)
+        label, unit = ("Tokens with a weight", "") if drops else ("Truncated", "of tokens")
+        values = tuple(v for _, v in curve(summary, f"{method}.{key}"))
+        found.append(Tile(label, "", number, unit, given.title, None, values, short=False))
     return tuple(found)
 
 
@@ -160,8 +187,7 @@ def _tile(summary: Summary, label: str, key: str, unit: str, short: bool) -> Til
         beside = f"sequences: {written(sequences).value.rstrip('*')}" if sequences.value is not None else ""
         number = number.model_copy(update={"note": None, "interval": None})
     elif doubted(number):
-        khat = summary.metrics.get(f"{prefix}khat_{'sequences' if 'sequence' in key else 'tokens'}", Number())
-        doubt = f"unreliable, k̂ {written(khat).value.rstrip('*')}" if khat.value is not None else ""
+        doubt, named = "unreliable", ("", None)
     return Tile(label, prefix + key, number, unit, *named, values, doubt, beside, short)
 
 

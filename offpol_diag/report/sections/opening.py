@@ -122,15 +122,15 @@ def _presets(summary: Summary, found: Comparison) -> Opening:
     if not able:
         return Opening("None of these presets can be computed from this dump", "warn", "", cautions=cautions)
     ess = {name: one.metrics.get("ess_tokens", Number()) for name, one in able.items()}
-    rejected = {name: one.metrics.get("tokens_rejected", Number()) for name, one in able.items()}
+    weighted = {name: one.metrics.get("tokens_weighted", Number()) for name, one in able.items()}
     best, bug = found.better.get("ess_tokens", ""), is_bug(summary)
     ranked = sorted(able, key=lambda name: -(ess[name].value or 0.0))
     shown = [name for name in ranked if not able[name].same_as][: MOST if len(able) > TILES else TILES]
     facts = []
     for name in shown[:TILES]:
         cut, leads = able[name].metrics.get("truncated_high", Number()), best == name and not bug
-        below = f"keeps {rounded(1 - (rejected[name].value or 0.0), 'share')}"
-        below += f", truncates {value_or_dash(cut)}" if cut.known else ""
+        below = f"{value_or_dash(weighted[name])} with a weight"
+        below += f", {value_or_dash(cut)} above the bound" if cut.value else ""
         band = "largest" if leads else "reference" if name == found.against else ""
         value, interval = written(ess[name].model_copy(update={"note": None}))
         facts.append(Fact(name, value, interval, band, "good" if leads else None, below))
@@ -144,10 +144,10 @@ def _presets(summary: Summary, found: Comparison) -> Opening:
     if bug:
         text = summary.diagnosis.headline if summary.diagnosis else ""
         return answered(text, "bad", "Nothing is ranked before the fix.", "Bug:")
-    losing = max(able, key=lambda name: rejected[name].value or 0.0)
-    said = ""
-    if (rejected[losing].value or 0) > 0.001:
-        said = f"{losing} rejects most: {say(rejected[losing])} of the tokens."
+    known = {name: one.value for name, one in weighted.items() if one.value is not None}
+    losing, said = min(known, key=lambda name: known[name], default=""), ""
+    if losing and known[losing] < 0.999:
+        said = f"{losing} gives the fewest tokens a weight: {say(weighted[losing])}."
     if best in able and len(able) > 1:
         other = next(name for name in ranked if name != best)
         title, interval = written(ess[best])
@@ -155,14 +155,27 @@ def _presets(summary: Summary, found: Comparison) -> Opening:
         lede = f"Next is {other} with {say(ess[other])}{paired}. {said}"
         return answered(f"{best} keeps the largest ESS of tokens: {title}", "good", lede, interval=interval)
     first = ranked[0]
-    tied = [name for name in ranked if _overlap(ess[name], ess[first])] if len(able) > 1 else ranked
     title, interval = written(ess[first])
-    head, lede = f"{tied[0]} keeps an ESS of tokens of {title}", able[first].method
-    if len(tied) > 1:
-        names = tied if len(tied) <= 3 else [*tied[:2], f"{len(tied) - 2} more"]
-        head = f"{_listed(names)} tie for the largest ESS of tokens: {title}"
-        lede = f"Their intervals overlap, so the simplest is preferred. {said}"
-    return answered(head, "info", lede, interval=interval)
+    if len(able) == 1:
+        head = f"{first} keeps an ESS of tokens of {title}"
+        return answered(head, "info", able[first].method, interval=interval)
+    head, lede = undecided(ess, found)
+    return answered(head, "info", f"{lede} {said}".strip(), interval=interval)
+
+
+def undecided(ess: Mapping[str, Number], found: Comparison) -> tuple[str, str]:
+    """Return what is said where no preset has the largest ESS of tokens: of the two largest, and why."""
+    one, other = sorted(ess, key=lambda name: -(ess[name].value or 0.0))[:2]
+    both, word = f"{one} and {other}", found.better.get("ess_tokens", "")
+    if word == "equal":
+        return f"{both} have the same ESS of tokens", f"It is {say(ess[one])}: a toss-up, so the simpler one."
+    if word == "undecided":
+        values = f"It is {value_or_dash(ess[one])} and {value_or_dash(ess[other])}"
+        why = (
+            f"{values}, and the paired interval of the difference includes 0: a toss-up, so the simpler one."
+        )
+        return f"{both} cannot be told apart by ESS of tokens", why
+    return "The ESS of tokens is not known of all these presets", "Nothing is ranked."
 
 
 def _overlap(a: Number, b: Number) -> bool:
@@ -176,16 +189,15 @@ def _of_presets(shown: Mapping[str, PresetResult], found: Comparison) -> Iterato
     ess = [one.metrics.get("ess_tokens", Number()) for one in shown.values()]
     share = partial(Panel, names=names, percent=True, y_range=(0, 1.05))
     if len(names) > 1:
-        rejected = [one.metrics.get("tokens_rejected", Number()).value for one in shown.values()]
-        kept = [None if value is None else 1 - value for value in rejected]
-        bars = Layer("", range(len(names)), kept, "orange", "bars", width=0.7)
+        weighted = [one.metrics.get("tokens_weighted", Number()).value for one in shown.values()]
+        bars = Layer("", range(len(names)), weighted, "orange", "bars", width=0.7)
         panels = (
             share("", "ESS of tokens", (at_places("", ess, "teal", "points"),)),
-            share("", "kept share of the tokens", (bars,)),
+            share("", "tokens with a weight", (bars,)),
         )
         ends = [f"{names[end]} {value_or_dash(ess[end])}" for end in (0, -1)]
         title = f"ESS of tokens runs from {ends[0]} to {ends[1]}"
-        sub = "After the correction, with 95% intervals; a token that is kept may still be truncated."
+        sub = "After the correction, with 95% intervals; a token with a weight may still be truncated."
         yield Picture("ess", "", title, sub, panels, wide=True)
     apart = {name: found.differences[name].get("ess_tokens") for name in names if name in found.differences}
     if any(one and one.known for one in apart.values()):
@@ -205,10 +217,10 @@ def _of_presets(shown: Mapping[str, PresetResult], found: Comparison) -> Iterato
         order = sorted(spread, key=lambda name: -spread[name])[: len(SERIES)]
         first, last = (value_or_dash(kept_by[order[0]][end]) for end in (0, -1))
         telling = spread[order[0]] > 0.05
-        title = f"{order[0]} keeps {first} of the shortest responses' tokens and {last} of the longest's"
-        title = title if telling else "Short and long responses are kept alike"
+        title = f"{order[0]} rejects all but {first} of the shortest responses' tokens, and of the longest's"
+        title += f" all but {last}"
         layers = [at_places(name, kept_by[name], SERIES[i]) for i, name in enumerate(order)]
-        panel = share("response length", "kept share of the tokens", layers, names=[*LENGTHS.values()])
+        panel = share("response length", "tokens not rejected", layers, names=[*LENGTHS.values()])
         yield Picture("lengths", "", title, "By quartile of response length.", (panel,), telling=telling)
 
 

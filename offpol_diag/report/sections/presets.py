@@ -9,20 +9,21 @@ from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, fil
 from offpol_diag.errors import ConfigError
 from offpol_diag.numerals import say_value, written
 from offpol_diag.presets import Preset, catalogue, formulas
-from offpol_diag.report.sections.answer import forms, trainer_of
+from offpol_diag.report.sections.answer import ahead, forms, trainer_of
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.summary import Number, Numbers, PresetResult, Recommendation, Summary
 from offpol_diag.trainers import config_for
 
 Presets = Mapping[str, PresetResult]
 COLUMNS = (
-    ("kept", "Kept tokens"),
+    ("tokens_weighted", "Tokens with a weight"),
     ("ess_tokens", "ESS, tokens"),
     ("ess_sequences", "ESS, sequences"),
-    ("truncated_high", "Truncated"),
-    ("k3", "K3 of what is kept"),
+    ("truncated_high", "Above the bound"),
+    ("k3", "K3 of what is not rejected"),
 )
 MORE = (
+    "tokens_rejected",
     "weight_mean",
     "weight_max",
     "sequences_dropped",
@@ -38,7 +39,7 @@ MORE = (
     "update_removed",
 )
 """Numbers of a card, beside the columns."""
-DECISIVE = ("tokens_rejected", "ess_tokens", "ess_sequences")
+DECISIVE = ("tokens_weighted", "ess_tokens", "ess_sequences")
 """Numbers of a table of many presets."""
 COMPARED = ("weight_mean", "ess_tokens", "tokens_rejected", "loss_scale")
 """Metrics compared within a family."""
@@ -109,7 +110,7 @@ class Cards(Composite):
         """Return a table of all presets if they are few, else of the first of each family."""
         many, every = len(self.presets) > FEW, len(self.presets)
         some = [one for one in self.cards if one.mark or one.first or not many]
-        names = [*DECISIVE] if many else ["tokens_rejected", *(key for key, _ in COLUMNS[1:]), *MORE]
+        names = [*DECISIVE] if many else [*(key for key, _ in COLUMNS), *MORE]
         names = [name for name in names if any(_known(one.metrics, name) for one in some)]
         found = [(title, "–", raw) for title, raw in self.uncorrected]
         for one in some:
@@ -184,9 +185,7 @@ def _pinned(summary: Summary) -> tuple[Card, ...]:
 
 def _numbers(found: Numbers) -> tuple[tuple[float | None, str], ...]:
     """Return the columns of a row, each with its value to sort by."""
-    rejected = found.get("tokens_rejected", Number())
-    kept = Number(value=None if rejected.value is None else 1 - rejected.value, unit="fraction")
-    return tuple(_cell({"kept": kept, **found}.get(name, Number())) for name, _ in COLUMNS)
+    return tuple(_cell(found.get(name, Number())) for name, _ in COLUMNS)
 
 
 def _cell(number: Number) -> tuple[float | None, str]:
@@ -274,10 +273,7 @@ def _known(metrics: Numbers, name: str) -> bool:
 
 # ---------------------------------------------------------------- tables
 
-UNSEEN = (
-    "The recommended one is not first: beyond rounding, a dump of this size shows the noise that weights add "
-    "better than the bias that they remove, which can turn a gradient around."
-)
+TIED = "The recommended one is not first, but the intervals of those before it include 0."
 
 
 def ranking(given: Recommendation) -> Table:
@@ -286,10 +282,12 @@ def ranking(given: Recommendation) -> Table:
         (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "–")
         for one in given.ranking
     ]
-    notes = (UNSEEN,) if given.title and given.ranking and given.ranking[0].behind else ()
+    first = next(iter(given.ranking), None)
+    tied = TIED if first is not None and first.tie else ""
+    notes = filter(None, (ahead(given) or tied,))
     caption = "Corrections by the estimated error of an update, best = 100"
     header = ("correction", "of 100", "error above the recommended one", "tie")
-    return Table("ranking", caption, header, rows, notes, folded=True)
+    return Table("ranking", caption, header, rows, tuple(notes), folded=True)
 
 
 def _missing(summary: Summary) -> Table:
@@ -331,7 +329,7 @@ def _families(able: Presets) -> Table:
 def _everything(able: Presets) -> Table:
     """Return all numbers that the cards do not show."""
     every = dict.fromkeys(name for one in able.values() for name in one.metrics if _known(one.metrics, name))
-    shown = {"tokens_rejected", *(key for key, _ in COLUMNS), *MORE}
+    shown = {*(key for key, _ in COLUMNS), *MORE}
     names = [name for name in every if name not in shown]
     rows = [(name, *(one.metrics.get(key) for key in names)) for name, one in able.items() if names]
     return Table("all", "All other numbers of every preset", ("preset", *names), rows, collapsed=True)

@@ -12,7 +12,7 @@ from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.answer import about
 from offpol_diag.report.sections.comparison import ACROSS
 from offpol_diag.report.sections.diagnosis import is_bug
-from offpol_diag.report.sections.opening import change, opening
+from offpol_diag.report.sections.opening import change, opening, undecided
 from offpol_diag.report.sections.runs import bugs, runs
 from offpol_diag.report.sections.sweep import sweep
 from offpol_diag.summary import Comparison, Contrast, Number, PresetResult, Summary, Sweep
@@ -20,19 +20,19 @@ from offpol_diag.summary import Comparison, Contrast, Number, PresetResult, Summ
 DECISIVE = (
     "ess_tokens",
     "ess_sequences",
-    "tokens_rejected",
+    "tokens_weighted",
     "sequences_dropped",
     "truncated_high",
     "weight_mean",
     "weight_max",
     "k3",
-    "kept_positive",
-    "kept_negative",
+    "update_removed_positive",
+    "update_removed_negative",
     "loss_scale_kept",
     "update_kept",
 )
 """Numbers of presets that decide between them, the most important first."""
-COLUMNS = ("ess_tokens", "ess_sequences", "tokens_rejected", "truncated_high", "weight_max")
+COLUMNS = ("ess_tokens", "ess_sequences", "tokens_weighted", "truncated_high", "weight_max")
 """Those that stand in a table with a row per preset."""
 DOZEN, FEW_ROWS = 12, 24
 MOST_ROWS = 18
@@ -97,8 +97,7 @@ def _verdict(summary: Summary, able: Mapping[str, PresetResult], found: Comparis
         return Verdict(f"{best} keeps the largest ESS of tokens", f"{say(ess[best])}{ahead}.", "info")
     if len(able) == 1:
         return Verdict(next(iter(able)), next(iter(able.values())).method, "info")
-    why = "the intervals of the best ESS of tokens overlap; the simpler rule wins."
-    return Verdict("A toss-up", why, "info")
+    return Verdict(*undecided(ess, found), "info")
 
 
 def _by_number(able: Mapping[str, PresetResult], found: Comparison, ranked: bool) -> Table:
