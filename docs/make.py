@@ -304,7 +304,9 @@ sizes of the update, not divergences, and its `mean_ratio` need not be 1. `k1` a
 {_numbers(gap)}
 ## One preset
 
-In the gate `PRESET.NAME`, after the preset's weights, rejection and veto.
+In the gate `PRESET.NAME`, after the preset's weights, rejection and veto. A token that no rule and no veto
+rejects may still have the weight 0 (IcePop): `tokens_rejected` and `kept_…` are of rejection alone,
+`tokens_weighted` of both.
 
 {_numbers(per_preset)}"""
 
