@@ -577,6 +577,17 @@ class Cause(Model):
     after: After | None = None
 
 
+class CandidateCause(Model):
+    """A cause that fits a mismatch, where the dump cannot decide between several; it comes without a fix."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
+    id: str
+    statement: str
+    for_: list[str] = Field([], alias="for", description="what speaks for it, a sentence each")
+    against: list[str] = Field([], description="what speaks against it, a sentence each")
+
+
 DiagnosisVerdict = Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
 
 
@@ -585,7 +596,13 @@ class Diagnosis(Model):
 
     verdict: DiagnosisVerdict
     headline: str
-    causes: list[Cause] = Field([], description="most likely first")
+    causes: list[Cause] = Field(
+        [], description="established causes, most likely first; none where the verdict is cannot_tell"
+    )
+    candidates: list[CandidateCause] = Field(
+        [], description="causes that fit where none is established, most likely first; with cannot_tell only"
+    )
+    decide: str = Field("", description="the one measurement that decides between the candidates")
     ruled_out: list[str] = []
     undecidable: list[str] = []
     systematic: Number | None = Field(

@@ -79,6 +79,11 @@ def _verdict(seen: Evidence) -> str:
     return seen.summary.diagnosis.verdict if seen.summary.diagnosis else ""
 
 
+def _undecided(seen: Evidence) -> bool:
+    """Return whether several causes fit, and nothing decides between them."""
+    return seen.summary.diagnosis is not None and bool(seen.summary.diagnosis.candidates)
+
+
 def _above(seen: Evidence, one: Candidate, other: Candidate) -> Number:
     """Return by what share the estimated error of one candidate is above another's."""
     return seen.summary.weights.get(one.name, {}).get(f"error_above.{other.name}", Number())
@@ -244,6 +249,17 @@ RULES = (
         "(weight sync, precision, replay).",
         "a share of tokens, which no single outlier moves",
         "no method helps",
+    ),
+    Rule(
+        "undecided",
+        _undecided,
+        _measured,
+        "This limits the harm until the cause is known, and mends nothing: several causes fit this dump. Measure "
+        "first what decides between them.",
+        "best simple rule in worlds with known gradients (docs/advice.md)",
+        "METHOD at THRESHOLD",
+        "default",
+        lambda seen: (DEFAULT,),
     ),
     Rule(
         "noise",

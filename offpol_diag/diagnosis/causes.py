@@ -198,7 +198,7 @@ CAUSES: dict[str, Row] = {
     ),
     "quantized_rollout": Row(
         "honest",
-        "a broad mismatch at every token, as of a rollout with quantised weights",
+        "a quantised rollout, as the dump says ({recorded})",
         "",
         "the same dump with a bf16 rollout",
         "a higher precision of the rollout, or token TIS",

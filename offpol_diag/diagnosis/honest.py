@@ -1,17 +1,22 @@
-"""Honest causes of a mismatch, with correctly logged numbers: staleness, precision, outliers."""
+"""Honest causes of a mismatch, with correctly logged numbers: staleness, precision, outliers.
+
+A cause is named only where the dump records it (`policy_lag`, provenance) or where the mismatch has a shape
+that nothing else has (`named`). All else is left to `candidates`.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
-
-QUANTISED = ("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "w8a8", "w4a16", "nvfp4", "mxfp", "awq", "gptq")
-"""Words in the provenance that mean quantised rollout weights."""
-
 
 ROUNDED = 0.04
 """Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
@@ -20,6 +25,15 @@ NOISE, SYSTEMATIC, OTHER_STEP = 0.05, 0.15, 0.42
 third, weights of another step are likelier than quantised ones."""
 STALE = 0.16
 """Scale of Δ/(1 − π_rollout) above which weights of another step are likelier than quantised ones."""
+OUTLYING = 0.08
+"""Largest share of outliers that leaves the other tokens a body of their own."""
+QUANTISED_K3 = 0.1
+"""K3, nats, up to which quantised weights of 8 bits may be the whole cause: the published band above it is
+severe. (Of 4 bits, no bound: in the rollouts of `benchmarks/doctor` K3 reaches 0.13.)"""
+RISING = 2.5
+"""Factor between K3 at the smallest lag and at larger ones from which K3 rises over the lag."""
+GROWN = 4.0
+"""Factor from which K3 grows over the steps."""
 
 
 class Body(NamedTuple):
@@ -48,7 +62,190 @@ def body(rows: Rows) -> Body:
     return Body(scale, float(far.mean()), float(off[far].sum() / off.sum()) if off.sum() > 0 else 0.0)
 
 
-def _sizes(rows: Rows, column: str) -> dict[float, float]:
+# What the dump records of its engine.
+
+_START = r"(?<![a-z0-9])(?<!no )(?<!not )"
+_FOUR_BITS = re.compile(_START + "(int4|uint4|w4a|nf4|fp4|nvfp4|mxfp4|awq|gptq)")
+_QUANTISED = re.compile(
+    f"{_FOUR_BITS.pattern}|{_START}(fp8|float8|e4m3|e5m2|f8e|int8|uint8|w8a|mxfp|bitsandbytes|quanti[sz])"
+)
+_PLAIN = re.compile(_START + "(bf16|bfloat16|fp16|float16|half|fp32|float32)")
+_EXPERTS = re.compile(
+    r"moe(?![a-z])|mixtral|experts?|rout(er|ing)[ _-]?replay|gpt-oss|deepseek-(v[23]|r1)|b-a[0-9.]+b"
+)
+_TRAINER = re.compile(r"^(train|actor|learner|old|optim)")
+_ENGINE = re.compile("rollout|engine|infer|generat|sampl|vllm|sglang|quanti")
+_DTYPE = re.compile("dtype|precision|quanti|engine|rollout")
+
+
+class Recorded(NamedTuple):
+    """What the metadata of a dump says of its engine, each as `key: value`, or empty.
+
+    Attributes:
+        quantised: weights, activations or cache of few bits.
+        four_bits: whether those are 4 bits.
+        plain: another number format than those.
+        experts: a mixture of experts.
+    """
+
+    quantised: str = ""
+    four_bits: bool = False
+    plain: str = ""
+    experts: str = ""
+
+
+def recorded(provenance: Mapping[str, object]) -> Recorded:
+    """Find number formats and experts in the metadata; what is said of the trainer alone is left out."""
+    quantised = plain = experts = ""
+    four = False
+    for path, value in _leaves(provenance):
+        said = f"{path[-1]}: {value}"
+        name = " ".join(path).lower().replace("actor_rollout_ref", "")
+        text = name if value is True else str(value).lower() if isinstance(value, str) else ""
+        many = isinstance(value, int) and value is not True and value > 1 and "expert" in path[-1].lower()
+        if not experts and (many or (text and _EXPERTS.search(text))):
+            experts = said
+        if any(_TRAINER.match(part.lower()) for part in path) and not _ENGINE.search(name):
+            continue
+        if not quantised and text and _QUANTISED.search(text):
+            quantised, four = said, bool(_FOUR_BITS.search(text))
+        elif not plain and text and _DTYPE.search(name) and _PLAIN.search(text):
+            plain = said
+    return Recorded(quantised, four, "" if quantised else plain, experts)
+
+
+def _leaves(value: object, path: tuple[str, ...] = ("",)) -> Iterator[tuple[tuple[str, ...], object]]:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _leaves(one, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _leaves(one, path)
+    else:
+        yield path, value
+
+
+# What is measured.
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that decides between honest causes.
+
+    Attributes:
+        rows: the tokens, with all faults repaired.
+        recorded: what the metadata says of the engine.
+        share: systematic share of r (`laws.systematic`), or None if it cannot be estimated.
+        moved: standard errors by which cov(A, min(r, 2)) lies above 0, or None.
+    """
+
+    rows: Rows
+    recorded: Recorded = field(default_factory=Recorded)
+    share: Estimate | None = None
+    moved: float | None = None
+
+    @cached_property
+    def body(self) -> Body:
+        """Robust statistics of |Δ|/(1 − π_rollout)."""
+        return body(self.rows)
+
+    @cached_property
+    def k3(self) -> float:
+        """Mean of min(K3, 1), nats."""
+        return float(self.rows.k3_cut.mean())
+
+    @cached_property
+    def lags(self) -> dict[float, float]:
+        """Lag → K3; empty if the dump records none."""
+        return sizes(self.rows, "policy_lag")
+
+    @cached_property
+    def of_one_lag(self) -> Rows:
+        """The rows of one lag: 0 if there are any, else the most frequent; all if the dump records none."""
+        column = [lag for lag in self.rows.column("policy_lag") if lag is not None]
+        if not column:
+            return self.rows
+        one = 0 if 0 in column else max(dict.fromkeys(column), key=column.count)
+        return self.rows.only(np.array([lag == one for lag in self.rows.column("policy_lag")]))
+
+    @cached_property
+    def steps(self) -> dict[float, float]:
+        """Step → K3, within one lag where the dump records lags."""
+        return sizes(self.of_one_lag, "step")
+
+    @property
+    def known(self) -> bool:
+        """Whether the dump records the policy lag."""
+        return any(lag is not None for lag in self.rows.column("policy_lag"))
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether the dump says that every row is at lag 0."""
+        return {lag for lag in self.rows.column("policy_lag") if lag is not None} == {0}
+
+    @property
+    def behind(self) -> bool:
+        """Whether the dump says that every row is behind."""
+        return self.known and min(lag for lag in self.rows.column("policy_lag") if lag is not None) > 0
+
+    @property
+    def noise(self) -> bool:
+        """Whether r measurably does not depend on the token, by answers to the same prompt."""
+        return self.share is not None and answered_again(self.rows) and self.share.high < NOISE
+
+    @property
+    def outlying(self) -> bool:
+        """Whether a few outliers carry the mismatch, with all other tokens close."""
+        seen = self.body
+        return seen.scale <= 0.045 and 0.001 < seen.tail < OUTLYING and seen.share >= 0.8
+
+    @cached_property
+    def growth(self) -> float | None:
+        """Factor by which K3 grows over the steps of one lag; None if it does not."""
+        found = list(self.steps.values())
+        if len(found) < 4:
+            rising = len(found) > 1 and bool((np.diff(found) > 0).all()) and found[-1] > 1.5 * found[0]
+            return found[-1] / max(found[0], 1e-8) if rising and self.body.scale >= STALE else None
+        return grown(found) if self._wider() else None
+
+    def _wider(self) -> bool:
+        """Return whether |Δ|/(1 − π) grows too, and not only the share of uncertain tokens."""
+        rows, order = self.of_one_lag, list(self.steps)
+        third = max(1, len(order) // 3)
+        column = rows.column("step")
+        first, last = (
+            body(rows.only(np.array([step in part for step in column]))).scale
+            for part in (order[:third], order[-third:])
+        )
+        return last >= 1.4 * first
+
+    @cached_property
+    def returns(self) -> list[float]:
+        """Steps at which K3 falls back to rounding after a step at which it was large."""
+        steps = self.steps
+        top = max(steps.values(), default=0.0)
+        if len(steps) < 3 or top <= HEALTHY_K3:
+            return []
+        large = [step for step, k3 in steps.items() if k3 > top / 4]
+        return [k for k, k3 in steps.items() if k3 < min(top / 20, HEALTHY_K3) and k > min(large)]
+
+    @property
+    def statistic(self) -> str:
+        """The size of the mismatch and what tokens of one kind share of it, in words."""
+        said = f"|Δ|/(1 − q) is {self.body.scale:.2g} for a usual token (robust standard deviation)"
+        return f"{said}; {self.common}" if self.share is not None else said
+
+    @property
+    def common(self) -> str:
+        """The systematic share with its interval, in words; empty if it is not known."""
+        if self.share is None:
+            return ""
+        value, low, high = (max(x, 0.0) for x in (self.share.value, self.share.low, self.share.high))
+        ends = f"[{percent(low)}, {percent(high)}]"
+        return f"{percent(value)} of the variance of r is common to tokens of one kind {ends}"
+
+
+def sizes(rows: Rows, column: str) -> dict[float, float]:
     """Return the mean of min(K3, 1) by value of a numeric column, for values with at least 50 tokens."""
     values = rows.column(column)
     total, many = rows.sum(rows.k3_cut), rows.lengths
@@ -60,90 +257,103 @@ def _sizes(rows: Rows, column: str) -> dict[float, float]:
     return found
 
 
-def _text(sizes: dict[float, float], name: str) -> str:
-    if len(sizes) > 6:
-        keys = list(sizes)
-        sizes = {key: sizes[key] for key in (*keys[:3], *keys[-3:])}
-    rows = ", ".join(f"{key:g}: {size:.2g}" for key, size in sizes.items())
-    return f"K3 (cut at 1 nat a token) by {name}: {rows}"
+def listed(found: Mapping[float, float]) -> str:
+    """Return K3 by lag or step in words: `0: 0.001, 1: 0.02`, three from each end of many."""
+    keys = list(found)
+    cut = keys if len(keys) <= 6 else [*keys[:3], *keys[-3:]]
+    return ", ".join(f"{key:g}: {found[key]:.2g}" for key in cut)
 
 
-def stale(rows: Rows, moved: float | None) -> Found | None:
-    """Find a mismatch that grows with the policy lag, or correlates with the advantages."""
-    lags = _sizes(rows, "policy_lag")
-    first, *later = lags.values() or [0.0]
-    growing = bool(later) and float(np.mean(later)) > 2.5 * max(first, 1e-7)
-    behind = not later and min(lags, default=0) > 0 and first > 1e-4
-    if growing or behind:
-        return Found.of_all("stale", _text(lags, "policy lag"), rows)
-    if moved is not None and moved > SURE:
-        statistic = (
-            f"cov(A, min(r, 2)) is {moved:.1f} standard errors above 0: the trainer has moved along its "
-            "advantages"
-        )
-        return Found.of_all("stale", statistic, rows)
-    return None
+def _by(found: Mapping[float, float], name: str) -> str:
+    return f"K3 (cut at 1 nat a token) by {name}: {listed(found)}"
 
 
-def frozen(rows: Rows) -> Found | None:
-    """Find a mismatch that grows with the training step."""
-    steps = _sizes(rows, "step")
-    sizes = np.array(list(steps.values()))
-    if len(steps) < 4:
-        rising = len(steps) > 1 and (np.diff(sizes) > 0).all() and sizes[-1] > 1.5 * sizes[0]
-        if not rising or body(rows).scale < STALE:
-            return None
-        times = f"{sizes[-1] / max(sizes[0], 1e-8):.2g}"
-    else:
-        third = len(sizes) // 3
-        first, last = float(np.median(sizes[:third])), float(np.median(sizes[-third:]))
-        trend = np.corrcoef(np.argsort(np.argsort(sizes)), np.arange(len(sizes)))[0, 1]
-        if last < 4 * max(first, 1e-8) or trend < 0.6 or last < 2e-5:
-            return None
-        times = f"{last / max(first, 1e-8):.0f}"
-    return Found.of_all("frozen_sync", _text(steps, "step"), rows, fields={"times": times})
+def grown(found: Sequence[float]) -> float | None:
+    """Return the factor by which K3 grows over at least four steps, or None if it does not.
 
-
-def outliers(rows: Rows) -> Found | None:
-    """Find a mismatch carried by a few outliers, with all other tokens close."""
-    seen = body(rows)
-    if seen.scale > 0.045 or not 0.001 < seen.tail < 0.08 or seen.share < 0.8:
-        return None
-    statistic = (
-        f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
-        f"{seen.scale:.2g} and carry {percent(seen.share)} of K3"
-    )
-    return Found.of_all("moe_outliers", statistic, rows)
-
-
-def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> Found:
-    """Classify a mismatch as numerics, quantised or stale weights, by its scale and its systematic share.
-
-    Quantised weights move tokens by more than rounding does, stale ones by more still, and both shift every
-    occurrence of a kind of token alike; rounding does not.
-
-    Args:
-        rows: the tokens.
-        provenance: the dump's metadata about its engine.
-        share: systematic share of r (`laws.systematic`), or None if it cannot be estimated.
+    From the first third of the steps to the last, or from some step on, where every later step is larger than
+    every earlier one.
     """
-    seen = body(rows)
-    recorded = " ".join(str(value) for value in provenance.values()).lower()
-    statistic = f"|Δ|/(1 − q) is {seen.scale:.2g} for a usual token (robust standard deviation)"
-    if share is not None:
-        statistic += (
-            f"; {percent(max(share.value, 0.0))} of the variance of r is common to tokens of one kind "
-            f"[{percent(max(share.low, 0.0))}, {percent(max(share.high, 0.0))}]"
-        )
-    in_sync = {value for value in rows.column("policy_lag") if value is not None} == {0}
-    if share is not None and answered_again(rows) and share.high < NOISE and seen.scale <= STALE:
-        cause = "numerics"
-    elif share is not None and share.low > OTHER_STEP and not in_sync:
-        cause = "stale"
-    elif any(word in recorded for word in QUANTISED) or (in_sync and seen.scale > ROUNDED):
-        cause = "quantized_rollout"
-    elif seen.scale <= ROUNDED and (share is None or share.low < SYSTEMATIC):
-        cause = "numerics"
-    else:
-        cause = "quantized_rollout" if seen.scale <= STALE else "stale"
-    return Found.of_all(cause, statistic, rows)
+    third = len(found) // 3
+    first, last = float(np.median(found[:third])), float(np.median(found[-third:]))
+    parts = [(max(found[:at]), min(found[at:])) for at in range(1, len(found))]
+    apart = any(after > GROWN * max(before, 1e-8) for before, after in parts)
+    trend = np.corrcoef(np.argsort(np.argsort(found)), np.arange(len(found)))[0, 1]
+    if (last < GROWN * max(first, 1e-8) and not apart) or trend < 0.6 or last < 2e-5:
+        return None
+    return last / max(found[0] if apart else first, 1e-8)
+
+
+# Causes that are established.
+
+
+def named(seen: Seen, healthy: bool) -> Found | None:
+    """Return the cause that the dump records or that has a shape of its own, or None."""
+    found = stale(seen) or frozen(seen) or quantised(seen) or experts(seen)
+    return found or _numerics(seen, healthy or _alone(seen))
+
+
+def stale(seen: Seen) -> Found | None:
+    """Find a mismatch that grows with the recorded policy lag."""
+    first, *later = seen.lags.values() or [0.0]
+    if not later or float(np.mean(later)) <= RISING * max(first, 1e-7):
+        return None
+    statistic = _by(seen.lags, "policy lag")
+    if min(seen.lags) == 0 and first > HEALTHY_K3:
+        statistic += "; what there is at lag 0 is more than rounding, and no lag explains it"
+    return Found.of_all("stale", statistic, seen.rows)
+
+
+def frozen(seen: Seen) -> Found | None:
+    """Find a mismatch that grows over the training steps at a recorded lag of 0."""
+    if 0 not in seen.lags or seen.growth is None or max(seen.steps.values()) < HEALTHY_K3:
+        return None
+    said = f"at a policy_lag of 0, {_by(seen.steps, 'step')}"
+    return Found.of_all("frozen_sync", said, seen.rows, fields={"times": f"{seen.growth:.2g}"})
+
+
+def quantised(seen: Seen) -> Found | None:
+    """Find a rollout that the metadata calls quantised, with a mismatch that this alone may explain."""
+    most = np.inf if seen.recorded.four_bits else QUANTISED_K3
+    if not seen.recorded.quantised or seen.k3 > most or not _alone(seen) or _other_step(seen):
+        return None
+    fields = {"recorded": seen.recorded.quantised}
+    return Found.of_all("quantized_rollout", seen.statistic, seen.rows, fields=fields)
+
+
+def experts(seen: Seen) -> Found | None:
+    """Find a mismatch that a few outliers carry, in a model that the metadata calls a mixture of experts."""
+    if not seen.recorded.experts or not seen.outlying or not _alone(seen) or _other_step(seen):
+        return None
+    tail = seen.body
+    statistic = (
+        f"{percent(tail.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
+        f"{tail.scale:.2g} and carry {percent(tail.share)} of K3; the dump says {seen.recorded.experts}"
+    )
+    return Found.of_all("moe_outliers", statistic, seen.rows)
+
+
+def _numerics(seen: Seen, alone: bool) -> Found | None:
+    """Find the shape of rounding: noise of single tokens, or a mismatch that is small for a usual token."""
+    shared = seen.share is not None and seen.share.low >= SYSTEMATIC
+    close = alone and seen.body.scale <= ROUNDED and seen.body.tail < OUTLYING and not shared
+    if seen.outlying and seen.k3 > HEALTHY_K3 and not _unsystematic(seen):
+        close = False  # what the few outliers are is not known
+    if not close and not (seen.noise and seen.body.scale <= STALE):
+        return None
+    return Found.of_all("numerics", seen.statistic, seen.rows)
+
+
+def _unsystematic(seen: Seen) -> bool:
+    """Return whether tokens of one kind have little in common, by answers to the same prompt."""
+    return seen.share is not None and answered_again(seen.rows) and seen.share.high < SYSTEMATIC
+
+
+def _other_step(seen: Seen) -> bool:
+    return seen.share is not None and seen.share.low > OTHER_STEP
+
+
+def _alone(seen: Seen) -> bool:
+    """Return whether nothing points to weights of another step: lag, growth, returns, advantages."""
+    moved = seen.moved is not None and seen.moved > SURE
+    return not (seen.behind or seen.growth or seen.returns or moved)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis import honest, laws, signatures
+from offpol_diag.diagnosis import candidates, honest, laws, signatures
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.rows import Estimate, Flags, Rows, measured
@@ -245,10 +245,7 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
     causes = [*_positive(summary), *map(_cause, found)]
     mended = not any(one.approximate or one.repaired is None for one in found)
     share = laws.systematic(seen.rest)
-    bug = any(cause.kind == "bug" for cause in causes)
-    mismatch = _honest(seen.rest, summary, bug, mended, share)
-    causes += [_cause(mismatch)] if mismatch else []
-    judged = _judged(Evidence(summary), rows, seen.rest, causes)
+    judged = _judged(Evidence(summary), rows, _honest(seen.rest, summary, share), causes, mended)
     if share is None:
         return judged
     systematic = Number(
@@ -276,19 +273,19 @@ def _positive(summary: Summary) -> Iterator[Cause]:
         )
 
 
-def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool, share: Estimate | None) -> Found | None:
-    """Return the honest cause; with a bug, only one with evidence of its own, or found after exact repair."""
-    if rows.tokens < TOKENS or not rows.delta.any():
-        return None
-    found = honest.stale(rows, None if bug else Evidence(summary).errors("surrogate_gain"))
-    if not found and not {value for value in rows.column("policy_lag") if value is not None} - {0}:
-        found = honest.frozen(rows)
-    if not found and not bug:
-        found = honest.outliers(rows)
-    if not found:
-        size = honest.broad(rows, dict(summary.dump.provenance), share)
-        found = size if not bug or (mended and size.cause == "quantized_rollout") else None
-    return found
+def _honest(rows: Rows, summary: Summary, share: Estimate | None) -> honest.Seen:
+    """Return what decides between honest causes; `rows` are those after all repairs."""
+    recorded = honest.recorded(summary.dump.provenance)
+    return honest.Seen(rows, recorded, share, Evidence(summary).errors("surrogate_gain"))
+
+
+def _beside(seen: honest.Seen, mended: bool) -> list[Cause]:
+    """Return the honest cause beside a bug: one that the dump records, in rows that are mended."""
+    if seen.rows.tokens < TOKENS or not seen.rows.delta.any():
+        return []
+    unmoved = replace(seen, moved=None)  # advantages are of the numbers as logged
+    found = honest.stale(unmoved) or honest.frozen(unmoved) or (honest.quantised(unmoved) if mended else None)
+    return [_cause(found)] if found else []
 
 
 def _cause(one: Found) -> Cause:
@@ -345,22 +342,21 @@ def _examples(one: Found, most: int = 3) -> list[Example]:
     return found
 
 
-def _judged(evidence: Evidence, rows: Rows, rest: Rows, causes: list[Cause]) -> Diagnosis:
-    """Return the verdict; `rest` are the rows after all repairs."""
+def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause], mended: bool) -> Diagnosis:
+    """Return the verdict; `seen` is what is left after all repairs."""
     missing = {
         "raw log-probs in both columns beside a temperature or top-p: needs the column entropy": rows.entropy,
         "single tokens that are scored differently: needs the column token_ids": rows.ids,
     }
     known: dict[str, Any] = {
-        "causes": causes,
         "undecidable": [question for question, column in missing.items() if column is None],
         "sequences": rows.sequences,
         "tokens": rows.tokens,
     }
-    bug = next((cause for cause in causes if cause.kind == "bug"), None)
-    if bug:
-        return Diagnosis(verdict="bug", headline=bug.statement, **known)
-    k3, ratio = evidence.number("k3"), laws.identities(rest).ratio
+    if bugs:
+        causes = [*bugs, *_beside(seen, mended)]
+        return Diagnosis(verdict="bug", headline=bugs[0].statement, causes=causes, **known)
+    k3, ratio = evidence.number("k3"), laws.identities(seen.rows).ratio
     blunt = not ratio.error < ERRORS and not (k3.value is not None and k3.value < HEALTHY_K3)
     if blunt and ratio.error > 0.1:
         headline = (
@@ -371,15 +367,41 @@ def _judged(evidence: Evidence, rows: Rows, rest: Rows, causes: list[Cause]) -> 
     small = least is not None and least <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
     lone = not small and rows.k3_cut.mean() <= HEALTHY_K3  # a single outlier is an alert, not a verdict
     healthy = (small or lone) and not evidence.value("f_2") > 2 * HEALTHY_K3
+    found = honest.named(seen, healthy)
+    if found is None and not healthy:
+        return _undecided(seen, ratio.error < ERRORS, known)
     size = "as small as rounding makes it" if healthy else "real"
     if healthy and lone:
         many = int((np.abs(rows.delta) > 1.0).sum())
         size += f", but for {many:,} of {rows.tokens:,} tokens that are off by more than a nat"
+    causes = [_cause(found)] if found else []
     what = causes[0].statement if causes else ""
-    named = {cause.id for cause in causes}
     return Diagnosis(
         verdict="healthy" if healthy else "honest_mismatch",
         headline=f"{what} Nothing points to a logging bug, and the mismatch is {size}.".strip(),
-        ruled_out=[row.ruled_out for id_, row in CAUSES.items() if row.ruled_out and id_ not in named],
+        causes=causes,
+        ruled_out=_ruled_out({cause.id for cause in causes}),
         **known,
     )
+
+
+def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagnosis:
+    """Return that the dump cannot tell, with the causes that fit; `tested`: E[r] = 1 could be tested."""
+    found = candidates.fitting(seen)
+    lined_up = "the columns line up" + (" and the sampling is the logged one" if tested else "")
+    fit = f"{NUMBERS[len(found)]} cause{' fits' if len(found) == 1 else 's fit'}"
+    return Diagnosis(
+        verdict="cannot_tell",
+        headline=f"Cannot tell from this dump: {lined_up}, but {candidates.explained(seen)}; {fit}.",
+        candidates=found,
+        decide=candidates.deciding(seen, found),
+        ruled_out=_ruled_out({one.id for one in found}),
+        **known,
+    )
+
+
+NUMBERS = ("no", "one", "two", "three", "four")
+
+
+def _ruled_out(named: set[str]) -> list[str]:
+    return [row.ruled_out for id_, row in CAUSES.items() if row.ruled_out and id_ not in named]

@@ -102,10 +102,29 @@ def plain(verdict: DiagnosisVerdict) -> str:
     return verdict.replace("_", " ")
 
 
+def _undecided(found: Diagnosis) -> str:
+    """Return the candidates, each with its weightiest evidence, and the measurement that decides."""
+    words = (
+        f"{one.id} (for: {_first(one.for_)}; against: {_first(one.against)})" for one in found.candidates
+    )
+    said = f"{_lower(found.headline)}: {'; '.join(words)}"
+    return joined(said, f"to decide, {_lower(found.decide)}" if found.decide else "")
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".")
+
+
+def _first(said: Sequence[str]) -> str:
+    return said[0].rstrip(".") if said else "nothing"
+
+
 def _verdict(found: Diagnosis | None, passed: bool | None, more: str, **rest: Any) -> GateVerdict:
     """Build the verdict; it says the diagnosis with its cause, and the first sentence of the fix of a bug."""
     said = NONE
-    if found:
+    if found and found.candidates:
+        said = _undecided(found)
+    elif found:
         said = f"{plain(found.verdict)}: {found.headline.rstrip('.')}"
         bug = next((one for one in found.causes if one.kind == "bug"), None)
         if bug is not None and found.verdict == "bug":

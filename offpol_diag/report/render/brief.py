@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -15,14 +16,20 @@ from offpol_diag.bands import Tone
 from offpol_diag.numerals import value_or_dash, written
 from offpol_diag.printable import printable
 from offpol_diag.report.render.dots import share
-from offpol_diag.report.sections.answer import Answer, Correction
+from offpol_diag.report.sections.answer import DECIDE, Answer, Correction
+from offpol_diag.report.sections.diagnosis import NOTHING
 from offpol_diag.report.sections.numbers import Tile
+from offpol_diag.summary import CandidateCause
 
 LINES, WIDEST = 40, 100
 FILES = 3
 """Lines that are left for the names of the files written."""
+MOST_EVIDENCE = 2
+"""Lines of one piece of evidence."""
 MOST_WRAPPED = 4
 """Lines of one fact; of the rest --verbose tells."""
+STATEMENT, LEAST_ROOM = 30, 40
+"""Width of a candidate's statement, and the least that its evidence needs beside it."""
 WORD = 20
 """Width that the last column needs, so that its text is cut and not left out."""
 TICKS, TICKS_WIDTH, BAR = "▁▂▃▄▅▆▇█", 9, 16
@@ -58,8 +65,10 @@ def plain(text: str, encoding: str) -> str:
 def answer_lines(answer: Answer, width: int, encoding: str = "utf-8") -> list[tuple[str, str]]:
     """Return the lines of an answer, each with its style, in at most `LINES` less what files' names take."""
     width = min(width, WIDEST)
-    for shorter in _ever_shorter(answer):
-        lines = list(_lines(shorter, width, lambda text: plain(printable(text), encoding)))
+    shorter = _ever_shorter(answer)
+    shortest = [replace(shorter[-1], candidates=answer.candidates[:many]) for many in (4, 3, 2)]
+    for one, evidence in [*((one, MOST_EVIDENCE) for one in shorter), *((one, 1) for one in shortest)]:
+        lines = _lines(one, width, lambda text: plain(printable(text), encoding), evidence)
         if len(lines) <= LINES - FILES:
             break
     return [(plain(text, encoding), style) for text, style in lines]
@@ -94,7 +103,7 @@ def _ever_shorter(answer: Answer) -> list[Answer]:
 Spell = Callable[[str], str]
 
 
-def _lines(answer: Answer, width: int, spell: Spell) -> list[tuple[str, str]]:
+def _lines(answer: Answer, width: int, spell: Spell, evidence: int) -> list[tuple[str, str]]:
     about = ", ".join(filter(None, (answer.about, answer.all_read)))
     found = [(line, "") for line in _wrapped(spell(about), width)]
     found += [(line, "yellow") for one in answer.cautions for line in _wrapped(spell(f"! {one}"), width, 2)]
@@ -103,8 +112,14 @@ def _lines(answer: Answer, width: int, spell: Spell) -> list[tuple[str, str]]:
         (line, STYLES[answer.tone]) for one in answer.headline if one for line in _wrapped(spell(one), width)
     ]
     found.append(("", ""))
-    margin = max((len(label) for label, _ in answer.facts), default=0) + 2
+    labels = [label for label, _ in answer.facts] + ["Candidates"] * bool(answer.candidates)
+    margin = max(map(len, labels), default=0) + 2
     for label, text in answer.facts:
+        if label == DECIDE:
+            found += [
+                (f"{'' if place else 'Candidates':<{margin}}{line}", "")
+                for place, line in enumerate(_candidates(answer, width - margin, spell, evidence))
+            ]
         for place, line in enumerate(_wrapped(spell(text), width - margin, MOST_WRAPPED)):
             found.append((f"{'' if place else label:<{margin}}{line}", ""))
     for block in (_tiles(answer, width, spell), _corrections(answer.corrections, width, spell)):
@@ -122,6 +137,37 @@ def _lines(answer: Answer, width: int, spell: Spell) -> list[tuple[str, str]]:
 def _wrapped(text: str, width: int, most: int = 100, indent: int = 0) -> list[str]:
     hanging = {"subsequent_indent": " " * indent, "max_lines": most, "placeholder": " …"}
     return textwrap.wrap(text, max(width, 20), break_on_hyphens=False, **hanging)  # type: ignore[arg-type]
+
+
+def _candidates(answer: Answer, width: int, spell: Spell, most: int) -> list[str]:
+    """Return each candidate's statement, and beside or below it the weightiest evidence for and against."""
+    found: list[str] = []
+    beside = width - STATEMENT - 2
+    for place, one in enumerate(answer.candidates, 1):
+        statement = spell(f"{place}. {one.statement.rstrip('.')}")
+        said = [
+            line
+            for side, texts in _sides(one)
+            for line in _wrapped(
+                spell(f"{side}: {texts[0] if texts else NOTHING}"),
+                beside if beside >= LEAST_ROOM else width - 2,
+                most,
+                indent=2,
+            )
+        ]
+        if beside < LEAST_ROOM:
+            found += [*_wrapped(statement, width, indent=3), *(f"  {line}" for line in said)]
+            continue
+        left = _wrapped(statement, STATEMENT, indent=3)
+        found += [f"{a:<{STATEMENT + 2}}{b}".rstrip() for a, b in zip_longest(left, said, fillvalue="")]
+    return found
+
+
+def _sides(one: CandidateCause) -> Iterator[tuple[str, Sequence[str]]]:
+    if one.for_ or one.against:
+        yield from (("for", one.for_), ("against", one.against))
+    else:
+        yield "for and against", ()
 
 
 def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:

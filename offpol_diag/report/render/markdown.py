@@ -14,7 +14,8 @@ from offpol_diag.printable import printable, printable_lines
 from offpol_diag.report.render.brief import value_of
 from offpol_diag.report.render.numbers import footnotes, shown
 from offpol_diag.report.sections import check, sections
-from offpol_diag.report.sections.answer import answer
+from offpol_diag.report.sections.answer import DECIDE, Answer, answer
+from offpol_diag.report.sections.diagnosis import spoken
 from offpol_diag.report.sections.gate import gate, report
 from offpol_diag.report.sections.short import short
 from offpol_diag.summary import Summary
@@ -50,7 +51,10 @@ def _answer(summary: Summary) -> list[str]:
     """Return the verdict, the facts as a list, and the headline numbers and corrections as tables."""
     found = answer(summary)
     first, *rest = (escaped(line) for line in found.headline if line)
-    facts = "\n".join(f"- **{label}** {escaped(text)}" for label, text in found.facts)
+    facts = "\n".join(
+        (_candidates(found) if label == DECIDE else "") + f"- **{label}** {escaped(text)}"
+        for label, text in found.facts
+    )
     corrections = [
         (row.name, value_or_dash(row.weighted), written(row.ess).value) for row in found.corrections
     ]
@@ -68,6 +72,15 @@ def _answer(summary: Summary) -> list[str]:
         _grid(("correction", "tokens with a weight", "ESS"), corrections),
         *(f"- {escaped(line)}" for line in found.findings),
     ]
+
+
+def _candidates(found: Answer) -> str:
+    """Return the candidates as a list within the list of facts, each with its evidence."""
+    lines = (
+        f"  {place}. {escaped(one.statement)} {escaped(spoken(one))}\n"
+        for place, one in enumerate(found.candidates, 1)
+    )
+    return f"- **Candidates**\n{''.join(lines)}"
 
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -18,9 +18,9 @@ from offpol_diag.numerals import count, counted, doubted, rounded, say, written
 from offpol_diag.presets.candidates import DEFAULT, NOTHING
 from offpol_diag.presets.tuning import command
 from offpol_diag.report.sections import columns
-from offpol_diag.report.sections.diagnosis import cause_details, is_bug
+from offpol_diag.report.sections.diagnosis import cause_details, is_bug, undecided
 from offpol_diag.report.sections.numbers import DRIFTS, Tile, alerts, curve, drift, heavy, steps_of, tiles
-from offpol_diag.summary import MARGIN, Cause, Fired, Number, Recommendation, Summary
+from offpol_diag.summary import MARGIN, CandidateCause, Cause, Fired, Number, Recommendation, Summary
 from offpol_diag.trainers import TRAINERS
 
 GROWN = 5.0
@@ -47,6 +47,9 @@ TITLES = {
     "bug": "A bug: the log-probs are logged or computed wrongly",
     "cannot_tell": "Cannot tell a bug from honest mismatch",
 }
+SEVERAL = "Cannot tell: nothing in this dump decides between the causes that fit"
+DECIDE = "Decide"
+"""Label of the measurement that decides between the candidates, which stand before it."""
 LABELS = {
     "default": "The default: no alternative has a measurably lower estimated error.",
     "measured": "Measured on this dump: no alternative has a measurably lower estimated error.",
@@ -99,6 +102,7 @@ class Answer:
         bug: whether the log-probs are logged wrongly, so that no correction is ranked.
         verdict: the diagnosis in a phrase, and the checks behind it.
         cause: its statement; `evidence`: bold opening and sentence; `others`: further causes.
+        candidates: where no cause is established, those that fit; `decide`: the measurement that decides.
         action: what to do; `why` it is recommended, `effect` what it changes on this dump.
         weights: of the method, the runner-up and no correction.
         configs: trainer → configuration to paste, the dump's own first; `config`: of that or of --for.
@@ -120,6 +124,8 @@ class Answer:
     cause: str
     evidence: tuple[tuple[str, str], ...]
     others: tuple[Cause, ...]
+    candidates: tuple[CandidateCause, ...]
+    decide: str
     action: str
     why: str
     rule: str
@@ -142,7 +148,7 @@ class Answer:
 def answer(summary: Summary) -> Answer:
     """Return the answer of an analysis."""
     prefix, bug, given = drift(summary), is_bug(summary), summary.recommendation
-    causes = summary.diagnosis.causes if summary.diagnosis else []
+    causes, open_ = summary.diagnosis.causes if summary.diagnosis else [], undecided(summary)
     found, steps = tiles(summary), steps_of(summary)
     row = band("k3", summary.metrics.get(f"{prefix}k3", Number()))
     ranked = None if bug else given
@@ -162,12 +168,18 @@ def answer(summary: Summary) -> Answer:
         tone="bad" if bug else "warn" if row is None or _few(summary) else tone(row.name),
         cautions=cautions(summary),
         bug=bug,
-        verdict=TITLES[summary.diagnosis.verdict] if summary.diagnosis else "Not examined",
+        verdict=SEVERAL
+        if open_
+        else TITLES[summary.diagnosis.verdict]
+        if summary.diagnosis
+        else "Not examined",
         checks=checked,
         cause=causes[0].statement if causes else "",
         evidence=evidence,
         others=tuple(causes[1:]),
-        action=_action(given, causes, bug) if given else "",
+        candidates=tuple(open_.candidates) if open_ else (),
+        decide=open_.decide if open_ else "",
+        action=_action(given, causes, bug, open_ is not None) if given else "",
         why=given.sentence if given else "",
         rule=summary.presets[given.method].method if named and given and given.method else "",
         weights=_weights(summary, ranked) if ranked else (),
@@ -231,7 +243,7 @@ def headline(summary: Summary) -> tuple[str, ...]:
         return (f"TOO LITTLE DATA for a verdict: {size} ({name})", growth(summary))
     if summary.recommendation and summary.recommendation.rule == "identical":
         return ("THE SAME NUMBERS TWICE: was one column copied from the other?", "")
-    if given is not None and given.verdict == "cannot_tell":
+    if given is not None and given.verdict == "cannot_tell" and not given.candidates:
         return (f"CANNOT TELL a bug from a mismatch: {size} ({name})", growth(summary))
     return (f"{name.upper()} off-policy mismatch: {size}", growth(summary))
 
@@ -312,7 +324,8 @@ def _evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
     if is_bug(summary):
         return tuple(line.partition(": ")[::2] for line in cause_details(first, given, summary.metrics))
     said: list[tuple[str, str]] = []
-    if lag and lag.growth and lag.growth > 2 and lag.start and lag.end and lag.steps:
+    of_lag = first.id == "stale"
+    if of_lag and lag and lag.growth and lag.growth > 2 and lag.start and lag.end and lag.steps:
         ends = (
             f"{rounded(one.value)} (step {step})"
             for one, step in zip((lag.start, lag.end), lag.steps, strict=True)
@@ -337,7 +350,9 @@ def _evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
 # ---------------------------------------------------------------- what to do, and how sure
 
 
-def _action(given: Recommendation, causes: list[Cause], bug: bool) -> str:
+def _action(given: Recommendation, causes: list[Cause], bug: bool, open_: bool) -> str:
+    if open_ and given.title:
+        return f"Measure first; until the cause is known, {given.title}"
     if bug:
         fix = causes[0].fix if causes else ""
         return f"Fix the bug first{f': {fix}' if fix else ''}"
@@ -488,6 +503,14 @@ def _facts(
     many = f"{len(levels)} published {'level is' if len(levels) == 1 else 'levels are'} crossed (-v)"
     among = ", among them" if len(sure_of) < len(levels) else ""
     warnings = f"{many}{among}: {'; '.join(sure_of)}." if sure_of else ""
+    open_ = undecided(summary)
+    if open_:
+        return (
+            ("Bug?", open_.headline),
+            (DECIDE, open_.decide),
+            ("What to do", _remedy(summary, causes)),
+            ("Warnings", warnings),
+        )
     return (
         ("Bug?", bug),
         ("Cause", f"{_sentence(cause)} {' '.join(evidence[0])}" if evidence else cause),
@@ -511,6 +534,8 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
     given = summary.recommendation
     if given is None:
         return ""
+    if undecided(summary):
+        return _until_decided(summary, given)
     fix = next((one.fix for one in causes if one.kind == "honest" and one.fix), "")
     also = f" At the source: {_lower(_sentence(fix))}" if fix else ""
     if not given.title:
@@ -520,6 +545,15 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
     small = summary.diagnosis is not None and summary.diagnosis.verdict == "healthy"
     why = f" {given.sentence}" if effect and small else ""  # although the mismatch is small
     return f"{title}: {_sentence(effect or given.sentence)}{why}{also}"
+
+
+def _until_decided(summary: Summary, given: Recommendation) -> str:
+    """Return what limits the harm while the cause is not known."""
+    if not given.title:
+        return f"Measure first. {given.sentence}"
+    effect = _effect(summary, given)
+    harm = f"Until the cause is known, {given.title} limits the harm{f': {effect}' if effect else ''}"
+    return f"Measure first. {_sentence(harm)}"
 
 
 def _of_bug(causes: list[Cause], given: Recommendation | None) -> tuple[tuple[str, str], ...]:

@@ -166,8 +166,9 @@ def cause(summary: Summary) -> Picture | None:
     y, low, high = ([some[i] for i in rows] if some else () for some in (k3.values, k3.low, k3.high))
     layer = Layer("", x, y, "blue", "points", low, high)
     panel = _k3_panel(summary, "policy lag, updates behind", (layer,), whole=True)
-    title = "Stale rollouts"
-    if lag and lag.growth and lag.growth > 2 and lag.lag is not None:
+    named = {one.id for one in summary.diagnosis.causes} if summary.diagnosis else set()
+    title = "Stale rollouts" if "stale" in named else "K3 by policy lag"
+    if "stale" in named and lag and lag.growth and lag.growth > 2 and lag.lag is not None:
         title += f" and growing updates: K3 rises {rounded(lag.growth)}-fold at lag {lag.lag}"
     elif lag and lag.in_sync and lag.in_sync.value:
         title = f"At lag 0, K3 is {rounded(lag.in_sync.value)}"

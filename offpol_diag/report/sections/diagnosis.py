@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from offpol_diag.blocks import Block, Section, Text, Tone, Verdict, filled
 from offpol_diag.numerals import count, counted, say, say_value
-from offpol_diag.summary import After, Cause, Diagnosis, DumpFacts, Number, Numbers, Summary
+from offpol_diag.summary import (
+    After,
+    CandidateCause,
+    Cause,
+    Diagnosis,
+    DumpFacts,
+    Number,
+    Numbers,
+    Summary,
+)
 
 DIAGNOSES: dict[str, tuple[str, Tone]] = {
     "healthy": ("Healthy", "good"),
@@ -12,6 +21,9 @@ DIAGNOSES: dict[str, tuple[str, Tone]] = {
     "bug": ("Bug", "bad"),
     "cannot_tell": ("Cannot tell", "warn"),
 }
+UNDECIDED = "Cannot tell from this dump: "
+"""How the headline begins where several causes fit."""
+NOTHING = "nothing in this dump."
 KINDS: dict[str, Tone] = {"bug": "bad", "honest": "info"}
 
 
@@ -33,6 +45,12 @@ def is_bug(summary: Summary) -> bool:
     return summary.diagnosis is not None and summary.diagnosis.verdict == "bug"
 
 
+def undecided(summary: Summary) -> Diagnosis | None:
+    """Return the diagnosis of a dump that cannot decide between causes that fit; None of any other."""
+    given = summary.diagnosis
+    return given if given is not None and given.candidates else None
+
+
 def _skipped(summary: Summary) -> Verdict | None:
     skipped = summary.dump.skipped
     if not skipped.count:
@@ -49,19 +67,39 @@ def _blocks(given: Diagnosis | None, dump: DumpFacts, metrics: Numbers, run: str
     label, tone = DIAGNOSES[given.verdict]
     blocks: list[Block] = []
     head: tuple[str, ...] = ()
+    text = _clause(given.headline)
     for place, cause in enumerate(given.causes, 1):
         detail = cause_details(cause, given, metrics)
         if place == 1 and given.headline.startswith(cause.statement):
             head = (f"Cause: {cause.id}", *detail)
         else:
             blocks.append(Verdict(f"Cause {place}, {cause.id}", cause.statement, KINDS[cause.kind], detail))
+    if given.candidates:
+        label, text = UNDECIDED.rstrip(": "), given.headline.removeprefix(UNDECIDED)
+        head = (*candidate_lines(given), given.decide and f"To decide: {given.decide}")
     return filled(
-        Verdict(f"{run}{label}", _clause(given.headline), tone, head),
+        Verdict(f"{run}{label}", text, tone, head),
         *blocks,
         _sampled(given, dump),
         _listed("Ruled out", given.ruled_out),
         _listed("Cannot be decided from this dump", given.undecidable),
     )
+
+
+def candidate_lines(given: Diagnosis) -> tuple[str, ...]:
+    """Return a line for each candidate, with what speaks for it and against it."""
+    return tuple(
+        f"Candidate {place}, {one.id}: {one.statement} {spoken(one)}"
+        for place, one in enumerate(given.candidates, 1)
+    )
+
+
+def spoken(one: CandidateCause) -> str:
+    """Return what speaks for a candidate and against it."""
+    sides = (("For", one.for_), ("Against", one.against))
+    if not (one.for_ or one.against):
+        return f"For and against: {NOTHING}"
+    return " ".join(f"{side}: {' '.join(said) if said else NOTHING}" for side, said in sides)
 
 
 def _clause(text: str) -> str:

@@ -1,0 +1,478 @@
+"""Candidates: the causes that fit a mismatch which nothing in the dump establishes, and how to decide.
+
+Each row of `CANDIDATES` has the evidence for it and against it: functions of what was seen that return a
+sentence, or nothing, with a weight. Candidates are in the order of the sums of their weights. None has a fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offpol_diag.diagnosis.honest import (
+    GROWN,
+    NOISE,
+    OUTLYING,
+    RISING,
+    ROUNDED,
+    STALE,
+    SYSTEMATIC,
+    Seen,
+    listed,
+)
+from offpol_diag.diagnosis.numbers import HEALTHY_K3
+from offpol_diag.diagnosis.rows import SURE
+from offpol_diag.diagnosis.signatures import percent
+from offpol_diag.summary import CandidateCause
+
+MOST = 4
+"""Most candidates that are listed."""
+WIDELY = 0.5
+"""Scale of Δ/(1 − π_rollout) above which quantised weights alone are no candidate: 4 bits give up to 0.46 in
+the rollouts of `benchmarks/doctor`."""
+USUAL_K3 = 0.015
+"""K3, nats, below which mixtures of experts in bf16 and fp8 rollouts stay as a rule (SGLang/miles study)."""
+SHARED = 0.25
+"""Systematic share of r above which other weights are likelier than quantised ones: weights of another step
+give 24% to 50% in the rollouts of `benchmarks/doctor`, quantised ones 10% to 28%."""
+CUT = "cut at 1 nat a token"
+
+Says = Callable[[Seen], str]
+
+
+class Point(NamedTuple):
+    """One piece of evidence: its sentence, empty where it does not hold, and its weight."""
+
+    says: Says
+    weight: float = 1.0
+
+
+class Candidate(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        id: the cause.
+        statement: what would be wrong, as a sentence.
+        prior: weight without evidence.
+        fits: whether it is a candidate at all.
+        speaks_for: evidence for it.
+        speaks_against: evidence against it.
+    """
+
+    id: str
+    statement: str
+    prior: float
+    fits: Callable[[Seen], bool]
+    speaks_for: tuple[Point, ...]
+    speaks_against: tuple[Point, ...]
+
+
+class Measurement(NamedTuple):
+    """A measurement that tells some candidates from all others.
+
+    Attributes:
+        text: what to do and how to read it.
+        candidates: ids of the candidates on one side.
+        offered: whether it is of use, given what the dump holds.
+    """
+
+    text: str
+    candidates: frozenset[str]
+    offered: Callable[[Seen], bool]
+
+
+# Evidence. Each function returns a sentence, or an empty one where it does not hold.
+
+
+def all_behind(seen: Seen) -> str:
+    """State that no row is at lag 0."""
+    if not seen.behind:
+        return ""
+    lags = sorted({lag for lag in seen.rows.column("policy_lag") if lag is not None})
+    said = f"policy_lag is {lags[0]:g}" + (f" to {lags[-1]:g}" if len(lags) > 1 else "")
+    return f"{said}: no row is at lag 0."
+
+
+def follows_lag(seen: Seen) -> str:
+    """State that K3 rises a little with the lag."""
+    times = _over_lag(seen)
+    return f"K3 rises with the lag: {listed(seen.lags)}, {CUT}." if times and 1.5 < times <= RISING else ""
+
+
+def level_over_lag(seen: Seen) -> str:
+    """State that K3 does not follow the lag."""
+    times = _over_lag(seen)
+    return f"K3 does not rise with the lag: {listed(seen.lags)}, {CUT}." if times and times <= 1.5 else ""
+
+
+def _over_lag(seen: Seen) -> float | None:
+    first, *later = seen.lags.values() or [0.0]
+    return float(np.mean(later)) / max(first, 1e-7) if later else None
+
+
+def moved(seen: Seen) -> str:
+    """State that the trainer has moved along its advantages."""
+    if seen.moved is None or seen.moved <= SURE:
+        return ""
+    return (
+        f"cov(A, min(r, 2)) is {seen.moved:.1f} standard errors above 0: the trainer has moved along its "
+        "advantages since the tokens were sampled."
+    )
+
+
+def unmoved(seen: Seen) -> str:
+    """State that no such move shows."""
+    if seen.moved is None or seen.moved >= 2:
+        return ""
+    side = "above" if seen.moved >= 0 else "below"
+    return (
+        f"cov(A, min(r, 2)) is {abs(seen.moved):.1f} standard errors {side} 0: no move of the trainer along "
+        "its advantages shows."
+    )
+
+
+def grows(seen: Seen) -> str:
+    """State that K3 grows over the steps."""
+    if seen.growth is None:
+        return ""
+    (first, low), *_, (last, high) = seen.steps.items()
+    ends = f"{low:.2g} (step {first:g}) to {high:.2g} (step {last:g})"
+    return f"K3 grows {seen.growth:.2g}-fold over the steps: {ends}, {CUT}."
+
+
+def level_over_steps(seen: Seen) -> str:
+    """State that K3 does not grow over at least four steps."""
+    steps = list(seen.steps.values())
+    if (
+        len(steps) < 4
+        or seen.growth is not None
+        or seen.returns
+        or max(steps) > GROWN * max(min(steps), 1e-8)
+    ):
+        return ""
+    return f"K3 does not grow over the steps: it is {min(steps):.2g} to {max(steps):.2g}, {CUT}."
+
+
+def returns(seen: Seen) -> str:
+    """State that K3 falls back to rounding at some steps."""
+    if not seen.returns:
+        return ""
+    low = max(seen.steps[step] for step in seen.returns)
+    at = ", ".join(f"{step:g}" for step in seen.returns[:4]) + (" …" if len(seen.returns) > 4 else "")
+    high = max(seen.steps.values())
+    return f"K3 falls back to {low:.2g} at step {at}, and is up to {high:.2g} before, {CUT}."
+
+
+def shared_much(seen: Seen) -> str:
+    """State that tokens of one kind have more in common than quantised weights leave."""
+    large = seen.share is not None and seen.share.low > SYSTEMATIC and seen.share.value > SHARED
+    return f"{seen.common}; quantised weights leave 10% to 25%." if large else ""
+
+
+def shared_some(seen: Seen) -> str:
+    """State that tokens of one kind have as much in common as quantised weights leave."""
+    some = seen.share is not None and seen.share.low > 0 and NOISE < seen.share.value <= SHARED
+    return f"{seen.common}; quantised weights leave 10% to 25%." if some else ""
+
+
+def shared_at_all(seen: Seen) -> str:
+    """State that tokens of one kind have more in common than rounding leaves."""
+    large = seen.share is not None and seen.share.low > SYSTEMATIC
+    return f"{seen.common}; rounding leaves at most 12%." if large else ""
+
+
+def noise(seen: Seen) -> str:
+    """State that the mismatch is noise of single tokens."""
+    little = seen.share is not None and seen.share.high < SYSTEMATIC
+    return f"{seen.common}: noise of single tokens." if little else ""
+
+
+def wide(seen: Seen) -> str:
+    """State that a usual token is off by more than quantised weights of 8 bits move it."""
+    return f"{_usual(seen)}; 8-bit weights leave 0.06 to 0.13." if seen.body.scale > STALE else ""
+
+
+def broad(seen: Seen) -> str:
+    """State that every token is off by as much as quantised weights of 8 bits move it."""
+    some = ROUNDED < seen.body.scale <= STALE
+    return f"Every token is off: {_usual(seen)}; 8-bit weights leave 0.06 to 0.13." if some else ""
+
+
+def close(seen: Seen) -> str:
+    """State that a usual token is off by no more than rounding."""
+    return f"{_usual(seen)}, as rounding leaves it." if seen.body.scale <= ROUNDED else ""
+
+
+def off(seen: Seen) -> str:
+    """State that a usual token is off by more than rounding."""
+    return f"{_usual(seen)}; rounding leaves at most {ROUNDED:g}." if seen.body.scale > ROUNDED else ""
+
+
+def _usual(seen: Seen) -> str:
+    return f"|Δ|/(1 − q) is {seen.body.scale:.2g} for a usual token"
+
+
+def outliers(seen: Seen) -> str:
+    """State that a few tokens carry the mismatch."""
+    tail = seen.body
+    if not 0.001 < tail.tail < OUTLYING or tail.share < 0.5:
+        return ""
+    return f"{percent(tail.tail)} of the uncertain tokens carry {percent(tail.share)} of K3."
+
+
+def no_outliers(seen: Seen) -> str:
+    """State that many tokens carry the mismatch."""
+    return f"The outliers carry only {percent(seen.body.share)} of K3." if seen.body.share < 0.5 else ""
+
+
+def says_quantised(seen: Seen) -> str:
+    """State that the metadata says so."""
+    return f"The dump says {seen.recorded.quantised}." if seen.recorded.quantised else ""
+
+
+def says_plain(seen: Seen) -> str:
+    """State that the metadata names another number format."""
+    return f"The dump says {seen.recorded.plain}." if seen.recorded.plain else ""
+
+
+def says_experts(seen: Seen) -> str:
+    """State that the metadata names experts."""
+    return f"The dump says {seen.recorded.experts}." if seen.recorded.experts else ""
+
+
+def in_sync(seen: Seen) -> str:
+    """State that it is there at a recorded lag of 0."""
+    k3 = seen.lags.get(0)
+    if k3 is None or k3 <= HEALTHY_K3:
+        return ""
+    return f"K3 is {k3:.2g} ({CUT}) at a policy_lag of 0, where the weights should be the trainer's."
+
+
+def beyond_dense(seen: Seen) -> str:
+    """State that K3 is above what two engines differ by."""
+    if not seen.k3 > HEALTHY_K3:
+        return ""
+    usual = f"two engines of a dense model in bf16 stay below {HEALTHY_K3:g} as a rule"
+    return f"K3 is {seen.k3:.2g} ({CUT}); {usual}."
+
+
+def beyond_usual(seen: Seen) -> str:
+    """State that K3 is above what experts in bf16 and fp8 rollouts leave."""
+    if not seen.k3 > USUAL_K3:
+        return ""
+    return f"K3 is {seen.k3:.2g} ({CUT}); experts in bf16 and fp8 rollouts stay below {USUAL_K3:g} as a rule."
+
+
+def concentrated(seen: Seen) -> str:
+    """State that few responses carry the mismatch."""
+    level, total = seen.rows.level, seen.rows.sum(seen.rows.k3_cut)
+    apart = level > 5 * np.median(level)
+    carried = float(total[apart].sum() / total.sum()) if total.sum() > 0 else 0.0
+    if not 0 < apart.mean() < 0.4 or carried < 0.5:
+        return ""
+    return f"{int(apart.sum()):,} of {len(level):,} responses carry {percent(carried)} of K3."
+
+
+# The candidates.
+
+
+def _possible_stale(seen: Seen) -> bool:
+    return not seen.in_sync
+
+
+def _possible_frozen(seen: Seen) -> bool:
+    at_lag_0 = bool(in_sync(seen)) and not level_over_steps(seen)
+    return len(seen.steps) > 1 and (seen.growth is not None or bool(seen.returns) or at_lag_0)
+
+
+def _possible_quantised(seen: Seen) -> bool:
+    return seen.body.scale <= WIDELY and not seen.returns
+
+
+def _possible_numerics(seen: Seen) -> bool:
+    little = seen.body.scale <= 2 * ROUNDED or bool(noise(seen))
+    return little and not (seen.returns or shared_at_all(seen))
+
+
+def _possible_experts(seen: Seen) -> bool:
+    shaped = bool(outliers(seen)) and seen.body.scale <= 3 * ROUNDED
+    return (shaped or bool(seen.recorded.experts)) and not seen.returns
+
+
+def _possible_other(seen: Seen) -> bool:
+    return not seen.returns and seen.lags.get(0, 1.0) > HEALTHY_K3
+
+
+CANDIDATES: tuple[Candidate, ...] = (
+    Candidate(
+        "stale",
+        "Stale weights: the engine's are older than the trainer's.",
+        1.0,
+        _possible_stale,
+        (
+            Point(all_behind, 3),
+            Point(follows_lag, 2),
+            Point(moved, 3),
+            Point(grows, 1.5),
+            Point(shared_much, 1),
+            Point(wide, 1),
+        ),
+        (
+            Point(level_over_lag, 2),
+            Point(noise, 2),
+            Point(in_sync, 1),
+            Point(close, 0.5),
+            Point(unmoved, 0.5),
+        ),
+    ),
+    Candidate(
+        "frozen_sync",
+        "Weights that do not reach the engine, or not at every step.",
+        0.4,
+        _possible_frozen,
+        (Point(returns, 4), Point(grows, 1.5), Point(in_sync, 1), Point(shared_much, 0.5)),
+        (Point(noise, 2), Point(unmoved, 0.5)),
+    ),
+    Candidate(
+        "quantized_rollout",
+        "A quantised rollout: weights, activations or cache of few bits.",
+        1.0,
+        _possible_quantised,
+        (
+            Point(says_quantised, 4),
+            Point(broad, 1),
+            Point(shared_some, 1),
+            Point(level_over_steps, 0.5),
+            Point(in_sync, 0.5),
+        ),
+        (
+            Point(says_plain, 2),
+            Point(close, 1.5),
+            Point(grows, 2),
+            Point(moved, 1),
+            Point(wide, 0.5),
+            Point(shared_much, 1),
+            Point(noise, 0.5),
+            Point(beyond_usual, 0.5),
+        ),
+    ),
+    Candidate(
+        "weights_differ",
+        "Other weights at every step: an adapter, a head or experts not loaded.",
+        0.4,
+        _possible_other,
+        (Point(in_sync, 1), Point(shared_much, 1), Point(wide, 1), Point(level_over_steps, 0.5)),
+        (Point(grows, 1), Point(noise, 2), Point(close, 1)),
+    ),
+    Candidate(
+        "moe_outliers",
+        "Experts routed otherwise in the engine than in the trainer.",
+        0.2,
+        _possible_experts,
+        (Point(outliers, 2), Point(says_experts, 3), Point(noise, 1)),
+        (Point(grows, 1), Point(shared_at_all, 1), Point(no_outliers, 1), Point(beyond_usual, 0.5)),
+    ),
+    Candidate(
+        "numerics",
+        "Other kernels: the same weights, computed otherwise.",
+        0.4,
+        _possible_numerics,
+        (Point(close, 1), Point(noise, 2)),
+        (Point(off, 1), Point(grows, 1), Point(beyond_dense, 0.5)),
+    ),
+    Candidate(
+        "wrong_context",
+        "Responses scored after another prompt, or as another text.",
+        0.2,
+        lambda seen: bool(concentrated(seen)),
+        (Point(concentrated, 2),),
+        (Point(shared_at_all, 1),),
+    ),
+)
+"""The candidates; of equal weights the earlier one comes first."""
+
+_OF_STEPS = frozenset({"stale", "frozen_sync"})
+_OF_WEIGHTS = _OF_STEPS | {"weights_differ"}
+MEASUREMENTS = (
+    Measurement(
+        "Write policy_lag (or rollout_version and train_version) into the next dump: of stale weights K3 "
+        "rises with the lag and is rounding at lag 0; whatever else it is shows at lag 0 too.",
+        frozenset({"stale"}),
+        lambda seen: not seen.known,
+    ),
+    Measurement(
+        "Write policy_lag for a step whose responses are sampled right after a sync, at lag 0: of stale "
+        "weights K3 is rounding there; whatever else it is shows there too.",
+        frozenset({"stale"}),
+        lambda seen: seen.behind,
+    ),
+    Measurement(
+        "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
+        "the precision or a kernel; if it stays, the weights or the texts differ.",
+        frozenset({"quantized_rollout", "numerics"}),
+        lambda seen: True,
+    ),
+    Measurement(
+        "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
+        "just loaded the trainer's checkpoint: if only the second agrees with the trainer, the weights did "
+        "not arrive.",
+        _OF_WEIGHTS,
+        lambda seen: True,
+    ),
+    Measurement(
+        "Score the same 64 responses twice with the trainer: if the two scorings differ as much, it is noise "
+        "of kernels or of the router; if they are equal, engine and trainer compute different things.",
+        frozenset({"moe_outliers", "numerics"}),
+        lambda seen: True,
+    ),
+)
+"""In order of cost, the cheapest first; all can be made today."""
+
+
+def fitting(seen: Seen) -> list[CandidateCause]:
+    """Return the causes that fit, most likely first, with what speaks for and against each."""
+    scored = sorted((_weighed(one, seen) for one in CANDIDATES if one.fits(seen)), key=lambda pair: -pair[0])
+    some = [one for score, one in scored if score >= 0]
+    return (some if len(some) > 1 else [one for _, one in scored[:2]])[:MOST]
+
+
+def _weighed(one: Candidate, seen: Seen) -> tuple[float, CandidateCause]:
+    """Return a candidate with its evidence, the weightiest first, and the sum of the weights."""
+    speaks_for, against = (
+        [
+            (point.weight, text)
+            for point in sorted(points, key=lambda x: -x.weight)
+            if (text := point.says(seen))
+        ]
+        for points in (one.speaks_for, one.speaks_against)
+    )
+    score = one.prior + sum(weight for weight, _ in speaks_for) - sum(weight for weight, _ in against)
+    texts = ([text for _, text in points] for points in (speaks_for, against))
+    return score, CandidateCause(id=one.id, statement=one.statement, for_=next(texts), against=next(texts))
+
+
+def deciding(seen: Seen, found: Sequence[CandidateCause]) -> str:
+    """Return the measurement that tells the first candidate from the second, or else from any other."""
+    first, *others = [one.id for one in found]
+    for rival in others:
+        for one in MEASUREMENTS:
+            if one.offered(seen) and (first in one.candidates) != (rival in one.candidates):
+                return one.text
+    return next((one.text for one in MEASUREMENTS if one.offered(seen)), "")
+
+
+def explained(seen: Seen) -> str:
+    """Return what has to be explained, in a clause."""
+    if seen.returns:
+        return "K3 is large at some steps and rounding at others"
+    if seen.growth is not None:
+        return f"K3 grows {seen.growth:.2g}-fold over the steps"
+    if seen.outlying:
+        return "a few tokens differ by much"
+    if seen.body.tail >= OUTLYING and seen.body.scale <= ROUNDED:
+        return "a part of the tokens differs by much"
+    if seen.noise:
+        return "the noise of single tokens is larger than rounding makes it"
+    return "the tokens differ by more than rounding makes them"
