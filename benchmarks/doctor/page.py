@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from benchmarks.doctor.faults import HONEST
+from offpol_diag.diagnosis.causes import CAUSES
 
 Row = dict[str, Any]
 HERE = Path(__file__).parent
@@ -90,8 +91,23 @@ def among(row: Row) -> bool:
 
 
 def judged(row: Row) -> bool:
-    """Return whether the verdict is one of the right ones."""
-    return row["verdict"] in row["verdicts"]
+    """Return whether the verdict is a right one, or that several causes fit, a true one among them."""
+    return row["verdict"] in row["verdicts"] or considered(row)
+
+
+def considered(row: Row) -> bool:
+    """Return whether no cause was named, and a true one is among the candidates."""
+    return bool({*row["causes"], *row["also"]} & {*row.get("candidates", ())})
+
+
+def likeliest(row: Row) -> bool:
+    """Return whether the first candidate is a true cause."""
+    return bool({*row["causes"], *row["also"]} & {*row.get("candidates", ())[:1]})
+
+
+def misled(row: Row) -> bool:
+    """Return whether a wrong cause was named first, with a fix."""
+    return bool(row["named"]) and not first(row) and bool(CAUSES[row["named"][0]].fix)
 
 
 def above(row: Row) -> bool:
@@ -162,6 +178,7 @@ _ENVIRONMENT = jinja2.Environment(
 )
 _ENVIRONMENT.globals |= {
     **{one.__name__: one for one in (said, first, among, judged, placed, near, aimed, undone, share)},
+    **{one.__name__: one for one in (considered, likeliest, misled)},
     **{one.__name__: one for one in (by_cause, confused, between, seconds)},
     "sizes": SIZES,
     "changes": CHANGES,

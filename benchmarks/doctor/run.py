@@ -40,6 +40,7 @@ def diagnosed(entry: Row, folder: Path) -> Row:
     said = {
         "verdict": found.verdict,
         "named": [one.id for one in found.causes],
+        "candidates": [one.id for one in found.candidates],
         "places": [one.where for one in found.causes],
         "statistic": found.causes[0].statistic if found.causes else found.headline,
         "after": None if after is None or after.approximate else float(f"{after.k3:.3g}"),

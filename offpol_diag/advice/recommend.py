@@ -254,8 +254,8 @@ RULES = (
         "undecided",
         _undecided,
         _measured,
-        "This limits the harm until the cause is known, and mends nothing: several causes fit this dump. Measure "
-        "first what decides between them.",
+        "This limits the harm until the cause is known, and mends nothing: several causes fit this dump. "
+        "Measure first what decides between them.",
         "best simple rule in worlds with known gradients (docs/advice.md)",
         "METHOD at THRESHOLD",
         "default",

@@ -21,6 +21,7 @@ from offpol_diag.diagnosis.honest import (
     SYSTEMATIC,
     Seen,
     listed,
+    unsystematic,
 )
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE
@@ -185,8 +186,7 @@ def shared_at_all(seen: Seen) -> str:
 
 def noise(seen: Seen) -> str:
     """State that the mismatch is noise of single tokens."""
-    little = seen.share is not None and seen.share.high < SYSTEMATIC
-    return f"{seen.common}: noise of single tokens." if little else ""
+    return f"{seen.common}: noise of single tokens." if unsystematic(seen.share) else ""
 
 
 def wide(seen: Seen) -> str:
@@ -397,6 +397,12 @@ _OF_STEPS = frozenset({"stale", "frozen_sync"})
 _OF_WEIGHTS = _OF_STEPS | {"weights_differ"}
 MEASUREMENTS = (
     Measurement(
+        "Score the same 64 responses twice with the trainer: if the two scorings differ as much, it is noise "
+        "of kernels or of the router; if they are equal, engine and trainer compute different things.",
+        frozenset({"moe_outliers", "numerics"}),
+        lambda seen: seen.outlying,
+    ),
+    Measurement(
         "Write policy_lag (or rollout_version and train_version) into the next dump: of stale weights K3 "
         "rises with the lag and is rounding at lag 0; whatever else it is shows at lag 0 too.",
         frozenset({"stale"}),
@@ -411,7 +417,7 @@ MEASUREMENTS = (
     Measurement(
         "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
         "the precision or a kernel; if it stays, the weights or the texts differ.",
-        frozenset({"quantized_rollout", "numerics"}),
+        frozenset({"quantized_rollout", "numerics", "moe_outliers"}),
         lambda seen: True,
     ),
     Measurement(
@@ -421,14 +427,8 @@ MEASUREMENTS = (
         _OF_WEIGHTS,
         lambda seen: True,
     ),
-    Measurement(
-        "Score the same 64 responses twice with the trainer: if the two scorings differ as much, it is noise "
-        "of kernels or of the router; if they are equal, engine and trainer compute different things.",
-        frozenset({"moe_outliers", "numerics"}),
-        lambda seen: True,
-    ),
 )
-"""In order of cost, the cheapest first; all can be made today."""
+"""The first that tells two candidates apart is taken; all can be made today."""
 
 
 def fitting(seen: Seen) -> list[CandidateCause]:
@@ -460,7 +460,7 @@ def deciding(seen: Seen, found: Sequence[CandidateCause]) -> str:
         for one in MEASUREMENTS:
             if one.offered(seen) and (first in one.candidates) != (rival in one.candidates):
                 return one.text
-    return next((one.text for one in MEASUREMENTS if one.offered(seen)), "")
+    return next((one.text for one in MEASUREMENTS if one.offered(seen) and first in one.candidates), "")
 
 
 def explained(seen: Seen) -> str:

@@ -337,16 +337,21 @@ def _numerics(seen: Seen, alone: bool) -> Found | None:
     """Find the shape of rounding: noise of single tokens, or a mismatch that is small for a usual token."""
     shared = seen.share is not None and seen.share.low >= SYSTEMATIC
     close = alone and seen.body.scale <= ROUNDED and seen.body.tail < OUTLYING and not shared
-    if seen.outlying and seen.k3 > HEALTHY_K3 and not _unsystematic(seen):
+    if (
+        seen.outlying
+        and seen.k3 > HEALTHY_K3
+        and not (answered_again(seen.rows) and unsystematic(seen.share))
+    ):
         close = False  # what the few outliers are is not known
-    if not close and not (seen.noise and seen.body.scale <= STALE):
+    noise = seen.noise and seen.body.scale <= STALE and not _other_weights(seen)  # at any lag
+    if not close and not noise:
         return None
     return Found.of_all("numerics", seen.statistic, seen.rows)
 
 
-def _unsystematic(seen: Seen) -> bool:
-    """Return whether tokens of one kind have little in common, by answers to the same prompt."""
-    return seen.share is not None and answered_again(seen.rows) and seen.share.high < SYSTEMATIC
+def unsystematic(share: Estimate | None) -> bool:
+    """Return whether tokens of one kind have no more in common than rounding or routing leaves."""
+    return share is not None and share.low < NOISE and share.high < SYSTEMATIC
 
 
 def _other_step(seen: Seen) -> bool:
@@ -354,6 +359,11 @@ def _other_step(seen: Seen) -> bool:
 
 
 def _alone(seen: Seen) -> bool:
-    """Return whether nothing points to weights of another step: lag, growth, returns, advantages."""
+    """Return whether nothing points to weights of another step, the lag included."""
+    return not (seen.behind or _other_weights(seen))
+
+
+def _other_weights(seen: Seen) -> bool:
+    """Return whether growth, returns or advantages point to weights of another step."""
     moved = seen.moved is not None and seen.moved > SURE
-    return not (seen.behind or seen.growth or seen.returns or moved)
+    return seen.growth is not None or bool(seen.returns) or moved

@@ -1,0 +1,656 @@
+"""Honest causes are named where the dump records them; else the causes that fit are listed, without a fix."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from factory import make_summary, recommendation
+from rich.cells import cell_len
+from typer.testing import CliRunner
+
+from offpol_diag.advice.recommend import advised
+from offpol_diag.analyze import analyze
+from offpol_diag.cli import app
+from offpol_diag.diagnosis import candidates
+from offpol_diag.diagnosis.candidates import CANDIDATES, MEASUREMENTS, deciding, fitting
+from offpol_diag.diagnosis.causes import CAUSES
+from offpol_diag.diagnosis.honest import Body, Recorded, Seen, grown, recorded
+from offpol_diag.diagnosis.rows import Estimate, Rows
+from offpol_diag.gate.diagnosis import FailOn, judge_diagnosis
+from offpol_diag.report.render.brief import FILES, LINES, answer_lines
+from offpol_diag.report.render.html import render_html
+from offpol_diag.report.render.junit import render_junit
+from offpol_diag.report.render.markdown import render_markdown
+from offpol_diag.report.render.terminal import terminal
+from offpol_diag.report.sections.answer import answer
+from offpol_diag.report.sections.charts import cause
+from offpol_diag.summary import CandidateCause, Diagnosis, Number, loads
+
+PROMPTS, ANSWERS, TOKENS, WORDS = 32, 4, 40, 6
+S = PROMPTS * ANSWERS
+GROWING = (4e-5, 0.037, 0.040, 0.047, 0.053, 0.075, 0.078, 0.068)
+"""K3 by step of an engine that gets no weights, which the medians of thirds miss."""
+
+
+# ---------------------------------------------------------------- dumps
+
+FP8, BF16 = {"rollout_dtype": "bfloat16, linear weights float8_e4m3fn"}, {"rollout_dtype": "bfloat16"}
+MOE = {"model": "Qwen3-30B-A3B"}
+
+
+def made(
+    tmp_path,
+    size=0.1,
+    common=0.15,
+    lags=None,
+    steps=1,
+    by_lag=None,
+    by_step=None,
+    provenance=None,
+    versions=False,
+    ids=True,
+    outliers=0.0,
+    along=0.0,
+):
+    """Diagnose a dump with noise of size · (1 − π) in log π, a share `common` of it by kind of token.
+
+    `by_lag` and `by_step` multiply the size of a row; `lags` are repeated over the rows. `outliers` is the
+    share of tokens that are off by 0.7, `along` moves the log-probs along the advantages.
+    """
+    chance = np.random.default_rng(5)
+    shape = (S, TOKENS)
+    kind = chance.integers(0, WORDS, shape)
+    before = np.pad(kind, ((0, 0), (1, 0)), constant_values=WORDS)[:, :-1]
+    shift = chance.normal(size=(PROMPTS, WORDS + 1, WORDS))[np.arange(S)[:, None] // ANSWERS, before, kind]
+    step = np.arange(S) % steps
+    lag = None if lags is None else np.resize(lags, S)
+    times = np.ones(S)
+    if by_step is not None:
+        times = times * np.array(by_step, float)[step]
+    if by_lag is not None:
+        times = times * np.array([by_lag[one] for one in lag])
+    q = -chance.exponential(1, shape) - 0.03
+    wide = size * times[:, None] * -np.expm1(q)
+    delta = wide * (np.sqrt(common) * shift + np.sqrt(1 - common) * chance.normal(size=shape)) - wide**2 / 2
+    far = chance.random(shape) < outliers
+    delta = np.where(far, np.where(chance.random(shape) < 1 / (1 + np.exp(0.7)), 0.7, -0.7), delta)
+    advantages = chance.normal(size=S)
+    columns = {
+        "rollout_log_probs": list(q),
+        "old_log_probs": list(np.minimum(q + delta + along * advantages[:, None] * -np.expm1(q), -1e-6)),
+        "group_id": np.arange(S) // ANSWERS,
+        "step": step,
+    }
+    columns |= {"token_ids": list(kind)} if ids else {}
+    columns |= {"advantages": advantages} if along else {}
+    if lag is not None and versions:
+        columns |= {"train_version": np.full(S, 9), "rollout_version": 9 - lag}
+    elif lag is not None:
+        columns |= {"policy_lag": lag}
+    table = pa.table(columns)
+    if provenance:
+        table = table.replace_schema_metadata({"offpol_diag": json.dumps(provenance)})
+    pq.write_table(table, tmp_path / "d.parquet")
+    return analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
+
+
+RISING, FLAT = {0: 0.1, 1: 1.0, 2: 2.0}, {0: 1.0, 1: 1.0, 2: 1.0}
+GROWTH = (0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)
+LATE = (0.03, 1.0, 1.0, 1.1, 1.2, 1.4, 1.4, 1.3)
+"""Sizes whose squares, and so K3, are as those of `GROWING`."""
+SAW = (1e-5, 1.0, 1.5, 2.0, 1e-5, 1.0, 1.5, 2.0)
+
+NAMED = {
+    "fp8 in the metadata": ("quantized_rollout", {"provenance": FP8}),
+    "a quantisation in the metadata": (
+        "quantized_rollout",
+        {"provenance": {"quantization": "awq"}, "size": 0.3},
+    ),
+    "K3 rises with the lag": ("stale", {"lags": [0, 1, 2], "by_lag": RISING}),
+    "K3 rises with the versions": ("stale", {"lags": [0, 1, 2], "by_lag": RISING, "versions": True}),
+    "K3 rises with the lag, no row at lag 0": (
+        "stale",
+        {"lags": [1, 2, 4], "by_lag": {1: 1.0, 2: 2.0, 4: 4.0}},
+    ),
+    "a quantised rollout, and K3 rises": ("stale", {"lags": [0, 1, 2], "by_lag": RISING, "provenance": FP8}),
+    "growth at lag 0": ("frozen_sync", {"lags": [0], "steps": 8, "by_step": GROWTH}),
+    "growth at lag 0 from the second step on": (
+        "frozen_sync",
+        {"lags": [0], "steps": 8, "by_step": LATE, "size": 0.3},
+    ),
+    "noise of single tokens": ("numerics", {"size": 0.12, "common": 0.0}),
+    "noise of single tokens, all behind": ("numerics", {"size": 0.12, "common": 0.0, "lags": [1]}),
+    "outliers of experts in the metadata": (
+        "moe_outliers",
+        {"size": 0.02, "outliers": 0.01, "provenance": MOE, "ids": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_a_cause_is_named_that_the_dump_records_or_that_has_a_shape_of_its_own(tmp_path, case):
+    cause, how = NAMED[case]
+    found = made(tmp_path, **how)
+    assert (found.verdict, [one.id for one in found.causes]) == ("honest_mismatch", [cause])
+    assert (found.candidates, found.decide) == ([], "")
+
+
+OPEN = {
+    "broad": (["quantized_rollout", "stale"], "policy_lag", {}),
+    "broad, and bf16 in the metadata": (["stale"], "policy_lag", {"provenance": BF16}),
+    "broad, and fp8 of the trainer": (
+        ["quantized_rollout"],
+        "policy_lag",
+        {"provenance": {"trainer_dtype": "fp8"}},
+    ),
+    "wide": (["stale", "weights_differ"], "policy_lag", {"size": 0.4, "common": 0.4}),
+    "flat over the lag": (["quantized_rollout"], "bf16, eager", {"lags": [0, 1, 2], "by_lag": FLAT}),
+    "all behind": (["stale"], "at lag 0", {"lags": [2]}),
+    "all in sync": (["quantized_rollout"], "bf16, eager", {"lags": [0]}),
+    "all in sync, and wide": (["weights_differ"], "", {"lags": [0], "size": 0.4, "common": 0.4}),
+    "growth, no lag": (["stale", "frozen_sync"], "policy_lag", {"steps": 8, "by_step": GROWTH}),
+    "growth at lag 2": (["stale"], "at lag 0", {"steps": 8, "by_step": GROWTH, "lags": [2]}),
+    "growth, and fp8 in the metadata": (
+        ["quantized_rollout", "stale"],
+        "policy_lag",
+        {"steps": 8, "by_step": GROWTH, "provenance": FP8},
+    ),
+    "a saw-tooth": (["frozen_sync"], "", {"steps": 8, "by_step": SAW}),
+    "a saw-tooth at lag 0": (["frozen_sync"], "", {"steps": 8, "by_step": SAW, "lags": [0]}),
+    "a trainer that moved along its advantages": (["stale"], "policy_lag", {"along": 0.1}),
+    "moved along its advantages, and fp8": (
+        ["quantized_rollout", "stale"],
+        "",
+        {"along": 0.1, "provenance": FP8},
+    ),
+    "outliers": (["moe_outliers"], "twice with the trainer", {"size": 0.02, "outliers": 0.01, "ids": False}),
+    "more than fp8 explains": (["stale"], "policy_lag", {"provenance": FP8, "size": 1.2, "common": 0.2}),
+}
+
+
+@pytest.mark.parametrize("case", OPEN)
+def test_else_the_causes_that_fit_are_listed_and_what_decides(tmp_path, case):
+    ids, decides, how = OPEN[case]
+    found = made(tmp_path, **how)
+    assert (found.verdict, found.causes) == ("cannot_tell", [])
+    assert [one.id for one in found.candidates][: len(ids)] == ids
+    assert 1 <= len(found.candidates) <= 4
+    assert decides in found.decide
+    assert found.decide in {one.text for one in MEASUREMENTS}
+    assert found.headline.startswith("Cannot tell from this dump: the columns line up")
+    assert found.headline.endswith(("causes fit.", "one cause fits."))
+
+
+@pytest.mark.parametrize(
+    ("without", "how"),
+    [
+        ("stale", {"lags": [0]}),
+        ("quantized_rollout", {"steps": 8, "by_step": SAW}),
+        ("weights_differ", {"steps": 8, "by_step": SAW}),
+        ("frozen_sync", {"steps": 8, "by_step": (1.0,) * 8}),
+        ("moe_outliers", {}),
+        ("numerics", {"size": 0.4, "common": 0.4}),
+        ("wrong_context", {}),
+    ],
+)
+def test_what_the_dump_rules_out_is_no_candidate(tmp_path, without, how):
+    assert without not in {one.id for one in made(tmp_path, **how).candidates}
+
+
+@pytest.mark.parametrize(
+    ("causes", "how"),
+    [(["numerics"], {"size": 0.02, "common": 0.0}), ([], {"size": 0.06, "common": 0.5, "steps": 8})],
+)
+def test_a_small_mismatch_is_healthy_and_no_cause_contradicts_what_tokens_share(tmp_path, causes, how):
+    found = made(tmp_path, **how)
+    assert (found.verdict, [one.id for one in found.causes], found.candidates) == ("healthy", causes, [])
+
+
+def test_a_trainer_that_moved_along_its_advantages_is_evidence_and_no_name(tmp_path):
+    first = made(tmp_path, along=0.1).candidates[0]
+    assert any("the trainer has moved along its advantages" in said for said in first.for_)
+
+
+def test_too_few_tokens_have_neither_causes_nor_candidates(tmp_path):
+    columns = {"rollout_log_probs": [[-1.0, -2.0]] * 40, "old_log_probs": [[-3.0, -0.1]] * 40}
+    pq.write_table(pa.table(columns | {"policy_lag": [i % 2 for i in range(40)]}), tmp_path / "d.parquet")
+    found = analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
+    assert found.verdict != "cannot_tell" or (found.causes, found.candidates) == ([], [])
+
+
+# ---------------------------------------------------------------- growth over the steps
+
+
+@pytest.mark.parametrize(
+    ("k3", "found"),
+    [
+        (GROWING, True),
+        ((1e-4, 2e-3, 4e-3, 8e-3, 0.016, 0.03), True),
+        ((0.01, 0.02, 0.01, 0.02, 0.015, 0.01), False),
+        ((6e-13, 0.025, 0.062, 0.093, 6e-13, 0.03, 0.06, 0.09), False),
+        ((3e-4, 2e-3, 3e-4, 4e-4, 2e-4, 4e-4, 2e-3, 1e-3), False),
+        ((1e-9, 1e-8, 1e-7, 1e-6), False),
+    ],
+)
+def test_growth_is_seen_from_thirds_and_from_a_step_on(k3, found):
+    assert (grown(k3) is not None) is found
+
+
+def test_more_uncertain_tokens_are_no_growth(tmp_path):
+    """K3 grows with the share of uncertain tokens alone: |Δ|/(1 − π) is the same at every step."""
+    chance, rows = np.random.default_rng(1), []
+    for step in range(8):
+        for _ in range(40):
+            q = np.where(chance.random(40) < 0.02 + 0.1 * step, -1.5, -0.021)
+            rows.append((step, q, q + 0.12 * -np.expm1(q) * chance.normal(size=40)))
+    given = {"step": [r[0] for r in rows], "rollout_log_probs": [r[1] for r in rows], "policy_lag": [0] * 320}
+    pq.write_table(pa.table(given | {"old_log_probs": [r[2] for r in rows]}), tmp_path / "d.parquet")
+    found = analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
+    assert "frozen_sync" not in {one.id for one in found.causes}
+
+
+# ---------------------------------------------------------------- what metadata says
+
+
+@pytest.mark.parametrize(
+    ("provenance", "quantised"),
+    [
+        ({"rollout_dtype": "fp8"}, True),
+        ({"engine": "vLLM", "quantization": "compressed-tensors W8A8"}, True),
+        ({"model": "Qwen/Qwen3-8B-AWQ"}, True),
+        ({"regime": {"quantize": True}}, True),
+        ({"engine": {"kv_cache_dtype": "fp8_e5m2"}}, True),
+        ({"actor_rollout_ref.rollout.quantization": "fp8"}, True),
+        ({"rollout_dtype": ["bfloat16", "int8"]}, True),
+        ({"regime": {"quantize": False}}, False),
+        ({"quantization": None}, False),
+        ({"trainer_dtype": "fp8"}, False),
+        ({"trainer": {"optimizer": "adamw_8bit int8"}}, False),
+        ({"actor_rollout_ref.actor.dtype": "fp8"}, False),
+        ({"note": "not quantised, no fp8"}, False),
+        ({"commit": "deadfp8"}, False),
+        ({}, False),
+    ],
+)
+def test_metadata_says_of_the_engine_whether_it_is_quantised(provenance, quantised):
+    assert bool(recorded(provenance).quantised) is quantised
+
+
+def test_metadata_says_the_number_format_and_experts():
+    said = recorded({"rollout_dtype": "bfloat16", "trainer_dtype": "float32", "model": "Mixtral-8x7B"})
+    assert said == Recorded("", False, "rollout_dtype: bfloat16", "model: Mixtral-8x7B")
+    assert recorded({"num_experts": 64}).experts == "num_experts: 64"
+    assert recorded({"num_experts": 1, "model": "Qwen3-8B"}).experts == ""
+    assert recorded({"dtype": "nvfp4"}).four_bits
+
+
+# ---------------------------------------------------------------- evidence
+
+
+def share(value, low, high):
+    return Estimate(value, low, high, (high - low) / 4, 20)
+
+
+NOTHING_RECORDED = Recorded()
+
+
+def seen(lag=None, share=None, said=NOTHING_RECORDED, moved=None, level=None, **facts):
+    """Return what was seen of four rows of a dump, with the facts that are given."""
+    rows = Rows(
+        np.full(40, -1.0),
+        np.full(40, -1.0) + (np.repeat(level, 10) if level else 0.1),
+        np.arange(0, 41, 10),
+        np.tile(np.arange(10), 4),
+        scalars={} if lag is None else {"policy_lag": lag},
+    )
+    made = Seen(rows, said, share, moved)
+    given = {"body": Body(0.1, 0.0, 0.0), "lags": {}, "steps": {}, "growth": None, "returns": [], "k3": 0.005}
+    vars(made).update(given | facts)
+    return made
+
+
+def of(scale=0.1, tail=0.0, part=0.0):
+    return Body(scale, tail, part)
+
+
+FLAT_STEPS = {0: 0.010, 1: 0.012, 2: 0.011, 3: 0.009}
+EVIDENCE = {
+    "all_behind": (seen([2] * 4), seen([0, 2, 2, 2]), "policy_lag is 2: no row is at lag 0."),
+    "follows_lag": (
+        seen(lags={1: 0.01, 2: 0.02}),
+        seen(lags={1: 0.01, 2: 0.011}),
+        "K3 rises with the lag: 1: 0.01, 2: 0.02, cut at 1 nat a token.",
+    ),
+    "level_over_lag": (
+        seen(lags={0: 0.01, 2: 0.011}),
+        seen(lags={0: 0.01, 2: 0.02}),
+        "K3 does not rise with the lag: 0: 0.01, 2: 0.011, cut at 1 nat a token.",
+    ),
+    "moved": (
+        seen(moved=8.12),
+        seen(moved=4.0),
+        "cov(A, min(r, 2)) is 8.1 standard errors above 0: the trainer has moved along its advantages since "
+        "the tokens were sampled.",
+    ),
+    "unmoved": (
+        seen(moved=-1.34),
+        seen(),
+        "cov(A, min(r, 2)) is 1.3 standard errors below 0: no move of the trainer along its advantages "
+        "shows.",
+    ),
+    "grows": (
+        seen(growth=36.0, steps={0: 0.001, 1: 0.01, 9: 0.036}),
+        seen(steps=FLAT_STEPS),
+        "K3 grows 36-fold over the steps: 0.001 (step 0) to 0.036 (step 9), cut at 1 nat a token.",
+    ),
+    "level_over_steps": (
+        seen(steps=FLAT_STEPS),
+        seen(steps={0: 0.01, 1: 0.01}),
+        "K3 does not grow over the steps: it is 0.009 to 0.012, cut at 1 nat a token.",
+    ),
+    "returns": (
+        seen(returns=[4.0, 8.0], steps={0: 6e-13, 3: 0.093, 4: 6e-13, 8: 7e-13}),
+        seen(steps=FLAT_STEPS),
+        "K3 falls back to 7e-13 at step 4, 8, and is up to 0.093 before, cut at 1 nat a token.",
+    ),
+    "shared_much": (
+        seen(share=share(0.61, 0.48, 0.75)),
+        seen(share=share(0.2, 0.16, 0.24)),
+        "61% of the variance of r is common to tokens of one kind [48%, 75%]; quantised weights leave 10% "
+        "to 25%.",
+    ),
+    "shared_some": (
+        seen(share=share(0.12, 0.08, 0.16)),
+        seen(share=share(0.02, 0.01, 0.03)),
+        "12% of the variance of r is common to tokens of one kind [8%, 16%]; quantised weights leave 10% "
+        "to 25%.",
+    ),
+    "shared_at_all": (
+        seen(share=share(0.2, 0.16, 0.24)),
+        seen(share=share(0.2, 0.1, 0.3)),
+        "20% of the variance of r is common to tokens of one kind [16%, 24%]; rounding leaves at most 12%.",
+    ),
+    "noise": (
+        seen(share=share(0.01, -0.02, 0.04)),
+        seen(share=share(0.1, 0.0, 0.2)),
+        "1% of the variance of r is common to tokens of one kind [0%, 4%]: noise of single tokens.",
+    ),
+    "wide": (
+        seen(body=of(0.3)),
+        seen(body=of(0.1)),
+        "|Δ|/(1 − q) is 0.3 for a usual token; 8-bit weights leave 0.06 to 0.13.",
+    ),
+    "broad": (
+        seen(body=of(0.1)),
+        seen(body=of(0.3)),
+        "Every token is off: |Δ|/(1 − q) is 0.1 for a usual token; 8-bit weights leave 0.06 to 0.13.",
+    ),
+    "close": (
+        seen(body=of(0.03)),
+        seen(body=of(0.1)),
+        "|Δ|/(1 − q) is 0.03 for a usual token, as rounding leaves it.",
+    ),
+    "off": (
+        seen(body=of(0.1)),
+        seen(body=of(0.03)),
+        "|Δ|/(1 − q) is 0.1 for a usual token; rounding leaves at most 0.04.",
+    ),
+    "outliers": (
+        seen(body=of(0.03, 0.02, 0.88)),
+        seen(body=of(0.03, 0.02, 0.4)),
+        "2% of the uncertain tokens carry 88% of K3.",
+    ),
+    "no_outliers": (
+        seen(body=of(0.03, 0.02, 0.4)),
+        seen(body=of(0.03, 0.02, 0.88)),
+        "The outliers carry only 40% of K3.",
+    ),
+    "says_quantised": (seen(said=Recorded("dtype: fp8")), seen(), "The dump says dtype: fp8."),
+    "says_plain": (seen(said=Recorded(plain="dtype: bf16")), seen(), "The dump says dtype: bf16."),
+    "says_experts": (seen(said=Recorded(experts="experts: 8")), seen(), "The dump says experts: 8."),
+    "in_sync": (
+        seen(lags={0: 0.0086}),
+        seen(lags={0: 0.0006}),
+        "K3 is 0.0086 (cut at 1 nat a token) at a policy_lag of 0, where the weights should be the "
+        "trainer's.",
+    ),
+    "beyond_dense": (
+        seen(k3=0.005),
+        seen(k3=0.0005),
+        "K3 is 0.005 (cut at 1 nat a token); two engines of a dense model in bf16 stay below 0.001 as a "
+        "rule.",
+    ),
+    "beyond_usual": (
+        seen(k3=0.05),
+        seen(k3=0.005),
+        "K3 is 0.05 (cut at 1 nat a token); experts in bf16 and fp8 rollouts stay below 0.015 as a rule.",
+    ),
+    "concentrated": (
+        seen(level=[0.01, 0.01, 0.01, 1.0]),
+        seen(level=[0.1, 0.1, 0.1, 0.1]),
+        "1 of 4 responses carry 100% of K3.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_each_piece_of_evidence_is_a_sentence_with_its_number_or_nothing(name):
+    holds, not_, said = EVIDENCE[name]
+    says = getattr(candidates, name)
+    assert (says(holds), says(not_)) == (said, "")
+
+
+def test_every_piece_of_evidence_of_the_table_is_tested():
+    points = [point for row in CANDIDATES for point in (*row.speaks_for, *row.speaks_against)]
+    assert {point.says.__name__ for point in points} == set(EVIDENCE)
+    assert all(point.weight > 0 for point in points)
+
+
+def test_candidates_are_causes_or_new_ones_without_a_fix():
+    ids = [row.id for row in CANDIDATES]
+    assert len(set(ids)) == len(ids)
+    assert set(ids) - set(CAUSES) == {"weights_differ"}
+    assert "fix" not in CandidateCause.model_fields
+
+
+def test_evidence_orders_the_candidates_the_weightiest_first_within_each():
+    found = fitting(seen(body=of(0.3), moved=8.0, share=share(0.4, 0.3, 0.5)))
+    assert found[0].id == "stale"
+    assert [said.partition(" ")[0] for said in found[0].for_] == ["cov(A,", "40%", "|Δ|/(1"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "lag", "text"),
+    [
+        ("stale", "frozen_sync", None, "Write policy_lag (or"),
+        ("stale", "quantized_rollout", [2] * 4, "right after a sync"),
+        ("quantized_rollout", "weights_differ", [0] * 4, "in bf16, eager, without prefix cache"),
+        ("frozen_sync", "wrong_context", [0] * 4, "an engine that has just loaded"),
+        ("weights_differ", "frozen_sync", [0] * 4, "an engine that has just loaded"),
+        ("moe_outliers", "numerics", [0] * 4, "in bf16, eager"),
+    ],
+)
+def test_the_measurement_tells_the_first_candidate_from_the_second(first, second, lag, text):
+    both = [CandidateCause(id=one, statement="") for one in (first, second)]
+    assert text in deciding(seen(lag), both)
+
+
+def test_of_outliers_a_second_scoring_by_the_trainer_decides():
+    both = [CandidateCause(id=one, statement="") for one in ("moe_outliers", "numerics", "stale")]
+    assert "twice with the trainer" in deciding(seen(body=of(0.03, 0.02, 0.9)), both)
+
+
+def test_no_measurement_is_offered_that_the_dump_already_holds():
+    both = [CandidateCause(id=one, statement="") for one in ("stale", "quantized_rollout")]
+    assert "policy_lag" not in deciding(seen([0, 0, 1, 2]), both)
+
+
+# ---------------------------------------------------------------- how it is shown
+
+STALE = CandidateCause(
+    id="stale",
+    statement="Stale weights: the engine's are older than the trainer's.",
+    for_=["K3 grows 36-fold over the steps.", "|Δ|/(1 − q) is 0.3 for a usual token."],
+    against=["No move of the trainer shows."],
+)
+OTHER = CandidateCause(id="weights_differ", statement="Other weights at every step.")
+ASKED = "Write policy_lag into the next dump."
+UNDECIDED = Diagnosis(
+    verdict="cannot_tell",
+    headline="Cannot tell from this dump: the columns line up, but K3 grows 36-fold; two causes fit.",
+    candidates=[STALE, OTHER],
+    decide=ASKED,
+    ruled_out=["permuted rows"],
+    sequences=64,
+    tokens=2000,
+)
+TIS = recommendation().model_copy(
+    update={
+        "title": "token TIS at 2.0",
+        "numbers": {"token TIS at 2.0": {"ess_tokens": Number(value=0.994, unit="fraction")}},
+    }
+)
+
+
+def undecided(**more):
+    given = {"diagnosis": UNDECIDED, "recommendation": TIS} | more
+    summary = make_summary(**given)
+    return summary.model_copy(update={"gates": list(judge_diagnosis(summary, [FailOn("bug")]))})
+
+
+def drawn(form):
+    summary = undecided()
+    if form == "short":
+        return "\n".join(text for text, _ in answer_lines(answer(summary), 100))
+    return {
+        "verbose": partial(terminal, verbose=True),
+        "markdown": render_markdown,
+        "html": render_html,
+        "junit": render_junit,
+        "json": lambda summary: summary.to_json(),
+    }[form](summary)
+
+
+@pytest.mark.parametrize("form", ["short", "verbose", "markdown", "html", "junit", "json"])
+def test_every_form_shows_the_candidates_what_speaks_for_them_and_the_measurement_and_no_fix(form):
+    text = " ".join(drawn(form).replace("&#39;", "'").replace("\\u2019", "'").split()).lower()
+    shown = [
+        "the columns line up",
+        "36-fold",
+        "no move of the trainer shows",
+        "write policy_lag into the next dump",
+    ]
+    shown += ["weights_differ" if form in ("junit", "json") else "other weights at every step"]
+    for said in shown:
+        assert said in text, said
+    assert "fix:" not in text
+    assert "at the source" not in text
+    assert '"causes": []' in text or form != "json"
+    assert not any(row.fix and row.fix.lower() in text for row in CAUSES.values())
+
+
+def test_the_terminal_has_the_form_of_bug_candidates_decide_and_what_to_do():
+    labels = [line.split("  ")[0] for line in drawn("short").splitlines()]
+    at = [labels.index(label) for label in ("Bug?", "Candidates", "Decide", "What to do")]
+    assert at == sorted(at)
+    assert "How sure" not in labels
+    assert "Cause" not in labels
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+def test_a_short_answer_with_four_candidates_stays_within_its_lines_and_width(width):
+    long = STALE.model_copy(update={"for_": ["K3 " + "grows " * 60], "against": ["no " * 90]})
+    given = UNDECIDED.model_copy(update={"candidates": [long] * 4, "decide": "measure " * 60})
+    lines = [text for text, _ in answer_lines(answer(undecided(diagnosis=given)), width)]
+    assert max(cell_len(line) for line in lines if "offpol-diag " not in line) <= width
+    assert width < 60 or len(lines) <= LINES - FILES
+
+
+def test_what_limits_the_harm_is_offered_after_the_measurement_and_not_as_what_to_do():
+    found = answer(undecided())
+    assert found.action == "Measure first; until the cause is known, token TIS at 2.0"
+    said = dict(found.facts)["What to do"]
+    assert said.startswith("Measure first. Until the cause is known, token TIS at 2.0 limits the harm: ESS")
+
+
+def test_a_dump_without_a_recommendation_still_says_what_decides():
+    facts = dict(answer(undecided(recommendation=None)).facts)
+    assert (facts["Decide"], "What to do" in facts) == (ASKED, False)
+
+
+def test_the_page_has_a_card_of_candidates():
+    page = render_html(undecided())
+    card = page[page.index("2 that fit, the likeliest first") :]
+    card = card[: card.index("</article>")]
+    assert card.count("<li>") == 2
+    assert "Nothing in this dump speaks for it or against it." in card
+    assert f"To decide:</b> {ASKED}" in card
+
+
+def test_the_chart_of_the_lag_names_no_stale_weights_that_are_not_established():
+    summary = analyze(["sample_data/collapse.parquet"], presets=())
+    other = summary.model_copy(update={"diagnosis": UNDECIDED})
+    assert "Stale" in cause(summary).title
+    assert cause(other).title.startswith(("K3 by policy lag", "At lag 0"))
+
+
+def test_the_json_says_for_and_reads_it_back():
+    text = undecided().to_json()
+    assert json.loads(text)["diagnosis"]["candidates"][0]["for"] == STALE.for_
+    assert loads(text, "d.json") == undecided()
+
+
+def test_an_older_result_without_candidates_still_draws(tmp_path):
+    result = json.loads(make_summary().to_json())
+    del result["diagnosis"]["candidates"], result["diagnosis"]["decide"]
+    (tmp_path / "old.json").write_text(json.dumps(result))
+    ran = CliRunner().invoke(app, ["report", str(tmp_path / "old.json"), "-v"])
+    assert ran.exit_code == 0, ran.output
+
+
+@pytest.mark.parametrize(("fails", "code"), [("bug", 0), ("cannot_tell", 1), ("honest_mismatch", 0)])
+def test_the_gate_passes_as_open_and_says_what_would_decide(tmp_path, fails, code):
+    made(tmp_path, steps=8, by_step=GROWTH)
+    args = ["gate", str(tmp_path / "d.parquet"), "--fail-on", fails, "--junit", str(tmp_path / "j.xml")]
+    ran = CliRunner().invoke(app, args)
+    assert ran.exit_code == code, ran.output
+    said = " ".join(ran.stdout.split())
+    assert "stale (for: K3 grows" in said
+    assert "to decide, write policy_lag" in said
+    assert "to decide, write policy_lag" in (tmp_path / "j.xml").read_text()
+
+
+def test_the_recommendation_is_the_default_until_the_cause_is_known(tmp_path):
+    made(tmp_path, steps=8, by_step=GROWTH)
+    found = advised(analyze([str(tmp_path / "d.parquet")], presets=["token_is"])).recommendation
+    assert (found.rule, found.title) == ("undecided", "token TIS at 2.0")
+    assert "until the cause is known" in found.sentence
+
+
+def test_both_runs_of_a_comparison_show_their_candidates(tmp_path):
+    made(tmp_path, steps=8, by_step=GROWTH)
+    path = str(tmp_path / "d.parquet")
+    said = " ".join(
+        CliRunner().invoke(app, ["compare", path, "sample_data/stale.parquet", "-qv"]).stdout.split()
+    )
+    assert "A: Cannot tell from this dump: the columns line up" in said
+    assert "Candidate 1, stale" in said
+
+
+def test_the_cause_of_every_sample_is_right():
+    found = {
+        name: analyze([f"sample_data/{name}.parquet"], presets=()).diagnosis
+        for name in ("healthy", "quantized", "stale", "collapse")
+    }
+    said = {name: (one.verdict, [cause.id for cause in one.causes]) for name, one in found.items()}
+    assert said == {
+        "healthy": ("healthy", ["numerics"]),
+        "quantized": ("healthy", ["quantized_rollout"]),
+        "stale": ("honest_mismatch", ["stale"]),
+        "collapse": ("honest_mismatch", ["stale"]),
+    }
