@@ -287,8 +287,11 @@ def test_a_machine_that_differs_threefold_is_a_fault_and_a_kind_of_prompt_is_not
         ("stale", "boundary, last", [("boundary", "bug"), ("stale", "honest")]),
     ],
 )
-def test_an_honest_cause_is_named_beside_an_exact_fault(tmp_path, name, fault, causes):
-    found = diagnosed(tmp_path / "d.parquet", FAULTS[fault](columns(name)))
+def test_an_honest_cause_that_the_dump_records_is_named_beside_an_exact_fault(tmp_path, name, fault, causes):
+    path = write(tmp_path / "d.parquet", FAULTS[fault](columns(name)))
+    recorded = pq.read_schema(ROOT / "sample_data" / f"{name}.parquet").metadata
+    pq.write_table(pq.read_table(path).replace_schema_metadata(recorded), path)
+    found = analyze([path], presets=()).diagnosis
     assert [(one.id, one.kind) for one in found.causes] == causes
 
 
@@ -501,11 +504,14 @@ def test_a_diagnosis_has_the_systematic_share_where_there_are_token_ids(tmp_path
 
 @pytest.mark.parametrize(
     ("lags", "shift", "cause"),
-    [([2, 2], 0.3, "stale"), ([0, 0], 0.3, None), ([2, 2], 1e-3, None), ([None, None], 0.3, None)],
+    [([2, 2], 0.3, None), ([0, 0], 0.3, None), ([0, 2], 0.3, "stale"), ([None, None], 0.3, None)],
 )
-def test_weights_of_another_step_are_stale_also_where_all_have_one_lag(lags, shift, cause):
+def test_weights_are_stale_where_the_mismatch_rises_over_the_recorded_lag(lags, shift, cause):
     rows = rows_of(responses(rng(), many=60, shift=shift, noise=0.0))
-    found = honest.stale(replace(rows, scalars={"policy_lag": (lags * 30)[: rows.sequences]}), None)
+    lag = (lags * 30)[: rows.sequences]
+    times = np.array([0.1 if one == 0 else 1.0 for one in lag])[rows.owner]
+    rows = replace(rows, p=rows.q + times * rows.delta, scalars={"policy_lag": lag})
+    found = honest.stale(honest.Seen(rows))
     assert (found and found.cause) == cause
 
 

@@ -183,6 +183,48 @@ def test_a_dump_is_written_with_what_is_known_of_it(tmp_path, monkeypatch):
     assert entry["off_tokens"] > 0
 
 
+def row(cause, verdict, named=(), candidates=(), also=()):
+    """Return what the page needs of a diagnosed dump."""
+    verdicts = ["healthy", "honest_mismatch"] if cause in faults.HONEST else ["bug"]
+    names = {"causes": [cause], "also": [*also], "verdicts": verdicts, "verdict": verdict}
+    return names | {"named": [*named], "candidates": [*candidates]}
+
+
+@pytest.mark.parametrize(
+    ("diagnosed", "in_causes", "in_candidates", "likeliest", "misled", "judged"),
+    [
+        (row("stale", "honest_mismatch", ["stale"]), True, False, False, False, True),
+        (row("stale", "cannot_tell", (), ["stale", "frozen_sync"]), False, True, True, False, True),
+        (row("frozen_sync", "cannot_tell", (), ["stale", "frozen_sync"]), False, True, False, False, True),
+        (row("stale", "cannot_tell", (), ["quantized_rollout"]), False, False, False, False, False),
+        (row("stale", "honest_mismatch", ["quantized_rollout"]), False, False, False, True, True),
+        (row("quantized_rollout", "honest_mismatch", ["numerics"]), False, False, False, False, True),
+        (row("wrong_context", "bug", ["boundary"]), False, False, False, True, True),
+        (row("wrong_context", "cannot_tell", (), ["wrong_context"]), False, True, True, False, True),
+        (row("int8", "cannot_tell", (), ["stale"], also=["stale"]), False, True, True, False, True),
+    ],
+)
+def test_a_cause_that_is_named_and_one_that_is_a_candidate_are_counted_apart(
+    diagnosed, in_causes, in_candidates, likeliest, misled, judged
+):
+    """Only a wrong cause with a fix misleads; several causes that fit, a true one among them, are right."""
+    found = (page.among, page.considered, page.likeliest, page.misled, page.judged)
+    assert tuple(one(diagnosed) for one in found) == (in_causes, in_candidates, likeliest, misled, judged)
+
+
+def test_rows_that_were_kept_before_there_were_candidates_count_none():
+    old = row("stale", "honest_mismatch", ["stale"])
+    del old["candidates"]
+    assert (page.considered(old), page.likeliest(old), page.judged(old)) == (False, False, True)
+
+
+def test_every_other_dump_records_the_precision_of_its_engine():
+    found = {one.base: make._recorded(one) for one in make.plan("development")}
+    said = [make._recorded(one) for one in make.plan("development")]
+    assert 0.4 < np.mean([bool(one) for one in said]) < 0.6
+    assert all(one in ({}, {"rollout_dtype": BASES[base].precision}) for base, one in found.items())
+
+
 def test_the_page_is_made_of_the_results_that_are_kept():
     if page.RESULTS.exists():
         assert page.DOCS.read_text(encoding="utf-8") == page.text(page.results()), "run `page.write()`"

@@ -24,7 +24,17 @@ from offpol_diag.report.render.markdown import render_markdown
 from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections.answer import LABELS, UNRANKED, WEIGHTS, answer, certainty, headline, tie
 from offpol_diag.report.sections.presets import TIED, ranking
-from offpol_diag.summary import MARGIN, Cause, Decision, Diagnosis, Label, Lengths, Number, loads
+from offpol_diag.summary import (
+    MARGIN,
+    CandidateCause,
+    Cause,
+    Decision,
+    Diagnosis,
+    Label,
+    Lengths,
+    Number,
+    loads,
+)
 from offpol_diag.trainers import TRAINERS
 from tests import oracles
 from tests.factory import dump_facts, make_summary
@@ -33,6 +43,12 @@ GROUPED = {name: name for name in ("rollout_log_probs", "old_log_probs", "group_
 BARE = {name: name for name in GROUPED if name != "group_id"}
 BUG = Diagnosis(verdict="bug", headline="off by one")
 FINE = Diagnosis(verdict="honest_mismatch", headline="fine")
+OPEN = Diagnosis(
+    verdict="cannot_tell",
+    headline="two causes fit",
+    candidates=[CandidateCause(id=one, statement=one) for one in ("stale", "numerics")],
+    decide="write policy_lag",
+)
 HEALTHY = Diagnosis(verdict="healthy", headline="as small as rounding")
 PLAIN = {
     "k3": 5e-3,
@@ -114,6 +130,7 @@ RULED = {  # rule → its decision, and its label
     "adds up": (METHOD, "default"),
     "hopeless": ("no method helps", None),
     "better": (METHOD, "measured"),
+    "undecided": (METHOD, "default"),
     "noise": (METHOD, "measured"),
     "default": (METHOD, "default"),
 }
@@ -142,6 +159,10 @@ ROWS = [
     ("better", MASKED, WELL | {"over": above(NONE, MASK.name, 0.03, 0.1)}),
     ("better", FORCED, WELL | TOTAL | {"over": WON}),
     ("hopeless", None, *({"f_2": 0.51, **more} for more in ({}, {"share": ALIKE}, TOTAL))),
+    ("undecided", TIS, *({"diagnosis": OPEN, **more} for more in ({}, {"share": ALIKE}, {"over": WON}))),
+    ("undecided", FORCED, {"diagnosis": OPEN} | TOTAL),
+    ("hopeless", None, {"diagnosis": OPEN, "f_2": 0.51}),
+    ("few", None, {"diagnosis": OPEN, "facts": {"groups": 19}}),
     ("noise", MASKED, *({"share": ALIKE, **more} for more in ({}, {"errors": -9.0}, {"over": WON}))),
     ("noise", MASKED, {"share": (-0.1, -0.01)}, {"share": ALIKE, "errors": VISIBLE - A_BIT}),
     ("default", TIS, *({"facts": one} for one in ({"groups": 20}, {"sequences": 50}, {"tokens": 1000}))),

@@ -47,7 +47,7 @@ TITLES = {
     "bug": "A bug: the log-probs are logged or computed wrongly",
     "cannot_tell": "Cannot tell a bug from honest mismatch",
 }
-SEVERAL = "Cannot tell: nothing in this dump decides between the causes that fit"
+FITTING = "Cannot tell: nothing in this dump establishes a cause"
 DECIDE = "Decide"
 """Label of the measurement that decides between the candidates, which stand before it."""
 LABELS = {
@@ -168,11 +168,7 @@ def answer(summary: Summary) -> Answer:
         tone="bad" if bug else "warn" if row is None or _few(summary) else tone(row.name),
         cautions=cautions(summary),
         bug=bug,
-        verdict=SEVERAL
-        if open_
-        else TITLES[summary.diagnosis.verdict]
-        if summary.diagnosis
-        else "Not examined",
+        verdict=_title(summary),
         checks=checked,
         cause=causes[0].statement if causes else "",
         evidence=evidence,
@@ -197,6 +193,12 @@ def answer(summary: Summary) -> Answer:
         others_at=more,
         commands=_commands(summary, prefix),
     )
+
+
+def _title(summary: Summary) -> str:
+    if summary.diagnosis is None:
+        return "Not examined"
+    return FITTING if undecided(summary) else TITLES[summary.diagnosis.verdict]
 
 
 def about(summary: Summary) -> str:
