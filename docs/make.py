@@ -383,6 +383,15 @@ def _doctor(most: int = DOCTOR_LINES) -> str:
     return _printed("$ offpol-diag doctor shifted.parquet", *lines, "…")
 
 
+def _undecided() -> str:
+    """What is said of the sample without its policy lag."""
+    with tempfile.TemporaryDirectory() as folder:
+        unknown = Path(folder) / "without_lag.parquet"
+        pq.write_table(pq.read_table(sample()).drop_columns(["policy_lag"]), unknown)
+        lines = _answered(analyze([str(unknown)], device="cpu"))
+    return _printed("$ offpol-diag doctor without_lag.parquet", *lines[: lines.index("", 5)], "…")
+
+
 @cache
 def _diagnosed() -> Summary:
     with tempfile.TemporaryDirectory() as folder:
@@ -403,6 +412,7 @@ def _answered(summary: Summary) -> list[str]:
 EXCERPTS: dict[str, Callable[[], str]] = {
     "excerpt": _excerpt,
     "doctor": _doctor,
+    "undecided": _undecided,
     "doctor in short": partial(_doctor, SHORT_LINES),
     "forms": _forms,
 }

@@ -26,6 +26,7 @@ from offpol_diag.diagnosis.honest import (
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE
 from offpol_diag.diagnosis.signatures import percent
+from offpol_diag.numerals import rounded
 from offpol_diag.summary import CandidateCause
 
 MOST = 4
@@ -140,7 +141,7 @@ def grows(seen: Seen) -> str:
         return ""
     (first, low), *_, (last, high) = seen.steps.items()
     ends = f"{low:.2g} (step {first:g}) to {high:.2g} (step {last:g})"
-    return f"K3 grows {seen.growth:.2g}-fold over the steps: {ends}, {CUT}."
+    return f"K3 grows {rounded(seen.growth)}-fold over the steps: {ends}, {CUT}."
 
 
 def level_over_steps(seen: Seen) -> str:
@@ -324,7 +325,7 @@ CANDIDATES: tuple[Candidate, ...] = (
             Point(noise, 2),
             Point(in_sync, 1),
             Point(close, 0.5),
-            Point(unmoved, 0.5),
+            Point(unmoved, 0.25),
         ),
     ),
     Candidate(
@@ -333,7 +334,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         0.4,
         _possible_frozen,
         (Point(returns, 4), Point(grows, 1.5), Point(in_sync, 1), Point(shared_much, 0.5)),
-        (Point(noise, 2), Point(unmoved, 0.5)),
+        (Point(noise, 2), Point(unmoved, 0.25)),
     ),
     Candidate(
         "quantized_rollout",
@@ -363,7 +364,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         "Other weights at every step: an adapter, a head or experts not loaded.",
         0.4,
         _possible_other,
-        (Point(in_sync, 1), Point(shared_much, 1), Point(wide, 1), Point(level_over_steps, 0.5)),
+        (Point(in_sync, 1), Point(shared_much, 1), Point(wide, 1), Point(level_over_steps, 0.25)),
         (Point(grows, 1), Point(noise, 2), Point(close, 1)),
     ),
     Candidate(
@@ -468,7 +469,7 @@ def explained(seen: Seen) -> str:
     if seen.returns:
         return "K3 is large at some steps and rounding at others"
     if seen.growth is not None:
-        return f"K3 grows {seen.growth:.2g}-fold over the steps"
+        return f"K3 grows {rounded(seen.growth)}-fold over the steps"
     if seen.outlying:
         return "a few tokens differ by much"
     if seen.body.tail >= OUTLYING and seen.body.scale <= ROUNDED:

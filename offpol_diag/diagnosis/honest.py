@@ -17,6 +17,7 @@ import numpy as np
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
+from offpol_diag.numerals import rounded
 
 ROUNDED = 0.04
 """Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
@@ -309,7 +310,7 @@ def frozen(seen: Seen) -> Found | None:
     if 0 not in seen.lags or seen.growth is None or max(seen.steps.values()) < HEALTHY_K3:
         return None
     said = f"at a policy_lag of 0, {_by(seen.steps, 'step')}"
-    return Found.of_all("frozen_sync", said, seen.rows, fields={"times": f"{seen.growth:.2g}"})
+    return Found.of_all("frozen_sync", said, seen.rows, fields={"times": rounded(seen.growth)})
 
 
 def quantised(seen: Seen) -> Found | None:
