@@ -216,6 +216,17 @@ def test_a_trainer_that_moved_along_its_advantages_is_evidence_and_no_name(tmp_p
     assert any("the trainer has moved along its advantages" in said for said in first.for_)
 
 
+def test_the_sampling_is_the_logged_one_only_where_that_could_be_tested(tmp_path):
+    tested = made(tmp_path)
+    heavy = analyze(["sample_data/stale.parquet"], presets=())  # E[r] has too heavy a tail there
+    table = pq.read_table("sample_data/stale.parquet").drop_columns(["policy_lag"])
+    pq.write_table(table, tmp_path / "heavy.parquet")
+    untested = analyze([str(tmp_path / "heavy.parquet")], presets=())
+    assert "the columns line up and the sampling is the logged one, but" in tested.headline
+    assert heavy.metrics["mean_ratio"].note.startswith("unreliable")
+    assert "the columns line up, but" in untested.diagnosis.headline
+
+
 def test_too_few_tokens_have_neither_causes_nor_candidates(tmp_path):
     columns = {"rollout_log_probs": [[-1.0, -2.0]] * 40, "old_log_probs": [[-3.0, -0.1]] * 40}
     pq.write_table(pa.table(columns | {"policy_lag": [i % 2 for i in range(40)]}), tmp_path / "d.parquet")
@@ -574,6 +585,7 @@ def test_a_short_answer_with_four_candidates_stays_within_its_lines_and_width(wi
 def test_what_limits_the_harm_is_offered_after_the_measurement_and_not_as_what_to_do():
     found = answer(undecided())
     assert found.action == "Measure first; until the cause is known, token TIS at 2.0"
+    assert found.why.startswith("First: write policy_lag into the next dump. ")
     said = dict(found.facts)["What to do"]
     assert said.startswith("Measure first. Until the cause is known, token TIS at 2.0 limits the harm: ESS")
 

@@ -15,6 +15,7 @@ from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.rows import Estimate, Flags, Rows, measured
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.sample import Sample
+from offpol_diag.numerals import doubted
 from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Summary
 
 SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
@@ -369,7 +370,8 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
     healthy = (small or lone) and not evidence.value("f_2") > 2 * HEALTHY_K3
     found = honest.named(seen, healthy)
     if found is None and not healthy:
-        return _undecided(seen, ratio.error < ERRORS, known)
+        tested = ratio.error < ERRORS and not doubted(evidence.number("mean_ratio"))
+        return _undecided(seen, tested, known)
     size = "as small as rounding makes it" if healthy else "real"
     if healthy and lone:
         many = int((np.abs(rows.delta) > 1.0).sum())

@@ -20,7 +20,16 @@ from offpol_diag.presets.tuning import command
 from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.diagnosis import cause_details, is_bug, undecided
 from offpol_diag.report.sections.numbers import DRIFTS, Tile, alerts, curve, drift, heavy, steps_of, tiles
-from offpol_diag.summary import MARGIN, CandidateCause, Cause, Fired, Number, Recommendation, Summary
+from offpol_diag.summary import (
+    MARGIN,
+    CandidateCause,
+    Cause,
+    Diagnosis,
+    Fired,
+    Number,
+    Recommendation,
+    Summary,
+)
 from offpol_diag.trainers import TRAINERS
 
 GROWN = 5.0
@@ -176,7 +185,7 @@ def answer(summary: Summary) -> Answer:
         candidates=tuple(open_.candidates) if open_ else (),
         decide=open_.decide if open_ else "",
         action=_action(given, causes, bug, open_ is not None) if given else "",
-        why=given.sentence if given else "",
+        why=_why(given, open_) if given else "",
         rule=summary.presets[given.method].method if named and given and given.method else "",
         weights=_weights(summary, ranked) if ranked else (),
         configs=every,
@@ -361,6 +370,11 @@ def _action(given: Recommendation, causes: list[Cause], bug: bool, open_: bool) 
     at = f"{given.method} at {given.threshold}" if given.threshold else given.method
     named = given.title or at
     return f"Use {named}" if named else given.decision[:1].upper() + given.decision[1:]
+
+
+def _why(given: Recommendation, open_: Diagnosis | None) -> str:
+    """Return why it is recommended, after the measurement that decides between causes that fit."""
+    return f"First: {_lower(open_.decide)} {given.sentence}" if open_ and open_.decide else given.sentence
 
 
 def _effect(summary: Summary, given: Recommendation) -> str:
