@@ -90,6 +90,10 @@ def unread_always(first):
     raise DumpError("the disk is away", "wait") from OSError("gone")
 
 
+def absent(first):
+    raise DumpError("the data cannot be read", "the file is damaged") from FileNotFoundError("x")
+
+
 def refused_once(first):
     if first:
         raise DumpError("a bad row", "mend it")
@@ -122,6 +126,7 @@ TROUBLES = {
         half_sent_once,
         unread_once,
         unread_always,
+        absent,
         refused_once,
         bug,
         broken_pipe,

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from moto.server import ThreadedMotoServer
 
 BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slower, please.</Message></Error>"
+DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
 @dataclass
@@ -24,12 +25,14 @@ class Gate:
         requests: method, path, Range and bytes of every answer.
         plan: what to do with a request, given its method, path and Range: None lets it through, a number is
             the status to answer with, "hang up" ends the connection, "half" sends half of the answer first.
+        unsigned: the status for requests without credentials, or None.
     """
 
     backend: tuple[str, int]
     requests: list[tuple[str, str, str, int]] = field(default_factory=list)
     plan: Callable[[str, str, str], int | str | None] = lambda *_: None
     url: str = ""
+    unsigned: int | None = None
 
     def fetched(self) -> int:
         """Return the bytes of files that were sent."""
@@ -44,12 +47,16 @@ def handler(gate: Gate) -> type[BaseHTTPRequestHandler]:
         def answer(self) -> None:
             span = self.headers.get("Range", "")
             what = gate.plan(self.command, self.path, span)
+            if gate.unsigned and "Authorization" not in self.headers:
+                what = gate.unsigned
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if what == "hang up":
                 self.close_connection = True
                 return
             status, headers, found = (
-                (what, {}, BUSY) if isinstance(what, int) else forward(gate.backend, self, body)
+                (what, {}, DENIED if what == 403 else BUSY)
+                if isinstance(what, int)
+                else forward(gate.backend, self, body)
             )
             self.send_response(status)
             length = headers.get("Content-Length", str(len(found)))
@@ -96,9 +103,9 @@ def moto() -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def gated(backend: tuple[str, int]) -> Iterator[Gate]:
+def gated(backend: tuple[str, int], unsigned: int | None = None) -> Iterator[Gate]:
     """Put a gate before a server."""
-    gate = Gate(backend)
+    gate = Gate(backend, unsigned=unsigned)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(gate))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -3,15 +3,17 @@
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +29,7 @@ from offpol_diag.run import ray as cluster
 from offpol_diag.run.gpu import BYTES
 from offpol_diag.run.ray import FAN, Ray
 from offpol_diag.run.task import Each, packed, unpacked
+from tests.s3server import gated, moto
 
 if "CI" in os.environ:
     import ray  # CI installs it: there its absence is a failure
@@ -45,6 +48,7 @@ def nodes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # workers run `cluster_jobs`
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # no node has credentials of its machine
         node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
         made = Cluster(initialize_head=True, head_node_args=node)
         del node["include_dashboard"]
@@ -338,6 +342,165 @@ def test_a_termination_while_ray_waits_leaves_with_its_own_code(nodes):
         soon.cancel()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         ray.cancel(never, force=True)
+
+
+# ---------------------------------------------------------------- a node that cannot read the dump
+
+
+def test_credentials_that_only_the_driver_has_are_asked_of_every_node(shards, tmp_path, monkeypatch):
+    for name, value in (("ACCESS_KEY_ID", "key"), ("SECRET_ACCESS_KEY", "secret"), ("REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with moto() as backend, gated(backend, unsigned=403) as gate:
+        client = boto3.client("s3", endpoint_url=gate.url, region_name="us-east-1")
+        client.create_bucket(Bucket="runs")
+        client.upload_file(write(tmp_path / "x.parquet"), "runs", "x.parquet")
+        with pytest.raises(DumpError) as caught:
+            analyze([f"s3://runs/x.parquet?endpoint_override={gate.url}&region=us-east-1"], engine="ray")
+    said = caught.value.message
+    node = re.escape(f"on node {socket.gethostname()} (")
+    assert re.match(rf"{node}[0-9.]+\): s3://runs/x\.parquet: access is denied", said)
+    assert "secret" not in said
+    assert caught.value.hint.startswith("every node needs the credentials, not only the one of the command; ")
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+def test_a_dump_that_a_node_does_not_find_is_not_called_damaged(nodes, tmp_path):
+    with pytest.raises(DumpError, match=rf"^on node {re.escape(socket.gethostname())} \(") as caught:
+        reduced(tmp_path, at=13, trouble="absent")
+    assert caught.value.hint.startswith("every node must find the dump under the same path")
+
+
+def test_an_error_of_the_dump_itself_names_no_node(nodes, tmp_path):
+    with pytest.raises(DumpError) as caught:
+        reduced(tmp_path, at=13, trouble="refused_once")
+    assert (caught.value.message, caught.value.hint) == ("a bad row", "mend it")
+
+
+# ---------------------------------------------------------------- a cluster that goes away
+
+DRIVER = """
+import sys
+from offpol_diag.cli.exits import exit_codes
+from offpol_diag.run.ray import silent
+import test_ray
+
+with exit_codes(), silent():
+    test_ray.reduced(test_ray.Path(sys.argv[1]), seconds=1)
+"""
+
+
+def test_a_head_that_is_killed_is_an_error_within_seconds_and_not_a_failed_gate(tmp_path, monkeypatch):
+    """Ray itself ends the process after a minute, with exit code 1 and a line of its own."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        command, address = [sys.executable, "-c", DRIVER, str(tmp_path)], made.address
+        driver = subprocess.Popen(
+            command,
+            env=os.environ | {"RAY_ADDRESS": address},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        begun = time.monotonic()
+        while not list(tmp_path.glob("marks/*")) and driver.poll() is None:
+            assert time.monotonic() < begun + 100
+            time.sleep(0.1)
+        made.head_node.kill_gcs_server()
+        made.head_node.kill_raylet()
+        killed = time.monotonic()
+        out, err = driver.communicate(timeout=100)
+    finally:
+        made.shutdown()
+    assert driver.returncode == 2, err
+    assert time.monotonic() - killed < 40
+    assert out == ""
+    error, empty, hint = err.splitlines()
+    assert error.startswith(f"error: the cluster is lost: its head at {address} does not answer any more (")
+    assert empty == ""
+    assert hint.startswith("hint: see why it ended")
+
+
+@pytest.fixture
+def lifeline(tmp_path, monkeypatch):
+    """Yield the listening sockets of a head and of a node, and what checks them."""
+    monkeypatch.setattr(cluster, "AWAY", 0.5)
+    path = str(tmp_path / "raylet")
+    with socket.create_server(("127.0.0.1", 0)) as head, socket.socket(socket.AF_UNIX) as own:
+        own.bind(path)
+        own.listen()
+        yield head, own, cluster.Lifeline(f"127.0.0.1:{head.getsockname()[1]}", path)
+
+
+def test_a_cluster_that_is_there_passes_every_check(lifeline):
+    lifeline[-1].check(at_once=True)
+
+
+@pytest.mark.parametrize(("which", "said"), [(0, "its head at 127.0.0.1:"), (1, "the Ray of this machine")])
+def test_each_end_of_the_cluster_is_missed(lifeline, which, said):
+    lifeline[which].close()
+    with pytest.raises(ClusterError, match=f"the cluster is lost: {said}"):
+        lifeline[-1].check(at_once=True)
+
+
+def test_a_cluster_is_checked_once_a_second(lifeline, monkeypatch):
+    lifeline[0].close()
+    lifeline[-1].check()
+    monkeypatch.setattr(cluster, "TICK", 0.0)
+    with pytest.raises(ClusterError):
+        lifeline[-1].check()
+
+
+def test_a_head_that_comes_back_in_the_time_that_ray_is_given_is_waited_for(lifeline, monkeypatch):
+    head, _, line = lifeline
+    place, back = head.getsockname(), []
+    head.close()
+    monkeypatch.setenv(cluster.RECONNECT, "40")
+    soon = threading.Timer(1.5, lambda: back.append(socket.create_server(place)))
+    soon.start()
+    line.check(at_once=True)
+    soon.join()
+    back[0].close()
+
+
+def test_what_ray_prints_goes_to_stderr_since_stdout_is_the_results(capfd):
+    from ray._private import worker
+
+    data = {"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}
+    before = worker.print_to_stdstream
+    with cluster._rays_lines_aside():
+        worker.print_to_stdstream(data, ignore_prefix=False)
+    assert worker.print_to_stdstream is before
+    assert capfd.readouterr() == ("", "(ray) Raylet is terminated.\n")
+
+
+def test_quiet_drops_what_native_code_writes_and_keeps_our_own(tmp_path):
+    code = """
+import os, sys
+from offpol_diag.run.ray import silent
+with silent():
+    os.write(2, b"of Ray\\n")
+    print("ours", file=sys.stderr)
+print("after", file=sys.stderr)
+os.write(2, b"as before\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines() == ["ours", "after", "as before"]
+
+
+@pytest.mark.parametrize(("quiet", "silenced"), [(True, True), (False, False)])
+def test_the_command_line_silences_ray_with_quiet_alone(quiet, silenced, monkeypatch):
+    from offpol_diag.cli.request import Request
+
+    seen = []
+    monkeypatch.setattr(cluster, "silent", lambda: seen.append(True) or nullcontext())
+    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: None)
+    Request(engine="ray", quiet=quiet).examined(["x"], ())
+    assert bool(seen) is silenced
 
 
 # ---------------------------------------------------------------- without a cluster

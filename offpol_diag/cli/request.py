@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -108,7 +108,7 @@ class Request:
 
         self.prepare(dumps)
         by = names(self.group_by)
-        with progress(self.quiet) as report:
+        with self._quietly(), progress(self.quiet) as report:
             return examine(
                 dumps, presets=presets, group_by=by, progress=report, by_step=self.by_step, **more, **where
             )
@@ -123,8 +123,16 @@ class Request:
         from offpol_diag.sweep import sweep
 
         self.prepare(dumps)
-        with progress(self.quiet) as report:
+        with self._quietly(), progress(self.quiet) as report:
             return sweep(dumps, options, progress=report, **where)
+
+    def _quietly(self) -> AbstractContextManager[None]:
+        """Return a context in which Ray prints nothing of its own, with --quiet."""
+        if not self.quiet or self.engine != "ray":
+            return nullcontext()
+        from offpol_diag.run.ray import silent
+
+        return silent()
 
     def _where(self) -> dict[str, Any]:
         """Return the arguments on reading and engine for every pass over a dump.

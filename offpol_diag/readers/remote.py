@@ -556,6 +556,11 @@ def explaining(shown: str, scheme: str) -> Iterator[None]:
         raise DumpError(f"{shown}: {message}", hint) from error
 
 
+def denied(error: BaseException) -> bool:
+    """Return whether a store or a disk refused access."""
+    return _cause(error) is DENIED
+
+
 def outage(location: Location, error: BaseException) -> tuple[str, str] | None:
     """Return the message and hint of a store's failure; None if the store works, so the file is damaged."""
     cause = _cause(error)

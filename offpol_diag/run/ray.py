@@ -11,10 +11,12 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from importlib import import_module
@@ -29,6 +31,7 @@ from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Findings
 from offpol_diag.readers.parquet import first_line
+from offpol_diag.readers.remote import denied
 from offpol_diag.readers.shards import BYTES, Span, cut, spans
 from offpol_diag.run.pool import cores
 from offpol_diag.run.task import (
@@ -52,6 +55,10 @@ ADDRESS = "RAY_ADDRESS"
 WHERE = f"check that the cluster runs and can be reached from here; without {ADDRESS} a local one is started"
 PATIENCE = 10.0
 """Timeout in seconds for connecting to a cluster."""
+AWAY, TICK = 3.0, 1.0
+"""Seconds after which a head that refuses connections is lost, and between checks that it is there."""
+RECONNECT, MARGIN = "RAY_gcs_rpc_server_reconnect_timeout_s", 10.0
+"""Seconds after which Ray ends a process that lost its head, with exit code 1; and how much earlier we do."""
 RETRIES = 3
 """Maximum retries, by Ray when a worker died, and within a task when files could not be read."""
 AHEAD = 2
@@ -74,12 +81,14 @@ class Ray:
     Attributes:
         slots: number of tasks that can run at once.
         shard: minimum file bytes per task.
+        lifeline: checks that the cluster is there, or None.
         tasks: shards done so far, over all passes.
     """
 
     device: torch.device
     slots: int
     progress: Progress | None = None
+    lifeline: Lifeline | None = None
     clock: Clock = field(default_factory=Clock)
     shard: int = BYTES
     tasks: int = 0
@@ -101,7 +110,7 @@ class Ray:
             hint = "with --engine ray say cpu, or cuda for a GPU per task"
             raise UsageError(f"device {device!r}: tasks run where Ray has room", hint)
         with connected():
-            yield cls(torch.device(kind), slots(kind), progress, shard=SHARDS[kind])
+            yield cls(torch.device(kind), slots(kind), progress, Lifeline.now(), shard=SHARDS[kind])
 
     @property
     def name(self) -> str:
@@ -123,7 +132,7 @@ class Ray:
         merges = _Merges(remote(_merge))
         order = packed(Order(dump, job, each.pick if each else None))
         for report, picked in self._reports(cuts, order, merges):
-            for one in _fetched(picked) if each else ():
+            for one in self._fetched(picked) if each else ():
                 each.use(one)  # type: ignore[union-attr]
             findings.append(report.findings)
             self.tasks += 1
@@ -133,7 +142,7 @@ class Ray:
             if self.progress:
                 self.progress(done, dump.rows)
         dump.merge_findings(findings)
-        found: M | None = unpacked(_fetched(merges.root()))
+        found: M | None = unpacked(self._fetched(merges.root()))
         return found
 
     def _reports(self, cuts: Sequence[Span], order: bytes, merges: _Merges) -> Iterator[tuple[Report, Any]]:
@@ -147,9 +156,9 @@ class Ray:
                 merges.add(state)
                 waiting.append((report, picked))
                 if len(waiting) >= AHEAD * self.slots:
-                    yield _fetched(waiting[0][0]), waiting.popleft()[1]
+                    yield self._fetched(waiting[0][0]), waiting.popleft()[1]
             while waiting:
-                yield _fetched(waiting[0][0]), waiting.popleft()[1]
+                yield self._fetched(waiting[0][0]), waiting.popleft()[1]
         except ClusterError:  # other workers may have died as well: cancelling a task while Ray
             raise  # retries it can crash this process, and the tasks end when it disconnects
         except BaseException:
@@ -158,6 +167,33 @@ class Ray:
             for report in running:
                 library().cancel(report)
             raise
+
+    def _fetched(self, ref: Any) -> Any:
+        """Return the result of a task; the cluster is checked meanwhile."""
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        while True:
+            if self.lifeline:
+                self.lifeline.check()
+            try:
+                return library().get(ref, timeout=TICK)
+            except GetTimeoutError:
+                continue
+            except RayTaskError as error:
+                cause = error.cause
+                if isinstance(cause, OffpolError):
+                    raise cause from None
+                if isinstance(cause, ImportError) or "failed to import on the worker" in str(error):
+                    what = f"a node cannot import what a task needs ({first_line(cause)})"
+                    raise ClusterError(what, "install the same offpol-diag on every node") from error
+                raise
+            except (RayError, ConnectionError) as error:
+                if self.lifeline:
+                    self.lifeline.check(at_once=True)
+                raise ClusterError(
+                    f"the cluster lost a task {RETRIES + 1} times ({first_line(error)})",
+                    "a worker that is killed most often had too little memory: offer Ray fewer CPUs per node",
+                ) from error
 
 
 class _Merges:
@@ -203,39 +239,38 @@ def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Resu
         cause: BaseException | None = error if isinstance(error, DumpError) else None
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__
-        return cause is not None
+        return cause is not None and not denied(cause)
 
     again, stop = retry_if_exception(may_pass), stop_after_attempt(retries + 1)
-    for attempt in Retrying(retry=again, stop=stop, wait=wait_exponential(0.25), reraise=True):
-        with attempt:
-            order: Order = unpacked(data)
-            result = read_shard(order, cut(order.dump, span), Local(torch.device(device)))
+    try:
+        for attempt in Retrying(retry=again, stop=stop, wait=wait_exponential(0.25), reraise=True):
+            with attempt:
+                order: Order = unpacked(data)
+                result = read_shard(order, cut(order.dump, span), Local(torch.device(device)))
+    except DumpError as error:
+        raise _of_this_node(error) from error.__cause__
     return result
+
+
+def _of_this_node(error: DumpError) -> DumpError:
+    """Return a task's error; it names the node where that cannot read what the driver has opened."""
+    causes, cause = list[BaseException](), error.__cause__
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__
+    if not any(isinstance(one, OSError | ImportError) for one in causes):
+        return error
+    hint = error.hint
+    if any(map(denied, causes)):
+        hint = f"every node needs the credentials, not only the one of the command; {hint}"
+    elif any(isinstance(one, FileNotFoundError) for one in causes):
+        hint = "every node must find the dump under the same path: put it on a shared disk or at a URL"
+    node = f"{socket.gethostname()} ({library().util.get_node_ip_address()})"
+    return DumpError(f"on node {node}: {error.lines[0]}", hint, error.lines[1:])
 
 
 def _merge(*states: bytes) -> bytes:
     return packed(reduce(merge, map(unpacked, states)))
-
-
-def _fetched(ref: Any) -> Any:
-    """Return the result of a task."""
-    from ray.exceptions import RayError, RayTaskError
-
-    try:
-        return library().get(ref)
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, OffpolError):
-            raise cause from None
-        if isinstance(cause, ImportError) or "failed to import on the worker" in str(error):
-            what = f"a node cannot import what a task needs ({first_line(cause)})"
-            raise ClusterError(what, "install the same offpol-diag on every node") from error
-        raise
-    except RayError as error:
-        raise ClusterError(
-            f"the cluster lost a task {RETRIES + 1} times ({first_line(error)})",
-            "a worker that is killed most often had too little memory: offer Ray fewer CPUs per node",
-        ) from error
 
 
 # ---------------------------------------------------------------- the cluster
@@ -285,7 +320,7 @@ def connected() -> Iterator[None]:
         except (OSError, RuntimeError, ValueError, ImportError) as error:
             who = f"{ADDRESS}={address}: the cluster" if address else "a local Ray"
             raise ClusterError(f"{who} cannot be used ({first_line(error)})", WHERE) from error
-        with _leaving_as(before):
+        with _leaving_as(before), _rays_lines_aside():
             yield
     finally:
         ray.shutdown()
@@ -310,6 +345,109 @@ def _knock(address: str) -> None:
     except (OSError, ValueError) as error:
         said = f"no cluster answers there ({first_line(error)})"
         raise ClusterError(f"{ADDRESS}={address}: {said}", WHERE) from error
+
+
+class Lifeline:
+    """Checks that the head of the cluster, and the Ray of this node, still accept connections.
+
+    Ray ends a process with exit code 1 when it notices that one of them is gone, the head after a minute.
+    """
+
+    def __init__(self, head: str, own: str = "") -> None:
+        """Take the head's address, and the path of the socket of this node's Ray, if it is known."""
+        self._head, self._own = head, own
+        self._checked = time.monotonic()
+
+    @classmethod
+    def now(cls) -> Lifeline | None:
+        """Return that of the connected cluster; None behind a Ray client, whose own errors say enough."""
+        ray = library()
+        if ray.util.client.ray.is_connected():
+            return None
+        here = ray.get_runtime_context()
+        sockets = [one["RayletSocketName"] for one in ray.nodes() if one["NodeID"] == here.get_node_id()]
+        return cls(here.gcs_address, next(filter(os.path.exists, sockets), ""))
+
+    def check(self, at_once: bool = False) -> None:
+        """Check every `TICK` seconds, or `at_once`.
+
+        Raises:
+            ClusterError: the head or this node's Ray is gone.
+        """
+        began = time.monotonic()
+        if not at_once and began - self._checked < TICK:
+            return
+        while lost := self._lost():
+            what, error = lost
+            least = AWAY if isinstance(error, ConnectionRefusedError | FileNotFoundError) else PATIENCE
+            if time.monotonic() - began >= max(least, _reconnecting()):
+                hint = "see why it ended (memory of its machine, Ray's logs), start it and repeat the command"
+                said = f"the cluster is lost: {what} ({error.strerror or error})"
+                raise ClusterError(said, hint) from error
+            time.sleep(0.2)
+        self._checked = time.monotonic()
+
+    def _lost(self) -> tuple[str, OSError] | None:
+        host, _, port = self._head.rpartition(":")
+        what = f"its head at {self._head} does not answer any more"
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), AWAY).close()
+            what = "the Ray of this machine has ended"
+            if self._own:
+                with socket.socket(socket.AF_UNIX) as line:
+                    line.connect(self._own)
+        except OSError as error:
+            return what, error
+        return None
+
+
+def _reconnecting() -> float:
+    """Return the seconds that a lost head is waited for, if the user has set Ray's own timeout."""
+    try:
+        return float(os.environ.get(RECONNECT, "")) - MARGIN
+    except ValueError:
+        return 0.0
+
+
+@contextmanager
+def _rays_lines_aside() -> Iterator[None]:
+    """Write what Ray prints on stdout within the block to stderr: stdout is for the result."""
+    worker: Any = import_module("ray._private.worker")
+    own = getattr(worker, "print_to_stdstream", None)
+
+    def aside(data: Mapping[str, Any], *_: object, **__: object) -> None:
+        with suppress(OSError):
+            os.write(2, "".join(f"(ray) {line}\n" for line in data["lines"]).encode())
+
+    worker.print_to_stdstream = aside
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = own
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Drop what Ray writes to stderr within the block; its native code writes to the descriptor.
+
+    What this program itself writes to `sys.stderr` is kept.
+    """
+    before = sys.stderr
+    before.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    ours = open(kept, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    try:
+        if before is sys.__stderr__:
+            sys.stderr = ours
+        yield
+    finally:
+        with suppress(OSError):
+            ours.flush()
+        sys.stderr = before
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @contextmanager
