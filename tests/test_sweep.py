@@ -138,8 +138,9 @@ def test_every_threshold_equals_the_preset_applied_at_it(case, dump, brute):
         for metric, (other, rest) in EQUAL.items():
             value = truth[other].value
             assert same(point.metrics[metric].value, 1 - value if rest else value), metric
-            if metric == other:
-                assert same(point.metrics[metric].interval, truth[metric].interval), metric
+            ends = truth[other].interval
+            rest_of = (1 - ends[1], 1 - ends[0]) if ends and rest else ends
+            assert same(point.metrics[metric].interval, rest_of), metric
         shares = [truth[f"kept_length_q{quarter}"].value for quarter in (1, 2, 3, 4)]
         assert all(map(same, (q["tokens_kept"].value for q in point.quartiles), shares))
         if bound.part == "weight":
@@ -147,6 +148,24 @@ def test_every_threshold_equals_the_preset_applied_at_it(case, dump, brute):
             assert same(point.metrics["acted"].value, acted)
     seen = {(point.metrics["kappa"].value, point.metrics["tokens_kept"].value) for point in found.points}
     assert len(seen) > 1, "thresholds that do nothing show nothing"
+
+
+def test_a_share_of_all_or_nothing_has_the_width_that_analyze_gives_it(dump):
+    """κ of a preset without weights is the share kept: it lies between 0 and 1."""
+    found = swept(preset("geo_rs"), (1.000001, 1.001, 1.01, 100.0), dump).points
+    none, *some, every = ([one.metrics[name] for name in ("tokens_kept", "kappa")] for one in found)
+    assert [one.value for one in (*none, *every)] == [0, 0, 1, 1]
+    assert all(one.interval[0] == 0 < one.interval[1] < 0.2 for one in none)
+    assert all(0.8 < one.interval[0] < 1 == one.interval[1] for one in every)
+    for share, mean in (none, *some, every):
+        assert mean.interval == pytest.approx(share.interval, rel=1e-9)
+        assert 0 <= mean.interval[0] < mean.interval[1] <= 1
+
+
+def test_what_no_rule_of_the_preset_can_drop_is_exact(dump):
+    (point,) = swept(preset("token_is"), (2.0,), dump).points
+    assert point.metrics["tokens_kept"].interval == (1.0, 1.0)
+    assert point.metrics["kappa"].interval[0] > 0
 
 
 def test_batches_workers_and_device_change_nothing(dump):

@@ -123,6 +123,50 @@ def test_a_threshold_that_drops_long_responses_is_marked(tmp_path):
     assert not any("length" in point.marks for point in same)
 
 
+def long_and_short(tmp_path):
+    """Write a dump in which the spread of the mean log-ratio is 0.01 for long responses, 0 for short ones."""
+    random = np.random.default_rng(0)
+    short = [np.full(10, 1e-4 * random.choice((-1.0, 1.0))) for _ in range(100)]
+    long = [np.full(1000, random.choice((1e-4, 0.02))) for _ in range(100)]
+    return write(tmp_path / "two.parquet", [*short, *long])
+
+
+def test_only_the_presets_own_bound_is_warned_of(tmp_path):
+    """At 1.001 and 1.01 the long ones are dropped; the preset that stands at 1.5 treats both alike."""
+    path, wide = (
+        long_and_short(tmp_path),
+        Preset("wide", "", reject=(Reject(over="mean", lower=1 / 1.5, upper=1.5),)),
+    )
+    found = swept(path, wide, (1.001, 1.01, 1.5))
+    assert [("length" in point.marks) for point in found.points] == [True, True, False]
+    assert found.remarks == []
+    assert swept(path, wide, (1.001, 1.01)).remarks == []
+    (remark,) = swept(path, GEO, (1.001, 1.01, 1.5)).remarks
+    assert remark.startswith(
+        "Length trap (L): at 1.001 (the preset as it stands), 100% is kept of the shortest"
+    )
+
+
+def test_the_chart_by_length_speaks_of_the_bound_that_the_warning_speaks_of(tmp_path):
+    path, wide = (
+        long_and_short(tmp_path),
+        Preset("wide", "", reject=(Reject(over="mean", lower=1 / 1.5, upper=1.5),)),
+    )
+
+    def chart(one, values):
+        found = opening(sweep([path], SweepOptions(one, pick(one, None), values), workers=1))
+        return found.cautions, found.pictures[-1].title
+
+    said, title = chart(wide, (1.001, 1.01, 1.5))
+    assert (said, title) == ((), "Short and long responses are kept alike at the preset's own 1.5")
+    (said,), title = chart(GEO, (1.001, 1.01, 1.5))
+    kept, dropped = re.search(r", (\S+) is kept .* and (\S+) of the longest", said).groups()
+    assert (
+        title == f"The preset's own 1.001 keeps {kept} of the shortest quarter and {dropped} of the longest"
+    )
+    assert chart(GEO, (1.01, 1.5)) == ((), "What is kept of short and long responses at each threshold")
+
+
 def test_a_window_beside_the_data_is_marked(tmp_path):
     """k1 = 0.005: a window of ±0.1% around 1 holds nothing, and one as wide around the data nearly all."""
     random = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.blocks import Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.cli import app
-from offpol_diag.numerals import doubted
+from offpol_diag.numerals import doubted, written
 from offpol_diag.report.picture import Layer, Panel
 from offpol_diag.report.render.brief import LINES, _bar, answer_lines, plain, sparkline
 from offpol_diag.report.render.markdown import render_markdown
@@ -27,7 +27,9 @@ from offpol_diag.report.sections import sections
 from offpol_diag.report.sections.answer import answer, growth
 from offpol_diag.report.sections.charts import pictures
 from offpol_diag.report.sections.comparison import comparison
-from offpol_diag.summary import Diagnosis, Estimate, Number, load
+from offpol_diag.report.sections.numbers import is_flat
+from offpol_diag.summary import BySteps, Charts, Diagnosis, Estimate, Number, load
+from offpol_diag.summary import Series as Curve
 from tests.factory import dump_facts, make_comparison, make_summary
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
@@ -265,6 +267,63 @@ def test_a_curve_shows_its_shape():
         assert sparkline(values) == ""
 
 
+def flat(values, low=(), high=()):
+    """Return whether a curve is flat in a result that has it by step, and nothing else."""
+    n = range(len(values))
+    steps = BySteps(
+        first=n,
+        last=n,
+        tokens=[1 for _ in n],
+        sequences=[1 for _ in n],
+        series={"k3": Curve(values=values, low=low, high=high)},
+    )
+    return is_flat(make_summary(charts=Charts(steps=steps)), "k3")
+
+
+def around(values, *halves):
+    below, above = halves or (0.1, 0.1)
+    return flat(values, [v and v - below for v in values], [v and v + above for v in values])
+
+
+def test_a_curve_is_flat_unless_its_thirds_differ_beyond_their_intervals():
+    assert around([1.0, 1.05, 0.95, 1.0, 1.02, 1.1])
+    assert not around([1.0, 1.0, 1.0, 2.0, 2.0, 2.0])
+    assert not around([1.0, 1.0, 3.0, 3.0, 1.0, 1.0])  # ends alike, and the middle is not
+    assert around([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], 5.0, 5.0)
+    # the mean of four is known twice as well as each: 0.1 against 0.2
+    assert not around([1.0] * 4 + [1.05] * 4 + [1.25] * 4, 0.2, 0.2)
+    assert around([1.0] * 4 + [1.05] * 4 + [1.19] * 4, 0.2, 0.2)
+    assert not around([1.0, 2.0])
+    assert around([1.0, 1.1])
+    # ends of intervals are taken as they are
+    assert not around([1.0, 1.3, 1.5], 0.01, 0.1)
+    assert around([1.5, 1.3, 1.0], 0.01, 0.1) == around([1.0, 1.3, 1.5], 0.01, 0.1)
+
+
+def test_a_step_without_an_interval_is_taken_as_the_least_known_one_and_none_at_all_by_their_scatter():
+    values = [1.0, 1.0, 1.0, 1.0, 1.0, 1.2]
+    ends = ([0.9] * 5 + [None], [1.1] * 5 + [None])
+    assert flat(values, *ends)
+    assert not flat([*values[:-1], 9.0], *ends)
+    assert flat([1.0, 1.2, 1.1, 1.0, 1.1, 1.2])
+    assert not flat([1.0, 1.2, 1.1, 5.0, 5.1, 5.2])
+    assert not flat([1.0, 1.0, 1.0])  # of which nothing is known
+    assert not flat([1.0])
+    assert flat([1.0, None, 1.0, 1.1, None, 1.0, 1.1, 1.0])
+
+
+def test_only_a_curve_that_moves_is_drawn(results):
+    (row,) = (line for line in lines(results["healthy"], 100) if line.startswith("PPL ratio"))
+    assert " ".join(row.split()) == "PPL ratio 1.0000 [0.9999, 1.0001] typical flat 0.9999 to 1.0003"
+    for name in ("K3 KL", "PPL ratio", "ESS, tokens", "Mean reward"):
+        (row,) = (line for line in lines(results["collapse"], 100) if line.startswith(f"{name} "))
+        assert "→" in row
+        assert set(row) & set("▂▃▄▅▆▇")
+    plain_table = terminal(results["healthy"], verbose=True)
+    assert "flat, 0.9999 to 1.0003" in plain_table
+    assert "flat, 0.9999 to 1.0003" in render_markdown(results["healthy"])
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -305,13 +364,35 @@ def test_columns_that_do_not_fit_go_below_or_in_a_summary_are_left_out_and_named
     assert "number_0" in narrow.split("Left out for want of width:")[1]  # columns of context go first
 
 
-def test_many_numbers_lose_their_intervals_before_a_column_is_lost_and_few_do_not():
-    narrow = draw(wide_table(6), width=90)
-    assert "[0.40, 0.60]" in draw(wide_table(6), width=300)
-    assert "[0.40, 0.60]" not in narrow
-    assert "the intervals" in narrow
-    assert "number_5" in narrow
-    assert "[0.40, 0.60]" in draw(wide_table(2), width=27)
+@pytest.mark.parametrize("stack", [True, False])
+@pytest.mark.parametrize(("columns", "width"), [(6, 300), (6, 90), (6, 60), (2, 27), (12, 90)])
+def test_no_table_loses_its_intervals_and_columns_go_below_for_them(columns, width, stack):
+    drawn = draw(wide_table(columns), width=width, stack=stack)
+    body, _, left_out = " ".join(drawn.split()).partition("Left out for want of width: ")
+    shown = [f"number_{i}" for i in range(columns) if f"number_{i} " in f"{body} "]
+    assert body.count("0.50 [0.40, 0.60]") == 3 * len(shown) > 0
+    assert "interval" not in left_out
+    assert shown == [f"number_{i}" for i in range(columns)] or "number_" in left_out
+    if (columns, width) == (6, 90):  # there is room for the numbers alone
+        assert (len(shown), left_out) == (6, "")
+        assert sum(line.startswith("preset") for line in drawn.splitlines()) == 2
+
+
+def test_verbose_has_every_interval_that_the_short_form_has(results, monkeypatch):
+    for width in ("80", "100", "120"):
+        monkeypatch.setenv("COLUMNS", width)
+        for name in ("collapse", "healthy"):
+            drawn = terminal(results[name], verbose=True)
+            assert "the intervals" not in drawn
+            k3 = " ".join(written(results[name].metrics["k3"]))
+            assert sum(k3 in line for line in drawn.splitlines() if line.startswith("K3 KL")) == 2
+
+
+def test_the_short_form_of_a_sweep_may_leave_intervals_out(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    ran = CliRunner().invoke(app, ["sweep", str(SAMPLES / "healthy.parquet"), "--preset", "geo_rs"])
+    assert "-v: by length of response, intervals," in " ".join(ran.stdout.split())
+    assert max(map(len, ran.stdout.splitlines())) <= 80
 
 
 def test_reference_tables_are_left_out():

@@ -300,7 +300,8 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
 
     Events that a preset's rules make impossible are not counted as rare events, so that their 0 is exact.
     """
-    names = [preset.name for preset in presets]
+    by_name = {preset.name: preset for preset in presets}
+    names = list(by_name)
     idle = {preset.name: method.idle(preset) for preset in presets}
     rows = [(row, names) for row in (*method.ROWS, *residual.ROWS)]
     for more, column, _ in CONDITIONAL:
@@ -308,9 +309,10 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
         rows += [(row, have) for row in more]
     for row, whose in rows:
         found: dict[str, Number] = {}
-        for exact in (False, True):
-            some = [name for name in whose if (row.name in idle[name]) is exact]
-            read = replace(row, counts=row.counts and not exact)
+        alike: dict[Formula, list[str]] = {}
+        for name in whose:
+            alike.setdefault(method.row_of(row, by_name[name], idle[name]), []).append(name)
+        for read, some in alike.items():
             found |= zip(some, reader.numbers(read, [f"{name}|" for name in some]), strict=True)
         yield row.name, found
 

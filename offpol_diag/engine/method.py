@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.formula import POSITIVE, Formula, Lookup, mean
+from offpol_diag.engine.formula import POSITIVE, SHARE, Formula, Lookup, mean
 from offpol_diag.engine.outcome import NORMS, Outcomes, applied, every, norm, normalised, sign_counts
 from offpol_diag.engine.rows import Columns, Rows, joined
 from offpol_diag.presets import Preset
@@ -243,6 +244,21 @@ def idle(preset: Preset) -> frozenset[str]:
     }
     return frozenset(name for name, can in able.items() if not can)
 
+
+def row_of(row: Formula, preset: Preset, impossible: frozenset[str]) -> Formula:
+    """Return a metric's formula for one preset, given what is `idle` for it.
+
+    Where a preset has no weights, tokens weigh 0 or 1, and the mean weight is the share kept: its interval
+    ends at 1, and 0 and 1 may be chance.
+    """
+    over_all = row.name in _OVER_ALL or (row.name == "loss_scale" and preset.denominator != "kept")
+    if over_all and applied(preset).weight is None:
+        return replace(row, within=SHARE, counts="tokens_rejected" not in impossible)
+    return replace(row, counts=False) if row.name in impossible else row
+
+
+_OVER_ALL = ("loss_scale_kept", "kappa")
+"""Mean weights over all tokens, a rejected one weighs 0."""
 
 SIGN_ROWS = (
     Formula(

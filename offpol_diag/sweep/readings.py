@@ -1,7 +1,7 @@
 """The numbers of each threshold, from the sums of a sweep, and the warnings about thresholds.
 
 A point is marked where its threshold drops long responses (`length`), lies below the noise (`floor`) or
-misses the data (`centre`); each kind of warning has a sentence on one such point.
+misses the data (`centre`); each kind of warning has a sentence if it is the preset's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.engine import loglattice, method, residual
 from offpol_diag.engine.accumulators import Bins, GroupSample, Sums, typed
-from offpol_diag.engine.formula import Formula, Reader, mean
+from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.selection import Grid, by_quartile, quartile_parts
 from offpol_diag.numerals import say, say_value
 from offpol_diag.presets import Reject
@@ -28,8 +28,15 @@ from offpol_diag.sweep.thresholds import LOGARITHMIC
 KNOWN = {row.name: row for row in (*method.ROWS, *residual.ROWS)}
 
 ROWS = (
-    Formula("tokens_kept", "fraction", "tokens", "share of tokens left", mean("kept")),
-    Formula("sequences_kept", "fraction", "sequences", "share with a token left", mean("left", "sequences")),
+    Formula("tokens_kept", "fraction", "tokens", "share of tokens left", mean("kept"), counts=True),
+    Formula(
+        "sequences_kept",
+        "fraction",
+        "sequences",
+        "share with a token left",
+        mean("left", "sequences"),
+        counts=True,
+    ),
     KNOWN["ess_tokens"],
     KNOWN["ess_sequences"],
     Formula(
@@ -38,14 +45,22 @@ ROWS = (
         "tokens",
         "κ = Σw/n of the final weights, a rejected token weighs 0; with unbiased weights it is 1",
         mean("w"),
+        POSITIVE,
     ),
     KNOWN["chi2_token"],
     KNOWN["chi2_sequence"],
 )
 """Metrics of each threshold, overall and by length quartile: share kept, bias (κ), variance (ESS, χ²)."""
 ACTED = Formula(
-    "acted", "fraction", "weights", "share of weights that the bound changes", mean("acted", "units")
+    "acted",
+    "fraction",
+    "weights",
+    "share of weights that the bound changes",
+    mean("acted", "units"),
+    counts=True,
 )
+REST = {"tokens_kept": "tokens_rejected", "sequences_kept": "sequences_dropped"}
+"""Share kept → the share dropped that `analyze` has."""
 FRESH = "share kept of what was sampled at policy lag 0, where only numerics make the policies differ"
 DIGITS = 1e-12
 TRAP, TRAP_RATIO = 0.05, 0.9
@@ -75,6 +90,13 @@ class Readings:
         return Reader(self.sums, typed(self.tally.states["group"], GroupSample).groups)
 
     @cached_property
+    def rows(self) -> list[Formula]:
+        """The formulas of a threshold, with the intervals that `analyze` has for the preset's numbers."""
+        preset, idle = self.plan.preset, method.idle(self.plan.preset)
+        idle |= {name for name, rest in REST.items() if rest in idle}
+        return [method.row_of(row, preset, idle) for row in ROWS]
+
+    @cached_property
     def grid(self) -> Tensor:
         """Sums by length bin, [bins, 2 + columns × N]."""
         return typed(self.tally.states["sweep.length"], Grid).values.cpu()
@@ -95,14 +117,16 @@ class Readings:
     def point(self, at: int) -> SweptPoint:
         """Return the numbers of one threshold, with its marks."""
         plan, value = self.plan, self.plan.values[at]
-        found = {row.name: self.reader.number(row, f"{at}|") for row in ROWS}
+        found = {row.name: self.reader.number(row, f"{at}|") for row in self.rows}
         if plan.bound.part == "weight":
             found[ACTED.name] = self.reader.wrap(self.sums[f"{at}|acted"] / self.sums[plan.units], ACTED)
         there = self.sums[f"fresh_{plan.units}"]
         if float(there[0]):  # else the dump has nothing of lag 0
             column = "fresh_kept" if plan.units == "tokens" else "fresh_left"
-            row = Formula("fresh_kept", "fraction", f"{plan.units} of lag 0", FRESH, mean(column))
-            found[row.name] = self.reader.wrap(self.sums[f"{at}|{column}"] / there, row)
+            over = f"{plan.units} of lag 0"
+            row = Formula("fresh_kept", "fraction", over, FRESH, mean(column), counts=True)
+            fresh = Reader(self.sums | {"sequences": self.sums["fresh_sequences"]}, self.reader.groups)
+            found[row.name] = fresh.wrap(self.sums[f"{at}|{column}"] / there, row)
         quartiles = []
         for whole in by_quartile(self.grid)[..., None]:  # [C, 1] each
             columns = zip(COLUMNS, whole[2 + at :: len(plan.values)], strict=True)
@@ -149,9 +173,9 @@ class Readings:
         return numbers[f"{self.plan.units}_kept"].value or 0.0
 
     def remarks(self, points: Sequence[SweptPoint]) -> list[str]:
-        """Return a sentence on each kind of mark."""
+        """Return a sentence on each kind of mark that the preset's own threshold has."""
         plan, said = self.plan, []
-        for point in _example(points, "centre"):
+        for point in _own(points, "centre"):
             found = self._around_the_data(point)
             assert found is not None
             low, high, middle, share = found
@@ -161,7 +185,7 @@ class Readings:
                 f"(E[log r] = {self.centre():.3g}). A window as wide around that would keep about "
                 f"{say_value(round(share, 2), 'fraction')}; --keep solves for one."
             )
-        for point in _example(points, "length"):
+        for point in _own(points, "length"):
             short, long = (say_value(self.kept(point.quartiles[at]), "fraction") for at in (0, -1))
             borders = self.borders()
             said.append(
@@ -169,21 +193,18 @@ class Readings:
                 f"({borders[0]} tokens) and {long} of the longest ({borders[-1]}). The batch that is left is "
                 "a shorter one, whatever its quality."
             )
-        for point in _example([one for one in points if _under_lag(one)], "floor"):
+        for point in filter(_under_lag, _own(points, "floor")):
             dropped = 1 - (point.metrics["fresh_kept"].value or 0.0)
             said.append(
                 f"Noise floor (N): at {_named(point)}, {say_value(dropped, 'fraction')} of the "
                 f"{plan.units} of policy lag 0 are dropped, where nothing but numerics (and what is "
                 "wrong with them) makes the policies differ."
             )
-        if below := [point for point in points if self._under_storage(point)]:
-            several = f"the threshold {_named(below[0])} lies"
-            if len(below) > 1:
-                several = f"{len(below)} thresholds, from {_named(below[0])} to {_named(below[-1])}, lie"
+        for point in filter(self._under_storage, _own(points, "floor")):
             said.append(
                 f"Noise floor (N): {self.floors[0].source} alone move the statistic by "
-                f"{say(self.floors[0].statistic)}, and {several} closer than that: what is kept there is "
-                "decided by rounding."
+                f"{say(self.floors[0].statistic)}, and the threshold {_named(point)} lies closer than that: "
+                "what is kept there is decided by rounding."
             )
         if plan.preset.weight is not None and plan.preset.weight.normalize:
             said.append(
@@ -275,10 +296,9 @@ def _under_lag(point: SweptPoint) -> bool:
     return kept is not None and kept.value is not None and 1 - kept.value > FLIPS
 
 
-def _example(points: Sequence[SweptPoint], mark: str) -> list[SweptPoint]:
-    """Return the preset's own threshold if it has the mark, else the last point that has it, if any."""
-    found = [point for point in points if mark in point.marks]
-    return [point for point in found if point.own][:1] or found[-1:]
+def _own(points: Sequence[SweptPoint], mark: str) -> list[SweptPoint]:
+    """Return the preset's own threshold if it has the mark; others are marked in the table alone."""
+    return [point for point in points if point.own and mark in point.marks]
 
 
 def _named(point: SweptPoint) -> str:

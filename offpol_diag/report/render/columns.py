@@ -66,11 +66,14 @@ class Column:
         return min(self.natural, max(TEXT_WIDTH, min(longest, WORD_WIDTH)))
 
 
-def fit(table: Table, width: int, stack: bool = False, all_of_it: bool = False) -> Fitted:
+def fit(
+    table: Table, width: int, stack: bool = False, all_of_it: bool = False, intervals: bool = True
+) -> Fitted:
     """Choose intervals and columns so that the table is no wider than `width`.
 
     Columns that do not fit are omitted, or with `stack` placed in a further grid below; columns of context go
-    first. With `all_of_it` nothing is omitted, intervals included, and no name is broken.
+    first. With `all_of_it` nothing is omitted, intervals included, and no name is broken. Where there is room
+    for the columns but not for their intervals, some columns are placed below, unless the intervals may go.
     """
     cautions = (shown(cell, terse=True).note for row in table.rows for cell in row)
     notes = [note for note in dict.fromkeys(cautions) if note]
@@ -85,7 +88,9 @@ def fit(table: Table, width: int, stack: bool = False, all_of_it: bool = False) 
     pages = _pages(columns, width)
     dropped = (*spared, *(column.header for page in pages[1:] for column in page[1:]))
     if dropped and not stack:
-        return replace(fit(_without(table, dropped), width), dropped=dropped)
+        return replace(fit(_without(table, dropped), width, intervals=intervals), dropped=dropped)
+    if intervals and not whole:
+        pages, whole = _pages([column for column in full if column.header not in spared], width), True
     numbered = tuple(f"({place}) {note}" for place, note in enumerate(notes, 1))
     return Fitted(tuple(_grid(page) for page in pages), (), not whole, numbered)
 

@@ -66,7 +66,7 @@ def _answer(summary: Summary) -> list[str]:
         facts,
         _grid(
             ("number", "value", "band", found.steps),
-            [(one.label, value_of(one), one.band, one.ends) for one in found.tiles if one.short],
+            [(one.label, value_of(one), one.band, one.course) for one in found.tiles if one.short],
         ),
         escaped(f"* {found.heavy}") if found.heavy else "",
         _grid(("correction", "tokens with a weight", "ESS"), corrections),

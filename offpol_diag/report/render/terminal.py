@@ -1,8 +1,8 @@
 """Draw a result in a terminal: by default the answer, with --verbose all sections, with --quiet one line.
 
-What does not fit is omitted in this order, and named: reference tables; intervals, unless there are few
-numbers; then columns from the right, or they are moved below. A pipe is `PIPE_WIDTH` wide and omits nothing:
-what does not fit is moved below. Nothing depends on colour.
+What does not fit is omitted in this order, and named: reference tables; then columns from the right, or they
+are moved below. Intervals are never omitted, but for those of short forms with many numbers: columns are moved
+below for them. A pipe is `PIPE_WIDTH` wide and omits nothing. Nothing depends on colour.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ def terminal(
         return line(headline(summary)[0] if of_one else _first(short(summary)))
     if not of_one:
         names = ("sweep",) if summary.sweep is not None else ("diagnosis", "comparison", "runs")
+        if not verbose:
+            return draw(short(summary), console, intervals=False)
         read = Section("columns", "", (Text(sentences(summary.dump)),)) if summary.against is None else None
-        every = (*sections(summary, names), *((read,) if read else ()))
-        return draw(every if verbose else short(summary), console)
+        return draw((*sections(summary, names), *((read,) if read else ())), console)
     with console.capture() as drawn:
         print_answer(answer(summary), console)
     text = "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])
@@ -121,11 +122,13 @@ class Canvas:
     Attributes:
         stack: whether columns that do not fit are moved below; else they are omitted.
         whole: whether nothing is omitted, intervals included.
+        intervals: whether columns are moved below rather than intervals omitted.
     """
 
     console: Console
     stack: bool
     whole: bool = False
+    intervals: bool = True
 
     def print(self, line: Line, indent: int = 0) -> None:
         """Print a paragraph, wrapped to a readable width."""
@@ -139,9 +142,9 @@ def render_terminal(sections: Sequence[Section], console: Console, stack: bool =
     console.file.write(draw(sections, console, stack))
 
 
-def draw(sections: Sequence[Section], console: Console, stack: bool = True) -> str:
+def draw(sections: Sequence[Section], console: Console, stack: bool = True, intervals: bool = True) -> str:
     """Return sections as text for the console, in order, without trailing blanks."""
-    canvas = Canvas(console, stack, getattr(console, "whole", False))
+    canvas = Canvas(console, stack, getattr(console, "whole", False), intervals)
     with console.capture() as drawn:
         for section in sections:
             if section.title:
@@ -177,7 +180,7 @@ def _verdict(block: Verdict, canvas: Canvas) -> None:
 def _table(block: Table, canvas: Canvas) -> None:
     if block.collapsed:
         return
-    fitted = fit(block, canvas.console.width, canvas.stack, canvas.whole)
+    fitted = fit(block, canvas.console.width, canvas.stack, canvas.whole, canvas.intervals)
     canvas.print(Line(f"\n{printable(block.caption)}") if block.caption else Line())
     for grid in fitted.grids:
         canvas.console.print(grid)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 from offpol_diag.bands import Tone, band, tone
 from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, filled
 from offpol_diag.numerals import count, counted, doubted, rounded, say, written
 from offpol_diag.report.sections.diagnosis import is_bug
-from offpol_diag.summary import Fired, Number, Place, Summary
+from offpol_diag.summary import Fired, Number, Place, Series, Summary
 
 DRIFTS = {"": "rollout → old", "total.": "rollout → current", "drift2.": "old → current"}
 """Prefix → the pair of policies; the first that is known is the main one."""
@@ -22,6 +26,8 @@ TILES = (
     ("Pareto k̂, tokens", "khat_tokens", "", True),
 )
 """Title, metric, unit, and whether it stands in the short answer."""
+FEWEST = 6
+"""Fewest values without intervals whose scatter tells whether a curve is flat."""
 MEANINGS = {
     "k3": "KL(π_rollout‖π_train) per token; never negative",
     "k1": "the same KL, plain estimator; were it clearly below 0, the logged log-probs cannot be right",
@@ -59,7 +65,7 @@ class Tile:
     """A headline number with its band, its values by training step, and what stands beside it.
 
     `short`: whether it stands in the short answer as well; `doubt`: a mark where it is unreliable, which
-    leaves it without a band.
+    leaves it without a band; `flat`: whether the thirds of the curve do not differ beyond their intervals.
     """
 
     label: str
@@ -72,13 +78,21 @@ class Tile:
     doubt: str = ""
     beside: str = ""
     short: bool = True
+    flat: bool = False
 
     @property
     def ends(self) -> str:
-        """The first and last value of the curve."""
+        """The first and last value of the curve; of a flat one the smallest and the largest."""
         known = [one for one in self.curve if one is not None]
-        both = (known[0], known[-1]) if known else ()
-        return " → ".join(rounded(one, self.number.unit) for one in both)
+        if self.flat:
+            both = dict.fromkeys(rounded(one, self.number.unit) for one in (min(known), max(known)))
+            return " to ".join(both)
+        return " → ".join(rounded(one, self.number.unit) for one in (known[0], known[-1])) if known else ""
+
+    @property
+    def course(self) -> str:
+        """The ends of the curve, and whether it is flat."""
+        return f"flat, {self.ends}" if self.flat else self.ends
 
 
 @dataclass(frozen=True)
@@ -99,7 +113,7 @@ class Tiles(Composite):
                 f"{one.label} ({one.key})" if one.key else one.label,
                 self._noted(one.number),
                 "; ".join(part for part in (one.band, one.beside) if part) or "–",
-                one.ends or "–",
+                one.course or "–",
             )
             for one in self.tiles
             if one.number.known
@@ -158,7 +172,8 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     reward, rewards = summary.metrics.get("mean_reward", Number()), [v for _, v in curve(summary, "reward")]
     if reward.value is not None or len(set(rewards)) > 1:
         rewards = rewards if len(rewards) > 1 else []
-        found.append(Tile("Mean reward", "mean_reward", reward, "", "", None, tuple(rewards)))
+        flat = bool(rewards) and is_flat(summary, "reward")
+        found.append(Tile("Mean reward", "mean_reward", reward, "", "", None, tuple(rewards), flat=flat))
     given = summary.recommendation
     weighed = given.numbers.get(given.title, {}) if given and given.title and not is_bug(summary) else {}
     weighted, truncated = (weighed.get(name, Number()) for name in ("tokens_weighted", "truncated_high"))
@@ -167,8 +182,10 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
         drops = weighted.value < 1 or truncated.value is None
         key, number = ("tokens_weighted", weighted) if drops else ("truncated_high", truncated)
         label, unit = ("Tokens with a weight", "") if drops else ("Truncated", "of tokens")
-        values = tuple(v for _, v in curve(summary, f"{method}.{key}"))
-        found.append(Tile(label, "", number, unit, given.title, None, values, short=False))
+        name = f"{method}.{key}"
+        values, flat = tuple(v for _, v in curve(summary, name)), is_flat(summary, name)
+        last = Tile(label, "", number, unit, given.title, None, values, short=False, flat=flat)
+        found.append(last)
     return tuple(found)
 
 
@@ -188,7 +205,8 @@ def _tile(summary: Summary, label: str, key: str, unit: str, short: bool) -> Til
         number = number.model_copy(update={"note": None, "interval": None})
     elif doubted(number):
         doubt, named = "unreliable", ("", None)
-    return Tile(label, prefix + key, number, unit, *named, values, doubt, beside, short)
+    flat = bool(values) and is_flat(summary, key)
+    return Tile(label, prefix + key, number, unit, *named, values, doubt, beside, short, flat)
 
 
 def steps_of(summary: Summary) -> list[str]:
@@ -204,6 +222,61 @@ def curve(summary: Summary, name: str) -> list[tuple[str, float | None]]:
         return [(one.key, _at(one, drift(summary), name).value) for one in places]
     values = steps.series[name].values if name in steps.series else []
     return [(str(last), value) for last, value in zip(steps.last, values, strict=False)]
+
+
+def is_flat(summary: Summary, name: str) -> bool:
+    """Return whether the means of the thirds of a curve differ by no more than their 95% intervals.
+
+    Of too few points without intervals nothing is known, and the curve is not called flat.
+    """
+    points = _with_halves(summary, name)
+    third = max(1, round(len(points) / 3))
+    parts = [part for part in (points[:third], points[third:-third], points[-third:]) if part]
+    if len(points) < 2 or not any(halves for _, halves in points):
+        spread = _scatter([value for value, _ in points])
+        parts = [[(value, (spread, spread)) for value, _ in part] for part in parts]
+        if not math.isfinite(spread):
+            return False
+    widest = tuple(max(end) for end in zip(*(halves for _, halves in points if halves), strict=True))
+    means = [_mean([(value, halves or widest) for value, halves in part]) for part in parts]
+    return max(low for low, _ in means) <= min(high for _, high in means)
+
+
+def _with_halves(summary: Summary, name: str) -> list[tuple[float, tuple[float, ...] | None]]:
+    """Return the known values of a curve, each with how far its interval reaches below and above."""
+    steps = summary.charts.steps
+    if steps is None:
+        places = summary.by["step"].places if "step" in summary.by else []
+        numbers = [_at(one, drift(summary), name) for one in places]
+        each = [(one.value, *(one.interval or (None, None))) for one in numbers]
+    else:
+        found = steps.series.get(name, Series(values=[]))
+        none = [None] * len(found.values)
+        each = list(zip(found.values, found.low or none, found.high or none, strict=True))
+    return [
+        (value, None if low is None or high is None else (value - low, high - value))
+        for value, low, high in each
+        if value is not None
+    ]
+
+
+def _scatter(values: Sequence[float]) -> float:
+    """Return the 95% half width of a single value, from the differences of neighbours; infinite if unknown.
+
+    Their median is that of noise also where the curve jumps or rises.
+    """
+    if len(values) < FEWEST:
+        return math.inf
+    freedom = (len(values) - 1) / 2
+    deviation = median(abs(b - a) for a, b in pairwise(values)) / 0.954  # of normal noise
+    return (1.96 + 2.37 / freedom + 2.82 / freedom**2) * deviation  # Student's t
+
+
+def _mean(points: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[float, float]:
+    """Return the interval of the mean of independent values, given how far their own reach."""
+    mean = math.fsum(value for value, _ in points) / len(points)
+    below, above = (math.hypot(*(halves[side] for _, halves in points)) / len(points) for side in (0, 1))
+    return mean - below, mean + above
 
 
 def _at(place: Place, prefix: str, name: str) -> Number:

@@ -438,12 +438,18 @@ def _by_length(found: Sweep, names: Sequence[str], panel: Any) -> Picture:
     def part(point: SweptPoint, at: int) -> Number | None:
         return point.quartiles[at].get(name)
 
-    spread = [_spread(part(one, 0), part(one, -1)) for one in found.points]
-    most = spread.index(max(spread))
-    title, telling = "Short and long responses are kept alike at every threshold", spread[most] > 0.05
-    if telling:
-        shortest, longest = (value_or_dash(part(found.points[most], end)) for end in (0, -1))
-        title = f"At {names[most]}, {shortest} is kept of the shortest quarter and {longest} of the longest"
+    own, telling = next((one for one in found.points if one.own), None), False
+    what = "an ESS of " if name == "ess_tokens" else ""
+    title = f"What is kept of short and long responses at {'each threshold' if len(names) > 1 else names[0]}"
+    if own is not None:
+        title = f"Short and long responses are kept alike at the preset's own {own.threshold:.7g}"
+        telling = "length" in own.marks or _spread(part(own, 0), part(own, -1)) > 0.05
+    if own is not None and telling:
+        shortest, longest = (value_or_dash(part(own, end)) for end in (0, -1))
+        title = (
+            f"The preset's own {own.threshold:.7g} keeps {what}{shortest} of the shortest quarter and "
+            f"{longest} of the longest"
+        )
     lines = [
         replace(at_places(text, [part(one, i) for one in found.points], SERIES[i]), low=(), high=())
         for i, text in enumerate(QUARTERS)
