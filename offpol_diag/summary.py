@@ -7,6 +7,7 @@ of them computes a number of the analysis.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,14 @@ def _equal(sizes: Mapping[str, int]) -> None:
         raise ValueError(f"lists differ in length: {', '.join(f'{n} {size}' for n, size in sizes.items())}")
 
 
+LARGEST = sys.float_info.max
+
+
+def finite(x: float) -> float:
+    """Return x, or the largest float64 of its sign where it overflows."""
+    return min(max(x, -LARGEST), LARGEST)
+
+
 class Number(Model):
     """A number with its interval, unit and definition.
 
@@ -62,7 +71,10 @@ class Number(Model):
     """
 
     value: float | None = None
-    interval: tuple[float, float] | None = Field(None, description="95%, bootstrap over groups of sequences")
+    interval: tuple[float, float] | None = Field(
+        None,
+        description="95%, bootstrap over groups of sequences; an end that overflows is the largest float64",
+    )
     unit: str = ""
     over: str = Field("", description="what it is averaged over")
     formula: str = ""

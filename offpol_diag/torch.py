@@ -35,8 +35,9 @@ class Correction:
     """Effect of a preset on S padded responses of L tokens; unpacks as weights, mask, metrics.
 
     Attributes:
-        weights: the factor of each token's loss, [S, L], in the dtype of `train`; 0 where the given mask
-            is 0. A rejected token keeps its weight: multiply by `mask` as well.
+        weights: the factor of each token's loss, [S, L], in the dtype of `train` (of integers: torch's
+            default); 0 where `mask` is. Those that the dtype cannot hold are bounded so that all add up to a
+            finite number.
         mask: the tokens that stay in the loss, [S, L] bool: the given mask without what the preset rejects.
     """
 
@@ -90,8 +91,8 @@ def correct(
         Weights, mask and metrics, on the device of `rollout`.
 
     Raises:
-        UsageError: an unknown preset, shapes that differ, a log-prob under the mask that is not finite, or an
-            input that the preset needs and did not get.
+        UsageError: an unknown preset, shapes that differ, a mask of other values than 0 and 1, a log-prob
+            under the mask that is not finite, or an input that the preset needs and did not get.
     """
     named = catalogue.chosen(preset if isinstance(preset, str) else [preset])
     if len(named) != 1:
@@ -103,7 +104,7 @@ def correct(
     if side in given:
         raise UsageError(f"preset {chosen.name} weighs π_{side}: that is `train`", f"leave `{side}` out")
     given[side] = train
-    counted = torch.ones_like(rollout, dtype=torch.bool) if mask is None else mask != 0
+    counted = torch.ones_like(rollout, dtype=torch.bool) if mask is None else _flags(mask)
     batch = _packed(given, counted, advantages)
     for name in given:
         x = batch.policy(name)
@@ -120,13 +121,35 @@ def correct(
     whole: Any = Whole(batch)
     scene = Scene.of(batch, 0, 2, read_ahead(whole, whole, Needs.of([chosen], False)).fits)
     done = outcome.apply(scene, chosen)
-    weights = torch.zeros(counted.shape, dtype=train.dtype, device=rollout.device)
-    kept = torch.zeros_like(counted)
-    weights[counted] = _weights(done, batch).to(train.dtype)
     sequences = segments.spread(done.kept.sequences, batch.cu_seqlens)
-    kept[counted] = sequences if done.kept.tokens is None else sequences & done.kept.tokens
+    passed = sequences if done.kept.tokens is None else sequences & done.kept.tokens
+    kept = torch.zeros_like(counted)
+    kept[counted] = passed
+    dtype = train.dtype if train.is_floating_point() else torch.get_default_dtype()
+    weights = torch.zeros(counted.shape, dtype=dtype, device=rollout.device)
+    weights[counted] = _held(_weights(done, batch).masked_fill(~passed, 0.0), dtype)
     study = Study((chosen,), frozenset(have), (), 0, 2)
     return Correction(weights, kept, study, scene)
+
+
+def _flags(mask: Tensor) -> Tensor:
+    """Return a mask of 0 and 1, in any dtype, as bool."""
+    counted = mask != 0
+    if not bool((mask == counted).all()):
+        odd = mask[mask != counted].flatten()[0].item()
+        hint = "give booleans, or 1 for the tokens that count and 0 for all others"
+        raise UsageError(f"mask holds {odd}: it must be 0 or 1", hint)
+    return counted
+
+
+def _held(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert weights; those that overflow share half of the range, but exceed all others."""
+    most = torch.finfo(dtype).max
+    over = weights > most
+    if bool(over.any()):
+        room = (most / 2 / over.sum()).clamp(min=weights.masked_fill(over, 0.0).max())
+        weights = torch.where(over, room, weights)
+    return weights.to(dtype)
 
 
 class Whole:

@@ -110,6 +110,11 @@ def ratio(log: float) -> float:
     return math.exp(log) if log < 709 else math.inf
 
 
+def expm1(log: float) -> float:
+    """Compute e^log − 1, or infinity."""
+    return math.expm1(log) if log < 709 else math.inf
+
+
 # ---------------------------------------------------------------- the policy gap (§5)
 
 
@@ -311,12 +316,12 @@ def value(statistic: str, d: float, q: float) -> float:
         "ratio": lambda: d,  # in logs, like its bounds
         "k1": lambda: -d,
         "k2": lambda: d * d / 2,
-        "k3": lambda: math.expm1(d) - d,
-        "k3_reverse": lambda: math.expm1(-d) + d,
-        "mult_prob_error": lambda: math.exp(abs(d)),
-        "tv": lambda: abs(math.expm1(d)) / 2,
-        "prob_diff": lambda: math.exp(q) * math.expm1(d),
-        "prob_gap": lambda: abs(math.exp(q) * math.expm1(d)),
+        "k3": lambda: expm1(d) - d,
+        "k3_reverse": lambda: expm1(-d) + d,
+        "mult_prob_error": lambda: ratio(abs(d)),
+        "tv": lambda: abs(expm1(d)) / 2,
+        "prob_diff": lambda: float(mpmath.exp(q) * mpmath.expm1(d)),
+        "prob_gap": lambda: abs(float(mpmath.exp(q) * mpmath.expm1(d))),
         "binary_kl": lambda: binary_kl(d, q),
         "binary_kl_clamped": lambda: clamped_kl(q, q + d, 1e-6),
         "binary_kl_max": lambda: max(clamped_kl(q, q + d, 1e-8), clamped_kl(q + d, q, 1e-8)),

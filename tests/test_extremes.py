@@ -1,15 +1,34 @@
 """Dumps at the edge of what floats and counts allow: every number is there, or says why not."""
 
+import json
 import math
+import sys
+from dataclasses import replace
+from random import Random
 
+import mpmath
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from typer.testing import CliRunner
 
+from offpol_diag import compare
 from offpol_diag.analyze import analyze
+from offpol_diag.batch import Batch
+from offpol_diag.cli import app
 from offpol_diag.engine.accumulators import SAMPLE
+from offpol_diag.engine.formula import ABOVE_ONE, ANYWHERE, POSITIVE
+from offpol_diag.engine.ratios import Ratios
+from offpol_diag.gate.baseline import Baseline
+from offpol_diag.gate.baseline import compare as against_baseline
+from offpol_diag.gate.bounds import Bound, Name, Tolerance
+from offpol_diag.gate.numbers import pool
+from offpol_diag.gate.verdicts import judge
 from offpol_diag.presets import catalogue
-from offpol_diag.summary import loads
+from offpol_diag.summary import Number, loads
+from tests import oracles
+from tests.factory import make_summary
 from tests.kinds import EACH
 
 DUMPS = {
@@ -87,6 +106,339 @@ def test_the_share_of_weights_that_the_safety_bound_touches_is_told(tmp_path):
     assert result["seq_is"].metrics["ess_tokens"].clamped == 1.0
     assert result["token_is"].metrics["ess_tokens"].clamped == 0.0
     assert result["geo_rs"].metrics["ess_tokens"].clamped == 0.0
+
+
+# ---------------------------------------------------------------- differences of probabilities
+
+LOGS = (
+    0.0,
+    -0.1,
+    -1.0,
+    -3.0,
+    -40.0,
+    -300.0,
+    -346.0,
+    -500.0,
+    -700.0,
+    -744.0,
+    -746.0,
+    -800.0,
+    -1352.0,
+    -9999.0,
+)
+PAIRS = [(q, p) for q in LOGS for p in (*LOGS, q - 1e-7, q + 1e-7) if p <= 0]
+"""log π_rollout and log π_train, Δ from 1e-7 to ±9999."""
+
+
+def pairs(pairs_of_logs, advantages=(1.0,)):
+    """Return the columns of rows of one token, one for each pair and advantage."""
+    every = [(q, p, a) for q, p in pairs_of_logs for a in advantages]
+    q, p, a = ([[one[i]] for one in every] for i in range(3))
+    ids = [str(i) for i in range(len(every))]
+    policies = {"rollout_log_probs": q, "old_log_probs": p, "current_log_probs": p}
+    return {"sequence_id": ids, **policies, "advantages": a}
+
+
+def run(tmp_path, columns, presets=(), **options):
+    pq.write_table(pa.table(columns), tmp_path / "dump.parquet")
+    return analyze([str(tmp_path / "dump.parquet")], presets=presets, workers=1, device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("q", "p"), [(-9999.0, -0.1), (-500.1, -0.1), (-0.1, -1351.1), (-746.0, -744.0), (-1.0, -0.9)]
+)
+def test_a_probability_difference_is_exact_at_every_log_ratio(tmp_path, q, p):
+    columns = pairs([(q, p)] * 3 + [(p, q)] * 2)
+    numbers = run(tmp_path, columns | {"current_log_probs": columns["rollout_log_probs"]}).metrics
+    gap = oracles.exact_prob_diff(max(p, q), min(p, q))
+    for prefix in ("", "drift2."):
+        assert numbers[f"{prefix}prob_diff_mean"].value == pytest.approx(gap, rel=1e-12, abs=1e-322)
+        assert numbers[f"{prefix}prob_diff_max"].value == pytest.approx(gap, rel=1e-12, abs=1e-322)
+        assert numbers[f"{prefix}prob_diff_std"].value == pytest.approx(0.0, abs=1e-8)
+
+
+def test_probability_differences_of_every_size_have_an_exact_mean_and_deviation(tmp_path):
+    numbers = run(tmp_path, pairs(PAIRS)).metrics
+    gaps = [abs(oracles.exact_prob_diff(p, q)) for q, p in PAIRS]
+    assert numbers["prob_diff_mean"].value == pytest.approx(oracles.mean(gaps), rel=1e-13)
+    assert numbers["prob_diff_std"].value == pytest.approx(oracles.std(gaps), rel=1e-12)
+    assert numbers["prob_diff_max"].value == max(gaps) == 1.0
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-7, -1e-7, 1e-3, 0.4, 2.9, 3.1, -3.1, 20.0, -344.0, 346.0, 1351.0])
+@pytest.mark.parametrize("upper", [0.0, -1e-9, -0.5])
+def test_a_token_statistic_of_probabilities_is_exact_to_rounding(delta, upper):
+    """At Δ of 1e-7, too, where e^p − e^q is off by 1e-9 of it."""
+    p, q = (upper, upper - delta) if delta > 0 else (upper + delta, upper)
+    q, p = torch.tensor([q], dtype=torch.float64), torch.tensor([p], dtype=torch.float64)
+    offsets = torch.tensor([0, 1])
+    none = torch.zeros(1)
+    batch = Batch(q, offsets, offsets, none, none, none, old=p)
+    exact = float(mpmath.exp(float(p)) - mpmath.exp(float(q)))
+    ratios = Ratios(batch, "old")
+    assert float(ratios.token("prob_diff")) == pytest.approx(exact, rel=1e-15, abs=0)
+    assert float(ratios.token("prob_gap")) == pytest.approx(abs(exact), rel=1e-15, abs=0)
+    clamped = float(mpmath.exp(float(q)) * mpmath.expm1(min(max(float(p - q), -20.0), 20.0)))
+    assert float(ratios.token("prob_diff", 20.0)) == pytest.approx(clamped, rel=1e-14, abs=1e-322)
+
+
+ON_PROBABILITIES = [
+    name
+    for name, preset in catalogue.load().items()
+    if any(rule.statistic in ("prob_diff", "prob_gap") for rule in preset.reject)
+]
+
+
+def test_every_rule_decides_right_at_every_log_ratio(tmp_path):
+    """Those on probability differences kept a token at a rollout log-prob below −745."""
+    presets = [one for one in catalogue.load().values() if one.reject and one.apply]
+    presets = [one for one in presets if all(rule.over != "batch" for rule in one.reject)]
+    columns = pairs([(q, p) for q, p in PAIRS[::2] if abs(p - q) > 1e-6 or p == q], (1.0, 0.0, -1.0))
+    run(tmp_path, columns, presets, sequences=tmp_path / "s.parquet")
+    kept = pq.read_table(tmp_path / "s.parquet").to_pydict()
+    named = [columns[name] for name in columns if name != "sequence_id"]
+    data = [
+        oracles.Sequence(*(column[int(i)] for column in named), turn=[0], group=None, response=1)
+        for i in kept["sequence_id"]
+    ]
+    assert {"prime_rl_ipo", "prime_rl_dppo", "verl_dppo_tv", "skyrl_dppo_tv"} <= set(ON_PROBABILITIES)
+    assert set(ON_PROBABILITIES) <= {preset.name for preset in presets}
+    for preset in presets:
+        assert kept[f"{preset.name}.kept_tokens"] == [
+            int(oracles.apply(s, replace(preset, loss="reinforce"), oracles.Scope()).kept[0]) for s in data
+        ], preset.name
+
+
+# ---------------------------------------------------------------- e to the power of a mean
+
+
+def steps(**changed):
+    """Return the columns of 30 rows of 20 tokens in 15 groups and 3 steps, slightly off-policy.
+
+    A column is changed by a function of its rows, in place.
+    """
+    random = Random(3)
+    rollout = [[-3 * random.random() - 0.01 for _ in range(20)] for _ in range(30)]
+    old, current = (
+        [[min(x + random.gauss(0, s), 0.0) for x in row] for row in rollout] for s in (0.02, 0.03)
+    )
+    columns = {
+        "rollout_log_probs": rollout,
+        "old_log_probs": old,
+        "current_log_probs": current,
+        "advantages": [random.gauss(0, 1) for _ in rollout],
+        "rewards": [random.random() for _ in rollout],
+        "group_id": [row // 2 for row in range(30)],
+        "step": [row // 10 for row in range(30)],
+    }
+    for name, change in changed.items():
+        change(columns[name])
+    return columns
+
+
+def whole(many, value):
+    """Return a function that sets `many` rows, evenly spaced, to a value."""
+    return lambda rows: rows.__setitem__(slice(None, None, 30 // many), [[value] * 20] * many)
+
+
+def each(every, value):
+    """Return a function that sets every so many tokens of all rows to a value."""
+    return lambda rows: [row.__setitem__(slice(None, None, every), [value] * -(-20 // every)) for row in rows]
+
+
+def scaled(by):
+    """Return a function that multiplies all values."""
+    return lambda values: values.__setitem__(slice(None), [by * x for x in values])
+
+
+BEYOND = {
+    "slightly off-policy": steps(),
+    "five rows of old at -300": steps(old_log_probs=whole(5, -300.0)),
+    "five rows of rollout at -300": steps(rollout_log_probs=whole(5, -300.0)),
+    "five rows of old at -800": steps(old_log_probs=whole(5, -800.0)),
+    "all rows of old at -800": steps(old_log_probs=whole(30, -800.0)),
+    "all rows of rollout at -800": steps(rollout_log_probs=whole(30, -800.0)),
+    "single tokens of rollout at -9999": steps(rollout_log_probs=each(7, -9999.0)),
+    "single tokens of old at -9999": steps(old_log_probs=each(7, -9999.0)),
+    "three rows of current at -1e5": steps(current_log_probs=whole(3, -1e5)),
+    "three rows of old at -1e300": steps(old_log_probs=whole(3, -1e300)),
+    "sums beyond float64": steps(rollout_log_probs=whole(2, -1.7e308), old_log_probs=whole(3, -1.7e308)),
+    "advantages of 1e300": steps(advantages=scaled(1e300)),
+    "rewards of 1e308": steps(rewards=scaled(1e308)),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_the_interval_of_the_pooled_perplexity_ratio_is_that_of_k1_exponentiated(tmp_path, name):
+    summary = run(tmp_path, BEYOND[name])
+    for prefix in ("", "drift2.", "total."):
+        k1, number = (summary.metrics[prefix + name] for name in ("k1", "ppl_ratio_pooled"))
+        if k1.value is None:  # its sum overflows
+            assert number.value is None
+            continue
+        ends = k1.interval or ()  # none where squares overflow
+        assert (number.interval or ()) == tuple(pytest.approx(power(end), rel=1e-12) for end in ends)
+        assert bool(number.note) == any(end > LOG_LARGEST for end in ends)
+        if k1.value < LOG_LARGEST:
+            assert number.value == pytest.approx(math.exp(k1.value), rel=1e-12)
+        else:
+            assert number.value is None
+            assert number.log10 == pytest.approx(k1.value / math.log(10), rel=1e-12)
+            assert number.unknown == "overflows float64; see its log10"
+
+
+LOG_LARGEST = math.log(sys.float_info.max)
+
+
+def power(x):
+    """Compute e^x; the largest float64 where it overflows."""
+    return math.exp(x) if x < LOG_LARGEST else sys.float_info.max
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_gate_on_the_pooled_perplexity_ratio_agrees_with_the_same_gate_on_k1(tmp_path, name):
+    summary = run(tmp_path, BEYOND[name])
+    logs = [*range(-700, 700, 23), *(x / 1000 for x in range(-40, 41, 3))]
+    for kind in ("max", "min"):
+        on = {
+            metric: judge(summary, [Bound(metric, kind, limit) for limit in limits])
+            for metric, limits in {"k1": logs, "ppl_ratio_pooled": [math.exp(x) for x in logs]}.items()
+        }
+        assert [(one.passed, one.open, one.judged_on) for one in on["ppl_ratio_pooled"]] == [
+            (one.passed, one.open, one.judged_on) for one in on["k1"]
+        ]
+        judged = {one.passed for one in on["k1"]}
+        assert judged == {None} if summary.metrics["k1"].value is None else judged <= {True, False}
+
+
+def test_the_ratio_of_two_runs_pooled_perplexity_ratios_has_the_interval_of_their_k1s_difference(tmp_path):
+    for name in ("slightly off-policy", "five rows of old at -300"):
+        pq.write_table(pa.table(BEYOND[name]), tmp_path / f"{name.split()[0]}.parquet")
+    paths = [str(tmp_path / f"{name}.parquet") for name in ("slightly", "five")]
+    report = compare(*paths, presets=())
+    found = {one.name: one for one in report.comparison.contrasts}
+    ratio, k1 = found["ppl_ratio_pooled"].ratio, found["k1"].difference
+    assert ratio.value == pytest.approx(math.exp(k1.value), rel=1e-9)
+    assert ratio.interval == tuple(pytest.approx(math.exp(end), rel=1e-6) for end in k1.interval)
+
+
+def test_what_the_overflow_guard_bounds_is_told(tmp_path):
+    """Perplexities beyond e^690, and numbers made of r beyond e^345."""
+    dump = {
+        "rollout_log_probs": [[-800.0, -800.0]] * 3 + [[-1.0, -1.0]] * 6,
+        "old_log_probs": [[-1.0, -1.0]] * 8 + [[-800.0, -800.0]],
+    }
+    found = run(tmp_path, dump, catalogue.load().resolve("recompute"))
+    told = {name: number.clamped for name, number in found.metrics.items() if number.clamped}
+    assert told == {
+        "ppl_rollout": pytest.approx(3 / 9),
+        "ppl_train": pytest.approx(1 / 9),
+        "ppl_ratio": pytest.approx(1 / 9),
+        **dict.fromkeys(
+            (
+                "k3",
+                "mean_ratio",
+                "chi2_token",
+                "tv",
+                "mult_prob_error",
+                "ess_tokens",
+                "max_weight_share",
+                "k3_top1_share",
+            ),
+            pytest.approx(4 / 9),
+        ),
+    }
+    preset = found.presets["recompute"].metrics
+    assert preset["k3"].clamped == pytest.approx(3 / 9)
+    assert preset["ppl_ratio"].clamped == pytest.approx(1 / 9)
+
+
+def test_an_unbounded_weight_beyond_the_overflow_guard_is_told(tmp_path):
+    dump = {"rollout_log_probs": [[-800.0, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
+    result = run(tmp_path, dump, catalogue.load().resolve("openrlhf_token_tv,token_is")).presets
+    assert result["openrlhf_token_tv"].metrics["weight_mean"].clamped == 0.5
+
+
+@pytest.mark.parametrize("lowest", [-400.0, -1e155, -1e300])
+def test_k3_of_what_a_preset_keeps_is_not_negative_where_its_ratio_is_clamped(tmp_path, lowest):
+    dump = {"rollout_log_probs": [[lowest, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
+    presets = run(tmp_path, dump, catalogue.load().resolve("recompute")).presets
+    assert presets["recompute"].metrics["k3"].value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("within", "value", "half"),
+    [(ANYWHERE, 1.7e308, 1e308), (POSITIVE, 1e308, 2e308), (ABOVE_ONE, 1e300, 1e303)],
+)
+def test_an_end_of_an_interval_that_overflows_is_the_largest_float(within, value, half):
+    low, high = within.around(value, half)
+    assert within.low < low < value < high == sys.float_info.max
+
+
+@pytest.mark.parametrize("over", ["mean", "median", "p90"])
+def test_intervals_that_overflow_are_pooled_over_steps(over):
+    numbers = [Number(value=2.0, interval=(1.0, sys.float_info.max))] * 4
+    assert pool(numbers, over).interval == (1.0, sys.float_info.max)
+    assert pool([one.model_copy(update={"value": sys.float_info.max}) for one in numbers], over).known
+
+
+def test_a_number_that_nearly_overflows_is_compared_with_a_baseline():
+    summary = make_summary()
+    summary.metrics["k3"] = Number(value=1.7e308, interval=(1e308, sys.float_info.max))
+    three = Baseline(only=(Name("k3"),), default=Tolerance(share=3.0))
+    (verdict,) = against_baseline(summary, summary, three)
+    assert verdict.passed
+    assert verdict.limit == sys.float_info.max
+    assert loads(summary.model_copy(update={"gates": [verdict]}).to_json(), "result").gates == [verdict]
+
+
+# ---------------------------------------------------------------- every command
+
+
+ORDINARY = ("slightly off-policy", "five rows of rollout at -300", "rewards of 1e308")
+DRAWN = ("analyze", "ab", "ratio", "again")
+
+
+def read_strictly(path):
+    """Read JSON as strict readers do, which refuse NaN and Infinity."""
+
+    def refuse(name):
+        raise ValueError(f"{path.name} holds {name}")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("name", [name for name in BEYOND if name not in ORDINARY])
+def test_what_any_command_writes_holds_finite_numbers_and_is_read_back(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table(BEYOND[name]), "dump.parquet")
+    pq.write_table(pa.table(BEYOND["slightly off-policy"]), "plain.parquet")
+    pooled = ("ppl_ratio_pooled=1.1", "mean:ppl_ratio_pooled=1.1", "p90:ppl_ratio_pooled=1.1")
+    bounds = ("k3=0.1", "step:k3=1", "token_is.k3=1", *pooled)
+    gates = [part for bound in bounds for part in ("--max", bound)]
+    some = "--presets=token_is,seq_mis,prime_rl_ipo,psis_token"
+    calls = {
+        "analyze": ["analyze", "dump.parquet", "--html", "a.html", "--md", "a.md", "-v"],
+        "doctor": ["doctor", "dump.parquet", "-v"],
+        "presets": ["compare", "dump.parquet", some, "--html", "c.html"],
+        "ab": ["compare", "plain.parquet", "dump.parquet", "--presets=token_is", "--html", "ab.html"],
+        "ba": ["compare", "dump.parquet", "plain.parquet", "--presets=token_is"],
+        "ratio": ["sweep", "dump.parquet", "--preset", "seq_mis", "--html", "s.html"],
+        "difference": ["sweep", "dump.parquet", "--preset", "prime_rl_ipo"],
+        "gate": ["gate", "dump.parquet", *gates],
+        "again": ["gate", "analyze.json", *gates],
+        "baseline": ["gate", "analyze.json", "--baseline", "presets.json"],
+    }  # fmt: skip
+    for call, args in calls.items():
+        ran = CliRunner().invoke(app, [*args, "--json", f"{call}.json"])
+        said = (call, ran.stdout[-2000:], ran.stderr[-2000:])
+        assert ran.exit_code in ((0, 1, 2) if "gate" in args else (0,)), said
+        assert "Traceback" not in ran.stderr, said
+        assert "error:" not in ran.stderr, said
+        read_strictly(tmp_path / f"{call}.json")
+    for call in DRAWN:
+        ran = CliRunner().invoke(app, ["report", f"{call}.json", "--html", "drawn.html", "-v"])
+        assert (ran.exit_code, ran.stderr) == (0, ""), (call, ran.stderr[-2000:])
 
 
 @pytest.mark.parametrize(("groups", "exact"), [(SAMPLE, True), (SAMPLE + 1000, False)])

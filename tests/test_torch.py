@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -62,7 +64,7 @@ def test_weights_and_mask_are_the_oracles(name):
     there = padded()["mask"] == 1
     assert found.mask[there].tolist() == [kept for one in done for kept in one.kept]
     assert found.weights[there].numpy() == pytest.approx(
-        [w / norm for one in done for w in one.weights], rel=1e-12
+        [w / norm * kept for one in done for w, kept in zip(one.weights, one.kept, strict=True)], rel=1e-12
     )
     assert not found.mask[~there].any()
     assert not found.weights[~there].any()
@@ -96,6 +98,60 @@ def test_dtype_and_gradient():
     assert found.weights.tolist() == [[pytest.approx(0.6065, rel=4e-3), 2.0]]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "lowest"),
+    [(torch.float32, -100.0), (torch.bfloat16, -100.0), (torch.float16, -80.0), (torch.float64, -9999.0)],
+)
+@pytest.mark.parametrize("below", ["rollout", "train"])
+def test_one_token_beyond_the_dtype_leaves_every_presets_loss_and_gradient_finite(dtype, lowest, below):
+    far = torch.tensor([[-1.0, lowest, -0.5], [-1.0, -2.0, -3.0]], dtype=dtype)
+    near = torch.tensor([[-1.1, -0.5, -0.4], [-1.2, -2.0, -3.1]], dtype=dtype)
+    rollout, train = (far, near) if below == "rollout" else (near, far)
+    bad = []
+    for name, preset in BUILT_IN.items():
+        side = "old" if preset.policy == "old" else "current"
+        others = {rule.policy for rule in preset.reject if rule.policy} - {side}
+        more = dict.fromkeys(others, train) | {"advantages": torch.tensor([1.0, -1.0])}
+        done = correct(preset, rollout=rollout, train=train, **more)
+        loss = torch.full_like(train, 5.0).requires_grad_()
+        (done.weights * loss * done.mask).sum().backward()
+        fine = [x.isfinite().all() for x in ((done.weights * done.mask).sum(), loss.grad)]
+        if done.weights.dtype != dtype or not all(fine):
+            bad.append(name)
+    assert bad == []
+
+
+def test_a_rejected_token_has_weight_0_and_a_kept_one_what_the_dtype_holds():
+    rollout, train = torch.tensor([[-100.0, -1.0]]), torch.tensor([[-0.5, -1.0]])
+    dropped = correct("openrlhf_token_tv", rollout=rollout, train=train)
+    assert dropped.mask.tolist() == [[False, True]]
+    assert dropped.weights.tolist() == [[0.0, 1.0]]
+
+    free = catalogue.load()["openrlhf_token_tv"]
+    kept = correct(replace(free, reject=()), rollout=rollout, train=train)
+    assert kept.mask.all()
+    assert kept.weights.tolist() == [[torch.finfo(torch.float32).max / 2, 1.0]]
+
+
+def test_weights_that_overflow_are_never_below_one_that_does_not():
+    rollout = torch.tensor([[-20.0] * 2000 + [-11.5, -1.0]], dtype=torch.float16)
+    free = replace(catalogue.load()["openrlhf_token_tv"], reject=())
+    found = correct(free, rollout=rollout, train=torch.full_like(rollout, -0.5)).weights[0]
+    assert found[0] >= found[2000] == pytest.approx(math.exp(11), rel=1e-3)
+
+
+def test_integer_log_probs_have_weights_of_floats():
+    found = correct("token_is", rollout=torch.tensor([[-1, -3]]), train=torch.tensor([[-2, -2]]))
+    assert found.weights.dtype == torch.get_default_dtype()
+    assert found.weights.tolist() == [[pytest.approx(math.exp(-1)), 2.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64])
+def test_a_mask_of_0_and_1_may_have_any_dtype(dtype):
+    x, mask = torch.tensor([[-1.0, -2.0, -3.0]]), torch.tensor([[1, 0, 1]], dtype=dtype)
+    assert correct("token_is", rollout=x, train=x, mask=mask).mask.tolist() == [[True, False, True]]
+
+
 def test_nothing_under_the_mask():
     nothing = torch.zeros(2, 3)
     found = correct("seq_mis", rollout=nothing, train=nothing, mask=nothing)
@@ -116,6 +172,10 @@ X = torch.zeros(2, 3)
         ("token_is", {"advantages": X[0]}, "advantages have shape"),
         ("token_is", {"train": X / 0}, "train holds log-probs under the mask that are NaN"),
         ("token_is", {"old": X}, "that is `train`"),
+        ("token_is", {"mask": X + 0.5}, r"mask holds 0\.5: it must be 0 or 1"),
+        ("token_is", {"mask": X - 1}, r"mask holds -1\.0: it must be 0 or 1"),
+        ("token_is", {"mask": X / 0}, "mask holds nan: it must be 0 or 1"),
+        ("token_is", {"mask": X.long() + 2}, "mask holds 2: it must be 0 or 1"),
         ("gspo", {"rollout": X + 1e9}, "rollout holds log-probs .* positive"),
     ],
 )

@@ -32,6 +32,7 @@ from offpol_diag.engine.accumulators import Best, Counts, Extremes, GroupSample,
 from offpol_diag.engine.formula import Formula, Reader, missing, plain
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.prefixes import Prefixes
+from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.sample import Sample
 from offpol_diag.engine.selection import Grid
 from offpol_diag.engine.terms import Drift
@@ -50,6 +51,7 @@ from offpol_diag.summary import (
     Skipped,
     Summary,
     Worst,
+    finite,
 )
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Read
@@ -237,7 +239,28 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
     for name, qualify in MEANS_OF_RATIOS.items():
         number = qualify(found[drift.prefix + name], khat)
         found[drift.prefix + name] = number.model_copy(update={"clamped": overflow})  # by the overflow guard
+    for name in WEIGHED if overflow else ():
+        found[drift.prefix + name] = found[drift.prefix + name].model_copy(update={"clamped": overflow})
+    for name, column in PERPLEXITIES.items():
+        found[drift.prefix + name] = _guarded(
+            found[drift.prefix + name], out, drift.prefix + column, "sequences", 2 * OVERFLOW
+        )
     return found
+
+
+def _guarded(number: Number, out: Readout, column: str, per: str, largest: float) -> Number:
+    """Add the share of terms that the overflow guard bounded: each of them adds e^`largest` to the sum."""
+    total, terms = (float(out.reader.sums[name][0]) for name in (column, per))
+    if not terms > 0 or not math.exp(largest) * (1 - 1e-9) <= total < math.inf:
+        return number
+    hits = min(math.floor(total / math.exp(largest) * (1 + 1e-9)), terms)
+    return number.model_copy(update={"clamped": hits / terms})
+
+
+WEIGHED = ("ess_tokens", "max_weight_share", "k3_top1_share")
+"""Numbers of drifts that compare tokens' r, or k3, with each other."""
+PERPLEXITIES = {"ppl_train": "ppl_p", "ppl_rollout": "ppl_q", "ppl_ratio": "ppl_ratio"}
+"""Mean over sequences of an exponential → its column."""
 
 
 MEANS_OF_RATIOS = {
@@ -260,7 +283,7 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     title, unit = f"log-ratio, {drift.title}", "nats"
     if not counts.any():
         return Histogram(title=title, unit=unit, edges=[0.0], counts=[])
-    low, high = (float(end) for end in out.ranges[f"{drift.prefix}d"])
+    low, high = (finite(float(end)) for end in out.ranges[f"{drift.prefix}d"])
     reach = max(abs(loglattice.quantile(counts, q)) for q in (1e-4, 1 - 1e-4)) or 1e-6
     fine = loglattice.edges()
     occupied = torch.nonzero(counts).flatten()
@@ -362,11 +385,21 @@ def preset_metrics(out: Readout, preset: Preset) -> Numbers:
             read = out.rows[row.name].get(preset.name)
             found[row.name] = missing(row, lacking) if read is None else read
     found |= {name: _bounded(found[name], out, f"{preset.name}|") for name in BOUNDED}
+    for name, (column, per, largest) in GUARDED.items():
+        prefix = f"{preset.name}|"
+        found[name] = _guarded(found[name], out, prefix + column, prefix + per, largest)
     return found | out.selected[preset.name]
 
 
 BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")
 """Numbers computed from the weights, which a preset's safety bound may have changed."""
+
+
+GUARDED = {
+    "k3": ("residual_k3", "kept", OVERFLOW),
+    "ppl_ratio": ("residual_ppl", "residual_left", 2 * OVERFLOW),
+}
+"""Numbers of a preset whose terms the overflow guard bounds → their sum, of how many, and the bound's log."""
 
 
 def _bounded(number: Number, out: Readout, prefix: str) -> Number:

@@ -101,11 +101,22 @@ def subtracted(one: Tensor, other: Tensor) -> Tensor:
     return torch.where(difference.abs() <= ROUNDING * torch.maximum(one.abs(), other.abs()), 0.0, difference)
 
 
-def over(one: Tensor, other: Tensor, groups: Groups, text: str) -> Number | None:
-    """Divide one number by another; None unless both are above 0 in every defined replicate."""
+POWERS = frozenset(row.name for row in gap.ROWS if row.log)
+"""Numbers that are e to the power of a mean, without the prefix of their drift."""
+
+
+def over(one: Tensor, other: Tensor, groups: Groups, text: str, powers: bool = False) -> Number | None:
+    """Divide one number by another; None unless both are above 0 in every defined replicate.
+
+    Of `powers` of means the interval is that of the difference of the means, exponentiated.
+    """
     both = torch.stack((one, other))
     if not bool(((both > 0) | both.isnan()).all()) or not bool((both[:, 0] > 0).all()):
         return None
+    if powers:
+        logs = torch.log(one) - torch.log(other)
+        ends = formula.interval(logs, groups.effective, groups.many, ANYWHERE)
+        return formula.power(Number(formula=text), float(logs[0]), ends)
     return _number(one / other, Number(formula=text), groups, POSITIVE)
 
 

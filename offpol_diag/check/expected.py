@@ -27,7 +27,7 @@ from offpol_diag.trainers.view import View
 
 Values = dict[str, float]
 Parts = Sequence[Sequence[int]]
-PROBABILITY_GAP = Measure("|π_train − π_rollout|", lambda x: (x.rollout_probability() * x.excess()).abs())
+PROBABILITY_GAP = Measure("|π_train − π_rollout|", lambda x: x.ratios.difference().abs())
 
 
 def rows_of(batch: Batch, rows: Sequence[int]) -> Batch:

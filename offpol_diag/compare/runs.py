@@ -11,6 +11,7 @@ import torch
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import (
     LEVEL,
+    POWERS,
     ROUNDING,
     Groups,
     Replicates,
@@ -140,7 +141,8 @@ def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
         return Contrast(name=name, a=a, b=b, difference=plain, reason=reason)
     one, other = mine.drawn[name], theirs.drawn[name]
     gap = difference((b, a), (other, one), groups, "B less A, within each replicate")
-    ratio = over(other, one, groups, "B over A, within each replicate")
+    powers = name.removeprefix(_drift(name)) in POWERS
+    ratio = over(other, one, groups, "B over A, within each replicate", powers)
     p, reason = None, ""
     if not groups.enough:
         reason = f"fewer than {FEWEST_GROUPS} groups, or some that hold most tokens"

@@ -456,14 +456,12 @@ def _weigh(each: Sequence[tuple[Ratios, Weight]]) -> list[Weighed]:
 
 
 def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
-    """Count how often |log r| exceeds the safety bound, and of how many: [S] each."""
-    over: Over = "token" if weight.safety_at == "token" else weight.over
-    safety, lengths = weight.safety, ratios.batch.lengths
+    """Count how often |log r| exceeds the safety bound, else `OVERFLOW`, and of how many: [S] each."""
+    over: Over = "token" if weight.safety_at == "token" and weight.safety is not None else weight.over
+    safety, lengths = OVERFLOW if weight.safety is None else weight.safety, ratios.batch.lengths
 
     def made() -> tuple[Tensor, Tensor]:
         tries = (lengths if over in ("token", "segment") else lengths > 0).to(torch.float64)
-        if safety is None:
-            return torch.zeros_like(tries), tries
         if over == "token":
             some = ratios.beyond(safety)
             return segments.count(some.delta.abs() > safety, some.batch.cu_seqlens), tries

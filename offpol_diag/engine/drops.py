@@ -106,7 +106,7 @@ def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Tensor) -> Best[
     """Return the sequences with the largest |ΣΔ| among those that lose tokens."""
     batch = scene.batch
     tokens = segments.count(lost, batch.cu_seqlens)
-    total = segments.total(_delta(scene, drift), batch.cu_seqlens)
+    total = segments.total(_delta(scene, drift), batch.cu_seqlens).nan_to_num()
     scores = torch.where(tokens > 0, total.abs(), -1.0)
     best = torch.topk(scores, min(EXAMPLES, len(scores)))
     at = [i for i, score in zip(best.indices.tolist(), best.values.tolist(), strict=True) if score >= 0]

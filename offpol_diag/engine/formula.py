@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offpol_diag.summary import Estimate, Number
+from offpol_diag.summary import LARGEST, Estimate, Number, finite
 
 Array = npt.NDArray[np.float64]
 Ends = tuple[float, float]
@@ -51,7 +52,14 @@ class Range:
         return self.low < value < self.high
 
     def around(self, value: float, half: float) -> tuple[float, float]:
-        """Return the interval of half width `half`, to first order, on a scale (log, logit) without ends."""
+        """Return the interval of half width `half`, to first order, on a scale (log, logit) without ends.
+
+        An end that overflows is the largest float64.
+        """
+        low, high = self._around(value, half)
+        return finite(low), finite(high)
+
+    def _around(self, value: float, half: float) -> tuple[float, float]:
         if not self.inside(value):
             return max(value - half, min(self.low, value)), min(value + half, max(self.high, value))
         if self.high < math.inf:
@@ -168,6 +176,8 @@ class Formula:
         of: sums by column name ([1+B] each) → the metric, [1+B].
         within: range of its possible values; a fraction lies between 0 and 1.
         counts: whether it is a share of events, so that 0 may be chance; else 0 is exact.
+        log: the logarithm of a metric that is e to the power of a mean, [1+B]: its interval is exponentiated,
+            since the metric itself is linear in its sums over a fraction of a nat only.
     """
 
     name: str
@@ -177,6 +187,7 @@ class Formula:
     of: Callable[[Lookup], Tensor]
     within: Range = ANYWHERE
     counts: bool = False
+    log: Callable[[Lookup], Tensor] | None = None
 
     @property
     def range(self) -> Range:
@@ -198,7 +209,7 @@ class Reader:
 
     def number(self, row: Formula, prefix: str = "") -> Number:
         """Compute one metric with its interval; `prefix` precedes column names except shared counts."""
-        return self.wrap(row.of(lambda name: self.column(name, prefix)), row)
+        return self._read(row, lambda name: self.column(name, prefix), 1)[0]
 
     def numbers(self, row: Formula, prefixes: Sequence[str]) -> list[Number]:
         """Compute a metric under many prefixes at once, at less overhead than one by one.
@@ -216,7 +227,7 @@ class Reader:
                 return self.sums[name]
             return torch.stack([self.sums[prefix + name] for prefix in few.values()])
 
-        found = self._wrapped(row.of(columns).expand(len(few), -1), row)
+        found = self._read(row, columns, len(few))
         each = dict(zip(few, found, strict=True))
         return [each[key] for key in made_of]
 
@@ -234,6 +245,15 @@ class Reader:
         """Turn [1+B] values into a Number."""
         return self._wrapped(values[None], row)[0]
 
+    def _read(self, row: Formula, get: Lookup, many: int) -> list[Number]:
+        """Compute a metric of `many` prefixes at once."""
+        if row.log is None:
+            return self._wrapped(row.of(get).expand(many, -1), row)
+        logs = row.log(get).expand(many, -1)
+        each = intervals(logs, self._effective, self.groups, ANYWHERE)
+        blank = describe(row.unit, row.over, row.text)
+        return [power(blank, float(own[0]), ends) for own, ends in zip(logs, each, strict=True)]
+
     def _wrapped(self, values: Tensor, row: Formula) -> list[Number]:
         """Turn [N, 1+B] values into Numbers."""
         first, blank = values[:, 0].tolist(), describe(row.unit, row.over, row.text)
@@ -249,7 +269,7 @@ class Reader:
     def _known(self, blank: Number, value: float, ends: Ends | None, row: Formula) -> Number:
         if row.counts and value in (0.0, 1.0) and ends == (value, value):
             ends = _unseen(value, float(self.sums["sequences"][0]))
-        return blank.model_copy(update={"value": value, "interval": ends})
+        return blank.model_copy(update={"value": value, **_between(ends)})
 
     def estimates(self, wanted: Mapping[str, tuple[Formula, Tensor]]) -> dict[str, Estimate]:
         """Compute metrics, given with their [1+B] values, at less overhead than as Numbers."""
@@ -275,6 +295,28 @@ class Reader:
         """Effective number of groups, from the tokens of each group."""
         tokens = self.sums.get("tokens")
         return float(self.groups) if tokens is None else effective(tokens, self.groups)
+
+
+def _between(ends: Ends | None) -> dict[str, Any]:
+    """Return the fields of a Number that hold its interval, with a note on an end that overflows."""
+    over = ends is not None and LARGEST in (-ends[0], ends[1])
+    return {"interval": ends, "note": "its 95% interval overflows float64"} if over else {"interval": ends}
+
+
+def power(blank: Number, log: float, ends: Ends | None) -> Number:
+    """Build the Number e^log from the interval of its logarithm."""
+    if not math.isfinite(log):
+        return _unknown(blank, log)
+    value, between = _exp(log), _between(ends and (_exp(ends[0]), _exp(ends[1])))
+    if value < LARGEST:
+        return blank.model_copy(update={"value": value, **between})
+    more = {"log10": log / math.log(10), "unknown": "overflows float64; see its log10"}
+    return blank.model_copy(update=between | more)
+
+
+def _exp(x: float) -> float:
+    """Compute e^x; the largest float64 where it overflows."""
+    return math.exp(x) if x < math.log(LARGEST) else LARGEST
 
 
 def _unknown(blank: Number, value: float) -> Number:

@@ -194,12 +194,14 @@ def _pearson(get: Lookup) -> Tensor:
     return torch.where(var > 0, cov / torch.sqrt(var.clamp(min=1e-300)), torch.nan)
 
 
+def _k1(get: Lookup) -> Tensor:
+    return -get("d") / get("tokens")
+
+
 _T, _S = "tokens", "sequences"
 
 ROWS = (
-    Formula(
-        "k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", lambda get: -get("d") / get("tokens")
-    ),
+    Formula("k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", _k1),
     Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, POSITIVE),
     Formula(
         "k3",
@@ -232,8 +234,9 @@ ROWS = (
         "",
         _T,
         "exp(−mean Δ) over all tokens",
-        lambda get: torch.exp(-get("d") / get("tokens")),
+        lambda get: torch.exp(_k1(get)),
         POSITIVE,
+        log=_k1,
     ),
     Formula(
         "log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get("sequences")

@@ -50,8 +50,8 @@ _STATISTICS: dict[str, Callable[[Ratios, float | None], Tensor]] = {
     "k3": lambda x, safety: x.excess(safety) - x.clamped(safety),
     "k3_reverse": lambda x, safety: segments.expm1(-x.clamped(safety)) + x.clamped(safety),
     "mult_prob_error": lambda x, safety: segments.exp(x.clamped(safety).abs()),
-    "prob_diff": lambda x, safety: x.probabilities * x.excess(safety),
-    "prob_gap": lambda x, safety: (x.probabilities * x.excess(safety)).abs(),
+    "prob_diff": lambda x, safety: x.difference(safety),
+    "prob_gap": lambda x, safety: x.difference(safety).abs(),
     "tv": lambda x, safety: x.excess(safety).abs() / 2,
     "binary_kl": lambda x, safety: _binary_kl(x.clamped(safety), x.batch.rollout),
     "binary_kl_clamped": lambda x, safety: _kl(*_coins(x.clamped(safety), x.batch.rollout, 1e-6)),
@@ -283,6 +283,19 @@ class Ratios:
             return self.once("r − 1", lambda: segments.expm1(self.delta))
         low, high = math.expm1(-safety), math.expm1(safety)
         return self.once(("r − 1", safety), lambda: self.excess().clamp(low, high))
+
+    def difference(self, safety: float | None = None) -> Tensor:
+        """Return π_train − π_rollout, with Δ clamped to ±safety, [T]; exact at every Δ.
+
+        π_rollout · (r − 1) would be 0 · e^Δ where π_rollout underflows, and is inf or NaN where r overflows.
+        """
+        return self.once(("p − q", safety), lambda: self._difference(safety))
+
+    def _difference(self, safety: float | None) -> Tensor:
+        d, q = self.clamped(safety), self.batch.rollout
+        p = self.train if safety is None else q + d
+        size = -segments.expm1(-d.abs()) * segments.exp(torch.maximum(p, q))
+        return torch.copysign(size, d)
 
     def token(self, statistic: Statistic, safety: float | None = None) -> Tensor:
         """Compute the statistic of every token, [T]; `ratio` as its logarithm."""

@@ -49,9 +49,13 @@ def _vv(excess: Tensor, kept: Tensor, n: Tensor) -> Tensor:
     return away * (away + 2) * _there(kept)
 
 
+def _k3(delta: Tensor) -> Tensor:
+    return torch.expm1(delta) - delta
+
+
 def _gap(done: Outcome) -> Inputs:
     ratios, delta = done.far, done.far.delta
-    k3 = ratios.once("k3", lambda: torch.expm1(delta.clamp(-OVERFLOW, OVERFLOW)) - delta)
+    k3 = ratios.once("k3", lambda: _k3(delta.clamp(max=OVERFLOW)))
     return k3, delta, done.kept.tokens
 
 

@@ -13,7 +13,7 @@ from offpol_diag.engine.accumulators import Best
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import on_host, sent
 from offpol_diag.engine.terms import Drift, Terms, collected
-from offpol_diag.summary import Strip, WorstSequence, WorstToken
+from offpol_diag.summary import LARGEST, Strip, WorstSequence, WorstToken
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 SOME, STRIP = 9, 256
@@ -39,7 +39,7 @@ class Largest:
 def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     """Find the sequences with the largest mean k3 above 0."""
     batch, columns = scene.batch, gap.columns(scene, drift)
-    k3 = columns[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
+    k3 = (columns[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)).nan_to_num()
     at = _largest(k3, SEQUENCES)
     whole = torch.stack((at, batch.cu_seqlens[at], batch.lengths[at]), dim=1)
     best = _best(whole, _table(scene, drift, k3)[at], SEQUENCES)
@@ -72,7 +72,7 @@ def _table(scene: Scene, drift: Drift, k3: Tensor) -> Tensor:
     """Return mean k3, ΣΔ, largest |Δ| and reward of each sequence, [S, 4]; without rewards 0."""
     most, rewards = collected(scene, drift, Largest).most, scene.batch.rewards
     total = gap.columns(scene, drift)[f"{drift.prefix}d"]
-    total = total.nan_to_num()  # a sum beyond float64 is shown as its largest number
+    total, most = total.nan_to_num(), most.clamp(max=LARGEST)  # what overflows is the largest float64
     return torch.stack((k3, total, most, torch.zeros_like(k3) if rewards is None else rewards), dim=1)
 
 
@@ -204,7 +204,7 @@ def _around(q: Tensor, p: Tensor, at: Tensor) -> Tensor:
     """Return Δ of tokens and their neighbours, [many, 2 · CONTEXT + 1], also across sequence borders."""
     steps = torch.arange(-CONTEXT, CONTEXT + 1, device=at.device)
     near = (at[:, None] + steps).clamp(0, max(len(q) - 1, 0))
-    return p[near] - q[near]
+    return (p[near] - q[near]).nan_to_num()
 
 
 def _token(batch: Batch, ints: list[int], reals: list[float]) -> WorstToken:

@@ -20,7 +20,7 @@ from offpol_diag.gate.numbers import Found, find, look_up, preset, preset_of
 from offpol_diag.gate.verdicts import HIDDEN, Ruling, distinct_digits, joined, rule, shown, why_unjudged
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.catalogue import ALL, plain
-from offpol_diag.summary import GateVerdict, Number, Summary
+from offpol_diag.summary import GateVerdict, Number, Summary, finite
 
 DIAGNOSIS = Name(NAME)
 METHOD = ("method", "policy", "loss")
@@ -170,10 +170,10 @@ def _judged(name: Name, settings: Baseline, here: Number, there: Number) -> Gate
         other = rule(change, "min", -allowed, settings.judge)
         decided = min(decided, other, key=lambda one: (one.passed is True, not one.open))
     limit: dict[str, Any] = {
-        "away": {"bound": "within", "centre": way.target, "limit": abs(base - way.target) + allowed},
-        "either": {"bound": "within", "centre": base, "limit": allowed},
-        "lower": {"bound": "min", "limit": base - allowed},
-    }.get(way.sign, {"bound": "max", "limit": base + allowed})
+        "away": {"bound": "within", "centre": way.target, "limit": finite(abs(base - way.target) + allowed)},
+        "either": {"bound": "within", "centre": base, "limit": finite(allowed)},
+        "lower": {"bound": "min", "limit": finite(base - allowed)},
+    }.get(way.sign, {"bound": "max", "limit": finite(base + allowed)})
     reason = _why(way, change, allowed, decided, here)
     return _verdict(name, settings, reason, here, there, decided, **limit)
 

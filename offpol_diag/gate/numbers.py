@@ -18,7 +18,7 @@ from offpol_diag.gate.aliases import advice
 from offpol_diag.gate.bounds import GAPS, PERCENTILE, Name, Steps, splits
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.catalogue import plain
-from offpol_diag.summary import Number, Place, PresetResult, Summary
+from offpol_diag.summary import Number, Place, PresetResult, Summary, finite
 
 Found = Number | str
 
@@ -171,13 +171,15 @@ def pool(numbers: Sequence[Number], over: str) -> Number:
     share = float(percentile[1]) / 100 if percentile else 0.5
 
     def make(values: Sequence[float]) -> float:
-        return math.fsum(values) / len(values) if over == "mean" else quantile(values, share)
+        if over != "mean":
+            return quantile(values, share)
+        return 2 * math.fsum(x / 2 / len(values) for x in values)  # their sum may overflow
 
     value = make([size(one) for one in numbers])
     if not math.isfinite(value):
         return Number(unknown="overflows float64 at some steps", unit=numbers[0].unit)
     lows, highs = zip(*(one.interval or (size(one), size(one)) for one in numbers), strict=True)
-    interval = (make(lows), make(highs)) if any(one.interval for one in numbers) else None
+    interval = (finite(make(lows)), finite(make(highs))) if any(one.interval for one in numbers) else None
     note = next((one.note for one in numbers if doubted(one)), None)
     return Number(value=value, interval=interval, unit=numbers[0].unit, note=note)
 
@@ -188,4 +190,5 @@ def quantile(values: Sequence[float], share: float) -> float:
     at = share * (len(ranked) - 1)
     low = math.floor(at)
     high = min(low + 1, len(ranked) - 1)
-    return ranked[low] + (at - low) * (ranked[high] - ranked[low])
+    beyond = at - low
+    return ranked[low] + beyond * (ranked[high] - ranked[low]) if beyond else ranked[low]

@@ -6,7 +6,7 @@ One number and one limit:
     whole interval beyond it             failed
     limit inside the interval            passed, open: no evidence of a failure
     no interval, or `point`              the value alone; on the bound passes
-    a value that overflows               its log10 alone
+    a value that overflows               its log10, where there is no interval
     NaN, unknown, unreliable             could not say
     unreliable, but certainly beyond it  failed (see `HIDDEN`)
 
@@ -70,7 +70,7 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", na
     """Check a number against a limit; an unreliable number can fail only if `HIDDEN` lists its `name`."""
     keeps = operator.le if kind == "max" else operator.ge
     near, far = (number.interval or (math.nan, math.nan))[:: 1 if kind == "max" else -1]
-    has_interval = number.value is not None and number.interval is not None
+    has_interval = number.known and number.interval is not None
     beyond_it = has_interval and not keeps(near, limit)
     note, why = number.note, why_unjudged(number)
     if why:

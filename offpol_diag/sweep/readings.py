@@ -17,7 +17,7 @@ from torch import Tensor
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.engine import loglattice, method, residual
 from offpol_diag.engine.accumulators import Bins, GroupSample, Sums, typed
-from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
+from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean, plain
 from offpol_diag.engine.selection import Grid, by_quartile, quartile_parts
 from offpol_diag.numerals import say, say_value
 from offpol_diag.presets import Reject
@@ -247,8 +247,8 @@ class Readings:
         return [
             NoiseFloor(
                 source=source,
-                per_token=Number(value=value, unit="nats", formula="standard deviation of Δ of a token"),
-                statistic=unknown if size is None else Number(value=size, formula=text),
+                per_token=plain(value, "nats", "", "standard deviation of Δ of a token"),
+                statistic=unknown if size is None else plain(size, "", "", text),
                 found=found,
             )
             for (source, value, found), size in zip(rows, moved, strict=True)

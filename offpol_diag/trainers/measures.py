@@ -98,9 +98,7 @@ K2 = Measure(
 K3 = Measure("r − 1 − Δ", lambda x: x.k3(), ("k3", "Δ"))
 K3_CLAMPED = Measure("k3, Δ within ±20, at most 10", lambda x: x.k3(SAFETY).clamp(max=10.0), near=K3)
 K3_REVERSE = Measure("1/r − 1 + Δ", lambda x: x.ratios.token("k3_reverse"), ("k3_reverse", "Δ"))
-PROB_DIFF = Measure(
-    "π_train − π_rollout", lambda x: x.rollout_probability() * x.excess(), ("x", "Δ", "π_rollout")
-)
+PROB_DIFF = Measure("π_train − π_rollout", lambda x: x.ratios.difference(), ("x", "Δ", "π_rollout"))
 ROLLOUT = Measure("log π_rollout", lambda x: x.batch.rollout, ("1", "", "log π_rollout"), policy="rollout")
 TRAIN = Measure("log π_train", lambda x: x.ratios.train, linear=((1, ROLLOUT), (1, LOG)))
 CURRENT = Measure("log π_θ", lambda x: x.column("current"), ("1", "", "log π_θ"), needs=("current",))
