@@ -305,10 +305,10 @@ TIE = "A toss-up with {}, whose estimated error is "
 TIES = [
     # interval of the runner-up's error above the chosen one's: whether it is a toss-up, and the sentence
     ((-0.01, 0.02), True, TIE + "within 2%: so the simpler one."),
-    ((0.001, 0.002), False, "That of {} is 0.15% [0.10%, 0.20%] higher."),
+    ((0.001, 0.002), False, "The estimated error of {} is 0.15% [0.10%, 0.20%] higher."),
     ((-0.01, 0.05), True, TIE + "2% [-1%, 5%] higher: so the simpler one."),
     ((-0.05, 0.01), True, TIE + "2% [-1%, 5%] lower: so the simpler one."),
-    ((0.03, 0.05), False, "That of {} is 4% [3%, 5%] higher."),
+    ((0.03, 0.05), False, "The estimated error of {} is 4% [3%, 5%] higher."),
     ((-0.05, -0.03), False, ""),  # which is said before
     ((-0.002, -0.001), False, ""),
 ]

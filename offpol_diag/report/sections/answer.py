@@ -445,7 +445,7 @@ def tie(given: Recommendation) -> list[str]:
         return [f"A toss-up with {other}, whose estimated error is within {MARGIN:.0%}: so the simpler one."]
     if found.tie:
         return [f"A toss-up with {other}, whose estimated error is {_by(found.behind)}: so the simpler one."]
-    return [f"That of {other} is {_by(found.behind)}."]
+    return [f"The estimated error of {other} is {_by(found.behind)}."]
 
 
 def certainty(given: Recommendation) -> tuple[str, ...]:
