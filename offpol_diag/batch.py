@@ -50,7 +50,7 @@ class Batch:
         advantages: [T] float64, or None.
         rewards: [S] float64, or None.
         token_ids: [T] int64, or None.
-        entropy: entropy of the sampled distribution at each token, [T] float64, nats, or None.
+        entropy: entropy of the trainer's policy at each token, [T] float64, nats, or None.
         scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host
             lists of length S, None where null.
         masked: tokens that the mask excluded, per sequence, [S] int64.

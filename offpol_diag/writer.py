@@ -170,7 +170,7 @@ class DumpWriter:
             advantages: One per sequence, or one per token.
             rewards: One per sequence.
             token_ids: The sampled tokens.
-            entropy: Of the distribution each token was drawn from, nats.
+            entropy: Of the policy that `old_log_probs` are of, at its temperature, nats, as trainers log it.
             sequence_id: A name per sequence, string or integer.
             group_id: A name per prompt, shared by its samples.
             step: Training step.

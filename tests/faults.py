@@ -63,3 +63,121 @@ def dump(path, fault="none", noise=0.1, seed=0):
     }
     pq.write_table(pa.table(table), path)
     return str(path)
+
+
+PROMPTS, ANSWERS = 40, 8
+
+
+class Policy:
+    """A policy whose logits depend on the prompt, the more the earlier, and on the token before.
+
+    Attributes:
+        after: logits after each token, [WORDS, WORDS].
+        begin: logits that each prompt adds, [PROMPTS, WORDS].
+        change: function of (logits [S, WORDS], tokens already sampled [S, WORDS] bool) → logits.
+    """
+
+    def __init__(self, seed=0, change=None):
+        rng = np.random.default_rng(seed)
+        self.after = 2 * rng.normal(size=(WORDS, WORDS))
+        self.begin = 2 * rng.normal(size=(PROMPTS, WORDS))
+        self.change = change or (lambda logits, seen: logits)
+
+    def moved(self, size, seed=1):
+        """Return a policy with other weights: those of another step, or of another model."""
+        other, rng = Policy(), np.random.default_rng(seed)
+        other.after = self.after + size * rng.normal(size=self.after.shape)
+        other.begin = self.begin + size * rng.normal(size=self.begin.shape)
+        return other
+
+    def log_probs(self, group, t, before, seen):
+        """Return the log-probs of token t of each sequence, [S, WORDS]; `before` is None at the first."""
+        logits = self.begin[group] / (1 + t) + (0 if before is None else self.after[before])
+        return log_softmax(self.change(logits, seen))
+
+
+def responses(engine, trainer, lengths=(40, 60), group=None, noise=0.005, logged=None, seed=0):
+    """Sample responses from `engine(t)` and score them with a trainer; return the columns of a dump.
+
+    Args:
+        engine: function of the index of a token → the policy that samples it.
+        trainer: the policy that scores.
+        lengths: shortest and longest response.
+        group: index of the prompt of each response, [S].
+        noise: of the trainer's log-probs, nats, times 1 − π.
+        logged: the policy whose log-probs the engine logs; None for the one that samples.
+        seed: of the random numbers.
+    """
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(PROMPTS), ANSWERS) if group is None else group
+    many = rng.integers(*lengths, len(group), endpoint=True)
+    before, seen = None, np.zeros((len(group), WORDS), bool)
+    columns = {name: [] for name in ("rollout_log_probs", "old_log_probs", "token_ids", "entropy", "sampled")}
+    for t in range(many.max()):
+        sampled, scored = (policy.log_probs(group, t, before, seen) for policy in (engine(t), trainer))
+        tokens = draw(sampled, rng)
+        log = sampled if logged is None else logged.log_probs(group, t, before, seen)
+        p = pick(scored, tokens)
+        for name, value in (
+            ("rollout_log_probs", pick(log, tokens)),
+            ("old_log_probs", np.minimum(p - noise * np.expm1(p) * rng.normal(size=len(p)), 0.0)),
+            ("token_ids", tokens),
+            ("entropy", -(np.exp(scored) * scored).sum(-1)),
+            ("sampled", -(np.exp(sampled) * sampled).sum(-1)),
+        ):
+            columns[name].append(value)
+        before = tokens
+        seen[np.arange(len(group)), tokens] = True
+    cut = {name: [row[:n] for row, n in zip(np.array(x).T, many, strict=True)] for name, x in columns.items()}
+    for name in ("rollout_log_probs", "old_log_probs"):
+        cut[name] = [row.astype(np.float32) for row in cut[name]]
+    return cut | {"group_id": group.tolist()}
+
+
+def changed(policy, change):
+    """Return a policy with its logits changed by a function of (logits, tokens already sampled)."""
+    other = policy.moved(0.0)
+    other.change = lambda logits, seen: change(policy.change(logits, seen), seen)
+    return other
+
+
+def colder(temperature, policy):
+    """Return a policy with its logits divided by a temperature."""
+    return changed(policy, lambda logits, seen: logits / temperature)
+
+
+def penalised(policy, size=1.6):
+    """Return a policy with a repetition penalty on the tokens already sampled."""
+
+    def change(logits, seen):
+        raised = logits + 3  # logits have no zero of their own
+        return np.where(seen, np.where(raised > 0, raised / size, raised * size), raised)
+
+    return changed(policy, change)
+
+
+def capped(policy, cap=5.0):
+    """Return a policy with a soft cap on its logits."""
+    return changed(policy, lambda logits, seen: cap * np.tanh(logits / cap))
+
+
+def anew(policy, token, seed=3):
+    """Return a policy with a token's embedding and row of the output layer drawn anew.
+
+    Whatever follows the token has another distribution.
+    """
+    other, rng = policy.moved(0.0), np.random.default_rng(seed)
+    other.after[token] = 2 * rng.normal(size=WORDS)
+    other.after[:, token] = rng.normal(-4, 1, WORDS)
+    other.begin[:, token] = 0.0
+    context = rng.normal(size=WORDS)
+    other.change = lambda logits, seen: logits + np.where(seen[:, [token]], context, 0.0)
+    return other
+
+
+def joined(parts, **columns):
+    """Concatenate dumps, one value of each further column for each of them; prompts are different ones."""
+    found = {name: [x for part in parts for x in part[name]] for name in parts[0]}
+    found["group_id"] = [f"{i}-{one}" for i, part in enumerate(parts) for one in part["group_id"]]
+    many = [len(part["group_id"]) for part in parts]
+    return found | {name: np.repeat(values, many).tolist() for name, values in columns.items()}

@@ -162,7 +162,9 @@ def test_a_long_sparkline_shows_all_of_its_curve() -> None:
 
 
 def test_a_gate_that_could_not_say_is_not_counted_as_passed() -> None:
-    assert table("gates", section("verdict", make_summary())).caption == "1 of 3 gates passed"
+    assert table("gates", section("verdict", make_summary())).caption == (
+        "1 of 3 bounds holds, 1 failed, 1 could not be judged"
+    )
 
 
 def test_a_column_that_only_some_of_the_worst_tokens_have_is_shown() -> None:

@@ -211,11 +211,15 @@ def low_precision_storage(work: Work, grid: str, column: str = "q") -> None:
 
 
 def group_fault(work: Work, base: str) -> None:
-    """Let the responses of `which` come from another engine; they stand last thereafter."""
+    """Let the responses of `which` come from another engine; they stand last thereafter.
+
+    It missed a sync, or holds other weights, at the steps and the lag that all are said to have.
+    """
     many = int(work.which.sum())
     other = work.world.rows(BASES[base])
     other = other.take(work.chance.permutation(len(other.group))[:many])
     other.group += work.rows.group.max() + 1
+    other.trainer, other.lag = (x[work.which][: len(other.group)] for x in (work.rows.trainer, work.rows.lag))
     work.rows = Rows.joined([work.rows.take(~work.which), other])
     work.which = np.arange(len(work.which)) >= len(work.which) - many
 

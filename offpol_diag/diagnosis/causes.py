@@ -143,7 +143,7 @@ CAUSES: dict[str, Row] = {
         "compare a logged value with log-softmax(logits / temperature) of that token",
         "log processed log-probs in the engine (vLLM: logprobs_mode=processed_logprobs; SGLang: "
         "--enable-return-processed-logprobs or temperature 1)",
-        "with that temperature applied to the rollout column (approximate)",
+        "",
         "tokens sampled from another distribution than the logged one",
     ),
     "trainer_temperature": Row(
@@ -153,7 +153,7 @@ CAUSES: dict[str, Row] = {
         "look for the division by temperature in the trainer's log-prob computation",
         "divide the logits by the temperature before log-softmax (verl: "
         "actor_rollout_ref.rollout.temperature reaches compute_log_prob; TRL: temperature in GRPOConfig)",
-        "with that temperature divided out (approximate)",
+        "",
         "a temperature on one side only",
     ),
     "low_precision_storage": Row(

@@ -1,7 +1,7 @@
 """Identities that hold for tokens sampled from the logged π_rollout, and the faults that violate them.
 
 If tokens were sampled from the π_rollout that was logged, then E[r] = 1 and k1 = −E[Δ] ≥ 0 whatever the
-training policy is, and the mean surprisal −log q equals the mean entropy. K3 = k1 + E[r] − 1 holds for any
+training policy is, and the mean surprisal equals the mean entropy. K3 = k1 + E[r] − 1 holds for any
 numbers.
 """
 
@@ -12,23 +12,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import Estimate, Floats, Ints, Rows, answered_again, clusters, estimate
+from offpol_diag.diagnosis.rows import CAP, Estimate, Floats, Ints, Rows, answered_again, clusters, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.formula import quantile
 
 VISIBLE = 2e-3
 """Smallest |E[r] − 1| that counts as a bug; rounding of log-probs by kernels stays below it."""
+BROAD = 0.3
+"""Mean |Δ| from which a mismatch is so broad that E[r] at single places shows nothing, nats."""
+EXPLAINED = 0.62
+"""Smallest share of ΣΔ² that a temperature explains where it is the cause. Other mismatches grow with the
+surprisal too: it explains 11 to 30% of a repetition penalty, to 56% of a soft cap, 40% of another model."""
+BENT, CELLS = 0.12, 12
+"""Share that a temperature may leave of what any function of log π_rollout explains: 1 to 10% where it is the
+cause, 12 to 30% of a soft cap; and number of cells of log π_rollout in which such a function is constant."""
 REST = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 """Numbers of equally likely other tokens that are tried when a temperature is fitted."""
 
 
 @dataclass(frozen=True)
 class Identities:
-    """Estimates of K1, E[r] and surprisal − entropy (None without logged entropy); `tv` is E|r − 1|."""
+    """Estimates of K1, E[r] and surprisal − entropy; `tv` is E|r − 1|.
+
+    `weighted` is the latter with the surprisal under π_train, weighted by r. Without logged entropy both are
+    None.
+    """
 
     k1: Estimate
     ratio: Estimate
     entropy: Estimate | None
+    weighted: Estimate | None
     tv: float
 
     @property
@@ -41,22 +54,36 @@ def identities(rows: Rows) -> Identities:
     """Estimate the identities; ratios are cut at e^3, which can only lower E[r]."""
     off = np.expm1(np.minimum(rows.delta, 3.0))
     known = rows.entropy is not None and np.isfinite(rows.entropy).all() and bool((rows.entropy > 0).any())
+    gaps: list[Estimate | None] = [None, None]
+    if known and rows.entropy is not None:
+        gaps = [estimate(rows, x - rows.entropy) for x in (-rows.q, -rows.p * (1 + off))]
     return Identities(
-        estimate(rows, -rows.delta),
-        estimate(rows, 1 + off),
-        estimate(rows, -rows.q - rows.entropy) if known and rows.entropy is not None else None,
-        float(np.mean(np.abs(off))),
+        estimate(rows, -rows.delta), estimate(rows, 1 + off), gaps[0], gaps[1], float(np.mean(np.abs(off)))
     )
 
 
 class Fitted(NamedTuple):
-    """Fit of π_train as π_rollout at another temperature: π_train ∝ π_rollout^power."""
+    """Fit of π_train as π_rollout at another temperature: π_train ∝ π_rollout^power.
+
+    Attributes:
+        power: rollout temperature over the trainer's.
+        rest: number of other tokens that the fit assumes equally likely.
+        explained: share of ΣΔ² that it explains, |Δ| cut at `CAP`.
+        bent: share that it leaves of what any function of log π_rollout explains of ΣΔ².
+        likely: whether it brings the columns closer, significantly.
+    """
 
     power: float
     rest: float
     explained: float
+    bent: float
     likely: bool
-    sure: bool
+
+    @property
+    def clear(self) -> bool:
+        """Whether a temperature explains the mismatch: a larger share of it than it does of other faults."""
+        explains = self.explained > EXPLAINED and self.bent < BENT
+        return self.likely and explains and abs(np.log(self.power)) > 0.02
 
 
 def tempered(q: Floats, power: float, rest: float) -> Floats:
@@ -67,12 +94,12 @@ def tempered(q: Floats, power: float, rest: float) -> Floats:
 
 
 def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
-    """Fit the power that minimises mean |log π_train − log π_tempered|, and the share of |Δ| it explains."""
+    """Fit the power that minimises mean |log π_train − log π_tempered|, and the share of ΣΔ² it explains."""
     step = max(1, rows.tokens // most)
     q, p = rows.q[::step], rows.p[::step]
     some = (q > -12) & (q < -1e-3)
     if some.sum() < 100:
-        return Fitted(1.0, 1.0, 0.0, False, False)
+        return Fitted(1.0, 1.0, 0.0, 1.0, False)
     q, p = q[some], p[some]
 
     def off(power: float, rest: float) -> float:
@@ -81,12 +108,22 @@ def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
     coarse = np.exp(np.linspace(-1.2, 1.2, 17))
     _, power, rest = min((off(power, rest), power, rest) for power in coarse for rest in REST)
     fine = power * np.exp(np.linspace(-0.05, 0.05, 21))
-    least, power = min((off(power, rest), power) for power in fine)
-    none = off(1.0, 1.0)
-    rests = np.minimum(np.abs(rows.p - tempered(rows.q, power, rest)), 1.0)
-    gain = estimate(rows, np.minimum(np.abs(rows.delta), 1.0) - rests)
-    explained = 1 - least / none if none > 0 else 0.0
-    return Fitted(float(power), rest, explained, gain.errors_from(0.0) > 4, gain.off(0.0) > 0)
+    power = min(fine, key=lambda power: off(power, rest))
+    rests = rows.p - tempered(rows.q, power, rest)
+    gain = estimate(rows, np.minimum(np.abs(rows.delta), 1.0) - np.minimum(np.abs(rests), 1.0))
+    some = (rows.q > -12) & (rows.q < -1e-3)
+    left, whole = (np.clip(x[some], -CAP, CAP) for x in (rests, rows.delta))
+    explained = float(1 - np.square(left).sum() / np.square(whole).sum()) if whole.any() else 0.0
+    bent = _curve(rows.q[some], left) / max(_curve(rows.q[some], whole), 1e-12)
+    return Fitted(float(power), rest, explained, bent, gain.errors_from(0.0) > 4)
+
+
+def _curve(q: Floats, x: Floats) -> float:
+    """Return Σ of the squared mean of x as a function of q, without what chance adds to it."""
+    cell = np.searchsorted(np.quantile(q, np.linspace(0, 1, CELLS + 1)[1:-1]), q)
+    many = np.maximum(np.bincount(cell, minlength=CELLS), 2)
+    mean, square = (np.bincount(cell, some, CELLS) / many for some in (x, x**2))
+    return max(float(many @ (mean**2 - (square - mean**2) / (many - 1))), 0.0)
 
 
 def sampling(rows: Rows) -> Found | None:
@@ -99,8 +136,7 @@ def sampling(rows: Rows) -> Found | None:
     if edge is not None:
         return edge
     fitted = fit_temperature(rows)
-    plain = fitted.explained > 0.3 and fitted.likely
-    clear = (plain or (fitted.explained > 0.08 and fitted.sure)) and abs(np.log(fitted.power)) > 0.02
+    clear = fitted.clear
     negative = seen.k1.off(0) < 0 and seen.k1.value < -1e-5
     if not clear and (negative or seen.ratio.off(1) > 0) and _few_far(rows):
         return None  # a few tokens that are logged far off are no temperature
@@ -112,15 +148,28 @@ def sampling(rows: Rows) -> Found | None:
         if clear:
             statistic += (
                 f"; log π_train follows {fitted.power:.2f} × log π_rollout (renormalised), which explains "
-                f"{percent(fitted.explained)} of |Δ|"
+                f"{percent(fitted.explained)} of the mean square of Δ"
             )
         fields = {"temperature": f"{temperature:.2g}", "shape": "temperature"} if clear else {}
+        if clear and not raw and fitted.power > 1:
+            fields |= _twice(fitted.power)
         repaired = rows.with_q(tempered(rows.q, fitted.power, fitted.rest)) if clear else None
         cause = "rollout_raw_logprobs" if raw else "trainer_temperature"
         return Found.of_all(cause, statistic, rows, repaired=repaired, fields=fields, approximate=True)
     if seen.ratio.off(1) > 0 and seen.ratio.value > 1 + VISIBLE:
         return Found.of_all("rollout_raw_logprobs", f"E[r] = {seen.ratio.text}", rows)
     return _unlogged(rows, seen)
+
+
+def _twice(power: float) -> dict[str, str]:
+    """Return the words for a trainer whose distribution is the sharper one."""
+    return {
+        "temperature": f"{1 / power:.2g}",
+        "sentence": "the trainer divides its logits by the sampling temperature twice{temperature}, or never "
+        f"by one above 1 (T ≈ {power:.2g})",
+        "fix": "divide the logits by the temperature once before log-softmax: not again where the model "
+        "itself does",
+    }
 
 
 def _few_far(rows: Rows) -> bool:
@@ -165,16 +214,23 @@ FAR_MASS = 0.7
 
 
 def _unlogged(rows: Rows, seen: Identities) -> Found | None:
-    """Find surprisal below the logged entropy: sampling was sharper than the logged distribution."""
-    gap = seen.entropy
-    if gap is None or gap.off(0) >= 0 or gap.value > -max(0.005, 2 * float(np.mean(rows.size))):
-        return None  # an entropy of the other policy is off by about |Δ|
+    """Find surprisal apart from the logged entropy: tokens were sampled more sharply or flatly than logged.
+
+    The entropy is that of π_train, as trainers log it, or of π_rollout. The mean of −log π_rollout is the
+    entropy of π_rollout, and the mean of −r log π_train that of π_train: for sampled tokens one of them fits.
+    """
+    gap, other = seen.entropy, seen.weighted
+    if gap is None or other is None or gap.off(0) == 0 or gap.off(0) != other.off(0):
+        return None
+    if abs(gap.value) < max(0.005, 2 * float(np.mean(rows.size))):
+        return None  # an entropy of a third policy, before or after an update, is off by about |Δ|
+    way = "below" if gap.value < 0 else "above"
     statistic = (
-        f"surprisal − entropy = {gap.value:.3g} [{gap.low:.2g}, {gap.high:.2g}] nats; 0 where tokens were "
-        "sampled from the logged distribution"
+        f"surprisal − entropy = {gap.value:.3g} [{gap.low:.2g}, {gap.high:.2g}] nats, {way} 0; 0 where "
+        "tokens were sampled from the logged distribution"
     )
     rare = float(np.mean(rows.q < np.log(0.02)))
-    cause = "truncated_sampling" if rare < 0.002 else "rollout_raw_logprobs"
+    cause = "truncated_sampling" if gap.value < 0 and rare < 0.002 else "rollout_raw_logprobs"
     return Found.of_all(cause, statistic, rows, fields={"shape": "entropy"})
 
 
@@ -197,11 +253,15 @@ def _broken_octaves(rows: Rows) -> tuple[Ints, list[tuple[int, Estimate]]]:
 
 
 def positions(rows: Rows) -> Found | None:
-    """Find a few ranges of positions where E[r] is not 1, while it is 1 elsewhere."""
+    """Find a range of positions where E[r] is not 1, while it is 1 elsewhere."""
     octave, broken = _broken_octaves(rows)
     if not broken or len(broken) > max(1, (int(octave.max()) + 1) // 3):
         return None
+    if broken[-1][0] - broken[0][0] >= len(broken):
+        return None  # here and there: no place
     tokens = np.isin(octave, [k for k, _ in broken])
+    if rows.size[~tokens].mean() > BROAD:
+        return None  # of two models that differ everywhere, E[r] misses what neither of them samples
     far = np.abs(rows.delta) > 1.0
     everywhere = far[tokens].mean() < 2 * far.mean()
     if everywhere and _few_far(rows) and not _broken_octaves(rows.keep(~far))[1]:

@@ -37,7 +37,7 @@ class Rows:
         starts: index of the first token of each sequence, and T, [S + 1].
         position: index of the token in its response, counting masked tokens, [T].
         ids: token ids [T], or None.
-        entropy: logged entropy of the sampling distribution, [T] nats, or None.
+        entropy: logged entropy of the train policy, or of the one that sampled, [T] nats, or None.
         advantages: advantage of each token, [T], or None.
         scalars: name → other column of the sequences, S values each, None for null.
     """
@@ -106,6 +106,11 @@ class Rows:
     def size(self) -> Floats:
         """min(|Δ|, `CAP`), [T] nats."""
         return np.minimum(np.abs(self.delta), CAP)
+
+    @cached_property
+    def scaled(self) -> Floats:
+        """min(|Δ|/(1 − π_rollout), `CAP`), [T]: what logits differ by, however certain the token is."""
+        return np.minimum(np.abs(self.delta) / np.maximum(-np.expm1(np.minimum(self.q, 0.0)), 1e-3), CAP)
 
     @cached_property
     def level(self) -> Floats:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, bound
+from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, bound, clusters, estimate
 
-IMPOSSIBLE = -90.0
-"""Log-prob below which no token is ever sampled, nats."""
+IMPOSSIBLE, LOWEST = -90.0, -1000.0
+"""Log-prob below which no token is ever sampled, nats, and below which none is computed."""
 CHANCE = 0.9
 """`against_chance` from which the columns of a run of tokens are unrelated; honest ones stay below 0.85."""
 FAR = 0.7
@@ -78,13 +78,16 @@ def percent(share: float) -> str:
 
 
 def sentinels(rows: Rows) -> Found | None:
-    """Find a constant that stands for a log-prob: 0.0, −9999, a clamp, log(1/V)."""
+    """Find a constant that stands for a log-prob: 0.0, −9999, a clamp, log(1/V), or a whole column."""
     for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
+        whole = _whole_column(rows, name, x, other)
+        if whole is not None:
+            return whole
         value = _constant(x, other)
         if value is None or _same_context(rows, x == value, value):
             continue
         same = x == value
-        if _written(x, value) or np.mean(rows.sum(same) > 0) >= 0.3:
+        if _written(x, value) or (np.mean(rows.sum(same) > 0) >= 0.3 and _at_many_ids(rows, same)):
             first, length = _runs(rows, same)
             run = np.repeat(np.arange(len(first)), length)
             sure = np.bincount(run[np.abs(other[same] - value) > 1e-3], minlength=len(first)) > 0
@@ -94,9 +97,38 @@ def sentinels(rows: Rows) -> Found | None:
     return None
 
 
+def _whole_column(rows: Rows, column: str, x: Floats, other: Floats) -> Found | None:
+    """Find a column of one value, or of one value in each sequence where the other column varies."""
+    begins = rows.starts[:-1]
+    if x.min() == x.max():
+        text = _text(float(x[0]))
+        held, statistic = (
+            f"nothing but the constant {text}",
+            f"all {rows.tokens:,} tokens hold exactly {text}",
+        )
+    else:
+        varies = np.maximum.reduceat(other, begins) - np.minimum.reduceat(other, begins) > 1e-3
+        same = np.maximum.reduceat(x, begins) == np.minimum.reduceat(x, begins)
+        told = varies & (rows.lengths >= 4)
+        if told.sum() < 8 or not same[told].mean() > 0.95:
+            return None
+        text, held = "one value of a sequence", "one value for each sequence, copied to all of its tokens"
+        statistic = f"{int(same[told].sum()):,} of {int(told.sum()):,} sequences hold one value throughout"
+    fields = {
+        "value": text,
+        "column": column,
+        "sentence": f"the {column} column holds {held}, in place of log-probs",
+        "confirm": "look at one sequence of the {column} column: no two log-probs of a response are equal",
+        "fix": "write the log-prob of each sampled token, as the {side} computed it",
+    }
+    tokens = np.ones(rows.tokens, bool)
+    statistic += f" in the {column} column"
+    return Found.of_tokens("sentinel", statistic, rows, tokens, fields=fields, exact=True)
+
+
 def _same_context(rows: Rows, tokens: Flags, value: float) -> bool:
     """Return whether a value may be one token repeated in one context: same position, same id."""
-    if value == 0 or value < IMPOSSIBLE or np.bincount(rows.index[tokens]).max() < 0.8 * tokens.sum():
+    if value == 0 or np.bincount(rows.index[tokens]).max() < 0.8 * tokens.sum():
         return False
     if rows.ids is not None:
         return len(np.unique(rows.ids[tokens])) == 1
@@ -109,23 +141,50 @@ def _constant(x: Floats, other: Floats) -> float | None:
     Log-probs also repeat honestly if contexts do (the first tokens after one prompt), but no such value is
     much more frequent than the next one. A sentinel is, or it is too low to be a log-prob.
     """
-    zero = (x == 0) & (other < -1e-3)
-    if zero.sum() >= 3 and (other[zero] < -FAR).any() and np.mean(other[zero] < -FAR) > 0.02:
+    if _zeros(x, other):
         return 0.0
     values, counts = np.unique(x[x < -1e-2], return_counts=True)
     often = np.argsort(-counts)[:12]
     alone: list[tuple[float, int, float]] = []  # value, count, median |Δ|: if the other column varies
     for at in often[counts[often] >= 2]:
         beside = other[x == values[at]]
-        if len(np.unique(beside)) > 0.5 * counts[at] or values[at] < IMPOSSIBLE:
+        if len(np.unique(beside)) > 0.5 * counts[at] or _impossible(float(values[at])):
             alone.append((float(values[at]), int(counts[at]), float(np.median(np.abs(beside - values[at])))))
-    usual = float(np.median(np.abs(x - other)))
+    size = np.abs(x - other)
     for rank, (value, many, off) in enumerate(alone):
-        others = [count for one, count, _ in alone[rank + 1 :] if one >= IMPOSSIBLE]
+        others = [count for one, count, _ in alone[rank + 1 :] if not _impossible(one)]
         frequent = many >= 6 and many > 2.5 * max(others, default=1)
-        if (value < IMPOSSIBLE or frequent) and off > max(0.3, 10 * usual):
-            return value
+        if _impossible(value) or frequent:
+            rest = size[x != value]  # the constant may be most of the column
+            if off > max(0.3, 10 * float(np.median(rest)) if len(rest) else 0.0):
+                return value
     return None
+
+
+def _zeros(x: Floats, other: Floats) -> bool:
+    """Return whether 0.0 is written at tokens that are not certain.
+
+    Where a policy is certain to the last bit, another one may not be. Then it is no more certain of tokens
+    whose log-prob is just below 0, so that exact zeros are not apart.
+    """
+    zero = (x == 0) & (other < -1e-3)
+    far = zero & (other < -FAR)
+    if zero.sum() < 3 or not far.any() or far.sum() <= 0.02 * zero.sum():
+        return False
+    near = x < 0
+    for least in (-1e-2, -1e-3, -1e-4, -1e-5):
+        closer = (x < 0) & (x > least)
+        near = closer if closer.sum() >= 100 or least == -1e-2 else near
+    rate = (float(np.sum(other[near] < -FAR)) + 1) / (float(near.sum()) + 30)
+    return bool(far.sum() > 3 * rate * np.sum(x == 0))
+
+
+def _impossible(value: float) -> bool:
+    """Return whether a value is no log-prob of a sampled token, but a number such as −100 or −9999.
+
+    Broken weights give a token −100.37 too.
+    """
+    return value < IMPOSSIBLE and (value < LOWEST or abs(value - round(value)) < 1e-3)
 
 
 def _written(x: Floats, value: float) -> bool:
@@ -134,10 +193,19 @@ def _written(x: Floats, value: float) -> bool:
     Any other value may repeat where a policy repeats itself word by word.
     """
     small = x[(x < -1e-2) & (x >= IMPOSSIBLE)]
-    if value < IMPOSSIBLE or value == 0 or value <= small.min() or value >= small.max():
+    if _impossible(value) or value == 0 or value <= small.min() or value >= small.max():
         return True
     whole = np.exp(-value)
     return abs(value * 1000 - round(value * 1000)) < 1e-3 or abs(whole - round(whole)) < 1e-6 * whole
+
+
+def _at_many_ids(rows: Rows, tokens: Flags) -> bool:
+    """Return whether a value stands at several token ids: weights without an input give each id one value."""
+    return rows.ids is not None and len(np.unique(rows.ids[tokens])) > 2
+
+
+def _text(value: float) -> str:
+    return "0.0" if value == 0 else f"{value:.7g}"
 
 
 def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
@@ -150,21 +218,21 @@ def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
 
 
 def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
-    """Classify constants by position: single tokens, an edge, or blocks that the mask should exclude."""
+    """Classify constants by position: single tokens, an edge, or blocks that the engine did not sample."""
     first, length = _runs(rows, tokens)
     many, hit = int(tokens.sum()), rows.sum(tokens) > 0
     density = many / max(int(rows.lengths[hit].sum()), 1)
     blocks = len(first) >= 2 and float(length.mean()) > max(1.6, 1.5 / max(1 - density, 0.05))
     last, begins = (np.mean(at[tokens] == 0) > 0.8 for at in (rows.from_end, rows.index))
-    if blocks:
+    if blocks and column == "rollout":
         to_end = (rows.from_end[first + length - 1] == 0).mean() > 0.9
         cause = "wrong_mask"
         place = "padding at the end" if to_end else "blocks inside the response (tool output?)"
     elif last or begins:
         cause, place = "boundary", f"the {'last' if last else 'first'} token of the response"
     else:
-        cause, place = "sentinel", "single tokens"
-    text = "0.0" if value == 0 else f"{value:.7g}"
+        cause, place = "sentinel", "blocks" if blocks else "single tokens"
+    text = _text(value)
     statistic = (
         f"{many:,} tokens of {int(hit.sum()):,} sequences hold exactly {text} in the {column} column, in "
         f"runs of {float(length.mean()):.2g} on average"
@@ -176,6 +244,9 @@ def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
 # Alignment: columns shifted against each other, or permuted between rows.
 
 LAGS = tuple(lag for k in range(1, 9) for lag in (k, -k))
+OVERLAP, SHIFTED = 8, 0.03
+"""Fewest tokens that both columns of a sequence have at a shift, and smallest share of sequences to have it:
+a few tokens agree at one of so many lags by chance."""
 
 
 def _pairs(rows: Rows, lag: int) -> tuple[Floats, Floats, Ints]:
@@ -210,11 +281,13 @@ def shifts(rows: Rows) -> Found | None:
     if bad.sum() < 2:
         return None
     among = rows.only(bad)
-    at = np.stack([_at_lag(among, lag) for lag in LAGS])
+    long = {lag: rows.lengths - abs(lag) >= OVERLAP for lag in LAGS}
+    every = np.stack([_at_lag(among, lag) for lag in LAGS])
+    at = np.where(np.stack([long[lag][bad] for lag in LAGS]), every, np.inf)
     best = at.argmin(axis=0)
     least = at.min(axis=0)
     gain = (among.level - least) * among.lengths
-    moved = (least < 0.35 * among.level) & (gain > 2.0) & (among.lengths >= 6)
+    moved = (least < 0.35 * among.level) & (gain > 2.0)
     if moved.sum() < 2:
         return None
     votes = np.bincount(best[moved], minlength=len(LAGS))
@@ -222,11 +295,16 @@ def shifts(rows: Rows) -> Found | None:
         return None  # short sequences that fit at one of so many lags by chance
     lag = LAGS[int(votes.argmax())]
     moved &= best == LAGS.index(lag)
-    share = moved.sum() / max(int((among.lengths >= 6).sum()), 1)
-    if moved.sum() < max(2, 0.02 * rows.sequences) or not _whole(among, moved, lag):
+    telling = max(int(long[lag][bad].sum()), 1)
+    share = moved.sum() / telling
+    if moved.sum() < max(2, SHIFTED * long[lag].sum()) or not _whole(among, moved, lag):
         return None
+    least = every[LAGS.index(lag)]  # short sequences may have what longer ones show
+    moved |= (
+        (least < 0.35 * among.level) & ((among.level - least) * among.lengths > 2.0) & (among.lengths >= 6)
+    )
     if share > 0.3:  # then it is the rule: also where a large mismatch hides it
-        moved |= at[LAGS.index(lag)] < 0.9 * among.level
+        moved |= least < 0.9 * among.level
     sequences = rows.of(np.flatnonzero(bad)[moved])
     if sequences.mean() > 0.8:
         sequences[:] = True  # the rest is too short, or too certain, to show it
@@ -246,11 +324,13 @@ def _whole(rows: Rows, moved: Flags, lag: int) -> bool:
     return float(np.mean(_at_lag(head, lag) < 0.6 * np.maximum(head.level, 1e-9))) > 0.5
 
 
-def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
+def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found | None:
     k, tokens, there = abs(lag), sequences[rows.owner], rows.only(sequences)
     apart, placed = (
         round(correlation(p, q), 2) + 0.0 for p, q in (_pairs(there, lag)[:2], (there.p, there.q))
     )
+    if not apart > placed:
+        return None  # also where a column is constant, and correlates with nothing
     moved = rows.q.copy()
     first, last = edges(rows)  # masked tokens lie between runs: what would come from there is not in the dump
     takes = tokens & ((last if lag > 0 else first) >= k)
@@ -475,10 +555,27 @@ def breaks(rows: Rows) -> Found | None:
         cause = "long_context"
     elif to_end > 0.5 or _fading([np.abs(rows.delta[place]) for place in places]):
         cause = "retokenization"
-    else:
+    elif _before_as_after(rows, own, begins, ends) and np.mean(tokens[rows.size > 1.0]) > 0.2:
         cause = "wrong_mask"
         fields |= {"place": "blocks inside the response (tool output?)", "column": "one", "value": ""}
+    else:
+        return None
     return Found(cause, statistic, rows, tokens, broken, in_place, fields=fields, approximate=True)
+
+
+def _before_as_after(rows: Rows, own: Ints, begins: Ints, ends: Ints) -> bool:
+    """Return whether sequences agree before their blocks as they do after them, far better than inside.
+
+    Where weights were updated during a response, its first part differs throughout.
+    """
+    first, end = np.zeros(rows.sequences, np.int64), np.zeros(rows.sequences, np.int64)
+    first[own], end[own] = begins, ends
+    there = rows.of(own)[rows.owner]
+    before, after = (there & part for part in (rows.index < first[rows.owner], rows.index >= end[rows.owner]))
+    inside = float(rows.size[there & ~before & ~after].mean())
+    if before.sum() < 8 or after.sum() < 8:
+        return bool(rows.size[there & (before | after)].mean() < 0.05 * inside)
+    return bool(rows.size[before].mean() < min(0.15 * inside, 3 * rows.size[after].mean() + 0.01))
 
 
 def _fading(blocks: Sequence[Floats]) -> bool:
@@ -550,13 +647,19 @@ def boundaries(rows: Rows) -> Found | None:
     usual = float(inner.mean())
     far = min(max(0.2, float(np.quantile(inner, 0.99))), 1.0)
     base = float(np.mean(inner > far))
+    copied = _copies(rows, rows.index == 0, rows.from_end == 0)
+    if copied is not None:
+        return copied
+    broad = usual > 0.3 or base > 0.08
     for name, at in places.items():
         many = int(at.sum())
-        if many < 8 or ((usual > 0.3 or base > 0.08) and name != "the first token"):
+        if many < 8 or (broad and name != "the first token"):
             continue  # what follows a tool's answer or ends a response changes most with the weights
         mean, share = float(rows.size[at].mean()), float(np.mean(rows.size[at] > far))
         if name == "the first token" and _goes_on(rows, far, usual, ~edge):
             continue  # no single token: what follows differs too
+        if name == "the first token" and _two_policies(rows, at, broad):
+            continue  # a right value: the weights were updated after it
         if (
             share * many >= 5
             and share > max(0.2, min(12 * base, 0.5))
@@ -580,6 +683,13 @@ def _goes_on(rows: Rows, far: float, usual: float, interior: Flags) -> bool:
     near = (rows.index > 0) & (rows.index < 4) & interior
     if not near.any():
         return False
+    after, later = near & (rows.index < 3), (rows.index >= EARLY) & interior
+    if (
+        after.sum() >= 16
+        and later.sum() >= 64
+        and rows.scaled[after].mean() > GOES_ON * rows.scaled[later].mean()
+    ):
+        return True  # after another prompt, or keys of older weights, it fades by octaves
     if rows.size[near].mean() > max(4 * usual, 0.2):
         return True
     off = rows.of(rows.owner[(rows.index == 0) & (rows.size > far)])
@@ -588,13 +698,71 @@ def _goes_on(rows: Rows, far: float, usual: float, interior: Flags) -> bool:
     return len(there) >= 12 and float(there.mean()) > 4 * beside
 
 
+GOES_ON = 1.6
+"""|Δ|/(1 − π_rollout) of the second and third token, in that of later ones, from which the mismatch of the
+first goes on."""
+
+
+def _two_policies(rows: Rows, at: Flags, broad: bool) -> bool:
+    """Return whether tokens [T], one of each sequence, look like right values of two policies.
+
+    Then responses to one prompt that begin with one token have both log-probs in common, and E[r] is 1. A
+    wrong value is the log-prob of a token that was not sampled there. Beside a broad mismatch E[r] shows
+    nothing.
+    """
+    q, p, group = rows.q[at], rows.p[at], clusters(rows)[rows.owner[at]]
+    alike = other = 0
+    for one in np.flatnonzero(np.bincount(group) > 1):
+        here = group == one
+        near = [np.abs(x[here][:, None] - x[here]) < 0.02 for x in (q, p)]
+        upper = np.triu(near[0] | near[1], 1)
+        both = int(np.sum(upper & near[0] & near[1]))
+        alike, other = alike + both, other + int(upper.sum()) - both
+    if alike + other >= 20:
+        return alike > 2 * other
+    ratio = estimate(rows, 1 + np.expm1(np.minimum(rows.delta, 3.0)), at)
+    return broad or abs(ratio.value - 1) <= max(0.15, 3 * ratio.error)
+
+
+def _copies(rows: Rows, first: Flags, last: Flags) -> Found | None:
+    """Find first tokens with the last value of another row, or last tokens with the first value of one."""
+    found: list[tuple[float, Found]] = []
+    sides = (("first", first, "last", last), ("last", last, "first", first))
+    for column, x in (("rollout", rows.q), ("train", rows.p)):
+        uncertain = (x < -1e-3) & (rows.size > 1e-3)
+        for name, at, source, there in sides:
+            taken = np.isin(x, x[there & (x < -1e-3)]) & uncertain
+            inner, tokens = uncertain & ~(first | last), taken & at
+            beside = float(taken[inner].sum() / max(inner.sum(), 1))
+            share = float(tokens.sum() / max((uncertain & at).sum(), 1))
+            if tokens.sum() < 8 or share < max(0.1, 10 * beside):
+                continue
+            statistic = (
+                f"{percent(share)} of {int(at.sum()):,} rows hold at the {name} token, in the {column} "
+                f"column, exactly the value at the {source} token of another row; {percent(beside)} of "
+                "tokens elsewhere do"
+            )
+            rest: dict[str, Any] = {"repaired": rows.keep(~at), "fields": {"place": f"the {name} token"}}
+            one = Found.of_tokens(
+                "boundary", statistic, rows, at if share > 0.5 else tokens, exact=True, **rest
+            )
+            found.append((float(rows.size[tokens].mean()), one))
+    return max(found, key=lambda one: one[0])[1] if found else None  # what is copied fits, at its own place
+
+
 def _usual(rows: Rows, at: Flags) -> float:
-    """Return the mean |Δ| of unflagged tokens, weighted to the probabilities of the flagged ones."""
+    """Return the mean |Δ| of unflagged tokens, weighted to the probabilities or the places of flagged ones.
+
+    The larger of the two: an id that only begins responses is no worse than other tokens that do.
+    """
     cuts = np.quantile(rows.q, np.linspace(0, 1, 13)[1:-1])
-    cell = np.searchsorted(cuts, rows.q)
-    others = np.bincount(cell[~at], minlength=len(cuts) + 1)
-    total = np.bincount(cell[~at], rows.size[~at], minlength=len(cuts) + 1)
-    return float(np.mean((total / np.maximum(others, 1))[cell[at]]))
+    places = np.minimum(np.log2(rows.index + 1).astype(np.int64), 3)  # 0; 1 and 2; 3 to 6; later
+    found = []
+    for cell in (np.searchsorted(cuts, rows.q), places):
+        others = np.bincount(cell[~at], minlength=len(cuts) + 1)
+        total = np.bincount(cell[~at], rows.size[~at], minlength=len(cuts) + 1)
+        found.append(float(np.mean((total / np.maximum(others, 1))[cell[at]])))
+    return max(found)
 
 
 def edges(rows: Rows) -> tuple[Ints, Ints]:
@@ -628,7 +796,8 @@ def special_tokens(rows: Rows) -> Found | None:
         nearly_all = (
             share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
         )
-        if many[at] < 8 or mean[at] < 0.15 or not (beyond or nearly_all):
+        anew = share[at] > 0.85 and mean[at] > 2.0 and mean[at] > 4 * _before(rows, which == at)
+        if many[at] < 8 or mean[at] < 0.15 or not (beyond or nearly_all or anew):
             continue
         if mean[at] > 3 * _usual(rows, np.isin(which, [*worst, at])):
             worst.append(int(at))
@@ -646,8 +815,22 @@ def special_tokens(rows: Rows) -> Found | None:
     return Found.of_tokens("special_token", statistic, rows, tokens, fields={"ids": names})
 
 
+def _before(rows: Rows, at: Flags) -> float:
+    """Return the mean |Δ| of tokens with no flagged one before them in their sequence, nats.
+
+    A token whose embedding is another one on one side disturbs all that follow it, too. Where there are too
+    few such tokens, it is the mean of all that are not flagged.
+    """
+    seen = np.cumsum(at)
+    clean: Flags = seen == (seen - at)[rows.starts[:-1]][rows.owner]
+    return float(rows.size[clean if clean.sum() >= 100 else ~at].mean())
+
+
 EARLY, LATE = 8, 32
 """A wrong prompt affects the first `EARLY` tokens of a response most, and tokens from `LATE` on less."""
+AT_FIRST = 1.8
+"""Least mean |Δ|/(1 − π_rollout), cut at `CAP`, of first tokens after another prompt: it is 2.4 to 2.9 as a
+rule, and 0.2 to 1.5 where the weights were updated during the response."""
 
 
 def contexts(rows: Rows) -> Found | None:
@@ -673,6 +856,8 @@ def contexts(rows: Rows) -> Found | None:
         or falling.sum() < 10 * rising.sum()
     ):
         return None
+    if rows.scaled[(rows.index == 0) & falling[rows.owner]].mean() < AT_FIRST:
+        return None  # weights that changed during the response differ at its start as they do elsewhere
     sequences = falling if part else np.ones(rows.sequences, bool)
     statistic = (
         f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens differ "

@@ -12,7 +12,7 @@ import numpy as np
 from offpol_diag.diagnosis import candidates, honest, laws, signatures
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
-from offpol_diag.diagnosis.rows import Estimate, Flags, Rows, measured
+from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Ints, Rows, measured
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.sample import Sample
 from offpol_diag.numerals import doubted
@@ -65,6 +65,8 @@ def run_signatures(rows: Rows) -> Findings:
         ):
             continue  # E[r] or K1 alone, beside a fault that may not be mended whole
         found.append(one)
+        if one.repaired is not None and not one.repaired.tokens:
+            return Findings((one,), one.repaired)  # a column without a log-prob: nothing else is to be seen
         if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
             rows = one.repaired
     return Findings(tuple(one for one in found if not _side_effect(one, found)), rows)
@@ -117,9 +119,15 @@ MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|po
 
 
 def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
-    """Yield columns with few values that describe a sequence's origin, and value → flags [S]."""
+    """Yield columns with few values that describe a sequence's origin, and value → flags [S].
+
+    A number is a quantity (prompt_length), and no origin, but for steps and the numbers of machines.
+    """
     for name, column in rows.scalars.items():
         if name in NOT_GROUPS:
+            continue
+        numeric = all(value is None or isinstance(value, int | float) for value in column)
+        if numeric and name != "step" and not MACHINES.search(name.lower()):
             continue
         values = list(dict.fromkeys(column))
         if not 2 <= len(values) <= MOST_VALUES:
@@ -165,23 +173,22 @@ def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
 def by_group(rows: Rows, seen: Findings) -> Found | None:
     """Find a fault of one group: a cause found only in its sequences, or a mismatch larger than elsewhere.
 
-    It is looked for in the group that differs most from the others in mean |Δ|.
+    It is looked for in the group that differs most from the others in mean |Δ|, among sequences of the same
+    step and policy lag: hosts that hold weights of different steps differ honestly.
     """
-    best: tuple[float, str, Any, Flags] | None = None
-    logs = np.log(np.maximum(rows.level, 1e-9))
+    best: tuple[float, str, Any, Flags, Flags] | None = None
+    logs, alike = np.log(np.maximum(rows.level, 1e-9)), _alike(rows)
     for name, parts in partitions(rows):
         for value, at in parts.items() if name != "step" else ():
             if at.sum() < 6 or (~at).sum() < 6 or at.mean() > 0.6:
                 continue
-            inside, outside = logs[at], logs[~at]
-            spread = np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside))
-            gap = inside.mean() - outside.mean()
+            gap, spread, compared = _apart(logs, at, alike)
             times = float(np.exp(gap))
             if gap / max(spread, 1e-9) > 5.5 and times > 2.5 and (best is None or times > best[0]):
-                best = times, name, value, at
+                best = times, name, value, at, compared
     if best is None:
         return None
-    times, name, value, at = best
+    times, name, value, at, compared = best
     where, without = f"{name} = {value}", rows.only(~at)
     others = {one.cause for one in run_signatures(without).found}
     for one in run_signatures(rows.only(at)).found:
@@ -202,14 +209,51 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
     machine = MACHINES.search(name.lower())
     if times < (2.5 if machine else 5) or seen.found:
         return None  # prompts of another kind may be harder to agree on; machines all do the same work
+    inside, outside = rows.level[at & compared], rows.level[~at & compared]
     statistic = (
-        f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {where} ({int(at.sum()):,} "
-        f"sequences) and {np.median(rows.level[~at]):.2g} with others ({int((~at).sum()):,}), medians"
+        f"mean |Δ| of a sequence is {np.median(inside):.2g} nats with {where} ({len(inside):,} sequences) "
+        f"and {np.median(outside):.2g} with others ({len(outside):,}), medians"
     )
     fields = {"times": f"{times:.0f}"}
     return Found.of_sequences(
         "group_fault", statistic, rows, at, repaired=without, fields=fields, where=where
     )
+
+
+WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
+"""Columns that say which weights sampled and scored a sequence."""
+
+
+def _alike(rows: Rows) -> Ints:
+    """Return a number for each sequence, [S], equal where the same weights sampled and scored it."""
+    keys = list(zip(*(rows.column(name) for name in WEIGHTS), strict=True))
+    numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], np.int64)
+
+
+def _apart(logs: Floats, at: Flags, alike: Ints) -> tuple[float, float, Flags]:
+    """Compare the mean of `logs` [S] at flagged sequences with that of others of the same weights.
+
+    Returns:
+        The difference, its standard error (infinite where there is too little to compare), and the sequences
+        that were compared, [S].
+    """
+    groups = int(alike.max()) + 1
+    inside, outside = (np.bincount(alike, some, groups) for some in (at, ~at))
+    both = (inside > 0) & (outside > 0)
+    compared, strata = both[alike], int(both.sum())
+    gaps, errors = np.zeros(groups), np.zeros(groups)
+    for sign, some, many in ((1, at, inside), (-1, ~at, outside)):
+        some = some & compared
+        free = int(some.sum()) - strata
+        if free < 5:
+            return 0.0, np.inf, compared
+        means = np.bincount(alike[some], logs[some], groups) / np.maximum(many, 1)
+        gaps += sign * means
+        errors += np.square(logs[some] - means[alike[some]]).sum() / free / np.maximum(many, 1)
+    weights = np.where(both, inside * outside / np.maximum(inside + outside, 1), 0.0)
+    total = weights.sum()
+    return float(weights @ gaps / total), float(np.sqrt(weights**2 @ errors) / total), compared
 
 
 # The verdict.
@@ -300,7 +344,7 @@ def _cause(one: Found) -> Cause:
         **fields,
         "temperature": f" (T ≈ {temperature})" if temperature else "",
     }
-    statement = row.sentence.format(**words)
+    statement = fields.get("sentence", row.sentence).format(**words)
     if one.where and one.where not in statement:
         statement += f", where {one.where}"
     after, undone = None, fields.get("after", row.after)
@@ -319,8 +363,8 @@ def _cause(one: Found) -> Cause:
         tokens=int(one.tokens.sum()),
         sequences=int(one.sequences.sum()),
         examples=_examples(one) if row.kind == "bug" else [],
-        confirm=row.confirm.format(**words),
-        fix=row.fix.format(**words),
+        confirm=fields.get("confirm", row.confirm).format(**words),
+        fix=fields.get("fix", row.fix).format(**words),
         after=after,
     )
 
