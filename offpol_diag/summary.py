@@ -722,6 +722,7 @@ class GateVerdict(Model):
         description="the value, or its distance from `centre` (within), against `limit`; or `diagnosis`"
     )
     limit: float = Field(description="0 for a diagnosis")
+    unit: str = Field("", description="of value and limit, as in `metrics`; empty: a pure number")
     centre: float | None = None
     value: float | None
     interval: tuple[float, float] | None = None

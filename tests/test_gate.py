@@ -151,16 +151,16 @@ def test_a_heavy_tail_leaves_no_doubt_of_what_it_can_only_have_hidden(gap, judge
                 assert verdict.judged_on == "interval"
 
 
-SIDES = "0.8 ≤ 1; the 95% interval holds values on both sides"
+SIDES = "0.80 ≤ 1; the 95% interval holds values on both sides"
 REASONS = [
     (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95% interval lies beyond it, from 1.2"),
     (between(0.2, 1.4), "interval", SIDES),
     (between(0.2, 1.4), "point", SIDES),
-    (Number(value=0.5), "interval", "0.5 ≤ 1; no interval"),
+    (Number(value=0.5), "interval", "0.50 ≤ 1; no interval"),
     (Number(value=1.00000001), "interval", "1.00000001 is not ≤ 1; no interval"),
     (Number(log10=45.2), "interval", "10^45.2 is not ≤ 1; no interval"),
     (between(0.2, 0.8, note=HEAVY), "point", HEAVY),
-    (between(0.2, 0.8, note="a few tokens decide it"), "interval", "0.5 ≤ 1; a few tokens decide it"),
+    (between(0.2, 0.8, note="a few tokens decide it"), "interval", "0.50 ≤ 1; a few tokens decide it"),
 ]
 
 
@@ -409,7 +409,7 @@ PASSED, FAILED, SILENT, UNDECIDED = (True, False), (False, False), (None, False)
 @pytest.mark.parametrize(
     ("summary", "bound", "ruling", "where", "said"),
     [
-        (WORSE, ("step", 0.06), FAILED, "step 2", "0.09 is not ≤ 0.06"),
+        (WORSE, ("step", 0.06), FAILED, "step 2", "0.090 is not ≤ 0.06"),
         (WORSE, ("step", 0.06), FAILED, "step 2", "2 of 4 steps fail: 2, 3"),
         (along(0.01, 0.05, 0.03), ("step", 0.04, MIN), FAILED, "step 0", "2 of 3 steps fail: 0, 2"),
         (along(0.0, 0.0205, 0.0195), ("step", 0.02), UNDECIDED, "step 1", "2 of 3 steps hold values"),
@@ -644,17 +644,17 @@ def test_a_comparison_fails_only_where_the_whole_interval_of_the_difference_is_b
 @pytest.mark.parametrize(
     ("name", "now", "base", "allowed", "said"),
     [
-        ("k3", number(1.5, 0.03), 0.04, "0.1", "worse by 0.5 [0.45, 0.55], 0.1 allowed; the whole 95%"),
+        ("k3", number(1.5, 0.03), 0.04, "0.1", "worse by 0.50 [0.45, 0.55], 0.1 allowed; the whole 95%"),
         ("k3", number(1.5, 0.03), 0.04, "0.5", "worse by 0.5 [0.45, 0.55], 0.5 allowed"),
-        ("k3", number(0.5, 0.03), 0.04, "0.1", "better by 0.5 [0.45, 0.55], 0.1 allowed"),
-        ("ess_tokens", number(0.5, 0.03), 0.04, "1", "worse by 0.5 [0.45, 0.55], 1 allowed"),
-        ("mean_ratio", number(0.5, 0.03), 0.0, "1", "worse by 0.5 [0.47, 0.53], 1 allowed"),
-        ("ppl_train", number(0.5, 0.03), 0.04, "1", "changed by -0.5 [-0.55, -0.45], 1 allowed"),
-        ("k3", number(1.5), 0.001, "1", "worse by 0.5, 1 allowed; no interval"),
+        ("k3", number(0.5, 0.03), 0.04, "0.1", "better by 0.50 [0.45, 0.55], 0.1 allowed"),
+        ("ess_tokens", number(0.5, 0.03), 0.04, "1", "worse by 0.50 [0.45, 0.55], 1 allowed"),
+        ("mean_ratio", number(0.5, 0.03), 0.0, "1", "worse by 0.50 [0.47, 0.53], 1 allowed"),
+        ("ppl_train", number(0.5, 0.03), 0.04, "1", "changed by -0.50 [-0.55, -0.45], 1 allowed"),
+        ("k3", number(1.5), 0.001, "1", "worse by 0.50, 1 allowed; no interval"),
         # the end that is worse stays the far one, and no distance is below 0
-        ("ess_tokens", between(0.4, 0.52, 0.5), 0.0, "1", "worse by 0.5 [0.48, 0.6], 1"),
-        ("mean_ratio", between(0.99, 1.012, 1.001), 0.0, "1", "worse by 0.001 [0, 0.012], 1"),
-        ("k3", number(1.0, 0.03), 0.04, "0", "worse by 0 [-0.05, 0.05], 0 allowed"),
+        ("ess_tokens", between(0.4, 0.52, 0.5), 0.0, "1", "worse by 0.50 [0.48, 0.60], 1"),
+        ("mean_ratio", between(0.99, 1.012, 1.001), 0.0, "1", "worse by 0.0010 [0, 0.012], 1"),
+        ("k3", number(1.0, 0.03), 0.04, "0", "worse by 0 [-0.050, 0.050], 0 allowed"),
     ],
 )
 def test_the_reason_says_by_how_much_and_how_sure_that_is(name, now, base, allowed, said):

@@ -14,6 +14,7 @@ from offpol_diag import api
 from offpol_diag.cli import app
 from offpol_diag.errors import GateFileError
 from offpol_diag.gate import beyond, requirements
+from offpol_diag.gate.baseline import Baseline, compare
 from offpol_diag.gate.bounds import Name, Steps, Tolerance
 from offpol_diag.gate.diagnosis import FailOn, judge_diagnosis
 from offpol_diag.gate.file import read
@@ -21,8 +22,9 @@ from offpol_diag.report.render.annotations import annotated
 from offpol_diag.report.render.html import render_html
 from offpol_diag.report.render.junit import render_junit
 from offpol_diag.report.render.markdown import render_markdown
+from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections.gate import bound, gate, holds
-from offpol_diag.summary import GateVerdict, loads
+from offpol_diag.summary import GateVerdict, Number, loads
 from tests.factory import make_summary, number
 from tests.test_gate import NOTHING, diagnosis, having
 
@@ -423,7 +425,7 @@ def test_the_verdict_table_fits_a_terminal_without_colour(width):
 
     assert max(map(len, out.splitlines())) <= width
     text = " ".join(out.split())
-    for said in ("✗ Failed:", "0.0020 [0.0019, 0.0022]", "seq_mis.sequences_dropped ≥ 0.2"):
+    for said in ("✗ Failed:", "0.0020 [0.0019, 0.0022]", "seq_mis.sequences_dropped ≥ 20%"):
         assert said in text
     assert "\x1b" not in text
     assert "Left out" not in text
@@ -432,13 +434,114 @@ def test_the_verdict_table_fits_a_terminal_without_colour(width):
 def test_verdicts_other_than_passed_are_explained_failures_first():
     head, table = gate(ALL[::-1]).blocks
 
-    labels = ["✗ failed", "? could not say", "✓ open", "✗ failed (warn)", "? could not say (warn)"]
+    labels = ["✗ failed", "? could not say", "~ open", "✗ failed (warn)", "? could not say (warn)"]
     assert [line.split(":")[0] for line in head.detail] == labels
-    assert [row[0] for row in table.rows][:3] == ["✓ passed", "✓ open", "✓ open"]
+    assert [row[0] for row in table.rows][:3] == ["✓ passed", "~ open", "~ open"]
     assert "open: the 95% interval" in table.notes[0]
-    assert head.text == "3 of 7 bounds hold (2 open); 1 failed; 1 could not be judged; 2 warned"
-    assert gate([FINE]).blocks[0].text == "1 of 1 bounds hold"
-    assert gate([FINE, WARNED]).blocks[0].text == "1 of 2 bounds hold; 1 warned"
+
+
+FALLS_SHORT = verdict(
+    name="ess_tokens",
+    bound="min",
+    limit=0.99,
+    unit="fraction",
+    value=0.96,
+    interval=(0.9, 0.98),
+    passed=False,
+    reason="96% is not ≥ 99%; the whole 95% interval lies beyond it, from 98%",
+)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([FINE], "the bound holds"),
+        ([FINE, FINE], "all 2 bounds hold"),
+        ([FINE, OPEN], "1 of 2 bounds holds, 1 is open"),
+        ([FINE, FINE, OPEN, NEAR], "2 of 4 bounds hold, 2 are open"),
+        ([FINE, WARNED], "1 of 2 bounds holds, 1 warned"),
+        ([FALLS_SHORT], "ess_tokens is 96% [90%, 98%], must be ≥ 99%"),
+        (
+            [FINE, FINE, FINE, OPEN, NEAR, FALLS_SHORT],
+            "ess_tokens is 96% [90%, 98%], must be ≥ 99%. Of the others 3 hold, 2 are open",
+        ),
+        (
+            [FALLS_SHORT, FAILED, SILENT, WARNED],
+            "2 of 4 bounds; the first: ess_tokens is 96% [90%, 98%], must be ≥ 99%. Of the others 1 could "
+            "not be judged, 1 warned",
+        ),
+        ([SILENT], "drift2.k3: missing column current_log_probs"),
+        ([SILENT, FINE], "drift2.k3: missing column current_log_probs. Of the others 1 holds"),
+        (
+            [verdict(name="step:k3", value=0.5, passed=False, where="step 7")],
+            "step:k3 is 0.50 at step 7, must be ≤ 0.002",
+        ),
+        (
+            [verdict(bound="within", centre=1.0, value=2.0, passed=False, baseline=1.0, tolerance="10%")],
+            "k3 is 2, must be within baseline 1 ± 10%",
+        ),
+    ],
+)
+def test_the_headline_is_true_and_says_what_failed(verdicts, said):
+    assert gate(verdicts).blocks[0].text == said
+
+
+def test_the_headline_of_a_diagnosis_says_what_it_is_and_may_not_be():
+    (one,), (two,) = (judge_diagnosis(diagnosis("bug"), [FailOn(said)]) for said in ("bug", "cannot_tell"))
+    assert gate([one]).blocks[0].text == "the diagnosis is bug, must not be bug"
+    assert gate([two]).blocks[0].text == "the diagnosis is bug, must not be cannot tell or worse"
+
+
+def test_every_output_has_the_headline_and_marks_what_is_open():
+    bounds = [FINE, OPEN, FALLS_SHORT]
+    said = "ess_tokens is 96% [90%, 98%], must be ≥ 99%"
+    summary = make_summary(gates=bounds)
+    drawn = " ".join(terminal(summary, given=[gate(bounds)]).split())
+    assert f"✗ Failed: {said}. Of the others 1 holds, 1 is open" in drawn
+    assert "~ open f_2 ≤ 0.002 0.0030 [0.0010, 0.0050]" in drawn
+    text = render_markdown(summary)  # the job summary, too
+    assert f"❌ **Failed**: {said}. Of the others" in text
+    assert r"| \~ open | f_2 |" in text
+    page = render_html(summary)
+    heading = re.sub(r"<[^>]*>", "", re.search(r"<h1.*?</h1>", page, re.DOTALL)[0])
+    assert heading == f"Failed: {said}. Of the others 1 holds, 1 is open"
+    assert "~ open" in page
+    xml = render_junit(summary)
+    assert f'message="{said}; the whole 95% interval lies beyond it, from 98%"' in xml
+    assert "~ open: f_2: holds values on both sides" in xml
+    assert [f"value: {one}" in xml for one in ("96%", "0.96")] == [True, False]
+    notice, error = annotated([OPEN, FALLS_SHORT])
+    assert notice.startswith("::notice title=offpol-diag gate%3A f_2 open::")
+    head, text_of = error.rsplit("::", 1)
+    assert head == "::error title=offpol-diag gate%3A ess_tokens failed"
+    assert text_of.replace("%25", "%") == f"{said}; the whole 95% interval lies beyond it, from 98%"
+    for drawing in (drawn, text, page, xml, notice):
+        assert "✓ open" not in drawing
+
+
+def test_shares_are_written_as_percentages_wherever_analyze_does():
+    found = run(
+        "--min", "ess_tokens=0.99999", "--max", "f_2=1e-9", "--min", "ess_sequences=0.5", "--max", "k3=1"
+    )
+    text = " ".join(found.stdout.split())
+    assert "ess_tokens ≥ 99.999%" in text
+    assert re.search(r"ess_tokens is [\d.]+% \[[\d.]+%, [\d.]+%\], must be ≥ 99\.999%", text)
+    assert all(said in text for said in ("f_2 ≤ 1e-7%", "ess_sequences ≥ 50%", "k3 ≤ 1 "))
+
+
+def test_a_tolerance_beside_a_percentage_says_of_what_it_is():
+    less = {"name": "ess_tokens", "bound": "min", "unit": "fraction", "baseline": 0.9}
+    assert holds(verdict(tolerance="10%", **less)) == "ess_tokens ≥ baseline 90% − 10% of it"
+    assert (
+        holds(verdict(tolerance="10% + 0.02", **less)) == "ess_tokens ≥ baseline 90% − 10% of it + 2 points"
+    )
+    worse = compare(
+        make_summary(metrics={"ess_tokens": Number(value=0.5, unit="fraction", interval=(0.48, 0.52))}),
+        make_summary(metrics={"ess_tokens": Number(value=0.9, unit="fraction", interval=(0.88, 0.92))}),
+        Baseline(only=(Name("ess_tokens"),)),
+    )[0]
+    assert worse.reason.startswith("worse by 40 points [37, 43], 9 points allowed; the whole 95% interval")
+    assert (worse.unit, worse.passed) == ("fraction", False)
 
 
 BASED = {"baseline": 0.5, "tolerance": "10%"}
@@ -493,8 +596,8 @@ def test_junit_lists_every_bound_as_a_test():
         ("pearson",),
     ]
     failure = next(iter(suite)).result[0]
-    assert failure.message == "k3: 0.5 is not ≤ 0.002"
-    assert "value: 0.5" in failure.text
+    assert failure.message == "k3 is 0.50, must be ≤ 0.002"
+    assert "value: 0.50" in failure.text
     assert "95% interval: none" in failure.text
 
 
@@ -524,7 +627,7 @@ def test_all_forms_are_written_say_who_asked_and_are_drawn_again():
     assert "drift2.k3" in Path("again.html").read_text()
     text = Path("out.md").read_text(encoding="utf-8")
     assert text.index("## Gate") < text.index("❌ **Failed**") < text.index("<details>")
-    assert text.count("gates passed") == 1
+    assert text.count("2 of 5 bounds hold, ") == 1
     assert "| ✗ failed | k3 | ≤ 1e-9 |" in text
     for xml in (Path("out.xml").read_text(encoding="utf-8"), run(*BAD, "--junit", "-").stdout):
         (suite,) = JUnitXml.fromstring(xml.encode())
@@ -571,7 +674,7 @@ def test_a_job_summary_is_appended_to():
 def test_verdicts_are_annotated_by_their_weight_and_those_beyond_what_github_shows_are_counted():
     lines = list(annotated(ALL))
     assert [line.split(" ")[0][2:] for line in lines] == ["error", "warning", "notice", "error", "warning"]
-    assert lines[0] == "::error title=offpol-diag gate%3A k3 failed::k3: 0.5 is not ≤ 0.002"
+    assert lines[0] == "::error title=offpol-diag gate%3A k3 failed::k3 is 0.50, must be ≤ 0.002"
     assert not any("pearson" in line or "f_5" in line for line in lines)
 
     lines = list(annotated([FAILED] * 13 + [WARNED] * 10))

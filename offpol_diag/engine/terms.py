@@ -242,15 +242,14 @@ class Terms:
     def diff(self) -> Tensor:
         """π_train − π_rollout of the sampled token, [t]: sign(Δ) · max(π_train, π_rollout) · (1 − e^−|Δ|).
 
-        1 − e^−Δ is (r − 1)/r for Δ > 0, so that neither a π_rollout that underflows nor an r that overflows
-        matters.
+        π_rollout · (r − 1), which is the same, would be 0 where π_rollout underflows, and r is bounded.
         """
         q, out = self.block.prob(self.denominator), self.block.out("diff")
         if self.tame:
             return torch.multiply(q, self.r1, out=out)
         larger = torch.maximum(self.block.prob(self.numerator), q, out=out)
-        ratio = torch.add(torch.clip(self.r1, 0.0, None, out=self.block.out("")), 1.0, out=self.block.out(""))
-        return torch.multiply(larger, torch.divide(self.r1, ratio, out=ratio), out=out)
+        part = segments.expm1(torch.neg(self.size, out=self.block.out("")), self.block.out(""))
+        return torch.copysign(torch.multiply(larger, part, out=out), self.delta, out=out)
 
     @cached_property
     def pd(self) -> Tensor:

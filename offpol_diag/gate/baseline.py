@@ -17,8 +17,8 @@ from offpol_diag.gate.aliases import unlike
 from offpol_diag.gate.bounds import USUAL, Judge, Level, Name, Tolerance
 from offpol_diag.gate.diagnosis import NAME, compare_diagnosis
 from offpol_diag.gate.numbers import Found, find, look_up, preset, preset_of
-from offpol_diag.gate.verdicts import HIDDEN, Ruling, distinct_digits, joined, rule, shown, why_unjudged
-from offpol_diag.numerals import doubted
+from offpol_diag.gate.verdicts import HIDDEN, Ruling, joined, rule, shown, told_apart, why_unjudged
+from offpol_diag.numerals import FRACTIONS, doubted, written
 from offpol_diag.presets.catalogue import ALL, plain
 from offpol_diag.summary import GateVerdict, Number, Summary, finite
 
@@ -211,8 +211,11 @@ def _why(way: Worse, change: Number, allowed: float, ruling: Ruling, here: Numbe
     kind = "changed" if way.sign == "either" else "better" if value < 0 else "worse"
     if kind == "better":
         value, low, high = -value, -high, -low
-    size, right = distinct_digits(value, allowed)
-    interval = f" [{low:.3g}, {high:.3g}]" if change.interval else ""
+    scale, points = (100.0, " points") if here.unit in FRACTIONS else (1.0, "")
+    of = Number(value=value * scale, interval=(low * scale, high * scale) if change.interval else None)
+    size, interval = written(of)
+    size, right = told_apart(size, value * scale, allowed * scale, "")
+    size, interval, right = f"{size}{points}", f" {interval}" if interval else "", f"{right}{points}"
     sure = ruling.passed is False and ruling.on == "interval"
     return joined(
         f"{kind} by {size}{interval}, {right} allowed",

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from offpol_diag.gate.aliases import unlike
 from offpol_diag.gate.bounds import EVERY, Bound, Judge, Kind
 from offpol_diag.gate.numbers import Series, chosen_steps, look_up, series, size
-from offpol_diag.numerals import doubted
+from offpol_diag.numerals import FRACTIONS, doubted, say_value, written
 from offpol_diag.summary import GateVerdict, Number, Summary
 
 Outcome = Literal["passed", "failed", "could not say"]
@@ -78,12 +78,13 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", na
         if why_unjudged(sound) or not beyond_it or HIDDEN.get(name.rpartition(".")[2]) != kind:
             return Ruling(None, why)
         judge, note = "interval", f"{note}, but what a heavy tail hides lies farther beyond the bound"
+    value, ends = written(number.model_copy(update={"note": None}))
     if number.value is None:  # too large for a float: its log10 is compared
         held = keeps(number.log10 or 0.0, math.log10(limit) if limit > 0 else -math.inf)
-        left, right = f"10^{number.log10:.4g}", f"{limit:.4g}"
+        left, right = f"10^{number.log10:.4g}", say_limit(limit, number.unit)
     else:
         held = keeps(number.value, limit)
-        left, right = distinct_digits(number.value, limit)
+        left, right = told_apart(value, number.value, limit, number.unit)
     said = f"{left} {'' if held else 'is not '}{'≤' if kind == 'max' else '≥'} {right}"
     if not has_interval:
         return Ruling(held, joined(said, "no interval" if judge == "interval" else "", note), on="value")
@@ -91,7 +92,9 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", na
         straddles = min(near, far) <= limit <= max(near, far) and near != far
         return Ruling(held, joined(said, OPEN if straddles else "", note), on="value")
     if beyond_it:
-        why = f"the whole 95% interval lies beyond it, from {distinct_digits(near, limit)[0]}"
+        end = ends.strip("[]").split(", ")[0 if kind == "max" else -1] or value
+        end = told_apart(end, near, limit, number.unit)[0]
+        why = f"the whole 95% interval lies beyond it, from {end}"
         return Ruling(False, joined(said, why, note), on="interval")
     within = keeps(far, limit)
     return Ruling(True, joined(said, "" if within else OPEN, note), open=not within, on="interval")
@@ -106,6 +109,33 @@ def why_unjudged(number: Number) -> str:
     parts = (number.value, number.log10, *(number.interval or ()))
     odd = any(part is not None and math.isnan(part) for part in parts)
     return (number.unknown or "it is not a number") if odd else ""
+
+
+def say_limit(limit: float, unit: str) -> str:
+    """Format a bound as it was set: `99%` of a fraction; with all its digits where four would change it."""
+    text, (scale, sign) = say_value(limit, unit), _scale(unit)
+    return text if math.isclose(_read(text), limit * scale, rel_tol=1e-12) else f"{limit * scale:.12g}{sign}"
+
+
+def told_apart(text: str, value: float, limit: float, unit: str) -> tuple[str, str]:
+    """Return a formatted value and its bound, with more digits where these would look equal or swapped."""
+    bound, (scale, sign) = say_limit(limit, unit), _scale(unit)
+    one, other = _read(text), _read(bound)
+    if value != limit and (one == other or (one > other) is not (value > limit)):
+        one_, other_ = distinct_digits(value * scale, limit * scale)
+        return one_ + sign, other_ + sign
+    return (bound if value == limit else text), bound
+
+
+def _scale(unit: str) -> tuple[float, str]:
+    return (100.0, "%") if unit in FRACTIONS else (1.0, "")
+
+
+def _read(text: str) -> float:
+    try:
+        return float(text.replace(",", "").rstrip("%"))
+    except ValueError:
+        return math.nan
 
 
 def distinct_digits(value: float, limit: float) -> tuple[str, str]:
@@ -128,7 +158,8 @@ def shown(number: Number) -> dict[str, Any]:
         None if one is None or not math.isfinite(one) else one for one in (number.value, number.log10)
     )
     known = number.interval is not None and all(map(math.isfinite, number.interval))
-    return {"value": value, "interval": number.interval if known else None, "log10": log10}
+    ends = number.interval if known else None
+    return {"value": value, "interval": ends, "log10": log10, "unit": number.unit}
 
 
 # ---------------------------------------------------------------- bounds

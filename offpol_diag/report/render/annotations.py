@@ -31,7 +31,7 @@ def annotated(verdicts: Sequence[GateVerdict]) -> Iterator[str]:
 
 
 def _title(one: GateVerdict) -> str:
-    return f"offpol-diag gate: {title(one)} {word(one).lstrip('✓✗? ')}"
+    return f"offpol-diag gate: {title(one)} {word(one).lstrip('✓~✗? ')}"
 
 
 def _kind(one: GateVerdict) -> str:

@@ -14,8 +14,9 @@ import re
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from offpol_diag.numerals import written
 from offpol_diag.printable import printable
-from offpol_diag.report.sections.gate import bound, explained, title
+from offpol_diag.report.sections.gate import bound, explained, found, title, word
 from offpol_diag.summary import GateVerdict, Summary
 
 SUITE = "offpol-diag gate"
@@ -39,14 +40,14 @@ def _case(verdict: GateVerdict) -> TestCase:
     case = TestCase(_legal(f"{title(verdict)} {bound(verdict)}"), classname="offpol_diag.gate")
     text = _legal(explained(verdict))
     if verdict.passed is True:
-        case.system_out = text
+        case.system_out = f"{word(verdict)}: {text}"
         return case
     kind = Skipped if verdict.level == "warn" else Error if verdict.passed is None else Failure
     result = kind(text, f"{verdict.level}: {'failed' if verdict.passed is False else 'could not say'}")
-    interval = f"[{verdict.interval[0]!r}, {verdict.interval[1]!r}]" if verdict.interval else "none"
+    value, interval = written(found(verdict)) if found(verdict).known else ("none", "")
     details = (
-        f"value: {verdict.value!r}",
-        f"95% interval: {interval}",
+        f"value: {value}",
+        f"95% interval: {interval or 'none'}",
         f"asked by: {verdict.source or 'unknown'}",
     )
     result.text = "\n".join((text, *map(_legal, details)))

@@ -1,8 +1,8 @@
 """Draw a result in a terminal: by default the answer, with --verbose all sections, with --quiet one line.
 
 What does not fit is omitted in this order, and named: reference tables; then columns from the right, or they
-are moved below. Intervals are never omitted, but for those of short forms with many numbers: columns move
-below for them. A pipe is `PIPE_WIDTH` wide and omits nothing. Nothing depends on colour.
+are moved below. Only short forms with many numbers omit intervals: elsewhere columns move below for them.
+A pipe is `PIPE_WIDTH` wide and omits nothing. Nothing depends on colour.
 """
 
 from __future__ import annotations

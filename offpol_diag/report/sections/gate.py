@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from offpol_diag.blocks import Cell, Section, Table, Tone, Verdict
 from offpol_diag.gate import beyond, outcome
+from offpol_diag.gate.bounds import tolerance
 from offpol_diag.gate.diagnosis import plain
-from offpol_diag.numerals import count, say_value
+from offpol_diag.gate.verdicts import say_limit
+from offpol_diag.numerals import FRACTIONS, count, counted, say, say_value
 from offpol_diag.summary import GateVerdict, Number
 
 MOST = 100
@@ -20,7 +22,7 @@ SAID: Mapping[str, tuple[str, Tone]] = {
 
 WORDS: Mapping[tuple[bool | None, bool], str] = {
     (True, False): "✓ passed",
-    (True, True): "✓ open",
+    (True, True): "~ open",
     (False, False): "✗ failed",
     (None, False): "? could not say",
 }
@@ -41,13 +43,13 @@ def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Sectio
         one for one in sorted(verdicts, key=weight) if one.passed is not True or (one.open and beyond(one))
     ]
     why = (*(f"{word(one)}: {explained(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
-    head = Verdict(label, tally(verdicts), tone, why)
+    head = Verdict(label, headline(verdicts), tone, why)
     rows: list[tuple[Cell, ...]] = []  # without the reasons, which stand above
     for one in _chosen(verdicts):
         value = found(one)
         short = plain(one.diagnosis) if one.diagnosis else value if value.known else "–"
         rows.append((word(one), holds(one), short))
-    notes = (*_more(len(verdicts), "bounds"), *_opened(verdicts), *remarks)
+    notes = (*_more(len(verdicts), "bounds"), *opened(verdicts), *remarks)
     table = Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
     return Section("gate", "Gate", (head, table))
 
@@ -63,7 +65,8 @@ def _more(number: int, what: str) -> tuple[str, ...]:
     return (more,) if number > MOST else ()
 
 
-def _opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:
+def opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:
+    """Return what open means, for the kinds of bounds that are."""
     kinds = {one.bound == "diagnosis" for one in verdicts if one.open}
     return tuple(note for kind, note in ((False, OPEN), (True, OPEN_DIAGNOSIS)) if kind in kinds)
 
@@ -75,24 +78,52 @@ def report(verdicts: Sequence[GateVerdict], whole: bool = True) -> Table:
     for one in chosen:
         value = plain(one.diagnosis) if one.diagnosis else found(one)
         rows.append((word(one), title(one), bound(one), value, _reason(one) or "–"))
-    caption = f"{sum(one.passed is True for one in verdicts)} of {len(verdicts)} gates passed"
-    notes = (*(() if whole else _more(len(verdicts), "bounds")), *_opened(verdicts))
+    caption = tally(verdicts)
+    notes = (*(() if whole else _more(len(verdicts), "bounds")), *opened(verdicts))
     return Table("gates", caption, ("gate", "number", "bound", "value", "why"), rows, notes)
 
 
-def tally(verdicts: Sequence[GateVerdict]) -> str:
-    """Return a count: `3 of 5 bounds hold (1 open); 1 failed; 1 could not be judged; 1 warned`."""
-    passed = sum(one.passed is True for one in verdicts)
+def headline(verdicts: Sequence[GateVerdict]) -> str:
+    """Return what decided: the bound that failed, or how many and the first; else what was not judged."""
+    errors = [one for one in verdicts if one.level == "error"]
+    failed, unknown = ([one for one in errors if one.passed is passed] for passed in (False, None))
+    decided = failed or unknown
+    if not decided:
+        return tally(verdicts)
+    first = missed(decided[0]) if failed else f"{title(decided[0])}: {_reason(decided[0])}"
+    some = f"{len(decided)} of {counted(len(verdicts), 'bound')}; the first: " if len(decided) > 1 else ""
+    others = [one for one in verdicts if one not in decided] if len(verdicts) > len(decided) else []
+    return f"{some}{first}{f'. Of the others {tally(others, True)}' if others else ''}"
+
+
+def missed(one: GateVerdict) -> str:
+    """Return a failed bound in words: `ess_tokens is 96% [90%, 98%], must be ≥ 99%`."""
+    must = f"must be {bound(one)}".replace("must be not ", "must not be ").replace(
+        "be baseline", "be within baseline"
+    )
+    what = (
+        f"the diagnosis is {plain(one.diagnosis)}" if one.diagnosis else f"{title(one)} is {say(found(one))}"
+    )
+    return f"{what}{f' at {one.where}' if one.where else ''}, {must}"
+
+
+def tally(verdicts: Sequence[GateVerdict], short: bool = False) -> str:
+    """Return a count: `3 of 7 bounds hold, 1 is open, 1 failed, 1 could not be judged, 1 warned`."""
     errors = [one.passed for one in verdicts if one.level == "error"]
     warned = sum(one.level == "warn" and one.passed is not True for one in verdicts)
-    opened = sum(one.open for one in verdicts)
+    opened = sum(one.open for one in verdicts if one.passed is True)
+    hold = sum(one.passed is True for one in verdicts) - opened
+    many = len(verdicts)
+    all_hold = "the bound holds" if many == 1 else f"all {count(many)} bounds hold"
+    of = "" if short else f" of {counted(many, 'bound')}"
     parts = (
-        f"{passed} of {len(verdicts)} bounds hold" + (f" ({opened} open)" if opened else ""),
-        f"{errors.count(False)} failed" if False in errors else "",
-        f"{errors.count(None)} could not be judged" if None in errors else "",
-        f"{warned} warned" if warned else "",
+        f"{count(hold)}{of} {'holds' if hold == 1 else 'hold'}" if hold or not short else "",
+        f"{count(opened)} {'is' if opened == 1 else 'are'} open" if opened else "",
+        f"{count(errors.count(False))} failed" if False in errors else "",
+        f"{count(errors.count(None))} could not be judged" if None in errors else "",
+        f"{count(warned)} warned" if warned else "",
     )
-    return "; ".join(part for part in parts if part)
+    return all_hold if hold == many and not short else ", ".join(part for part in parts if part)
 
 
 def word(one: GateVerdict) -> str:
@@ -120,24 +151,39 @@ def bound(one: GateVerdict) -> str:
         earlier = one.diagnosis_baseline
         return f"no worse than baseline{f' {plain(earlier)}' if earlier else ''}"
     if not one.tolerance:
-        return f"{SIGNS[one.bound]} {say_value(one.limit)}"
-    base = "baseline" if one.baseline is None else f"baseline {say_value(one.baseline)}"
+        return f"{SIGNS[one.bound]} {say_limit(one.limit, one.unit)}"
+    base = "baseline" if one.baseline is None else f"baseline {say_value(one.baseline, one.unit)}"
+    allowed = _allowed(one)
     if one.bound == "within" and one.centre != one.baseline:
-        return f"no farther from {one.centre:g} than {base} by {one.tolerance}"
+        return f"no farther from {say_value(one.centre, one.unit)} than {base} by {allowed}"
     if one.bound == "within":
-        return f"{base} ± {one.tolerance}"
-    return f"{SIGNS[one.bound]} {base} {'−' if one.bound == 'min' else '+'} {one.tolerance}"
+        return f"{base} ± {allowed}"
+    return f"{SIGNS[one.bound]} {base} {'−' if one.bound == 'min' else '+'} {allowed}"
+
+
+def _allowed(one: GateVerdict) -> str:
+    """Return the tolerance; beside a percentage `10% of it`, or `2 points`."""
+    if one.unit not in FRACTIONS:
+        return one.tolerance
+    said = tolerance(one.tolerance)
+    share = f"{100 * said.share:g}% of it" if said.share or not said.amount else ""
+    amount = f"{100 * said.amount:g} points" if said.amount else ""
+    return " + ".join(part for part in (share, amount) if part)
 
 
 def found(one: GateVerdict) -> Number:
     """Return the judged value."""
-    value = Number(value=one.value, interval=one.interval, log10=one.log10)
+    value = Number(value=one.value, interval=one.interval, log10=one.log10, unit=one.unit)
     return value if value.known else value.model_copy(update={"unknown": _reason(one) or "no value"})
 
 
 def explained(one: GateVerdict) -> str:
-    """Return the number's name, the reason, and the gate file's note."""
-    return f"{title(one)}: {_reason(one)}"
+    """Return the number's name, the reason, and the gate file's note; of a failed one what it missed."""
+    if one.passed is not False or not found(one).known:
+        return f"{title(one)}: {_reason(one)}"
+    compared, _, more = one.reason.partition("; ")
+    why = more if " is not " in compared else one.reason  # the comparison of value and bound is said
+    return "; ".join(part for part in (missed(one), why, one.note) if part)
 
 
 def _reason(one: GateVerdict) -> str:

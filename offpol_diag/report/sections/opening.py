@@ -12,6 +12,7 @@ from offpol_diag.bands import Tone
 from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES, worse
 from offpol_diag.gate import outcome
 from offpol_diag.gate.diagnosis import plain
+from offpol_diag.gate.verdicts import say_limit
 from offpol_diag.numerals import count, counted, rounded, say, say_value, value_or_dash, written
 from offpol_diag.report.picture import Colour, Layer, Panel, Picture, Values, at_places
 from offpol_diag.report.sections import gate as gates
@@ -472,22 +473,12 @@ def _gates(summary: Summary) -> Opening:
     failed, unknown = (
         [one for one in verdicts if one.passed is passed and one.level == "error"] for passed in (False, None)
     )
-    many = len(verdicts)
-    h1 = f"all {many} bounds hold" if many > 1 else "the bound holds"
-    lede = " ".join(f"{gates.title(one)}: {one.reason}." for one in unknown[:3])
-    lede = lede or f"{gates.tally(verdicts)}."
+    many, h1 = len(verdicts), gates.headline(verdicts)
     if failed:
-        fails = f"{len(failed)} of {many} bounds {'fails' if len(failed) == 1 else 'fail'}"
-        h1 = fails if many > 1 else "the bound fails"
-        h1 += f", {len(unknown)} could not be judged" if unknown else ""
-        lede = " ".join(
-            f"{gates.title(one)} is {say(gates.found(one))}; the bound is {gates.bound(one)}."
-            if one.bound != "diagnosis"
-            else f"The diagnosis: {one.reason}."
-            for one in failed[:3]
-        )
-    elif unknown:
-        h1 = f"{len(unknown)} of {counted(many, 'bound')} could not be judged"
+        lede = " ".join([f"{failed[0].reason}.", *(f"{gates.explained(one)}." for one in failed[1:3])])
+    else:
+        lede = " ".join(f"{gates.explained(one)}." for one in unknown[1:3])
+        lede = lede or " ".join(note[:1].upper() + note[1:] for note in gates.opened(verdicts))
     lead = "Each bound with the value found and its 95% interval."
     return Opening(
         h1,
@@ -504,7 +495,7 @@ def _gates(summary: Summary) -> Opening:
 
 
 def _bound(one: GateVerdict) -> Fact:
-    tone: Tone = "info" if one.passed is None else "good" if one.passed else "bad"
+    tone: Tone = "info" if one.passed is None or one.open else "good" if one.passed else "bad"
     value, interval = written(gates.found(one)) if gates.found(one).known else ("–", one.reason)
     value = plain(one.diagnosis) if one.diagnosis else value
     return Fact(gates.title(one), value, interval, gates.word(one), tone, gates.bound(one), one.where)
@@ -551,7 +542,8 @@ def _stepwise(summary: Summary, one: GateVerdict) -> Picture | None:
         return None
     beyond = [at for at, y in zip(steps.first, series.values, strict=True) if _beyond(y, one)]
     wrong = "above" if one.bound == "max" else "below"
-    title = f"{name} lies {wrong} {say_value(one.limit)} at {len(beyond)} of {len(steps.first)} steps"
+    where = f"at {len(beyond)} of {len(steps.first)} steps"
+    title = f"{name} lies {wrong} {say_limit(one.limit, series.unit)} {where}"
     title += f", first at step {beyond[0]}" if beyond else ""
     share = series.unit in ("fraction", "share")
     log = not share and all(y is None or y > 0 for y in series.values)
