@@ -467,6 +467,15 @@ def test_a_head_that_comes_back_in_the_time_that_ray_is_given_is_waited_for(life
     back[0].close()
 
 
+def test_the_ray_of_this_machine_is_not_waited_for_as_nothing_starts_it_again(lifeline, monkeypatch):
+    monkeypatch.setenv(cluster.RECONNECT, "400")
+    lifeline[1].close()
+    begun = time.monotonic()
+    with pytest.raises(ClusterError, match="the Ray of this machine"):
+        lifeline[-1].check(at_once=True)
+    assert time.monotonic() - begun < 10
+
+
 def test_what_ray_prints_goes_to_stderr_since_stdout_is_the_results(capfd):
     from ray._private import worker
 

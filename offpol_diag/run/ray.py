@@ -57,6 +57,7 @@ PATIENCE = 10.0
 """Timeout in seconds for connecting to a cluster."""
 AWAY, TICK = 3.0, 1.0
 """Seconds after which a head that refuses connections is lost, and between checks that it is there."""
+HEAD = "its head at"
 RECONNECT, MARGIN = "RAY_gcs_rpc_server_reconnect_timeout_s", 10.0
 """Seconds after which Ray ends a process that lost its head, with exit code 1; and how much earlier we do."""
 RETRIES = 3
@@ -380,7 +381,8 @@ class Lifeline:
         while lost := self._lost():
             what, error = lost
             least = AWAY if isinstance(error, ConnectionRefusedError | FileNotFoundError) else PATIENCE
-            if time.monotonic() - began >= max(least, _reconnecting()):
+            wait = max(least, _reconnecting()) if what.startswith(HEAD) else least
+            if time.monotonic() - began >= wait:
                 hint = "see why it ended (memory of its machine, Ray's logs), start it and repeat the command"
                 said = f"the cluster is lost: {what} ({error.strerror or error})"
                 raise ClusterError(said, hint) from error
@@ -389,7 +391,7 @@ class Lifeline:
 
     def _lost(self) -> tuple[str, OSError] | None:
         host, _, port = self._head.rpartition(":")
-        what = f"its head at {self._head} does not answer any more"
+        what = f"{HEAD} {self._head} does not answer any more"
         try:
             socket.create_connection((host.strip("[]"), int(port)), AWAY).close()
             what = "the Ray of this machine has ended"
