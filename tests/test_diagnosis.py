@@ -399,6 +399,7 @@ def test_right_values_of_two_policies_are_no_bug(tmp_path, name, known):
 
 
 RIGHT = cache(lambda: sampled(lambda t: OLD, OLD))
+TOKENS_OF = ("rollout_log_probs", "old_log_probs", "token_ids")
 
 
 @pytest.mark.parametrize("column", ["rollout_log_probs", "old_log_probs"])
@@ -511,6 +512,28 @@ def test_a_column_without_a_log_prob_is_a_sentinel_and_nothing_else(tmp_path, va
     found = diagnosed(tmp_path / "d.parquet", RIGHT() | {key: [value(x) for x in RIGHT()[key]]})
     assert ([one.id for one in found.causes], said in found.headline) == (["sentinel"], True)
     assert found.causes[0].after is None
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_padding_that_the_mask_includes_is_a_wrong_mask_also_where_both_columns_hold_it(tmp_path, ids):
+    """Both columns agree there, so that it only thins out the mismatch."""
+    padded = {name: [np.pad(x, (0, 61 - len(x))) for x in RIGHT()[name]] for name in TOKENS_OF}
+    given = padded | {"response_mask": [np.ones(61, int)] * 320}
+    first = diagnosed(tmp_path / "d.parquet", given, () if ids else ("token_ids",)).causes[0]
+    assert (first.id, "padding at the end" in first.statement) == ("wrong_mask", True)
+    assert first.tokens == 320 * 61 - sum(map(len, RIGHT()["token_ids"]))
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_responses_that_repeat_a_token_until_the_longest_length_are_no_padding(tmp_path, ids):
+    given = {name: [x.copy() for x in RIGHT()[name]] for name in TOKENS_OF}
+    for i, (q, p, tokens) in enumerate(zip(*given.values(), strict=True)):
+        tail = np.minimum(-np.exp(-np.arange(20.0) - 2), 0.0)
+        q[-20:], p[-20:], tokens[-20:] = tail, tail, i % 40
+        q[-8 - i % 5 :] = p[-8 - i % 5 :] = 0.0
+    cut = {name: [x[-40:] for x in rows] for name, rows in given.items()}
+    found = diagnosed(tmp_path / "d.parquet", cut, () if ids else ("token_ids",))
+    assert [one.id for one in found.causes if one.kind == "bug"] == []
 
 
 @pytest.mark.parametrize(

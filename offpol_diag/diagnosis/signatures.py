@@ -94,7 +94,41 @@ def sentinels(rows: Rows) -> Found | None:
             tokens = np.zeros_like(same)
             tokens[same] = sure[run]  # a run of the constant needs one token that is off
             return _placed(rows, name, value, tokens)
-    return None
+    return _padding(rows)
+
+
+PADDED = 0.3
+"""Smallest share of sequences that end in padding."""
+
+
+def _padding(rows: Rows) -> Found | None:
+    """Find sequences of one length that end in runs of one constant in both columns.
+
+    Where a policy repeats itself until the longest length, it becomes certain to the last bit by degrees, and
+    each response repeats tokens of its own.
+    """
+    full = rows.lengths == rows.lengths.max()
+    last = rows.starts[1:] - 1
+    constant = (rows.q == rows.q[last][rows.owner]) & (rows.p == rows.p[last][rows.owner])
+    other = np.where(constant, -1, rows.index)
+    run = rows.lengths - 1 - np.maximum.reduceat(other, rows.starts[:-1])
+    ends = full & (run > 1) & (run < rows.lengths)
+    if full.mean() < 0.9 or ends.sum() < max(8, PADDED * rows.sequences):
+        return None
+    q, p, before = rows.q[last[ends]], rows.p[last[ends]], rows.q[last[ends] - run[ends]]
+    one = all(x.min() == x.max() for x in (q, p)) and len(np.unique(run[ends])) > 3
+    if not one or np.mean(before < -1e-4) < 0.3:
+        return None
+    ends = (rows.q[last] == q[0]) & (rows.p[last] == p[0])  # of one token, too
+    tokens = constant & (rows.from_end < run[rows.owner]) & ends[rows.owner]
+    if rows.ids is not None and len(np.unique(rows.ids[tokens])) > 1:
+        return None
+    statistic = (
+        f"{int(tokens.sum()):,} tokens at the end of {int(ends.sum()):,} sequences hold {_text(q[0])} "
+        f"in the rollout column and {_text(p[0])} in the train column, exactly"
+    )
+    fields = {"value": _text(q[0]), "column": "rollout", "place": "padding at the end"}
+    return Found.of_tokens("wrong_mask", statistic, rows, tokens, fields=fields, exact=True)
 
 
 def _whole_column(rows: Rows, column: str, x: Floats, other: Floats) -> Found | None:
