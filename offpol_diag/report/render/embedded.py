@@ -1,4 +1,4 @@
-"""Embed the summary in a page: gzipped, in base 85 (RFC 1924) with `,` for `<`, which a script must not hold.
+"""What a page carries: the summary, gzipped, in base 85 (RFC 1924) with `,` for `<`, which a script must not hold.
 
 Fields with their default value are omitted, and restored exactly on reading.
 """
@@ -11,13 +11,23 @@ import hashlib
 import json
 import re
 import zlib
+from pathlib import Path
 
 from offpol_diag.errors import ResultError
 from offpol_diag.summary import Summary, loads
 
 DATA_ID = "offpol-diag-data"
+UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and lone surrogates, which HTML does not allow."""
 
 HINT = "give the report that `analyze` wrote"
+
+
+def templates_dir() -> Path:
+    """Return the templates' directory: in the package if installed from a wheel, else in the repository."""
+    package = Path(__file__).parents[2]
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"
 
 
 def embedded(summary: Summary) -> str:

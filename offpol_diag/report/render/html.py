@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from offpol_diag.bands import tone
@@ -14,7 +14,16 @@ from offpol_diag.blocks import Block, Figure, Section, Table, Text
 from offpol_diag.check import Checked
 from offpol_diag.numerals import counted, say, written
 from offpol_diag.report.picture import Picture, listed
-from offpol_diag.report.render.embedded import DATA_ID, digest, embedded, packed, read_back, script_json
+from offpol_diag.report.render.embedded import (
+    DATA_ID,
+    UNSEEN,
+    digest,
+    embedded,
+    packed,
+    read_back,
+    script_json,
+    templates_dir,
+)
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.svg import meter, panel_svg, spark
 from offpol_diag.report.render.tables import TableView, breakable, laid_out
@@ -27,8 +36,6 @@ from offpol_diag.report.sections.opening import Opening, opening
 from offpol_diag.report.sections.runs import file_name
 from offpol_diag.summary import Number, Summary
 
-UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters and lone surrogates, which HTML does not allow."""
 _WHOLE = re.compile(
     r"--\w[\w-]*|\[(?:&[lg]t;)?[-\d.,%]+, (?:&[lg]t;)?[-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
     r"(?:[\w/]+ ?)?(?:[≤≥=±]|&[lg]t;) ?[−-]?[\w½][\w.,%]*"
@@ -261,13 +268,6 @@ def _meter(summary: Summary, k3: Number) -> Any:
 
 
 # ---------------------------------------------------------------- the file
-
-
-def templates_dir() -> Path:
-    """Return the templates' directory: in the package if installed from a wheel, else in the repository."""
-    package = Path(__file__).parents[2]
-    inside = package / "templates"
-    return inside if inside.is_dir() else package.parent / "templates"
 
 
 def _environment() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,12 @@ PAIRS: tuple[tuple[str, str, Colour], ...] = (
     ("drift2.", "old → current", "orange"),
     ("total.", "rollout → current", "slate"),
 )
+DRIFTS: Mapping[str, tuple[str, str]] = {
+    "rollout_old": ("", "rollout → old"),
+    "old_current": ("drift2.", "old → current"),
+    "total": ("total.", "rollout → current"),
+}
+"""Pair of policies by name → the prefix of its numbers, and how it is written."""
 TENTH, FEW, FACTOR_2 = 0.1, 30, 0.6931
 """ESS below which sequence weights are called unusable; tokens below which a mean is not drawn; log 2."""
 SMALL = 12
@@ -88,6 +94,22 @@ def pictures(summary: Summary) -> tuple[Picture, ...]:
     return (*(one for one in made if one is not None), *_groups(summary), *_other_histograms(summary))
 
 
+def by_drift(summary: Summary, name: str) -> dict[str, Picture]:
+    """Return a picture, by its id, of each pair of policies that the result has its numbers for."""
+    make = BY_DRIFT.get("histogram" if name.startswith("histogram-") else name)
+    made = {drift: make(summary, prefix) if make else None for drift, (prefix, _) in DRIFTS.items()}
+    return {drift: one for drift, one in made.items() if one is not None}
+
+
+def _main(known: Container[str], metric: str) -> str:
+    """Return the prefix of the pair of policies that a chart shows first: rollout → old, else the whole."""
+    return next((prefix for prefix in ("", "total.") if f"{prefix}{metric}" in known), "")
+
+
+def _label(prefix: str) -> str:
+    return next(label for one, label in DRIFTS.values() if one == prefix)
+
+
 def _tints(summary: Summary, metric: str, named: bool = True) -> tuple[Tint, ...]:
     """Return the tints of all bands of a metric."""
     bands = (one for one in summary.charts.bands if one.metric == metric)
@@ -113,16 +135,20 @@ def _known(values: Iterable[float | None]) -> list[float]:
 # ---------------------------------------------------------------- over training
 
 
-def _by_step(summary: Summary) -> Picture | None:
+def _by_step(summary: Summary, drift: str | None = None) -> Picture | None:
     steps = summary.charts.steps
-    if steps is None or len(steps.first) < 2 or "k3" not in steps.series:
+    if steps is None or len(steps.first) < 2:
         return None
-    x, k3 = steps.first, steps.series["k3"]
-    khat, ess, reward, ratio = (
-        steps.series.get(name) for name in ("khat_tokens", "ess_tokens", "reward", "mean_ratio")
+    drift = _main(steps.series, "k3") if drift is None else drift
+    if f"{drift}k3" not in steps.series:
+        return None
+    x, k3 = steps.first, steps.series[f"{drift}k3"]
+    khat, ess, ratio = (
+        steps.series.get(drift + name) for name in ("khat_tokens", "ess_tokens", "mean_ratio")
     )
+    reward = steps.series.get("reward")
     hollow = [(one or 0) > 0.7 for one in khat.values] if khat else []
-    worst = next((one for one in summary.charts.crossings[::-1] if one.metric == "k3"), None)
+    worst = next((one for one in summary.charts.crossings[::-1] if one.metric == f"{drift}k3"), None)
     uprights = ((float(worst.step), ""),) if worst else ()
     by_step = partial(Panel, "training step", uprights=uprights)
     layer = _curve("", x, k3, "blue")
@@ -132,6 +158,8 @@ def _by_step(summary: Summary) -> Picture | None:
         layer = _curve("", x, ess, "teal", hollow=hollow)
         bad = [one for one in _tints(summary, "ess_tokens") if one.tone != "good"]
         panels.append(by_step(title, (layer,), percent=True, y_range=(0, 1.04), tints=bad))
+    elif k1 := steps.series.get(f"{drift}k1"):
+        panels.append(by_step("K1, mean of −Δ, nats per token", (_curve("", x, k1, "teal"),)))
     rewards = _known(reward.values) if reward else []
     if reward and rewards:
         panels.append(by_step("mean reward", (_curve("", x, reward, "purple"),)))
@@ -139,28 +167,33 @@ def _by_step(summary: Summary) -> Picture | None:
         layer = _curve("", x, ratio, "purple", hollow=hollow)
         panels.append(by_step("E[r], mean ratio", (layer,), levels=((1.0, ""),)))
     values = _known(k3.values)
+    if not values:
+        return None
+    of = f"K3 of {_label(drift)}" if drift else "K3"
     if worst:
-        title = f"K3 passes {say_value(worst.bound)} at step {worst.step}"
+        title = f"{of} passes {say_value(worst.bound)} at step {worst.step}"
         if reward and rewards and rewards[-1] < max(rewards) - 0.2 * abs(max(rewards)):
             peak = steps.first[reward.values.index(max(rewards))]
             fell = f"the mean reward falls from {rounded(max(rewards))} to {rounded(rewards[-1])}"
             title += f"; from step {peak} to {steps.last[-1]} {fell}"
     elif max(values) > 3 * min(values):
-        title = f"K3 goes from {rounded(values[0])} to {rounded(values[-1])} over {len(values)} steps"
+        title = f"{of} goes from {rounded(values[0])} to {rounded(values[-1])} over {len(values)} steps"
     else:
-        title = f"K3 lies between {rounded(min(values))} and {rounded(max(values))} over {len(values)} steps"
+        title = f"{of} lies between {rounded(min(values))} and {rounded(max(values))} over {len(values)} steps"
     mark = f" Dashed: the step at which K3 becomes {worst.band}." if worst else ""
     sub = f"Means of each training step, with 95% intervals.{mark}"
     return Picture("by-step", OVER, title, sub, panels, wide=True)
 
 
-def cause(summary: Summary) -> Picture | None:
+def cause(summary: Summary, drift: str = "") -> Picture | None:
     """Return K3 against policy lag, a point for each step: the evidence of the cause."""
-    steps, lag = summary.charts.steps, summary.charts.lag
+    steps, lag = summary.charts.steps, None if drift else summary.charts.lag
     lags = steps.series.get("policy_lag") if steps else None
     if steps is None or lags is None or len(set(_known(lags.values))) < 2:
         return None
-    k3 = steps.series["k3"]
+    k3 = steps.series.get(f"{drift}k3")
+    if k3 is None:
+        return None
     rows = [i for i, (a, b) in enumerate(zip(lags.values, k3.values, strict=True)) if a is not None and b]
     x = [(lags.values[i] or 0) + 0.3 * (place / len(rows) - 0.5) for place, i in enumerate(rows)]
     y, low, high = ([some[i] for i in rows] if some else () for some in (k3.values, k3.low, k3.high))
@@ -168,6 +201,7 @@ def cause(summary: Summary) -> Picture | None:
     panel = _k3_panel(summary, "policy lag, updates behind", (layer,), whole=True)
     named = {one.id for one in summary.diagnosis.causes} if summary.diagnosis else set()
     title = "Stale rollouts" if "stale" in named else "K3 by policy lag"
+    title = f"K3 of {_label(drift)} by policy lag" if drift else title
     if "stale" in named and lag and lag.growth and lag.growth > 2 and lag.lag is not None:
         title += f" and growing updates: K3 rises {rounded(lag.growth)}-fold at lag {lag.lag}"
     elif lag and lag.in_sync and lag.in_sync.value:
@@ -215,30 +249,34 @@ def _drifts(summary: Summary) -> Picture | None:
     return Picture("drifts", DRIFT, title, sub, panels, wide=True, telling=telling)
 
 
-def _histogram(summary: Summary) -> Picture | None:
-    name = next((one for one in ("log_ratio", "total.log_ratio") if one in summary.histograms), "")
-    if not name or not summary.histograms[name].counts:
+def _histogram(summary: Summary, drift: str | None = None) -> Picture | None:
+    main = _main(summary.histograms, "log_ratio")
+    drift = main if drift is None else drift
+    found = summary.histograms.get(f"{drift}log_ratio")
+    if found is None or not found.counts:
         return None
-    found = summary.histograms[name]
     sides: tuple[tuple[str, Colour, Callable[[float], bool]], ...] = (
         ("less likely under the trainer", "orange", lambda x: x < -FACTOR_2),
         ("within a factor of 2", "grey", lambda x: abs(x) <= FACTOR_2),
         ("more likely under the trainer", "blue", lambda x: x > FACTOR_2),
     )
     whole = _bars(found, "grey")
+    parts = {
+        said: [(x, y) for x, y in zip(whole.x, whole.y, strict=True) if within(x)] for said, _, within in sides
+    }
     layers = [
         replace(whole, name=said, colour=colour, x=[x for x, _ in some], y=[y for _, y in some])
-        for said, colour, within in sides
-        if (some := [(x, y) for x, y in zip(whole.x, whole.y, strict=True) if within(x)])
+        for said, colour, _ in sides
+        if (some := parts[said])
     ]
     if found.in_sync and any(found.in_sync):
         synced = _bars(found.model_copy(update={"counts": found.in_sync}), "slate")
         layers.append(Layer("lag 0", synced.x, synced.y, "slate", "steps", dashed=True, at=0))
-    ranges = summary.charts.ranges
+    ranges = summary.charts.ranges if drift == main else []
     under = [one for one in ranges if one.high is not None and one.high <= 0.5]
     over = [one for one in ranges if one.low is not None and one.low >= 2]
     low, high = (sum(one.share for one in some) for some in (under, over))
-    off = summary.metrics.get(name.replace("log_ratio", "f_2"), Number()).value
+    off = summary.metrics.get(f"{drift}f_2", Number()).value
     title, sub = "The log-ratio Δ of every token", "Log-ratio Δ of every token (counts on a log scale)."
     if off is not None:
         many = f"{rounded(off, 'fraction')} of tokens differ" if off else "No token differs"
@@ -251,9 +289,13 @@ def _histogram(summary: Summary) -> Picture | None:
             for share, some in ((low, under), (high, over))
         )
         sub += f" r < ½: {left}; r > 2: {right}."
-    axis = "Δ = log π_train − log π_rollout, nats"
+    axis, name = "Δ = log π_train − log π_rollout, nats", "histogram"
+    if drift != main:
+        name, (before, after) = f"histogram-{drift}log_ratio", _label(drift).split(" → ")
+        axis = f"Δ = log π_{after} − log π_{before}, nats"
+        title = f"{_label(drift)}: {title[:1].lower()}{title[1:]}"
     panel = Panel(axis, "tokens (log)", layers, y_scale="log", y_range=(0.7, None))
-    return Picture("histogram", DRIFT, title, sub, (panel,), telling=bool(off))
+    return Picture(name, DRIFT, title, sub, (panel,), telling=bool(off) and drift == main)
 
 
 def _bars(one: Histogram, colour: Colour) -> Layer:
@@ -265,8 +307,15 @@ def _bars(one: Histogram, colour: Colour) -> Layer:
 
 
 def _other_histograms(summary: Summary) -> Iterator[Picture]:
+    """Yield those of the other pairs of policies, and of whatever else there is."""
+    main = _main(summary.histograms, "log_ratio")
+    ratios = {f"{prefix}log_ratio": prefix for prefix, _ in DRIFTS.values()}
     for name, one in summary.histograms.items():
-        if name != "log_ratio" and one.counts:
+        if name in ratios:
+            found = _histogram(summary, ratios[name]) if ratios[name] != main else None
+            if found:
+                yield found
+        elif one.counts:
             panel = Panel(one.unit, "count (log)", (_bars(one, "grey"),), y_scale="log", y_range=(0.7, None))
             title, sub = f"{one.title[:1].upper()}{one.title[1:]}", f"{count(sum(one.counts))} tokens."
             yield Picture(f"histogram-{name}", DRIFT, title, sub, (panel,), telling=False)
@@ -333,10 +382,11 @@ def _density(summary: Summary) -> Picture | None:
     return Picture("density", DRIFT, title, sub, (panel,), data, telling=share > 1e-3)
 
 
-def _tail(summary: Summary) -> Picture | None:
+def _tail(summary: Summary, drift: str | None = None) -> Picture | None:
+    drift = _main(summary.charts.tails, "tokens") if drift is None else drift
     drawn: tuple[tuple[str, Colour], ...] = (("tokens", "teal"), ("sequences", "purple"))
     tails = summary.charts.tails
-    found = [(name, tails[name], colour) for name, colour in drawn if name in tails]
+    found = [(name, tails[drift + name], colour) for name, colour in drawn if drift + name in tails]
     layers: list[Layer] = []
     for name, one, colour in found:
         if len(one.rank) >= 5:
@@ -348,7 +398,8 @@ def _tail(summary: Summary) -> Picture | None:
     khats = [f"{rounded(one.khat.value)} of {name}" for name, one, _ in found if one.khat.value is not None]
     heavy = [name for name, one, _ in found if (one.khat.value or 0) > one.limit]
     whose, weight = (f" of {' and '.join(heavy)}", "too heavy") if heavy else ("", "light enough")
-    title = f"The tail of the weights{whose} is {weight} for their means to be trusted"
+    of = f" ({_label(drift)})" if drift else ""
+    title = f"The tail of the weights{whose}{of} is {weight} for their means to be trusted"
     title += f": k̂ is {', '.join(khats)}"
     sub = "The largest weights against their rank. Dashed: the fitted Pareto tail."
     panel = Panel("share of weights above (log)", "log weight, nats", layers, "log")
@@ -582,3 +633,10 @@ PICTURES: tuple[Callable[[Summary], Picture | None], ...] = (
     _kept,
 )
 """In reading order within their groups."""
+BY_DRIFT: Mapping[str, Callable[[Summary, str], Picture | None]] = {
+    "by-step": _by_step,
+    "histogram": _histogram,
+    "tail": _tail,
+    "by-lag": cause,
+}
+"""Pictures, by their id, that can be drawn of each pair of policies."""

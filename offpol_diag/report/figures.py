@@ -1,0 +1,632 @@
+"""Plotly figures of pictures, as plain dicts: plotly itself is imported only for a `Figure` of its own type.
+
+A figure holds the panels of one picture, below each other, and in `layout.meta` what a page needs to set them side
+by side, to change their scales, and to choose ticks and tints when a reader zooms. Colours are names of a palette:
+a page takes `PAGE`, whose colours are variables of its style sheet, so that one figure serves both themes;
+notebooks and trackers take `palette("light")` or `palette("dark")`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from offpol_diag.errors import OffpolError
+from offpol_diag.numerals import count, written
+from offpol_diag.report.picture import (
+    COLOURS,
+    FARTHEST,
+    TONES,
+    Axis,
+    Heat,
+    Layer,
+    Panel,
+    Picture,
+    Values,
+    number,
+    place_name,
+    plain,
+    x_axis,
+    y_axis,
+)
+from offpol_diag.report.render.embedded import UNSEEN, templates_dir
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+Palette = Mapping[str, str]
+Dict = dict[str, Any]
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+ROW, TALL, GAP, APART = 236, 420, 44, 0.16
+"""Pixels of a panel and of a tall one, pixels between rows, and the share of the width between columns."""
+MARGIN = {"l": 62, "r": 18, "t": 30, "b": 48}
+TITLE, LEGEND = 74, 30
+"""Pixels that a title and a legend take above a figure for notebooks."""
+MARKED, MOST = 16, 400
+"""Points of a line up to which each is marked; most ticks that a page chooses from."""
+HEATS = 7
+INTERVAL = "95% interval"
+NAMES = (
+    *(f"{kind}{i}" for kind in "cfr" for i in range(len(COLOURS))),
+    *(f"z{i + 1}" for i in range(len(TONES))),
+    *(f"q{i}" for i in range(HEATS)),
+    *("ink", "soft", "card", "hair", "bg", "line"),
+)
+PAGE: Palette = {name: f"var(--{name})" for name in NAMES}
+
+
+@cache
+def palette(theme: Literal["light", "dark"] = "light") -> Palette:
+    """Return the colours of the page's style sheet."""
+    css = (templates_dir() / "report.css").read_text(encoding="utf-8")
+    head = {"light": r":root \{", "dark": r":root\[data-theme=dark\] \{"}[theme]
+    body = re.search(head + r"(.*?)\}", css, re.DOTALL)
+    found = dict(re.findall(r"--(\w+):\s*([^;]+);", body[1] if body else ""))
+    return {name: found[name] for name in NAMES}
+
+
+def library() -> Path:
+    """Return the file of plotly.js that the package plotly ships, without importing it.
+
+    Raises:
+        OffpolError: the package is not installed, or lacks the file.
+    """
+    spec = find_spec("plotly")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder, "package_data", "plotly.min.js")
+        if path.is_file():
+            return path
+    raise OffpolError(
+        "the package plotly, which draws charts to explore, is missing",
+        'install "offpol-diag[cli]", or leave them out with --no-explore',
+    )
+
+
+def template(paint: Palette) -> Dict:
+    """Return the look that all figures share."""
+    axis = {
+        "showgrid": False,
+        "zeroline": False,
+        "ticks": "",
+        "ticklabelstandoff": 3,
+        "tickfont": {"color": paint["soft"]},
+        "linecolor": paint["c0"],
+        "gridcolor": paint["hair"],
+        "title": {"font": {"color": paint["soft"], "size": 13}, "standoff": 8},
+        "exponentformat": "power",
+        "minexponent": 4,
+    }
+    label = {"bgcolor": paint["ink"], "bordercolor": paint["ink"], "align": "left", "namelength": -1}
+    layout = {
+        "font": {"family": FONT, "size": 13, "color": paint["ink"]},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hovermode": "closest",
+        "hoverdistance": 40,
+        "hoverlabel": label | {"font": {"color": paint["bg"], "size": 13}},
+        "barmode": "overlay",
+        "bargap": 0,
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": paint["soft"], "activecolor": paint["ink"]},
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "yanchor": "bottom", "tracegroupgap": 0},
+        "xaxis": {**axis, "showline": True},
+        "yaxis": {**axis, "showgrid": True},
+        "annotationdefaults": {"showarrow": False, "borderpad": 0, "font": {"size": 13}},
+    }
+    return {"layout": layout}
+
+
+MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "%{": "&#37;{", "$": "&#36;", "var(": "var&#40;"}
+"""What plotly takes for tags, values and formulas in any text, and what a page takes for a colour → as drawn."""
+
+
+def escaped(text: str) -> str:
+    """Escape a text for plotly, which reads tags, values and formulas in every text."""
+    for sign, code in MARKUP.items():
+        text = text.replace(sign, code)
+    return UNSEEN.sub("\ufffd", text)
+
+
+# ---------------------------------------------------------------- a picture as a figure
+
+
+def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
+    """Return a picture as a figure: its data and layout, as plotly's JSON has them."""
+    parts = [_Part(panel, i, paint) for i, panel in enumerate(picture.panels)]
+    shared = len(parts) > 1 and all((part.x, part.panel.names) == (parts[0].x, parts[0].panel.names) for part in parts)
+    height = sum(TALL if panel.tall else ROW for panel in picture.panels) + GAP * (len(parts) - 1)
+    layout: Dict = {
+        "height": height + MARGIN["t"] + MARGIN["b"],
+        "margin": MARGIN,
+        "shapes": [],
+        "annotations": [],
+        "meta": {"shared": shared, "panels": []},
+    }
+    for part in parts:
+        first = len(layout["shapes"])
+        layout["shapes"] += [*part.tints(), *part.lines()]
+        layout["annotations"].append(part.y_title())
+        layout["meta"]["panels"].append(part.meta(first))
+        layout[f"xaxis{part.end}"] = part.x_layout() | {"anchor": f"y{part.end}"}
+        layout[f"yaxis{part.end}"] = part.y_layout() | {"anchor": f"x{part.end}"}
+    _rows(layout, shared)
+    if shared:
+        for part in parts[1:]:
+            layout[f"xaxis{part.end}"]["matches"] = "x"
+    return {"data": [trace for part in parts for trace in part.traces()], "layout": layout}
+
+
+def _axes(layout: Dict, letter: str) -> list[Dict]:
+    names = [f"{letter}axis{'' if i == 0 else i + 1}" for i in range(len(layout["annotations"]))]
+    return [layout[name] for name in names]
+
+
+def _rows(layout: Dict, shared: bool) -> None:
+    """Set the panels below each other; those that share an axis name it once."""
+    xs, ys = _axes(layout, "x"), _axes(layout, "y")
+    gap = GAP / (layout["height"] - MARGIN["t"] - MARGIN["b"])
+    each = (1 - gap * (len(ys) - 1)) / len(ys)
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        top = 1 - i * (each + gap)
+        x["domain"], y["domain"] = [0.0, 1.0], [max(top - each, 0.0), top]
+        if shared and i < len(ys) - 1:
+            x["showticklabels"], x["title"] = False, {"text": ""}
+
+
+def _columns(layout: Dict) -> None:
+    """Set the panels side by side."""
+    xs, ys = _axes(layout, "x"), _axes(layout, "y")
+    gap = APART / len(xs)
+    each = (1 - gap * (len(xs) - 1)) / len(xs)
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        x["domain"], y["domain"] = [i * (each + gap), i * (each + gap) + each], [0.0, 1.0]
+    layout["height"] = max(TALL, ROW) + MARGIN["t"] + MARGIN["b"]
+
+
+def joined(picture: Picture, paint: Palette) -> go.Figure:
+    """Return a picture as a figure of plotly with its finding as title, for notebooks, trackers and files."""
+    import plotly.graph_objects as go
+
+    found = figure(picture, paint)
+    layout = found["layout"]
+    if len(picture.panels) > 1 and not layout["meta"]["shared"]:
+        _columns(layout)
+    del layout["meta"]
+    for name in [name for name in layout if re.match("[xy]axis", name)]:
+        if layout[name]["type"] == "log":  # plotly finds the ticks, also after a zoom
+            layout[name] = {k: v for k, v in layout[name].items() if k not in ("tickvals", "ticktext")}
+    several = sum(trace["showlegend"] for trace in found["data"]) > 1
+    above = TITLE + (LEGEND if several else 0)
+    layout["height"] += above
+    layout["margin"] = MARGIN | {"t": MARGIN["t"] + above}
+    text = "<br>".join((*(f"<b>{one}</b>" for one in _wrapped(picture.title, 88)[:2]), *_small(picture.sub)))
+    layout["title"] = {
+        "text": text,
+        "font": {"size": 15},
+        "x": 0,
+        "xref": "container",
+        "xanchor": "left",
+        "y": 1,
+        "yref": "container",
+        "yanchor": "top",
+        "pad": {"l": 14, "t": 14},
+    }
+    inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+    layout |= {"template": template(paint), "showlegend": several, "legend": {"y": 1 + 22 / inner}}
+    layout |= {"paper_bgcolor": paint["card"], "plot_bgcolor": paint["card"]}
+    return go.Figure(found["data"], layout)
+
+
+def _wrapped(text: str, most: int) -> list[str]:
+    """Break a text into lines of at most so many characters, each escaped."""
+    from textwrap import wrap
+
+    return [escaped(line) for line in wrap(text, most)]
+
+
+def _small(text: str) -> list[str]:
+    return [f'<span style="font-size:12px">{line}</span>' for line in _wrapped(text, 120)[:2]]
+
+
+# ---------------------------------------------------------------- words
+
+
+def quantity(title: str) -> tuple[str, str]:
+    """Return the name and the unit in the title of an axis: `K3 KL, nats per token (log)` is K3 in nats."""
+    bare = re.sub(r" \([^)]*\)$", "", title)
+    unit = re.search(r", (1/nats|nats|tokens)\b", bare)
+    name = bare.partition(", ")[0].partition(" = ")[0].removesuffix(" KL").removeprefix("training ")
+    return name, unit[1] if unit else ""
+
+
+def said(panel: Panel, layer: Layer, place: int) -> str:
+    """Return a point in words, with axis names and units: `step 8, K3 0.011 nats [0.003, 0.035]`."""
+    (of, of_unit), (name, unit) = quantity(panel.x_title), quantity(panel.y_title)
+    x = layer.x[place]
+    where = place_name(panel, round(x) if panel.whole else x)
+    where = where if panel.names else _signed(where)
+    unitless = panel.names and not where[:1].isdigit()
+    where = " ".join(part for part in (of, where, "" if unitless else of_unit) if part)
+    value, interval = written(number(layer, place, panel.percent))
+    unit = unit if layer.y[place] is not None else ""
+    amount = " ".join(part for part in (name, _signed(value), unit, _signed(interval)) if part)
+    doubt = ", unreliable: k̂ above 0.7" if layer.hollow and layer.hollow[place] else ""
+    series = f"{layer.name}: " if layer.name else ""
+    return f"{series}{where}, {amount}{doubt}"
+
+
+def _signed(text: str) -> str:
+    """Return a number, or an interval, with minus signs."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "−", text)
+
+
+def _said_cell(panel: Panel, heat: Heat, i: int, j: int) -> str:
+    ends = ((f"{heat.edges[k]:.4g}", f"{heat.edges[k + 1]:.4g}") for k in (i, j))
+    names = (quantity(title)[0] for title in (panel.x_title, panel.y_title))
+    where = ", ".join(f"{name} {low} to {high}" for name, (low, high) in zip(names, ends, strict=True))
+    return f"{where}: {count(heat.counts[i][j])} tokens"
+
+
+def _scaled(title: str, log: bool) -> str:
+    """Return the title of an axis with or without the word that its scale is logarithmic."""
+    bare = title.removesuffix(" (log)")
+    return f"{bare} (log)" if log else bare
+
+
+# ---------------------------------------------------------------- a panel
+
+
+class _Part:
+    """One panel of a figure, on the axes of its number."""
+
+    def __init__(self, panel: Panel, place: int, paint: Palette) -> None:
+        self.panel, self.place, self.paint = panel, place, paint
+        self.end = "" if place == 0 else str(place + 1)
+        self.x, self.y = x_axis(panel), y_axis(panel)
+        self.across = {"xref": f"x{self.end} domain", "x0": 0, "x1": 1, "yref": f"y{self.end}"}
+        self.up = {"yref": f"y{self.end} domain", "y0": 0, "y1": 1, "xref": f"x{self.end}"}
+
+    # ------------------------------------------------------------ axes
+
+    def x_layout(self) -> Dict:
+        title = f"{escaped(self.panel.x_title)} →" if self.panel.x_title else ""
+        found = _axis(self.x) | {"title": {"text": title}, "automargin": "height"}
+        if not self.panel.names:
+            return found
+        ticks = self.x_ticks()[:: -(-len(self.panel.names) // 40)]
+        return found | {"tickvals": [at for at, _ in ticks], "ticktext": [text for _, text in ticks]}
+
+    def y_layout(self) -> Dict:
+        return _axis(self.y, self.panel.percent) | {"nticks": 8}
+
+    def y_title(self) -> Dict:
+        at = {"xref": f"x{self.end} domain", "x": 0, "yref": f"y{self.end} domain", "y": 1}
+        shift = {"xshift": -MARGIN["l"] + 8, "yshift": 7, "xanchor": "left", "yanchor": "bottom"}
+        text = f"↑ {escaped(self.panel.y_title)}"
+        return {"text": text, **at, **shift, "font": {"color": self.paint["soft"]}}
+
+    def x_ticks(self) -> list[tuple[float, str]]:
+        if self.panel.names:
+            return [(at, escaped(name)) for at, name in self.x.ticks]
+        return _ticks(self.x)
+
+    def meta(self, first: int) -> Dict:
+        """Return what a page needs to redraw: ticks, the scales that each axis can have, and whole tints."""
+        shapes = [*self.drawn_tints()]
+        tints = [
+            {"shape": first + i, "low": tint.low, "high": tint.high, "name": escaped(tint.name)}
+            for i, (tint, *_) in enumerate(shapes)
+        ]
+        return {
+            "names": bool(self.panel.names),
+            "title": quantity(self.panel.y_title)[0],
+            "columns": [escaped(quantity(self.panel.x_title)[0] or "of"), escaped(_scaled(self.panel.y_title, False))],
+            "x": {"scales": self.x_scales(), "ticks": self.x_ticks()},
+            "y": {"scales": self.y_scales(), "ticks": _ticks(self.y)},
+            "tints": tints,
+        }
+
+    def x_scales(self) -> dict[str, Dict]:
+        """Return the ranges and titles of a log axis on both scales; empty if it cannot be changed."""
+        if self.x.scale != "log" or self.panel.heat:
+            return {}
+        other = x_axis(replace(self.panel, x_scale="linear"))
+        return {one.scale: _scale(one, f"{self.panel.x_title} →") for one in (self.x, other)}
+
+    def y_scales(self) -> dict[str, Dict]:
+        """Return the ranges and titles of the y axis on both scales, its own first; empty if it cannot be changed."""
+        panel, known = self.panel, [y for layer in self.panel.layers for y in layer.y if _finite(y)]
+        bases = any(layer.base for layer in panel.layers)
+        if panel.heat or self.y.scale not in ("log", "linear") or not known:
+            return {}
+        if self.y.scale == "log":
+            other = y_axis(replace(panel, y_scale="linear", y_range=(None, None)))
+        elif min(known) > 0 and not bases and max(known) > 3 * min(known):
+            other = y_axis(replace(panel, y_scale="log", y_range=(None, None)))
+        else:
+            return {}
+        return {one.scale: _scale(one, f"↑ {panel.y_title}", panel.percent) for one in (self.y, other)}
+
+    # ------------------------------------------------------------ beside the data
+
+    def drawn_tints(self) -> Iterable[tuple[Any, float, float]]:
+        for tint in self.panel.tints:
+            low, high = self.y.held(tint.low, True), self.y.held(tint.high, False)
+            if high > low:
+                yield tint, low, high
+
+    def tints(self) -> Iterable[Dict]:
+        for tint, low, high in self.drawn_tints():
+            ends = {"y0": _back(self.y, low), "y1": _back(self.y, high), "layer": "below", "line": {"width": 0}}
+            text = escaped(tint.name) if high - low > 0.07 * (self.y.high - self.y.low) else ""
+            label = {"text": text, "textposition": "top right", "padding": 5, "font": {"color": self.paint["soft"]}}
+            colour = self.paint[f"z{TONES.index(tint.tone) + 1}"]
+            yield {"type": "rect", **self.across, **ends, "fillcolor": colour, "label": label}
+
+    def lines(self) -> Iterable[Dict]:
+        soft = self.paint["soft"]
+        look = {"type": "line", "line": {"color": soft, "width": 1, "dash": "3px,3px"}}
+        for at, name in self.x.within(self.panel.uprights):
+            x, left = _back(self.x, at), (at - self.x.low) / (self.x.high - self.x.low) < 0.75
+            label = {"text": escaped(name), "textposition": "end", "textangle": 0, "padding": 4}
+            label |= {"xanchor": "left" if left else "right", "yanchor": "top", "font": {"color": soft}}
+            yield look | self.up | {"x0": x, "x1": x, "label": label}
+        for at, name in self.y.within(self.panel.levels):
+            y = _back(self.y, at)
+            label = {"text": escaped(name), "textposition": "start", "padding": 3, "yanchor": "bottom"}
+            yield look | self.across | {"y0": y, "y1": y, "label": label | {"font": {"color": soft}}}
+        if self.panel.heat:
+            yield from self.over_heat(self.panel.heat)
+
+    def over_heat(self, heat: Heat) -> Iterable[Dict]:
+        on = {"xref": f"x{self.end}", "yref": f"y{self.end}"}
+        ends = {"x0": self.x.low, "x1": self.x.high, "y0": self.y.low, "y1": self.y.high}
+        yield {"type": "line", **on, **ends, "line": {"color": self.paint["ink"], "width": 1.2, "dash": "4px,3px"}}
+        if heat.box:
+            a, b, c, d = heat.box
+            ends = {"x0": self.x.held(a, True), "x1": self.x.held(b, False)}
+            ends |= {"y0": self.y.held(c, True), "y1": self.y.held(d, False)}
+            font = {"color": self.paint["ink"], "weight": 600}
+            label = {"text": escaped(heat.box_name), "textposition": "bottom right", "padding": 6, "font": font}
+            yield {"type": "rect", **on, **ends, "line": {"color": self.paint["c2"], "width": 1.6}, "label": label}
+
+    # ------------------------------------------------------------ the data
+
+    def traces(self) -> Iterable[Dict]:
+        if self.panel.heat:
+            yield self.heat(self.panel.heat) | self.axes()
+        group = ""
+        for place, layer in enumerate(self.panel.layers):
+            name, group, leads = self.named(place, layer, group)
+            colour = self.paint[f"c{COLOURS.index(layer.colour)}"]
+            same = {"name": escaped(name), "legendgroup": f"{self.place}:{group}", **self.axes()}
+            for ribbon in self.ribbons(layer):
+                yield ribbon | same | {"showlegend": False}
+            drawn = self.bars(layer, colour) if layer.kind == "bars" else self.scatter(layer, colour)
+            yield drawn | same | self.hover(layer) | {"showlegend": leads, "meta": self.raw(place, layer)}
+
+    def axes(self) -> Dict:
+        return {"xaxis": f"x{self.end}", "yaxis": f"y{self.end}"}
+
+    def named(self, place: int, layer: Layer, before: str) -> tuple[str, str, bool]:
+        """Return name and group of a layer in the legend, and whether it stands for its group."""
+        others = [one for one in self.panel.layers if one.name]
+        if layer.name:
+            return layer.name, f"{place}", True
+        if others and not layer.named:
+            return "", before, False
+        if others and layer.low:
+            same = [one for one in self.panel.layers[:place] if not one.name and one.low and one.named]
+            return INTERVAL, INTERVAL, not same
+        return quantity(self.panel.y_title)[0], f"{place}", True
+
+    def raw(self, place: int, layer: Layer) -> Dict:
+        """Return the numbers of a layer as the picture has them, where the trace does not."""
+        found: Dict = {"panel": self.place, "layer": place}
+        if self.panel.names:
+            found["x"] = [escaped(place_name(self.panel, x)) for x in layer.x]
+        elif self.x.scale not in ("linear", "log"):
+            found["x"] = [float(x) for x in layer.x]
+        for name in ("low", "high"):
+            ends = getattr(layer, name)
+            if len(ends):
+                found[name] = [_number(end) for end in ends]
+        return found
+
+    def bars(self, layer: Layer, colour: str) -> Dict:
+        found: Dict = {
+            "type": "bar",
+            "x": [_on(self.x, x) for x in layer.x],
+            "y": [_on(self.y, y) for y in layer.y],
+            "width": layer.width * 0.92,
+            "marker": {"color": colour, "line": {"width": 0}},
+            "textposition": "none",
+        }
+        return found | ({"base": [_number(base) for base in layer.base]} if layer.base else {})
+
+    def scatter(self, layer: Layer, colour: str) -> Dict:
+        x, y = [_on(self.x, one) for one in layer.x], [_on(self.y, one) for one in layer.y]
+        y = [value if at is not None else None for value, at in zip(y, x, strict=True)]
+        lined = layer.kind != "points"
+        marked = layer.kind == "points" or (layer.kind == "line" and len(x) <= MARKED and not layer.dashed)
+        hollow = layer.hollow if any(layer.hollow) else ()
+        drawn = (("lines", lined), ("markers", marked))
+        found: Dict = {
+            "type": "scatter",
+            "x": x,
+            "y": y,
+            "mode": "+".join(name for name, on in drawn if on),
+            "line": {"color": colour, "width": 1.6 if layer.dashed else 2.2},
+            "marker": {
+                "color": [self.paint["card"] if one else colour for one in hollow] if hollow else colour,
+                "size": 8,
+                "line": {"color": colour, "width": [2 if one else 0 for one in hollow] if hollow else 0},
+            },
+        }
+        if layer.dashed:
+            found["line"]["dash"] = "2px,4px"
+        if layer.low and not lined:
+            found["error_y"] = _errors(layer, colour)
+        return found
+
+    def ribbons(self, layer: Layer) -> Iterable[Dict]:
+        """Yield the 95% band of a line, one area for each run of known intervals."""
+        if not layer.low or layer.kind != "line":
+            return
+        for known, run in groupby(self.ends(layer), bool):
+            some = [one for one in run if one] if known else []
+            if len(some) > 1:
+                yield {
+                    "type": "scatter",
+                    "x": [*(x for x, _, _ in some), *(x for x, _, _ in some[::-1])],
+                    "y": [*(high for _, _, high in some), *(low for _, low, _ in some[::-1])],
+                    "fill": "toself",
+                    "fillcolor": self.paint[f"r{COLOURS.index(layer.colour)}"],
+                    "mode": "none",
+                    "hoverinfo": "skip",
+                }
+
+    def ends(self, layer: Layer) -> Iterable[tuple[float, float, float] | None]:
+        """Yield place, low and high of each point, None where they are not known or not reliable."""
+        hollow = layer.hollow or [False] * len(layer.x)
+        for x, low, high, doubt in zip(layer.x, layer.low, layer.high, hollow, strict=True):
+            at = _on(self.x, x)
+            if low is None or high is None or at is None or doubt:
+                yield None
+            else:
+                bottom, top = self.y.at(low), self.y.at(high)
+                yield (
+                    at,
+                    _back(self.y, self.y.low if bottom is None else bottom),
+                    _back(self.y, self.y.high if top is None else top),
+                )
+
+    def heat(self, heat: Heat) -> Dict:
+        edges = [self.x.held(edge, i == 0) for i, edge in enumerate(heat.edges)]
+        most = max((max(row) for row in heat.counts), default=1)
+        bins = range(len(edges) - 1)
+        return {
+            "type": "heatmap",
+            "x": edges,
+            "y": edges,
+            "z": [[_shade(heat.counts[i][j], most) for i in bins] for j in bins],
+            "text": [[_said_cell(self.panel, heat, i, j) if heat.counts[i][j] else "" for i in bins] for j in bins],
+            "hovertemplate": "%{text}<extra></extra>",
+            "hoverongaps": False,
+            "colorscale": [[(i + end) / HEATS, self.paint[f"q{i}"]] for i in range(HEATS) for end in (0, 1)],
+            "zmin": -0.5,
+            "zmax": HEATS - 0.5,
+            "showscale": False,
+            "showlegend": False,
+            "name": "",
+            "meta": {
+                "panel": self.place,
+                "edges": [float(edge) for edge in heat.edges],
+                "counts": [[int(n) for n in row] for row in heat.counts],
+            },
+        }
+
+    def hover(self, layer: Layer) -> Dict:
+        if not layer.named:
+            return {"hoverinfo": "skip"}
+        texts = [escaped(said(self.panel, layer, place)) for place in range(len(layer.x))]
+        return {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
+
+
+def _errors(layer: Layer, colour: str) -> Dict:
+    ends = [*zip(map(_number, layer.y), map(_number, layer.low), map(_number, layer.high), strict=True)]
+    up = [high - y if y is not None and high is not None else None for y, _, high in ends]
+    down = [y - low if y is not None and low is not None else None for y, low, _ in ends]
+    return {"array": up, "arrayminus": down, "color": colour, "thickness": 1.6, "width": 0}
+
+
+# ---------------------------------------------------------------- axes
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _number(value: float | None) -> float | None:
+    """Return a value that an axis can hold; None if it has no place."""
+    return float(value) if value is not None and math.isfinite(value) and abs(value) < FARTHEST else None
+
+
+def _on(axis: Axis, value: float | None) -> float | None:
+    """Return a value as the figure holds it: itself on linear and log axes, else transformed.
+
+    What is 0 or negative is held for a log axis too, which leaves it out, as the axis may become linear.
+    """
+    if axis.scale in ("linear", "log"):
+        held = _number(value)
+        return None if axis.scale == "log" and held is not None and 0 < held < 1 / FARTHEST else held
+    return axis.at(value)
+
+
+def _back(axis: Axis, at: float) -> float:
+    """Return a transformed place as shapes and traces take it."""
+    return 10.0**at if axis.scale == "log" else at
+
+
+def _axis(axis: Axis, percent: bool = False) -> Dict:
+    """Return an axis; on a linear one plotly finds the ticks, on others it has those of a static chart."""
+    found: Dict = {"type": "log" if axis.scale == "log" else "linear", "range": [axis.low, axis.high]}
+    if axis.scale == "linear":
+        return found | {"tickformat": ".6~%" if percent else ",.6~g"}
+    ticks = [(_back(axis, at), text) for at, text in axis.ticks]
+    return found | {"tickvals": [at for at, _ in ticks], "ticktext": [text for _, text in ticks]}
+
+
+def _scale(axis: Axis, title: str, percent: bool = False) -> Dict:
+    """Return what changes with the scale of an axis."""
+    log = axis.scale == "log"
+    arrow = title.endswith(" →")
+    title = escaped(_scaled(title.removesuffix(" →"), log)) + (" →" if arrow else "")
+    shape = {"type": axis.scale, "range": [axis.low, axis.high], "tickformat": ".6~%" if percent else ",.6~g"}
+    return {"axis": shape, "ticks": _ticks(axis, percent), "title": title}
+
+
+def _ticks(axis: Axis, percent: bool = False) -> list[tuple[float, str]]:
+    """Return all ticks of a transformed axis, rough ones first, of which a page shows those that fit."""
+    if axis.scale == "linear":
+        return []
+    if axis.scale == "logit":
+        tails = [10.0**-p * m for m in (1, 5, 2) for p in range(1, 7)]
+        known = [*(one for tail in tails for one in (tail, 1 - tail)), 0.3, 0.7, 0.4, 0.6]
+    elif axis.scale == "excess":
+        known = [1 + 10.0**p * m for m in (5, 2) for p in range(-4, 4)]
+    else:
+        powers = range(math.floor(axis.low) - 1, math.ceil(axis.high) + 2)
+        known = [10.0**p * m for m in (1, 2, 5, 3, 1.5, 7) for p in powers]
+    finer = [(at, _tick(value, percent)) for value in known if (at := axis.at(value)) is not None]
+    rough = [] if percent else [*axis.ticks]
+    return [*dict([*rough, *finer]).items()][:MOST]
+
+
+def _tick(value: float, percent: bool) -> str:
+    return f"{value * 100:.3g}%" if percent else _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Return a tick; one with more than a first digit beyond 10⁻³ as 2·10⁻⁴."""
+    if 0.99995 < value < 1:
+        return f"1−{_digits(1 - value)}"
+    text = plain(value)
+    lead = value / 10 ** math.floor(math.log10(value)) if value > 0 else 1.0
+    if text.startswith("10") and value < 1e-3 and abs(lead - 1) > 1e-6:
+        power = plain(10.0 ** math.floor(math.log10(value)))
+        return f"{lead:.3g}·{power}"
+    return text
+
+
+def _shade(cell: int, most: int) -> int | None:
+    """Return the shade of a cell, 0 to 6, on a log scale; None for an empty one."""
+    if not cell:
+        return None
+    return 0 if most <= 1 else min(HEATS - 1, int(math.log(cell) / math.log(most) * HEATS))
