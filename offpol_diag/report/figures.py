@@ -46,7 +46,7 @@ Dict = dict[str, Any]
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 ROW, TALL, GAP, APART = 236, 420, 44, 0.16
 """Pixels of a panel and of a tall one, pixels between rows, and the share of the width between columns."""
-MARGIN = {"l": 62, "r": 18, "t": 30, "b": 48}
+MARGIN = {"l": 66, "r": 18, "t": 30, "b": 48}
 TITLE, LEGEND = 74, 30
 """Pixels that a title and a legend take above a figure for notebooks."""
 MARKED, MOST = 16, 400
@@ -159,7 +159,11 @@ def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
     if shared:
         for part in parts[1:]:
             layout[f"xaxis{part.end}"]["matches"] = "x"
-    return {"data": [trace for part in parts for trace in part.traces()], "layout": layout}
+    data = [trace for part in parts for trace in part.traces()]
+    leads = {trace["name"]: trace for trace in data[::-1] if "meta" in trace and trace["name"]}
+    for trace in leads.values():
+        trace["showlegend"] = True
+    return {"data": data, "layout": layout}
 
 
 def _axes(layout: Dict, letter: str) -> list[Dict]:
@@ -365,9 +369,20 @@ class _Part:
         for tint, low, high in self.drawn_tints():
             ends = {"y0": _back(self.y, low), "y1": _back(self.y, high), "layer": "below", "line": {"width": 0}}
             text = escaped(tint.name) if high - low > 0.07 * (self.y.high - self.y.low) else ""
-            label = {"text": text, "textposition": "top right", "padding": 5, "font": {"color": self.paint["soft"]}}
+            label = {"text": text, "textposition": f"top {self.free(high)}", "padding": 5, "font": {"color": self.paint["soft"]}}
             colour = self.paint[f"z{TONES.index(tint.tone) + 1}"]
             yield {"type": "rect", **self.across, **ends, "fillcolor": colour, "label": label}
+
+    def free(self, top: float) -> str:
+        """Return at which end there is room for a name below a place of the y axis: right, if there is none."""
+        taken = set()
+        deep = 0.14 * (self.y.high - self.y.low)
+        for layer in self.panel.layers:
+            for x, y in zip(layer.x, layer.y, strict=True):
+                at, across = self.y.at(y), self.x.share(x)
+                if at is not None and across is not None and top - deep < at < top + deep / 6:
+                    taken |= {side for side, end in (("left", across), ("right", 1 - across)) if end < 0.1}
+        return "left" if taken == {"right"} else "right"
 
     def lines(self) -> Iterable[Dict]:
         soft = self.paint["soft"]
@@ -401,30 +416,25 @@ class _Part:
     def traces(self) -> Iterable[Dict]:
         if self.panel.heat:
             yield self.heat(self.panel.heat) | self.axes()
-        group = ""
+        name = ""
         for place, layer in enumerate(self.panel.layers):
-            name, group, leads = self.named(place, layer, group)
+            name = self.named(layer, name)
             colour = self.paint[f"c{COLOURS.index(layer.colour)}"]
-            same = {"name": escaped(name), "legendgroup": f"{self.place}:{group}", **self.axes()}
+            same = {"name": escaped(name), "legendgroup": escaped(name), "showlegend": False, **self.axes()}
             for ribbon in self.ribbons(layer):
-                yield ribbon | same | {"showlegend": False}
+                yield ribbon | same
             drawn = self.bars(layer, colour) if layer.kind == "bars" else self.scatter(layer, colour)
-            yield drawn | same | self.hover(layer) | {"showlegend": leads, "meta": self.raw(place, layer)}
+            yield drawn | same | self.hover(layer) | {"meta": self.raw(place, layer)}
 
     def axes(self) -> Dict:
         return {"xaxis": f"x{self.end}", "yaxis": f"y{self.end}"}
 
-    def named(self, place: int, layer: Layer, before: str) -> tuple[str, str, bool]:
-        """Return name and group of a layer in the legend, and whether it stands for its group."""
-        others = [one for one in self.panel.layers if one.name]
-        if layer.name:
-            return layer.name, f"{place}", True
-        if others and not layer.named:
-            return "", before, False
-        if others and layer.low:
-            same = [one for one in self.panel.layers[:place] if not one.name and one.low and one.named]
-            return INTERVAL, INTERVAL, not same
-        return quantity(self.panel.y_title)[0], f"{place}", True
+    def named(self, layer: Layer, before: str) -> str:
+        """Return the name of a layer in the legend, where layers of one name are one."""
+        others = any(one.name for one in self.panel.layers)
+        if layer.name or not others:
+            return layer.name or quantity(self.panel.y_title)[0]
+        return INTERVAL if layer.named and layer.low else before
 
     def raw(self, place: int, layer: Layer) -> Dict:
         """Return the numbers of a layer as the picture has them, where the trace does not."""
@@ -600,7 +610,8 @@ def _ticks(axis: Axis, percent: bool = False) -> list[tuple[float, str]]:
         tails = [10.0**-p * m for m in (1, 5, 2) for p in range(1, 7)]
         known = [*(one for tail in tails for one in (tail, 1 - tail)), 0.3, 0.7, 0.4, 0.6]
     elif axis.scale == "excess":
-        known = [1 + 10.0**p * m for m in (5, 2) for p in range(-4, 4)]
+        known = [1 + 10.0**p * m for m in (5, 2) for p in range(-4, 0)]
+        known += [10.0**p * m for m in (1, 2, 5) for p in range(4) if p or m > 1]
     else:
         powers = range(math.floor(axis.low) - 1, math.ceil(axis.high) + 2)
         known = [10.0**p * m for m in (1, 2, 5, 3, 1.5, 7) for p in powers]
@@ -614,15 +625,13 @@ def _tick(value: float, percent: bool) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a tick; one with more than a first digit beyond 10⁻³ as 2·10⁻⁴."""
+    """Return a tick of few digits in full: 0.002, 2·10⁻⁴, 1−5·10⁻⁵."""
     if 0.99995 < value < 1:
         return f"1−{_digits(1 - value)}"
-    text = plain(value)
-    lead = value / 10 ** math.floor(math.log10(value)) if value > 0 else 1.0
-    if text.startswith("10") and value < 1e-3 and abs(lead - 1) > 1e-6:
-        power = plain(10.0 ** math.floor(math.log10(value)))
-        return f"{lead:.3g}·{power}"
-    return text
+    lead, _, power = f"{value:.2e}".partition("e")
+    if value >= 1e-3 or float(lead) == 1:
+        return plain(float(f"{value:.7g}"))
+    return f"{float(lead):g}·{plain(10.0 ** int(power))}"
 
 
 def _shade(cell: int, most: int) -> int | None:

@@ -24,12 +24,14 @@ from offpol_diag.report.render.embedded import (
     script_json,
     templates_dir,
 )
+from offpol_diag.report.render.explore import drawn, library
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.svg import meter, panel_svg, spark
 from offpol_diag.report.render.tables import TableView, breakable, laid_out
 from offpol_diag.report.sections import SECTIONS, check, sections
 from offpol_diag.report.sections.answer import about, answer, forms
 from offpol_diag.report.sections.charts import Charts, cause
+from offpol_diag.report.sections.explored import Drawn, explored, places
 from offpol_diag.report.sections.gate import report as gates
 from offpol_diag.report.sections.numbers import Tile, Tiles, drift
 from offpol_diag.report.sections.opening import Opening, opening
@@ -66,8 +68,16 @@ class Part:
     runs: tuple[tuple[str, Any], ...]
 
 
-def render_html(summary: Summary) -> str:
-    """Render the whole page; equal summaries give equal pages."""
+def render_html(summary: Summary, explore: bool = True) -> str:
+    """Render the whole page; equal summaries give equal pages.
+
+    Args:
+        summary: the result.
+        explore: whether the page carries plotly, to draw its charts large.
+    """
+    charts = explored(summary) if explore else {}
+    if charts:
+        library()
     kind = "Thresholds" if summary.sweep else "Off-policy mismatch"
     kind = "Comparison" if summary.against or summary.comparison else kind
     return _page(
@@ -77,11 +87,14 @@ def render_html(summary: Summary) -> str:
         parts=_parts(summary),
         data=embedded(summary),
         version=summary.run.version,
+        charts=charts,
     )
 
 
-def render_check(found: Checked) -> str:
+def render_check(found: Checked, explore: bool = True) -> str:
     """Render what `check` found as a page of the same kind."""
+    opened = check.opening(found)
+    charts = {one.id: {"": one} for one in opened.pictures} if explore else {}
     name = f"{PurePath(found.dump[0]).name if found.dump else 'a dump'} and its curves"
     notes = [Text(line) for line in check.notes(found)]
     runs = (("Table", [laid_out(check.table(found, found.metrics))]), ("Text", notes))
@@ -89,26 +102,34 @@ def render_check(found: Checked) -> str:
     return _page(
         title=f"Curves · {name} · offpol-diag",
         name=name,
-        head=_opened(check.opening(found), files),
+        head=_opened(opened, files),
         parts=[Part("metrics", "All metrics", "Metrics", tuple(run for run in runs if run[1]))],
         data=packed(found.to_json()),
         version=found.version,
+        charts=charts,
     )
 
 
-def _page(**facts: Any) -> str:
-    """Fill the template."""
-    style, script, early = (
+def _page(charts: Drawn, **facts: Any) -> str:
+    """Fill the template; `charts` are those that plotly can draw."""
+    style, script, early, more, opener = (
         (templates_dir() / name).read_text(encoding="utf-8").strip()
-        for name in ("report.css", "report.js", "theme.js")
+        for name in ("report.css", "report.js", "theme.js", "explore.css", "explore.js")
     )
-    hashes = " ".join(f"'sha256-{digest(one)}'" for one in (early, script))
+    hashes = [digest(early), digest(script)]
+    carried: dict[str, Any] = {"explore": {}}
+    if charts:
+        source, its = library().result()
+        hashes += [digest(opener), its]
+        style = f"{style}\n{more}"
+        carried = {"explore": places(charts), "figures": drawn(charts), "plotly": source, "opener": opener}
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
     policy = (  # these scripts and inline styles, and no network
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
     assets = {"policy": policy, "style": style, "early": early, "script": script, "data_id": DATA_ID}
-    page: str = _environment().get_template("report.html.j2").render(**facts, **assets)
+    page: str = _environment().get_template("report.html.j2").render(**facts, **assets, **carried)
     return UNSEEN.sub("\ufffd", page)
 
 
@@ -148,8 +169,8 @@ def _part(section: Section, summary: Summary) -> Part:
         section = replace(section, title=title or section.title, short=short)
     drawable = (one for one in blocks if not isinstance(one, Figure))  # a terminal's
     runs = ((kind, list(run)) for kind, run in groupby(drawable, lambda block: type(block).__name__))
-    drawn = tuple((kind, [_view(one, summary) for one in run]) for kind, run in runs)
-    return Part(section.id, section.title, section.short or section.title.split(" ")[0], drawn)
+    views = tuple((kind, [_view(one, summary) for one in run]) for kind, run in runs)
+    return Part(section.id, section.title, section.short or section.title.split(" ")[0], views)
 
 
 def _view(block: Block, summary: Summary) -> Any:
@@ -185,14 +206,14 @@ def _tile(tile: Tile, summary: Summary) -> tuple[str, str, Any]:
     rows = [one for one in summary.charts.bands if one.metric == metric and one.name == tile.band]
     tints = [(one.low, one.high, tone(one.name)) for one in rows if tile.tone not in ("good", None)]
     log = metric in LOG_SPARKS and all(one is None or one > 0 for one in tile.curve)
-    drawn = spark(tile.curve, tints, log) if tile.curve else ""
-    return value if tile.number.known else "–", interval or tile.beside, drawn
+    curve = spark(tile.curve, tints, log) if tile.curve else ""
+    return value if tile.number.known else "–", interval or tile.beside, curve
 
 
 def _drawn(one: Picture) -> Chart:
-    drawn = [panel_svg(panel, f"{one.title}: {panel.y_title}") for panel in one.panels]
-    hover = json.dumps([points for _, points in drawn], ensure_ascii=False, separators=(",", ":"))
-    return Chart(one, tuple(svg for svg, _ in drawn), script_json(hover), laid_out(one.data or listed(one)))
+    panels = [panel_svg(panel, f"{one.title}: {panel.y_title}") for panel in one.panels]
+    hover = json.dumps([points for _, points in panels], ensure_ascii=False, separators=(",", ":"))
+    return Chart(one, tuple(svg for svg, _ in panels), script_json(hover), laid_out(one.data or listed(one)))
 
 
 # ---------------------------------------------------------------- the first screen
