@@ -25,6 +25,7 @@ def analyze(
     request: Request,
     out: options.Html = None,
     no_html: options.NoHtml = False,
+    no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
     sequences: Sequences = None,
@@ -46,7 +47,13 @@ def analyze(
 
     dumps = defaults.dumps(dump, request.quiet)
     files = Outputs(
-        None if no_html else out or default_html(dumps), json, md, request.quiet, sequences, tally
+        None if no_html else out or default_html(dumps),
+        json,
+        md,
+        request.quiet,
+        sequences,
+        tally,
+        explore=not no_explore,
     )
     files.check(*dumps, *(one for one in (request.preset_file, tokenizer) if one))
     with files.begin() as staged:

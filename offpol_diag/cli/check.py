@@ -38,6 +38,7 @@ def check(
     strict: Strict = False,
     request: Request,
     out: options.Html = None,
+    no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
     verbose: options.Verbose = False,
@@ -55,7 +56,7 @@ def check(
     if not logged:
         raise UsageError("check needs the trainer's curves", "offpol-diag check DUMP --logged history.jsonl")
     dumps = defaults.dumps(dump, request.quiet)
-    files = Outputs(out, json, md, request.quiet)
+    files = Outputs(out, json, md, request.quiet, explore=not no_explore)
     files.check(*dumps, *logged, *([request.preset_file] if request.preset_file else []))
     columns = request.which_columns()
     with defaults.judged("preset_file", request.preset_file):

@@ -38,6 +38,7 @@ def compare(
     as_one: AsOne = False,
     request: Request,
     out: options.Html = None,
+    no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
     verbose: options.Verbose = False,
@@ -60,7 +61,7 @@ def compare(
         )
     two = len(dump or ()) == TWO and not as_one
     dumps = list(dump or []) if two else defaults.dumps(dump, request.quiet)
-    files = Outputs(out, json, md, request.quiet)
+    files = Outputs(out, json, md, request.quiet, explore=not no_explore)
     files.check(*dumps, *([request.preset_file] if request.preset_file else []))
     with files.begin():
         if two:

@@ -15,6 +15,7 @@ def doctor(
     strict: options.Strict = False,
     request: Request,
     out: options.Html = None,
+    no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
     verbose: options.Verbose = False,
@@ -30,7 +31,7 @@ def doctor(
     from offpol_diag.report.sections.diagnosis import is_bug
 
     dumps = defaults.dumps(dump, request.quiet)
-    files = Outputs(out, json, md, request.quiet)
+    files = Outputs(out, json, md, request.quiet, explore=not no_explore)
     files.check(*dumps)
     with files.begin():
         summary = request.run("doctor", dumps, ()).model_copy(update={"recommendation": None})

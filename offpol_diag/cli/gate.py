@@ -73,6 +73,7 @@ def gate(
     presets: Presets = "",
     request: Request,
     out: options.Html = None,
+    no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
     junit: JUnit = None,
@@ -104,7 +105,7 @@ def gate(
 
     bounds = (at_most or (), at_least or (), gates)
     required = requirements(*bounds, baseline, tolerance or (), only, presets, point, fail_on or ())
-    files = Outputs(html=out, json=json, markdown=md, quiet=request.quiet, junit=junit)
+    files = Outputs(out, json, md, request.quiet, junit=junit, explore=not no_explore)
     files.check(*source, *(one for one in (gates, required.result, request.preset_file) if one))
     with files.begin():
         base = load(required.result) if required.result else None

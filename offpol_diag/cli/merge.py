@@ -23,6 +23,7 @@ def merge(
     tallies: Tallies,
     out: options.Html = None,
     no_html: options.NoHtml = False,
+    no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
     tally: options.Tally = None,
@@ -40,7 +41,14 @@ def merge(
     The HTML goes to offpol-diag-merged.html in the working directory unless -o says otherwise. With --tally
     the merged tally is written as well, to be merged with others.
     """
-    files = Outputs(None if no_html else out or default_html(["merged"]), json, md, quiet, tally=tally)
+    files = Outputs(
+        None if no_html else out or default_html(["merged"]),
+        json,
+        md,
+        quiet,
+        tally=tally,
+        explore=not no_explore,
+    )
     files.check(*tallies)
     with files.begin() as staged:
         require_addresses()

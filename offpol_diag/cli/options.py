@@ -78,6 +78,8 @@ Markdown = Annotated[
 VOCABULARY = "Show tokens as text: the tokenizer.json of the model (package tokenizers)."
 Tokenizer = Annotated[Path | None, option(VOCABULARY, "--tokenizer", metavar="FILE", panel=OUTPUT)]
 NoHtml = Annotated[bool, option("Write no HTML report.", "--no-html", panel=OUTPUT)]
+LARGE = "Leave out of the HTML what draws its charts large (plotly, 2 MB)."
+NoExplore = Annotated[bool, option(LARGE, "--no-explore", panel=OUTPUT, env=True)]
 SUMS = "Write the sums that all numbers are made of, for `offpol-diag merge`."
 Tally = Annotated[Path | None, option(SUMS, "--tally", metavar="FILE.tally.json[.gz]", panel=OUTPUT)]
 

@@ -211,10 +211,11 @@ def default_html(sources: Sequence[str]) -> Path:
 # ---------------------------------------------------------------- results
 
 
-def render(form: str, result: Summary | Checked) -> str:
-    """Return a result in one of the `FORMATS`."""
+def render(form: str, result: Summary | Checked, explore: bool = True) -> str:
+    """Return a result in one of the `FORMATS`; `explore` says whether a page carries plotly."""
     of_check = str(result.format).startswith("offpol-diag check")
-    text: str = pkgutil.resolve_name(OF_CHECK[form] if of_check else FORMATS[form][1])(result)
+    made = pkgutil.resolve_name(OF_CHECK[form] if of_check else FORMATS[form][1])
+    text: str = made(result, explore) if form == "html" else made(result)
     return text
 
 
@@ -226,6 +227,7 @@ class Outputs:
         html, json, markdown, junit: rendered from the result.
         quiet: whether remarks are left out.
         sequences, tally: files that the analysis itself writes, to the path in `staged`.
+        explore: whether a page carries plotly, to draw its charts large.
     """
 
     html: Path | None = None
@@ -235,11 +237,14 @@ class Outputs:
     sequences: Path | None = None
     tally: Path | None = None
     junit: Path | None = None
+    explore: bool = True
     staged: dict[str, Path] = field(default_factory=dict)
 
     def check(self, *sources: object) -> None:
         """Refuse targets that cannot be written, two results with one target, and overwriting a source."""
         check_names(*sources)
+        if self.html is not None and self.explore:
+            require_plotly()
         for option, target, form, example in (
             ("--sequences", self.sequences, "Parquet", "rows.parquet"),
             ("--tally", self.tally, "a tally", "piece.tally.json.gz"),
@@ -287,7 +292,7 @@ class Outputs:
         """
         from offpol_diag.report.render.terminal import terminal
 
-        texts = {target: render(form, summary) for form, target in self._forms().items()}
+        texts = {target: render(form, summary, self.explore) for form, target in self._forms().items()}
         drawn = "" if self.takes_stdout() else terminal(summary, verbose, self.quiet, sections, whole)
         write_all(texts, {getattr(self, form): file for form, file in self.staged.items()}, drawn)
         if self.quiet:
@@ -303,6 +308,17 @@ class Outputs:
 
     def _forms(self) -> dict[str, Path]:
         return {form: target for form in FORMATS if (target := getattr(self, form)) is not None}
+
+
+def require_plotly() -> None:
+    """Refuse a page that is to carry plotly where that is not installed, before any work is done.
+
+    Raises:
+        OffpolError: it is not.
+    """
+    from offpol_diag.report.figures import library
+
+    library()
 
 
 def say_where(label: str, target: Path, aside: bool = False) -> None:

@@ -20,6 +20,7 @@ HEAD = 100
 def report(
     result: Result,
     out: options.Html = None,
+    no_explore: options.NoExplore = False,
     md: options.Markdown = None,
     tokenizer: options.Tokenizer = None,
     quiet: options.Quiet = False,
@@ -31,7 +32,7 @@ def report(
     from offpol_diag.report.sections.check import sections
     from offpol_diag.summary import loads, text_of, text_of_stream
 
-    files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)
+    files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet, explore=not no_explore)
     files.check(result, *([tokenizer] if tokenizer else []))
     with files.begin():
         name = "stdin" if result == STDOUT else str(result)

@@ -38,6 +38,7 @@ def sweep(
     trainer: For = None,
     request: Request,
     out: options.Html = None,
+    no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
     verbose: options.Verbose = False,
@@ -49,7 +50,7 @@ def sweep(
     they would keep of responses of other lengths. With -o an HTML report.
     """
     dumps = defaults.dumps(dump, request.quiet)
-    files = Outputs(out, json, md, request.quiet)
+    files = Outputs(out, json, md, request.quiet, explore=not no_explore)
     files.check(*dumps, *([request.preset_file] if request.preset_file else []))
     with files.begin():
         chosen = _checked(request, preset, which, at, keep, trainer)
