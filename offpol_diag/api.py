@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from offpol_diag.errors import UsageError
 from offpol_diag.summary import (
@@ -32,6 +32,7 @@ from offpol_diag.summary import (
 )
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
     import polars as pl
 
     from offpol_diag.analyze import Examined
@@ -116,11 +117,41 @@ class Report:
         """Return the published JSON, and write it to `path` if one is given."""
         return _saved(self.summary.to_json(), path)
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """Return the page, one file without links to others, and write it to `path` if one is given."""
+    def to_html(self, path: str | Path | None = None, *, explore: bool = True) -> str:
+        """Return the page, one file without links to others, and write it to `path` if one is given.
+
+        Args:
+            path: where to write it.
+            explore: whether the page carries plotly (2 MB), to draw its charts large.
+        """
         from offpol_diag.report.render.html import render_html
 
-        return _saved(render_html(self.summary), path)
+        return _saved(render_html(self.summary, explore), path)
+
+    @property
+    def figures(self) -> Mapping[str, go.Figure]:
+        """The charts of the page by name, as figures of plotly, each made when it is asked for."""
+        from offpol_diag.report.named import Figures
+
+        return Figures(self.summary)
+
+    def figure(
+        self, name: str, *, drift: str | None = None, theme: Literal["light", "dark"] = "light"
+    ) -> go.Figure:
+        """Return a chart of the page as a figure of plotly, with its finding as title.
+
+        Args:
+            name: its name in `figures` ("by_step").
+            drift: the pair of policies, where the result has the numbers: "rollout_old", "old_current" or
+                "total" (rollout → current); by default the one that the page draws.
+            theme: "light" or "dark".
+
+        Raises:
+            UsageError: there is no such figure, or not of that drift.
+        """
+        from offpol_diag.report.named import Figures
+
+        return Figures(self.summary).make(name, drift, theme)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """Return the report as Markdown for a pull request, and write it to `path` if one is given."""
@@ -128,8 +159,16 @@ class Report:
 
         return _saved(render_markdown(self.summary), path)
 
-    def log_to(self, run: Any, step: int | None = None, prefix: str = "offpol/") -> None:
-        """Log every known number to an experiment tracker.
+    def log_to(
+        self,
+        run: Any,
+        step: int | None = None,
+        prefix: str = "offpol/",
+        figures: bool | Sequence[str] = True,
+    ) -> None:
+        """Log every known number to an experiment tracker, and the charts to those that take figures.
+
+        W&B gets figures of plotly, MLflow HTML artifacts of them, trackio HTML.
 
         Args:
             run: a W&B or trackio run, or anything with `log(dict, step=)`; `mlflow`, or anything with
@@ -137,21 +176,33 @@ class Report:
                 `add_scalar(name, value, step)`.
             step: the training step.
             prefix: precedes each name.
+            figures: which charts, by their names in `figures`; all, or none.
 
         Raises:
-            UsageError: `run` has none of these methods.
+            UsageError: `run` has none of these methods, or there is no such figure.
         """
-        found = {f"{prefix}{name}": value for name, value in self.values().items()}
+        found: dict[str, Any] = {f"{prefix}{name}": value for name, value in self.values().items()}
+        tracker = getattr(run, "__name__", type(run).__module__).partition(".")[0]
         if hasattr(run, "add_scalar"):
             for name, value in found.items():
                 run.add_scalar(name, value, step)
         elif hasattr(run, "log_metrics"):
+            made = self._chosen(figures) if hasattr(run, "log_figure") else {}
             run.log_metrics(found, step=step)
+            for name, figure in made.items():
+                run.log_figure(figure, f"{prefix}{name}{'' if step is None else f'_{step}'}.html")
         elif hasattr(run, "log"):
+            made = self._chosen(figures) if tracker in ("wandb", "trackio") else {}
+            found |= {f"{prefix}{name}": _taken(tracker, figure) for name, figure in made.items()}
             run.log(found, step=step)
         else:
             kind = f"{type(run).__name__} has no log, log_metrics or add_scalar"
             raise UsageError(kind, "give a W&B or trackio run, mlflow, or a SummaryWriter")
+
+    def _chosen(self, names: bool | Sequence[str]) -> dict[str, go.Figure]:
+        """Return figures by name."""
+        every = self.figures
+        return {name: every[name] for name in (every if names is True else names or ())}
 
     def __repr__(self) -> str:
         """Return the verdict in one line."""
@@ -450,6 +501,15 @@ def _numbers(summary: Summary) -> Iterator[tuple[str, str, Number]]:
     for preset, result in summary.presets.items():
         for name, one in result.metrics.items():
             yield name, f"{preset}.{name}", one
+
+
+def _taken(tracker: str, figure: go.Figure) -> Any:
+    """Return a figure as a tracker takes it: W&B as it is, trackio as HTML."""
+    if tracker == "wandb":
+        return figure
+    import trackio
+
+    return trackio.Html(figure)
 
 
 def _saved(text: str, path: str | Path | None) -> str:

@@ -402,7 +402,7 @@ const table = () => {
   const rows = [["panel", "series", "x", "y", "low", "high"]]
   for (const { type, name, x, y, meta } of data) {
     if (!meta) continue
-    const [, up] = layout.meta.panels[meta.panel].columns
+    const up = layout.meta.panels[meta.panel].name
     if (type === "heatmap") {
       const { edges, counts } = meta
       rows[0] = ["x_low", "x_high", "y_low", "y_high", "tokens"]

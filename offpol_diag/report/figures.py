@@ -1,16 +1,16 @@
-"""Plotly figures of pictures, as plain dicts: plotly itself is imported only for a `Figure` of its own type.
+"""Plotly figures of pictures, as plain dicts: plotly is imported only for a `Figure` of its own type.
 
-A figure holds the panels of one picture, below each other, and in `layout.meta` what a page needs to set them side
-by side, to change their scales, and to choose ticks and tints when a reader zooms. Colours are names of a palette:
-a page takes `PAGE`, whose colours are variables of its style sheet, so that one figure serves both themes;
-notebooks and trackers take `palette("light")` or `palette("dark")`.
+A figure holds the panels of one picture, below each other, and in `layout.meta` what a page needs to set them
+side by side, to change their scales, and to choose ticks and tints when a reader zooms. Colours are names of a
+palette: a page takes `PAGE`, whose colours are variables of its style sheet, so that one figure serves both
+themes; notebooks and trackers take `palette("light")` or `palette("dark")`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -29,7 +29,6 @@ from offpol_diag.report.picture import (
     Layer,
     Panel,
     Picture,
-    Values,
     number,
     place_name,
     plain,
@@ -47,8 +46,8 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, s
 ROW, TALL, GAP, APART = 236, 420, 44, 0.16
 """Pixels of a panel and of a tall one, pixels between rows, and the share of the width between columns."""
 MARGIN = {"l": 66, "r": 18, "t": 30, "b": 48}
-TITLE, LEGEND = 74, 30
-"""Pixels that a title and a legend take above a figure for notebooks."""
+LINE, LEGEND = 20, 34
+"""Pixels that each line of the title, and a legend, take above a figure for notebooks."""
 MARKED, MOST = 16, 400
 """Points of a line up to which each is marked; most ticks that a page chooses from."""
 HEATS = 7
@@ -123,7 +122,7 @@ def template(paint: Palette) -> Dict:
 
 
 MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "%{": "&#37;{", "$": "&#36;", "var(": "var&#40;"}
-"""What plotly takes for tags, values and formulas in any text, and what a page takes for a colour → as drawn."""
+"""What plotly takes for tags, values and formulas, and a page for a colour → what is drawn as that."""
 
 
 def escaped(text: str) -> str:
@@ -139,7 +138,7 @@ def escaped(text: str) -> str:
 def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
     """Return a picture as a figure: its data and layout, as plotly's JSON has them."""
     parts = [_Part(panel, i, paint) for i, panel in enumerate(picture.panels)]
-    shared = len(parts) > 1 and all((part.x, part.panel.names) == (parts[0].x, parts[0].panel.names) for part in parts)
+    shared = len(parts) > 1 and all(part.same_x(parts[0]) for part in parts)
     height = sum(TALL if panel.tall else ROW for panel in picture.panels) + GAP * (len(parts) - 1)
     layout: Dict = {
         "height": height + MARGIN["t"] + MARGIN["b"],
@@ -204,12 +203,14 @@ def joined(picture: Picture, paint: Palette) -> go.Figure:
     del layout["meta"]
     for name in [name for name in layout if re.match("[xy]axis", name)]:
         if layout[name]["type"] == "log":  # plotly finds the ticks, also after a zoom
-            layout[name] = {k: v for k, v in layout[name].items() if k not in ("tickvals", "ticktext")}
+            kept = {k: v for k, v in layout[name].items() if k not in ("tickvals", "ticktext")}
+            layout[name] = kept | {"tickformat": ",.6~g", "nticks": 4}
     several = sum(trace["showlegend"] for trace in found["data"]) > 1
-    above = TITLE + (LEGEND if several else 0)
+    heads = [f"<b>{line}</b>" for line in _wrapped(picture.title, 88)]
+    heads += [f'<span style="font-size:12px">{line}</span>' for line in _wrapped(picture.sub, 120)]
+    text, above = "<br>".join(heads), LINE * len(heads) + (LEGEND if several else 0)
     layout["height"] += above
     layout["margin"] = MARGIN | {"t": MARGIN["t"] + above}
-    text = "<br>".join((*(f"<b>{one}</b>" for one in _wrapped(picture.title, 88)[:2]), *_small(picture.sub)))
     layout["title"] = {
         "text": text,
         "font": {"size": 15},
@@ -232,10 +233,6 @@ def _wrapped(text: str, most: int) -> list[str]:
     from textwrap import wrap
 
     return [escaped(line) for line in wrap(text, most)]
-
-
-def _small(text: str) -> list[str]:
-    return [f'<span style="font-size:12px">{line}</span>' for line in _wrapped(text, 120)[:2]]
 
 
 # ---------------------------------------------------------------- words
@@ -298,6 +295,9 @@ class _Part:
 
     # ------------------------------------------------------------ axes
 
+    def same_x(self, other: _Part) -> bool:
+        return (self.x, self.panel.names) == (other.x, other.panel.names)
+
     def x_layout(self) -> Dict:
         title = f"{escaped(self.panel.x_title)} →" if self.panel.x_title else ""
         found = _axis(self.x) | {"title": {"text": title}, "automargin": "height"}
@@ -329,8 +329,7 @@ class _Part:
         ]
         return {
             "names": bool(self.panel.names),
-            "title": quantity(self.panel.y_title)[0],
-            "columns": [escaped(quantity(self.panel.x_title)[0] or "of"), escaped(_scaled(self.panel.y_title, False))],
+            "name": escaped(_scaled(self.panel.y_title, False)),
             "x": {"scales": self.x_scales(), "ticks": self.x_ticks()},
             "y": {"scales": self.y_scales(), "ticks": _ticks(self.y)},
             "tints": tints,
@@ -344,8 +343,9 @@ class _Part:
         return {one.scale: _scale(one, f"{self.panel.x_title} →") for one in (self.x, other)}
 
     def y_scales(self) -> dict[str, Dict]:
-        """Return the ranges and titles of the y axis on both scales, its own first; empty if it cannot be changed."""
-        panel, known = self.panel, [y for layer in self.panel.layers for y in layer.y if _finite(y)]
+        """Return the ranges and titles of the y axis on both scales, its own first; empty if it has but one."""
+        panel, ys = self.panel, (_number(y) for layer in self.panel.layers for y in layer.y)
+        known = [y for y in ys if y is not None]
         bases = any(layer.base for layer in panel.layers)
         if panel.heat or self.y.scale not in ("log", "linear") or not known:
             return {}
@@ -367,14 +367,15 @@ class _Part:
 
     def tints(self) -> Iterable[Dict]:
         for tint, low, high in self.drawn_tints():
-            ends = {"y0": _back(self.y, low), "y1": _back(self.y, high), "layer": "below", "line": {"width": 0}}
+            ends = {"y0": _back(self.y, low), "y1": _back(self.y, high)}
             text = escaped(tint.name) if high - low > 0.07 * (self.y.high - self.y.low) else ""
-            label = {"text": text, "textposition": f"top {self.free(high)}", "padding": 5, "font": {"color": self.paint["soft"]}}
-            colour = self.paint[f"z{TONES.index(tint.tone) + 1}"]
-            yield {"type": "rect", **self.across, **ends, "fillcolor": colour, "label": label}
+            label = {"text": text, "textposition": f"top {self.free(high)}", "padding": 5}
+            look = {"fillcolor": self.paint[f"z{TONES.index(tint.tone) + 1}"], "line": {"width": 0}}
+            look |= {"label": label | {"font": {"color": self.paint["soft"]}}, "layer": "below"}
+            yield {"type": "rect", **self.across, **ends, **look}
 
     def free(self, top: float) -> str:
-        """Return at which end there is room for a name below a place of the y axis: right, if there is none."""
+        """Return at which end there is room for a name below a place of the y axis, else right."""
         taken = set()
         deep = 0.14 * (self.y.high - self.y.low)
         for layer in self.panel.layers:
@@ -402,14 +403,16 @@ class _Part:
     def over_heat(self, heat: Heat) -> Iterable[Dict]:
         on = {"xref": f"x{self.end}", "yref": f"y{self.end}"}
         ends = {"x0": self.x.low, "x1": self.x.high, "y0": self.y.low, "y1": self.y.high}
-        yield {"type": "line", **on, **ends, "line": {"color": self.paint["ink"], "width": 1.2, "dash": "4px,3px"}}
+        line = {"color": self.paint["ink"], "width": 1.2, "dash": "4px,3px"}
+        yield {"type": "line", **on, **ends, "line": line}
         if heat.box:
             a, b, c, d = heat.box
             ends = {"x0": self.x.held(a, True), "x1": self.x.held(b, False)}
             ends |= {"y0": self.y.held(c, True), "y1": self.y.held(d, False)}
             font = {"color": self.paint["ink"], "weight": 600}
-            label = {"text": escaped(heat.box_name), "textposition": "bottom right", "padding": 6, "font": font}
-            yield {"type": "rect", **on, **ends, "line": {"color": self.paint["c2"], "width": 1.6}, "label": label}
+            label = {"text": escaped(heat.box_name), "textposition": "bottom right", "padding": 6}
+            line = {"color": self.paint["c2"], "width": 1.6}
+            yield {"type": "rect", **on, **ends, "line": line, "label": label | {"font": font}}
 
     # ------------------------------------------------------------ the data
 
@@ -526,7 +529,7 @@ class _Part:
             "x": edges,
             "y": edges,
             "z": [[_shade(heat.counts[i][j], most) for i in bins] for j in bins],
-            "text": [[_said_cell(self.panel, heat, i, j) if heat.counts[i][j] else "" for i in bins] for j in bins],
+            "text": [[self.cell(heat, i, j) for i in bins] for j in bins],
             "hovertemplate": "%{text}<extra></extra>",
             "hoverongaps": False,
             "colorscale": [[(i + end) / HEATS, self.paint[f"q{i}"]] for i in range(HEATS) for end in (0, 1)],
@@ -541,6 +544,9 @@ class _Part:
                 "counts": [[int(n) for n in row] for row in heat.counts],
             },
         }
+
+    def cell(self, heat: Heat, i: int, j: int) -> str:
+        return escaped(_said_cell(self.panel, heat, i, j)) if heat.counts[i][j] else ""
 
     def hover(self, layer: Layer) -> Dict:
         if not layer.named:
@@ -557,10 +563,6 @@ def _errors(layer: Layer, colour: str) -> Dict:
 
 
 # ---------------------------------------------------------------- axes
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _number(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What a page carries: the summary, gzipped, in base 85 (RFC 1924) with `,` for `<`, which a script must not hold.
+"""What a page carries: the summary, gzipped, in base 85 (RFC 1924) with `,` for `<`, unsafe in a script.
 
 Fields with their default value are omitted, and restored exactly on reading.
 """

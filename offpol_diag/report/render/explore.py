@@ -1,4 +1,4 @@
-"""What a page carries to draw its charts large: plotly's script and all figures, packed until the first click."""
+"""What a page needs to draw its charts large: plotly's script and the figures, packed until the first click."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from functools import cache
 from typing import Any
 
 from offpol_diag.report import figures
+from offpol_diag.report.picture import Picture
 from offpol_diag.report.render.embedded import digest
 from offpol_diag.report.sections.charts import DRIFTS
 from offpol_diag.report.sections.explored import Drawn
 
 
 def library() -> Future[tuple[str, str]]:
-    """Begin to pack plotly.js, beside other work: for a script of plain text, and its hash for the page's policy.
+    """Begin to pack plotly.js, beside other work; the result is its text, packed, and its hash.
 
     Raises:
         OffpolError: plotly is not installed.
@@ -49,7 +50,7 @@ def drawn(charts: Drawn) -> str:
     return packed(json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
 
-def _one(drift: str, picture: figures.Picture) -> dict[str, Any]:
+def _one(drift: str, picture: Picture) -> dict[str, Any]:
     label = "total" if drift == "total" else DRIFTS[drift][1] if drift else ""
     words = {"title": figures.escaped(picture.title), "sub": figures.escaped(picture.sub)}
     return {"drift": drift, "label": label, "file": picture.id, **words, **figures.figure(picture)}

@@ -262,7 +262,8 @@ def _histogram(summary: Summary, drift: str | None = None) -> Picture | None:
     )
     whole = _bars(found, "grey")
     parts = {
-        said: [(x, y) for x, y in zip(whole.x, whole.y, strict=True) if within(x)] for said, _, within in sides
+        said: [(x, y) for x, y in zip(whole.x, whole.y, strict=True) if within(x)]
+        for said, _, within in sides
     }
     layers = [
         replace(whole, name=said, colour=colour, x=[x for x, _ in some], y=[y for _, y in some])

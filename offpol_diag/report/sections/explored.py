@@ -10,7 +10,7 @@ from offpol_diag.report.sections.opening import opening
 from offpol_diag.summary import Summary
 
 Drawn = Mapping[str, Mapping[str, Picture]]
-"""Id of a chart → name of a pair of policies (`DRIFTS`, or "" where there is one picture alone) → its picture."""
+"""Id of a chart → name of a pair of policies (`DRIFTS`; "" where there is but one picture) → picture."""
 
 
 def explored(summary: Summary) -> dict[str, dict[str, Picture]]:
