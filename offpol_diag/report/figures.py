@@ -1,7 +1,7 @@
 """Plotly figures of pictures, as plain dicts: plotly is imported only for a `Figure` of its own type.
 
 A figure holds the panels of one picture, below each other, and in `layout.meta` what a page needs to set them
-side by side, to change their scales, and to choose ticks and tints when a reader zooms. Colours are names of a
+side by side, to change scales, and to choose ticks and tints when a reader zooms. Colours are names of a
 palette: a page takes `PAGE`, whose colours are variables of its style sheet, so that one figure serves both
 themes; notebooks and trackers take `palette("light")` or `palette("dark")`.
 """
@@ -343,7 +343,7 @@ class _Part:
         return {one.scale: _scale(one, f"{self.panel.x_title} →") for one in (self.x, other)}
 
     def y_scales(self) -> dict[str, Dict]:
-        """Return the ranges and titles of the y axis on both scales, its own first; empty if it has but one."""
+        """Return the ranges and titles of the y axis on both scales, its own first; empty if it has one."""
         panel, ys = self.panel, (_number(y) for layer in self.panel.layers for y in layer.y)
         known = [y for y in ys if y is not None]
         bases = any(layer.base for layer in panel.layers)

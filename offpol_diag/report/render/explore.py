@@ -1,4 +1,4 @@
-"""What a page needs to draw its charts large: plotly's script and the figures, packed until the first click."""
+"""What a page needs to draw its charts large: the script of plotly and all figures, packed until a click."""
 
 from __future__ import annotations
 
