@@ -185,7 +185,7 @@ const chips = figure => {
 
 // --- Axes: panels below each other, or side by side where there is room; scales; ticks that fit; tints within view.
 const axis = (layout, letter, i) => layout[`${letter}axis${i ? i + 1 : ""}`]
-const ROW = 170, GAP = 46, BESIDE = 820
+const ROW = 140, GAP = 46, BESIDE = 820
 const arranged = (figure, width, height) => {
   const { layout } = figure
   const { panels, shared } = layout.meta
@@ -346,7 +346,7 @@ const walk = (over, along) => {
   say(bare(trace.text[point]), true)
 }
 const cell = (curve, over, along) => {
-  const { z, text, xaxis, yaxis } = large.data[curve]
+  const { z, text, x, y, xaxis, yaxis } = large.data[curve]
   const known = z.flatMap((row, j) => row.flatMap((shade, i) => shade === null ? [] : [[i, j]]))
   if (!known.length) return
   const [i, j] = state.at?.cell ?? known[0]
@@ -354,7 +354,8 @@ const cell = (curve, over, along) => {
   const near = state.at?.cell ? known.reduce((best, one) => far(one) < far(best) ? one : best) : [i, j]
   if (state.at?.cell && far(near) === Infinity) return
   state.at = { cell: near }
-  Plotly.Fx.hover(large, [{ curveNumber: curve, pointNumber: [near[1], near[0]] }], `${xaxis}${yaxis}`)
+  const middle = (edges, k) => (edges[k] + edges[k + 1]) / 2
+  Plotly.Fx.hover(large, { xval: middle(x, near[0]), yval: middle(y, near[1]) }, `${xaxis}${yaxis}`)
   say(bare(text[near[1]][near[0]]), true)
 }
 const KEYS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1], Home: [-Infinity, 0], End: [Infinity, 0] }

@@ -134,7 +134,7 @@ def test_arrow_keys_go_from_point_to_point_and_from_layer_to_layer_and_say_each(
     explore(page, "by-step")
     said = page.locator(".xp [role=status]")
     page.keyboard.press("ArrowRight")
-    assert said.inner_text() == "step 0, K3 0.00072 nats [0.00028, 0.0019]"
+    assert said.inner_text() == "step 0, K3 0.00072 nats [0.00027, 0.0019]"
     page.keyboard.press("ArrowRight")
     assert said.inner_text().startswith("step 1, K3 0.0084 nats [")
     page.keyboard.press("ArrowDown")
@@ -147,6 +147,7 @@ def test_arrow_keys_go_from_point_to_point_and_from_layer_to_layer_and_say_each(
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert said.inner_text().startswith("π_rollout ")
+    assert page.locator(".xp .hoverlayer text").count() > 0
 
 
 def test_a_drag_zooms_all_panels_of_one_axis_and_reset_gives_the_whole_back(visit, address):

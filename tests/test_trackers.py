@@ -65,6 +65,50 @@ def test_the_trackers_store_the_numbers(tracker, report, tmp_path, monkeypatch):
     pytest.fail("no file holds the numbers")
 
 
+@pytest.mark.filterwarnings("ignore")  # the trackers' own
+@pytest.mark.parametrize("tracker", [wandb, trackio, mlflow])
+def test_the_trackers_store_the_charts_as_figures(tracker, report, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+    tracker(tmp_path, report)
+
+    for _ in range(600):
+        files = [path for path in tmp_path.rglob("*") if path.suffix in (".json", ".html")]
+        texts = [path.read_bytes() for path in files]
+        if any(b"token ratios" in text and b"scatter" in text for text in texts):
+            return
+        time.sleep(0.1)
+    pytest.fail("no file holds the figure by step")
+
+
+def test_those_who_take_no_figures_get_none_and_figures_are_chosen_by_name(report):
+    class Taken:
+        def __init__(self):
+            self.figures = {}
+
+        def log_metrics(self, numbers, step):
+            assert all(isinstance(value, float) for value in numbers.values())
+
+        def log_figure(self, figure, name):
+            self.figures[name] = figure.layout.title.text
+
+    class Plain:
+        def log(self, numbers, step):
+            self.numbers = numbers
+
+    some, none, plain = Taken(), Taken(), Plain()
+    report.log_to(some, step=3, figures=["by_step"])
+    report.log_to(none, figures=False)
+    report.log_to(plain)
+
+    assert [*some.figures] == ["offpol/by_step_3.html"]
+    assert "K3" in some.figures["offpol/by_step_3.html"]
+    assert none.figures == {}
+    assert plain.numbers.keys() == {f"offpol/{name}" for name in report.values()}
+
+
 @pytest.mark.filterwarnings("ignore")  # jupyter's own
 def test_a_notebook_shows_the_report(tmp_path):
     nbformat = pytest.importorskip("nbformat")
@@ -77,3 +121,16 @@ def test_a_notebook_shows_the_report(tmp_path):
     (shown,) = (one for one in book.cells[0].outputs if one.output_type == "execute_result")
     assert "K3 KL" in shown.data["text/html"]
     assert shown.data["text/plain"].startswith("Report(")
+
+
+@pytest.mark.filterwarnings("ignore")  # jupyter's own
+def test_a_notebook_shows_a_figure(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    code = f"import offpol_diag\noffpol_diag.doctor({str(HEALTHY)!r}, device='cpu').figure('by_step')"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    data = {name: one for cell in book.cells[0].outputs for name, one in cell.get("data", {}).items()}
+    assert "K3 is flat" in str(data["application/vnd.plotly.v1+json"]["layout"]["title"])

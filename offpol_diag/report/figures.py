@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from offpol_diag.errors import OffpolError
-from offpol_diag.numerals import count, written
+from offpol_diag.numerals import counted, written
 from offpol_diag.report.picture import (
     COLOURS,
     FARTHEST,
@@ -271,7 +271,7 @@ def _said_cell(panel: Panel, heat: Heat, i: int, j: int) -> str:
     ends = ((f"{heat.edges[k]:.4g}", f"{heat.edges[k + 1]:.4g}") for k in (i, j))
     names = (quantity(title)[0] for title in (panel.x_title, panel.y_title))
     where = ", ".join(f"{name} {low} to {high}" for name, (low, high) in zip(names, ends, strict=True))
-    return f"{where}: {count(heat.counts[i][j])} tokens"
+    return f"{where}: {counted(heat.counts[i][j], 'token')}"
 
 
 def _scaled(title: str, log: bool) -> str:
