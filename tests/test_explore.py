@@ -334,7 +334,10 @@ def test_ten_thousand_steps_one_point_and_huge_values_are_drawn(visit, tmp_path,
     assert time.monotonic() - began < 30
     assert page.locator(".xp .scatterlayer .trace").count() > 0
     page.keyboard.press("ArrowRight")
-    assert page.locator(".xp .said").inner_text().startswith("step 0, K3 ")
+    first = next(
+        step for step, y in enumerate(values) if y is not None and y < 1e300
+    )  # the others have no place
+    assert page.locator(".xp .said").inner_text().startswith(f"step {first}, K3 ")
     press(page, "↑ Linear")
     assert page.said == []
 
