@@ -179,7 +179,9 @@ def _by_step(summary: Summary, drift: str | None = None) -> Picture | None:
     elif max(values) > 3 * min(values):
         title = f"{of} goes from {rounded(values[0])} to {rounded(values[-1])} over {len(values)} steps"
     else:
-        title = f"{of} lies between {rounded(min(values))} and {rounded(max(values))} over {len(values)} steps"
+        title = (
+            f"{of} lies between {rounded(min(values))} and {rounded(max(values))} over {len(values)} steps"
+        )
     mark = f" Dashed: the step at which K3 becomes {worst.band}." if worst else ""
     sub = f"Means of each training step, with 95% intervals.{mark}"
     return Picture("by-step", OVER, title, sub, panels, wide=True)
