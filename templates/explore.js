@@ -347,7 +347,7 @@ const walk = (over, along) => {
 }
 const cell = (curve, over, along) => {
   const { z, text, x, y, xaxis, yaxis } = large.data[curve]
-  const known = z.flatMap((row, j) => row.flatMap((shade, i) => shade === null ? [] : [[i, j]]))
+  const known = z.flatMap((row, j) => row.flatMap((shade, i) => shade === null || x[i + 1] === x[i] || y[j + 1] === y[j] ? [] : [[i, j]]))  // seen ones
   if (!known.length) return
   const [i, j] = state.at?.cell ?? known[0]
   const far = ([a, b]) => over ? (Math.sign(a - i) === Math.sign(over) && b === j ? Math.abs(a - i) : Infinity) : (Math.sign(j - b) === Math.sign(along) && a === i ? Math.abs(b - j) : Infinity)

@@ -141,13 +141,13 @@ def test_arrow_keys_go_from_point_to_point_and_from_layer_to_layer_and_say_each(
     assert said.inner_text().startswith("step 1, ESS of raw token ratios 88% [")
     page.keyboard.press("End")
     assert said.inner_text().startswith("step 8, ESS")
-    assert page.locator(".xp .hoverlayer text").count() > 0
+    until(page, "document.querySelectorAll('.xp .hoverlayer text').length > 0")
     page.keyboard.press("Escape")
     explore(page, "density")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert said.inner_text().startswith("π_rollout ")
-    assert page.locator(".xp .hoverlayer text").count() > 0
+    until(page, "document.querySelectorAll('.xp .hoverlayer text').length > 0")
 
 
 def test_a_drag_zooms_all_panels_of_one_axis_and_reset_gives_the_whole_back(visit, address):
