@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import NamedTuple
 
 from offpol_diag.summary import Number
@@ -18,6 +19,9 @@ _MOST = 1e300
 """Bound that keeps percentages within float64, since files may hold any number."""
 _NEAR_1, _PLACES_NEAR_1 = 0.05, 4
 """Distance from 1 below which it is written, and the most decimals for that (of shares: two fewer)."""
+
+_MINUS = re.compile(r"(?<![^\s\[(→±≤≥<>~·])-(?=\.?\d)")
+"""A hyphen that is the sign of a number."""
 
 
 class Written(NamedTuple):
@@ -50,6 +54,14 @@ def written(number: Number) -> Written:
         _plain(x * scale, _places(x * scale, half, wide, scale), sign) for x in (value, low, high)
     )
     return Written(found + mark, f"[{', '.join(ends)}]")
+
+
+def minus(text: str) -> str:
+    """Return a text to be read with minus signs before its numbers, where they had hyphens.
+
+    Hyphens in names, dates, powers of ten and code (between backticks, after `=`) stay.
+    """
+    return "`".join(part if at % 2 else _MINUS.sub("−", part) for at, part in enumerate(text.split("`")))
 
 
 def doubted(number: Number) -> bool:

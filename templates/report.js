@@ -114,6 +114,19 @@ const sortable = table => {
 }
 all("table.t").forEach(sortable)
 
+// --- What is compressed in the page: base 85 with "," for "<", and gzip.
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~"
+const unpacked = element => {
+  const text = element.textContent, bytes = new DataView(new ArrayBuffer(Math.ceil(text.length / 5) * 4))
+  for (let i = 0; i < text.length; i += 5) {
+    let word = 0
+    for (const digit of text.slice(i, i + 5).padEnd(5, "~")) word = word * 85 + DIGITS.indexOf(digit)
+    bytes.setUint32(i / 5 * 4, word)
+  }
+  const data = new Blob([bytes.buffer.slice(0, Math.floor(text.length * 4 / 5))]).stream()
+  return new Response(data.pipeThrough(new DecompressionStream("gzip"))).text()
+}
+
 // --- Presets: search, trainer, kind, which of them, and sorting of whole rows with their cards.
 const presets = one(".ps")
 if (presets) {
@@ -139,6 +152,15 @@ if (presets) {
     })
     one("[role=status]", ctl).textContent = `${shown} shown`
   }
+  let details
+  const fill = () => details ??= unpacked(one("script.cards")).then(text => {
+    const cards = document.createElement("template")
+    cards.innerHTML = text
+    all("[data-p]", cards.content).forEach(card => one(".pc", document.getElementById(`p-${card.dataset.p}`)).prepend(...card.children))
+  })
+  search.addEventListener("input", () => fill().then(show))
+  if (location.hash.startsWith("#p-")) fill()
+  addEventListener("hashchange", fill)
   views.forEach(button => button.addEventListener("click", () => { view(button.dataset.view); show() }))
   ;[[search, "input"], [trainer, "change"], [kind, "change"]].forEach(([field, event]) => field.addEventListener(event, show))
   const heads = all("thead th", presets)
@@ -151,6 +173,7 @@ if (presets) {
     link.setAttribute("aria-expanded", "false")
     link.addEventListener("click", event => {
       event.preventDefault()
+      fill()
       link.setAttribute("aria-expanded", link.closest("tbody").classList.toggle("on"))
     })
   })

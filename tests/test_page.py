@@ -79,7 +79,7 @@ def test_the_page_is_short_asks_for_nothing_says_nothing_and_every_text_of_it_st
     """Texts that are folded, too; and it never scrolls sideways."""
     page = visit()
     assert page.evaluate("document.documentElement.scrollHeight") <= 6000
-    assert Path(address.removeprefix("file://")).stat().st_size <= 3_000_000
+    assert Path(address.removeprefix("file://")).stat().st_size <= 900_000
     page.evaluate(OPENED)
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -89,6 +89,18 @@ def test_the_page_is_short_asks_for_nothing_says_nothing_and_every_text_of_it_st
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.said == []
     assert page.asked == [address]
+
+
+def test_the_page_of_the_stale_sample_takes_at_most_eight_tenths_of_a_megabyte(tmp_path):
+    path = tmp_path / "stale.html"
+    drawn = CliRunner().invoke(app, ["analyze", str(SAMPLES / "stale.parquet"), "-o", str(path), "-q"])
+    assert drawn.exit_code == 0, drawn.output
+    assert path.stat().st_size <= 800_000
+
+
+def test_an_address_of_a_preset_opens_its_card(visit, address):
+    page = visit(f"{address}#p-geo_rs")
+    until(page, "document.querySelector('#p-geo_rs .pc dl')?.offsetParent")
 
 
 def test_charts_stand_before_the_script_that_shows_the_nearest_point_and_tables_can_be_sorted(visit):
@@ -108,7 +120,7 @@ def test_charts_stand_before_the_script_that_shows_the_nearest_point_and_tables_
     page.mouse.move(5, 5)
     assert not tip.is_visible()
     page.evaluate("document.querySelectorAll('#presets details').forEach(one => one.open = true)")
-    head = page.locator("#table-all thead th").first
+    head = page.locator("#table-families thead th").first
     head.locator("button").click()
     assert head.get_attribute("aria-sort") == "ascending"
 
@@ -123,7 +135,7 @@ def test_the_page_reads_with_javascript_off(visit):
     for hidden in ("button.theme", ".ctl", ".cp"):
         assert not page.locator(hidden).first.is_visible(), hidden
     page.goto(f"{page.url}#p-geo_rs")
-    assert page.locator("#p-geo_rs .pc").is_visible()
+    assert page.locator("#p-geo_rs .pc").inner_text() == "offpol-diag presets geo_rs --for verl"
     page.locator("label[for=cfg-2]").click()
     assert page.locator(".pane").nth(1).is_visible()
 
@@ -173,6 +185,12 @@ def test_presets_are_searched_filtered_and_sorted_and_configurations_copied(visi
     assert all("trl" in one.split() for one in shown)
     page.locator(".ps tbody[id]:not(.hide) th a").first.click()
     assert page.locator(".ps tbody.on .pc").is_visible()
+    assert "what it is" in page.locator(".ps tbody.on .pc dl").inner_text()
+    assert " --for " in page.locator(".ps tbody.on .pc > code").inner_text()
+    page.locator(".by-trainer").select_option("")
+    page.locator(".ctl input").fill("token_tis")  # an alias, which only the card names
+    until(page, f"{FIRST}.includes('p-token_is')")
+    assert page.said == []
 
     page.locator("#cfg-1").focus()
     page.keyboard.press("ArrowRight")

@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 from offpol_diag.blocks import Code, Composite, Figure, Section, Series, Table, Text, Verdict, plain
 from offpol_diag.cli import app
 from offpol_diag.numerals import counted, say, size
+from offpol_diag.presets import catalogue, formulas
 from offpol_diag.presets.candidates import CANDIDATES
+from offpol_diag.report.render.embedded import unpacked
 from offpol_diag.report.render.html import _environment, render_html
 from offpol_diag.report.render.markdown import LIMIT, render_markdown
 from offpol_diag.report.render.numbers import shown
@@ -280,14 +282,33 @@ def test_every_preset_has_a_card_families_stand_together_and_what_is_only_logged
     assert "metrics only" in dict(one.lines)[""]
 
 
-def test_a_card_holds_what_its_trainer_logs_and_equal_ones_name_the_first():
-    names = {"a": {"kl": 0.1, "ess": 1 / 3}, "b": {"kl": 0.1, "ess": 1 / 3}, "c": {"kl": 0.2}}
-    given = {key: preset("x", "y", 0.9, logs="verl-2026-01", as_logged=one) for key, one in names.items()}
-    logged = {"a": "kl 0.1\ness 0.3333", "b": "the same as under a", "c": "kl 0.2"}
-    found = {one.name: (one.logs, one.logged) for one in cards(presets=given)}
-    assert found == {name: ("verl-2026-01", text) for name, text in logged.items()}
-    page = render_html(make_summary(presets=given))
-    assert re.search("As verl-2026-01 logs it.*ess 0.3333", page, re.DOTALL)
+def test_a_card_says_how_to_print_the_configuration_for_the_dumps_trainer_or_its_own():
+    method = formulas.method(catalogue.load()["token_is"])
+    given = {
+        "token_is": preset("x", method, 0.9, trainers=["verl"]),
+        "mine": preset("x", "y", 0.9, trainers=["verl"]),
+    }
+    commands = {one.name: one.command for one in cards(presets=given)}
+    assert commands["token_is"] == "offpol-diag presets token_is --for verl"
+    assert commands["mine"] == ""  # of a file, which the command does not know by this name
+    own = cards(presets=given, dump=dump_facts(provenance={"trainer": "trl"}))
+    (command,) = (one.command for one in own if one.name == "token_is")
+    assert command == "offpol-diag presets token_is --for trl"
+    assert CliRunner().invoke(app, command.split()[1:]).exit_code == 0
+
+
+def test_configurations_logs_and_other_numbers_of_presets_are_not_on_the_page():
+    method = formulas.method(catalogue.load()["token_is"])
+    logged = {"logs": "verl-2026-01", "as_logged": {"kl/of_one_only": 0.1}}
+    given = {"token_is": preset("x", method, 0.9, trainers=["verl"], **logged), "a": preset("x", "y", 0.9)}
+    page = render_html(make_summary(presets=given, recommendation=None))
+    table = re.search('<table class="ps".*?</table>', page, re.DOTALL)[0]
+    assert "<code>offpol-diag presets token_is --for verl</code>" in table
+    hidden = unpacked(re.search('<script type="text/plain" class="cards">(.*?)</script>', page)[1])
+    assert "weight_mean 0.998" in hidden
+    for gone in ("rollout_is", "kl/of_one_only"):
+        assert gone not in table + hidden
+    assert "table-all" not in page
 
 
 def family(aspects, **numbers):

@@ -18,7 +18,7 @@ from offpol_diag.analysis.tally import Study, Tally
 from offpol_diag.engine import breakdowns, charts, gap, loglattice, method, selection, tails
 from offpol_diag.engine.accumulators import Best, Sums
 from offpol_diag.engine.charts import Binned, BySequence, ByTokenId
-from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
+from offpol_diag.engine.formula import AS_SEEN, POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.selection import Grid
 from offpol_diag.engine.stepgroups import Step, StepGroups, Top
 from offpol_diag.engine.tails import ESS_TOKENS, Tail
@@ -190,10 +190,10 @@ _OF_STEPS = (
     gap.CHI2_SEQUENCE,
 )
 _PLAIN = (
-    Formula("reward", "", "sequences", "mean reward", mean("reward", "sequences")),
+    Formula("reward", "", "sequences", "mean reward", mean("reward", "sequences"), AS_SEEN),
     Formula("entropy", "nats", "tokens", "mean entropy", mean("entropy"), POSITIVE),
-    Formula("length", "tokens", "sequences", "unmasked tokens", lambda get: get("tokens") / get("sequences")),
-    Formula("policy_lag", "updates", "sequences", "mean policy lag", mean("lag", "lagged")),
+    Formula("length", "tokens", "sequences", "unmasked tokens", mean("tokens", "sequences"), AS_SEEN),
+    Formula("policy_lag", "updates", "sequences", "mean policy lag", mean("lag", "lagged"), AS_SEEN),
 )
 _NEEDS = {"reward": "reward", "entropy": "entropy", "policy_lag": "lag", "length": "tokens"}
 _OF_METHODS = tuple(

@@ -16,7 +16,7 @@ from torch import Tensor
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments, worst
 from offpol_diag.engine.accumulators import Best, State, Sums, typed
-from offpol_diag.engine.formula import Formula, Reader, mean, missing
+from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
 from offpol_diag.engine.outcome import applied
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scene import Scene
@@ -200,6 +200,8 @@ COLUMNS = {
     "log_ratio": ("delta", "nats", "mean Δ; of sequences mean ΣΔ"),
 }
 """Field of a `Subset` → column, unit, formula."""
+MEANS = ("length", "reward")
+"""Fields that are means of values whose range only the dump tells."""
 LACKING = {"reward": ["rewards"], "positive": ["advantages"], "negative": ["advantages"]}
 
 
@@ -209,7 +211,9 @@ def _subset(reader: Reader, name: str, unit: str, over: str) -> Subset:
     share = Formula("share", "fraction", unit, text, lambda get: get("count") / get(unit))
     found = {"share": reader.number(share, prefix)}
     for field, (column, kind, words) in COLUMNS.items():
-        row = Formula(field, kind, which, words, mean(column, "count"))
+        row = Formula(
+            field, kind, which, words, mean(column, "count"), AS_SEEN if field in MEANS else ANYWHERE
+        )
         known = prefix + column in reader.sums
         found[field] = reader.number(row, prefix) if known else missing(row, LACKING[field])
     return Subset(count=round(float(reader.sums[f"{prefix}count"][0])), **found)

@@ -42,10 +42,14 @@ def quantile(freedom: float) -> float:
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a number's possible values; ±inf where it has no end."""
+    """The range of a number's possible values; ±inf where it has no end.
+
+    `seen`: whether it is that of the values in the dump, within which every replicate of their mean lies.
+    """
 
     low: float = -math.inf
     high: float = math.inf
+    seen: bool = False
 
     def inside(self, value: float) -> bool:
         """Return whether a value lies strictly between the ends."""
@@ -85,6 +89,8 @@ ABOVE_ONE = Range(low=1.0)
 ABOVE_MINUS_ONE = Range(low=-1.0)
 SHARE = Range(0.0, 1.0)
 CORRELATION = Range(-1.0, 1.0)
+AS_SEEN = Range(seen=True)
+"""Range of a mean whose values lie in a range that only the dump tells, as rewards of 0 and 1 do."""
 
 
 def interval(values: Tensor, groups: float, many: int, within: Range) -> Ends | None:
@@ -111,7 +117,16 @@ def intervals(values: Tensor, groups: float, many: int, within: Range | Sequence
         halves = _halves(np.ascontiguousarray(every[:, 1:]), groups)
     every_range = [within] * len(values) if isinstance(within, Range) else within
     each = zip(every[:, 0].tolist(), halves, every_range, strict=True)
-    return [own.around(value, half) if math.isfinite(half) else None for value, half, own in each]
+    found = [own.around(value, half) if math.isfinite(half) else None for value, half, own in each]
+    return [
+        _held(ends, row) if ends and own.seen else ends
+        for ends, row, own in zip(found, every, every_range, strict=True)
+    ]
+
+
+def _held(ends: Ends, row: Array) -> Ends:
+    """Return an interval that reaches no further than the furthest replicate."""
+    return max(ends[0], float(np.nanmin(row))), min(ends[1], float(np.nanmax(row)))
 
 
 def _halves(drawn: Array, groups: float) -> list[float]:

@@ -16,6 +16,7 @@ from offpol_diag.engine import accumulators, segments
 from offpol_diag.engine.formula import (
     ABOVE_MINUS_ONE,
     ABOVE_ONE,
+    AS_SEEN,
     CORRELATION,
     POSITIVE,
     Formula,
@@ -293,7 +294,9 @@ SURROGATE = Formula(
 )
 """PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
 
-REWARD = Formula("mean_reward", "", _S, "mean reward of the sequences with a token", mean("reward", _S))
+REWARD = Formula(
+    "mean_reward", "", _S, "mean reward of the sequences with a token", mean("reward", _S), AS_SEEN
+)
 """Of the dump, not of a gap."""
 
 

@@ -274,4 +274,4 @@ def number(layer: Layer, place: int, percent: bool) -> Number:
 
 def place_name(panel: Panel, x: float) -> str:
     """Return the name of a place on the x axis, or its number."""
-    return panel.names[int(x)] if panel.names and 0 <= x < len(panel.names) else f"{x:.5g}"
+    return panel.names[int(x)] if panel.names and 0 <= x < len(panel.names) else f"{x:.5g}".replace("-", "−")

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 
 from rich.cells import cell_len
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from offpol_diag.bands import Tone
-from offpol_diag.numerals import value_or_dash, written
+from offpol_diag.numerals import minus, value_or_dash, written
 from offpol_diag.printable import printable
 from offpol_diag.report.render.dots import share
 from offpol_diag.report.sections.answer import DECIDE, Answer, Correction
@@ -104,12 +105,13 @@ Spell = Callable[[str], str]
 
 
 def _lines(answer: Answer, width: int, spell: Spell, evidence: int) -> list[tuple[str, str]]:
+    said = partial(_said, spell)
     about = ", ".join(filter(None, (answer.about, answer.all_read)))
     found = [(line, "") for line in _wrapped(spell(about), width)]
-    found += [(line, "yellow") for one in answer.cautions for line in _wrapped(spell(f"! {one}"), width, 2)]
+    found += [(line, "yellow") for one in answer.cautions for line in _wrapped(said(f"! {one}"), width, 2)]
     found.append(("", ""))
     found += [
-        (line, STYLES[answer.tone]) for one in answer.headline if one for line in _wrapped(spell(one), width)
+        (line, STYLES[answer.tone]) for one in answer.headline if one for line in _wrapped(said(one), width)
     ]
     found.append(("", ""))
     labels = [label for label, _ in answer.facts] + ["Candidates"] * bool(answer.candidates)
@@ -118,20 +120,25 @@ def _lines(answer: Answer, width: int, spell: Spell, evidence: int) -> list[tupl
         if label == DECIDE:
             found += [
                 (f"{'' if place else 'Candidates':<{margin}}{line}", "")
-                for place, line in enumerate(_candidates(answer, width - margin, spell, evidence))
+                for place, line in enumerate(_candidates(answer, width - margin, said, evidence))
             ]
-        for place, line in enumerate(_wrapped(spell(text), width - margin, MOST_WRAPPED)):
+        for place, line in enumerate(_wrapped(said(text), width - margin, MOST_WRAPPED)):
             found.append((f"{'' if place else label:<{margin}}{line}", ""))
-    for block in (_tiles(answer, width, spell), _corrections(answer.corrections, width, spell)):
+    for block in (_tiles(answer, width, said), _corrections(answer.corrections, width, said)):
         found += [("", ""), *((line, "") for line in block)] if block else []
     found += [(spell(answer.others_at), "")] if answer.others_at else []
     found += [("", "")] if answer.findings else []
-    found += [(line, "") for one in answer.findings for line in _wrapped(spell(f"• {one}"), width, indent=2)]
+    found += [(line, "") for one in answer.findings for line in _wrapped(said(f"• {one}"), width, indent=2)]
     found.append(("", ""))
     read = "" if answer.all_read else spell(f"columns {answer.columns}")
     found += [(line, "") for line in _wrapped(read, width, MOST_WRAPPED, indent=8)]
     found += [(f"{label:<8}{spell(text)}", "") for label, text in answer.commands]
     return found
+
+
+def _said(spell: Spell, text: str) -> str:
+    """Spell what is read, and not copied, with minus signs."""
+    return spell(minus(text))
 
 
 def _wrapped(text: str, width: int, most: int = 100, indent: int = 0) -> list[str]:

@@ -1,5 +1,6 @@
-"""What a page carries: the summary, gzipped, in base 85 (RFC 1924) with `,` for `<`, unsafe in a script.
+"""What a page carries: the summary by xz, in base 85 (RFC 1924) with `,` for `<`, unsafe in a script.
 
+What a browser is to unpack is gzipped, since browsers have no xz; of a summary that takes two thirds more.
 Fields with their default value are omitted, and restored exactly on reading.
 """
 
@@ -9,6 +10,7 @@ import base64
 import gzip
 import hashlib
 import json
+import lzma
 import re
 import zlib
 from pathlib import Path
@@ -19,6 +21,12 @@ from offpol_diag.summary import Summary, loads
 DATA_ID = "offpol-diag-data"
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates, which HTML does not allow."""
+XZ = b"\xfd7zXZ\0"
+"""First bytes of an xz file."""
+MOST = 2**26
+"""Bytes of memory that unpacking may take; what `embedded` writes takes 9 MiB."""
+DAMAGED = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError)
+"""Errors of decoding damaged data."""
 
 HINT = "give the report that `analyze` wrote"
 
@@ -33,17 +41,22 @@ def templates_dir() -> Path:
 def embedded(summary: Summary) -> str:
     """Return the text of the script element `DATA_ID`; equal summaries give equal texts."""
     data = {"format": summary.format, **summary.model_dump(mode="json", exclude_defaults=True)}
-    return packed(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+    return _encoded(lzma.compress(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()))
 
 
 def packed(text: str) -> str:
     """Gzip a text and encode it in base 85, safe in a script element; equal texts give equal ones."""
-    return base64.b85encode(gzip.compress(text.encode(), 9, mtime=0)).decode().replace("<", ",")
+    return _encoded(gzip.compress(text.encode(), 9, mtime=0))
 
 
 def unpacked(text: str) -> str:
-    """Decode the output of `packed`; ValueError, OSError or EOFError if it is damaged."""
-    return gzip.decompress(base64.b85decode(text.replace(",", "<"))).decode()
+    """Decode the output of `embedded` or `packed`; one of `DAMAGED` if it is damaged."""
+    data = base64.b85decode(text.replace(",", "<"))
+    return (lzma.decompress(data, memlimit=MOST) if data.startswith(XZ) else gzip.decompress(data)).decode()
+
+
+def _encoded(data: bytes) -> str:
+    return base64.b85encode(data).decode().replace("<", ",")
 
 
 def digest(text: str) -> str:
@@ -62,7 +75,7 @@ def read_back(html: str) -> str:
         raise ResultError("this HTML holds no data of offpol-diag", HINT)
     try:
         text = unpacked(found[1])
-    except (ValueError, OSError, EOFError, zlib.error) as error:
+    except DAMAGED as error:
         raise ResultError("the data in this HTML are damaged", HINT) from error
     return loads(text, "this report").to_json()
 

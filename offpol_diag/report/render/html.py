@@ -12,7 +12,7 @@ from typing import Any
 from offpol_diag.bands import tone
 from offpol_diag.blocks import Block, Figure, Section, Table, Text
 from offpol_diag.check import Checked
-from offpol_diag.numerals import counted, say, written
+from offpol_diag.numerals import counted, minus, say, written
 from offpol_diag.report.picture import Picture, listed
 from offpol_diag.report.render.embedded import (
     DATA_ID,
@@ -39,7 +39,7 @@ from offpol_diag.report.sections.runs import file_name
 from offpol_diag.summary import Number, Summary
 
 _WHOLE = re.compile(
-    r"--\w[\w-]*|\[(?:&[lg]t;)?[-\d.,%]+, (?:&[lg]t;)?[-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
+    r"--\w[\w-]*|\[(?:&[lg]t;)?[−\-\d.,%]+, (?:&[lg]t;)?[−\-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
     r"(?:[\w/]+ ?)?(?:[≤≥=±]|&[lg]t;) ?[−-]?[\w½][\w.,%]*"
 )
 _CODE = re.compile("`([^`]+)`")
@@ -207,7 +207,8 @@ def _tile(tile: Tile, summary: Summary) -> tuple[str, str, Any]:
     tints = [(one.low, one.high, tone(one.name)) for one in rows if tile.tone not in ("good", None)]
     log = metric in LOG_SPARKS and all(one is None or one > 0 for one in tile.curve)
     curve = spark(tile.curve, tints, log) if tile.curve else ""
-    return value if tile.number.known else "–", interval or tile.beside, curve
+    below = " · ".join(filter(None, (interval, tile.beside)))
+    return minus(value) if tile.number.known else "–", minus(below), curve
 
 
 def _drawn(one: Picture) -> Chart:
@@ -234,7 +235,7 @@ def _opened(found: Opening, eye: str) -> dict[str, Any]:
         "eye": eye,
         "sev": found.sev,
         "h1": found.h1,
-        "interval": found.interval,
+        "interval": minus(found.interval),
         "tone": found.tone,
         "lede": found.lede,
         "cautions": found.cautions,
@@ -261,7 +262,7 @@ def _verdict(summary: Summary) -> dict[str, Any]:
         "eye": _eye(summary),
         "sev": _calm(lead) if colon else "",
         "h1": rest if colon else lead,
-        "interval": bracket.strip() + interval,
+        "interval": minus(bracket.strip() + interval),
         "tone": found.tone,
         "lede": " ".join(one for one in (*found.headline[1:], diagnosed) if one),
         "cautions": found.cautions,
@@ -301,7 +302,14 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"breakable": breakable, "unbroken": _unbroken, "cell": shown, "forms": forms}
+    environment.filters |= {
+        "breakable": breakable,
+        "unbroken": _unbroken,
+        "cell": shown,
+        "forms": forms,
+        "minus": minus,
+        "packed": packed,
+    }
     return environment
 
 
@@ -309,7 +317,7 @@ def _unbroken(text: str) -> Any:
     """Return a sentence as HTML without line breaks in numbers, intervals and options; `x` is code."""
     from markupsafe import Markup, escape
 
-    whole = _WHOLE.sub(r'<span class="nw">\g<0></span>', str(escape(text)))
+    whole = _WHOLE.sub(r'<span class="nw">\g<0></span>', str(escape(minus(text))))
     return Markup(_CODE.sub(r"<code>\1</code>", whole))
 
 

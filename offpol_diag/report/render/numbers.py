@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from offpol_diag.blocks import Cell
-from offpol_diag.numerals import count, say_value, written
+from offpol_diag.numerals import count, minus, say_value, written
 from offpol_diag.summary import Number
 
 Kind = Literal["number", "text", "unknown", "none"]
@@ -61,8 +61,8 @@ def _bound(number: Number) -> str:
 
 
 def _known(number: Number) -> Shown:
-    text, interval = written(number)
-    note = (number.note or "").removeprefix("unreliable: ")
+    text, interval = map(minus, written(number))
+    note = minus((number.note or "").removeprefix("unreliable: "))
     return Shown(text, interval, note, meaning(number), _bound(number), "number")
 
 

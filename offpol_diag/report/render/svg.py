@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from offpol_diag.blocks import Tone
-from offpol_diag.numerals import say
+from offpol_diag.numerals import minus, say
 from offpol_diag.report.picture import (
     COLOURS,
     TONES,
@@ -266,7 +266,9 @@ def said(layer: Layer, panel: Panel, place: int) -> str:
     """Return a point in words."""
     name = f"{layer.name}, " if layer.name else ""
     doubt = " (unreliable)" if layer.hollow and layer.hollow[place] else ""
-    return f"{name}{place_name(panel, layer.x[place])}: {say(number(layer, place, panel.percent))}{doubt}"
+    return (
+        f"{name}{place_name(panel, layer.x[place])}: {minus(say(number(layer, place, panel.percent)))}{doubt}"
+    )
 
 
 def level(count: int, most: int) -> int:

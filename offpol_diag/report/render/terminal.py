@@ -19,6 +19,7 @@ from rich.text import Text as Line
 from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, Verdict
 from offpol_diag.blocks import plain as basic
 from offpol_diag.check import Checked
+from offpol_diag.numerals import minus
 from offpol_diag.printable import disarmed, printable
 from offpol_diag.report.render.brief import plain, print_answer
 from offpol_diag.report.render.columns import fit
@@ -159,7 +160,7 @@ def draw(sections: Sequence[Section], console: Console, stack: bool = True, inte
 def _text(block: Text, canvas: Canvas) -> None:
     mark, style = MARKS[block.tone]
     lead = Line() if block.tone == "info" else Line(f"{mark} ", style=style)
-    canvas.print(lead + Line(printable(block.text)))
+    canvas.print(lead + Line(printable(minus(block.text))))
 
 
 def _code(block: Code, canvas: Canvas) -> None:
@@ -172,9 +173,9 @@ def _code(block: Code, canvas: Canvas) -> None:
 def _verdict(block: Verdict, canvas: Canvas) -> None:
     mark, style = MARKS[block.tone]
     label = f"{mark} {printable(block.label)}{': ' if block.text else ''}"
-    canvas.print(Line(label, style=style) + Line(printable(block.text)))
+    canvas.print(Line(label, style=style) + Line(printable(minus(block.text))))
     for detail in block.detail:
-        canvas.print(Line(printable(detail), style="dim"), indent=4)
+        canvas.print(Line(printable(minus(detail)), style="dim"), indent=4)
 
 
 def _table(block: Table, canvas: Canvas) -> None:

@@ -12,7 +12,7 @@ from offpol_diag.summary import Number, Summary
 LEAD = (
     "The numbers that the trainer itself would have logged for this batch, under its own names and by its "
     "own definitions, to be put beside its curves. A name shared with a number above need not mean the same. "
-    "What differs between presets stands in the card of each on the page, and in the JSON (`as_logged`)."
+    "What differs between presets stands in the JSON (`as_logged`)."
 )
 NOTE = "–: the trainer does not log that name under that preset."
 

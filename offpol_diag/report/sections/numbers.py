@@ -36,7 +36,7 @@ MEANINGS = {
     "ess_sequences": "the same of the raw product weights of whole sequences",
     "khat_tokens": "tail of the token weights; above 0.7 their mean cannot be estimated",
     "khat_sequences": "tail of the sequence weights; above 0.7 their mean cannot be estimated",
-    "chi2_token": "variance of the token weights, E[r²] − 1",
+    "chi2_token": "E[r²] − 1: the variance of the token weights where E[r] = 1; below 0 it is no χ²",
     "chi2_sequence": "variance of the sequence weights; grows exponentially with length",
     "ppl_ratio": "perplexity of the trainer over that of the engine, mean over sequences",
     "prob_diff_mean": "mean |p − q| of the sampled tokens",
@@ -64,7 +64,7 @@ REGIMES = (
 class Tile:
     """A headline number with its band, its values by training step, and what stands beside it.
 
-    `short`: whether it stands in the short answer as well; `doubt`: a mark where it is unreliable, which
+    `short`: whether it stands in the short answer as well; `intervals` are the curve's; `doubt`: a mark where it is unreliable, which
     leaves it without a band; `flat`: whether the thirds of the curve do not differ beyond their intervals.
     """
 
@@ -79,15 +79,23 @@ class Tile:
     beside: str = ""
     short: bool = True
     flat: bool = False
+    intervals: tuple[tuple[float, float] | None, ...] = ()
 
     @property
     def ends(self) -> str:
         """The first and last value of the curve; of a flat one the smallest and the largest."""
-        known = [one for one in self.curve if one is not None]
+        intervals = self.intervals or (None,) * len(self.curve)
+        known = [pair for pair in zip(self.curve, intervals, strict=True) if pair[0] is not None]
+        if not known:
+            return ""
         if self.flat:
-            both = dict.fromkeys(rounded(one, self.number.unit) for one in (min(known), max(known)))
-            return " to ".join(both)
-        return " → ".join(rounded(one, self.number.unit) for one in (known[0], known[-1])) if known else ""
+            ranked = sorted(known, key=lambda pair: pair[0] or 0.0)
+            return " to ".join(dict.fromkeys(self._written(*pair) for pair in (ranked[0], ranked[-1])))
+        return " → ".join(self._written(*pair) for pair in (known[0], known[-1]))
+
+    def _written(self, value: float | None, interval: tuple[float, float] | None) -> str:
+        """Format a value of the curve with the digits that its interval supports."""
+        return written(Number(value=value, interval=interval, unit=self.number.unit)).value
 
     @property
     def course(self) -> str:
@@ -173,7 +181,12 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     if reward.value is not None or len(set(rewards)) > 1:
         rewards = rewards if len(rewards) > 1 else []
         flat = bool(rewards) and is_flat(summary, "reward")
-        found.append(Tile("Mean reward", "mean_reward", reward, "", "", None, tuple(rewards), flat=flat))
+        ends = intervals_of(summary, "reward") if rewards else ()
+        found.append(
+            Tile(
+                "Mean reward", "mean_reward", reward, "", "", None, tuple(rewards), flat=flat, intervals=ends
+            )
+        )
     given = summary.recommendation
     weighed = given.numbers.get(given.title, {}) if given and given.title and not is_bug(summary) else {}
     weighted, truncated = (weighed.get(name, Number()) for name in ("tokens_weighted", "truncated_high"))
@@ -184,7 +197,8 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
         label, unit = ("Tokens with a weight", "") if drops else ("Truncated", "of tokens")
         name = f"{method}.{key}"
         values, flat = tuple(v for _, v in curve(summary, name)), is_flat(summary, name)
-        last = Tile(label, "", number, unit, given.title, None, values, short=False, flat=flat)
+        ends = intervals_of(summary, name)
+        last = Tile(label, "", number, unit, given.title, None, values, "", "", False, flat, ends)
         found.append(last)
     return tuple(found)
 
@@ -205,8 +219,19 @@ def _tile(summary: Summary, label: str, key: str, unit: str, short: bool) -> Til
         number = number.model_copy(update={"note": None, "interval": None})
     elif doubted(number):
         doubt, named = "unreliable", ("", None)
+    if short_of_0 := below_0(key, number):
+        beside, named = short_of_0, ("", None)
     flat = bool(values) and is_flat(summary, key)
-    return Tile(label, prefix + key, number, unit, *named, values, doubt, beside, short, flat)
+    ends = intervals_of(summary, key) if values else ()
+    return Tile(label, prefix + key, number, unit, *named, values, doubt, beside, short, flat, ends)
+
+
+def below_0(name: str, number: Number) -> str:
+    """Return what it means that mean(r²) − 1 is below 0, as no χ² is; empty of any other number."""
+    if not name.startswith("chi2") or number.value is None or number.value >= 0:
+        return ""
+    chance = number.interval is not None and number.interval[1] >= 0
+    return "0 by its interval" if chance else "not a χ²: mean square below 1"
 
 
 def steps_of(summary: Summary) -> list[str]:
@@ -222,6 +247,18 @@ def curve(summary: Summary, name: str) -> list[tuple[str, float | None]]:
         return [(one.key, _at(one, drift(summary), name).value) for one in places]
     values = steps.series[name].values if name in steps.series else []
     return [(str(last), value) for last, value in zip(steps.last, values, strict=False)]
+
+
+def intervals_of(summary: Summary, name: str) -> tuple[tuple[float, float] | None, ...]:
+    """Return the interval of each value of `curve`."""
+    steps = summary.charts.steps
+    if steps is None:
+        places = summary.by["step"].places if "step" in summary.by else []
+        return tuple(_at(one, drift(summary), name).interval for one in places)
+    found = steps.series.get(name, Series(values=[]))
+    none = [None] * len(found.values)
+    ends = zip(steps.last, found.low or none, found.high or none, strict=False)
+    return tuple(None if low is None or high is None else (low, high) for _, low, high in ends)
 
 
 def is_flat(summary: Summary, name: str) -> bool:

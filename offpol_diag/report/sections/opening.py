@@ -17,6 +17,7 @@ from offpol_diag.numerals import count, counted, rounded, say, say_value, value_
 from offpol_diag.report.picture import Colour, Layer, Panel, Picture, Values, at_places
 from offpol_diag.report.sections import gate as gates
 from offpol_diag.report.sections.diagnosis import is_bug
+from offpol_diag.report.sections.numbers import below_0
 from offpol_diag.report.sections.runs import bugs, file_name
 from offpol_diag.report.sections.sweep import QUARTERS, distinct, kept_metric, label, window_text
 from offpol_diag.summary import (
@@ -290,7 +291,7 @@ def _contrast(one: Contrast) -> Fact:
     band = {True: "differs", False: "not told apart", None: "not tested"}[one.differs]
     band = {"good": "better", "bad": "worse"}.get(tone or "", band)
     value = f"{value_or_dash(one.a)} → {value_or_dash(one.b)}"
-    below = one.reason if one.differs is None else ""
+    below = one.reason if one.differs is None else below_0(name, one.b) or below_0(name, one.a)
     return Fact(LABELS.get(name, name), value, one.effect, band, tone, below, one.name)
 
 
@@ -367,6 +368,7 @@ def _sweep(found: Sweep) -> Opening:
         Fact(
             head,
             *written(point.metrics[key].model_copy(update={"note": None})),
+            band=below_0(key, point.metrics[key]),
             below=" → ".join(value_or_dash(one.metrics.get(key)) for one in ends) if goes else "",
             key=key,
             curve=[one.metrics.get(key, Number()).value for one in found.points],

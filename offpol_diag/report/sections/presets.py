@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, filled
 from offpol_diag.errors import ConfigError
-from offpol_diag.numerals import say_value, written
+from offpol_diag.numerals import minus, written
 from offpol_diag.presets import Preset, catalogue, formulas
-from offpol_diag.report.sections.answer import ahead, forms, trainer_of
+from offpol_diag.report.sections.answer import ahead, trainer_of
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.summary import Number, Numbers, PresetResult, Recommendation, Summary
 from offpol_diag.trainers import config_for
@@ -54,7 +54,7 @@ FEW = 24
 
 @dataclass(frozen=True)
 class Card:
-    """One preset, or the recommended method at its own threshold; `logged`: as its trainer logs it."""
+    """One preset, or the recommended method at its own threshold; `command` prints its configuration."""
 
     name: str
     mark: str
@@ -69,10 +69,7 @@ class Card:
     lines: tuple[tuple[str, str], ...] = ()
     more: tuple[tuple[str, str], ...] = ()
     keeps: tuple[tuple[str, str], ...] = ()
-    config: str = ""
-    trainer: str = ""
-    logs: str = ""
-    logged: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,6 @@ def presets(summary: Summary) -> Section | None:
         ranking(summary.recommendation) if summary.recommendation and not bug else None,
         _missing(summary),
         _families(able),
-        _everything(able),
     )
     return Section("presets", "Every correction on this batch", blocks, "Presets")
 
@@ -192,17 +188,14 @@ def _cell(number: Number) -> tuple[float | None, str]:
     if not number.known:
         return None, "–"
     value = number.value if number.value is not None else 10.0 ** min(number.log10 or 0, 300)
-    return value, written(number.model_copy(update={"interval": None})).value
+    return value, minus(written(number).value)
 
 
 def _cards(able: Presets, own: str) -> tuple[Card, ...]:
-    shipped, seen, logged = catalogue.load(), set[str](), dict[Hashable, str]()
+    shipped, seen = catalogue.load(), set[str]()
     found = []
     for name, one in able.items():
-        card = _card(name, one, shipped.get(name), one.family not in seen, own)
-        same = logged.setdefault((one.logs or "", *one.as_logged.items()), name)
-        lines = "\n".join(f"{key} {say_value(value)}" for key, value in one.as_logged.items())
-        found.append(replace(card, logged=lines if same == name else f"the same as under {same}"))
+        found.append(_card(name, one, shipped.get(name), one.family not in seen, own))
         seen.add(one.family)
     return tuple(found)
 
@@ -230,7 +223,6 @@ def _card(name: str, one: PresetResult, shipped: Preset | None, first: bool, own
     )
     keeps = [(f"length, quartile {q}", one.metrics.get(f"kept_length_q{q}", Number())) for q in range(1, 5)]
     keeps += [(f"A {sign} 0", one.metrics.get(f"kept_{word}", Number())) for sign, word in SIGNS]
-    trainer, config = _config(one, shipped, own)
     known = {key: one.metrics[key] for key in MORE if _known(one.metrics, key)}
     return Card(
         name,
@@ -244,27 +236,31 @@ def _card(name: str, one: PresetResult, shipped: Preset | None, first: bool, own
         first,
         distinct=not one.same_as,
         lines=tuple(line for line in lines if line[1] and line[1] != "none"),
-        more=tuple((key, " ".join(part for part in written(cell) if part)) for key, cell in known.items()),
+        more=tuple(
+            (key, minus(" ".join(part for part in written(cell) if part))) for key, cell in known.items()
+        ),
         keeps=tuple((key, _cell(cell)[1]) for key, cell in keeps if cell.value is not None),
-        config=config,
-        trainer=trainer,
-        logs=one.logs or "" if one.as_logged else "",
+        command=_command(name, one, shipped, own),
     )
 
 
 SIGNS = ((">", "positive"), ("<", "negative"))
 
 
-def _config(one: PresetResult, shipped: Preset | None, own: str) -> tuple[str, str]:
-    """Return a preset's configuration for the dump's trainer, else for the first of its own trainers."""
+def _command(name: str, one: PresetResult, shipped: Preset | None, own: str) -> str:
+    """Return the command that prints a preset's configuration, for the dump's trainer or one of its own.
+
+    A preset that no trainer can be configured to has one that prints its definition; one of a file has none.
+    """
     if shipped is None or formulas.method(shipped) != one.method:
-        return "", ""
+        return ""
     for trainer in dict.fromkeys([*([own] if own else []), *one.trainers]):
         try:
-            return trainer, forms(config_for(shipped, trainer).text())[0]
+            config_for(shipped, trainer)
         except (ConfigError, LookupError):
             continue
-    return "", ""
+        return f"offpol-diag presets {name} --for {trainer}"
+    return f"offpol-diag presets {name}"
 
 
 def _known(metrics: Numbers, name: str) -> bool:
@@ -317,19 +313,10 @@ def _families(able: Presets) -> Table:
         for name in COMPARED:
             numbers = [n for one in some if (n := one.metrics.get(name)) and n.value is not None]
             if numbers:
-                values = [one.value or 0.0 for one in numbers]
-                low, high = (say_value(end, numbers[0].unit) for end in (min(values), max(values)))
+                ranked = sorted(numbers, key=lambda one: one.value or 0.0)
+                low, high = (written(end).value for end in (ranked[0], ranked[-1]))
                 spans.append(f"{name} {low}" + (f" to {high}" if low != high else ""))
         rows.append((family, len(some), "; ".join(differ) or "defined alike", "; ".join(spans) or "–"))
     header = ("family", "presets", "they differ in", "on this dump")
     caption = "Same idea, different numbers: in what the presets of a family differ"
     return Table("families", caption, header, rows, collapsed=True)
-
-
-def _everything(able: Presets) -> Table:
-    """Return all numbers that the cards do not show."""
-    every = dict.fromkeys(name for one in able.values() for name in one.metrics if _known(one.metrics, name))
-    shown = {*(key for key, _ in COLUMNS), *MORE}
-    names = [name for name in every if name not in shown]
-    rows = [(name, *(one.metrics.get(key) for key in names)) for name, one in able.items() if names]
-    return Table("all", "All other numbers of every preset", ("preset", *names), rows, collapsed=True)

@@ -37,6 +37,10 @@ KAPPA = (
     "ESS and χ² are of the final weights: variance. A row may be better in one and worse in the other."
 )
 
+BELOW_0 = (
+    "χ² below 0 is none: it is mean(w²) − 1 of the final weights, whose mean the bounds have taken below 1."
+)
+
 
 def sweep(summary: Summary) -> Section | None:
     """Return the results of a sweep; None if there was none."""
@@ -75,9 +79,14 @@ def _table(found: Sweep) -> Table:
         "←: the preset as it stands. Marks: L drops long responses, N lies under numerical noise, C lies "
         "beside the data.",
         KAPPA,
+        *((BELOW_0,) if any(_below_0(point) for point in found.points) else ()),
     )
     header = ("threshold", "marks", *(head for _, head in columns))
     return Table("sweep", f"{found.preset}: every threshold of {found.which}", header, rows, notes)
+
+
+def _below_0(point: SweptPoint) -> bool:
+    return any((point.metrics.get(key, Number()).value or 0) < 0 for key in ("chi2_token", "chi2_sequence"))
 
 
 def _telling(found: Sweep, name: str) -> bool:
