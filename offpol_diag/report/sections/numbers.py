@@ -64,8 +64,9 @@ REGIMES = (
 class Tile:
     """A headline number with its band, its values by training step, and what stands beside it.
 
-    `short`: whether it stands in the short answer as well; `intervals` are the curve's; `doubt`: a mark where it is unreliable, which
-    leaves it without a band; `flat`: whether the thirds of the curve do not differ beyond their intervals.
+    `short`: whether it stands in the short answer as well; `intervals` are the curve's; `doubt`: a mark where
+    it is unreliable, which leaves it without a band; `flat`: whether the thirds of the curve do not differ
+    beyond their intervals.
     """
 
     label: str
