@@ -108,8 +108,8 @@ def test_charts_stand_before_the_script_that_shows_the_nearest_point_and_tables_
     page.keyboard.press("Tab")  # first of all to the skip link
     assert page.evaluate("document.activeElement.className") == "skip"
     order = """[...document.querySelectorAll('svg.pic, script:not([type])')].map(one => one.localName)"""
-    early, *pictures, late = page.evaluate(order)
-    assert (early, late) == ("script", "script")
+    early, *pictures, late, opener = page.evaluate(order)
+    assert (early, late, opener) == ("script", "script", "script")
     assert set(pictures) == {"svg"}
     point = page.locator("#f-by-step svg.pic circle").nth(2)
     point.scroll_into_view_if_needed()
