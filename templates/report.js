@@ -23,6 +23,12 @@ toggle.addEventListener("click", () => {
 })
 system.addEventListener("change", label)
 
+// --- Configurations: the choice of another trainer is open while one is chosen.
+all("[name=cfg]").forEach(radio => radio.addEventListener("change", () => {
+  const others = one(".bar details")
+  if (others?.contains(one(`[for=${radio.id}]`))) others.open = true
+}))
+
 // --- Copy buttons.
 all(".cp").forEach(button => {
   button.hidden = false
@@ -182,7 +188,14 @@ if (presets) {
   show()
 }
 
-// --- Contents: the section in view is marked.
+// --- Contents: a fade where it scrolls on, and the section in view is marked.
+const contents = one(".top nav")
+const fade = () => {
+  contents.classList.toggle("less", contents.scrollLeft > 1)
+  contents.classList.toggle("more", contents.scrollLeft + contents.clientWidth < contents.scrollWidth - 1)
+}
+contents.addEventListener("scroll", fade, { passive: true })
+new ResizeObserver(fade).observe(contents)
 const links = new Map(all(".top nav a").map(link => [link.hash.slice(1), link]))
 const reading = new IntersectionObserver(entries => entries.forEach(({ target, isIntersecting }) => {
   if (!isIntersecting) return

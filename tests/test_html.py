@@ -256,6 +256,49 @@ def test_tiles_of_a_dump_without_an_old_policy_have_their_curves_too():
     assert page.count('<svg class="spark"') == 1
 
 
+def tiles_of(page):
+    return {
+        re.search(r"<code>(.*?)</code>", one)[1]: one
+        for one in page.split('<div class="tile">')[1:]
+        if "<code>" in one
+    }
+
+
+def test_numbers_on_the_page_have_minus_signs_and_the_data_have_none():
+    low = {"k1": number(-0.25, 0.125), "chi2_sequence": number(-0.25, 0.125)}
+    page = render_html(make_summary(metrics=metrics() | low))
+    assert "−0.25 [−0.38, −0.12] nats." in re.sub("<[^>]*>", "", page)
+    assert "−0.25" in tiles_of(page)["chi2_sequence"]
+    assert "−" not in re.search(r'"k1": ?\{[^}]*', read_back(page))[0]
+    seen = re.sub(r"<(script|style|code|pre).*?</\1>|<[^>]*>", "", page, flags=re.DOTALL)
+    assert re.findall(r"[\s\[(]-\.?\d", seen) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "said"),
+    [(-0.25, 0.125, "no χ²: mean square &lt; 1"), (-0.125, 0.25, "0 by its interval"), (0.25, 0.125, "")],
+)
+def test_a_chi2_below_0_has_no_band_and_says_what_it_is(value, half, said):
+    page = render_html(make_summary(metrics=metrics() | {"chi2_token": number(value, half)}))
+    tile = tiles_of(page)["chi2_token"]
+    assert said in tile
+    assert ("chip" in tile) is not bool(said)
+
+
+def test_the_ends_of_a_curve_have_the_digits_that_their_intervals_support():
+    series = {"chi2_token": Series_(values=[9806.3, 15882.0], low=[4100.0, 8100.0], high=[15500.0, 23700.0])}
+    steps = BySteps(first=[0, 1], last=[0, 1], tokens=[5, 5], sequences=[1, 1], series=series)
+    page = render_html(make_summary(charts=Charts(steps=steps)))
+    assert "9,800 to 16,000" in tiles_of(page)["chi2_token"]
+
+
+def test_of_many_configurations_one_is_shown_and_the_others_stand_behind_one_choice():
+    page = render_html(make_summary())
+    bar = re.search('<div class="bar">(.*?)</div>', page, re.DOTALL)[1]
+    assert bar.index("cfg-1") < bar.index("<details>") < bar.index("cfg-2")
+    assert bar.count("<details>") == bar.count("</details>") == 1
+
+
 HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
 
 

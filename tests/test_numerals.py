@@ -12,7 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from offpol_diag.analysis import readout
-from offpol_diag.numerals import say, say_value, written
+from offpol_diag.numerals import minus, say, say_value, written
 from offpol_diag.summary import Number
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -133,6 +133,19 @@ def test_a_number_with_a_wide_interval_has_two_significant_digits(
     assert shown == pytest.approx(float(f"{shown:.1e}"), rel=1e-9)
     if spread < 1:  # an interval around 0 may take the second digit
         assert shown == pytest.approx(value, rel=0.0501)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("K1 is -0.011 [-0.013, -.01]; −1", "K1 is −0.011 [−0.013, −.01]; −1"),
+        ("from -7 → -1 (-3)", "from −7 → −1 (−3)"),
+        ("prompt-17 on 2025-11-07: 1.2e-5", "prompt-17 on 2025-11-07: 1.2e-5"),
+        ("`--min k1 -0.1`, k1=-0.1, --at -1", "`--min k1 -0.1`, k1=-0.1, --at −1"),
+    ],
+)
+def test_a_hyphen_before_a_number_is_read_as_a_minus_sign_and_no_other(text: str, said: str) -> None:
+    assert minus(text) == said
 
 
 def test_rounding_up_to_a_power_of_ten_adds_no_digit() -> None:

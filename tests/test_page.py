@@ -136,6 +136,7 @@ def test_the_page_reads_with_javascript_off(visit):
         assert not page.locator(hidden).first.is_visible(), hidden
     page.goto(f"{page.url}#p-geo_rs")
     assert page.locator("#p-geo_rs .pc").inner_text() == "offpol-diag presets geo_rs --for verl"
+    page.locator(".bar summary").click()
     page.locator("label[for=cfg-2]").click()
     assert page.locator(".pane").nth(1).is_visible()
 
@@ -161,6 +162,27 @@ def test_the_theme_follows_the_system_print_is_light_and_the_toggle_is_remembere
     page.reload()
     assert background(page) == light
     assert page.said == []
+
+
+def test_contents_that_do_not_fit_fade_where_they_go_on(visit):
+    page = visit(viewport={"width": 390, "height": 800})
+    look = "document.querySelector('.top nav').className"
+    until(page, f"{look} === 'more'")
+    page.evaluate("document.querySelector('.top nav').scrollLeft = 1e4")
+    until(page, f"{look} === 'less'")
+    page.set_viewport_size({"width": 1400, "height": 800})
+    until(page, f"{look} === ''")
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_no_card_of_the_verdict_is_half_empty(visit, made, width):
+    """How much of a card's height is below its last line."""
+    page = visit(made("healthy"), viewport={"width": width, "height": 900})
+    empty = page.evaluate("""[...document.querySelectorAll('.two.v > .card')].map(card =>
+      1 - (card.lastElementChild.getBoundingClientRect().bottom - card.getBoundingClientRect().top)
+      / card.offsetHeight)""")
+    assert len(empty) == 2
+    assert max(empty) < 0.3
 
 
 FIRST = "[...document.querySelectorAll('.ps tbody')].filter(one => one.offsetParent).map(one => one.id)"

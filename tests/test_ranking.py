@@ -98,6 +98,15 @@ def test_without_advantages_there_is_no_error(tmp_path):
     assert not [key for key in found[NOTHING.name] if key.startswith("error")]
 
 
+def test_the_interval_of_a_mean_reward_stays_within_the_rewards_seen(tmp_path):
+    rows = [row | {"rewards": float(i in (3, 4))} for i, row in enumerate(oracles.make_rows(0.1, many=60))]
+    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=())
+    low, high = found.metrics["mean_reward"].interval
+    assert 0 <= low < found.metrics["mean_reward"].value < high <= 1
+    series = found.charts.steps.series["reward"] if found.charts.steps else None
+    assert series is None or all(low is None or low >= 0 for low in series.low)
+
+
 def test_the_mean_reward_is_that_of_the_sequences_with_a_token(tmp_path):
     chance = np.random.default_rng(1)
     rows = oracles.make_rows(0.1, many=60)
@@ -108,5 +117,6 @@ def test_the_mean_reward_is_that_of_the_sequences_with_a_token(tmp_path):
 
     assert found.value == pytest.approx(math.fsum(there) / len(there), rel=1e-12)
     assert found.interval[0] < found.value < found.interval[1]
+    assert found.interval == pytest.approx((2 * found.value - found.interval[1], found.interval[1]))
     bare = analyze([oracles.write(rows, tmp_path / "e.parquet")], presets=()).metrics["mean_reward"]
     assert bare.unknown == "missing column rewards"

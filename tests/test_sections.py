@@ -16,6 +16,7 @@ from offpol_diag.report.render.markdown import LIMIT, render_markdown
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections import SECTIONS, sections
+from offpol_diag.report.sections.answer import answer, checks
 from offpol_diag.report.sections.columns import sentence
 from offpol_diag.report.sections.presets import Cards
 from offpol_diag.summary import Number, Worst, loads
@@ -143,6 +144,28 @@ def test_a_summary_with_the_bare_minimum_still_makes_a_report():
 
 def advised(**changes):
     return section("verdict", recommendation=recommendation().model_copy(update=changes))
+
+
+@pytest.mark.parametrize(
+    ("k1", "said"), [(-0.01, "no logging fault looked for explains"), (-1e-6, "small enough for rounding")]
+)
+def test_a_negative_k1_without_a_bug_says_why_it_may_be_so(k1, said):
+    numbers = metrics() | {"k1": number(k1, abs(k1) / 10, "nats")}
+    (check,) = (one for one in checks(make_summary(metrics=numbers)) if one.text.startswith("K1"))
+    assert check.state == "un"
+    assert said in check.text
+    assert ("top-p" in check.detail) is (k1 == -0.01)
+
+
+def test_the_configuration_that_was_asked_for_comes_first_then_the_dumps_own():
+    own = dump_facts(provenance={"trainer": "slime"})
+    given = make_summary(dump=own)
+    names = dict(answer(given).configs)
+    assert next(iter(names)) == "slime"
+    asked = recommendation().model_copy(update={"config": names["trl"]})
+    first = [name for name, _ in answer(make_summary(dump=own, recommendation=asked)).configs]
+    assert first[:2] == ["trl", "slime"]
+    assert "configuration" not in first
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
@@ -327,7 +350,7 @@ def test_a_family_differs_in_the_aspects_in_which_its_presets_do_and_has_the_ran
     assert family(different)[:3] == ("IcePop", 2, "numerator: old | current")
     assert family({"a": {}, "b": {}})[2] == "defined alike"
     row = family({"a": {}, "b": {}, "c": {}}, weight_mean=(0.93, 1.25, None), ess_tokens=(0.5,) * 3)
-    assert row[3] == "weight_mean 0.93 to 1.25; ess_tokens 0.5"
+    assert row[3] == "weight_mean 0.93 to 1.2; ess_tokens 0.50"
     assert family({"a": {}, "b": {}}, weight_mean=(None, None))[3] == "–"
 
 

@@ -49,7 +49,7 @@ def test_other_texts_than_urls_are_unchanged(source):
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("s3://K:S/T@bucket/run/step_*.parquet?region=x", "offpol-diag-step_.html"),
+        ("s3://K:S/T@bucket/run/step_*.parquet?region=x", "offpol-diag-step.html"),
         ("s3://bucket/run/step_100.parquet", "offpol-diag-step_100.html"),
         ("gs://bucket/run/", "offpol-diag-run.html"),
         ("s3://bucket", "offpol-diag-bucket.html"),

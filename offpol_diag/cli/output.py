@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 """Pattern of a path that was given as a URL."""
+WILDCARD = re.compile(r"\[[^\]]*\]|[*?]+")
+"""Pattern of what stands for other characters in a glob."""
 FILE_URL = "file://"
 LONGEST_NAME, STEM = 255, 100
 """Maximum bytes of a file name, and characters of a dump's name used in a report's name."""
@@ -199,13 +201,24 @@ def _writing(target: Path) -> Iterator[None]:
 
 
 def default_html(sources: Sequence[str]) -> Path:
-    """Return `offpol-diag-<stem>.html` in the working directory, named after the first source."""
+    """Return `offpol-diag-<stem>.html` in the working directory, named after the first source.
+
+    Of a glob the stem is what is not a wildcard: `train_*.parquet` gives `train`.
+    """
     from offpol_diag.readers.sources import clean
 
     parts = re.split(r"[/\\]", clean(sources[0]))
-    stems = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", part.rsplit(".", 1)[0]).strip(".-") for part in parts]
+    stems = [_stem(part.rsplit(".", 1)[0]) for part in parts]
     stem = next((stem for stem in reversed(stems) if stem), "stdin")
     return Path(f"offpol-diag-{stem[:STEM].strip('.-')}.html")
+
+
+def _stem(name: str) -> str:
+    """Return the name of a file or a glob as it may stand in another file's name."""
+    fixed = WILDCARD.sub("-", name)
+    if fixed != name:
+        fixed = re.sub(r"[_.-]*-[_.-]*", "-", fixed).strip("_")
+    return re.sub(r"[^A-Za-z0-9_.=+-]+", "-", fixed).strip(".-")
 
 
 # ---------------------------------------------------------------- results

@@ -64,9 +64,9 @@ REGIMES = (
 class Tile:
     """A headline number with its band, its values by training step, and what stands beside it.
 
-    `short`: whether it stands in the short answer as well; `intervals` are the curve's; `doubt`: a mark where
-    it is unreliable, which leaves it without a band; `flat`: whether the thirds of the curve do not differ
-    beyond their intervals.
+    `short`: whether it stands in the short answer as well; `doubt`: a mark where it is unreliable, which
+    leaves it without a band; `flat`: whether the thirds of the curve do not differ beyond their intervals;
+    `intervals`: those of the curve's values.
     """
 
     label: str
@@ -180,13 +180,11 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     found = [one for row in TILES if (one := _tile(summary, *row))]
     reward, rewards = summary.metrics.get("mean_reward", Number()), [v for _, v in curve(summary, "reward")]
     if reward.value is not None or len(set(rewards)) > 1:
-        rewards = rewards if len(rewards) > 1 else []
-        flat = bool(rewards) and is_flat(summary, "reward")
-        ends = intervals_of(summary, "reward") if rewards else ()
+        values = tuple(rewards) if len(rewards) > 1 else ()
+        flat = bool(values) and is_flat(summary, "reward")
+        ends = intervals_of(summary, "reward") if values else ()
         found.append(
-            Tile(
-                "Mean reward", "mean_reward", reward, "", "", None, tuple(rewards), flat=flat, intervals=ends
-            )
+            Tile("Mean reward", "mean_reward", reward, "", "", None, values, flat=flat, intervals=ends)
         )
     given = summary.recommendation
     weighed = given.numbers.get(given.title, {}) if given and given.title and not is_bug(summary) else {}
@@ -232,7 +230,7 @@ def below_0(name: str, number: Number) -> str:
     if not name.startswith("chi2") or number.value is None or number.value >= 0:
         return ""
     chance = number.interval is not None and number.interval[1] >= 0
-    return "0 by its interval" if chance else "not a χ²: mean square below 1"
+    return "0 by its interval" if chance else "no χ²: mean square < 1"
 
 
 def steps_of(summary: Summary) -> list[str]:

@@ -309,7 +309,7 @@ def _families(able: Presets) -> Table:
         differ, spans = [], []
         for aspect in dict.fromkeys(name for one in some for name in one.aspects):
             ways = dict.fromkeys(one.aspects.get(aspect, "none") for one in some)
-            differ += [f"{aspect}: {' | '.join(ways)}"] if len(ways) > 1 else []
+            differ += [minus(f"{aspect}: {' | '.join(ways)}")] if len(ways) > 1 else []
         for name in COMPARED:
             numbers = [n for one in some if (n := one.metrics.get(name)) and n.value is not None]
             if numbers:
