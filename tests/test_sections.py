@@ -412,7 +412,7 @@ def test_a_long_list_is_counted_in_the_short_form_and_whole_in_the_tables():
     said = sentence(facts)
     assert len(said) < 250
     assert f"mask = {'m' * 39}…" in said
-    assert said.endswith("ignored: feature_0, feature_1, feature_2, feature_3 and 296 more.")
+    assert said.endswith("ignored: feature_0, feature_1, feature_2, feature_3, feature_4 and 295 more.")
     assert dict(table("columns", section("data", dump=facts)).rows)["ignored"] == ", ".join(names)
     assert names[-1] in render_html(summary)
     assert names[-1] in terminal(summary, verbose=True)
