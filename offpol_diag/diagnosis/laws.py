@@ -82,8 +82,12 @@ class Fitted(NamedTuple):
     @property
     def clear(self) -> bool:
         """Whether a temperature explains the mismatch: a larger share of it than it does of other faults."""
-        explains = self.explained > EXPLAINED and self.bent < BENT
-        return self.likely and explains and abs(np.log(self.power)) > 0.02
+        return self.fits and self.explained > EXPLAINED and self.bent < BENT
+
+    @property
+    def fits(self) -> bool:
+        """Whether a temperature fits, where the identities have shown that the logged policy did not sample."""
+        return self.likely and self.explained > 0.3 and abs(np.log(self.power)) > 0.02
 
 
 def tempered(q: Floats, power: float, rest: float) -> Floats:
@@ -136,8 +140,8 @@ def sampling(rows: Rows) -> Found | None:
     if edge is not None:
         return edge
     fitted = fit_temperature(rows)
-    clear = fitted.clear
     negative = seen.k1.off(0) < 0 and seen.k1.value < -1e-5
+    clear = fitted.fits if negative else fitted.clear
     if not clear and (negative or seen.ratio.off(1) > 0) and _few_far(rows):
         return None  # a few tokens that are logged far off are no temperature
     if clear or negative:
