@@ -12,8 +12,9 @@ The functions are the commands of the same names, with the same defaults; `analy
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from offpol_diag.analyze import Examined
     from offpol_diag.check import Checked
+    from offpol_diag.frames import Data
     from offpol_diag.presets import Preset
 
 Presets: TypeAlias = "str | Preset | Sequence[str | Preset]"
@@ -50,8 +52,9 @@ class Report:
         summary: all of it, as the JSON holds it (docs/result.schema.json).
     """
 
-    def __init__(self, summary: Summary) -> None:
+    def __init__(self, summary: Summary, rows: Callable[[], pl.LazyFrame] | None = None) -> None:
         self.summary = summary
+        self._rows = rows
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -99,10 +102,50 @@ class Report:
         """Return every known number by its gate name: `k3`, `token_is.ess_tokens`."""
         return {key: one.value for _, key, one in _numbers(self.summary) if one.value is not None}
 
-    def to_polars(self) -> pl.DataFrame:
-        """Return a table of the numbers: a row each, with preset (null for the dump's) and interval."""
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables that `to_polars` returns: those of the page."""
+        return tuple(self._tables)
+
+    @cached_property
+    def _tables(self) -> dict[str, Data]:
+        from offpol_diag.report.tables import tables
+
+        return tables(self.summary)
+
+    def sequences(self) -> pl.LazyFrame:
+        """Return a row per sequence as a lazy frame: length, ΣΔ, and what each preset keeps of it.
+
+        It is there for reports of `analyze`: of the file that `sequences=` named, else of the dump, which is
+        read again at the first call, if paths named it.
+
+        Raises:
+            UsageError: the report is of another function, or of a dump that lay in memory or came by stdin.
+        """
+        return self._sequences
+
+    @cached_property
+    def _sequences(self) -> pl.LazyFrame:
+        if self._rows is None:
+            what = "the report holds no rows of sequences"
+            raise UsageError(what, "call analyze with paths, or with sequences='rows.parquet'")
+        return self._rows()
+
+    def to_polars(self, name: str | None = None) -> pl.DataFrame:
+        """Return a table of the page by its name in `tables`, at full precision; without one all numbers.
+
+        A number NAME of a table has its interval in NAME_low and NAME_high, where it has one. All numbers are
+        a row each, with preset (null for the dump's) and interval.
+
+        Raises:
+            UsageError: there is no such table.
+        """
         import polars as pl
 
+        if name is not None:
+            from offpol_diag.frames import chosen
+
+            return chosen(self._tables, name)
         floats, texts = ("value", "low", "high"), ("unit", "over", "formula", "unknown")
         rows = []
         for name, key, one in _numbers(self.summary):
@@ -296,7 +339,7 @@ def analyze(
             `response_mask`) or to one list per sequence. Column names are those of docs/dumps.md.
         presets: corrections to compute, by name ("token_is,seq_mis", "all") or as presets.
         trainer: whose configuration is printed with the recommendation.
-        sequences: where to write a row per sequence (Parquet).
+        sequences: where to write a row per sequence (Parquet), which `Report.sequences` then reads.
         tally: where to write the tally, to be merged with those of other pieces.
         by_step: names of numbers, ours or as logged, to be had for every training step too.
         **how: how to read and compute, for all functions here: `columns` (ours → the dump's), `group_by`
@@ -314,7 +357,13 @@ def analyze(
     more = {"sequences": sequences, "tally": tally, "by_step": steps, **how}
     with _sources(what) as (paths, label):
         found = _examine(paths, catalogue.chosen(presets), **more)
-    return Report(_advised(_named("analyze", found.summary(), label), trainer))
+    rows: Callable[[], pl.LazyFrame] | None = None
+    if sequences is not None:
+        rows = partial(_scanned, Path(sequences).absolute())
+    elif not label and "-" not in paths:
+        again = {name: given for name, given in how.items() if name != "progress"}
+        rows = partial(_read_again, paths, catalogue.chosen(presets), again)
+    return Report(_advised(_named("analyze", found.summary(), label), trainer), rows)
 
 
 def doctor(what: Any, **how: Any) -> Report:
@@ -468,6 +517,25 @@ def check(
     how |= {"trainer": trainer, "preset": preset, "micro_batch": micro_batch, "dp": dp}
     with _sources(what) as (paths, _):
         return checked(paths, files, **how)
+
+
+def _scanned(file: Path) -> pl.LazyFrame:
+    """Return the rows of a file that `analyze` wrote."""
+    import polars as pl
+
+    if not file.is_file():
+        raise UsageError(f"{file}: the rows of sequences are not there any more", "analyze the dump again")
+    return pl.scan_parquet(file, glob=False)
+
+
+def _read_again(paths: Sequence[str], presets: Sequence[Preset], how: Mapping[str, Any]) -> pl.LazyFrame:
+    """Read a dump again for its rows of sequences."""
+    import polars as pl
+
+    with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
+        file = Path(folder, "rows.parquet")
+        _examine(paths, presets, sequences=file, **how)
+        return pl.read_parquet(file, glob=False).lazy()
 
 
 def _examine(paths: Sequence[str], presets: Sequence[Preset], **how: Any) -> Examined:

@@ -28,6 +28,7 @@ def analyze(
     no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
+    csv: options.Csv = None,
     sequences: Sequences = None,
     tally: options.Tally = None,
     tokenizer: options.Tokenizer = None,
@@ -53,6 +54,7 @@ def analyze(
         request.quiet,
         sequences,
         tally,
+        csv=csv,
         explore=not no_explore,
     )
     files.check(*dumps, *(one for one in (request.preset_file, tokenizer) if one))

@@ -41,6 +41,7 @@ def check(
     no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
+    csv: options.Csv = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Does the trainer log what its dump says? Its own curves beside the numbers they must be.
@@ -56,7 +57,7 @@ def check(
     if not logged:
         raise UsageError("check needs the trainer's curves", "offpol-diag check DUMP --logged history.jsonl")
     dumps = defaults.dumps(dump, request.quiet)
-    files = Outputs(out, json, md, request.quiet, explore=not no_explore)
+    files = Outputs(out, json, md, request.quiet, csv=csv, explore=not no_explore)
     files.check(*dumps, *logged, *([request.preset_file] if request.preset_file else []))
     columns = request.which_columns()
     with defaults.judged("preset_file", request.preset_file):

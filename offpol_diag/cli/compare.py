@@ -41,6 +41,7 @@ def compare(
     no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
+    csv: options.Csv = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Corrections side by side on one dump, or run A against run B.
@@ -61,7 +62,7 @@ def compare(
         )
     two = len(dump or ()) == TWO and not as_one
     dumps = list(dump or []) if two else defaults.dumps(dump, request.quiet)
-    files = Outputs(out, json, md, request.quiet, explore=not no_explore)
+    files = Outputs(out, json, md, request.quiet, csv=csv, explore=not no_explore)
     files.check(*dumps, *([request.preset_file] if request.preset_file else []))
     with files.begin():
         if two:

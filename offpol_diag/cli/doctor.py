@@ -18,6 +18,7 @@ def doctor(
     no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
+    csv: options.Csv = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Is the mismatch a bug, and which one: the verdict, its causes with their evidence, and the fix.
@@ -31,7 +32,7 @@ def doctor(
     from offpol_diag.report.sections.diagnosis import is_bug
 
     dumps = defaults.dumps(dump, request.quiet)
-    files = Outputs(out, json, md, request.quiet, explore=not no_explore)
+    files = Outputs(out, json, md, request.quiet, csv=csv, explore=not no_explore)
     files.check(*dumps)
     with files.begin():
         summary = request.run("doctor", dumps, ()).model_copy(update={"recommendation": None})

@@ -76,6 +76,7 @@ def gate(
     no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
+    csv: options.Csv = None,
     junit: JUnit = None,
     verbose: options.Verbose = False,
 ) -> None:
@@ -105,7 +106,9 @@ def gate(
 
     bounds = (at_most or (), at_least or (), gates)
     required = requirements(*bounds, baseline, tolerance or (), only, presets, point, fail_on or ())
-    files = Outputs(out, json, md, request.quiet, junit=junit, explore=not no_explore)
+    files = Outputs(
+        html=out, json=json, markdown=md, quiet=request.quiet, junit=junit, csv=csv, explore=not no_explore
+    )
     files.check(*source, *(one for one in (gates, required.result, request.preset_file) if one))
     with files.begin():
         base = load(required.result) if required.result else None

@@ -26,6 +26,7 @@ def merge(
     no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
+    csv: options.Csv = None,
     tally: options.Tally = None,
     trainer: options.Trainer = None,
     quiet: options.Quiet = False,
@@ -48,6 +49,7 @@ def merge(
         quiet,
         tally=tally,
         explore=not no_explore,
+        csv=csv,
     )
     files.check(*tallies)
     with files.begin() as staged:

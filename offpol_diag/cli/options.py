@@ -75,6 +75,8 @@ Json = Annotated[Path | None, option(RESULT, "--json", metavar="FILE|-", panel=O
 Markdown = Annotated[
     Path | None, option("Write Markdown; - is stdout.", "--md", metavar="FILE|-", panel=OUTPUT)
 ]
+TABLES = "Write every table of the page as CSV into this folder, which is made if it is missing."
+Csv = Annotated[Path | None, option(TABLES, "--csv", metavar="FOLDER", panel=OUTPUT)]
 VOCABULARY = "Show tokens as text: the tokenizer.json of the model (package tokenizers)."
 Tokenizer = Annotated[Path | None, option(VOCABULARY, "--tokenizer", metavar="FILE", panel=OUTPUT)]
 NoHtml = Annotated[bool, option("Write no HTML report.", "--no-html", panel=OUTPUT)]

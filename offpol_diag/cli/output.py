@@ -26,6 +26,7 @@ from offpol_diag.wholefiles import beside
 if TYPE_CHECKING:
     from offpol_diag.blocks import Section
     from offpol_diag.check import Checked
+    from offpol_diag.frames import Data
     from offpol_diag.summary import Summary
 
 STDOUT = Path("-")
@@ -114,6 +115,45 @@ def check(target: Path, *sources: object) -> None:
             )
         if target.exists() and any(target.samefile(one) for one in _files(sources) if one.exists()):
             raise UsageError(f"{target}: is what is read", "write to another file")
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse, before any work is done, a folder in which no file can be written.
+
+    Raises:
+        UsageError: it is a file or lies in one, is read-only, a URL or stdout, or no file has such a name.
+    """
+    hint = f"name a folder: {option} tables"
+    check_names(folder)
+    if folder == STDOUT:
+        raise UsageError(f"{option} -: stdout is no folder, and every table is a file of its own", hint)
+    if URL.match(str(folder)):
+        raise UsageError("results are written on this disk, and a URL is named", hint)
+    with _writing(folder):
+        whole = folder.resolve()
+        there = next(one for one in (whole, *whole.parents) if one.exists())
+        if not there.is_dir():
+            raise UsageError(f"{folder}: {'is' if there == whole else 'lies in'} a file, and no folder", hint)
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UsageError(f"{folder}: cannot be written (read-only)", "choose another place")
+
+
+@contextmanager
+def _made(folder: Path | None) -> Iterator[None]:
+    """Make a folder that is missing; where the block fails, remove what was made and is still empty."""
+    if folder is None:
+        yield
+        return
+    missing = [one for one in (folder.resolve(), *folder.resolve().parents) if not one.exists()]
+    try:
+        with _writing(folder):
+            folder.resolve().mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for one in missing:
+            with suppress(OSError):
+                one.rmdir()
+        raise
 
 
 def _files(sources: Iterable[object]) -> Iterator[Path]:
@@ -232,6 +272,15 @@ def render(form: str, result: Summary | Checked, explore: bool = True) -> str:
     return text
 
 
+def tables_of(result: Summary | Checked) -> Mapping[str, Data]:
+    """Return the tables of a result by name."""
+    if str(result.format).startswith("offpol-diag check"):
+        return result.data()  # type: ignore[union-attr]
+    from offpol_diag.report.tables import tables
+
+    return tables(result)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Outputs:
     """The requested output forms of a result: a file, `-` for stdout, or None.
@@ -241,6 +290,8 @@ class Outputs:
         quiet: whether remarks are left out.
         sequences, tally: files that the analysis itself writes, to the path in `staged`.
         explore: whether a page carries plotly, to draw its charts large.
+        csv: folder of a CSV file for each table.
+        sources: files that are read, which no CSV file may replace.
     """
 
     html: Path | None = None
@@ -251,13 +302,18 @@ class Outputs:
     tally: Path | None = None
     junit: Path | None = None
     explore: bool = True
+    csv: Path | None = None
     staged: dict[str, Path] = field(default_factory=dict)
+    sources: list[object] = field(default_factory=list)
 
     def check(self, *sources: object) -> None:
         """Refuse targets that cannot be written, two results with one target, and overwriting a source."""
         check_names(*sources)
         if self.html is not None and self.explore:
             require_plotly()
+        self.sources.extend(sources)
+        if self.csv is not None:
+            check_folder("--csv", self.csv)
         for option, target, form, example in (
             ("--sequences", self.sequences, "Parquet", "rows.parquet"),
             ("--tally", self.tally, "a tally", "piece.tally.json.gz"),
@@ -303,21 +359,50 @@ class Outputs:
 
         Everything is rendered before anything is written, and written and printed before files are renamed.
         """
+        from offpol_diag.numerals import counted
         from offpol_diag.report.render.terminal import terminal
 
         texts = {target: render(form, summary, self.explore) for form, target in self._forms().items()}
+        tables = {} if self.csv is None else self._tables(self.csv, summary)
         drawn = "" if self.takes_stdout() else terminal(summary, verbose, self.quiet, sections, whole)
-        write_all(texts, {getattr(self, form): file for form, file in self.staged.items()}, drawn)
+        with _made(self.csv):
+            staged = {getattr(self, form): file for form, file in self.staged.items()}
+            write_all(texts | tables, staged, drawn)
         if self.quiet:
             return
         for form in (*FORMATS, "sequences", "tally"):
             target = getattr(self, form)
             if target not in (None, STDOUT):
                 say_where(FORMATS.get(form, (form,))[0], target, self.takes_stdout())
+        if tables:
+            names = ", ".join(target.name for target in tables)
+            say_where("csv", f"{self.csv} ({counted(len(tables), 'file')}: {names})", self.takes_stdout())
 
     def takes_stdout(self) -> bool:
         """Return whether stdout holds a result, so that nothing else may be printed there."""
         return STDOUT in self._forms().values()
+
+    def _tables(self, folder: Path, summary: Summary | Checked) -> dict[Path, str]:
+        """Return the CSV of every table by its file.
+
+        Raises:
+            UsageError: one of the files is read, or holds another result.
+        """
+        from offpol_diag.frames import csv_files
+
+        found = {folder / name: text for name, text in csv_files(tables_of(summary)).items()}
+        others = [*self._forms().values(), *(one for one in (self.sequences, self.tally) if one)]
+        taken = {one.resolve() for one in others if one != STDOUT}
+        there = [one for one in found if one.exists()]
+        read = [one for one in _files(self.sources) if one.exists()] if there else []
+        for target in found:
+            check_names(target)
+            with _writing(target):
+                if target.resolve() in taken:
+                    raise UsageError(f"{target}: another result goes there", "write the tables elsewhere")
+                if target in there and any(target.samefile(one) for one in read):
+                    raise UsageError(f"{target}: is what is read", "write the tables elsewhere")
+        return found
 
     def _forms(self) -> dict[str, Path]:
         return {form: target for form in FORMATS if (target := getattr(self, form)) is not None}
@@ -334,7 +419,7 @@ def require_plotly() -> None:
     library()
 
 
-def say_where(label: str, target: Path, aside: bool = False) -> None:
+def say_where(label: str, target: Path | str, aside: bool = False) -> None:
     """Print where a file is: on stdout, or `aside` on stderr."""
     line = f"{label:<8}{target}"
     note(line) if aside else emit(f"{printable(line)}\n", sys.stdout.encoding or "utf-8")

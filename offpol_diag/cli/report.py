@@ -22,6 +22,7 @@ def report(
     out: options.Html = None,
     no_explore: options.NoExplore = False,
     md: options.Markdown = None,
+    csv: options.Csv = None,
     tokenizer: options.Tokenizer = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -32,7 +33,9 @@ def report(
     from offpol_diag.report.sections.check import sections
     from offpol_diag.summary import loads, text_of, text_of_stream
 
-    files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet, explore=not no_explore)
+    files = Outputs(
+        html=out or default_html([str(result)]), markdown=md, quiet=quiet, csv=csv, explore=not no_explore
+    )
     files.check(result, *([tokenizer] if tokenizer else []))
     with files.begin():
         name = "stdin" if result == STDOUT else str(result)

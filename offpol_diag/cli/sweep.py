@@ -41,6 +41,7 @@ def sweep(
     no_explore: options.NoExplore = False,
     json: options.Json = None,
     md: options.Markdown = None,
+    csv: options.Csv = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Threshold against what is kept, ESS, bias and variance: one preset at many thresholds, in one reading.
@@ -50,7 +51,7 @@ def sweep(
     they would keep of responses of other lengths. With -o an HTML report.
     """
     dumps = defaults.dumps(dump, request.quiet)
-    files = Outputs(out, json, md, request.quiet, explore=not no_explore)
+    files = Outputs(out, json, md, request.quiet, csv=csv, explore=not no_explore)
     files.check(*dumps, *([request.preset_file] if request.preset_file else []))
     with files.begin():
         chosen = _checked(request, preset, which, at, keep, trainer)

@@ -86,7 +86,7 @@ class Fitted(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether a temperature fits, where the identities have shown that the logged policy did not sample."""
+        """Whether it fits where the identities have shown that the logged policy did not sample."""
         return self.likely and self.explained > 0.3 and abs(np.log(self.power)) > 0.02
 
 

@@ -100,6 +100,7 @@ TARGETS = {
     "--sequences": "x.parquet",
     "--tally": "x.tally.json.gz",
     "--junit": "x.xml",
+    "--csv": "tables",
 }
 PLACES = ("-", ".", "no/x", "a.parquet", "/dev/full", "/dev/null", "x.html/")
 SOURCES = (

@@ -1,0 +1,330 @@
+"""Every table of a result's page as data, under names: what is drawn as text on the page is a number here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from offpol_diag.blocks import Block, Table
+from offpol_diag.frames import Data, Value, named
+from offpol_diag.report.picture import Picture, number
+from offpol_diag.report.sections import sections
+from offpol_diag.report.sections.charts import Charts, cause
+from offpol_diag.report.sections.numbers import REGIMES, Tiles, alerts
+from offpol_diag.report.sections.opening import opening
+from offpol_diag.report.sections.presets import Cards
+from offpol_diag.report.sections.sweep import QUARTERS, kept_metric
+from offpol_diag.report.sections.tokens import Strips
+from offpol_diag.summary import Contrast, Location, Number, Numbers, Summary, WorstSequence
+
+Row = Sequence[Value]
+WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
+
+
+def tables(summary: Summary) -> dict[str, Data]:
+    """Return every table of a result's page by name, those of its charts too, in the order of the page."""
+    return named(_all(summary))
+
+
+def _all(summary: Summary) -> Iterator[Data]:
+    found = opening(summary)
+    if summary.gates:
+        yield _gates(summary)
+    for picture in found.pictures if found else ():
+        yield from _points(picture)
+    for section in sections(summary):
+        for block in section.blocks:
+            yield from _of(block, summary)
+    evidence = cause(summary) if summary.against is None else None
+    if evidence is not None:
+        yield from _points(evidence)
+
+
+def _of(block: Block, summary: Summary) -> Iterator[Data]:
+    match block:
+        case Table() if block.id in EXACT:
+            yield from EXACT[block.id](block, summary)
+        case Table():
+            yield Data(block.id, block.header, block.rows)
+        case Tiles():
+            yield _tiles(block)
+        case Cards():
+            yield _presets(block)
+            yield from _as_logged(summary)
+        case Strips():
+            yield _responses(summary)
+        case Charts():
+            yield from map(_places, summary.by.values())
+            for picture in block.pictures:
+                yield from _points(picture)
+        case _:
+            pass
+
+
+def _wide(header: Sequence[str], rows: Sequence[tuple[Row, Numbers]]) -> tuple[Sequence[str], list[Row]]:
+    """Return rows with a column for every number that any of them has."""
+    names = dict.fromkeys(name for _, numbers in rows for name in numbers)
+    return (*header, *names), [(*row, *(numbers.get(name) for name in names)) for row, numbers in rows]
+
+
+# ---------------------------------------------------------------- of composites
+
+
+def _places(location: Location) -> Data:
+    keys: list[Value] = [place.key for place in location.places]
+    if location.numeric and all(WHOLE.fullmatch(place.key) for place in location.places):
+        keys = [int(place.key) for place in location.places]
+    rows: list[tuple[Row, Numbers]] = [
+        ((key, place.tokens, place.sequences), {**place.asked, **place.metrics})
+        for key, place in zip(keys, location.places, strict=True)
+    ]
+    header, cells = _wide((location.axis, "tokens", "sequences"), rows)
+    if location.axis in header[1:]:
+        header = ("place", *header[1:])
+    return Data(f"by-{location.axis}", header, cells)
+
+
+def _points(picture: Picture) -> Iterator[Data]:
+    """Yield the points of a chart, and the cells of a density."""
+    rows = [
+        (panel.y_title, layer.name or None, _x(panel.names, x), number(layer, place, panel.percent))
+        for panel in picture.panels
+        for layer in panel.layers
+        for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True))
+        if y is not None and math.isfinite(y)
+    ]
+    if picture.data:
+        yield Data(picture.data.id, picture.data.header, picture.data.rows)
+    if rows:
+        points = f"{picture.id}-points" if picture.data else f"{picture.id}-data"
+        yield Data(points, ("panel", "series", "x", "value"), rows)
+    for heat in (panel.heat for panel in picture.panels if panel.heat):
+        ends = heat.edges
+        cells = [
+            (ends[i], ends[i + 1], ends[j], ends[j + 1], many)
+            for i, column in enumerate(heat.counts)
+            for j, many in enumerate(column)
+            if many
+        ]
+        yield Data(f"{picture.id}-cells", ("x_low", "x_high", "y_low", "y_high", "count"), cells)
+
+
+def _x(names: Sequence[str], x: float) -> Value:
+    return names[int(x)] if names and 0 <= x < len(names) else x
+
+
+def _tiles(block: Tiles) -> Data:
+    rows = []
+    for one in block.tiles:
+        known = [y for y in one.curve if y is not None]
+        ends = (known[0], known[-1]) if known else (None, None)
+        rows.append((one.key or None, one.label, one.number, one.band or None, *ends))
+    return Data("tiles", ("number", "label", "value", "band", "first_step", "last_step"), rows)
+
+
+def _presets(block: Cards) -> Data:
+    rows: list[tuple[Row, Numbers]] = [
+        ((title, "uncorrected", None), numbers) for title, numbers in block.uncorrected
+    ]
+    rows += [((one.name, one.mark or None, one.family or None), one.metrics) for one in block.cards]
+    return Data("presets", *_wide(("preset", "mark", "family"), rows))
+
+
+def _as_logged(summary: Summary) -> Iterator[Data]:
+    rows = [
+        (preset, one.logs, name, None if value is None else float(value))
+        for preset, one in summary.presets.items()
+        for name, value in one.as_logged.items()
+    ]
+    if rows:
+        yield Data("as-logged", ("preset", "logs", "name", "value"), rows)
+
+
+RESPONSE = ("sequence_id", "typical", "step", "policy_lag", "reward")
+TOKEN = ("position", "token_id", "text", "rollout_log_prob", "train_log_prob", "log_ratio")
+
+
+def _responses(summary: Summary) -> Data:
+    """Return the worst responses and the ordinary one, token by token."""
+    usual, texts = summary.worst.typical, summary.charts.token_texts
+    rows: list[Row] = []
+    for one in (*summary.worst.sequences, *([usual] if usual else [])):
+        head = (one.sequence_id, one is usual, one.step, one.policy_lag, one.reward)
+        for place, position in enumerate(one.strip.positions if one.strip else ()):
+            assert one.strip is not None
+            strip, token = one.strip, one.strip.token_ids[place] if one.strip.token_ids else None
+            logs = (strip.rollout_log_probs[place], strip.train_log_probs[place], strip.log_ratios[place])
+            rows.append((*head, position, token, texts.get(str(token)), *logs))
+    return Data("worst-responses", (*RESPONSE, *TOKEN), rows)
+
+
+# ---------------------------------------------------------------- of tables with numbers in words
+
+
+def _gates(summary: Summary) -> Data:
+    fields = ("name", "said", "bound", "level", "passed", "open", "limit", "centre")
+    more = ("baseline", "tolerance", "diagnosis", "steps", "where", "reason", "note", "source")
+    rows = [
+        (
+            *(getattr(one, name) for name in fields),
+            Number(value=one.value, interval=one.interval, log10=one.log10),
+            *(getattr(one, name) or None if name != "baseline" else one.baseline for name in more),
+        )
+        for one in summary.gates
+    ]
+    return Data("gates", (*fields, "value", *more), rows)
+
+
+def _ranking(_: Table, summary: Summary) -> Iterator[Data]:
+    given = summary.recommendation
+    rows = [(one.title, one.score, one.behind, one.tie) for one in (given.ranking if given else ())]
+    yield Data("ranking", ("correction", "score", "error_above", "tie"), rows)
+
+
+def _alerts(_: Table, summary: Summary) -> Iterator[Data]:
+    rows = []
+    for one in alerts(summary):
+        for key, value in one.saw.items():
+            metric = summary.metrics.get(key, Number())
+            rows.append((one.sentence, key, metric if metric.value == value else value, one.source))
+    yield Data("alerts", ("level", "number", "value", "source"), rows)
+
+
+def _bands(_: Table, summary: Summary) -> Iterator[Data]:
+    rows: list[Row] = [
+        (one.metric, one.name, one.low, one.high, None, one.regime, one.source)
+        for one in summary.charts.bands
+    ]
+    rows += [(metric, None, None, None, *rest) for metric, _, *rest in REGIMES]
+    yield Data("bands", ("number", "band", "low", "high", "observed", "regime", "source"), rows)
+
+
+def _run(_: Table, summary: Summary) -> Iterator[Data]:
+    run = summary.run.model_dump()
+    seconds = run.pop("seconds")
+    rows = [*run.items(), *((f"seconds, {name}", value) for name, value in seconds.items())]
+    yield Data("run", ("what", "value"), rows)
+
+
+def _types(_: Table, summary: Summary) -> Iterator[Data]:
+    fields = ("tokens", "share", "k3_share", "k3", "mean_log_ratio")
+    texts, found = summary.charts.token_texts, summary.charts.token_types
+    rows = [
+        (one.token_id, texts.get(str(one.token_id)), *(getattr(one, name) for name in fields))
+        for one in (found.worst if found else ())
+    ]
+    yield Data("types", ("token_id", "text", *fields), rows)
+
+
+def _worst_sequences(_: Table, summary: Summary) -> Iterator[Data]:
+    fields = [name for name in WorstSequence.model_fields if name != "strip"]
+    rows = [tuple(getattr(one, name) for name in fields) for one in summary.worst.sequences]
+    yield Data("worst-sequences", fields, rows)
+
+
+AROUND = (*(f"log_ratio_before_{i}" for i in (3, 2, 1)), *(f"log_ratio_after_{i}" for i in (1, 2, 3)))
+"""Columns of the log-ratios around a token, in reading order."""
+
+
+def _worst_tokens(_: Table, summary: Summary) -> Iterator[Data]:
+    fields = ("sequence_id", "step", "position", "length", "token_id")
+    logs = ("rollout_log_prob", "train_log_prob", "log_ratio")
+    texts = summary.charts.token_texts
+    rows = [
+        (
+            *(getattr(one, name) for name in fields),
+            texts.get(str(one.token_id)),
+            *(getattr(one, name) for name in logs),
+            *[*[None] * 3, *one.before][-3:],
+            *[*one.after, *[None] * 3][:3],
+        )
+        for one in summary.worst.tokens
+    ]
+    yield Data("worst-tokens", (*fields, "text", *logs, *AROUND), rows)
+
+
+def _dropped(_: Table, summary: Summary) -> Iterator[Data]:
+    fields = ("sequence_id", "step", "length", "tokens", "log_ratio_sum", "reward")
+    rows = [
+        (one.dropped_by, one.kept_by, *(getattr(row, name) for name in fields), "; ".join(row.fired))
+        for one in (summary.comparison.drops if summary.comparison else ())
+        for row in one.examples
+    ]
+    yield Data("dropped", ("dropped_by", "kept_by", *fields, "fired"), rows)
+
+
+def _contrasts(table: Table, summary: Summary) -> Iterator[Data]:
+    found = {one.name: one for one in (summary.against.contrasts if summary.against else ())}
+    some: list[Contrast] = [found[str(row[0])] for row in table.rows]
+    rows = [
+        (one.name, one.a, one.b, one.difference, one.p_value, one.p_adjusted, one.effect or one.reason)
+        for one in some
+    ]
+    yield Data(table.id, ("metric", "a", "b", "difference", "p", "p_corrected", "said"), rows)
+
+
+SWEPT = ("threshold", "own", "marks")
+
+
+def _sweep(_: Table, summary: Summary) -> Iterator[Data]:
+    assert summary.sweep is not None
+    rows = [(head, point.metrics) for head, point in zip(_heads(summary), summary.sweep.points, strict=True)]
+    yield Data("sweep", *_wide(SWEPT, rows))
+
+
+def _sweep_length(_: Table, summary: Summary) -> Iterator[Data]:
+    assert summary.sweep is not None
+    name = kept_metric(summary.sweep)
+    rows = [
+        (*head, *(part.get(name) for part in point.quartiles))
+        for head, point in zip(_heads(summary), summary.sweep.points, strict=True)
+    ]
+    yield Data("sweep-length", (*SWEPT, *(f"{name}_q{i + 1}" for i in range(len(QUARTERS)))), rows)
+
+
+def _sweep_details(_: Table, summary: Summary) -> Iterator[Data]:
+    assert summary.sweep is not None
+    lengths = summary.sweep.quartiles
+    rows: list[tuple[Row, Numbers]] = [
+        ((*head, quarter, length), numbers)
+        for head, point in zip(_heads(summary), summary.sweep.points, strict=True)
+        for quarter, (length, numbers) in enumerate(zip(lengths, point.quartiles, strict=True), 1)
+    ]
+    yield Data("sweep-details", *_wide((*SWEPT, "quartile", "length"), rows))
+
+
+def _heads(summary: Summary) -> list[Row]:
+    points = summary.sweep.points if summary.sweep else []
+    return [(one.threshold, one.own, " ".join(one.marks) or None) for one in points]
+
+
+def _sweep_predicted(_: Table, summary: Summary) -> Iterator[Data]:
+    window = summary.sweep.window if summary.sweep else None
+    rows = [(one.length, one.kept, one.observed) for one in (window.predicted if window else ())]
+    yield Data("sweep-predicted", ("length", "predicted", "observed"), rows)
+
+
+def _nothing(_: Table, __: Summary) -> Iterable[Data]:
+    """Leave out a table that another one holds."""
+    return ()
+
+
+EXACT: Mapping[str, Callable[[Table, Summary], Iterable[Data]]] = {
+    "gates": _nothing,  # which come first
+    "all": _nothing,  # in `presets`
+    "alerts": _alerts,
+    "bands": _bands,
+    "dropped": _dropped,
+    "ranking": _ranking,
+    "run": _run,
+    "sweep": _sweep,
+    "sweep-details": _sweep_details,
+    "sweep-length": _sweep_length,
+    "sweep-predicted": _sweep_predicted,
+    "types": _types,
+    "worst-sequences": _worst_sequences,
+    "worst-tokens": _worst_tokens,
+    **dict.fromkeys(("differ", "alike", "alike-more", "untested", "untested-more"), _contrasts),
+}
+"""Id of a table whose cells hold numbers in words → it, of the numbers themselves."""
