@@ -57,7 +57,7 @@ def test_the_page_opens_with_the_answer_its_tiles_and_its_charts(name, tmp_path)
 def presets_of(folder, names, dump=A, *more):
     """Compare presets; return the result and what the terminal says."""
     made = ["--json", str(folder / "p.json"), *more]
-    ran = CliRunner().invoke(app, ["compare", dump, "--presets", names, *made])
+    ran = CliRunner().invoke(app, ["compare", dump, "--presets", names, *made], env={"COLUMNS": "160"})
     assert ran.exit_code == 0, ran.output
     return loads((folder / "p.json").read_text(), "p.json"), " ".join(ran.stdout.split())
 

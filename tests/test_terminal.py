@@ -139,7 +139,8 @@ def test_beside_a_bug_no_correction_is_shown_and_a_collapse_is_dated_by_the_wors
     assert "K3 passes 0.1 at step 4; from step 3 to 8 the mean reward falls from 0.69 to 0" in titles
 
 
-def test_a_heavy_tail_is_told_once_and_leaves_its_numbers_without_a_band_and_no_gain(results):
+def test_a_heavy_tail_is_told_once_and_leaves_its_numbers_without_a_band_and_no_gain(results, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     for name in ("collapse", "stale", "healthy"):
         found, drawn = answer(results[name]), said(results[name])
         starred = [tile for tile in found.tiles if doubted(tile.number)]
@@ -316,7 +317,8 @@ def test_a_step_without_an_interval_is_taken_as_the_least_known_one_and_none_at_
     assert flat([1.0, None, 1.0, 1.1, None, 1.0, 1.1, 1.0])
 
 
-def test_only_a_curve_that_moves_is_drawn(results):
+def test_only_a_curve_that_moves_is_drawn(results, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     (row,) = (line for line in lines(results["healthy"], 100) if line.startswith("PPL ratio"))
     assert " ".join(row.split()) == "PPL ratio 1.0000 [0.9999, 1.0001] typical flat 0.9999 to 1.0003"
     for name in ("K3 KL", "PPL ratio", "ESS, tokens", "Mean reward"):
