@@ -260,6 +260,7 @@ RULES = (
         "METHOD at THRESHOLD",
         "default",
         lambda seen: (DEFAULT,),
+        "the cause is not known, and a bound limits what it can do",
     ),
     Rule(
         "noise",
