@@ -133,4 +133,4 @@ def test_a_notebook_shows_a_figure(tmp_path):
     nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     data = {name: one for cell in book.cells[0].outputs for name, one in cell.get("data", {}).items()}
-    assert "K3 is flat" in str(data["application/vnd.plotly.v1+json"]["layout"]["title"])
+    assert "K3 lies between" in str(data["application/vnd.plotly.v1+json"]["layout"]["title"])

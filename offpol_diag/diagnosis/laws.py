@@ -264,7 +264,7 @@ def positions(rows: Rows) -> Found | None:
     if broken[-1][0] - broken[0][0] >= len(broken):
         return None  # here and there: no place
     tokens = np.isin(octave, [k for k, _ in broken])
-    if rows.size[~tokens].mean() > BROAD:
+    if not tokens.all() and rows.size[~tokens].mean() > BROAD:
         return None  # of two models that differ everywhere, E[r] misses what neither of them samples
     far = np.abs(rows.delta) > 1.0
     everywhere = far[tokens].mean() < 2 * far.mean()
