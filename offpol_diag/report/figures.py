@@ -616,7 +616,7 @@ def _ticks(axis: Axis, percent: bool = False) -> list[tuple[float, str]]:
         known += [10.0**p * m for m in (1, 2, 5) for p in range(4) if p or m > 1]
     else:
         powers = range(math.floor(axis.low) - 1, math.ceil(axis.high) + 2)
-        known = [10.0**p * m for m in (1, 2, 5, 3, 1.5, 7) for p in powers]
+        known = [10.0**p * m for m in (1, 2, 5, 3, 1.5, 7) for p in powers if abs(p) < 308]
     finer = [(at, _tick(value, percent)) for value in known if (at := axis.at(value)) is not None]
     rough = [] if percent else [*axis.ticks]
     return [*dict([*rough, *finer]).items()][:MOST]
