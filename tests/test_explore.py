@@ -10,7 +10,7 @@ import time
 import pytest
 from factory import make_summary
 from test_figures import EVIL, known, result
-from test_page import browser, faults, until  # noqa: F401
+from test_page import faults, until
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
@@ -43,23 +43,8 @@ def address(folder):
 
 
 @pytest.fixture
-def visit(browser):  # noqa: F811
-    """Open a page in a fresh context; what it says and asks for is kept on it."""
-    contexts = []
-
-    def visit(where, **options):
-        contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options}))
-        page = contexts[-1].new_page()
-        page.said, page.asked = [], []
-        page.on("console", lambda message: page.said.append(message.text))
-        page.on("pageerror", lambda error: page.said.append(str(error)))
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.goto(where)
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
+def visit(open_page):
+    return open_page
 
 
 def explore(page, name):

@@ -1,6 +1,5 @@
 """The page in a real browser: Debian's chromium, driven by playwright, on the collapse sample."""
 
-import os
 import time
 from pathlib import Path
 
@@ -15,24 +14,7 @@ from offpol_diag.cli import app
 pytestmark = pytest.mark.browser
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--no-first-run"]
-FLAGS += [f"--disable-{one}" for one in ("gpu", "quic", "background-networking", "component-update", "sync")]
 OPENED = "document.querySelectorAll('details').forEach(one => one.open = true)"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not CHROMIUM.exists():
-        if "CI" in os.environ:
-            pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium")
-        pytest.skip(f"THE PAGE IS NOT TESTED: {CHROMIUM} is missing")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +26,9 @@ def address(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(browser, address):
-    """Open the page in a fresh context with the given options; what it says and asks for is kept on it."""
-    contexts = []
-
-    def visit(where=address, **options):
-        contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options}))
-        page = contexts[-1].new_page()
-        page.said, page.asked = [], []
-        page.on("console", lambda message: page.said.append(message.text))
-        page.on("pageerror", lambda error: page.said.append(str(error)))
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.goto(where)
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
+def visit(open_page, address):
+    """Open a page, by default that of the collapse sample."""
+    return lambda where=address, **options: open_page(where, **options)
 
 
 def background(page):
