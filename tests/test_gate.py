@@ -27,7 +27,7 @@ from offpol_diag.gate.numbers import pool, quantile
 from offpol_diag.gate.verdicts import rule
 from offpol_diag.presets import catalogue
 from offpol_diag.report.sections.gate import title
-from offpol_diag.summary import Cause, Diagnosis, GateVerdict, Location, Number, Place
+from offpol_diag.summary import CandidateCause, Cause, Diagnosis, GateVerdict, Location, Number, Place
 from offpol_diag.trainers import LOGS
 from tests import oracles
 from tests.factory import make_summary, number
@@ -825,13 +825,18 @@ def diagnosis(verdict):
     if verdict == NOTHING:
         return make_summary(diagnosis=None)
     causes = [CAUSE] if verdict == "bug" else []
-    return make_summary(diagnosis=Diagnosis(verdict=verdict, headline="What it is.", causes=causes))
+    fit = [CandidateCause(id="stale", statement="Old weights.")] if verdict == SEVERAL else []
+    verdict = {SEVERAL: "cannot_tell"}.get(verdict, verdict)
+    found = Diagnosis(verdict=verdict, headline="What it is.", causes=causes, candidates=fit)
+    return make_summary(diagnosis=found)
 
 
+SEVERAL = "one of several causes"
 TRUTH = {  # verdict → (passed, open) where honest_mismatch, cannot_tell and bug fail
     "healthy": [PASSED, PASSED, PASSED],
     "honest_mismatch": [FAILED, PASSED, PASSED],
-    "cannot_tell": [UNDECIDED, FAILED, UNDECIDED],
+    SEVERAL: [UNDECIDED, FAILED, UNDECIDED],
+    "cannot_tell": [SILENT, FAILED, SILENT],
     "bug": [FAILED, FAILED, FAILED],
     NOTHING: [SILENT, SILENT, SILENT],
 }
@@ -844,13 +849,39 @@ def test_a_diagnosis_fails_what_names_it_or_a_milder_one(verdict, level):
         (found,) = judge_diagnosis(diagnosis(verdict), [FailOn(fails, level)])
 
         assert (found.passed, found.open) == said
-        assert (found.diagnosis, found.diagnosis_fails) == (None if verdict == NOTHING else verdict, fails)
+        named = {NOTHING: None, SEVERAL: "cannot_tell"}.get(verdict, verdict)
+        assert (found.diagnosis, found.diagnosis_fails) == (named, fails)
         code = EXIT[said[0]]
         assert EXITS[outcome([found])] == (code if level == "error" or code == 2 else 0)
 
 
-@pytest.mark.parametrize("base", TRUTH)
-@pytest.mark.parametrize("now", TRUTH)
+GROUPED = {"columns": {"group_id": "uid"}}
+
+
+@pytest.mark.parametrize(
+    ("dump", "said"),
+    [
+        ({"sequences": 15}, "that needs 16 sequences, and there are 15"),
+        ({"sequences": 16, "groups": 3} | GROUPED, "that needs 4 prompts, and there are 3"),
+        ({"sequences": 16, "groups": 4} | GROUPED, ""),
+        ({"sequences": 16, "groups": 1}, ""),
+    ],
+)
+def test_a_dump_that_is_too_small_to_show_a_bug_is_not_judged_unless_it_fails(dump, said):
+    def small(verdict):
+        summary = diagnosis(verdict)
+        return summary.model_copy(update={"dump": summary.dump.model_copy(update=dump)})
+
+    for verdict in ("healthy", SEVERAL):
+        (found,) = judge_diagnosis(small(verdict), [FailOn("bug")])
+        assert (found.passed is None) is bool(said)
+        assert said in found.reason
+    (found,) = judge_diagnosis(small("bug"), [FailOn("bug")])
+    assert found.passed is False
+
+
+@pytest.mark.parametrize("base", [one for one in TRUTH if one != SEVERAL])
+@pytest.mark.parametrize("now", [one for one in TRUTH if one != SEVERAL])
 def test_a_diagnosis_may_not_become_worse_than_the_baselines(now, base):
     asked = Baseline("base.json", (Name("diagnosis"),), level="warn")
     (found,) = compare(diagnosis(now), diagnosis(base), asked)
@@ -873,7 +904,7 @@ def test_a_baseline_with_a_diagnosis_watches_it_unless_only_names_others():
 def test_the_reason_names_the_cause_and_what_to_change_first():
     bug, honest, unsure = (
         next(judge_diagnosis(summary, [FailOn("bug")])).reason
-        for summary in (diagnosis("bug"), make_summary(), diagnosis("cannot_tell"))
+        for summary in (diagnosis("bug"), make_summary(), diagnosis(SEVERAL))
     )
     assert bug == (
         "bug (off_by_one): Each log-prob belongs to the token before it; "

@@ -6,6 +6,9 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped
 from typer.testing import CliRunner
@@ -26,7 +29,7 @@ from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections.gate import bound, gate, holds
 from offpol_diag.summary import GateVerdict, Number, loads
 from tests.factory import make_summary, number
-from tests.test_gate import NOTHING, diagnosis, having
+from tests.test_gate import NOTHING, SEVERAL, diagnosis, having
 
 GATES, NOW, BASE = (Path(name) for name in ("gates.toml", "now.json", "base.json"))
 
@@ -316,7 +319,8 @@ AGAINST, BUG = "--baseline base.json ", "--fail-on bug "
         ((9e-3, 1e-4), AGAINST + "--only drift2.k3,k3", 1),
         ("healthy", BUG, 0),
         ("bug", BUG, 1),
-        ("cannot_tell", BUG, 0),
+        (SEVERAL, BUG, 0),
+        ("cannot_tell", BUG, 2),
         ("cannot_tell", BUG + "--fail-on cannot_tell", 1),
         (NOTHING, BUG, 2),
         ("healthy", "--fail-on fire", 2),
@@ -387,6 +391,19 @@ def test_bounds_over_steps_use_numbers_by_step():
 
     assert found.by_step == ("tv", "k2", "f_5")
     assert found.baseline.presets == ("a",)
+
+
+def test_a_bug_that_could_not_be_looked_for_is_no_pass(tmp_path):
+    """Columns that are copies, and a dump of 64 tokens."""
+    draw = np.random.default_rng(0)
+    logs, near = -draw.exponential(1, (20, 16)) - 0.1, draw.normal(0, 0.01, (20, 16))
+    for name, rows, old in (("copies", 20, logs), ("few", 4, logs + near)):
+        columns = {"rollout_log_probs": logs[:rows].tolist(), "old_log_probs": old[:rows].tolist()}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    for name, why in (("copies", "could not be tested"), ("few", "needs 16 sequences, and there are 4")):
+        ran = run("--fail-on", "bug", "--max", "k3=1", source=tmp_path / f"{name}.parquet")
+        assert ran.exit_code == 2, ran.output
+        assert why in " ".join(ran.stdout.split())
 
 
 def test_the_python_function_takes_one_diagnosis_or_several():
@@ -650,7 +667,7 @@ def test_every_output_shows_the_diagnosis():
     page = render_html(summary)
     assert "not cannot tell or worse" in page
     assert "fix: Drop the first" in page
-    unsure = diagnosis("cannot_tell")
+    unsure = diagnosis(SEVERAL)
     assert next(annotated(list(judge_diagnosis(unsure, fails[:1])))).startswith("::notice")
 
 

@@ -89,8 +89,11 @@ def gate(
     passes, and the table says that it is open. A number without an interval is judged by its value; a value
     on its bound passes.
 
-    --fail-on bug fails where the diagnosis is a bug, --fail-on cannot_tell also where the dump cannot tell.
-    None may be worse than a baseline's, in the order healthy, honest_mismatch, cannot_tell, bug.
+    --fail-on bug fails where the diagnosis is a bug; it could not be judged where a bug cannot be looked for:
+    columns that are copies, fewer than 16 sequences or 4 prompts. Several causes that fit pass as open.
+    --fail-on cannot_tell is the strict way: it fails for all of these.
+
+    Against a baseline none may be worse, in the order healthy, honest_mismatch, cannot_tell, bug.
 
     NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), what a trainer logs that equals one
     (rollout_corr/kl), or any of them over the training steps: step:NAME holds at every step; first, last,

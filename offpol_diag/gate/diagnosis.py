@@ -5,11 +5,14 @@
                            --fail-on honest_mismatch    --fail-on cannot_tell    --fail-on bug
     healthy                passed                       passed                   passed
     honest_mismatch        failed                       passed                   passed
-    cannot_tell            passed, open                 failed                   passed, open
+    cannot_tell, causes    passed, open                 failed                   passed, open
+    cannot_tell, none      could not say                failed                   could not say
     bug                    failed                       failed                   failed
     no diagnosis           could not say                could not say            could not say
 
-Against a baseline a diagnosis fails that comes later in the order than the baseline's.
+With "causes" the columns line up, and several causes fit the dump; with "none" a bug could not be looked for:
+the columns are copies, or too short. What would pass is "could not say" with fewer than `SEQUENCES` sequences
+or `PROMPTS` prompts. Against a baseline a diagnosis fails that comes later in the order than the baseline's.
 """
 
 from __future__ import annotations
@@ -28,8 +31,11 @@ ORDER: tuple[DiagnosisVerdict, ...] = ("healthy", "honest_mismatch", "cannot_tel
 """The diagnoses, each worse than the one before."""
 NAME = "diagnosis"
 """Its name among the numbers of a baseline."""
+SEQUENCES, PROMPTS = 16, 4
+"""Fewest sequences, and prompts where the dump has group_id, of which not finding a bug says something."""
 NONE = "this result holds no diagnosis"
-UNSURE = "whether it is one, this dump cannot tell; --fail-on cannot_tell fails for that"
+UNSURE = "which cause it is, this dump cannot tell; --fail-on cannot_tell fails for that"
+UNTESTED = "whether it is a bug could not be tested"
 
 
 @dataclass(frozen=True)
@@ -65,23 +71,45 @@ def diagnosed(text: str) -> DiagnosisVerdict:
 
 
 def judge_diagnosis(summary: Summary, asked: Sequence[FailOn]) -> Iterator[GateVerdict]:
-    """Yield a verdict for each; a dump that cannot tell passes as open unless `cannot_tell` fails."""
+    """Yield a verdict for each.
+
+    Several causes that fit pass as open unless `cannot_tell` fails; what could not be tested is not judged.
+    """
     found = summary.diagnosis
     for one in asked:
         passed: bool | None = None
-        unsure = found is not None and found.verdict == "cannot_tell" != one.verdict
+        unsure, more = False, ""
         if found is not None:
-            passed = unsure or ORDER.index(found.verdict) < ORDER.index(one.verdict)
+            cannot_tell = found.verdict == "cannot_tell" != one.verdict
+            if not cannot_tell and ORDER.index(found.verdict) >= ORDER.index(one.verdict):
+                passed = False
+            elif few := _few(summary):
+                more = few
+            elif cannot_tell and not found.candidates:
+                more = UNTESTED
+            else:
+                passed, unsure, more = True, cannot_tell, UNSURE if cannot_tell else ""
         yield _verdict(
             found,
             passed,
-            UNSURE if unsure else "",
+            more,
             level=one.level,
             source=one.source,
             note=one.note,
             open=unsure,
             diagnosis_fails=one.verdict,
         )
+
+
+def _few(summary: Summary) -> str:
+    """Return that there is too little data to miss a bug in; empty where there is enough."""
+    dump = summary.dump
+    counts = [(dump.sequences, SEQUENCES, "sequences")]
+    counts += [(dump.groups, PROMPTS, "prompts")] if "group_id" in dump.columns else []
+    for many, fewest, unit in counts:
+        if many < fewest:
+            return f"{UNTESTED}: that needs {fewest} {unit}, and there are {many}"
+    return ""
 
 
 def compare_diagnosis(now: Summary, base: Summary, level: Level, label: str) -> GateVerdict:
