@@ -28,7 +28,7 @@ from offpol_diag.report.sections.answer import answer, growth
 from offpol_diag.report.sections.charts import pictures
 from offpol_diag.report.sections.comparison import comparison
 from offpol_diag.report.sections.numbers import is_flat
-from offpol_diag.summary import BySteps, Charts, Diagnosis, Estimate, Number, load
+from offpol_diag.summary import BySteps, CandidateCause, Charts, Diagnosis, Estimate, Number, load
 from offpol_diag.summary import Series as Curve
 from tests.factory import dump_facts, make_comparison, make_summary
 
@@ -92,7 +92,10 @@ def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(results
         ("collapse", ["No sign of one.", "in sync (lag 0) K3 is 0.00072", "E[r] = 1 cannot be tested"]),
         (
             "collapse",
-            ["Token TIS at 2.0: ESS 93%, 0.62% truncated", "of token IcePop 0.5–5.0 is 0.50% [0.20%"],
+            [
+                "Resume from before step 4: from there K3 is above 0.015 (perhaps from step 3). Make updates",
+                "Then token TIS at 2.0 (ESS 93%, 0.62% truncated): alone it does not save the run.",
+            ],
         ),
         ("collapse", ["* Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.97 and 0.81); K3 can."]),
         (
@@ -170,7 +173,9 @@ def test_what_was_masked_is_told_by_the_tokens_with_a_weight_and_not_as_truncate
     given = summary.recommendation
     ice = given.model_copy(update={"title": given.runner_up, "runner_up": None})
     facts = dict(answer(summary.model_copy(update={"recommendation": ice})).facts)
-    assert facts["What to do"].startswith("Token IcePop 0.5–5.0: ESS 91%, 93% of the tokens with a weight.")
+    assert (
+        "Then token IcePop 0.5–5.0 (ESS 91%, 93% of the tokens with a weight): alone" in facts["What to do"]
+    )
     assert "truncated" not in facts["What to do"]
 
 
@@ -233,6 +238,67 @@ def test_growth_is_no_collapse_while_the_reward_rises_and_is_told_by_steps_that_
     assert grown(reward=[0.1] * 8 + [0.9]) == "It grows: K3 rises from 0.00072 (step 0) to 0.73 (step 8)."
     assert grown(reward=[-1.0] * 8 + [-0.6]) == grown(reward=[0.1] * 9)
     assert grown(k3=[*k3[:-1], 1e-4], reward=[0.1] * 9).endswith("0.0084 (first third) to 0.34 (last third).")
+
+
+def with_steps(summary, **series):
+    """Return a summary with other values of K3 by step and their lower ends."""
+    steps = summary.charts.steps
+    k3 = steps.series["k3"].model_copy(update=series)
+    found = steps.model_copy(update={"series": steps.series | {"k3": k3}})
+    return summary.model_copy(update={"charts": summary.charts.model_copy(update={"steps": found})})
+
+
+GREW = [0.001, 0.001, 0.001, 0.02, 0.01, 0.02, 0.03, 0.5, 0.6]
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "step", "perhaps"),
+    [
+        (GREW, [0.0] * 6 + [0.02, 0.4, 0.5], "6", "5"),  # what falls again is no beginning
+        (GREW, [0.0] * 5 + [0.016, 0.02, 0.4, 0.5], "5", ""),
+        (GREW, [], "5", ""),  # without intervals
+        (GREW, [0.0] * 9, "", ""),  # nothing is certain
+        ([0.0001] * 6 + [0.01] * 3, [0.0001] * 6 + [0.009] * 3, "", ""),  # it grows, below the gate
+        ([0.3] * 9, [0.2] * 9, "", ""),  # high throughout: nothing grows
+    ],
+)
+def test_a_run_whose_k3_grows_is_resumed_before_the_step_that_stays_above_the_gate(
+    results, values, low, step, perhaps
+):
+    found = answer(with_steps(results["collapse"], values=values, low=low, high=[1.0] * len(low)))
+    said = dict(found.facts)["What to do"]
+
+    first = f"Resume from before step {step}: from there K3 is above 0.015"
+    assert said.startswith(f"{first} (perhaps from step {perhaps})." if perhaps else first) is bool(step)
+    assert (f"Resume from before step {step}, then use token TIS at 2.0" == found.action) is bool(step)
+    assert ("A correction alone does not save the run" in found.why) is bool(step)
+    assert ("Resume" in said) is bool(step)
+
+
+def test_smaller_updates_are_asked_for_where_k3_grows_at_one_lag_and_nowhere_else(results):
+    summary = results["collapse"]
+    lag = summary.charts.lag.model_copy(update={"growth": None})
+    other = summary.model_copy(update={"charts": summary.charts.model_copy(update={"lag": lag})})
+
+    assert "Make updates smaller: a lower learning rate" in said(summary)
+    assert "Resume from before step 4" in said(other)
+    assert "smaller" not in said(other)
+    assert "At the source: fewer steps between weight syncs." in said(other)
+
+
+def test_beside_a_bug_and_open_causes_a_run_is_resumed_only_where_that_helps(results):
+    summary = results["collapse"]
+
+    def of(verdict, **more):
+        given = summary.diagnosis.model_copy(update={"verdict": verdict, **more})
+        return dict(answer(summary.model_copy(update={"diagnosis": given})).facts)["What to do"]
+
+    bug = make_summary().diagnosis.causes[0].model_copy(update={"kind": "bug"})
+    open_ = [CandidateCause(id="stale", statement="Old weights.")]
+    assert "Resume" not in of("bug", causes=[bug])
+    assert of("cannot_tell", causes=[], candidates=open_).startswith(
+        "Measure first. Resume from before step 4"
+    )
 
 
 def test_quiet_is_one_line_and_verbose_the_tables(results):

@@ -180,7 +180,7 @@ CAUSES: dict[str, Row] = {
         "stale weights: the engine sampled with older weights than the trainer's",
         "",
         "K3 by policy_lag falls to the engine's own level at lag 0",
-        "fewer steps between weight syncs, or a correction",
+        "fewer steps between weight syncs",
     ),
     "frozen_sync": Row(
         "honest",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -82,15 +83,17 @@ def print_answer(answer: Answer, console: Console) -> None:
 
 
 def _ever_shorter(answer: Answer) -> list[Answer]:
-    """Return the answer, then with fewer corrections, findings, cautions and headline numbers."""
+    """Return the answer, then with fewer corrections, findings, cautions, sentences and headline numbers."""
     found = [answer]
+    short = tuple((label, _first(text) if label == "How sure" else text) for label, text in answer.facts)
     for change in (
         {"corrections": answer.corrections[:4]},
         {"others_at": ""},
         {"findings": answer.findings[:2]},
         {"corrections": answer.corrections[:3]},
         {"corrections": answer.corrections[:2]},
-        {"facts": tuple(fact for fact in answer.facts if fact[0] != "Warnings")},
+        {"facts": short},
+        {"facts": tuple(fact for fact in short if fact[0] != "Warnings")},
         {"cautions": answer.cautions[:2]},
         {"findings": ()},
         {"tiles": answer.tiles[:4]},
@@ -99,6 +102,11 @@ def _ever_shorter(answer: Answer) -> list[Answer]:
     ):
         found.append(replace(found[-1], **change))
     return found
+
+
+def _first(text: str) -> str:
+    """Return the first sentence."""
+    return re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)[0]
 
 
 Spell = Callable[[str], str]

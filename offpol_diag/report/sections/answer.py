@@ -19,7 +19,17 @@ from offpol_diag.presets.candidates import DEFAULT, NOTHING
 from offpol_diag.presets.tuning import command
 from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.diagnosis import cause_details, is_bug, undecided
-from offpol_diag.report.sections.numbers import DRIFTS, Tile, alerts, curve, drift, heavy, steps_of, tiles
+from offpol_diag.report.sections.numbers import (
+    DRIFTS,
+    Tile,
+    alerts,
+    curve,
+    drift,
+    heavy,
+    intervals_of,
+    steps_of,
+    tiles,
+)
 from offpol_diag.summary import (
     MARGIN,
     CandidateCause,
@@ -36,6 +46,10 @@ GROWN = 5.0
 """Factor between the first and last third of the steps from which K3 is said to grow, as in the alert."""
 MERGE, ALIGNED = 0.015, 0.001
 """Bounds proposed for the gate: that of a merge, and the one of a dense model where this dump is below it."""
+SMALLER = (
+    "Make updates smaller: a lower learning rate, fewer epochs per batch, fewer steps between weight syncs."
+)
+ALONE = "A correction alone does not save the run."
 STANDARD = ("seq_is", "seq_mis", "geo_rs")
 """Presets of whole sequences that are shown beside the recommended rule."""
 WEIGHTS = (
@@ -198,8 +212,8 @@ def answer(summary: Summary) -> Answer:
         others=tuple(causes[1:]),
         candidates=tuple(open_.candidates) if open_ else (),
         decide=open_.decide if open_ else "",
-        action=_action(given, causes, bug, open_ is not None) if given else "",
-        why=_why(given, open_) if given else "",
+        action=_action(summary, given, open_ is not None) if given else "",
+        why=_why(given, open_, _before(summary)) if given else "",
         rule=summary.presets[given.method].method if named and given and given.method else "",
         weights=_weights(summary, ranked) if ranked else (),
         configs=every,
@@ -300,6 +314,49 @@ def growth(summary: Summary) -> str:
     return f"{rises}{ends}."
 
 
+def _last_good(summary: Summary) -> tuple[str, str]:
+    """Return where K3 goes above the merge gate for good; empty strings where it does not, or does not grow.
+
+    Returns:
+        The first step from which on its whole interval is above the gate, and from which on its value is.
+    """
+    known = curve(summary, "k3")
+    if not growth(summary):
+        return "", ""
+    steps = summary.charts.steps
+    names = [str(one) for one in steps.first] if steps else [key for key, _ in known]
+    ends = intervals_of(summary, "k3")
+    lows = [value if end is None else end[0] for (_, value), end in zip(known, ends, strict=True)]
+    return _beyond(names, lows), _beyond(names, [value for _, value in known])
+
+
+def _beyond(names: list[str], values: list[float | None]) -> str:
+    """Return the first step from which on all values are above the merge gate."""
+    first = ""
+    for name, value in zip(reversed(names), reversed(values), strict=True):
+        if value is None or value <= MERGE:
+            break
+        first = name
+    return first
+
+
+def _before(summary: Summary) -> str:
+    """Return what a run whose K3 grows needs before a correction: the last good step, and smaller updates."""
+    sure, likely = _last_good(summary)
+    if is_bug(summary) or not sure:
+        return ""
+    perhaps = f" (perhaps from step {likely})" if likely != sure else ""
+    said = f"Resume from before step {sure}: from there K3 is above {MERGE:g}{perhaps}."
+    return f"{said} {SMALLER}" if _grew(summary) else said
+
+
+def _grew(summary: Summary) -> bool:
+    """Return whether stale weights are the cause, and K3 grows at a constant lag: so the updates do."""
+    lag, given = summary.charts.lag, summary.diagnosis
+    stale = given is not None and bool(given.causes) and given.causes[0].id == "stale"
+    return bool(stale and lag and lag.growth and lag.growth > 2 and lag.start and lag.end and lag.steps)
+
+
 def _few(summary: Summary) -> bool:
     return summary.recommendation is not None and summary.recommendation.rule == "few"
 
@@ -354,8 +411,7 @@ def _evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
     if is_bug(summary):
         return tuple(line.partition(": ")[::2] for line in cause_details(first, given, summary.metrics))
     said: list[tuple[str, str]] = []
-    of_lag = first.id == "stale"
-    if of_lag and lag and lag.growth and lag.growth > 2 and lag.start and lag.end and lag.steps:
+    if _grew(summary) and lag and lag.start and lag.end and lag.steps:
         ends = (
             f"{rounded(one.value)} (step {step})"
             for one, step in zip((lag.start, lag.end), lag.steps, strict=True)
@@ -380,20 +436,24 @@ def _evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
 # ---------------------------------------------------------------- what to do, and how sure
 
 
-def _action(given: Recommendation, causes: list[Cause], bug: bool, open_: bool) -> str:
+def _action(summary: Summary, given: Recommendation, open_: bool) -> str:
     if open_ and given.title:
         return f"Measure first; until the cause is known, {given.title}"
-    if bug:
+    if is_bug(summary):
+        causes = summary.diagnosis.causes if summary.diagnosis else []
         fix = causes[0].fix if causes else ""
         return f"Fix the bug first{f': {fix}' if fix else ''}"
     at = f"{given.method} at {given.threshold}" if given.threshold else given.method
-    named = given.title or at
+    named, step = given.title or at, _last_good(summary)[0]
+    if step and named:
+        return f"Resume from before step {step}, then use {named}"
     return f"Use {named}" if named else given.decision[:1].upper() + given.decision[1:]
 
 
-def _why(given: Recommendation, open_: Diagnosis | None) -> str:
-    """Return why it is recommended, after the measurement that decides between causes that fit."""
-    return f"First: {_lower(open_.decide)} {given.sentence}" if open_ and open_.decide else given.sentence
+def _why(given: Recommendation, open_: Diagnosis | None, before: str) -> str:
+    """Return why it is recommended, after what comes first: a measurement, or an earlier step."""
+    first = f"First: {_lower(open_.decide)}" if open_ and open_.decide else ""
+    return " ".join(filter(None, (first, before, before and ALONE, given.sentence)))
 
 
 def _effect(summary: Summary, given: Recommendation) -> str:
@@ -583,6 +643,9 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
         label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
         return f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
     title, effect = _capital(given.title), _effect(summary, given)
+    if before := _before(summary):
+        then = f"Then {given.title}{f' ({effect})' if effect else ''}: alone it does not save the run."
+        return f"{before} {then}{'' if _grew(summary) else also}"
     small = summary.diagnosis is not None and summary.diagnosis.verdict == "healthy"
     why = f" {given.sentence}" if effect and small else ""  # although the mismatch is small
     return f"{title}: {_sentence(effect or given.sentence)}{why}{also}"
@@ -594,7 +657,7 @@ def _until_decided(summary: Summary, given: Recommendation) -> str:
         return f"Measure first. {given.sentence}"
     effect = _effect(summary, given)
     harm = f"Until the cause is known, {given.title} limits the harm{f': {effect}' if effect else ''}"
-    return f"Measure first. {_sentence(harm)}"
+    return " ".join(filter(None, ("Measure first.", _before(summary), _sentence(harm))))
 
 
 def _of_bug(causes: list[Cause], given: Recommendation | None) -> tuple[tuple[str, str], ...]:
