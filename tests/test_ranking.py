@@ -15,7 +15,6 @@ WEIGHTS = {
     "none": lambda r: 1.0,
     "token_tis_2.0": lambda r: min(r, 2.0),
     "token_icepop_0.5_5.0": lambda r: r if 0.5 <= r <= 5 else 0.0,
-    "token_mask_0.5_2.0": lambda r: 1.0 if 0.5 <= r <= 2 else 0.0,
 }
 TIS = "token_tis_2.0"
 
@@ -37,14 +36,14 @@ def error(rows, name, policy="old"):
 @pytest.mark.parametrize("policy", ["old", "current"])
 @pytest.mark.parametrize("sigma", [1e-4, 0.05, 0.8])
 def test_the_error_is_what_plain_python_makes_of_every_token(tmp_path, sigma, policy):
-    """Near and far tokens, masked ones, empty rows; with two policies there is no token mask."""
+    """Near and far tokens, masked ones, and empty rows."""
     rows = oracles.make_rows(sigma, many=60, outliers=0.02)
     if policy == "current":
         rows = [{name: x for name, x in row.items() if name != "old_log_probs"} for row in rows]
     found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).weights
     full = oracles.make_rows(sigma, many=60, outliers=0.02)
 
-    assert list(found) == [one.name for one in CANDIDATES if one.preset_name(policy)]
+    assert list(found) == [one.name for one in CANDIDATES]
     for name, numbers in found.items():
         wanted = error(full, name, policy)
         assert numbers["error"].value == pytest.approx(wanted, rel=1e-9), name

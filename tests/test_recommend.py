@@ -18,7 +18,7 @@ from offpol_diag.advice.recommend import ADDS_UP, ALERTS, NOISE, RULES, VISIBLE,
 from offpol_diag.analyze import analyze
 from offpol_diag.engine.formula import Z
 from offpol_diag.presets import catalogue
-from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING
 from offpol_diag.report.render.html import render_html
 from offpol_diag.report.render.markdown import render_markdown
 from offpol_diag.report.render.terminal import terminal
@@ -98,7 +98,7 @@ def without(summary, *names):
 
 
 METHOD = "METHOD at THRESHOLD"
-TIS, MASKED = "token_is", "verl_2026_01_rs_token_k1"
+TIS = "token_is"
 ALIKE = (0.0, NOISE - A_BIT)
 """An interval of the systematic share that is noise."""
 APART = (0.2, 0.4)
@@ -131,7 +131,6 @@ RULED = {  # rule → its decision, and its label
     "hopeless": ("no method helps", None),
     "better": (METHOD, "measured"),
     "undecided": (METHOD, "default"),
-    "noise": (METHOD, "measured"),
     "default": (METHOD, "default"),
 }
 ROWS = [
@@ -156,15 +155,13 @@ ROWS = [
     ("healthy", None, WELL | {"over": above(TOKEN, NONE, 0.05, 0.1)}),
     ("better", TIS, WELL | {"over": WON}, WELL | {"over": WON | above(NONE, ICE, 0.03, 0.1)}),
     ("better", "decoupled_token_icepop", WELL | {"over": ICE_WON}),
-    ("better", MASKED, WELL | {"over": above(NONE, MASK.name, 0.03, 0.1)}),
     ("better", FORCED, WELL | TOTAL | {"over": WON}),
     ("hopeless", None, *({"f_2": 0.51, **more} for more in ({}, {"share": ALIKE}, TOTAL))),
     ("undecided", TIS, *({"diagnosis": OPEN, **more} for more in ({}, {"share": ALIKE}, {"over": WON}))),
     ("undecided", FORCED, {"diagnosis": OPEN} | TOTAL),
     ("hopeless", None, {"diagnosis": OPEN, "f_2": 0.51}),
     ("few", None, {"diagnosis": OPEN, "facts": {"groups": 19}}),
-    ("noise", MASKED, *({"share": ALIKE, **more} for more in ({}, {"errors": -9.0}, {"over": WON}))),
-    ("noise", MASKED, {"share": (-0.1, -0.01)}, {"share": ALIKE, "errors": VISIBLE - A_BIT}),
+    ("default", TIS, *({"share": ALIKE, **more} for more in ({}, {"errors": -9.0}, {"over": WON}))),
     ("default", TIS, *({"facts": one} for one in ({"groups": 20}, {"sequences": 50}, {"tokens": 1000}))),
     ("default", TIS, {"facts": {"sequences": 320, "columns": BARE}}, {"diagnosis": None}),
     ("default", TIS, {"over": WON}, {"over": above(TOKEN, NONE, 0.05, 0.1)}),
@@ -229,7 +226,7 @@ def test_a_bug_of_one_group_comes_with_the_sequences_to_leave_out(where):
 
 @pytest.mark.parametrize(
     ("change", "one", "runner_up"),
-    [({}, DEFAULT, ICEPOP), ({"share": ALIKE}, MASK, DEFAULT), ({"prefix": "total."}, DEFAULT, ICEPOP)],
+    [({}, DEFAULT, ICEPOP), ({"prefix": "total."}, DEFAULT, ICEPOP)],
 )
 def test_a_method_comes_with_its_threshold_its_settings_and_the_runner_up(change, one, runner_up):
     found = recommend(given(**change))
@@ -237,7 +234,6 @@ def test_a_method_comes_with_its_threshold_its_settings_and_the_runner_up(change
 
     assert (found.title, found.method) == (one.title, one.preset_name(policy))
     assert (found.threshold, found.settings) == (one.threshold, one.changes(policy))
-    assert ("share" in change) is (found.settings == {"reject.lower": "0.5", "reject.upper": "2.0"})
     assert found.runner_up == runner_up.title
     assert [(title, numbers["ess_tokens"].value) for title, numbers in found.numbers.items()] == [
         (shown.title, WEIGHED[shown.name]["ess_tokens"].value) for shown in (one, runner_up, NOTHING)
@@ -276,17 +272,17 @@ def test_the_candidates_are_ranked_by_their_estimated_error(change):
     found = ranked(over=above(ICE, TOKEN, 0.01, 0.03) | above(ICE, NONE, 0.0, 0.01), **change)
     chosen = NOTHING if change else DEFAULT
     assert [one.title for one in found.ranking] == [one.title for one in CANDIDATES]
-    assert [one.score for one in found.ranking] == pytest.approx([100, 100 / 1.05, 100 / 1.1, 100 / 1.15])
+    assert [one.score for one in found.ranking] == pytest.approx([100, 100 / 1.05, 100 / 1.1])
     assert [one.title for one in found.ranking if one.behind is None] == [chosen.title]
     assert found.ranking[2].behind.interval == ((0.0, 0.01) if change else (0.01, 0.03))
 
 
 def test_the_table_of_the_ranking_says_why_the_recommended_one_may_not_be_first():
     tied = above(NONE, TOKEN, -0.01, 0.01) | above(ICE, TOKEN, -0.01, 0.03)
-    table = ranking(ranked(over=tied | above(MASK.name, TOKEN, 0.03, 0.1)))
+    table = ranking(ranked(over=tied))
     healthy = ranking(ranked(diagnosis=HEALTHY))
     assert [row[0] for row in table.rows] == [one.title for one in CANDIDATES]
-    assert [row[-1] for row in table.rows] == ["toss-up", "–", "toss-up", "–"]
+    assert [row[-1] for row in table.rows] == ["toss-up", "–", "toss-up"]
     assert (table.rows[1][2], table.rows[0][1]) == ("recommended", "100")
     assert (table.notes, healthy.notes) == ((TIED,), ())
     assert not ranking(recommend(given())).rows
@@ -342,13 +338,6 @@ SURE = [
         "hardly shows bias.",
     ),
     (
-        "noise",
-        {"share": ALIKE},
-        [(TOKEN, (-0.09, -0.07))],
-        "Token TIS at 2.0 has an 8.0% [7.0%, 9.0%] lower estimated error; token mask 0.5–2.0 is advised all "
-        "the same, because what decides here is whether r depends on the token.",
-    ),
-    (
         "healthy",
         {"diagnosis": HEALTHY},
         [(TOKEN, (-0.002, -0.001))],
@@ -356,16 +345,16 @@ SURE = [
         "same, because a usual token differs as little as rounding makes it.",
     ),
     ("default", {}, [(NONE, (-0.02, 0.001))], LABELS["default"]),
-    ("noise", {"share": ALIKE}, [(TOKEN, (-0.02, 0.001))], LABELS["measured"]),
+    ("better", WELL | {"over": WON}, [], LABELS["measured"]),
     ("healthy", {"diagnosis": HEALTHY}, [(TOKEN, (0.001, 0.02))], LABELS[ALIGNED]),
     ("default", {}, [], UNRANKED["default"]),
 ]
-CHOSEN = {"default": TOKEN, "noise": MASK.name, "healthy": NONE}
+CHOSEN = {"default": TOKEN, "better": TOKEN, "healthy": NONE}
 
 
 @pytest.mark.parametrize(("rule", "change", "over", "said"), SURE)
 def test_how_sure_says_what_is_measured_and_why_the_method_is_advised_all_the_same(rule, change, over, said):
-    found = ranked(over={(one, CHOSEN[rule]): ends for one, ends in over}, **change)
+    found = ranked(**{"over": {(one, CHOSEN[rule]): ends for one, ends in over}} | change)
     assert found.rule == rule
     assert certainty(found)[0] == said
 
@@ -384,7 +373,7 @@ def test_no_sentence_denies_a_lower_error_or_calls_an_interval_beside_0_a_toss_u
     random, seen = np.random.default_rng(0), set()
     changes = ({}, {"share": ALIKE}, WELL, WELL | LONG | {"share": APART}, {"k3": 9e-7}, TOTAL)
     for place in range(240):
-        middle, half = random.normal(0, 0.02, 12), abs(random.normal(0, 0.015, 12))
+        middle, half = random.normal(0, 0.02, 6), abs(random.normal(0, 0.015, 6))
         pairs = [(a.name, b.name) for a in CANDIDATES for b in CANDIDATES if a is not b]
         over = {pair: (m - h, m + h) for pair, m, h in zip(pairs, middle, half, strict=True)}
         summary = given(over=over, **changes[place % len(changes)])
@@ -404,8 +393,8 @@ def test_no_sentence_denies_a_lower_error_or_calls_an_interval_beside_0_a_toss_u
         rows = {row[0]: row[-1] for row in ranking(found).rows}
         assert [title for title, word in rows.items() if word == "toss-up" and title in beside] == []
         seen |= {(found.rule, bool(ahead))}
-    assert {rule for rule, _ in seen} == {"default", "noise", "healthy", "better", "adds up", "aligned"}
-    assert len({one for one in seen if one[1]}) == 6
+    assert {rule for rule, _ in seen} == {"default", "healthy", "better", "adds up", "aligned"}
+    assert len({one for one in seen if one[1]}) == 5
 
 
 MEASURED = "Mismatch: K3 = 0.0050 nats; 0.50% of the tokens differ by more than 2×."
@@ -482,22 +471,18 @@ def test_a_rule_prints_what_it_saw_under_its_name(change, saw):
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("change", [{}, {"share": ALIKE}, {"prefix": "total."}], ids=str)
+@pytest.mark.parametrize("change", [{}, {"prefix": "total."}], ids=str)
 def test_a_trainer_is_recommended_what_it_can_say(trainer, change):
     """Where it cannot say even the default, the configuration is a comment that says so."""
     found = advised(given(**change), trainer).recommendation
     policy = "current" if "prefix" in change else "old"
 
     def can(one):
-        name = one.preset_name(policy)
-        return name is not None and expressible(name, one.changes(policy), trainer)
+        return expressible(one.preset_name(policy), one.changes(policy), trainer)
 
-    wanted = MASK if "share" in change and can(MASK) else DEFAULT
-    other = ICEPOP if wanted is DEFAULT else DEFAULT
-    assert (found.title, found.rule) == (wanted.title, "noise" if wanted is MASK else "default")
-    assert found.label == RULED[found.rule][1]
-    assert found.runner_up == (other.title if can(other) else None)
-    assert found.config.startswith(f"# {trainer} cannot say") is not can(wanted)
+    assert (found.title, found.rule, found.label) == (DEFAULT.title, "default", "default")
+    assert found.runner_up == (ICEPOP.title if can(ICEPOP) else None)
+    assert found.config.startswith(f"# {trainer} cannot say") is not can(DEFAULT)
 
 
 AT_2 = ("rollout_is: token", "rollout_is_threshold: 2.0")
@@ -517,8 +502,6 @@ def test_a_decision_is_said_in_the_trainers_own_syntax(change, lines):
     assert all(line in config for line in lines)
     assert ("rollout_is: token" in config) is ("k3" not in change)
     assert advised(given(**change)).recommendation.config is None
-    said = prescribed(recommend(given(share=ALIKE)), "trl")
-    assert said.startswith("# trl cannot say verl_2026_01_rs_token_k1")
 
 
 def test_a_method_of_another_version_has_no_configuration():
@@ -645,7 +628,7 @@ def test_one_token_that_is_logged_7_nats_too_low_is_no_bug_and_changes_no_decisi
 
 @pytest.mark.parametrize("side", ["old", "current"])
 def test_what_is_said_of_a_candidate_is_what_an_analysis_of_its_preset_says(side, tmp_path):
-    collapse, rows = table("collapse"), [one for one in CANDIDATES if one.preset_name(side)]
+    collapse, rows = table("collapse"), CANDIDATES
     presets = [one.preset(side) for one in rows]
     dump = collapse if side == "old" else collapse.drop_columns("old_log_probs")
     found = analyzed(tmp_path, dump, presets=presets)

@@ -2,10 +2,9 @@
 
 Certain cases come first: a bug, too little data, no mismatch. A mismatch under the noise floor needs no
 correction unless a method's estimated error (`engine/ranking.py`) is significantly lower, or it depends on
-the token and adds up over long responses. Above the floor, one measurement decides: whether r depends on the
-token. If not, the mismatch is noise of single tokens: weights would add variance and remove no bias, and a
-mask is enough. Else, or if it cannot be measured, the default applies. Published thresholds are alerts; each
-names its source and its regime.
+the token and adds up over long responses. Above the floor the default applies: no rule that looks further was
+better in worlds with known gradients (docs/advice.md). Published thresholds are alerts; each names its source
+and its regime.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from typing import Literal
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.diagnosis.numbers import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
 from offpol_diag.numerals import say
-from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING, Candidate
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING, Candidate
 from offpol_diag.summary import MARGIN, Decision, Fired, Label, Number, Ranked, Recommendation, Summary
 
 NOISE = 0.15
-"""The mismatch counts as noise of single tokens if the systematic share's upper end is below this.
+"""A systematic share whose lower end is below this may be that of noise of single tokens.
 
 In the rollouts of `benchmarks/doctor` the share is 0 to 0.12 for rounding and different expert routing, and
 0.24 to 0.8 for stale weights.
@@ -102,17 +101,6 @@ def _better(seen: Evidence) -> list[Candidate]:
     """
     some = [one for one in CANDIDATES if _beats(seen, one, NOTHING)]
     return [one for one in some if not any(_beats(seen, other, one) for other in some)]
-
-
-def _noise(seen: Evidence) -> bool:
-    """Return whether r measurably does not depend on the token, and no staleness is visible.
-
-    This needs several responses per prompt: tokens of one kind are comparable only in similar contexts.
-    """
-    share = seen.systematic
-    errors = seen.errors("surrogate_gain")
-    calm = (errors is None or errors <= VISIBLE) and seen.policy == "old"
-    return share is not None and share[1] < NOISE and _grouped(seen) and calm
 
 
 def _added_up(seen: Evidence) -> float | None:
@@ -261,18 +249,6 @@ RULES = (
         "default",
         lambda seen: (DEFAULT,),
         "the cause is not known, and a bound limits what it can do",
-    ),
-    Rule(
-        "noise",
-        _noise,
-        _measured,
-        "The mismatch does not depend on the token: it is noise, which biases no gradient. Weights would add "
-        "variance; a mask of the few tokens that are far off is enough.",
-        "systematic share of r below 15%; judged in worlds with known gradients (docs/advice.md)",
-        "METHOD at THRESHOLD",
-        "measured",
-        lambda seen: (MASK,),
-        "what decides here is whether r depends on the token",
     ),
     Rule(
         "default",
@@ -440,7 +416,7 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
 
 def _sayable(one: Candidate, seen: Evidence, trainer: str | None) -> bool:
     name = one.preset_name(seen.policy)
-    return name is not None and (trainer is None or expressible(name, one.changes(seen.policy), trainer))
+    return trainer is None or expressible(name, one.changes(seen.policy), trainer)
 
 
 # The reasons, in words.

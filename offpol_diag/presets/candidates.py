@@ -18,7 +18,7 @@ class Candidate:
         name: short and stable key.
         title: the method in words.
         decoupled: built-in preset where the numerator is π_old.
-        bypass: built-in preset where the numerator is π_θ; None: there is none.
+        bypass: built-in preset where the numerator is π_θ.
         threshold: threshold as printed.
         settings: place in the preset → value, by the grammar of a preset file.
     """
@@ -26,22 +26,22 @@ class Candidate:
     name: str
     title: str
     decoupled: str
-    bypass: str | None
+    bypass: str
     threshold: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
 
-    def preset_name(self, policy: Policy) -> str | None:
+    def preset_name(self, policy: Policy) -> str:
         """Return the built-in preset for dumps whose numerator is `policy`."""
         return self.decoupled if policy == "old" else self.bypass
 
     def changes(self, policy: Policy) -> dict[str, str]:
         """Return the settings that differ from the preset as shipped."""
-        row = _shipped()[self.preset_name(policy) or self.decoupled]
+        row = _shipped()[self.preset_name(policy)]
         return {key: value for key, value in self.settings if _changed(row, key, value)}
 
     def preset(self, policy: Policy) -> Preset:
         """Build the preset with its settings, marked as a candidate."""
-        row = _shipped()[self.preset_name(policy) or self.decoupled]
+        row = _shipped()[self.preset_name(policy)]
         return replace(tuned(row, dict(self.settings)), name=MARK + self.name)
 
 
@@ -69,18 +69,10 @@ ICEPOP = Candidate(
     "0.5–5.0",
     (("weight.upper", "5.0"), ("weight.lower", "0.5")),
 )
-MASK = Candidate(
-    "token_mask_0.5_2.0",
-    "token mask 0.5–2.0",
-    "verl_2026_01_rs_token_k1",
-    None,
-    "0.5–2.0",
-    (("reject.lower", "0.5"), ("reject.upper", "2.0")),
-)
-CANDIDATES = (NOTHING, DEFAULT, ICEPOP, MASK)
+CANDIDATES = (NOTHING, DEFAULT, ICEPOP)
 
 
 @cache
 def presets(policy: Policy) -> tuple[Preset, ...]:
     """Return the candidates for dumps whose numerator is `policy`, as presets."""
-    return tuple(one.preset(policy) for one in CANDIDATES if one.preset_name(policy))
+    return tuple(one.preset(policy) for one in CANDIDATES)
