@@ -291,6 +291,12 @@ class PresetResult(Model):
     as_logged: dict[str, float | None] = Field({}, description="the trainer's own names and definitions")
     same_as: str = Field("", description="the first preset with the same metrics on this dump, if another")
 
+    @property
+    def idle(self) -> bool:
+        """Whether every token weighs 1 on this dump: an ESS of 100% is then no merit."""
+        ones = (self.metrics.get(name) for name in ("weight_min", "weight_max", "tokens_weighted"))
+        return all(one is not None and one.value == 1.0 for one in ones)
+
 
 # ---------------------------------------------------------------- what pictures need
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy.stats import t as student
 
+from offpol_diag import api
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, of_preset
 from offpol_diag.analyze import examine
-from offpol_diag.blocks import Table, Text
+from offpol_diag.blocks import Table, Text, Verdict
 from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader
 from offpol_diag.engine import accumulators
@@ -23,9 +24,12 @@ from offpol_diag.report.render.html import render_html
 from offpol_diag.report.render.markdown import render_markdown
 from offpol_diag.report.sections import sections
 from offpol_diag.report.sections.comparison import comparison
+from offpol_diag.report.sections.opening import by_ess, opening
+from offpol_diag.report.sections.short import short
 from offpol_diag.summary import Comparison, Number, loads
 from tests import oracles
 from tests.factory import make_summary
+from tests.test_terminal import SAMPLES
 
 ROWS = oracles.make_rows(0.3, seed=3, many=60, outliers=0.01)
 SOME = (
@@ -360,3 +364,45 @@ def test_presets_of_every_family_can_be_compared(tmp_path):
         found, compared = compare(path, (first, *others[at : at + 7]), first.name)
         names = [one.name for one in found.study.presets[1:]]
         assert [one.dropped_by for one in compared.drops[::2]] == names
+
+
+# ---------------------------------------------------------------- presets that change nothing
+
+WEIGHT_OF_1 = ("recompute", "ppo_is")
+
+
+@pytest.mark.parametrize(
+    ("presets", "headline", "more"),
+    [
+        (("recompute", "token_is"), "token_is keeps an ESS of tokens of", "recompute changes nothing here"),
+        (WEIGHT_OF_1, "None of these presets changes anything", "Every token weighs 1."),
+        (
+            (*WEIGHT_OF_1, "token_is", "geo_rs"),
+            "token_is keeps the largest ESS",
+            "recompute and ppo_is change nothing here",
+        ),
+    ],
+)
+def test_a_preset_that_changes_nothing_leads_in_no_number(presets, headline, more):
+    summary = api.compare(SAMPLES / "collapse.parquet", presets=presets, progress=False).summary
+
+    assert not set(summary.comparison.better.values()) & set(WEIGHT_OF_1)
+    (verdict,) = (block for block in short(summary)[0].blocks if isinstance(block, Verdict))
+    assert verdict.label.startswith(headline)
+    assert more in verdict.text
+    found = opening(summary)
+    assert found.h1.startswith(headline)
+    assert more in found.lede
+    idle = {one.label for one in found.facts if one.band == "changes nothing"}
+    assert idle <= set(WEIGHT_OF_1)
+    assert bool(idle)
+
+
+def test_presets_that_change_nothing_come_last_in_the_table_of_many():
+    many = (*WEIGHT_OF_1, *list(load())[:60])
+    summary = api.compare(SAMPLES / "collapse.parquet", presets=many, progress=False).summary
+
+    (table,) = (block for block in short(summary)[0].blocks if isinstance(block, Table))
+    assert table.rows[-1][0].startswith("recompute and ")
+    assert sum("recompute" in str(row[0]) for row in table.rows) == 1
+    assert by_ess(summary.presets)[-1] in {name for name, one in summary.presets.items() if one.idle}

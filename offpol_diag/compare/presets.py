@@ -70,10 +70,11 @@ def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
         if name != against
     }
     metrics = dict.fromkeys(metric for row in numbers.values() for metric in row)
+    acting = {name: row for name, row in numbers.items() if not summary.presets[name].idle}
     leaders = {
         metric: leader(
-            {name: row.get(metric, Number()) for name, row in numbers.items()},
-            {name: row[metric] for name, row in drawn.items() if metric in row},
+            {name: row.get(metric, Number()) for name, row in acting.items()},
+            {name: row[metric] for name, row in drawn.items() if metric in row and name in acting},
             better(metric),
             groups,
         )
@@ -116,6 +117,8 @@ def leader(
     numbers: Mapping[str, Number], drawn: Mapping[str, Tensor], direction: Better, groups: Groups
 ) -> str:
     """Return the preset with the best number, or a word saying why none is named.
+
+    Presets that change nothing on this dump are not among them: weights of 1 have the best ESS of all.
 
     It is named if the interval of its difference from the second best excludes 0. For a number without
     replicates (the largest weight) the values decide.

@@ -126,7 +126,8 @@ def _presets(summary: Summary, found: Comparison) -> Opening:
     ess = {name: one.metrics.get("ess_tokens", Number()) for name, one in able.items()}
     weighted = {name: one.metrics.get("tokens_weighted", Number()) for name, one in able.items()}
     best, bug = found.better.get("ess_tokens", ""), is_bug(summary)
-    ranked = sorted(able, key=lambda name: -(ess[name].value or 0.0))
+    ranked, idle = by_ess(able), without_effect(able)
+    acting = {name: ess[name] for name in ranked if not able[name].idle}
     shown = [name for name in ranked if not able[name].same_as][: MOST if len(able) > TILES else TILES]
     facts = []
     for name in shown[:TILES]:
@@ -134,6 +135,7 @@ def _presets(summary: Summary, found: Comparison) -> Opening:
         below = f"{value_or_dash(weighted[name])} with a weight"
         below += f", {value_or_dash(cut)} above the bound" if cut.value else ""
         band = "largest" if leads else "reference" if name == found.against else ""
+        band = "changes nothing" if able[name].idle and not bug else band
         value, interval = written(ess[name].model_copy(update={"note": None}))
         facts.append(Fact(name, value, interval, band, "good" if leads else None, below))
     answered = partial(
@@ -151,18 +153,44 @@ def _presets(summary: Summary, found: Comparison) -> Opening:
     if losing and known[losing] < 0.999:
         said = f"{losing} gives the fewest tokens a weight: {say(weighted[losing])}."
     if best in able and len(able) > 1:
-        other = next(name for name in ranked if name != best)
+        other = next(name for name in acting if name != best)
         title, interval = written(ess[best])
         paired = "; paired, the difference excludes 0" if _overlap(ess[best], ess[other]) else ""
-        lede = f"Next is {other} with {say(ess[other])}{paired}. {said}"
+        lede = " ".join(filter(None, (f"Next is {other} with {say(ess[other])}{paired}.", said, idle)))
         return answered(f"{best} keeps the largest ESS of tokens: {title}", "good", lede, interval=interval)
     first = ranked[0]
     title, interval = written(ess[first])
-    if len(able) == 1:
+    if not acting and len(able) > 1:
+        return answered(f"{IDLE} on this dump", "info", "Every token weighs 1.")
+    if len(acting) < 2:
         head = f"{first} keeps an ESS of tokens of {title}"
-        return answered(head, "info", able[first].method, interval=interval)
-    head, lede = undecided(ess, found)
-    return answered(head, "info", f"{lede} {said}".strip(), interval=interval)
+        why = able[first].method if len(able) == 1 else f"{said} {idle}".strip()
+        return answered(head, "info", why, interval=interval)
+    head, lede = undecided(acting, found)
+    return answered(head, "info", " ".join(filter(None, (lede, said, idle))), interval=interval)
+
+
+IDLE = "None of these presets changes anything"
+
+
+def by_ess(presets: Mapping[str, PresetResult]) -> list[str]:
+    """Return presets by their ESS of tokens, the largest first; last those that change nothing."""
+
+    def key(name: str) -> tuple[bool, float]:
+        return presets[name].idle, -(presets[name].metrics.get("ess_tokens", Number()).value or 0.0)
+
+    return sorted(presets, key=key)
+
+
+def without_effect(presets: Mapping[str, PresetResult]) -> str:
+    """Return a sentence on the presets that change nothing, whose ESS says nothing of the mismatch."""
+    idle = [name for name, one in presets.items() if one.idle]
+    if not idle or len(presets) == 1:
+        return ""
+    if len(idle) == 1:
+        return f"{idle[0]} changes nothing here: that its ESS is 100% is no merit."
+    more = f"{idle[0]} and {count(len(idle) - 1)} more" if len(idle) > 2 else " and ".join(idle)
+    return f"{more} change nothing here: that their ESS is 100% is no merit."
 
 
 def undecided(ess: Mapping[str, Number], found: Comparison) -> tuple[str, str]:

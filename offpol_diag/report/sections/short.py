@@ -12,7 +12,7 @@ from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.answer import about
 from offpol_diag.report.sections.comparison import ACROSS
 from offpol_diag.report.sections.diagnosis import is_bug
-from offpol_diag.report.sections.opening import change, opening, undecided
+from offpol_diag.report.sections.opening import IDLE, by_ess, change, opening, undecided, without_effect
 from offpol_diag.report.sections.runs import bugs, runs
 from offpol_diag.report.sections.sweep import sweep
 from offpol_diag.summary import Comparison, Contrast, Number, PresetResult, Summary, Sweep
@@ -91,13 +91,22 @@ def _verdict(summary: Summary, able: Mapping[str, PresetResult], found: Comparis
         return Verdict("BUG", f"{headline} Nothing is ranked before the fix.", "bad")
     best = found.better.get("ess_tokens", "")
     ess = {name: one.metrics.get("ess_tokens", Number()) for name, one in able.items()}
+    acting = {name: number for name, number in ess.items() if not able[name].idle}
+    idle = without_effect(able)
     if best in able:
-        rest = max(((one.value or 0.0, name) for name, one in ess.items() if name != best), default=None)
+        rest = max(((one.value or 0.0, name) for name, one in acting.items() if name != best), default=None)
         ahead = f", ahead of {rest[1]} with {value_or_dash(ess[rest[1]])}" if rest else ""
-        return Verdict(f"{best} keeps the largest ESS of tokens", f"{say(ess[best])}{ahead}.", "info")
+        said = f"{say(ess[best])}{ahead}. {idle}"
+        return Verdict(f"{best} keeps the largest ESS of tokens", said.strip(), "info")
     if len(able) == 1:
         return Verdict(next(iter(able)), next(iter(able.values())).method, "info")
-    return Verdict(*undecided(ess, found), "info")
+    if not acting:
+        return Verdict(f"{IDLE} on this dump", "Every token weighs 1.", "info")
+    if len(acting) < 2:
+        (one,) = acting
+        return Verdict(f"{one} keeps an ESS of tokens of {value_or_dash(ess[one])}", idle, "info")
+    head, why = undecided(acting, found)
+    return Verdict(head, f"{why} {idle}".strip(), "info")
 
 
 def _by_number(able: Mapping[str, PresetResult], found: Comparison, ranked: bool) -> Table:
@@ -116,10 +125,13 @@ def _by_number(able: Mapping[str, PresetResult], found: Comparison, ranked: bool
 
 
 def _by_preset(able: Mapping[str, PresetResult], found: Comparison) -> Table:
-    """Return a row for each preset, those with the largest ESS of tokens first; equal rows are one."""
+    """Return a row for each preset, those with the largest ESS of tokens first; equal rows are one.
+
+    Presets that change nothing on this dump come last, and are not left out.
+    """
     names = [name for name in COLUMNS if any(name in one.metrics for one in able.values())]
     rows: dict[tuple[str, ...], list[str]] = {}
-    for name in sorted(able, key=lambda name: -(able[name].metrics.get(COLUMNS[0], Number()).value or 0.0)):
+    for name in by_ess(able):
         cells = tuple(value_or_dash(able[name].metrics.get(key)) for key in names)
         rows.setdefault(cells, []).append(name)
     lines = [
@@ -128,7 +140,8 @@ def _by_preset(able: Mapping[str, PresetResult], found: Comparison) -> Table:
     ]
     notes = (f"better: {', '.join(f'{name} {direction(PRESET[name])}' for name in names)}",)
     left = (f"{count(len(lines) - FEW_ROWS)} more rows: -v.",) if len(lines) > FEW_ROWS else ()
-    return Table("decisive", "", ("preset", *names), tuple(lines[:FEW_ROWS]), (*notes, *left))
+    shown = lines if not left else [*lines[: FEW_ROWS - 1], lines[-1]]
+    return Table("decisive", "", ("preset", *names), tuple(shown), (*notes, *left))
 
 
 # ---------------------------------------------------------------- two runs
