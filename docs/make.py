@@ -24,6 +24,7 @@ from offpol_diag.compare import of_presets
 from offpol_diag.engine.losses import BOUNDS
 from offpol_diag.errors import ConfigError
 from offpol_diag.forms.table import FORMS
+from offpol_diag.gate import requirements
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
 from offpol_diag.presets.families import FAMILIES
@@ -31,6 +32,7 @@ from offpol_diag.presets.formulas import NOTHING, rejection, veto, weight
 from offpol_diag.report.render.brief import answer_lines
 from offpol_diag.report.render.terminal import render_terminal
 from offpol_diag.report.sections.answer import answer
+from offpol_diag.report.sections.gate import gate
 from offpol_diag.report.sections.short import short
 from offpol_diag.summary import Numbers, Summary
 from offpol_diag.trainers import LOGS, TRAINERS
@@ -51,7 +53,7 @@ PRESET_HEADER = (
     "logs",
     "source",
 )
-DOCTOR_LINES, SHORT_LINES = 20, 4
+DOCTOR_LINES = 20
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
@@ -331,6 +333,11 @@ def report() -> str:
     return _filled("report.md")
 
 
+def guide() -> str:
+    """The guide to a run that collapsed, with what its commands print."""
+    return _filled("guides/my-run-collapsed.md")
+
+
 def dumps() -> str:
     """The page on dumps, with the table of forms."""
     return _filled("dumps.md")
@@ -377,9 +384,37 @@ def _excerpt() -> str:
     )
 
 
-def _doctor(most: int = DOCTOR_LINES) -> str:
+COLLAPSE = HERE.parent / "sample_data" / "collapse.parquet"
+
+
+@cache
+def _collapsed() -> list[str]:
+    return _answered(decided(analyze([str(COLLAPSE)], device="cpu"), "verl"))
+
+
+def _collapse() -> str:
+    """What is said first of the run that collapsed."""
+    lines = _collapsed()
+    end = next(place for place, line in enumerate(lines) if line.startswith("How sure"))
+    return _printed(*lines[2:end], "…")
+
+
+def _collapse_in_full() -> str:
+    """All that is said of the run that collapsed, with a configuration of verl."""
+    return _printed(*_collapsed())
+
+
+def _gate() -> str:
+    """How a bound on every step of the run that collapsed is judged."""
+    required = requirements(["step:k3=0.015"], [], None, None, [], None, "", False, ())
+    summary = analyze([str(COLLAPSE)], presets=(), device="cpu", by_step=required.by_step)
+    judged = summary.model_copy(update={"gates": list(required.judge(summary, None))})
+    return _printed(*_drawn([gate(judged.gates)])[1:5], "…")
+
+
+def _doctor() -> str:
     """What is said of the sample with its trainer's column shifted by one token."""
-    lines = _answered(_diagnosed())[:most]
+    lines = _answered(_diagnosed())[:DOCTOR_LINES]
     return _printed("$ offpol-diag doctor shifted.parquet", *lines, "…")
 
 
@@ -413,7 +448,9 @@ EXCERPTS: dict[str, Callable[[], str]] = {
     "excerpt": _excerpt,
     "doctor": _doctor,
     "undecided": _undecided,
-    "doctor in short": partial(_doctor, SHORT_LINES),
+    "collapse": _collapse,
+    "collapse in full": _collapse_in_full,
+    "gate": _gate,
     "forms": _forms,
 }
 """Name in a page → what makes its text."""
@@ -455,6 +492,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "report.md": report,
     "dumps.md": dumps,
     "../README.md": readme,
+    "guides/my-run-collapsed.md": guide,
     **{f"trainers/configuration/{trainer}.md": partial(configuration, trainer) for trainer in TRAINERS},
 }
 """File → what makes its text."""

@@ -30,11 +30,13 @@ def test_a_generated_page_is_current(name):
     assert text == made, "run `python docs/make.py` and `python benchmarks/report.py`"
 
 
-def test_the_readme_names_commands_settings_and_exit_codes():
+def test_the_readme_names_commands_and_the_page_on_them_settings_and_exit_codes():
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     codes = (0, FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE)
-    words = [f"offpol-diag {command.__name__}" for command in COMMANDS]
-    words += [f"`{key}`" for key in defaults.KEYS] + [f"\n| {code} |" for code in codes]
-    assert [word for word in words if word not in README] == []
+    names = [f"offpol-diag {command.__name__}" for command in COMMANDS]
+    words = names + [f"`{key}`" for key in defaults.KEYS] + [f"\n| {code} |" for code in codes]
+    assert [word for word in names if word not in README] == []
+    assert [word for word in words if word not in page] == []
 
 
 def test_a_result_is_valid_under_the_published_schema():
@@ -63,7 +65,7 @@ def test_the_set_up_command_is_the_first_thing_to_run():
 
     assert first == (
         "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt '.[cli]' "
-        "&& .venv/bin/offpol-diag analyze"
+        "&& .venv/bin/offpol-diag analyze sample_data/collapse.parquet"
     )
 
 

@@ -726,7 +726,7 @@ def _commands(summary: Summary, prefix: str) -> tuple[tuple[str, str], ...]:
         found.append(("config", f"{shown} --for {trainer_of(summary) or 'TRAINER'}"))
     if k3 is not None:
         limit = ALIGNED if k3 < ALIGNED else MERGE
-        found.append(("gate", f"offpol-diag gate NEXT.parquet --max {prefix}k3={limit}"))
+        found.append(("gate", f"offpol-diag gate NEXT.parquet --fail-on bug --max {prefix}k3={limit}"))
     return tuple(found)
 
 
