@@ -194,14 +194,14 @@ CAUSES: dict[str, Row] = {
         "most tokens agree closely and a few differ by much, as where experts are routed differently",
         "",
         "log router choices on both sides; replay them in the trainer (routing replay, R3)",
-        "router in float32, routing replay, or a token mask",
+        "router in float32, or routing replay",
     ),
     "quantized_rollout": Row(
         "honest",
         "a quantised rollout, as the dump says ({recorded})",
         "",
         "the same dump with a bf16 rollout",
-        "a higher precision of the rollout, or token TIS",
+        "a higher precision of the rollout",
     ),
     "numerics": Row("honest", "numerics: the same weights computed by two engines", "", "", ""),
 }

@@ -225,7 +225,8 @@ def _of_presets(shown: Mapping[str, PresetResult], found: Comparison) -> Iterato
             share("", "ESS of tokens", (at_places("", ess, "teal", "points"),)),
             share("", "tokens with a weight", (bars,)),
         )
-        ends = [f"{names[end]} {value_or_dash(ess[end])}" for end in (0, -1)]
+        acting = [end for end, name in enumerate(names) if not shown[name].idle] or [0, -1]
+        ends = [f"{names[end]} {value_or_dash(ess[end])}" for end in (acting[0], acting[-1])]
         title = f"ESS of tokens runs from {ends[0]} to {ends[1]}"
         sub = "After the correction, with 95% intervals; a token with a weight may still be truncated."
         yield Picture("ess", "", title, sub, panels, wide=True)
