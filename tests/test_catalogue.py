@@ -15,7 +15,7 @@ import pytest
 from offpol_diag.errors import PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Shape, Veto, Weight, WeightOver
 from offpol_diag.presets.aspects import ASPECTS, aspects
-from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MARK, MASK, NOTHING, presets
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MARK, NOTHING, presets
 from offpol_diag.presets.catalogue import Catalogue, load, plain, words
 from offpol_diag.presets.families import FAMILIES
 from offpol_diag.presets.formulas import method
@@ -579,7 +579,6 @@ FORMULAS = {
     "none": "no correction",
     "token_tis_2.0": "weight min(r_t, 2)",
     "token_icepop_0.5_5.0": "weight r_t where 0.5 ≤ r_t ≤ 5, else 0",
-    "token_mask_0.5_2.0": "keep tokens with 0.5 ≤ r_t ≤ 2",
 }
 
 
@@ -591,12 +590,7 @@ def bounds(preset: Preset) -> set[float]:
 
 def test_names_and_titles_are_unique() -> None:
     assert len({one.name for one in CANDIDATES}) == len({one.title for one in CANDIDATES}) == len(CANDIDATES)
-    assert CANDIDATES == (NOTHING, DEFAULT, ICEPOP, MASK)
-
-
-def test_only_the_mask_is_missing_for_dumps_without_old_log_probs() -> None:
-    assert {one.name for one in CANDIDATES if one.preset_name("current") is None} == {MASK.name}
-    assert [len(presets(side)) for side in SIDES] == [4, 3]
+    assert CANDIDATES == (NOTHING, DEFAULT, ICEPOP)
 
 
 @pytest.mark.parametrize(("one", "side"), ON_SIDE)
@@ -616,7 +610,7 @@ def test_a_recommended_preset_has_the_title_threshold_and_measured_effect(one: A
 def test_a_setting_that_the_preset_has_anyway_is_not_repeated() -> None:
     assert DEFAULT.settings == (("weight.upper", "2.0"),)
     assert DEFAULT.changes("old") == DEFAULT.changes("current") == {}
-    assert MASK.changes("old") == {"reject.lower": "0.5", "reject.upper": "2.0"}
+    assert replace(DEFAULT, settings=(("weight.upper", "3"),)).changes("old") == {"weight.upper": "3"}
 
 
 def test_no_name_of_a_preset_could_be_that_of_a_candidate() -> None:

@@ -218,7 +218,6 @@ def test_by_step(seen, dump):
             "length": n / len(rows),
             "policy_lag": min(step, 2),
             "token_tis_2.0.truncated_high": sum(x > 2 for x in r) / n,
-            "token_mask_0.5_2.0.tokens_rejected": sum(not 0.5 <= x <= 2 for x in r) / n,
             "token_icepop_0.5_5.0.tokens_weighted": sum(0.5 <= x <= 5 for x in r) / n,
             "khat_tokens": tails.khat(Tail(n, tail(x["d"] for x in few))),
             "khat_sequences": tails.khat(Tail(len(w), tail(logs))),
@@ -277,11 +276,7 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen,
         assert log == pytest.approx(math.log(want), rel=1e-9)
 
 
-def test_what_a_method_keeps_by_length_and_sign(seen, found):
-    mask = found.kept["token_mask_0.5_2.0"]
-    for sign, value in ((1, mask.positive), (-1, mask.negative)):
-        kept = mean(abs(x["d"]) <= math.log(2) for x in seen.tokens if x["a"] * sign > 0)
-        assert value == pytest.approx(kept, **CLOSE)
+def test_what_a_method_weighs_by_length(seen, found):
     tis = found.kept["token_tis_2.0"]
     assert tis.by_length == [1.0] * 4
     assert set(found.kept) == {one.name for one in CANDIDATES}

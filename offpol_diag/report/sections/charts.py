@@ -566,14 +566,9 @@ def _kept(summary: Summary) -> Picture | None:
         Layer(name.replace("_", " "), range(4), some, colour)
         for (name, some), colour in zip(weights.items(), colours, strict=False)
     ]
-    axis = "mean weight of a token (0 if rejected)"
+    axis = "mean weight of a token"
     panel = Panel("response length, quartiles", axis, layers, names=lengths)
     known = {name: some for name, one in weights.items() if (some := _known(one))}
-    signs = {
-        name: (one.positive, one.negative)
-        for name, one in named.items()
-        if one.positive is not None and one.negative is not None
-    }
     title, even = "Mean weights by length of the response are not known", True
     if known:
         most = max(known, key=lambda name: max(known[name]) / max(min(known[name]), 1e-9))
@@ -581,19 +576,10 @@ def _kept(summary: Summary) -> Picture | None:
         even = high < 1.1 * low
         title = f"The mean weight of {most.replace('_', ' ')} lies between {rounded(low)} and {rounded(high)}"
         title += " over the quartiles of length"
-    if signs:
-        most = max(signs, key=lambda name: abs(signs[name][0] - signs[name][1]))
-        ends = [rounded(one, "share") for one in signs[most]]
-        if abs(signs[most][0] - signs[most][1]) >= 0.05:
-            even = False
-            title += f"; {most.replace('_', ' ')} rejects all but {ends[0]} of the tokens where A > 0"
-            title += f", {ends[1]} where A < 0"
     rows: list[tuple[Cell, ...]] = [
-        (name, *(Number(value=v, unit="share") for v in (*one.by_length, one.positive, one.negative)))
-        for name, one in named.items()
+        (name, *(Number(value=one) for one in some)) for name, some in weights.items()
     ]
-    header = ("method", *lengths, "A > 0", "A < 0")
-    data = Table("kept-data", "Share of tokens that are not rejected", header, tuple(rows))
+    data = Table("kept-data", "Mean weight of a token", ("method", *lengths), tuple(rows))
     sub = "Mean weight by quartile of response length."
     return Picture("kept", COSTS, title, sub, (panel,), data, telling=not even)
 
