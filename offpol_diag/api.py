@@ -18,7 +18,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from offpol_diag.errors import UsageError
+from offpol_diag.arguments import require, require_known, require_writable, unwritable
+from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.summary import (
     Against,
     Comparison,
@@ -286,7 +287,11 @@ def _sources(what: Any) -> Iterator[tuple[list[str], str]]:
             _write_columns(what, file)
         else:
             _write_table(what, file, label)
-        yield [str(file)], f"<{label}>"
+        try:
+            yield [str(file)], f"<{label}>"
+        except OffpolError as error:
+            message, *details = (line.replace(str(file), f"<{label}>") for line in error.lines)
+            raise type(error)(message, error.hint, details) from error
 
 
 def _write_columns(columns: Mapping[str, Any], file: Path) -> None:
@@ -308,14 +313,26 @@ def _write_table(what: Any, file: Path, label: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    hint = "give paths, a pyarrow, polars or pandas table, or a dict of tensors or lists by column"
     if hasattr(what, "collect_schema") and hasattr(what, "collect"):  # a lazy frame of polars
-        what = what.collect()
+        try:
+            what = what.collect()
+        except Exception as error:  # whatever a function in it raises
+            why = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise UsageError(f"the lazy frame fails: {why}", "mend it until collect() works") from error
     if not isinstance(what, pa.Table):
         if not hasattr(what, "__arrow_c_stream__"):
-            hint = "give paths, a pyarrow, polars or pandas table, or a dict of tensors or lists by column"
             raise UsageError(f"a dump cannot be read from {label}", hint)
-        what = pa.table(what)
-    pq.write_table(what, file, compression="zstd", row_group_size=1 << 14)
+        try:
+            what = pa.table(what)
+        except (pa.ArrowException, TypeError, ValueError) as error:  # one column, or values of no type
+            why = next(iter(str(error).splitlines()), "")
+            raise UsageError(f"a dump cannot be read from {label}: {why}", hint) from error
+    try:
+        pq.write_table(what, file, compression="zstd", row_group_size=1 << 14)
+    except (pa.ArrowException, TypeError, ValueError) as error:  # a type that Parquet does not have
+        why = next(iter(str(error).splitlines()), "")
+        raise UsageError(f"a dump cannot be read from {label}: {why}", hint) from error
 
 
 # ---------------------------------------------------------------- the commands
@@ -350,24 +367,29 @@ def analyze(
     Raises:
         OffpolError: the input cannot be read, or an argument cannot be used; with a hint.
     """
-    from offpol_diag.gate.aliases import ours
     from offpol_diag.presets import catalogue
 
-    steps = [ours(name) for name in by_step]
-    more = {"sequences": sequences, "tally": tally, "by_step": steps, **how}
+    _require("analyze", how, trainer=trainer, sequences=sequences, tally=tally, by_step=by_step)
+    chosen, whose = catalogue.chosen(presets), _trainer(trainer)
+    more: dict[str, Any] = {"by_step": _summed_by_step(by_step, chosen), **how}
+    for name, path in {"sequences": sequences, "tally": tally}.items():
+        if path is not None:
+            require_writable(name, Path(path))
+            more[name] = Path(path)
     with _sources(what) as (paths, label):
-        found = _examine(paths, catalogue.chosen(presets), **more)
+        found = _examine(paths, chosen, **more)
     rows: Callable[[], pl.LazyFrame] | None = None
     if sequences is not None:
         rows = partial(_scanned, Path(sequences).absolute())
     elif not label and "-" not in paths:
         again = {name: given for name, given in how.items() if name != "progress"}
-        rows = partial(_read_again, paths, catalogue.chosen(presets), again)
-    return Report(_advised(_named("analyze", found.summary(), label), trainer), rows)
+        rows = partial(_read_again, paths, chosen, again)
+    return Report(_advised(_named("analyze", found.summary(), label), whose), rows)
 
 
 def doctor(what: Any, **how: Any) -> Report:
     """Say whether the mismatch is a bug, and which one; no correction is computed. See `analyze`."""
+    _require("doctor", how)
     with _sources(what) as (paths, label):
         found = _examine(paths, (), **how)
     return Report(_named("doctor", found.summary(), label))
@@ -389,6 +411,7 @@ def compare(
     from offpol_diag.forms import Reading, open_dump
     from offpol_diag.presets import catalogue
 
+    _require("compare", how)
     if other is not None:
         if against is not None:
             raise UsageError("`against` names a preset, and two runs are compared", "leave it out")
@@ -399,7 +422,7 @@ def compare(
         return Report(first.model_copy(update={"against": of_runs(one, two, first, second)}))
     chosen, base = catalogue.chosen(presets or "all"), None
     if against is not None:
-        named = catalogue.chosen([against])[0]
+        named = _one_preset(against)
         chosen, base = tuple(dict.fromkeys((*chosen, named))), named.name
     with _sources(what) as (paths, label):
         dump = open_dump(paths, reading=how.get("reading") or Reading(), columns=how.get("columns"))
@@ -432,13 +455,13 @@ def sweep(
         trainer: with `keep`, whose configuration of the bounds is printed.
         **how: see `analyze`.
     """
-    from offpol_diag.presets import catalogue
     from offpol_diag.sweep import SweepOptions, pick
     from offpol_diag.sweep import sweep as swept
     from offpol_diag.sweep.thresholds import parse
     from offpol_diag.trainers import trainer_named
 
-    chosen = catalogue.chosen([preset])[0]
+    _require("sweep", how, which=which, at=at, keep=keep, trainer=trainer)
+    chosen = _one_preset(preset)
     bound = pick(chosen, which)
     values = None if at is None else parse(",".join(map(str, at)), chosen, bound)
     if keep is None and trainer is not None:
@@ -474,9 +497,12 @@ def gate(
         **how: see `analyze`.
     """
     from offpol_diag.gate import requirements
+    from offpol_diag.gate.numbers import no_metric
     from offpol_diag.presets import catalogue
     from offpol_diag.summary import load
 
+    _require("gate", how, max=max, min=min, gates=gates, baseline=baseline, point=point, fail_on=fail_on)
+    gates, baseline = (None if one is None else Path(one) for one in (gates, baseline))
     most, least = ([f"{name}={value}" for name, value in (one or {}).items()] for one in (max, min))
     failing = [fail_on] if isinstance(fail_on, str) else fail_on
     required = requirements(most, least, gates, baseline, (), None, "", point, failing)
@@ -487,6 +513,9 @@ def gate(
         with _sources(what) as (paths, label):
             one = _examine(paths, required.presets(catalogue.load()), by_step=required.by_step, **how)
         found = _advised(_named("gate", one.summary(), label))
+    for bound in required.bounds:
+        if why := no_metric(found, bound.name):
+            raise UsageError(f"{bound.source.removeprefix('--')}: {why}", "docs/metrics.md lists the names")
     return Report(found.model_copy(update={"gates": list(required.judge(found, base))}))
 
 
@@ -513,10 +542,74 @@ def check(
     """
     from offpol_diag.check.verdict import check as checked
 
+    _require("check", how, logged=logged, trainer=trainer, preset=preset, micro_batch=micro_batch, dp=dp)
     files = [Path(one) for one in ([logged] if isinstance(logged, str | Path) else logged)]
-    how |= {"trainer": trainer, "preset": preset, "micro_batch": micro_batch, "dp": dp}
+    how |= {"trainer": _trainer(trainer), "preset": preset, "micro_batch": micro_batch, "dp": dp}
     with _sources(what) as (paths, _):
         return checked(paths, files, **how)
+
+
+ELSEWHERE = ("presets", "against", "by_step", "sequences", "tally")
+"""Arguments of `examine` that the functions pass on themselves."""
+
+
+def _require(function: str, how: Mapping[str, Any], **own: Any) -> None:
+    """Check the arguments of a function: those that all have, `how`, and its own.
+
+    Raises:
+        UsageError: one is unknown, or has a value that it cannot have.
+    """
+    require(**own)
+    if not how:
+        return
+    from inspect import signature
+
+    from offpol_diag.analyze import examine
+    from offpol_diag.check.verdict import check as checked
+    from offpol_diag.forms import Reading
+    from offpol_diag.sweep import sweep as swept
+
+    takes = {"check": checked, "sweep": swept}.get(function, examine)
+    known = [one.name for one in signature(takes).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    require_known(function, how, [name for name in known if name not in ELSEWHERE])
+    require(**how)
+    if not isinstance(reading := how.get("reading"), Reading | None):
+        raise UsageError(f"reading cannot be a {type(reading).__name__}", "give a forms.Reading, or None")
+
+
+def _trainer(name: str | None) -> str | None:
+    """Return the canonical name of a trainer."""
+    from offpol_diag.trainers import trainer_named
+
+    return trainer_named(name) if name is not None else None
+
+
+def _one_preset(named: Any) -> Preset:
+    """Return the one preset that an argument names."""
+    from offpol_diag.presets import catalogue
+
+    found = catalogue.chosen([named])
+    if len(found) != 1:
+        raise UsageError(f"{named!r} names {len(found)} presets", "name one")
+    return found[0]
+
+
+def _summed_by_step(names: Sequence[str], presets: Sequence[Preset]) -> tuple[str, ...]:
+    """Return numbers by our names.
+
+    Raises:
+        UsageError: one is no number that is summed at every step under these presets.
+    """
+    from offpol_diag.engine.breakdowns import is_by_step, names_by_step
+    from offpol_diag.gate.aliases import ours
+
+    found = tuple(map(ours, names))
+    for said, name in zip(names, found, strict=True):
+        if not is_by_step(name, presets):
+            near = did_you_mean(name, names_by_step(presets))
+            hint = near or "docs/metrics.md lists the names; those of a preset are PRESET.NAME"
+            raise UsageError(f'by_step: "{said}" is no number that is summed by step', hint)
+    return found
 
 
 def _scanned(file: Path) -> pl.LazyFrame:
@@ -582,5 +675,10 @@ def _taken(tracker: str, figure: go.Figure) -> Any:
 
 def _saved(text: str, path: str | Path | None) -> str:
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        if not isinstance(path, str | Path):
+            raise UsageError(f"a result cannot be written to a {type(path).__name__}", "give a path")
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+            raise unwritable(path, error) from error
     return text

@@ -83,5 +83,5 @@ def did_you_mean(word: str, known: list[str]) -> str:
     import difflib
 
     lower = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(word.lower(), list(lower), n=3, cutoff=0.6)
+    near = difflib.get_close_matches(str(word).lower(), list(lower), n=3, cutoff=0.6)
     return f"did you mean {', '.join(lower[one] for one in near)}?" if near else ""

@@ -797,6 +797,8 @@ def _numpy(value: Any) -> Array:
         if np.ma.is_masked(value) or (absent() if callable(absent) else absent):
             raise ValueError("masked or null values; pass their data, and 0 for them in response_mask")
         return np.asarray(value)
+    if getattr(value, "is_meta", False):
+        raise ValueError("a tensor on the device meta, which holds no numbers")
     value = value.detach().to("cpu")
     try:
         return np.asarray(value.numpy())

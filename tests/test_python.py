@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.cli import app
-from offpol_diag.errors import UsageError
+from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.presets.catalogue import load
 from offpol_diag.summary import load as read_result
 from tests import oracles
@@ -204,7 +204,157 @@ def test_arguments_that_contradict_each_other_are_refused():
         offpol_diag.sweep(HEALTHY, "token_is", trainer="verl")
 
 
+FUNCTIONS = {
+    "analyze": lambda **how: offpol_diag.analyze(HEALTHY, presets="token_is", **how),
+    "doctor": lambda **how: offpol_diag.doctor(HEALTHY, **how),
+    "compare": lambda **how: offpol_diag.compare(HEALTHY, presets="token_is", **how),
+    "sweep": lambda **how: offpol_diag.sweep(HEALTHY, "token_is", **how),
+    "gate": lambda **how: offpol_diag.gate(HEALTHY, **{"max": {"k3": 1}} | how),
+    "check": lambda **how: offpol_diag.check(HEALTHY, **{"logged": "curves.jsonl"} | how),
+}
+OF_ALL = [
+    ("seed", -1),
+    ("seed", "a"),
+    ("seed", 1.5),
+    ("seed", True),
+    ("seed", 2**63),
+    ("workers", 0),
+    ("workers", -3),
+    ("workers", "x"),
+    ("workers", 1.5),
+    ("workers", 10_000),
+    ("on_bad_row", "x"),
+    ("columns", 5),
+    ("columns", "rollout=x"),
+    ("columns", {"rollout": 5}),
+    ("device", None),
+    ("engine", None),
+    ("progress", 5),
+    ("reading", "jsonl"),
+    ("nope", 1),
+]
+OF_ONE = [
+    ("analyze", "by_step", ["nope"]),
+    ("analyze", "by_step", ["token_is.nope"]),
+    ("analyze", "by_step", ["seq_mis.ess_tokens"]),
+    ("analyze", "by_step", "k3"),
+    ("analyze", "by_step", [5]),
+    ("analyze", "group_by", "host"),
+    ("analyze", "group_by", 5),
+    ("analyze", "trainer", 5),
+    ("analyze", "trainer", "nope"),
+    ("analyze", "sequences", 5),
+    ("analyze", "sequences", "missing/rows.parquet"),
+    ("analyze", "tally", "sample_data"),
+    ("compare", "against", "all"),
+    ("sweep", "which", 5),
+    ("sweep", "at", 5),
+    ("sweep", "keep", "x"),
+    ("sweep", "keep", True),
+    ("gate", "max", 5),
+    ("gate", "max", ["k3=1"]),
+    ("gate", "max", {5: 1}),
+    ("gate", "max", {"nope": 1}),
+    ("gate", "min", {"token_is.nope": 1}),
+    ("gate", "gates", 5),
+    ("gate", "gates", "missing.toml"),
+    ("gate", "baseline", "missing.json"),
+    ("gate", "fail_on", 5),
+    ("gate", "fail_on", [5]),
+    ("gate", "point", "x"),
+    ("check", "trainer", "nope"),
+    ("check", "preset", 5),
+    ("check", "dp", 0),
+    ("check", "dp", "x"),
+    ("check", "micro_batch", -1),
+    ("check", "micro_batch", 1.5),
+    ("check", "logged", 5),
+    ("check", "logged", []),
+    ("check", "logged", ""),
+]
+REFUSED = [(function, *one) for function in FUNCTIONS for one in OF_ALL] + OF_ONE
+
+
+@pytest.mark.parametrize(("function", "name", "value"), REFUSED)
+def test_a_wrong_argument_is_refused_with_its_name(function, name, value):
+    with pytest.raises(OffpolError) as refused:
+        FUNCTIONS[function](**{name: value})
+    assert name in refused.value.message or repr(value).strip("'") in refused.value.message
+    assert "\n" not in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_bound_of_a_report_on_no_metric_is_refused(report):
+    with pytest.raises(UsageError, match='max: no metric "nope"'):
+        offpol_diag.gate(report, max={"nope": 1})
+
+
+def test_a_bound_that_this_dump_cannot_tell_is_no_wrong_argument():
+    gated = offpol_diag.gate(
+        {"rollout_log_probs": [[-1.0, -2.0]], "old_log_probs": [[-1.0, -2.0]]},
+        max={"drift2.k3": 1, "total.k3": 1},
+        device="cpu",
+    )
+    assert [one.passed for one in gated.gates] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["a" * 300, f"{'a' * 300}/dump.parquet", f"{'a' * 300}*", "", "a\0b"])
+@pytest.mark.parametrize("form", [str, lambda name: [HEALTHY, name], lambda name: f"file://{name}"])
+def test_a_name_that_no_file_can_have_is_refused(name, form):
+    with pytest.raises(OffpolError) as refused:
+        offpol_diag.doctor(form(name), device="cpu")
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (pl.Series("a", [1.0]), "cannot be read from polars.Series"),
+        (pd.Series([1.0]), "cannot be read from pandas.Series"),
+        (pa.chunked_array([[1.0]]), "cannot be read from pyarrow.ChunkedArray"),
+        (pd.DataFrame({"a": [1, "x"]}), "cannot be read from pandas.DataFrame"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "cannot be read from pandas.DataFrame"),
+        (pl.LazyFrame({"a": [1]}).select("nope"), "the lazy frame fails: unable to find column"),
+        (pl.scan_parquet("missing.parquet"), "the lazy frame fails"),
+        (pl.LazyFrame({"a": [1]}).map_batches(lambda _: 1 / 0), "the lazy frame fails: division by zero"),
+        (
+            {"rollout_log_probs": torch.zeros(2, 3, device="meta"), "old_log_probs": torch.zeros(2, 3)},
+            "the device meta, which holds no numbers",
+        ),
+        (pd.DataFrame({"a": [1]}), "^<pandas.DataFrame>: no column holds rollout_log_probs"),
+    ],
+)
+def test_data_in_memory_that_are_no_dump_are_refused_in_one_line(given, said):
+    with pytest.raises(OffpolError, match=said) as refused:
+        offpol_diag.doctor(given, device="cpu")
+    assert refused.value.hint
+    assert "\n" not in refused.value.message
+
+
+def test_paths_of_results_may_be_text(tmp_path):
+    rows, tally = tmp_path / "rows.parquet", tmp_path / "a.tally.json"
+    offpol_diag.analyze(HEALTHY, presets="token_is", sequences=str(rows), tally=str(tally), device="cpu")
+    assert pl.read_parquet(rows).height
+    assert tally.stat().st_size
+
+
 # ---------------------------------------------------------------- what a report gives
+
+
+@pytest.mark.parametrize("path", [5, "missing/report.html", "a" * 300, "a\0b", "tests"])
+@pytest.mark.parametrize("form", ["to_json", "to_html", "to_markdown"])
+def test_a_report_that_cannot_be_written_says_so(report, path, form):
+    with pytest.raises(UsageError, match=r"cannot be written") as refused:
+        getattr(report, form)(path)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("method", "given"), [("to_polars", [5]), ("figure", [5]), ("figure", ["by_step", 5])], ids=str
+)
+def test_a_name_of_a_table_or_figure_that_is_no_text_is_refused(report, method, given):
+    with pytest.raises(UsageError):
+        getattr(report, method)(given[0], **({"drift": given[1]} if len(given) > 1 else {}))
 
 
 def test_a_report_is_short_in_a_shell_and_shown_in_a_notebook(report):

@@ -370,6 +370,17 @@ def by_step(
     return found
 
 
+def is_by_step(name: str, presets: Sequence[Preset]) -> bool:
+    """Return whether `by_step` can give a number of this name."""
+    return _row(name, presets) is not None
+
+
+def names_by_step(presets: Sequence[Preset]) -> list[str]:
+    """List the names of the numbers that `by_step` can give."""
+    found = [drift.prefix + row.name for drift in DRIFTS for row in _GAP]
+    return found + [f"{preset.name}.{row.name}" for preset in presets for row in _PRESET]
+
+
 def _row(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:
     """Find the formula of a name, and the prefix of its columns."""
     readings = [(d.prefix, name.removeprefix(d.prefix), _GAP) for d in DRIFTS if name.startswith(d.prefix)]

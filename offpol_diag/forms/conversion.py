@@ -20,6 +20,7 @@ from offpol_diag.forms.detect import Found, find
 from offpol_diag.forms.form import Alignment, Row
 from offpol_diag.forms.unread import Unread
 from offpol_diag.readers.columns import CURRENT, NONE, OLD, ROLLOUT
+from offpol_diag.readers.sources import is_file
 from offpol_diag.writer import DumpWriter
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class Reading:
     on: str | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, str | None):
+                raise UsageError(f"{name} cannot be a {type(value).__name__}", "give a text, or None")
         if self.on is not None and self.join is None:
             raise DumpError("--on names the column of --join, and there is none", "add --join FILE:column")
 
@@ -112,7 +116,7 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
 def _states(found: Found, reading: Reading) -> tuple[tuple[Any, ...], ...]:
     """Return what changes when one of the files that are read is replaced or rewritten."""
     second = [Path(join.parse(reading.join)[0])] if reading.join else []
-    files = [*found.files, *(path for path in second if path.is_file())]
+    files = [*found.files, *filter(is_file, second)]
     stats = [(path, path.stat()) for path in files]
     return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats)
 

@@ -15,7 +15,7 @@ from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.forms.form import Form, Head
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
 from offpol_diag.readers.columns import GROUP, form_of, resolve
-from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_url
+from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file, is_url
 from offpol_diag.readers.sources import find as parquet_files
 
 PARQUET = ".parquet"
@@ -143,15 +143,16 @@ def _files(sources: Sequence[str], suffix: str = "") -> list[tuple[Path, bool]]:
     paths: dict[Path, bool] = {}
     for source in (one.removeprefix(FILE_URL) for one in sources):
         matches = [source]
-        if "\0" in source:
+        if not source or "\0" in source:
             continue
-        if not Path(source).exists() and not WILDCARDS.isdisjoint(source):
+        there = is_file(source) or is_dir(source)
+        if not there and not WILDCARDS.isdisjoint(source):
             matches = glob.glob(source, recursive=True)  # noqa: PTH207
         for path in sorted(map(Path, matches), key=_by_number):
-            if path.is_file():
+            if is_file(path):
                 if not suffix or path.suffix == suffix or matches == [source]:
                     paths.setdefault(path, matches == [source])
-            elif path.is_dir():
+            elif is_dir(path):
                 inside = (one for one in path.rglob("*") if not hidden(one.relative_to(path).parts))
                 ending = (suffix,) if suffix else WRITTEN
                 for one in sorted(inside, key=_by_number):

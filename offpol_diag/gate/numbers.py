@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offpol_diag.directions import GAP_PREFIXES
 from offpol_diag.errors import did_you_mean
 from offpol_diag.gate.aliases import advice
 from offpol_diag.gate.bounds import GAPS, PERCENTILE, Name, Steps, splits
@@ -54,6 +55,18 @@ def find(summary: Summary, name: str, near: bool = True) -> Found:
 def _no_metric(name: str, known: list[str], where: str) -> str:
     more = advice(name) or did_you_mean(name, known)
     return "; ".join(part for part in (f'no metric "{name}" {where}', more) if part)
+
+
+def no_metric(summary: Summary, name: str) -> str:
+    """Return why no dump could have a number of this name; empty where one could.
+
+    A result of other presets, or of fewer policies, lacks numbers that another one has.
+    """
+    gap = next((one for one in GAP_PREFIXES if one and name.startswith(one)), "")
+    if name.removeprefix(gap) in summary.metrics:
+        return ""
+    found = find(summary, name)
+    return found if isinstance(found, str) and found.startswith("no metric") else ""
 
 
 def preset(summary: Summary, name: str) -> PresetResult | None:

@@ -246,11 +246,29 @@ def identity(path: Path) -> object:
     return path
 
 
+def is_file(path: str | Path) -> bool:
+    """Return whether a regular file is there; a name that no file can have is none."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # a name that is too long
+        return False
+
+
+def is_dir(path: str | Path) -> bool:
+    """Return whether a directory is there; a name that none can have is none."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def _expand(source: str) -> list[Location]:
+    if not source:
+        raise DumpError("a dump is named by an empty text", "name a Parquet file, a directory or a glob")
     files = next((files for applies, files in KINDS if applies(source)), None)
     if files is None:
         path = Path(source)
-        names = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        names = sorted(p.name for p in path.parent.iterdir()) if is_dir(path.parent) else []
         hint = did_you_mean(path.name, names) or f"check the path; relative ones start at {Path.cwd()}"
         raise DumpError(f"{source}: no such file or directory", hint)
     paths = sorted(files(source), key=lambda path: path.parts)
@@ -281,6 +299,8 @@ def _in_glob(source: str) -> Iterator[Location]:
     pattern = Path(source)
     try:
         matches = list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+    except OSError as error:  # a name that is too long
+        raise DumpError(f"{pattern}: not a glob ({error.strerror})", NO_GLOB) from error
     except ValueError as error:
         raise DumpError(f"{pattern}: not a glob ({error})", NO_GLOB) from error
     for match in matches:
@@ -343,8 +363,8 @@ KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], Iterable[Location]]], 
     (lambda source: source == STDIN, lambda _: [Location.local(stdin_copy(), STDIN_SHOWN)]),
     (lambda source: source.startswith(FILE_URL), lambda url: _expand(unquote(url.removeprefix(FILE_URL)))),
     (is_url, _in_store),
-    (lambda source: Path(source).is_file(), lambda source: [Location.local(Path(source))]),
-    (lambda source: Path(source).is_dir(), _in_directory),
+    (is_file, lambda source: [Location.local(Path(source))]),
+    (is_dir, _in_directory),
     (_is_device, _refuse_device),
     (lambda source: not WILDCARDS.isdisjoint(source), _in_glob),
 )
