@@ -569,8 +569,12 @@ def _require(function: str, how: Mapping[str, Any], **own: Any) -> None:
     from offpol_diag.forms import Reading
     from offpol_diag.sweep import sweep as swept
 
-    takes = {"check": checked, "sweep": swept}.get(function, examine)
-    known = [one.name for one in signature(takes).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    others: dict[str, Callable[..., Any]] = {"check": checked, "sweep": swept}
+    known = [
+        one.name
+        for one in signature(others.get(function, examine)).parameters.values()
+        if one.kind is one.KEYWORD_ONLY
+    ]
     require_known(function, how, [name for name in known if name not in ELSEWHERE])
     require(**how)
     if not isinstance(reading := how.get("reading"), Reading | None):

@@ -79,7 +79,7 @@ def _shown(value: object) -> str:
 
 
 def _whole(least: int, most: int) -> Callable[[Any], bool]:
-    return lambda x: isinstance(x, Integral) and not isinstance(x, bool) and least <= x <= most
+    return lambda x: type(x) is not bool and isinstance(x, Integral) and least <= int(x) <= most
 
 
 def _optional(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:

@@ -3,17 +3,19 @@
     from offpol_diag.torch import correct
 
     done = correct("token_is", rollout=rollout, train=old, mask=response_mask)
-    loss = (done.weights * policy_loss * done.mask).sum() / done.mask.sum()
+    loss = (done.weights * policy_loss * done.mask).sum() / done.mask.sum().clamp(min=1)
 
 Weights, mask and metrics are those of `offpol-diag analyze` on the same tokens; a batch counts as one step.
+Under `torch.compile` it runs eagerly, between two graphs: not with `fullgraph=True`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +31,13 @@ from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers.checks import TOLERANCE
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _eagerly(function: Function) -> Function:
+    """Have `torch.compile` call a function as it is, between two graphs."""
+    return cast(Function, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -37,7 +46,7 @@ class Correction:
     Attributes:
         weights: the factor of each token's loss, [S, L], in the dtype of `train` (of integers: torch's
             default); 0 where `mask` is. Those that the dtype cannot hold are bounded so that all add up to a
-            finite number.
+            finite number. All 1 where no token of the batch counts.
         mask: the tokens that stay in the loss, [S, L] bool: the given mask without what the preset rejects.
     """
 
@@ -45,25 +54,30 @@ class Correction:
     mask: Tensor
     _study: Study = field(repr=False)
     _scene: Scene = field(repr=False)
+    _empty: bool = field(default=False, repr=False)
 
     @cached_property
+    @_eagerly
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Numbers of the batch and of the preset by the names that `analyze` uses, computed on first use.
 
         `k3`, `ppl_ratio`, `chi2_token` … of the batch, `ess_tokens`, `tokens_rejected` … of the preset; where
-        both have a name it is the preset's. Without intervals; what is undefined is absent.
+        both have a name it is the preset's. Without intervals; what is undefined is absent. All are NaN where
+        no token of the batch counts.
         """
         out = Readout(self._study, observe(self._study, self._scene))
         preset = readout.preset_result(out, self._study.presets[0])
         found = {**readout.metrics(out), **preset.metrics}
-        return {name: one.value for name, one in found.items() if one.value is not None}
+        known = {name: one.value for name, one in found.items() if one.value is not None}
+        return dict.fromkeys(known, math.nan) if self._empty else known
 
     def __iter__(self) -> Iterator[Any]:
         """Yield weights, mask and metrics."""
         yield from (self.weights, self.mask, self.metrics)
 
 
+@_eagerly
 @torch.no_grad()
 def correct(
     preset: str | Preset,
@@ -91,8 +105,9 @@ def correct(
         Weights, mask and metrics, on the device of `rollout`.
 
     Raises:
-        UsageError: an unknown preset, shapes that differ, a mask of other values than 0 and 1, a log-prob
-            under the mask that is not finite, or an input that the preset needs and did not get.
+        UsageError: an unknown preset, an input that is no tensor of real numbers, shapes or devices that
+            differ, a mask of other values than 0 and 1, a log-prob under the mask that is not finite, or an
+            input that the preset needs and did not get.
     """
     named = catalogue.chosen(preset if isinstance(preset, str) else [preset])
     if len(named) != 1:
@@ -104,6 +119,7 @@ def correct(
     if side in given:
         raise UsageError(f"preset {chosen.name} weighs π_{side}: that is `train`", f"leave `{side}` out")
     given[side] = train
+    _require_tensors({"rollout": rollout, "train": train, **more}, {"mask": mask, "advantages": advantages})
     counted = torch.ones_like(rollout, dtype=torch.bool) if mask is None else _flags(mask)
     batch = _packed(given, counted, advantages)
     for name in given:
@@ -118,18 +134,60 @@ def correct(
     if lacking := correction.needs(chosen, have):
         hint = "pass it, or choose another preset"
         raise UsageError(f"preset {chosen.name} needs {', '.join(lacking)}", hint)
-    whole: Any = Whole(batch)
-    scene = Scene.of(batch, 0, 2, read_ahead(whole, whole, Needs.of([chosen], False)).fits)
+    study = Study((chosen,), frozenset(have), (), 0, 2)
+    dtype = train.dtype if train.is_floating_point() else torch.get_default_dtype()
+    if not batch.tokens:
+        ones = torch.ones(counted.shape, dtype=dtype, device=rollout.device)
+        return Correction(ones, counted, study, _scene(_some(given, rollout, advantages), chosen), True)
+    scene = _scene(batch, chosen)
     done = outcome.apply(scene, chosen)
     sequences = segments.spread(done.kept.sequences, batch.cu_seqlens)
     passed = sequences if done.kept.tokens is None else sequences & done.kept.tokens
     kept = torch.zeros_like(counted)
     kept[counted] = passed
-    dtype = train.dtype if train.is_floating_point() else torch.get_default_dtype()
     weights = torch.zeros(counted.shape, dtype=dtype, device=rollout.device)
     weights[counted] = _held(_weights(done, batch).masked_fill(~passed, 0.0), dtype)
-    study = Study((chosen,), frozenset(have), (), 0, 2)
     return Correction(weights, kept, study, scene)
+
+
+def _require_tensors(log_probs: dict[str, Any], others: dict[str, Any]) -> None:
+    """Check that inputs are tensors of real numbers on one device; others than the log-probs may be None.
+
+    Raises:
+        UsageError: one is not.
+    """
+    hint = "give torch tensors of floats, padded to [S, L], on one device"
+    every = log_probs | others
+    for name, x in every.items():
+        if x is None and name not in ("rollout", "train"):
+            continue
+        if not isinstance(x, Tensor):
+            raise UsageError(f"{name} is a {type(x).__name__}, no tensor", hint)
+        if x.is_meta:
+            raise UsageError(f"{name} is on the device meta, where a tensor has no values", hint)
+        if x.layout != torch.strided or x.is_nested or x.is_quantized:
+            raise UsageError(f"{name} is a sparse, nested or quantized tensor, no dense one", hint)
+        narrow = name == "mask" and x.is_floating_point() and x.element_size() == 1
+        if x.is_complex() or narrow or (x.dtype == torch.bool and name != "mask"):
+            raise UsageError(f"{name} holds {str(x.dtype).removeprefix('torch.')}, no real numbers", hint)
+        if x.device != log_probs["rollout"].device:
+            places = f"rollout is on {log_probs['rollout'].device}, {name} on {x.device}"
+            raise UsageError(f"the tensors are on several devices: {places}", hint)
+
+
+def _scene(batch: Batch, preset: Preset) -> Scene:
+    """Return a batch for an engine, with what the preset needs of the whole of it."""
+    whole: Any = Whole(batch)
+    return Scene.of(batch, 0, 2, read_ahead(whole, whole, Needs.of([preset], False)).fits)
+
+
+def _some(given: Collection[str], like: Tensor, advantages: Tensor | None) -> Batch:
+    """Return a batch with the columns of an empty one, to name the numbers that are read off it."""
+    rows = -torch.linspace(0.5, 2.0, 1024, device=like.device).reshape(4, 256)
+    waves = torch.arange(1024, device=like.device).sin().reshape(4, 256)
+    apart = {name: rows + 0.01 * at * waves for at, name in enumerate(given)}
+    signs = None if advantages is None else torch.tensor([1.0, -1.0, 1.0, -1.0], device=like.device)
+    return _packed(apart, torch.ones_like(rows, dtype=torch.bool), signs)
 
 
 def _flags(mask: Tensor) -> Tensor:

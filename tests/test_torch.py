@@ -152,14 +152,87 @@ def test_a_mask_of_0_and_1_may_have_any_dtype(dtype):
     assert correct("token_is", rollout=x, train=x, mask=mask).mask.tolist() == [[True, False, True]]
 
 
-def test_nothing_under_the_mask():
-    nothing = torch.zeros(2, 3)
-    found = correct("seq_mis", rollout=nothing, train=nothing, mask=nothing)
-    assert not found.mask.any()
-    assert not found.weights.any()
+def neutral(preset, x):
+    """Return arguments of `correct` for a preset with one tensor of log-probs for all policies."""
+    side = "old" if preset.policy == "old" else "current"
+    more = dict.fromkeys({rule.policy for rule in preset.reject if rule.policy} - {side}, x)
+    return {"rollout": x, "train": x, "advantages": torch.tensor([1.0, -1.0])[: len(x)], **more}
+
+
+def test_a_batch_that_is_masked_throughout_has_weights_of_1_keeps_nothing_and_has_metrics_of_nan():
+    x = -torch.rand(2, 3)
+    for preset in BUILT_IN.values():
+        weights, mask, metrics = correct(preset, **neutral(preset, x), mask=torch.zeros(2, 3))
+        assert weights.tolist() == [[1.0] * 3] * 2, preset.name
+        assert not mask.any(), preset.name
+        assert {"k3", "ess_tokens", "tokens_rejected"} <= set(metrics), preset.name
+        assert all(map(math.isnan, metrics.values())), preset.name
+
+
+def test_metrics_of_a_masked_batch_have_the_names_of_another_one():
+    x, mask = -torch.rand(4, 512, dtype=torch.float64), torch.ones(4, 512)
+    near, signs = x + 0.01 * torch.randn(4, 512, dtype=torch.float64), torch.tensor([1.0, -1.0, 1.0, -1.0])
+    for name in ("token_is", "seq_mis", "gspo", "psis_sequence"):
+        args = neutral(BUILT_IN[name], x) | {"train": near, "advantages": signs}
+        every, none = (correct(name, **args, mask=m) for m in (mask, 0 * mask))
+        assert set(none.metrics) == set(every.metrics), name
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_a_batch_without_tokens_has_weights_of_its_shape(shape):
+    found = correct("seq_mis", rollout=torch.zeros(shape), train=torch.zeros(shape, dtype=torch.bfloat16))
+    assert (found.weights.shape, found.weights.dtype) == (shape, torch.bfloat16)
+    assert math.isnan(found.metrics["k3"])
+
+
+def test_a_compiled_function_gets_the_weights_mask_and_metrics_of_an_eager_one():
+    def loss(rollout, train, mask):
+        weights, kept, metrics = correct("trl_token_icepop", rollout=rollout, train=train, mask=mask)
+        return (weights * train * kept).sum() * metrics["ess_tokens"], metrics["tokens_rejected"]
+
+    rollout, mask = -torch.rand(4, 8), torch.ones(4, 8)
+    train = (rollout + torch.randn(4, 8)).requires_grad_()
+    want, got = loss(rollout, train, mask), torch.compile(loss, backend="eager")(rollout, train, mask)
+    assert got[0].item() == want[0].item()
+    assert got[1] == want[1]
+    slopes = [torch.autograd.grad(one[0], train)[0].tolist() for one in (want, got)]
+    assert slopes[0] == slopes[1]
 
 
 X = torch.zeros(2, 3)
+
+
+def complex_(x):
+    return x.to(torch.complex64)
+
+
+@pytest.mark.parametrize("name", ["rollout", "train", "current", "mask", "advantages"])
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda x: x.tolist(), "is a list, no tensor"),
+        (lambda x: x.numpy(), "is a ndarray, no tensor"),
+        (lambda x: "x", "is a str, no tensor"),
+        (complex_, "holds complex64, no real numbers"),
+        (lambda x: x.bool(), "holds bool, no real numbers"),
+        (lambda x: x.to("meta"), "is on the device meta"),
+        (lambda x: x.to_sparse(), "sparse, nested or quantized"),
+    ],
+    ids=["list", "numpy", "text", "complex", "bool", "meta", "sparse"],
+)
+def test_what_is_no_tensor_of_real_numbers_is_refused_in_one_line(name, made, said):
+    if name == "mask" and said.startswith("holds bool"):
+        return  # a mask may be
+    with pytest.raises(UsageError, match=f"^{name} .*{said}") as refused:
+        correct("token_is", **({"rollout": X, "train": X} | {name: made(X)}))
+    assert "\n" not in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["rollout", "train"])
+def test_log_probs_that_are_none_are_refused(name):
+    with pytest.raises(UsageError, match=f"{name} is a NoneType, no tensor"):
+        correct("token_is", **({"rollout": X, "train": X} | {name: None}))
 
 
 @pytest.mark.parametrize(
