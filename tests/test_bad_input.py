@@ -328,6 +328,7 @@ def test_two_candidates_are_settled_by_the_line_in_the_hint(tmp_path):
 def test_a_canonical_name_beside_an_alias_is_ambiguous_in_every_role(tmp_path, form):
     values = {
         roles.NUMBER: [1.0] * 4,
+        roles.COUNT: [1.0] * 4,
         roles.LABEL: [0, 0, 1, 1],
         roles.FLOATS: GOOD,
         roles.INTEGERS: [[1] * len(row) for row in GOOD],
@@ -424,6 +425,20 @@ def test_a_column_of_the_wrong_type_is_refused(tmp_path, name, column, needs):
     error = refusal(path, on_bad_row="skip")
     assert error.message.startswith(f"{path}: column {name!r} holds ")
     assert needs in error.message
+
+
+@pytest.mark.parametrize("name", ["step", "policy_lag", "rollout_version", "train_version"])
+@pytest.mark.parametrize("flags", [pa.bool_(), pa.bool8()], ids=str)
+def test_a_count_that_is_a_boolean_is_refused(tmp_path, name, flags):
+    storage = pa.array([True, False] * 2).cast(pa.int8())
+    column = (
+        storage.cast(pa.bool_()) if flags == pa.bool_() else pa.ExtensionArray.from_storage(flags, storage)
+    )
+    pq.write_table(
+        pa.table({"rollout_log_probs": GOOD, "old_log_probs": GOOD, name: column}), tmp_path / "a.parquet"
+    )
+    with pytest.raises(DumpError, match=f"column '{name}' holds .*bool.*, and one number per row is needed"):
+        open_dump([str(tmp_path / "a.parquet")])
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):

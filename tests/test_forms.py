@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import weakref
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -306,11 +307,32 @@ LINES: Mapping[str, tuple[bytes, str]] = {
     "twice": (spoiled(LOGS | {"rollout_logps": [-1.0]}), "can each be"),
     "mask": (spoiled(LOGS | {"loss_mask": [0.5]}), "response_mask"),
     "masked": (spoiled({"logprobs": [], "old_logps": []}), "no sequence that counts"),
+    "two": (
+        b'{"logprobs": [-1.0], "old_logprobs": [-1.0], "logprobs": [-2.0]}',
+        "two fields are called 'logprobs'",
+    ),
 }
 ONES = np.zeros(3)
 ARRAYS: Mapping[str, tuple[dict[str, Any], str]] = {
     "objects": ({"logprobs": np.array([None, {}], dtype=object)}, "no archive of plain arrays"),
     "flat": ({"logprobs": ONES, "old_logprobs": ONES}, "no array is"),
+    "nothing": ({}, "not a form of dump"),
+}
+FLAT = {"logprobs": -np.ones(8), "old_logprobs": -np.ones(8)}
+NO_OFFSETS: Mapping[str, Any] = {
+    "floats": [0.0, 2.0, 5.0, 8.0],
+    "fractions": [0.0, 2.5, 5.0, 8.0],
+    "nan": [0.0, np.nan, 8.0],
+    "flags": [False, True],
+    "complex": [0j, 8j],
+    "texts": ["0", "8"],
+    "not from 0": [2, 5, 8],
+    "below 0": [-1, 2, 8],
+    "falling": [0, 5, 2, 8],
+    "two axes": [[0, 8]],
+    "one number": 8,
+    "none": [],
+    "beyond 64 bits": np.array([0, 2**64 - 1], np.uint64),
 }
 CUT = {"a.jsonl": "line 16: no JSON", "a.arrow": "damaged, or cut", "a.npz": "a damaged zip file"}
 
@@ -327,6 +349,95 @@ def test_a_mistake_in_a_file_of_arrays_is_one_error_with_a_hint(what: str, tmp_p
     arrays, says = ARRAYS[what]
     np.savez(tmp_path / "a.npz", **arrays)
     unconvertible(tmp_path / "a.npz", says)
+
+
+@pytest.mark.parametrize("what", NO_OFFSETS)
+def test_what_cannot_be_offsets_of_sequences_is_refused(what: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **FLAT, cu_seqlens=NO_OFFSETS[what])
+    unconvertible(tmp_path / "a.npz", "'cu_seqlens' cannot be offsets of sequences")
+
+
+@pytest.mark.parametrize("lengths", [[2.0, 6.0], [np.nan, 8.0], [-1, 9], 8, ["8"], [True]], ids=str)
+def test_what_cannot_be_lengths_of_sequences_is_refused(lengths: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **FLAT, lengths=lengths)
+    unconvertible(tmp_path / "a.npz", "'lengths' cannot be counts of tokens")
+
+
+def test_lengths_beside_padded_arrays_may_be_floats(tmp_path: Path) -> None:
+    x = -np.ones((2, 4))
+    np.savez(tmp_path / "a.npz", logprobs=x, old_logprobs=x, lengths=[4.0, 4.0])
+    assert sum(batch.tokens for batch in open_dump([str(tmp_path / "a.npz")]).batches()) == 8
+
+
+@pytest.mark.parametrize("content", [b"", b"hello"])
+def test_a_member_of_an_archive_that_is_no_array_is_named(content: bytes, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", logprobs=ONES)
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as file:
+        file.writestr("old_logprobs.npy", content)
+    unconvertible(tmp_path / "a.npz", "'old_logprobs' is empty, or no array")
+
+
+@pytest.mark.parametrize("form", [one.name for one in FORMS])
+def test_an_empty_file_of_a_form_that_is_named_is_an_error(form: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(OffpolError) as refused:
+        open_dump([str(tmp_path / "a")], reading=Reading(form=form))
+    assert refused.value.hint
+
+
+def pairs_of(column: str) -> pa.Table:
+    """Return a table for a join with two columns of one name."""
+    names = ["sequence_id", column, "old_log_probs"]
+    some = {"sequence_id": pa.array([1, 2]), "old_log_probs": pa.array([[-1.0], [-2.0]])}
+    return pa.table([some[name] for name in names], names)
+
+
+@pytest.mark.parametrize("column", ["sequence_id", "old_log_probs"])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_file_to_join_with_two_columns_of_a_name_is_refused(column, suffix, tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"rollout_log_probs": [[-1.0], [-2.0]], "sequence_id": [1, 2]}), tmp_path / "a.parquet"
+    )
+    table, second = pairs_of(column), tmp_path / f"b.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(table, second)
+    else:
+        with pa.ipc.new_file(second, table.schema) as out:
+            out.write_table(table)
+    with pytest.raises(DumpError, match=f"b.{suffix}: two columns are called '{column}'"):
+        open_dump([str(tmp_path / "a.parquet")], reading=Reading(join=f"{second}:old_log_probs"))
+
+
+@pytest.mark.parametrize("names", ["old_log_probs,old_log_probs", "old_log_probs,old=other"])
+def test_a_column_to_join_is_named_once(names: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"rollout_log_probs": [[-1.0]], "sequence_id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(OffpolError, match="'old_log_probs' is named twice"):
+        open_dump([str(tmp_path / "a.parquet")], reading=Reading(join=f"b.parquet:{names}"))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e400])
+def test_a_number_among_integers_that_is_none_becomes_null(odd: float, tmp_path: Path) -> None:
+    lines = [json.dumps(LOGS | {"step": step}) for step in (1, odd, 2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    steps = [
+        step for batch in open_dump([str(tmp_path / "a.jsonl")]).batches() for step in batch.scalars["step"]
+    ]
+    assert steps == [1, None, 2]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.date32(), pa.date64(), pa.timestamp("us"), pa.timestamp("s", "UTC")], ids=str
+)
+@pytest.mark.parametrize("name", ["host", "group_id"])
+def test_dates_beyond_the_year_9999_are_labels_in_every_form(
+    kind: pa.DataType, name: str, tmp_path: Path
+) -> None:
+    far = {"date32[day]": 2**31 - 1, "date64[ms]": 86_400_000 * 2**30}.get(str(kind), 2**60)
+    table = pa.table({"logprobs": [[-1.0]], "old_logprobs": [[-1.0]], name: pa.array([far], kind)})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as out:
+        out.write_table(table)
+    dump = open_dump([str(tmp_path / "a.arrow")], group_by=[name])
+    assert [type(one) for batch in dump.batches() for one in batch.scalars[name]] == [str]
 
 
 def test_an_archive_of_an_unknown_compression_is_one_error_with_a_hint(tmp_path):

@@ -228,8 +228,9 @@ def _as(value: object, kind: type) -> object:
         return value
     if kind is str:
         return str(value)
-    if kind in (int, float) and isinstance(value, int | float) and kind(value) == value:
-        return kind(value)
+    if kind in (int, float) and isinstance(value, int | float):
+        fits = isinstance(value, int) or kind is float or value.is_integer()  # NaN and infinity are none
+        return kind(value) if fits and kind(value) == value else None
     return None
 
 

@@ -157,7 +157,20 @@ def records(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
             raise DumpError(f"{path}: cannot be read as JSONL ({error})", "write or copy it again") from error
 
 
+class _Once:
+    """Builds the objects of JSON; `twice` is a name that the last one, the outermost, holds twice."""
+
+    twice: str | None = None
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        names = [name for name, _ in pairs]
+        self.twice = None if len(found) == len(names) else max(names, key=names.count)
+        return found
+
+
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    once = _Once()
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -171,12 +184,15 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     continue
                 one, text = "the file holds one JSON object per line", line.decode("utf-8-sig")
                 try:
-                    found = json.loads(text)
+                    found = json.loads(text, object_pairs_hook=once)
                 except (ValueError, RecursionError) as error:
                     hint = f"{one}; was its writer cut off?"
                     raise DumpError(f"{where}: no JSON ({error})", hint) from error
                 if not isinstance(found, dict):
                     raise DumpError(f"{where}: {type(found).__name__}, no JSON object", one)
+                if once.twice:
+                    hint = "write the file again with one of them renamed"
+                    raise DumpError(f"{where}: two fields are called {once.twice!r}", hint)
                 yield where, found
 
 

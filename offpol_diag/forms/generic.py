@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms.form import Array, Head, Row, arrow, numbers, records, undamaged
 from offpol_diag.forms.join import role_named
 from offpol_diag.readers.columns import ADVANTAGES, LIST, assigned, is_list
+from offpol_diag.readers.decode import plain, starts
 
 Record = Mapping[str, Any]
 PER_TOKEN = frozenset(
@@ -110,10 +113,18 @@ def table_records(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]
         at = 0
         for batch in _batches(path):
             for part in (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS)):
+                _require_once(part.schema.names, path)
                 lists = {name: _lists(part.column(name)) for name in part.schema.names}
                 for i in range(part.num_rows):
                     yield f"{path}, row {at + i}", {name: values[i] for name, values in lists.items()}
                 at += part.num_rows
+
+
+def _require_once(names: Sequence[str], path: Path) -> None:
+    """Refuse a file with two columns of one name."""
+    if twice := [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []:
+        hint = "write the file again with one of them renamed"
+        raise DumpError(f"{path}: two columns are called {twice[0]!r}", hint)
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -135,8 +146,17 @@ def _lists(column: pa.Array) -> list[Any]:
         kind = column.type.value_type
         if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             return [one.values.to_numpy(zero_copy_only=False) if one.is_valid else None for one in column]
-    found: list[Any] = column.to_pylist()
+    if pt.is_temporal(column.type):  # Python's own dates end in the year 9999
+        column = plain(column)
+    try:
+        found: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):  # a date beyond it inside a list or a struct, which nobody reads
+        return [None] * len(column)
     return found
+
+
+DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+"""What NumPy raises of a damaged archive."""
 
 
 def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
@@ -147,22 +167,22 @@ def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     for path in files:
         try:
             with np.load(path, allow_pickle=False) as file:
+                _require_once(file.files, path)
                 arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        except DAMAGED as error:
             hint = "write it with np.savez, without objects"
             raise DumpError(f"{path}: no archive of plain arrays ({error})", hint) from error
+        if odd := [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]:
+            what = f"{path}: {odd[0]!r} is empty, or no array of NumPy"
+            raise DumpError(what, "write it with np.savez, without objects")
         for where, record in sequences(arrays, path):
             yield row_of(record, where, columns)
 
 
 def sequences(arrays: Mapping[str, Array | list[Any]], path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield one record per sequence of padded or flat arrays, or lists with an element per sequence."""
-    cuts = None  # where flat arrays are cut into sequences, [S+1]
-    if "cu_seqlens" in arrays:
-        cuts = np.asarray(arrays["cu_seqlens"]).astype(np.int64)
-    elif "lengths" in arrays:
-        cuts = np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
-    if cuts is not None and len(cuts) and (np.diff(cuts) >= 0).all():
+    cuts = _cuts(arrays, path)
+    if cuts is not None:
         many = len(cuts) - 1
     else:
         padded = {len(values) for values in arrays.values() if isinstance(values, list) or values.ndim > 1}
@@ -181,3 +201,28 @@ def sequences(arrays: Mapping[str, Array | list[Any]], path: Path) -> Iterator[t
             elif i < len(values):
                 record[name] = values[i].item() if flat else values[i]
         yield f"{path}, sequence {i}", record
+
+
+def _cuts(arrays: Mapping[str, Array | list[Any]], path: Path) -> Array | None:
+    """Return where flat arrays are cut into sequences, [S+1]; None where nothing says it.
+
+    Beside padded arrays, `lengths` that cannot be counts are a column of their own.
+    """
+    name = next((one for one in ("cu_seqlens", "lengths") if one in arrays), None)
+    if name is None:
+        return None
+    try:
+        values = np.asarray(arrays[name])
+    except ValueError:  # lists of several lengths
+        values = np.empty(0, object)
+    whole = values.ndim == 1 and values.dtype.kind in "iu" and (values < 1 << 62).all()
+    if name == "cu_seqlens":
+        if whole and len(values) and values[0] == 0 and (values[1:] >= values[:-1]).all():
+            return values.astype(np.int64)
+        hint = "give the offset of each sequence and the end, whole numbers that rise from 0: [0, 2, 5]"
+        raise DumpError(f"{path}: 'cu_seqlens' cannot be offsets of sequences", hint)
+    if whole and (values >= 0).all():
+        return starts(values)
+    if any(isinstance(one, list) or one.ndim > 1 for one in arrays.values()):
+        return None
+    raise DumpError(f"{path}: 'lengths' cannot be counts of tokens", "give a whole number for each sequence")

@@ -26,6 +26,9 @@ def parse(text: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
     if not path or not pairs or "/" in names or not all(map(all, pairs)):
         hint = "write --join FILE:column, as in --join other.parquet:old_log_probs"
         raise UsageError(f"--join {text}: names no column", hint)
+    roles = [role_named(pair[0]) for pair in pairs]
+    if twice := [name for name in roles if roles.count(name) > 1]:
+        raise UsageError(f"--join {text}: {twice[0]!r} is named twice", "name each column once")
     return path, tuple(pair[0] for pair in pairs), {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
 
 

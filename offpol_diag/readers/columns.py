@@ -84,6 +84,11 @@ FLOATS = Kind("a list of floats per row", _list_of(pt.is_floating))
 INTEGERS = Kind("a list of integers per row", _list_of(pt.is_integer))
 FLAGS = Kind("a list of 0 and 1 per row", _list_of(*NUMBERS))
 NUMBER = Kind("one number per row", _one(*NUMBERS))
+COUNT = Kind(
+    NUMBER.needs,
+    lambda dtype: _one(*NUMBERS[:2])(dtype) and getattr(dtype, "extension_name", "") != "arrow.bool8",
+)
+"""A number that is no boolean."""
 NUMBER_OR_LIST = Kind(
     "one number or a list of numbers per row",
     lambda dtype: NUMBER.accepts(dtype) or _list_of(*NUMBERS)(dtype),
@@ -156,10 +161,10 @@ ROLES = (
     Role(ENTROPY, FLOATS, "entropies rollout_entropy old_entropy"),
     Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),
     Role(GROUP, LABEL, "prompt_id group_index uid"),
-    Role(STEP, NUMBER, "global_step"),
-    Role(LAG, NUMBER, "staleness"),
-    Role(ROLLOUT_VERSION, NUMBER),
-    Role(TRAIN_VERSION, NUMBER),
+    Role(STEP, COUNT, "global_step"),
+    Role(LAG, COUNT, "staleness"),
+    Role(ROLLOUT_VERSION, COUNT),
+    Role(TRAIN_VERSION, COUNT),
 )
 
 
