@@ -10,6 +10,7 @@ import typer
 
 from offpol_diag.cli import options
 from offpol_diag.cli.output import STDOUT, Outputs, default_html
+from offpol_diag.errors import UsageError
 
 Result = Annotated[Path, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
@@ -39,6 +40,9 @@ def report(
     files.check(result, *([tokenizer] if tokenizer else []))
     with files.begin():
         name = "stdin" if result == STDOUT else str(result)
+        if result == STDOUT and (sys.stdin is None or sys.stdin.closed):
+            hint = "pipe a result in: offpol-diag analyze dump.parquet --json - | offpol-diag report -"
+            raise UsageError("-: nothing is piped into standard input", hint)
         text = text_of_stream(sys.stdin.buffer, name) if result == STDOUT else text_of(result)
         if of_check.FORMAT in text[:HEAD]:
             found = of_check.loads(text, name)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -377,6 +378,30 @@ ON_FILES: tuple[Attack, ...] = (
             code=2,
         )
         for how, path in {"on a full disk": "/dev/full", "closed": ""}.items()
+    ),
+    Attack(
+        "stdin closed", lines(), "the files are written", limit=partial(os.close, 0), own={}, left=("{out}",)
+    ),
+    Attack(
+        "stdin closed, and it is the input",
+        (
+            *(
+                "analyze - --html out.html",
+                "doctor - --html out.html",
+                "gate - --fail-on bug --html out.html",
+            ),
+            *(
+                "check - --logged curves.jsonl",
+                "compare - a.parquet --html out.html",
+                "convert - --to out.parquet",
+            ),
+            *("sweep - --preset token_is --html out.html", "report - --html out.html"),
+        ),
+        "an error",
+        limit=partial(os.close, 0),
+        own={},
+        code=2,
+        says="error: .*\n\nhint: ",
     ),
     # ---------------------------------------------------------------- targets
     Attack(
