@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 import pytest
@@ -40,6 +41,9 @@ class Batch:
         self.advantages = torch.randn((S, 1), generator=random) * self.mask
         self.ids = torch.randint(2, 90, (S, R), generator=random)
         self.groups = [f"prompt {i // 4}" for i in range(S)]
+        self.lags = [i // 4 % 3 for i in range(S)]
+        """One lag per prompt: the form of trainers that record it per prompt."""
+        self.prompts = torch.tensor([[2 + i // 4] for i in range(S)]).expand(S, P)
 
     def whole(self, values: torch.Tensor, fill: float = 0) -> torch.Tensor:
         """Put responses behind a prompt that holds `fill`, [S, P + R]."""
@@ -49,6 +53,10 @@ class Batch:
         """Align responses on the right, [S, R]."""
         return torch.stack([row.roll(R - int(n)) for row, n in zip(values, self.lengths, strict=True)])
 
+    def ids_of_all(self) -> torch.Tensor:
+        """Return the tokens of prompts and responses, [S, P + R]."""
+        return torch.cat([self.prompts, self.ids], dim=1)
+
     def ragged(self, values: torch.Tensor) -> list[torch.Tensor]:
         return [row[:n] for row, n in zip(values, self.lengths, strict=True)]
 
@@ -56,15 +64,19 @@ class Batch:
 def verl(b: Batch) -> list[tuple[Any, ...]]:
     tensors = {"rollout_log_probs": b.rollout, "old_log_probs": b.old, "response_mask": b.mask.long()}
     tensors["token_level_scores"] = b.advantages
-    return [(SimpleNamespace(batch=tensors, non_tensor_batch={"uid": b.groups}), 7, SAMPLING)]
+    versions = [
+        None if lag == 0 else 7 - 1 - lag for lag in b.lags
+    ]  # None: of the trainer that waits for each sync
+    return [(SimpleNamespace(batch=tensors, non_tensor_batch={"uid": b.groups}), 7, SAMPLING, versions)]
 
 
 def slime(b: Batch) -> list[tuple[Any, ...]]:
     columns = {"rollout_log_probs": b.rollout, "log_probs": b.old, "advantages": b.advantages}
     data: dict[str, Any] = {name: b.ragged(values) for name, values in columns.items()}
     data |= {"loss_masks": b.ragged(b.mask.int()), "rewards": b.advantages[:, 0].tolist()}
-    args = SimpleNamespace(rollout_temperature=0.8, rollout_top_p=1.0)
-    return [(data, 7, 3, args)]
+    data["sample_indices"] = [100 * 4 + i for i in range(S)]
+    args = SimpleNamespace(rollout_temperature=0.8, rollout_top_p=1.0, n_samples_per_prompt=4)
+    return [(data, 7, 3, args, b.lags)]
 
 
 def openrlhf(b: Batch) -> list[tuple[Any, ...]]:
@@ -82,7 +94,9 @@ def openrlhf(b: Batch) -> list[tuple[Any, ...]]:
         )
         for at in (slice(0, half), slice(half, S))
     ]
-    return [(experiences, 7, SimpleNamespace(rollout=SAMPLING))]
+    args = SimpleNamespace(rollout=SAMPLING, train=SimpleNamespace(async_enable=True))
+    b.lags = [2] * S
+    return [(experiences, 7, args, 2)]
 
 
 def nemo_rl(b: Batch) -> list[tuple[Any, ...]]:
@@ -92,13 +106,16 @@ def nemo_rl(b: Batch) -> list[tuple[Any, ...]]:
         "generation_logprobs": b.whole(b.rollout),
         "prev_logprobs": b.whole(b.old, -1.5),
         "advantages": b.whole(b.advantages),
-        "input_ids": b.whole(b.ids, 1),
+        "input_ids": b.ids_of_all(),
     }
-    return [(data, 7, {"temperature": 0.8, "top_p": 1.0})]
+    return [(data, 7, {"temperature": 0.8, "top_p": 1.0}, b.lags)]
 
 
 def areal(b: Batch) -> list[tuple[Any, ...]]:
-    """Make batches after compute_advantages: values belong to the next token; the last column is empty."""
+    """Make groups after compute_advantages: values belong to the next token; the last column is empty.
+
+    Versions are not rolled: they belong to their own token. The end of a response may be of newer weights.
+    """
     names = {
         "loss_mask": b.mask.float(),
         "logprobs": b.rollout,
@@ -106,24 +123,37 @@ def areal(b: Batch) -> list[tuple[Any, ...]]:
         "advantages": b.advantages,
     }
     rolled = {name: b.whole(values).roll(-1, dims=1) for name, values in names.items()}
-    one = [{name: values[i : i + 1] for name, values in rolled.items()} for i in range(S)]
-    return [(one, 7, 3, SAMPLING)]
+    versions = b.whole((7 - torch.tensor(b.lags))[:, None].expand(S, R).clone(), -1)
+    versions[:, P + 2 :] += 1
+    versions *= b.whole(b.mask, True)
+    rolled["versions"] = versions
+    groups = [{name: values[i : i + 4] for name, values in rolled.items()} for i in range(0, S, 4)]
+    return [(groups, 7, 3, SAMPLING)]
 
 
 def skyrl(b: Batch) -> list[tuple[Any, ...]]:
     names = {"loss_mask": b.mask.float(), "rollout_logprobs": b.rollout, "action_log_probs": b.old}
-    data = {name: b.right(values) for name, values in (names | {"advantages": b.advantages}).items()}
-    return [(data, 7, SAMPLING)]
+    given = {name: b.right(values) for name, values in (names | {"advantages": b.advantages}).items()}
+    padding = {name: torch.cat([values, torch.zeros((2, R))]) for name, values in given.items()}
+
+    class TrainingInputBatch(dict[str, Any]):
+        metadata: ClassVar = {"policy_prompt_boundaries": [(i, i + 4) for i in range(0, S, 4)]}
+
+    return [(TrainingInputBatch(padding), 7, SAMPLING, b.lags[::4])]
 
 
 def prime_rl(b: Batch) -> list[tuple[Any, ...]]:
     names = {"inference_logprobs": b.rollout, "trainer_logprobs": b.old, "advantages": b.advantages}
-    names |= {"entropy": -b.old, "token_ids": b.ids, "loss_mask": b.mask}
+    whole = {
+        name: b.whole(values) for name, values in (names | {"entropy": -b.old, "loss_mask": b.mask}).items()
+    }
+    whole["token_ids"] = b.ids_of_all()
     records = [
-        {name: b.whole(values)[i, : P + n].tolist() for name, values in names.items()} | {"env_name": "math"}
+        {name: values[i, : P + n].tolist() for name, values in whole.items()} | {"env_name": "math"}
         for i, n in enumerate(b.lengths)
     ]
-    return [(records, 7, 3)]
+    b.lags = [1] * S
+    return [(records, 7, 3, 1)]
 
 
 OBJECTS: dict[str, Callable[[Batch], list[tuple[Any, ...]]]] = {
@@ -147,9 +177,18 @@ def test_a_recipe_is_short(page: str) -> None:
     assert page == "trl" or page in OBJECTS
 
 
+def same_groups(ours: list[Any], theirs: list[Any]) -> bool:
+    """Return whether two lists of names put the same rows together."""
+    pairs = set(zip(ours, theirs, strict=True))
+    return None not in ours and len(pairs) == len(set(ours)) == len(set(theirs))
+
+
 def check(b: Batch, folder: Path) -> None:
-    """Check that a folder holds the batch, and that its mismatch is no bug."""
+    """Check that a folder holds the batch, with step, lags and prompts, and that its mismatch is no bug."""
     table = pq.read_table(folder)
+    assert table["policy_lag"].to_pylist() == b.lags
+    assert set(table["step"].to_pylist()) == {7}
+    assert same_groups(table["group_id"].to_pylist(), b.groups)
     masks = table["response_mask"].to_pylist()
     for name, values in (
         ("rollout_log_probs", b.rollout),
@@ -170,7 +209,6 @@ def check(b: Batch, folder: Path) -> None:
 @pytest.mark.parametrize("page", OBJECTS)
 def test_a_recipe_writes_the_batch(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("dumps").mkdir()
     names: dict[str, Any] = {}
     exec(compile(block(page), f"{page}.md", "exec"), names)
     b = Batch()
@@ -180,13 +218,28 @@ def test_a_recipe_writes_the_batch(page: str, tmp_path: Path, monkeypatch: pytes
     check(b, tmp_path / "dumps")
 
 
+def test_the_recipe_for_openrlhf_knows_the_lag_only_where_nothing_is_asynchronous(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(block("openrlhf"), "openrlhf.md", "exec"), names)
+    ((experiences, _, args, _),) = openrlhf(Batch())
+
+    names["dump_batch"](experiences, 1, args)
+    args.train.async_enable = False
+    names["dump_batch"](experiences, 2, args)
+
+    assert "policy_lag" not in pq.read_schema("dumps/step_000001.parquet").names
+    assert set(pq.read_table("dumps/step_000002.parquet")["policy_lag"].to_pylist()) == {0}
+
+
 def test_the_recipe_for_verl_takes_its_own_dataproto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "pip install --no-deps verl==0.9.1 tensordict pyvers omegaconf antlr4-python3-runtime==4.9.3"
     proto = pytest.importorskip("verl", reason=reason, exc_type=ImportError).DataProto
     import numpy as np
 
     monkeypatch.chdir(tmp_path)
-    Path("dumps").mkdir()
     names: dict[str, Any] = {}
     exec(compile(block("verl"), "verl.md", "exec"), names)
     b = Batch()
@@ -197,82 +250,147 @@ def test_the_recipe_for_verl_takes_its_own_dataproto(tmp_path: Path, monkeypatch
     check(b, tmp_path / "dumps")
 
 
+TRL = "pip install -c constraints.txt trl"
+ALIGNED = {"gradient_accumulation_steps": 2, "steps_per_generation": 2}
+"""One update per generation: TRL then needs no old log-probs, and computes them for a correction only."""
+
+
+class Run:
+    """A policy of two thousand weights, trained by TRL with the block of its page.
+
+    In vLLM's place it is its own engine, in bfloat16; it gets new weights once per `sync_every` steps.
+    """
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, sync_every: int = 1, **options: Any
+    ) -> None:
+        trl = pytest.importorskip("trl", reason=TRL, exc_type=ImportError)
+        from datasets import Dataset
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        names: dict[str, Any] = {}
+        exec(compile(block("trl"), "trl.md", "exec"), names)
+        self.seen: list[dict[str, Any]] = []
+        seen = self.seen
+
+        class Trainer(names["DumpingTrainer"]):  # type: ignore[misc]
+            _last_loaded_step = -1
+
+            def _generate(self, *args: Any, **options: Any) -> Any:
+                self.use_vllm = False
+                prompts, completions, tools, text, none, *others = super()._generate(*args, **options)
+                self.use_vllm = True
+                assert none is None  # the log-probs, which only vLLM returns
+                if (
+                    self._last_loaded_step < 0
+                    or self.state.global_step >= self._last_loaded_step + sync_every
+                ):
+                    self._last_loaded_step = self.state.global_step
+                with torch.no_grad():
+                    sampled = [self.score(p, c) for p, c in zip(prompts, completions, strict=True)]
+                return prompts, completions, tools, text, sampled, *others
+
+            def score(self, prompt: list[int], completion: list[int]) -> list[float]:
+                logits = self.model.bfloat16()(torch.tensor([prompt + completion])).logits.float()
+                self.model.float()
+                steps = logits[0, len(prompt) - 1 : -1].div(self.temperature).log_softmax(-1)
+                return [float(row[token]) for row, token in zip(steps, completion, strict=True)]
+
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                seen.append(super()._generate_and_score_completions(inputs))
+                seen[-1]["prompts"] = [row["prompt"] for row in inputs]
+                return {name: value for name, value in seen[-1].items() if name != "prompts"}
+
+        words = {word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghijklmnop"])}
+        splitter = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+        splitter.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=splitter, pad_token="<pad>", eos_token="<eos>")
+        torch.manual_seed(0)
+        shape = {"vocab_size": len(words), "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
+        model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=1, pad_token_id=0))
+        config = trl.GRPOConfig(
+            output_dir="out",
+            per_device_train_batch_size=16,
+            **{"gradient_accumulation_steps": 1, "steps_per_generation": 2} | options,
+            num_generations=4,
+            max_completion_length=24,
+            max_steps=3,
+            logging_steps=1,
+            temperature=0.9,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+        )
+        data = Dataset.from_list([{"prompt": word} for word in "abcdefghijklmnop"])
+        self.trainer = Trainer(
+            model=model,
+            reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
+            args=config,
+            train_dataset=data,
+            processing_class=tokenizer,
+        )
+        self.trainer.train()
+
+
 @pytest.mark.filterwarnings("ignore")  # of trl, transformers and datasets
 def test_the_recipe_for_trl_runs_in_its_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy of two thousand weights is trained; in vLLM's place it is its own engine, in bfloat16."""
-    trl = pytest.importorskip("trl", reason="pip install -c constraints.txt trl", exc_type=ImportError)
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    Path("dumps").mkdir()
-    names: dict[str, Any] = {}
-    exec(compile(block("trl"), "trl.md", "exec"), names)
-
-    seen: list[dict[str, Any]] = []
-
-    class Trainer(names["DumpingTrainer"]):  # type: ignore[misc]
-        def _generate(self, *args: Any, **options: Any) -> Any:
-            prompts, completions, tools, text, none, *others = super()._generate(*args, **options)
-            assert none is None  # the log-probs, which only vLLM returns
-            with torch.no_grad():
-                sampled = [self.score(p, c) for p, c in zip(prompts, completions, strict=True)]
-            return prompts, completions, tools, text, sampled, *others
-
-        def score(self, prompt: list[int], completion: list[int]) -> list[float]:
-            logits = self.model.bfloat16()(torch.tensor([prompt + completion])).logits.float()
-            self.model.float()
-            steps = logits[0, len(prompt) - 1 : -1].div(self.temperature).log_softmax(-1)
-            return [float(row[token]) for row, token in zip(steps, completion, strict=True)]
-
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            seen.append(super()._generate_and_score_completions(inputs))
-            return seen[-1]
-
-    words = {word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghijklmnop"])}
-    splitter = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
-    splitter.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=splitter, pad_token="<pad>", eos_token="<eos>")
-    torch.manual_seed(0)
-    shape = {"vocab_size": len(words), "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=1, pad_token_id=0))
-    config = trl.GRPOConfig(
-        output_dir="out",
-        per_device_train_batch_size=16,
-        gradient_accumulation_steps=1,
-        steps_per_generation=2,  # so that TRL computes the old log-probs
-        num_generations=4,
-        max_completion_length=24,
-        max_steps=2,
-        temperature=0.9,
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-    )
-    data = Dataset.from_list([{"prompt": word} for word in "abcdefghijklmnop"])
-    trainer = Trainer(
-        model=model,
-        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-        args=config,
-        train_dataset=data,
-        processing_class=tokenizer,
-    )
-    trainer.train()
+    run = Run(tmp_path, monkeypatch, sync_every=5)
 
     table = pq.read_table(tmp_path / "dumps")
-    assert table.num_rows == sum(len(out["completion_ids"]) for out in seen) >= 32
+    assert table.num_rows == sum(len(out["completion_ids"]) for out in run.seen) >= 32
     for name, theirs in (
         ("rollout_log_probs", "sampling_per_token_logps"),
         ("old_log_probs", "old_per_token_logps"),
     ):
         given = [
             [float(v) for v in row[: int(mask.sum())]]
-            for out in seen
+            for out in run.seen
             for row, mask in zip(out[theirs], out["completion_mask"], strict=True)
         ]
         assert table[name].to_pylist() == given
+    assert same_groups(
+        table["group_id"].to_pylist(), [prompt for out in run.seen for prompt in out["prompts"]]
+    )
+    lags = dict(zip(table["step"].to_pylist(), table["policy_lag"].to_pylist(), strict=True))
+    assert lags == {1: 0, 3: 2}, "the engine has the first weights still"
+    Path("logged.jsonl").write_text(
+        "\n".join(map(json.dumps, run.trainer.state.log_history)), encoding="utf-8"
+    )
+    checked = offpol_diag.check("dumps", "logged.jsonl")
+    assert checked.equal, "the steps are those that TRL logs"
+    assert checked.steps == [1, 3]
+    assert len(checked.metrics) == 5
     report = offpol_diag.analyze("dumps", presets="token_is", progress=False)
     assert report.diagnosis.verdict != "bug", report.diagnosis.headline
     assert 0 < report.metrics["k3"].value < 1e-2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_of_trl_without_a_correction_goes_on_without_a_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch, vllm_importance_sampling_correction=False, num_iterations=1, **ALIGNED)
+
+    assert run.trainer.state.global_step == 3
+    assert "old_per_token_logps" not in run.seen[0], "which is what the page says"
+    assert not Path("dumps").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_of_trl_with_every_weight_bound_by_1_is_dumped_and_not_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (PAGES / "trl.md").read_text(encoding="utf-8").partition("## Without a correction")[2]
+    settings = dict(re.findall(r"`(vllm_importance_sampling_\w+)=([^`]+)`", text.partition("##")[0])[1:])
+    assert len(settings) == 3
+    run = Run(tmp_path, monkeypatch, **{name: eval(value) for name, value in settings.items()}, **ALIGNED)
+
+    weights = torch.cat([out["importance_sampling_ratio"].flatten() for out in run.seen])
+    assert torch.allclose(weights, torch.ones(()), atol=1e-5)
+    table = pq.read_table("dumps")
+    assert table.num_rows == sum(len(out["completion_ids"]) for out in run.seen)
+    assert table["old_log_probs"] != table["rollout_log_probs"]
+    assert set(table["policy_lag"].to_pylist()) == {0}
