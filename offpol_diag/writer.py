@@ -112,16 +112,17 @@ class DumpWriter:
         self.path = Path(path)
         if rank is not None:
             self.path = self.path.with_name(f"{self.path.stem}-rank{rank:05}{self.path.suffix}")
-        if (
-            self.path.exists() and not self.path.is_file()
-        ):  # a device would be replaced, /dev/null by root even
-            raise ValueError(f"{self.path}: a directory or a device, no file; choose another name")
         self._metadata = {METADATA_KEY: _stamped(given, provenance or {})}
-        self._target = self.path.resolve()  # now: the process may change its directory
         try:
+            special = self.path.exists() and not self.path.is_file()
+            self._target = self.path.resolve()  # now: the process may change its directory
             self._target.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise ValueError(f"{self.path}: its directory is a file; choose another name") from error
+        except OSError as error:
+            raise ValueError(f"{self.path} cannot be made: {error.strerror}; choose another name") from error
+        if special:  # a device would be replaced, /dev/null by root even
+            raise ValueError(f"{self.path}: a directory or a device, no file; choose another name")
         # random, as numbers of processes come again, and a process may write a file twice
         self._temporary = beside(self._target).with_suffix(f".{secrets.token_hex(4)}.tmp")
         self._row_group_tokens = row_group_tokens

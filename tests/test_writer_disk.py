@@ -482,6 +482,26 @@ def test_the_folder_of_the_dump_is_made(tmp_path: Path) -> None:
             DumpWriter(path)
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENAMETOOLONG])
+def test_a_folder_that_cannot_be_made_is_one_clear_error(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+    with pytest.raises(ValueError, match=rf"new/d cannot be made: {os.strerror(code)}; choose another name"):
+        DumpWriter(tmp_path / "new" / "d")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_name_that_no_disk_holds_is_the_same_error(tmp_path: Path) -> None:
+    for path in (tmp_path / ("n" * 300), tmp_path / ("n" * 300) / "d"):
+        with pytest.raises(ValueError, match="cannot be made: File name too long"):
+            DumpWriter(path)
+
+
 def test_a_change_of_directory_does_not_move_the_dump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
