@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,7 @@ from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.charts import cause
 from offpol_diag.summary import CandidateCause, Diagnosis, Number, loads
 
+SAMPLES = Path(__file__).parents[1] / "sample_data"
 PROMPTS, ANSWERS, TOKENS, WORDS = 32, 4, 40, 6
 S = PROMPTS * ANSWERS
 GROWING = (4e-5, 0.037, 0.040, 0.047, 0.053, 0.075, 0.078, 0.068)
@@ -652,6 +654,97 @@ def test_both_runs_of_a_comparison_show_their_candidates(tmp_path):
     )
     assert "A: Cannot tell from this dump: the columns line up" in said
     assert "Candidate 1, stale" in said
+
+
+LAG = "policy_lag: it decides between stale weights and weights that do not arrive"
+GROUP = "group_id: intervals are too narrow where a prompt was sampled more than once"
+
+
+def analysed(name, without, tmp_path, *options):
+    """Return what `analyze` prints of a sample without some of its columns, a line per paragraph."""
+    path = tmp_path / "dump.parquet"
+    pq.write_table(pq.read_table(SAMPLES / name).drop(without), path)
+    command = ["analyze", str(path), "--presets", "token_is", "--no-html", *options]
+    done = CliRunner(env={"COLUMNS": "100"}).invoke(app, command)
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def test_the_short_answer_to_a_collapse_without_a_lag_says_what_the_lag_would_decide(tmp_path):
+    said = analysed("collapse.parquet", ["policy_lag"], tmp_path)
+
+    decide = said.partition(" Decide ")[2].partition(" What to do ")[0]
+    assert decide.startswith("Write policy_lag (or rollout_version and train_version) into the next dump")
+    assert (
+        "of stale weights K3 rises with the lag and is rounding at lag 0; weights that do not arrive"
+        in decide
+    )
+    assert " Missing " not in said, "the lag is named already, and prompts are there"
+
+
+@pytest.mark.parametrize(
+    ("without", "missing"),
+    [
+        ([], ""),
+        (["policy_lag"], f"{LAG}."),
+        (["group_id"], f"{GROUP}."),
+        (["policy_lag", "group_id"], f"{LAG}; {GROUP}."),
+    ],
+)
+def test_the_short_answer_names_the_lag_or_prompt_that_is_missing_and_what_it_would_decide(
+    tmp_path, without, missing
+):
+    said = analysed("healthy.parquet", without, tmp_path)
+
+    assert (f" Missing {missing}" in said) if missing else (" Missing " not in said)
+
+
+def test_of_a_collapse_that_names_the_lag_as_decisive_only_the_prompt_is_said_to_be_missing(tmp_path):
+    said = analysed("collapse.parquet", ["policy_lag", "group_id"], tmp_path)
+
+    assert f" Missing {GROUP}." in said
+    assert said.count("policy_lag") == 1
+
+
+def test_all_forms_say_what_a_lag_and_a_prompt_would_decide(tmp_path):
+    json_file = tmp_path / "result.json"
+    said = analysed("healthy.parquet", ["policy_lag", "group_id"], tmp_path, "-v", "--json", str(json_file))
+
+    undecidable = "stale weights or weights that do not arrive: needs the column policy_lag"
+    width = "how wide the intervals are where a prompt was sampled more than once: needs group_id"
+    assert f"Cannot be decided from this dump: {undecidable}." in said
+    assert f"Not known: {width}." in said
+    assert f"policy_lag not in this dump: {LAG.partition(': ')[2]}" in said
+    assert f"group_id not in this dump: {GROUP.partition(': ')[2]}" in said
+    result = loads(json_file.read_text(encoding="utf-8"), "result.json")
+    assert result.diagnosis.undecidable == [undecidable]
+    assert f"{width[0].upper()}{width[1:]}." in result.recommendation.unknown
+
+
+def test_versions_of_both_sides_are_a_lag(tmp_path):
+    table = pq.read_table(SAMPLES / "healthy.parquet")
+    versions = table.rename_columns(
+        [name.replace("policy_lag", "rollout_version") for name in table.schema.names]
+    )
+    path = tmp_path / "dump.parquet"
+    pq.write_table(versions.append_column("train_version", versions["rollout_version"]), path)
+    done = CliRunner().invoke(app, ["analyze", str(path), "--presets", "token_is", "--no-html", "-v"])
+
+    assert " Missing " not in " ".join(done.output.split())
+    assert "weights that do not arrive: needs" not in " ".join(done.output.split())
+
+
+def test_a_bug_is_told_before_what_is_missing(tmp_path):
+    table = pq.read_table(SAMPLES / "healthy.parquet").drop(["policy_lag"])
+    values = np.roll(table["old_log_probs"].combine_chunks().values.to_numpy(zero_copy_only=False), 1)
+    lists = pa.ListArray.from_arrays(table["old_log_probs"].combine_chunks().offsets, values)
+    at = table.schema.get_field_index("old_log_probs")
+    path = tmp_path / "dump.parquet"
+    pq.write_table(table.set_column(at, "old_log_probs", lists), path)
+    done = CliRunner().invoke(app, ["analyze", str(path), "--presets", "token_is", "--no-html"])
+
+    assert "BUG" in done.output
+    assert "Missing" not in done.output
 
 
 def test_the_cause_of_every_sample_is_right():

@@ -421,6 +421,7 @@ def test_the_reasons_are_the_mismatch_staleness_and_dependence_on_the_token(pref
 GRADIENTS = "How far the gradient is off without a correction: a dump holds no gradients."
 STALENESS = "Whether staleness shows: needs the column advantages."
 DEPENDENCE = "Whether the mismatch is noise or depends on the token: "
+WIDTH = "How wide the intervals are where a prompt was sampled more than once: needs group_id."
 UNREPEATED = "too few tokens repeat among a prompt's responses."
 
 
@@ -432,7 +433,7 @@ UNREPEATED = "too few tokens repeat among a prompt's responses."
         (("token_ids",), {"share": APART}, [GRADIENTS, STALENESS]),
         (("token_ids",), {}, [GRADIENTS, STALENESS, DEPENDENCE + UNREPEATED]),
         (("advantages", "token_ids"), {"errors": 1.0, "share": APART}, [GRADIENTS]),
-        (("-group_id",), {}, [GRADIENTS, STALENESS, DEPENDENCE + "needs token_ids and group_id."]),
+        (("-group_id",), {}, [GRADIENTS, STALENESS, DEPENDENCE + "needs token_ids and group_id.", WIDTH]),
     ],
 )
 def test_what_the_dump_cannot_say_names_the_column_that_would(columns, change, said):

@@ -453,6 +453,8 @@ def _unknown(seen: Evidence) -> list[str]:
         lacking = " and ".join(name for name in ("token_ids", "group_id") if name not in columns)
         why = f"needs {lacking}" if lacking else "too few tokens repeat among a prompt's responses"
         found.append(f"Whether the mismatch is noise or depends on the token: {why}.")
+    if "group_id" not in columns:
+        found.append("How wide the intervals are where a prompt was sampled more than once: needs group_id.")
     return found
 
 

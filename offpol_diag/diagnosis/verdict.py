@@ -392,6 +392,7 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
     missing = {
         "raw log-probs in both columns beside a temperature or top-p: needs the column entropy": rows.entropy,
         "single tokens that are scored differently: needs the column token_ids": rows.ids,
+        "stale weights or weights that do not arrive: needs the column policy_lag": seen.known or None,
     }
     known: dict[str, Any] = {
         "undecidable": [question for question, column in missing.items() if column is None],

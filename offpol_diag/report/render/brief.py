@@ -18,7 +18,7 @@ from offpol_diag.bands import Tone
 from offpol_diag.numerals import minus, value_or_dash, written
 from offpol_diag.printable import printable
 from offpol_diag.report.render.dots import share
-from offpol_diag.report.sections.answer import DECIDE, Answer, Correction
+from offpol_diag.report.sections.answer import DECIDE, MISSING, Answer, Correction
 from offpol_diag.report.sections.diagnosis import NOTHING
 from offpol_diag.report.sections.numbers import Tile
 from offpol_diag.summary import CandidateCause
@@ -99,6 +99,7 @@ def _ever_shorter(answer: Answer) -> list[Answer]:
         {"tiles": answer.tiles[:4]},
         {"corrections": ()},
         {"cautions": answer.cautions[:1]},
+        {"facts": tuple(fact for fact in answer.facts if fact[0] not in ("Warnings", MISSING))},
     ):
         found.append(replace(found[-1], **change))
     return found

@@ -73,6 +73,8 @@ TITLES = {
 FITTING = "Cannot tell: nothing in this dump establishes a cause"
 DECIDE = "Decide"
 """Label of the measurement that decides between the candidates, which stand before it."""
+MISSING = "Missing"
+"""Label of the columns that a hook can write, and of what they would decide."""
 LABELS = {
     "default": "The default: no alternative has a measurably lower estimated error.",
     "measured": "Measured on this dump: no alternative has a measurably lower estimated error.",
@@ -605,11 +607,15 @@ def _facts(
     among = ", among them" if len(sure_of) < len(levels) else ""
     warnings = f"{many}{among}: {'; '.join(sure_of)}." if sure_of else ""
     open_ = undecided(summary)
+    told = open_.decide if open_ else ""
+    lacks = [f"{name}: {why}" for name, why in columns.missing(summary.dump).items() if name not in told]
+    missing = (MISSING, f"{'; '.join(lacks)}." if lacks else "")
     if open_:
         return (
             ("Bug?", open_.headline),
             (DECIDE, open_.decide),
             ("What to do", _remedy(summary, causes)),
+            missing,
             ("Warnings", warnings),
         )
     return (
@@ -617,6 +623,7 @@ def _facts(
         ("Cause", f"{_sentence(cause)} {' '.join(evidence[0])}" if evidence else cause),
         ("What to do", _remedy(summary, causes)),
         ("How sure", " ".join([*sure, *(f"Not known: {_lower(line)}" for line in unknown[:1])])),
+        missing,
         ("Warnings", warnings),
     )
 

@@ -15,6 +15,13 @@ WORDS = {
     "response_mask": "mask",
 }
 """Our name → the word for `--columns`."""
+DECIDES = {
+    "policy_lag": "it decides between stale weights and weights that do not arrive",
+    "group_id": "intervals are too narrow where a prompt was sampled more than once",
+}
+"""Column that a hook can write → what a dump without it cannot say."""
+VERSIONS = {"rollout_version", "train_version"}
+"""Columns whose difference is the policy lag."""
 LINE, NAME = (100, 60), 40
 """Characters for what was read and for what was ignored in the short form, and for one name."""
 WHOLE, LONG = 20_000, 200
@@ -31,6 +38,13 @@ def all_read(facts: DumpFacts) -> str:
     own = all(role == column for role, column in facts.columns.items())
     every = own and "response_mask" in facts.columns and facts.ignored == []
     return f"all {count(len(facts.columns) + len(facts.others))} columns read" if every else ""
+
+
+def missing(facts: DumpFacts) -> dict[str, str]:
+    """Return those of policy_lag and group_id that the dump lacks, each with what it would decide."""
+    held = {*facts.columns, *facts.others}
+    held |= {"policy_lag"} if held >= VERSIONS else set()
+    return {name: why for name, why in DECIDES.items() if name not in held}
 
 
 def in_short(facts: DumpFacts) -> str:

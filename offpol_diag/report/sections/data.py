@@ -40,7 +40,12 @@ def data(summary: Summary) -> Section:
         for prefix, some in (("", summary.metrics), ("PRESET.", first))
         for name, one in some.items()
     ]
-    missing = [(name, "not in this dump") for name in EXPECTED if name not in facts.columns]
+    lacks = columns.missing(facts)
+    missing = [
+        (name, f"not in this dump: {lacks[name]}" if name in lacks else "not in this dump")
+        for name in EXPECTED
+        if name not in facts.columns
+    ]
     named = [*facts.columns.items(), *missing]
     named += [("read by their own names", columns.whole(facts.others))] if facts.others else []
     named += [("ignored", columns.ignored(facts))]
