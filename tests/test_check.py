@@ -27,7 +27,7 @@ from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
 from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets.catalogue import load
-from offpol_diag.report.sections.check import reasons
+from offpol_diag.report.sections.check import notes, reasons
 from tests.trainers import logged_hub, logged_slime
 from tests.trainers.padded import padded
 from tests.trainers.samples import samples
@@ -420,6 +420,57 @@ def test_values_that_are_not_finite_differ_and_are_named(dump, tmp_path):
     assert json.loads(found.to_json())["metrics"]
     (line,) = (line for line in reasons(found, found.findings[0]) if "NaN" in line and "train" in line)
     assert line == f"train/tis is NaN or infinite at step {START + 1}."
+
+
+@pytest.mark.parametrize("by", [1, -1, 1000])
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_steps_that_are_numbered_otherwise_throughout_are_a_note_and_no_difference(
+    trainer, by, dump, tmp_path
+):
+    file, rows = dump
+    run, preset, _, _ = TRAINERS[trainer]
+    logged = write(tmp_path, {step + by: run(some) for step, some in rows.items()})
+
+    found = offpol_diag.check(file, logged, preset=preset)
+    assert (found.equal, found.shift, found.steps, found.missing) == (True, by, [*rows], [])
+    how = {1: "one higher", -1: "one lower", 1000: "1,000 higher"}[by]
+    (note,) = [line for line in notes(found) if line.startswith("Numbering differs")]
+    assert note == (
+        f"Numbering differs: the curves count every step {how} than the dump, whose step {START} is their "
+        f"{START + by}. Steps here are the dump's."
+    )
+    done = CliRunner().invoke(app, ["check", str(file), "--logged", str(logged), "--strict"])
+    assert done.exit_code == 0
+    assert f"count every step {how}" in " ".join(done.output.split())
+
+
+def test_one_step_logged_under_another_number_is_the_same_note(dump, tmp_path):
+    rows = pq.read_table(dump[0]).filter(pc.field("step") == START)
+    pq.write_table(rows, tmp_path / "one.parquet")
+
+    found = offpol_diag.check(tmp_path / "one.parquet", write(tmp_path, {START + 1: trl(dump[1][START])}))
+    assert (found.equal, found.shift, found.steps) == (True, 1, [START])
+
+
+def test_a_metric_that_lags_while_the_others_do_not_is_a_difference(dump, tmp_path):
+    file, rows = dump
+    name = TRAINERS["slime"][2]
+    values = {step: slime(some) for step, some in rows.items()}
+    late = {step: one | {name: values[max(step - 1, START)][name]} for step, one in values.items()}
+
+    found = offpol_diag.check(file, write(tmp_path, late), preset="slime_tis")
+    assert (found.shift, [one.name for one in found.different]) == (0, [name])
+    assert found.different[0].variant == "step_before"
+
+
+def test_a_shift_that_leaves_one_metric_different_is_none(dump, tmp_path):
+    file, rows = dump
+    name = TRAINERS["slime"][2]
+    values = {step + 1: slime(some) for step, some in rows.items()}
+    values[START + 2][name] *= 1.01
+
+    found = offpol_diag.check(file, write(tmp_path, values), preset="slime_tis")
+    assert (found.equal, found.shift) == (False, 0)
 
 
 def test_steps_that_are_missing_are_listed_and_numbers_one_apart_are_hinted_at(dump, tmp_path):

@@ -107,6 +107,10 @@ class Checked(BaseModel):
     steps: list[TrainingStep] = Field(
         min_length=1, description="training steps that both the dump and the curves hold"
     )
+    shift: int = Field(
+        0,
+        description="how much higher the curves number each step than the dump, whose numbers are used",
+    )
     missing: list[TrainingStep] = Field([], description="training steps of the dump that no curve holds")
     micro_batch: int | None = None
     dp: int | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from offpol_diag.check import curves as tracker
 from offpol_diag.check.expected import Values, by_step
@@ -66,23 +67,43 @@ def check(
     if not batches:
         raise UsageError("the dump has no training steps", "log `step`, or name its column with --columns")
     candidates = _candidates(dump, catalogue, trainer, preset, curves)
-    held = {step for curve in curves.values() for step in curve}
-    steps = [step for step in batches if step in held]
-    if not steps:
+    built: dict[tuple[str, int], Step] = {}
+
+    def step(one: Preset, at: int) -> Step:
+        if (one.name, at) not in built:
+            built[one.name, at] = Step(batches[at], one, have, micro_batch, dp)
+        return built[one.name, at]
+
+    def matching(curves: tracker.Curves) -> _Match | None:
+        """Compare the curves, under their step numbers; None where no step is in both."""
+        held = {step for curve in curves.values() for step in curve}
+        steps = [step for step in batches if step in held]
+        if not steps:
+            return None
+        best = _best(candidates, lambda one: step(one, steps[0]), steps[0], curves)
+        expected = {at: step(best, at).values(BASE) for at in steps}
+        names, ambiguous = tracker.matched(curves, expected[steps[0]])
+        found = (_compared(name, curve, curves[curve], expected) for name, curve in names.items())
+        return _Match(curves, best, steps, expected, names, ambiguous, [one for one in found if one])
+
+    given, shift = matching(curves), 0
+    if given is None or any(one.different for one in given.checked):
+        first = min(batches)
+        for by in _shifts(curves, [step(one, first).values(BASE) for one in candidates], first):
+            moved = matching(
+                {name: {at - by: value for at, value in curve.items()} for name, curve in curves.items()}
+            )
+            if moved is not None and moved.certain(len(batches)):
+                given, shift = moved, by
+                break
+    if given is None:
+        held = {step for curve in curves.values() for step in curve}
         spans = (f"{min(one)} to {max(one)}" for one in (batches, held))
         apart = any(step + by in held for step in batches for by in (-1, 1))
         hint = "number both alike: their steps are one apart" if apart else "give the same run of both"
         raise UsageError("the dump has steps {}, the curves {}".format(*spans), hint)
-
-    def step(one: Preset, at: int) -> Step:
-        return Step(batches[at], one, have, micro_batch, dp)
-
-    best = _best(candidates, lambda one: step(one, steps[0]), steps[0], curves)
+    curves, best, steps, expected, names, ambiguous, checked = given
     every = {at: step(best, at) for at in batches}
-    expected = {at: every[at].values(BASE) for at in steps}
-    names, ambiguous = tracker.matched(curves, expected[steps[0]])
-    found = (_compared(name, curve, curves[curve], expected) for name, curve in names.items())
-    checked = [one for one in found if one]
     if not checked:
         raise UsageError(
             f"no curve holds a number that {best.name} logs at these steps",
@@ -107,6 +128,7 @@ def check(
         preset=best.name,
         chosen=len(candidates) > 1,
         steps=steps,
+        shift=shift,
         missing=sorted(set(batches) - {point.step for one in checked for point in one.points}),
         micro_batch=micro_batch,
         dp=dp,
@@ -115,6 +137,56 @@ def check(
         unmatched=[name for name in expected[steps[0]] if name not in names and name not in ambiguous],
         ambiguous=ambiguous,
     )
+
+
+class _Match(NamedTuple):
+    """Curves and dump, compared.
+
+    Attributes:
+        curves: name → step of the dump → value.
+        best: the preset whose numbers they are compared with.
+        steps: in both.
+        expected: step → what the dump says.
+        names: logged name → its curve.
+        ambiguous: logged name → curves among which none is chosen.
+        checked: a result per metric.
+    """
+
+    curves: tracker.Curves
+    best: Preset
+    steps: list[int]
+    expected: dict[int, Values]
+    names: dict[str, str]
+    ambiguous: dict[str, list[str]]
+    checked: list[MetricCheck]
+
+    def certain(self, steps: int) -> bool:
+        """Return whether all is equal, at two steps of the dump or at all, and not by chance."""
+        values = [point.logged for one in self.checked for point in one.points if point.logged not in (0, 1)]
+        equal = not any(one.different for one in self.checked)
+        return equal and len(self.steps) >= min(2, steps) and len(values) >= 2
+
+
+MOST_SHIFTS = 3
+"""Differences between the step numbers of dump and curves that are tried."""
+
+
+def _shifts(curves: tracker.Curves, expected: Sequence[Values], step: int) -> list[int]:
+    """Return by how much the curves may number a step of the dump higher, the likeliest first.
+
+    Args:
+        curves: as logged.
+        expected: what the dump says at the step under each preset.
+        step: of the dump.
+    """
+    found = Counter(
+        at - step
+        for values in expected
+        for name, curve in tracker.matched(curves, values)[0].items()
+        for at, logged in curves[curve].items()
+        if at != step and math.isfinite(logged) and same(logged, values[name])
+    )
+    return [by for by, _ in sorted(found.items(), key=lambda one: (-one[1], abs(one[0])))][:MOST_SHIFTS]
 
 
 def _candidates(

@@ -405,8 +405,8 @@ MEASUREMENTS = (
     ),
     Measurement(
         "Write policy_lag (or rollout_version and train_version) into the next dump: of stale weights K3 "
-        "rises with the lag and is rounding at lag 0; weights that do not arrive, and all else, show at lag 0 "
-        "too.",
+        "rises with the lag and is rounding at lag 0; weights that do not arrive, and all else, show at lag "
+        "0 too.",
         frozenset({"stale"}),
         lambda seen: not seen.known,
     ),

@@ -9,7 +9,7 @@ from offpol_diag.bands import Tone
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.check import Checked, Finding, MetricCheck
 from offpol_diag.check.result import UNKNOWN, relative_difference
-from offpol_diag.numerals import counted, rounded
+from offpol_diag.numerals import count, counted, rounded
 from offpol_diag.report.picture import Kind, Layer, Panel, Picture
 from offpol_diag.report.sections.opening import Fact, Opening
 
@@ -61,6 +61,13 @@ def notes(found: Checked) -> tuple[str, ...]:
     if found.chosen:
         most = f"Of {found.trainer}'s presets {found.preset} reproduces the most"
         lines.append(f"{most}; --preset names another.")
+    if found.shift:
+        by, at = abs(found.shift), found.steps[0]
+        how = f"{'one' if by == 1 else count(by)} {'higher' if found.shift > 0 else 'lower'}"
+        lines.append(
+            f"Numbering differs: the curves count every step {how} than the dump, whose step {at} is their "
+            f"{at + found.shift}. Steps here are the dump's."
+        )
     parts = [f"micro-batches of {found.micro_batch}"] if found.micro_batch else []
     parts += [counted(found.dp, "rank")] if found.dp else []
     if parts:
