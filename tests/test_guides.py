@@ -73,7 +73,6 @@ def test_the_readmes_writer_writes_a_dump_that_is_analysed(clone):
         "sampled_with": 3,
         "rewards": [float(i % 2) for i in range(32)],
     }
-    Path("dumps").mkdir(exist_ok=True)
     exec(compile(block, "README.md", "exec"), names)
 
     found = offpol_diag.analyze("dumps", presets=(), progress=False)
