@@ -132,7 +132,10 @@ RULES: Mapping[str, Rule] = {
     "by_step": Rule(_texts, _NAMES.format("k3")),
     "engine": Rule(_text, '"local" or "ray"'),
     "device": Rule(lambda x: x is not None, '"auto", "cpu", "cuda" or "cuda:N"'),
-    "progress": Rule(_optional(callable), "a function of rows done and rows in all, or None"),
+    "progress": Rule(
+        lambda x: x is None or x is False or callable(x),
+        "a function of rows done and rows in all, or None or False for none",
+    ),
     "batch_tokens": Rule(_optional(_whole(1, MOST_SEED)), _COUNT),
     "sequences": Rule(_optional(_path), _FILE),
     "tally": Rule(_optional(_path), _FILE),
