@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -18,6 +18,7 @@ from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
 from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
+from offpol_diag.engine import breakdowns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.engine.segments import on_host
@@ -118,7 +119,9 @@ def examine(
         batch_tokens=size,
     )
     study = Study.of(dump.info.columns, presets, group_by, seed)
-    study = replace(study, against=against, by_step=tuple(by_step))
+    # pieces of a dump that are merged keep the same values only if their hashes choose them
+    kept = () if tally else tuple(_kept(dump, group_by))
+    study = replace(study, against=against, by_step=tuple(by_step), kept=kept)
     with start(device, workers, progress) as runs:
         found = read_ahead_for(runs, dump, study)
         with SequenceWriter.open(sequences) as writer:
@@ -129,7 +132,8 @@ def examine(
             seen = observed.tally
             if writer:
                 writer.finish(readout.Readout(study, seen).factors)
-    facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
+    notes = (MADE,) if found.rewards else ()
+    facts = readout.facts(dump, seen, (*notes, *map(largest_groups, kept)))
     run = record(runs, study, facts)
     if tally:
         settings = tally_file.Settings.of(study, presets, facts.columns)
@@ -137,6 +141,21 @@ def examine(
         whole = tally_file.TallyFile("", settings, (tally_file.Held("", piece),), seen)
         tally_file.write(tally, whole)
     return Examined(study, seen, presets, facts, run)
+
+
+def _kept(dump: Dump, group_by: Sequence[str]) -> Iterator[breakdowns.Kept]:
+    """Yield the columns with too many values to keep them all, and the largest ones."""
+    for name in dict.fromkeys(group_by):
+        found = None if name == breakdowns.STEP else dump.largest(name, breakdowns.LARGEST)
+        if found:
+            yield breakdowns.Kept(name, *found)
+
+
+def largest_groups(kept: breakdowns.Kept) -> str:
+    """Say which groups are listed of a column with too many values."""
+    many, others = len(kept.values), kept.others
+    whole = f"--group-by {kept.name}: {many + others:,} values"
+    return f"{whole}; the {many:,} largest groups, by their rows, are listed, and the other {others:,} as one"
 
 
 def paths(sources: str | Path | Sequence[str | Path]) -> list[str]:

@@ -34,6 +34,11 @@ def places(flags: Tensor) -> Tensor:
     return torch.nonzero(flags).flatten()
 
 
+def label(value: object) -> str:
+    """Return a scalar of a sequence as the text by which sequences are grouped."""
+    return "∅" if value is None else value.decode() if isinstance(value, bytes) else str(value)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Unmasked response tokens of S sequences, packed.

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns, open_dump
@@ -229,3 +230,46 @@ def test_a_path_that_is_no_utf8_is_refused(tmp_path):
     (folder / "dump.parquet").write_bytes(Path(write(tmp_path)).read_bytes())
     with pytest.raises(DumpError, match="the path is not UTF-8"):
         open_dump([str(folder)])
+
+
+# ---------------------------------------------------------------- more values than are kept
+
+
+def crowd(folder: Path) -> str:
+    """Write 1,000 hosts with two rows each, and 500 with one, in an order that mixes them."""
+    hosts = [f"h{i % 1500}" for i in range(2500)]
+    logs = [[-1.0 - i % 7, -2.0] for i in range(2500)]
+    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs, "host": hosts})
+    pq.write_table(table, folder / "crowd.parquet", row_group_size=300)
+    return str(folder / "crowd.parquet")
+
+
+@pytest.mark.parametrize("tokens", [None, 100])
+def test_of_a_column_with_many_values_the_largest_groups_are_listed_and_the_others_are_one(tmp_path, tokens):
+    found = analyze(crowd(tmp_path), group_by=["host"], device="cpu", batch_tokens=tokens)
+    *listed, others = found.by["host"].places
+    assert {place.key: place.sequences for place in listed} == {f"h{i}": 2 for i in range(1000)}
+    assert (others.key, others.sequences, others.tokens) == ("all others, 500 values", 500, 1000)
+    assert any("1,500 values; the 1,000 largest groups" in note for note in found.dump.notes)
+
+
+def test_of_equally_large_groups_the_first_in_order_are_listed(tmp_path):
+    path = crowd(tmp_path)
+    dump = open_dump([path], group_by=["host"])
+    kept, others = dump.largest("host", 1001)
+    assert kept == {f"h{i}" for i in range(1000)} | {"h1000"}
+    assert others == 499
+    assert dump.largest("host", 1500) is None
+
+
+def test_pieces_that_are_to_be_merged_keep_the_values_that_hashes_choose(tmp_path):
+    found = analyze(crowd(tmp_path), group_by=["host"], device="cpu", tally=tmp_path / "a.tally.json")
+    assert not any("largest groups" in note for note in found.dump.notes)
+    assert found.by["host"].left_out == 1100
+
+
+def test_the_command_says_which_groups_are_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(app, ["doctor", crowd(tmp_path), "--group-by", "host"])
+    assert ran.exit_code == 0
+    assert "1,500 values; the 1,000 largest groups, by their rows, are listed" in ran.stderr

@@ -165,7 +165,9 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         for name, state in tally.states.items()
         if isinstance(state, Places | Sums) and name.startswith("where.")
     }
-    by = breakdowns.locations(places, out.reader.groups, study.group_by, whole=bool(study.by_step))
+    by = breakdowns.locations(
+        places, out.reader.groups, study.group_by, whole=bool(study.by_step), kept=study.kept
+    )
     if "steps" in tally.states and "step" in by:  # numbers requested with `by_step`
         steps = typed(tally.states["steps"], Places)
         asked = breakdowns.by_step(steps, out.normal, study.presets, study.by_step, out.reader.groups)

@@ -59,6 +59,7 @@ class Study:
         group_by: extra location axes.
         against: the preset that the others are compared with, or None.
         by_step: numbers requested by training step, besides those of `breakdowns`.
+        kept: columns of `group_by` with many values, and those that are kept.
     """
 
     presets: tuple[Preset, ...]
@@ -68,6 +69,7 @@ class Study:
     replicates: int
     against: str | None = None
     by_step: tuple[str, ...] = ()
+    kept: tuple[breakdowns.Kept, ...] = ()
 
     @classmethod
     def of(
@@ -172,7 +174,7 @@ def observe(study: Study, scene: Scene) -> Tally:
     every = (gap.Gap, tails.Tails)
     first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
     walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
-    axes = breakdowns.places(scene, study.main, study.group_by)
+    axes = breakdowns.places(scene, study.main, study.group_by, study.kept)
     states: dict[str, State] = {
         **{f"where.{axis}": found for axis, found in axes.items()},
         "worst.sequences": worst.sequences(scene, study.main),

@@ -104,14 +104,17 @@ class Request:
             OffpolError: the options, the dump or a preset file cannot be used.
         """
         where = self._where()
-        from offpol_diag.analyze import examine
+        from offpol_diag.analyze import examine, largest_groups
 
         self.prepare(dumps)
         by = names(self.group_by)
         with self._quietly(), progress(self.quiet) as report:
-            return examine(
+            found = examine(
                 dumps, presets=presets, group_by=by, progress=report, by_step=self.by_step, **more, **where
             )
+        for one in found.study.kept:
+            note(largest_groups(one), self.quiet)
+        return found
 
     def sweep(self, dumps: Sequence[str], options: SweepOptions) -> Summary:
         """Evaluate one preset at many thresholds.

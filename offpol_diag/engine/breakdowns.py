@@ -8,7 +8,7 @@ have no value by step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
+from offpol_diag.batch import label as text_of
 from offpol_diag.engine import gap, method, normal, policyloss, residual, segments, update
 from offpol_diag.engine.accumulators import (
     MOST_PLACES,
@@ -202,8 +203,27 @@ def _runs(rows: Tensor, places: Sequence[Tensor]) -> Tensor | None:
     return torch.from_numpy(np.concatenate(([0], starts, [len(rows)])))
 
 
-def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places[Sums] | Sums]:
-    """Sum by place along every axis of the dump; for token axes, all places in one `Sums`."""
+LARGEST = 1000
+"""Values of a column of `--group-by` that are kept where there are more: those that most rows have."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The values of a column that are kept, those of most rows, and the number of all others."""
+
+    name: str
+    values: frozenset[str]
+    others: int
+
+
+def places(
+    scene: Scene, drift: Drift, group_by: Sequence[str], kept: Sequence[Kept] = ()
+) -> dict[str, Places[Sums] | Sums]:
+    """Sum by place along every axis of the dump; for token axes, all places in one `Sums`.
+
+    Of a column in `kept` these values are places of their own; of others with many values some, by hash.
+    """
+    chosen = {one.name: one.values for one in kept}
     parts, columns = collected(scene, drift, ByPlace).parts, gap.columns(scene, drift)
     if not columns:
         return {}
@@ -213,7 +233,7 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Pla
     for axis in (*SEQUENCE_AXES, *map(column_axis, group_by)):
         keys = axis.keys(scene.batch)
         if keys is not None:
-            found[axis.name] = _sequence_places(scene, summed, keys, axis.name != STEP)
+            found[axis.name] = _sequence_places(scene, summed, keys, axis.name != STEP, chosen.get(axis.name))
     for token_axis in TOKEN_AXES:
         if token_axis.name in parts:
             found[token_axis.name] = _token_places(
@@ -223,11 +243,17 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Pla
 
 
 def _sequence_places(
-    scene: Scene, columns: dict[str, Tensor], keys: Sequence[object], bounded: bool
+    scene: Scene,
+    columns: dict[str, Tensor],
+    keys: Sequence[object],
+    bounded: bool,
+    chosen: Collection[str] | None,
 ) -> Places[Sums]:
-    rows = segments.by_key("∅" if key is None else str(key) for key in keys)
-    if bounded and len(rows) > MOST_PLACES:
+    rows = segments.by_key(map(text_of, keys))
+    kept = chosen
+    if kept is None and bounded and len(rows) > MOST_PLACES:
         kept = set(retained(rows))
+    if kept is not None and not set(kept).issuperset(rows):
         others = sorted(row for key, members in rows.items() if key not in kept for row in members)
         rows = {key: members for key, members in rows.items() if key in kept} | {OTHERS: others}
     stacked, found = torch.stack(tuple(columns.values())), {}
@@ -248,11 +274,20 @@ def _token_places(scene: Scene, table: Tensor, labels: Sequence[str]) -> Sums:
 
 
 def locations(
-    found: Mapping[str, Places[Sums] | Sums], groups: int, group_by: Sequence[str], whole: bool = False
+    found: Mapping[str, Places[Sums] | Sums],
+    groups: int,
+    group_by: Sequence[str],
+    whole: bool = False,
+    kept: Sequence[Kept] = (),
 ) -> dict[str, Location]:
     """Read out every axis, in the order of its places; with `whole`, without a cap on their number."""
+    others = {one.name: one.others for one in kept}
     axes: list[TokenAxis | SequenceAxis] = [*SEQUENCE_AXES, *map(column_axis, group_by), *TOKEN_AXES]
-    return {a.name: _location(a, found[a.name], groups, whole) for a in axes if a.name in found}
+    return {
+        a.name: _location(a, found[a.name], groups, whole, others.get(a.name, 0))
+        for a in axes
+        if a.name in found
+    }
 
 
 def _by_label(sums: Sums, labels: Sequence[str]) -> dict[str, Sums]:
@@ -277,7 +312,7 @@ def _number(key: str) -> float:
 
 
 def _location(
-    axis: TokenAxis | SequenceAxis, where: Places[Sums] | Sums, groups: int, whole: bool
+    axis: TokenAxis | SequenceAxis, where: Places[Sums] | Sums, groups: int, whole: bool, others: int
 ) -> Location:
     if isinstance(axis, TokenAxis):
         assert isinstance(where, Sums)
@@ -288,8 +323,8 @@ def _location(
         sums = where.sums
         order = {key: _number(key) for key in sums}
     keys = sorted(sums.keys() - {OTHERS}, key=lambda key: (order[key], key))
-    kept = keys if whole else _thin(keys)
-    unkept = estimated_others(sums)
+    kept = keys if whole or others else _thin(keys)
+    unkept = others or estimated_others(sums)
     listed = [
         _place(
             f"{2 ** int(key)}–{2 ** (int(key) + 1) - 1}" if axis is LENGTH else key,
@@ -299,7 +334,7 @@ def _location(
         for i, key in enumerate(kept)
     ]
     if unkept:
-        title = f"all others, about {unkept} values"
+        title = f"all others, {'' if others else 'about '}{unkept} values"
         listed.append(_place(title, float(len(keys)), Reader(sums[OTHERS].read(), groups)))
     return Location(
         axis=axis.name,

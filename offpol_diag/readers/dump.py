@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from itertools import chain, repeat
 from typing import Literal
 
@@ -12,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from offpol_diag.batch import Batch, joined
+from offpol_diag.batch import Batch, joined, label
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows, remarks
@@ -35,6 +37,8 @@ FULL = 0.75
 FOOTERS_AT_ONCE = 16
 MOST_SHORT = 10_000_000
 """Most rows of a dump whose rows have fewer than two tokens on average."""
+MOST_COUNTED = 1 << 21
+"""Labels of a column beyond which they are not counted."""
 MOST_DIGITS = 64
 """Maximum digits of an integer in a directory name, leading zeros included."""
 
@@ -269,6 +273,31 @@ class Dump:
             self._rate * size * (part.rows / part.group_rows[at] if part.between else 1.0)
             for size, (part, at) in zip(sizes, groups, strict=True)
         ]
+
+    def largest(self, name: str, most: int) -> tuple[frozenset[str], int] | None:
+        """Return the labels that most rows have, and the number of all others; it reads that column alone.
+
+        Of labels with equally many rows the first ones in order are taken. None where there are no more than
+        `most`, or where they are not counted: without such a column, in the long form, beyond `MOST_COUNTED`.
+        """
+        column, counts = self._plan.columns.get(name, name), Counter[str]()
+        for part in self.parts:
+            if self.long or column not in part.schema.names or len(counts) > MOST_COUNTED:
+                return None
+            if column in part.partitions:
+                value = part.partitions[column].as_py()
+                counts[label(value)] += part.rows
+                continue
+            for _, table in _of_few_bytes(parquet.tables(part, [column], self.batch_tokens), [column]):
+                try:
+                    for one in pc.value_counts(plain(table.column(0))).to_pylist():
+                        counts[label(one["values"])] += one["counts"]
+                except UnicodeDecodeError:  # an error, with its place, when all columns are read
+                    return None
+        if len(counts) <= most:
+            return None
+        kept = nsmallest(most, counts, key=lambda one: (-counts[one], one))
+        return frozenset(kept), len(counts) - most
 
     @property
     def signs(self) -> dict[str, Count]:

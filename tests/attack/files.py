@@ -219,7 +219,8 @@ ON_FILES: tuple[Attack, ...] = (
     Attack(
         "`--group-by` on a column with another value in each of 30,000 rows",
         GROUPED,
-        "4,096 values are kept, chosen by hash; all others are one row, with their estimated number",
+        "the 1,000 largest groups are kept; all others are one row, with their number; with `--tally` 4,096 "
+        "chosen by hash",
         lambda path: of_values(path, 30_000),
         left=TARGET,
     ),
