@@ -721,6 +721,18 @@ def test_all_forms_say_what_a_lag_and_a_prompt_would_decide(tmp_path):
     assert f"{width[0].upper()}{width[1:]}." in result.recommendation.unknown
 
 
+def test_advantages_that_are_made_of_rewards_are_nowhere_said_to_be_needed(tmp_path):
+    said = analysed("healthy.parquet", ["advantages"], tmp_path, "-v")
+
+    assert "there are no advantages: they are made of the rewards" in said
+    assert "needs the column advantages" not in said
+    assert "advantages not in this dump: made of the rewards, within each group of a step" in said
+    ungrouped = analysed("healthy.parquet", ["advantages", "group_id"], tmp_path, "-v")
+    assert (
+        "whether staleness shows: needs the column advantages (or group_id, beside the rewards)" in ungrouped
+    )
+
+
 def test_versions_of_both_sides_are_a_lag(tmp_path):
     table = pq.read_table(SAMPLES / "healthy.parquet")
     versions = table.rename_columns(

@@ -17,15 +17,18 @@ import torch
 from scipy.stats import t as student
 from typer.testing import CliRunner
 
+import offpol_diag
 from offpol_diag import DumpWriter
 from offpol_diag.analysis.replicates import Groups, holm, p_value
 from offpol_diag.analyze import examine
+from offpol_diag.blocks import Table, Text
 from offpol_diag.cli import app
 from offpol_diag.compare import of_runs
 from offpol_diag.compare.runs import Side, _repeats, _shared, effect, rank, size
 from offpol_diag.engine.accumulators import GroupSample, mix
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report.render.html import render_html
+from offpol_diag.report.sections.data import data
 from offpol_diag.report.sections.runs import _provenance
 from offpol_diag.summary import Contrast, Number, loads
 
@@ -344,6 +347,27 @@ def test_two_dumps_may_be_read_as_one_the_reference_be_any_preset_and_stdin_one_
         assert (done.exit_code, "token_is − seq_mis" in done.stdout) == (0, True)
     refused = run("-", "-")
     assert (refused.exit_code, "stdin cannot be both runs" in refused.stderr) == (2, True)
+
+
+def test_data_and_provenance_describe_both_runs(folder, tmp_path):
+    first, second = folder / "a.parquet", tmp_path / "changed.parquet"
+    table = pq.read_table(first)
+    pq.write_table(table.slice(0, 30).replace_schema_metadata({"offpol_diag": '{"trainer": "TRL"}'}), second)
+    summary = offpol_diag.compare(first, second, progress=False).summary
+
+    section = data(summary)
+    sentences = [block.text for block in section.blocks if isinstance(block, Text)]
+    rows = {"A": table.num_rows, "B": 30}
+    for name, said in zip("AB", sentences, strict=False):
+        assert said.startswith(f"{name}: 1 file with {rows[name]} rows held ")
+    tables = {block.id: block for block in section.blocks if isinstance(block, Table)}
+    assert tables["counts"].caption == "A: Counts"
+    assert tables["counts-b"].rows[0] == ("rows", 30)
+    assert tables["provenance"].caption == "A: Provenance, as the files state it"
+    assert ("trainer", "TRL") in tables["provenance-b"].rows
+    assert ("trainer", "TRL") not in tables["provenance"].rows
+    assert [tables[one].rows[0][1] for one in ("files", "files-b")] == [str(first), str(second)]
+    assert {"columns", "columns-b"} <= tables.keys()
 
 
 def test_the_page_shows_what_is_printed(monkeypatch):

@@ -447,8 +447,9 @@ def _unknown(seen: Evidence) -> list[str]:
     """List the questions that the dump cannot answer, and the columns that would."""
     found = ["How far the gradient is off without a correction: a dump holds no gradients."]
     columns = seen.summary.dump.columns
-    if "advantages" not in columns:
-        found.append("Whether staleness shows: needs the column advantages.")
+    if "advantages" not in columns and not {"rewards", "group_id"} <= set(columns):  # of which they are made
+        beside = " (or group_id, beside the rewards)" if "rewards" in columns else ""
+        found.append(f"Whether staleness shows: needs the column advantages{beside}.")
     if seen.systematic is None or not _grouped(seen):
         lacking = " and ".join(name for name in ("token_ids", "group_id") if name not in columns)
         why = f"needs {lacking}" if lacking else "too few tokens repeat among a prompt's responses"

@@ -23,6 +23,7 @@ EXPECTED = (
     "step",
     "policy_lag",
 )
+WHAT = ("what", "value")
 CONVENTIONS = (
     "Log-ratio Δ = log π_train − log π_rollout, ratio r = e^Δ; every bound is on r. Intervals are 95% and "
     "come from a bootstrap that resamples groups of sequences, never tokens."
@@ -31,7 +32,7 @@ CONVENTIONS = (
 
 def data(summary: Summary) -> Section:
     """Return counts, columns, provenance, files, the run, and every name with its formula and unit."""
-    facts, run = summary.dump, summary.run
+    run, other = summary.run, summary.against
     first: Numbers = {}
     for preset in summary.presets.values():
         first = {**preset.metrics, **first}
@@ -40,7 +41,25 @@ def data(summary: Summary) -> Section:
         for prefix, some in (("", summary.metrics), ("PRESET.", first))
         for name, one in some.items()
     ]
+    all_numbers = f"Definitions of all {count(len(definitions))} numbers"
+    defined = ("number", "formula", "over", "unit")
+    runs = {"": summary.dump} if other is None else {"A": summary.dump, "B": other.b.dump}
+    blocks: tuple[Block, ...] = (
+        *(Text(f"{f'{name}: ' if name else ''}{_sentence(facts)}") for name, facts in runs.items()),
+        Text(f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."),
+        *(block for name, facts in runs.items() for block in _of_dump(facts, name)),
+        Table("run", "The run", WHAT, _run(run), folded=True),
+        *(_files(facts, name) for name, facts in runs.items()),
+        Table("definitions", all_numbers, defined, definitions, collapsed=True),
+    )
+    return Section("data", "Data and provenance", blocks, "Data")
+
+
+def _of_dump(facts: DumpFacts, run: str) -> tuple[Block, ...]:
+    """Return counts, columns and provenance of a dump; `run` is A or B where there are two."""
     lacks = columns.missing(facts)
+    if {"rewards", "group_id"} <= set(facts.columns):
+        lacks["advantages"] = "made of the rewards, within each group of a step"
     missing = [
         (name, f"not in this dump: {lacks[name]}" if name in lacks else "not in this dump")
         for name in EXPECTED
@@ -50,20 +69,25 @@ def data(summary: Summary) -> Section:
     named += [("read by their own names", columns.whole(facts.others))] if facts.others else []
     named += [("ignored", columns.ignored(facts))]
     read_from = "Columns: what was read, under which name, and what was ignored"
-    files = list(enumerate(facts.files, 1))
-    all_numbers = f"Definitions of all {count(len(definitions))} numbers"
-    what, defined = ("what", "value"), ("number", "formula", "over", "unit")
-    blocks: tuple[Block, ...] = (
-        Text(_sentence(facts)),
-        Text(f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."),
-        Table("counts", "Counts", what, _counts(facts), folded=True),
-        Table("columns", read_from, ("name", "read from"), named, folded=True),
-        _provenance(facts),
-        Table("run", "The run", what, _run(run), folded=True),
-        Table("files", f"Files ({count(len(files))})", ("no.", "file"), files, collapsed=True),
-        Table("definitions", all_numbers, defined, definitions, collapsed=True),
+    return (
+        Table(_id("counts", run), _titled("Counts", run), WHAT, _counts(facts), folded=True),
+        Table(_id("columns", run), _titled(read_from, run), ("name", "read from"), named, folded=True),
+        _provenance(facts, run),
     )
-    return Section("data", "Data and provenance", blocks, "Data")
+
+
+def _files(facts: DumpFacts, run: str) -> Table:
+    files = list(enumerate(facts.files, 1))
+    title = _titled(f"Files ({count(len(files))})", run)
+    return Table(_id("files", run), title, ("no.", "file"), files, collapsed=True)
+
+
+def _id(name: str, run: str) -> str:
+    return f"{name}-b" if run == "B" else name
+
+
+def _titled(title: str, run: str) -> str:
+    return f"{run}: {title}" if run else title
 
 
 def _sentence(facts: DumpFacts) -> str:
@@ -92,15 +116,17 @@ def _counts(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
     )
 
 
-def _provenance(facts: DumpFacts) -> Block:
+def _provenance(facts: DumpFacts, run: str) -> Block:
     """Return what the files state: text unchanged, anything else as JSON."""
     if not facts.provenance:
-        return Text("The files say nothing of their provenance (trainer, engine, temperature, top-p).")
+        said = "The files say nothing of their provenance (trainer, engine, temperature, top-p)."
+        return Text(_titled(said, run))
     rows = [
         (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for key, value in facts.provenance.items()
     ]
-    return Table("provenance", "Provenance, as the files state it", ("what", "value"), rows, folded=True)
+    title = _titled("Provenance, as the files state it", run)
+    return Table(_id("provenance", run), title, WHAT, rows, folded=True)
 
 
 def _run(run: Run) -> tuple[tuple[Cell, ...], ...]:
