@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 
 NEEDED = (
@@ -21,9 +22,35 @@ NEEDED = (
 """Modules of the extra `cli`."""
 
 
+HELP = """Usage: offpol-diag [OPTIONS] COMMAND [ARGS]...
+
+Off-policy mismatch in LLM reinforcement learning, from a dump of per-token log-probs.
+
+Options:
+  -V, --version  Print the version and exit.
+  -h, --help     Show this message and exit.
+
+No command runs in this installation, which has the writer only (offpol_diag.DumpWriter, offpol_diag.recover).
+Not installed: {missing}.
+The extra `cli` brings them: pip install 'offpol-diag[cli]'
+"""
+"""Help where what the commands need is not installed."""
+
+
+def _without(missing: list[str], arguments: list[str]) -> str:
+    """Return what `--version` and `--help` print where modules of the commands are missing, else nothing."""
+    if arguments and arguments[0] in ("-V", "--version"):
+        return f"offpol-diag {version('offpol-diag')}\n"
+    asked = not {"-h", "--help"}.isdisjoint(arguments)
+    return HELP.format(missing=", ".join(missing)) if asked else ""
+
+
 def main() -> None:
     """Run the command line; the exit code says how it went."""
     missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing and (said := _without(missing, sys.argv[1:])):
+        sys.stdout.write(said)
+        return
     if missing:
         sys.stderr.write(
             f"error: what the command line needs is not installed: {', '.join(missing)}\n\n"

@@ -356,8 +356,8 @@ def test_without_arguments_there_is_help():
     [
         (UsageError("what", "how"), 2, "error: what\n\nhint: how\n"),
         (DumpError("what"), 2, "error: what\n"),
-        (KeyboardInterrupt(), 130, ""),
-        (typer.Abort(), 130, ""),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (typer.Abort(), 130, "interrupted\n"),
         (typer.Exit(3), 3, ""),
         (SystemExit(1), 1, ""),
     ],
@@ -386,7 +386,8 @@ def test_an_interrupt_within_a_command_is_130(monkeypatch):
 
     monkeypatch.setattr("offpol_diag.presets.catalogue.load", interrupt)
 
-    assert run("presets").exit_code == 130
+    interrupted = run("presets")
+    assert (interrupted.exit_code, interrupted.stderr) == (130, "interrupted\n")
 
 
 ENDLESS = """

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import zipfile
 from contextlib import suppress
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, distribution, version
 from pathlib import Path
 
 import pytest
@@ -134,6 +134,18 @@ def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(sit
     assert refused.stderr.startswith("error: what the command line needs is not installed: typer, ")
     assert "\n\nhint: pip install 'offpol-diag[cli]'" in refused.stderr
     assert "Traceback" not in refused.stderr
+    for option in ("--version", "-V"):
+        said = alone(tmp_path, env, "-m", "offpol_diag", option)
+        assert (said.returncode, said.stdout, said.stderr) == (
+            0,
+            f"offpol-diag {version('offpol-diag')}\n",
+            "",
+        )
+    for options in (["--help"], ["-h"], ["analyze", "-h"]):
+        said = alone(tmp_path, env, "-m", "offpol_diag", *options)
+        assert (said.returncode, said.stderr) == (0, "")
+        assert said.stdout.startswith("Usage: offpol-diag")
+        assert "pip install 'offpol-diag[cli]'" in said.stdout
     assert set(needs) == {"numpy", "pyarrow"}
     assert sum(file.size or 0 for one in needs.values() for file in one.files or ()) < 400e6
 

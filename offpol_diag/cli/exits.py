@@ -119,6 +119,8 @@ def exit_codes() -> Iterator[None]:
     except typer.Exit as stop:
         raise SystemExit(stop.exit_code) from stop
     except (KeyboardInterrupt, typer.Abort) as error:
+        with _stderr_may_fail():
+            put(sys.stderr, "interrupted")
         raise SystemExit(INTERRUPTED) from error
     except BrokenPipeError as error:
         _silence(sys.stdout)
