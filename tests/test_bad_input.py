@@ -310,6 +310,30 @@ def test_a_missing_rollout_column_is_told_with_the_columns_there_are(tmp_path):
     assert "old_log_probs, prompt" in error.hint
 
 
+def test_every_missing_column_is_named_at_once(tmp_path):
+    error = refusal(
+        write(tmp_path / "a.parquet", rollout_log_probs=None, old_log_probs=None, prompt=["p"] * 4)
+    )
+    assert "no column holds rollout_log_probs, and none old_log_probs or current_log_probs" in error.message
+    assert error.hint.startswith("name them with --columns rollout=…,old=…, or add old with --join FILE:old_")
+
+
+def test_every_name_that_no_column_has_is_named_at_once(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    error = refusal(path, columns={"rollout": "old_logprob", "old": "zzz"})
+    assert error.message == f"{path}: there are no columns 'old_logprob' and 'zzz'"
+    assert error.hint.startswith("did you mean old_log_probs")
+
+
+def test_a_column_inside_another_is_said_to_be_nested(tmp_path):
+    path = write(tmp_path / "a.parquet", data=[{"logprobs": [0.0]}] * 4)
+    error = refusal(path, columns={"rollout": "data.logprobs"})
+    assert error.message == f"{path}: there is no column 'data.logprobs'"
+    assert error.hint == (
+        "'data' is nested, and --columns takes names of the top level only: write its fields there (logprobs)"
+    )
+
+
 def test_a_dump_without_any_train_column_is_refused(tmp_path):
     error = refusal(write(tmp_path / "a.parquet", old_log_probs=None))
     assert "no column holds old_log_probs or current_log_probs" in error.message

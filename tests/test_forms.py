@@ -540,6 +540,35 @@ def test_files_of_two_forms_are_not_mixed(rows: Table, tmp_path: Path) -> None:
     assert open_dump([str(tmp_path)], reading=Reading(form="npz")).rows == len(rows)
 
 
+@pytest.mark.parametrize("glob", [True, False])
+def test_parquet_beside_another_form_is_named_with_the_form_of_both(
+    glob: bool, rows: Table, tmp_path: Path
+) -> None:
+    other = to_jsonl(tmp_path / "b.jsonl", rows)
+    open_dump([str(other)])  # which reads alone
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+    with pytest.raises(DumpError) as caught:
+        open_dump([str(tmp_path / "*")] if glob else [str(path), str(other)])
+    assert caught.value.message == f"the files are of several forms: {path} is parquet; {other} is jsonl"
+    assert caught.value.hint == (
+        f"name the files of one form, or convert the others first: offpol-diag convert {other} --to FILE"
+    )
+
+
+@pytest.mark.parametrize("names", [["data.rollout"], ["data.rollout", "data.old"]])
+def test_names_of_nested_fields_are_an_error_that_says_so(names: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"data": {"rollout": [-1.0], "old": [-1.0]}}) + "\n", encoding="utf-8")
+
+    with pytest.raises(DumpError) as caught:
+        open_dump([str(path)], columns=dict(zip(("rollout", "old"), names, strict=False)))
+    some = "no fields 'data.rollout' and 'data.old'" if len(names) > 1 else "no field 'data.rollout'"
+    assert caught.value.message == f"{path}: it has {some}"
+    assert "'data' is nested, and --columns takes names of the top level only" in caught.value.hint
+
+
 def test_files_of_a_directory_are_read_in_the_order_of_their_numbers(rows: Table, tmp_path: Path) -> None:
     for i, row in enumerate(rows):
         to_jsonl(tmp_path / f"step_{i}.jsonl", [row])

@@ -228,6 +228,27 @@ TRIPS: dict[str, Trip] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("write", "whose", "page"),
+    [
+        (written.verl, "rollout and none of the trainer", "verl"),
+        (partial(written.trl, hooked=False), "rollout and none of the trainer", "trl"),
+        (partial(pickled.verl, old=False), "trainer", "verl"),
+    ],
+)
+def test_what_a_trainer_writes_without_log_probs_is_refused_with_the_page_of_its_hook(
+    write: Any, whose: str, page: str, tmp_path: Path
+) -> None:
+    source = write(tmp_path, batch())
+    with pytest.raises(DumpError, match=f"no log-probs of the {whose}$") as caught:
+        open_dump([str(source)])
+    names = "old_log_probs" if whose == "trainer" else "rollout_log_probs,old_log_probs"
+    hook = f"docs/trainers/{page}.md has a hook of ten lines that writes both"
+    assert caught.value.hint.startswith(f"{hook}, or add them with --join FILE:{names};")
+    assert "--columns" not in caught.value.hint
+    assert (Path(__file__).parents[1] / "docs" / "trainers" / f"{page}.md").exists()
+
+
 @pytest.mark.parametrize("name", TRIPS)
 def test_batches_written_by_trainers_come_back(name: str, tmp_path: Path) -> None:
     trip = TRIPS[name]

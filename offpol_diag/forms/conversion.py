@@ -17,7 +17,7 @@ import numpy as np
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import align, join
 from offpol_diag.forms.detect import Found, find
-from offpol_diag.forms.form import Alignment, Row
+from offpol_diag.forms.form import Alignment, Form, Row
 from offpol_diag.forms.unread import Unread
 from offpol_diag.readers.columns import CURRENT, NONE, OLD, ROLLOUT
 from offpol_diag.readers.sources import is_file
@@ -99,7 +99,7 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
     try:
         with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
             rows = _joined(found.form.read(found.files, columns), how, reading, Path(folder), made.notes)
-            whole = _aligned(unread.watched(rows, columns), how, made.notes)
+            whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
             whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
             provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
             provenance["versions"] = {}  # those of this machine say nothing of the run
@@ -153,16 +153,33 @@ def _joined(
     notes += added.notes()
 
 
-def _aligned(rows: Iterator[Row], how: Alignment, notes: list[str]) -> Iterator[Row]:
+HOOKS = {"verl": "verl", "TRL": "trl", "NeMo-RL": "nemo-rl", "prime-rl": "prime-rl", "SkyRL": "skyrl"}
+HOOKS |= dict.fromkeys(("slime", "miles", "slime, miles", "slime up to 0.3.1, miles"), "slime")
+"""Trainer of a form → page with the hook that writes what its files lack."""
+
+
+def _lacking(
+    row: Row, whose: Sequence[str], short: Sequence[str], names: Sequence[str], form: Form
+) -> DumpError:
+    """Return the error on a row without the log-probs of a policy, or of both."""
+    ways = [f"add them with --join FILE:{','.join(names)}"]
+    ways += [] if form.trainer else [f"name them with --columns {','.join(f'{one}=…' for one in short)}"]
+    if form.trainer in HOOKS:
+        hook = f"docs/trainers/{HOOKS[form.trainer]}.md has a hook of ten lines that writes both"
+        ways.insert(0, hook)
+    there = ", ".join([*row.tokens, *row.scalars]) or "nothing that is known"
+    what = f"{row.where}: no log-probs of the {' and none of the '.join(whose)}"
+    return DumpError(what, f"{', or '.join(ways)}; it holds {there}")
+
+
+def _aligned(rows: Iterator[Row], how: Alignment, notes: list[str], form: Form) -> Iterator[Row]:
     """Align rows; those without a token that counts are left out and counted."""
     dropped = 0
     policies = (((ROLLOUT,), "rollout", "rollout"), ((OLD, CURRENT), "trainer", "old"))
     for row in rows:
-        for names, whose, short in policies:
-            if row.tokens.keys().isdisjoint(names):
-                hint = f"add them with --join FILE:{names[0]}, or name them with --columns {short}=…"
-                there = ", ".join([*row.tokens, *row.scalars]) or "nothing that is known"
-                raise DumpError(f"{row.where}: no log-probs of the {whose}", f"{hint}; it holds {there}")
+        if absent := [one for one in policies if row.tokens.keys().isdisjoint(one[0])]:
+            names, whose, short = zip(*absent, strict=True)
+            raise _lacking(row, whose, short, [one[0] for one in names], form)
         found = align.aligned(row, how)
         if found is not None:
             yield found

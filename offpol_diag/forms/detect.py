@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.forms.form import Form, Head
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
-from offpol_diag.readers.columns import GROUP, form_of, resolve
+from offpol_diag.readers.columns import GROUP, NONE, form_of, resolve, unknown
 from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file, is_url
 from offpol_diag.readers.sources import find as parquet_files
 
@@ -55,6 +55,7 @@ def find(
     """
     chosen = named(form) if form else None
     if not chosen and not always and _canonical(sources, columns):
+        _of_one_form(sources)
         return None
     files = _files(sources)
     if not files:
@@ -99,6 +100,12 @@ def _detected(
             kinds.setdefault(fits.name, []).append(path)
         elif given and head.fault:
             raise head.fault
+        elif (
+            given and head.fields and (absent := [one for one in named_by(columns) if one not in head.fields])
+        ):
+            some = "no fields" if len(absent) > 1 else "no field"
+            what = f"{path}: it has {some} {' and '.join(map(repr, absent))}"
+            raise DumpError(what, unknown(absent, sorted(head.fields)))
         elif given:
             raise DumpError(
                 f"{path}: not a form of dump that is known",
@@ -114,6 +121,28 @@ def _detected(
     for name, paths in sure.items():
         return Found.of(paths, named(name))
     return None
+
+
+def named_by(columns: Mapping[str, str]) -> list[str]:
+    """Return the names of columns that the user gives."""
+    return [one for one in columns.values() if one != NONE]
+
+
+def _of_one_form(sources: Sequence[str]) -> None:
+    """Raise DumpError where files named beside Parquet are of another form; directories are left out."""
+    local = [one.removeprefix(FILE_URL) for one in sources if one != STDIN]
+    globs = [glob.glob(one, recursive=True) if WILDCARDS & {*one} else [] for one in local if "\0" not in one]  # noqa: PTH207
+    files = [path for some in ([*map(Path, local)], *(map(Path, some) for some in globs)) for path in some]
+    others = [one for one in files if one.name.endswith(WRITTEN) and one.suffix != PARQUET and one.is_file()]
+    other = next((one for one in others if Head.of(one).kind not in ("parquet", "")), None)
+    first = next((one for one in files if one.suffix == PARQUET), None)
+    if other is not None and first is not None:
+        head = Head.of(other)
+        kind = next((one.name for one in FORMS if one.detect(head)), head.kind)
+        hint = (
+            f"name the files of one form, or convert the others first: offpol-diag convert {other} --to FILE"
+        )
+        raise DumpError(f"the files are of several forms: {first} is parquet; {other} is {kind}", hint)
 
 
 def _canonical(sources: Sequence[str], columns: Mapping[str, str]) -> bool:

@@ -258,16 +258,22 @@ def resolve(
     def lacking(what: str, hint: str) -> DumpError:
         return DumpError(f"{file}: {what}", f"{hint}; the columns are {_some(names)}")
 
+    absent: dict[str, str] = {}  # what no column holds → the word of --columns
     if ROLLOUT not in mapping:
-        raise lacking(f"no column holds {ROLLOUT}", "name it with --columns rollout=…")
+        absent[ROLLOUT] = "rollout"
     if OLD not in mapping and CURRENT not in mapping:
-        hint = f"name it with --columns old=…, or add it with --join FILE:{OLD}"
-        raise lacking(f"no column holds {OLD} or {CURRENT}, and one of them is needed", hint)
+        absent[f"{OLD} or {CURRENT}"] = "old"
+    if form.long and SEQUENCE not in mapping:
+        absent[f"{SEQUENCE} (there is one row per token)"] = SEQUENCE
+    if absent:
+        which = "it" if len(absent) == 1 else "them"
+        hint = f"name {which} with --columns {','.join(f'{word}=…' for word in absent.values())}"
+        hint += f", or add {'it' if [*absent.values()] == ['old'] else 'old'} with --join FILE:{OLD}" * (
+            "old" in absent.values()
+        )
+        raise lacking(f"no column holds {', and none '.join(absent)}", hint)
     for column in mapping.values():
         _once(column, names, file)
-    if form.long and SEQUENCE not in mapping:
-        what = f"there is one row per token, and no column holds {SEQUENCE}"
-        raise lacking(what, f"name it with --columns {SEQUENCE}=…")
     return {role.name: mapping[role.name] for role in form.roles if role.name in mapping}
 
 
@@ -291,15 +297,33 @@ def _given(
         if column in given.values():
             hint = "each part needs a column of its own"
             raise DumpError(f"--columns: {column!r} is given two parts", hint)
-        _exists(column, names, file)
         given[role.name] = column
+    _exist([*given.values()], names, file)
     return given
 
 
 def _exists(column: str, names: Sequence[str], file: str) -> None:
-    if column not in names:
-        hint = did_you_mean(column, list(names)) or f"the columns are {_some(names)}"
-        raise DumpError(f"{file}: there is no column {column!r}", hint)
+    _exist([column], names, file)
+
+
+def _exist(columns: Sequence[str], names: Sequence[str], file: str) -> None:
+    absent = [one for one in columns if one not in names]
+    if absent:
+        some = "no columns" if len(absent) > 1 else "no column"
+        what = f"{file}: there {'are' if len(absent) > 1 else 'is'} {some} {' and '.join(map(repr, absent))}"
+        raise DumpError(what, unknown(absent, names))
+
+
+def unknown(columns: Sequence[str], names: Sequence[str]) -> str:
+    """Return a hint on columns that a file lacks."""
+    nested = {one.partition(".")[0] for one in columns if "." in one} & set(names)
+    if nested:
+        return (
+            f"{' and '.join(map(repr, sorted(nested)))} is nested, and --columns takes names of the top "
+            f"level only: write its fields there ({', '.join(one.rpartition('.')[2] for one in columns)})"
+        )
+    meant = [did_you_mean(one, list(names)) for one in columns]
+    return "; ".join(filter(None, meant)) or f"the columns are {_some(names)}"
 
 
 def _some(names: Sequence[str]) -> str:
