@@ -54,8 +54,9 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as missing:
         if not missing.name or missing.name.startswith("offpol_diag"):
             raise
-        hint = "pip install 'offpol-diag[cli]'"
-        raise ImportError(f"offpol_diag.{name} needs {missing.name}: {hint}") from missing
+        from offpol_diag.errors import install
+
+        raise ImportError(f"offpol_diag.{name} needs {missing.name}: {install('cli')}") from missing
     globals()[name] = found
     return found
 

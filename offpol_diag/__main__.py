@@ -7,6 +7,8 @@ import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 
+from offpol_diag.errors import install
+
 NEEDED = (
     "typer",
     "rich",
@@ -32,7 +34,7 @@ Options:
 
 No command runs in this installation, which has the writer only (offpol_diag.DumpWriter, offpol_diag.recover).
 Not installed: {missing}.
-The extra `cli` brings them: pip install 'offpol-diag[cli]'
+The extra `cli` brings them: {install}
 """
 """Help where what the commands need is not installed."""
 
@@ -42,7 +44,7 @@ def _without(missing: list[str], arguments: list[str]) -> str:
     if arguments and arguments[0] in ("-V", "--version"):
         return f"offpol-diag {version('offpol-diag')}\n"
     asked = not {"-h", "--help"}.isdisjoint(arguments)
-    return HELP.format(missing=", ".join(missing)) if asked else ""
+    return HELP.format(missing=", ".join(missing), install=install("cli")) if asked else ""
 
 
 def main() -> None:
@@ -54,7 +56,7 @@ def main() -> None:
     if missing:
         sys.stderr.write(
             f"error: what the command line needs is not installed: {', '.join(missing)}\n\n"
-            "hint: pip install 'offpol-diag[cli]'; without it offpol_diag.DumpWriter and recover work\n"
+            f"hint: {install('cli')}; without it offpol_diag.DumpWriter and recover work\n"
         )
         raise SystemExit(2)
     gc.disable()  # the imports make much that stays

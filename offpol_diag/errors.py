@@ -18,6 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+PUBLISHED = False
+"""Whether a package registry has offpol-diag: a release sets it."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs the package with an extra."""
+    if PUBLISHED:
+        return f"pip install 'offpol-diag[{extra}]'"
+    return f"pip install '.[{extra}]' in a clone of offpol-diag"
+
 
 class OffpolError(Exception):
     """An error the user can act on.

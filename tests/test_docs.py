@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import report
 
+from offpol_diag import errors
 from offpol_diag.cli import COMMANDS, defaults
 from offpol_diag.cli.exits import BROKEN_PIPE, COULD_NOT_SAY, FAILED, INTERRUPTED
 from offpol_diag.presets import catalogue
@@ -67,6 +68,14 @@ def test_the_set_up_command_is_the_first_thing_to_run():
         "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt '.[cli]' "
         "&& .venv/bin/offpol-diag analyze sample_data/collapse.parquet"
     )
+
+
+def test_nobody_is_told_to_install_what_no_registry_has():
+    """The command stands in `errors.install` and on the README; a release sets `errors.PUBLISHED`."""
+    files = [*(ROOT / "offpol_diag").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    told = re.compile(r"pip install [\"']?offpol-diag")
+    found = [path.name for path in files if told.search(path.read_text(encoding="utf-8"))]
+    assert found == ([] if errors.PUBLISHED else ["errors.py"])
 
 
 def test_every_relative_link_leads_somewhere():

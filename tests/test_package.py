@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from offpol_diag.errors import install
 from tests.factory import make_summary
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +113,7 @@ def alone(folder, env, *command):
 
 LIGHT = """
 import sys
+from offpol_diag.errors import install
 from offpol_diag import DumpWriter, recover
 with DumpWriter("d.parquet") as dump:
     dump.write(rollout_log_probs=[[-1.0, -2.0]], old_log_probs=[[-1.1, -2.0]])
@@ -127,12 +129,12 @@ def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(sit
 
     wrote = alone(tmp_path, env, "-c", LIGHT)
     assert (wrote.returncode, wrote.stderr) == (0, "")
-    assert "pip install 'offpol-diag[cli]'" in wrote.stdout
+    assert install("cli") in wrote.stdout
     assert (tmp_path / "d.parquet").exists()
     refused = alone(tmp_path, env, "-m", "offpol_diag", "analyze", "d.parquet")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: what the command line needs is not installed: typer, ")
-    assert "\n\nhint: pip install 'offpol-diag[cli]'" in refused.stderr
+    assert f"\n\nhint: {install('cli')}" in refused.stderr
     assert "Traceback" not in refused.stderr
     for option in ("--version", "-V"):
         said = alone(tmp_path, env, "-m", "offpol_diag", option)
@@ -145,7 +147,7 @@ def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(sit
         said = alone(tmp_path, env, "-m", "offpol_diag", *options)
         assert (said.returncode, said.stderr) == (0, "")
         assert said.stdout.startswith("Usage: offpol-diag")
-        assert "pip install 'offpol-diag[cli]'" in said.stdout
+        assert install("cli") in said.stdout
     assert set(needs) == {"numpy", "pyarrow"}
     assert sum(file.size or 0 for one in needs.values() for file in one.files or ()) < 400e6
 

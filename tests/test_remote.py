@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.cli import app
-from offpol_diag.errors import DumpError
+from offpol_diag.errors import DumpError, install
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump, parquet, remote
 from offpol_diag.readers.sources import find
@@ -625,4 +625,4 @@ def test_a_package_that_is_missing_is_named_by_its_extra(source, module, monkeyp
     monkeypatch.setattr(REGISTRY, "_registry", {})
     error = refusal(source)
     assert error.message == f"{source}: a package that reads this kind of URL is not installed"
-    assert error.hint == 'pip install "offpol-diag[remote]"'
+    assert error.hint == install("remote")

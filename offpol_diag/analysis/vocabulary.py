@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from offpol_diag import wholefiles
-from offpol_diag.errors import UsageError
+from offpol_diag.errors import UsageError, install
 from offpol_diag.printable import printable
 from offpol_diag.summary import Summary
 
@@ -24,8 +24,8 @@ def with_texts(summary: Summary, path: Path | None) -> Summary:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        hint = "pip install 'offpol-diag[tokenizer]'"
-        raise UsageError("--tokenizer needs the package tokenizers, which is not installed", hint) from error
+        what = "--tokenizer needs the package tokenizers, which is not installed"
+        raise UsageError(what, install("tokenizer")) from error
     try:
         tokenizer = Tokenizer.from_buffer(wholefiles.read(path, MOST))
     except Exception as error:  # tokenizers raises Exception itself

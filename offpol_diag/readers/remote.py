@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
-from offpol_diag.errors import DumpError, OffpolError, did_you_mean
+from offpol_diag.errors import DumpError, OffpolError, did_you_mean, install
 from offpol_diag.readers.sources import NO_GLOB, WILDCARDS, Location, Url, clean, cleaned, hidden, split
 
 T = TypeVar("T")
@@ -461,7 +461,7 @@ HUB = Access(
 ANY = Access("check what this filesystem needs to know you by (its environment variables, its login)")
 ACCESS = {"s3": AWS, "s3a": AWS, "gs": GOOGLE, "gcs": GOOGLE, "abfs": AZURE, "abfss": AZURE, "hf": HUB}
 IN_EXTRA = ("hf", "http", "https")
-EXTRA = 'pip install "offpol-diag[remote]"'
+EXTRA = install("remote")
 
 
 def _no_aws_credentials() -> bool:

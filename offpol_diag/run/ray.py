@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError
+from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError, install
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Findings
 from offpol_diag.readers.parquet import first_line
@@ -282,7 +282,7 @@ def library() -> ModuleType:
     try:
         return import_module("ray")
     except ImportError as error:
-        raise UsageError("Ray is not installed", 'pip install "offpol-diag[ray]"') from error
+        raise UsageError("Ray is not installed", install("ray")) from error
 
 
 def slots(kind: str) -> int:
