@@ -222,6 +222,15 @@ def test_rows_that_share_a_long_text_are_decoded_a_few_at_a_time(tmp_path, monke
     assert [one for batch in dump.batches() for one in batch.scalars["group_id"]] == texts
 
 
+def test_three_million_rows_of_one_token_are_refused_by_their_footer(tmp_path):
+    ends = pa.array(np.arange(3_000_001), pa.int32())
+    logs = pa.ListArray.from_arrays(ends, pa.repeat(pa.scalar(-1.0, pa.float32()), 3_000_000))
+    pq.write_table(pa.table({"rollout_log_probs": logs, "old_log_probs": logs}), tmp_path / "a.parquet")
+    with pytest.raises(DumpError, match="more than 1,000,000 rows of fewer than two tokens") as caught:
+        open_dump([str(tmp_path / "a.parquet")])
+    assert "--tally" in caught.value.hint
+
+
 def test_millions_of_rows_without_tokens_are_refused_by_their_footer(tmp_path, monkeypatch):
     logs = pa.array([[]] * 99 + [[-1.0, -2.0]], pa.list_(pa.float32()))
     pq.write_table(pa.table({"rollout_log_probs": logs, "old_log_probs": logs}), tmp_path / "a.parquet")

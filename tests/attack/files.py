@@ -259,7 +259,7 @@ ON_FILES: tuple[Attack, ...] = (
         "refused by what its footer declares",
         lambda path: constant(path, 2, 11_000_000),
         code=2,
-        says="more than 10,000,000 rows of fewer than two tokens",
+        says="more than 1,000,000 rows of fewer than two tokens",
     ),
     Attack(
         "curves and a result of 200,000 lists in each other",
