@@ -231,7 +231,7 @@ class Report:
             for name, value in found.items():
                 run.add_scalar(name, value, step)
         elif hasattr(run, "log_metrics"):
-            made = self._chosen(figures) if hasattr(run, "log_figure") else {}
+            made = self._chosen(figures) if tracker == "mlflow" else {}
             run.log_metrics(found, step=step)
             for name, figure in made.items():
                 run.log_figure(figure, f"{prefix}{name}{'' if step is None else f'_{step}'}.html")
@@ -245,8 +245,8 @@ class Report:
 
     def _chosen(self, names: bool | Sequence[str]) -> dict[str, go.Figure]:
         """Return figures by name."""
-        every = self.figures
-        return {name: every[name] for name in (every if names is True else names or ())}
+        every, chosen = self.figures, [names] if isinstance(names, str) else names
+        return {name: every[name] for name in (every if chosen is True else chosen or ())}
 
     def __repr__(self) -> str:
         """Return the verdict in one line."""
@@ -383,8 +383,13 @@ def analyze(
         rows = partial(_scanned, Path(sequences).absolute())
     elif not label and "-" not in paths:
         again = {name: given for name, given in how.items() if name != "progress"}
-        rows = partial(_read_again, paths, chosen, again)
+        rows = partial(_read_again, [_absolute(one) for one in paths], chosen, again)
     return Report(_advised(_named("analyze", found.summary(), label), whose), rows)
+
+
+def _absolute(path: str) -> str:
+    """Return a path that holds in another working directory, too; a URL as it is."""
+    return path if "://" in path else str(Path(path).absolute())
 
 
 def doctor(what: Any, **how: Any) -> Report:

@@ -45,8 +45,8 @@ class Correction:
 
     Attributes:
         weights: the factor of each token's loss, [S, L], in the dtype of `train` (of integers: torch's
-            default); 0 where `mask` is. Those that the dtype cannot hold are bounded so that all add up to a
-            finite number. All 1 where no token of the batch counts.
+            default); 0 where `mask` is. Those that the dtype cannot hold are bounded to a finite number, and
+            are not below any other; add up in float32. All 1 where no token of the batch counts.
         mask: the tokens that stay in the loss, [S, L] bool: the given mask without what the preset rejects.
     """
 

@@ -54,6 +54,10 @@ class Ragged(NamedTuple):
     lengths: Array
 
 
+ROW_GROUP_TOKENS = 1_000_000
+"""Tokens of a row group, about, unless the caller says otherwise."""
+
+
 class DumpWriter:
     """Writes a dump: one row per sequence, ragged lists over response tokens.
 
@@ -92,7 +96,7 @@ class DumpWriter:
         self,
         path: str | os.PathLike[str],
         provenance: Mapping[str, Any] | None = None,
-        row_group_tokens: int = 1_000_000,
+        row_group_tokens: int = ROW_GROUP_TOKENS,
         dtype: str = "float32",
         *,
         trainer: str | None = None,
@@ -289,11 +293,9 @@ class DumpWriter:
 
     def _flush(self, at_least: int) -> None:
         """Write row groups while the pending rows hold at least that many tokens; 0 writes all."""
-        while self._pending is not None and self._pending.num_rows:
-            ends = np.cumsum(pc.list_value_length(self._pending["rollout_log_probs"]).to_numpy())
-            if ends[-1] < at_least:
-                return
-            rows = int(np.searchsorted(ends, self._row_group_tokens)) + 1
+        while self._pending is not None and (
+            rows := _row_group(self._pending, at_least, self._row_group_tokens)
+        ):
             if self._output is None:
                 self._output = Output(self._temporary, self._pending.schema.with_metadata(self._metadata))
             self._again = True  # should this be interrupted
@@ -340,7 +342,7 @@ class DumpWriter:
             whole = _whole(file)
             if whole is None or whole.end < self._journal.end:
                 raise ValueError(f"{self._journal.path}: damaged; recover gives the batches before that")
-            return _rewrite(file, whole, self._temporary)
+            return _rewrite(file, whole, self._temporary, self._row_group_tokens)
 
     def _keep_journal(self, failure: BaseException | None) -> None:
         """Remove what was written as Parquet, and leave the journal to the next `close`, or to `recover`."""
@@ -525,6 +527,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_in_child)
 
 
+OWN = re.compile(r"\..+\.\d+\.[0-9a-f]{8}" + re.escape(JOURNAL))
+"""Names of journals as a writer gives them; beside one of another name lies nothing of ours."""
+
+
 def recover(
     path: str | os.PathLike[str],
     to: str | os.PathLike[str] | None = None,
@@ -581,10 +587,10 @@ def recover(
             raise ValueError(
                 f"{found}: it holds no whole batch; its writer was killed before the first, or it is damaged"
             )
-        if whole.end == size:  # the unfinished file holds nothing else, and may be what fills the disk
+        if whole.end == size and OWN.fullmatch(found.name):  # the unfinished file may be what fills the disk
             found.with_suffix(".tmp").unlink(missing_ok=True)
         temporary = beside(target.resolve())
-        output = _rewrite(file, whole, temporary)
+        output = _rewrite(file, whole, temporary, ROW_GROUP_TOKENS)
         try:
             output.finish(durable=True)
             temporary.replace(target.resolve())
@@ -638,19 +644,24 @@ def _whole(file: BinaryIO) -> Whole | None:
     return found
 
 
-def _rewrite(file: BinaryIO, whole: Whole, path: Path) -> Output:
-    """Write the whole batches of a journal as Parquet, without the footer."""
-    output = Output(path, whole.schema)
+def _row_group(pending: pa.Table, at_least: int, most: int) -> int:
+    """Return how many rows make the next row group, of `most` tokens or all; 0 if there are not enough."""
+    if not pending.num_rows:
+        return 0
+    ends = np.cumsum(pc.list_value_length(pending["rollout_log_probs"]).to_numpy())
+    return 0 if ends[-1] < at_least else min(int(np.searchsorted(ends, most)) + 1, pending.num_rows)
+
+
+def _rewrite(file: BinaryIO, whole: Whole, path: Path, at_least: int) -> Output:
+    """Write the whole batches of a journal as row groups of so many tokens, without the footer."""
+    output, pending = Output(path, whole.schema), whole.schema.empty_table()
     try:
-        pending: list[pa.Table] = []
-        tokens = 0
         for table, end in _frames(file):
-            pending.append(_widened(table, whole.schema))
-            tokens += len(table["rollout_log_probs"].combine_chunks().flatten())
-            if end == whole.end or tokens >= 1_000_000:
-                output.add(pa.concat_tables(pending))
+            pending = pa.concat_tables([pending, _widened(table, whole.schema)])
+            while rows := _row_group(pending, 0 if end == whole.end else at_least, at_least):
+                output.add(pending.slice(0, rows))
                 output.drain()
-                pending, tokens = [], 0
+                pending = pending.slice(rows)
     except BaseException:
         output.remove()
         raise

@@ -31,6 +31,7 @@ from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.charts import cause
 from offpol_diag.summary import CandidateCause, Diagnosis, Number, loads
+from offpol_diag.writer import DumpWriter
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
 PROMPTS, ANSWERS, TOKENS, WORDS = 32, 4, 40, 6
@@ -186,6 +187,30 @@ def test_else_the_causes_that_fit_are_listed_and_what_decides(tmp_path, case):
     assert found.decide in {one.text for one in MEASUREMENTS}
     assert found.headline.startswith("Cannot tell from this dump: the columns line up")
     assert found.headline.endswith(("causes fit.", "one cause fits."))
+
+
+def test_where_no_candidate_fits_by_its_own_condition_two_are_left(tmp_path):
+    """In sync, K3 small, and the few uncertain tokens of a confident model off by more than a factor of 2."""
+    draw = np.random.default_rng(0)
+    shape = (800, 400)
+    q = -1e-5 * draw.uniform(0.5, 1.5, shape)
+    p = q * draw.uniform(0.99, 1.01, shape)
+    uncertain, first = draw.random(shape) < 0.0032, draw.random(shape) < 0.66
+    much = draw.normal(0, 0.01, shape)
+    q = np.where(uncertain, np.log(np.where(first, 0.66 + much, 0.34 - much)), q)
+    p = np.where(uncertain, np.log(np.where(first, 0.30 + much, 0.70 - much)), p)
+    with DumpWriter(tmp_path / "d.parquet", dtype="float64") as dump:
+        dump.write(
+            rollout_log_probs=q,
+            old_log_probs=p,
+            response_mask=np.ones(shape),
+            policy_lag=np.zeros(800, int),
+            step=np.repeat(np.arange(2), 400),
+            group_id=np.arange(800) // 8,
+        )
+    found = analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
+    assert {one.id for one in found.candidates} == {"quantized_rollout", "weights_differ"}
+    assert found.decide
 
 
 @pytest.mark.parametrize(

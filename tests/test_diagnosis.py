@@ -275,6 +275,14 @@ def test_a_few_tokens_that_are_far_off_are_no_temperature_and_a_value_repeated_i
     assert not {"sentinel", "wrong_mask"} & {one.id for one in found.causes}
 
 
+def test_a_fault_of_the_rows_that_a_flag_marks_is_found_as_of_those_that_a_word_marks(tmp_path):
+    fault = old(lambda i, p, q, ids: np.where(q + 9 * (p - q) < 0, q + (9 if i % 4 == 2 else 1) * (p - q), p))
+    flags = [i % 4 == 2 for i in range(len(HOSTS))]
+    for column in (flags, ["tool" if one else "plain" for one in flags]):
+        found = diagnosed(tmp_path / "d.parquet", fault(columns("healthy")) | {"used": column})
+        assert [one.id for one in found.causes if one.kind == "bug"] == ["group_fault"]
+
+
 @pytest.mark.parametrize(("column", "cause"), [("host", "group_fault"), ("dataset", None)])
 def test_a_machine_that_differs_threefold_is_a_fault_and_a_kind_of_prompt_is_not(tmp_path, column, cause):
     fault = old(lambda i, p, q, ids: q + (3.5 if i % 4 == 2 else 1) * (p - q))
@@ -512,6 +520,17 @@ def test_a_column_without_a_log_prob_is_a_sentinel_and_nothing_else(tmp_path, va
     found = diagnosed(tmp_path / "d.parquet", RIGHT() | {key: [value(x) for x in RIGHT()[key]]})
     assert ([one.id for one in found.causes], said in found.headline) == (["sentinel"], True)
     assert found.causes[0].after is None
+
+
+def test_a_column_of_one_value_is_none_where_the_other_agrees(tmp_path):
+    """An engine that is certain of every token has log-probs of 0, and the trainer next to 0."""
+    given = RIGHT()
+    certain = {name: [np.full_like(x, value) for x in given[name]] for name, value in CERTAIN.items()}
+    found = diagnosed(tmp_path / "d.parquet", given | certain, ("entropy",))
+    assert [one.id for one in found.causes if one.kind == "bug"] == []
+
+
+CERTAIN = {"rollout_log_probs": 0.0, "old_log_probs": -1e-9}
 
 
 @pytest.mark.parametrize("ids", [True, False])

@@ -111,6 +111,14 @@ def test_a_name_may_say_that_it_is_no_mask(tmp_path, name):
     assert refusal(write(tmp_path / "b.parquet", reward_mask=MASK)), "but this one says that it is one"
 
 
+def test_a_column_called_mask_beside_a_mask_of_another_name_is_ignored(tmp_path):
+    columns, mask = batch()
+    table = pa.table(listed(columns | {"response_mask": mask.astype(int), "mask": mask.astype(int)}))
+    assert int(read(write(tmp_path / "a.parquet", table)).lengths.sum()) == mask.sum()
+    other = table.set_column(3, "mask", pa.array(range(len(mask))))  # a number of each row
+    assert int(read(write(tmp_path / "b.parquet", other)).lengths.sum()) == mask.sum()
+
+
 def test_beside_a_mask_nothing_is_doubted(tmp_path):
     for name in ("response_mask", "mask"):
         path = write(tmp_path / "a.parquet", is_tool=MASK, **{name: MASK})

@@ -100,7 +100,9 @@ def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(results
         ("collapse", ["* Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.97 and 0.81); K3 can."]),
         (
             "collapse",
-            ["No correction has a 3.0% [1.6%, 4.4%] lower estimated error; token TIS at 2.0 is advised"],
+            [
+                "Without a correction the estimated error is 3.0% [1.6%, 4.4%] lower; token TIS at 2.0 is advised"
+            ],
         ),
         (
             "collapse",
@@ -260,6 +262,7 @@ GREW = [0.001, 0.001, 0.001, 0.02, 0.01, 0.02, 0.03, 0.5, 0.6]
         (GREW, [0.0] * 9, "", ""),  # nothing is certain
         ([0.0001] * 6 + [0.01] * 3, [0.0001] * 6 + [0.009] * 3, "", ""),  # it grows, below the gate
         ([0.3] * 9, [0.2] * 9, "", ""),  # high throughout: nothing grows
+        ([0.02 * 2**i for i in range(9)], [0.016 * 2**i for i in range(9)], "", ""),  # no step of it is good
     ],
 )
 def test_a_run_whose_k3_grows_is_resumed_before_the_step_that_stays_above_the_gate(
@@ -296,6 +299,11 @@ def test_beside_a_bug_and_open_causes_a_run_is_resumed_only_where_that_helps(res
     bug = make_summary().diagnosis.causes[0].model_copy(update={"kind": "bug"})
     open_ = [CandidateCause(id="stale", statement="Old weights.")]
     assert "Resume" not in of("bug", causes=[bug])
+    hopeless = summary.recommendation.model_copy(update={"title": None, "decision": "no method helps"})
+    for verdict, more in (("honest_mismatch", {}), ("cannot_tell", {"causes": [], "candidates": open_})):
+        given = summary.diagnosis.model_copy(update={"verdict": verdict, **more})
+        found = summary.model_copy(update={"diagnosis": given, "recommendation": hopeless})
+        assert "Resume from before step 4" in dict(answer(found).facts)["What to do"]
     assert of("cannot_tell", causes=[], candidates=open_).startswith(
         "Measure first. Resume from before step 4"
     )
@@ -386,14 +394,14 @@ def test_a_step_without_an_interval_is_taken_as_the_least_known_one_and_none_at_
 def test_only_a_curve_that_moves_is_drawn(results, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     (row,) = (line for line in lines(results["healthy"], 100) if line.startswith("PPL ratio"))
-    assert " ".join(row.split()) == "PPL ratio 1.0000 [0.9999, 1.0001] typical flat 0.9999 to 1.0003"
+    assert " ".join(row.split()) == "PPL ratio 1.0000 [0.9999, 1.0001] typical no trend 0.9999 to 1.0003"
     for name in ("K3 KL", "PPL ratio", "ESS, tokens", "Mean reward"):
         (row,) = (line for line in lines(results["collapse"], 100) if line.startswith(f"{name} "))
         assert "→" in row
         assert set(row) & set("▂▃▄▅▆▇")
     plain_table = terminal(results["healthy"], verbose=True)
-    assert "flat, 0.9999 to 1.0003" in plain_table
-    assert "flat, 0.9999 to 1.0003" in render_markdown(results["healthy"])
+    assert "no trend, 0.9999 to 1.0003" in plain_table
+    assert "no trend, 0.9999 to 1.0003" in render_markdown(results["healthy"])
 
 
 # ---------------------------------------------------------------- tables

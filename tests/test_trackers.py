@@ -98,14 +98,19 @@ def test_those_who_take_no_figures_get_none_and_figures_are_chosen_by_name(repor
         def log(self, numbers, step):
             self.numbers = numbers
 
-    some, none, plain = Taken(), Taken(), Plain()
-    report.log_to(some, step=3, figures=["by_step"])
+    class Other(Taken):
+        """Figures come after their names, as comet takes them."""
+
+    Taken.__module__ = "mlflow"
+    some, none, other, plain = Taken(), Taken(), Other(), Plain()
+    report.log_to(some, step=3, figures="by_step")
     report.log_to(none, figures=False)
+    report.log_to(other)
     report.log_to(plain)
 
     assert [*some.figures] == ["offpol/by_step_3.html"]
     assert "K3" in some.figures["offpol/by_step_3.html"]
-    assert none.figures == {}
+    assert none.figures == other.figures == {}
     assert plain.numbers.keys() == {f"offpol/{name}" for name in report.values()}
 
 

@@ -236,6 +236,25 @@ def test_rows_of_a_killed_writer_are_recovered_once(journal: Path, tmp_path: Pat
     assert pq.read_table(tmp_path / "d.parquet")["old_log_probs"].to_pylist()[-2] == [-7.0] * 4
 
 
+def test_a_journal_of_another_name_is_recovered_and_what_lies_beside_it_stays(
+    journal: Path, tmp_path: Path
+) -> None:
+    shutil.copy(journal, tmp_path / "run.journal")
+    (tmp_path / "run.tmp").write_text("mine")
+    recover(tmp_path / "run.journal", tmp_path / "d.parquet")
+    assert (tmp_path / "run.tmp").read_text() == "mine"
+
+
+def test_row_groups_have_their_size_also_where_a_column_comes_late(tmp_path: Path) -> None:
+    """The file is then made anew, of the journal."""
+    rows = both([[-1.0] * 10] * 300)
+    with DumpWriter(tmp_path / "d.parquet", row_group_tokens=1000) as dump:
+        dump.write(**rows)
+        dump.write(**rows, host="a")
+    meta = pq.ParquetFile(tmp_path / "d.parquet").metadata
+    assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [100] * 6
+
+
 def test_a_journal_torn_anywhere_gives_its_whole_batches(journal: Path, tmp_path: Path) -> None:
     whole, counts = journal.read_bytes(), []
     torn, target = tmp_path / ".torn.journal", tmp_path / "torn.parquet"

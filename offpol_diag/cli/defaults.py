@@ -28,7 +28,18 @@ def _paired(value: object) -> str:
     return ",".join(f"{ours}={theirs}" for ours, theirs in pairs) or str(value)
 
 
-OPTIONS = ("preset_file", "device", "engine", "workers", "for", "seed", "on_bad_row", "quiet", "verbose")
+OPTIONS = (
+    "preset_file",
+    "device",
+    "engine",
+    "workers",
+    "for",
+    "seed",
+    "on_bad_row",
+    "quiet",
+    "verbose",
+    "no_explore",
+)
 KEYS: Mapping[str, Callable[[object], str]] = {
     "dump": _listed,
     "presets": _listed,

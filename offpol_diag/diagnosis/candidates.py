@@ -404,15 +404,15 @@ MEASUREMENTS = (
         lambda seen: seen.outlying,
     ),
     Measurement(
-        "Write policy_lag (or rollout_version and train_version) into the next dump: of stale weights K3 "
-        "rises with the lag and is rounding at lag 0; weights that do not arrive, and all else, show at lag "
-        "0 too.",
+        "Write policy_lag (or rollout_version and train_version) into the next dump: with stale weights K3 "
+        "rises with the lag and is as small as rounding at lag 0; with weights that do not arrive, or any "
+        "other cause, it is larger at lag 0 too.",
         frozenset({"stale"}),
         lambda seen: not seen.known,
     ),
     Measurement(
-        "Write policy_lag for a step whose responses are sampled right after a sync, at lag 0: of stale "
-        "weights K3 is rounding there; whatever else it is shows there too.",
+        "Write policy_lag for a step whose responses are sampled right after a sync, at lag 0: with stale "
+        "weights K3 is as small as rounding there; with any other cause it is larger there too.",
         frozenset({"stale"}),
         lambda seen: seen.behind,
     ),
@@ -433,9 +433,14 @@ MEASUREMENTS = (
 """The first that tells two candidates apart is taken; all can be made today."""
 
 
+ALWAYS = ("quantized_rollout", "weights_differ")
+"""Candidates where none fits by its own condition: nothing rules them out."""
+
+
 def fitting(seen: Seen) -> list[CandidateCause]:
     """Return the causes that fit, most likely first, with what speaks for and against each."""
-    scored = sorted((_weighed(one, seen) for one in CANDIDATES if one.fits(seen)), key=lambda pair: -pair[0])
+    able = [one for one in CANDIDATES if one.fits(seen)] or [one for one in CANDIDATES if one.id in ALWAYS]
+    scored = sorted((_weighed(one, seen) for one in able), key=lambda pair: -pair[0])
     some = [one for score, one in scored if score >= 0]
     return (some if len(some) > 1 else [one for _, one in scored[:2]])[:MOST]
 

@@ -126,7 +126,7 @@ def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
     for name, column in rows.scalars.items():
         if name in NOT_GROUPS:
             continue
-        numeric = all(value is None or isinstance(value, int | float) for value in column)
+        numeric = all(isinstance(one, int | float | None) and not isinstance(one, bool) for one in column)
         if numeric and name != "step" and not MACHINES.search(name.lower()):
             continue
         values = list(dict.fromkeys(column))

@@ -131,20 +131,13 @@ def plain(verdict: DiagnosisVerdict) -> str:
 
 
 def _undecided(found: Diagnosis) -> str:
-    """Return the candidates, each with its weightiest evidence, and the measurement that decides."""
-    words = (
-        f"{one.id} (for: {_first(one.for_)}; against: {_first(one.against)})" for one in found.candidates
-    )
-    said = f"{_lower(found.headline)}: {'; '.join(words)}"
+    """Return the candidates, of which the report says more, and the measurement that decides."""
+    said = f"{_lower(found.headline)}: {', '.join(one.id for one in found.candidates)}"
     return joined(said, f"to decide, {_lower(found.decide)}" if found.decide else "")
 
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:].rstrip(".")
-
-
-def _first(said: Sequence[str]) -> str:
-    return said[0].rstrip(".") if said else "nothing"
 
 
 def _verdict(found: Diagnosis | None, passed: bool | None, more: str, **rest: Any) -> GateVerdict:

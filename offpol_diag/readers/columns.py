@@ -241,10 +241,14 @@ def assigned(
         candidates = [name for name in dict.fromkeys(role.names) if name in free]
         if role.name in mapping or not candidates or declined(role, overrides):
             continue
+        if len(candidates) > 1 and "mask" in candidates:
+            candidates.remove("mask")  # beside a name that says more it may be anything, and is ignored
         if len(candidates) > 1:
             ways = " or ".join(f"--columns {role.short or role.name}={column}" for column in candidates)
             hint = f"say which: {ways}"
-            raise DumpError(f"{file}: {' and '.join(candidates)} can each be {role.name}", hint)
+            raise DumpError(
+                f"{file}: {' and '.join(candidates)} can each be the {role.short or role.name}", hint
+            )
         mapping[role.name] = candidates[0]
     return mapping
 

@@ -312,7 +312,6 @@ def _nothing(_: Table, __: Summary) -> Iterable[Data]:
 
 EXACT: Mapping[str, Callable[[Table, Summary], Iterable[Data]]] = {
     "gates": _nothing,  # which come first
-    "all": _nothing,  # in `presets`
     "alerts": _alerts,
     "bands": _bands,
     "dropped": _dropped,

@@ -195,7 +195,7 @@ def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:
     for tile in found:
         known = [value for value in tile.curve if value is not None]
         log = tile.number.unit != "fraction" and len(known) > 1 and max(known) > 30 * min(known) > 0
-        drawn = "flat" if tile.flat else sparkline(tile.curve, log, TICKS_WIDTH)
+        drawn = "no trend" if tile.flat else sparkline(tile.curve, log, TICKS_WIDTH)
         ticks = f"{drawn:<{TICKS_WIDTH}}  {tile.ends}"
         rows.append([tile.label, value_of(tile), tile.band, ticks if len(known) > 1 else ""])
     return [

@@ -317,7 +317,7 @@ def growth(summary: Summary) -> str:
 
 
 def _last_good(summary: Summary) -> tuple[str, str]:
-    """Return where K3 goes above the merge gate for good; empty strings where it does not, or does not grow.
+    """Return where K3 goes above the merge gate for good; empty where it does not, or is from the first step.
 
     Returns:
         The first step from which on its whole interval is above the gate, and from which on its value is.
@@ -329,7 +329,8 @@ def _last_good(summary: Summary) -> tuple[str, str]:
     names = [str(one) for one in steps.first] if steps else [key for key, _ in known]
     ends = intervals_of(summary, "k3")
     lows = [value if end is None else end[0] for (_, value), end in zip(known, ends, strict=True)]
-    return _beyond(names, lows), _beyond(names, [value for _, value in known])
+    sure, likely = _beyond(names, lows), _beyond(names, [value for _, value in known])
+    return ("", "") if sure == names[0] else (sure, likely)
 
 
 def _beyond(names: list[str], values: list[float | None]) -> str:
@@ -552,6 +553,8 @@ def ahead(given: Recommendation) -> str:
     if len(found) == 1:
         ((title, behind),) = found
         size = _by(behind)
+        if title == NOTHING.title:
+            return f"Without a correction the estimated error is {size}{why}"
         article = "an" if re.match(r"8|1[18](\D|$)", size) else "a"
         return f"{_capital(title)} has {article} {size} estimated error{why}"
     every = ", ".join(f"{title} ({_by(behind).removesuffix(' lower')})" for title, behind in found)
@@ -608,7 +611,9 @@ def _facts(
     warnings = f"{many}{among}: {'; '.join(sure_of)}." if sure_of else ""
     open_ = undecided(summary)
     told = open_.decide if open_ else ""
-    lacks = [f"{name}: {why}" for name, why in columns.missing(summary.dump).items() if name not in told]
+    needless = ("policy_lag",) if given is not None and given.verdict == "healthy" else ()
+    absent = columns.missing(summary.dump).items()
+    lacks = [f"{name}: {why}" for name, why in absent if name not in told and name not in needless]
     missing = (MISSING, f"{'; '.join(lacks)}." if lacks else "")
     if open_:
         return (
@@ -648,7 +653,8 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
     also = f" At the source: {_lower(_sentence(fix))}" if fix else ""
     if not given.title:
         label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
-        return f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
+        said = f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
+        return f"{_before(summary)} {said}".strip()
     title, effect = _capital(given.title), _effect(summary, given)
     if before := _before(summary):
         then = f"Then {given.title}{f' ({effect})' if effect else ''}: alone it does not save the run."
@@ -661,7 +667,7 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
 def _until_decided(summary: Summary, given: Recommendation) -> str:
     """Return what limits the harm while the cause is not known."""
     if not given.title:
-        return f"Measure first. {given.sentence}"
+        return " ".join(filter(None, ("Measure first.", _before(summary), given.sentence)))
     effect = _effect(summary, given)
     harm = f"Until the cause is known, {given.title} limits the harm{f': {effect}' if effect else ''}"
     return " ".join(filter(None, ("Measure first.", _before(summary), _sentence(harm))))

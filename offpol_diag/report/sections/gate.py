@@ -42,7 +42,9 @@ def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Sectio
     unlike = [
         one for one in sorted(verdicts, key=weight) if one.passed is not True or (one.open and beyond(one))
     ]
-    why = (*(f"{word(one)}: {explained(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
+    first = next((one for one in verdicts if one.level == "error" and one.passed is False), None)
+    lines = [f"{word(one)}: {explained(one, one is first)}" for one in unlike[:MOST]]
+    why = (*lines, *_more(len(unlike), "such bounds"))
     head = Verdict(label, headline(verdicts), tone, why)
     rows: list[tuple[Cell, ...]] = []  # without the reasons, which stand above
     for one in _chosen(verdicts):
@@ -116,9 +118,10 @@ def tally(verdicts: Sequence[GateVerdict], short: bool = False) -> str:
     many = len(verdicts)
     all_hold = "the bound holds" if many == 1 else f"all {count(many)} bounds hold"
     of = "" if short else f" of {counted(many, 'bound')}"
+    none = not hold and opened and not short  # then the open ones are what is counted of all
     parts = (
-        f"{count(hold)}{of} {'holds' if hold == 1 else 'hold'}" if hold or not short else "",
-        f"{count(opened)} {'is' if opened == 1 else 'are'} open" if opened else "",
+        f"{count(hold)}{of} {'holds' if hold == 1 else 'hold'}" if (hold or not short) and not none else "",
+        f"{count(opened)}{of if none else ''} {'is' if opened == 1 else 'are'} open" if opened else "",
         f"{count(errors.count(False))} failed" if False in errors else "",
         f"{count(errors.count(None))} could not be judged" if None in errors else "",
         f"{count(warned)} warned" if warned else "",
@@ -177,13 +180,19 @@ def found(one: GateVerdict) -> Number:
     return value if value.known else value.model_copy(update={"unknown": _reason(one) or "no value"})
 
 
-def explained(one: GateVerdict) -> str:
-    """Return the number's name, the reason, and the gate file's note; of a failed one what it missed."""
+def explained(one: GateVerdict, headed: bool = False) -> str:
+    """Return the number's name, the reason, and the gate file's note; of a failed one what it missed.
+
+    Where the headline says that already (`headed`) only the rest.
+    """
     if one.passed is not False or not found(one).known:
         return f"{title(one)}: {_reason(one)}"
     compared, _, more = one.reason.partition("; ")
     why = more if " is not " in compared else one.reason  # the comparison of value and bound is said
-    return "; ".join(part for part in (missed(one), why, one.note) if part)
+    rest = "; ".join(part for part in (why, one.note) if part)
+    if headed and rest:
+        return f"{title(one)}: {rest}"
+    return "; ".join(part for part in (missed(one), rest) if part)
 
 
 def _reason(one: GateVerdict) -> str:

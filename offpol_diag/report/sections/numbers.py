@@ -100,8 +100,8 @@ class Tile:
 
     @property
     def course(self) -> str:
-        """The ends of the curve, and whether it is flat."""
-        return f"flat, {self.ends}" if self.flat else self.ends
+        """The ends of the curve, and whether it shows no trend."""
+        return f"no trend, {self.ends}" if self.flat else self.ends
 
 
 @dataclass(frozen=True)

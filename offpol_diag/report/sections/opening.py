@@ -188,9 +188,9 @@ def without_effect(presets: Mapping[str, PresetResult]) -> str:
     if not idle or len(presets) == 1:
         return ""
     if len(idle) == 1:
-        return f"{idle[0]} changes nothing here: that its ESS is 100% is no merit."
+        return f"{idle[0]} changes nothing here, so that its ESS of 100% says nothing."
     more = f"{idle[0]} and {count(len(idle) - 1)} more" if len(idle) > 2 else " and ".join(idle)
-    return f"{more} change nothing here: that their ESS is 100% is no merit."
+    return f"{more} change nothing here, so that their ESS of 100% says nothing."
 
 
 def undecided(ess: Mapping[str, Number], found: Comparison) -> tuple[str, str]:
