@@ -1,7 +1,8 @@
 """The cases whose results are frozen: a dump, the commands run on it, and every number that comes out.
 
 A case is a row of `CASES`. Commands go through the command line, so that nothing inside the package is named
-here. Sentences (diagnosis, recommendation, notes) are no part of a frozen result, only numbers.
+here. Sentences (diagnosis, recommendation, notes) are no part of a frozen result, only numbers; `seen.py`
+freezes what is printed.
 """
 
 from __future__ import annotations
