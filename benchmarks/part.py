@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 SEQUENCES = 16_384
 ROUNDS = 5
-ROOM = 20_000
+ROOM = 25_000
 """Bytes of disk that a sequence of the dump may take, half as much again as it does."""
 NOTHING = "nothing_measured"
 """Key of the reason in a result that only checks the script; such a result is printed and not stored."""
@@ -41,7 +41,7 @@ Measure = Callable[[Given], Result]
 
 
 @contextmanager
-def dump(sequences: int, **options: float) -> Iterator[tuple[Path, Result]]:
+def dump(sequences: int, **options: float | str) -> Iterator[tuple[Path, Result]]:
     """Make a dump in a temporary folder, with options of dump.py; yield its path with its size.
 
     Another process makes it: what it takes is neither in this process's memory nor in its caches.

@@ -30,6 +30,13 @@ SECTIONS = {
     "gpu": "On a GPU",
 }
 """Part → title."""
+SHAPES = {
+    "ordinary": "ordinary",
+    "collapsed": "a collapsed run",
+    "log_normal": "lengths of a large spread",
+    "short": "very short rows",
+}
+"""Shape of dump.py → how the pages call it."""
 Results = dict[str, dict[str, Any]]
 
 
@@ -163,6 +170,7 @@ _ENVIRONMENT.filters |= {
     "milliseconds": milliseconds,
     "percent": percent,
     "number": number,
+    "shape": SHAPES.__getitem__,
     "known": lambda x: "–" if x is None else str(x),
     "dump": dump,
     "machine": machine,

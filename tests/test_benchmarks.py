@@ -68,7 +68,7 @@ def dumps_are_made_in_this_process(tmp_path, monkeypatch):
 
     @contextmanager
     def made(sequences, **options):
-        path = tmp_path / "dump.parquet"
+        path = tmp_path / f"{options.get('shape', 'dump')}.parquet"
         yield path, dump.make(path, sequences, **options)
 
     monkeypatch.setattr(part, "dump", made)
@@ -217,6 +217,33 @@ def test_the_dump_is_what_the_page_says_of_it(tmp_path):
     assert table.schema.field("response_mask").type == pa.list_(pa.int8())
     assert all(max(row) <= 0 for row in table["current_log_probs"].slice(0, 50).to_pylist())
     assert table["group_id"].to_pylist()[7:9] == [0, 1]
+
+
+def test_other_shapes_have_as_many_tokens_in_other_rows_or_with_another_drift(tmp_path):
+    def made(shape, sequences):
+        path = tmp_path / shape
+        facts = dump.make(path, sequences, rows_per_group=256, shape=shape)
+        table = pq.read_table(path)
+        rollout, old = (table[f"{name}_log_probs"].combine_chunks() for name in ("rollout", "old"))
+        drift = np.abs(np.subtract(old.flatten(), rollout.flatten()))
+        lengths = rollout.value_lengths().to_numpy()
+        assert (facts["sequences"], facts["tokens"]) == (len(lengths), lengths.sum())
+        assert 0.8 < facts["tokens"] / (1024 * sequences) < 1.2
+        return lengths, float(np.median(drift)), pq.ParquetFile(path).num_row_groups
+
+    ordinary, small, groups = made("ordinary", 512)
+    collapsed, large, _ = made("collapsed", 512)
+    spread, _, _ = made("log_normal", 1024)
+    short, _, of_short = made("short", 512)
+
+    assert np.array_equal(collapsed, ordinary)
+    assert large > 20 * small
+    assert np.median(spread) < 350 < np.median(ordinary)
+    assert 8192 < spread.max() <= 65_536
+    assert len(short) == 128 * len(ordinary)
+    assert 7 < short.mean() < 9
+    assert short.max() <= 32
+    assert groups == of_short == 2
 
 
 def test_the_drift_gives_presets_something_to_do_and_keeps_the_mean_ratio_at_1(analysed):
@@ -472,25 +499,80 @@ def test_a_batch_that_does_not_fit_ends_the_table(monkeypatch, capsys):
 # ---------------------------------------------------------------- what is made of times
 
 
-def timed(monkeypatch, wall):
-    """Pretend that every job runs once and takes this long, twice that of processor."""
+def timed(monkeypatch, wall, order=None):
+    """Pretend that every job runs once and takes this long, twice that of processor; note their names."""
 
     def alternate(jobs, times):
-        for job in jobs.values():
+        for name, job in jobs.items():
+            if order is not None:
+                order.append(name)
             job()
         return rounds.Rounds({job: [wall[job]] for job in jobs}, {job: [2 * wall[job]] for job in jobs})
 
     monkeypatch.setattr(rounds, "alternate", alternate)
 
 
+OF_SHAPES = {"ordinary": 1, "collapsed": 6, "log_normal": 2, "short": 3}
+"""Seconds of `analyze` for each second of an ordinary dump, pretended."""
+
+
 def test_the_ratios_of_the_peers_are_the_right_way_up(monkeypatch):
-    timed(monkeypatch, {"reading": 2, "duckdb": 3, "analyze": 12})
+    wall = {"reading": 2, "duckdb": 3, "analyze": 12, "one": 6}
+    shapes = {f"{shape} {job}": by * s for shape, by in OF_SHAPES.items() for job, s in wall.items()}
+    order = []
+    timed(monkeypatch, wall | shapes, order)
     monkeypatch.setattr(peers, "load", Few)
+    asked = []
+    real = analyze
+
+    def counted(sources, presets, workers):
+        asked.append(len(presets))
+        return real(sources, presets=presets, workers=1)
+
+    monkeypatch.setattr(peers, "analyze", counted)
 
     found = peers.measure(TINY)
 
     assert (found["analyze_over_duckdb"], found["duckdb_over_reading"], found["presets"]) == (4, 1.5, 5)
+    assert (found["one_over_duckdb"], asked) == (2, [5, 1] * 5)
     assert found["seconds"]["analyze"] == {"wall": 12, "cpu": 24}
+    assert order == [*wall, *shapes]
+    assert {row["shape"]: row["seconds"]["analyze"] for row in found["shapes"]} == {
+        shape: 12 * by for shape, by in OF_SHAPES.items()
+    }
+    tokens = found["shapes"][0]["tokens"]
+    for row in found["shapes"]:
+        assert (row["analyze_over_duckdb"], row["one_over_duckdb"]) == (4, 2)
+        assert row["over_ordinary"] == pytest.approx(OF_SHAPES[row["shape"]] * tokens / row["tokens"])
+    text = report.body("peers", found)
+    assert " |\n\nThe same on [dumps of other shapes]" in text
+    assert "| `analyze`, one preset | 6 | 12 | 2.00 × DuckDB |" in text
+    assert re.search(
+        r"\| very short rows \| 384 \| [^|]+ \| 9 \| 36 \| \*\*4\.00\*\* \| 18 \| 2\.00 \| ", text
+    )
+
+
+def test_numbers_of_a_shape_that_do_not_agree_are_a_failure(monkeypatch):
+    monkeypatch.setattr(peers, "load", Few)
+    real = duck.Duck.nine
+    monkeypatch.setattr(
+        duck.Duck, "nine", lambda self, path: real(self, path) | ({"k3": 1.0} if "short" in path.name else {})
+    )
+
+    with pytest.raises(duck.Disagreement, match="k3"):
+        peers.shapes(3, 1, duck.Duck(1), Few().resolve("all"))
+
+
+def test_pages_of_results_without_other_shapes_have_no_row_for_them():
+    found = report.results()
+    peers_, memory_ = (found[name]["result"] for name in ("peers", "memory"))
+    peers_ = {name: value for name, value in peers_.items() if name not in ("shapes", "one_over_duckdb")}
+    peers_["seconds"] = {name: value for name, value in peers_["seconds"].items() if name != "one"}
+    rows = [{k: v for k, v in row.items() if k != "over_ordinary"} for row in memory_["rows"]]
+
+    assert "other shapes" not in report.body("peers", peers_)
+    assert "one preset" not in report.body("peers", peers_)
+    assert "× ordinary" not in report.body("memory", {"rows": rows})
 
 
 def test_a_further_preset_is_a_share_of_an_analysis_with_one(monkeypatch):
@@ -586,25 +668,47 @@ def test_a_merge_is_what_each_further_tally_adds(monkeypatch):
     assert [(row["sequences"], row["tally_bytes"]) for row in found["rows"]] == [(10, 7), (80, 7)]
 
 
-def test_memory_is_measured_of_one_large_row_group_and_of_a_collapsed_run(monkeypatch):
-    groups, sizes = [], []
+def test_memory_is_measured_of_every_shape_and_of_one_large_row_group(monkeypatch):
+    seen = []
 
-    def seen(command, path, *rest):
-        table = pq.read_table(path)
-        drift = np.subtract(
-            *(table[f"{name}_log_probs"].combine_chunks().flatten() for name in ("old", "rollout"))
+    def spent(command, path, *rest):
+        table = pq.read_table(path, columns=["rollout_log_probs", "old_log_probs"])
+        rollout, old = (column.combine_chunks() for column in table.columns)
+        drift = float(np.median(np.abs(np.subtract(old.flatten(), rollout.flatten()))))
+        lengths = rollout.value_lengths().to_numpy()
+        seen.append(
+            (pq.ParquetFile(path).num_row_groups, drift > 0.1, int(lengths.max()) > 8192, len(lengths))
         )
-        groups.append(pq.ParquetFile(path).num_row_groups)
-        sizes.append(float(np.median(np.abs(drift))) > 0.1)
-        return peak.Spent(1.0, 1.0, 5, 7)
+        return peak.Spent(1.0, 1.0, 5 * len(seen), 7)
 
-    monkeypatch.setattr(peak, "offpol_diag", seen)
+    monkeypatch.setattr(peak, "offpol_diag", spent)
+    monkeypatch.setattr(memory, "SMALLEST", 300)
 
     found = memory.measure(part.Given(sequences=1030, rounds=1))
 
-    assert (groups, sizes) == ([2, 1, 2], [False, False, True])
-    assert [row["kind"] for row in found["rows"]] == ["ordinary", "in one row group", "a collapsed run"]
-    assert [(row["peak"], row["together"]) for row in found["rows"]] == [(5, 7)] * 3
+    many = len(dump.SHAPES)
+    assert [row["kind"] for row in found["rows"]] == [
+        *report.SHAPES.values(),
+        *report.SHAPES.values(),
+        "in one row group",
+    ]
+    assert seen[many:] == [
+        (2, False, False, 1030),
+        (2, True, False, 1030),
+        (2, False, True, 1030),
+        (2, False, False, 128 * 1030),
+        (1, False, False, 1030),
+    ]
+    assert [row.get("over_ordinary") for row in found["rows"]] == [
+        *(None, 2, 3, 4),
+        *(None, 6 / 5, 7 / 5, 8 / 5),
+        None,
+    ]
+    assert "| a collapsed run | 10 B | 2.00 | 7 B | 1 |" in report.body("memory", found)
+
+
+def test_every_shape_of_a_dump_has_its_words():
+    assert [*report.SHAPES] == [*dump.SHAPES]
 
 
 def test_a_process_is_held_to_its_threads():
