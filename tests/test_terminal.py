@@ -100,9 +100,7 @@ def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(results
         ("collapse", ["* Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.97 and 0.81); K3 can."]),
         (
             "collapse",
-            [
-                "Without a correction the estimated error is 3.0% [1.6%, 4.4%] lower; token TIS at 2.0 is advised"
-            ],
+            ["Without a correction the estimated error is 3.0% [1.6%, 4.4%] lower; token TIS at 2.0"],
         ),
         (
             "collapse",
