@@ -25,9 +25,10 @@ from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, outcome, segments
+from offpol_diag.engine import correction, segments
 from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
+from offpol_diag.pipeline import padded
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers.checks import TOLERANCE
 
@@ -53,7 +54,7 @@ class Correction:
     weights: Tensor
     mask: Tensor
     _study: Study = field(repr=False)
-    _scene: Scene = field(repr=False)
+    _batch: Batch = field(repr=False)
     _empty: bool = field(default=False, repr=False)
 
     @cached_property
@@ -66,7 +67,7 @@ class Correction:
         both have a name it is the preset's. Without intervals; what is undefined is absent. All are NaN where
         no token of the batch counts.
         """
-        out = Readout(self._study, observe(self._study, self._scene))
+        out = Readout(self._study, observe(self._study, _scene(self._batch, self._study.presets[0])))
         preset = readout.preset_result(out, self._study.presets[0])
         found = {**readout.metrics(out), **preset.metrics}
         known = {name: one.value for name, one in found.items() if one.value is not None}
@@ -138,16 +139,11 @@ def correct(
     dtype = train.dtype if train.is_floating_point() else torch.get_default_dtype()
     if not batch.tokens:
         ones = torch.ones(counted.shape, dtype=dtype, device=rollout.device)
-        return Correction(ones, counted, study, _scene(_some(given, rollout, advantages), chosen), True)
-    scene = _scene(batch, chosen)
-    done = outcome.apply(scene, chosen)
-    sequences = segments.spread(done.kept.sequences, batch.cu_seqlens)
-    passed = sequences if done.kept.tokens is None else sequences & done.kept.tokens
-    kept = torch.zeros_like(counted)
-    kept[counted] = passed
-    weights = torch.zeros(counted.shape, dtype=dtype, device=rollout.device)
-    weights[counted] = _held(_weights(done, batch).masked_fill(~passed, 0.0), dtype)
-    return Correction(weights, kept, study, scene)
+        return Correction(ones, counted, study, _some(given, rollout, advantages), True)
+    signs = None if advantages is None else advantages.reshape(len(rollout), -1).expand(rollout.shape)
+    found, kept = padded.weights_and_mask(chosen, given, counted, signs)
+    weights = _held(found.masked_fill(~kept, 0.0), dtype)
+    return Correction(weights, kept, study, batch)
 
 
 def _require_tensors(log_probs: dict[str, Any], others: dict[str, Any]) -> None:
@@ -248,13 +244,3 @@ def _packed(given: dict[str, Tensor], counted: Tensor, advantages: Tensor | None
         segments.sized(offsets, tokens)
     key, masked = torch.arange(shape[0], device=cu.device), shape[1] - lengths
     return Batch(cu_seqlens=cu, cu_runs=runs, position=place, key=key, masked=masked, **columns)  # type: ignore[arg-type]
-
-
-def _weights(done: outcome.Outcome, batch: Batch) -> Tensor:
-    """Return the final weight of every token, [T]; 1 without a weight."""
-    if done.weighed is None:
-        return torch.ones_like(batch.rollout)
-    final = done.weighed.final
-    found = final.values if final.per == "token" else segments.spread(final.values, batch.cu_seqlens)
-    units = outcome.norm(done, done.preset)
-    return found / outcome.norm_factor(*(x.sum() for x in units.values())) if units else found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as to_json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,8 @@ from offpol_diag.errors import UsageError
 from offpol_diag.printable import printable_json, printable_lines
 
 if TYPE_CHECKING:
+    from offpol_diag.blocks import Section
+    from offpol_diag.presets import Preset
     from offpol_diag.trainers import Config
 
 Name = Annotated[
@@ -36,7 +39,7 @@ def presets(
 ) -> None:
     """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
     from offpol_diag.presets.catalogue import load
-    from offpol_diag.presets.formulas import catalogue_section, preset_section
+    from offpol_diag.presets.formulas import catalogue_section
     from offpol_diag.presets.tuning import tuned
     from offpol_diag.trainers import config_for, sayable, trainer_named
 
@@ -63,12 +66,29 @@ def presets(
             rows = {"presets": {key: asdict(preset) for key, preset in chosen.items()}}
         from offpol_diag.report.render.terminal import draw, make_console
 
-        each = [preset_section(one) for one in chosen.values()] if name else [catalogue_section(chosen)]
+        each = [_section(one) for one in chosen.values()] if name else [catalogue_section(chosen)]
         drawn = draw(each, make_console())
     text = printable_json(to_json.dumps({"format": 1} | rows, indent=1, ensure_ascii=False)) + "\n"
     write_all({} if json is None else {json: text}, shown="" if json == STDOUT else drawn)
     if json not in (None, STDOUT) and not quiet:
         say_where("json", json, aside=True)
+
+
+def _section(preset: Preset) -> Section:
+    """Return a preset's formulas, and the numbers that they get."""
+    from offpol_diag.blocks import Table
+    from offpol_diag.pipeline.plan import numbers
+    from offpol_diag.presets.formulas import preset_section
+
+    section = preset_section(preset)
+    rows = tuple((one.part, one.of, _said(one.lower), _said(one.upper)) for one in numbers(preset))
+    table = Table("numbers", "Numbers", ("part", "of", "lower", "upper"), rows)
+    return replace(section, blocks=(*section.blocks, table)) if rows else section
+
+
+def _said(bound: float) -> str:
+    """Write a bound with six digits; – for none."""
+    return f"{bound:.6g}".replace("-", "−") if math.isfinite(bound) else "–"
 
 
 def _settings(given: list[str] | None) -> dict[str, str]:

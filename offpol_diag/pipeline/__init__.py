@@ -1,0 +1,1 @@
+"""The correction pipeline: presets as tables of numbers, and every formula of a token once."""

@@ -1,0 +1,108 @@
+"""Formulas of one token against mpmath with 60 digits, at tiny and at huge drift; on numpy and on torch."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from offpol_diag.pipeline import formulas, namespaces
+
+mp = mpmath.mp.clone()
+mp.dps = 60
+LOG_RATIOS = [s * x for x in (0.0, 1e-15, 1e-9, 1e-4, 0.01, 0.7, 5.0, 40.0, 300.0) for s in (1, -1)]
+ROLLOUT = [-1e-12, -1e-6, -0.01, -0.7, -5.0, -40.0, -600.0]
+PAIRS = [(d, q) for d in LOG_RATIOS for q in ROLLOUT]
+TORCH = namespaces.formulas_on_torch()
+
+
+def other(x):
+    return -mp.expm1(x)
+
+
+def clamped(x, least):
+    return min(max(x, mp.mpf(least)), 1 - mp.mpf(least))
+
+
+def _binary(p, q, least):
+    """KL from q to p of "this token or another", both clamped."""
+    this_q, other_q, this_p, other_p = (clamped(x, least) for x in (mp.exp(q), other(q), mp.exp(p), other(p)))
+    return this_q * mp.log(this_q / this_p) + other_q * mp.log(other_q / other_p)
+
+
+def smoothed(d, q):
+    little = mp.mpf(formulas.SMOOTHING)
+    train = max(other(q + d), mp.mpf(0))
+    return -mp.exp(q) * d + other(q) * mp.log((other(q) + little) / (train + little))
+
+
+EXACT = {
+    "log_ratio_itself": lambda d, q: d,
+    "k1": lambda d, q: -d,
+    "k2": lambda d, q: d * d / 2,
+    "k3": lambda d, q: mp.expm1(d) - d,
+    "k3_reverse": lambda d, q: mp.expm1(-d) + d,
+    "ratio_either_way": lambda d, q: mp.exp(abs(d)),
+    "probability_gap": lambda d, q: abs(mp.exp(q + d) - mp.exp(q)),
+    "probability_difference": lambda d, q: mp.exp(q + d) - mp.exp(q),
+    "total_variation": lambda d, q: abs(mp.expm1(d)) / 2,
+    "binary_kl": smoothed,
+    "binary_kl_clamped": lambda d, q: _binary(q + d, q, formulas.LEAST_OF_CLAMPED),
+    "binary_kl_larger": lambda d, q: max(
+        _binary(q + d, q, formulas.LEAST_OF_LARGER), _binary(q, q + d, formulas.LEAST_OF_LARGER)
+    ),
+}
+"""Divergence → its value by mpmath, from Δ and log π_rollout."""
+CANCELS = {"k3": 1.0, "k3_reverse": 1.0, "binary_kl": 1.0, "binary_kl_clamped": 1.0, "binary_kl_larger": 1.0}
+"""Divergences that are what larger terms leave: a double has 1e-16 of the terms, |Δ| or 1."""
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_divergence_is_what_mpmath_says(name):
+    d, q = (np.array(x) for x in zip(*PAIRS, strict=True))
+    with np.errstate(over="ignore"):
+        found = getattr(formulas, name)(d, formulas.ratio_minus_one(d), q)
+    on_torch = getattr(TORCH, name)(*(torch.from_numpy(x) for x in (d, np.expm1(d), q)))
+
+    for x, y, (delta, rollout) in zip(found, on_torch.tolist(), PAIRS, strict=True):
+        exact = EXACT[name](mp.mpf(delta), mp.mpf(rollout))
+        room = 4e-16 * max(abs(delta), 1.0) * CANCELS.get(name, 0.0)
+        relative = 1e-14 + 2.3e-16 * (
+            abs(rollout) + abs(delta)
+        )  # a log-prob is rounded by that much before exp
+        assert float(abs(mp.mpf(float(x)) - exact)) <= relative * float(abs(exact)) + room, (delta, rollout)
+        assert y == pytest.approx(float(x), rel=1e-14, abs=room), (delta, rollout)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_equal_policies_have_no_divergence(name):
+    q = np.array(ROLLOUT)
+    zero = np.zeros_like(q)
+    found = getattr(formulas, name)(zero, zero, q)
+    assert found == pytest.approx(1.0 if name == "ratio_either_way" else 0.0, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "weights"),
+    [
+        ((0.0, math.inf, -math.inf, math.inf), [0.25, 0.5, 1.0, 2.0, 4.0]),  # none
+        ((0.5, 2.0, -math.inf, math.inf), [0.5, 0.5, 1.0, 2.0, 2.0]),  # truncated
+        (
+            (0.0, math.inf, math.log(0.5), math.log(2.0)),
+            [0.0, 0.5, 1.0, 2.0, 0.0],
+        ),  # masked; on a bound is within
+    ],
+)
+def test_an_importance_weight_is_truncated_or_masked(bounds, weights):
+    r = np.array([0.25, 0.5, 1.0, 2.0, 4.0])
+    assert formulas.importance_weight(r, np.log(r), *bounds).tolist() == weights
+
+
+def test_a_ratio_is_finite_whatever_the_log_ratio():
+    found = formulas.importance_ratio(np.array([-np.inf, -800.0, 0.0, 800.0, np.inf]))
+    assert found[2] == 1.0
+    assert np.isfinite(found).all()
+    assert np.isfinite(found**2).all()
