@@ -580,7 +580,7 @@ def test_every_form_shows_the_candidates_what_speaks_for_them_and_the_measuremen
     shown = [
         "the columns line up",
         "36-fold",
-        "no move of the trainer shows",
+        *(["no move of the trainer shows"] if form != "junit" else []),  # a reason there is one line
         "write policy_lag into the next dump",
     ]
     shown += ["weights_differ" if form in ("junit", "json") else "other weights at every step"]
@@ -659,7 +659,7 @@ def test_the_gate_passes_as_open_and_says_what_would_decide(tmp_path, fails, cod
     ran = CliRunner().invoke(app, args)
     assert ran.exit_code == code, ran.output
     said = " ".join(ran.stdout.split())
-    assert "stale (for: K3 grows" in said
+    assert "stale, frozen_sync" in said
     assert "to decide, write policy_lag" in said
     assert "to decide, write policy_lag" in (tmp_path / "j.xml").read_text()
 
@@ -700,10 +700,8 @@ def test_the_short_answer_to_a_collapse_without_a_lag_says_what_the_lag_would_de
 
     decide = said.partition(" Decide ")[2].partition(" What to do ")[0]
     assert decide.startswith("Write policy_lag (or rollout_version and train_version) into the next dump")
-    assert (
-        "of stale weights K3 rises with the lag and is rounding at lag 0; weights that do not arrive"
-        in decide
-    )
+    assert "with stale weights K3 rises with the lag and is as small as rounding at lag 0; with" in decide
+    assert "weights that do not arrive, or any other cause, it is larger at lag 0 too" in decide
     assert " Missing " not in said, "the lag is named already, and prompts are there"
 
 

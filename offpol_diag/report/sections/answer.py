@@ -611,9 +611,7 @@ def _facts(
     warnings = f"{many}{among}: {'; '.join(sure_of)}." if sure_of else ""
     open_ = undecided(summary)
     told = open_.decide if open_ else ""
-    needless = ("policy_lag",) if given is not None and given.verdict == "healthy" else ()
-    absent = columns.missing(summary.dump).items()
-    lacks = [f"{name}: {why}" for name, why in absent if name not in told and name not in needless]
+    lacks = [f"{name}: {why}" for name, why in columns.missing(summary.dump).items() if name not in told]
     missing = (MISSING, f"{'; '.join(lacks)}." if lacks else "")
     if open_:
         return (
