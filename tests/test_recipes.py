@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import offpol_diag
+from offpol_diag.presets.catalogue import load
+from offpol_diag.trainers import config_for
 
 PAGES = Path(__file__).parents[1] / "docs" / "trainers"
 S, P, R = 48, 5, 24
@@ -204,6 +206,13 @@ def check(b: Batch, folder: Path) -> None:
     report = offpol_diag.analyze(folder, presets="token_is", progress=False)
     assert report.diagnosis.verdict != "bug", report.diagnosis.headline
     assert report.metrics["k3"].value == pytest.approx(2e-4, rel=0.3)
+
+
+def test_the_configuration_that_leaves_no_log_probs_to_dump_says_so() -> None:
+    said = {name: config_for(load()[name], "trl").text() for name in ("recompute", "token_is")}
+    assert "computes no old log-probs to dump: docs/trainers/trl.md" in said["recompute"]
+    assert "to dump" not in said["token_is"]
+    assert "## Without a correction" in (PAGES / "trl.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", OBJECTS)

@@ -179,7 +179,11 @@ def trl(parts: Parts) -> Translation:
         schema.block("trl", "python", settings, name="GRPOConfig"),
         *(schema.older("trl", "python", before, name="GRPOConfig") if before != settings else ()),
     )
-    return snippets, ("off_policy_mask_threshold is in nats per token",) if delta is not None else ()
+    notes = ("off_policy_mask_threshold is in nats per token",) if delta is not None else ()
+    return snippets, notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
+
+
+NO_DUMP = "without a correction TRL computes no old log-probs to dump: docs/trainers/trl.md says what does"
 
 
 def _weights(parts: Parts) -> Settings:
