@@ -175,7 +175,7 @@ def test_the_id_goes_by_several_names_or_one_that_is_given(tmp_path):
     assert "the columns are mine, rollout_log_prob, old_log_prob" in error.hint
     two = small(sequence_id=None, request_id=list("aaabb"), sample_id=list("aaabb"))
     error = refusal(write(tmp_path / "a.parquet", two))
-    assert "sample_id and request_id can each be sequence_id" in error.message
+    assert "sample_id and request_id can each be the sequence_id" in error.message
 
 
 TEXT = pa.array(list("xxxyy"))

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import numpy as np
@@ -505,9 +506,9 @@ os.write(2, b"as before\\n")
 def test_the_command_line_silences_ray_with_quiet_alone(quiet, silenced, monkeypatch):
     from offpol_diag.cli.request import Request
 
-    seen = []
+    seen, found = [], SimpleNamespace(study=SimpleNamespace(kept=()))
     monkeypatch.setattr(cluster, "silent", lambda: seen.append(True) or nullcontext())
-    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: None)
+    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: found)
     Request(engine="ray", quiet=quiet).examined(["x"], ())
     assert bool(seen) is silenced
 
