@@ -645,6 +645,13 @@ def test_a_comparison_fails_only_where_the_whole_interval_of_the_difference_is_b
     ("name", "now", "base", "allowed", "said"),
     [
         ("k3", number(1.5, 0.03), 0.04, "0.1", "worse by 0.50 [0.45, 0.55], 0.1 allowed; the whole 95%"),
+        (
+            "k3",
+            number(1.5, 0.03),
+            0.04,
+            "0.123456789",
+            "worse by 0.50 [0.45, 0.55], 0.1235 allowed; the whole",
+        ),
         ("k3", number(1.5, 0.03), 0.04, "0.5", "worse by 0.5 [0.45, 0.55], 0.5 allowed"),
         ("k3", number(0.5, 0.03), 0.04, "0.1", "better by 0.50 [0.45, 0.55], 0.1 allowed"),
         ("ess_tokens", number(0.5, 0.03), 0.04, "1", "worse by 0.50 [0.45, 0.55], 1 allowed"),

@@ -214,7 +214,12 @@ def _why(way: Worse, change: Number, allowed: float, ruling: Ruling, here: Numbe
     scale, points = (100.0, " points") if here.unit in FRACTIONS else (1.0, "")
     of = Number(value=value * scale, interval=(low * scale, high * scale) if change.interval else None)
     size, interval = written(of)
-    size, right = told_apart(size, value * scale, allowed * scale, "")
+    short, exact = (
+        float(f"{allowed * scale:.4g}"),
+        allowed * scale,
+    )  # of a share of the baseline four digits do
+    bound = short if (value * scale > short) is (value * scale > exact) and value * scale != short else exact
+    size, right = told_apart(size, value * scale, bound, "")
     size, interval, right = f"{size}{points}", f" {interval}" if interval else "", f"{right}{points}"
     sure = ruling.passed is False and ruling.on == "interval"
     return joined(
