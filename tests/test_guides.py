@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -79,3 +80,17 @@ def test_the_readmes_writer_writes_a_dump_that_is_analysed(clone):
     assert (found.summary.dump.sequences, found.summary.dump.groups) == (32, 8)
     assert "policy_lag" in found.summary.dump.columns
     assert found.diagnosis.verdict != "bug"
+
+
+def test_the_rows_of_a_report_are_read_from_another_folder_too(clone, tmp_path):
+    found = offpol_diag.analyze("sample_data/healthy.parquet", presets=(), progress=False)
+    (tmp_path / "elsewhere").mkdir()
+    os.chdir(tmp_path / "elsewhere")
+    assert found.sequences().collect().height == found.summary.dump.sequences
+
+
+def test_a_settings_file_may_leave_plotly_out_of_the_page(clone):
+    Path("offpol-diag.toml").write_text("no_explore = true\n")
+    ran = CliRunner().invoke(app, ["doctor", "sample_data/healthy.parquet", "-o", "a.html", "--quiet"])
+    assert ran.exit_code == 0, ran.output
+    assert Path("a.html").stat().st_size < 1_000_000
