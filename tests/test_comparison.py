@@ -406,3 +406,14 @@ def test_presets_that_change_nothing_come_last_in_the_table_of_many():
     assert table.rows[-1][0].startswith("recompute and ")
     assert sum("recompute" in str(row[0]) for row in table.rows) == 1
     assert by_ess(summary.presets)[-1] in {name for name, one in summary.presets.items() if one.idle}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "weighted", "idle"),
+    [(1.0, 1.0, 1.0, True), (0.5, 1.0, 1.0, False), (1.0, 2.0, 1.0, False), (1.0, 1.0, 0.9, False)],
+)
+def test_a_preset_is_idle_only_where_every_token_weighs_1(low, high, weighted, idle):
+    values = {"weight_min": low, "weight_max": high, "tokens_weighted": weighted}
+    one = next(iter(make_summary().presets.values()))
+    metrics = {name: Number(value=value) for name, value in values.items()}
+    assert one.model_copy(update={"metrics": metrics}).idle is idle

@@ -168,14 +168,14 @@ def numbers(name, **changes):
 
 def test_a_preset_is_the_numbers_that_the_formulas_get():
     found = numbers("slime_mis")
-    assert found["weight is held to"] == ("r of a token", 0.0, 2.0)
+    assert found["weight is held to"] == ("r of a token", math.exp(-20), 2.0)
     assert found["rule 1 keeps"] == ("log r of a token", math.log(0.5), math.log(2.0))
     assert found["veto keeps"] == ("log r of every token", math.log(1e-4), math.inf)
     assert found["loss is clipped to"] == ("π_θ/π_anchor", 1 - 0.2, 1 + 0.2)
     assert "weight is 0 outside" not in found
     ice = numbers("decoupled_token_icepop")
     assert ice["weight is 0 outside"] == ("log r of a token", math.log(0.5), math.log(5.0))
-    assert "weight is held to" not in ice
+    assert ice["weight is held to"] == ("r of a token", math.exp(-20), math.exp(20))  # the safety bound
     assert numbers("recompute", loss="reinforce") == {}
     assert numbers("gmpo")["loss is clipped to"] == ("log π_θ/π_anchor", -0.4, 0.4)
 

@@ -114,14 +114,19 @@ def test_those_who_take_no_figures_get_none_and_figures_are_chosen_by_name(repor
     assert plain.numbers.keys() == {f"offpol/{name}" for name in report.values()}
 
 
-@pytest.mark.filterwarnings("ignore")  # jupyter's own
-def test_a_notebook_shows_the_report(tmp_path):
+def executed(code, folder):
+    """Run a notebook of one cell."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
-    code = f"import offpol_diag\noffpol_diag.analyze({str(HEALTHY)!r}, presets='token_is', device='cpu')"
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    return book
 
-    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+@pytest.mark.filterwarnings("ignore")  # jupyter's own
+def test_a_notebook_shows_the_report(tmp_path):
+    code = f"import offpol_diag\noffpol_diag.analyze({str(HEALTHY)!r}, presets='token_is', device='cpu')"
+    book = executed(code, tmp_path)
 
     (shown,) = (one for one in book.cells[0].outputs if one.output_type == "execute_result")
     assert "K3 KL" in shown.data["text/html"]
@@ -130,12 +135,8 @@ def test_a_notebook_shows_the_report(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # jupyter's own
 def test_a_notebook_shows_a_figure(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
     code = f"import offpol_diag\noffpol_diag.doctor({str(HEALTHY)!r}, device='cpu').figure('by_step')"
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-
-    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    book = executed(code, tmp_path)
 
     data = {name: one for cell in book.cells[0].outputs for name, one in cell.get("data", {}).items()}
     assert "K3 lies between" in str(data["application/vnd.plotly.v1+json"]["layout"]["title"])

@@ -88,7 +88,9 @@ def _section(preset: Preset) -> Section:
 
 def _said(bound: float) -> str:
     """Write a bound with six digits; – for none."""
-    return f"{bound:.6g}".replace("-", "−") if math.isfinite(bound) else "–"
+    from offpol_diag.numerals import minus
+
+    return minus(f"{bound:.6g}") if math.isfinite(bound) else "–"
 
 
 def _settings(given: list[str] | None) -> dict[str, str]:

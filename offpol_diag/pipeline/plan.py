@@ -175,22 +175,12 @@ class _Builder:
             log_ratio = self.row(t.SmoothedLogRatios, self.smoothed.number((policy, weight)))
             return log_ratio, self.row(t.Ratios, log_ratio), 0.0, math.inf, -math.inf, math.inf
         if weight.over == "token":
-            log_ratio, safety = self.log_ratio(policy), weight.safety
+            log_ratio = self.log_ratio(policy)
             ratio = self.row(t.Ratios, log_ratio)
         else:
             early = weight.safety if weight.safety_at == "token" else None
-            safety = None if early is not None else weight.safety
             log_ratio, ratio = self.pooled("turn", self.log_ratio(policy, bound=early))
-        lower, upper = (0.0, math.inf) if safety is None else (math.exp(-safety), math.exp(safety))
-        zero_below, zero_above = -math.inf, math.inf
-        if weight.action == "truncate":
-            lower = max(lower, weight.lower or 0.0)
-            upper = min(upper, math.inf if weight.upper is None else weight.upper)
-        elif weight.action == "mask":
-            zero_below, zero_above = log_bounds(weight, safety)
-        if weight.overflow == "zero" and (weight.safety is None or weight.safety > FLOAT32_OVERFLOW):
-            zero_above = min(zero_above, FLOAT32_OVERFLOW)
-        return log_ratio, ratio, lower, upper, zero_below, zero_above
+        return log_ratio, ratio, *weight_bounds(weight)
 
     def rule(self, mask, policy, rule):
         """Return a line of `Rules`."""
@@ -507,12 +497,19 @@ PER = {
 
 
 def weight_bounds(weight: Weight) -> tuple[float, float, float, float]:
-    """Return the bounds that r is held to, and the band of log r outside which the weight is 0."""
-    lower, upper, below, above = 0.0, math.inf, -math.inf, math.inf
+    """Return the bounds that r is held to, and the band of log r outside which the weight is 0.
+
+    A safety bound on the log-ratio of what is weighed is one on r.
+    """
+    early = weight.over != "token" and weight.safety_at == "token"  # then each token's is bounded before
+    safety = None if early else weight.safety
+    lower, upper = (0.0, math.inf) if safety is None else (math.exp(-safety), math.exp(safety))
+    below, above = -math.inf, math.inf
     if weight.action == "truncate":
-        lower, upper = weight.lower or 0.0, math.inf if weight.upper is None else weight.upper
+        lower = max(lower, weight.lower or 0.0)
+        upper = min(upper, math.inf if weight.upper is None else weight.upper)
     elif weight.action == "mask":
-        below, above = log_bounds(weight, None)
-    if weight.overflow == "zero":
+        below, above = log_bounds(weight, safety)
+    if weight.overflow == "zero" and (weight.safety is None or weight.safety > FLOAT32_OVERFLOW):
         above = min(above, FLOAT32_OVERFLOW)
     return lower, upper, below, above
