@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine.scope import BatchFits, Smooth, codes
+from offpol_diag.engine.scope import BatchFits, codes
 from offpol_diag.pipeline.plan import Plan
 from offpol_diag.pipeline.tables import Floats, Ints
 
@@ -54,14 +53,13 @@ def block_of(batch: Batch, fits: BatchFits, plan: Plan) -> Block:
     none = np.zeros(batch.tokens)
     given = (batch.advantages, batch.rollout, batch.old, batch.current)
     advantages, rollout, old, current = (none if x is None else x.numpy() for x in given)
-    log_probs = {"rollout": rollout, "old": old, "current": current}
     labels, which = codes(batch)
     offsets = batch.cu_seqlens.numpy()
-    of_token = np.repeat(which.numpy(), np.diff(offsets))
-    smoothed = [
-        _smoothed(log_probs[policy] - rollout, [fits.tails[policy, weight][one] for one in labels], of_token)
-        for policy, weight in plan.smoothed
-    ]
+    smoothed = []
+    for policy, weight in plan.smoothed:
+        train = batch.policy(policy)
+        assert train is not None  # a preset is planned only where the dump has what it weighs
+        smoothed.append(fits.smoothed(policy, weight, train - batch.rollout, "token", batch).numpy())
     cuts = [np.array([fits.cuts[key][one] for one in labels])[which.numpy()] for key in plan.cuts]
     many = batch.sequences
     return Block(
@@ -79,22 +77,3 @@ def block_of(batch: Batch, fits: BatchFits, plan: Plan) -> Block:
         np.array(cuts).reshape(len(cuts), many),
         np.zeros(many) if batch.rewards is None else (batch.rewards.numpy() > 0) * 1.0,
     )
-
-
-def _smoothed(log_ratio: Floats, tails: list[Smooth | None], of_token: Ints) -> Floats:
-    """Replace the largest log-ratios of each trainer batch as its fitted tail says: [T], nats."""
-    above = np.array([math.inf if tail is None else tail.above for tail in tails])
-    found = log_ratio.copy()
-    far = np.flatnonzero(log_ratio > above[of_token])
-    for at, tail in enumerate(tails):
-        own = far[of_token[far] == at]
-        if tail is not None and len(own):
-            found[own] = nearest(log_ratio[own], tail.old.numpy(), tail.new.numpy())
-    return found
-
-
-def nearest(x: Floats, old: Floats, new: Floats) -> Floats:
-    """Return the new value of the old one, rising, that is nearest to x: [K] → [K]."""
-    after = np.minimum(np.searchsorted(old, x), len(old) - 1)
-    before = np.maximum(after - 1, 0)
-    return new[np.where(x - old[before] < old[after] - x, before, after)]
