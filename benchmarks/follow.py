@@ -20,7 +20,7 @@ from offpol_diag.analysis.tally import Study
 from offpol_diag.engine import accumulators, method
 from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.formula import Reader
-from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import catalogue
@@ -37,8 +37,9 @@ def number(name: str, metric: str) -> Number:
     study = Study.of(dump.info.columns, (catalogue.load()[name],), (), 0)
     seen: list[Sums] = []
     for batch in dump.batches():
-        scene = Scene.of(batch, study.seed, accumulators.REPLICATES, near=study.near)
-        columns = Columns.joined(Columns.of(scene.counts), method.columns(Outcomes.of(scene, study.presets)))
+        scene = Scene.of(batch, study.seed, accumulators.REPLICATES)
+        of_presets = method.columns(PresetSums.of(scene, study.presets))
+        columns = Columns.joined(Columns.of(scene.counts), of_presets)
         seen.append(Sums.of_stacked(columns.names, columns.parts, scene.draws, batch.key, columns.which))
     sums = reduce(Sums.merge, seen).read()
     (row,) = [row for row in method.ROWS if row.name == metric]

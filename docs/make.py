@@ -21,10 +21,10 @@ from offpol_diag.blocks import Section
 from offpol_diag.check import Checked
 from offpol_diag.cli.defaults import sample
 from offpol_diag.compare import of_presets
-from offpol_diag.engine.losses import BOUNDS
 from offpol_diag.errors import ConfigError
 from offpol_diag.forms.table import FORMS
 from offpol_diag.gate import requirements
+from offpol_diag.pipeline.plan import BOUNDS
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
 from offpol_diag.presets.families import FAMILIES

@@ -24,6 +24,7 @@ from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.engine.segments import on_host
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
+from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
 from offpol_diag.run.gpu import at_once, devices, elsewhere
@@ -31,6 +32,7 @@ from offpol_diag.run.pool import Processes, on, peak_rss
 from offpol_diag.run.ray import Ray
 from offpol_diag.run.task import Each, Engine, Progress
 from offpol_diag.summary import DumpFacts, Run, Summary
+from offpol_diag.trainers import named_in
 
 MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
@@ -78,6 +80,8 @@ def examine(
     against: str | None = None,
     by_step: Sequence[str] = (),
     reading: Reading | None = None,
+    every_log: bool = True,
+    trainer: str = "",
 ) -> Examined:
     """Analyse a dump under some presets: compute the states from which all numbers are read.
 
@@ -100,6 +104,9 @@ def examine(
         against: a preset whose drops are compared with those of each other one; it excludes `tally`.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
         reading: how files are read that are no canonical dump; None to detect it.
+        every_log: whether to compute what the trainer of every preset logs, or only what somebody reads: of
+            the presets that can be recommended, and of the trainer.
+        trainer: the trainer; empty for the one that the dump's provenance names.
 
     Raises:
         DumpError: the dump cannot be read.
@@ -119,14 +126,20 @@ def examine(
         batch_tokens=size,
     )
     study = Study.of(dump.info.columns, presets, group_by, seed)
+    if not every_log:
+        study = study.logging_for(trainer or named_in(dump.info.provenance))
     # pieces of a dump that are merged keep the same values only if their hashes choose them
     kept = () if tally else tuple(_kept(dump, group_by))
     study = replace(study, against=against, by_step=tuple(by_step), kept=kept)
+    # workers of a cluster have no machine code in their folders
+    compiled = engine == "local" and device_is_cpu(device)
+    compiled = compiled and kernels.compiled(dump.tokens, len(study.presets))
     with start(device, workers, progress) as runs:
         found = read_ahead_for(runs, dump, study)
         with SequenceWriter.open(sequences) as writer:
             each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
-            observed: Observed | None = runs.reduce(dump, Observe(study.ready(), found, bool(writer)), each)
+            job = Observe(study.ready(), found, bool(writer), compiled)
+            observed: Observed | None = runs.reduce(dump, job, each)
             if observed is None:
                 raise DumpError("the dump has no sequence", "check that its writer was closed")
             seen = observed.tally
@@ -141,6 +154,11 @@ def examine(
         whole = tally_file.TallyFile("", settings, (tally_file.Held("", piece),), seen)
         tally_file.write(tally, whole)
     return Examined(study, seen, presets, facts, run)
+
+
+def device_is_cpu(name: str) -> bool:
+    """Return whether a device's name means the CPU here."""
+    return all(one.type == "cpu" for one in devices(name).devices)
 
 
 def _kept(dump: Dump, group_by: Sequence[str]) -> Iterator[breakdowns.Kept]:
@@ -184,6 +202,7 @@ def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze
         sequences=facts.sequences,
         peak_rss_bytes=peak_rss() + runs.beside,
         seconds=runs.clock.seconds(),
+        logs_left_out=list(study.not_logged),
     )
 
 
@@ -243,31 +262,30 @@ class Observed:
         return Observed(self.tally.merge(other.tally), None)
 
 
-FAR = 1 << 16
-"""Far tokens that are looked at together on a CPU, about: all presets take 2.7 kB of memory for each.
-
-Of a collapsed run nearly every token is far. With every preset, 2.1 M such tokens took 5.5 GB and 29 s in
-one process with a batch looked at whole, 1.3 GB and 17.6 s in parts; half of `FAR` is slower, twice its size
-takes a third more memory.
-"""
-
-
 @dataclass(frozen=True)
 class Observe:
-    """The job of an analysis; `rows` is whether per-sequence rows are made."""
+    """The job of an analysis.
+
+    Attributes:
+        study: what is measured.
+        found: statistics of whole trainer batches from the first pass.
+        rows: whether per-sequence rows are made.
+        compiled: whether presets are computed by the compiled pass.
+    """
 
     study: Study
     found: Found
     rows: bool
+    compiled: bool = False
 
     def __call__(self, batch: Batch) -> Observed:
-        """Compute a batch's tally; on a CPU in parts of about `FAR` far tokens and few sequences (`ROWS`)."""
+        """Compute a batch's tally, in parts of few sequences (`ROWS`)."""
         batch = self.found.filled(batch)
         tables: list[pa.Table] = []
 
         def tally(part: Batch) -> Tally:
             study = self.study
-            scene = Scene.of(part, study.seed, study.replicates, self.found.fits, study.near)
+            scene = Scene.of(part, study.seed, study.replicates, self.found.fits, self.compiled)
             seen = observe(study, scene)
             if self.rows:
                 tables.append(table(scene, study))
@@ -275,10 +293,6 @@ class Observe:
             return seen
 
         # merged one by one, for a part's tally is as large as the batch's
-        parts = self._parts(batch) if on_host(batch.rollout) else [batch]  # to count them a GPU would wait
+        most = ROWS // max(len(self.study.presets), 1)
+        parts = batch.parts(most) if on_host(batch.rollout) else [batch]
         return Observed(reduce(Tally.merge, map(tally, parts)), pa.concat_tables(tables) if tables else None)
-
-    def _parts(self, batch: Batch) -> list[Batch]:
-        far = self.study.near.share_of_far(batch) * batch.tokens
-        most = ROWS / max(len(self.study.presets), 1), FAR / max(far, 1.0) * batch.sequences
-        return batch.parts(int(min(most)))

@@ -341,7 +341,7 @@ def _write_table(what: Any, file: Path, label: str) -> None:
 def analyze(
     what: Any,
     *,
-    presets: Presets = "all",
+    presets: Presets | None = None,
     trainer: str | None = None,
     sequences: Path | None = None,
     tally: Path | None = None,
@@ -354,7 +354,9 @@ def analyze(
         what: paths (files, directories, globs, URLs) of dumps in any form; or a pyarrow, polars or pandas
             table with a row per sequence or per token; or a dict from column to padded tensors [S, L] (with a
             `response_mask`) or to one list per sequence. Column names are those of docs/dumps.md.
-        presets: corrections to compute, by name ("token_is,seq_mis", "all") or as presets.
+        presets: corrections to compute, by name ("token_is,seq_mis", "all") or as presets; all by default.
+            What a trainer logs is then computed for its own presets and for what can be recommended, with
+            "all" for every preset.
         trainer: whose configuration is printed with the recommendation.
         sequences: where to write a row per sequence (Parquet), which `Report.sequences` then reads.
         tally: where to write the tally, to be merged with those of other pieces.
@@ -370,8 +372,9 @@ def analyze(
     from offpol_diag.presets import catalogue
 
     _require("analyze", how, trainer=trainer, sequences=sequences, tally=tally, by_step=by_step)
-    chosen, whose = catalogue.chosen(presets), _trainer(trainer)
+    chosen, whose = catalogue.chosen("all" if presets is None else presets), _trainer(trainer)
     more: dict[str, Any] = {"by_step": _summed_by_step(by_step, chosen), **how}
+    more |= {"every_log": presets is not None, "trainer": whose or ""}
     for name, path in {"sequences": sequences, "tally": tally}.items():
         if path is not None:
             require_writable(name, Path(path))
@@ -434,7 +437,7 @@ def compare(
         base = reference(lacking(dump.info.columns, chosen), base)
         if base is None:
             raise UsageError("the dump lacks a column for each of the presets", "name one with `columns`")
-        one = _examine(paths, chosen, against=base, **how)
+        one = _examine(paths, chosen, against=base, every_log=presets is not None, **how)
     found = _advised(_named("compare", one.summary(), label))
     return Report(found.model_copy(update={"comparison": of_presets(one, found, base)}))
 

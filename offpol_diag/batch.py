@@ -13,25 +13,14 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.segments import on_host, sent
+from offpol_diag.engine.segments import sent
 
 POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
-
-FEW = 4
-"""Tokens left out of a batch count as few if the others are at least this many times as many."""
-
-
-def places(flags: Tensor) -> Tensor:
-    """Return the indices of set flags, rising."""
-    if on_host(flags):  # numpy takes a sixth of the time
-        return torch.from_numpy(np.flatnonzero(flags.numpy()))
-    return torch.nonzero(flags).flatten()
 
 
 def label(value: object) -> str:
@@ -109,20 +98,6 @@ class Batch:
         """Return whether the batch has a column of tokens."""
         return getattr(self, name) is not None
 
-    def pick(self, x: Tensor) -> Tensor:
-        """Return x [T]: a batch that is no part of another has all its tokens."""
-        return x
-
-    def some(self, index: Tensor | None, without: Tensor | None = None) -> Some:
-        """Select tokens `index` [K], rising, of all sequences; turns are not kept.
-
-        `without` are the indices of all other tokens, rising; one of both is enough.
-        """
-        every = Some.of(self, index, without)
-        many = self.tokens - len(without) if without is not None else len(every.index)
-        starts = segments.sized(every.before(self.cu_seqlens), many)
-        return every.by(cu_seqlens=starts, cu_runs=starts)
-
     def halves(self) -> tuple[Batch, Batch]:
         """Split a batch of two or more sequences in two, between sequences near the middle token."""
         middle = int(torch.searchsorted(self.cu_seqlens, self.tokens // 2))
@@ -190,69 +165,3 @@ def joined(batches: Sequence[Batch]) -> Batch:
         else:
             found[name] = torch.cat(values) if values else None
     return Batch(**found)
-
-
-class Some(Batch):
-    """Some tokens of a whole batch; a column is copied on first use. `without` are the others, if known."""
-
-    whole: Batch
-    without: Tensor | None
-
-    @classmethod
-    def of(cls, whole: Batch, index: Tensor | None, without: Tensor | None = None, **changes: Any) -> Some:
-        """Build a subset; its per-sequence fields are the batch's, unless `changes` replaces them."""
-        made = cls.__new__(cls)
-        own = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name not in (*PER_TOKEN, *changes)}
-        vars(made).update(own | changes, whole=whole, without=without)
-        if index is not None:
-            vars(made)["index"] = index
-        return made
-
-    def by(self, **of_rows: Any) -> Some:
-        """Return the same tokens with other per-sequence fields."""
-        return Some.of(self.whole, vars(self).get("index"), self.without, **of_rows)
-
-    @cached_property
-    def index(self) -> Tensor:
-        """Indices of the tokens, [K] int64; computed on first use if only `without` is known."""
-        assert self.without is not None
-        there = torch.ones(self.whole.tokens, dtype=torch.bool, device=self.without.device)
-        there.index_fill_(0, self.without, False)
-        return places(there)
-
-    def before(self, at: Tensor) -> Tensor:
-        """Count the subset's tokens before given indices of the batch; the subset must be rising."""
-        if self.without is None:
-            return torch.searchsorted(self.index, at)
-        return at - torch.searchsorted(self.without, at)
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens, K, without copying a column."""
-        return segments.tokens(self.cu_seqlens)
-
-    def _cut(self, at: slice, **of_rows: Any) -> Batch:
-        rows = {name: of_rows.get(name, getattr(self, name)) for name in _OF_ROWS}
-        segments.sized(rows["cu_seqlens"], at.stop - at.start)
-        return Some.of(self.whole, self.index[at], **rows)
-
-    def has(self, name: str) -> bool:
-        """Return whether the batch has a column of tokens, without copying it."""
-        return self.whole.has(name)
-
-    def pick(self, x: Tensor) -> Tensor:
-        """Return the values at these tokens of a number of the whole batch's tokens."""
-        return x.index_select(0, self.index)
-
-
-_OF_ROWS = tuple(f.name for f in fields(Batch) if f.name not in PER_TOKEN)
-
-
-def _copied_on_use(name: str) -> None:
-    column = cached_property(lambda one: None if (x := getattr(one.whole, name)) is None else one.pick(x))
-    column.__set_name__(Some, name)
-    setattr(Some, name, column)
-
-
-for _name in PER_TOKEN:
-    _copied_on_use(_name)

@@ -165,6 +165,9 @@ class Run(Model):
     sequences: Whole
     peak_rss_bytes: Whole
     seconds: dict[str, float]
+    logs_left_out: list[str] = Field(
+        [], description="presets whose trainer's logged numbers (as_logged) were not asked for: --presets all"
+    )
 
 
 # ---------------------------------------------------------------- where the mismatch is

@@ -25,10 +25,9 @@ from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, segments
+from offpol_diag.engine import correction, padded, segments
 from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
-from offpol_diag.pipeline import padded
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers.checks import TOLERANCE
 

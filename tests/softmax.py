@@ -1,7 +1,7 @@
 """A softmax policy over a small vocabulary, trained on another policy's samples.
 
 What a trainer computes is written here on padded matrices, with its weights detached; ours comes from
-`analyze` on a dump of the same numbers, and from `losses.TokenLoss`.
+`analyze` on a dump of the same numbers, and from the loss of each token.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import torch
 
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import losses, segments
+from offpol_diag.engine import segments
 from offpol_diag.engine.scene import Scene
+from offpol_diag.pipeline.plan import LOSSES, weighted
 from offpol_diag.presets import Clip, Preset, Reject, Shape, Weight
 from offpol_diag.readers import open_dump
-from tests.whole import outcome, token_mask
+from tests.whole import effect, loss_of_tokens, token_mask
 
 VOCABULARY, LONGEST = 5, 9
 LENGTHS = (9, 1, 4, 0, 7, 2, 9, 6, 3, 8, 1, 5)
@@ -210,25 +211,25 @@ def trained(x, preset, how):
 
 
 def ours(x, preset):
-    """Compute our loss per token, the final weights that multiply it and the kept tokens: packed, [T]."""
+    """Return the slope of our loss, the weights that multiply it and the kept tokens: packed, [T]."""
     (batch,) = open_dump([x.path]).batches()
     scene = Scene.of(batch, 0, 2)
-    done = outcome(scene, preset)
-    found = losses.token_loss(done.ratios, preset)
-    weights = torch.ones_like(found.loss)
-    if done.weighed is not None and losses.weighted(preset):
+    done = effect(scene, preset)
+    loss, slope = loss_of_tokens(scene, preset)
+    weights = torch.ones_like(loss)
+    if done.weighed is not None and weighted(preset):
         final = done.weighed.final
         weights = final.values if final.per == "token" else segments.spread(final.values, batch.cu_seqlens)
-    return found, weights, token_mask(done)
+    return slope, weights, token_mask(done)
 
 
 def gradient(x, preset, how):
     """Compute our gradient by log π_θ, padded with 0, [S, N]."""
-    found, weights, keep = ours(x, preset)
+    slope, weights, keep = ours(x, preset)
     where = torch.zeros_like(x.mask)
     where[x.mask] = keep > 0
-    packed = found.slope * weights * factors(x, where, how)[x.mask]
-    if losses.LOSSES[preset.loss].pooled:  # every token has the mean over its sequence
+    packed = slope * weights * factors(x, where, how)[x.mask]
+    if LOSSES[preset.loss].pooled:  # every token has the mean over its sequence
         starts = torch.tensor([0, *x.mask.sum(1).cumsum(0).tolist()])
         packed = segments.spread(segments.mean(packed, starts), starts)
     return torch.zeros_like(x.rollout).masked_scatter(x.mask, packed)

@@ -32,7 +32,7 @@ from offpol_diag.analysis.first_pass import Needs
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import accumulators, tails
-from offpol_diag.engine.scene import Nearness, Scene
+from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
 from offpol_diag.summary import Number, Run, Summary
@@ -232,9 +232,8 @@ def test_cutting_the_dump_changes_no_number(rows, whole, tmp_path, cut):
     assert summary.worst == whole.worst
 
 
-@pytest.mark.parametrize("limit", ["sequences", "far tokens"])
 @pytest.mark.parametrize("most", [5, 24])
-def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, monkeypatch, limit, most):
+def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, monkeypatch, most):
     whole, whole_rows = whole_and_rows
     sizes: list[int] = []
     module = importlib.import_module("offpol_diag.analyze")
@@ -245,11 +244,7 @@ def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, m
         return observe(study, scene)
 
     monkeypatch.setattr(module, "observe", counted)
-    if limit == "sequences":
-        monkeypatch.setattr(module, "ROWS", most * len((*EACH, *MORE)))
-    else:  # as if one token of each sequence were far
-        monkeypatch.setattr(Nearness, "share_of_far", lambda near, batch: batch.sequences / batch.tokens)
-        monkeypatch.setattr(module, "FAR", most + 0.1)
+    monkeypatch.setattr(module, "ROWS", most * len((*EACH, *MORE)))
     table = tmp_path / "rows.parquet"
     assert not different(analyzed([rows], tmp_path, sequences=table), whole)
     assert (len(sizes), sum(sizes)) == (-(-24 // most), 24)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import losses
+from offpol_diag.pipeline.plan import LOSSES, weighted
+from offpol_diag.pipeline.segments import later_sum
 from offpol_diag.presets import Clip, Veto
 from tests.softmax import (
     AGGREGATIONS,
@@ -77,8 +80,8 @@ def test_a_loss_around_the_rollout_is_not_corrected_twice(worlds, loss):
     assert {name: again[name] for name in (*AGGREGATIONS, "update_kept")} == {
         name: got[name] for name in (*AGGREGATIONS, "update_kept")
     }
-    assert not losses.weighted(bare)
-    assert losses.weighted(replace(bare, policy="old"))
+    assert not weighted(bare)
+    assert weighted(replace(bare, policy="old"))
 
 
 # ---------------------------------------------------------------- laws
@@ -92,12 +95,10 @@ def test_gspo_of_one_token_sequences_is_ppo(tmp_path):
     assert torch.equal(gradient(x, ppo, "pg_loss"), gradient(x, gspo, "pg_loss"))
 
 
-@pytest.mark.parametrize("loss", losses.LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("policy", ["old", "current", "rollout"])
 def test_on_policy_every_loss_pulls_with_minus_a_over_the_denominator(tmp_path, loss, policy):
-    x = world(
-        tmp_path, seed=7, drift=0.0, step=0.0, per_sequence=losses.LOSSES[loss].pooled or loss == "gmpo"
-    )
+    x = world(tmp_path, seed=7, drift=0.0, step=0.0, per_sequence=LOSSES[loss].pooled or loss == "gmpo")
     mine = gradient(x, preset("one", loss, policy=policy, clip=Clip(), weight=TOKEN), "pg_loss")
     want = torch.where(x.mask, -x.advantages / x.mask.sum(), 0.0)
 
@@ -159,7 +160,7 @@ def test_a_ratio_on_a_bound_of_the_clip_is_not_clipped(tmp_path, loss):
 
 def test_advantages_of_zero_give_no_loss_and_no_update_to_speak_of(tmp_path):
     rows = [[(*FAR, 0.0), (*NEAR, 0.0)], [(*NEAR, 0.0)]]
-    for loss in set(losses.LOSSES) - {"dro"}:  # whose penalty asks for no advantage
+    for loss in set(LOSSES) - {"dro"}:  # whose penalty asks for no advantage
         got = tokens(tmp_path, rows, one=preset("one", loss, policy="current", weight=RAW))["one"]
         assert got["pg_loss"] == 0
         assert [got[f"update_{name}"] for name in ("kept", "removed", "removed_positive")] == [None] * 3
@@ -180,7 +181,7 @@ def test_rejecting_everything_leaves_no_loss_and_no_update(tmp_path):
         assert (got["update_kept"], got["update_removed"]) == (0, 1)
 
 
-@pytest.mark.parametrize("loss", losses.LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_log_ratios_beyond_the_safety_bound_stay_finite(tmp_path, loss):
     rows = [[(-200.0, -200.0, -0.1, -1.0), (-0.1, -0.1, -200.0, 1.0)], [(-200.0, -200.0, -0.1, 1.0)]]
     for clip in (Clip(), Clip(None, None, None)):
@@ -188,18 +189,13 @@ def test_log_ratios_beyond_the_safety_bound_stay_finite(tmp_path, loss):
         assert all(math.isfinite(got[name]) for name in ("pg_loss", "update_kept", "update_removed"))
 
 
-@pytest.mark.parametrize("block", [1, 70, 10**9])
 @pytest.mark.parametrize("half_life", [1.0, 32.0])
-def test_fipo_sums_the_tokens_after_whatever_the_blocks_and_the_gaps(monkeypatch, block, half_life):
-    monkeypatch.setattr(losses, "BLOCK", block)
-    make = torch.Generator().manual_seed(0)
-    offsets = torch.tensor([0, 150, 150, 151, 160, 200])
-    u = torch.randn(200, generator=make, dtype=torch.float64)
-    position = (1 + torch.randint(0, 3, (200,), generator=make)).cumsum(0)
-    found = losses._discounted(u, position, offsets, 2 ** (-1 / half_life), lambda x: x).tolist()
-    for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+def test_fipo_sums_the_tokens_after_whatever_the_gaps(half_life):
+    draw = np.random.default_rng(0)
+    offsets = np.array([0, 0, 150, 150, 151, 160, 200, 200])
+    u, position = draw.normal(size=200), draw.integers(1, 4, 200).cumsum()
+    found = later_sum(u, position, offsets, half_life)
+    for first, last in pairwise(offsets):
         for at in range(first, last):
-            terms = [
-                u[t].item() * 2 ** (-(position[t] - position[at]).item() / half_life) for t in range(at, last)
-            ]
+            terms = [u[t] * 2 ** (-(position[t] - position[at]) / half_life) for t in range(at, last)]
             assert found[at] == pytest.approx(math.fsum(terms), rel=1e-13, abs=1e-14)

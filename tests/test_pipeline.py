@@ -1,78 +1,90 @@
-"""The plain pipeline against the engine: every sum of every preset, per sequence."""
+"""Presets on the pipeline against the correction of tokens one by one, in three ways: numpy, torch, compiled.
+
+Losses are held against autograd (`test_losses.py`), trainers' code and golden numbers elsewhere.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from offpol_diag.analysis.first_pass import Needs, read_ahead
-from offpol_diag.engine import correction, losses, outcome, policyloss, residual, update
-from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine import preset_sums
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.scene import Scene
-from offpol_diag.pipeline import namespaces, plain
-from offpol_diag.pipeline import plan as plan_
-from offpol_diag.pipeline.block import block_of
-from offpol_diag.pipeline.plan import Plan, weight_key
-from offpol_diag.pipeline.tables import SumTables
-from offpol_diag.presets import Reject
+from offpol_diag.pipeline.plan import numbers as numbers_of
+from offpol_diag.presets import Clip, Loss, Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.torch import Whole
 from tests import factory
+from tests.whole import effect
 
 PRESETS = tuple(load().values())
 SAMPLES = Path(__file__).parents[1] / "sample_data"
-SUMS = {
-    # kind of sum → the engine's, and the names of its numbers in the order of the plan's
-    "gap": (residual.gap_sums, ("k3", "delta")),
-    "clip": (policyloss.clip_sums, ("clipped",)),
-    "dual_clip": (policyloss.clip_sums, ("clipped_lower",)),
-    "kl": (policyloss.clip_sums, ("kl",)),
-    "loss": (policyloss.weighed_sums, ("loss", "pull")),
-    "still": (update.still_sums, ("positive", "negative")),
-}
-COUNTED = {"kept", "clip", "dual_clip"}
-"""Sums of ones: these are equal exactly."""
-
-
-def sums_of_engine(batch, fits):
-    """Return kind of sum → [presets, numbers, S], as the engine has them."""
-    done = outcome.Outcomes.of(Scene.of(batch, 0, 1, fits, None), PRESETS)
-    found = {
-        kind: np.stack(
-            [
-                np.stack([done.total(make)[name].of_preset(at).numpy() for name in names])
-                for at in range(len(PRESETS))
-            ]
-        )
-        for kind, (make, names) in SUMS.items()
-    }
-    own = [at for at, preset in enumerate(PRESETS) if weight_key(outcome.applied(preset)) is not None]
-    weights = done._picked(own).total(outcome.weight_sums, outcome.as_they_are)
-    found["weight"] = np.zeros((len(PRESETS), 4, batch.sequences))
-    for at, name in enumerate(("first", "second", "excess", "about_one")):
-        found["weight"][own, at] = np.stack([weights[name].of_preset(row).numpy() for row in range(len(own))])
-    return found
-
-
-def sums_of_plan(plan, sums):
-    """Return kind of sum → [presets, numbers, S], by each preset's line; 0 where it has none."""
-    found = {}
-    for kind in SumTables._fields:
-        lines, own = getattr(plan.of_preset, kind), np.asarray(getattr(sums, kind))
-        none = np.zeros((1, *own.shape[1:]))
-        found[kind] = np.concatenate((own, none))[np.where(lines < 0, len(own), lines)]
-    return found
+LEFT = Reject(over="segment", statistic="k1", upper=0.01, among="left")
+OTHERS = (  # weight, rules, veto: what no preset that ships combines
+    (Weight("segment", upper=2.0, among="left"), (Reject(over="segment", lower=0.5),), Veto(lower=1e-3)),
+    (
+        Weight("sum", upper=2.0, safety=5.0, safety_at="token", among="left"),
+        (Reject(lower=0.5, upper=2.0), Reject("k3", "mean", upper=0.01, among="left")),
+        None,
+    ),
+    (
+        Weight("mean", "mask", 1.01, 0.99, strict=True),
+        (
+            Reject(over="max", upper=3.0, advantage="against", advantage_of="token"),
+            LEFT,
+            Reject(over="min", lower=0.1, among="left"),
+        ),
+        Veto(upper=50.0),
+    ),
+    (
+        Weight("mean", "psis"),
+        (Reject(over="sum", upper=3.0, advantage="against_or_zero"), Reject(upper=1.1, advantage="away")),
+        Veto(upper=50.0),
+    ),
+    (
+        Weight("segment", "psis", normalize=True),
+        (Reject("binary_kl_max", "max", upper=0.3, advantage="negative"),),
+        None,
+    ),
+    (
+        Weight("sum", safety=None, overflow="zero", normalize=True, action="none"),
+        (Reject(over="max", upper=3.0, safety=1.0),),
+        Veto(upper=50.0),
+    ),
+    (
+        Weight("segment", lower=0.2, safety=0.5, safety_at="token", normalize=True),
+        (Reject(over="sum", upper=3.0, advantage="negative", advantage_of="token"),),
+        None,
+    ),
+)
+EVERY = (
+    *PRESETS,
+    *(
+        Preset(f"{at}_{loss}_{policy}", "", policy, weight, rules, veto, loss)
+        for at, (weight, rules, veto) in enumerate(OTHERS)
+        for loss in ("ppo_clip", "vespo", "gspo")
+        for policy in ("old", "current")
+    ),
+)
 
 
 def read(path):
     batch = factory.read(str(path))
-    whole = Whole(batch)
-    return batch, read_ahead(whole, whole, Needs.of(PRESETS, False)).fits
+    return batch, fits_of(batch, PRESETS)
+
+
+def fits_of(batch, presets):
+    return read_ahead(Whole(batch), Whole(batch), Needs.of(presets, False)).fits
 
 
 def wild(batch, seed=1):
@@ -107,62 +119,176 @@ def wild(batch, seed=1):
     )
 
 
-@pytest.fixture(scope="module", params=["stale", "collapse", "wild"])
+@pytest.fixture(scope="module", params=["stale", "collapse", "wild", "two_policies"])
 def case(request):
-    """Return a batch of some 9,000 tokens, its fits, its plan, and the engine's sums."""
-    batch, fits = read(SAMPLES / f"{'collapse' if request.param == 'wild' else request.param}.parquet")
-    batch = batch.rows(0, 96)
+    """Return a batch of some 9,000 tokens, the presets that it has the columns for, and its fits."""
+    name = {"wild": "collapse", "two_policies": "stale"}.get(request.param, request.param)
+    batch = factory.read(str(SAMPLES / f"{name}.parquet")).rows(0, 96)
+    presets = EVERY
     if request.param == "wild":
         batch = wild(batch)
-        fits = read_ahead(Whole(batch), Whole(batch), Needs.of(PRESETS, False)).fits
-    return batch, fits, Plan.of(PRESETS, batch.rewards is not None), sums_of_engine(batch, fits)
+    if request.param == "two_policies":
+        batch = replace(batch, current=None, rewards=None)
+        reads = ((one, {one.policy, *(rule.policy for rule in one.reject)}) for one in EVERY)
+        presets = tuple(one for one, policies in reads if "current" not in policies)
+    return batch, presets, fits_of(batch, presets)
 
 
-def apart(kind, found, wanted):
+def columns_of(case, compiled=False, **how):
+    """Return name → numbers of every preset, [P, S]: all that the columns of results are made of."""
+    batch, presets, fits = case
+    done = PresetSums.of(Scene.of(batch, 0, 1, fits, compiled), presets, over_all=True, **how)
+    low, high = done.spans
+    found = {"kept": done.kept, "sequences": done.sequences, "hits": done.number("hits"), **done.sums}
+    found |= {"low weight": low, "high weight": high, "over all": done.over_all, **done.acted}
+    found |= {name: done.total("kept", at) for at, name in enumerate(("n", "positive", "negative"))}
+    found |= {name: done.total("gap", at) for at, name in enumerate(("k3", "delta"))}
+    found |= {"loss": done.total("loss", 0), "pull": done.total("loss", 1), "factor": done.loss_weights}
+    found |= {"still up": done.total("still", 0), "still down": done.total("still", 1)}
+    found |= {"clip": done.total("clip"), "dual": done.total("dual_clip"), "kl": done.total("kl")}
+    return {name: one.all.numpy() for name, one in found.items()}
+
+
+COUNTS = {"kept", "sequences", "hits", "weighted", "high", "low", "units", "bounded", "tries"}
+COUNTS |= {"n", "positive", "negative", "clip", "dual"}
+"""Sums of ones: these are equal exactly."""
+
+
+def apart(name, found, wanted):
     """Return the largest relative difference; Σ(w − 1), which cancels, against √(n Σ(w − 1)²)."""
-    scale = np.abs(wanted)
-    if kind == "weight":
-        scale[:, 2] = np.sqrt(wanted[:, 3] * 1e4) + 1e-300
-    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    x, y = found[name], wanted[name]
+    scale = np.sqrt(wanted["about_one"] * 1e4) if name == "excess" else np.abs(y)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(all="ignore"):
-        return float(np.where(same, 0.0, np.abs(found - wanted) / np.maximum(scale, 1e-300)).max(initial=0))
+        return float(np.where(same, 0.0, np.abs(x - y) / np.maximum(scale, 1e-300)).max(initial=0))
 
 
-@pytest.mark.parametrize("way", ["numpy", "torch"])
-def test_every_sum_of_every_preset_is_the_engines(case, way):
-    batch, fits, plan, wanted = case
-    block = block_of(batch, fits, plan)
+def assert_alike(presets, found, wanted):
+    smooth = np.array([preset.loss == "sapo" for preset in presets])  # gates of 0 and of 1e-322
+    for name in wanted:
+        if name.startswith("still"):
+            for one in (found, wanted):
+                one[name][smooth] = 0.0
+        assert apart(name, found, wanted) <= (0 if name in COUNTS else 5e-12), name
+
+
+def assert_corrected(batch, presets, fits, found):
+    """Hold what is kept, and the weights, against those of tokens one by one."""
+    scene = Scene.of(batch, 0, 1, fits)
+    for at, preset in enumerate(presets):
+        done = effect(scene, preset)
+        assert np.array_equal(found["sequences"][at], done.sequences.numpy() * 1.0), preset
+        assert np.array_equal(found["kept"][at], done.kept_tokens.numpy()), preset
+        assert np.array_equal(found["hits"][at], done.kept.catastrophic.numpy()), preset
+        want = {"w": done.kept_weight_sum, "over all": done.weight_sum}
+        want |= {name: getattr(done.weighed, name) for name in ("high", "low") if done.weighed}
+        for name, x in want.items():
+            assert np.allclose(found[name][at], x.numpy(), rtol=3e-12, atol=0), (name, preset)
+
+
+def test_every_preset_keeps_and_weighs_the_tokens_that_its_rules_and_weights_say(case):
+    batch, presets, fits = case
+    assert_corrected(batch, presets, fits, columns_of(case))
+
+
+def test_tensors_have_the_sums_of_arrays(case, monkeypatch):
+    wanted = columns_of(case)
+    monkeypatch.setattr(preset_sums, "on_host", lambda x: False)
+    assert_alike(case[1], columns_of(case), wanted)
+
+
+def test_parts_of_a_batch_have_its_sums(case, monkeypatch):
+    wanted = columns_of(case)
+    monkeypatch.setitem(preset_sums.BLOCK, "plain", 500)
+    assert_alike(case[1], columns_of(case), wanted)
+
+
+def test_presets_alone_have_the_sums_that_they_have_among_others(case):
+    batch, presets, fits = case
+    wanted = columns_of(case)
+    some = range(0, len(presets), 9)
+    for at in some:
+        alone = columns_of((batch, (presets[at],), fits))
+        assert_alike(presets[at : at + 1], alone, {name: x[at : at + 1] for name, x in wanted.items()})
+
+
+def test_the_error_of_an_update_is_made_of_weighted_advantages(case):
+    batch, presets, fits = case
+    few = [one for one in presets if one.name in ("recompute", "token_is", "decoupled_token_icepop")]
+    done = PresetSums.of(Scene.of(batch, 0, 1, fits), few, losses=False, ranking=True)
+    offsets, a = batch.cu_seqlens.numpy(), batch.advantages.numpy()
+    delta = (batch.old - batch.rollout).numpy()
+    r = np.exp(np.clip(delta, -345, 345))
+    token_is = np.minimum(np.clip(r, math.exp(-20), math.exp(20)), 2.0)
     with np.errstate(all="ignore"):
-        if way == "numpy":
-            sums = plain.sums(plan, block)
-        else:
-            sums = namespaces.on_torch().sums(plan, namespaces.block_on_torch(block))
-    found = sums_of_plan(plan, sums)
-
-    smooth = np.array([preset.loss == "sapo" for preset in PRESETS])  # torch's gate is 0 where ours is 1e-322
-    for kind, theirs in wanted.items():
-        some = ~smooth if kind == "still" else slice(None)
-        room = 0 if kind in COUNTED else 3e-12
-        assert apart(kind, found[kind][some], theirs[some]) <= room, kind
+        for s in range(batch.sequences):
+            own = slice(offsets[s], offsets[s + 1])
+            assert done.exact["r"][s] == pytest.approx(math.fsum(r[own]), rel=1e-12)
+            assert done.exact["rA"][s] == pytest.approx(math.fsum(r[own] * a[own]), rel=1e-9, abs=1e-9)
+            at = [one.name for one in few].index("token_is")
+            total = math.fsum(token_is[own] * a[own])
+            assert done.total("advantage").of_preset(at)[s] == pytest.approx(total, rel=1e-9, abs=1e-9)
 
 
-def test_every_mask_of_every_preset_is_the_engines(case):
-    batch, fits, plan, _ = case
-    with np.errstate(all="ignore"):
-        block = block_of(batch, fits, plan)
-        rows = plain.rows_of_block(plan, block)
-        masks = plain.mask_rows(plan.rules, plan.sizes.masks, rows)
-    for preset, line in zip(PRESETS, plan.of_preset.kept, strict=True):
-        kept = correction.keep(Ratios(batch, preset.policy, fits), outcome.applied(preset)).tokens
-        mask = masks[plan.sums.kept.mask[line]]
-        assert mask.all() if kept is None else np.array_equal(mask, kept.numpy()), preset.name
+# ---------------------------------------------------------------- any preset
+
+safeties = {
+    "safety": st.sampled_from([None, 0.02, 20.0]),
+    "safety_at": st.sampled_from(["aggregate", "token"]),
+}
+among = st.sampled_from(["all", "left"])
+weights = st.builds(
+    Weight,
+    over=st.sampled_from(["token", "segment", "mean", "sum"]),
+    action=st.sampled_from(["truncate", "mask", "none"]),
+    upper=st.sampled_from([0.9, 1.001, 1.2]),
+    lower=st.sampled_from([None, 0.89]),
+    normalize=st.booleans(),
+    strict=st.booleans(),
+    overflow=st.sampled_from(["limit", "zero"]),
+    among=among,
+    **safeties,
+)
+signs = st.sampled_from(["any", "negative", "positive", "against", "against_or_zero", "away"])
+rules = st.builds(
+    lambda bounds, **of: Reject("k1", lower=bounds[0], upper=bounds[1], **of),
+    bounds=st.sampled_from([(None, 1e-3), (-1e-3, None), (-1e-3, 1e-3)]),
+    over=st.sampled_from(["token", "segment", "sum", "mean", "max", "min"]),
+    advantage=signs,
+    advantage_of=st.sampled_from(["unit", "token"]),
+    policy=st.sampled_from([None, "old", "current"]),
+    strict=st.booleans(),
+    among=among,
+    **safeties,
+)
+any_preset = st.builds(
+    lambda rules, loss, **of: Preset("", "", reject=tuple(rules), loss=loss, clip=Clip(), **of),
+    policy=st.sampled_from(["old", "current"]),
+    weight=st.one_of(st.none(), weights),
+    rules=st.lists(rules, max_size=4),
+    veto=st.sampled_from([None, Veto(lower=0.9, upper=1.5)]),
+    loss=st.sampled_from(get_args(Loss)),
+)
+
+
+@settings(max_examples=40, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(st.lists(any_preset, min_size=1, max_size=6), st.sampled_from([1e-3, 0.02, 0.3]), st.integers(0, 99))
+def test_any_preset_keeps_and_weighs_what_it_says(found, sigma, seed):
+    batch = factory.read(str(SAMPLES / "stale.parquet")).rows(8 * (seed % 32), 8 * (seed % 32) + 16)
+    draw = torch.Generator().manual_seed(seed)
+    noise = [torch.randn(batch.tokens, generator=draw, dtype=torch.float64) * sigma for _ in range(2)]
+    signs = torch.randint(-1, 2, (batch.tokens,), generator=draw).to(torch.float64)
+    batch = replace(batch, old=batch.rollout + noise[0], current=batch.rollout + noise[1], advantages=signs)
+    presets = tuple(replace(preset, name=f"p{at}") for at, preset in enumerate(found))
+    columns = columns_of((batch, presets, preset_sums.BatchFits()))
+    assert_corrected(batch, presets, preset_sums.BatchFits(), columns)
 
 
 # ---------------------------------------------------------------- a preset as numbers
 
 
 def numbers(name, **changes):
-    lines = plan_.numbers(replace(load()[name], **changes))
+    lines = numbers_of(replace(load()[name], **changes))
     return {one.part: (one.of, one.lower, one.upper) for one in lines}
 
 
@@ -186,10 +312,5 @@ def test_a_strict_bound_is_the_number_next_to_it_and_one_out_of_reach_is_none():
     assert part[1:] == (np.nextafter(math.log(0.5), 9), np.nextafter(math.log(2), -9))
     far = numbers("recompute", reject=(replace(rule, lower=1e-9, safety=5.0),))["rule 1 keeps"]
     assert far[1] == -math.inf
-
-
-def test_what_the_plan_knows_of_a_loss_is_what_the_engine_knows():
-    for name, row in losses.LOSSES.items():
-        assert plan_.LOSSES[name] == (row.weighted, row.ratio, row.pooled), name
-    for preset in PRESETS:
-        assert plan_.weighted(preset) is losses.weighted(preset)
+    never = numbers("recompute", reject=(replace(rule, lower=None, upper=0.5, safety=0.1),))["rule 1 keeps"]
+    assert never[2] == -math.inf, "whatever is clipped to e^±0.1 is above 0.5"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offpol_diag.engine import normal, segments
-from offpol_diag.engine.rows import Columns, Rows, Summed, joined, masked
+from offpol_diag.engine.rows import Columns, Rows, joined
 from offpol_diag.presets import catalogue
 from tests.devices import DEVICES, present
 
@@ -129,83 +128,13 @@ def test_tensors_sent_to_a_device_are_the_same(device):
 
 # ---------------------------------------------------------------- many presets at once
 
-LENGTHS = (3, 0, 1, 4)
-TOKENS = sum(LENGTHS)
-
 
 def row(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-@dataclass
-class Tokens:
-    """Stand-in for some presets' ratios and their batch."""
-
-    cu_seqlens: torch.Tensor
-
-    @property
-    def batch(self):
-        return self
-
-
-@dataclass
-class Done:
-    """Stand-in for an applied preset."""
-
-    far: Tokens
-    inputs: object
-
-
-def tokens(device, lengths=LENGTHS):
-    return Tokens(torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]).to(device))
-
-
-def kept(x, weights, keep):
-    w = 1.0 if weights is None else weights
-    return {"plain": masked(x, keep), "weighed": masked(x * w, keep)}
-
-
-PLAIN = Summed(lambda done: done.inputs, kept, dict)
-LARGEST = Summed(lambda done: done.inputs, kept, dict, segments.largest, torch.maximum)
-
-
-def some(device):
-    """Make presets that share inputs, lack them, lie on other tokens, or have their sums already."""
-    here, there = tokens(device), tokens(device, (2, 2, 2, 2))
-    torch.manual_seed(0)
-    x, y, w = (torch.randn(TOKENS, dtype=torch.float64).to(device) for _ in range(3))
-    x[1] = math.inf
-    most, few = (torch.randn(TOKENS).to(device) > 0 for _ in range(2))
-    most[1] = False
-    every = {name: row(1, 2, 3, 4).to(device) for name in ("plain", "weighed")}
-    on_here = ((x, None, most), (x, w, most), (y, None, None), (x, None, few), every, (x, None, most))
-    each = [Done(here, one) for one in (*on_here, (y, w, few))]
-    return [*each, Done(there, (y, None, most)), Done(there, every)]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("make", [PLAIN, LARGEST], ids=["sums", "largest"])
-@pytest.mark.parametrize("at_once", [1, 2 * TOKENS, 1 << 17])
-def test_each_of_many_presets_has_the_sums_that_it_has_alone(device, make, at_once, monkeypatch):
-    monkeypatch.setattr(segments, "AT_ONCE", at_once)
-    monkeypatch.setattr(segments, "OF_GPU", at_once)
-    asked = some(device)
-    names, found = make.of_many(asked)
-
-    assert names == ("plain", "weighed")
-    for at, one in enumerate(asked):
-        alone = torch.stack([*make(one).values()])
-        mine = found.values[found.at[at]]
-        torch.testing.assert_close(mine.cpu(), alone.cpu(), rtol=1e-15, atol=1e-15, equal_nan=True)
-    assert len(make.of_many(asked[:1] + asked[5:6] + asked[:2])[1].values) == 2, "equal inputs share a row"
-
-
 def test_inputs_that_presets_share_are_held_and_computed_once():
     x, y, sizes = row(0, 1), row(2, 3), []
-    found = Rows.of_tensors([x, y, x, x.clone()])
-    assert (found.at, found.all.tolist()) == ((0, 1, 0, 2), [[0, 1], [2, 3], [0, 1], [0, 1]])
-    several = Rows.of_columns([{"a": x, "b": y}, {"a": y, "b": x}, {"a": x, "b": y}])
-    assert (several.at, several.values.tolist()) == ((0, 1, 0), [[[0, 1], [2, 3]], [[2, 3], [0, 1]]])
 
     def times(x, y):
         sizes.append(len(x))
@@ -215,11 +144,6 @@ def test_inputs_that_presets_share_are_held_and_computed_once():
         one, two = Rows(torch.stack((x, y)), (0, 1, 0, 1)), Rows(torch.stack((x + 1, y + 1)), at)
         assert torch.equal(joined(times, one, two).all, one.all * two.all)
     assert sizes == [2, 4]
-
-
-def test_tokens_that_are_left_out_may_be_infinite_or_undefined():
-    lost = Done(tokens("cpu"), (row(math.inf, math.nan, 1, 2, 3, 4, 5, 6), None, torch.arange(TOKENS) > 1))
-    assert PLAIN.of_many([lost])[1].values[:, 0].tolist() == [[1, 0, 2, 18]]
 
 
 @pytest.mark.parametrize("columns", [(0, 2, 5), (4, 1), (3,), (), range(6)])

@@ -1,24 +1,22 @@
-"""Check trainers' logged sums over near and far tokens against those over all tokens together."""
+"""Check trainers' logged sums: blocks of sequences against all of them, and what rules drop."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from offpol_diag.engine import moments
-from offpol_diag.engine.outcome import apply
-from offpol_diag.engine.scene import Nearness, Scene, splits
+from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
-from offpol_diag.trainers import LOGS
+from offpol_diag.trainers import LOGS, view
 from offpol_diag.trainers.view import View, columns, outermost
 from tests import oracles
-from tests.test_near import Large, opened
+from tests.whole import effect, opened
 
 ALL = catalogue.load().resolve("all")
 BY_LOG = {logs: [preset for preset in ALL if preset.logs == logs] for logs in LOGS}
 
 
-# ---------------------------------------------------------------- near and far tokens
+# ---------------------------------------------------------------- sums
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +49,10 @@ def variants(preset):
         yield replace(preset, apply=not preset.apply)
 
 
-def made(dump, presets, near):
+def made(dump, presets):
     """Return sums per sequence, and extremes of all."""
     _, found, batch = dump
-    scene = Scene.of(batch, 0, 4, found.fits, near)
+    scene = Scene.of(batch, 0, 4, found.fits)
     sums, ranges = columns(scene, presets)
     ends = {name: [*map(float, pair)] for name, pair in outermost(ranges).items()}
     scene.forget()
@@ -62,13 +60,13 @@ def made(dump, presets, near):
 
 
 @pytest.mark.parametrize("logs", LOGS)
-def test_near_and_far_tokens_have_together_what_all_have(dump, logs, monkeypatch):
-    """Also of presets that differ from those that ship; `test_near` has these. In blocks of 40 tokens."""
-    monkeypatch.setattr(moments, "BLOCK", 40)
+def test_blocks_have_together_what_all_tokens_have(dump, logs, monkeypatch):
+    """Also of presets that differ from those that ship."""
     varied = [one for preset in BY_LOG[logs] for one in variants(preset)]
     presets = [replace(one, name=f"{at}") for at, one in enumerate(varied)]
-    sums, ends = made(dump, presets, Nearness.of((*dump[0].presets, *presets)))
-    want, all_ends = made(dump, presets, None)
+    want, all_ends = made(dump, presets)
+    monkeypatch.setattr(view, "BLOCK", 40)
+    sums, ends = made(dump, presets)
 
     assert sums.keys() == want.keys()
     for name, x in want.items():
@@ -82,7 +80,7 @@ def test_logged_only_rules_follow_their_bounds(dump):
     """A preset that is not applied did nothing, whatever it would have done."""
     weights = (Weight("token", upper=upper, safety=None) for upper in (1.0001, 1.01))
     presets = [Preset(f"{w.upper}", "", "old", weight=w, apply=False, logs="trl") for w in weights]
-    sums, _ = made(dump, presets, None)
+    sums, _ = made(dump, presets)
 
     assert not torch.equal(sums["1.0001!ratio"], sums["1.01!ratio"])
 
@@ -95,7 +93,7 @@ def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(d
         Preset(str(len(rules)), "", "old", weight=weight, reject=(*rules, tight), logs="areal")
         for rules in (m2po, ())
     ]
-    sums, _ = made(dump, presets, None)
+    sums, _ = made(dump, presets)
 
     assert torch.equal(sums["0!valid"] - sums["1!valid"], sums["0!changed"] - sums["1!changed"])
 
@@ -112,19 +110,17 @@ def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(d
     ids=str,
 )
 def test_drops_of_a_rule_are_counted_also_where_it_is_not_applied(dump, rule):
-    """Of the rule alone, and of near tokens as of all."""
     preset = Preset("p", "", "current", reject=(rule,))
     dropped = []
-    for apply_, near in ((True, None), (False, None), (False, Nearness.of([preset]))):
-        scene = Scene.of(dump[2], 0, 4, near=near)
+    for apply_ in (True, False):
+        scene = Scene.of(dump[2], 0, 4)
         one = replace(preset, apply=apply_, veto=None if apply_ else Veto(lower=0.95))
         dropped.append(View(scene, one).dropped_by(rule))
         if apply_:
-            kept = apply(scene, preset).kept_tokens
+            kept = effect(scene, preset).kept_tokens
         scene.forget()
     assert torch.equal(dropped[0], scene.counts["tokens"] - kept)
     assert torch.equal(dropped[1], dropped[0])
-    assert torch.equal(dropped[2], dropped[0])
 
 
 # ---------------------------------------------------------------- columns
@@ -151,51 +147,3 @@ def test_ends_keep_their_names_and_are_infinite_where_nothing_is():
     assert all(end.isnan() for end in found["bad"])
     nothing = outermost({"nothing": (torch.empty(0), torch.empty(0))})["nothing"]
     assert [*map(float, nothing)] == [float("inf"), float("-inf")]
-
-
-# ---------------------------------------------------------------- what it costs
-
-
-def wider(of):
-    """Widen the bounds; a cut through a batch stays: it was found before."""
-    if of is None or getattr(of, "over", "") == "batch":
-        return of
-    ratio = getattr(of, "statistic", "ratio") in ("ratio", "mult_prob_error")
-
-    def out(bound):
-        return None if bound is None else bound / 1.25 if ratio and bound < 1 else bound * 1.25
-
-    return replace(of, upper=out(of.upper), lower=out(of.lower))
-
-
-def retuned(preset):
-    rules = tuple(map(wider, preset.reject))
-    name = f"{preset.name}_wider"
-    return replace(preset, name=name, weight=wider(preset.weight), veto=wider(preset.veto), reject=rules)
-
-
-def looks_at_all(preset):
-    """Return whether rules are judged for all tokens at once, whatever is near."""
-    turns = any(rule.over == "segment" or (rule.on_tokens and rule.over != "token") for rule in preset.reject)
-    return turns or any(rule.statistic == "binary_kl" or rule.among == "left" for rule in preset.reject)
-
-
-@pytest.mark.parametrize("logs", LOGS)
-def test_further_presets_with_other_thresholds_look_at_no_array_of_all_tokens_again(logs, tmp_path):
-    presets = BY_LOG[logs]
-    further = [retuned(preset) for preset in presets]
-    study, found, batch = opened(oracles.make_rows(0.01, seed=4, many=200), tmp_path, [*presets, *further])
-    scene = Scene.of(batch, 0, 2, found.fits, study.near)
-    scene.use_split()
-    for preset in (*presets, *further):  # what the engine makes of a preset is there already
-        apply(scene, preset)
-    counts = []
-    for some in (presets, *([one] for one in further)):
-        with Large(9 * batch.tokens // 10) as large:
-            columns(scene, some)
-        counts.append(large.count)
-    added = dict(zip(further, counts[1:], strict=True))
-    split = [preset for preset in further if splits(preset, scene.near.radius)]
-
-    assert 0 < counts[0] <= 150
-    assert {one.name for one in split if added[one] and not looks_at_all(one)} == set()

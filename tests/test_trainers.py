@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine.losses import BOUNDS, LOSSES
+from offpol_diag.pipeline.plan import BOUNDS, LOSSES
 from tests import trainer_dumps
 from tests.trainers import areal, slime
 from tests.trainers.ours import BUILT_IN, ours, read
@@ -91,7 +91,7 @@ def test_a_rows_loss_is_its_trainers_mean_over_its_own_denominator(dump, tmp_pat
 
 
 def test_a_preset_has_the_bound_that_its_trainers_loss_has():
-    """`losses.BOUNDS` says it of each trainer; a row is its first trainer's, or that whose names it logs."""
+    """`plan.BOUNDS` says it of each trainer; a row is its first trainer's, or that whose names it logs."""
     of_their_own = ("gmpo", "skyrl_importance_sampling")
     for preset in BUILT_IN.values():
         trainer = (preset.trainers or ("",))[0]

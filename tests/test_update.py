@@ -10,7 +10,7 @@ import torch
 
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import losses
+from offpol_diag.pipeline.plan import LOSSES
 from offpol_diag.presets import Weight, catalogue
 from tests.softmax import BAND, CASES, RAW, TOKEN, gradient, numbers, preset, tokens, world
 
@@ -53,7 +53,7 @@ def test_a_weight_of_zero_removes_and_a_small_one_does_not(tmp_path):
     assert got["raw"]["update_kept"] == pytest.approx((5 + 3 * math.exp(-8)) / 8)
 
 
-@pytest.mark.parametrize("loss", [name for name, one in losses.LOSSES.items() if one.weighted != "never"])
+@pytest.mark.parametrize("loss", [name for name, one in LOSSES.items() if one.weighted != "never"])
 def test_without_the_current_policy_no_clip_acts(tmp_path, worlds, loss):
     x, path = worlds[0], tmp_path / "first.parquet"
     with DumpWriter(path, dtype="float64") as writer:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine.outcome import applied
+from offpol_diag.engine.preset_sums import applied
 from offpol_diag.presets import Preset, Weight, catalogue
 from tests import trainer_dumps, verl_reference
 from tests.trainers.ours import differences

@@ -1,15 +1,39 @@
-"""A preset applied to all tokens of a batch at once: the reference for near and far tokens apart."""
+"""A preset applied to a whole dump, token by token."""
 
+import numpy as np
 import torch
 
-from offpol_diag.engine import segments
-from offpol_diag.engine.outcome import applied, of
+from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
+from offpol_diag.analysis.tally import Study
+from offpol_diag.engine import preset_sums, segments
+from offpol_diag.engine.scope import NO_FITS
+from offpol_diag.pipeline import plain
+from offpol_diag.pipeline.plan import COLUMNS, Plan
+from offpol_diag.presets import catalogue
+from offpol_diag.readers import open_dump
+from offpol_diag.run.task import Local
+from offpol_diag.trainers.view import Effect
+from tests import oracles
+
+CPU = torch.device("cpu")
+ALL = catalogue.load().resolve("all")
 
 
-def outcome(scene, preset):
+def opened(rows, folder, presets=ALL):
+    """Open a dump: its study, its cuts and tails, and all of it as one batch."""
+    path = oracles.write(rows, folder / "dump.parquet")
+    dump = open_dump([path], batch_tokens=10**6)
+    study = Study.of(dump.info.columns, presets, (), 0)
+    asked = Needs.of(study.presets, False)
+    found = read_ahead(Local(CPU), dump, asked) if asked else Found(NO_FITS, None)
+    (batch,) = dump.batches()
+    return study, found, batch
+
+
+def effect(scene, preset):
     """Apply a preset to the whole batch, token by token."""
-    preset = applied(preset)
-    return of(scene.ratios(preset.policy), preset)
+    preset = preset_sums.applied(preset)
+    return Effect(scene.ratios(preset.policy), preset)
 
 
 def token_mask(done):
@@ -17,3 +41,16 @@ def token_mask(done):
     mask = segments.spread(done.kept.sequences, done.ratios.batch.cu_seqlens)
     mask = mask if done.kept.tokens is None else mask & done.kept.tokens
     return mask.to(torch.float64)
+
+
+def loss_of_tokens(scene, preset):
+    """Return the loss of each token, and its slope by log π_θ, [T] each."""
+    columns = frozenset(name for name in COLUMNS if scene.batch.has(name))
+    plan = Plan.of((preset_sums.applied(preset),), columns)
+    block = preset_sums._as_numpy(preset_sums.block_of(scene.batch, scene.fits, plan))
+    with np.errstate(all="ignore"):
+        left = plain.left_numbers(plan, plain.sums(plan.before, block), block) if plan.left else []
+        rows = plain.rows_of_block(plan, block, left)
+        columns = block.columns
+        found = plain.loss_rows(plan.losses, plan.sizes.losses, rows, columns.advantages, columns.current)
+    return tuple(torch.from_numpy(x[0]) for x in found[:2])

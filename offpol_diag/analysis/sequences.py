@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
 
 from offpol_diag.analysis.tally import Study
 from offpol_diag.engine import scope, segments
-from offpol_diag.engine.outcome import apply
+from offpol_diag.engine.preset_sums import PresetSums, applied
 from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
 from offpol_diag.wholefiles import beside
@@ -88,23 +85,20 @@ def table(scene: Scene, study: Study) -> pa.Table:
         "length": pa.array(batch.lengths.cpu().numpy()),
         "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens).cpu().numpy()),
     }
-    done = [apply(scene, preset) for preset in study.presets]
-    kept = _fetched([one.kept_tokens.to(torch.int64) for one in done])
-    sums = _fetched([one.weight_sum for one in done])
-    vetoed = _fetched([one.kept.vetoed for one in done])
-    for at, (preset, one) in enumerate(zip(study.presets, done, strict=True)):
-        nothing = pa.nulls(len(sums[at]), pa.float64())
+    sums = PresetSums.of(scene, study.presets, losses=False, over_all=True)
+    if not study.presets:
+        return pa.table(found)
+    kept = sums.kept.all.to(torch.int64).cpu().numpy()
+    over_all, vetoed = sums.over_all.all.cpu().numpy(), sums.vetoed.all.bool().cpu().numpy()
+    nothing = pa.nulls(batch.sequences, pa.float64())
+    for at, preset in enumerate(study.presets):
+        weighs = applied(preset).weight is not None
         found |= {
             f"{preset.name}.kept_tokens": pa.array(kept[at]),
-            f"{preset.name}.weight_sum": nothing if one.weighed is None else pa.array(sums[at]),
+            f"{preset.name}.weight_sum": pa.array(over_all[at]) if weighs else nothing,
             f"{preset.name}.vetoed": pa.array(vetoed[at]),
         }
     return pa.table(found)
-
-
-def _fetched(columns: Sequence[Tensor]) -> npt.NDArray[Any]:
-    """Copy columns [S] to the host as one table: on a GPU each copy is a synchronisation."""
-    return torch.stack(list(columns)).cpu().numpy() if columns else np.empty((0, 0))
 
 
 def _rescale(path: Path, factors: Factors) -> None:

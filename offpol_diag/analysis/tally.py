@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import torch
@@ -17,7 +17,6 @@ from offpol_diag.engine import (
     drops,
     gap,
     method,
-    moments,
     normal,
     policyloss,
     prefixes,
@@ -25,7 +24,6 @@ from offpol_diag.engine import (
     residual,
     sample,
     scope,
-    segments,
     selection,
     tails,
     update,
@@ -33,12 +31,11 @@ from offpol_diag.engine import (
 )
 from offpol_diag.engine.accumulators import Extremes, Places, State, Sums, crowded, merged, typed
 from offpol_diag.engine.gap import DRIFTS
-from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
-from offpol_diag.engine.scene import Nearness, Scene
-from offpol_diag.engine.segments import on_host
+from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.terms import Drift, walk
-from offpol_diag.presets import Preset, candidates
+from offpol_diag.presets import Policy, Preset, candidates
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.view import columns as trainer_columns
 from offpol_diag.trainers.view import outermost
@@ -60,6 +57,7 @@ class Study:
         against: the preset that the others are compared with, or None.
         by_step: numbers requested by training step, besides those of `breakdowns`.
         kept: columns of `group_by` with many values, and those that are kept.
+        logs: names of the presets whose trainer's logged numbers are computed; None for all.
     """
 
     presets: tuple[Preset, ...]
@@ -70,6 +68,7 @@ class Study:
     against: str | None = None
     by_step: tuple[str, ...] = ()
     kept: tuple[breakdowns.Kept, ...] = ()
+    logs: frozenset[str] | None = None
 
     @classmethod
     def of(
@@ -113,14 +112,9 @@ class Study:
         """The main drift, used for locations and worst tokens: drift 1, or the total in a two-policy dump."""
         return self.drifts[0]
 
-    @cached_property
-    def near(self) -> Nearness:
-        """Bounds within which a token counts as near for these presets."""
-        return Nearness.of((*self.presets, *self.candidates))
-
     def ready(self) -> Study:
         """Compute the cached properties that every worker needs, so that they are pickled with the study."""
-        for name in ("candidates", "near", "normalised", "logging"):
+        for name in ("candidates", "normalised", "logging"):
             getattr(self, name)
         return self
 
@@ -136,8 +130,25 @@ class Study:
 
     @cached_property
     def logging(self) -> tuple[Preset, ...]:
-        """Presets of trainers whose own logged numbers can be computed."""
-        return tuple(preset for preset in self.presets if preset.logs in LOGS)
+        """Presets whose trainer's own logged numbers are computed."""
+        asked = self.logs
+        every = (preset for preset in self.presets if preset.logs in LOGS)
+        return tuple(preset for preset in every if asked is None or preset.name in asked)
+
+    @property
+    def not_logged(self) -> tuple[str, ...]:
+        """Names of the presets whose trainer's own logged numbers were not asked for."""
+        logged = {preset.name for preset in self.logging}
+        return tuple(
+            preset.name for preset in self.presets if preset.logs in LOGS and preset.name not in logged
+        )
+
+    def logging_for(self, trainer: str) -> Study:
+        """Return the study with those logs alone that are read: of a trainer, and of what is recommended."""
+        policies: tuple[Policy, ...] = ("old", "current")
+        names = {one.preset_name(policy) for one in candidates.CANDIDATES for policy in policies}
+        own = {one.name for one in self.presets if trainer in one.trainers}
+        return replace(self, logs=frozenset(names | own))
 
 
 @dataclass(frozen=True)
@@ -184,9 +195,6 @@ def observe(study: Study, scene: Scene) -> Tally:
     }
     for drift in study.drifts:
         states |= tails.states(scene, drift)
-    near = scene.near
-    if near is not None and any(near.divides(one) for one in (*study.presets, *study.candidates)):
-        scene.use_split()
     found, ranges = _of_presets(study, scene)
     states |= found
     states["sample"] = sample.sample(scene, study.main)
@@ -201,10 +209,10 @@ def observe(study: Study, scene: Scene) -> Tally:
 
 def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     """Compute the states of all presets; the per-sequence columns are freed on return."""
-    outcomes, apart = Outcomes.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
-    columns = _preset_columns(outcomes)
+    sums, apart = PresetSums.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
+    columns = Columns.joined(*(part.columns(sums) for part in PARTS))
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    weighed = Outcomes.of(scene, study.candidates)
+    weighed = PresetSums.of(scene, study.candidates, losses=False, ranking=True)
     of_all = scene.counts | update.shared(scene) | gap.rewards(scene)
     for drift in study.drifts:
         of_all |= gap.columns(scene, drift)
@@ -212,16 +220,16 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     every = Columns.joined(resampled, method.weight_columns(weighed), ranking.columns(weighed))
     states: dict[str, State] = {
         "sums": Sums.of_stacked(every.names, every.parts, scene.draws, scene.batch.key, every.which),
-        "length": selection.by_length(outcomes),
-        "group": selection.by_group(outcomes),
-        "normal": normal.sums(scene, Columns.joined(Columns.of({"tokens": outcomes.n}), normalised.trimmed)),
-        "normal.ranges": normal.ranges(outcomes, apart),
+        "length": selection.by_length(sums),
+        "group": selection.by_group(sums),
+        "normal": normal.sums(scene, Columns.joined(Columns.of({"tokens": sums.n}), normalised.trimmed)),
+        "normal.ranges": normal.ranges(sums, apart),
         **charts.states(scene, study.drifts, weighed),
     }
     if study.by_step:
         scope.refuse_steps(scope.count(scene.batch), 8 * len(resampled.names) * scene.draws.shape[1])
         states["steps"] = normal.sums(scene, resampled)
-    return states, _ranges(study, outcomes) | method.ranges(weighed)
+    return states, _ranges(study, sums) | method.ranges(weighed)
 
 
 @cache
@@ -232,31 +240,11 @@ def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int],
     return once, normalised
 
 
-def _preset_columns(outcomes: Outcomes) -> Columns:
-    """Compute the columns that are summed per preset."""
-    if outcomes.batch.tokens <= 2 * moments.BLOCK or not on_host(outcomes.batch.rollout):
-        return _columns(outcomes)
-    apart, whole = outcomes.divided
-    if not whole.presets:
-        return Columns.joined(_columns(apart), _columns(whole))
-    found: list[Columns] = []  # a few sequences at a time, for presets that look at every token
-    scene = whole.scene
-    for first, last in segments.spans(whole.batch.cu_seqlens, moments.BLOCK):
-        part = Scene(scene.batch.rows(first, last), scene.draws[first:last], scene.fits)
-        found.append(_columns(Outcomes.of(part, whole.presets)))
-        part.forget()
-    return Columns.joined(_columns(apart), Columns.beside(found))
-
-
-def _columns(outcomes: Outcomes) -> Columns:
-    return Columns.joined(*(part.columns(outcomes) for part in PARTS))
-
-
-def _ranges(study: Study, outcomes: Outcomes) -> Ranges:
-    n = outcomes.n
-    longest = n + outcomes.batch.masked
+def _ranges(study: Study, sums: PresetSums) -> Ranges:
+    n = sums.n
+    longest = n + sums.batch.masked
     found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
-        found |= gap.ranges(outcomes.scene, drift)
-    weights = method.ranges(outcomes)
+        found |= gap.ranges(sums.scene, drift)
+    weights = method.ranges(sums)
     return found | {name: weights[name] for name in (f"{preset.name}|weight" for preset in study.once)}

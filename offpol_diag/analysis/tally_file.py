@@ -74,6 +74,7 @@ class Settings(Model):
         columns: our name → the column it was read from.
         made: columns computed from others: advantages, where they were computed from rewards.
         group_by: extra location axes.
+        logs: names of the presets whose trainer's logged numbers were computed, sorted; None for all.
     """
 
     presets: dict[str, dict[str, Any]] = Field(max_length=MOST_PRESETS)
@@ -82,6 +83,7 @@ class Settings(Model):
     group_by: list[str]
     seed: int = Field(ge=0, lt=2**63)
     replicates: int = Field(ge=0, le=MOST_REPLICATES)
+    logs: list[str] | None = None
 
     @classmethod
     def of(cls, study: Study, requested: Sequence[Preset], columns: Mapping[str, str]) -> Settings:
@@ -94,6 +96,7 @@ class Settings(Model):
             group_by=list(study.group_by),
             seed=study.seed,
             replicates=study.replicates,
+            logs=None if study.logs is None else sorted(study.logs),
         )
 
     def requested(self, file: str) -> tuple[Preset, ...]:
@@ -103,7 +106,8 @@ class Settings(Model):
     def study(self, file: str) -> Study:
         """Return the study that such an analysis measures."""
         columns = {*self.columns, *self.made}
-        return Study.of(columns, self.requested(file), self.group_by, self.seed, self.replicates)
+        study = Study.of(columns, self.requested(file), self.group_by, self.seed, self.replicates)
+        return replace(study, logs=None if self.logs is None else frozenset(self.logs))
 
 
 def _toml(value: Any) -> Any:

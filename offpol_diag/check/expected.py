@@ -15,8 +15,8 @@ from torch import Tensor
 from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analysis.tally import PARTS, Study
 from offpol_diag.batch import Batch, joined
-from offpol_diag.engine import gap, normal, outcome, scope
-from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine import gap, normal, preset_sums, scope
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.torch import Whole
@@ -86,10 +86,10 @@ class Logged:
         scene = Scene.of(batch, 0, 2, found.fits)
         sums = dict(scene.counts)
         log = LOGS[preset.logs or ""]
-        if outcome.normalised(preset) or any(not entry.value.columns for entry in log.entries_of(preset)):
-            outcomes = Outcomes.of(scene, study.presets)
+        if preset_sums.normalised(preset) or any(not entry.value.columns for entry in log.entries_of(preset)):
+            of_presets = PresetSums.of(scene, study.presets)
             sums = reduce(dict.__or__, (gap.columns(scene, drift) for drift in study.drifts), sums)
-            for some in (part.columns(outcomes) for part in PARTS):
+            for some in (part.columns(of_presets) for part in PARTS):
                 sums |= zip(some.names, some.values, strict=True) if some.names else {}
         view = View(scene, preset, masked)
         more, ranges = log.columns(view)
@@ -113,7 +113,7 @@ class Logged:
             return x.new_zeros(many).index_add_(0, which, x)
 
         totals = {name: summed(x) for name, x in self.sums.items()}
-        if outcome.normalised(self.preset):
+        if preset_sums.normalised(self.preset):
             scaled = {name: x for name, x in totals.items() if name.startswith(f"{self.preset.name}|")}
             totals |= normal.rescaled(scaled, self.preset)
         read = {name: x.tolist() for name, x in totals.items()}

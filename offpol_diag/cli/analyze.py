@@ -20,7 +20,7 @@ Sequences = Annotated[
 def analyze(
     *,
     dump: options.Dumps = None,
-    presets: options.Presets = "all",
+    presets: options.Presets = None,
     strict: options.Strict = False,
     request: Request,
     out: options.Html = None,
@@ -61,7 +61,9 @@ def analyze(
     with files.begin() as staged:
         from offpol_diag.analysis.vocabulary import with_texts
 
-        summary = request.run("analyze", dumps, request.presets(presets), **staged)
+        summary = request.run(
+            "analyze", dumps, request.presets(presets or "all"), every_log=bool(presets), **staged
+        )
         files.write(with_texts(summary, tokenizer), verbose, whole=no_html)
     if strict and is_bug(summary):
         raise SystemExit(FAILED)

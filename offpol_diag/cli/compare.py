@@ -68,7 +68,7 @@ def compare(
         if two:
             summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else (), against)
         else:
-            summary = _presets(request, dumps, presets or "all", against)
+            summary = _presets(request, dumps, presets, against)
         files.write(summary, verbose)
 
 
@@ -91,15 +91,15 @@ def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset], against: s
     return first.model_copy(update={"against": of_runs(one, other, first, second)})
 
 
-def _presets(request: Request, dumps: Sequence[str], named: str, against: str | None) -> Summary:
-    """Compare the named presets with one of them."""
+def _presets(request: Request, dumps: Sequence[str], named: str | None, against: str | None) -> Summary:
+    """Compare the named presets, or all, with one of them."""
     from offpol_diag.advice.recommend import advised
     from offpol_diag.compare import lacking, of_presets, reference
     from offpol_diag.engine.correction import needs
     from offpol_diag.forms import open_dump
     from offpol_diag.presets.catalogue import load
 
-    chosen, base = request.presets(named), None
+    chosen, base = request.presets(named or "all"), None
     if against is not None:
         found = request.catalogue().resolve(against)
         if len(found) != 1:
@@ -121,6 +121,6 @@ def _presets(request: Request, dumps: Sequence[str], named: str, against: str | 
         )
     first = reference(lacks, base)
     assert first is not None  # or there would have been an error
-    examined = request.examined(dumps, chosen, against=first)
+    examined = request.examined(dumps, chosen, against=first, every_log=bool(named))
     summary = ran("compare", examined.summary())
     return advised(summary.model_copy(update={"comparison": of_presets(examined, summary, first)}))

@@ -34,8 +34,11 @@ Dumps = Annotated[
         "Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample.",
     ),
 ]
-LIST = "Corrections to evaluate; `offpol-diag presets` lists them."
-Presets = Annotated[str, option(LIST, "--presets", metavar="all|NAME,NAME", panel=INPUT, env=True)]
+LIST = (
+    "Corrections to evaluate; `offpol-diag presets` lists them. All by default; what a trainer logs is then "
+    "computed only for its own presets and what can be recommended, with `all` for every preset."
+)
+Presets = Annotated[str | None, option(LIST, "--presets", metavar="all|NAME,NAME", panel=INPUT, env=True)]
 OWN = "Presets of your own (TOML, the grammar of the catalogue)."
 PresetFile = Annotated[Path | None, option(OWN, "--preset-file", metavar="FILE", panel=INPUT, env=True)]
 WHICH = "Which column is which, where the names do not say it; mask=none: none is."

@@ -85,14 +85,14 @@ class Request:
 
         return Reading(self.form, self.align, self.join, self.on)
 
-    def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset], **written: Path) -> Summary:
-        """Analyse and diagnose dumps, and recommend a correction.
+    def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset], **more: Any) -> Summary:
+        """Analyse and diagnose dumps, and recommend a correction; `more` is passed to `analyze.examine`.
 
         Raises:
             OffpolError: the options, the dump or a preset file cannot be used.
         """
         trainer = trainer_name(self.trainer)
-        found = self.examined(dumps, presets, **written)
+        found = self.examined(dumps, presets, trainer=trainer or "", **more)
         from offpol_diag.advice.recommend import advised
 
         return advised(ran(command, found.summary()), trainer)

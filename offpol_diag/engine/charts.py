@@ -28,7 +28,7 @@ from offpol_diag.engine import (
 )
 from offpol_diag.engine.accumulators import Counts, State, count_by, sum_by
 from offpol_diag.engine.fields import COUNTS, RISING, Floats, Ints, Saved, require
-from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import on_host, sent
@@ -340,7 +340,7 @@ def prefix_tails(scene: Scene, drift: Drift) -> Top:
 # ---------------------------------------------------------------- all of them
 
 
-def states(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes) -> dict[str, State]:
+def states(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums) -> dict[str, State]:
     """Compute the states of one batch; the first drift is the main one, `weighed` are the candidates."""
     main, batch = drifts[0], scene.batch
     total = gap.columns(scene, main)[f"{main.prefix}d"]
@@ -356,11 +356,11 @@ def states(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes) -> dict[str
     return {name: state for name, state in found.items() if state is not None}
 
 
-def _kept(weighed: Outcomes) -> selection.Grid:
+def _kept(weighed: PresetSums) -> selection.Grid:
     """Sum by length: sequences, tokens, kept tokens and weights of candidates; tokens by sign, kept ones."""
     there = segments.numbers(weighed.n > 0)
     signs = method.by_sign(weighed)
-    rows = [there[None], weighed.n[None], weighed.kept.all, weighed.sums["first"].all]
+    rows = [there[None], weighed.n[None], weighed.kept.all, weighed.sums["w"].all]
     for name in ("positive", "negative") if signs else ():
         every, kept = signs[name], signs[f"{name}_kept"]
         assert isinstance(every, Tensor)
@@ -378,7 +378,7 @@ OF_METHODS = ("w", "ww", "kept", "weighted", "high", "units")
 """Columns of each candidate that are summed by step."""
 
 
-def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes, total: Tensor) -> StepGroups | None:
+def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums, total: Tensor) -> StepGroups | None:
     batch, main = scene.batch, drifts[0]
     if "step" not in batch.scalars:
         return None

@@ -17,7 +17,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments, worst
 from offpol_diag.engine.accumulators import Best, State, Sums, typed
 from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
-from offpol_diag.engine.outcome import applied
+from offpol_diag.engine.preset_sums import applied
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.terms import Drift

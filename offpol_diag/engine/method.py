@@ -10,72 +10,78 @@ from torch import Tensor
 
 from offpol_diag.engine import segments
 from offpol_diag.engine.formula import POSITIVE, SHARE, Formula, Lookup, mean
-from offpol_diag.engine.outcome import NORMS, Outcomes, applied, every, norm, normalised, sign_counts
+from offpol_diag.engine.preset_sums import PresetSums, applied
 from offpol_diag.engine.rows import Columns, Rows, joined
+from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset
 
 
-def columns(outcomes: Outcomes) -> Columns:
+def columns(sums: PresetSums) -> Columns:
     """Compute the per-sequence columns [S] of this module's formulas, for every preset."""
-    if not outcomes.presets:
-        return outcomes.named({})
-    n, kept, there = outcomes.n, outcomes.kept, outcomes.n > 0
+    if not sums.presets:
+        return Columns((), ())
+    n, kept, there = sums.n, sums.kept, sums.n > 0
     found = {
-        **_weights(outcomes),
-        "w11": outcomes.sums["about_one"],
+        **_weights(sums),
+        "w11": sums.sums["about_one"],
         "touched": kept.map(lambda x: ((x < n) & there).to(torch.float64)),
-        "vetoed": outcomes.rows(lambda one: one.kept.vetoed).map(segments.numbers),
-        "catastrophic": outcomes.rows(lambda one: one.kept.catastrophic),
-        **by_sign(outcomes),
+        "vetoed": sums.vetoed,
+        "catastrophic": sums.number("hits"),
+        **by_sign(sums),
     }
-    return Columns.joined(outcomes.named(found), _norms(outcomes))
+    return Columns.joined(sums.named(found), sums.norms())
 
 
-def weight_columns(outcomes: Outcomes) -> Columns:
+def weight_columns(sums: PresetSums) -> Columns:
     """Compute only the columns that `WEIGHTS` reads."""
-    return outcomes.named(_weights(outcomes) if outcomes.presets else {})
+    return sums.named(_weights(sums) if sums.presets else {})
 
 
-def _weights(outcomes: Outcomes) -> dict[str, Rows]:
-    n, kept, sums = outcomes.n, outcomes.kept, outcomes.sums
+def _weights(sums: PresetSums) -> dict[str, Rows]:
+    n, kept, of_weights = sums.n, sums.kept, sums.sums
     there = n > 0
-    weight = sums["first"].map(lambda x: x / n.clamp(min=1))
-    acted = [one.acted(n, there.to(torch.float64), outcomes.none) for one in outcomes.each]
+    weight = of_weights["w"].map(lambda x: x / n.clamp(min=1))
     return {
         "kept": kept,
-        "weighted": outcomes.weighted,
-        "w": sums["first"],
-        "ww": sums["second"],
+        "weighted": of_weights["weighted"],
+        "w": of_weights["w"],
+        "ww": of_weights["ww"],
         "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
         "v": weight,  # per sequence: mean over its tokens of the final weight (0 where rejected)
         "vv": weight.map(torch.square),
-        **{name: Rows.of_tensors([one[name] for one in acted]) for name in acted[0]},
+        **sums.acted,
     }
 
 
-def _norms(outcomes: Outcomes) -> Columns:
-    """Compute the normalisation sums of presets whose weights are normalised."""
-    outcomes = outcomes.only(normalised)
-    found = [norm(one, one.preset) for one in outcomes.each]
-    return outcomes.named({name: Rows.of_tensors([one[name] for one in found]) for name in NORMS if found})
-
-
-def by_sign(outcomes: Outcomes) -> dict[str, Rows | Tensor]:
+def by_sign(sums: PresetSums) -> dict[str, Rows | Tensor]:
     """Count tokens and kept tokens with A > 0 and with A < 0."""
-    if outcomes.batch.advantages is None:
+    if sums.batch.advantages is None:
         return {}
-    passed = outcomes.total(sign_counts)
-    kept = {f"{name}_kept": joined(torch.mul, x, outcomes.sequences) for name, x in passed.items()}
-    return every(outcomes.scene) | kept
+    every: dict[str, Rows | Tensor] = dict(signs(sums.scene))
+    for at, name in enumerate(SIGNS, 1):
+        every[f"{name}_kept"] = joined(torch.mul, sums.total("kept", at), sums.sequences)
+    return every
 
 
-def ranges(outcomes: Outcomes) -> dict[str, tuple[Tensor, Tensor]]:
+def signs(scene: Scene) -> dict[str, Tensor]:
+    """Count the batch's tokens with A > 0 and with A < 0, [S] each."""
+    advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
+    assert advantages is not None
+    flags = dict(zip(SIGNS, (advantages > 0, advantages < 0), strict=True))
+    return scene.once("signs", lambda: {name: segments.count(x, offsets) for name, x in flags.items()})
+
+
+SIGNS = ("positive", "negative")
+"""Names of the signs of A, in the order of the sums by sign."""
+
+
+def ranges(sums: PresetSums) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the smallest and largest final weight of a kept token, for every preset."""
-    if not outcomes.presets:
+    if not sums.presets:
         return {}
-    lows, highs = outcomes.spans
+    lows, highs = sums.spans
     low, high = lows.values.amin(dim=1).unbind(), highs.values.amax(dim=1).unbind()
-    names = [f"{preset.name}|weight" for preset in outcomes.presets]
+    names = [f"{preset.name}|weight" for preset in sums.presets]
     return {name: (low[lows.at[row]], high[highs.at[row]]) for row, name in enumerate(names)}
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import losses, outcome, rows, scope, segments
+from offpol_diag.engine import preset_sums, rows, scope, segments
 from offpol_diag.engine.accumulators import Extremes, Places, Sums
-from offpol_diag.engine.outcome import NORMS, Outcomes, norm_factor
+from offpol_diag.engine.preset_sums import NORMS, PresetSums, norm_factor
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
+from offpol_diag.pipeline.plan import weighted
 from offpol_diag.presets import Preset
 
 Columns = dict[str, Tensor]
@@ -23,7 +24,7 @@ Columns = dict[str, Tensor]
 
 def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
     """Return the presets whose weights are divided by a batch mean."""
-    return tuple(one for one in presets if outcome.normalised(one))
+    return tuple(one for one in presets if preset_sums.normalised(one))
 
 
 def sums(scene: Scene, columns: rows.Columns) -> Places[Sums]:
@@ -47,16 +48,16 @@ def _members(scene: Scene) -> dict[Label, slice | Tensor]:
     return scene.once("trainer batches", made)
 
 
-def ranges(outcomes: Outcomes, names: Container[str]) -> Places[Extremes]:
+def ranges(sums_: PresetSums, names: Container[str]) -> Places[Extremes]:
     """Return the extremes of the final weights of kept tokens per trainer batch, before normalisation."""
-    users = [(f"{one.name}|weight", at) for at, one in enumerate(outcomes.presets) if one.name in names]
-    return Places({label: _extremes(outcomes, users, at) for label, at in _members(outcomes.scene).items()})
+    users = [(f"{one.name}|weight", at) for at, one in enumerate(sums_.presets) if one.name in names]
+    return Places({label: _extremes(sums_, users, at) for label, at in _members(sums_.scene).items()})
 
 
-def _extremes(outcomes: Outcomes, users: Sequence[tuple[str, int]], at: slice | Tensor) -> Extremes:
+def _extremes(sums_: PresetSums, users: Sequence[tuple[str, int]], at: slice | Tensor) -> Extremes:
     if not users:
         return Extremes.of({})
-    lows, highs = outcomes.spans
+    lows, highs = sums_.spans
     low, high = lows.values[:, at].amin(1), highs.values[:, at].amax(1)
     return Extremes.of({name: (low[lows.at[row]], high[highs.at[row]]) for name, row in users})
 
@@ -108,7 +109,7 @@ def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
 
     f = norm_factor(get("norm"), get("norm_units"))
     own = [name.removeprefix(prefix) for name in read if name.startswith(prefix)]
-    loss = f if losses.weighted(preset) else torch.ones_like(f)
+    loss = f if weighted(preset) else torch.ones_like(f)
     done = {name: get(name) for name in own if name not in NORMS}
     done |= {name: get(name) / f for name in _LINEAR if name in done}
     done |= {name: get(name) / f**2 for name in _SQUARES if name in done}

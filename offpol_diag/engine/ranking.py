@@ -20,61 +20,31 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, Lookup, Reader, plain
-from offpol_diag.engine.outcome import NearOutcome, Outcome, Outcomes
-from offpol_diag.engine.ratios import OVERFLOW
-from offpol_diag.engine.rows import Columns, Inputs, Summed, joined, masked
+from offpol_diag.engine.preset_sums import PresetSums
+from offpol_diag.engine.rows import Columns, Rows, joined
 from offpol_diag.presets import Preset
-from offpol_diag.presets.candidates import MARK, NOTHING
+from offpol_diag.presets.candidates import MARK
 from offpol_diag.summary import Number, Numbers
 
 UPDATE = 256
 """Sequences of an update; docs/advice.md judges 64, 256 and 1,024."""
 
 
-def columns(outcomes: Outcomes) -> Columns:
+def columns(sums: PresetSums) -> Columns:
     """Compute the sums [S] that `ERROR` reads beside `method.weight_columns`, per candidate.
 
-    There are none without advantages.
+    There are none without advantages. The plan of `sums` must have been made with `ranking`.
     """
-    if outcomes.batch.advantages is None:
-        return outcomes.named({})
-    x = joined(torch.mul, outcomes.total(_weighted)["wA"], outcomes.sequences)
-    w = outcomes.sums["first"]
-    exact = outcomes.only(lambda preset: preset.name == MARK + NOTHING.name).total(_exact)
-    found = {
+    if sums.batch.advantages is None:
+        return Columns((), ())
+    x, w = joined(torch.mul, sums.total("advantage"), sums.sequences), sums.sums["w"]
+    found: dict[str, Rows | Tensor] = {
         "wA": x,
         "wA²": joined(torch.mul, x, x),
         "wA·w": joined(torch.mul, x, w),
         "W²": joined(torch.mul, w, w),
     }
-    return outcomes.named(found | {name: rows.of_preset(0) for name, rows in exact.items()})
-
-
-def _advantages(done: Outcome) -> Tensor:
-    assert done.far.batch.advantages is not None
-    return done.far.batch.advantages
-
-
-def _near_sum(near: NearOutcome, weighted: bool) -> Tensor:
-    """Compute Σ A·r, or ΣA, over near tokens."""
-    direction = near.preset.policy if weighted else "rollout"
-    return near.moments.exp(direction, side="A+") - near.moments.exp(direction, side="A-")
-
-
-def _of_weights(done: Outcome) -> Inputs:
-    return _advantages(done), done.token_weights if done.weighs_tokens else None, done.kept.tokens
-
-
-_weighted = Summed(
-    _of_weights,
-    lambda a, w, keep: {"wA": masked(a if w is None else a * w, keep)},
-    lambda near: {"wA": _near_sum(near, near.preset.weight is not None)},
-)
-_exact = Summed(
-    lambda done: (_advantages(done), done.far.delta.clamp(-OVERFLOW, OVERFLOW).exp()),
-    lambda a, r: {"rA": a * r, "r": r},
-    lambda near: {"rA": _near_sum(near, True), "r": near.moments.exp(near.preset.policy)},
-)
+    return sums.named(found | sums.exact)
 
 
 def _error(get: Lookup) -> Tensor:

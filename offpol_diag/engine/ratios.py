@@ -7,20 +7,18 @@ cached, so that presets share them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from offpol_diag.batch import Batch, Some
+from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.moments import BLOCK, Moments
 from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Memo
-from offpol_diag.presets import Over, Policy, Preset, Statistic
+from offpol_diag.presets import Over, Policy, Statistic
 
 OVERFLOW = 345.0
 """Largest |log weight| that is exponentiated: e^(2·345) is still a float64."""
@@ -101,73 +99,6 @@ _OVER_SEQUENCE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
     "min": (segments.smallest, torch.inf),
 }
 """Aggregation over a sequence, and the value that makes it ignore a token."""
-_PARTS: dict[str, tuple[Over, Callable[[Tensor, Tensor], Tensor]]] = {
-    "sum": ("sum", torch.add),
-    "mean": ("sum", torch.add),
-    "max": ("max", torch.maximum),
-    "min": ("min", torch.minimum),
-}
-"""Aggregate of each of two subsets of a sequence, and the function that joins both."""
-
-_OF_MOMENTS: dict[str, Callable[[Moments, Policy], Tensor]] = {
-    "ratio": lambda m, d: m.of("d", d),
-    "k1": lambda m, d: -m.of("d", d),
-    "k2": lambda m, d: m.of("d²", d) / 2,
-    "k3": lambda m, d: m.of("k3", d),
-    "k3_reverse": lambda m, d: m.of("k3_reverse", d),
-    "mult_prob_error": lambda m, d: m.n + m.of("e^|d| − 1", d),
-    "prob_diff": lambda m, d: m.of("x", d, "π_rollout"),
-    "prob_gap": lambda m, d: m.of("|x|", d, "π_rollout"),
-    "tv": lambda m, d: m.of("|x|", d) / 2,
-}
-"""Sum of each statistic over near tokens; statistics without an entry are computed token by token."""
-_LARGEST: dict[str, Callable[[Moments, Policy], Tensor]] = {
-    "ratio": lambda m, d: m.high(d),
-    "k1": lambda m, d: -m.low(d),
-    "k2": lambda m, d: m.high(d, "d²") / 2,
-    "k3": lambda m, d: m.high(d, "k3"),
-    "k3_reverse": lambda m, d: m.high(d, "k3_reverse"),
-    "mult_prob_error": lambda m, d: 1 + m.high(d, "e^|d| − 1"),
-    "tv": lambda m, d: m.high(d, "|x|") / 2,
-}
-"""Largest value of a statistic over near tokens."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Ratios of a batch, split into far tokens (large |Δ|) and near ones.
-
-    Attributes:
-        far: ratios of the far tokens.
-        close: ratios of the near tokens; sums over them may come from moments.
-        reach: largest |Δ| that a near token may have, nats.
-        leaves: whether a preset's rules on tokens and veto drop no near token.
-        counted: far tokens that aggregates run over, [F] bool; None for all.
-        rows: sequences that aggregates cover, [S] bool; None for all.
-    """
-
-    far: Ratios
-    close: Ratios
-    reach: float
-    leaves: Callable[[Preset], bool] = lambda preset: False
-    counted: Tensor | None = None
-    rows: Tensor | None = None
-
-    @property
-    def near(self) -> Moments:
-        """Moments of the near tokens."""
-        assert self.close.moments is not None
-        return self.close.moments
-
-    @cached_property
-    def tokens(self) -> Tensor:
-        """Number of tokens of each sequence that aggregates run over, [S]."""
-        lost = 0.0 if self.counted is None else segments.count(~self.counted, self.far.batch.cu_seqlens)
-        return self.far.batch.lengths + self.close.batch.lengths - lost
-
-    def of_counted(self, x: Tensor, absent: float) -> Tensor:
-        """Set the far tokens [F] that are excluded to a value that the aggregate ignores."""
-        return x if self.counted is None else torch.where(self.counted, x, absent)
 
 
 @dataclass
@@ -180,11 +111,6 @@ class Ratios:
         fits: cuts and tails per trainer batch, for rules and weights that look beyond one sequence.
         peers: ratios of the same batch with other numerators, shared by all of them.
         counted: tokens that aggregates run over, [T] bool, or a function that computes them; None for all.
-        moments: moments of these tokens, if they are near ones; sums are taken from there.
-        whole: if this batch is a subset of tokens of another one, that one's ratios, on which sequences and
-            turns are judged.
-        rows: index in `whole` of each sequence, [S]; None where the sequences are the same.
-        split: these ratios split into far and near tokens; None where they are not split.
     """
 
     batch: Batch
@@ -192,10 +118,6 @@ class Ratios:
     fits: BatchFits = NO_FITS
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
     counted: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
-    moments: Moments | None = field(default=None, repr=False)
-    whole: Ratios | None = field(default=None, repr=False)
-    rows: Tensor | None = field(default=None, repr=False)
-    split: Split | None = field(default=None, init=False, repr=False)
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
@@ -203,22 +125,12 @@ class Ratios:
         if policy is None or policy == self.policy:
             return self
         if policy not in self.peers:
-            whole = None if self.whole is None else self.whole.of(policy)
-            self.peers[policy] = replace(self, policy=policy, counted=None, whole=whole, _memo=Memo())
+            self.peers[policy] = replace(self, policy=policy, counted=None, _memo=Memo())
         return self.peers[policy]
 
-    def among(self, counted: Callable[[], Tensor], split: Split | None = None) -> Ratios:
-        """Return the same ratios, aggregated over the tokens `counted` [T], by `split` faster."""
-        found = Ratios(self.batch, self.policy, self.fits, self.peers, counted)
-        found.split = split
-        return found
-
-    @property
-    def index(self) -> Tensor | None:
-        """Indices of the tokens in the whole batch, [T]; None where they are not known."""
-        batch = self.batch
-        known = self.whole is not None and isinstance(batch, Some) and batch.whole is self.whole.batch
-        return batch.index if known and isinstance(batch, Some) else None
+    def among(self, counted: Callable[[], Tensor]) -> Ratios:
+        """Return the same ratios, aggregated over the tokens `counted` [T]."""
+        return Ratios(self.batch, self.policy, self.fits, self.peers, counted)
 
     @property
     def _counted(self) -> Tensor | None:
@@ -230,28 +142,11 @@ class Ratios:
         """Return `make()`, computed once per key."""
         return self._memo.once(key, make)
 
-    def know(self, key: object, value: object) -> None:
-        """Store what was computed elsewhere, e.g. r − 1 of every token, [T]."""
-        self._memo[key] = value
-
     def forget(self) -> None:
         """Drop all cached values, of the other numerators too: they form reference cycles."""
         for ratios in (self, *self.peers.values()):
             ratios._memo.clear()
-            ratios.split = None
         self.peers.clear()
-
-    def together(self) -> Ratios:
-        """Return the same ratios, not split into far and near tokens."""
-        if self.split is None:
-            return self
-        return self.once("together", self._together)
-
-    def _together(self) -> Ratios:
-        found = Ratios(self.batch, self.policy, self.fits)
-        if "delta" in self._memo:
-            found.know("delta", self.delta)
-        return found
 
     @property
     def train(self) -> Tensor:
@@ -308,89 +203,28 @@ class Ratios:
         """Compute the statistic over tokens, sequences or turns; each token's Δ is clamped to ±safety first.
 
         Per sequence: sum, mean, max or min of its tokens (0 for an empty sequence). A turn's mean is spread
-        to its tokens. Sequences are aggregated over all their tokens, also where this batch is a subset.
+        to its tokens.
         """
         if over == "segment":
             key = ("of turns", statistic, safety)
             return self.once(key, lambda: Level(self.of_turns(self.turns(statistic, safety)), "token"))
-        if self.whole is not None and over not in ("token", "batch"):
-            return self.whole.aggregate(statistic, over, safety)
         return self.once((statistic, over, safety), lambda: self._aggregate(statistic, over, safety))
 
     def _aggregate(self, statistic: Statistic, over: Over, safety: float | None) -> Level:
         if over in ("token", "batch"):
             return Level(self.token(statistic, safety), "token")
-        values = self._of_both(statistic, over, safety)
-        if values is None:
-            values = self._reduced(self.token(statistic, safety), over, self.batch.cu_seqlens)
+        values = self._reduced(self.token(statistic, safety), over, self.batch.cu_seqlens)
         there = self.once("there", lambda: self.batch.lengths > 0)
         return Level(torch.where(there, values, 0.0), "sequence")
 
-    def of_sequences(self, statistic: Statistic, how: Over) -> Tensor:
-        """Compute the sum, max or min of a statistic over this batch's tokens of each sequence, [S]."""
-        return self.once(("of sequences", statistic, how), lambda: self._of_sequences(statistic, how))
-
-    def _of_sequences(self, statistic: Statistic, how: Over) -> Tensor:
-        known = {"sum": _OF_MOMENTS, "max": _LARGEST}.get(how, {})
-        if self.moments is not None and statistic in known:
-            return known[statistic](self.moments, self.policy)
-        reduce = _OVER_SEQUENCE[how][0]
-        return torch.cat([reduce(x.token(statistic), x.batch.cu_seqlens) for _, x in self.blocks()])
-
-    def blocks(self) -> Iterator[tuple[slice, Ratios]]:
-        """Yield blocks of whole sequences with their tokens; on a CPU they fit in a core's cache.
-
-        A block forgets what it computed when the next one is asked for.
-        """
-        offsets = self.batch.cu_seqlens
-        if not segments.on_host(offsets) or self.batch.tokens <= BLOCK:
-            yield slice(0, self.batch.tokens), self
-            return
-        for first, last in segments.spans(offsets, BLOCK):
-            block = Ratios(self.batch.rows(first, last), self.policy, self.fits)
-            yield slice(int(offsets[first]), int(offsets[last])), block
-            block.forget()
-
-    def beyond(self, bound: float) -> Ratios:
-        """Return ratios that include all tokens whose |Δ| exceeds a bound."""
-        return self.split.far if self.split is not None and self.split.reach < bound else self
-
-    def _of_both(self, statistic: Statistic, over: Over, safety: float | None) -> Tensor | None:
-        """Aggregate over far and near tokens; None where they are not split or a bound acts on near ones."""
-        split = self.split
-        if split is None or (safety is not None and safety < split.reach):
-            return None
-        how, join = _PARTS[over]
-        reduce, absent = _OVER_SEQUENCE[how]
-        far = split.far
-        values = join(
-            reduce(split.of_counted(far.token(statistic, safety), absent), far.batch.cu_seqlens),
-            split.close.of_sequences(statistic, how),
-        )
-        values = values / split.tokens.clamp(min=1) if over == "mean" else values
-        return values if split.rows is None else torch.where(split.rows & (split.tokens > 0), values, 0.0)
-
-    def own(self, x: Tensor) -> Tensor:
-        """Map a number of the whole batch's sequences to the sequences here, [S]."""
-        return x if self.rows is None else x[self.rows]
-
     def turns(self, statistic: Statistic, safety: float | None = None) -> Tensor:
-        """Compute the mean of the statistic over each turn, [R], over all tokens of the whole batch."""
-        if self.whole is not None:
-            return self.whole.turns(statistic, safety)
-        return self.once(("turns", statistic, safety), lambda: self._turns(statistic, safety))
-
-    def _turns(self, statistic: Statistic, safety: float | None) -> Tensor:
-        blocks = (x for _, x in self.blocks()) if self._counted is None else (self,)
-        return torch.cat([x._reduced(x.token(statistic, safety), "mean", x.batch.cu_runs) for x in blocks])
+        """Compute the mean of the statistic over each turn, [R]."""
+        key, offsets = ("turns", statistic, safety), self.batch.cu_runs
+        return self.once(key, lambda: self._reduced(self.token(statistic, safety), "mean", offsets))
 
     def of_turns(self, x: Tensor) -> Tensor:
-        """Spread each turn's value [R] to its tokens in this batch, [T]."""
-        whole, index = self.whole, self.index
-        if whole is None or index is None:
-            return segments.spread(x, (whole or self).batch.cu_runs)
-        at = self.once("turn", lambda: torch.searchsorted(whole.batch.cu_runs, index, right=True) - 1)
-        return x[..., at]
+        """Spread each turn's value [R] to its tokens, [T]."""
+        return segments.spread(x, self.batch.cu_runs)
 
     def _reduced(self, x: Tensor, over: Over, offsets: Tensor) -> Tensor:
         """Aggregate per run [R], over the included tokens; 0 where there is none."""

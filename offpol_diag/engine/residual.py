@@ -9,27 +9,26 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
-from offpol_diag.engine.outcome import Outcome, Outcomes
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.ratios import OVERFLOW
-from offpol_diag.engine.rows import Columns, Inputs, Summed, joined, masked
+from offpol_diag.engine.rows import Columns, joined
 
 
-def columns(outcomes: Outcomes) -> Columns:
+def columns(sums: PresetSums) -> Columns:
     """Compute the per-sequence columns [S]: Σ k3 over kept tokens, their perplexity ratio and w² − 1."""
-    if not outcomes.presets:
-        return outcomes.named({})
-    found, kept, sums = outcomes.total(gap_sums), outcomes.kept, outcomes.sums
-    n = outcomes.n.clamp(min=1)
+    if not sums.presets:
+        return Columns((), ())
+    kept, of_weights, n = sums.kept, sums.sums, sums.n.clamp(min=1)
     columns = {
-        "residual_k3": joined(torch.mul, found["k3"], outcomes.sequences),
-        "residual_ppl": joined(_ppl, found["delta"], kept),
+        "residual_k3": joined(torch.mul, sums.total("gap", 0), sums.sequences),
+        "residual_ppl": joined(_ppl, sums.total("gap", 1), kept),
         "residual_left": kept.map(_there),
         "residual_ww": joined(
-            lambda squares, excess: squares + 2 * excess, sums["about_one"], sums["excess"]
+            lambda squares, excess: squares + 2 * excess, of_weights["about_one"], of_weights["excess"]
         ),
-        "residual_vv": joined(lambda excess, many: _vv(excess, many, n), sums["excess"], kept),
+        "residual_vv": joined(lambda excess, many: _vv(excess, many, n), of_weights["excess"], kept),
     }
-    return outcomes.named(columns)
+    return sums.named(columns)
 
 
 def _there(kept: Tensor) -> Tensor:
@@ -47,27 +46,6 @@ def _vv(excess: Tensor, kept: Tensor, n: Tensor) -> Tensor:
     """Compute v² − 1 from Σ(w − 1), v = mean weight, 0 for rejected tokens; 0 where no token is kept."""
     away = (excess + kept - n) / n
     return away * (away + 2) * _there(kept)
-
-
-def _k3(delta: Tensor) -> Tensor:
-    return torch.expm1(delta) - delta
-
-
-def _gap(done: Outcome) -> Inputs:
-    ratios, delta = done.far, done.far.delta
-    k3 = ratios.once("k3", lambda: _k3(delta.clamp(max=OVERFLOW)))
-    return k3, delta, done.kept.tokens
-
-
-gap_sums = Summed(
-    _gap,
-    lambda k3, delta, keep: {"k3": masked(k3, keep), "delta": masked(delta, keep)},
-    lambda near: {
-        "k3": near.moments.of("k3", near.preset.policy),
-        "delta": near.moments.of("d", near.preset.policy),
-    },
-)
-"""Σ k3 and ΣΔ of the tokens that pass every rule on tokens."""
 
 
 ROWS = (

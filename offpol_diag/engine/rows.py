@@ -6,16 +6,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import segments
-from offpol_diag.engine.segments import Reduce, on_host, sent
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.outcome import NearOutcome, Outcome
+from offpol_diag.engine.segments import sent
 
 
 @dataclass(frozen=True)
@@ -29,20 +24,6 @@ class Rows:
 
     values: Tensor
     at: tuple[int, ...]
-
-    @classmethod
-    def of_tensors(cls, rows: Sequence[Tensor]) -> Rows:
-        """Build from a row [S] per preset, stored once where the tensor is the same; needs a preset."""
-        first, at = distinct([id(row) for row in rows])
-        return cls(torch.stack([rows[preset] for preset in first]), at)
-
-    @classmethod
-    def of_columns(cls, columns: Sequence[Mapping[str, Tensor]]) -> Rows:
-        """Build [R, N, S] from N columns [S] per preset; presets with the same tensors share a row."""
-        each = [tuple(one.values()) for one in columns]
-        first, at = distinct([tuple(map(id, one)) for one in each])
-        values = torch.stack([x for row in first for x in each[row]])
-        return cls(values.view(len(first), len(each[0]), -1), at)
 
     @property
     def all(self) -> Tensor:
@@ -120,88 +101,6 @@ def distinct(keys: Sequence[Hashable]) -> tuple[list[int], tuple[int, ...]]:
 def _sent(at: tuple[int, ...], device: torch.device) -> Tensor:
     """Copy indices to a device; cached, since they depend on the presets alone."""
     return torch.tensor(at, dtype=torch.int64).to(device)
-
-
-# ---------------------------------------------------------------- sums over tokens
-
-Inputs = tuple[Tensor | None, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Summed:
-    """Named sums over the tokens that pass the rules on tokens.
-
-    Attributes:
-        inputs: tensors that the terms are computed from, [T] each, None where absent; or the sums themselves,
-            if computed from other sums. Inputs that presets share must be the same tensor.
-        terms: inputs → the terms of each token; of rows of inputs [K, T] → rows of terms.
-        near: the sums over near tokens, row by row.
-        reduce: reduction of the terms over a sequence.
-        join: joins the results of two subsets of the tokens.
-    """
-
-    inputs: Callable[[Outcome], Inputs | dict[str, Tensor]]
-    terms: Callable[..., dict[str, Tensor]]
-    near: Callable[[NearOutcome], dict[str, Tensor]]
-    reduce: Reduce = segments.total
-    join: Callable[[Tensor, Tensor], Tensor] = torch.add
-
-    def __call__(self, done: Outcome) -> dict[str, Tensor]:
-        """Compute the sums over one preset's far tokens, [S] each."""
-        found, offsets = self.inputs(done), done.far.batch.cu_seqlens
-        if isinstance(found, dict):
-            return found
-        return {name: self.reduce(x, offsets) for name, x in self.terms(*found).items()}
-
-    def of_many(self, presets: Sequence[Outcome]) -> tuple[tuple[str, ...], Rows]:
-        """Compute the sums over many presets' far tokens: their N names, and [R, N, S]."""
-        inputs = [self.inputs(done) for done in presets]
-        alike: dict[Hashable, list[int]] = {}
-        for at, (done, found) in enumerate(zip(presets, inputs, strict=True)):
-            lacking = None if isinstance(found, dict) else tuple([x is None for x in found])
-            alike.setdefault((id(done.far.batch.cu_seqlens), lacking), []).append(at)
-        parts = {
-            tuple(ats): self._of_alike([inputs[at] for at in ats], presets[ats[0]].far.batch.cu_seqlens)
-            for ats in alike.values()
-        }
-        return next(iter(parts.values()))[0], merged({ats: rows for ats, (_, rows) in parts.items()})
-
-    def _of_alike(self, inputs: Sequence[Any], offsets: Tensor) -> tuple[tuple[str, ...], Rows]:
-        """Compute the sums of presets with inputs of the same tokens and the same kind."""
-        if isinstance(inputs[0], dict):
-            return tuple(inputs[0]), Rows.of_columns(inputs)
-        first, at = distinct([tuple(map(id, one)) for one in inputs])
-        few: list[Inputs] = [inputs[row] for row in first]
-        tokens = next(x for x in few[0] if x is not None)
-        parts = []
-        for some in segments.in_parts(few, tokens):
-            terms = self.terms(*map(_stacked, zip(*some, strict=True)))
-            parts.append(self._reduced([x.expand(len(some), -1) for x in terms.values()], offsets))
-        return tuple(terms), Rows(torch.cat(parts), at)
-
-    def _reduced(self, terms: Sequence[Tensor], offsets: Tensor) -> Tensor:
-        """Reduce N names' rows [K, T] to [K, N, S]: on a GPU in one operation, else without copying them."""
-        if on_host(offsets):
-            return torch.stack([segments.of_rows(self.reduce, x, offsets) for x in terms], 1)
-        found = segments.of_rows(self.reduce, torch.cat(list(terms)), offsets)
-        return found.view(len(terms), -1, found.shape[-1]).transpose(0, 1)
-
-
-def _stacked(inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """Stack inputs as rows [K, T]; return [T] if all are the same tensor."""
-    if all(x is inputs[0] for x in inputs):
-        return inputs[0]
-    return torch.stack(inputs)  # type: ignore[arg-type]
-
-
-def masked(x: Tensor, keep: Tensor | None, absent: float = 0.0) -> Tensor:
-    """Set tokens that are not kept to `absent`, which the reduction ignores."""
-    return x if keep is None else torch.where(keep, x, absent)
-
-
-def flagged(flags: Tensor, keep: Tensor | None) -> Tensor:
-    """Return 1 for kept tokens with a flag, else 0."""
-    return segments.numbers(flags if keep is None else flags & keep)
 
 
 # ---------------------------------------------------------------- named columns

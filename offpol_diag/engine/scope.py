@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.segments import sent
+from offpol_diag.engine.segments import on_host, sent
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Reject, Weight
 
@@ -129,15 +129,12 @@ class BatchFits:
         which, tails = of_units(which, per, batch), self.tails[policy, weight]
         for at, one in enumerate(found):
             smooth = tails[one]
-            log = log if smooth is None else torch.where(which == at, smooth(log), log)
+            if smooth is not None and on_host(log):  # few are in the tail
+                some = torch.nonzero((which == at) & (log > smooth.above)).flatten()
+                log = log.index_put((some,), smooth(log[some]))
+            elif smooth is not None:
+                log = torch.where(which == at, smooth(log), log)
         return log
-
-    def in_tail(self, policy: Policy, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
-        """Return which log-weights [T] or [S] lie in the tail of their trainer batch."""
-        found, which = codes(batch)
-        tails = self.tails[policy, weight]
-        above = _sent([torch.inf if (t := tails[one]) is None else t.above for one in found], log.device)
-        return log > above[of_units(which, per, batch)]
 
 
 def _sent(values: list[float], device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ queued work, so code that runs there takes shapes that do not depend on values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import TypeVar
@@ -168,17 +168,6 @@ def _in_rows(offsets: Tensor, rows: int, tokens: int) -> Tensor:
         every = offsets + tokens * torch.arange(rows, device=offsets.device)[:, None]
         known[size] = torch.cat((every[:, :-1].flatten(), every[-1, -1:]))
     return known[size]
-
-
-AT_ONCE, OF_GPU = 1 << 16, 1 << 22
-"""Tokens × rows processed at once, so that they fit in the caches (CPU) or in memory (GPU)."""
-
-
-def in_parts(rows: Sequence[T], tokens: Tensor) -> Iterator[Sequence[T]]:
-    """Yield as many rows over the tokens [T] as are processed at once."""
-    most = max(1, (AT_ONCE if on_host(tokens) else OF_GPU) // max(1, len(tokens)))
-    for row in range(0, len(rows), most):
-        yield rows[row : row + most]
 
 
 Filled = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, int]

@@ -12,7 +12,7 @@ from offpol_diag.engine import accumulators
 from offpol_diag.engine.accumulators import GroupSample
 from offpol_diag.engine.fields import COUNTS, Floats, Saved
 from offpol_diag.engine.formula import plain
-from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Rows
 from offpol_diag.summary import Numbers
 
@@ -45,27 +45,27 @@ def length_bin(lengths: Tensor) -> Tensor:
     )
 
 
-def by_length(outcomes: Outcomes) -> Grid:
+def by_length(sums: PresetSums) -> Grid:
     """Bin the batch by length."""
-    there = (outcomes.n > 0).to(torch.float64)
-    stacked = torch.cat((there[None], outcomes.n[None], outcomes.kept.values)).T
-    at = length_bin(outcomes.batch.lengths)
+    there = (sums.n > 0).to(torch.float64)
+    stacked = torch.cat((there[None], sums.n[None], sums.kept.values)).T
+    at = length_bin(sums.batch.lengths)
     grid = stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, at, stacked)
-    return Grid(_of_every(outcomes, grid))
+    return Grid(_of_every(sums, grid))
 
 
-def by_group(outcomes: Outcomes) -> GroupSample:
+def by_group(sums: PresetSums) -> GroupSample:
     """Count sequences, and each preset's sequences with a kept token, by group."""
-    there = outcomes.n > 0
-    columns = torch.cat((there[None], outcomes.kept.values > 0)).T.to(torch.float64)
-    found = GroupSample.of(accumulators.mix(outcomes.batch.key), columns)
-    return GroupSample(found.keys, _of_every(outcomes, found.values), found.full)
+    there = sums.n > 0
+    columns = torch.cat((there[None], sums.kept.values > 0)).T.to(torch.float64)
+    found = GroupSample.of(accumulators.mix(sums.batch.key), columns)
+    return GroupSample(found.keys, _of_every(sums, found.values), found.full)
 
 
-def _of_every(outcomes: Outcomes, x: Tensor) -> Tensor:
+def _of_every(sums: PresetSums, x: Tensor) -> Tensor:
     """Expand the last R of k + R columns [N, k + R], shared by equal presets, to a column per preset."""
-    shared = x.shape[1] - len(outcomes.kept.values)
-    at = (*range(shared), *(shared + row for row in outcomes.kept.at))
+    shared = x.shape[1] - len(sums.kept.values)
+    at = (*range(shared), *(shared + row for row in sums.kept.at))
     return Rows(x.T, at).all.T
 
 

@@ -22,9 +22,6 @@ from offpol_diag.presets import Policy
 BLOCK = 1 << 17
 """Tokens per block on a CPU: in smaller ones, the overhead of calls exceeds the work."""
 
-Excess = dict[tuple[Policy, Policy], Tensor]
-"""Denominator and numerator → e^Δ − 1 of all tokens, [T]."""
-
 FAR = math.log(1.1)
 """Smallest |Δ| above which tokens are counted."""
 TAME = 3.0
@@ -57,7 +54,6 @@ class Block:
         offsets: where each sequence of the block starts, [s+1], from 0.
         memory: arrays by name, [t] or longer, that the blocks of a batch write to one after the other.
         size: tokens of the largest of those blocks.
-        excess: where e^Δ − 1 of each pair of policies is kept; None to drop it.
     """
 
     batch: Batch
@@ -66,24 +62,23 @@ class Block:
     offsets: Tensor
     memory: dict[str, Tensor] = field(repr=False)
     size: int
-    excess: Excess | None = field(default=None, repr=False)
     _probs: dict[Policy, Tensor] = field(default_factory=dict, repr=False)
     _sums: dict[Policy, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def all(cls, batch: Batch, excess: Excess | None = None) -> Iterator[Block]:
+    def all(cls, batch: Batch) -> Iterator[Block]:
         """Yield a batch in blocks that fit in a core's cache; on a GPU in a single one."""
         starts, memory = batch.cu_seqlens, dict[str, Tensor]()
         if not on_host(starts):
             every = slice(0, batch.sequences), slice(0, batch.tokens)
-            yield cls(batch, *every, starts, memory, batch.tokens, excess)
+            yield cls(batch, *every, starts, memory, batch.tokens)
             return
         spans = segments.spans(starts, BLOCK)
         size = max((int(starts[last] - starts[first]) for first, last in spans), default=0)
         for first, last in spans:
             begin, end = int(starts[first]), int(starts[last])
             offsets = starts[first : last + 1] - begin
-            yield cls(batch, slice(first, last), slice(begin, end), offsets, memory, size, excess)
+            yield cls(batch, slice(first, last), slice(begin, end), offsets, memory, size)
 
     def out(self, name: str) -> Tensor:
         """Return the memory of that name, [t]."""
@@ -204,12 +199,7 @@ class Terms:
         """r − 1, [t], with Δ clamped so that e^Δ does not overflow."""
         wild = not self.reach <= OVERFLOW
         x = torch.clip(self.delta, -OVERFLOW, OVERFLOW, out=self.block.out("")) if wild else self.delta
-        pair, excess = (self.denominator, self.numerator), self.block.excess
-        if excess is None:
-            return segments.expm1(x, self.block.out("r1"))
-        if pair not in excess:
-            excess[pair] = torch.empty_like(self.block.batch.rollout)
-        return segments.expm1(x, excess[pair][self.block.tokens])
+        return segments.expm1(x, self.block.out("r1"))
 
     @cached_property
     def off(self) -> Tensor:
@@ -292,7 +282,7 @@ def collected(scene: Scene, drift: Drift, make: type[W]) -> W:
 def _walked(scene: Scene, collectors: Mapping[Drift, Sequence[type[W]]]) -> dict[Drift, list[W]]:
     found = {drift: [make(scene, drift) for make in makes] for drift, makes in collectors.items()}
     with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
-        for block in Block.all(scene.batch, scene.excess if scene.near else None):
+        for block in Block.all(scene.batch):
             for drift, watches in found.items():
                 terms = block.terms(drift)
                 for watch in watches if terms else ():

@@ -178,11 +178,6 @@ def moves_away(advantage, log_ratio):
     return positive(advantage * log_ratio)
 
 
-def at_least(value, cut):
-    """1 where a value reaches the cut of its trainer batch (M2PO), else 0."""
-    return np.where(value >= cut, 1.0, 0.0)
-
-
 def outside(value, lower, upper):
     """Whether a value is beyond a bound; one on a bound is not."""
     return (value > upper) | (value < lower)
@@ -304,7 +299,11 @@ def gmpo(advantage, log_ratio, shared, low, high):
 
 def vespo_log_weight(ratio, log_ratio, lower, upper, zero_below, zero_above):
     """log w of a token, within VESPO's bounds."""
-    weight = importance_weight(ratio, log_ratio, lower, upper, zero_below, zero_above)
+    return bounded_log(importance_weight(ratio, log_ratio, lower, upper, zero_below, zero_above))
+
+
+def bounded_log(weight):
+    """log w of a token or sequence, within VESPO's bounds."""
     return clip(np.log(weight), LOG_W_LOWEST, LOG_W_HIGHEST)
 
 

@@ -4,10 +4,21 @@ This is the definition, the way on a GPU, and what the compiled pass is tested a
 `namespaces.on_torch` gives the same functions on tensors.
 """
 
+import math
+
 import numpy as np
 
 from offpol_diag.pipeline import formulas, segments
-from offpol_diag.pipeline.tables import NEGATIVE, ONE, POSITIVE, STATISTICS, SumTables
+from offpol_diag.pipeline.tables import (
+    FIXED_ROWS,
+    NEGATIVE,
+    NOT_POSITIVE,
+    ONE,
+    POSITIVE,
+    STATISTICS,
+    Sums,
+    SumTables,
+)
 
 
 def column(numbers):
@@ -60,8 +71,9 @@ def token_rows(tables, columns, many, sequence_numbers, turn_numbers, offsets, t
     t = tables.statistics
     for kind, name in enumerate(STATISTICS.values()):
         own = np.flatnonzero(t.kind == kind)
-        bound = column(t.bound[own])
-        log_ratio = formulas.clip(X[t.log_ratio[own]], -bound, bound)
+        if not len(own):
+            continue
+        log_ratio = formulas.clip(X[t.log_ratio[own]], column(t.lowest[own]), column(t.highest[own]))
         least, most = column(t.least_minus_1[own]), column(t.most_minus_1[own])
         ratio_minus_1 = formulas.clip(X[t.ratio_minus_1[own]], least, most)
         X[t.row[own]] = getattr(formulas, name)(log_ratio, ratio_minus_1, rollout)
@@ -69,9 +81,6 @@ def token_rows(tables, columns, many, sequence_numbers, turn_numbers, offsets, t
     t = tables.gmpo_log_ratios
     bounds = column(t.low), column(t.high)
     X[t.row] = formulas.gmpo_log_ratio(advantage, X[t.log_ratio], *bounds)
-    t = tables.vespo_log_weights
-    bounds = column(t.lower), column(t.upper), column(t.zero_below), column(t.zero_above)
-    X[t.row] = formulas.vespo_log_weight(X[t.ratio], X[t.log_ratio], *bounds)
     t = tables.fipo_log_ratios
     bounds = column(t.dual), column(t.r_lowest), column(t.r_highest)
     X[t.row] = formulas.fipo_log_ratio(X[t.log_ratio], X[t.ratio], *bounds)
@@ -79,11 +88,16 @@ def token_rows(tables, columns, many, sequence_numbers, turn_numbers, offsets, t
     t = tables.later
     X[t.row] = columns.later[t.column]
     t = tables.of_sequences
-    X[t.row] = segments.spread(sequence_numbers[t.number], offsets)
+    X[t.row] = segments.spread(sequence_numbers[t.number], offsets, X.shape[-1])
     t = tables.of_turns
-    X[t.row] = segments.spread(turn_numbers[t.number], turn_offsets)
-    t = tables.at_least_cut
-    X[t.row] = formulas.at_least(X[t.value], X[t.cut])
+    X[t.row] = segments.spread(turn_numbers[t.number], turn_offsets, X.shape[-1])
+    t = tables.vespo_log_weights
+    bounds = column(t.lower), column(t.upper), column(t.zero_below), column(t.zero_above)
+    X[t.row] = formulas.vespo_log_weight(X[t.ratio], X[t.log_ratio], *bounds)
+    t = tables.cut_off
+    X[t.row] = columns.cut_off[t.column]
+    t = tables.outside
+    X[t.row] = np.where(formulas.outside(X[t.value], column(t.lower), column(t.upper)), 1.0, 0.0)
     t = tables.fipo_influences
     bounds = column(t.least), column(t.most), column(t.threshold)
     safety = column(t.r_lowest), column(t.r_highest)
@@ -94,14 +108,30 @@ def token_rows(tables, columns, many, sequence_numbers, turn_numbers, offsets, t
 # ---------------------------------------------------------------- Numbers of sequences and turns
 
 
-def sequence_numbers(tables, totals, offsets, cuts, good):
-    """Numbers per sequence, [numbers, S], from sums over each sequence, {row: [S]}."""
-    count = np.maximum(segments.lengths(offsets), 1)
-    numbers = np.zeros((sum(len(t.number) for t in tables), len(offsets) - 1))
+def sequence_numbers(tables, totals, extremes, block, left, first=0):
+    """Compute numbers per sequence, [first + numbers, S]; the first ones stay 0.
+
+    Args:
+        tables: what to compute.
+        totals: sums of rows of tokens over each sequence, {row: [S]}.
+        extremes: the largest value of a row and of its negative, {row: [2, S]}; −inf without a token.
+        block: the block.
+        left: numbers over the tokens that other rules leave, [S] each.
+        first: numbers before these.
+    """
+    lengths = segments.lengths(block.offsets)
+    filled, count = lengths > 0, np.maximum(lengths, 1)
+    numbers = np.zeros((first + sum(len(t.number) for t in tables), len(lengths)))
     for number, row in zip(*tables.totals, strict=True):
         numbers[number] = totals[row]
     for number, row in zip(*tables.means, strict=True):
         numbers[number] = totals[row] / count
+    for number, row, sign in zip(*tables.extremes, strict=True):
+        numbers[number] = np.where(filled, extremes[row][0] if sign > 0 else -extremes[row][1], 0.0)
+    for number, which in zip(*tables.given, strict=True):
+        numbers[number] = block.given[which]
+    for number, which in zip(*tables.left, strict=True):
+        numbers[number] = left[which]
     for number, mean in zip(*tables.mean_ratios, strict=True):
         numbers[number] = formulas.importance_ratio(numbers[mean])
     for number, advantage, held in zip(*tables.gmpo, strict=True):
@@ -109,25 +139,97 @@ def sequence_numbers(tables, totals, offsets, cuts, good):
     for number, log_ratio, log_weight, k, rate in zip(*tables.vespo, strict=True):
         log_w = numbers[log_ratio] + (numbers[log_weight] if log_weight >= 0 else 0.0)
         numbers[number] = formulas.vespo_factor(log_w, k, rate)
-    for number, which in zip(*tables.cuts, strict=True):
-        numbers[number] = cuts[which]
     for (number,) in zip(*tables.good, strict=True):
-        numbers[number] = good
+        numbers[number] = block.good
+    for number, value, lower, upper in zip(*tables.beyond, strict=True):
+        beyond = formulas.outside(numbers[value], lower, upper) & filled
+        numbers[number] = np.where(beyond, 1.0, 0.0)
     return numbers
 
 
-def turn_numbers(tables, totals, offsets):
-    """Numbers per turn, [numbers, turns], from sums over each turn, {row: [turns]}."""
+def turn_numbers(tables, totals, offsets, left):
+    """Compute numbers per turn, [numbers, turns], from sums over each turn, {row: [turns]}."""
     count = np.maximum(segments.lengths(offsets), 1)
     numbers = np.zeros((sum(len(t.number) for t in tables), len(offsets) - 1))
     for number, row in zip(*tables.means, strict=True):
         numbers[number] = totals[row] / count
+    for number, which in zip(*tables.left, strict=True):
+        numbers[number] = left[which]
     for number, mean in zip(*tables.mean_ratios, strict=True):
         numbers[number] = formulas.importance_ratio(numbers[mean])
     return numbers
 
 
-def rows_of_block(plan, block):
+def totals_of(X, tables, offsets):
+    """Sum the rows that numbers are made of over each sequence or turn: {row: [S]}."""
+    rows = {row for name in ("totals", "means") for row in summed_by(tables, name)}
+    return {row: segments.segment_sum(X[row], offsets) for row in rows}
+
+
+def extremes_of(X, tables, offsets):
+    """Return the largest value of rows, and of their negatives, in each sequence: {row: [2, S]}."""
+    rows = set(tables.extremes.summed.tolist())
+    return {row: segments.segment_max(np.stack((X[row], -X[row])), offsets) for row in rows}
+
+
+def summed_by(tables, name):
+    """Return the rows that a table of numbers sums; none where there is no such table."""
+    return getattr(tables, name).summed.tolist() if name in tables._fields else []
+
+
+def left_numbers(plan, done, block):
+    """Return the numbers over the tokens that other rules leave, [S] or [turns] each; 0 where none is left.
+
+    Args:
+        plan: the plan that needs them.
+        done: the sums of `plan.before`.
+        block: the block.
+    """
+    found = []
+    for preset, over, row, count in plan.left:
+        lines, decided = plan.before.of_preset, plan.before.decisions.of_preset
+        if over == "weight":
+            found.append(formulas.bounded_log(done.weights[decided.weight[preset]]))
+        elif over == "weights":
+            found.append(done.over_tokens.row[row, 0])
+        else:
+            kept, many = done.kept[decided.kept[preset]], done.over_tokens.kept[lines.kept[preset], 0]
+            x = done.over_tokens.row[row, 0] if over in ("sum", "mean") else None
+            if over == "segment":
+                kept = kept[segments.segment_of(block.offsets, block.turn_offsets)]
+                x, many = (done.over_tokens.turn_row[line, 0] for line in (row, count))
+            if over in ("max", "min"):
+                x = done.row_spans[row, 0] if over == "max" else -done.row_spans[row, 1]
+            if over in ("mean", "segment"):
+                x = x / np.maximum(many, 1)
+            found.append(np.where(kept & (many > 0), x, 0.0))
+    return found
+
+
+# ---------------------------------------------------------------- Decisions about whole sequences
+
+
+def decided(plan, totals, extremes, advantage, block, left):
+    """Return numbers of sequences, which sequences each mask keeps, and weights of sequences.
+
+    Args:
+        plan: the plan.
+        totals: sums over sequences of the rows that are needed, {row: [S]}.
+        extremes: as `sequence_numbers` reads them.
+        advantage: ΣA of each sequence, [S].
+        block: the block.
+        left: `left_numbers`.
+    """
+    own = plan.decisions
+    numbers = sequence_numbers(own.numbers, totals, extremes, block, left, FIXED_ROWS)
+    mean = advantage / np.maximum(segments.lengths(block.offsets), 1)
+    numbers[ONE] = np.ones_like(mean)
+    numbers[POSITIVE], numbers[NEGATIVE] = formulas.positive(mean), formulas.negative(mean)
+    numbers[NOT_POSITIVE] = formulas.not_positive(mean)
+    return numbers, mask_rows(own.rules, own.masks, numbers), weight_rows(own.weights, numbers)
+
+
+def rows_of_block(plan, block, left):
     """Compute all rows of a block, X [rows, T]: first those that sums over sequences need."""
     columns, many, offsets, turn_offsets = (
         block.columns,
@@ -137,19 +239,15 @@ def rows_of_block(plan, block):
     )
     none = np.zeros((0, len(offsets) - 1)), np.zeros((0, len(turn_offsets) - 1))
     first = token_rows(plan.first, columns, many, *none, offsets, turn_offsets)
-    summed = {*plan.sequences.totals.summed.tolist(), *plan.sequences.means.summed.tolist()}
-    of_sequences = {row: segments.segment_sum(first[row], offsets) for row in summed}
-    summed = set(plan.turns.means.summed.tolist())
-    of_turns = {row: segments.segment_sum(first[row], turn_offsets) for row in summed}
     later = np.zeros((len(plan.rows.later.row), len(columns.advantages)))
     for _, row, at, half_life in zip(*plan.rows.later, strict=True):
         later[at] = segments.later_sum(first[row], block.position, offsets, half_life)
+    totals, extremes = totals_of(first, plan.sequences, offsets), extremes_of(first, plan.sequences, offsets)
     numbers = (
-        sequence_numbers(plan.sequences, of_sequences, offsets, block.cuts, block.good),
-        turn_numbers(plan.turns, of_turns, turn_offsets),
+        sequence_numbers(plan.sequences, totals, extremes, block, left),
+        turn_numbers(plan.turns, totals_of(first, plan.turns, turn_offsets), turn_offsets, left),
     )
-    columns = columns._replace(later=later)
-    return token_rows(plan.rows, columns, many, *numbers, offsets, turn_offsets)
+    return token_rows(plan.rows, columns._replace(later=later), many, *numbers, offsets, turn_offsets)
 
 
 # ---------------------------------------------------------------- Weights, masks, losses
@@ -213,9 +311,10 @@ def loss_rows(tables, many, X, advantage, log_prob):
 
 
 def sums(plan, block):
-    """Every distinct sum of a block's sequences: `SumTables` of [lines, numbers, S]."""
+    """Compute every distinct sum of a block's sequences, and what is decided about them: `Sums`."""
     columns, offsets = block.columns, block.offsets
-    X = rows_of_block(plan, block)
+    left = left_numbers(plan, sums(plan.before, block), block) if plan.left else []
+    X = rows_of_block(plan, block, left)
     advantage = columns.advantages
     weights = weight_rows(plan.weights, X)
     kept = mask_rows(plan.rules, plan.sizes.masks, X)
@@ -227,10 +326,15 @@ def sums(plan, block):
         each = [segments.segment_sum(np.where(counted, x, 0.0), offsets) for x in terms]
         return np.stack(each, 1)
 
+    def spans(counted, x):
+        """Return the largest value of x [N, T] and of −x over the tokens that are counted: [N, 2, S]."""
+        ends = [segments.segment_max(np.where(counted, each, -math.inf), offsets) for each in (x, -x)]
+        return np.stack(ends, 1)
+
     def of_weights(t):
         w = weights[t.weight]
         excess = formulas.deviation(w)
-        return total(kept[t.mask], w, w * w, excess, excess * excess)
+        return total(kept[t.mask], w, w * w, excess, excess * excess, np.where(w != 0.0, 1.0, 0.0))
 
     def of_losses(t):
         w = weights[t.weight]
@@ -245,13 +349,27 @@ def sums(plan, block):
 
     t = plan.sums
     one, up, down = X[ONE], X[POSITIVE], X[NEGATIVE]
-    return SumTables(
+    over_tokens = SumTables(
         kept=total(kept[t.kept.mask], one, up, down),
         gap=total(kept[t.gap.mask], X[t.gap.k3], X[t.gap.log_ratio]),
         weight=of_weights(t.weight),
+        advantage=total(kept[t.advantage.mask], weights[t.advantage.weight] * advantage),
         clip=of_flags(clipped, t.clip),
         dual_clip=of_flags(dual, t.dual_clip),
         kl=total(kept[t.kl.mask], kls[t.kl.kl]),
         loss=of_losses(t.loss),
         still=of_still(t.still),
+        row=total(kept[t.row.mask], X[t.row.row]),
+        turn_row=segments.segment_sum(
+            np.where(kept[t.turn_row.mask], X[t.turn_row.row], 0.0), block.turn_offsets
+        )[:, None],
+    )
+    numbers = plan.decisions.numbers
+    totals, extremes = totals_of(X, numbers, offsets), extremes_of(X, numbers, offsets)
+    total_advantage = segments.segment_sum(advantage, offsets)
+    return Sums(
+        over_tokens,
+        spans(kept[t.weight.mask], weights[t.weight.weight]),
+        spans(kept[t.row.mask], X[t.row.row]),
+        *decided(plan, totals, extremes, total_advantage, block, left),
     )

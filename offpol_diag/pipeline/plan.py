@@ -1,5 +1,7 @@
 """Presets → tables of numbers, made once: what rows are made of, and which sums are wanted."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -8,7 +10,7 @@ import numpy as np
 
 from offpol_diag.pipeline import tables as t
 from offpol_diag.pipeline.formulas import LARGEST, LOG_W_HIGHEST
-from offpol_diag.presets import AGGREGATES, Policy, Preset, Reject, Weight
+from offpol_diag.presets import AGGREGATES, Policy, Preset, Reject, Veto, Weight
 
 FLOAT32_OVERFLOW = math.log(float(np.finfo(np.float32).max))  # nats: larger weights are inf there
 
@@ -46,6 +48,29 @@ LOSSES = {
 }
 
 
+BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
+    "verl": (20.0, 10.0, "1dda039b core_algos.py:1338,2070 (vanilla, cispo), 1590 (gspo, above only)"),
+    "openrlhf": (
+        20.0,
+        20.0,
+        "3c3be623 openrlhf/models/loss.py:168; GSPO since pull request 1339, September 2026",
+    ),
+    "skyrl": (20.0, 10.0, "a9564572e ppo_utils.py:567,782 (regular, cispo), 709 (gspo, above only)"),
+    "miles": (20.0, 20.0, "31f1ca961 loss_hub/math_utils.py:19-33"),
+    "slime": (None, None, "624b824a8 slime/utils/ppo_utils.py:125-171"),
+    "trl": (None, None, "f2cd57710 trl/trainer/grpo_trainer.py:3066"),
+    "ms-swift": (None, None, "3602360a5 swift/rlhf_trainers/grpo_trainer.py:1039"),
+    "nemo-rl": (None, None, "7ea279abf nemo_rl/algorithms/loss/loss_functions.py:527-540"),
+    "areal": (None, None, "4aef98d8d areal/utils/functional/functional.py:509"),
+    "roll": (None, None, "8eb27cc2 roll/pipeline/rlvr/actor_worker.py:72"),
+    "open-instruct": (None, None, "e6c3044aa open_instruct/grpo_fast.py:703"),
+}
+"""Trainer → its bound on a token's |u| before exp, its bound on GSPO's sequence mean of u, and the source.
+
+None: no bound. Beyond a bound r is constant, and a loss that depends on r has no gradient.
+"""
+
+
 def anchor_of(policy: Policy) -> Policy:
     """Return the denominator of the loss's own ratio: π_old for decoupled presets, else π_rollout."""
     return "old" if policy == "old" else "rollout"
@@ -66,6 +91,68 @@ def loss_key(preset: Preset) -> tuple[object, ...]:
 
 # ---------------------------------------------------------------- The plan
 
+COLUMNS = frozenset({"advantages", "current", "rewards"})
+"""Columns of a dump without which some sums are left out."""
+FREE = Weight(over="token", action="none", upper=None, lower=None, safety=None)
+"""The token weight r, without bounds."""
+
+
+class OfSequences(NamedTuple):
+    """What decides about whole sequences under each preset: places, [P]; −1 where there is none.
+
+    Attributes:
+        kept: row of the sequences that rules on sequences and the veto keep.
+        weight: row of the weights of sequences.
+        hits: number of tokens beyond the veto's bounds.
+        high: number of weights above their upper bound: of tokens, or 1 for a sequence's.
+        low: the same below the lower bound.
+        bounded: number of weights or tokens on which the safety bound acts.
+        of_tokens: 1 where `high` and `low` count tokens, 0 where they count sequences.
+        bounded_of_tokens: the same of `bounded`.
+    """
+
+    kept: t.Ints
+    weight: t.Ints
+    hits: t.Ints
+    high: t.Ints
+    low: t.Ints
+    bounded: t.Ints
+    of_tokens: t.Ints
+    bounded_of_tokens: t.Ints
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What rules, weights and vetoes of whole sequences are decided from.
+
+    The tables are those of tokens, with numbers of sequences for rows; places below `FIXED_ROWS` depend on
+    the sequence's mean advantage.
+    """
+
+    numbers: t.SequenceNumbers
+    weights: t.Weights
+    rules: t.Rules
+    masks: int
+    of_preset: OfSequences
+
+
+class Left(NamedTuple):
+    """A number of sequences or turns over the tokens that the rules and the veto of a preset leave.
+
+    Attributes:
+        preset: the place of that preset in the plan of such presets.
+        over: how a row of tokens is aggregated: sum, mean, max, min, or segment for the mean of a turn. For
+            VESPO: `weights` for the sum of the logs of tokens' weights over all tokens, `weight` for the log
+            of the sequence's weight.
+        row: the line of the row's sum.
+        tokens: for segment the line of the number of tokens.
+    """
+
+    preset: int
+    over: str
+    row: int
+    tokens: int
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -76,8 +163,14 @@ class Plan:
         rows: rows of tokens that weights, masks, losses and sums need.
         sequences, turns: numbers of sequences and turns, from those sums.
         of_preset: per kind of sum, the line of each preset, [P]; −1 where it has none.
+        over_all: line of each preset's weights summed over all tokens, also rejected ones, [P]; −1 for none.
+        exact: lines of Σ r and of Σ r·A over all tokens, in the sums of weights and of advantages.
+        decisions: what concerns whole sequences.
         smoothed: (policy, weight) of each column of smoothed log-ratios.
-        cuts: (policy, rule) of each number that is a cut.
+        cut_off: (policy, rule) of each column of tokens that a rule on whole trainer batches drops.
+        given: (policy, weight) of each smoothed log-ratio of sequences.
+        left: numbers of sequences and turns over what other rules leave, from the sums of `before`.
+        before: the plan of those rules; None if there are none.
     """
 
     first: t.TokenRows
@@ -90,8 +183,14 @@ class Plan:
     sums: t.SumTables
     sizes: t.Sizes
     of_preset: t.SumTables
+    over_all: t.Ints
+    exact: tuple[int, int]
+    decisions: Decisions
     smoothed: list[tuple[Policy, Weight]]
-    cuts: list[tuple[Policy, Reject]]
+    cut_off: list[tuple[Policy, Reject]]
+    given: list[tuple[Policy, Weight]]
+    left: list[Left]
+    before: Plan | None
 
     @property
     def nothing(self):
@@ -100,9 +199,18 @@ class Plan:
         return tuple(t.without_lines(each) for each in every)
 
     @classmethod
-    def of(cls, presets, rewards=False):
-        """Make the plan; `rewards` says whether the dump has them (TOPR)."""
-        return _Builder(rewards).plan(presets)
+    def of(cls, presets, columns=COLUMNS, losses=True, ranking=False, over_all=False):
+        """Make the plan.
+
+        Args:
+            presets: the presets, all of whose log-probs the dump has.
+            columns: those of `COLUMNS` that the dump has.
+            losses: whether the sums of losses are wanted.
+            ranking: whether Σ w·A and Σ r·A are wanted.
+            over_all: whether Σ w over all tokens is wanted of presets that do not normalise by it.
+        """
+        builder = _Builder(frozenset(columns))
+        return builder.plan(presets, losses=losses, ranking=ranking, over_all=over_all)
 
 
 class Distinct(dict[Any, int]):
@@ -116,13 +224,19 @@ class Distinct(dict[Any, int]):
 class _Builder:
     """Collects the lines of all tables."""
 
-    def __init__(self, rewards):
-        self.rewards = rewards
+    def __init__(self, columns, found=None):
+        self.columns = columns
         self.records = {}  # table → its lines
         self.rows = {}  # (table, line without its row) → row
-        self.numbers = {"sequence": Distinct(), "turn": Distinct()}
-        self.tables_of_numbers = {}  # ("sequence" or "turn", table) → its lines
-        self.smoothed, self.cuts, self.later = Distinct(), Distinct(), Distinct()
+        self.numbers = {"sequence": Distinct(), "turn": Distinct(), "decision": Distinct()}
+        self.tables_of_numbers = {}  # ("sequence", "turn" or "decision", table) → its lines
+        self.found = found or (
+            Distinct(),
+            Distinct(),
+            Distinct(),
+        )  # shared with the plan of what comes before
+        self.smoothed, self.cut_off, self.given = self.found
+        self.later, self.left = Distinct(), Distinct()
 
     # ---- rows and numbers, each made once
 
@@ -135,15 +249,32 @@ class _Builder:
         return self.rows[key]
 
     def number(self, per, table, *line):
-        """Return the number per sequence or per turn that a table computes from `line`."""
+        """Return the number per sequence or turn, or of a sequence's decisions, that a table computes."""
         numbers, key = self.numbers[per], (table, line)
+        first = t.FIXED_ROWS if per == "decision" else 0
         if key not in numbers:
-            self.tables_of_numbers.setdefault((per, table), []).append((len(numbers), *line))
-        return numbers.number(key)
+            self.tables_of_numbers.setdefault((per, table), []).append((first + len(numbers), *line))
+        return first + numbers.number(key)
 
     def spread(self, per, number):
         """Return the row that gives each token the number of its sequence or turn."""
         return self.row(t.OfSequences if per == "sequence" else t.OfTurns, number)
+
+    def aggregate(self, per, over, what, among):
+        """Return the number of a sequence or turn that a row of tokens is aggregated to.
+
+        Args:
+            per: sequence, turn, or decision: a sequence's number that no token needs.
+            over: sum, mean, max, min, or segment for the mean of a turn.
+            what: the name of a method that makes the row, and its arguments.
+            among: None for all tokens, else a preset whose rules on tokens and veto leave those that count.
+        """
+        if among is not None:
+            return self.number(per, t.Left, self.left.number((among, what, over)))
+        row = getattr(self, what[0])(*what[1:])
+        if over in ("max", "min"):
+            return self.number(per, t.Extremes, row, 1 if over == "max" else -1)
+        return self.number(per, t.Totals if over == "sum" else t.Means, row)
 
     def mean(self, per, summed):
         return self.number(per, t.Means, summed)
@@ -154,8 +285,12 @@ class _Builder:
 
     def pooled(self, per, log_ratio):
         """Return the rows of a log-ratio's mean over its sequence or turn, and of e^mean."""
-        mean = self.mean(per, log_ratio)
-        return self.spread(per, mean), self.spread(per, self.number(per, t.MeanRatios, mean))
+        return self.spread_both(per, self.mean(per, log_ratio))
+
+    def spread_both(self, per, log_ratio):
+        """Return the rows of a log-ratio of sequences or turns, and of the ratio."""
+        ratio = self.number(per, t.MeanRatios, log_ratio)
+        return self.spread(per, log_ratio), self.spread(per, ratio)
 
     def statistic(self, name, policy, safety=None):
         log_ratio = self.log_ratio(policy)
@@ -163,46 +298,95 @@ class _Builder:
         most = math.inf if safety is None else math.expm1(safety)
         least = -1.0 if safety is None else math.expm1(-safety)
         excess = self.row(t.RatiosMinusOne, log_ratio)
-        return self.row(t.Statistics, log_ratio, excess, t.KINDS.index(name), bound, least, most)
+        return self.row(t.Statistics, log_ratio, excess, t.KINDS.index(name), -bound, bound, least, most)
 
     # ---- lines of weights, rules, losses
 
-    def weight(self, policy, weight):
-        """Return a line of `Weights`."""
-        if weight.among != "all":
-            raise NotImplementedError(f"weights among the tokens that rules leave: {weight}")
+    def weight(self, policy, weight, among):
+        """Return a line of `Weights`, of a weight of tokens or turns."""
         if weight.action == "psis":
             log_ratio = self.row(t.SmoothedLogRatios, self.smoothed.number((policy, weight)))
-            return log_ratio, self.row(t.Ratios, log_ratio), 0.0, math.inf, -math.inf, math.inf
+            return log_ratio, self.row(t.Ratios, log_ratio), *weight_bounds(weight)
         if weight.over == "token":
             log_ratio = self.log_ratio(policy)
             ratio = self.row(t.Ratios, log_ratio)
         else:
             early = weight.safety if weight.safety_at == "token" else None
-            log_ratio, ratio = self.pooled("turn", self.log_ratio(policy, bound=early))
+            what = "log_ratio", policy, "rollout", early
+            log_ratio, ratio = self.spread_both("turn", self.aggregate("turn", "segment", what, among))
         return log_ratio, ratio, *weight_bounds(weight)
 
-    def rule(self, mask, policy, rule):
-        """Return a line of `Rules`."""
-        if rule.among != "all":
-            raise NotImplementedError(f"rules among the tokens that others leave: {rule}")
+    def weight_of_sequences(self, policy, weight, among):
+        """Return a line of `Weights`, of a weight of whole sequences."""
+        if weight.action == "psis":
+            log_ratio = self.number("decision", t.Given, self.given.number((policy, weight)))
+        else:
+            early = weight.safety if weight.safety_at == "token" else None
+            what = "log_ratio", policy, "rollout", early
+            log_ratio = self.aggregate("decision", weight.over, what, among)
+        ratio = self.number("decision", t.MeanRatios, log_ratio)
+        return log_ratio, ratio, *weight_bounds(weight)
+
+    def counts(self, policy, weight, among):
+        """Return the numbers of weights above and below their bounds, and of those the safety acts on."""
+        early = weight.over != "token" and weight.safety_at == "token"
+        lower, upper = log_bounds(weight, None if early else weight.safety)
+        bound = weight.safety if early else None
+        safety = LARGEST if weight.safety is None else weight.safety
+        by_token = weight.safety_at == "token" and weight.safety is not None
+        within = "token" if by_token else weight.over
+        return (
+            self.outside(policy, weight.over, bound, among, -math.inf, upper),
+            self.outside(policy, weight.over, bound, among, lower, math.inf),
+            self.outside(policy, within, None, None if by_token else among, -safety, safety),
+        )
+
+    def outside(self, policy, over, bound, among, lower, upper):
+        """Return the number of tokens, or 1 for a sequence, whose log-ratio is outside; −1 if none can be."""
+        if lower == -math.inf and upper == math.inf:
+            return -1
+        what = "log_ratio", policy, "rollout", bound
+        if over in ("sum", "mean"):
+            number = self.aggregate("decision", over, what, among)
+            return self.number("decision", t.Beyond, number, lower, upper)
+        row = self.log_ratio(*what[1:])
+        if over == "segment":
+            row = self.spread("turn", self.aggregate("turn", over, what, among))
+        return self.number("decision", t.Totals, self.row(t.Outside, row, lower, upper))
+
+    def rule(self, mask, policy, rule, among):
+        """Return a line of `Rules`, of a rule on tokens."""
         policy = rule.policy or policy
         if rule.over == "batch":
-            cut = self.spread("sequence", self.number("sequence", t.Cuts, self.cuts.number((policy, rule))))
-            value = self.row(t.AtLeastCut, self.statistic(rule.statistic, policy, rule.safety), cut)
+            value = self.row(t.CutOff, self.cut_off.number((policy, rule)))
             return mask, value, t.ONE, t.ONE, -math.inf, 0.5
         if rule.advantage == "away":
             counts = (self.row(t.Away, self.log_ratio(policy)),) * 2
         else:
             counts = t.COUNTS[rule.advantage]
-        of_aggregate = rule.safety_at == "aggregate" or rule.over == "token"
-        late = rule.safety if rule.statistic in AGGREGATES and of_aggregate else None
-        value = self.statistic(rule.statistic, policy, rule.safety if late is None else None)
-        if rule.over != "token":
-            per = {"mean": "sequence", "segment": "turn"}[rule.over]
-            value = self.spread(per, self.mean(per, value))
+        what, late = judged(rule, policy)
+        if rule.over == "token":
+            value = getattr(self, what[0])(*what[1:])
+        else:
+            per = "turn" if rule.over == "segment" else "sequence"
+            value = self.spread(per, self.aggregate(per, rule.over, what, among))
         bounds = log_bounds if rule.statistic == "ratio" else plain_bounds
         return mask, value, *counts, *bounds(rule, late)
+
+    def rule_on_sequences(self, mask, policy, rule, among):
+        """Return a line of `Rules`, of a rule on sequences or of a veto."""
+        if isinstance(rule, Veto):
+            return mask, self.hits(policy, rule), t.ONE, t.ONE, -math.inf, 0.5
+        what, late = judged(rule, rule.policy or policy)
+        value = self.aggregate("decision", rule.over, what, among)
+        bounds = log_bounds if rule.statistic == "ratio" else plain_bounds
+        return mask, value, *t.COUNTS[rule.advantage], *bounds(rule, late)
+
+    def hits(self, policy, veto):
+        """Return the number of tokens beyond a veto's bounds."""
+        return self.outside(
+            policy, "token", None, None, *log_bounds(Bounds(veto.lower, veto.upper, False), None)
+        )
 
     def loss(self, at, preset):
         """Return the table of a preset's loss and its line there."""
@@ -230,7 +414,7 @@ class _Builder:
             return t.CispoLosses, (at, self.row(t.Ratios, log_ratio), low, high, *safety_of_r)
         if kind == "topr":
             good = t.POSITIVE
-            if self.rewards:
+            if "rewards" in self.columns:
                 good = self.spread("sequence", self.number("sequence", t.Good))
             return t.ToprLosses, (at, self.row(t.Ratios, log_ratio), good, low, high, *safety_of_r)
         if kind == "sapo":
@@ -261,11 +445,13 @@ class _Builder:
         """Return the rows of VESPO's φ for A >= 0 and for A < 0."""
         log_weights, shape = -1, preset.shape
         if preset.weight is not None:
-            if preset.weight.over != "token":
-                raise NotImplementedError(f"VESPO with weights of more than a token: {preset.weight}")
-            log_r, r, *bounds = self.weight(preset.policy, preset.weight)
-            log_weight = self.row(t.VespoLogWeights, r, log_r, *bounds)
-            log_weights = self.number("sequence", t.Totals, log_weight)
+            policy, weight, among = preset.policy, preset.weight, left_by(preset)
+            if weight.over == "token" and weight.action != "psis":
+                log_weights = self.number("sequence", t.Totals, self.log_weight(policy, weight, None))
+            else:
+                own = Preset("", "", policy, weight, *((among.reject, among.veto) if among else ()))
+                over = "weight" if weight.over in ("sum", "mean") else "weights"
+                log_weights = self.number("sequence", t.Left, self.left.number((own, None, over)))
         bounded = self.row(t.BoundedLogRatios, log_ratio, LOG_W_HIGHEST)
         log_ratios = self.number("sequence", t.Totals, bounded)
         pairs = (
@@ -276,82 +462,163 @@ class _Builder:
             factor = self.number("sequence", t.VespoNumbers, log_ratios, log_weights, *pair)
             yield self.spread("sequence", factor)
 
+    def log_weight(self, policy, weight, among):
+        """Return the row of the bounded log of a token's weight, as VESPO multiplies it."""
+        log_ratio, ratio, *bounds = self.weight(policy, weight, among)
+        return self.row(t.VespoLogWeights, ratio, log_ratio, *bounds)
+
     # ---- all together
 
-    def plan(self, presets):
-        """Return the plan of some presets."""
+    def plan(self, presets, losses=True, ranking=False, over_all=False, rows=(), turn_rows=()):
+        """Return the plan of some presets.
+
+        `rows` and `turn_rows` are further rows of tokens that are wanted, each with the preset whose rules on
+        tokens decide what is summed over sequences or turns; None for all tokens.
+        """
+        own_presets = presets
         presets = [p if p.apply else replace(p, weight=None, reject=(), veto=None) for p in presets]
-        weights, masks, losses, kls = Distinct(), Distinct(), Distinct(), Distinct()
+        weights, masks = Distinct(), Distinct()
         weight_of = [weights.number(weight_key(p)) for p in presets]
         mask_of = [masks.number(mask_key(p)) for p in presets]
-        loss_of = [losses.number(loss_key(p)) for p in presets]
-        first_with = {loss: p for p, loss in zip(reversed(presets), reversed(loss_of), strict=True)}
-
+        exact = weights.number((presets[0].policy, FREE, None)) if ranking and presets else -1
         weight_lines = [self.weight(*key) for key in weights]
         rule_lines = [self.rule(at, *rule) for rules, at in masks.items() for rule in rules]
-        loss_lines = [self.loss(at, first_with[at]) for at in range(len(losses))]
-        by_kind = {kind: [line for k, line in loss_lines if k is kind] for kind, _ in loss_lines}
-        kl_of_loss = [kls.number(self.kl_line(first_with[at])) for at in range(len(losses))]
-        clips = {line[0] for kind, line in loss_lines if acts(kind._make(line))}
-        ppo_lines = [t.PpoLosses(*line) for line in by_kind.get(t.PpoLosses, [])]
-        duals = {line.loss for line in ppo_lines if line.dual < math.inf}
+        decisions = self.decide(presets)
+
+        losses = losses and "advantages" in self.columns
+        known = losses and "current" in self.columns
+        pulling = [p if known else replace(p, loss="surrogate") for p in presets] if losses else []
+        loss_tables, loss_of = self.losses(pulling)
+        kls = Distinct()
+        in_loss = [losses and weighted(p) for p in presets]
+
         wanted = t.SumTables(*(Distinct() for _ in t.SumTables._fields))
         of_preset = t.SumTables(*([] for _ in t.SumTables._fields))
-        for p, weight, mask, loss in zip(presets, weight_of, mask_of, loss_of, strict=True):
-            mask = mask if mask >= 0 else len(masks)
-            in_loss = weight if weight >= 0 and weighted(p) else len(weights)
-            zeroes = in_loss < len(weights) and can_be_zero(p.weight)
+        everywhere, no_weight = len(masks), len(weights)
+        lines_over_all = []
+        for at, (p, weight, mask) in enumerate(zip(presets, weight_of, mask_of, strict=True)):
+            mask = mask if mask >= 0 else everywhere
+            if losses:
+                loss, clips, dual_clips = loss_of[at]
+                of_loss = weight if weight >= 0 and in_loss[at] else no_weight
+                zeroes = of_loss != no_weight and can_be_zero(p.weight)
             lines = t.SumTables(
                 kept=(mask,),
                 gap=(*self.gap_rows(p.policy), mask),
                 weight=(weight, mask) if weight >= 0 else None,
-                clip=(loss, mask) if loss in clips else None,
-                dual_clip=(loss, mask) if loss in duals else None,
-                kl=(kl_of_loss[loss], mask),
-                loss=(loss, in_loss, mask),
-                still=(loss, in_loss if zeroes else len(weights), mask),
+                advantage=(weight if weight >= 0 else no_weight, mask) if ranking else None,
+                clip=(loss, mask) if known and clips else None,
+                dual_clip=(loss, mask) if known and dual_clips else None,
+                kl=(kls.number(self.kl_line(p)), mask) if known else None,
+                loss=(loss, of_loss, mask) if losses else None,
+                still=(loss, of_loss if zeroes else no_weight, mask) if losses else None,
+                row=None,
+                turn_row=None,
             )
             for line, keys, numbers in zip(lines, wanted, of_preset, strict=True):
                 numbers.append(keys.number(line))
+            over = weight >= 0 and (over_all or p.weight.normalize)
+            lines_over_all.append(wanted.weight.number((weight, everywhere) if over else None))
+        of_exact = (exact, everywhere) if ranking and presets else None
+        exact = wanted.weight.number(of_exact), wanted.advantage.number(of_exact)
 
+        left, before = self.what_is_left()
+        mask_by = {None: everywhere} | dict(zip(own_presets, mask_of, strict=True))
+        of_rows = ([(row, mask_by[preset]) for row, preset in each] for each in (rows, turn_rows))
+        lines = ([(row, mask if mask >= 0 else everywhere) for row, mask in each] for each in of_rows)
+        wanted = wanted._replace(**dict(zip(("row", "turn_row"), lines, strict=True)))
         sums = t.tables(t.SumTables, wanted)
         sequences = self.numbers_of("sequence", t.SequenceNumbers)
         turns = self.numbers_of("turn", t.TurnNumbers)
-        tables_of_losses = t.tables(
-            t.Losses,
-            [list(kls) if n == "kls" else by_kind.get(c, []) for n, c in t.parts(t.Losses)],
+        loss_tables = t.tables(
+            t.Losses, [list(kls) if n == "kls" else loss_tables.get(c, []) for n, c in t.parts(t.Losses)]
         )
         weight_table, rule_table = t.table(t.Weights, weight_lines), t.table(t.Rules, rule_lines)
         every = t.tables(t.TokenRows, [self.records.get(c, []) for _, c in t.parts(t.TokenRows)])
-        summed = [
-            sequences.totals.summed,
-            sequences.means.summed,
-            turns.means.summed,
-            every.later.summed,
-        ]
-        of_numbers = t.OfSequences, t.OfTurns, t.Later, t.AtLeastCut, t.FipoInfluences
-        second = [weight_table, rule_table, *tables_of_losses, sums.gap]
+        summed = [*map(t.summed, (sequences, turns)), every.later.summed.tolist()]
+        of_numbers = t.OfSequences, t.OfTurns, t.Later, t.Outside, t.FipoInfluences
+        second = [weight_table, rule_table, *loss_tables, sums.gap, sums.row, sums.turn_row]
         return Plan(
-            first=t.only(every, set(np.concatenate(summed).tolist()), without=of_numbers),
-            rows=t.only(every, set().union(*map(t.inputs, second))),
+            first=t.only(every, set().union(*summed), without=of_numbers),
+            rows=t.only(every, t.summed(decisions.numbers).union(*map(t.inputs, second))),
             sequences=sequences,
             turns=turns,
             weights=weight_table,
             rules=rule_table,
-            losses=tables_of_losses,
+            losses=loss_tables,
             sums=sums,
             sizes=t.Sizes(
                 rows=t.FIXED_ROWS + len(self.rows),
                 weights=len(weights),
                 masks=len(masks),
-                losses=len(losses),
+                losses=len({loss for loss, *_ in loss_of}),
                 kls=len(kls),
                 sums=sum(len(keys) * width for keys, width in zip(wanted, t.WIDTHS.values(), strict=True)),
             ),
-            of_preset=t.SumTables(*map(np.array, of_preset)),
+            of_preset=t.SumTables(*(np.array(lines, np.int64) for lines in of_preset)),
+            over_all=np.array(lines_over_all, np.int64),
+            exact=exact,
+            decisions=decisions,
             smoothed=list(self.smoothed),
-            cuts=list(self.cuts),
+            cut_off=list(self.cut_off),
+            given=list(self.given),
+            left=left,
+            before=before,
         )
+
+    def losses(self, presets):
+        """Return the lines of losses by table; and each preset's, with whether its clips can act."""
+        losses = Distinct()
+        loss_of = [losses.number(loss_key(p)) for p in presets]
+        first_with = {loss: p for p, loss in zip(reversed(presets), reversed(loss_of), strict=True)}
+        lines = [self.loss(at, first_with[at]) for at in range(len(losses))]
+        by_kind = {kind: [line for k, line in lines if k is kind] for kind, _ in lines}
+        made = [kind._make(line) for kind, line in lines]
+        dual = [isinstance(line, t.PpoLosses) and line.dual < math.inf for line in made]
+        return by_kind, [(at, acts(made[at]), dual[at]) for at in loss_of]
+
+    def decide(self, presets):
+        """Return what is decided of whole sequences."""
+        weights, masks, lines = Distinct(), Distinct(), []
+        for p in presets:
+            weight, hits = p.weight, -1 if p.veto is None else self.hits(p.policy, p.veto)
+            counts, of_tokens, bounded_of_tokens = (-1, -1, -1), True, True
+            if weight is not None:
+                counts = self.counts(p.policy, weight, left_by(p))
+                of_tokens = weight.over in ("token", "segment")
+                bounded_of_tokens = of_tokens or (weight.safety_at == "token" and weight.safety is not None)
+            own = masks.number(sequence_mask_key(p)), weights.number(sequence_weight_key(p))
+            lines.append((*own, hits, *counts, of_tokens, bounded_of_tokens))
+        weight_lines = [self.weight_of_sequences(*key) for key in weights]
+        rule_lines = [self.rule_on_sequences(at, *rule) for rules, at in masks.items() for rule in rules]
+        lines = [(mask if mask >= 0 else len(masks), *rest) for mask, *rest in lines]
+        return Decisions(
+            self.numbers_of("decision", t.SequenceNumbers),
+            t.table(t.Weights, weight_lines),
+            t.table(t.Rules, rule_lines),
+            len(masks),
+            OfSequences(*np.array(lines, np.int64).reshape(len(lines), len(OfSequences._fields)).T),
+        )
+
+    def what_is_left(self):
+        """Return the numbers over what other rules leave, and the plan whose sums they are made of."""
+        if not self.left:
+            return [], None
+        own, presets = _Builder(self.columns, self.found), Distinct()
+        rows, turn_rows, left = Distinct(), Distinct(), []
+        for before, what, over in self.left:
+            preset, row, count = presets.number(before), -1, -1
+            mask = before  # the line of its mask is known when the plan is made
+            if over == "weights":
+                row = own.log_weight(before.policy, before.weight, left_by(before))
+                row = rows.number((row, None))
+            elif over == "segment":
+                row = turn_rows.number((getattr(own, what[0])(*what[1:]), mask))
+                count = turn_rows.number((t.ONE, mask))
+            elif over != "weight":
+                row = rows.number((getattr(own, what[0])(*what[1:]), mask))
+            left.append(Left(preset, over, row, count))
+        return left, own.plan(list(presets), losses=False, rows=list(rows), turn_rows=list(turn_rows))
 
     def numbers_of(self, per, cls):
         return t.tables(cls, [self.tables_of_numbers.get((per, c), []) for _, c in t.parts(cls)])
@@ -360,7 +627,7 @@ class _Builder:
         """Return the rows of k3, its r bounded so that sums stay finite, and of Δ."""
         log_ratio = self.log_ratio(policy)
         excess = self.row(t.RatiosMinusOne, log_ratio)
-        bounds = math.inf, -1.0, math.expm1(LARGEST)
+        bounds = -math.inf, LARGEST, -1.0, math.expm1(LARGEST)
         return self.row(t.Statistics, log_ratio, excess, t.KINDS.index("k3"), *bounds), log_ratio
 
     def kl_line(self, preset):
@@ -373,16 +640,56 @@ class _Builder:
 # ---------------------------------------------------------------- Keys and bounds
 
 
+def left_by(preset, at=None):
+    """Return a preset of the rules on tokens and the veto that the weight, or the rule `at`, comes after.
+
+    None where that weight or rule is over all tokens anyway.
+    """
+    part = preset.weight if at is None else preset.reject[at]
+    if part.among == "all" or part.over == "token":
+        return None
+    before = tuple(rule for rule in preset.reject[:at] if rule.on_tokens)
+    return Preset("", "", preset.policy, None, before, preset.veto)
+
+
 def weight_key(preset):
     """Return what tells weights of tokens apart; None without one, or for one of sequences."""
     if preset.weight is None or preset.weight.over in ("sum", "mean"):
         return None
-    return preset.policy, preset.weight
+    return preset.policy, preset.weight, left_by(preset)
+
+
+def sequence_weight_key(preset):
+    """Return what tells weights of sequences apart; None without one, or for one of tokens."""
+    if preset.weight is None or preset.weight.over not in ("sum", "mean"):
+        return None
+    return preset.policy, preset.weight, left_by(preset)
 
 
 def mask_key(preset):
     """Return what tells masks of tokens apart; None if no rule acts on tokens."""
-    return tuple((r.policy or preset.policy, r) for r in preset.reject if r.on_tokens) or None
+    return _rules_of(preset, True) or None
+
+
+def sequence_mask_key(preset):
+    """Return what tells masks of sequences apart; None if no rule acts on sequences."""
+    veto = () if preset.veto is None else ((preset.policy, preset.veto, None),)
+    return (*_rules_of(preset, False), *veto) or None
+
+
+def _rules_of(preset, on_tokens):
+    return tuple(
+        (rule.policy or preset.policy, rule, left_by(preset, at))
+        for at, rule in enumerate(preset.reject)
+        if rule.on_tokens is on_tokens
+    )
+
+
+def judged(rule, policy):
+    """Return how the row that a rule judges is made, and the safety bound on what it is aggregated to."""
+    of_aggregate = rule.safety_at == "aggregate" or rule.over == "token"
+    late = rule.safety if rule.statistic in AGGREGATES and of_aggregate else None
+    return ("statistic", rule.statistic, policy, rule.safety if late is None else None), late
 
 
 def can_be_zero(weight):
@@ -422,14 +729,16 @@ class Bounds(NamedTuple):
 def one_bound(bound, sign, strict, safety):
     """Return the number beyond which x is outside; sign is 1 for an upper bound.
 
-    Where x is clipped to ±safety, a bound further out is never exceeded; one at ±safety only if it
-    is strict.
+    Where x is clipped to ±safety, a bound further out is never exceeded, one at ±safety only if it
+    is strict; and one beyond the other end always is.
     """
     if bound is None:
         return sign * math.inf
     reach = math.inf if safety is None else safety
     if sign * bound > reach or (sign * bound == reach and not strict):
         return sign * math.inf
+    if sign * bound < -reach or (sign * bound == -reach and strict):
+        return -sign * math.inf
     return float(np.nextafter(bound, -sign * math.inf)) if strict else bound
 
 
@@ -502,6 +811,7 @@ def weight_bounds(weight: Weight) -> tuple[float, float, float, float]:
     A safety bound on the log-ratio of what is weighed is one on r.
     """
     early = weight.over != "token" and weight.safety_at == "token"  # then each token's is bounded before
+    early = early or weight.action == "psis"  # so is what is smoothed
     safety = None if early else weight.safety
     lower, upper = (0.0, math.inf) if safety is None else (math.exp(-safety), math.exp(safety))
     below, above = -math.inf, math.inf

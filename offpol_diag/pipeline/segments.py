@@ -23,9 +23,28 @@ def segment_sum(x, offsets):
     return sums
 
 
-def spread(x, offsets):
-    """Give each token its segment's number: [..., S] → [..., T]."""
+def segment_max(x, offsets):
+    """Return the largest of each segment, −inf for one without a token: [..., T] → [..., S]."""
+    largest = np.full((*x.shape[:-1], len(offsets) - 1), -math.inf)
+    filled = np.flatnonzero(lengths(offsets))
+    if len(filled):
+        largest[..., filled] = np.maximum.reduceat(x, offsets[:-1][filled], axis=-1)
+    return largest
+
+
+def segment_of(offsets, others):
+    """Return the segment in which each of other, finer ones begins: [S + 1], [R + 1] → [R]."""
+    return np.searchsorted(offsets, others[:-1], side="right") - 1
+
+
+def spread(x, offsets, tokens):
+    """Give each token its segment's number: [..., S] → [..., T]; `tokens` is T."""
     return np.repeat(x, lengths(offsets), axis=-1)
+
+
+def longest(offsets, tokens):
+    """Return the number of tokens of the longest segment; `tokens` is T."""
+    return int(lengths(offsets).max()) if tokens else 0
 
 
 def later_sum(x, position, offsets, half_life):
@@ -43,9 +62,12 @@ def later_sum(x, position, offsets, half_life):
     distance = np.zeros_like(x)  # to the next token
     distance[:-1] = position[1:] - position[:-1]
     step = np.exp(distance * (-math.log(2.0) / half_life))  # 0 at the end of a sequence
-    step[(offsets[1:] - 1)[lengths(offsets) > 0]] = 0.0
-    longest, summed = len(x) and int(lengths(offsets).max()), 1
-    while summed < longest:
+    if len(x):
+        step[offsets[1:] - 1] = np.zeros_like(
+            step[:1]
+        )  # of an empty sequence: the end of the one before, or of all
+    most, summed = longest(offsets, len(x)), 1
+    while summed < most:
         sums, steps = x + 0.0, np.zeros_like(step)
         sums[:-summed] = x[:-summed] + step[:-summed] * x[summed:]
         steps[:-summed] = step[:-summed] * step[summed:]

@@ -6,12 +6,13 @@ strict: x >= b is x > the number before b, and a bound that is absent is ±inf.
 Log-ratios are in nats.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 Ints = Annotated[np.ndarray, np.int64]  # [N]
 Floats = Annotated[np.ndarray, np.float64]  # [N]
+Array = Any  # of numpy or torch
 
 # ---------------------------------------------------------------- Rows that every plan has
 
@@ -91,13 +92,14 @@ class Away(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """row = a divergence of each token, its Δ clipped to ±bound, its r − 1 to the same bounds."""
+    """row = a divergence of each token, its Δ clipped to [lowest, highest], its r − 1 to what those are."""
 
     row: Ints
     log_ratio: Ints
     ratio_minus_1: Ints
     kind: Ints
-    bound: Floats
+    lowest: Floats
+    highest: Floats
     least_minus_1: Floats
     most_minus_1: Floats
 
@@ -157,12 +159,20 @@ class OfTurns(NamedTuple):
     number: Ints
 
 
-class AtLeastCut(NamedTuple):
-    """row = 1 where a statistic reaches the cut of its trainer batch (M2PO), else 0."""
+class CutOff(NamedTuple):
+    """row = 1 where a value reaches the cut of its trainer batch (M2PO), else 0: a column of the block."""
+
+    row: Ints
+    column: Ints
+
+
+class Outside(NamedTuple):
+    """row = 1 where a value is outside its bounds, else 0."""
 
     row: Ints
     value: Ints
-    cut: Ints
+    lower: Floats
+    upper: Floats
 
 
 class FipoInfluences(NamedTuple):
@@ -189,12 +199,13 @@ class TokenRows(NamedTuple):
     away: Away
     statistics: Statistics
     gmpo_log_ratios: GmpoLogRatios
-    vespo_log_weights: VespoLogWeights
     fipo_log_ratios: FipoLogRatios
     later: Later
     of_sequences: OfSequences
     of_turns: OfTurns
-    at_least_cut: AtLeastCut
+    vespo_log_weights: VespoLogWeights
+    cut_off: CutOff
+    outside: Outside
     fipo_influences: FipoInfluences
 
 
@@ -215,8 +226,30 @@ class Means(NamedTuple):
     summed: Ints
 
 
+class Extremes(NamedTuple):
+    """number = largest value of a row over each sequence (sign 1), or the smallest (sign −1)."""
+
+    number: Ints
+    summed: Ints
+    sign: Ints
+
+
+class Given(NamedTuple):
+    """number = the log-ratio of a sequence whose largest values were smoothed beforehand (PSIS)."""
+
+    number: Ints
+    which: Ints
+
+
+class Left(NamedTuple):
+    """number = a row aggregated over the tokens that other rules leave: from the plan of those rules."""
+
+    number: Ints
+    which: Ints
+
+
 class MeanRatios(NamedTuple):
-    """number = e^mean log-ratio: the geometric mean of the ratios."""
+    """number = e^log-ratio of a sequence or turn: of a mean, the geometric mean of the ratios."""
 
     number: Ints
     mean: Ints  # a number
@@ -240,11 +273,13 @@ class VespoNumbers(NamedTuple):
     rate: Floats
 
 
-class Cuts(NamedTuple):
-    """number = the cut of the sequence's trainer batch, given beforehand."""
+class Beyond(NamedTuple):
+    """number = 1 where another number of a sequence with a token is outside its bounds, else 0."""
 
     number: Ints
-    which: Ints
+    value: Ints  # a number
+    lower: Floats
+    upper: Floats
 
 
 class Good(NamedTuple):
@@ -258,17 +293,21 @@ class SequenceNumbers(NamedTuple):
 
     totals: Totals
     means: Means
+    extremes: Extremes
+    given: Given
+    left: Left
     mean_ratios: MeanRatios
     gmpo: GmpoNumbers
     vespo: VespoNumbers
-    cuts: Cuts
     good: Good
+    beyond: Beyond
 
 
 class TurnNumbers(NamedTuple):
     """How the numbers of turns are computed, in order."""
 
     means: Means
+    left: Left
     mean_ratios: MeanRatios
 
 
@@ -422,7 +461,14 @@ class GapSums(NamedTuple):
 
 
 class WeightSums(NamedTuple):
-    """Σ w, Σ w², Σ (w − 1), Σ (w − 1)²."""
+    """Σ w, Σ w², Σ (w − 1), Σ (w − 1)², tokens with w ≠ 0; and the largest w and −w."""
+
+    weight: Ints
+    mask: Ints
+
+
+class AdvantageSums(NamedTuple):
+    """Σ w·A."""
 
     weight: Ints
     mask: Ints
@@ -458,21 +504,63 @@ class StillSums(NamedTuple):
     mask: Ints
 
 
+class RowSums(NamedTuple):
+    """Σ of a row, over sequences; and its largest value and that of its negative. Or Σ over turns."""
+
+    row: Ints
+    mask: Ints
+
+
 class SumTables(NamedTuple):
     """Distinct sums that presets want; the numbers of `WIDTHS` each."""
 
     kept: KeptSums
     gap: GapSums
     weight: WeightSums
+    advantage: AdvantageSums
     clip: ClipSums
     dual_clip: ClipSums
     kl: KlSums
     loss: LossSums
     still: StillSums
+    row: RowSums
+    turn_row: RowSums
 
 
-WIDTHS = {"kept": 3, "gap": 2, "weight": 4, "clip": 1, "dual_clip": 1, "kl": 1, "loss": 2, "still": 2}
-"""Numbers of a line of each table of sums, in the order of `SumTables`."""
+WIDTHS = {
+    "kept": 3,
+    "gap": 2,
+    "weight": 5,
+    "advantage": 1,
+    "clip": 1,
+    "dual_clip": 1,
+    "kl": 1,
+    "loss": 2,
+    "still": 2,
+    "row": 1,
+    "turn_row": 1,
+}
+"""Numbers of a line of each table of sums, in the order of `SumTables`; `turn_row` are of turns."""
+
+
+class Sums(NamedTuple):
+    """What is computed of a block of S sequences.
+
+    Attributes:
+        over_tokens: sums over kept tokens, [lines, numbers, S] by kind; `turn_row` has turns for sequences.
+        spans: largest w and −w of kept tokens, of each line of `WeightSums`: [lines, 2, S]; −inf without one.
+        row_spans: the same of each line of `row`.
+        numbers: numbers of sequences, from `FIXED_ROWS` on.
+        kept: sequences that are kept, a row a mask, bool.
+        weights: weights of whole sequences.
+    """
+
+    over_tokens: Array
+    spans: Array
+    row_spans: Array
+    numbers: Array
+    kept: Array
+    weights: Array
 
 
 class Sizes(NamedTuple):
@@ -519,7 +607,6 @@ ROWS = {
         "ratio",
         "ratio_minus_1",
         "value",
-        "cut",
         "later",
         "summed",
     ),
@@ -531,7 +618,13 @@ ROWS = {
 
 def inputs(of):
     """Return the rows that a table reads."""
-    return {row for name in of._fields if name in ROWS for row in getattr(of, name).tolist()}
+    names = {*ROWS, "row"} if isinstance(of, RowSums) else ROWS
+    return {row for name in of._fields if name in names for row in getattr(of, name).tolist()}
+
+
+def summed(numbers):
+    """Return the rows of tokens that numbers of sequences or turns are aggregated from."""
+    return {row for table in numbers if "summed" in table._fields for row in table.summed.tolist()}
 
 
 def only(every, wanted, without=()):

@@ -201,7 +201,7 @@ class Clip:
             of the ratio, [−low, high].
         dual: ppo_clip, gspo, luspo, fipo: where A < 0 the loss is at most −dual·A; None for no dual clip.
         safety: bound on |log| of that ratio before exp, nats (gspo, luspo: from above only); None = none.
-            `losses.BOUNDS` lists the trainers' bounds.
+            `pipeline.plan.BOUNDS` lists the trainers' bounds.
     """
 
     low: float | None = 0.2

@@ -17,7 +17,7 @@ from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments
 from offpol_diag.engine.accumulators import Bins, State, Sums
-from offpol_diag.engine.outcome import of
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.selection import LENGTH_BINS, Grid, length_bin
@@ -73,7 +73,7 @@ class Swept:
         """Compute the states of one batch."""
         plan, study = self.plan, self.plan.study
         batch = plan.found.filled(batch)
-        scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits, study.near)
+        scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits)
         tally = observe(study, scene)
         scene.forget()
         return tally.merge(Tally(states(plan, batch)))
@@ -125,20 +125,25 @@ def statistic(scene: Scene, plan: Plan) -> Tensor | None:
 
 def columns(scene: Scene, plan: Plan) -> dict[str, Tensor]:
     """Compute `COLUMNS` of the preset at N ascending thresholds, [N, S] float64 each."""
-    bound, n, each = plan.bound, scene.counts["tokens"], []
-    for value in plan.values:
-        done = of(scene.ratios(plan.preset.policy), bound.moved(plan.preset, bound.bounds(value)))
-        kept, sums = done.kept_tokens, done.sums
-        weight, left = sums.first / n.clamp(min=1), (kept > 0).to(torch.float64)
-        away = (sums.excess + kept - n) / n.clamp(min=1)
-        residual_ww, residual_vv = sums.about_one + 2 * sums.excess, away * (away + 2) * left
-        acted = torch.zeros_like(kept)  # weights beyond the varying bound
-        if bound.part == "weight" and done.weighed is not None:
-            sides = {"upper": done.weighed.high, "lower": done.weighed.low}
-            acted = sides.get(bound.side, done.weighed.high + done.weighed.low)
-        found = (kept, left, sums.first, sums.second, weight, weight.square())
-        each.append((*found, residual_ww, residual_vv, left, acted))
-    return dict(zip(COLUMNS, map(torch.stack, zip(*each, strict=True)), strict=True))
+    bound, n = plan.bound, scene.counts["tokens"].clamp(min=1)
+    sums = PresetSums.of(
+        scene, [bound.moved(plan.preset, bound.bounds(value)) for value in plan.values], losses=False
+    )
+    kept, w, ww, excess, about_one = (
+        sums.kept.all,
+        *(sums.sums[name].all for name in ("w", "ww", "excess", "about_one")),
+    )
+    left, away = (kept > 0).to(torch.float64), (excess + kept - scene.counts["tokens"]) / n
+    acted = torch.zeros_like(kept)  # weights beyond the varying bound
+    if bound.part == "weight":
+        acted = sum((sums.acted[end].all for end in ENDS.get(bound.side, ("high", "low"))), acted)
+    first = kept, left, w, ww, w / n, (w / n).square()
+    others = about_one + 2 * excess, away * (away + 2) * left, left, acted
+    return dict(zip(COLUMNS, (*first, *others), strict=True))
+
+
+ENDS = {"upper": ("high",), "lower": ("low",)}
+"""Side of a bound → which weights it acts on."""
 
 
 def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:

@@ -7,7 +7,8 @@ computes their metrics, does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 from offpol_diag.errors import ConfigError, UsageError, did_you_mean
 from offpol_diag.presets import Preset
@@ -97,3 +98,9 @@ def trainer_named(name: str) -> str:
             did_you_mean(found, known) or "write the preset for one of these",
         )
     return found
+
+
+def named_in(provenance: Mapping[str, object]) -> str:
+    """Return the trainer that a dump's metadata names; empty if it names none that is known."""
+    said = re.split(r"[^a-z0-9-]+", str(provenance.get("trainer", "")).lower().replace("_", "-"))
+    return next((name for name in TRAINERS if name in said), "")

@@ -99,13 +99,13 @@ def _with_weight(x: Tokens) -> Tensor | None:
 
 
 def _behaving(view: View) -> Tensor:
-    kept, weights = view.outcome.sequences, view.outcome.per_sequence
+    kept, weights = view.effect.sequences, view.effect.per_sequence
     return kept & (weights > 0) if weights is not None and _masks(view.preset) else kept
 
 
 ALL_VALID = Denominator("valid", Mask(_valid), lambda view: view.nonempty)
 """n_valid_tokens."""
-LOSS_MASK = Denominator("left", KEPT, lambda view: view.outcome.sequences)
+LOSS_MASK = Denominator("left", KEPT, lambda view: view.effect.sequences)
 """The loss mask after rejection sampling."""
 BEHAVING = Denominator("behave", Mask(_with_weight), _behaving)
 """unclipped_behave_tokens; without rejection sampling there is no such mask, and all valid ones count."""
@@ -127,13 +127,13 @@ def _masked_ratio(view: View) -> Ends:
 
 def _weighted(view: View) -> Tensor:
     """Σ of the weights over behave tokens."""
-    rows = view.outcome.per_sequence
+    rows = view.effect.per_sequence
     return BEHAVING.total(view, WEIGHT) if rows is None else rows * BEHAVING.count(view)
 
 
 def _weight_ends(view: View) -> Ends:
     """The smallest and largest of the weights of behave tokens."""
-    rows = view.outcome.per_sequence
+    rows = view.effect.per_sequence
     return BEHAVING.ends(view, WEIGHT) if rows is None else ends(rows, BEHAVING.count(view) > 0)
 
 

@@ -36,12 +36,6 @@ class Measure:
     Attributes:
         name: unique among the measures that do not depend on the preset.
         of: computes the values, [T].
-        moment: its sum over near tokens as a named moment (`Moments.of`): function, log-ratio ("Δ", "u" or
-            one of the moments' own), and where there is one column and side.
-        linear: its sum over near tokens as a linear combination: (factor, measure) pairs.
-        near: its equivalent on near tokens, which no rule and no bound of the preset can act on; None:
-            itself, or 0 if it is `own`.
-        rising: another measure and an increasing function of it that equals this one; gives the extremes.
         own: whether it depends on more of the preset than its numerator policy.
         rows: computes one value per sequence, [S], for presets under which its tokens share it; else None.
         policy: fixed numerator policy; None for the preset's.
@@ -50,10 +44,6 @@ class Measure:
 
     name: str
     of: Callable[[Tokens], Tensor]
-    moment: tuple[str, ...] = ()
-    linear: tuple[tuple[float, Measure], ...] = ()
-    near: Measure | None = None
-    rising: tuple[Measure, Callable[[Tensor], Tensor]] | None = None
     own: bool = False
     rows: Callable[[View], Tensor | None] | None = None
     policy: Policy | None = None
@@ -66,11 +56,9 @@ class Mask:
 
     Attributes:
         of: computes the flags of the selected tokens, [T] bool; None for all.
-        near: whether near tokens, on which the preset cannot act, are selected.
     """
 
     of: Callable[[Tokens], Tensor | None]
-    near: bool = True
 
 
 KEPT = Mask(lambda x: x.kept)
@@ -78,30 +66,28 @@ KEPT = Mask(lambda x: x.kept)
 
 # ---------------------------------------------------------------- of Δ
 
-ONE = Measure("1", lambda x: x.delta * 0 + 1, ("1", ""))
-LOG = Measure("Δ", lambda x: x.delta, ("d", "Δ"))
-DISTANCE = Measure("|Δ|", lambda x: x.delta.abs(), ("|d|", "Δ"))
-SQUARED = Measure("Δ²", lambda x: x.delta.square(), ("d²", "Δ"))
-EXCESS = Measure("r − 1", lambda x: x.excess(), ("x", "Δ"))
-EXCESS_SIZE = Measure("|r − 1|", lambda x: x.excess().abs(), ("|x|", "Δ"))
-EXCESS_SQUARED = Measure("(r − 1)²", lambda x: x.excess().square(), ("x²", "Δ"))
-EXCESS_CLAMPED = Measure("r − 1, Δ within ±20", lambda x: x.excess(SAFETY), near=EXCESS)
-RATIO = Measure("r", lambda x: x.ratio(), linear=((1, ONE), (1, EXCESS)), rising=(LOG, lambda x: x.exp()))
-RATIO_CLAMPED = Measure("r, Δ within ±20", lambda x: x.ratio(SAFETY), near=RATIO)
-K1 = Measure("−Δ", lambda x: -x.delta, linear=((-1, LOG),))
+ONE = Measure("1", lambda x: x.delta * 0 + 1)
+LOG = Measure("Δ", lambda x: x.delta)
+DISTANCE = Measure("|Δ|", lambda x: x.delta.abs())
+SQUARED = Measure("Δ²", lambda x: x.delta.square())
+EXCESS = Measure("r − 1", lambda x: x.excess())
+EXCESS_SIZE = Measure("|r − 1|", lambda x: x.excess().abs())
+EXCESS_SQUARED = Measure("(r − 1)²", lambda x: x.excess().square())
+EXCESS_CLAMPED = Measure("r − 1, Δ within ±20", lambda x: x.excess(SAFETY))
+RATIO = Measure("r", lambda x: x.ratio())
+RATIO_CLAMPED = Measure("r, Δ within ±20", lambda x: x.ratio(SAFETY))
+K1 = Measure("−Δ", lambda x: -x.delta)
 K2 = Measure(
     "Δ²/2",
     lambda x: x.delta.square() / 2,
-    linear=((0.5, SQUARED),),
-    rising=(DISTANCE, lambda x: x.square() / 2),
 )
-K3 = Measure("r − 1 − Δ", lambda x: x.k3(), ("k3", "Δ"))
-K3_CLAMPED = Measure("k3, Δ within ±20, at most 10", lambda x: x.k3(SAFETY).clamp(max=10.0), near=K3)
-K3_REVERSE = Measure("1/r − 1 + Δ", lambda x: x.ratios.token("k3_reverse"), ("k3_reverse", "Δ"))
-PROB_DIFF = Measure("π_train − π_rollout", lambda x: x.ratios.difference(), ("x", "Δ", "π_rollout"))
-ROLLOUT = Measure("log π_rollout", lambda x: x.batch.rollout, ("1", "", "log π_rollout"), policy="rollout")
-TRAIN = Measure("log π_train", lambda x: x.ratios.train, linear=((1, ROLLOUT), (1, LOG)))
-CURRENT = Measure("log π_θ", lambda x: x.column("current"), ("1", "", "log π_θ"), needs=("current",))
+K3 = Measure("r − 1 − Δ", lambda x: x.k3())
+K3_CLAMPED = Measure("k3, Δ within ±20, at most 10", lambda x: x.k3(SAFETY).clamp(max=10.0))
+K3_REVERSE = Measure("1/r − 1 + Δ", lambda x: x.ratios.token("k3_reverse"))
+PROB_DIFF = Measure("π_train − π_rollout", lambda x: x.ratios.difference())
+ROLLOUT = Measure("log π_rollout", lambda x: x.batch.rollout, policy="rollout")
+TRAIN = Measure("log π_train", lambda x: x.ratios.train)
+CURRENT = Measure("log π_θ", lambda x: x.column("current"), needs=("current",))
 
 # ---------------------------------------------------------------- of the advantage, and of u
 
@@ -119,22 +105,18 @@ def _clip_decides(tokens: Tokens) -> Tensor:
     return -a * clipped(r, tokens.preset.clip) > -a * r
 
 
-POSITIVE = Measure("A > 0", lambda x: x.column("advantages") > 0, ("1", "", "", "1+"), policy="rollout")
-NEGATIVE = Measure("A < 0", lambda x: x.column("advantages") < 0, ("1", "", "", "1-"), policy="rollout")
+POSITIVE = Measure("A > 0", lambda x: x.column("advantages") > 0, policy="rollout")
+NEGATIVE = Measure("A < 0", lambda x: x.column("advantages") < 0, policy="rollout")
 UPDATE = ("current",)
 """The field that u requires; a preset is never run without its own numerator."""
-U = Measure("u", lambda x: x.update, ("d", "u"), rows=lambda view: view.pooled_update, needs=UPDATE)
-UPDATE_EXCESS = Measure("e^u − 1", lambda x: x.update_ratio - 1, ("x", "u"), needs=UPDATE)
-UPDATE_EXCESS_SQUARED = Measure("(e^u − 1)²", lambda x: (x.update_ratio - 1).square(), ("x²", "u"))
+U = Measure("u", lambda x: x.update, rows=lambda view: view.pooled_update, needs=UPDATE)
 UPDATE_RATIO = Measure(
     "e^u",
     lambda x: x.update_ratio,
     rows=lambda view: view.pooled_ratio,
-    linear=((1, ONE), (1, UPDATE_EXCESS)),
-    rising=(U, lambda x: x.exp()),
     needs=UPDATE,
 )
-WEIGHT = Measure("weight", lambda x: x.weigh().final.values, own=True, near=RATIO)
+WEIGHT = Measure("weight", lambda x: x.weigh().final.values, own=True)
 """The final weight of a token, applied or not; only for presets with token weights."""
 CLIP_DECIDES = Measure("the clip decides", _clip_decides, own=True)
 
@@ -181,25 +163,11 @@ def clip_decides(view: View, mask: Mask | None = None) -> Tensor:
 
 # ---------------------------------------------------------------- made of others
 
-_K3_SQUARED = Measure("k3²", lambda x: x.k3().square(), ("k3²", "Δ"))
-_FOURTH = Measure("Δ⁴", lambda x: x.delta.square().square(), ("d⁴", "Δ"))
-_SQUARES: dict[str, tuple[tuple[float, Measure], ...]] = {
-    EXCESS.name: ((1, EXCESS_SQUARED),),
-    RATIO.name: ((1, ONE), (2, EXCESS), (1, EXCESS_SQUARED)),
-    UPDATE_RATIO.name: ((1, ONE), (2, UPDATE_EXCESS), (1, UPDATE_EXCESS_SQUARED)),
-    DISTANCE.name: ((1, SQUARED),),
-    K1.name: ((1, SQUARED),),
-    K2.name: ((0.25, _FOURTH),),
-    K3.name: ((1, _K3_SQUARED),),
-}
-"""Squares of measures whose sums follow from those of other measures."""
-
 
 @cache
 def squared(of: Measure) -> Measure:
     """Return the square of a measure that does not depend on the preset."""
-    near, linear = of.near and squared(of.near), _SQUARES.get(of.name, ())
-    return Measure(f"({of.name})²", lambda x: of.of(x).square(), near=near, linear=linear, needs=of.needs)
+    return Measure(f"({of.name})²", lambda x: of.of(x).square(), needs=of.needs)
 
 
 @cache

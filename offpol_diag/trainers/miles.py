@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offpol_diag.trainers import slime
 from offpol_diag.trainers.base import Entry, Log, Sum, Value, per_row, table
 from offpol_diag.trainers.config import Trainer
-from offpol_diag.trainers.measures import K3_CLAMPED, SAFETY, UPDATE, UPDATE_RATIO, Measure, squared
+from offpol_diag.trainers.measures import K3_CLAMPED, SAFETY, UPDATE, Measure, squared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 LEAST = 1e-8
 """Lower bound on Σw² of a sample."""
-WEIGHT = Measure(
-    "e^u within e^±20", lambda x: x.update_ratio.clamp(math.exp(-SAFETY), math.exp(SAFETY)), near=UPDATE_RATIO
-)
+WEIGHT = Measure("e^u within e^±20", lambda x: x.update_ratio.clamp(math.exp(-SAFETY), math.exp(SAFETY)))
 
 
 def _ess(view: View) -> Tensor:

@@ -39,11 +39,8 @@ def _surprisal(x: Tokens) -> Tensor:
     return (-drift.ratio() * x.column("current")).masked_fill(overflows, math.nan)
 
 
-_ERROR_EXCESS = Measure("e^|Δ| − 1", lambda x: x.delta.abs().expm1(), ("e^|d| − 1", "Δ"))
-ERROR = Measure(
-    "e^|Δ|", lambda x: x.ratios.token("mult_prob_error"), linear=((1, measures.ONE), (1, _ERROR_EXCESS))
-)
-JS = Measure("log cosh(Δ/2)", lambda x: (2 * (x.delta / 4).sinh().square()).log1p(), ("log cosh(d/2)", "Δ"))
+ERROR = Measure("e^|Δ|", lambda x: x.ratios.token("mult_prob_error"))
+JS = Measure("log cosh(Δ/2)", lambda x: (2 * (x.delta / 4).sinh().square()).log1p())
 """½ k3 of π_old and ½ k3 of π_rollout, each against the mean of both probabilities."""
 VANISHED = Measure(
     "no float32 probability",
@@ -53,19 +50,12 @@ VANISHED = Measure(
 FINITE_RATIO = Measure(
     "r, 0 beyond float32",
     lambda x: x.ratio().masked_fill(x.delta > FLOAT32_OVERFLOW, 0.0),
-    near=measures.RATIO,
 )
-_MORE = Measure(
-    "(π_θ/π_rollout − 1) log π_θ",
-    lambda x: x.of("current").excess() * x.column("current"),
-    ("x", "current", "log π_θ"),
-)
-SURPRISAL = Measure("−(π_θ/π_rollout) log π_θ", _surprisal, linear=((-1, CURRENT), (-1, _MORE)), needs=UPDATE)
+SURPRISAL = Measure("−(π_θ/π_rollout) log π_θ", _surprisal, needs=UPDATE)
 CLIPPED_RATIO = Measure(
     "clipped e^u",
     lambda x: clipped(x.update_ratio, x.preset.clip),
     own=True,
-    near=UPDATE_RATIO,
     rows=lambda view: None if (r := view.pooled_ratio) is None else clipped(r, view.preset.clip),
 )
 
@@ -132,10 +122,10 @@ def _of_tokens(preset: Preset) -> bool:
 
 def _weights(view: View) -> Tensor:
     """Σ of the weights as the loss gets them; of a sequence's weight, once."""
-    nonempty, rows = view.outcome.kept_tokens > 0, view.outcome.per_sequence
+    nonempty, rows = view.effect.kept_tokens > 0, view.effect.per_sequence
     if applied(view.preset).weight is None:
         return view.total(FINITE_RATIO) * nonempty
-    return view.outcome.sums.first if rows is None else rows * nonempty
+    return view.effect.kept_weight_sum if rows is None else rows * nonempty
 
 
 def _geometric(preset: Preset) -> tuple[Reject, ...]:

@@ -40,10 +40,8 @@ def _local_sum(name: str, of: Measure) -> Sum:
     return Sum(name, lambda view: view.total(_local(view, of)), shared=True)
 
 
-MOVED = Measure(
-    "π_θ/π_old − 1", lambda x: (x.of("current").delta - x.of("old").delta).expm1(), ("x", "drift")
-)
-REVERSE = Measure("π_rollout Δ", lambda x: x.rollout_probability() * x.delta, ("d", "Δ", "π_rollout"))
+MOVED = Measure("π_θ/π_old − 1", lambda x: (x.of("current").delta - x.of("old").delta).expm1())
+REVERSE = Measure("π_rollout Δ", lambda x: x.rollout_probability() * x.delta)
 BOTH = ("current", "old")
 MEANS = Sum("u − 1", lambda view: mean(MOVED)(view) * view.n, True, BOTH)
 SQUARES = Sum("(u − 1)²", lambda view: mean(MOVED)(view).square() * view.n, True, BOTH)
@@ -60,14 +58,14 @@ LOCAL = "π_local being π_θ where the dump has it, else π_old (with one mini-
 ALL = "all response tokens of the dump; open-instruct takes it per micro-batch"
 
 NAMES = {
-    "val/rho_weight": per_token(Sum("weight", lambda view: view.outcome.sums.first)).means(
+    "val/rho_weight": per_token(Sum("weight", lambda view: view.effect.kept_weight_sum)).means(
         "mean over response tokens of the weight that multiplies the loss: ρ = π_old/π_rollout (its log "
         "within ±10) after the clamp, and 0 where the token is dropped; not the mean of ρ"
     ),
     "val/rho_clipfrac": per_token(Sum("clamped", _clamped)).means(
         "the share of response tokens whose ρ the clamp moves, dropped ones included"
     ),
-    "val/rho_drop_frac": per_token(Sum("dropped", lambda view: view.n - view.outcome.kept_tokens)).means(
+    "val/rho_drop_frac": per_token(Sum("dropped", lambda view: view.n - view.effect.kept_tokens)).means(
         "the share of response tokens whose weight the mask sets to 0; they stay in the loss's denominator"
     ),
     "val/rho_drop_low_frac": per_token(Sum("dropped low", _dropped("lower"))).means(

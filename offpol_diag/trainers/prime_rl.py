@@ -14,7 +14,7 @@ from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import Range, Row, Side, Sum, Value, highest, mean, per_row, per_token, table
 from offpol_diag.trainers.config import Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import K3, KEPT, LOG, NEGATIVE, ONE, POSITIVE, Mask, Measure
+from offpol_diag.trainers.measures import KEPT, LOG, NEGATIVE, ONE, POSITIVE, Mask, Measure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LARGEST = 1e30
 """Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
-KL = Measure("k3 up to 1e30", lambda x: (x.excess().clamp(max=LARGEST) - x.delta).clamp(max=LARGEST), near=K3)
+KL = Measure("k3 up to 1e30", lambda x: (x.excess().clamp(max=LARGEST) - x.delta).clamp(max=LARGEST))
 ENTROPY = base.total(Measure("entropy", lambda x: x.column("entropy"), policy="rollout", needs=("entropy",)))
 ROW_KL = base.row_mean(KL)
 ROW_KL_SQUARED = Sum("row kl²", lambda view: mean(KL)(view).square(), shared=True)
@@ -45,17 +45,17 @@ def _failed(x: Tokens) -> Tensor:
     return x.delta != x.delta if kept is None else ~kept
 
 
-FAILED = Mask(_failed, near=False)
+FAILED = Mask(_failed)
 
 
 def _dropped(view: View) -> Tensor:
     """Count the tokens that the preset's rules drop, [S]."""
-    return view.n - view.outcome.kept_tokens
+    return view.n - view.effect.kept_tokens
 
 
 def _over_dropped(view: View, of: Measure) -> Tensor:
     """Return the sum over dropped tokens, including all tokens of dropped sequences, [S]."""
-    return view.total(of, FAILED).where(view.outcome.sequences, view.total(of))
+    return view.total(of, FAILED).where(view.effect.sequences, view.total(of))
 
 
 def _of_sign(view: View, of: Measure) -> Tensor:
@@ -68,7 +68,7 @@ def _tokens(view: View) -> Tensor:
 
 
 def _kept(view: View) -> Tensor:
-    return view.outcome.kept_tokens
+    return view.effect.kept_tokens
 
 
 Masks = dict[str, tuple[base.Rows, base.Rows, str]]
@@ -80,7 +80,7 @@ MASKS: Masks = {
         "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask drops",
     ),
     "unmasked_mismatch_kl": (
-        lambda view: view.total(KL, KEPT).masked_fill(~view.outcome.sequences, 0.0),
+        lambda view: view.total(KL, KEPT).masked_fill(~view.effect.sequences, 0.0),
         _kept,
         "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask keeps",
     ),

@@ -131,12 +131,12 @@ def _capped(preset: Preset) -> bool:
 
 def _above(view: View) -> Tensor:
     """Count the tokens whose weight is above the bound."""
-    weighed = view.outcome.weighed
+    weighed = view.effect.weighed
     assert weighed is not None
     return weighed.high * view.n if weighed.final.per == "sequence" else weighed.high
 
 
-KEPT_TOKENS = Sum("left", lambda view: view.outcome.kept_tokens)
+KEPT_TOKENS = Sum("left", lambda view: view.effect.kept_tokens)
 ENTRIES = (
     *(_mean(*kind) for kind in MEANS),
     Entry(

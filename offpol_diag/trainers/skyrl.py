@@ -111,7 +111,7 @@ def _clips(x: Tokens) -> Tensor:
 
 def _clipped_anchored(view: View) -> Tensor:
     """Tokens whose weight is cut or zeroed, or that the loss's own mask drops."""
-    weighed, dropped = view.outcome.weighed, view.n - view.outcome.kept_tokens
+    weighed, dropped = view.effect.weighed, view.n - view.effect.kept_tokens
     return dropped if weighed is None else dropped + weighed.high + weighed.low
 
 
@@ -221,7 +221,7 @@ ANCHORED: dict[str, Row] = {
     "cispo/ratio_mean": (base.per_token(EXCESS_CLAMPED) + 1).means(
         "π_θ/π_rollout before the clamp to its bounds (but with its log within ±20), mean over loss tokens"
     ),
-    "cispo/ratio_clamped_mean": _over_tokens(Sum("weight", lambda view: view.outcome.weight_sum)).means(
+    "cispo/ratio_clamped_mean": _over_tokens(Sum("weight", lambda view: view.effect.weight_sum)).means(
         "the same after the clamp: the mean weight"
     ),
     "cispo/ratio_max": highest(RATIO_CLAMPED).means("the largest π_θ/π_rollout of a loss token"),

@@ -53,7 +53,7 @@ def of_loss(name: str, of: OfLoss, rejects: bool, needs: tuple[str, ...] = ()) -
     def mean(view: View) -> Tensor:
         if not rejects:
             return of(view, None) / view.divisor
-        return (of(view, KEPT) / view.divisor).masked_fill(~view.outcome.sequences, 0.0)
+        return (of(view, KEPT) / view.divisor).masked_fill(~view.effect.sequences, 0.0)
 
     return Sum(name, mean, needs=needs)
 
@@ -102,7 +102,7 @@ def _beyond(*sides: str) -> Rows:
     """Return the share of weights beyond bounds ("high", "low") per sample, or flags of samples."""
 
     def share(view: View) -> Tensor:
-        weighed = view.outcome.weighed
+        weighed = view.effect.weighed
         assert weighed is not None
         counts = sum((getattr(weighed, side) for side in sides), view.zeros)
         return counts / view.divisor if weighed.final.per == "token" else counts
@@ -194,7 +194,7 @@ def _outside(of: str, side: base.Side) -> Value:
 
 def _before(view: View) -> Tensor:
     """The mean weight of a sample before its bounds."""
-    weighed = view.outcome.weighed
+    weighed = view.effect.weighed
     assert weighed is not None
     per_token = weighed.final.per == "token"
     return view.where_nonempty(mean(RAW)(view) if per_token else weighed.raw.values)
@@ -202,7 +202,7 @@ def _before(view: View) -> Tensor:
 
 def _after(view: View) -> Tensor:
     """The mean final weight of a sample."""
-    rows = view.outcome.per_sequence
+    rows = view.effect.per_sequence
     return view.where_nonempty(mean(WEIGHT)(view) if rows is None else rows)
 
 
@@ -210,7 +210,7 @@ def _extreme(at: int) -> Rows:
     """The smallest or largest final weight of each sample, before normalisation."""
 
     def end(view: View) -> Tensor:
-        rows = view.outcome.per_sequence
+        rows = view.effect.per_sequence
         found = view.mine("ends", lambda: view.ends(WEIGHT))[at] if rows is None else rows
         return view.where_nonempty(found)
 
@@ -225,19 +225,14 @@ def _chi2_row(view: View) -> Tensor:
     return view.where_nonempty((2 * view.ratios.log_ratio("sum", SAFETY, "aggregate").values).expm1())
 
 
-RAW = Measure("raw weight", lambda x: x.weigh().raw.values, own=True, near=RATIO)
-_CHI2 = Measure(
-    "r² − 1",
-    lambda x: x.excess() * (x.excess() + 2),
-    linear=((2, measures.EXCESS), (1, measures.EXCESS_SQUARED)),
-)
-CHI2 = Measure("r² − 1, Δ within ±20", lambda x: x.excess(SAFETY) * (x.excess(SAFETY) + 2), near=_CHI2)
+RAW = Measure("raw weight", lambda x: x.weigh().raw.values, own=True)
+CHI2 = Measure("r² − 1, Δ within ±20", lambda x: x.excess(SAFETY) * (x.excess(SAFETY) + 2))
 """As (r − 1)(r + 1), which keeps the digits of small differences."""
 LOG_PPL = Sum("mis_kl", lambda view: -view.mean_log, shared=True)
 ABS_LOG_PPL = Sum("log_ppl_abs_diff", lambda view: view.mean_log.abs(), shared=True)
 PPL_RATIO = Sum("ppl_ratio", lambda view: view.where_nonempty((-view.mean_log).exp()), shared=True)
 BEFORE, AFTER = Sum("before", _before), Sum("after", _after)
-WEIGHTS = Sum("weights", lambda view: view.outcome.weight_sum)
+WEIGHTS = Sum("weights", lambda view: view.effect.weight_sum)
 
 
 def _factor(totals: base.Totals) -> float:
@@ -316,13 +311,13 @@ MIS_NAMES: dict[str, Row] = {
         _rejects,
     ),
     "rs_catastrophic_token_fraction": per_row(
-        Sum("catastrophic", lambda view: view.outcome.kept.catastrophic / view.divisor)
+        Sum("catastrophic", lambda view: view.effect.kept.catastrophic / view.divisor)
     ).means(
         "Mean over samples of the share of their tokens with r strictly below rs_veto_threshold, unclamped.",
         _vetoes,
     ),
     "rs_catastrophic_seq_fraction": per_row(
-        Sum("vetoed", lambda view: view.outcome.kept.vetoed.to(view.n))
+        Sum("vetoed", lambda view: view.effect.kept.vetoed.to(view.n))
     ).means("Share of samples with such a token: what the veto drops.", _vetoes),
     "is_ratio_mean_after_tis_rs": per_row(AFTER).means(
         "The weight after tis_mode once more: rejection changes the mask and no weight, so it is "

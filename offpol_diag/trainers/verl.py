@@ -24,7 +24,7 @@ from offpol_diag.presets import Preset, Reject, Statistic, Weight
 from offpol_diag.trainers import base, config, measures, schema
 from offpol_diag.trainers.base import Range, Row, Sum, Totals, Value, ends, highest, lowest, per_row, table
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import EPS, K1, K2, K3, LOG, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, Measure
+from offpol_diag.trainers.measures import EPS, K1, LOG, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, Measure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,7 +87,7 @@ def _of_row(name: str, of: Callable[[Tensor, Tensor], Tensor]) -> Value:
 
 _ROWS = "over all rows of the batch, each once; one without a token counts as {}"
 GAPS = Range("g", lambda view: ends(view.mean_log), shared=True)
-GAP_K3 = Measure("k3, finite", lambda x: x.k3().clamp(max=math.exp(2 * 345.0)), near=K3)
+GAP_K3 = Measure("k3, finite", lambda x: x.k3().clamp(max=math.exp(2 * 345.0)))
 CHI2_SEQ = Sum("ss", lambda view: (2 * view.total(LOG).clamp(-SAFETY, SAFETY)).exp(), shared=True)
 
 GAP: dict[str, Row] = {
@@ -139,9 +139,9 @@ CHI2: dict[str, Row] = {
 
 OF_TOKENS: dict[Statistic | None, Measure] = {
     None: measures.RATIO_CLAMPED,
-    "k1": Measure("−Δ, within ±20", lambda x: x.ratios.token("k1", SAFETY), near=K1),
-    "k2": Measure("Δ²/2, Δ within ±20", lambda x: x.ratios.token("k2", SAFETY), near=K2),
-    "k3": Measure("k3, Δ within ±20", lambda x: x.k3(SAFETY), near=K3),
+    "k1": Measure("−Δ, within ±20", lambda x: x.ratios.token("k1", SAFETY)),
+    "k2": Measure("Δ²/2, Δ within ±20", lambda x: x.ratios.token("k2", SAFETY)),
+    "k3": Measure("k3, Δ within ±20", lambda x: x.k3(SAFETY)),
 }
 """Statistics of tokens, Δ clamped to ±20; None: the weight before truncation."""
 Statistics = dict[str, "Tensor"]
@@ -219,8 +219,8 @@ class Spread:
         if not isinstance(raw, Measure):
             return view.weigh().final.values if masks else raw.clamp(max=high)
         if masks:
-            return Measure("masked weight", lambda x: x.weigh().final.values, own=True, near=raw.near)
-        return Measure("truncated weight", lambda x: raw.of(x).clamp(max=high), own=True, near=raw.near)
+            return Measure("masked weight", lambda x: x.weigh().final.values, own=True)
+        return Measure("truncated weight", lambda x: raw.of(x).clamp(max=high), own=True)
 
     def _raw(self, view: View) -> Tensor | Measure:
         over, statistic = self.rule.over, self.statistic

@@ -1,31 +1,35 @@
 """Sums and extremes over the tokens of one batch under one preset, for trainers' logged metrics.
 
-Nearly all tokens are near: so close to on-policy that no rule and no bound of a preset acts on them. Their
-sums are computed once for all presets of a numerator, in blocks that fit the cache; only the few far tokens
-are processed for each preset. This is the trainers' only access to the engine.
+Values that do not depend on the preset are computed once for all presets of a block of sequences. This is
+the trainers' only access to the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, reduce
-from typing import Any, Literal, TypeVar
+from functools import cached_property
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, losses, outcome, segments
-from offpol_diag.engine.correction import Weighed
-from offpol_diag.engine.outcome import Outcome
+from offpol_diag.engine import correction, segments
+from offpol_diag.engine.correction import Kept, Weighed
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Memo, on_host
-from offpol_diag.presets import BINARY, Over, Policy, Preset, Reject, Statistic, Veto
+from offpol_diag.pipeline.formulas import LOG_W_HIGHEST
+from offpol_diag.pipeline.namespaces import formulas_on_torch
+from offpol_diag.pipeline.plan import LOSSES
+from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Columns, Ends, Ranges, applied, ends
-from offpol_diag.trainers.measures import K1, LOG, NEGATIVE, Mask, Measure, squared
+from offpol_diag.trainers.measures import NEGATIVE, Mask, Measure
+
+BLOCK = 1 << 15
+"""Tokens at a time on a CPU."""
 
 T = TypeVar("T")
 How = Literal["Σ", "ends"]
@@ -43,12 +47,10 @@ class Tokens:
     Attributes:
         ratios: the tokens' ratios with the preset's numerator.
         preset: the preset.
-        near: whether all are near tokens, on which no preset acts.
     """
 
     ratios: Ratios
     preset: Preset
-    near: bool = False
 
     @property
     def batch(self) -> Batch:
@@ -68,12 +70,10 @@ class Tokens:
 
     def of(self, policy: Policy) -> Tokens:
         """Return the same tokens with another numerator."""
-        return Tokens(self.ratios.of(policy), self.preset, self.near)
+        return Tokens(self.ratios.of(policy), self.preset)
 
     def ratio(self, safety: float | None = None) -> Tensor:
-        """Return r, with Δ clamped to ±safety; for near tokens computed from r − 1, which is cached."""
-        if self.near:
-            return self.excess() + 1
+        """Return r, with Δ clamped to ±safety."""
         return self.ratios.once(("e^Δ", safety), lambda: torch.exp(self.ratios.clamped(safety)))
 
     def excess(self, safety: float | None = None) -> Tensor:
@@ -111,7 +111,7 @@ class Tokens:
     @property
     def kept(self) -> Tensor | None:
         """Flags of tokens that pass the rules on tokens, [T] bool; None for all."""
-        return outcome.of(self.ratios, applied(self.preset)).kept.tokens
+        return correction.keep(self.ratios, applied(self.preset)).tokens
 
     def kept_by(self, before: Preset) -> Tensor | None:
         """Return flags of tokens that a preset's rules and veto keep, [T] bool; None for all."""
@@ -146,8 +146,69 @@ class Tokens:
         return of.of(x) if of.own else x.ratios.once(("measure", of.name), lambda: of.of(x))
 
 
-Parts = tuple[Tokens, Ratios | None]
-"""Far tokens, on which a preset can act, and near ones, on which it cannot (None if all are far)."""
+# ---------------------------------------------------------------- what a preset does
+
+
+@dataclass(eq=False)
+class Effect:
+    """What a preset, as it is applied, does to the tokens and sequences of a batch; sums are [S] float64."""
+
+    ratios: Ratios
+    preset: Preset
+
+    @cached_property
+    def kept(self) -> Kept:
+        """Tokens and sequences that pass rejection and veto."""
+        return correction.keep(self.ratios, self.preset)
+
+    @property
+    def sequences(self) -> Tensor:
+        """Sequences that pass every rule on sequences and the veto, [S] bool."""
+        return self.kept.sequences
+
+    @cached_property
+    def weighed(self) -> Weighed | None:
+        """Weights before rejection; None where every weight is 1."""
+        return None if self.preset.weight is None else correction.weigh(self.ratios, self.preset)
+
+    @property
+    def per_sequence(self) -> Tensor | None:
+        """Weights of sequences, [S]; None when tokens have their own, or there are none."""
+        found = self.weighed
+        return found.final.values if found is not None and found.final.per == "sequence" else None
+
+    @cached_property
+    def kept_tokens(self) -> Tensor:
+        """Number of kept tokens."""
+        batch, tokens = self.ratios.batch, self.kept.tokens
+        passed = (
+            batch.lengths.to(torch.float64) if tokens is None else segments.count(tokens, batch.cu_seqlens)
+        )
+        return passed * self.sequences
+
+    @property
+    def weight_sum(self) -> Tensor:
+        """Sum of the final weights over all tokens, rejected or not."""
+        return self._weight_sum(None)
+
+    @property
+    def kept_weight_sum(self) -> Tensor:
+        """Sum of the final weights over kept tokens."""
+        if self.weighed is None:
+            return self.kept_tokens
+        if self.per_sequence is not None:
+            return self.per_sequence * self.kept_tokens
+        return self._weight_sum(self.kept.tokens) * self.sequences
+
+    def _weight_sum(self, kept: Tensor | None) -> Tensor:
+        batch = self.ratios.batch
+        if self.weighed is None:
+            return batch.lengths.to(torch.float64)
+        if self.per_sequence is not None:
+            return self.per_sequence * batch.lengths
+        w = self.weighed.final.values
+        return segments.total(w if kept is None else torch.where(kept, w, 0.0), batch.cu_seqlens)
+
 
 # ---------------------------------------------------------------- a batch under a preset
 
@@ -217,112 +278,52 @@ class View:
         rows = of.rows and of.rows(self)
         if rows is not None:
             return rows * (self.n if mask is None else self._passed(mask))
-        return self._merged("Σ", of, mask)[0]
+        return self._found("Σ", of, mask)[0]
 
     def ends(self, of: Measure, mask: Mask | None = None) -> Ends:
         """The smallest and largest of each sequence, [S] each; ±inf where the mask leaves none."""
         rows = of.rows and of.rows(self)
         if rows is not None:
             return ends(rows, self.nonempty if mask is None else self._passed(mask) > 0)
-        return self._merged("ends", of, mask)  # type: ignore[return-value]
+        return self._found("ends", of, mask)  # type: ignore[return-value]
 
     def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
         """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
+        return self.mine(("within", of.name, low, high), lambda: self.tokens.within(of, low, high))
 
-        def found() -> tuple[Tensor, ...]:
-            acted, near = self._unruled if of.own else self._split
-            first, same, policy = acted.within(of, low, high), on_near(of), self.preset.policy
-            if near is None or same is None:
-                return first
-            least, most = near_sum(self.scene, policy, "ends", same)
-            if on_host(least) and bool((least >= low).all()) and bool((most <= high).all()):  # no GPU waits
-                sums = (near_sum(self.scene, policy, "Σ", one)[0] for one in (same, squared(same)))
-                return *(x + more for x, more in zip(first, sums, strict=False)), *first[2:]
-            second = Tokens(near.of(policy), self.preset).within(same, low, high)
-            return tuple(x + more for x, more in zip(first, second, strict=True))
-
-        return self.mine(("within", of.name, low, high), found)
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The tokens of the batch."""
+        return Tokens(self.ratios, self.preset)
 
     def _passed(self, mask: Mask) -> Tensor:
         """Tokens of each sequence that the mask leaves, [S]."""
-        acted, near = self._ruled
-        flags = mask.of(acted)
-        own, offsets = acted.batch.lengths.to(torch.float64), acted.batch.cu_seqlens
-        passed = own if flags is None else segments.count(flags, offsets)
-        return passed if near is None or not mask.near else passed + near.batch.lengths
+        flags = mask.of(self.tokens)
+        return self.n if flags is None else segments.count(flags, self.batch.cu_seqlens)
 
-    def _merged(self, how: How, of: Measure, mask: Mask | None) -> Found:
-        """Return the sums or extremes over far and near tokens together."""
-        same, policy = on_near(of), of.policy or self.preset.policy
-
-        def joined(parts: Parts, kept: Tensor | None = None) -> Found:
-            acted, near = parts
-            first = acted.found(how, of, kept)
-            if near is None or same is None or not (mask is None or mask.near):
-                return first
-            second = near_sum(self.scene, policy, how, same)
-            if how == "Σ":
-                return (first[0] + second[0],)
-            return torch.minimum(first[0], second[0]), torch.maximum(first[1], second[1])
-
-        if mask is not None:
-            acted, kept = self._ruled[0], mask.of(self._ruled[0])
-            if of.own:
-                return joined(self._ruled, kept)
-            # presets with the same flags share what they find; the flags are kept: their id stays theirs
-            key = "some", how, policy, of.name, mask.near, id(acted.ratios), id(kept)
-            return self.once(key, lambda: (joined(self._ruled, kept), kept))[0]
+    def _found(self, how: How, of: Measure, mask: Mask | None) -> Found:
+        """Return the sum or the extremes of each sequence; presets with the same flags share them."""
+        kept = None if mask is None else mask.of(self.tokens)
         if of.own:
-            return joined(self._unruled)
-        if same is None or same.moment or same.linear or same.rising:
-            return self.once(("all", how, policy, of.name), lambda: joined(self._split))
-        return self.once(
-            ("all", how, policy, of.name), lambda: _of_blocks(self.scene.ratios(policy), how, of)
-        )
+            return self.tokens.found(how, of, kept)
+        # the flags are kept with what was found: their id stays theirs
+        key = how, of.policy or self.preset.policy, of.name, id(kept)
+        return self.once(key, lambda: (self.tokens.found(how, of, kept), kept))[0]
+
+    # ------------------------------------------------------------ what the preset does
 
     @cached_property
-    def _split(self) -> Parts:
-        """Far and near tokens by the widest criterion, the same for all presets."""
-        return self._parted(Preset("", "", self.preset.policy, loss="reinforce"))
-
-    @cached_property
-    def _ruled(self) -> Parts:
-        """Far tokens, on which the preset can act, and near ones (None if all are far)."""
-        return self._parted(parting(self.preset))
-
-    @cached_property
-    def _unruled(self) -> Parts:
-        """Far and near tokens for measures that rejection rules do not affect."""
-        weight = self.preset.weight
-        if not self.preset.reject or (weight and weight.among == "left"):
-            return self._ruled
-        return self._parted(parting(replace(self.preset, reject=(), veto=None)))
-
-    def _parted(self, judge: Preset | None) -> Parts:
-        if judge is None:
-            return Tokens(self.ratios, self.preset), None
-        far, *near = self.scene.parts(judge)
-        return Tokens(far[0], self.preset), near[0][0] if near else None
-
-    # ------------------------------------------------------------ the outcome of the preset
-
-    @cached_property
-    def far(self) -> Ratios:
-        """The ratios of far tokens, on which a rule or a bound can act."""
-        return self._ruled[0].ratios
-
-    @cached_property
-    def outcome(self) -> Outcome:
+    def effect(self) -> Effect:
         """Which tokens and sequences the preset keeps, and its weights."""
-        return outcome.apply(self.scene, self.preset)
+        return Effect(self.ratios, applied(self.preset))
 
     def weigh(self) -> Weighed:
-        """The weights, whether they are applied or not; of tokens, those of the far ones."""
-        return correction.weigh(self.far, self.preset)
+        """The weights, whether they are applied or not."""
+        return correction.weigh(self.ratios, self.preset)
 
     def capped(self) -> Tensor:
         """Tokens whose weight a bound moved, or whose sequence's weight it did, [S]."""
-        weighed = self.outcome.weighed
+        weighed = self.effect.weighed
         if weighed is None:
             return self.zeros
         moved = weighed.high + weighed.low
@@ -334,10 +335,7 @@ class View:
 
     def kept_by(self, before: Preset) -> Tensor:
         """Count the tokens of each sequence that a preset's rules and veto keep, [S]."""
-        kept = correction.keep(self.far, before)
-        if kept.tokens is None:
-            return self.n * kept.sequences
-        return (self.n - segments.count(~kept.tokens, self.far.batch.cu_seqlens)) * kept.sequences
+        return Effect(self.ratios, before).kept_tokens
 
     def aggregate_of_kept(self, over: Over, before: Preset) -> Tensor:
         """Return the sum or mean of Δ over the tokens that a preset's rules and veto keep, [S]."""
@@ -348,14 +346,13 @@ class View:
 
     def tokens_above(self, over: Over, bound: float) -> Tensor:
         """Tokens of each sequence whose log-ratio, or their sequence's or turn's, is above a bound, [S]."""
-        some = self.ratios if over in ("sum", "mean") else self.far
-        log = some.aggregate("ratio", over)
-        found = correction.per_sequence((log.values > bound)[None], log, some.batch)[0]
+        log = self.ratios.aggregate("ratio", over)
+        found = correction.per_sequence(log.values > bound, log, self.batch)
         return found * self.n if log.per == "sequence" else found
 
     def passing_sequences(self) -> Tensor:
         """Flag the sequences that pass the rules on sequences, whatever the veto drops, [S] bool."""
-        return correction.keep(self.far, replace(self.preset, veto=None)).sequences
+        return correction.keep(self.ratios, replace(self.preset, veto=None)).sequences
 
     def passes(self, rule: Reject) -> Tensor:
         """Flag the sequences that pass a rule on sequences, [S] bool."""
@@ -363,7 +360,7 @@ class View:
 
     def veto_hits(self, veto: Veto | None) -> Tensor:
         """Tokens of each sequence that lie beyond a veto's bounds, [S]."""
-        return correction.veto_hits(self.far, veto)
+        return correction.veto_hits(self.ratios, veto)
 
     # ------------------------------------------------------------ numbers of sequences
 
@@ -382,7 +379,10 @@ class View:
     @property
     def pooled_update(self) -> Tensor | None:
         """u of each sequence under GSPO, [S]; else None: tokens have their own."""
-        return losses.mean_u(self.ratios) if losses.LOSSES[self.preset.loss].pooled else None
+        if not LOSSES[self.preset.loss].pooled:
+            return None
+        offsets = self.batch.cu_seqlens
+        return self.once(("mean u", self.preset.policy), lambda: segments.mean(self.tokens.update, offsets))
 
     @property
     def pooled_ratio(self) -> Tensor | None:
@@ -393,7 +393,14 @@ class View:
     @property
     def vespo_factor(self) -> Tensor:
         """φ of each sequence under VESPO, by the sign of its advantages, [S]."""
-        positive, negative = losses.vespo_factors(self.ratios, self.preset, self.scene.divides(self.preset))
+        formulas, offsets, shape = formulas_on_torch(), self.batch.cu_seqlens, self.preset.shape
+        log_w = segments.total(self.tokens.update.clamp(-LOG_W_HIGHEST, LOG_W_HIGHEST), offsets)
+        if self.preset.weight is not None:
+            final = self.weigh().final
+            logs = formulas.bounded_log(final.values)
+            log_w = log_w + (segments.total(logs, offsets) if final.per == "token" else logs)
+        positive = formulas.vespo_factor(log_w, shape.k_positive, shape.lambda_positive)
+        negative = formulas.vespo_factor(log_w, shape.k_negative, shape.lambda_negative)
         return torch.where(self.total(NEGATIVE) > 0, negative, positive)
 
     def where_nonempty(self, x: Tensor) -> Tensor:
@@ -401,73 +408,41 @@ class View:
         return torch.where(self.nonempty, x, 0.0)
 
 
-@cache
-def parting(preset: Preset) -> Preset | None:
-    """Return the preset whose bounds separate far from near tokens, or None if all tokens are far."""
-    clips = losses.LOSSES[preset.loss].ratio and losses.linear(preset)
-    if preset.apply and clips:  # others do not use their clip, or are not split by it
-        return preset
-    rules = (rule for rule in preset.reject if rule.on_tokens)
-    by_distance = all(rule.over == "token" and rule.statistic not in BINARY for rule in rules)
-    psis = preset.weight is not None and preset.weight.action == "psis"
-    if preset.apply or (by_distance and not psis):  # what is not used may still be logged
-        return replace(preset, apply=True, loss="ppo_clip")
-    return None
-
-
-# ---------------------------------------------------------------- near tokens
-
-
-def on_near(of: Measure) -> Measure | None:
-    """Return the measure's equivalent on near tokens; None if it is 0 there."""
-    return of.near or (None if of.own else of)
-
-
-def near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
-    """Return a sum or the extremes over the near tokens of each sequence, computed once per batch."""
-    policy = of.policy or policy
-    return scene.once(("near", policy, how, of.name), lambda: _near_sum(scene, policy, how, of))
-
-
-def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
-    """Compute it from named moments or from other near sums if possible, else from the tokens."""
-    if how == "Σ" and of.linear:
-        parts = [near_sum(scene, policy, how, one)[0] * factor for factor, one in of.linear]
-        return (reduce(torch.add, parts),)
-    if of.moment and (how == "Σ" or not any(of.moment[2:])):
-        function, over, column, side = (*of.moment, "", "")[:4]
-        d: Any = policy if over == "Δ" else losses.drift(policy) if over == "u" else over
-        if how == "Σ":
-            return (scene.moments.of(function, d, column, side),)
-        return scene.moments.low(d, function), scene.moments.high(d, function)
-    if how == "ends" and of.name == K1.name:
-        low, high = near_sum(scene, policy, how, LOG)
-        return -high, -low
-    if how == "ends" and of.rising:
-        measure, rise = of.rising
-        return tuple(torch.where(x.isinf(), x, rise(x)) for x in near_sum(scene, policy, how, measure))
-    return _of_blocks(scene.far_and_near[1].of(policy), how, of)
-
-
-def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Found:
-    """From the tokens themselves, block by block on a CPU."""
-    nothing = Preset("", "", ratios.policy)
-    found = [Tokens(block, nothing).found(how, of, None) for _, block in ratios.blocks()]
-    return tuple(torch.cat(each) for each in zip(*found, strict=True))
-
-
 # ---------------------------------------------------------------- all presets
 
 
 def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
-    """Compute the sums and extremes of a batch that the presets' logged metrics need, [S] each."""
-    sums: Columns = {}
-    ranges: Ranges = {}
-    for preset in presets:
-        found = LOGS[preset.logs or ""].columns(View(scene, preset))
-        sums |= found[0]
-        ranges |= found[1]
-    return sums, ranges
+    """Compute the sums and extremes of a batch that the presets' logged metrics need, [S] each.
+
+    On a CPU a few sequences at a time, whose tokens fit in a core's cache.
+    """
+    offsets, batch = scene.batch.cu_seqlens, scene.batch
+    spans = segments.spans(offsets, BLOCK) if on_host(offsets) else [(0, batch.sequences)]
+    parts = []
+    for first, last in spans if presets else ():
+        part = (
+            Scene(batch.rows(first, last), scene.draws[first:last], scene.fits) if len(spans) > 1 else scene
+        )
+        sums: Columns = {}
+        ranges: Ranges = {}
+        for preset in presets:
+            found = LOGS[preset.logs or ""].columns(View(part, preset))
+            sums |= found[0]
+            ranges |= found[1]
+        parts.append((sums, ranges))
+        if part is not scene:
+            part.forget()
+    if len(parts) <= 1:
+        return parts[0] if parts else ({}, {})
+    names, of_ends = parts[0]
+
+    def joined(name: str) -> Ends:
+        low, high = (torch.cat(each) for each in zip(*(found[name] for _, found in parts), strict=True))
+        return low, high
+
+    return {name: torch.cat([found[name] for found, _ in parts]) for name in names}, {
+        name: joined(name) for name in of_ends
+    }
 
 
 def outermost(ranges: Ranges) -> Ranges:

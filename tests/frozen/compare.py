@@ -38,11 +38,11 @@ RTOL = 1e-12
 FLOOR = 1e-14
 """Absolute difference that is always allowed, relative to the terms that a number is a sum of."""
 TERMS = (
-    (r"chi2_|weight_std|difference|p_value|p_adjusted", 1.0),
-    (r"pg_loss|log_ppl_(abs_)?diff", 0.01),
+    (r"chi2_|weight_std|difference|p_value|p_adjusted|error_above", 1.0),
+    (r"pg_loss|ppo_kl|log_ppl_(abs_)?diff", 0.01),
 )
 """Numbers that are what larger terms leave: a part of the path, and the size of those terms."""
-ROOTS = r"as_logged.*_std"
+ROOTS = r"as_logged.*_std|weight_std"
 """Square roots of such numbers, with terms of size 1, as trainers take them: √(mean of x² − (mean of x)²)."""
 SHOWN = 20
 

@@ -8,12 +8,12 @@ import torch
 
 from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.engine import segments
-from offpol_diag.engine.outcome import norm, norm_factor
+from offpol_diag.engine.preset_sums import norm_factor, normalised
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from tests import trainer_dumps
-from tests.whole import outcome, token_mask
+from tests.whole import effect, token_mask
 
 BUILT_IN = catalogue.load()
 
@@ -40,16 +40,18 @@ class Held:
 def ours(name, batch):
     """Return each token's factor of the loss and whether it is in the denominator, [T] each."""
     preset = BUILT_IN[name]
-    done = outcome(seen(preset, batch), preset)
+    done = effect(seen(preset, batch), preset)
     mask = token_mask(done)
     weights = torch.ones_like(mask)
     if done.weighed is not None:
         weights = done.weighed.final.values
         if done.weighed.final.per == "sequence":
             weights = segments.spread(weights, batch.cu_seqlens)
-    for units in [norm(done, preset)]:
-        if units:
-            weights = weights / norm_factor(units["norm"].sum(), units["norm_units"].sum())
+    if normalised(preset):
+        n, total = batch.lengths.to(torch.float64), done.weight_sum
+        by_token = preset.weight.over == "token"
+        total, units = (total, n) if by_token else (total / n.clamp(min=1), (n > 0).to(torch.float64))
+        weights = weights / norm_factor(total.sum(), units.sum())
     counted = mask if preset.denominator == "kept" else torch.ones_like(mask)
     return (weights * mask).numpy(), counted.numpy().astype(bool)
 

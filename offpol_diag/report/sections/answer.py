@@ -40,7 +40,7 @@ from offpol_diag.summary import (
     Recommendation,
     Summary,
 )
-from offpol_diag.trainers import TRAINERS
+from offpol_diag.trainers import TRAINERS, named_in
 
 GROWN = 5.0
 """Factor between the first and last third of the steps from which K3 is said to grow, as in the alert."""
@@ -743,8 +743,7 @@ def _commands(summary: Summary, prefix: str) -> tuple[tuple[str, str], ...]:
 
 def trainer_of(summary: Summary) -> str:
     """Return the trainer that the dump's metadata names; empty if it names none that is known."""
-    said = re.split(r"[^a-z0-9-]+", str(summary.dump.provenance.get("trainer", "")).lower().replace("_", "-"))
-    return next((name for name in TRAINERS if name in said), "")
+    return named_in(summary.dump.provenance)
 
 
 # ---------------------------------------------------------------- words

@@ -32,6 +32,9 @@ def logs(summary: Summary) -> Section | None:
         for place, one in enumerate(tables)
     ]
     more = " So do the names of other trainers." if any(one.collapsed for one in tables) else ""
+    left_out = len(summary.run.logs_left_out)
+    if left_out:
+        more += f" The {left_out} other presets' are computed with `--presets all`."
     blocks = (Text(LEAD + more), *tables)
     return Section("logs", "As your trainer logs it", blocks, "Logs") if tables else None
 

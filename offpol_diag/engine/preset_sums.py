@@ -1,0 +1,391 @@
+"""Presets applied to a batch: sums over kept tokens, and what is decided of whole sequences, by preset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import correction, segments
+from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine.rows import Columns, Rows, joined, merged
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.scope import BatchFits
+from offpol_diag.engine.segments import on_host
+from offpol_diag.pipeline import namespaces, plain
+from offpol_diag.pipeline.block import Block
+from offpol_diag.pipeline.block import Columns as OfTokens
+from offpol_diag.pipeline.plan import COLUMNS, Plan, weighted
+from offpol_diag.pipeline.tables import Sums, SumTables
+from offpol_diag.presets import Policy, Preset, Reject, Weight
+
+BLOCK = {"plain": 1 << 13, "compiled": 1 << 16, "torch": 1 << 18}
+"""Way of computing → about the number of tokens at a time: rows of plain code stay in a core's cache."""
+NORMS = ("norm", "norm_units")
+"""Names of the sums that the mean weight is computed from: Σ of weights, and their number."""
+SMALLEST_NORM = 1e-8
+"""Normalisation divides only by mean weights above this."""
+
+
+def applied(preset: Preset) -> Preset:
+    """Return the preset as its trainer applies it: one that is only logged changes nothing."""
+    return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
+
+
+def normalised(preset: Preset) -> bool:
+    """Return whether weights are divided by a batch mean; a preset that is only logged divides nothing."""
+    return preset.apply and preset.weight is not None and preset.weight.normalize
+
+
+def norm_factor(total: Tensor, units: Tensor) -> Tensor:
+    """Compute the divisor of batch normalisation; 1 where the mean weight is at most 1e-8, as in verl."""
+    mean_weight = total / units
+    return torch.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)
+
+
+# ---------------------------------------------------------------- a batch as the pipeline reads it
+
+
+def block_of(batch: Batch, fits: BatchFits, plan: Plan) -> Block:
+    """Return a packed batch as the pipeline reads it, with the fits of its trainer batches, on its device."""
+    none = torch.zeros_like(batch.rollout)
+    logs = (batch.rollout, batch.old, batch.current)
+    advantages, rollout, old, current = (none if x is None else x for x in (batch.advantages, *logs))
+    smoothed = [_smoothed(batch, fits, *one) for one in plan.smoothed]
+    cut_off = [_cut_off(batch, fits, *one) for one in plan.cut_off]
+    given = [_smoothed(batch, fits, *one) for one in plan.given]
+    good = (
+        none[:0].new_zeros(batch.sequences) if batch.rewards is None else (batch.rewards > 0).to(none.dtype)
+    )
+    columns = OfTokens(
+        advantages,
+        rollout,
+        old,
+        current,
+        smoothed=torch.stack(smoothed) if smoothed else none.new_zeros(0, batch.tokens),
+        cut_off=torch.stack(cut_off) if cut_off else none.new_zeros(0, batch.tokens),
+        later=none.new_zeros(0, batch.tokens),
+    )
+    return Block(
+        columns,
+        batch.cu_seqlens,
+        batch.cu_runs,
+        batch.position,
+        torch.stack(given) if given else none.new_zeros(0, batch.sequences),
+        good,
+    )
+
+
+def _smoothed(batch: Batch, fits: BatchFits, policy: Policy, weight: Weight) -> Tensor:
+    """Return log-ratios whose tails are smoothed by trainer batch, of tokens [T] or of sequences [S]."""
+    log = Ratios(batch, policy, fits).log_ratio(weight.over, weight.safety, weight.safety_at)
+    return fits.smoothed(policy, weight, log.values, log.per, batch)
+
+
+def _cut_off(batch: Batch, fits: BatchFits, policy: Policy, rule: Reject) -> Tensor:
+    """Return 1 for tokens whose statistic reaches the cut of their trainer batch, [T].
+
+    The cut is the statistic of one of them: it is compared with values that were made in the same way.
+    """
+    kept = correction.passes(Ratios(batch, policy, fits), rule).values
+    return (~kept).to(batch.rollout.dtype)
+
+
+def _as_numpy(block: Block) -> Block:
+    columns = OfTokens(*(x.numpy() for x in block.columns))
+    return Block(columns, *(x.numpy() for x in block[1:]))
+
+
+# ---------------------------------------------------------------- sums of a batch
+
+
+@lru_cache(64)
+def plan_of(
+    presets: tuple[Preset, ...], columns: frozenset[str], losses: bool, ranking: bool, over_all: bool
+) -> Plan:
+    """Return the plan of presets, made once per process."""
+    plan: Plan = Plan.of(presets, columns, losses, ranking, over_all)
+    return plan
+
+
+def sums_of(scene: Scene, plan: Plan) -> Sums:
+    """Compute a plan's sums of a batch, a few sequences at a time, as tensors on the batch's device."""
+    batch = scene.batch
+    if not on_host(batch.rollout):
+        way, compute, sent = "torch", _on_torch(str(batch.rollout.device)).sums, lambda block: block
+    elif scene.compiled:
+        from offpol_diag.pipeline import compiled
+
+        way, compute, sent = "compiled", compiled.sums, _as_numpy
+    else:
+        way, compute, sent = "plain", plain.sums, _as_numpy
+    parts = []
+    with np.errstate(all="ignore"):
+        whole = batch.tokens <= BLOCK[way]  # a GPU need not be asked where its sequences begin
+        spans = [(0, batch.sequences)] if whole else segments.spans(batch.cu_seqlens.cpu(), BLOCK[way])
+        for first, last in spans:
+            part = batch if last - first == batch.sequences else batch.rows(first, last)
+            parts.append(compute(plan, sent(block_of(part, scene.fits, plan))))
+    return parts[0] if len(parts) == 1 and way == "torch" else _beside(parts)
+
+
+@cache
+def _on_torch(device: str) -> Any:
+    return namespaces.on_torch(device)
+
+
+def _beside(parts: Sequence[Sums]) -> Sums:
+    """Join sums of parts of a batch, sequence by sequence, as tensors."""
+
+    def cat(each: Sequence[Any]) -> Tensor:
+        found = [torch.as_tensor(x) for x in each]
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+    tables = SumTables._make(cat(each) for each in zip(*(part.over_tokens for part in parts), strict=True))
+    return Sums(tables, *(cat(each) for each in zip(*(part[1:] for part in parts), strict=True)))
+
+
+# ---------------------------------------------------------------- numbers of presets
+
+
+@dataclass(frozen=True, eq=False)
+class PresetSums:
+    """Many presets applied to one batch of S sequences; numbers are float64, a row per distinct result.
+
+    Attributes:
+        scene: the batch and its log-ratios.
+        presets: the P presets.
+        plan: the plan of these and perhaps more.
+        of_plan: the sums of the plan.
+        at: the place of each preset in the plan, P of them.
+    """
+
+    scene: Scene
+    presets: tuple[Preset, ...]
+    plan: Plan
+    of_plan: Sums
+    at: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        scene: Scene,
+        presets: Sequence[Preset],
+        *,
+        losses: bool = True,
+        ranking: bool = False,
+        over_all: bool = False,
+    ) -> PresetSums:
+        """Apply presets to a batch; for the arguments see `Plan.of`."""
+        columns = frozenset(name for name in COLUMNS if scene.batch.has(name))
+        plan = plan_of(tuple(presets), columns, losses, ranking, over_all)
+        return cls(scene, tuple(presets), plan, sums_of(scene, plan), tuple(range(len(presets))))
+
+    def only(self, which: Callable[[Preset], bool]) -> PresetSums:
+        """Select the presets for which `which` is true."""
+        some = [at for at, preset in enumerate(self.presets) if which(preset)]
+        return self if len(some) == len(self.presets) else self._picked(some)
+
+    # ------------------------------------------------------------ rows
+
+    def _rows(self, values: Tensor, lines: Any) -> Rows:
+        """Return each preset's row of values [lines, S]; 0 for one that has none."""
+        at = lines[list(self.at)].tolist()
+        if -1 in at:
+            values = torch.cat((values, values.new_zeros(1, values.shape[1])))
+            at = [len(values) - 1 if line < 0 else line for line in at]
+        return Rows(values, tuple(at))
+
+    def total(self, kind: str, number: int = 0) -> Rows:
+        """Return a sum over tokens that pass the rules on tokens, by its kind and place in `SumTables`."""
+        values = getattr(self.of_plan.over_tokens, kind)[:, number]
+        return self._rows(values, getattr(self.plan.of_preset, kind))
+
+    def number(self, name: str) -> Rows:
+        """Return a number of sequences by its name in `OfSequences`; 0 where a preset has none."""
+        return self._rows(self.of_plan.numbers, getattr(self._lines, name))
+
+    @property
+    def _lines(self) -> Any:
+        return self.plan.decisions.of_preset
+
+    def named(self, columns: Mapping[str, Rows | Tensor]) -> Columns:
+        """Name columns by preset: one column [S] per preset; a plain tensor [S] is shared by all presets."""
+        if not columns:
+            return Columns((), ())
+        many = len(self.presets)
+        rows = [x if isinstance(x, Rows) else Rows(x[None], (0,) * many) for x in columns.values()]
+        names = _names(tuple(columns), tuple(preset.name for preset in self.presets))
+        begins = np.cumsum([0, *(len(x.values) for x in rows[:-1])])
+        at = np.array([x.at for x in rows], dtype=np.int64) + begins[:, None]
+        return Columns(names, tuple(x.values for x in rows), torch.from_numpy(at.flatten()))
+
+    @property
+    def batch(self) -> Batch:
+        """The packed batch."""
+        return self.scene.batch
+
+    @cached_property
+    def n(self) -> Tensor:
+        """Tokens of each sequence, [S]."""
+        return self.scene.counts["tokens"]
+
+    @cached_property
+    def sequences(self) -> Rows:
+        """1 where a sequence passes every rule on sequences and the veto, else 0."""
+        return self._rows(self.of_plan.kept.to(torch.float64), self._lines.kept)
+
+    @cached_property
+    def vetoed(self) -> Rows:
+        """1 where the veto drops a sequence, else 0."""
+        return self.number("hits").map(lambda x: (x > 0).to(torch.float64))
+
+    @cached_property
+    def passed(self) -> Rows:
+        """Number of tokens that pass the rules on tokens."""
+        return self.total("kept")
+
+    @cached_property
+    def kept(self) -> Rows:
+        """Number of kept tokens."""
+        return joined(torch.mul, self.passed, self.sequences)
+
+    @cached_property
+    def weights(self) -> Rows:
+        """Weights of whole sequences; 1 where tokens have their own, or there are none."""
+        return self._weights(np.ones(len(self._lines.weight), bool))
+
+    def _weights(self, where: Any) -> Rows:
+        """Return weights of whole sequences; 1 also where a preset is not asked for."""
+        lines = self._lines.weight
+        return self._rows(
+            self.of_plan.weights, np.where((lines >= 0) & where, lines, len(self.of_plan.weights) - 1)
+        )
+
+    @cached_property
+    def loss_weights(self) -> Rows:
+        """The factor of each sequence's loss: its weight if the loss is weighted, 0 where it is dropped."""
+        where = np.zeros(len(self._lines.weight), bool)
+        where[list(self.at)] = [weighted(preset) for preset in self.presets]
+        return joined(torch.mul, self._weights(where), self.sequences)
+
+    @cached_property
+    def sums(self) -> dict[str, Rows]:
+        """Sums of the final weights over kept tokens.
+
+        w: Σw; ww: Σw²; excess: Σ(w − 1); about_one: Σ(w − 1)²; weighted: tokens with w ≠ 0. The first two
+        stay exact when every weight is tiny, the others when every weight is near 1.
+        """
+        own, others = self._by_weights
+        names = ("w", "ww", "excess", "about_one", "weighted")
+        parts: list[dict[tuple[int, ...], Rows]] = [{} for _ in names]
+        if others:
+            some = self._picked(others)
+            each = joined(_of_equal_weights, some.weights, some.passed)
+            for at, part in enumerate(parts):
+                part[others] = Rows(each.values[:, at], each.at)
+        if own:
+            some = self._picked(own)
+            for at, part in enumerate(parts):
+                part[own] = some.total("weight", at)
+        return {
+            name: joined(torch.mul, merged(part), self.sequences)
+            for name, part in zip(names, parts, strict=True)
+        }
+
+    @cached_property
+    def spans(self) -> tuple[Rows, Rows]:
+        """Smallest and largest final weight of each sequence's kept tokens; (+inf, −inf) if none."""
+        own, others = self._by_weights
+        parts: list[dict[tuple[int, ...], Rows]] = [{}, {}]
+        if others:
+            weights = self._picked(others).weights
+            parts[0][others], parts[1][others] = weights, weights.map(torch.neg)
+        if own:
+            some = self._picked(own)
+            for at, part in enumerate(parts):
+                part[own] = some._rows(self.of_plan.spans[:, at], self.plan.of_preset.weight)
+        high, minus = (
+            joined(lambda x, kept: torch.where(kept > 0, x, -torch.inf), merged(part), self.kept)
+            for part in parts
+        )
+        return minus.map(torch.neg), high
+
+    @property
+    def _by_weights(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Places of the presets whose tokens have weights of their own, and of all others."""
+        tokens = np.asarray(self.plan.of_preset.weight)[list(self.at)] >= 0
+        return tuple(np.flatnonzero(tokens).tolist()), tuple(np.flatnonzero(~tokens).tolist())
+
+    def _picked(self, places: Sequence[int]) -> PresetSums:
+        presets, at = tuple(self.presets[i] for i in places), tuple(self.at[i] for i in places)
+        return replace(self, presets=presets, at=at)
+
+    @cached_property
+    def acted(self) -> dict[str, Rows]:
+        """Weights on which bounds acted.
+
+        high: weights above `upper`; low: below `lower`; units: number of weights; bounded: weights or tokens
+        on which the safety bound acted; tries: number of those.
+        """
+        n, lines = self.n, self._lines
+        each = torch.stack((n, (n > 0).to(torch.float64)))
+        return {
+            "high": self.number("high"),
+            "low": self.number("low"),
+            "units": self._rows(each, 1 - lines.of_tokens),
+            "bounded": self.number("bounded"),
+            "tries": self._rows(each, 1 - lines.bounded_of_tokens),
+        }
+
+    @property
+    def exact(self) -> dict[str, Tensor]:
+        """Σ r·A and Σ r over all tokens, [S] each; of a plan made with `ranking`."""
+        (weight, advantage), tables = self.plan.exact, self.of_plan.over_tokens
+        return {"rA": tables.advantage[advantage, 0], "r": tables.weight[weight, 0]}
+
+    @cached_property
+    def over_all(self) -> Rows:
+        """Sum of the final weights over all tokens, rejected or not; of presets whose plan has it."""
+        own, others = self._by_weights
+        parts = {}
+        if others:
+            parts[others] = self._picked(others).weights.map(lambda w: w * self.n)
+        if own:
+            parts[own] = self._picked(own)._rows(self.of_plan.over_tokens.weight[:, 0], self.plan.over_all)
+        return merged(parts)
+
+    def norms(self) -> Columns:
+        """Return the sums of the normalising mean, of presets that divide by it.
+
+        The mean of weights before rejection, over tokens, or over sequences of each one's mean.
+        """
+        some = self.only(normalised)
+        if not some.presets:
+            return Columns((), ())
+        n, over = self.n, some.over_all
+        by_token = [preset.weight is not None and preset.weight.over == "token" for preset in some.presets]
+        divisors = Rows(
+            torch.stack((torch.ones_like(n), n.clamp(min=1))), tuple(int(not x) for x in by_token)
+        )
+        units = Rows(torch.stack((n, (n > 0).to(torch.float64))), divisors.at)
+        return some.named(dict(zip(NORMS, (joined(torch.div, over, divisors), units), strict=True)))
+
+
+def _of_equal_weights(w: Tensor, n: Tensor) -> Tensor:
+    """Return the sums of n tokens that share a weight, in the order of `PresetSums.sums`: [R, 5, S]."""
+    return torch.stack(
+        (w * n, w.square() * n, (w - 1) * n, (w - 1).square() * n, torch.where(w != 0, n, 0.0)), 1
+    )
+
+
+@cache
+def _names(columns: tuple[str, ...], presets: tuple[str, ...]) -> tuple[str, ...]:
+    """Name columns for every preset, column by column; cached, since every batch has the same."""
+    return tuple(f"{preset}|{column}" for column in columns for preset in presets)

@@ -1,0 +1,735 @@
+"""Rows and sums of a block, tile by tile: loops over the plan's tables that call the formulas.
+
+A tile's rows stay in the cache, [rows, tile]. Formulas are those of `formulas.py`, compiled for one
+token; a function here is the loop of one table. Flags of tokens are bytes, and indices of tokens
+are unsigned: with bools or signed indices a loop is not vectorised.
+"""
+
+import numba
+import numpy as np
+
+from offpol_diag.pipeline import kernels, namespaces, plain
+from offpol_diag.pipeline.block import Block, Columns
+from offpol_diag.pipeline.plan import Plan
+from offpol_diag.pipeline.tables import (
+    ADVANTAGE,
+    COST,
+    CURRENT,
+    GAIN,
+    NEGATIVE,
+    NOT_POSITIVE,
+    OLD,
+    ONE,
+    POSITIVE,
+    ROLLOUT,
+    WIDTHS,
+    Sums,
+    SumTables,
+    summed,
+)
+from offpol_diag.presets import Preset, Weight
+
+TILE = 512  # tokens
+
+f = namespaces.compiled()
+of_rows = numba.njit(fastmath={"contract", "nsz"}, error_model="numpy")
+of_sums = numba.njit(fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
+
+
+def entry(function):
+    """Compile a function that Python calls, and keep its machine code in `kernels.folder`."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(kernels.folder())
+    try:
+        return numba.njit(error_model="numpy", cache=True, nogil=True)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+# ---------------------------------------------------------------- Segments of a tile
+
+
+@of_rows
+def pieces(offsets, begin, end):
+    """The first segment with tokens in [begin, end), and where segments begin within, uint64."""
+    first = np.searchsorted(offsets, begin, side="right") - 1
+    last = np.searchsorted(offsets, end, side="left")
+    cuts = np.empty(last - first + 1, np.uint64)
+    for s in range(first, last + 1):
+        cuts[s - first] = min(max(offsets[s], begin), end) - begin
+    return first, cuts
+
+
+@of_rows
+def spread(t, numbers, first, cuts, X):
+    for i in range(len(t.row)):
+        out = X[t.row[i]]
+        for piece in range(len(cuts) - 1):
+            number = numbers[t.number[i], first + piece]
+            for k in range(cuts[piece], cuts[piece + 1]):
+                out[k] = number
+
+
+@of_sums
+def add_totals(rows, X, first, cuts, out):
+    for i in range(len(rows)):
+        x = X[rows[i]]
+        for piece in range(len(cuts) - 1):
+            total = 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                total += x[k]
+            out[i, first + piece] += total
+
+
+@of_rows
+def add_extremes(rows, X, first, cuts, out):
+    for i in range(len(rows)):
+        x = X[rows[i]]
+        for piece in range(len(cuts) - 1):
+            high, low = out[i, 0, first + piece], out[i, 1, first + piece]
+            for k in range(cuts[piece], cuts[piece + 1]):
+                high = max(high, x[k])
+                low = max(low, -x[k])
+            out[i, 0, first + piece], out[i, 1, first + piece] = high, low
+
+
+# ---------------------------------------------------------------- Rows of tokens
+
+
+@of_rows
+def copy(x, n, out):
+    for k in range(n):
+        out[k] = x[k]
+
+
+@of_rows
+def fixed_rows(columns, begin, end, n, X):
+    advantage = columns.advantages[begin:end]
+    one, same, gain, cost = X[ONE], X[ADVANTAGE], X[GAIN], X[COST]
+    positive, negative, not_positive = X[POSITIVE], X[NEGATIVE], X[NOT_POSITIVE]
+    for k in range(n):
+        one[k] = 1.0
+        same[k] = advantage[k]
+    for k in range(n):
+        gain[k] = max(advantage[k], 0.0)
+        cost[k] = max(-advantage[k], 0.0)
+    for k in range(n):
+        positive[k] = f.positive(advantage[k])
+        negative[k] = f.negative(advantage[k])
+        not_positive[k] = f.not_positive(advantage[k])
+    copy(columns.rollout[begin:end], n, X[ROLLOUT])
+    copy(columns.old[begin:end], n, X[OLD])
+    copy(columns.current[begin:end], n, X[CURRENT])
+
+
+@of_rows
+def log_ratios(t, X, n):
+    for i in range(len(t.row)):
+        log_prob, before, out = X[t.log_prob[i]], X[t.log_prob_before[i]], X[t.row[i]]
+        for k in range(n):
+            out[k] = f.log_ratio_of(log_prob[k], before[k])
+
+
+@of_rows
+def bounded_log_ratios(t, X, n):
+    for i in range(len(t.row)):
+        log_ratio, out, bound = X[t.log_ratio[i]], X[t.row[i]], t.bound[i]
+        for k in range(n):
+            out[k] = f.clip(log_ratio[k], -bound, bound)
+
+
+@of_rows
+def ratios(t, X, n):
+    for i in range(len(t.row)):
+        log_ratio, out = X[t.log_ratio[i]], X[t.row[i]]
+        for k in range(n):
+            out[k] = f.importance_ratio(log_ratio[k])
+
+
+@of_rows
+def ratios_minus_one(t, X, n):
+    for i in range(len(t.row)):
+        log_ratio, out = X[t.log_ratio[i]], X[t.row[i]]
+        for k in range(n):
+            out[k] = f.ratio_minus_one(log_ratio[k])
+
+
+@of_rows
+def away(t, X, n):
+    for i in range(len(t.row)):
+        advantage, log_ratio, out = X[ADVANTAGE], X[t.log_ratio[i]], X[t.row[i]]
+        for k in range(n):
+            out[k] = f.moves_away(advantage[k], log_ratio[k])
+
+
+def statistic(formula):
+    """Return the loop of one divergence; Δ is clipped to [lowest, highest], r − 1 to [least, most]."""
+
+    def loop(log_ratio, ratio_minus_1, rollout, lowest, highest, least, most, n, out):
+        for k in range(n):
+            d = f.clip(log_ratio[k], lowest, highest)
+            out[k] = formula(d, f.clip(ratio_minus_1[k], least, most), rollout[k])
+
+    return of_rows(loop)
+
+
+log_ratio_itself = statistic(f.log_ratio_itself)
+k1 = statistic(f.k1)
+k2 = statistic(f.k2)
+k3 = statistic(f.k3)
+k3_reverse = statistic(f.k3_reverse)
+ratio_either_way = statistic(f.ratio_either_way)
+probability_difference = statistic(f.probability_difference)
+probability_gap = statistic(f.probability_gap)
+total_variation = statistic(f.total_variation)
+binary_kl = statistic(f.binary_kl)
+binary_kl_clamped = statistic(f.binary_kl_clamped)
+binary_kl_larger = statistic(f.binary_kl_larger)
+
+
+@of_rows
+def statistics(t, X, n):
+    """Kinds are the places in `plan.STATISTICS`."""
+    rollout = X[ROLLOUT]
+    for i in range(len(t.row)):
+        d, excess, out, kind = X[t.log_ratio[i]], X[t.ratio_minus_1[i]], X[t.row[i]], t.kind[i]
+        lowest, highest, least, most = t.lowest[i], t.highest[i], t.least_minus_1[i], t.most_minus_1[i]
+        if kind == 0:
+            log_ratio_itself(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 1:
+            k1(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 2:
+            k2(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 3:
+            k3(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 4:
+            k3_reverse(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 5:
+            ratio_either_way(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 6:
+            probability_difference(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 7:
+            probability_gap(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 8:
+            total_variation(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 9:
+            binary_kl(d, excess, rollout, lowest, highest, least, most, n, out)
+        elif kind == 10:
+            binary_kl_clamped(d, excess, rollout, lowest, highest, least, most, n, out)
+        else:
+            binary_kl_larger(d, excess, rollout, lowest, highest, least, most, n, out)
+
+
+@of_rows
+def gmpo_log_ratios(t, X, n):
+    for i in range(len(t.row)):
+        advantage, log_ratio, out = X[ADVANTAGE], X[t.log_ratio[i]], X[t.row[i]]
+        low, high = t.low[i], t.high[i]
+        for k in range(n):
+            out[k] = f.gmpo_log_ratio(advantage[k], log_ratio[k], low, high)
+
+
+@of_rows
+def vespo_log_weights(t, X, n):
+    for i in range(len(t.row)):
+        ratio, log_ratio, out = X[t.ratio[i]], X[t.log_ratio[i]], X[t.row[i]]
+        lower, upper, below, above = t.lower[i], t.upper[i], t.zero_below[i], t.zero_above[i]
+        for k in range(n):
+            out[k] = f.vespo_log_weight(ratio[k], log_ratio[k], lower, upper, below, above)
+
+
+@of_rows
+def fipo_log_ratios(t, X, n):
+    for i in range(len(t.row)):
+        log_ratio, ratio, out = X[t.log_ratio[i]], X[t.ratio[i]], X[t.row[i]]
+        dual, r_lowest, r_highest = t.dual[i], t.r_lowest[i], t.r_highest[i]
+        for k in range(n):
+            out[k] = f.fipo_log_ratio(log_ratio[k], ratio[k], dual, r_lowest, r_highest)
+
+
+@of_rows
+def outside(t, X, n):
+    for i in range(len(t.row)):
+        value, lower, upper, out = X[t.value[i]], t.lower[i], t.upper[i], X[t.row[i]]
+        for k in range(n):
+            out[k] = 1.0 if f.outside(value[k], lower, upper) else 0.0
+
+
+@of_rows
+def fipo_influences(t, X, n):
+    for i in range(len(t.row)):
+        advantage, ratio, later, out = X[ADVANTAGE], X[t.ratio[i]], X[t.later[i]], X[t.row[i]]
+        least, most, threshold = t.least[i], t.most[i], t.threshold[i]
+        r_lowest, r_highest = t.r_lowest[i], t.r_highest[i]
+        for k in range(n):
+            out[k] = f.fipo_influence(
+                advantage[k], ratio[k], later[k], least, most, threshold, r_lowest, r_highest
+            )
+
+
+@of_rows
+def token_rows(t, columns, begin, end, sequences, turns, offsets, turn_offsets, X):
+    """Compute the rows of tokens [begin, end) that `TokenRows` asks for: as `plain.token_rows`."""
+    n = np.uint64(end - begin)
+    fixed_rows(columns, begin, end, n, X)
+    log_ratios(t.log_ratios, X, n)
+    for i in range(len(t.smoothed_log_ratios.row)):
+        column = columns.smoothed[t.smoothed_log_ratios.column[i]]
+        copy(column[begin:end], n, X[t.smoothed_log_ratios.row[i]])
+    bounded_log_ratios(t.bounded_log_ratios, X, n)
+    ratios(t.ratios, X, n)
+    ratios_minus_one(t.ratios_minus_one, X, n)
+    away(t.away, X, n)
+    statistics(t.statistics, X, n)
+    gmpo_log_ratios(t.gmpo_log_ratios, X, n)
+    fipo_log_ratios(t.fipo_log_ratios, X, n)
+    for i in range(len(t.later.row)):
+        copy(columns.later[t.later.column[i]][begin:end], n, X[t.later.row[i]])
+    first, cuts = pieces(offsets, begin, end)
+    spread(t.of_sequences, sequences, first, cuts, X)
+    if len(t.of_turns.row):
+        first, cuts = pieces(turn_offsets, begin, end)
+        spread(t.of_turns, turns, first, cuts, X)
+    vespo_log_weights(t.vespo_log_weights, X, n)
+    for i in range(len(t.cut_off.row)):
+        copy(columns.cut_off[t.cut_off.column[i]][begin:end], n, X[t.cut_off.row[i]])
+    outside(t.outside, X, n)
+    fipo_influences(t.fipo_influences, X, n)
+
+
+# ---------------------------------------------------------------- Weights, masks, losses
+
+
+@of_rows
+def weight_rows(t, X, n, W):
+    for i in range(len(t.ratio)):
+        ratio, log_ratio, out = X[t.ratio[i]], X[t.log_ratio[i]], W[i]
+        lower, upper, below, above = t.lower[i], t.upper[i], t.zero_below[i], t.zero_above[i]
+        for k in range(n):
+            out[k] = f.importance_weight(ratio[k], log_ratio[k], lower, upper, below, above)
+
+
+@of_rows
+def mask_rows(t, X, n, K):
+    for mask in range(len(K)):
+        kept = K[mask]
+        for k in range(n):
+            kept[k] = 1
+    for i in range(len(t.mask)):
+        value, kept, lower, upper = X[t.value[i]], K[t.mask[i]], t.lower[i], t.upper[i]
+        if t.counts_above[i] == ONE and t.counts_below[i] == ONE:
+            for k in range(n):
+                kept[k] = 0 if f.outside(value[k], lower, upper) else kept[k]
+        else:
+            above, below = X[t.counts_above[i]], X[t.counts_below[i]]
+            for k in range(n):
+                failed = f.rejected(value[k], lower, upper, above[k], below[k])
+                kept[k] = 0 if failed else kept[k]
+
+
+@of_rows
+def ppo_losses(t, X, n, loss, slope, clipped, dual_clipped):
+    for i in range(len(t.loss)):
+        at = t.loss[i]
+        a, u, r, influence = X[ADVANTAGE], X[t.log_ratio[i]], X[t.ratio[i]], X[t.influence[i]]
+        low, high, dual, lowest, highest = t.low[i], t.high[i], t.dual[i], t.lowest[i], t.highest[i]
+        r_lowest, r_highest = t.r_lowest[i], t.r_highest[i]
+        out, moved, clip, dual_clip = loss[at], slope[at], clipped[at], dual_clipped[at]
+        for k in range(n):
+            out[k], moved[k], c, d = f.ppo_clip(
+                a[k],
+                u[k],
+                r[k],
+                influence[k],
+                low,
+                high,
+                dual,
+                lowest,
+                highest,
+                r_lowest,
+                r_highest,
+            )
+            clip[k] = 1 if c else 0
+            dual_clip[k] = 1 if d else 0
+
+
+@of_rows
+def reinforce_losses(t, X, n, loss, slope):
+    for i in range(len(t.loss)):
+        advantage, log_prob = X[ADVANTAGE], X[t.log_prob[i]]
+        out, moved = loss[t.loss[i]], slope[t.loss[i]]
+        for k in range(n):
+            out[k], moved[k] = f.reinforce(advantage[k], log_prob[k], 1.0)
+
+
+@of_rows
+def cispo_losses(t, X, n, loss, slope, clipped):
+    for i in range(len(t.loss)):
+        advantage, log_prob, ratio = X[ADVANTAGE], X[CURRENT], X[t.ratio[i]]
+        low, high, r_lowest, r_highest = t.low[i], t.high[i], t.r_lowest[i], t.r_highest[i]
+        out, moved, clip = loss[t.loss[i]], slope[t.loss[i]], clipped[t.loss[i]]
+        for k in range(n):
+            out[k], moved[k], c = f.cispo(advantage[k], log_prob[k], ratio[k], low, high, r_lowest, r_highest)
+            clip[k] = 1 if c else 0
+
+
+@of_rows
+def topr_losses(t, X, n, loss, slope, clipped):
+    for i in range(len(t.loss)):
+        advantage, log_prob, ratio, good = X[ADVANTAGE], X[CURRENT], X[t.ratio[i]], X[t.good[i]]
+        low, high, r_lowest, r_highest = t.low[i], t.high[i], t.r_lowest[i], t.r_highest[i]
+        out, moved, clip = loss[t.loss[i]], slope[t.loss[i]], clipped[t.loss[i]]
+        for k in range(n):
+            out[k], moved[k], c = f.topr(
+                advantage[k], log_prob[k], ratio[k], good[k], low, high, r_lowest, r_highest
+            )
+            clip[k] = 1 if c else 0
+
+
+@of_rows
+def sapo_losses(t, X, n, loss, slope):
+    for i in range(len(t.loss)):
+        a, u, r = X[ADVANTAGE], X[t.log_ratio[i]], X[t.ratio[i]]
+        tau_positive, tau_negative = t.tau_positive[i], t.tau_negative[i]
+        lowest, highest, r_lowest, r_highest = (
+            t.lowest[i],
+            t.highest[i],
+            t.r_lowest[i],
+            t.r_highest[i],
+        )
+        out, moved = loss[t.loss[i]], slope[t.loss[i]]
+        for k in range(n):
+            out[k], moved[k] = f.sapo(
+                a[k], u[k], r[k], tau_positive, tau_negative, lowest, highest, r_lowest, r_highest
+            )
+
+
+@of_rows
+def dro_losses(t, X, n, loss, slope):
+    for i in range(len(t.loss)):
+        advantage, log_prob, log_ratio, penalty = (
+            X[ADVANTAGE],
+            X[CURRENT],
+            X[t.log_ratio[i]],
+            t.penalty[i],
+        )
+        out, moved = loss[t.loss[i]], slope[t.loss[i]]
+        for k in range(n):
+            out[k], moved[k] = f.dro(advantage[k], log_prob[k], log_ratio[k], penalty)
+
+
+@of_rows
+def gmpo_losses(t, X, n, loss, slope, clipped):
+    for i in range(len(t.loss)):
+        advantage, log_ratio, shared = X[ADVANTAGE], X[t.log_ratio[i]], X[t.shared[i]]
+        low, high = t.low[i], t.high[i]
+        out, moved, clip = loss[t.loss[i]], slope[t.loss[i]], clipped[t.loss[i]]
+        for k in range(n):
+            out[k], moved[k], c = f.gmpo(advantage[k], log_ratio[k], shared[k], low, high)
+            clip[k] = 1 if c else 0
+
+
+@of_rows
+def vespo_losses(t, X, n, loss, slope):
+    for i in range(len(t.loss)):
+        advantage, log_prob = X[ADVANTAGE], X[CURRENT]
+        positive, negative = X[t.factor_positive[i]], X[t.factor_negative[i]]
+        out, moved = loss[t.loss[i]], slope[t.loss[i]]
+        for k in range(n):
+            out[k], moved[k] = f.vespo(advantage[k], log_prob[k], positive[k], negative[k])
+
+
+@of_rows
+def loss_kls(t, X, n, out):
+    for i in range(len(t.log_ratio)):
+        log_ratio, bound, kl = X[t.log_ratio[i]], t.bound[i], out[i]
+        for k in range(n):
+            kl[k] = f.loss_kl(log_ratio[k], bound)
+
+
+@of_rows
+def loss_rows(t, X, n, loss, slope, clipped, dual_clipped, kl):
+    ppo_losses(t.ppo, X, n, loss, slope, clipped, dual_clipped)
+    reinforce_losses(t.reinforce, X, n, loss, slope)
+    cispo_losses(t.cispo, X, n, loss, slope, clipped)
+    topr_losses(t.topr, X, n, loss, slope, clipped)
+    sapo_losses(t.sapo, X, n, loss, slope)
+    dro_losses(t.dro, X, n, loss, slope)
+    gmpo_losses(t.gmpo, X, n, loss, slope, clipped)
+    vespo_losses(t.vespo, X, n, loss, slope)
+    loss_kls(t.kls, X, n, kl)
+
+
+# ---------------------------------------------------------------- Sums over sequences
+
+
+@of_sums
+def kept_sums(t, X, K, first, cuts, out):
+    positive, negative = X[POSITIVE], X[NEGATIVE]
+    for i in range(len(t.mask)):
+        kept = K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            every, up, down = 0.0, 0.0, 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                every += 1.0 if kept[k] else 0.0
+                up += positive[k] if kept[k] else 0.0
+                down += negative[k] if kept[k] else 0.0
+            out[i, 0, first + piece] += every
+            out[i, 1, first + piece] += up
+            out[i, 2, first + piece] += down
+
+
+@of_sums
+def gap_sums(t, X, K, first, cuts, out):
+    for i in range(len(t.mask)):
+        k3_row, log_ratio, kept = X[t.k3[i]], X[t.log_ratio[i]], K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            divergence, drift = 0.0, 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                divergence += k3_row[k] if kept[k] else 0.0
+                drift += log_ratio[k] if kept[k] else 0.0
+            out[i, 0, first + piece] += divergence
+            out[i, 1, first + piece] += drift
+
+
+@of_sums
+def weight_sums(t, W, K, first, cuts, out):
+    for i in range(len(t.mask)):
+        weight, kept = W[t.weight[i]], K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            w_total, w2_total, e_total, e2_total, many = 0.0, 0.0, 0.0, 0.0, 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                excess = f.deviation(weight[k])
+                w = weight[k] if kept[k] else 0.0
+                e = excess if kept[k] else 0.0
+                w_total += w
+                w2_total += w * weight[k]
+                e_total += e
+                e2_total += e * excess
+                many += 1.0 if w != 0.0 else 0.0
+            out[i, 0, first + piece] += w_total
+            out[i, 1, first + piece] += w2_total
+            out[i, 2, first + piece] += e_total
+            out[i, 3, first + piece] += e2_total
+            out[i, 4, first + piece] += many
+
+
+@of_sums
+def advantage_sums(t, X, W, K, first, cuts, out):
+    advantage = X[ADVANTAGE]
+    for i in range(len(t.mask)):
+        weight, kept = W[t.weight[i]], K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            total = 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                total += weight[k] * advantage[k] if kept[k] else 0.0
+            out[i, 0, first + piece] += total
+
+
+@of_sums
+def clip_sums(t, clipped, K, first, cuts, out):
+    for i in range(len(t.mask)):
+        clip, kept = clipped[t.loss[i]], K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            total = 0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                total += np.int64(clip[k] & kept[k])
+            out[i, 0, first + piece] += total
+
+
+@of_sums
+def kl_sums(t, kl, K, first, cuts, out):
+    for i in range(len(t.mask)):
+        x, kept = kl[t.kl[i]], K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            total = 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                total += x[k] if kept[k] else 0.0
+            out[i, 0, first + piece] += total
+
+
+@of_sums
+def loss_sums(t, loss, slope, W, K, first, cuts, out):
+    for i in range(len(t.mask)):
+        x, moved = loss[t.loss[i]], slope[t.loss[i]]
+        weight, kept = W[t.weight[i]], K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            value, update = 0.0, 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                w = weight[k] if kept[k] else 0.0
+                value += w * x[k]
+                update += w * abs(moved[k])
+            out[i, 0, first + piece] += value
+            out[i, 1, first + piece] += update
+
+
+@of_sums
+def still_sums(t, X, slope, W, K, first, cuts, out):
+    gain, cost = X[GAIN], X[COST]
+    for i in range(len(t.mask)):
+        moved, weight, kept = slope[t.loss[i]], W[t.weight[i]], K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            up, down = 0.0, 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                still = f.without_gradient(moved[k], weight[k], kept[k])
+                up += gain[k] if still else 0.0
+                down += cost[k] if still else 0.0
+            out[i, 0, first + piece] += up
+            out[i, 1, first + piece] += down
+
+
+@of_sums
+def row_sums(t, X, K, first, cuts, out):
+    for i in range(len(t.mask)):
+        x, kept = X[t.row[i]], K[t.mask[i]]
+        for piece in range(len(cuts) - 1):
+            total = 0.0
+            for k in range(cuts[piece], cuts[piece + 1]):
+                total += x[k] if kept[k] else 0.0
+            out[i, 0, first + piece] += total
+
+
+@of_rows
+def spans_of(x, kept, first, cuts, out):
+    for piece in range(len(cuts) - 1):
+        high, low = out[0, first + piece], out[1, first + piece]
+        for k in range(cuts[piece], cuts[piece + 1]):
+            high = max(high, x[k] if kept[k] else -np.inf)
+            low = max(low, -x[k] if kept[k] else -np.inf)
+        out[0, first + piece], out[1, first + piece] = high, low
+
+
+# ---------------------------------------------------------------- Passes over a block
+
+
+@entry
+def sum_later(x, position, offsets, half_life):
+    """Replace x by its sum over each token and those after it: as `segments.later_sum`."""
+    for s in range(len(offsets) - 1):
+        for k in range(offsets[s + 1] - 2, offsets[s] - 1, -1):
+            x[k] += x[k + 1] * 2.0 ** ((position[k] - position[k + 1]) / half_life)
+
+
+@entry
+def one_pass(
+    tables, rows_to, columns, offsets, turn_offsets, numbers, sizes, tile, totals, out, spans, row_spans
+):
+    """Compute rows of tokens tile by tile; add up some of them, and the sums of losses and weights.
+
+    A block is passed over twice, first for the numbers of sequences and turns. Both are this
+    function, with tables that have no line where nothing is wanted: it is compiled once.
+
+    `tables` are those of rows, weights, rules, losses and sums; `rows_to` the rows to sum over sequences,
+    to sum over turns, to keep, and whose extremes are wanted, and `totals` where they go, [rows, S],
+    [rows, turns], [rows, T] and [rows, 2, S]; `numbers` those of sequences and of turns. Sums go to `out`,
+    `SumTables` of [lines, numbers, S], and the largest and smallest weights and rows to `spans` and
+    `row_spans`, [lines, 2, S].
+    """
+    rows, weights, rules, losses, sums = tables
+    X = np.empty((sizes.rows, tile))
+    W, K = np.ones((sizes.weights + 1, tile)), np.ones((sizes.masks + 1, tile), np.uint8)
+    loss, slope = np.zeros((sizes.losses, tile)), np.zeros((sizes.losses, tile))
+    clipped = np.zeros((sizes.losses, tile), np.uint8)
+    dual_clipped = np.zeros((sizes.losses, tile), np.uint8)
+    kl = np.empty((sizes.kls, tile))
+    for begin in range(0, len(columns.rollout), tile):
+        end = min(begin + tile, len(columns.rollout))
+        n = np.uint64(end - begin)
+        token_rows(rows, columns, begin, end, numbers[0], numbers[1], offsets, turn_offsets, X)
+        weight_rows(weights, X, n, W)
+        mask_rows(rules, X, n, K)
+        loss_rows(losses, X, n, loss, slope, clipped, dual_clipped, kl)
+        for i in range(len(rows_to[2])):
+            copy(X[rows_to[2][i]], n, totals[2][i, begin:end])
+        if len(rows_to[1]):
+            first, cuts = pieces(turn_offsets, begin, end)
+            add_totals(rows_to[1], X, first, cuts, totals[1])
+        if len(sums.turn_row.row):
+            first, cuts = pieces(turn_offsets, begin, end)
+            row_sums(sums.turn_row, X, K, first, cuts, out.turn_row)
+        first, cuts = pieces(offsets, begin, end)
+        add_totals(rows_to[0], X, first, cuts, totals[0])
+        add_extremes(rows_to[3], X, first, cuts, totals[3])
+        kept_sums(sums.kept, X, K, first, cuts, out.kept)
+        gap_sums(sums.gap, X, K, first, cuts, out.gap)
+        weight_sums(sums.weight, W, K, first, cuts, out.weight)
+        for i in range(len(sums.weight.mask)):
+            spans_of(W[sums.weight.weight[i]], K[sums.weight.mask[i]], first, cuts, spans[i])
+        advantage_sums(sums.advantage, X, W, K, first, cuts, out.advantage)
+        clip_sums(sums.clip, clipped, K, first, cuts, out.clip)
+        clip_sums(sums.dual_clip, dual_clipped, K, first, cuts, out.dual_clip)
+        kl_sums(sums.kl, kl, K, first, cuts, out.kl)
+        loss_sums(sums.loss, loss, slope, W, K, first, cuts, out.loss)
+        still_sums(sums.still, X, slope, W, K, first, cuts, out.still)
+        row_sums(sums.row, X, K, first, cuts, out.row)
+        for i in range(len(sums.row.mask)):
+            spans_of(X[sums.row.row[i]], K[sums.row.mask[i]], first, cuts, row_spans[i])
+
+
+def sums(plan, block, tile=TILE):
+    """Compute every distinct sum of a block's sequences, and what is decided about them: as `plain.sums`."""
+    left = plain.left_numbers(plan, sums(plan.before, block, tile), block) if plan.left else []
+    sequences, turns, later = plan.sequences, plan.turns, plan.rows.later
+    nothing, none = np.zeros(0, np.int64), np.zeros((0, 0))
+    numbers, columns = (none, none), np.zeros((0, len(block.columns.rollout)))
+
+    rows_to = totalled(sequences), totalled(turns), later.summed, np.unique(sequences.extremes.summed)
+    totals, _ = passed(plan, block, (plan.first, *plan.nothing), rows_to, columns, numbers, tile)
+    for x, half_life in zip(totals[2], later.half_life, strict=True):
+        sum_later(x, block.position, block.offsets, half_life)
+    summed_, of_turns, _, extremes = map(by_row, rows_to, totals)
+    numbers = (
+        plain.sequence_numbers(sequences, summed_, extremes, block, left),
+        plain.turn_numbers(turns, of_turns, block.turn_offsets, left),
+    )
+
+    wanted = plan.decisions.numbers
+    of_decisions = np.unique(np.append(totalled(wanted), ADVANTAGE))
+    rows_to = of_decisions, nothing, nothing, np.unique(wanted.extremes.summed)
+    tables = plan.rows, plan.weights, plan.rules, plan.losses, plan.sums
+    found, out = passed(plan, block, tables, rows_to, totals[2], numbers, tile)
+    summed_, extremes = by_row(rows_to[0], found[0]), by_row(rows_to[3], found[3])
+    return Sums(*out, *plain.decided(plan, summed_, extremes, summed_[ADVANTAGE], block, left))
+
+
+def compile_all():
+    """Compile everything, or load it, by computing the sums of a block of one token."""
+    zero, ends = np.zeros(1), np.array([0, 1])
+    none = np.zeros((0, 1))
+    columns = Columns(zero, zero, zero, zero, smoothed=none, cut_off=none, later=none)
+    preset = Preset("", "", "old", Weight(), loss="fipo")  # which needs every function
+    sums(Plan.of((preset,)), Block(columns, ends, ends, np.zeros(1, np.int64), none, zero))
+
+
+def by_row(rows, totals):
+    """Return row of tokens → its total."""
+    return dict(zip(rows.tolist(), totals, strict=True))
+
+
+def totalled(numbers):
+    """Return the rows of tokens that numbers are the sums or means of."""
+    without = numbers._replace(extremes=numbers[0]) if "extremes" in numbers._fields else numbers
+    return np.array(sorted(summed(without)), np.int64)
+
+
+def passed(plan, block, tables, rows_to, later, numbers, tile):
+    """Pass over a block once, and return what `one_pass` fills; nothing where no row is wanted."""
+    offsets, turn_offsets, sums = block.offsets, block.turn_offsets, tables[-1]
+    many, turns = len(offsets) - 1, len(turn_offsets) - 1
+    sizes = many, turns, len(block.columns.rollout)
+    totals = [np.zeros((len(rows), size)) for rows, size in zip(rows_to, sizes, strict=False)]
+    totals = *totals, none_yet(rows_to[3], many)
+    widths = zip(sums, WIDTHS.values(), strict=True)
+    out = SumTables(*(np.zeros((len(t.mask), width, many)) for t, width in widths))
+    out = out._replace(turn_row=np.zeros((len(sums.turn_row.mask), 1, turns)))
+    spans = none_yet(sums.weight.mask, many), none_yet(sums.row.mask, many)
+    if any(map(len, rows_to)):
+        columns = block.columns._replace(later=later)
+        given = columns, offsets, turn_offsets, numbers, plan.sizes, tile
+        one_pass(tables, rows_to, *given, totals, out, *spans)
+    return totals, (out, *spans)
+
+
+def none_yet(lines, many):
+    """Return extremes of no token, [lines, 2, S]."""
+    return np.full((len(lines), 2, many), -np.inf)
