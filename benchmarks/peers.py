@@ -1,11 +1,11 @@
-"""Compare an analysis with every preset, and with one, with one DuckDB query, and that with only reading.
+"""Compare an analysis with every preset, with one, and with every trainer's log, with one DuckDB query.
 
     python benchmarks/peers.py [--sequences N] [--rounds N] [--write]
 
-All four in turn, on the same file and two cores: reading and DuckDB with two threads, the analysis with two
-worker processes. Then the same on dumps of every shape of dump.py, of a quarter as many tokens; the shapes
-take turns as well, so that each has a ratio to the ordinary dump of its size. What the query and the analysis
-both know must agree to 1e-6, or this fails.
+All in turn with only reading, on one file and two cores: reading and DuckDB with two threads, the analysis
+with two worker processes. Then the same on dumps of every shape of dump.py, of a quarter as many tokens; the
+shapes take turns as well, so that each has a ratio to the ordinary dump of its size. What the query and the
+analysis both know must agree to 1e-6, or this fails.
 """
 
 from __future__ import annotations
@@ -54,12 +54,16 @@ class Peers:
             "reading": lambda: read(self.path),
             "duckdb": lambda: self.nine.append(self.query.nine(self.path)),
             # a Summary that lives on would be collected through again
-            "analyze": lambda: self.ours.append(duck.ours(self._analyzed(self.presets))),
+            "analyze": lambda: self.ours.append(duck.ours(self._analyzed(self.presets, every_log=False))),
             "one": lambda: self._analyzed([preset for preset in self.presets if preset.name == ONE]),
         }
 
-    def _analyzed(self, presets: Sequence[Preset]) -> Summary:
-        return analyze([str(self.path)], presets=presets, workers=machine.THREADS)
+    def logs(self) -> dict[str, rounds.Job]:
+        """Return the job that computes what every trainer logs, too, as `--presets all` does."""
+        return {"every log": lambda: self._analyzed(self.presets)}
+
+    def _analyzed(self, presets: Sequence[Preset], *, every_log: bool = True) -> Summary:
+        return analyze([str(self.path)], presets=presets, workers=machine.THREADS, every_log=every_log)
 
     def agree(self) -> None:
         """Raise `duck.Disagreement` where the numbers of a round do not agree."""
@@ -72,7 +76,7 @@ def measure(given: part.Given) -> part.Result:
     presets, query = load().resolve("all"), duck.Duck(machine.THREADS)
     with part.dump(given.sequences) as (path, facts):
         peers = Peers(path, query, presets)
-        timed = rounds.alternate(peers.jobs(), given.rounds)
+        timed = rounds.alternate(peers.jobs() | peers.logs(), given.rounds)
     peers.agree()
     return facts | {
         "rounds": given.rounds,
@@ -80,6 +84,7 @@ def measure(given: part.Given) -> part.Result:
         "presets": len(presets),
         "seconds": timed.seconds(),
         "analyze_over_duckdb": timed.ratio("analyze", "duckdb"),
+        "every_log_over_duckdb": timed.ratio("every log", "duckdb"),
         "one_over_duckdb": timed.ratio("one", "duckdb"),
         "duckdb_over_reading": timed.ratio("duckdb", "reading"),
         "agreed": peers.nine[-1],

@@ -312,7 +312,8 @@ def test_a_query_that_asks_something_else_does_not_agree(
 
 
 def test_peers_that_do_not_agree_have_no_times(analysed, monkeypatch):
-    monkeypatch.setattr(peers, "analyze", lambda sources, presets, workers: analysed)  # of another dump
+    # of another dump
+    monkeypatch.setattr(peers, "analyze", lambda sources, presets, workers, every_log: analysed)
 
     with pytest.raises(part.Failed, match="tokens"):
         peers.measure(TINY)
@@ -519,22 +520,25 @@ OF_SHAPES = {"ordinary": 1, "collapsed": 6, "log_normal": 2, "short": 3}
 def test_the_ratios_of_the_peers_are_the_right_way_up(monkeypatch):
     wall = {"reading": 2, "duckdb": 3, "analyze": 12, "one": 6}
     shapes = {f"{shape} {job}": by * s for shape, by in OF_SHAPES.items() for job, s in wall.items()}
+    wall["every log"] = 30
     order = []
     timed(monkeypatch, wall | shapes, order)
     monkeypatch.setattr(peers, "load", Few)
     asked = []
     real = analyze
 
-    def counted(sources, presets, workers):
-        asked.append(len(presets))
-        return real(sources, presets=presets, workers=1)
+    def counted(sources, presets, workers, every_log):
+        asked.append((len(presets), every_log))
+        return real(sources, presets=presets, workers=1, every_log=every_log)
 
     monkeypatch.setattr(peers, "analyze", counted)
 
     found = peers.measure(TINY)
 
     assert (found["analyze_over_duckdb"], found["duckdb_over_reading"], found["presets"]) == (4, 1.5, 5)
-    assert (found["one_over_duckdb"], asked) == (2, [5, 1] * 5)
+    assert found["one_over_duckdb"] == 2
+    assert found["every_log_over_duckdb"] == 10
+    assert asked == [(5, False), (1, True), (5, True), *[(5, False), (1, True)] * 4]
     assert found["seconds"]["analyze"] == {"wall": 12, "cpu": 24}
     assert order == [*wall, *shapes]
     assert {row["shape"]: row["seconds"]["analyze"] for row in found["shapes"]} == {

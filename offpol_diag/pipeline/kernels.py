@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 WORTH_LOADING = 300_000
@@ -39,14 +40,14 @@ def compiled(tokens: float, presets: int) -> bool:
     known = any(folder().glob("**/*.nbc")) if folder().is_dir() else False
     if not known and (work < WORTH_COMPILING or not _writable(folder())):
         return False
-    try:
-        from offpol_diag.pipeline import compiled as compiled_pass
-    except ImportError:
+    if find_spec("numba") is None:
         return False
     if not known:
         logging.getLogger("offpol_diag").warning(
             "compiling the formulas of the presets for this machine, about half a minute, once"
         )
+        from offpol_diag.pipeline import compiled as compiled_pass
+
         compiled_pass.compile_all()
     return True
 
