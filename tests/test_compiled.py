@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from offpol_diag.cli.request import Request
 from offpol_diag.pipeline import compiled, kernels
 from tests.test_pipeline import assert_alike, case, columns_of
 
@@ -37,6 +38,16 @@ def test_it_is_loaded_for_large_dumps_and_compiled_for_larger_ones(tmp_path, mon
     assert kernels.compiled(kernels.WORTH_LOADING, kernels.MANY)
     assert not kernels.compiled(kernels.WORTH_LOADING - 1, kernels.MANY)
     assert compiled_now == [1]
+
+
+def test_quiet_commands_do_not_say_that_they_compile(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(kernels, "folder", lambda: tmp_path)
+    monkeypatch.setattr(compiled, "compile_all", lambda: None)
+    for quiet, said in ((False, 1), (True, 0)):
+        caplog.clear()
+        with Request(quiet=quiet)._quietly():
+            assert kernels.compiled(kernels.WORTH_COMPILING, kernels.MANY)
+        assert len(caplog.records) == said
 
 
 def test_few_presets_are_worth_it_of_more_tokens(tmp_path, monkeypatch):

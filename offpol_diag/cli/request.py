@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -130,9 +131,11 @@ class Request:
             return sweep(dumps, options, progress=report, **where)
 
     def _quietly(self) -> AbstractContextManager[None]:
-        """Return a context in which Ray prints nothing of its own, with --quiet."""
-        if not self.quiet or self.engine != "ray":
+        """Return a context in which, with --quiet, neither Ray nor the compiler says anything."""
+        if not self.quiet:
             return nullcontext()
+        if self.engine != "ray":
+            return _without_warnings()
         from offpol_diag.run.ray import silent
 
         return silent()
@@ -246,6 +249,18 @@ def _bytes(dumps: Sequence[str]) -> int:
         except OSError:
             continue
     return size
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Let the package log errors alone within the block."""
+    logger = logging.getLogger("offpol_diag")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager
