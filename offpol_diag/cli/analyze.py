@@ -61,8 +61,9 @@ def analyze(
     with files.begin() as staged:
         from offpol_diag.analysis.vocabulary import with_texts
 
+        named = "all" if presets is None else presets
         summary = request.run(
-            "analyze", dumps, request.presets(presets or "all"), every_log=bool(presets), **staged
+            "analyze", dumps, request.presets(named), every_log=presets is not None, **staged
         )
         files.write(with_texts(summary, tokenizer), verbose, whole=no_html)
     if strict and is_bug(summary):

@@ -99,7 +99,7 @@ def _presets(request: Request, dumps: Sequence[str], named: str | None, against:
     from offpol_diag.forms import open_dump
     from offpol_diag.presets.catalogue import load
 
-    chosen, base = request.presets(named or "all"), None
+    chosen, base = request.presets("all" if named is None else named), None
     if against is not None:
         found = request.catalogue().resolve(against)
         if len(found) != 1:
@@ -121,6 +121,6 @@ def _presets(request: Request, dumps: Sequence[str], named: str | None, against:
         )
     first = reference(lacks, base)
     assert first is not None  # or there would have been an error
-    examined = request.examined(dumps, chosen, against=first, every_log=bool(named))
+    examined = request.examined(dumps, chosen, against=first, every_log=named is not None)
     summary = ran("compare", examined.summary())
     return advised(summary.model_copy(update={"comparison": of_presets(examined, summary, first)}))
