@@ -81,18 +81,6 @@ def add_totals(rows, X, first, cuts, out):
             out[i, first + piece] += total
 
 
-@of_rows
-def add_extremes(rows, X, first, cuts, out):
-    for i in range(len(rows)):
-        x = X[rows[i]]
-        for piece in range(len(cuts) - 1):
-            high, low = out[i, 0, first + piece], out[i, 1, first + piece]
-            for k in range(cuts[piece], cuts[piece + 1]):
-                high = max(high, x[k])
-                low = max(low, -x[k])
-            out[i, 0, first + piece], out[i, 1, first + piece] = high, low
-
-
 # ---------------------------------------------------------------- Rows of tokens
 
 
@@ -538,17 +526,6 @@ def clip_sums(t, clipped, K, first, cuts, out):
 
 
 @of_sums
-def kl_sums(t, kl, K, first, cuts, out):
-    for i in range(len(t.mask)):
-        x, kept = kl[t.kl[i]], K[t.mask[i]]
-        for piece in range(len(cuts) - 1):
-            total = 0.0
-            for k in range(cuts[piece], cuts[piece + 1]):
-                total += x[k] if kept[k] else 0.0
-            out[i, 0, first + piece] += total
-
-
-@of_sums
 def loss_sums(t, loss, slope, W, K, first, cuts, out):
     for i in range(len(t.mask)):
         x, moved = loss[t.loss[i]], slope[t.loss[i]]
@@ -579,9 +556,9 @@ def still_sums(t, X, slope, W, K, first, cuts, out):
 
 
 @of_sums
-def row_sums(t, X, K, first, cuts, out):
-    for i in range(len(t.mask)):
-        x, kept = X[t.row[i]], K[t.mask[i]]
+def row_sums(rows, masks, X, K, first, cuts, out):
+    for i in range(len(masks)):
+        x, kept = X[rows[i]], K[masks[i]]
         for piece in range(len(cuts) - 1):
             total = 0.0
             for k in range(cuts[piece], cuts[piece + 1]):
@@ -646,10 +623,11 @@ def one_pass(
             add_totals(rows_to[1], X, first, cuts, totals[1])
         if len(sums.turn_row.row):
             first, cuts = pieces(turn_offsets, begin, end)
-            row_sums(sums.turn_row, X, K, first, cuts, out.turn_row)
+            row_sums(sums.turn_row.row, sums.turn_row.mask, X, K, first, cuts, out.turn_row)
         first, cuts = pieces(offsets, begin, end)
         add_totals(rows_to[0], X, first, cuts, totals[0])
-        add_extremes(rows_to[3], X, first, cuts, totals[3])
+        for i in range(len(rows_to[3])):
+            spans_of(X[rows_to[3][i]], K[sizes.masks], first, cuts, totals[3][i])
         kept_sums(sums.kept, X, K, first, cuts, out.kept)
         gap_sums(sums.gap, X, K, first, cuts, out.gap)
         weight_sums(sums.weight, W, K, first, cuts, out.weight)
@@ -658,10 +636,10 @@ def one_pass(
         advantage_sums(sums.advantage, X, W, K, first, cuts, out.advantage)
         clip_sums(sums.clip, clipped, K, first, cuts, out.clip)
         clip_sums(sums.dual_clip, dual_clipped, K, first, cuts, out.dual_clip)
-        kl_sums(sums.kl, kl, K, first, cuts, out.kl)
+        row_sums(sums.kl.kl, sums.kl.mask, kl, K, first, cuts, out.kl)
         loss_sums(sums.loss, loss, slope, W, K, first, cuts, out.loss)
         still_sums(sums.still, X, slope, W, K, first, cuts, out.still)
-        row_sums(sums.row, X, K, first, cuts, out.row)
+        row_sums(sums.row.row, sums.row.mask, X, K, first, cuts, out.row)
         for i in range(len(sums.row.mask)):
             spans_of(X[sums.row.row[i]], K[sums.row.mask[i]], first, cuts, row_spans[i])
 

@@ -230,11 +230,8 @@ class _Builder:
         self.rows = {}  # (table, line without its row) → row
         self.numbers = {"sequence": Distinct(), "turn": Distinct(), "decision": Distinct()}
         self.tables_of_numbers = {}  # ("sequence", "turn" or "decision", table) → its lines
-        self.found = found or (
-            Distinct(),
-            Distinct(),
-            Distinct(),
-        )  # shared with the plan of what comes before
+        # found before the pass, and shared with the plan of what comes before
+        self.found = found or (Distinct(), Distinct(), Distinct())
         self.smoothed, self.cut_off, self.given = self.found
         self.later, self.left = Distinct(), Distinct()
 

@@ -1,0 +1,37 @@
+"""Whose logged numbers are computed: of what can be recommended and of the trainer, or of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from offpol_diag.analysis import merge
+from offpol_diag.analyze import examine
+
+SAMPLE = Path(__file__).parents[1] / "sample_data" / "healthy.parquet"
+NAMES = "token_is,slime_mis,areal_decoupled,recompute"
+
+
+def logged(summary):
+    found = {name for name, one in summary.presets.items() if one.as_logged}
+    left_out = set(summary.run.logs_left_out)
+    assert not found & left_out
+    return found, left_out
+
+
+@pytest.mark.parametrize(
+    ("how", "found", "left_out"),
+    [
+        ({}, {"token_is", "slime_mis", "areal_decoupled"}, set()),
+        ({"every_log": False, "trainer": "slime"}, {"token_is", "slime_mis"}, {"areal_decoupled"}),
+        ({"every_log": False, "trainer": "areal"}, {"token_is", "areal_decoupled"}, {"slime_mis"}),
+        ({"every_log": False}, {"token_is"}, {"slime_mis", "areal_decoupled"}),
+    ],
+    ids=["every log", "slime", "areal", "that of the provenance"],
+)
+def test_logs_that_nobody_reads_are_left_out_and_named(tmp_path, how, found, left_out):
+    tally = tmp_path / "healthy.tally.json"
+    summary = examine([str(SAMPLE)], presets=NAMES, tally=tally, **how).summary()
+    assert logged(summary) == (found, left_out)
+    assert logged(merge.summary(merge.merge([tally]))) == (found, left_out), "as the tally was asked for"
