@@ -23,6 +23,7 @@ from tests.softmax import (
     GEOMETRIC,
     NEAR,
     RAW,
+    SEQUENCE,
     TOKEN,
     gradient,
     numbers,
@@ -72,10 +73,11 @@ def test_the_worlds_clip_on_both_sides_and_reject(worlds, found):
         assert 0.05 < got["bypass"]["tokens_rejected"] < 0.9
 
 
+@pytest.mark.parametrize("weight", [TOKEN, SEQUENCE], ids=["of tokens", "of sequences"])
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
-def test_a_loss_around_the_rollout_is_not_corrected_twice(worlds, loss):
+def test_a_loss_around_the_rollout_is_not_corrected_twice(worlds, loss, weight):
     bare = preset("bare", loss, policy="current")
-    got, again = numbers(worlds[0], bare, replace(bare, name="weighted", weight=TOKEN))
+    got, again = numbers(worlds[0], bare, replace(bare, name="weighted", weight=weight))
 
     assert {name: again[name] for name in (*AGGREGATIONS, "update_kept")} == {
         name: got[name] for name in (*AGGREGATIONS, "update_kept")
