@@ -66,6 +66,7 @@ OTHERS = (  # weight, rules, veto: what no preset that ships combines
         (Reject(over="sum", upper=3.0, advantage="negative", advantage_of="token"),),
         None,
     ),
+    (Weight(upper=4.0, lower=1.01, safety=0.005), (Reject(over="min", lower=0.5),), None),
 )
 EVERY = (
     *PRESETS,
@@ -155,9 +156,10 @@ COUNTS |= {"n", "positive", "negative", "clip", "dual"}
 
 
 def apart(name, found, wanted):
-    """Return the largest relative difference; Σ(w − 1), which cancels, against √(n Σ(w − 1)²)."""
+    """Return the largest relative difference; of sums that cancel, of their terms."""
     x, y = found[name], wanted[name]
     scale = np.sqrt(wanted["about_one"] * 1e4) if name == "excess" else np.abs(y)
+    scale = np.maximum(scale, wanted["pull"]) if name == "loss" else scale
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(all="ignore"):
         return float(np.where(same, 0.0, np.abs(x - y) / np.maximum(scale, 1e-300)).max(initial=0))

@@ -813,8 +813,8 @@ def weight_bounds(weight: Weight) -> tuple[float, float, float, float]:
     lower, upper = (0.0, math.inf) if safety is None else (math.exp(-safety), math.exp(safety))
     below, above = -math.inf, math.inf
     if weight.action == "truncate":
-        lower = max(lower, weight.lower or 0.0)
-        upper = min(upper, math.inf if weight.upper is None else weight.upper)
+        least, most = weight.lower or 0.0, math.inf if weight.upper is None else weight.upper
+        lower, upper = (min(max(bound, least), most) for bound in (lower, upper))  # the safety acts first
     elif weight.action == "mask":
         below, above = log_bounds(weight, safety)
     if weight.overflow == "zero" and (weight.safety is None or weight.safety > FLOAT32_OVERFLOW):
