@@ -1,4 +1,4 @@
-"""Measure throughput on a GPU with every preset: of resident batches, and of a dump from its file.
+"""Measure throughput on a GPU with every preset: the presets' sums of batches in memory, and a whole dump.
 
     python benchmarks/gpu.py [--sequences N] [--rounds N] [--write]
 
@@ -8,99 +8,105 @@ few thousand tokens on the CPU, which checks the script and measures nothing.
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial, reduce
+from dataclasses import dataclass, fields
 from pathlib import Path
+from unittest.mock import patch
 
 import duck
+import numpy as np
 import part
 import rounds
 import torch
-from torch import Tensor
 
 from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
-from offpol_diag.analysis.tally import Study
-from offpol_diag.analyze import Observe, analyze
+from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
+from offpol_diag.engine import preset_sums
+from offpol_diag.engine.preset_sums import PresetSums
+from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import NO_FITS
+from offpol_diag.errors import MemoryShortage
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
-from offpol_diag.run.pool import on
+from offpol_diag.run.task import Local
 
 NO_GPU = "no GPU here: a check of the script on the CPU, not a measurement"
-SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 23, 1 << 24)
-"""Tokens per batch; the first that does not fit ends the list, and is printed."""
+SIZES = (1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20)
+"""Tokens per block; the first that does not fit ends the list, and is printed."""
 TOLERANCE = 1e-9
 COPY_BYTES = 1 << 32
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A dump, the presets, and the device."""
+    """A dump, the presets, and the device, as torch names it."""
 
     path: Path
-    device: torch.device
+    device: str
     presets: tuple[Preset, ...]
     rounds: int
 
+    @property
+    def cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.startswith("cuda")
+
     def wait(self) -> None:
         """Wait until the device is done."""
-        if self.device.type == "cuda":
+        if self.cuda:
             torch.cuda.synchronize(self.device)
 
 
-def job(bench: Bench, batch_tokens: int) -> tuple[Observe, list[Batch]]:
-    """Build the job of an analysis, and load the dump's batches onto the device."""
-    dump = open_dump([str(bench.path)], batch_tokens=batch_tokens)
-    study = Study.of(dump.info.columns, bench.presets, (), 0)
-    asked = Needs.of(study.presets, False)
-    found = read_ahead(on([bench.device]), dump, asked) if asked else Found(NO_FITS, None)
-    return Observe(study, found, False), [batch.to(bench.device) for batch in dump.batches()]
+def scenes(bench: Bench) -> list[Scene]:
+    """Load the dump's batches into memory, with what presets need of whole trainer batches."""
+    dump = open_dump([str(bench.path)])
+    asked = Needs.of(bench.presets, False)
+    fits = (read_ahead(Local(), dump, asked) if asked else Found(NO_FITS, None)).fits
+    return [Scene.of(batch, 0, 1, fits, device=bench.device) for batch in dump.batches()]
 
 
-def resident(bench: Bench, batch_tokens: int) -> part.Result:
-    """Measure tokens per second over resident batches, merging included."""
-    observe, batches = job(bench, batch_tokens)
-    tokens, taken = sum(batch.tokens for batch in batches), sum(map(_bytes, batches))
+def resident(bench: Bench, block_tokens: int) -> part.Result:
+    """Measure tokens per second from batches in memory to sums in memory, by blocks of so many tokens."""
+    every = scenes(bench)
+    tokens, taken = sum(one.batch.tokens for one in every), sum(_bytes(one.batch) for one in every)
 
-    def every() -> None:
-        reduce(lambda one, other: one.merge(other), map(observe, batches))
-        bench.wait()
+    def sums() -> None:
+        with np.errstate(all="ignore"):
+            for scene in every:
+                _ = PresetSums.of(scene, bench.presets, ranking=True).of_plan
 
-    every()
-    if bench.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    seconds = rounds.alternate({"resident": every}, bench.rounds).median("resident")
-    return {
-        "batch_tokens": batch_tokens,
-        "batches": len(batches),
-        "tokens_per_second": tokens / seconds,
-        "bytes_per_second": taken / seconds,
-        "waits": waits(bench.device, partial(observe, batches[0])),
-        "waits_of_one_preset": waits(bench.device, partial(_alone(observe), batches[0])),
-        "peak": torch.cuda.max_memory_allocated() if bench.device.type == "cuda" else None,
-    }
+    def started() -> None:
+        with np.errstate(all="ignore"):
+            PresetSums.of(every[0], bench.presets, ranking=True)
 
-
-def _alone(observe: Observe) -> Observe:
-    """Return the same bench with the first preset only."""
-    return replace(observe, study=replace(observe.study, presets=observe.study.presets[:1]))
+    with patch.dict(preset_sums.BLOCK, gpu=block_tokens):
+        sums()
+        if bench.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        seconds = rounds.alternate({"resident": sums}, bench.rounds).median("resident")
+        return {
+            "block_tokens": block_tokens,
+            "batches": len(every),
+            "tokens_per_second": tokens / seconds,
+            "bytes_per_second": taken / seconds,
+            "waits": waits(bench, started),
+            "peak": torch.cuda.max_memory_allocated() if bench.cuda else None,
+        }
 
 
 def _bytes(batch: Batch) -> int:
-    tensors = (getattr(batch, field.name) for field in fields(batch))
-    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, Tensor))
+    arrays = (getattr(batch, field.name) for field in fields(batch))
+    return sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
 
 
-def waits(device: torch.device, work: Callable[[], object]) -> int | None:
+def waits(bench: Bench, work: Callable[[], object]) -> int | None:
     """Count how often the host waits for the GPU during some work, as CUDA counts it; None on a CPU."""
-    if device.type != "cuda":
+    if not bench.cuda:
         return None
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -126,33 +132,32 @@ def copied(bench: Bench, size: int) -> float:
 
 
 def swept(bench: Bench, sizes: Sequence[int]) -> list[part.Result]:
-    """Measure resident throughput by batch size, up to the device's memory."""
+    """Measure throughput by block size, up to the device's memory."""
     rows: list[part.Result] = []
     for size in sizes:
         try:
             rows.append(resident(bench, size))
-        except torch.OutOfMemoryError:
-            print(f"batches of {size:,} tokens do not fit", file=sys.stderr)
-            gc.collect()  # what was computed of them may know itself, in a ring
+        except MemoryShortage:
+            print(f"blocks of {size:,} tokens do not fit", file=sys.stderr)
             torch.cuda.empty_cache()
             break
     return rows
 
 
-def end_to_end(bench: Bench, tokens: int, batch_tokens: int) -> part.Result:
-    """Measure from file to Summary; raise if the numbers are not those of the CPU."""
-    before = time.perf_counter()
-    summary = analyze(
-        [str(bench.path)], presets=bench.presets, device=str(bench.device), batch_tokens=batch_tokens
-    )
-    seconds = time.perf_counter() - before
-    expected = analyze([str(bench.path)], presets=bench.presets, device="cpu")
-    duck.agree(duck.ours(summary), duck.ours(expected), TOLERANCE)
+def end_to_end(bench: Bench, tokens: int) -> part.Result:
+    """Measure from file to Summary, on the GPU and on the CPU; raise if the numbers differ."""
+    summaries, seconds = {}, {}
+    for device in (bench.device, "cpu"):
+        before = time.perf_counter()
+        summaries[device] = analyze([str(bench.path)], presets=bench.presets, device=device, every_log=False)
+        seconds[device] = time.perf_counter() - before
+    there, here = (duck.ours(summaries[device]) for device in (bench.device, "cpu"))
+    duck.agree(there, here, TOLERANCE)
     return {
-        "batch_tokens": batch_tokens,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "clock": summary.run.seconds,
+        "seconds": seconds[bench.device],
+        "tokens_per_second": tokens / seconds[bench.device],
+        "cpu_tokens_per_second": tokens / seconds["cpu"],
+        "engine": summaries[bench.device].run.engine,
     }
 
 
@@ -162,11 +167,10 @@ def measure(given: part.Given) -> part.Result:
     sizes, copy = (SIZES, COPY_BYTES) if there else ((1 << 13,), 1 << 20)
     presets = load().resolve("all")
     with part.dump(given.sequences if there else min(given.sequences, 16)) as (path, facts):
-        bench = Bench(path, torch.device("cuda:0" if there else "cpu"), presets, given.rounds if there else 1)
+        bench = Bench(path, "cuda:0" if there else "cpu", presets, given.rounds if there else 1)
         bandwidth = copied(bench, copy)
         rows = swept(bench, sizes)
-        best = max(rows, key=lambda row: float(row["tokens_per_second"]))
-        whole = end_to_end(bench, facts["tokens"], best["batch_tokens"])
+        whole = end_to_end(bench, facts["tokens"])
     for row in rows:
         row["of_copy"] = row["bytes_per_second"] / bandwidth
     return facts | {

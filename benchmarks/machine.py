@@ -28,14 +28,12 @@ def facts() -> dict[str, object]:
 
 
 def limit(threads: int = THREADS) -> None:
-    """Limit this process, and those it starts, to `cores` cores; pyarrow and torch to as many threads."""
+    """Limit this process, and those it starts, to `cores` cores; pyarrow to as many threads."""
     import pyarrow as pa
-    import torch
 
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     pa.set_cpu_count(threads)
-    torch.set_num_threads(threads)
 
 
 def _cpu() -> str:

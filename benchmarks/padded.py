@@ -136,6 +136,7 @@ def ours(summary: Summary) -> dict[str, float]:
 
 def measure(given: part.Given) -> part.Result:
     """Measure nanoseconds per token and preset of both, in turn."""
+    torch.set_num_threads(machine.THREADS)
     presets = load().resolve("all")
     mine, theirs = [], []
     with part.dump(given.sequences) as (path, facts):

@@ -13,13 +13,11 @@ NEEDED = (
     "typer",
     "rich",
     "pydantic",
-    "torch",
     "threadpoolctl",
     "tenacity",
     "polars",
     "jinja2",
     "junitparser",
-    "pyro",
 )
 """Modules of the extra `cli`."""
 

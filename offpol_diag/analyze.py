@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import version
@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from offpol_diag.analysis import readout, tally_file
@@ -21,16 +22,15 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import breakdowns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import NO_FITS
-from offpol_diag.engine.segments import on_host
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
-from offpol_diag.run.gpu import at_once, devices, elsewhere
-from offpol_diag.run.pool import Processes, on, peak_rss
+from offpol_diag.run.gpu import CPU, Choice, devices
+from offpol_diag.run.pool import Processes, peak_rss
 from offpol_diag.run.ray import Ray
-from offpol_diag.run.task import Each, Engine, Progress
+from offpol_diag.run.task import TOKENS, Each, Engine, Progress, own
 from offpol_diag.summary import DumpFacts, Run, Summary
 from offpol_diag.trainers import named_in
 
@@ -62,6 +62,7 @@ class Examined:
         return readout.summary(self.study, self.tally, self.presets, self.facts, self.run)
 
 
+@np.errstate(all="ignore")  # inf − inf is a NaN, which readers of sums handle
 def examine(
     sources: str | Path | Sequence[str | Path],
     *,
@@ -97,7 +98,7 @@ def examine(
         sequences: where to write one row per sequence (Parquet), or None.
         tally: where to write the tally, to be merged with those of other pieces (`analysis.merge`), or None.
         progress: called as rows are done.
-        batch_tokens: tokens held at once by a worker; None for what the device has room for.
+        batch_tokens: tokens held at once by a worker; None for a million.
         engine: where it runs, one of `ENGINES`.
         workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
             the same to the last bit.
@@ -116,14 +117,13 @@ def examine(
     """
     sources, presets = paths(sources), catalogue.chosen(presets)
     start = engine_named(engine)
-    size = batch_tokens or tokens_at_once(engine, device)
     dump = open_dump(
         sources,
         reading=reading or Reading(),
         columns=columns,
         group_by=group_by,
         on_bad_row=on_bad_row,
-        batch_tokens=size,
+        batch_tokens=batch_tokens or TOKENS,
     )
     study = Study.of(dump.info.columns, presets, group_by, seed)
     if not every_log:
@@ -131,14 +131,14 @@ def examine(
     # pieces of a dump that are merged keep the same values only if their hashes choose them
     kept = () if tally else tuple(_kept(dump, group_by))
     study = replace(study, against=against, by_step=tuple(by_step), kept=kept)
+    choice = chosen_devices(engine, device, kernels.worth_a_gpu(dump.tokens, len(study.presets)))
     # workers of a cluster have no machine code in their folders
-    compiled = engine == "local" and device_is_cpu(device)
-    compiled = compiled and kernels.compiled(dump.tokens, len(study.presets))
-    with start(device, workers, progress) as runs:
+    compiled = engine == "local" and choice.on_cpu and kernels.compiled(dump.tokens, len(study.presets))
+    with start(choice, workers, progress) as runs:
         found = read_ahead_for(runs, dump, study)
         with SequenceWriter.open(sequences) as writer:
             each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
-            job = Observe(study.ready(), found, bool(writer), compiled)
+            job = Observe(study.ready(), found, bool(writer), compiled, choice.devices)
             observed: Observed | None = runs.reduce(dump, job, each)
             if observed is None:
                 raise DumpError("the dump has no sequence", "check that its writer was closed")
@@ -156,9 +156,14 @@ def examine(
     return Examined(study, seen, presets, facts, run)
 
 
-def device_is_cpu(name: str) -> bool:
-    """Return whether a device's name means the CPU here."""
-    return all(one.type == "cpu" for one in devices(name).devices)
+def chosen_devices(engine: str, device: str, worth: bool) -> Choice:
+    """Return where presets are computed; on a cluster each task that has a GPU sees no other.
+
+    Args: worth: whether there is work enough for `auto` to start a GPU.
+    """
+    if engine == "local":
+        return devices(device, worth)
+    return Choice(("cuda",)) if device == "cuda" else Choice((device,))
 
 
 def _kept(dump: Dump, group_by: Sequence[str]) -> Iterator[breakdowns.Kept]:
@@ -194,7 +199,7 @@ def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze
     return Run(
         command=command,
         version=version("offpol-diag"),
-        device=str(runs.device),
+        device=runs.device,
         engine=runs.name,
         seed=study.seed,
         replicates=study.replicates,
@@ -206,34 +211,25 @@ def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze
     )
 
 
-Start = Callable[[str, int | None, Progress | None], AbstractContextManager[Engine]]
+Start = Callable[[Choice, int | None, Progress | None], AbstractContextManager[Engine]]
 
 
-def _here(device: str, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
-    found = devices(device)
-    if [one.type for one in found.devices] == ["cpu"]:
-        return Processes.on(workers, progress, found.unused)
-    _one_worker(workers, "a GPU is kept busy by one process", "add --device cpu")
-    return nullcontext(on(found.devices, progress))
+def _here(choice: Choice, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
+    return Processes.on(workers, progress, choice)
 
 
-def _there(device: str, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
+def _there(choice: Choice, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
     _one_worker(workers, "with --engine ray the cluster says how many", "offer Ray more or fewer CPUs")
-    return Ray.on(device, progress)
+    return Ray.on(choice.name, progress)
 
 
 def _one_worker(workers: int | None, why: str, instead: str) -> None:
     if workers and workers > 1:
-        raise UsageError(f"--workers {workers} is for the CPU of this machine: {why}", instead)
+        raise UsageError(f"--workers {workers} is for this machine: {why}", instead)
 
 
 ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}
-"""Engine → the function that starts it, from device, number of workers and progress callback."""
-
-
-def tokens_at_once(engine: str, device: str) -> int:
-    """Return the default number of tokens per batch: more where GPUs do the work."""
-    return at_once(devices(device).devices) if engine == "local" else elsewhere(device)
+"""Engine → the function that starts it, from devices, number of workers and progress callback."""
 
 
 def engine_named(name: str) -> Start:
@@ -271,12 +267,14 @@ class Observe:
         found: statistics of whole trainer batches from the first pass.
         rows: whether per-sequence rows are made.
         compiled: whether presets are computed by the compiled pass.
+        devices: where presets are computed; each worker takes one of them.
     """
 
     study: Study
     found: Found
     rows: bool
     compiled: bool = False
+    devices: tuple[str, ...] = (CPU,)
 
     def __call__(self, batch: Batch) -> Observed:
         """Compute a batch's tally, in parts of few sequences (`ROWS`)."""
@@ -285,7 +283,8 @@ class Observe:
 
         def tally(part: Batch) -> Tally:
             study = self.study
-            scene = Scene.of(part, study.seed, study.replicates, self.found.fits, self.compiled)
+            given = study.seed, study.replicates, self.found.fits, self.compiled, own(self.devices)
+            scene = Scene.of(part, *given)
             seen = observe(study, scene)
             if self.rows:
                 tables.append(table(scene, study))
@@ -294,5 +293,6 @@ class Observe:
 
         # merged one by one, for a part's tally is as large as the batch's
         most = ROWS // max(len(self.study.presets), 1)
-        parts = batch.parts(most) if on_host(batch.rollout) else [batch]
-        return Observed(reduce(Tally.merge, map(tally, parts)), pa.concat_tables(tables) if tables else None)
+        return Observed(
+            reduce(Tally.merge, map(tally, batch.parts(most))), pa.concat_tables(tables) if tables else None
+        )

@@ -7,17 +7,16 @@ adjacent unmasked tokens (turns).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.segments import sent
+from offpol_diag.engine.segments import Array
 
 POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
@@ -52,57 +51,50 @@ class Batch:
             token: then they have the advantage of their sequence.
     """
 
-    rollout: Tensor
-    cu_seqlens: Tensor
-    cu_runs: Tensor
-    position: Tensor
-    key: Tensor
-    masked: Tensor
-    old: Tensor | None = None
-    current: Tensor | None = None
-    advantages: Tensor | None = None
-    rewards: Tensor | None = None
-    masked_negative: Tensor | None = None
-    token_ids: Tensor | None = None
-    entropy: Tensor | None = None
+    rollout: Array
+    cu_seqlens: Array
+    cu_runs: Array
+    position: Array
+    key: Array
+    masked: Array
+    old: Array | None = None
+    current: Array | None = None
+    advantages: Array | None = None
+    rewards: Array | None = None
+    masked_negative: Array | None = None
+    token_ids: Array | None = None
+    entropy: Array | None = None
     scalars: dict[str, list[object]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
         """Number of tokens, T."""
-        return self.rollout.numel()
+        return self.rollout.size
 
     @property
     def sequences(self) -> int:
         """Number of sequences, S, empty ones included."""
-        return self.cu_seqlens.numel() - 1
+        return len(self.cu_seqlens) - 1
 
     @cached_property
-    def lengths(self) -> Tensor:
+    def lengths(self) -> Array:
         """Number of unmasked tokens per sequence, [S] int64."""
         return segments.lengths(self.cu_seqlens)
 
     @cached_property
-    def turns(self) -> Tensor:
+    def turns(self) -> Array:
         """Index of each sequence's first turn among all turns, [S+1] int64."""
-        starts = torch.searchsorted(self.cu_runs[:-1], self.cu_seqlens[:-1])
-        many = len(self.cu_runs) - 1
-        return segments.sized(torch.cat((starts, sent(torch.tensor([many]), starts.device))), many)
+        starts = np.searchsorted(self.cu_runs[:-1], self.cu_seqlens[:-1])
+        return np.append(starts, len(self.cu_runs) - 1)
 
-    def policy(self, name: str) -> Tensor | None:
+    def policy(self, name: str) -> Array | None:
         """Return the log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""
-        found: Tensor | None = getattr(self, name)
+        found: Array | None = getattr(self, name)
         return found
 
     def has(self, name: str) -> bool:
         """Return whether the batch has a column of tokens."""
         return getattr(self, name) is not None
-
-    def halves(self) -> tuple[Batch, Batch]:
-        """Split a batch of two or more sequences in two, between sequences near the middle token."""
-        middle = int(torch.searchsorted(self.cu_seqlens, self.tokens // 2))
-        at = min(max(middle, 1), self.sequences - 1)
-        return self.rows(0, at), self.rows(at, self.sequences)
 
     def parts(self, most: int) -> list[Batch]:
         """Split a batch in order into even parts of at most `most` sequences, or of one."""
@@ -113,16 +105,13 @@ class Batch:
     def rows(self, begin: int, end: int) -> Batch:
         """Return sequences `begin` to before `end`, as views."""
         first, last = (int(self.cu_seqlens[at]) for at in (begin, end))
-        ends = self.cu_runs.new_tensor([first, last] if last > first else [first])
-        after, before = (
-            torch.searchsorted(self.cu_runs, ends[0], right=True),
-            torch.searchsorted(self.cu_runs, ends[-1]),
-        )
-        runs = self.cu_runs[int(after) : int(before)]
+        ends = np.array([first, last] if last > first else [first])
+        after = np.searchsorted(self.cu_runs, ends[0], side="right")
+        runs = self.cu_runs[after : np.searchsorted(self.cu_runs, ends[-1])]
         return self._cut(
             slice(first, last),
             cu_seqlens=self.cu_seqlens[begin : end + 1] - first,
-            cu_runs=torch.cat((ends[:1], runs, ends[1:])) - first,
+            cu_runs=np.concatenate((ends[:1], runs, ends[1:])) - first,
             key=self.key[begin:end],
             masked=self.masked[begin:end],
             rewards=None if self.rewards is None else self.rewards[begin:end],
@@ -136,19 +125,6 @@ class Batch:
             of_rows[name] = None if (x := getattr(self, name)) is None else x[at]
         return replace(self, **of_rows)
 
-    def over(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the same batch with a function applied to every tensor."""
-        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        found |= {name: function(x) for name, x in found.items() if isinstance(x, Tensor)}
-        return Batch(**found)
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """Copy the batch to another device; token counts stay known on the host."""
-        batch = self.over(lambda x: x.to(device, non_blocking=non_blocking))
-        for offsets in (batch.cu_seqlens, batch.cu_runs):
-            segments.sized(offsets, self.tokens)
-        return batch
-
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """Concatenate batches of the same columns, in order."""
@@ -160,8 +136,8 @@ def joined(batches: Sequence[Batch]) -> Batch:
         if name == "scalars":
             found[name] = {key: list(chain.from_iterable(one[key] for one in values)) for key in values[0]}
         elif name in ("cu_seqlens", "cu_runs"):
-            lengths = torch.cat([segments.lengths(value) for value in values])
-            found[name] = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+            lengths = np.concatenate([segments.lengths(value) for value in values])
+            found[name] = np.concatenate(([0], lengths.cumsum()))
         else:
-            found[name] = torch.cat(values) if values else None
+            found[name] = np.concatenate(values) if values else None
     return Batch(**found)

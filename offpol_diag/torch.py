@@ -17,16 +17,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_pass import Needs, read_ahead
+from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, padded, segments
+from offpol_diag.engine import correction, padded
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers.checks import TOLERANCE
@@ -66,9 +68,11 @@ class Correction:
         both have a name it is the preset's. Without intervals; what is undefined is absent. All are NaN where
         no token of the batch counts.
         """
-        out = Readout(self._study, observe(self._study, _scene(self._batch, self._study.presets[0])))
-        preset = readout.preset_result(out, self._study.presets[0])
-        found = {**readout.metrics(out), **preset.metrics}
+        with np.errstate(all="ignore"):
+            fits = of_batch(self._batch, self._study.presets).fits
+            out = Readout(self._study, observe(self._study, Scene.of(self._batch, 0, 2, fits)))
+            preset = readout.preset_result(out, self._study.presets[0])
+            found = {**readout.metrics(out), **preset.metrics}
         known = {name: one.value for name, one in found.items() if one.value is not None}
         return dict.fromkeys(known, math.nan) if self._empty else known
 
@@ -125,8 +129,8 @@ def correct(
     for name in given:
         x = batch.policy(name)
         assert x is not None
-        fine = x.isfinite() & (x <= TOLERANCE) if name == "rollout" else x.isfinite()
-        if not bool(fine.all()):
+        fine = np.isfinite(x) & (x <= TOLERANCE) if name == "rollout" else np.isfinite(x)
+        if not fine.all():
             shown = "train" if name == side else name
             what = "NaN, infinite or positive" if name == "rollout" else "NaN or infinite"
             raise UsageError(f"{shown} holds log-probs under the mask that are {what}", "mask those tokens")
@@ -170,12 +174,6 @@ def _require_tensors(log_probs: dict[str, Any], others: dict[str, Any]) -> None:
             raise UsageError(f"the tensors are on several devices: {places}", hint)
 
 
-def _scene(batch: Batch, preset: Preset) -> Scene:
-    """Return a batch for an engine, with what the preset needs of the whole of it."""
-    whole: Any = Whole(batch)
-    return Scene.of(batch, 0, 2, read_ahead(whole, whole, Needs.of([preset], False)).fits)
-
-
 def _some(given: Collection[str], like: Tensor, advantages: Tensor | None) -> Batch:
     """Return a batch with the columns of an empty one, to name the numbers that are read off it."""
     rows = -torch.linspace(0.5, 2.0, 1024, device=like.device).reshape(4, 256)
@@ -205,21 +203,6 @@ def _held(weights: Tensor, dtype: torch.dtype) -> Tensor:
     return weights.to(dtype)
 
 
-class Whole:
-    """One batch, as the dump and as the engine that `read_ahead` takes."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    def only(self, roles: Any) -> Any:
-        """Return itself."""
-        return self
-
-    def reduce(self, dump: Any, job: Any, each: Any = None) -> Any:
-        """Run the job on the batch."""
-        return job(self._batch)
-
-
 def _packed(given: dict[str, Tensor], counted: Tensor, advantages: Tensor | None) -> Batch:
     """Pack the tokens that count."""
     shape = given["rollout"].shape
@@ -229,17 +212,24 @@ def _packed(given: dict[str, Tensor], counted: Tensor, advantages: Tensor | None
         raise UsageError(f"log-probs and mask must have one shape [S, L], not {shapes}", "pad them alike")
     if advantages is not None and advantages.shape not in (shape, shape[:1]):
         raise UsageError(f"advantages have shape {tuple(advantages.shape)}", "give [S] or [S, L]")
-    lengths = counted.sum(dim=1)
-    before = torch.nn.functional.pad(counted[:, :-1], (1, 0))
-    starts = (counted & ~before)[counted].nonzero().flatten()
-    tokens = int(lengths.sum())
-    columns = {name: x[counted].to(torch.float64) for name, x in given.items()}
+    flags = counted.cpu().numpy()
+    lengths = flags.sum(axis=1)
+    before = np.pad(flags[:, :-1], ((0, 0), (1, 0)))
+    starts = np.flatnonzero((flags & ~before)[flags])
+    columns = {name: _double(x)[flags] for name, x in given.items()}
     if advantages is not None:
-        columns["advantages"] = advantages.reshape(len(lengths), -1).expand(shape)[counted].to(torch.float64)
-    place = torch.arange(shape[1], device=counted.device).expand(shape)[counted]
-    cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    runs = torch.cat((starts, lengths.sum()[None])) if tokens else lengths.new_zeros(1)
-    for offsets in (cu, runs):
-        segments.sized(offsets, tokens)
-    key, masked = torch.arange(shape[0], device=cu.device), shape[1] - lengths
-    return Batch(cu_seqlens=cu, cu_runs=runs, position=place, key=key, masked=masked, **columns)  # type: ignore[arg-type]
+        each = _double(advantages).reshape(len(lengths), -1)
+        columns["advantages"] = np.broadcast_to(each, flags.shape)[flags]
+    return Batch(
+        cu_seqlens=np.concatenate(([0], lengths.cumsum())),
+        cu_runs=np.append(starts, lengths.sum()) if len(starts) else np.zeros(1, np.int64),
+        position=np.broadcast_to(np.arange(shape[1]), flags.shape)[flags],
+        key=np.arange(shape[0]),
+        masked=shape[1] - lengths,
+        **columns,
+    )
+
+
+def _double(x: Tensor) -> Array:
+    """Copy a tensor into an array of float64 in host memory."""
+    return x.detach().to("cpu", torch.float64).numpy()

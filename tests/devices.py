@@ -41,9 +41,6 @@ def present(device: str, many: int = 1) -> Iterator[None]:
         yield
 
 
-DEVICES = ("cpu", gpu("cuda:0"), like_gpu("cuda:0"))
-
-
 def numbers(model: Any) -> Any:
     """Return a Summary without what no two runs share."""
     found = model.model_dump(mode="json")

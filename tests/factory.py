@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from offpol_diag.batch import Batch
@@ -73,7 +73,7 @@ def read(*sources: str, **options: Any) -> Batch:
 
 def plain(batch: Batch) -> dict[str, Any]:
     """Return a batch as plain Python, for comparing."""
-    values = {name: value.tolist() for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    values = {name: value.tolist() for name, value in vars(batch).items() if isinstance(value, np.ndarray)}
     return values | {"scalars": batch.scalars}
 
 

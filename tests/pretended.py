@@ -2,20 +2,15 @@
 
 What the code asks of a GPU is checked where there is none: tensors of the host and of the GPU, or of two
 GPUs, do not meet in one operator; numpy does not see a GPU's; what a GPU lacks is refused (`gpu_rules.py`).
-Sums are added in another order than the host's, memory that nothing wrote holds no numbers, and a copy that
-nobody waits for has not arrived; room can be short. Speed is not that of a GPU: the same
-tests run on a real one where there is one.
+Sums are added in another order than the host's, and memory that nothing wrote holds no numbers. Speed is not
+that of a GPU: the same tests run on a real one where there is one.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from offpol_diag.run import gpu
 from tests import gpu_rules
 
 HOST = torch.device("cpu")
@@ -51,11 +47,9 @@ class There(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
     inside: Tensor
     place: torch.device
-    stream: Stream | None
-    """On which it was made; None for the one on which all work is done, and for what that may use too."""
 
     @staticmethod
-    def __new__(cls, inside: Tensor, where: torch.device, stream: Stream | None = None) -> There:
+    def __new__(cls, inside: Tensor, where: torch.device) -> There:
         self = Tensor._make_wrapper_subclass(
             cls,
             inside.size(),
@@ -65,9 +59,7 @@ class There(Tensor):
             layout=inside.layout,
             device=HOST,
         )
-        self.inside, self.place, self.stream = inside, where, stream
-        for room in watched:
-            room.take(self, inside)
+        self.inside, self.place = inside, where
         return self
 
     @classmethod
@@ -120,9 +112,6 @@ class There(Tensor):
             return found.clone()
         return self if found is self.inside and at(goal) == self.place else There(found, at(goal))
 
-    def record_stream(self, stream: Any) -> None:
-        self.stream = None
-
 
 def at(device: Any) -> torch.device:
     """Return the device with its number."""
@@ -159,9 +148,6 @@ def run(operator: Any, args: Any, kwargs: Any) -> Any:
     gpu_rules.refuse(operator, name, tensors, args, kwargs)
     if why := gpu_rules.waits(name, args, kwargs, _is_there):
         wait(why)
-    if name == "aten::copy_" and _here.now is not None and isinstance(args[0], There):
-        return _here.now.copy(*args[:2])
-    _on_its_stream(name, tensors)
     goal = at(kwargs["device"]) if kwargs.get("device") is not None else where
     if name == "aten::copy_":
         goal = args[0].device
@@ -196,18 +182,12 @@ def _is_there(x: Any) -> bool:
     return isinstance(x, There)
 
 
-def _on_its_stream(name: str, tensors: list[Tensor]) -> None:
-    """Refuse tensors of another stream without `record_stream`: their memory may be reused meanwhile."""
-    if any(isinstance(x, There) and x.stream not in (None, _here.now) for x in tensors):
-        raise RuntimeError(f"{name}: a tensor of another stream, which no record_stream names")
-
-
 def _made(make: Callable[..., Tensor], *, filled: bool) -> Callable[..., There]:
     """Return a factory function for tensors on a GPU; uninitialised memory holds no numbers."""
 
     def there(*args: Any, device: Any = None, dtype: Any = None, **rest: Any) -> There:
         made = make(*args, dtype=dtype)
-        return There(made if filled else _spoilt(made), at(device), _here.now)
+        return There(made if filled else _spoilt(made), at(device))
 
     return there
 
@@ -248,120 +228,9 @@ def pinned(x: Tensor) -> Tensor:
     return found
 
 
-class Stream:
-    """A CUDA stream or event: copies are not done before something waits for them."""
-
-    def __init__(self, device: Any = None) -> None:
-        self.late: list[tuple[Tensor, Tensor]] = []
-
-    def copy(self, target: There, source: Tensor) -> There:
-        """Queue a copy."""
-        _spoilt(target.inside)
-        self.late.append((target.inside, source.inside if isinstance(source, There) else source))
-        return target
-
-    def record(self, stream: Stream) -> None:
-        """Record after everything queued on a stream."""
-        self.late, stream.late = stream.late, []
-
-    def wait_event(self, event: Stream) -> None:
-        """Wait until an event has happened."""
-        for target, source in event.late:
-            target.copy_(source)
-        event.late.clear()
-
-
-class _Here(threading.local):
-    """State of each thread."""
-
-    now: Stream | None = None
-    """The stream on which work is queued, where it is not the common one."""
-
-
-_here = _Here()
-
-
 @contextmanager
-def _on(stream: Stream) -> Iterator[None]:
-    before, _here.now = _here.now, stream
-    try:
+def gpus(many: int = 1) -> Iterator[None]:
+    """Let there be emulated GPUs, to which tensors can be copied."""
+    found = {"is_available": lambda: True, "device_count": lambda: many}
+    with patch.multiple(torch.cuda, **found), patch.object(gpu, "present", lambda: True):
         yield
-    finally:
-        _here.now = before
-
-
-@contextmanager
-def gpus(many: int = 1, memory: int = 80 << 30) -> Iterator[None]:
-    """Make torch report `count` emulated GPUs that tensors can be copied to; each with so much memory."""
-    with patch.multiple(
-        torch.cuda,
-        is_available=lambda: True,
-        device_count=lambda: many,
-        Stream=Stream,
-        Event=Stream,
-        stream=_on,
-        device=nullcontext,
-        current_stream=Stream,
-        empty_cache=lambda: None,
-        get_device_properties=lambda device: SimpleNamespace(total_memory=memory),
-    ):
-        yield
-
-
-# ---------------------------------------------------------------- memory
-
-
-@dataclass
-class Room:
-    """The memory of tensors created while this is active; shared memory counts once.
-
-    Attributes:
-        limit: bytes, at most.
-        taken: bytes now.
-        most: bytes so far, at most.
-    """
-
-    limit: float = float("inf")
-    taken: int = 0
-    most: int = 0
-    _users: dict[int, int] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.RLock)
-
-    def take(self, owner: Tensor, inside: Tensor) -> None:
-        """Count a new tensor of the GPU.
-
-        Raises:
-            torch.OutOfMemoryError: there is no room for it.
-        """
-        memory = inside.untyped_storage()
-        place, size = memory.data_ptr(), memory.nbytes()
-        with self._lock:
-            new = place not in self._users
-            if new and self.taken + size > self.limit:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is.")
-            self._users[place] = self._users.get(place, 0) + 1
-            self.taken += size if new else 0
-            self.most = max(self.most, self.taken)
-        weakref.finalize(owner, self._leave, place, size)
-
-    def _leave(self, place: int, size: int) -> None:
-        with self._lock:
-            self._users[place] -= 1
-            if not self._users[place]:
-                del self._users[place]
-                self.taken -= size
-
-
-watched: list[Room] = []
-"""The room that is watched, if any is."""
-
-
-@contextmanager
-def room(limit: float = float("inf")) -> Iterator[Room]:
-    """Watch the memory within the block."""
-    found = Room(limit)
-    watched.append(found)
-    try:
-        yield found
-    finally:
-        watched.remove(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from offpol_diag import DumpWriter
@@ -216,11 +217,11 @@ def ours(x, preset):
     scene = Scene.of(batch, 0, 2)
     done = effect(scene, preset)
     loss, slope = loss_of_tokens(scene, preset)
-    weights = torch.ones_like(loss)
+    weights = np.ones_like(loss)
     if done.weighed is not None and weighted(preset):
         final = done.weighed.final
         weights = final.values if final.per == "token" else segments.spread(final.values, batch.cu_seqlens)
-    return slope, weights, token_mask(done)
+    return tuple(map(torch.from_numpy, (slope, weights, token_mask(done))))
 
 
 def gradient(x, preset, how):
@@ -230,8 +231,8 @@ def gradient(x, preset, how):
     where[x.mask] = keep > 0
     packed = slope * weights * factors(x, where, how)[x.mask]
     if LOSSES[preset.loss].pooled:  # every token has the mean over its sequence
-        starts = torch.tensor([0, *x.mask.sum(1).cumsum(0).tolist()])
-        packed = segments.spread(segments.mean(packed, starts), starts)
+        starts = np.array([0, *x.mask.sum(1).cumsum(0).tolist()])
+        packed = torch.from_numpy(segments.spread(segments.mean(packed.numpy(), starts), starts))
     return torch.zeros_like(x.rollout).masked_scatter(x.mask, packed)
 
 

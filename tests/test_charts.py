@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
 
 from offpol_diag.analysis.merge import merge, summary
@@ -192,7 +191,7 @@ def mean(values):
 
 
 def tail(values):
-    return torch.tensor(sorted(values, reverse=True), dtype=torch.float64)
+    return np.array(sorted(values, reverse=True))
 
 
 def test_by_step(seen, dump):

@@ -13,7 +13,6 @@ import jsonschema
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from scipy.stats import t as student
 from typer.testing import CliRunner
 
@@ -144,12 +143,12 @@ def test_a_p_value_by_its_definition():
     for groups, t in product((6, 12, 20, 200), (0.1, 1.0, 2.0, 3.0, 6.0)):
         value = t * float(drawn.std(ddof=1)) * math.sqrt(groups / (groups - 1))
         wanted = 2 * float(student.sf(t, 1 / (1 / (groups - 1) + 1 / 255)))
-        found = p_value(torch.tensor([value, *(value + drawn)]), Groups(groups + 4, float(groups)))
+        found = p_value(np.array([value, *(value + drawn)]), Groups(groups + 4, float(groups)))
         assert wanted * 0.99 <= found <= wanted * (1.02 if wanted > 0.01 else 1.1)
-    values = torch.tensor([1.3, *(1.3 + drawn)])
+    values = np.array([1.3, *(1.3 + drawn)])
     assert p_value(values, Groups(4, 4.0)) is p_value(values, Groups(9, 2.0)) is None
     assert p_value(values * 0, Groups(24, 20.0)) == 1.0
-    assert p_value(torch.full((257,), 2.0, dtype=torch.float64), Groups(24, 20.0)) == 0.0
+    assert p_value(np.full(257, 2.0), Groups(24, 20.0)) == 0.0
     assert p_value(values * math.nan, Groups(24, 20.0)) is None
 
 
@@ -220,8 +219,8 @@ def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_p
 
 def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated():
     def sample(first, last):
-        keys = mix(torch.arange(first, last))
-        return GroupSample.of(mix(keys), torch.ones(last - first, 1, dtype=torch.float64))
+        keys = mix(np.arange(first, last))
+        return GroupSample.of(mix(keys), np.ones((last - first, 1)))
 
     for other, shared in (((15_000, 45_000), 15_000), ((0, 30_000), 30_000), ((50_000, 60_000), 0)):
         found = _shared(sample(0, 30_000), sample(*other))

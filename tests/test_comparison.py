@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-import torch
 from scipy.stats import t as student
 
 from offpol_diag import api
@@ -84,7 +84,7 @@ def dropped(compared):
 def draws(found, path):
     """Return how often each row is drawn in each replicate of the bootstrap."""
     (batch,) = open_dump([path]).batches()
-    return accumulators.draws(batch.key, found.study.seed, found.study.replicates).int().tolist()
+    return accumulators.draws(batch.key, found.study.seed, found.study.replicates).astype(int).tolist()
 
 
 def half_width(drawn, tokens, groups):
@@ -152,9 +152,9 @@ def test_what_presets_share_cancels_so_the_interval_is_narrower(path):
 
 def replicates(*values, spread=0.0, common=0.0):
     """Draw a value and 256 replicates of it: noise that all share, and noise of their own."""
-    shared = torch.linspace(-1, 1, 256, dtype=torch.float64)
-    own = torch.sin(torch.arange(256, dtype=torch.float64) * (1 + values[0]))
-    return torch.cat((torch.tensor(values, dtype=torch.float64), values[0] + common * shared + spread * own))
+    shared = np.linspace(-1, 1, 256)
+    own = np.sin(np.arange(256) * (1 + values[0]))
+    return np.concatenate((values, values[0] + common * shared + spread * own))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 
 from offpol_diag.cli.request import Request
 from offpol_diag.pipeline import compiled, kernels
-from tests.test_pipeline import assert_alike, case, columns_of
+from tests.test_pipeline import assert_alike, case, columns_of, pytestmark
 
-__all__ = ["case"]
+__all__ = ["case", "pytestmark"]
 
 
 def test_the_compiled_pass_has_the_sums_of_the_plain_code(case):

@@ -30,7 +30,7 @@ def reader(given: Batch) -> Reader:
     """Make a reader of the numbers of rollout → old."""
     scene = Scene.of(given, 0, 256)
     sums = Sums.of(scene.counts | gap.columns(scene, gap.DRIFTS[0]), scene.draws, given.key)
-    return Reader(sums.read(), len(given.key.unique()))
+    return Reader(sums.read(), len(np.unique(given.key)))
 
 
 def drawn(world, groups, i):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 
-HEAVY = frozenset({"torch", "polars", "pyarrow", "numpy", "jinja2", "pyro", "scipy", "ray"})
+HEAVY = frozenset({"torch", "polars", "pyarrow", "numpy", "jinja2", "scipy", "ray"})
 
 
 def imported(*command):

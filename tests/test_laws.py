@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from offpol_diag import engine
 from offpol_diag.analysis import readout
@@ -471,13 +470,13 @@ def state_classes() -> dict[str, type]:
 
 def parts() -> dict[str, list[Any]]:
     """Make three states of every class, of three unlike parts (one of them empty where that can be)."""
-    generator = torch.Generator().manual_seed(0)
+    generator = np.random.default_rng(0)
 
-    def x(n: int) -> torch.Tensor:
-        return torch.randn(n, generator=generator, dtype=torch.float64)
+    def x(n: int) -> np.ndarray:
+        return generator.standard_normal(n)
 
-    def draws(n: int) -> torch.Tensor:
-        return accumulators.draws(torch.arange(n) * 977, 0, 5)
+    def draws(n: int) -> np.ndarray:
+        return accumulators.draws(np.arange(n) * 977, 0, 5)
 
     def sums(n: int, *names: str) -> accumulators.Sums:
         return accumulators.Sums.of({name: 1e3 * x(n) for name in names}, draws(n))
@@ -489,27 +488,27 @@ def parts() -> dict[str, list[Any]]:
     from offpol_diag.engine.stepgroups import Step, StepGroups, Top
 
     def prefixes(n: int, wide: int) -> Prefixes:
-        log = x(n * wide).view(n, wide) * 400
-        return Prefixes.of(log, torch.arange(1, n + 1), draws(n))
+        log = x(n * wide).reshape(n, wide) * 400
+        return Prefixes.of(log, np.arange(1, n + 1), draws(n))
 
     def sample(n: int, longest: int) -> Sample:
         lengths = np.minimum(np.arange(1, n + 1), longest)
-        values = {name: x(int(lengths.sum())).numpy() for name in ("q", "p", "position")}
-        order = np.sort(keys(n).numpy())
+        values = {name: x(int(lengths.sum())) for name in ("q", "p", "position")}
+        order = np.sort(keys(n))
         return Sample(order, lengths, values, {"step": list(range(n)), "host": ["a"] * n})
 
-    def keys(n: int) -> torch.Tensor:
-        return torch.randint(-(2**62), 2**62, (n,), generator=generator)
+    def keys(n: int) -> np.ndarray:
+        return generator.integers(-(2**62), 2**62, n)
 
     def step(n: int) -> Step:
-        tops = (Top.of(x(n), torch.tensor(n).double()) for _ in range(2))
+        tops = (Top.of(x(n), np.array(float(n))) for _ in range(2))
         return Step(sums(n, "a"), accumulators.LogSums.of(x(n) * 800, draws(n)), *tops)
 
     def groups(*steps: int) -> StepGroups:
         return StepGroups._within(0, [StepGroups(0, {str(at): step(3)}) for at in steps])
 
-    def counts(*shape: int) -> torch.Tensor:
-        return torch.randint(0, 9, shape, generator=generator).to(torch.float64)
+    def counts(*shape: int) -> np.ndarray:
+        return generator.integers(0, 9, shape).astype(np.float64)
 
     def binned() -> charts.Binned:
         noise = (len(charts.NOISE_EDGES) + 1) * charts.SIZES
@@ -518,28 +517,28 @@ def parts() -> dict[str, list[Any]]:
         return charts.Binned(counts(2, charts.BINS**2), counts(2, noise), between, counts(3, 2), lattice)
 
     def ids(n: int) -> charts.ByTokenId:
-        at = torch.unique(torch.randint(0, 2 * n + 1, (n,), generator=generator))
+        at = np.unique(generator.integers(0, 2 * n + 1, n))
         return charts.ByTokenId(at, 1 + counts(len(at), 3))
 
     shared = keys(3000)
     return {
-        "Top": [Top.of(x(2 * n).view(2, n), torch.full((2,), n).double()) for n in (3, 1, 4000)],
+        "Top": [Top.of(x(2 * n).reshape(2, n), np.full(2, float(n))) for n in (3, 1, 4000)],
         "Step": [step(4), step(1), step(9)],
         "StepGroups": [groups(*range(40)), groups(), groups(3, 7, *range(30, 90), 1000)],
         "Binned": [binned() for _ in range(3)],
         "ByTokenId": [ids(5), ids(0), ids(300)],
-        "BySequence": [charts.by_sequence(torch.arange(n), x(n) * 3) for n in (5, 1, 40)],
+        "BySequence": [charts.by_sequence(np.arange(n), x(n) * 3) for n in (5, 1, 40)],
         "Sums": [sums(4, "a", "b"), sums(7, "b", "c"), sums(0, "a")],
         "Extremes": [accumulators.Extremes.of({"a": accumulators.extremes(x(n))}) for n in (3, 0, 5)],
         "Bins": [accumulators.Bins.of(x(n) * 10.0**n) for n in (4, 0, 9)],
         "Counts": [accumulators.Counts(accumulators.Bins.of(x(n) * 10.0**n).counts) for n in (4, 0, 9)],
         "Tail": [tails.Tail.of(x(n)) for n in (tails.TAIL, 0, 3 * tails.TAIL)],
-        "LogSums": [accumulators.LogSums.of(v, draws(len(v))) for v in (x(3) * 800, x(1) - torch.inf, x(4))],
+        "LogSums": [accumulators.LogSums.of(v, draws(len(v))) for v in (x(3) * 800, x(1) - np.inf, x(4))],
         "Sample": [sample(5, 3), sample(1, 1), sample(300, 2048)],
         "Prefixes": [prefixes(3, 3), prefixes(0, 0), prefixes(6, 5)],
         "GroupSample": [
-            accumulators.GroupSample.of(k, torch.ones(len(k), 2, dtype=torch.float64))
-            for k in (shared, torch.cat((shared[1500:], keys(3000))), keys(10))
+            accumulators.GroupSample.of(k, np.ones((len(k), 2)))
+            for k in (shared, np.concatenate((shared[1500:], keys(3000))), keys(10))
         ],
         "Places": [
             accumulators.Places({"0": sums(3, "a"), "1": sums(2, "a")}),
@@ -549,21 +548,19 @@ def parts() -> dict[str, list[Any]]:
         "Best": [
             accumulators.Best(3, tuple((float(s), f"{s}{t}") for s in (2, 1, 0))) for t in ("b", "a", "c")
         ],
-        "Grid": [Grid(x(LENGTH_BINS * 3).view(LENGTH_BINS, 3)) for _ in range(3)],
+        "Grid": [Grid(x(LENGTH_BINS * 3).reshape(LENGTH_BINS, 3)) for _ in range(3)],
     }
 
 
 def equal(one: Any, two: Any) -> bool:
     """Return whether states agree to 1e-12 of the largest entry, through dataclasses, dicts and tuples."""
-    if isinstance(one, torch.Tensor):
-        top = float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
-        return one.shape == two.shape and torch.allclose(one, two, rtol=1e-12, atol=1e-12 * top)
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, two))
+    if isinstance(one, np.ndarray | np.floating):
+        top = float(np.nan_to_num(np.abs(one), posinf=0.0).max()) if one.size else 0.0
+        return one.shape == two.shape and np.allclose(one, two, rtol=1e-12, atol=1e-12 * top)
     if isinstance(one, accumulators.Sums):
         return one.names == two.names and equal(one.read(), two.read())
     if isinstance(one, tails.Tail):
-        return one.n == two.n and equal(one.kept.sort().values, two.kept.sort().values)
+        return one.n == two.n and equal(np.sort(one.kept), np.sort(two.kept))
     if dataclasses.is_dataclass(one):
         return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in dataclasses.fields(one))
     if isinstance(one, dict):
@@ -589,12 +586,7 @@ def test_merging_states_is_associative_and_commutative_and_changes_neither(name)
 def test_sums_that_cancel_over_many_merges_stay_exact():
     """Σ of +1e8, 1, −1e8 … over 3000 parts: plain addition would leave the rounding of the large ones."""
     values = [v for i in range(1000) for v in (1e8 / 3 + i, 1e-3, -1e8 / 3 - i)]
-    states = [
-        accumulators.Sums.of(
-            {"a": torch.tensor([v], dtype=torch.float64)}, torch.zeros(1, 0, dtype=torch.float64)
-        )
-        for v in values
-    ]
+    states = [accumulators.Sums.of({"a": np.array([v], dtype=np.float64)}, np.zeros((1, 0))) for v in values]
     merged = states[0]
     for state in states[1:]:
         merged = merged.merge(state)
@@ -603,15 +595,15 @@ def test_sums_that_cancel_over_many_merges_stay_exact():
 
 
 def test_two_samples_that_were_not_full_are_full_together_where_groups_had_to_go():
-    keys = accumulators.mix(torch.arange(accumulators.SAMPLE + 100))
-    one = torch.ones(len(keys), 1, dtype=torch.float64)
+    keys = accumulators.mix(np.arange(accumulators.SAMPLE + 100))
+    one = np.ones((len(keys), 1))
     first, second = (
         accumulators.GroupSample.of(keys[at], one[at]) for at in (slice(0, 3000), slice(2900, None))
     )
     merged = first.merge(second)
 
     assert (first.full, second.full, merged.full) == (False, False, True)
-    assert merged.keys.tolist() == keys.sort().values[: accumulators.SAMPLE].tolist()
+    assert merged.keys.tolist() == np.sort(keys)[: accumulators.SAMPLE].tolist()
     both = set(keys[2900:3000].tolist())
     assert merged.values[:, 0].tolist() == [2.0 if key in both else 1.0 for key in merged.keys.tolist()]
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-import torch
 
 from offpol_diag.engine import formula as interval
 from offpol_diag.engine import method, policyloss, residual, update
 from offpol_diag.engine.formula import SHARE, Formula, Reader, mean
+from offpol_diag.engine.segments import Array
 
 NAMES = ("a", "b", "c", "d")
 PREFIXES = tuple(f"{name}|" for name in NAMES)
 ROWS = (*method.ROWS, *method.SIGN_ROWS, *residual.ROWS, *policyloss.ROWS, *update.ROWS)
 GROUPS, B = 40, 64
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of infinite and undefined replicates
 
 
-class Made(dict[str, torch.Tensor]):
+class Made(dict[str, Array]):
     """Columns made on request: the same for the same name, none of them simple."""
 
-    def __missing__(self, name: str) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(hash_of(name))
-        x = torch.rand(1 + B, generator=generator, dtype=torch.float64) + 0.5
+    def __missing__(self, name: str) -> Array:
+        x = np.random.default_rng(hash_of(name)).random(1 + B) + 0.5
         if name.startswith("b|"):
             x[3] = math.nan  # few replicates are undefined
         if name.startswith("c|"):
@@ -34,7 +35,7 @@ class Made(dict[str, torch.Tensor]):
         self[name] = x
         return x
 
-    def get(self, name: str, default: object = None) -> torch.Tensor:  # type: ignore[override]
+    def get(self, name: str, default: object = None) -> Array:  # type: ignore[override]
         return self[name]
 
 
@@ -62,7 +63,7 @@ def test_prefixes_that_share_all_sums_of_a_metric_share_its_number() -> None:
     made = Made()
     for name in ("w", "kept"):
         made[f"b|{name}"] = made[f"a|{name}"]
-    made["c|w"], made["c|kept"] = made["a|w"], made["a|kept"].clone()
+    made["c|w"], made["c|kept"] = made["a|w"], made["a|kept"].copy()
     made["d|w"], made["d|kept"] = made["a|w"], made["a|kept"] + 1.0
     a, b, c, d = Reader(made, GROUPS).numbers(ROWS[0], PREFIXES)
 
@@ -79,7 +80,7 @@ def test_numbers_of_the_dumps_own_columns_are_every_presets(reader: Reader) -> N
 
 
 def test_events_that_none_of_many_presets_saw_have_the_interval_of_none() -> None:
-    nothing, all_of = torch.zeros(1 + B, dtype=torch.float64), torch.full((1 + B,), 30.0, dtype=torch.float64)
+    nothing, all_of = np.zeros(1 + B), np.full(1 + B, 30.0)
     sums = {"sequences": all_of, "a|x": nothing, "b|x": all_of, "c|x": nothing + 3}
     row = Formula("x", "fraction", "", "", mean("x", "sequences"), counts=True)
     a, b, c = Reader(sums, GROUPS).numbers(row, PREFIXES[:3])
@@ -90,11 +91,11 @@ def test_events_that_none_of_many_presets_saw_have_the_interval_of_none() -> Non
 
 
 def test_each_row_of_intervals_has_as_many_replicates_as_are_finite_there() -> None:
-    values = torch.rand(3, 1 + B, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    values[1, 1:5] = torch.tensor([math.inf, -math.inf, math.nan, math.inf])
+    values = np.random.default_rng(1).random((3, 1 + B))
+    values[1, 1:5] = (math.inf, -math.inf, math.nan, math.inf)
     values[2, 1:20] = math.nan
     found = interval.intervals(values, 30.0, GROUPS, SHARE)
-    shorter = torch.cat((values[1, :1], values[1, 5:]))
+    shorter = np.concatenate((values[1, :1], values[1, 5:]))
     wanted = [
         interval.interval(values[0], 30.0, GROUPS, SHARE),
         interval.interval(shorter, 30.0, GROUPS, SHARE),

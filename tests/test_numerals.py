@@ -6,8 +6,8 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ def test_a_value_is_said_to_what_its_interval_tells_apart(value, half):
     [(1.0, 4.0, 0.25), (0.0, 4.0, 0.0), (0.0, 0.0, None), (-math.inf, 1.0, None), (5.0, 4.0, None)],
 )
 def test_a_share_of_bounded_terms_is_a_share_or_not_known(hits, tries, share):
-    sums = {"bounded": torch.tensor([hits]), "tries": torch.tensor([tries])}
+    sums = {"bounded": np.array([hits]), "tries": np.array([tries])}
     out: Any = SimpleNamespace(reader=SimpleNamespace(column=lambda name, prefix: sums[name]))
 
     assert readout._bounded(Number(value=1.0), out, "").clamped == share

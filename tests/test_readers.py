@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +46,7 @@ def test_every_type_of_lists_numbers_and_masks_gives_the_same_batch(tmp_path, ki
         mask = pa.array([[number(m) for m in row] for row in MASK], kind(dtype))
         path = write(tmp_path / "b.parquet", rollout_log_probs=rollout, old_log_probs=old, response_mask=mask)
         batch = read(path, batch_tokens=1)
-        assert batch.rollout.dtype == torch.float64
+        assert batch.rollout.dtype == np.float64
         assert plain(batch) == expected
 
 
@@ -98,14 +97,14 @@ def test_optional_columns_follow_the_mask_and_one_advantage_reaches_all_tokens(t
     lists = [[1.0, 2.0, 3.0], [4.0], [], [5.0, 6.0]]
     batch = read(write(tmp_path / "a.parquet", **more, advantages=lists))
     assert batch.current.tolist() == batch.old.tolist() == batch.policy("current").tolist()
-    assert (batch.token_ids.tolist(), batch.token_ids.dtype) == ([11, 13, 21, 32], torch.int64)
+    assert (batch.token_ids.tolist(), batch.token_ids.dtype) == ([11, 13, 21, 32], np.int64)
     assert batch.entropy.tolist() == [0.5, 1.5, 2.0, 3.0]
     assert batch.advantages.tolist() == [1.0, 3.0, 4.0, 6.0]
     for values in ([1.0, -2.0, 3.0, -4.0], [1, -2, 3, -4]):
         path = write(tmp_path / "b.parquet", response_mask=MASK, advantages=values, rewards=values)
         batch = read(path)
         assert (batch.advantages.tolist(), batch.rewards.tolist()) == ([1, 1, -2, -4], [1, -2, 3, -4])
-        assert batch.advantages.dtype == batch.rewards.dtype == torch.float64
+        assert batch.advantages.dtype == batch.rewards.dtype == np.float64
 
 
 def test_without_optional_columns_every_token_counts_and_there_are_two_policies(tmp_path):
@@ -344,7 +343,7 @@ def test_a_batch_is_freed_before_the_next_is_read(tmp_path, monkeypatch, group, 
         return batch
 
     monkeypatch.setattr(dump, "pack", packed)
-    engine = Local(torch.device("cpu"), beside_reading=beside_reading)
+    engine = Local(beside_reading=beside_reading)
     assert engine.reduce(open_dump([path], batch_tokens=80), Summed()).tokens == 800
     assert decoded == [8] * 10
     assert max(alive) <= (2 if beside_reading else 0)  # one waits for the one that is computed

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from offpol_diag.analysis import first_pass
 from offpol_diag.analysis.first_pass import Needs, read_ahead, split
@@ -27,7 +26,7 @@ from tests import oracle_scope
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 PSIS = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
 TURNS = Preset("t", "", weight=Weight(over="segment", action="psis", safety=None))
-HERE = Local(torch.device("cpu"))
+HERE = Local()
 
 
 def made(steps: list[int], seed: int = 0) -> list[dict[str, Any]]:
@@ -169,7 +168,7 @@ VALUES = {
 @pytest.mark.parametrize("upper", [0.02, 0.25, 1e-4, 0.7, 3.0])
 @pytest.mark.parametrize("values", VALUES)
 def test_a_cut_found_by_bins_is_that_of_dropping_value_by_value(values, upper):
-    x = torch.from_numpy(VALUES[values](np.random.default_rng(3)))
+    x = VALUES[values](np.random.default_rng(3))
     rule, bins = Reject("k2", "batch", upper=upper), Bins.of(x)
     at = first_pass.bin_of(bins, rule)
 
@@ -190,8 +189,8 @@ def test_values_are_told_apart_by_step(tmp_path, steps, empty):
     rows = rows if empty else [row for row in rows if row["rollout_log_probs"]]
     rows = rows if steps else [{k: v for k, v in row.items() if k != "step"} for row in rows]
     (batch,) = open_dump([saved(rows, tmp_path)]).batches()
-    of_tokens = torch.arange(batch.tokens, dtype=torch.float64)
-    of_rows = torch.arange(batch.sequences, dtype=torch.float64)
+    of_tokens = np.arange(batch.tokens, dtype=np.float64)
+    of_rows = np.arange(batch.sequences, dtype=np.float64)
 
     tokens: dict[str, list[float]] = {}
     filled: dict[str, list[float]] = {}

@@ -1,27 +1,20 @@
-"""A dump in pieces, or read by several threads, is the dump: its sequences, its remarks, its errors."""
+"""A dump in pieces is the dump: its sequences, its remarks, its errors."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
-from offpol_diag.analyze import analyze
-from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
-from offpol_diag.presets import catalogue
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.readers.shards import Span, cut, pieces, spans
-from offpol_diag.run import task
-from tests import pretended
-from tests.devices import REAL, numbers, same
 from tests.factory import write
 
 GROUP = 8
@@ -56,7 +49,7 @@ def of_old(*old: Any) -> pa.Table:
 
 def of_tokens(ids: list[Any]) -> pa.Table:
     """Make one row per token."""
-    x = -torch.linspace(0.1, 2, len(ids), dtype=torch.float64).numpy()
+    x = -np.linspace(0.1, 2, len(ids))
     return pa.table({"sequence_id": ids, "rollout_log_prob": x, "old_log_prob": x - 0.01})
 
 
@@ -111,7 +104,6 @@ WAYS: dict[str, Callable[[Dump], list[Any]]] = {
     "pieces": lambda dump: apart(dump, pieces(dump, 1)),
     "larger pieces": lambda dump: apart(dump, pieces(dump, 64)),
     "pieces by two readers": by_turns,
-    "threads": lambda dump: sequences(task.ahead(dump, 3, lambda _: None)),
 }
 
 
@@ -330,71 +322,3 @@ def test_damage_in_a_row_group_is_told_alike_by_every_piece_behind_it(tmp_path):
     assert len(expected) == 2
     for some in (cuts, cuts[-1:]):
         assert outcome(dump, lambda dump, some=some: apart(dump, some)) == expected
-
-
-# ---------------------------------------------------------------- several threads
-
-SAMPLE = "sample_data/stale.parquet"
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory) -> str:
-    """Write many small row groups."""
-    return write(tmp_path_factory.mktemp("ahead") / "dump.parquet", pq.read_table(SAMPLE), 16)
-
-
-def ahead(path: str, threads: int, tokens: int = 6000) -> list[Batch]:
-    dump, reported = open_dump([path], batch_tokens=tokens), list[int]()
-    found = list(task.ahead(dump, threads, reported.append))
-    assert sum(reported) == dump.rows
-    return found
-
-
-def equal(one: Batch, two: Batch) -> bool:
-    pairs = [(getattr(one, f.name), getattr(two, f.name)) for f in fields(Batch)]
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
-
-
-def test_the_number_of_threads_changes_no_batch_and_batches_are_as_large_as_was_asked_for(path):
-    batches = ahead(path, 1)
-    sizes = [batch.tokens for batch in batches]
-    assert len(batches) > 4
-    assert max(sizes) < 2 * 6000
-    assert len(sizes) <= 1.5 * sum(sizes) / 6000
-    for threads in (2, 5):
-        again = ahead(path, threads)
-        assert len(again) == len(batches)
-        assert all(map(equal, batches, again))
-
-
-def test_a_row_group_of_many_batches_is_not_held_whole(monkeypatch):
-    held: list[int] = []
-    plain = task._read
-    monkeypatch.setattr(task, "_read", lambda shard: (held.append(shard.rows), plain(shard))[1])
-    assert len(ahead(SAMPLE, 3, 1000)) > 10
-    assert held == []
-    assert ahead(SAMPLE, 3, 1 << 20)
-    assert held
-
-
-def test_nothing_is_left_running_when_nobody_takes_more(path):
-    found = task.ahead(open_dump([path], batch_tokens=6000), 3, lambda _: None)
-    next(found)
-    found.close()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(REAL, reason="a real GPU is here")
-def test_an_analysis_on_a_gpu_reads_ahead_and_has_the_numbers_of_the_cpu(path, tmp_path, monkeypatch):
-    used: list[int] = []
-    real = task.ahead
-    monkeypatch.setattr(task, "ahead", lambda *a: (used.append(a[1]), real(*a))[1])
-    presets = catalogue.load().resolve("token_is,m2po")
-    few = write(tmp_path / "few.parquet", pq.read_table(path).slice(0, 128), 16)
-    here = numbers(analyze([few], presets=presets, batch_tokens=6000, device="cpu"))
-    assert used == []
-    with pretended.gpus():
-        there = numbers(analyze([few], presets=presets, batch_tokens=6000))
-    assert used
-    for part in here:
-        assert same(here[part], there[part]), part

@@ -11,7 +11,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
@@ -24,7 +23,6 @@ from offpol_diag.sweep.lengths import Model, Scale, Spreads
 from offpol_diag.sweep.thresholds import informative, parse, round_numbers
 from offpol_diag.sweep.window import check, shortest
 from tests import oracles
-from tests.devices import present
 
 CATALOGUE = load()
 GEO = Preset("geo", "", reject=(Reject(over="mean", lower=0.999, upper=1.001),))
@@ -168,12 +166,10 @@ def test_what_no_rule_of_the_preset_can_drop_is_exact(dump):
     assert point.metrics["kappa"].interval[0] > 0
 
 
-def test_batches_workers_and_device_change_nothing(dump):
+def test_batches_and_workers_change_nothing(dump):
     first = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6)
-    for workers, tokens, device in ((2, 1500, "cpu"), (1, 3_000, "cuda:0")):
-        with present(device):
-            how = {"workers": workers, "batch_tokens": tokens, "device": device}
-            found = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6, **how)
+    for workers, tokens in ((2, 1500), (1, 3_000)):
+        found = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6, workers=workers, batch_tokens=tokens)
         one, other = ((x.window.point.bounds, x.window.kept, x.window.ties) for x in (found, first))
         assert one == other
         for mine, theirs in zip(found.points, first.points, strict=True):
@@ -384,17 +380,17 @@ def drawn(falling, staying, many=12_000, heavy=False, seed=0):
     lengths = np.round(2 ** random.uniform(5, 12, many))
     shape = random.standard_t(4, many) / math.sqrt(2) if heavy else random.standard_normal(many)
     values = -0.002 + shape * np.sqrt(falling**2 / lengths + staying**2)
-    return torch.from_numpy(values), torch.from_numpy(lengths).to(torch.int64), torch.arange(many) // 4
+    return values, lengths.astype(np.int64), np.arange(many) // 4
 
 
 def fitted(values, lengths, keys):
-    scale = Scale(float(values.median()), float(values.std()) * 2)
+    scale = Scale(float(np.median(values)), float(values.std()) * 2)
     return Model.of(Spreads.of(values, lengths, keys, scale), scale, product=False)
 
 
 def assert_forecast(model, length, window, held):
     """Check that the share of held-out values in the window is predicted, within uncertainty and chance."""
-    seen = float(((held >= window[0]) & (held <= window[1])).double().mean())
+    seen = float(((held >= window[0]) & (held <= window[1])).mean())
     (one,) = model.forecast([length], window)
     assert abs(one.kept - seen) < 3 * math.hypot(one.error, math.sqrt(seen * (1 - seen) / len(held)))
     return one
@@ -426,12 +422,12 @@ def test_a_quartile_of_length_that_was_held_out_is_predicted(heavy, quarter):
 
 def test_the_longest_quartile_of_the_sample_is_predicted_from_the_others():
     """Real sequences, a fit that never saw a long one."""
-    values = torch.tensor(statistics("geo"), dtype=torch.float64)
-    lengths, keys = (torch.tensor([getattr(row, name) for row in rows()]) for name in ("n", "group"))
-    short = lengths < float(lengths.double().quantile(0.75))
-    window = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    values = np.array(statistics("geo"))
+    lengths, keys = (np.array([getattr(row, name) for row in rows()]) for name in ("n", "group"))
+    short = lengths < np.quantile(lengths, 0.75)
+    window = np.quantile(values, (0.025, 0.975)).tolist()
     model = fitted(values[short], lengths[short], keys[short])
-    assert_forecast(model, float(lengths[~short].double().mean()), tuple(window), values[~short])
+    assert_forecast(model, float(lengths[~short].mean()), tuple(window), values[~short])
 
 
 def test_predictions_agree_with_what_is_seen_and_on_the_product_fall_with_length():

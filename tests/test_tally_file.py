@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
-from torch import Tensor
 
 from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analysis import tally_file
@@ -43,6 +41,7 @@ from offpol_diag.engine.accumulators import (
 from offpol_diag.engine.fields import Floats, Ints
 from offpol_diag.engine.prefixes import GRID, Prefixes
 from offpol_diag.engine.sample import Sample
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import LENGTH_BINS, Grid
 from offpol_diag.engine.tails import Tail
 from offpol_diag.errors import OffpolError, ResultError, UsageError
@@ -58,17 +57,17 @@ ODD = (0.0, -0.0, 5e-324, 0.1, -1.7976931348623157e308, math.inf, -math.inf, ODD
 VERSION = tally_file.version("offpol-diag")
 
 
-def bits(x: Tensor) -> tuple[list[int], torch.Size, torch.dtype]:
-    """Return all bits of a tensor: -0.0 differs from 0.0, and one NaN from another."""
-    return x.contiguous().view(torch.int64).flatten().tolist(), x.shape, x.dtype
+def bits(x: Array) -> tuple[bytes, tuple[int, ...], np.dtype[Any]]:
+    """Return all bits of an array: -0.0 differs from 0.0, and one NaN from another."""
+    return x.tobytes(), x.shape, x.dtype
 
 
-def floats(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def floats(*values: float) -> Array:
+    return np.array(values, np.float64)
 
 
-def ones(*shape: int) -> Tensor:
-    return torch.ones(*shape, dtype=torch.float64)
+def ones(*shape: int) -> Array:
+    return np.ones(shape)
 
 
 def array(*values: float) -> dict[str, Any]:
@@ -87,9 +86,9 @@ def test_floats_come_back_bit_for_bit(shape):
 
 
 def test_integers_come_back_and_an_array_is_base64_in_little_endian_and_c_order():
-    x = torch.tensor([-(2**63), -1, 0, 2**63 - 1])
+    x = np.array([-(2**63), -1, 0, 2**63 - 1])
     assert bits(Ints("n").read(Ints("n").written(x))) == bits(x)
-    found = Floats("a", "b").written(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).T)
+    found = Floats("a", "b").written(np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).T)
     assert found["shape"] == [3, 2]
     assert struct.unpack("<6d", base64.b64decode(found["data"])) == (1.0, 4.0, 2.0, 5.0, 3.0, 6.0)
 
@@ -132,14 +131,13 @@ TOKEN = WorstToken(**NAMED | {"sequence_id": "é\x00"}, **LOGS, position=0, befo
 PARTS = parts()
 STATES: dict[str, list[Any]] = {
     **PARTS,
-    "Bins": [replace(one, sums=one.sums.to(torch.float64)) for one in PARTS["Bins"]],
     "Best": [
         Best(3, ((2.5, SEQUENCE), (0.1, SEQUENCE))),
         Best(3, ((2.0, SEQUENCE),)),
         Best(2, ((1.0, TOKEN),)),
     ],
-    "Grid": [Grid(one.values.abs()) for one in PARTS["Grid"]],
-    "Places": [*PARTS["Places"], Places({"x": Extremes.of({"a": extremes(torch.ones(2).double())})})],
+    "Grid": [Grid(np.abs(one.values)) for one in PARTS["Grid"]],
+    "Places": [*PARTS["Places"], Places({"x": Extremes.of({"a": extremes(np.ones(2))})})],
 }
 
 
@@ -151,11 +149,11 @@ def test_a_state_comes_back_as_it_was_and_merges_as_it_did(name):
     assert equal(again(a).merge(again(b)), a.merge(b))
 
 
-@pytest.mark.parametrize("which", [None, torch.tensor([2, 0, 2, 1])])
+@pytest.mark.parametrize("which", [None, np.array([2, 0, 2, 1])])
 def test_sums_come_back_bit_for_bit_with_what_rounding_lost(which):
-    tiny = torch.tensor([1e-17, math.nan, math.inf], dtype=torch.float64)
+    tiny = np.array([1e-17, math.nan, math.inf])
     names = ("a", "b", "ü|/ ", "d")[: 3 if which is None else 4]
-    sums = Sums(names, torch.tensor([1.0, 2.0, -0.0]).double(), tiny, torch.rand(3, 4).double(), which)
+    sums = Sums(names, np.array([1.0, 2.0, -0.0]), tiny, np.random.default_rng(0).random((3, 4)), which)
     found = again(sums)
     assert found.names == names
     for one in ("point", "rest", "drawn", "which"):
@@ -163,12 +161,12 @@ def test_sums_come_back_bit_for_bit_with_what_rounding_lost(which):
 
 
 def sums(names: str, point: int, rest: int, *drawn: int, which: tuple[int, ...] | None = None) -> Sums:
-    rows = None if which is None else torch.tensor(which)
+    rows = None if which is None else np.array(which)
     return Sums(tuple(names), ones(point), ones(rest), ones(*drawn), rows)
 
 
-def groups(*keys: int, values: Tensor | None = None, full: bool = False) -> GroupSample:
-    return GroupSample(torch.tensor(keys), ones(len(keys), 1) if values is None else values, full)
+def groups(*keys: int, values: Array | None = None, full: bool = False) -> GroupSample:
+    return GroupSample(np.array(keys), ones(len(keys), 1) if values is None else values, full)
 
 
 def sampled(order: tuple[int, ...] = (1, 2), lengths: tuple[int, ...] = (1, 1), **change: Any) -> Sample:
@@ -176,7 +174,7 @@ def sampled(order: tuple[int, ...] = (1, 2), lengths: tuple[int, ...] = (1, 1), 
     return Sample(np.array(order), np.array(lengths), values, change.get("scalars", {}))
 
 
-def prefixes(shift: Tensor, once: Tensor, many: Tensor) -> Prefixes:
+def prefixes(shift: Array, once: Array, many: Array) -> Prefixes:
     return Prefixes(LogSums(shift, once, once), many)
 
 

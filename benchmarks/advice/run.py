@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
+from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -76,17 +76,14 @@ def _spread(work: Callable[..., Row], jobs: list[tuple[Any, ...]], processes: in
     """Compute jobs in parallel; results are in their order."""
     found: list[Row] = []
     start = time.monotonic()
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _alone) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, threadpool_limits, (1,)) as pool:
         for row in pool.map(work, *zip(*jobs, strict=True)):
             found.append(row)
             words = f"{work.__name__[1:]} {len(found)}/{len(jobs)}, {time.monotonic() - start:.0f} s"
             print(f"\r{words}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return found
-
-
-def _alone() -> None:
-    torch.set_num_threads(1)
 
 
 # ---------------------------------------------------------------- dumps and their truth

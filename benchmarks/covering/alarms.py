@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from covering.worlds import HONEST, World, batch
 from offpol_diag.batch import Batch
@@ -37,10 +36,10 @@ def causes(given: Batch) -> list[str]:
     """List the causes that the identities find."""
     assert given.old is not None
     rows = Rows(
-        given.rollout.numpy(),
-        given.old.numpy(),
-        given.cu_seqlens.numpy(),
-        given.position.numpy(),
+        given.rollout,
+        given.old,
+        given.cu_seqlens,
+        given.position,
         scalars={"group_id": given.key.tolist()},
     )
     return [one.cause for one in (laws.sampling(rows), laws.positions(rows)) if one]
@@ -63,7 +62,6 @@ def rate(world: World, groups: int, dumps: int, fault: Fault | None = None) -> i
 
 def measured(dumps: int) -> dict[str, dict[str, int]]:
     """Measure alarms of honest dumps, and of faulty ones, a hundredth as many."""
-    torch.set_num_threads(1)
     few = max(dumps // 100, 20)
     honest = {f"{world.name}|{many}": rate(world, many, dumps) for world in HONEST[:3] for many in (20, 128)}
     seen = {

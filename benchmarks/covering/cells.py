@@ -41,6 +41,7 @@ def study() -> Study:
     return _Lean(tuple(presets), COLUMNS, (), 0, REPLICATES)
 
 
+@np.errstate(all="ignore")
 def numbers(given: Batch) -> dict[str, Number]:
     """Return every number that has a truth, as a result holds it."""
     asked = study()

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
+from threadpoolctl import threadpool_limits
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -31,7 +31,7 @@ DUMPS = {8: 100, 32: 150, 128: 250, 1024: 50}
 
 def measured(place: int, groups: int, dumps: int) -> dict[str, Any]:
     """Measure one world at one number of groups."""
-    torch.set_num_threads(1)
+    threadpool_limits(1)
     world = WORLDS[place]
     known = truth.truths(world)
     found = cells(world, known, groups, dumps)

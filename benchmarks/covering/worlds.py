@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from offpol_diag.batch import Batch
 
@@ -93,15 +92,15 @@ def batch(world: World, groups: int, rng: np.random.Generator) -> Batch:
     delta = given.shift[which] - s**2 / 2 + s * rng.standard_normal(len(which))
     rollout = np.log(rng.random(len(which))) / 3
     keys = rng.integers(-(2**63), 2**63, groups)
-    starts = torch.from_numpy(np.concatenate(([0], np.cumsum(given.n))))
+    starts = np.concatenate(([0], np.cumsum(given.n)))
     return Batch(
-        rollout=torch.from_numpy(rollout),
-        old=torch.from_numpy(rollout + delta),
+        rollout=rollout,
+        old=rollout + delta,
         cu_seqlens=starts,
         cu_runs=starts,
-        position=torch.arange(len(which)) - torch.repeat_interleave(starts[:-1], starts.diff()),
-        key=torch.from_numpy(keys[given.group]),
-        masked=torch.zeros(len(given.n), dtype=torch.int64),
+        position=np.arange(len(which)) - starts[which],
+        key=keys[given.group],
+        masked=np.zeros(len(given.n), np.int64),
     )
 
 

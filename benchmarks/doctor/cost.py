@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import offpol_diag
@@ -53,7 +51,6 @@ def main() -> None:
     parser.add_argument("--dump", type=Path, default=DUMP)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    torch.set_num_threads(1)
     watch = Stopwatch()
     readout.diagnose = watch.timed(readout.diagnose)  # type: ignore[attr-defined]
     sample.sample = watch.timed(sample.sample)

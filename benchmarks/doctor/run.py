@@ -17,8 +17,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import offpol_diag
@@ -31,7 +29,6 @@ KEPT += ("sequences", "tokens", "off_tokens", "off_sequences")
 
 def diagnosed(entry: Row, folder: Path) -> Row:
     """Diagnose a dump; return its known facts with what the diagnosis says."""
-    torch.set_num_threads(1)
     began = time.perf_counter()
     found = offpol_diag.analyze([str(folder / entry["path"])], presets=(), device="cpu", workers=1).diagnosis
     seconds = time.perf_counter() - began

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice, scope
@@ -21,6 +20,7 @@ from offpol_diag.engine.advantages import GroupRewards
 from offpol_diag.engine.correction import statistic
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scope import BatchFits, Label, Smooth
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject, Weight
@@ -28,17 +28,17 @@ from offpol_diag.readers import Dump, columns
 from offpol_diag.run.task import Engine, Job
 
 
-def split(batch: Batch, level: Level) -> Iterator[tuple[Label, Tensor]]:
+def split(batch: Batch, level: Level) -> Iterator[tuple[Label, Array]]:
     """Yield each trainer batch with its values in order; sequences without a token are left out."""
     labels, codes = scope.codes(batch)
     codes, values = scope.of_units(codes, level.per, batch), level.values
     if level.per != "token":
         codes, values = codes[batch.lengths > 0], values[batch.lengths > 0]
-    if bool((codes.diff() < 0).any()):  # else the dump is in the order of its steps
-        order = torch.argsort(codes, stable=True)
+    if (codes[1:] < codes[:-1]).any():  # else the dump is in the order of its steps
+        order = np.argsort(codes, kind="stable")
         codes, values = codes[order], values[order]
-    many = torch.bincount(codes, minlength=len(labels)).tolist()
-    yield from zip(labels, torch.split(values, many), strict=True)
+    ends = np.cumsum(np.bincount(codes, minlength=len(labels)))
+    yield from zip(labels, np.split(values, ends), strict=False)  # after the last end nothing is left
 
 
 Cut = tuple[Policy, Reject]
@@ -103,11 +103,11 @@ BIN_BYTES = 16 * loglattice.SIZE
 class Values:
     """Values by themselves, [N]; merging concatenates."""
 
-    x: Tensor
+    x: Array
 
     def merge(self, other: Values) -> Values:
         """Concatenate."""
-        return Values(torch.cat((self.x, other.x)))
+        return Values(np.concatenate((self.x, other.x)))
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class Seen:
     states: dict[Key, Any]
     rewards: GroupRewards | None = None
 
+    @np.errstate(all="ignore")
     def merge(self, other: Seen) -> Seen:
         """Merge the statistics of two parts of a dump."""
         rewards = self.rewards.merge(other.rewards) if self.rewards and other.rewards else None
@@ -167,29 +168,50 @@ class Gather:
 def bin_of(bins: Bins, rule: Reject) -> int:
     """Find the bin of the cut; 0 where nothing need be dropped (no unsigned value has that bin)."""
     assert rule.upper is not None
-    counts, sums = torch.cumsum(bins.counts, 0), torch.cumsum(bins.sums, 0)
+    counts, sums = np.cumsum(bins.counts), np.cumsum(bins.sums)
     below = (counts > 0) & (sums < rule.upper * counts)
-    if bool(below[-1]) or not float(counts[-1]):
+    if below[-1] or not counts[-1]:
         return 0
-    lowest = int(torch.nonzero(counts > 0)[0])
-    left = torch.nonzero(below)
-    return int(left[-1]) + 1 if len(left) else lowest
+    left = np.flatnonzero(below)
+    return int(left[-1]) + 1 if len(left) else int(np.argmax(counts > 0))
 
 
-def falls_at(bins: Bins, at: int, inside: Tensor | None, rule: Reject) -> float:
+def falls_at(bins: Bins, at: int, inside: Array | None, rule: Reject) -> float:
     """Find the smallest value dropped, going down the bin until the mean of the rest is below `upper`."""
     if not at or inside is None or not len(inside):
         return math.inf
     assert rule.upper is not None
-    rising = torch.sort(inside).values
-    counts = bins.counts[:at].sum() + torch.arange(len(rising), device=rising.device)
-    sums = bins.sums[:at].sum() + torch.cumsum(torch.cat((rising.new_zeros(1), rising[:-1])), 0)
+    rising = np.sort(inside)
+    counts = bins.counts[:at].sum() + np.arange(len(rising))
+    sums = bins.sums[:at].sum() + np.cumsum(np.concatenate(([0.0], rising[:-1])))
     enough = (counts > 0) & (sums < rule.upper * counts)  # if this value and all above it are dropped
-    if not bool(enough.any()):
+    if not enough.any():
         return math.nextafter(float(rising[0]), math.inf)  # never drop everything: keep the smallest
-    return float(rising[int(torch.nonzero(enough)[-1])])
+    return float(rising[np.flatnonzero(enough)[-1]])
 
 
+class _Whole:
+    """One batch, as the dump and as the engine that `read_ahead` takes."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def only(self, roles: Any) -> Any:
+        """Return itself."""
+        return self
+
+    def reduce(self, dump: Any, job: Any, each: Any = None) -> Any:
+        """Run the job on the batch."""
+        return job(self._batch)
+
+
+def of_batch(batch: Batch, presets: Sequence[Preset], rewards: bool = False) -> Found:
+    """Return what presets need of a dump that is one batch; `rewards`: advantages are made of rewards."""
+    whole: Any = _Whole(batch)
+    return read_ahead(whole, whole, Needs.of(presets, rewards))
+
+
+@np.errstate(all="ignore")
 def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> Found:
     """Read the dump, and once more where a cut falls inside a bin of the lattice."""
     seen = _read(engine, dump, asked, Look(asked)) or Seen({})

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Needs
@@ -139,6 +139,7 @@ def _refuse_overlaps(held: Sequence[Held]) -> None:
 # ---------------------------------------------------------------- what comes of it
 
 
+@np.errstate(all="ignore")
 def summary(whole: TallyFile) -> Summary:
     """Read out every number of the report; presets that cannot be computed are left out, with a note."""
     where: dict[Label, list[str]] = {}
@@ -147,8 +148,8 @@ def summary(whole: TallyFile) -> Summary:
             where.setdefault(step, []).append(file)
     broken = {step: files for step, files in where.items() if len(files) > 1}
     known = [piece.groups for _, piece in whole.held if piece.groups is not None]
-    every = torch.cat(known or [torch.zeros(0)])
-    separate = len(known) == len(whole.held) and len(torch.unique(every)) == len(every)
+    every = np.concatenate(known or [np.zeros(0)])
+    separate = len(known) == len(whole.held) and len(np.unique(every)) == len(every)
     if whole.settings.made and broken and not separate:
         what = f"advantages were made of the rewards of each group, and {_steps(broken)}: a group may be torn"
         raise ResultError(what, f"{WHOLE}; or write advantages into the dump")

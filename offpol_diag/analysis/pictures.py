@@ -10,8 +10,6 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from offpol_diag import bands, summary
 from offpol_diag.analysis.tally import Study, Tally
@@ -19,6 +17,7 @@ from offpol_diag.engine import breakdowns, charts, gap, loglattice, method, sele
 from offpol_diag.engine.accumulators import Best, Sums
 from offpol_diag.engine.charts import Binned, BySequence, ByTokenId
 from offpol_diag.engine.formula import AS_SEEN, POSITIVE, Formula, Reader, mean
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import Grid
 from offpol_diag.engine.stepgroups import Step, StepGroups, Top
 from offpol_diag.engine.tails import ESS_TOKENS, Tail
@@ -225,16 +224,16 @@ def _by_steps(drawn: Drawn) -> summary.BySteps | None:
     )
 
 
-def _reader(drawn: Drawn, sums: Mapping[str, Tensor]) -> Reader:
+def _reader(drawn: Drawn, sums: Mapping[str, Array]) -> Reader:
     """Read the sums of some sequences, which have at most as many groups as they are."""
     return Reader(sums, min(drawn.reader.groups, round(float(sums["sequences"][0]))))
 
 
-def _of_step(drawn: Drawn, step: Step) -> tuple[Reader, dict[str, tuple[Formula, Tensor]]]:
+def _of_step(drawn: Drawn, step: Step) -> tuple[Reader, dict[str, tuple[Formula, Array]]]:
     """Compute the numbers of a group of steps, [1+B] each."""
     sums = step.sums.read()
     reader, prefix = _reader(drawn, sums), drawn.study.main.prefix
-    ess = (step.logs.once**2).cpu() / (sums["sequences"] * step.logs.twice.cpu())
+    ess = step.logs.once**2 / (sums["sequences"] * step.logs.twice)
     rows = [(row.name, row, prefix) for row in _OF_STEPS]
     rows += [(row.name, row, "") for row in _PLAIN if _NEEDS[row.name] in sums]
     kl = [row for row in _OF_STEPS if row.name in ("k1", "k3")]
@@ -248,10 +247,9 @@ def _of_step(drawn: Drawn, step: Step) -> tuple[Reader, dict[str, tuple[Formula,
     return reader, found | {_ESS.name: (_ESS, ess)}
 
 
-def _khat(n: int, kept: Tensor) -> summary.Estimate:
+def _khat(n: int, kept: Array) -> summary.Estimate:
     """Estimate k̂ of n log-weights, of which the largest are known; -inf is no weight."""
-    known = kept.cpu()
-    fitted = tails.fit(Tail(n, known[known > -math.inf]))
+    fitted = tails.fit(Tail(n, kept[kept > -math.inf]))
     return summary.Estimate(value=None) if fitted is None else _estimate(fitted)
 
 
@@ -282,7 +280,7 @@ _RANGES = (-1000.0, -100.0, -10.0, -2.0, 2.0, 10.0, 100.0)
 
 
 def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
-    between = drawn.binned.between.cpu()
+    between = drawn.binned.between
     logs = [math.copysign(math.log(abs(b)), b) for b in _RANGES]
     cuts = [0, *(charts.EDGES.index(x) + 1 for x in logs), between.shape[1]]
     bounds = [None, *(b if b > 0 else -1 / b for b in _RANGES), None]
@@ -304,7 +302,7 @@ def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
 
 def _density(drawn: Drawn) -> summary.Density:
     size = charts.BINS
-    out, synced = drawn.binned.density.cpu().round().to(torch.int64).view(2, size, size)
+    out, synced = drawn.binned.density.round().astype(np.int64).reshape(2, size, size)
     return summary.Density(
         edges=charts.probabilities(charts.DENSITY_LOGS),
         counts=(out + synced).tolist(),
@@ -323,7 +321,7 @@ def _corner(drawn: Drawn, at: int) -> summary.Corner:
 
 
 def _noise(drawn: Drawn) -> summary.Noise:
-    out, synced = drawn.binned.noise.cpu().view(2, -1, charts.SIZES)
+    out, synced = drawn.binned.noise.reshape(2, -1, charts.SIZES)
     every = out + synced
     of_synced: dict[str, Any] = {}
     if drawn.synced:
@@ -339,19 +337,19 @@ def _noise(drawn: Drawn) -> summary.Noise:
     )
 
 
-def _quantiles(counts: Tensor, q: float) -> list[float | None]:
+def _quantiles(counts: Array, q: float) -> list[float | None]:
     """Compute a quantile of |Δ| of each row of counts [Q, N]; null in an empty row."""
     edges = charts.size_edges().tolist()
     return [_quantile(row, edges[:-1], edges[1:], q) for row in counts]
 
 
-def _quantile(counts: Tensor, low: Sequence[float], high: Sequence[float], q: float) -> float | None:
+def _quantile(counts: Array, low: Sequence[float], high: Sequence[float], q: float) -> float | None:
     """Compute a quantile of binned values [N], linear within a bin; None if there are none."""
     total = float(counts.sum())
     if not total:
         return None
-    below = torch.cumsum(counts, 0)
-    at = int(torch.searchsorted(below, torch.tensor(q * total, dtype=torch.float64)))
+    below = np.cumsum(counts)
+    at = int(np.searchsorted(below, q * total))
     part = (q * total - (float(below[at]) - float(counts[at]))) / float(counts[at])
     return low[at] if math.isinf(high[at]) else low[at] + (high[at] - low[at]) * part
 
@@ -360,11 +358,10 @@ def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
     """Count the tokens with lag 0 between edges, which are the ends of Δ and edges of the lattice."""
     if not drawn.synced:
         return []
-    counts = drawn.binned.in_sync.counts.cpu()
-    below = torch.cat((torch.zeros(1, dtype=torch.float64), torch.cumsum(counts, 0)))
-    inner = torch.searchsorted(loglattice.edges(), torch.tensor(edges[1:-1], dtype=torch.float64))
-    cuts = torch.cat((torch.tensor([0]), inner, torch.tensor([loglattice.SIZE])))
-    return [round(count) for count in below[cuts].diff().tolist()]
+    counts = drawn.binned.in_sync.counts
+    below = np.concatenate(([0.0], np.cumsum(counts)))
+    cuts = [0, *np.searchsorted(loglattice.edges(), edges[1:-1]), loglattice.SIZE]
+    return [round(count) for count in np.diff(below[cuts]).tolist()]
 
 
 # ---------------------------------------------------------------- by position and step
@@ -437,7 +434,7 @@ _K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
 
 
 def _token_thresholds(drawn: Drawn) -> summary.TokenThresholds:
-    tokens, r1, r11, *_ = drawn.binned.between.cpu()
+    tokens, r1, r11, *_ = drawn.binned.between
     many, n = len(charts.THRESHOLDS), drawn.tokens
     ess, truncated, means, inside = [], [], [], []
     for i, b in enumerate(charts.THRESHOLDS):
@@ -457,7 +454,7 @@ def _sequence_thresholds(drawn: Drawn) -> summary.SequenceThresholds | None:
     state = drawn.state("by_sequence", BySequence)
     if state is None:
         return None
-    sums, means = state.sums.cpu(), state.means.cpu()
+    sums, means = state.sums, state.means
     many = len(charts.SEQUENCE_THRESHOLDS)
     sequences, tokens = (float(x) for x in sums[:2].sum(1))
     rows: dict[str, list[float | None]] = {name: [] for name in summary.SequenceThresholds.model_fields}
@@ -482,7 +479,7 @@ def _tail(tail: Tail, over: str) -> summary.ParetoTail | None:
     fitted = tails.fit(tail)
     if fitted is None:
         return None
-    top, size = tail.kept.cpu().sort(descending=True).values, len(fitted.logs)
+    top, size = np.sort(tail.kept)[::-1], len(fitted.logs)
     largest = float(top[0])
     last = min(size, len(top))
     ranks = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
@@ -520,13 +517,13 @@ def with_tails(drawn: Drawn, found: summary.Lengths) -> summary.Lengths:
     return found.model_copy(
         update={
             "curve": curve,
-            "median": None if grid is None else _length_at(grid.values[:, 0].cpu(), 0.5),
+            "median": None if grid is None else _length_at(grid.values[:, 0], 0.5),
             "log_normal": _finite(math.log(10) / (2 * k3)) if k3 else None,
         }
     )
 
 
-def _length_at(sequences: Tensor, q: float) -> int | None:
+def _length_at(sequences: Array, q: float) -> int | None:
     """Return a quantile of length from sequences by length bin."""
     starts = [math.ceil(2 ** (at / 8) - 1e-9) for at in range(len(sequences) + 1)]
     low, high = starts[:-1], [max(first, after - 1) for first, after in pairwise(starts)]
@@ -541,7 +538,7 @@ def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
     grid, presets = drawn.state("kept", Grid), drawn.study.candidates
     if grid is None:
         return {}
-    values, many = grid.values.cpu(), len(presets)
+    values, many = grid.values, len(presets)
     sequences, quarters = values[:, 0], selection.by_quartile(values)
     n, own, weights = quarters[:, 1], quarters[:, 2 : 2 + many], quarters[:, 2 + many : 2 + 2 * many]
     by_sign = values[:, 2 + 2 * many :].sum(0).tolist()
@@ -564,9 +561,9 @@ def _token_types(drawn: Drawn) -> summary.TokenTypes | None:
     state = drawn.state("token_ids", ByTokenId)
     if state is None or not len(state.ids):
         return None
-    ids, values = state.ids.cpu(), state.values.cpu()
+    ids, values = state.ids, state.values
     total = float(values[:, 1].sum())
-    k3 = values[:, 1].numpy()
+    k3 = values[:, 1]
     order = np.argsort(-k3, kind="stable")
     carried = np.cumsum(k3[order])
     worst = []

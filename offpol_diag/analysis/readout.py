@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
+import numpy as np
 
 from offpol_diag.analysis import pictures
 from offpol_diag.analysis.tally import Study, Tally
@@ -34,6 +34,7 @@ from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.prefixes import Prefixes
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.sample import Sample
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import Grid
 from offpol_diag.engine.terms import Drift
 from offpol_diag.presets import Preset, candidates
@@ -77,7 +78,7 @@ class Readout:
         sums = typed(self.tally.states["sums"], Sums).read()
         sums |= normal.read(self.normal, self.study.normalised)
         sums |= method.own_denominators(self.study.presets, sums)
-        longest = torch.tensor([self.ranges["response"][1]], dtype=torch.float64)
+        longest = np.array([self.ranges["response"][1]])
         return Reader(sums | {"longest": longest}, self.groups.groups)
 
     @cached_property
@@ -116,7 +117,7 @@ class Readout:
         """The sums from which the trainers' own logged numbers are computed."""
         both = {**typed(self.tally.states["logged"], Sums).read(), **self.reader.sums}
         both |= normal.norms(self.normal, self.study.normalised)
-        return Read({name: float(values.numpy()[0]) for name, values in both.items()}, self.ranges)
+        return Read({name: float(values[0]) for name, values in both.items()}, self.ranges)
 
 
 # ---------------------------------------------------------------- what was read
@@ -157,6 +158,7 @@ def counts(tally: Tally) -> dict[str, Any]:
 # ---------------------------------------------------------------- the whole
 
 
+@np.errstate(all="ignore")
 def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
     """Read out every number of the report, and diagnose."""
     out = Readout(study, tally)
@@ -281,25 +283,25 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     Bins are about equally wide within the 0.01% and 99.99% quantiles, and grow by a quarter each beyond;
     their edges are edges of the lattice that Δ was counted on, so that no count is interpolated.
     """
-    counts = typed(out.tally.states[f"{drift.prefix}bins.d"], Counts).counts.cpu()
+    counts = typed(out.tally.states[f"{drift.prefix}bins.d"], Counts).counts
     title, unit = f"log-ratio, {drift.title}", "nats"
     if not counts.any():
         return Histogram(title=title, unit=unit, edges=[0.0], counts=[])
     low, high = (finite(float(end)) for end in out.ranges[f"{drift.prefix}d"])
     reach = max(abs(loglattice.quantile(counts, q)) for q in (1e-4, 1 - 1e-4)) or 1e-6
     fine = loglattice.edges()
-    occupied = torch.nonzero(counts).flatten()
+    occupied = np.flatnonzero(counts)
     first, last = int(occupied[0]), int(occupied[-1]) + 1
-    at = torch.searchsorted(fine, _edges(reach, max(-low, high, reach), bins)).unique()  # type: ignore[no-untyped-call]
+    at = np.unique(np.searchsorted(fine, _edges(reach, max(-low, high, reach), bins)))
     inner = at[(at > first) & (at < last)]
-    below = torch.cat((torch.zeros(1, dtype=torch.float64), torch.cumsum(counts, 0)))
-    cuts = torch.cat((torch.tensor([first]), inner, torch.tensor([last])))
+    below = np.concatenate(([0.0], np.cumsum(counts)))
+    cuts = [first, *inner, last]
     ends = [low, high] if low < high else fine[[first, last]].tolist()
     return Histogram(
         title=title,
         unit=unit,
         edges=[ends[0], *fine[inner].tolist(), ends[1]],
-        counts=[round(count) for count in below[cuts].diff().tolist()],
+        counts=[round(count) for count in np.diff(below[cuts]).tolist()],
     )
 
 
@@ -307,14 +309,14 @@ GROWTH = 1.25
 """Factor by which each bin beyond the equal ones is wider than the one before it."""
 
 
-def _edges(reach: float, furthest: float, bins: int) -> torch.Tensor:
+def _edges(reach: float, furthest: float, bins: int) -> Array:
     """Compute target edges, rising and symmetric: equal steps within ±reach, growing ones to ±furthest."""
     tails = [reach]
     while tails[-1] < furthest:
         tails.append(tails[-1] * GROWTH)
-    beyond = torch.tensor(tails[1:], dtype=torch.float64)
-    inner = torch.linspace(-reach, reach, bins + 1, dtype=torch.float64)
-    return torch.cat((-beyond.flip(0), inner, beyond))
+    beyond = np.array(tails[1:])
+    inner = np.linspace(-reach, reach, bins + 1)
+    return np.concatenate((-beyond[::-1], inner, beyond))
 
 
 # ---------------------------------------------------------------- one preset

@@ -16,18 +16,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.analysis.readout import CONDITIONAL, Readout
 from offpol_diag.engine import formula, gap, method, residual, tails
 from offpol_diag.engine.accumulators import LogSums, typed
 from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
 from offpol_diag.engine.ratios import OVERFLOW
+from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Preset
 from offpol_diag.summary import Number
 
-Replicates = dict[str, Tensor]
+Replicates = dict[str, Array]
 """Number → [1+B]: its value, then its replicates."""
 
 
@@ -55,7 +55,7 @@ def of_preset(out: Readout, preset: Preset) -> Replicates:
     return {row.name: _values(out, row, prefix) for row in rows}
 
 
-def _values(out: Readout, row: Formula, prefix: str) -> Tensor:
+def _values(out: Readout, row: Formula, prefix: str) -> Array:
     return row.of(lambda name: out.reader.column(name, prefix))
 
 
@@ -74,7 +74,7 @@ class Groups:
     effective: float
 
     @classmethod
-    def of(cls, tokens: Tensor, many: int) -> Groups:
+    def of(cls, tokens: Array, many: int) -> Groups:
         """Count the groups of a dump from its number of tokens and its replicates, [1+B]."""
         return cls(many, formula.effective(tokens, many))
 
@@ -88,44 +88,44 @@ class Groups:
         return self.many >= FEWEST_GROUPS and self.effective >= FEWEST_EFFECTIVE
 
 
-def less(one: Tensor, other: Tensor, like: Number, groups: Groups, text: str) -> Number:
+def less(one: Array, other: Array, like: Number, groups: Groups, text: str) -> Number:
     """Subtract numbers, [1+B] with their replicates; `like` has the unit, `text` is the formula."""
     return _number(
         subtracted(one, other), Number(unit=like.unit, over=like.over, formula=text), groups, ANYWHERE
     )
 
 
-def subtracted(one: Tensor, other: Tensor) -> Tensor:
+def subtracted(one: Array, other: Array) -> Array:
     """Compute one − other, set to 0 where the difference is no more than rounding."""
     difference = one - other
-    return torch.where(difference.abs() <= ROUNDING * torch.maximum(one.abs(), other.abs()), 0.0, difference)
+    return np.where(np.abs(difference) <= ROUNDING * np.maximum(np.abs(one), np.abs(other)), 0.0, difference)
 
 
 POWERS = frozenset(row.name for row in gap.ROWS if row.log)
 """Numbers that are e to the power of a mean, without the prefix of their drift."""
 
 
-def over(one: Tensor, other: Tensor, groups: Groups, text: str, powers: bool = False) -> Number | None:
+def over(one: Array, other: Array, groups: Groups, text: str, powers: bool = False) -> Number | None:
     """Divide one number by another; None unless both are above 0 in every defined replicate.
 
     Of `powers` of means the interval is that of the difference of the means, exponentiated.
     """
-    both = torch.stack((one, other))
-    if not bool(((both > 0) | both.isnan()).all()) or not bool((both[:, 0] > 0).all()):
+    both = np.stack((one, other))
+    if not ((both > 0) | np.isnan(both)).all() or not (both[:, 0] > 0).all():
         return None
     if powers:
-        logs = torch.log(one) - torch.log(other)
+        logs = np.log(one) - np.log(other)
         ends = formula.interval(logs, groups.effective, groups.many, ANYWHERE)
         return formula.power(Number(formula=text), float(logs[0]), ends)
     return _number(one / other, Number(formula=text), groups, POSITIVE)
 
 
-def compared(one: Tensor, other: Tensor) -> Tensor:
+def compared(one: Array, other: Array) -> Array:
     """Compute log(one / other) of positive numbers, set to 0 where the difference is mere rounding."""
-    return torch.where(subtracted(one, other) == 0, 0.0, torch.log(one / other))
+    return np.where(subtracted(one, other) == 0, 0.0, np.log(one / other))
 
 
-def _number(values: Tensor, blank: Number, groups: Groups, within: Range) -> Number:
+def _number(values: Array, blank: Number, groups: Groups, within: Range) -> Number:
     value = float(values[0])
     if not math.isfinite(value):
         return blank.model_copy(update={"unknown": "one of the two is not known"})
@@ -138,17 +138,17 @@ def sure(difference: Number) -> bool:
     return difference.interval is not None and not difference.interval[0] <= 0 <= difference.interval[1]
 
 
-def p_value(differences: Tensor, groups: Groups) -> float | None:
+def p_value(differences: Array, groups: Groups) -> float | None:
     """Compute the two-sided p-value of a difference or log-ratio [1+B]; None with too few groups."""
     drawn = differences[1:]
-    drawn = drawn[drawn.isfinite()]
+    drawn = drawn[np.isfinite(drawn)]
     value = float(differences[0])
     if not groups.enough or len(drawn) < max(0.9 * (len(differences) - 1), 2) or not math.isfinite(value):
         return None
     if value == 0:
         return 1.0
     g = groups.effective
-    error = float(drawn.std()) * math.sqrt(g / (g - 1))  # of G groups the bootstrap shows (G − 1)/G
+    error = float(drawn.std(ddof=1)) * math.sqrt(g / (g - 1))  # of G groups the bootstrap shows (G − 1)/G
     freedom = 1 / (1 / (g - 1) + 1 / (len(drawn) - 1))
     return _two_sided(abs(value) / error, freedom) if error > 0 else 0.0
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from offpol_diag.analysis.tally import Study
 from offpol_diag.engine import scope, segments
@@ -82,14 +81,14 @@ def table(scene: Scene, study: Study) -> pa.Table:
     found = {
         "sequence_id": pa.array([None if one is None else str(one) for one in ids], pa.string()),
         "step": pa.array(steps, pa.int64() if whole else pa.float64()),
-        "length": pa.array(batch.lengths.cpu().numpy()),
-        "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens).cpu().numpy()),
+        "length": pa.array(batch.lengths),
+        "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens)),
     }
     sums = PresetSums.of(scene, study.presets, losses=False, over_all=True)
     if not study.presets:
         return pa.table(found)
-    kept = sums.kept.all.to(torch.int64).cpu().numpy()
-    over_all, vetoed = sums.over_all.all.cpu().numpy(), sums.vetoed.all.bool().cpu().numpy()
+    kept = sums.kept.all.astype(np.int64)
+    over_all, vetoed = sums.over_all.all, sums.vetoed.all.astype(np.bool_)
     nothing = pa.nulls(batch.sequences, pa.float64())
     for at, preset in enumerate(study.presets):
         weighs = applied(preset).weight is not None

@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.engine import (
     accumulators,
@@ -40,7 +39,7 @@ from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.view import columns as trainer_columns
 from offpol_diag.trainers.view import outermost
 
-Ranges = dict[str, tuple[Tensor, Tensor]]
+Ranges = dict[str, tuple[float, float]]
 """Name → (smallest, largest)."""
 PARTS = (method, residual, policyloss, update)
 """Modules whose columns are summed for every preset and carry an interval."""
@@ -157,6 +156,7 @@ class Tally:
 
     states: dict[str, State]
 
+    @np.errstate(all="ignore")
     def merge(self, other: Tally) -> Tally:
         """Merge the tallies of two parts of a dump."""
         return Tally(_bounded(merged(self.states, other.states)))
@@ -170,7 +170,7 @@ def _bounded(states: dict[str, State]) -> dict[str, State]:
     for name in PER_STEP:
         if name in states:
             kept = typed(states[name], Places).sums
-            rows = next((one.drawn.numel() for one in kept.values()), 0)
+            rows = next((one.drawn.size for one in kept.values()), 0)
             scope.refuse_steps(len(kept), 8 * rows)
     return states | {
         name: crowded(state)
@@ -201,7 +201,7 @@ def observe(study: Study, scene: Scene) -> Tally:
     if study.pairs:
         states |= drops.states(scene, study.main, study.pairs)
     columns, logged = trainer_columns(scene, study.logging)
-    summed = Columns.of({"masked": scene.batch.masked.to(torch.float64)} | columns)
+    summed = Columns.of({"masked": scene.batch.masked.astype(np.float64)} | columns)
     # without replicates: no number of a trainer has an interval
     states["logged"] = Sums.of_stacked(summed.names, summed.rows, scene.draws[:, :0], which=summed.which)
     return Tally(states | {"ranges": Extremes.of(ranges | outermost(logged))})

@@ -22,9 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-import torch
+import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
-from torch import Tensor
 
 from offpol_diag import wholefiles
 from offpol_diag.analysis import readout
@@ -35,6 +34,7 @@ from offpol_diag.engine.accumulators import Best, Places, State, Sums, typed
 from offpol_diag.engine.fields import LARGE, Count, Ints, form, require
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import ONE, BatchFits
+from offpol_diag.engine.segments import Array
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.grammar import UNBOUNDED
@@ -163,7 +163,7 @@ class Piece(Model):
     signs: dict[str, Signs]
     steps: list[str]
     ends: tuple[str, str] | None = None
-    groups: Annotated[Tensor, Ints("groups")] | None = None
+    groups: Annotated[Array, Ints("groups")] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -178,7 +178,7 @@ class Piece(Model):
     def of(cls, dump: Dump, tally: Tally, found: Found, facts: DumpFacts, run: Run) -> Piece:
         """Describe a dump that was read, and the tally computed from it."""
         said = remarks(dump.signs)
-        keys = found.rewards.keys.cpu() if found.rewards else None
+        keys = found.rewards.keys if found.rewards else None
         name = dump.info.columns["sequence_id"] if dump.long else ""
         return cls(
             facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
@@ -315,6 +315,7 @@ def read(path: Path) -> TallyFile:
     return parse(_text(path), str(path))
 
 
+@np.errstate(all="ignore")
 def parse(text: bytes, name: str) -> TallyFile:
     """Parse a tally file's text; `name` is its name in errors."""
     if text.count(b",") + text.count(b"[") + text.count(b"{") > MOST_VALUES:
@@ -398,23 +399,23 @@ def _small(study: Study) -> Tally:
 
 
 def _batch(study: Study) -> Batch:
-    logs, ends = torch.tensor([-1.0, -1.0], dtype=torch.float64), torch.tensor([0, 2])
+    logs, ends = np.array([-1.0, -1.0]), np.array([0, 2])
     lag = {"policy_lag"} if study.columns >= {"rollout_version", "train_version"} else set()
     values = {
         "old": ("old_log_probs", logs),
         "current": ("current_log_probs", logs),
         "advantages": ("advantages", logs),
         "entropy": ("entropy", -logs),
-        "token_ids": ("token_ids", torch.tensor([1, 2])),
+        "token_ids": ("token_ids", np.array([1, 2])),
         "rewards": ("rewards", -logs[:1]),
     }
     return Batch(
         rollout=logs,
         cu_seqlens=ends,
         cu_runs=ends,
-        position=torch.arange(2),
-        key=torch.tensor([0]),
-        masked=torch.tensor([0]),
+        position=np.arange(2),
+        key=np.array([0]),
+        masked=np.array([0]),
         scalars={name: [int(LABEL)] for name in {*study.columns, *study.group_by} | lag},
-        **{field: tensor for field, (column, tensor) in values.items() if column in study.columns},
+        **{field: array for field, (column, array) in values.items() if column in study.columns},
     )

@@ -7,19 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
-from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from offpol_diag.analysis.first_pass import Needs, read_ahead
+from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analysis.tally import PARTS, Study
 from offpol_diag.batch import Batch, joined
 from offpol_diag.engine import gap, normal, preset_sums, scope
+from offpol_diag.engine.accumulators import sum_by
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Preset
-from offpol_diag.torch import Whole
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Range, Read
 from offpol_diag.trainers.measures import Measure
@@ -27,7 +26,7 @@ from offpol_diag.trainers.view import View
 
 Values = dict[str, float]
 Parts = Sequence[Sequence[int]]
-PROBABILITY_GAP = Measure("|π_train − π_rollout|", lambda x: x.ratios.difference().abs())
+PROBABILITY_GAP = Measure("|π_train − π_rollout|", lambda x: abs(x.ratios.difference()))
 
 
 def rows_of(batch: Batch, rows: Sequence[int]) -> Batch:
@@ -71,17 +70,15 @@ class Logged:
     """
 
     preset: Preset
-    sums: dict[str, Tensor]
-    ranges: dict[str, tuple[Tensor, Tensor]]
-    counted: Tensor
+    sums: dict[str, Array]
+    ranges: dict[str, tuple[Array, Array]]
+    counted: Array
 
     @classmethod
     def of(cls, batch: Batch, preset: Preset, columns: frozenset[str], masked: bool = False) -> Logged:
         """Compute them; `columns` are the canonical ones of the dump, `masked` counts masked tokens too."""
-        whole: Any = Whole(batch)
         study = Study.of(columns, (preset,), (), 0, 2)
-        needs = Needs.of([preset], "advantages" in study.columns and batch.advantages is None)
-        found = read_ahead(whole, whole, needs)
+        found = of_batch(batch, [preset], "advantages" in study.columns and batch.advantages is None)
         batch = found.filled(batch)
         scene = Scene.of(batch, 0, 2, found.fits)
         sums = dict(scene.counts)
@@ -93,7 +90,7 @@ class Logged:
                 sums |= zip(some.names, some.values, strict=True) if some.names else {}
         view = View(scene, preset, masked)
         more, ranges = log.columns(view)
-        longest = (batch.lengths + batch.masked).to(torch.float64)
+        longest = (batch.lengths + batch.masked).astype(np.float64)
         ranges |= {"response": (longest, longest)}
         if batch.old is not None:
             ranges |= {"pd": View(scene, replace(preset, policy="old")).ends(PROBABILITY_GAP)}
@@ -104,30 +101,23 @@ class Logged:
 
         Without parts all sequences are one.
         """
-        which = torch.zeros(len(self.counted), dtype=torch.int64)
+        which = np.zeros(len(self.counted), np.int64)
         for part, rows in enumerate(parts):
             which[list(rows)] = part
         many = max(len(parts), 1)
-
-        def summed(x: Tensor) -> Tensor:
-            return x.new_zeros(many).index_add_(0, which, x)
-
-        totals = {name: summed(x) for name, x in self.sums.items()}
+        totals = {name: sum_by(which, many, x) for name, x in self.sums.items()}
         if preset_sums.normalised(self.preset):
             scaled = {name: x for name, x in totals.items() if name.startswith(f"{self.preset.name}|")}
             totals |= normal.rescaled(scaled, self.preset)
         read = {name: x.tolist() for name, x in totals.items()}
-        ends = {
-            name: (
-                low.new_full((many,), torch.inf).scatter_reduce_(0, which, low, "amin").tolist(),
-                high.new_full((many,), -torch.inf).scatter_reduce_(0, which, high, "amax").tolist(),
-            )
-            for name, (low, high) in self.ranges.items()
-        }
+        ends = {name: (np.full(many, np.inf), np.full(many, -np.inf)) for name in self.ranges}
+        for name, (low, high) in self.ranges.items():
+            np.minimum.at(ends[name][0], which, low)
+            np.maximum.at(ends[name][1], which, high)
         found = []
         for part in range(many):
             own: dict[str, float] = {name: x[part] for name, x in read.items()}
-            outer = {name: (low[part], high[part]) for name, (low, high) in ends.items()}
+            outer = {name: (float(low[part]), float(high[part])) for name, (low, high) in ends.items()}
             if own["tokens"]:
                 with suppress(ZeroDivisionError):
                     found.append(LOGS[self.preset.logs or ""].logged(self.preset, Read(own, outer)))

@@ -1,4 +1,4 @@
-"""The result of `check`, as `--json` writes it; without torch, so that a page is drawn again fast."""
+"""The result of `check`, as `--json` writes it; without numpy, so that a page is drawn again fast."""
 
 from __future__ import annotations
 

@@ -9,11 +9,12 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
-import torch
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.check.expected import Logged, Values, extremes
 from offpol_diag.engine import segments
+from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Preset
 
 BOUNDS = (1.0, 1.2, 1.28, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 100.0)
@@ -180,23 +181,25 @@ def _zeros(step: Step, batch: Batch) -> Batch | None:
     if not bool(batch.masked.any()):
         return None
     n, more = batch.lengths, batch.masked
-    order = torch.repeat_interleave(torch.arange(len(n)), n)
-    at = torch.arange(batch.tokens) + (more.cumsum(0) - more)[order]
-    total = int((n + more).sum())
+    at = np.arange(batch.tokens) + segments.spread(np.cumsum(more) - more, batch.cu_seqlens)
+    starts = np.concatenate(([0], np.cumsum(n + more)))
 
-    def wide(x: torch.Tensor | None) -> torch.Tensor | None:
-        return None if x is None else x.new_zeros(total).index_copy_(0, at, x)
+    def wide(x: Array | None) -> Array | None:
+        if x is None:
+            return None
+        found = np.zeros(starts[-1])
+        found[at] = x
+        return found
 
-    starts = torch.cat((n.new_zeros(1), (n + more).cumsum(0)))
     return replace(
         batch,
         **{name: wide(getattr(batch, name)) for name in ("rollout", "old", "current", "advantages")},  # type: ignore[arg-type]
         token_ids=None,
         entropy=None,
-        position=segments.spread(-starts[:-1], segments.sized(starts, total)) + torch.arange(total),
-        cu_seqlens=segments.sized(starts, total),
-        cu_runs=segments.sized(torch.unique_consecutive(starts), total),
-        masked=torch.zeros_like(more),
+        position=segments.spread(-starts[:-1], starts) + np.arange(starts[-1]),
+        cu_seqlens=starts,
+        cu_runs=np.unique(starts),
+        masked=np.zeros_like(more),
         masked_negative=None,
     )
 
@@ -223,7 +226,9 @@ def _capped(most: float, step: Step, batch: Batch) -> Batch | None:
     train = batch.policy(step.preset.policy)
     assert train is not None
     gap = train - batch.rollout
-    return None if bool((gap.abs() <= most).all()) else replace(batch, rollout=train - gap.clamp(-most, most))
+    return (
+        None if bool((abs(gap) <= most).all()) else replace(batch, rollout=train - np.clip(gap, -most, most))
+    )
 
 
 # ---------------------------------------------------------------- across steps and at the end
@@ -254,8 +259,14 @@ def _digits(many: int, x: float) -> float:
     return float(f"{x:.{many - 1}e}")
 
 
-def _as_type(kind: str, x: float) -> float:
-    return float(torch.tensor(x, dtype=torch.float32).to(getattr(torch, kind)))
+def _bfloat16(x: float) -> float:
+    """Round to the upper half of a float32, of two as near to the even one."""
+    bits = int(np.float32(x).view(np.uint32))
+    return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
+
+
+def _float16(x: float) -> float:
+    return float(np.float16(np.float32(x)))
 
 
 BASE = Variant("", "", "")
@@ -350,10 +361,10 @@ COMMON: tuple[Variant, ...] = (
             kind,
             f"values in {kind}",
             "Reduce and log in float32.",
-            finish=partial(_as_type, kind),
+            finish=rounded,
             alone=True,
         )
-        for kind in ("bfloat16", "float16")
+        for kind, rounded in (("bfloat16", _bfloat16), ("float16", _float16))
     ),
     *(
         Variant(

@@ -10,6 +10,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from offpol_diag.check import curves as tracker
 from offpol_diag.check.expected import Values, by_step
 from offpol_diag.check.result import (
@@ -40,6 +42,7 @@ def same(logged: float, expected: float) -> bool:
     return math.isclose(logged, expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
+@np.errstate(all="ignore")
 def check(
     sources: Sequence[str],
     logged: Sequence[Path],

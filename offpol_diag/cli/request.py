@@ -30,9 +30,8 @@ DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 WORKERS = re.compile("0*[1-9][0-9]{0,3}")
 LARGE = 16 << 20
 """File bytes above which workers are probably faster."""
-GPU = Path("/dev/nvidia0")
 ADDRESSES = 1 << 30
-"""Bytes of address space below which torch aborts, or raises any error, while it is loaded."""
+"""Bytes of address space below which libraries end the process, or raise any error, as they are loaded."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +163,11 @@ class Request:
 
     def prepare(self, dumps: Sequence[str]) -> None:
         """Fork workers if they are probably needed, after all imports and before any thread is started."""
-        on_cpu = self.device == "cpu" or (self.device == "auto" and not GPU.exists())
-        if self.workers != "1" and self.engine == "local" and on_cpu and _bytes(dumps) >= LARGE:
-            from offpol_diag.run import pool
+        if self.workers != "1" and self.engine == "local" and _bytes(dumps) >= LARGE:
+            from offpol_diag.run import gpu, pool
 
-            pool.fork(_workers(self.workers))
+            if self.device == gpu.CPU or (self.device == "auto" and not gpu.present()):
+                pool.fork(_workers(self.workers))
 
 
 def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -196,7 +195,7 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def require_addresses() -> None:
-    """Refuse an address space in which torch would end the process while it is loaded.
+    """Refuse an address space in which a library would end the process while it is loaded.
 
     Raises:
         OffpolError: it is limited to less than `ADDRESSES`.
@@ -208,8 +207,8 @@ def require_addresses() -> None:
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= most < ADDRESSES:
         raise OffpolError(
-            f"there is not enough memory: the address space is limited to {most >> 20:,} MiB, and loading "
-            f"torch takes {ADDRESSES >> 20:,}",
+            f"there is not enough memory: the address space is limited to {most >> 20:,} MiB, and the "
+            f"libraries take up to {ADDRESSES >> 20:,}",
             "raise the limit (ulimit -v), or lift it",
         )
 

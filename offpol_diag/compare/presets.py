@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, less, of_preset, sure
@@ -15,6 +15,7 @@ from offpol_diag.engine import drops
 from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.correction import needs
 from offpol_diag.engine.formula import Reader
+from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset
 from offpol_diag.summary import Comparison, Number, Summary
@@ -48,6 +49,7 @@ def reference(names: Mapping[str, list[str]], against: str | None) -> str | None
     return against
 
 
+@np.errstate(all="ignore")
 def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
     """Compare the presets of a study with the preset `against`; `summary` holds their numbers."""
     out = Readout(found.study, found.tally)
@@ -95,7 +97,7 @@ def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
     )
 
 
-def difference(both: Sequence[Number], drawn: Sequence[Tensor], groups: Groups, text: str) -> Number:
+def difference(both: Sequence[Number], drawn: Sequence[Array], groups: Groups, text: str) -> Number:
     """Return the difference of two numbers: within each replicate if both have replicates, else of values.
 
     Args:
@@ -114,7 +116,7 @@ def difference(both: Sequence[Number], drawn: Sequence[Tensor], groups: Groups, 
 
 
 def leader(
-    numbers: Mapping[str, Number], drawn: Mapping[str, Tensor], direction: Better, groups: Groups
+    numbers: Mapping[str, Number], drawn: Mapping[str, Array], direction: Better, groups: Groups
 ) -> str:
     """Return the preset with the best number, or a word saying why none is named.
 

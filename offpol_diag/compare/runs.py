@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+import numpy as np
 
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import (
@@ -47,6 +47,7 @@ NEAR = 1.1
 """Ratios between 1/1.1 and 1.1 are written in per cent."""
 
 
+@np.errstate(all="ignore")
 def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
     """Compare run B, whose Summary is `other`, with run A, whose Summary is `one`.
 
@@ -253,7 +254,7 @@ def _shared(one: GroupSample, other: GroupSample) -> int:
     """Count shared groups: exactly if all keys are kept, else estimated from the smallest keys of both."""
     last = min((int(sample.keys[-1]) for sample in (one, other) if sample.full), default=2**63 - 1)
     mine, theirs = (sample.keys[sample.keys <= last] for sample in (one, other))
-    both = int(torch.isin(mine, theirs).sum())
+    both = int(np.isin(mine, theirs).sum())
     return round(both * one.groups / max(len(mine), 1)) if one.full or other.full else both
 
 

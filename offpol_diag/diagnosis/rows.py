@@ -252,9 +252,8 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: 
 
 def measured(rows: Rows) -> dict[str, float]:
     """Compute K3, E[r] and the ESS of token ratios, e.g. after a repair."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        off = np.expm1(np.clip(rows.delta, -700, 300))
-        k3 = float(np.mean(off - np.clip(rows.delta, -700, 300)))
-        mean = float(np.mean(off))
-        ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
+    off = np.expm1(np.clip(rows.delta, -700, 300))
+    k3 = float(np.mean(off - np.clip(rows.delta, -700, 300)))
+    mean = float(np.mean(off))
+    ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
     return {"k3": k3, "mean_ratio": 1 + mean, "ess_tokens": ess}

@@ -298,8 +298,7 @@ def _at_lag(rows: Rows, lag: int) -> Floats:
     p, q, owner = _pairs(rows, lag)
     many = np.bincount(owner, minlength=rows.sequences)
     total = np.bincount(owner, np.minimum(np.abs(p - q), CAP), minlength=rows.sequences)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(many > 0, total / many, np.inf)
+    return np.where(many > 0, total / many, np.inf)
 
 
 def correlation(x: Floats, y: Floats) -> float:
@@ -489,8 +488,7 @@ def _nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
         at = known[i]
         off = np.minimum(np.abs(filled[:, at] - p[i, at].astype(np.float32)), CAP)
         many = there[:, at].sum(axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = np.where(many >= 5, np.einsum("sh,sh->s", off, there[:, at]) / many, np.inf)
+        mean = np.where(many >= 5, np.einsum("sh,sh->s", off, there[:, at]) / many, np.inf)
         mean[own[i]] = np.inf
         mate[i] = int(mean.argmin())
         least[i] = mean[mate[i]]

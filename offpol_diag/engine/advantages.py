@@ -8,15 +8,14 @@ Source: Shao et al. 2024 (DeepSeekMath); the constants are verl's compute_grpo_o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import accumulators, scope, segments
-from offpol_diag.engine.segments import sent
+from offpol_diag.engine.segments import Array
 
 EPS = 1e-6
 
@@ -32,54 +31,47 @@ class GroupRewards:
         away: Σ (reward − mean)², [G].
     """
 
-    keys: Tensor
-    count: Tensor
-    mean: Tensor
-    away: Tensor
+    keys: Array
+    count: Array
+    mean: Array
+    away: Array
 
     @classmethod
     def of(cls, batch: Batch) -> GroupRewards:
         """Collect the groups of one batch, which must have rewards."""
         assert batch.rewards is not None
-        ones = torch.ones_like(batch.rewards)
-        return cls._of(_keys(batch), ones, batch.rewards, torch.zeros_like(ones))
+        ones = np.ones_like(batch.rewards)
+        return cls._of(_keys(batch), ones, batch.rewards, np.zeros_like(ones))
 
     @classmethod
-    def _of(cls, keys: Tensor, count: Tensor, mean: Tensor, away: Tensor) -> GroupRewards:
+    def _of(cls, keys: Array, count: Array, mean: Array, away: Array) -> GroupRewards:
         """Combine parts with the same key (Chan, Golub, LeVeque 1979)."""
-        distinct, which = torch.unique(keys, return_inverse=True)
-        empty = count.new_zeros(len(distinct))
-        total = empty.index_add(0, which, count)
-        middle = empty.index_add(0, which, count * mean) / total
-        apart = count * (mean - middle[which]).square()
-        return cls(distinct, total, middle, empty.index_add(0, which, away + apart))
+        distinct, which = np.unique(keys, return_inverse=True)
+        total = np.bincount(which, count)
+        middle = np.bincount(which, count * mean) / total
+        apart = count * np.square(mean - middle[which])
+        return cls(distinct, total, middle, np.bincount(which, away + apart))
 
     def merge(self, other: GroupRewards) -> GroupRewards:
         """Merge the groups of two parts of a dump."""
         mine, theirs = ((one.keys, one.count, one.mean, one.away) for one in (self, other))
-        keys, count, mean, away = (torch.cat(pair) for pair in zip(mine, theirs, strict=True))
+        keys, count, mean, away = (np.concatenate(pair) for pair in zip(mine, theirs, strict=True))
         return GroupRewards._of(keys, count, mean, away)
 
-    def advantages(self, batch: Batch) -> Tensor:
+    def advantages(self, batch: Batch) -> Array:
         """Compute the advantage of every token, [T] float64; the batch must be of the same dump."""
         assert batch.rewards is not None
-        keys, count, mean, away = self._on(batch.rewards.device)
-        at = torch.searchsorted(keys, _keys(batch))
-        alone = count[at] == 1
-        deviation = torch.sqrt(away[at] / (count[at] - 1).clamp(min=1))
-        grouped = (batch.rewards - mean[at]) / (deviation + EPS)
-        return segments.spread(torch.where(alone, batch.rewards / (1 + EPS), grouped), batch.cu_seqlens)
-
-    def _on(self, device: torch.device) -> list[Tensor]:
-        """Move the fields to a batch's device: those of several GPUs were merged on the host."""
-        found: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
-        return found if self.keys.device == device else [sent(x, device) for x in found]
+        at = np.searchsorted(self.keys, _keys(batch))
+        count = self.count[at]
+        deviation = np.sqrt(self.away[at] / np.maximum(count - 1, 1))
+        grouped = (batch.rewards - self.mean[at]) / (deviation + EPS)
+        return segments.spread(np.where(count == 1, batch.rewards / (1 + EPS), grouped), batch.cu_seqlens)
 
 
-def _keys(batch: Batch) -> Tensor:
+def _keys(batch: Batch) -> Array:
     """Hash prompt and step of each sequence to the key of its group, [S] int64."""
     found, which = scope.codes(batch)
-    steps = sent(torch.tensor([_word(label) for label in found], dtype=torch.int64), which.device)
+    steps = np.array([_word(label) for label in found], np.int64)
     return accumulators.mix(batch.key ^ steps[which])
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.batch import label as text_of
@@ -32,7 +30,7 @@ from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
-from offpol_diag.engine.segments import on_host
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import ESS_TOKENS
 from offpol_diag.engine.terms import Block, Drift, Terms, collected
 from offpol_diag.presets import Preset
@@ -63,7 +61,7 @@ class TokenAxis:
     name: str
     title: str
     labels: tuple[str, ...]
-    at: Callable[[Block], Tensor | None]
+    at: Callable[[Block], Array | None]
     steady: bool
 
 
@@ -76,25 +74,25 @@ class SequenceAxis:
     keys: Callable[[Batch], list[object] | None]
 
 
-def _octave(x: Tensor) -> Tensor:
+def _octave(x: Array) -> Array:
     """Compute ⌊log2 x⌋ of integers ≥ 1, from the exponent of a float64."""
-    return (x.to(torch.float64).view(torch.int64) >> 52).sub_(1023)
+    return (x.astype(np.float64).view(np.int64) >> 52) - 1023
 
 
-def _position(block: Block) -> Tensor:
-    return _octave((block.position + 1).clamp(min=1)).clamp_(max=POSITIONS - 1)
+def _position(block: Block) -> Array:
+    return np.minimum(_octave(np.maximum(block.position + 1, 1)), POSITIONS - 1)
 
 
-def _probability(block: Block) -> Tensor:
+def _probability(block: Block) -> Array:
     """Return the number of edges below each token's probability."""
     log = block.batch.rollout[block.tokens]
-    above = [(log > edge).view(torch.uint8) for edge in _LOG_EDGES]  # a third of bucketize's time
-    return sum(above[1:], start=above[0]).to(torch.int64)
+    first, *others = ((log > edge).view(np.uint8) for edge in _LOG_EDGES)  # faster than a search
+    return sum(others, start=first).astype(np.int64)
 
 
-def _sign(block: Block) -> Tensor | None:
+def _sign(block: Block) -> Array | None:
     """Return 0 for A < 0, 1 for A = 0, 2 for A > 0."""
-    return None if block.advantages is None else torch.sign(block.advantages).to(torch.int64) + 1
+    return None if block.advantages is None else np.sign(block.advantages).astype(np.int64) + 1
 
 
 TOKEN_AXES = (
@@ -125,7 +123,7 @@ def column_axis(name: str, title: str = "") -> SequenceAxis:
 
 
 def _length_keys(batch: Batch) -> list[object]:
-    return list(_octave(batch.lengths.clamp(min=1)).tolist())
+    return list(_octave(np.maximum(batch.lengths, 1)).tolist())
 
 
 LENGTH = SequenceAxis("length", "response length (unmasked tokens)", _length_keys)
@@ -159,7 +157,7 @@ class ByPlace:
     """Collect sums by sequence and place along every axis of tokens."""
 
     def __init__(self, scene: Scene, drift: Drift) -> None:
-        self.parts: dict[str, list[Tensor]] = {}
+        self.parts: dict[str, list[Array]] = {}
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
@@ -168,8 +166,7 @@ class ByPlace:
         x |= {"f_2": segments.numbers(terms.size > math.log(2)), "tokens": terms.block.out("ones")}
         places = {axis: at for axis in TOKEN_AXES if (at := axis.at(terms.block)) is not None}
         offsets = terms.block.offsets
-        every = torch.arange(0, len(offsets) - 1, 1, device=offsets.device)
-        rows = segments.spread(every, offsets)
+        rows = segments.spread(np.arange(len(offsets) - 1), offsets)
         runs = _runs(rows, [at for axis, at in places.items() if axis.steady])
         of_runs = None if runs is None else {name: segments.total(one, runs) for name, one in x.items()}
         for axis, at in places.items():
@@ -182,25 +179,25 @@ class ByPlace:
                 found = sums_by(rows * size + at, many, x)
             found = gap.with_ratio(found)
             found["r2"] = found["r11"] + 2 * found["r1"]
-            found["sequences"] = (found["tokens"] > 0).to(torch.float64)
-            table = torch.stack([found[name] for name in COLUMNS])  # [C, s · size]
+            found["sequences"] = (found["tokens"] > 0).astype(np.float64)
+            table = np.stack([found[name] for name in COLUMNS])  # [C, s · size]
             self.parts.setdefault(axis.name, []).append(table)
 
 
-def _runs(rows: Tensor, places: Sequence[Tensor]) -> Tensor | None:
+def _runs(rows: Array, places: Sequence[Array]) -> Array | None:
     """Return the starts of runs of tokens of one sequence with equal places, and the end, [R+1].
 
-    Summing runs takes a fifth of the time of summing by code. None where runs are short, or on a GPU.
+    Summing runs takes a fifth of the time of summing by code. None where runs are short.
     """
-    if not on_host(rows) or not len(rows):
+    if not len(rows):
         return None
     changed = np.zeros(len(rows) - 1, np.bool_)
     for x in (rows, *places):
-        changed |= x.numpy()[1:] != x.numpy()[:-1]
+        changed |= x[1:] != x[:-1]
     starts = np.flatnonzero(changed) + 1
     if 8 * len(starts) >= len(rows):
         return None
-    return torch.from_numpy(np.concatenate(([0], starts, [len(rows)])))
+    return np.concatenate(([0], starts, [len(rows)]))
 
 
 LARGEST = 1000
@@ -237,14 +234,14 @@ def places(
     for token_axis in TOKEN_AXES:
         if token_axis.name in parts:
             found[token_axis.name] = _token_places(
-                scene, torch.cat(parts[token_axis.name], -1), token_axis.labels
+                scene, np.concatenate(parts[token_axis.name], -1), token_axis.labels
             )
     return found
 
 
 def _sequence_places(
     scene: Scene,
-    columns: dict[str, Tensor],
+    columns: dict[str, Array],
     keys: Sequence[object],
     bounded: bool,
     chosen: Collection[str] | None,
@@ -256,16 +253,16 @@ def _sequence_places(
     if kept is not None and not set(kept).issuperset(rows):
         others = sorted(row for key, members in rows.items() if key not in kept for row in members)
         rows = {key: members for key, members in rows.items() if key in kept} | {OTHERS: others}
-    stacked, found = torch.stack(tuple(columns.values())), {}
+    stacked, found = np.stack(tuple(columns.values())), {}
     for key, members in rows.items():
-        at = segments.index(members, scene.draws.device)
+        at = segments.index(members)
         found[key] = Sums.of_stacked(tuple(columns), stacked[:, at], scene.draws[at], scene.batch.key[at])
     return Places(found)
 
 
-def _token_places(scene: Scene, table: Tensor, labels: Sequence[str]) -> Sums:
+def _token_places(scene: Scene, table: Array, labels: Sequence[str]) -> Sums:
     """Sum tables [C, S · places] over sequences."""
-    stacked = table.view(len(COLUMNS), -1, len(labels)).transpose(1, 2)  # [C, places, S]
+    stacked = table.reshape(len(COLUMNS), -1, len(labels)).transpose(0, 2, 1)  # [C, places, S]
     names = tuple(f"{name}|{label}" for name in COLUMNS for label in labels)
     return Sums.of_stacked(names, stacked.reshape(len(names), -1), scene.draws, scene.batch.key)
 

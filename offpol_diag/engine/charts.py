@@ -13,8 +13,6 @@ from functools import cache
 from typing import Annotated
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from offpol_diag.engine import (
     breakdowns,
@@ -31,7 +29,7 @@ from offpol_diag.engine.fields import COUNTS, RISING, Floats, Ints, Saved, requi
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import on_host, sent
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.stepgroups import StepGroups, Top
 from offpol_diag.engine.terms import Drift, Terms, collected
 
@@ -74,10 +72,10 @@ class Binned(Saved):
         in_sync: Δ of tokens with lag 0, on the lattice.
     """
 
-    density: Annotated[Tensor, Floats(2, BINS * BINS, rule=COUNTS)]
-    noise: Annotated[Tensor, Floats(2, (len(NOISE_EDGES) + 1) * SIZES, rule=COUNTS)]
-    between: Annotated[Tensor, Floats(len(SUMMED), len(EDGES) + 1)]
-    corners: Annotated[Tensor, Floats(3, 2)]
+    density: Annotated[Array, Floats(2, BINS * BINS, rule=COUNTS)]
+    noise: Annotated[Array, Floats(2, (len(NOISE_EDGES) + 1) * SIZES, rule=COUNTS)]
+    between: Annotated[Array, Floats(len(SUMMED), len(EDGES) + 1)]
+    corners: Annotated[Array, Floats(3, 2)]
     in_sync: Counts
 
     def merge(self, other: Binned) -> Binned:
@@ -100,8 +98,8 @@ class ByTokenId(Saved):
         values: [N, 3].
     """
 
-    ids: Annotated[Tensor, Ints("ids", rule=RISING)]
-    values: Annotated[Tensor, Floats("ids", 3)]
+    ids: Annotated[Array, Ints("ids", rule=RISING)]
+    values: Annotated[Array, Floats("ids", 3)]
 
     def check(self) -> None:
         """Refuse ids out of range."""
@@ -110,10 +108,10 @@ class ByTokenId(Saved):
     def merge(self, other: ByTokenId) -> ByTokenId:
         """Add id by id."""
         last = max((int(one.ids[-1]) for one in (self, other) if len(one.ids)), default=-1)
-        dense = self.values.new_zeros(last + 1, 3)
+        dense = np.zeros((last + 1, 3))
         for one in (self, other):
             dense[one.ids] += one.values
-        ids = torch.nonzero(dense[:, 0]).flatten()
+        ids = np.flatnonzero(dense[:, 0])
         return ByTokenId(ids, dense[ids])
 
 
@@ -141,40 +139,37 @@ def probabilities(logs: Sequence[float]) -> list[float]:
     return [0.0, *map(math.exp, logs), 1.0]
 
 
-def _of_logs(edges: tuple[float, ...], times: int) -> Tensor:
+def _of_logs(edges: tuple[float, ...], times: int) -> Array:
     """Return for each code of a log-prob its bin among rising edges, multiplied: [CODES] int64."""
     codes = np.arange(loglattice.CODES, dtype=np.uint64) << _SHIFT
     ends = np.nan_to_num(codes.view(np.float64), nan=0.0)
-    return torch.from_numpy(np.searchsorted(np.array(edges), ends, side="left") * times)
+    return np.searchsorted(edges, ends, side="left") * times
 
 
-@cache
-def _of_sizes() -> Tensor:
+def _of_sizes() -> Array:
     """Return the bin of |Δ| for each code: [CODES] int64."""
-    codes = torch.arange(loglattice.CODES // 2)
-    bins = ((codes >> 1) - ((1023 + _OCTAVES[0]) * _PER_OCTAVE) + 1).clamp(0, SIZES - 1)
-    return torch.cat((bins, bins))
+    codes = np.arange(loglattice.CODES // 2)
+    bins = np.clip((codes >> 1) - ((1023 + _OCTAVES[0]) * _PER_OCTAVE) + 1, 0, SIZES - 1)
+    return np.concatenate((bins, bins))
 
 
-def size_edges() -> Tensor:
+def size_edges() -> Array:
     """Return the edges of the bins of |Δ|, [SIZES + 1]; the last is infinite."""
-    octaves = torch.arange(*_OCTAVES, dtype=torch.float64)[:, None]
-    inner = (2**octaves * (1 + torch.arange(_PER_OCTAVE, dtype=torch.float64) / _PER_OCTAVE)).flatten()
-    ends = torch.tensor([0.0]), torch.tensor([2.0 ** _OCTAVES[1], math.inf])
-    return torch.cat((ends[0].to(torch.float64), inner, ends[1].to(torch.float64)))
+    octaves = np.arange(*_OCTAVES)[:, None]
+    inner = 2.0**octaves * (1 + np.arange(_PER_OCTAVE) / _PER_OCTAVE)
+    return np.concatenate(([0.0], inner.flatten(), [2.0 ** _OCTAVES[1], math.inf]))
 
 
 @cache
-def _on(device: torch.device) -> tuple[Tensor, ...]:
-    """Return the tables of bins on a device: rollout and trainer bin of the density, noise, |Δ|, edges."""
+def _tables() -> tuple[Array, ...]:
+    """Return the bin of each code: rollout and trainer bin of the density, noise, |Δ|."""
     bins = (
         _of_logs(DENSITY_LOGS, BINS),
         _of_logs(DENSITY_LOGS, 1),
         _of_logs(NOISE_LOGS, SIZES),
         _of_sizes(),
     )
-    narrow = [x.to(torch.int16) for x in bins]  # in a quarter of the cache
-    return tuple(x.to(device) for x in (*narrow, torch.tensor(EDGES, dtype=torch.float64)))
+    return tuple(x.astype(np.int16) for x in bins)  # in a quarter of the cache
 
 
 # ---------------------------------------------------------------- one batch
@@ -188,20 +183,17 @@ class Pictures:
         self.ids = batch.token_ids
         lags = batch.scalars.get("policy_lag")
         self.synced = None if lags is None else np.array([lag == 0 for lag in lags], np.bool_)
-        new = batch.rollout.new_zeros
-        self.density = new(2 * BINS * BINS)
-        self.noise = new(2 * (len(NOISE_EDGES) + 1) * SIZES)
-        self.between = new(len(SUMMED), len(EDGES) + 1)
-        self.corners = new(3, 2)
-        self.in_sync = new(loglattice.SIZE)
-        self.by_id = None if self.ids is None else new(3, self._most_ids(self.ids) + 1)
+        self.density = np.zeros(2 * BINS * BINS)
+        self.noise = np.zeros(2 * (len(NOISE_EDGES) + 1) * SIZES)
+        self.between = np.zeros((len(SUMMED), len(EDGES) + 1))
+        self.corners = np.zeros((3, 2))
+        self.in_sync = np.zeros(loglattice.SIZE)
+        self.by_id = None if self.ids is None else np.zeros((3, self._most_ids(self.ids) + 1))
 
     @staticmethod
-    def _most_ids(ids: Tensor) -> int:
-        """Return the largest id, at most MOST_IDS; on a GPU that one, which the host need not wait for."""
-        if not on_host(ids) or not len(ids):
-            return MOST_IDS if len(ids) else 0
-        low, high = (int(x) for x in torch.aminmax(ids))
+    def _most_ids(ids: Array) -> int:
+        """Return the largest id, at most MOST_IDS, which stands for negative ones too."""
+        low, high = int(ids.min(initial=0)), int(ids.max(initial=0))
         return MOST_IDS if low < 0 else min(high, MOST_IDS)
 
     def see(self, terms: Terms) -> None:
@@ -211,76 +203,68 @@ class Pictures:
         self._sum(terms, synced)
         if self.ids is not None and self.by_id is not None:
             ids = self.ids[terms.block.tokens]
-            ids = torch.where((ids < 0) | (ids > MOST_IDS), MOST_IDS, ids)
-            k3, delta = terms.k3, terms.delta
-            size = self.by_id.shape[1]
-            self.by_id += torch.stack((count_by(ids, size), sum_by(ids, size, k3), sum_by(ids, size, delta)))
+            ids = np.where((ids < 0) | (ids > MOST_IDS), MOST_IDS, ids)
+            tokens, k3, delta = self.by_id
+            np.add.at(tokens, ids, 1.0)
+            np.add.at(k3, ids, terms.k3)
+            np.add.at(delta, ids, terms.delta)
 
-    def _synced(self, terms: Terms) -> Tensor | None:
+    def _synced(self, terms: Terms) -> Array | None:
         """Return whether each token has lag 0, [t] int16; None where none has."""
         if self.synced is None or not (flags := self.synced[terms.block.rows]).any():
             return None
-        tokens = terms.block.tokens.stop - terms.block.tokens.start
-        lengths = terms.block.lengths
-        rows = sent(torch.from_numpy(flags.astype(np.int16)), lengths.device)
-        return torch.repeat_interleave(rows, lengths, output_size=tokens)
+        return np.repeat(flags.astype(np.int16), terms.block.lengths)
 
-    def _bin(self, terms: Terms, synced: Tensor | None) -> None:
+    def _bin(self, terms: Terms, synced: Array | None) -> None:
         """Count by both probabilities, and by rollout probability and |Δ|."""
-        rollout, trained, noise, sizes, _ = _on(self.density.device)
+        rollout, trained, noise, sizes = _tables()
         q, p, size, delta = terms.q, terms.p, terms.size, terms.delta
         of_q = loglattice.code(q)
-        first, second = rollout.index_select(0, of_q), noise.index_select(0, of_q)
-        first += trained.index_select(0, loglattice.code(p))
-        second += sizes.index_select(0, loglattice.code(size))
+        first, second = (x.take(of_q, mode="clip") for x in (rollout, noise))  # codes are in range
+        first += trained.take(loglattice.code(p), mode="clip")
+        second += sizes.take(loglattice.code(size), mode="clip")
         if synced is not None:
             first += synced * (BINS * BINS)
             second += synced * ((len(NOISE_EDGES) + 1) * SIZES)
-            self.in_sync += sum_by(loglattice.index(delta), loglattice.SIZE, synced.to(torch.float64))
-        self.density += count_by(first.to(torch.int64), len(self.density))
-        self.noise += count_by(second.to(torch.int64), len(self.noise))
+            self.in_sync += sum_by(loglattice.index(delta), loglattice.SIZE, synced.astype(np.float64))
+        self.density += count_by(first, len(self.density))
+        self.noise += count_by(second, len(self.noise))
 
-    def _sum(self, terms: Terms, synced: Tensor | None) -> None:
+    def _sum(self, terms: Terms, synced: Array | None) -> None:
         """Sum between edges, and in the corners."""
-        edges = _on(self.density.device)[-1]
         delta, r1, k3, q, p = terms.delta, terms.r1, terms.k3, terms.q, terms.p
-        sync = torch.zeros_like(delta) if synced is None else synced.to(torch.float64)
-        if on_host(delta):  # only far tokens are looked at one by one
-            far = terms.far
-            self.between[:, len(THRESHOLDS)] += _without(far, len(delta), (r1, k3), sync)
-            delta, r1, k3, q, p, sync = (x[far] for x in (delta, r1, k3, q, p, sync))
-        at = torch.searchsorted(edges, delta, right=True)
-        for row, x in zip(self.between, (torch.ones_like(r1), r1, r1 * r1, k3, sync), strict=True):
+        sync = np.zeros_like(delta) if synced is None else synced.astype(np.float64)
+        far = terms.far  # only these are looked at one by one
+        self.between[:, len(THRESHOLDS)] += _without(far, r1, k3, sync)
+        delta, r1, k3, q, p, sync = (x[far] for x in (delta, r1, k3, q, p, sync))
+        at = np.searchsorted(EDGES, delta, side="right")
+        for row, x in zip(self.between, (np.ones_like(r1), r1, r1 * r1, k3, sync), strict=True):
             row += sum_by(at, len(row), x)
         likely, unlikely = math.log(CORNER[0]), math.log(CORNER[1])
         for i, here_ in enumerate(((q > likely) & (p < unlikely), (q < unlikely) & (p > likely))):
-            inside = here_.to(torch.float64)
-            values = (inside.sum(), torch.where(here_, k3, 0.0).sum(), (inside * sync).sum())
-            self.corners[:, i] += torch.stack(values)
+            self.corners[:, i] += (here_.sum(), k3[here_].sum(), sync[here_].sum())
 
     @property
     def states(self) -> tuple[Binned, ByTokenId | None]:
         """Everything that was collected."""
         found = Binned(
-            self.density.view(2, -1),
-            self.noise.view(2, -1),
+            self.density.reshape(2, -1),
+            self.noise.reshape(2, -1),
             self.between,
             self.corners,
             Counts(self.in_sync),
         )
         if self.by_id is None:
             return found, None
-        at = torch.nonzero(self.by_id[0]).flatten()
-        return found, ByTokenId(at, self.by_id[:, at].T.contiguous())
+        at = np.flatnonzero(self.by_id[0])
+        return found, ByTokenId(at, np.ascontiguousarray(self.by_id[:, at].T))
 
 
-def _without(far: Tensor, many: int, columns: Sequence[Tensor], sync: Tensor) -> Tensor:
-    """Sum over the tokens that are not far: how many, r − 1, (r − 1)², K3, in sync; [5]."""
-    r1, k3 = (x.numpy().copy() for x in columns)
-    near_sync = sync.sum() - sync[far].sum()
-    r1[far.numpy()] = k3[far.numpy()] = 0.0
-    sums = (many - len(far), r1.sum(), float(np.dot(r1, r1)), k3.sum(), float(near_sync))
-    return torch.tensor(sums, dtype=torch.float64)
+def _without(far: Array, r1: Array, k3: Array, sync: Array) -> tuple[float, ...]:
+    """Sum over the tokens that are not far: how many, r − 1, (r − 1)², K3, in sync."""
+    r1, k3 = r1.copy(), k3.copy()
+    r1[far] = k3[far] = 0.0
+    return len(r1) - len(far), r1.sum(), np.dot(r1, r1), k3.sum(), sync.sum() - sync[far].sum()
 
 
 # ---------------------------------------------------------------- rules on sequences
@@ -306,35 +290,35 @@ class BySequence(Saved):
         means: sequences and tokens by mean Δ, [2, E+1].
     """
 
-    sums: Annotated[Tensor, Floats(len(OF_SUMS), len(SEQUENCE_EDGES) + 1)]
-    means: Annotated[Tensor, Floats(2, len(SEQUENCE_EDGES) + 1, rule=COUNTS)]
+    sums: Annotated[Array, Floats(len(OF_SUMS), len(SEQUENCE_EDGES) + 1)]
+    means: Annotated[Array, Floats(2, len(SEQUENCE_EDGES) + 1, rule=COUNTS)]
 
     def merge(self, other: BySequence) -> BySequence:
         """Add everything."""
         return BySequence(self.sums + other.sums, self.means + other.means)
 
 
-def by_sequence(lengths: Tensor, total: Tensor) -> BySequence:
+def by_sequence(lengths: Array, total: Array) -> BySequence:
     """Sum sequences by ΣΔ and by mean Δ; both inputs are [S], and empty sequences are left out."""
-    n = lengths.to(torch.float64)
-    there = (lengths > 0).to(torch.float64)
-    edges = sent(torch.tensor(SEQUENCE_EDGES, dtype=torch.float64), total.device)
+    n = lengths.astype(np.float64)
+    there = (lengths > 0).astype(np.float64)
+    edges = np.array(SEQUENCE_EDGES)
     bounded = there * (total < SEQUENCE_EDGES[-1])
-    w = torch.exp(total.clamp(max=SEQUENCE_EDGES[-1])) * bounded
-    at, size = torch.searchsorted(edges, total, right=True), len(edges) + 1
+    w = np.exp(np.minimum(total, SEQUENCE_EDGES[-1])) * bounded
+    at, size = np.searchsorted(edges, total, side="right"), len(edges) + 1
     of_sums = (there, n, w, w * w, n * w, n * w * w)
-    sums = torch.stack([sum_by(at, size, x) for x in of_sums])
-    at = torch.searchsorted(edges, total / n.clamp(min=1), right=True)
-    means = torch.stack([sum_by(at, size, x) for x in (there, n)])
+    sums = np.stack([sum_by(at, size, x) for x in of_sums])
+    at = np.searchsorted(edges, total / np.maximum(n, 1), side="right")
+    means = np.stack([sum_by(at, size, x) for x in (there, n)])
     return BySequence(sums, means)
 
 
 def prefix_tails(scene: Scene, drift: Drift) -> Top:
     """Keep the largest log-weights over the first T tokens, for every T of `prefixes.GRID`: [G]."""
     x = collected(scene, drift, prefixes.Products).logs(scene)
-    many = (scene.batch.lengths[:, None] >= sent(torch.tensor(prefixes.GRID), x.device)).sum(0)
-    wide = torch.cat((x, x.new_full((len(x), len(prefixes.GRID) - x.shape[1]), -torch.inf)), dim=1)
-    return Top.of(wide.T, many.to(torch.float64))
+    many = (scene.batch.lengths[:, None] >= np.array(prefixes.GRID)).sum(axis=0)
+    beyond = np.full((len(x), len(prefixes.GRID) - x.shape[1]), -np.inf)
+    return Top.of(np.concatenate((x, beyond), axis=1).T, many.astype(np.float64))
 
 
 # ---------------------------------------------------------------- all of them
@@ -363,13 +347,12 @@ def _kept(weighed: PresetSums) -> selection.Grid:
     rows = [there[None], weighed.n[None], weighed.kept.all, weighed.sums["w"].all]
     for name in ("positive", "negative") if signs else ():
         every, kept = signs[name], signs[f"{name}_kept"]
-        assert isinstance(every, Tensor)
+        assert isinstance(every, np.ndarray)
         assert isinstance(kept, Rows)
         rows += [every[None], kept.all]
     at = selection.length_bin(weighed.batch.lengths)
-    columns = torch.cat(rows).T
-    grid = columns.new_zeros(selection.LENGTH_BINS, columns.shape[1])
-    return selection.Grid(grid.index_add_(0, at, columns))
+    columns = [sum_by(at, selection.LENGTH_BINS, row) for row in np.concatenate(rows)]
+    return selection.Grid(np.stack(columns, axis=1))
 
 
 OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
@@ -378,7 +361,7 @@ OF_METHODS = ("w", "ww", "kept", "weighted", "high", "units")
 """Columns of each candidate that are summed by step."""
 
 
-def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums, total: Tensor) -> StepGroups | None:
+def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums, total: Array) -> StepGroups | None:
     batch, main = scene.batch, drifts[0]
     if "step" not in batch.scalars:
         return None
@@ -394,16 +377,15 @@ def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums, total: 
     if (lags := batch.scalars.get("policy_lag")) is not None:
         ints = [lag if type(lag) is int else None for lag in lags]
         known = [(0.0, 0.0, 0.0) if lag is None else (1.0, float(lag), float(lag) ** 2) for lag in ints]
-        columns_of_lag = sent(torch.tensor(known, dtype=torch.float64).view(-1, 3), batch.rollout.device)
-        found |= zip(("lagged", "lag", "lag2"), columns_of_lag.T.unbind(), strict=True)
+        found |= zip(("lagged", "lag", "lag2"), np.array(known).reshape(-1, 3).T, strict=True)
     weights = method.weight_columns(weighed)
     wanted = [at for at, name in enumerate(weights.names) if name.rpartition("|")[2] in OF_METHODS]
     few = weights.only(wanted).trimmed
     found |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
-    table = torch.cat(collected(scene, main, breakdowns.ByPlace).parts[axis.name], -1)
+    table = np.concatenate(collected(scene, main, breakdowns.ByPlace).parts[axis.name], -1)
     for name in ("k3", "tokens"):
-        of_places = table[breakdowns.COLUMNS.index(name)].view(-1, len(axis.labels)).T
+        of_places = table[breakdowns.COLUMNS.index(name)].reshape(-1, len(axis.labels)).T
         found |= {f"{name}@{at}": x for at, x in enumerate(of_places)}
     p, q = batch.policy(main.numerator), batch.policy(main.denominator)
     assert p is not None

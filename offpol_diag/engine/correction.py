@@ -11,25 +11,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.ratios import FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios
+from offpol_diag.engine.segments import Array
 from offpol_diag.presets import AGGREGATES, Preset, Reject, Veto, Weight
 
 P = TypeVar("P", Weight, Reject)
 T = TypeVar("T")
 
 
-def outside(x: Tensor, edge: float | None, sign: int, strict: bool = False) -> Tensor:
+def outside(x: Array, edge: float | None, sign: int, strict: bool = False) -> Array:
     """Return where x lies above (sign 1) or below (sign −1) an edge; nowhere without one.
 
     With `strict` also where x equals the edge.
     """
     if edge is None:
-        return torch.zeros_like(x, dtype=torch.bool)
+        return np.zeros_like(x, dtype=bool)
     if sign > 0:
         return x >= edge if strict else x > edge
     return x <= edge if strict else x < edge
@@ -55,7 +55,7 @@ def statistic(ratios: Ratios, rule: Reject) -> Level:
     if late is None:
         return found
     key = "bounded", rule.statistic, rule.over, late
-    return ratios.once(key, lambda: found.map(lambda x: x.clamp(-late, late)))
+    return ratios.once(key, lambda: found.map(lambda x: np.clip(x, -late, late)))
 
 
 def _safety(rule: Reject) -> tuple[float | None, float | None]:
@@ -96,7 +96,7 @@ def _judged(ratios: Ratios, rule: Reject) -> Level:
         return statistic(ratios, rule)
     early, late = _safety(rule)
     found = ratios.turns(rule.statistic, early)
-    return Level(found if late is None else found.clamp(-late, late), "turn")
+    return Level(found if late is None else np.clip(found, -late, late), "turn")
 
 
 def _of_tokens(flags: Level, ratios: Ratios) -> Level:
@@ -108,7 +108,7 @@ def _of_tokens(flags: Level, ratios: Ratios) -> Level:
     return Level(segments.spread(flags.values, ratios.batch.cu_seqlens), "token")
 
 
-_SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+_SIGNS: dict[str, Callable[[Array, Array, Array], Array]] = {
     "any": lambda above, below, a: above | below,
     "positive": lambda above, below, a: (above | below) & (a > 0),
     "negative": lambda above, below, a: (above | below) & (a < 0),
@@ -119,12 +119,12 @@ _SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 """Sign condition → violations that count, given the advantage (for `away` times Δ)."""
 
 
-def fails(rule: Reject, above: Tensor, below: Tensor, advantage: Tensor) -> Tensor:
+def fails(rule: Reject, above: Array, below: Array, advantage: Array) -> Array:
     """Return where a violation counts, given the advantage (for `away` times Δ)."""
     return _SIGNS[rule.advantage](above, below, advantage)
 
 
-def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Tensor:
+def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Array:
     """Return the advantage of tokens, or the mean advantage of sequences; for `away` A·Δ of tokens."""
     batch = ratios.batch
     if batch.advantages is None:
@@ -134,21 +134,21 @@ def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Tensor:
     return batch.advantages if like.per == "token" else mean_advantage(ratios)
 
 
-def mean_advantage(ratios: Ratios) -> Tensor:
+def mean_advantage(ratios: Ratios) -> Array:
     """Compute the mean advantage of each sequence, [S]."""
     advantages, offsets = ratios.batch.advantages, ratios.batch.cu_seqlens
     assert advantages is not None
     return ratios.of("rollout").once("mean A", lambda: segments.mean(advantages, offsets))
 
 
-def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
+def veto_hits(ratios: Ratios, veto: Veto | None) -> Array:
     """Count tokens whose unclamped r lies strictly beyond the veto's bounds, per sequence: [S] float64."""
     return ratios.once(("veto hits", veto), lambda: _veto_hits(ratios, veto))
 
 
-def _veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
+def _veto_hits(ratios: Ratios, veto: Veto | None) -> Array:
     if veto is None:
-        return torch.zeros_like(ratios.batch.lengths, dtype=torch.float64)
+        return np.zeros(ratios.batch.sequences)
     high = outside(ratios.delta, log_edge(veto.upper, 1), 1)
     low = outside(ratios.delta, log_edge(veto.lower, -1), -1)
     return segments.count(high | low, ratios.batch.cu_seqlens)
@@ -165,10 +165,10 @@ class Kept:
         catastrophic: tokens beyond the veto's bounds, [S] float64.
     """
 
-    tokens: Tensor | None
-    sequences: Tensor
-    vetoed: Tensor
-    catastrophic: Tensor
+    tokens: Array | None
+    sequences: Array
+    vetoed: Array
+    catastrophic: Array
 
 
 def keep(ratios: Ratios, preset: Preset) -> Kept:
@@ -177,7 +177,7 @@ def keep(ratios: Ratios, preset: Preset) -> Kept:
 
 
 def _keep(ratios: Ratios, preset: Preset) -> Kept:
-    tokens: Tensor | None = None
+    tokens: Array | None = None
     vetoed, sequences = ratios.once(("vetoed", preset.veto), lambda: _vetoed(ratios, preset.veto))
     for at, rule in enumerate(preset.reject):
         before = preset if rule.among == "all" else replace(preset, reject=preset.reject[:at])
@@ -189,7 +189,7 @@ def _keep(ratios: Ratios, preset: Preset) -> Kept:
     return Kept(tokens, sequences, vetoed, veto_hits(ratios, preset.veto))
 
 
-def _vetoed(ratios: Ratios, veto: Veto | None) -> tuple[Tensor, Tensor]:
+def _vetoed(ratios: Ratios, veto: Veto | None) -> tuple[Array, Array]:
     """Return the sequences that a veto drops, and all others, [S] bool each."""
     vetoed = veto_hits(ratios, veto) > 0
     return vetoed, ~vetoed
@@ -217,7 +217,7 @@ def among(ratios: Ratios, own: Ratios, before: Preset) -> Ratios:
     return own.once(key, lambda: own.among(lambda: _kept_tokens(ratios, before)))
 
 
-def _kept_tokens(ratios: Ratios, preset: Preset) -> Tensor:
+def _kept_tokens(ratios: Ratios, preset: Preset) -> Array:
     """Return the tokens that the veto and rules on tokens keep, [T] bool."""
     kept = keep(ratios, preset)
     sequences = segments.spread(kept.sequences, ratios.batch.cu_seqlens)
@@ -237,8 +237,8 @@ class Weighed:
 
     raw: Level
     final: Level
-    high: Tensor
-    low: Tensor
+    high: Array
+    low: Array
 
 
 def weigh(ratios: Ratios, preset: Preset) -> Weighed:
@@ -260,15 +260,15 @@ def _log_ratio(ratios: Ratios, weight: Weight) -> Level:
         return ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
     if weight.safety is None or weight.safety_at == "token":
         return Level(ratios.turns("ratio", weight.safety), "turn")
-    return Level(ratios.turns("ratio").clamp(-weight.safety, weight.safety), "turn")
+    return Level(np.clip(ratios.turns("ratio"), -weight.safety, weight.safety), "turn")
 
 
 def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
     log = _log_ratio(ratios, weight)
-    raw = torch.exp(log.values.clamp(-OVERFLOW, OVERFLOW))
+    raw = np.exp(np.clip(log.values, -OVERFLOW, OVERFLOW))
     too_large = log.values > FLOAT32_OVERFLOW if weight.overflow == "zero" else None
     if too_large is not None:  # float32 cannot hold them, and the trainer drops them
-        raw = raw.masked_fill(too_large, 0.0)
+        raw = np.where(too_large, 0.0, raw)
     high, low = (
         outside(log.values, log_edge(bound, sign), sign, weight.strict)
         for bound, sign in ((weight.upper, 1), (weight.lower, -1))
@@ -276,29 +276,29 @@ def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
     final = raw
     if weight.action == "psis":
         smoothed = ratios.fits.smoothed(ratios.policy, weight, log.values, log.per, ratios.batch)
-        final = torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW))
+        final = np.exp(np.clip(smoothed, -OVERFLOW, OVERFLOW))
     elif weight.action == "mask":
-        final = raw.masked_fill(high | low, 0.0)
+        final = np.where(high | low, 0.0, raw)
     elif weight.action == "truncate":
-        final = raw.clamp(weight.lower, weight.upper)
+        final = np.clip(raw, weight.lower, weight.upper)
     if too_large is not None:
-        final = final.masked_fill(too_large, 0.0)
+        final = np.where(too_large, 0.0, final)
     counts = (per_sequence(flags, log, ratios.batch) for flags in (high, low))
     values = (Level(x, log.per) for x in (raw, final))
     raws, finals = (_of_tokens(x, ratios) if x.per == "turn" else x for x in values)
     return Weighed(raws, finals, *counts)
 
 
-def per_sequence(flags: Tensor, like: Level, batch: Batch) -> Tensor:
+def per_sequence(flags: Array, like: Level, batch: Batch) -> Array:
     """Count flags of tokens, turns or sequences [U] by sequence, [S] float64.
 
     A flagged turn counts all its tokens; an empty sequence counts 0.
     """
     if like.per == "sequence":
-        return (flags & (batch.lengths > 0)).to(torch.float64)
+        return (flags & (batch.lengths > 0)).astype(np.float64)
     if like.per == "token":
         return segments.count(flags, batch.cu_seqlens)
-    return segments.total(flags * segments.lengths(batch.cu_runs).to(torch.float64), batch.turns)
+    return segments.total(flags * segments.lengths(batch.cu_runs).astype(np.float64), batch.turns)
 
 
 def needs(preset: Preset, columns: set[str]) -> list[str]:

@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments, worst
@@ -20,6 +19,7 @@ from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean,
 from offpol_diag.engine.preset_sums import applied
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift
 from offpol_diag.presets import Preset, Reject, formulas
 from offpol_diag.summary import Drops, LostSequence, Subset
@@ -35,7 +35,7 @@ Pair = tuple[Preset, Preset]
 
 def states(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> dict[str, State]:
     """Compute sums over tokens that one preset drops and the other keeps, both ways, and examples."""
-    every = torch.ones_like(scene.batch.rollout, dtype=torch.bool)
+    every = np.ones(scene.batch.tokens, dtype=bool)
     columns = _columns(scene, drift, EVERY, every, scene.counts["sequences"])
     found: dict[str, State] = {}
     for ours, theirs in [*pairs, *((b, a) for a, b in pairs)]:
@@ -46,14 +46,14 @@ def states(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> dict[str, State
     return found | {"drops": Sums.of(columns, scene.draws, scene.batch.key)}
 
 
-def _kept(scene: Scene, preset: Preset) -> Tensor:
+def _kept(scene: Scene, preset: Preset) -> Array:
     """Return the tokens that contribute to the loss under a preset as applied, [T] bool."""
     used = applied(preset)
     key = ("left", used.policy, used.weight, used.reject, used.veto)
     return scene.once(key, lambda: kept_tokens(scene.ratios(used.policy), used))
 
 
-def kept_tokens(ratios: Ratios, preset: Preset) -> Tensor:
+def kept_tokens(ratios: Ratios, preset: Preset) -> Array:
     """Return the tokens that a preset keeps in the loss with a weight that is not 0, [T] bool."""
     kept, offsets = correction.keep(ratios, preset), ratios.batch.cu_seqlens
     found = segments.spread(kept.sequences, offsets)
@@ -65,20 +65,21 @@ def kept_tokens(ratios: Ratios, preset: Preset) -> Tensor:
     return found & (segments.spread(pulls, offsets) if weights.per == "sequence" else pulls)
 
 
-def _gone(batch: Batch, lost: Tensor, left: Tensor) -> Tensor:
+def _gone(batch: Batch, lost: Array, left: Array) -> Array:
     """Return 1 for sequences that lose tokens and keep none, else 0, [S]."""
     some, none = (segments.count(flags, batch.cu_seqlens) for flags in (lost, left))
-    return ((some > 0) & (none == 0)).to(torch.float64)
+    found: Array = ((some > 0) & (none == 0)).astype(np.float64)
+    return found
 
 
 # ---------------------------------------------------------------- sums
 
 
-def _columns(scene: Scene, drift: Drift, name: str, lost: Tensor, gone: Tensor) -> dict[str, Tensor]:
+def _columns(scene: Scene, drift: Drift, name: str, lost: Array, gone: Array) -> dict[str, Array]:
     """Compute columns [S] over the tokens `lost` [T], and over the sequences `gone` [S]."""
     batch, offsets, delta = scene.batch, scene.batch.cu_seqlens, _delta(scene, drift)
     many = segments.count(lost, offsets)
-    found = {"tokens.delta": segments.total(torch.where(lost, delta, 0.0), offsets)}
+    found = {"tokens.delta": segments.total(np.where(lost, delta, 0.0), offsets)}
     found["sequences.delta"] = gone * segments.total(delta, offsets)
     for unit, count in (("tokens", many), ("sequences", gone)):
         found |= {f"{unit}.count": count, f"{unit}.length": count * batch.lengths}
@@ -86,13 +87,13 @@ def _columns(scene: Scene, drift: Drift, name: str, lost: Tensor, gone: Tensor) 
             found[f"{unit}.reward"] = count * batch.rewards
     if batch.advantages is not None:
         mean = segments.mean(batch.advantages, offsets)
-        for sign, compare in (("positive", torch.gt), ("negative", torch.lt)):
+        for sign, compare in (("positive", np.greater), ("negative", np.less)):
             found[f"tokens.{sign}"] = segments.count(compare(batch.advantages, 0) & lost, offsets)
             found[f"sequences.{sign}"] = gone * compare(mean, 0)
     return {f"{name}|{column}": x for column, x in found.items()}
 
 
-def _delta(scene: Scene, drift: Drift) -> Tensor:
+def _delta(scene: Scene, drift: Drift) -> Array:
     q, p = scene.batch.policy(drift.denominator), scene.batch.policy(drift.numerator)
     assert q is not None
     assert p is not None
@@ -102,14 +103,14 @@ def _delta(scene: Scene, drift: Drift) -> Tensor:
 # ---------------------------------------------------------------- examples
 
 
-def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Tensor) -> Best[LostSequence]:
+def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Array) -> Best[LostSequence]:
     """Return the sequences with the largest |ΣΔ| among those that lose tokens."""
     batch = scene.batch
     tokens = segments.count(lost, batch.cu_seqlens)
-    total = segments.total(_delta(scene, drift), batch.cu_seqlens).nan_to_num()
-    scores = torch.where(tokens > 0, total.abs(), -1.0)
-    best = torch.topk(scores, min(EXAMPLES, len(scores)))
-    at = [i for i, score in zip(best.indices.tolist(), best.values.tolist(), strict=True) if score >= 0]
+    total = np.nan_to_num(segments.total(_delta(scene, drift), batch.cu_seqlens))
+    scores = np.where(tokens > 0, np.abs(total), -1.0)
+    best = np.argsort(-scores, kind="stable")[:EXAMPLES]
+    at = [i for i in best.tolist() if scores[i] >= 0]
     rows = [_example(scene, i, int(tokens[i]), float(total[i]), preset) for i in at]
     none: Best[LostSequence] = Best(EXAMPLES, ())
     return none.merge(Best(EXAMPLES, tuple((abs(row.log_ratio_sum), row) for row in rows)))
@@ -165,7 +166,7 @@ def _tokens(many: int) -> str:
     return "1 token" if many == 1 else f"{many:,} tokens"
 
 
-def _of(level: Level, batch: Batch, at: int) -> Tensor:
+def _of(level: Level, batch: Batch, at: int) -> Array:
     """Return the value of one sequence, or the values of its tokens."""
     if level.per == "sequence":
         return level.values[at : at + 1]

@@ -1,6 +1,6 @@
 """Declarations of the fields of states: one codec saves any state, and refuses impossible ones.
 
-An array is annotated with its type and the sizes of its axes, as in `Annotated[Tensor, Floats("rows", "B")]`.
+An array is annotated with its type and the sizes of its axes, as in `Annotated[Array, Floats("rows", "B")]`.
 A size with one name is the same in all fields of a state. Names in capitals are sizes that the presets and
 columns of an analysis decide, and so equal in all states that are merged; others vary from dump to dump.
 In JSON an array is its shape and base64 of little-endian numbers: every float is exact, NaN and the
@@ -20,17 +20,15 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_ty
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, PlainSerializer, PlainValidator
 from pydantic_core import CoreSchema, core_schema
-from torch import Tensor
 
 MOST_AXES = 3
 LARGE = 2**62
 """Upper limit of every count: no sum of two overflows an int64."""
-Rule = tuple[Callable[[Tensor], Tensor | bool], str]
+Rule = tuple[Callable[[npt.NDArray[Any]], bool | np.bool_], str]
 COUNTS: Rule = (lambda x: ((x >= 0) & (x < LARGE)).all(), "a count is finite and not negative")
-NUMBERS: Rule = (lambda x: not x.isnan().any(), "a value is a number, not NaN")
+NUMBERS: Rule = (lambda x: not np.isnan(x).any(), "a value is a number, not NaN")
 RISING: Rule = (lambda x: (x[:-1] < x[1:]).all(), "values rise, and none stands twice")
 Count = Annotated[int, Field(ge=0, lt=LARGE)]
 
@@ -58,8 +56,8 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Array:
-    """Marker of a tensor or an array.
+class ArrayField:
+    """Marker of an array.
 
     Attributes:
         kind: numpy type of its numbers in the file.
@@ -73,23 +71,21 @@ class Array:
 
     def __get_pydantic_core_schema__(self, source: Any, _: GetCoreSchemaHandler) -> CoreSchema:
         """Give pydantic the schema that reads and writes the array."""
-        read = self.read if source is Tensor else lambda value: self.read(value).numpy()
         written = core_schema.plain_serializer_function_ser_schema(self.written)
-        return core_schema.no_info_plain_validator_function(read, serialization=written)
+        return core_schema.no_info_plain_validator_function(self.read, serialization=written)
 
-    def written(self, x: Tensor | npt.NDArray[Any]) -> dict[str, Any]:
+    def written(self, x: npt.NDArray[Any]) -> dict[str, Any]:
         """Encode an array as `{"shape": […], "data": "…"}`."""
-        host = x.detach().cpu().numpy() if isinstance(x, Tensor) else x
-        numbers = np.ascontiguousarray(host, dtype=self.kind)
+        numbers = np.ascontiguousarray(x, dtype=self.kind)
         return {"shape": list(x.shape), "data": base64.b64encode(numbers.tobytes()).decode("ascii")}
 
-    def read(self, value: object) -> Tensor:
-        """Decode what `written` wrote; a tensor is passed through.
+    def read(self, value: object) -> npt.NDArray[Any]:
+        """Decode what `written` wrote; an array is passed through.
 
         Raises:
             ValueError: anything else.
         """
-        if isinstance(value, Tensor):
+        if isinstance(value, np.ndarray):
             return value
         if not isinstance(value, dict) or set(value) != {"shape", "data"}:
             raise ValueError("an array has a shape and data, and nothing else")
@@ -98,14 +94,15 @@ class Array:
             len(data) == 8 * math.prod(shape),
             f"an array of shape {shape} cannot have {len(data)} bytes of data",
         )
-        numbers = np.frombuffer(data, self.kind).astype(self.kind[1:])  # a copy: it may be written to
-        found = torch.from_numpy(numbers.reshape(shape))
+        found = (
+            np.frombuffer(data, self.kind).astype(self.kind[1:]).reshape(shape)
+        )  # a copy: it may be written to
         if self.rule:
             holds, text = self.rule
             require(holds(found), text)
         return found
 
-    def sizes(self, x: Tensor | npt.NDArray[Any]) -> Iterator[tuple[str | int, object]]:
+    def sizes(self, x: npt.NDArray[Any]) -> Iterator[tuple[str | int, object]]:
         """Yield every declared size and its value.
 
         Raises:
@@ -142,14 +139,14 @@ def _bytes(value: object) -> bytes:
         raise ValueError("the data of an array is not base64") from error
 
 
-def Floats(*shape: str | int, rule: Rule | None = None) -> Array:
+def Floats(*shape: str | int, rule: Rule | None = None) -> ArrayField:
     """Mark an array of float64."""
-    return Array("<f8", shape, rule)
+    return ArrayField("<f8", shape, rule)
 
 
-def Ints(*shape: str | int, rule: Rule | None = None) -> Array:
+def Ints(*shape: str | int, rule: Rule | None = None) -> ArrayField:
     """Mark an array of int64."""
-    return Array("<i8", shape, rule)
+    return ArrayField("<i8", shape, rule)
 
 
 @dataclass(frozen=True)
@@ -237,7 +234,7 @@ def _marked(hint: Any, value: Any) -> Iterator[tuple[Any, Any]]:
     if is_dataclass(value):
         yield None, value
     elif get_origin(hint) is Annotated:
-        yield from ((one, value) for one in args[1:] if isinstance(one, Array | Names | Size))
+        yield from ((one, value) for one in args[1:] if isinstance(one, ArrayField | Names | Size))
     elif get_origin(hint) in (Union, UnionType) and value is not None:
         yield from _marked(args[0], value)
     elif isinstance(value, dict):

@@ -9,13 +9,10 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from offpol_diag.engine.segments import Array
 from offpol_diag.summary import LARGEST, Estimate, Number, finite
 
-Array = npt.NDArray[np.float64]
 Ends = tuple[float, float]
 """The two ends of an interval."""
 FEWEST_GROUPS = 5
@@ -93,7 +90,7 @@ AS_SEEN = Range(seen=True)
 """Range of a mean whose values lie in a range that only the dump tells, as rewards of 0 and 1 do."""
 
 
-def interval(values: Tensor, groups: float, many: int, within: Range) -> Ends | None:
+def interval(values: Array, groups: float, many: int, within: Range) -> Ends | None:
     """Compute the 95% interval of a number from its replicates.
 
     Args:
@@ -108,19 +105,17 @@ def interval(values: Tensor, groups: float, many: int, within: Range) -> Ends | 
     return intervals(values[None], groups, many, within)[0]
 
 
-def intervals(values: Tensor, groups: float, many: int, within: Range | Sequence[Range]) -> list[Ends | None]:
+def intervals(values: Array, groups: float, many: int, within: Range | Sequence[Range]) -> list[Ends | None]:
     """Compute `interval` for every row of [N, 1+B] values, at less overhead than one by one."""
     if many < FEWEST_GROUPS or groups < FEWEST_EFFECTIVE:
         return [None] * len(values)
-    every = values.numpy()  # of short vectors numpy's overhead is a tenth of torch's
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows has no interval
-        halves = _halves(np.ascontiguousarray(every[:, 1:]), groups)
+    halves = _halves(np.ascontiguousarray(values[:, 1:]), groups)
     every_range = [within] * len(values) if isinstance(within, Range) else within
-    each = zip(every[:, 0].tolist(), halves, every_range, strict=True)
+    each = zip(values[:, 0].tolist(), halves, every_range, strict=True)
     found = [own.around(value, half) if math.isfinite(half) else None for value, half, own in each]
     return [
         _held(ends, row) if ends and own.seen else ends
-        for ends, row, own in zip(found, every, every_range, strict=True)
+        for ends, row, own in zip(found, values, every_range, strict=True)
     ]
 
 
@@ -159,15 +154,14 @@ def _times(groups: float, replicates: int) -> float:
     return quantile(freedom) * math.sqrt(groups / (groups - 1))
 
 
-def effective(size: Tensor, groups: int) -> float:
+def effective(size: Array, groups: int) -> float:
     """Return the effective number of groups, (Σn)² / Σn²: as many of equal size would vary as much.
 
     `size` is the sum of the groups' sizes n and its replicates, [1+B]; under Poisson draws its variance is
     Σn².
     """
-    drawn, whole = size.numpy()[1:], float(size[0])
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows has no interval
-        square = float(np.square(drawn - whole).mean()) if len(drawn) else 0.0
+    drawn, whole = size[1:], float(size[0])
+    square = float(np.square(drawn - whole).mean()) if len(drawn) else 0.0
     return min(whole * whole / square, float(groups)) if square > 0 else float(groups)
 
 
@@ -176,7 +170,7 @@ def none_of(units: float) -> float:
     return float(1 - 0.025 ** (1 / units))
 
 
-Lookup = Callable[[str], Tensor]
+Lookup = Callable[[str], Array]
 
 
 @dataclass(frozen=True)
@@ -199,10 +193,10 @@ class Formula:
     unit: str
     over: str
     text: str
-    of: Callable[[Lookup], Tensor]
+    of: Callable[[Lookup], Array]
     within: Range = ANYWHERE
     counts: bool = False
-    log: Callable[[Lookup], Tensor] | None = None
+    log: Callable[[Lookup], Array] | None = None
 
     @property
     def range(self) -> Range:
@@ -219,7 +213,7 @@ class Reader:
         groups: number of groups that were resampled.
     """
 
-    sums: Mapping[str, Tensor]
+    sums: Mapping[str, Array]
     groups: int
 
     def number(self, row: Formula, prefix: str = "") -> Number:
@@ -237,10 +231,10 @@ class Reader:
         made_of = [tuple(id(self.sums[prefix + name]) for name in own) for prefix in prefixes]
         few = dict(zip(made_of, prefixes, strict=True))
 
-        def columns(name: str) -> Tensor:
+        def columns(name: str) -> Array:
             if name in SHARED:
                 return self.sums[name]
-            return torch.stack([self.sums[prefix + name] for prefix in few.values()])
+            return np.stack([self.sums[prefix + name] for prefix in few.values()])
 
         found = self._read(row, columns, len(few))
         each = dict(zip(few, found, strict=True))
@@ -252,24 +246,24 @@ class Reader:
         row.of(lambda name: wanted.setdefault(name) or self.column(name, prefix))
         return tuple(name for name in wanted if name not in SHARED)
 
-    def column(self, name: str, prefix: str = "") -> Tensor:
+    def column(self, name: str, prefix: str = "") -> Array:
         """Return a column's sum and replicates, [1+B]."""
         return self.sums[name if name in SHARED else prefix + name]
 
-    def wrap(self, values: Tensor, row: Formula) -> Number:
+    def wrap(self, values: Array, row: Formula) -> Number:
         """Turn [1+B] values into a Number."""
         return self._wrapped(values[None], row)[0]
 
     def _read(self, row: Formula, get: Lookup, many: int) -> list[Number]:
         """Compute a metric of `many` prefixes at once."""
         if row.log is None:
-            return self._wrapped(row.of(get).expand(many, -1), row)
-        logs = row.log(get).expand(many, -1)
+            return self._wrapped(_rows(row.of(get), many), row)
+        logs = _rows(row.log(get), many)
         each = intervals(logs, self._effective, self.groups, ANYWHERE)
         blank = describe(row.unit, row.over, row.text)
         return [power(blank, float(own[0]), ends) for own, ends in zip(logs, each, strict=True)]
 
-    def _wrapped(self, values: Tensor, row: Formula) -> list[Number]:
+    def _wrapped(self, values: Array, row: Formula) -> list[Number]:
         """Turn [N, 1+B] values into Numbers."""
         first, blank = values[:, 0].tolist(), describe(row.unit, row.over, row.text)
         known = [at for at, value in enumerate(first) if math.isfinite(value)]
@@ -286,13 +280,13 @@ class Reader:
             ends = _unseen(value, float(self.sums["sequences"][0]))
         return blank.model_copy(update={"value": value, **_between(ends)})
 
-    def estimates(self, wanted: Mapping[str, tuple[Formula, Tensor]]) -> dict[str, Estimate]:
+    def estimates(self, wanted: Mapping[str, tuple[Formula, Array]]) -> dict[str, Estimate]:
         """Compute metrics, given with their [1+B] values, at less overhead than as Numbers."""
         known = {name: one for name, one in wanted.items() if math.isfinite(float(one[1][0]))}
         if not known:
             return {name: Estimate(value=None) for name in wanted}
         rows, values = zip(*known.values(), strict=True)
-        ends = intervals(torch.stack(values), self._effective, self.groups, [row.range for row in rows])
+        ends = intervals(np.stack(values), self._effective, self.groups, [row.range for row in rows])
         found = {}
         for name, row, own, between in zip(known, rows, values, ends, strict=True):
             value = float(own[0])
@@ -301,7 +295,7 @@ class Reader:
             found[name] = Estimate(value=value, interval=between)
         return {name: found.get(name, Estimate(value=None)) for name in wanted}
 
-    def around(self, values: Tensor, within: Range = ANYWHERE) -> tuple[float, float] | None:
+    def around(self, values: Array, within: Range = ANYWHERE) -> tuple[float, float] | None:
         """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""
         return interval(values, self._effective, self.groups, within)
 
@@ -310,6 +304,11 @@ class Reader:
         """Effective number of groups, from the tokens of each group."""
         tokens = self.sums.get("tokens")
         return float(self.groups) if tokens is None else effective(tokens, self.groups)
+
+
+def _rows(values: Array, many: int) -> Array:
+    """Return values [1+B] or [many, 1+B] as [many, 1+B]."""
+    return np.broadcast_to(values, (many, values.shape[-1]))
 
 
 def _between(ends: Ends | None) -> dict[str, Any]:
@@ -368,11 +367,11 @@ def missing(row: Formula, columns: list[str]) -> Number:
     return describe(row.unit, row.over, row.text).model_copy(update={"unknown": unknown})
 
 
-def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Lookup], Tensor]:
+def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Lookup], Array]:
     """Return the formula of a column's mean, plus a constant subtracted before summing."""
     return lambda get: get(column) / get(per) + plus
 
 
-def spread(first: str, second: str, per: str) -> Callable[[Lookup], Tensor]:
+def spread(first: str, second: str, per: str) -> Callable[[Lookup], Array]:
     """Return the formula of the standard deviation from Σx and Σx²."""
-    return lambda get: torch.sqrt((get(second) / get(per) - (get(first) / get(per)) ** 2).clamp(min=0))
+    return lambda get: np.sqrt(np.maximum(get(second) / get(per) - (get(first) / get(per)) ** 2, 0))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.engine import accumulators, segments
 from offpol_diag.engine.formula import (
@@ -26,7 +25,7 @@ from offpol_diag.engine.formula import (
 )
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import on_host
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.presets import Policy
 
@@ -50,8 +49,8 @@ class Gap:
     """Collect sums over every sequence, and extremes over all tokens."""
 
     def __init__(self, scene: Scene, drift: Drift) -> None:
-        self.parts: list[dict[str, Tensor]] = []
-        self.spans: dict[str, list[tuple[Tensor, Tensor]]] = {"d": [], "pd": []}
+        self.parts: list[dict[str, Array]] = []
+        self.spans: dict[str, list[tuple[float, float]]] = {"d": [], "pd": []}
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
@@ -60,30 +59,30 @@ class Gap:
             self.spans[name].append(span)
 
     @property
-    def columns(self) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Array]:
         """Sums by name, [S] each; none when a policy is missing. Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
         if not self.parts:
             return {}
-        found = {name: torch.cat([part[name] for part in self.parts]) for name in self.parts[0]}
+        found = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
         return found | {"r2": found.pop("r11") + 2 * found["r1"], "tv": found["tv"] / 2}
 
     @property
-    def ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
+    def ranges(self) -> dict[str, tuple[float, float]]:
         """Smallest and largest value by name."""
         return {name: _widest(spans) for name, spans in self.spans.items() if spans}
 
 
-def _widest(spans: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    low, high = map(torch.stack, zip(*spans, strict=True))
+def _widest(spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    low, high = np.array(spans).T
     return low.min(), high.max()
 
 
-def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
+def columns(scene: Scene, drift: Drift) -> dict[str, Array]:
     """Compute the per-sequence sums [S] that the formulas need; empty when a policy is missing."""
     return scene.once(("gap", drift.prefix), lambda: _columns(scene, drift))
 
 
-def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
+def _columns(scene: Scene, drift: Drift) -> dict[str, Array]:
     named = collected(scene, drift, Gap).columns
     return {
         drift.prefix + name: values
@@ -91,7 +90,7 @@ def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
     }
 
 
-def _token_sums(terms: Terms) -> dict[str, Tensor]:
+def _token_sums(terms: Terms) -> dict[str, Array]:
     """Compute sums of Δ, Δ², |Δ|, r and related terms."""
     names = {"d": "delta", "dd": "dd", "abs": "size", **ratios(terms), "mult": "mult", "tv": "off"}
     found = with_ratio({name: terms.sum(array) for name, array in names.items()})
@@ -104,16 +103,14 @@ def ratios(terms: Terms) -> dict[str, str]:
     return found if terms.tame else {**found, "r1": "r1"}
 
 
-def with_ratio(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_ratio(sums: Mapping[str, Array]) -> dict[str, Array]:
     """Add the sum of r − 1, where it is not there yet."""
     return {"r1": sums["d"] + sums["k3"], **sums}
 
 
-def _counts(terms: Terms) -> dict[str, Tensor]:
-    """Count the tokens of each sequence beyond each bound, [s]; on a CPU only |Δ| > `FAR` is looked at."""
-    size, offsets = terms.size, terms.block.offsets
-    if on_host(size):
-        size, offsets = size[terms.far], torch.searchsorted(terms.far, offsets)
+def _counts(terms: Terms) -> dict[str, Array]:
+    """Count the tokens of each sequence beyond each bound, [s]; only |Δ| > `FAR` is looked at."""
+    size, offsets = terms.size[terms.far], np.searchsorted(terms.far, terms.block.offsets)
     return {name: segments.count(size > bound, offsets) for name, bound in _BEYOND.items()}
 
 
@@ -121,7 +118,7 @@ _BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in F
 """Column → the |Δ| above which it counts tokens."""
 
 
-def _probabilities(terms: Terms) -> dict[str, Tensor]:
+def _probabilities(terms: Terms) -> dict[str, Array]:
     """Compute sums of the probabilities q (denominator) and p (numerator), their products and differences."""
     block, pd, pdd = terms.block, terms.sum("pd"), terms.sum("pdd")
     q, qq = block.prob_sums(terms.denominator)
@@ -135,16 +132,16 @@ def _probabilities(terms: Terms) -> dict[str, Tensor]:
     return {"q": q, "qq": qq, "p": p, "pp": pp, "pd": pd, "pdd": pdd, "pq": pq}
 
 
-def _surrogate(terms: Terms) -> dict[str, Tensor]:
+def _surrogate(terms: Terms) -> dict[str, Array]:
     """Compute sums of A, of min(r, 2) − 1 and of their product."""
     block, a = terms.block, terms.block.advantages
     if a is None:
         return {}
-    x = torch.clip(terms.r1, None, 1.0, out=block.out(""))
-    return {"a": block.sum(a), "x": block.sum(x), "ax": block.sum(torch.multiply(a, x, out=x))}
+    x = np.minimum(terms.r1, 1.0, out=block.out(""))
+    return {"a": block.sum(a), "x": block.sum(x), "ax": block.sum(np.multiply(a, x, out=x))}
 
 
-def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> dict[str, Tensor]:
+def _sequence_values(scene: Scene, sums: Mapping[str, Array], drift: Drift) -> dict[str, Array]:
     """Compute values per sequence; an empty sequence has 0 everywhere."""
     if not sums:
         return {}
@@ -152,30 +149,30 @@ def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> 
     mean_q, mean_p = (_mean_log(scene, policy) for policy in (drift.denominator, drift.numerator))
     return {
         "g": mean,
-        "g_abs": mean.abs(),
-        "ppl_ratio": torch.expm1((-mean).clamp(max=2 * OVERFLOW)),
-        "s2": torch.expm1((2 * sums["d"]).clamp(max=2 * OVERFLOW)),
-        "ppl_p": torch.exp((-mean_p).clamp(max=2 * OVERFLOW)) * there,
-        "ppl_q": torch.exp((-mean_q).clamp(max=2 * OVERFLOW)) * there,
+        "g_abs": np.abs(mean),
+        "ppl_ratio": np.expm1(np.minimum(-mean, 2 * OVERFLOW)),
+        "s2": np.expm1(np.minimum(2 * sums["d"], 2 * OVERFLOW)),
+        "ppl_p": np.exp(np.minimum(-mean_p, 2 * OVERFLOW)) * there,
+        "ppl_q": np.exp(np.minimum(-mean_q, 2 * OVERFLOW)) * there,
     }
 
 
-def _mean(scene: Scene, total: Tensor) -> Tensor:
-    return total / scene.batch.lengths.clamp(min=1)
+def _mean(scene: Scene, total: Array) -> Array:
+    return total / np.maximum(scene.batch.lengths, 1)
 
 
-def _mean_log(scene: Scene, policy: Policy) -> Tensor:
+def _mean_log(scene: Scene, policy: Policy) -> Array:
     log = scene.batch.policy(policy)
     assert log is not None
     return scene.once(("mean log", policy), lambda: segments.mean(log, scene.batch.cu_seqlens))
 
 
-def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
+def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[float, float]]:
     """Compute smallest and largest Δ, |p − q|, mean Δ of a sequence and ΣΔ of a sequence."""
     return scene.once(("ranges", drift.prefix), lambda: _ranges(scene, drift))
 
 
-def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
+def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[float, float]]:
     found = columns(scene, drift)
     if not found:
         return {}
@@ -187,15 +184,15 @@ def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
     return {drift.prefix + name: span for name, span in spans.items()}
 
 
-def _pearson(get: Lookup) -> Tensor:
+def _pearson(get: Lookup) -> Array:
     n = get("tokens")
     mean_p, mean_q = get("p") / n, get("q") / n
     cov = get("pq") / n - mean_p * mean_q
     var = (get("pp") / n - mean_p**2) * (get("qq") / n - mean_q**2)
-    return torch.where(var > 0, cov / torch.sqrt(var.clamp(min=1e-300)), torch.nan)
+    return np.where(var > 0, cov / np.sqrt(np.maximum(var, 1e-300)), np.nan)
 
 
-def _k1(get: Lookup) -> Tensor:
+def _k1(get: Lookup) -> Array:
     return -get("d") / get("tokens")
 
 
@@ -235,7 +232,7 @@ ROWS = (
         "",
         _T,
         "exp(−mean Δ) over all tokens",
-        lambda get: torch.exp(_k1(get)),
+        lambda get: np.exp(_k1(get)),
         POSITIVE,
         log=_k1,
     ),
@@ -300,7 +297,7 @@ REWARD = Formula(
 """Of the dump, not of a gap."""
 
 
-def rewards(scene: Scene) -> dict[str, Tensor]:
+def rewards(scene: Scene) -> dict[str, Array]:
     """Return the reward of each sequence with a token, else 0, [S]; nothing without rewards."""
     given = scene.batch.rewards
     return {} if given is None else {"reward": given * scene.counts["sequences"]}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from offpol_diag.engine.segments import Array
 
 _LOW, _HIGH, _PER_OCTAVE_BITS = -40, 96, 5  # k3 of a log-ratio of 66 nats is 2^96
 _PER_OCTAVE = 1 << _PER_OCTAVE_BITS
@@ -28,44 +29,44 @@ _FIRST = ((1023 + _LOW) << _PER_OCTAVE_BITS) - 1
 """The largest combination without sign of the bin around zero."""
 
 
-def code(x: Tensor) -> Tensor:
+def code(x: Array) -> Array:
     """Return the leading bits of each value, as fine as the bins: float64 → int64 in [0, CODES)."""
-    return (x.contiguous().view(torch.int64) >> SHIFT).bitwise_and_(CODES - 1)
+    return (np.ascontiguousarray(x).view(np.uint64) >> np.uint64(SHIFT)).view(np.int64)
 
 
-def index(x: Tensor) -> Tensor:
+def index(x: Array) -> Array:
     """Return the bin of each value: float64 → int64 in [0, SIZE)."""
-    return _bins(x.device).index_select(0, code(x))
+    return _bins().take(code(x), mode="clip")  # codes are in range: a quarter less time
 
 
-def folded(tables: Tensor) -> Tensor:
+def folded(tables: Array) -> Array:
     """Add up what was summed by code: [n, CODES] float64 → by bin, [n, SIZE]."""
-    return tables.new_zeros(len(tables), SIZE).index_add_(1, _bins(tables.device), tables)
+    return np.stack([np.bincount(_bins(), table, SIZE) for table in tables])
 
 
 @cache
-def _bins(device: torch.device) -> Tensor:
+def _bins() -> Array:
     """Return the bin of each combination of leading bits."""
-    step = (torch.arange(CODES // 2, device=device) - _FIRST).clamp(0, HALF)
-    return torch.cat((HALF + step, HALF - step))
+    step = np.clip(np.arange(CODES // 2) - _FIRST, 0, HALF)
+    return np.concatenate((HALF + step, HALF - step))
 
 
-def edges() -> Tensor:
+def edges() -> Array:
     """Return the SIZE + 1 edges of the bins, rising, float64."""
-    octave = torch.arange(_LOW, _HIGH, dtype=torch.float64)[:, None]
-    within = 1 + torch.arange(_PER_OCTAVE, dtype=torch.float64)[None, :] / _PER_OCTAVE
-    up = torch.cat(((2**octave * within).flatten(), torch.tensor([2.0**_HIGH], dtype=torch.float64)))
-    return torch.cat((-up.flip(0), up))
+    octave = np.arange(_LOW, _HIGH)[:, None]
+    within = 1 + np.arange(_PER_OCTAVE) / _PER_OCTAVE
+    up = np.append(2.0**octave * within, 2.0**_HIGH)
+    return np.concatenate((-up[::-1], up))
 
 
-def quantile(counts: Tensor, q: float) -> float:
+def quantile(counts: Array, q: float) -> float:
     """Compute the q-quantile, linear within a bin (relative error at most 1/32); NaN without values."""
     total = float(counts.sum())
     if total == 0:
         return float("nan")
-    below = torch.cumsum(counts, 0)
+    below = np.cumsum(counts)
     wanted = max(q, 1e-12) * total  # q = 0: the first bin that holds anything
-    at = min(int(torch.searchsorted(below, torch.tensor(wanted, dtype=torch.float64))), SIZE - 1)
+    at = min(int(np.searchsorted(below, wanted)), SIZE - 1)
     low, high = edges()[at : at + 2].tolist()
     inside = float(counts[at])
     share = (q * total - (float(below[at]) - inside)) / inside if inside else 0.5

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.engine import segments
 from offpol_diag.engine.formula import POSITIVE, SHARE, Formula, Lookup, mean
 from offpol_diag.engine.preset_sums import PresetSums, applied
 from offpol_diag.engine.rows import Columns, Rows, joined
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Preset
 
 
@@ -24,7 +24,7 @@ def columns(sums: PresetSums) -> Columns:
     found = {
         **_weights(sums),
         "w11": sums.sums["about_one"],
-        "touched": kept.map(lambda x: ((x < n) & there).to(torch.float64)),
+        "touched": kept.map(lambda x: ((x < n) & there).astype(np.float64)),
         "vetoed": sums.vetoed,
         "catastrophic": sums.number("hits"),
         **by_sign(sums),
@@ -40,30 +40,30 @@ def weight_columns(sums: PresetSums) -> Columns:
 def _weights(sums: PresetSums) -> dict[str, Rows]:
     n, kept, of_weights = sums.n, sums.kept, sums.sums
     there = n > 0
-    weight = of_weights["w"].map(lambda x: x / n.clamp(min=1))
+    weight = of_weights["w"].map(lambda x: x / np.maximum(n, 1))
     return {
         "kept": kept,
         "weighted": of_weights["weighted"],
         "w": of_weights["w"],
         "ww": of_weights["ww"],
-        "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
+        "dropped": kept.map(lambda x: ((x == 0) & there).astype(np.float64)),
         "v": weight,  # per sequence: mean over its tokens of the final weight (0 where rejected)
-        "vv": weight.map(torch.square),
+        "vv": weight.map(np.square),
         **sums.acted,
     }
 
 
-def by_sign(sums: PresetSums) -> dict[str, Rows | Tensor]:
+def by_sign(sums: PresetSums) -> dict[str, Rows | Array]:
     """Count tokens and kept tokens with A > 0 and with A < 0."""
     if sums.batch.advantages is None:
         return {}
-    every: dict[str, Rows | Tensor] = dict(signs(sums.scene))
+    every: dict[str, Rows | Array] = dict(signs(sums.scene))
     for at, name in enumerate(SIGNS, 1):
-        every[f"{name}_kept"] = joined(torch.mul, sums.total("kept", at), sums.sequences)
+        every[f"{name}_kept"] = joined(np.multiply, sums.total("kept", at), sums.sequences)
     return every
 
 
-def signs(scene: Scene) -> dict[str, Tensor]:
+def signs(scene: Scene) -> dict[str, Array]:
     """Count the batch's tokens with A > 0 and with A < 0, [S] each."""
     advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
     assert advantages is not None
@@ -75,17 +75,17 @@ SIGNS = ("positive", "negative")
 """Names of the signs of A, in the order of the sums by sign."""
 
 
-def ranges(sums: PresetSums) -> dict[str, tuple[Tensor, Tensor]]:
+def ranges(sums: PresetSums) -> dict[str, tuple[float, float]]:
     """Return the smallest and largest final weight of a kept token, for every preset."""
     if not sums.presets:
         return {}
     lows, highs = sums.spans
-    low, high = lows.values.amin(dim=1).unbind(), highs.values.amax(dim=1).unbind()
+    low, high = lows.values.min(axis=1), highs.values.max(axis=1)
     names = [f"{preset.name}|weight" for preset in sums.presets]
     return {name: (low[lows.at[row]], high[highs.at[row]]) for row, name in enumerate(names)}
 
 
-def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Array]) -> dict[str, Array]:
     """Return the denominator of each preset's trainer's loss, from sums: kept tokens, or all tokens."""
     kept = {
         preset.name: f"{preset.name}|kept" if preset.denominator == "kept" else "tokens" for preset in presets
@@ -93,24 +93,26 @@ def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> d
     return {f"{name}|own": sums[column] for name, column in kept.items()}
 
 
-ROUNDING = 16 * torch.finfo(torch.float64).eps
+ROUNDING = 16 * np.finfo(np.float64).eps
 
 
-def _std(get: Lookup) -> Tensor:
+def _std(get: Lookup) -> Array:
     """Compute the standard deviation of the weights from sums about 1, or about 0 where the mean is below ½.
 
     A variance below the rounding error of those sums (equal weights) counts as 0.
     """
     mean_weight, n = get("w") / get("kept"), get("kept")
     small = mean_weight < 0.5
-    about = torch.where(small, mean_weight, mean_weight - 1)
-    variance = torch.where(small, get("ww"), get("w11")) / n - about**2
-    floor = ROUNDING * torch.where(small, about**2, about.abs())
-    return torch.sqrt(torch.where(variance > floor, variance, (0.0 * variance).abs()))
+    about = np.where(small, mean_weight, mean_weight - 1)
+    variance = np.where(small, get("ww"), get("w11")) / n - about**2
+    floor = ROUNDING * np.where(small, about**2, np.abs(about))
+    deviation: Array = np.sqrt(np.where(variance > floor, variance, np.abs(0.0 * variance)))
+    return deviation
 
 
-def _ess_tokens(get: Lookup) -> Tensor:
-    return get("w") ** 2 / (get("tokens") * get("ww"))
+def _ess_tokens(get: Lookup) -> Array:
+    share: Array = get("w") ** 2 / (get("tokens") * get("ww"))
+    return share
 
 
 _T, _S = "tokens", "sequences"

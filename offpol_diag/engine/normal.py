@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.engine import preset_sums, rows, scope, segments
 from offpol_diag.engine.accumulators import Extremes, Places, Sums
 from offpol_diag.engine.preset_sums import NORMS, PresetSums, norm_factor
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
+from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline.plan import weighted
 from offpol_diag.presets import Preset
 
-Columns = dict[str, Tensor]
+Columns = dict[str, Array]
 
 
 def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
@@ -38,12 +38,12 @@ def sums(scene: Scene, columns: rows.Columns) -> Places[Sums]:
     )
 
 
-def _members(scene: Scene) -> dict[Label, slice | Tensor]:
+def _members(scene: Scene) -> dict[Label, slice | Array]:
     """Return trainer batch → its sequences in this batch."""
 
-    def made() -> dict[Label, slice | Tensor]:
+    def made() -> dict[Label, slice | Array]:
         rows = segments.by_key(scope.labels(scene.batch))
-        return {label: segments.index(at, scene.draws.device) for label, at in rows.items()}
+        return {label: segments.index(at) for label, at in rows.items()}
 
     return scene.once("trainer batches", made)
 
@@ -54,62 +54,65 @@ def ranges(sums_: PresetSums, names: Container[str]) -> Places[Extremes]:
     return Places({label: _extremes(sums_, users, at) for label, at in _members(sums_.scene).items()})
 
 
-def _extremes(sums_: PresetSums, users: Sequence[tuple[str, int]], at: slice | Tensor) -> Extremes:
+def _extremes(sums_: PresetSums, users: Sequence[tuple[str, int]], at: slice | Array) -> Extremes:
     if not users:
         return Extremes.of({})
     lows, highs = sums_.spans
-    low, high = lows.values[:, at].amin(1), highs.values[:, at].amax(1)
+    low, high = lows.values[:, at].min(axis=1), highs.values[:, at].max(axis=1)
     return Extremes.of({name: (low[lows.at[row]], high[highs.at[row]]) for name, row in users})
 
 
 # ---------------------------------------------------------------- reading
 
-Get = Callable[[str], Tensor]
+Get = Callable[[str], Array]
 
 _LINEAR = ("w", "v")
 _SQUARES = ("ww", "vv")
 _LOSS = ("loss", "loss_mean", "update")
 
 
-def _about_one(get: Get, f: Tensor) -> Tensor:
+def _about_one(get: Get, f: Array) -> Array:
     """Compute Σ(w/f − 1)²: from Σ(w − 1)², precise when weights are near 1; from Σw² where f is not."""
     excess, kept = get("w") - get("kept"), get("kept")
     near = (get("w11") + 2 * (1 - f) * excess + kept * (1 - f) ** 2) / f**2
-    return torch.where(_near_one(f), near, get("ww") / f**2 - 2 * get("w") / f + kept)
+    found: Array = np.where(_near_one(f), near, get("ww") / f**2 - 2 * get("w") / f + kept)
+    return found
 
 
-def _over_one(squares: str, count: str, whole: str) -> Callable[[Get, Tensor], Tensor]:
+def _over_one(squares: str, count: str, whole: str) -> Callable[[Get, Array], Array]:
     """Compute Σ(w²/f² − 1) from Σ(w² − 1), or from Σw² where f is not near 1."""
 
-    def made(get: Get, f: Tensor) -> Tensor:
+    def made(get: Get, f: Array) -> Array:
         near = (get(squares) + get(count) * (1 - f) * (1 + f)) / f**2
-        return torch.where(_near_one(f), near, get(whole) / f**2 - get(count))
+        found: Array = np.where(_near_one(f), near, get(whole) / f**2 - get(count))
+        return found
 
     return made
 
 
-def _near_one(f: Tensor) -> Tensor:
+def _near_one(f: Array) -> Array:
     """Return where the divisor is within ½ of 1, so that sums about 1 are the more precise."""
-    return (f - 1).abs() < 0.5
+    near: Array = np.abs(f - 1) < 0.5
+    return near
 
 
-_CENTRED: dict[str, Callable[[Get, Tensor], Tensor]] = {
+_CENTRED: dict[str, Callable[[Get, Array], Array]] = {
     "w11": _about_one,
     "residual_ww": _over_one("residual_ww", "kept", "ww"),
     "residual_vv": _over_one("residual_vv", "residual_left", "vv"),
 }
 
 
-def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
+def rescaled(read: Mapping[str, Array], preset: Preset) -> Columns:
     """Divide one trainer batch's sums [1+B] by the preset's mean weight; the norms are dropped."""
     prefix = f"{preset.name}|"
 
-    def get(name: str) -> Tensor:
+    def get(name: str) -> Array:
         return read[prefix + name]
 
     f = norm_factor(get("norm"), get("norm_units"))
     own = [name.removeprefix(prefix) for name in read if name.startswith(prefix)]
-    loss = f if weighted(preset) else torch.ones_like(f)
+    loss = f if weighted(preset) else np.ones_like(f)
     done = {name: get(name) for name in own if name not in NORMS}
     done |= {name: get(name) / f for name in _LINEAR if name in done}
     done |= {name: get(name) / f**2 for name in _SQUARES if name in done}
@@ -138,12 +141,13 @@ def _added(parts: Iterable[Columns]) -> Columns:
     return total
 
 
+@np.errstate(all="ignore")
 def factors(places: Places[Sums], presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
     """Return preset → trainer batch → the factor that its weights are divided by."""
     read = {label: sums.read() for label, sums in places.sums.items()}
     return {
         preset.name: {
-            label: float(norm_factor(*(sums[f"{preset.name}|{name}"][:1] for name in NORMS)))
+            label: float(norm_factor(*(sums[f"{preset.name}|{name}"][0] for name in NORMS)))
             for label, sums in read.items()
         }
         for preset in presets

@@ -165,10 +165,10 @@ def _weights(weight: Weight, delta: Tensor, counted: Tensor, left: Tensor) -> Te
     log_ratio = _aggregated(delta if early is None else delta.clamp(-early, early), weight.over, left)
     log_ratio = log_ratio if late is None else log_ratio.clamp(-late, late)
     if weight.action == "psis":
-        tail = smooth(
-            Tail.of(log_ratio[counted] if log_ratio.shape[1] > 1 else log_ratio[counted.any(1)].flatten())
-        )
-        log_ratio = log_ratio if tail is None else tail(log_ratio)
+        units = log_ratio[counted] if log_ratio.shape[1] > 1 else log_ratio[counted.any(1)].flatten()
+        tail = smooth(Tail.of(units.detach().cpu().numpy()))
+        if tail is not None:
+            log_ratio = torch.from_numpy(tail(log_ratio.detach().cpu().numpy())).to(delta.device)
     found: Tensor = f.importance_weight(f.importance_ratio(log_ratio), log_ratio, *plan.weight_bounds(weight))
     found = found.expand_as(delta)
     if not weight.normalize:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from offpol_diag.engine.formula import Formula, mean
 from offpol_diag.engine.preset_sums import PresetSums
@@ -15,13 +15,13 @@ def columns(sums: PresetSums) -> Columns:
     if not sums.presets or batch.current is None or batch.advantages is None:
         return Columns((), ())
     kept = sums.kept
-    summed = joined(torch.mul, sums.total("loss", 0), sums.loss_weights)
+    summed = joined(np.multiply, sums.total("loss", 0), sums.loss_weights)
     counts = {"clipped": sums.total("clip"), "clipped_lower": sums.total("dual_clip"), "kl": sums.total("kl")}
     found = {
         "loss": summed,
-        "loss_mean": joined(lambda loss, many: loss / many.clamp(min=1), summed, kept),
-        "loss_rows": kept.map(lambda x: (x > 0).to(torch.float64)),
-        **{name: joined(torch.mul, values, sums.sequences) for name, values in counts.items()},
+        "loss_mean": joined(lambda loss, many: loss / np.maximum(many, 1), summed, kept),
+        "loss_rows": kept.map(lambda x: (x > 0).astype(np.float64)),
+        **{name: joined(np.multiply, values, sums.sequences) for name, values in counts.items()},
     }
     return sums.named(found)
 

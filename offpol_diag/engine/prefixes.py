@@ -14,15 +14,13 @@ from itertools import takewhile
 from typing import Annotated
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.accumulators import LogSums, count_by
+from offpol_diag.engine.accumulators import LogSums
 from offpol_diag.engine.fields import COUNTS, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import on_host
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import AtLength, Lengths, Number
 
@@ -51,24 +49,25 @@ class Prefixes(Saved):
     """
 
     logs: LogSums
-    many: Annotated[Tensor, Floats(len(GRID), "B", rule=COUNTS)]
+    many: Annotated[Array, Floats(len(GRID), "B", rule=COUNTS)]
 
     def check(self) -> None:
         """Refuse sums of different shapes."""
         require(self.logs.once.shape == self.many.shape, "logs and many are of one shape")
 
     @classmethod
-    def of(cls, x: Tensor, lengths: Tensor, draws: Tensor) -> Prefixes:
+    def of(cls, x: Array, lengths: Array, draws: Array) -> Prefixes:
         """Build from log-weights [S, g] at the first g lengths, -inf beyond a response's end, and lengths."""
-        return cls.padded(LogSums.of(x.T.contiguous(), draws), _many(lengths, draws)[: x.shape[1]])
+        reached = (lengths >= np.array(GRID[: x.shape[1]])[:, None]).astype(np.float64)
+        many = np.concatenate((reached.sum(axis=1, keepdims=True), reached @ draws), axis=1)
+        return cls.padded(LogSums.of(np.ascontiguousarray(x.T), draws), many)
 
     @classmethod
-    def padded(cls, logs: LogSums, many: Tensor) -> Prefixes:
+    def padded(cls, logs: LogSums, many: Array) -> Prefixes:
         """Build from sums at the first lengths, if no response reaches the others."""
-        more = len(GRID) - len(many)
-        none = many.new_zeros(more, many.shape[1])
-        shift = torch.cat((logs.shift, logs.shift.new_full((more,), -1e300)))
-        once, twice, many = (torch.cat((sums, none)) for sums in (logs.once, logs.twice, many))
+        none = np.zeros((len(GRID) - len(many), many.shape[1]))
+        shift = np.concatenate((logs.shift, np.full(len(none), -1e300)))
+        once, twice, many = (np.concatenate((sums, none)) for sums in (logs.once, logs.twice, many))
         return cls(LogSums(shift, once, twice), many)
 
     def merge(self, other: Prefixes) -> Prefixes:
@@ -76,22 +75,10 @@ class Prefixes(Saved):
         return Prefixes(self.logs.merge(other.logs), self.many + other.many)
 
     @cached_property
-    def ess(self) -> Tensor:
-        """(Σw)² / (n Σw²), [G, 1+B] on the CPU; NaN where no response is that long."""
-        return (self.logs.once**2 / (self.many * self.logs.twice)).cpu()
-
-
-def _many(lengths: Tensor, draws: Tensor) -> Tensor:
-    """Count the responses with at least T tokens, and their bootstrap draws, [G, 1+B]."""
-    reached = torch.searchsorted(_grid(lengths), lengths.contiguous(), right=True)
-    size = len(GRID) + 1
-    drawn = draws.new_zeros(size, draws.shape[1]).index_add_(0, reached, draws)
-    by_last = torch.cat((count_by(reached, size)[:, None], drawn), dim=1)
-    return by_last.flip(0).cumsum(0).flip(0)[1:]
-
-
-def _grid(like: Tensor) -> Tensor:
-    return segments.sent(torch.tensor(GRID), like.device)
+    def ess(self) -> Array:
+        """(Σw)² / (n Σw²), [G, 1+B]; NaN where no response is that long."""
+        values: Array = self.logs.once**2 / (self.many * self.logs.twice)
+        return values
 
 
 class Products:
@@ -99,17 +86,17 @@ class Products:
 
     def __init__(self, scene: Scene, drift: Drift) -> None:
         self.rows: list[slice] = []
-        self.parts: list[Tensor] = []
+        self.parts: list[Array] = []
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
         self.rows.append(terms.block.rows)
         self.parts.append(_products(terms.delta, terms.block.offsets))
 
-    def logs(self, scene: Scene) -> Tensor:
+    def logs(self, scene: Scene) -> Array:
         """Return the log-weights at the first lengths, [S, g]; -inf beyond a response's end."""
         batch, wide = scene.batch, max((part.shape[1] for part in self.parts), default=0)
-        x = batch.rollout.new_full((batch.sequences, wide), -torch.inf)
+        x = np.full((batch.sequences, wide), -np.inf)
         for rows, part in zip(self.rows, self.parts, strict=True):
             x[rows, : part.shape[1]] = part
         return x
@@ -119,15 +106,14 @@ class Products:
         return Prefixes.of(self.logs(scene), scene.batch.lengths, scene.draws)
 
 
-def _products(delta: Tensor, offsets: Tensor) -> Tensor:
-    """Compute ΣΔ over the first T tokens [s, g], -inf where there are fewer; on a CPU up to the longest."""
-    lengths, grid = segments.lengths(offsets), _grid(offsets)
-    if on_host(offsets):
-        grid = grid[: np.searchsorted(GRID, int(lengths.max()) if len(lengths) else 0, side="right")]
-    ends = offsets[:-1, None] + torch.minimum(grid, lengths[:, None])
-    cuts = torch.cat((torch.cat((offsets[:-1, None], ends), dim=1).flatten(), offsets[-1:]))
-    between = segments.total(delta, cuts).view(len(lengths), len(grid) + 1)  # the last: what lies beyond
-    return torch.where(grid <= lengths[:, None], between[:, :-1].cumsum(1), -torch.inf)
+def _products(delta: Array, offsets: Array) -> Array:
+    """Compute ΣΔ over the first T tokens [s, g], -inf where there are fewer; up to the longest."""
+    lengths = segments.lengths(offsets)
+    grid = np.array(GRID[: np.searchsorted(GRID, lengths.max(initial=0), side="right")], np.int64)
+    ends = offsets[:-1, None] + np.minimum(grid, lengths[:, None])
+    cuts = np.append(np.concatenate((offsets[:-1, None], ends), axis=1), offsets[-1])
+    between = segments.total(delta, cuts).reshape(len(lengths), len(grid) + 1)  # the last: what lies beyond
+    return np.where(grid <= lengths[:, None], between[:, :-1].cumsum(axis=1), -np.inf)
 
 
 def sums(scene: Scene, drift: Drift) -> Prefixes:

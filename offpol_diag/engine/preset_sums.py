@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.rows import Columns, Rows, joined, merged
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.scene import CPU, Scene
 from offpol_diag.engine.scope import BatchFits
-from offpol_diag.engine.segments import on_host
-from offpol_diag.pipeline import namespaces, plain
+from offpol_diag.engine.segments import Array
+from offpol_diag.pipeline import plain
 from offpol_diag.pipeline.block import Block
 from offpol_diag.pipeline.block import Columns as OfTokens
 from offpol_diag.pipeline.plan import COLUMNS, Plan, weighted
-from offpol_diag.pipeline.tables import Sums, SumTables
+from offpol_diag.pipeline.tables import Sums, beside
 from offpol_diag.presets import Policy, Preset, Reject, Weight
 
-BLOCK = {"plain": 1 << 13, "compiled": 1 << 16, "torch": 1 << 18}
+BLOCK = {"plain": 1 << 13, "compiled": 1 << 16, "gpu": 1 << 18}
 """Way of computing → about the number of tokens at a time: rows of plain code stay in a core's cache."""
 NORMS = ("norm", "norm_units")
 """Names of the sums that the mean weight is computed from: Σ of weights, and their number."""
@@ -43,63 +42,56 @@ def normalised(preset: Preset) -> bool:
     return preset.apply and preset.weight is not None and preset.weight.normalize
 
 
-def norm_factor(total: Tensor, units: Tensor) -> Tensor:
+def norm_factor(total: Array, units: Array) -> Array:
     """Compute the divisor of batch normalisation; 1 where the mean weight is at most 1e-8, as in verl."""
     mean_weight = total / units
-    return torch.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)
+    return np.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)
 
 
 # ---------------------------------------------------------------- a batch as the pipeline reads it
 
 
 def block_of(batch: Batch, fits: BatchFits, plan: Plan) -> Block:
-    """Return a packed batch as the pipeline reads it, with the fits of its trainer batches, on its device."""
-    none = torch.zeros_like(batch.rollout)
+    """Return a packed batch as the pipeline reads it, with the fits of its trainer batches."""
+    none = np.zeros_like(batch.rollout)
     logs = (batch.rollout, batch.old, batch.current)
     advantages, rollout, old, current = (none if x is None else x for x in (batch.advantages, *logs))
     smoothed = [_smoothed(batch, fits, *one) for one in plan.smoothed]
     cut_off = [_cut_off(batch, fits, *one) for one in plan.cut_off]
     given = [_smoothed(batch, fits, *one) for one in plan.given]
-    good = (
-        none[:0].new_zeros(batch.sequences) if batch.rewards is None else (batch.rewards > 0).to(none.dtype)
-    )
+    good = np.zeros(batch.sequences) if batch.rewards is None else segments.numbers(batch.rewards > 0)
     columns = OfTokens(
         advantages,
         rollout,
         old,
         current,
-        smoothed=torch.stack(smoothed) if smoothed else none.new_zeros(0, batch.tokens),
-        cut_off=torch.stack(cut_off) if cut_off else none.new_zeros(0, batch.tokens),
-        later=none.new_zeros(0, batch.tokens),
+        smoothed=np.stack(smoothed) if smoothed else np.zeros((0, batch.tokens)),
+        cut_off=np.stack(cut_off) if cut_off else np.zeros((0, batch.tokens)),
+        later=np.zeros((0, batch.tokens)),
     )
     return Block(
         columns,
         batch.cu_seqlens,
         batch.cu_runs,
         batch.position,
-        torch.stack(given) if given else none.new_zeros(0, batch.sequences),
+        np.stack(given) if given else np.zeros((0, batch.sequences)),
         good,
     )
 
 
-def _smoothed(batch: Batch, fits: BatchFits, policy: Policy, weight: Weight) -> Tensor:
+def _smoothed(batch: Batch, fits: BatchFits, policy: Policy, weight: Weight) -> Array:
     """Return log-ratios whose tails are smoothed by trainer batch, of tokens [T] or of sequences [S]."""
     log = Ratios(batch, policy, fits).log_ratio(weight.over, weight.safety, weight.safety_at)
     return fits.smoothed(policy, weight, log.values, log.per, batch)
 
 
-def _cut_off(batch: Batch, fits: BatchFits, policy: Policy, rule: Reject) -> Tensor:
+def _cut_off(batch: Batch, fits: BatchFits, policy: Policy, rule: Reject) -> Array:
     """Return 1 for tokens whose statistic reaches the cut of their trainer batch, [T].
 
     The cut is the statistic of one of them: it is compared with values that were made in the same way.
     """
     kept = correction.passes(Ratios(batch, policy, fits), rule).values
-    return (~kept).to(batch.rollout.dtype)
-
-
-def _as_numpy(block: Block) -> Block:
-    columns = OfTokens(*(x.numpy() for x in block.columns))
-    return Block(columns, *(x.numpy() for x in block[1:]))
+    return segments.numbers(~kept)
 
 
 # ---------------------------------------------------------------- sums of a batch
@@ -114,41 +106,29 @@ def plan_of(
     return plan
 
 
-def sums_of(scene: Scene, plan: Plan) -> Sums:
-    """Compute a plan's sums of a batch, a few sequences at a time, as tensors on the batch's device."""
+def sums_of(scene: Scene, plan: Plan) -> Callable[[], Sums]:
+    """Compute a plan's sums of a batch, a few sequences at a time.
+
+    Returns: what to call for them: a GPU computes while the host does something else.
+    """
     batch = scene.batch
-    if not on_host(batch.rollout):
-        way, compute, sent = "torch", _on_torch(str(batch.rollout.device)).sums, lambda block: block
-    elif scene.compiled:
+
+    def blocks(wanted: int) -> Iterator[Block]:
+        for first, last in segments.spans(batch.cu_seqlens, wanted):
+            part = batch if last - first == batch.sequences else batch.rows(first, last)
+            yield block_of(part, scene.fits, plan)
+
+    if scene.device != CPU:
+        from offpol_diag.pipeline import gpu
+
+        return gpu.started(plan, blocks(BLOCK["gpu"]), scene.device)
+    way, compute = "plain", plain.sums
+    if scene.compiled:
         from offpol_diag.pipeline import compiled
 
-        way, compute, sent = "compiled", compiled.sums, _as_numpy
-    else:
-        way, compute, sent = "plain", plain.sums, _as_numpy
-    parts = []
-    with np.errstate(all="ignore"):
-        whole = batch.tokens <= BLOCK[way]  # a GPU need not be asked where its sequences begin
-        spans = [(0, batch.sequences)] if whole else segments.spans(batch.cu_seqlens.cpu(), BLOCK[way])
-        for first, last in spans:
-            part = batch if last - first == batch.sequences else batch.rows(first, last)
-            parts.append(compute(plan, sent(block_of(part, scene.fits, plan))))
-    return parts[0] if len(parts) == 1 and way == "torch" else _beside(parts)
-
-
-@cache
-def _on_torch(device: str) -> Any:
-    return namespaces.on_torch(device)
-
-
-def _beside(parts: Sequence[Sums]) -> Sums:
-    """Join sums of parts of a batch, sequence by sequence, as tensors."""
-
-    def cat(each: Sequence[Any]) -> Tensor:
-        found = [torch.as_tensor(x) for x in each]
-        return found[0] if len(found) == 1 else torch.cat(found, -1)
-
-    tables = SumTables._make(cat(each) for each in zip(*(part.over_tokens for part in parts), strict=True))
-    return Sums(tables, *(cat(each) for each in zip(*(part[1:] for part in parts), strict=True)))
+        way, compute = "compiled", compiled.sums
+    found = beside([compute(plan, block) for block in blocks(BLOCK[way])], np.concatenate)
+    return lambda: found
 
 
 # ---------------------------------------------------------------- numbers of presets
@@ -162,14 +142,14 @@ class PresetSums:
         scene: the batch and its log-ratios.
         presets: the P presets.
         plan: the plan of these and perhaps more.
-        of_plan: the sums of the plan.
+        done: what to call for the sums of the plan.
         at: the place of each preset in the plan, P of them.
     """
 
     scene: Scene
     presets: tuple[Preset, ...]
     plan: Plan
-    of_plan: Sums
+    done: Callable[[], Sums]
     at: tuple[int, ...]
 
     @classmethod
@@ -192,13 +172,18 @@ class PresetSums:
         some = [at for at, preset in enumerate(self.presets) if which(preset)]
         return self if len(some) == len(self.presets) else self._picked(some)
 
+    @property
+    def of_plan(self) -> Sums:
+        """The sums of the plan."""
+        return self.done()
+
     # ------------------------------------------------------------ rows
 
-    def _rows(self, values: Tensor, lines: Any) -> Rows:
+    def _rows(self, values: Array, lines: Any) -> Rows:
         """Return each preset's row of values [lines, S]; 0 for one that has none."""
         at = lines[list(self.at)].tolist()
         if -1 in at:
-            values = torch.cat((values, values.new_zeros(1, values.shape[1])))
+            values = np.concatenate((values, np.zeros((1, values.shape[1]))))
             at = [len(values) - 1 if line < 0 else line for line in at]
         return Rows(values, tuple(at))
 
@@ -215,8 +200,8 @@ class PresetSums:
     def _lines(self) -> Any:
         return self.plan.decisions.of_preset
 
-    def named(self, columns: Mapping[str, Rows | Tensor]) -> Columns:
-        """Name columns by preset: one column [S] per preset; a plain tensor [S] is shared by all presets."""
+    def named(self, columns: Mapping[str, Rows | Array]) -> Columns:
+        """Name columns by preset: one column [S] per preset; a plain array [S] is shared by all presets."""
         if not columns:
             return Columns((), ())
         many = len(self.presets)
@@ -224,7 +209,7 @@ class PresetSums:
         names = _names(tuple(columns), tuple(preset.name for preset in self.presets))
         begins = np.cumsum([0, *(len(x.values) for x in rows[:-1])])
         at = np.array([x.at for x in rows], dtype=np.int64) + begins[:, None]
-        return Columns(names, tuple(x.values for x in rows), torch.from_numpy(at.flatten()))
+        return Columns(names, tuple(x.values for x in rows), at.flatten())
 
     @property
     def batch(self) -> Batch:
@@ -232,19 +217,19 @@ class PresetSums:
         return self.scene.batch
 
     @cached_property
-    def n(self) -> Tensor:
+    def n(self) -> Array:
         """Tokens of each sequence, [S]."""
         return self.scene.counts["tokens"]
 
     @cached_property
     def sequences(self) -> Rows:
         """1 where a sequence passes every rule on sequences and the veto, else 0."""
-        return self._rows(self.of_plan.kept.to(torch.float64), self._lines.kept)
+        return self._rows(segments.numbers(self.of_plan.kept), self._lines.kept)
 
     @cached_property
     def vetoed(self) -> Rows:
         """1 where the veto drops a sequence, else 0."""
-        return self.number("hits").map(lambda x: (x > 0).to(torch.float64))
+        return self.number("hits").map(lambda x: segments.numbers(x > 0))
 
     @cached_property
     def passed(self) -> Rows:
@@ -254,7 +239,7 @@ class PresetSums:
     @cached_property
     def kept(self) -> Rows:
         """Number of kept tokens."""
-        return joined(torch.mul, self.passed, self.sequences)
+        return joined(np.multiply, self.passed, self.sequences)
 
     @cached_property
     def weights(self) -> Rows:
@@ -273,7 +258,7 @@ class PresetSums:
         """The factor of each sequence's loss: its weight if the loss is weighted, 0 where it is dropped."""
         where = np.zeros(len(self._lines.weight), bool)
         where[list(self.at)] = [weighted(preset) for preset in self.presets]
-        return joined(torch.mul, self._weights(where), self.sequences)
+        return joined(np.multiply, self._weights(where), self.sequences)
 
     @cached_property
     def sums(self) -> dict[str, Rows]:
@@ -295,7 +280,7 @@ class PresetSums:
             for at, part in enumerate(parts):
                 part[own] = some.total("weight", at)
         return {
-            name: joined(torch.mul, merged(part), self.sequences)
+            name: joined(np.multiply, merged(part), self.sequences)
             for name, part in zip(names, parts, strict=True)
         }
 
@@ -306,16 +291,16 @@ class PresetSums:
         parts: list[dict[tuple[int, ...], Rows]] = [{}, {}]
         if others:
             weights = self._picked(others).weights
-            parts[0][others], parts[1][others] = weights, weights.map(torch.neg)
+            parts[0][others], parts[1][others] = weights, weights.map(np.negative)
         if own:
             some = self._picked(own)
             for at, part in enumerate(parts):
                 part[own] = some._rows(self.of_plan.spans[:, at], self.plan.of_preset.weight)
         high, minus = (
-            joined(lambda x, kept: torch.where(kept > 0, x, -torch.inf), merged(part), self.kept)
+            joined(lambda x, kept: np.where(kept > 0, x, -math.inf), merged(part), self.kept)
             for part in parts
         )
-        return minus.map(torch.neg), high
+        return minus.map(np.negative), high
 
     @property
     def _by_weights(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -335,7 +320,7 @@ class PresetSums:
         on which the safety bound acted; tries: number of those.
         """
         n, lines = self.n, self._lines
-        each = torch.stack((n, (n > 0).to(torch.float64)))
+        each = np.stack((n, segments.numbers(n > 0)))
         return {
             "high": self.number("high"),
             "low": self.number("low"),
@@ -345,7 +330,7 @@ class PresetSums:
         }
 
     @property
-    def exact(self) -> dict[str, Tensor]:
+    def exact(self) -> dict[str, Array]:
         """Σ r·A and Σ r over all tokens, [S] each; of a plan made with `ranking`."""
         (weight, advantage), tables = self.plan.exact, self.of_plan.over_tokens
         return {"rA": tables.advantage[advantage, 0], "r": tables.weight[weight, 0]}
@@ -371,18 +356,14 @@ class PresetSums:
             return Columns((), ())
         n, over = self.n, some.over_all
         by_token = [preset.weight is not None and preset.weight.over == "token" for preset in some.presets]
-        divisors = Rows(
-            torch.stack((torch.ones_like(n), n.clamp(min=1))), tuple(int(not x) for x in by_token)
-        )
-        units = Rows(torch.stack((n, (n > 0).to(torch.float64))), divisors.at)
-        return some.named(dict(zip(NORMS, (joined(torch.div, over, divisors), units), strict=True)))
+        divisors = Rows(np.stack((np.ones_like(n), np.maximum(n, 1))), tuple(int(not x) for x in by_token))
+        units = Rows(np.stack((n, segments.numbers(n > 0))), divisors.at)
+        return some.named(dict(zip(NORMS, (joined(np.divide, over, divisors), units), strict=True)))
 
 
-def _of_equal_weights(w: Tensor, n: Tensor) -> Tensor:
+def _of_equal_weights(w: Array, n: Array) -> Array:
     """Return the sums of n tokens that share a weight, in the order of `PresetSums.sums`: [R, 5, S]."""
-    return torch.stack(
-        (w * n, w.square() * n, (w - 1) * n, (w - 1).square() * n, torch.where(w != 0, n, 0.0)), 1
-    )
+    return np.stack((w * n, w * w * n, (w - 1) * n, np.square(w - 1) * n, np.where(w != 0, n, 0.0)), 1)
 
 
 @cache

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, Lookup, Reader, plain
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, Rows, joined
+from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Preset
 from offpol_diag.presets.candidates import MARK
 from offpol_diag.summary import Number, Numbers
@@ -37,22 +37,23 @@ def columns(sums: PresetSums) -> Columns:
     """
     if sums.batch.advantages is None:
         return Columns((), ())
-    x, w = joined(torch.mul, sums.total("advantage"), sums.sequences), sums.sums["w"]
-    found: dict[str, Rows | Tensor] = {
+    x, w = joined(np.multiply, sums.total("advantage"), sums.sequences), sums.sums["w"]
+    found: dict[str, Rows | Array] = {
         "wA": x,
-        "wA²": joined(torch.mul, x, x),
-        "wA·w": joined(torch.mul, x, w),
-        "W²": joined(torch.mul, w, w),
+        "wA²": joined(np.multiply, x, x),
+        "wA·w": joined(np.multiply, x, w),
+        "W²": joined(np.multiply, w, w),
     }
     return sums.named(found | sums.exact)
 
 
-def _error(get: Lookup) -> Tensor:
+def _error(get: Lookup) -> Array:
     m = get("wA") / get("w")
     bias = m - get("rA") / get("r")
     squares = get("wA²") - 2 * m * get("wA·w") + m**2 * get("W²")
-    variance = get("sequences") * squares.clamp(min=0) / get("w") ** 2
-    return torch.sqrt(bias**2 + variance / UPDATE)
+    variance = get("sequences") * np.maximum(squares, 0) / get("w") ** 2
+    error: Array = np.sqrt(bias**2 + variance / UPDATE)
+    return error
 
 
 ERROR = Formula(
@@ -86,6 +87,6 @@ def numbers(reader: Reader, presets: Sequence[Preset]) -> dict[str, Numbers]:
     }
 
 
-def _above(reader: Reader, values: Tensor) -> Number:
+def _above(reader: Reader, values: Array) -> Number:
     found = plain(float(values[0]), "fraction", ERROR.over, "error / error of the other − 1")
     return found.model_copy(update={"interval": reader.around(values, ABOVE_MINUS_ONE)})

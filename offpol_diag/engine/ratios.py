@@ -11,18 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.scope import NO_FITS, BatchFits
-from offpol_diag.engine.segments import Memo
+from offpol_diag.engine.segments import Array, Memo
 from offpol_diag.presets import Over, Policy, Statistic
 
 OVERFLOW = 345.0
 """Largest |log weight| that is exponentiated: e^(2·345) is still a float64."""
-FLOAT32_MAX = torch.finfo(torch.float32).max
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
 """Largest log weight that float32 holds: trainers that guard against inf drop larger ones."""
 
@@ -33,24 +32,24 @@ T = TypeVar("T")
 class Level:
     """Values per token [T], per sequence [S] or per turn [R]."""
 
-    values: Tensor
+    values: Array
     per: Literal["token", "sequence", "turn"]
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Level:
+    def map(self, function: Callable[[Array], Array]) -> Level:
         """Return the same level with a function applied to its values."""
         return Level(function(self.values), self.per)
 
 
-_STATISTICS: dict[str, Callable[[Ratios, float | None], Tensor]] = {
+_STATISTICS: dict[str, Callable[[Ratios, float | None], Array]] = {
     "ratio": lambda x, safety: x.clamped(safety),
     "k1": lambda x, safety: -x.clamped(safety),
-    "k2": lambda x, safety: x.clamped(safety).square() / 2,
+    "k2": lambda x, safety: np.square(x.clamped(safety)) / 2,
     "k3": lambda x, safety: x.excess(safety) - x.clamped(safety),
-    "k3_reverse": lambda x, safety: segments.expm1(-x.clamped(safety)) + x.clamped(safety),
-    "mult_prob_error": lambda x, safety: segments.exp(x.clamped(safety).abs()),
+    "k3_reverse": lambda x, safety: np.expm1(-x.clamped(safety)) + x.clamped(safety),
+    "mult_prob_error": lambda x, safety: np.exp(np.abs(x.clamped(safety))),
     "prob_diff": lambda x, safety: x.difference(safety),
-    "prob_gap": lambda x, safety: x.difference(safety).abs(),
-    "tv": lambda x, safety: x.excess(safety).abs() / 2,
+    "prob_gap": lambda x, safety: np.abs(x.difference(safety)),
+    "tv": lambda x, safety: np.abs(x.excess(safety)) / 2,
     "binary_kl": lambda x, safety: _binary_kl(x.clamped(safety), x.batch.rollout),
     "binary_kl_clamped": lambda x, safety: _kl(*_coins(x.clamped(safety), x.batch.rollout, 1e-6)),
     "binary_kl_max": lambda x, safety: _larger_kl(*_coins(x.clamped(safety), x.batch.rollout, 1e-8)),
@@ -59,44 +58,46 @@ _STATISTICS: dict[str, Callable[[Ratios, float | None], Tensor]] = {
 taken too."""
 
 
-def _binary_kl(d: Tensor, q: Tensor) -> Tensor:
+def _binary_kl(d: Array, q: Array) -> Array:
     """Compute the KL from π_rollout to π_train of "this token or another", nats; 0 on-policy."""
-    this = -segments.exp(q) * d
-    other, train = -segments.expm1(q), -segments.expm1(q + d)
-    return this + other * torch.log((other + COIN) / (train.clamp(min=0) + COIN))
+    this = -np.exp(q) * d
+    other, train = -np.expm1(q), -np.expm1(q + d)
+    found: Array = this + other * np.log((other + COIN) / (np.maximum(train, 0) + COIN))
+    return found
 
 
-def _coins(d: Tensor, q: Tensor, least: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _coins(d: Array, q: Array, least: float) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Return the probabilities of "this token" and "another" under π_rollout, and under π_train.
 
     All are clamped to [least, 1 − least], as OpenRLHF and AReaL do.
     """
     rollout, train = (
-        (segments.exp(log).clamp(least, 1 - least), (-segments.expm1(log)).clamp(least, 1 - least))
+        (np.clip(np.exp(log), least, 1 - least), np.clip(-np.expm1(log), least, 1 - least))
         for log in (q, q + d)
     )
     return rollout, train
 
 
-def _kl(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+def _kl(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
     """Compute the KL from one coin to another, nats."""
-    this, rest = (a * torch.log(a / b) for a, b in zip(one, other, strict=True))
-    return this + rest
+    this, rest = (a * np.log(a / b) for a, b in zip(one, other, strict=True))
+    found: Array = this + rest
+    return found
 
 
-def _larger_kl(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+def _larger_kl(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
     """Compute the larger of the KLs from one coin to another and back, nats."""
-    return torch.maximum(_kl(one, other), _kl(other, one))
+    return np.maximum(_kl(one, other), _kl(other, one))
 
 
 COIN = 1e-8
 """Added to the probability of "another token" before its logarithm, as SkyRL and verl do."""
 
-_OVER_SEQUENCE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
+_OVER_SEQUENCE: dict[str, tuple[Callable[[Array, Array], Array], float]] = {
     "sum": (segments.total, 0.0),
     "mean": (segments.mean, 0.0),
-    "max": (segments.largest, -torch.inf),
-    "min": (segments.smallest, torch.inf),
+    "max": (segments.largest, -math.inf),
+    "min": (segments.smallest, math.inf),
 }
 """Aggregation over a sequence, and the value that makes it ignore a token."""
 
@@ -117,7 +118,7 @@ class Ratios:
     policy: Policy
     fits: BatchFits = NO_FITS
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
-    counted: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
+    counted: Array | Callable[[], Array] | None = field(default=None, repr=False)
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
@@ -128,12 +129,12 @@ class Ratios:
             self.peers[policy] = replace(self, policy=policy, counted=None, _memo=Memo())
         return self.peers[policy]
 
-    def among(self, counted: Callable[[], Tensor]) -> Ratios:
+    def among(self, counted: Callable[[], Array]) -> Ratios:
         """Return the same ratios, aggregated over the tokens `counted` [T]."""
         return Ratios(self.batch, self.policy, self.fits, self.peers, counted)
 
     @property
-    def _counted(self) -> Tensor | None:
+    def _counted(self) -> Array | None:
         if callable(self.counted):
             self.counted = self.counted()
         return self.counted
@@ -149,7 +150,7 @@ class Ratios:
         self.peers.clear()
 
     @property
-    def train(self) -> Tensor:
+    def train(self) -> Array:
         """log π_train, [T]."""
         found = self.batch.policy(self.policy)
         if found is None:
@@ -157,46 +158,47 @@ class Ratios:
         return found
 
     @property
-    def delta(self) -> Tensor:
+    def delta(self) -> Array:
         """Δ, [T] float64, nats."""
         return self.once("delta", lambda: self.train - self.batch.rollout)
 
-    def clamped(self, safety: float | None) -> Tensor:
+    def clamped(self, safety: float | None) -> Array:
         """Return Δ clamped to ±safety, [T]."""
         if safety is None:
             return self.delta
-        return self.once(("clamped", safety), lambda: self.delta.clamp(-safety, safety))
+        return self.once(("clamped", safety), lambda: np.clip(self.delta, -safety, safety))
 
     @property
-    def probabilities(self) -> Tensor:
+    def probabilities(self) -> Array:
         """π_rollout, [T]."""
-        return self.of("rollout").once("π_rollout", lambda: segments.exp(self.batch.rollout))
+        return self.of("rollout").once("π_rollout", lambda: np.exp(self.batch.rollout))
 
-    def excess(self, safety: float | None = None) -> Tensor:
+    def excess(self, safety: float | None = None) -> Array:
         """Return r − 1, with Δ clamped to ±safety, [T]."""
         if safety is None:
-            return self.once("r − 1", lambda: segments.expm1(self.delta))
+            return self.once("r − 1", lambda: np.expm1(self.delta))
         low, high = math.expm1(-safety), math.expm1(safety)
-        return self.once(("r − 1", safety), lambda: self.excess().clamp(low, high))
+        return self.once(("r − 1", safety), lambda: np.clip(self.excess(), low, high))
 
-    def difference(self, safety: float | None = None) -> Tensor:
+    def difference(self, safety: float | None = None) -> Array:
         """Return π_train − π_rollout, with Δ clamped to ±safety, [T]; exact at every Δ.
 
         π_rollout · (r − 1) would be 0 · e^Δ where π_rollout underflows, and is inf or NaN where r overflows.
         """
         return self.once(("p − q", safety), lambda: self._difference(safety))
 
-    def _difference(self, safety: float | None) -> Tensor:
+    def _difference(self, safety: float | None) -> Array:
         d, q = self.clamped(safety), self.batch.rollout
         p = self.train if safety is None else q + d
-        size = -segments.expm1(-d.abs()) * segments.exp(torch.maximum(p, q))
-        return torch.copysign(size, d)
+        size = -np.expm1(-np.abs(d)) * np.exp(np.maximum(p, q))
+        found: Array = np.copysign(size, d)
+        return found
 
-    def token(self, statistic: Statistic, safety: float | None = None) -> Tensor:
+    def token(self, statistic: Statistic, safety: float | None = None) -> Array:
         """Compute the statistic of every token, [T]; `ratio` as its logarithm."""
         return self.once((statistic, safety), lambda: self._token(statistic, safety))
 
-    def _token(self, statistic: Statistic, safety: float | None) -> Tensor:
+    def _token(self, statistic: Statistic, safety: float | None) -> Array:
         return _STATISTICS[statistic](self, safety)
 
     def aggregate(self, statistic: Statistic, over: Over, safety: float | None = None) -> Level:
@@ -215,27 +217,27 @@ class Ratios:
             return Level(self.token(statistic, safety), "token")
         values = self._reduced(self.token(statistic, safety), over, self.batch.cu_seqlens)
         there = self.once("there", lambda: self.batch.lengths > 0)
-        return Level(torch.where(there, values, 0.0), "sequence")
+        return Level(np.where(there, values, 0.0), "sequence")
 
-    def turns(self, statistic: Statistic, safety: float | None = None) -> Tensor:
+    def turns(self, statistic: Statistic, safety: float | None = None) -> Array:
         """Compute the mean of the statistic over each turn, [R]."""
         key, offsets = ("turns", statistic, safety), self.batch.cu_runs
         return self.once(key, lambda: self._reduced(self.token(statistic, safety), "mean", offsets))
 
-    def of_turns(self, x: Tensor) -> Tensor:
+    def of_turns(self, x: Array) -> Array:
         """Spread each turn's value [R] to its tokens, [T]."""
         return segments.spread(x, self.batch.cu_runs)
 
-    def _reduced(self, x: Tensor, over: Over, offsets: Tensor) -> Tensor:
+    def _reduced(self, x: Array, over: Over, offsets: Array) -> Array:
         """Aggregate per run [R], over the included tokens; 0 where there is none."""
         reduce, absent = _OVER_SEQUENCE[over]
         counted = self._counted
         if counted is None:
             return reduce(x, offsets)
         there = segments.count(counted, offsets)
-        x = torch.where(counted, x, absent)
-        values = segments.total(x, offsets) / there.clamp(min=1) if over == "mean" else reduce(x, offsets)
-        return torch.where(there > 0, values, 0.0)
+        x = np.where(counted, x, absent)
+        values = segments.total(x, offsets) / np.maximum(there, 1) if over == "mean" else reduce(x, offsets)
+        return np.where(there > 0, values, 0.0)
 
     def log_ratio(self, over: Over, safety: float | None, safety_at: str) -> Level:
         """Compute log r over tokens, sequences or turns, bounded where `safety_at` says."""
@@ -246,5 +248,5 @@ class Ratios:
         bound = safety
         return self.once(
             ("log_ratio", over, safety),
-            lambda: self.aggregate("ratio", over).map(lambda x: x.clamp(-bound, bound)),
+            lambda: self.aggregate("ratio", over).map(lambda x: np.clip(x, -bound, bound)),
         )

@@ -5,22 +5,22 @@ Numerator and denominator are the preset's own: π_old or π_θ over π_rollout.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.rows import Columns, joined
+from offpol_diag.engine.segments import Array
 
 
 def columns(sums: PresetSums) -> Columns:
     """Compute the per-sequence columns [S]: Σ k3 over kept tokens, their perplexity ratio and w² − 1."""
     if not sums.presets:
         return Columns((), ())
-    kept, of_weights, n = sums.kept, sums.sums, sums.n.clamp(min=1)
+    kept, of_weights, n = sums.kept, sums.sums, np.maximum(sums.n, 1)
     columns = {
-        "residual_k3": joined(torch.mul, sums.total("gap", 0), sums.sequences),
+        "residual_k3": joined(np.multiply, sums.total("gap", 0), sums.sequences),
         "residual_ppl": joined(_ppl, sums.total("gap", 1), kept),
         "residual_left": kept.map(_there),
         "residual_ww": joined(
@@ -31,18 +31,18 @@ def columns(sums: PresetSums) -> Columns:
     return sums.named(columns)
 
 
-def _there(kept: Tensor) -> Tensor:
+def _there(kept: Array) -> Array:
     """Return 1 for a sequence with a kept token, else 0."""
-    return (kept > 0).to(torch.float64)
+    return (kept > 0).astype(np.float64)
 
 
-def _ppl(delta: Tensor, kept: Tensor) -> Tensor:
+def _ppl(delta: Array, kept: Array) -> Array:
     """Compute exp(−mean Δ) − 1 over the kept tokens, `delta` being ΣΔ; 0 where none is kept."""
-    gap = delta / kept.clamp(min=1)
-    return torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * _there(kept)
+    gap = delta / np.maximum(kept, 1)
+    return np.expm1(np.minimum(-gap, 2 * OVERFLOW)) * _there(kept)
 
 
-def _vv(excess: Tensor, kept: Tensor, n: Tensor) -> Tensor:
+def _vv(excess: Array, kept: Array, n: Array) -> Array:
     """Compute v² − 1 from Σ(w − 1), v = mean weight, 0 for rejected tokens; 0 where no token is kept."""
     away = (excess + kept - n) / n
     return away * (away + 2) * _there(kept)

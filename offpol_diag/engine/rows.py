@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from offpol_diag.engine.segments import sent
+from offpol_diag.engine.segments import Array
 
 
 @dataclass(frozen=True)
@@ -22,36 +21,38 @@ class Rows:
         at: the row of each preset, P of them.
     """
 
-    values: Tensor
+    values: Array
     at: tuple[int, ...]
 
     @property
-    def all(self) -> Tensor:
+    def all(self) -> Array:
         """A row for each preset, [P, S]."""
         return self._picked(self.at)
 
-    def of_preset(self, preset: int) -> Tensor:
+    def of_preset(self, preset: int) -> Array:
         """Return the row of one preset, [S]."""
-        return self.values[self.at[preset]]
+        row: Array = self.values[self.at[preset]]
+        return row
 
     def of(self, presets: Sequence[int]) -> Rows:
         """Select some presets."""
         return Rows(self.values, tuple([self.at[preset] for preset in presets]))
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Rows:
+    def map(self, function: Callable[[Array], Array]) -> Rows:
         """Apply a function to all rows."""
         return Rows(function(self.values), self.at)
 
-    def _picked(self, at: tuple[int, ...]) -> Tensor:
+    def _picked(self, at: tuple[int, ...]) -> Array:
         return of_rows(self.values, at)
 
 
-def of_rows(x: Tensor, at: tuple[int, ...]) -> Tensor:
-    """Select rows by index; the tensor itself where these are all rows in their order."""
-    return x if at == tuple(range(len(x))) else x.index_select(0, _sent(at, x.device))
+def of_rows(x: Array, at: tuple[int, ...]) -> Array:
+    """Select rows by index; the array itself where these are all rows in their order."""
+    found: Array = x if at == tuple(range(len(x))) else x[list(at)]
+    return found
 
 
-def together(*rows: Rows) -> tuple[list[Tensor], tuple[int, ...]]:
+def together(*rows: Rows) -> tuple[list[Array], tuple[int, ...]]:
     """Return, for each combination of rows that occurs, [R, S] of each; and each preset's combination."""
     places, at = _combined(tuple([one.at for one in rows]))
     return [one._picked(own) for one, own in zip(rows, places, strict=True)], at
@@ -67,7 +68,7 @@ def _combined(ats: tuple[tuple[int, ...], ...]) -> tuple[list[tuple[int, ...]], 
     return [tuple([own[preset] for preset in first]) for own in ats], at
 
 
-def joined(function: Callable[..., Tensor], *rows: Rows) -> Rows:
+def joined(function: Callable[..., Array], *rows: Rows) -> Rows:
     """Apply a function to several, once for each combination of their rows that occurs."""
     picked, at = together(*rows)
     return Rows(function(*picked), at)
@@ -82,7 +83,7 @@ def merged(parts: Mapping[tuple[int, ...], Rows]) -> Rows:
         begin += len(rows.values)
     values = [rows.values for rows in parts.values()]
     return Rows(
-        values[0] if len(values) == 1 else torch.cat(values), tuple(at[one] for one in range(len(at)))
+        values[0] if len(values) == 1 else np.concatenate(values), tuple(at[one] for one in range(len(at)))
     )
 
 
@@ -97,12 +98,6 @@ def distinct(keys: Sequence[Hashable]) -> tuple[list[int], tuple[int, ...]]:
     return first, at
 
 
-@lru_cache(1024)
-def _sent(at: tuple[int, ...], device: torch.device) -> Tensor:
-    """Copy indices to a device; cached, since they depend on the presets alone."""
-    return torch.tensor(at, dtype=torch.int64).to(device)
-
-
 # ---------------------------------------------------------------- named columns
 
 
@@ -112,21 +107,21 @@ class Columns:
 
     Attributes:
         names: C column names, all different.
-        parts: the rows, in any number of tensors, [r, S] float64 each.
-        which: the row of each name, [C] int64 on the host; None: each name has its own.
+        parts: the rows, in any number of arrays, [r, S] float64 each.
+        which: the row of each name, [C] int64; None: each name has its own.
     """
 
     names: tuple[str, ...]
-    parts: tuple[Tensor, ...]
-    which: Tensor | None = None
+    parts: tuple[Array, ...]
+    which: Array | None = None
 
     @classmethod
-    def of(cls, columns: Mapping[str, Tensor]) -> Columns:
-        """Build from one or more columns [S]; columns that are the same tensor share a row."""
+    def of(cls, columns: Mapping[str, Array]) -> Columns:
+        """Build from one or more columns [S]; columns that are the same array share a row."""
         own = {id(x): x for x in columns.values()}
         row = {key: at for at, key in enumerate(own)}
-        which = None if len(own) == len(columns) else torch.tensor([row[id(x)] for x in columns.values()])
-        return cls(tuple(columns), (torch.stack(tuple(own.values())),), which)
+        which = None if len(own) == len(columns) else np.array([row[id(x)] for x in columns.values()])
+        return cls(tuple(columns), (np.stack(tuple(own.values())),), which)
 
     @classmethod
     def joined(cls, *each: Columns) -> Columns:
@@ -137,29 +132,28 @@ class Columns:
             return cls(names, parts)
         begins = accumulate((one.height for one in each), initial=0)
         which = [begin + one._places for begin, one in zip(begins, each, strict=False)]
-        return cls(names, parts, torch.cat(which))
+        return cls(names, parts, np.concatenate(which))
 
     @classmethod
     def beside(cls, each: Sequence[Columns]) -> Columns:
         """Concatenate the sequences of several; names and rows must be the same."""
-        return cls(each[0].names, (torch.cat([one.rows for one in each], dim=1),), each[0].which)
+        return cls(each[0].names, (np.concatenate([one.rows for one in each], axis=1),), each[0].which)
 
     def only(self, columns: Sequence[int]) -> Columns:
         """Select columns by index; rows of others are not dropped."""
         names = tuple([self.names[at] for at in columns])
-        return Columns(names, self.parts, self._places[torch.tensor(columns, dtype=torch.int64)])
+        return Columns(names, self.parts, self._places[np.array(columns, np.int64)])
 
     @property
     def trimmed(self) -> Columns:
         """The same columns without rows that none of them uses."""
         if not self.parts:
             return self
-        rows, which = torch.unique(self._places, return_inverse=True)
-        begins = torch.tensor([0, *accumulate(len(part) for part in self.parts)][:-1])
-        part = torch.searchsorted(begins, rows, right=True) - 1
-        cuts = torch.searchsorted(part, torch.arange(1, len(begins)))
-        own = sent(rows - begins[part], self.parts[0].device).tensor_split(cuts)
-        parts = tuple(x.index_select(0, at) for x, at in zip(self.parts, own, strict=True))
+        rows, which = np.unique(self._places, return_inverse=True)
+        begins = np.array([0, *accumulate(len(part) for part in self.parts)][:-1])
+        part = np.searchsorted(begins, rows, side="right") - 1
+        own = np.split(rows - begins[part], np.searchsorted(part, np.arange(1, len(begins))))
+        parts = tuple(x[at] for x, at in zip(self.parts, own, strict=True))
         return Columns(self.names, parts, which)
 
     @property
@@ -168,16 +162,16 @@ class Columns:
         return sum(len(part) for part in self.parts)
 
     @property
-    def rows(self) -> Tensor:
-        """All rows in one tensor, [R, S]."""
-        return torch.cat(self.parts)
+    def rows(self) -> Array:
+        """All rows in one array, [R, S]."""
+        return np.concatenate(self.parts)
 
     @property
-    def values(self) -> Tensor:
+    def values(self) -> Array:
         """A row for each name, [C, S]."""
         rows = self.rows
-        return rows if self.which is None else rows[self.which.to(rows.device)]
+        return rows if self.which is None else rows[self.which]
 
     @property
-    def _places(self) -> Tensor:
-        return torch.arange(self.height) if self.which is None else self.which
+    def _places(self) -> Array:
+        return np.arange(self.height) if self.which is None else self.which

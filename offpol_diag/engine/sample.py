@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import accumulators
 from offpol_diag.engine.fields import LARGE, NUMBERS, Floats, Ints, Saved, Scalar, require
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import on_host, sent
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift
 
 TOKENS, SEQUENCES = 1 << 17, 8192
@@ -95,16 +93,12 @@ def _gathered(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[
 
 
 def sample(scene: Scene, drift: Drift) -> Sample:
-    """Sample one batch, for the two policies of a drift; sequences without a token are left out.
-
-    On a GPU the host waits twice: for the hashes, and for the sampled tokens.
-    """
+    """Sample one batch, for the two policies of a drift; sequences without a token are left out."""
     batch = scene.batch
     q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
     assert q is not None
     assert p is not None
-    starts = batch.cu_seqlens[:-1]
-    order, begins, whole = host(torch.stack((hashes(batch, q, p), starts, batch.lengths)))
+    order, begins, whole = hashes(batch, q, p), batch.cu_seqlens[:-1], batch.lengths
     rank = np.argsort(order, kind="stable")
     rank = rank[whole[rank] > 0]
     at = rank[: _prefix(np.minimum(whole[rank], FIRST + LAST))]
@@ -112,7 +106,7 @@ def sample(scene: Scene, drift: Drift) -> Sample:
     lengths = np.minimum(many, FIRST + LAST)
     within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     skip = np.repeat(many - lengths, lengths) * (within >= FIRST)
-    tokens = sent(torch.from_numpy(np.repeat(begins[at], lengths) + within + skip), q.device)
+    tokens = np.repeat(begins[at], lengths) + within + skip
     columns = {
         "q": q,
         "p": p,
@@ -121,28 +115,16 @@ def sample(scene: Scene, drift: Drift) -> Sample:
         "entropy": batch.entropy,
         "advantages": batch.advantages,
     }
-    known = {
-        name: x.index_select(0, tokens).to(torch.float64) for name, x in columns.items() if x is not None
-    }
-    values = dict(zip(known, host(torch.stack(list(known.values()))), strict=True))
+    values = {name: x[tokens].astype(np.float64) for name, x in columns.items() if x is not None}
     scalars = {name: [column[i] for i in at] for name, column in batch.scalars.items()}
     return Sample(order[at], lengths, values, scalars, len(at) < len(rank))
 
 
-def host(x: Tensor) -> NDArray[Any]:
-    """Return a tensor as an array of the host; of a GPU by one copy."""
-    return x.numpy() if on_host(x) else np.array(x.tolist()).reshape(x.shape)
-
-
-def hashes(batch: Batch, q: Tensor, p: Tensor) -> Tensor:
+def hashes(batch: Batch, q: Array, p: Array) -> Array:
     """Hash each sequence's group, length, and first and last log-probs, [S] int64."""
     end = max(batch.tokens - 1, 0)
-    first, last = (x.clamp(0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
+    first, last = (np.clip(x, 0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
     found = accumulators.mix(batch.key + batch.lengths)
-    for x, at in ((q, first), (p, last), (q, last), (p, first)):
-        found = (
-            accumulators.mix(found ^ x.index_select(0, at).contiguous().view(torch.int64))
-            if batch.tokens
-            else found
-        )
+    for x, at in ((q, first), (p, last), (q, last), (p, first)) if batch.tokens else ():
+        found = accumulators.mix(found ^ x[at].view(np.int64))
     return found

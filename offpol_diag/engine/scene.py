@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import accumulators
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scope import NO_FITS, BatchFits
-from offpol_diag.engine.segments import Memo
+from offpol_diag.engine.segments import Array, Memo
 from offpol_diag.presets import Policy
 
 T = TypeVar("T")
+CPU = "cpu"
 
 
 @dataclass
@@ -25,21 +25,29 @@ class Scene:
 
     Attributes:
         compiled: whether presets are computed by the compiled pass, which takes a second to load.
+        device: where presets are computed, `CPU` or a GPU such as "cuda:0"; all else is computed here.
     """
 
     batch: Batch
-    draws: Tensor
+    draws: Array
     fits: BatchFits = NO_FITS
     compiled: bool = False
+    device: str = CPU
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     @classmethod
     def of(
-        cls, batch: Batch, seed: int, replicates: int, fits: BatchFits = NO_FITS, compiled: bool = False
+        cls,
+        batch: Batch,
+        seed: int,
+        replicates: int,
+        fits: BatchFits = NO_FITS,
+        compiled: bool = False,
+        device: str = CPU,
     ) -> Scene:
         """Build with bootstrap draws for every sequence."""
-        return cls(batch, accumulators.draws(batch.key, seed, replicates), fits, compiled)
+        return cls(batch, accumulators.draws(batch.key, seed, replicates), fits, compiled, device)
 
     def ratios(self, policy: Policy) -> Ratios:
         """Return the ratios π_policy/π_rollout, computed once."""
@@ -58,7 +66,7 @@ class Scene:
         self._memo.clear()
 
     @property
-    def counts(self) -> dict[str, Tensor]:
+    def counts(self) -> dict[str, Array]:
         """Denominators of means: tokens, sequences with a token, rows; [S] each."""
-        n = self.batch.lengths.to(torch.float64)
-        return {"tokens": n, "sequences": (n > 0).to(torch.float64), "rows": torch.ones_like(n)}
+        n = self.batch.lengths.astype(np.float64)
+        return {"tokens": n, "sequences": (n > 0).astype(np.float64), "rows": np.ones_like(n)}

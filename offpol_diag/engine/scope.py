@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.segments import on_host, sent
+from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Reject, Weight
 
@@ -68,15 +67,15 @@ def label(step: object) -> Label:
     return "∅" if step is None else str(int(step) if whole else step)  # type: ignore[call-overload]
 
 
-def codes(batch: Batch) -> tuple[list[Label], Tensor]:
+def codes(batch: Batch) -> tuple[list[Label], Array]:
     """Return the distinct labels, in order of appearance, and the index of each sequence's, [S] int64."""
     every = labels(batch)
     at = {label: i for i, label in enumerate(dict.fromkeys(every))}
     which = [at[label] for label in every]
-    return list(at), sent(torch.tensor(which, dtype=torch.int64), batch.rollout.device)
+    return list(at), np.array(which, np.int64)
 
 
-def of_units(which: Tensor, per: str, batch: Batch) -> Tensor:
+def of_units(which: Array, per: str, batch: Batch) -> Array:
     """Spread a sequence's code to its tokens where values are per token."""
     return segments.spread(which, batch.cu_seqlens) if per == "token" else which
 
@@ -92,16 +91,16 @@ class Smooth:
     """
 
     above: float
-    old: Tensor
-    new: Tensor
+    old: Array
+    new: Array
 
-    def __call__(self, log: Tensor) -> Tensor:
+    def __call__(self, log: Array) -> Array:
         """Smooth log-weights of any shape."""
-        old, new = sent(self.old, log.device), sent(self.new, log.device)
-        after = torch.searchsorted(old, log).clamp(max=len(old) - 1)
-        before = (after - 1).clamp(min=0)
-        nearest = torch.where(log - old[before] < old[after] - log, before, after)
-        return torch.where(log > self.above, new[nearest], log)
+        old = self.old
+        after = np.minimum(np.searchsorted(old, log), len(old) - 1)
+        before = np.maximum(after - 1, 0)
+        nearest = np.where(log - old[before] < old[after] - log, before, after)
+        return np.where(log > self.above, self.new[nearest], log)
 
 
 @dataclass(frozen=True)
@@ -116,29 +115,24 @@ class BatchFits:
     cuts: Mapping[tuple[Policy, Reject], Mapping[Label, float]] = field(default_factory=dict)
     tails: Mapping[tuple[Policy, Weight], Mapping[Label, Smooth | None]] = field(default_factory=dict)
 
-    def cut(self, policy: Policy, rule: Reject, batch: Batch) -> Tensor:
+    def cut(self, policy: Policy, rule: Reject, batch: Batch) -> Array:
         """Return the value from which on tokens are dropped, for every token [T]; inf where none need be."""
         found, which = codes(batch)
         cuts = self.cuts[policy, rule]
-        by_label = _sent([cuts[one] for one in found], batch.rollout.device)
+        by_label = np.array([cuts[one] for one in found], np.float64)
         return segments.spread(by_label[which], batch.cu_seqlens)
 
-    def smoothed(self, policy: Policy, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
+    def smoothed(self, policy: Policy, weight: Weight, log: Array, per: str, batch: Batch) -> Array:
         """Smooth the tails of log-weights [T] or [S] by trainer batch."""
         found, which = codes(batch)
         which, tails = of_units(which, per, batch), self.tails[policy, weight]
         for at, one in enumerate(found):
             smooth = tails[one]
-            if smooth is not None and on_host(log):  # few are in the tail
-                some = torch.nonzero((which == at) & (log > smooth.above)).flatten()
-                log = log.index_put((some,), smooth(log[some]))
-            elif smooth is not None:
-                log = torch.where(which == at, smooth(log), log)
+            if smooth is not None:  # few are in the tail
+                some = np.flatnonzero((which == at) & (log > smooth.above))
+                log = log.copy()
+                log[some] = smooth(log[some])
         return log
-
-
-def _sent(values: list[float], device: torch.device) -> Tensor:
-    return sent(torch.tensor(values, dtype=torch.float64), device)
 
 
 NO_FITS = BatchFits()

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.engine import segments
 from offpol_diag.engine.accumulators import LogSums, Sums
 from offpol_diag.engine.fields import LARGE, NUMBERS, Count, Floats, Saved, require
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import Tail
 
 MOST = 64
@@ -33,21 +33,23 @@ class Top(Saved):
         kept: the `TOP` largest, falling, -inf where there are fewer, [..., k] with k at most `TOP`.
     """
 
-    n: Annotated[Tensor, Floats("...")]
-    kept: Annotated[Tensor, Floats("...", "kept", rule=NUMBERS)]
+    n: Annotated[Array, Floats("...")]
+    kept: Annotated[Array, Floats("...", "kept", rule=NUMBERS)]
 
     def check(self) -> None:
         """Refuse more values than are kept."""
         require(self.kept.shape[-1] <= TOP, f"at most {TOP} values are kept")
 
     @classmethod
-    def of(cls, x: Tensor, n: Tensor) -> Top:
+    def of(cls, x: Array, n: Array) -> Top:
         """Keep the largest of x [..., N], where -inf is no value."""
-        return cls(n, torch.topk(x, min(TOP, x.shape[-1])).values)
+        beyond = max(x.shape[-1] - TOP, 0)
+        largest = np.partition(x, beyond, axis=-1)[..., beyond:] if beyond else x
+        return cls(n, np.sort(largest, axis=-1)[..., ::-1])
 
     def merge(self, other: Top) -> Top:
         """Keep the largest of both."""
-        return Top.of(torch.cat((self.kept, other.kept), dim=-1), self.n + other.n)
+        return Top.of(np.concatenate((self.kept, other.kept), axis=-1), self.n + other.n)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class StepGroups(Saved):
         return [(int(key) * width, int(key) * width + width - 1, one) for key, one in self._sorted]
 
 
-def of_scene(scene: Scene, columns: Mapping[str, Tensor], delta: Tensor, total: Tensor) -> StepGroups | None:
+def of_scene(scene: Scene, columns: Mapping[str, Array], delta: Array, total: Array) -> StepGroups | None:
     """Group one batch; None where the dump has no steps.
 
     Args:
@@ -141,12 +143,12 @@ def of_scene(scene: Scene, columns: Mapping[str, Tensor], delta: Tensor, total: 
     if steps is None:
         return None
     rows = {step: at for step, at in segments.by_key(steps).items() if type(step) is int}
-    names, stacked = tuple(columns), torch.stack(tuple(columns.values()))
+    names, stacked = tuple(columns), np.stack(tuple(columns.values()))
     offsets, filled = batch.cu_seqlens.tolist(), batch.lengths > 0
-    logs = torch.where(filled, total, -torch.inf)
+    logs = np.where(filled, total, -np.inf)
     parts = []
     for step in sorted(rows):
-        at = segments.index(rows[step], stacked.device)
+        at = segments.index(rows[step])
         own, draws = logs[at], scene.draws[at]
         tokens = _tokens(delta, offsets, rows[step])
         parts.append(
@@ -156,8 +158,8 @@ def of_scene(scene: Scene, columns: Mapping[str, Tensor], delta: Tensor, total: 
                     str(step): Step(
                         Sums.of_stacked(names, stacked[:, at], draws, batch.key[at]),
                         LogSums.of(own, draws),
-                        Top.of(Tail.of(tokens).kept, total.new_full((), len(tokens))),
-                        Top.of(own, filled[at].sum().to(torch.float64)),
+                        Top.of(Tail.of(tokens).kept, np.array(float(len(tokens)))),
+                        Top.of(own, np.array(float(filled[at].sum()))),
                     )
                 },
             )
@@ -165,9 +167,9 @@ def of_scene(scene: Scene, columns: Mapping[str, Tensor], delta: Tensor, total: 
     return StepGroups._within(0, parts)
 
 
-def _tokens(delta: Tensor, offsets: Sequence[int], rows: Sequence[int]) -> Tensor:
+def _tokens(delta: Array, offsets: Sequence[int], rows: Sequence[int]) -> Array:
     """Return Δ of the tokens of some sequences, rising."""
     begins = [row for i, row in enumerate(rows) if not i or rows[i - 1] != row - 1]
     ends = [row + 1 for i, row in enumerate(rows) if i + 1 == len(rows) or rows[i + 1] != row + 1]
     parts = [delta[offsets[first] : offsets[last]] for first, last in zip(begins, ends, strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

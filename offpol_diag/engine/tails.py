@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from offpol_diag.engine import gap, loglattice
 from offpol_diag.engine.accumulators import Bins, Counts, LogSums, State, typed
@@ -25,7 +23,7 @@ from offpol_diag.engine.gap import CHI2_SEQUENCE
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Smooth
-from offpol_diag.engine.segments import on_host
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import Number, Numbers
 
@@ -40,31 +38,29 @@ class Tail(Saved):
     """The `TAIL` largest of n values, in no order."""
 
     n: Count
-    kept: Annotated[Tensor, Floats("kept", rule=NUMBERS)]
+    kept: Annotated[Array, Floats("kept", rule=NUMBERS)]
 
     def check(self) -> None:
         """Refuse fewer or more values than are kept."""
         require(len(self.kept) == min(self.n, TAIL), f"{len(self.kept)} of {self.n} values are kept")
 
     @classmethod
-    def of(cls, x: Tensor, n: int | None = None) -> Tail:
+    def of(cls, x: Array, n: int | None = None) -> Tail:
         """Keep the largest of the values of a sample; n, if x lacks some that are not among the largest."""
-        size, n = x.numel(), x.numel() if n is None else n
+        size, n = x.size, x.size if n is None else n
         if size <= TAIL:
-            return cls(n, x.clone())
-        if on_host(x):
-            return cls(n, torch.from_numpy(np.partition(x.numpy(), size - TAIL)[size - TAIL :].copy()))
-        return cls(n, torch.topk(x, TAIL, sorted=False).values)
+            return cls(n, x.copy())
+        return cls(n, np.partition(x, size - TAIL)[size - TAIL :].copy())
 
     def merge(self, other: Tail) -> Tail:
         """Keep the largest of both."""
-        return Tail.of(torch.cat((self.kept, other.kept)), self.n + other.n)
+        return Tail.of(np.concatenate((self.kept, other.kept)), self.n + other.n)
 
 
 # ---------------------------------------------------------------- fit of a tail
 
 SMALLEST_TAIL = 5
-ROUNDING = 8 * torch.finfo(torch.float64).eps
+ROUNDING = 8 * np.finfo(np.float64).eps
 """Log-weights that differ by no more, relative to the larger of their size and 1, are taken as equal."""
 
 
@@ -86,7 +82,7 @@ class Fit:
     k: float
     scale: float
     above: float
-    logs: Tensor
+    logs: Array
 
 
 def khat(tail: Tail) -> float | None:
@@ -100,28 +96,45 @@ def khat(tail: Tail) -> float | None:
 
 def fit(tail: Tail) -> Fit | None:
     """Fit the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short."""
-    from pyro.ops.stats import fit_generalized_pareto
-
-    top = tail.kept.cpu().sort(descending=True).values
+    top = np.sort(tail.kept)[::-1]
     size = min(math.ceil(min(tail.n / 5, 3 * math.sqrt(tail.n))), len(top) - 1)
     if size < SMALLEST_TAIL:
         return None
-    logs, above = top[:size].flip(0), float(top[size])
+    logs, above = top[:size][::-1], float(top[size])
     # w − u as w (1 − u/w): the difference of weights that are nearly equal would lose its digits.
-    beyond = torch.exp(logs - top[0]) * -torch.expm1(above - logs)
+    beyond = np.exp(logs - top[0]) * -np.expm1(above - logs)
     # One equal to the threshold, but for rounding, has no exceedance; the fit takes reciprocals.
     there = (logs - above > ROUNDING * max(abs(above), 1.0)) & (beyond > 1e-300)
     exceedances = beyond[there]
     if len(exceedances) < SMALLEST_TAIL or float(exceedances[-1]) <= 1e-12:
         return None
-    try:
-        k, scale = map(float, fit_generalized_pareto(exceedances))
-    except ZeroDivisionError:  # for equal values a point of pyro's grid can be 0: drop a few
-        few = exceedances[: math.isqrt(len(exceedances)) ** 2 - 1]
-        k, scale = map(float, fit_generalized_pareto(few))
+    k, scale = pareto(exceedances)
     if not math.isfinite(k) or not scale > 0:
         return None
     return Fit(k, scale, above, logs[there])
+
+
+def pareto(x: Array) -> tuple[float, float]:
+    """Fit a generalised Pareto distribution to values above 0, rising: its shape k and its scale.
+
+    θ = −k/scale is the mean of a grid weighted by the profile likelihood (Zhang & Stephens 2009); k is then
+    drawn to ½ as by ten more values (Vehtari et al. 2024).
+    """
+    n = len(x)
+    many, quartile = 30 + math.isqrt(n), x[(n - 2) // 4]
+    grid = (1 - np.sqrt(many / (np.arange(many) + 0.5))) / (3 * quartile) + 1 / x[-1]
+    grid[grid == 0] = TINY
+    terms = np.multiply.outer(-grid, x)
+    shapes = np.log1p(terms, out=terms).mean(axis=1)
+    likelihood = n * (np.log(-grid / shapes) - shapes - 1)
+    weights = np.exp(likelihood - likelihood.max())
+    theta = np.sum(grid * weights) / np.sum(weights)
+    k = np.log1p(-theta * x).mean()
+    return float((n * k + 10 * 0.5) / (n + 10)), float(-k / theta)
+
+
+TINY = 1e-200
+"""θ in place of 0, where the distribution is exponential, and its scale −k/θ would be 0/0."""
 
 
 def smooth(tail: Tail) -> Smooth | None:
@@ -134,14 +147,13 @@ def smooth(tail: Tail) -> Smooth | None:
     if fitted is None:
         return None
     size = len(fitted.logs)
-    p = (torch.arange(size, dtype=torch.float64) + 0.5) / size
-    stretch = torch.expm1(-fitted.k * torch.log1p(-p)) / fitted.k if fitted.k else -torch.log1p(-p)
+    p = (np.arange(size) + 0.5) / size
+    stretch = np.expm1(-fitted.k * np.log1p(-p)) / fitted.k if fitted.k else -np.log1p(-p)
     top = float(fitted.logs[-1])
-    weights = (math.exp(fitted.above - top) + fitted.scale * stretch).clamp(max=1.0)
-    old, which = torch.unique(fitted.logs, return_inverse=True)
-    many = torch.zeros_like(old).index_add_(0, which, torch.ones_like(weights))
-    shared = torch.zeros_like(old).index_add_(0, which, weights) / many
-    return Smooth(fitted.above, old, torch.log(shared) + top)
+    weights = np.minimum(math.exp(fitted.above - top) + fitted.scale * stretch, 1.0)
+    old, which = np.unique(fitted.logs, return_inverse=True)
+    shared = np.bincount(which, weights) / np.bincount(which)
+    return Smooth(fitted.above, old, np.log(shared) + top)
 
 
 # ---------------------------------------------------------------- states of one batch
@@ -151,15 +163,15 @@ class Tails:
     """Collect histograms of Δ and of k3 over tokens."""
 
     def __init__(self, scene: Scene, drift: Drift) -> None:
-        self.tables = torch.zeros(3, loglattice.CODES, dtype=torch.float64, device=scene.batch.rollout.device)
+        self.tables = np.zeros((3, loglattice.CODES))
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
         counts, k3_counts, k3_sums = self.tables
-        one, at = torch.ones_like(terms.k3), loglattice.code(terms.k3)
-        counts.scatter_add_(0, loglattice.code(terms.delta), one)
-        k3_counts.scatter_add_(0, at, one)
-        k3_sums.scatter_add_(0, at, terms.k3)
+        at = loglattice.code(terms.k3)
+        np.add.at(counts, loglattice.code(terms.delta), 1.0)
+        np.add.at(k3_counts, at, 1.0)
+        np.add.at(k3_sums, at, terms.k3)
 
 
 def states(scene: Scene, drift: Drift) -> dict[str, State]:
@@ -177,14 +189,14 @@ def states(scene: Scene, drift: Drift) -> dict[str, State]:
         "bins.k3": Bins(k3_counts, k3_sums),
         "tail.tokens": Tail.of(p - q),
         "tail.sequences": Tail.of(total[_filled(scene)]),
-        "log.sequences": LogSums.of(torch.where(there, total, -torch.inf), scene.draws),
+        "log.sequences": LogSums.of(np.where(there, total, -np.inf), scene.draws),
     }
     return {drift.prefix + name: state for name, state in found.items()}
 
 
-def _filled(scene: Scene) -> Tensor:
-    """Return the indices of sequences with a token; read from a GPU only once."""
-    return scene.once("filled", lambda: torch.nonzero(scene.batch.lengths > 0).flatten())
+def _filled(scene: Scene) -> Array:
+    """Return the indices of sequences with a token."""
+    return scene.once("filled", lambda: np.flatnonzero(scene.batch.lengths > 0))
 
 
 # ---------------------------------------------------------------- reading
@@ -218,7 +230,7 @@ def numbers(reader: Reader, states: dict[str, State], drift: Drift, high: dict[s
     largest = math.exp(min(high[f"{prefix}d"], OVERFLOW))
     largest_product = math.exp(high[f"{prefix}s"] - float(logs.shift)) if products > 0 else math.nan
     top = _top_share(typed(states[f"{prefix}bins.k3"], Bins))
-    counts = typed(states[f"{prefix}bins.d"], Counts).counts.cpu()
+    counts = typed(states[f"{prefix}bins.d"], Counts).counts
     text = "quantile of Δ, from a histogram of relative bin width 1/32"
     found = {
         "ess_tokens": doubt(reader.number(ESS_TOKENS, prefix), khat_t),
@@ -273,10 +285,10 @@ def _noted(number: Number, khat: Number, note: str) -> Number:
     return number.model_copy(update={"note": note.format(f"{khat.value:.2f}")})
 
 
-def ess_of_sequences(reader: Reader, logs: LogSums) -> Tensor:
+def ess_of_sequences(reader: Reader, logs: LogSums) -> Array:
     """Compute (Σw)² / (n Σw²) of the dump and of each replicate, [1+B]."""
-    values: Tensor = logs.once**2 / (reader.sums["sequences"].to(logs.once.device) * logs.twice)
-    return values.cpu()
+    values: Array = logs.once**2 / (reader.sums["sequences"] * logs.twice)
+    return values
 
 
 def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
@@ -284,7 +296,7 @@ def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
     row, shift = CHI2_SEQUENCE, float(logs.shift)
     if shift <= OVERFLOW:
         return reader.number(row, drift.prefix)
-    log = float(torch.log(logs.twice[0])) + 2 * shift - math.log(float(reader.sums["sequences"][0]))
+    log = float(np.log(logs.twice[0])) + 2 * shift - math.log(float(reader.sums["sequences"][0]))
     log10, unknown = log / math.log(10), "overflows float64; see its log10"
     if not math.isfinite(log10):
         log10, unknown = None, "overflows float64, and so does its log10"  # type: ignore[assignment]
@@ -293,9 +305,9 @@ def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
 
 def _top_share(bins: Bins) -> float:
     """Compute the share of Σk3 in the 1% of tokens with the largest k3; linear within a bin."""
-    counts, sums = bins.counts.cpu().flip(0), bins.sums.cpu().flip(0)
+    counts, sums = bins.counts[::-1], bins.sums[::-1]
     want = math.ceil(0.01 * float(counts.sum()))
-    before = torch.cumsum(counts, 0) - counts
-    taken = ((want - before) / counts.clamp(min=1)).clamp(0, 1)
+    before = np.cumsum(counts) - counts
+    taken = np.clip((want - before) / np.maximum(counts, 1), 0, 1)
     total = float(sums.sum())
     return float((sums * taken).sum()) / total if total > 0 else math.nan

@@ -9,18 +9,16 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import accumulators, segments
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import on_host
+from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Policy
 
 BLOCK = 1 << 17
-"""Tokens per block on a CPU: in smaller ones, the overhead of calls exceeds the work."""
+"""Tokens per block: in smaller ones, the overhead of calls exceeds the work."""
 
 FAR = math.log(1.1)
 """Smallest |Δ| above which tokens are counted."""
@@ -59,20 +57,16 @@ class Block:
     batch: Batch
     rows: slice
     tokens: slice
-    offsets: Tensor
-    memory: dict[str, Tensor] = field(repr=False)
+    offsets: Array
+    memory: dict[str, Array] = field(repr=False)
     size: int
-    _probs: dict[Policy, Tensor] = field(default_factory=dict, repr=False)
-    _sums: dict[Policy, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _probs: dict[Policy, Array] = field(default_factory=dict, repr=False)
+    _sums: dict[Policy, tuple[Array, Array]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def all(cls, batch: Batch) -> Iterator[Block]:
-        """Yield a batch in blocks that fit in a core's cache; on a GPU in a single one."""
-        starts, memory = batch.cu_seqlens, dict[str, Tensor]()
-        if not on_host(starts):
-            every = slice(0, batch.sequences), slice(0, batch.tokens)
-            yield cls(batch, *every, starts, memory, batch.tokens)
-            return
+        """Yield a batch in blocks that fit in a core's cache."""
+        starts, memory = batch.cu_seqlens, dict[str, Array]()
         spans = segments.spans(starts, BLOCK)
         size = max((int(starts[last] - starts[first]) for first, last in spans), default=0)
         for first, last in spans:
@@ -80,32 +74,32 @@ class Block:
             offsets = starts[first : last + 1] - begin
             yield cls(batch, slice(first, last), slice(begin, end), offsets, memory, size)
 
-    def out(self, name: str) -> Tensor:
+    def out(self, name: str) -> Array:
         """Return the memory of that name, [t]."""
         if name not in self.memory:
-            self.memory[name] = self.batch.rollout.new_ones(self.size)
+            self.memory[name] = np.ones(self.size)
         return self.memory[name][: self.tokens.stop - self.tokens.start]
 
     @property
-    def lengths(self) -> Tensor:
+    def lengths(self) -> Array:
         """Number of tokens of each sequence, [s]."""
         return self.batch.lengths[self.rows]
 
-    def sum(self, x: Tensor) -> Tensor:
+    def sum(self, x: Array) -> Array:
         """Sum over each sequence, [s]."""
         return segments.total(x, self.offsets)
 
     @property
-    def position(self) -> Tensor:
+    def position(self) -> Array:
         """Index of each token in its response, [t]."""
         return self.batch.position[self.tokens]
 
     @property
-    def advantages(self) -> Tensor | None:
+    def advantages(self) -> Array | None:
         """Advantage of each token, [t], or None."""
         return None if self.batch.advantages is None else self.batch.advantages[self.tokens]
 
-    def log(self, policy: Policy) -> Tensor | None:
+    def log(self, policy: Policy) -> Array | None:
         """Return the log-probs of a policy, [t], or None when the dump lacks them."""
         found = self.batch.policy(policy)
         return None if found is None else found[self.tokens]
@@ -115,29 +109,29 @@ class Block:
         q, p = self.log(drift.denominator), self.log(drift.numerator)
         return None if q is None or p is None else Terms(self, drift.denominator, drift.numerator, q, p)
 
-    def prob(self, policy: Policy) -> Tensor:
+    def prob(self, policy: Policy) -> Array:
         """Return the probability of every token under a policy, [t]."""
         if policy not in self._probs:
             log = self.log(policy)
             assert log is not None
-            self._probs[policy] = segments.exp(log, self.out(policy))
+            self._probs[policy] = np.exp(log, out=self.out(policy))
         return self._probs[policy]
 
-    def prob_sums(self, policy: Policy) -> tuple[Tensor, Tensor]:
+    def prob_sums(self, policy: Policy) -> tuple[Array, Array]:
         """Return the sums of a policy's probabilities and of their squares, [s] each."""
         if policy not in self._sums:
             prob = self.prob(policy)
-            self._sums[policy] = self.sum(prob), self.sum(torch.square(prob, out=self.out("")))
+            self._sums[policy] = self.sum(prob), self.sum(np.square(prob, out=self.out("")))
         return self._sums[policy]
 
-    def learn(self, policy: Policy, once: Tensor, twice: Tensor) -> None:
+    def learn(self, policy: Policy, once: Array, twice: Array) -> None:
         """Store the sums of a policy's probabilities and of their squares, computed elsewhere."""
         self._sums[policy] = once, twice
 
 
 @dataclass(eq=False)
 class Terms:
-    """Tensors [t] of Δ = p − q and functions of it on one block, computed on first use.
+    """Arrays [t] of Δ = p − q and functions of it on one block, computed on first use.
 
     Attributes:
         block: block of the tokens.
@@ -149,30 +143,28 @@ class Terms:
     block: Block
     denominator: Policy
     numerator: Policy
-    q: Tensor
-    p: Tensor
+    q: Array
+    p: Array
 
-    def sum(self, name: str) -> Tensor:
+    def sum(self, name: str) -> Array:
         """Sum the array of that name over each sequence, [s]."""
         return self.block.sum(getattr(self, name))
 
     @cached_property
-    def delta(self) -> Tensor:
+    def delta(self) -> Array:
         """Δ, [t]."""
-        return torch.subtract(self.p, self.q, out=self.block.out("delta"))
+        return np.subtract(self.p, self.q, out=self.block.out("delta"))
 
     @cached_property
-    def span(self) -> tuple[Tensor, Tensor]:
+    def span(self) -> tuple[float, float]:
         """Smallest and largest Δ; (+inf, -inf) without tokens."""
         return accumulators.extremes(self.delta)
 
     @cached_property
     def reach(self) -> float:
-        """Largest |Δ|; inf on a GPU, where reading it would make the host wait."""
-        if not on_host(self.delta):
-            return math.inf
+        """Largest |Δ|."""
         low, high = self.span
-        return max(-float(low), float(high))
+        return max(-low, high)
 
     @cached_property
     def tame(self) -> bool:
@@ -180,87 +172,87 @@ class Terms:
         return self.reach <= TAME
 
     @cached_property
-    def far(self) -> Tensor:
-        """Indices of tokens with |Δ| > `FAR`, rising; reading how many there are makes a GPU's host wait."""
-        return torch.nonzero(self.size > FAR).flatten() if self.reach > FAR else self.block.offsets[:0]
+    def far(self) -> Array:
+        """Indices of tokens with |Δ| > `FAR`, rising."""
+        return np.flatnonzero(self.size > FAR) if self.reach > FAR else self.block.offsets[:0]
 
     @cached_property
-    def size(self) -> Tensor:
+    def size(self) -> Array:
         """|Δ|, [t]."""
-        return torch.abs(self.delta, out=self.block.out("size"))
+        return np.abs(self.delta, out=self.block.out("size"))
 
     @property
-    def dd(self) -> Tensor:
+    def dd(self) -> Array:
         """Δ², [t]; a temporary, overwritten by the next."""
-        return torch.square(self.delta, out=self.block.out(""))
+        return np.square(self.delta, out=self.block.out(""))
 
     @cached_property
-    def r1(self) -> Tensor:
+    def r1(self) -> Array:
         """r − 1, [t], with Δ clamped so that e^Δ does not overflow."""
         wild = not self.reach <= OVERFLOW
-        x = torch.clip(self.delta, -OVERFLOW, OVERFLOW, out=self.block.out("")) if wild else self.delta
-        return segments.expm1(x, self.block.out("r1"))
+        x = np.clip(self.delta, -OVERFLOW, OVERFLOW, out=self.block.out("")) if wild else self.delta
+        return np.expm1(x, out=self.block.out("r1"))
 
     @cached_property
-    def off(self) -> Tensor:
+    def off(self) -> Array:
         """|r − 1|, [t]."""
-        return torch.abs(self.r1, out=self.block.out("off"))
+        return np.abs(self.r1, out=self.block.out("off"))
 
     @cached_property
-    def r11(self) -> Tensor:
+    def r11(self) -> Array:
         """(r − 1)², [t]."""
-        return torch.square(self.r1, out=self.block.out("r11"))
+        return np.square(self.r1, out=self.block.out("r11"))
 
     @cached_property
-    def k3(self) -> Tensor:
+    def k3(self) -> Array:
         """e^Δ − 1 − Δ, [t]; never negative, since a Δ whose r is clamped is clamped too."""
         delta = self.delta
         if not self.reach <= OVERFLOW:
-            delta = torch.clip(delta, -math.inf, OVERFLOW, out=self.block.out("k3"))
-        return torch.subtract(self.r1, delta, out=self.block.out("k3"))
+            delta = np.clip(delta, -math.inf, OVERFLOW, out=self.block.out("k3"))
+        return np.subtract(self.r1, delta, out=self.block.out("k3"))
 
     @property
-    def mult(self) -> Tensor:
+    def mult(self) -> Array:
         """e^|Δ| − 1, [t]: the larger of r − 1 and |r − 1| / r; a temporary, overwritten by the next."""
         out = self.block.out("")
         if self.tame:
-            inverse = torch.divide(self.off, torch.add(self.r1, 1.0, out=out), out=out)
-            return torch.maximum(self.r1, inverse, out=out)
-        return segments.expm1(torch.clip(self.size, 0.0, OVERFLOW, out=out), out)
+            inverse = np.divide(self.off, np.add(self.r1, 1.0, out=out), out=out)
+            return np.maximum(self.r1, inverse, out=out)
+        return np.expm1(np.clip(self.size, 0.0, OVERFLOW, out=out), out=out)
 
     @cached_property
-    def diff(self) -> Tensor:
+    def diff(self) -> Array:
         """π_train − π_rollout of the sampled token, [t]: sign(Δ) · max(π_train, π_rollout) · (1 − e^−|Δ|).
 
         π_rollout · (r − 1), which is the same, would be 0 where π_rollout underflows, and r is bounded.
         """
         q, out = self.block.prob(self.denominator), self.block.out("diff")
         if self.tame:
-            return torch.multiply(q, self.r1, out=out)
-        larger = torch.maximum(self.block.prob(self.numerator), q, out=out)
-        part = segments.expm1(torch.neg(self.size, out=self.block.out("")), self.block.out(""))
-        return torch.copysign(torch.multiply(larger, part, out=out), self.delta, out=out)
+            return np.multiply(q, self.r1, out=out)
+        larger = np.maximum(self.block.prob(self.numerator), q, out=out)
+        part = np.expm1(np.negative(self.size, out=self.block.out("")), out=self.block.out(""))
+        return np.copysign(np.multiply(larger, part, out=out), self.delta, out=out)
 
     @cached_property
-    def pd(self) -> Tensor:
+    def pd(self) -> Array:
         """|π_train − π_rollout|, [t]."""
-        return torch.abs(self.diff, out=self.block.out("pd"))
+        return np.abs(self.diff, out=self.block.out("pd"))
 
     @property
-    def pdd(self) -> Tensor:
+    def pdd(self) -> Array:
         """(π_train − π_rollout)², [t]; a temporary, overwritten by the next."""
-        return torch.square(self.diff, out=self.block.out(""))
+        return np.square(self.diff, out=self.block.out(""))
 
     @property
-    def cross(self) -> Tensor:
+    def cross(self) -> Array:
         """π_rollout (π_train − π_rollout), [t]; a temporary, overwritten by the next."""
-        return torch.multiply(self.block.prob(self.denominator), self.diff, out=self.block.out(""))
+        return np.multiply(self.block.prob(self.denominator), self.diff, out=self.block.out(""))
 
     @property
-    def pq(self) -> Tensor:
+    def pq(self) -> Array:
         """π_train π_rollout, [t]; a temporary, overwritten by the next."""
         prob = self.block.prob
-        return torch.multiply(prob(self.numerator), prob(self.denominator), out=self.block.out(""))
+        return np.multiply(prob(self.numerator), prob(self.denominator), out=self.block.out(""))
 
 
 W = TypeVar("W", bound=Any)
@@ -281,10 +273,9 @@ def collected(scene: Scene, drift: Drift, make: type[W]) -> W:
 
 def _walked(scene: Scene, collectors: Mapping[Drift, Sequence[type[W]]]) -> dict[Drift, list[W]]:
     found = {drift: [make(scene, drift) for make in makes] for drift, makes in collectors.items()}
-    with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
-        for block in Block.all(scene.batch):
-            for drift, watches in found.items():
-                terms = block.terms(drift)
-                for watch in watches if terms else ():
-                    watch.see(terms)
+    for block in Block.all(scene.batch):
+        for drift, watches in found.items():
+            terms = block.terms(drift)
+            for watch in watches if terms else ():
+                watch.see(terms)
     return found

@@ -6,8 +6,9 @@ Uncorrected, the gradient of token t on log π_θ is |A_t|. Under a preset it is
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import partial
+
+import numpy as np
 
 from offpol_diag.engine import segments
 from offpol_diag.engine.formula import POSITIVE, Formula, Lookup
@@ -15,9 +16,10 @@ from offpol_diag.engine.method import SIGNS
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, joined
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
 
 
-def shared(scene: Scene) -> dict[str, Tensor]:
+def shared(scene: Scene) -> dict[str, Array]:
     """Compute Σ|A| of each sequence by sign of A, [S]; the same for every preset."""
     advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
     if advantages is None:
@@ -25,7 +27,7 @@ def shared(scene: Scene) -> dict[str, Tensor]:
     parts = dict(zip(SIGNS, (advantages, -advantages), strict=True))
     return scene.once(
         "mass",
-        lambda: {f"mass_{sign}": segments.total(x.clamp(min=0), offsets) for sign, x in parts.items()},
+        lambda: {f"mass_{sign}": segments.total(np.maximum(x, 0), offsets) for sign, x in parts.items()},
     )
 
 
@@ -34,17 +36,21 @@ def columns(sums: PresetSums) -> Columns:
     if sums.batch.advantages is None or not sums.presets:
         return Columns((), ())
     whole, mass = sums.loss_weights, shared(sums.scene)
-    found = {"update": joined(torch.mul, sums.total("loss", 1), whole)}
+    found = {"update": joined(np.multiply, sums.total("loss", 1), whole)}
     for at, sign in enumerate(SIGNS):
         found[f"still_{sign}"] = joined(
-            lambda factor, x, gone=mass[f"mass_{sign}"]: torch.where(factor == 0, gone, x),
-            whole,
-            sums.total("still", at),
+            partial(_left, gone=mass[f"mass_{sign}"]), whole, sums.total("still", at)
         )
     return sums.named(found)
 
 
-def _all(get: Lookup, name: str) -> Tensor:
+def _left(factor: Array, x: Array, gone: Array) -> Array:
+    """Return x, or what is gone where the factor of the sequence's loss is 0."""
+    left: Array = np.where(factor == 0, gone, x)
+    return left
+
+
+def _all(get: Lookup, name: str) -> Array:
     return get(f"{name}_positive") + get(f"{name}_negative")
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import gap, sample, segments
 from offpol_diag.engine.accumulators import Best
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import on_host, sent
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import LARGEST, Strip, WorstSequence, WorstToken
 
@@ -24,24 +22,24 @@ class Largest:
     """Collect the largest |Δ| of every sequence."""
 
     def __init__(self, scene: Scene, drift: Drift) -> None:
-        self.parts: list[Tensor] = []
+        self.parts: list[Array] = []
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
         self.parts.append(segments.largest(terms.size, terms.block.offsets))
 
     @property
-    def most(self) -> Tensor:
+    def most(self) -> Array:
         """Largest |Δ| of each sequence, [S]; -inf for an empty sequence."""
-        return torch.cat(self.parts)
+        return np.concatenate(self.parts)
 
 
 def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     """Find the sequences with the largest mean k3 above 0."""
     batch, columns = scene.batch, gap.columns(scene, drift)
-    k3 = (columns[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)).nan_to_num()
+    k3 = np.nan_to_num(columns[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1))
     at = _largest(k3, SEQUENCES)
-    whole = torch.stack((at, batch.cu_seqlens[at], batch.lengths[at]), dim=1)
+    whole = np.stack((at, batch.cu_seqlens[at], batch.lengths[at]), axis=1)
     best = _best(whole, _table(scene, drift, k3)[at], SEQUENCES)
     rows = _sequences(batch, drift, [ints for ints, _ in best], [reals for _, reals in best])
     none: Best[WorstSequence] = Best(SEQUENCES, ())
@@ -51,10 +49,10 @@ def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
 def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     """Choose a few sequences by hash, those with policy lag 0 first."""
     batch, lags = scene.batch, scene.batch.scalars.get("policy_lag")
-    k3 = gap.columns(scene, drift)[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
-    chance = sample.hashes(batch, *_policies(batch, drift)).to(torch.float64) / 2.0**64 + 0.5
-    starts = torch.stack((chance, batch.cu_seqlens[:-1], batch.lengths), dim=1)
-    known = sample.host(torch.cat((starts, _table(scene, drift, k3)), dim=1))
+    k3 = gap.columns(scene, drift)[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1)
+    chance = sample.hashes(batch, *_policies(batch, drift)).astype(np.float64) / 2.0**64 + 0.5
+    starts = np.stack((chance, batch.cu_seqlens[:-1], batch.lengths), axis=1)
+    known = np.concatenate((starts, _table(scene, drift, k3)), axis=1)
     scores = known[:, 0]
     if lags is not None:
         scores += [lag == 0 for lag in lags]
@@ -68,12 +66,12 @@ def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     return Best(SOME, tuple(zip(scores[few].tolist(), rows, strict=True)))
 
 
-def _table(scene: Scene, drift: Drift, k3: Tensor) -> Tensor:
+def _table(scene: Scene, drift: Drift, k3: Array) -> Array:
     """Return mean k3, ΣΔ, largest |Δ| and reward of each sequence, [S, 4]; without rewards 0."""
     most, rewards = collected(scene, drift, Largest).most, scene.batch.rewards
     total = gap.columns(scene, drift)[f"{drift.prefix}d"]
-    total, most = total.nan_to_num(), most.clamp(max=LARGEST)  # what overflows is the largest float64
-    return torch.stack((k3, total, most, torch.zeros_like(k3) if rewards is None else rewards), dim=1)
+    total, most = np.nan_to_num(total), np.minimum(most, LARGEST)  # what overflows is the largest float64
+    return np.stack((k3, total, most, np.zeros_like(k3) if rewards is None else rewards), axis=1)
 
 
 def _sequences(
@@ -83,11 +81,10 @@ def _sequences(
     if not whole:
         return []
     rows, begins, lengths = zip(*whole, strict=True)
-    index = torch.cat([torch.arange(begin, begin + n) for begin, n in zip(begins, lengths, strict=True)])
+    index = np.concatenate([np.arange(begin, begin + n) for begin, n in zip(begins, lengths, strict=True)])
     q, p = _policies(batch, drift)
     columns = [q, p, batch.position, *([] if batch.token_ids is None else [batch.token_ids])]
-    index = sent(index, q.device)
-    copied = sample.host(torch.stack([x.index_select(0, index).to(torch.float64) for x in columns]))
+    copied = np.stack([x[index].astype(np.float64) for x in columns])
     ends = np.cumsum(lengths)
     return [
         _sequence(batch, row, each, copied[:, end - n : end])
@@ -95,7 +92,7 @@ def _sequences(
     ]
 
 
-def _policies(batch: Batch, drift: Drift) -> tuple[Tensor, Tensor]:
+def _policies(batch: Batch, drift: Drift) -> tuple[Array, Array]:
     """Return the log-probs of both policies of a drift, [T] each."""
     q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
     assert q is not None
@@ -107,11 +104,10 @@ def _strip(columns: npt.NDArray[np.float64]) -> Strip:
     """Build from log-probs of both policies, positions and ids, [3 or 4, n]."""
     q, p, *_ = columns
     first, many = 0, columns.shape[1]
-    with np.errstate(all="ignore"):
-        delta = p - q
-        if many > STRIP:
-            total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(np.expm1(delta) - delta))))
-            first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
+    delta = p - q
+    if many > STRIP:
+        total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(np.expm1(delta) - delta))))
+        first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
     here_ = slice(first, first + STRIP)
     position, *ids = columns[2:, here_].astype(np.int64).tolist()
     return Strip(
@@ -129,43 +125,35 @@ def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
     batch = scene.batch
     q, p = _policies(batch, drift)
     at = _among(batch, collected(scene, drift, Largest).most)
-    at = at[_largest((p[at] - q[at]).abs(), TOKENS)]
+    at = at[_largest(np.abs(p[at] - q[at]), TOKENS)]
     around = _around(q, p, at)
-    real = torch.cat((around[:, CONTEXT : CONTEXT + 1].abs(), _columns(at, q, p), around), dim=1)
+    real = np.concatenate((np.abs(around[:, CONTEXT : CONTEXT + 1]), _columns(at, q, p), around), axis=1)
     rows = [_token(batch, ints, reals) for ints, reals in _best(_whole(batch, at), real, TOKENS)]
     none: Best[WorstToken] = Best(TOKENS, ())
     return none.merge(Best(TOKENS, tuple((abs(row.log_ratio), row) for row in rows)))
 
 
-def _among(batch: Batch, most: Tensor) -> Tensor:
-    """Return candidates: tokens of sequences whose largest |Δ| is among the largest.
-
-    On a GPU all tokens are candidates: counting fewer would make the host wait.
-    """
-    if not on_host(most):
-        return torch.arange(batch.tokens, device=most.device)
-    last = float(torch.topk(most, TOKENS).values[-1]) if len(most) >= TOKENS else 0.0
-    rows = torch.nonzero((most >= last) & (most > 0)).flatten()
+def _among(batch: Batch, most: Array) -> Array:
+    """Return candidates: tokens of sequences whose largest |Δ| is among the largest."""
+    last = np.partition(most, -TOKENS)[-TOKENS] if len(most) >= TOKENS else 0.0
+    rows = np.flatnonzero((most >= last) & (most > 0))
     lengths = batch.lengths[rows]
-    begins = batch.cu_seqlens[rows] - (torch.cumsum(lengths, 0) - lengths)
-    return torch.repeat_interleave(begins, lengths) + torch.arange(int(lengths.sum()))
+    begins = batch.cu_seqlens[rows] - (np.cumsum(lengths) - lengths)
+    return np.repeat(begins, lengths) + np.arange(int(lengths.sum()))
 
 
-def _largest(scores: Tensor, many: int) -> Tensor:
-    """Return the indices of the largest scores, falling, with up to `TIES` ties; `Best` chooses by text.
+def _largest(scores: Array, many: int) -> Array:
+    """Return the indices of the largest scores above 0, falling, with up to `TIES` ties.
 
-    On a CPU only scores above 0 and not below the `many`-th best are sorted. On a GPU all are: to count some
-    would make the host wait.
+    Of these `Best` chooses by text.
     """
-    if not on_host(scores):
-        return torch.sort(scores, descending=True, stable=True).indices[: many + TIES]
-    last = float(torch.topk(scores, many).values[-1]) if len(scores) > many else 0.0
-    candidates = torch.nonzero((scores >= last) & (scores > 0)).flatten()
-    return candidates[torch.sort(scores[candidates], descending=True, stable=True).indices[: many + TIES]]
+    last = np.partition(scores, -many)[-many] if len(scores) > many else 0.0
+    candidates = np.flatnonzero((scores >= last) & (scores > 0))
+    return candidates[np.argsort(-scores[candidates], kind="stable")[: many + TIES]]
 
 
-def _best(whole: Tensor, real: Tensor, many: int) -> list[tuple[list[int], list[float]]]:
-    """Return both tables' rows on the host, if the score (first real) is above 0 and among the best."""
+def _best(whole: Array, real: Array, many: int) -> list[tuple[list[int], list[float]]]:
+    """Return both tables' rows, if the score (first real) is above 0 and among the best."""
     rows: list[tuple[list[int], list[float]]] = list(zip(whole.tolist(), real.tolist(), strict=True))
     last = rows[min(many, len(rows)) - 1][1][0] if rows else 0.0
     return [row for row in rows if row[1][0] >= last and row[1][0] > 0]
@@ -188,23 +176,23 @@ def _sequence(batch: Batch, at: int, numbers: list[float], columns: npt.NDArray[
     )
 
 
-def _columns(at: Tensor, *values: Tensor) -> Tensor:
-    return torch.stack([x[at] for x in values], dim=1)
+def _columns(at: Array, *values: Array) -> Array:
+    return np.stack([x[at] for x in values], axis=1)
 
 
-def _whole(batch: Batch, at: Tensor) -> Tensor:
+def _whole(batch: Batch, at: Array) -> Array:
     """Return integers of tokens: sequence, index in it, its length, position, token id."""
-    owner = torch.searchsorted(batch.cu_seqlens, at, right=True) - 1
+    owner = np.searchsorted(batch.cu_seqlens, at, side="right") - 1
     start, end = batch.cu_seqlens[owner], batch.cu_seqlens[owner + 1]
     ids = at if batch.token_ids is None else batch.token_ids[at]
-    return torch.stack((owner, at - start, end - start, batch.position[at], ids), dim=1)
+    return np.stack((owner, at - start, end - start, batch.position[at], ids), axis=1)
 
 
-def _around(q: Tensor, p: Tensor, at: Tensor) -> Tensor:
+def _around(q: Array, p: Array, at: Array) -> Array:
     """Return Δ of tokens and their neighbours, [many, 2 · CONTEXT + 1], also across sequence borders."""
-    steps = torch.arange(-CONTEXT, CONTEXT + 1, device=at.device)
-    near = (at[:, None] + steps).clamp(0, max(len(q) - 1, 0))
-    return (p[near] - q[near]).nan_to_num()
+    near = np.clip(at[:, None] + np.arange(-CONTEXT, CONTEXT + 1), 0, max(len(q) - 1, 0))
+    delta: Array = np.nan_to_num(p[near] - q[near])
+    return delta
 
 
 def _token(batch: Batch, ints: list[int], reals: list[float]) -> WorstToken:

@@ -52,6 +52,11 @@ def compiled(tokens: float, presets: int) -> bool:
     return True
 
 
+def worth_a_gpu(tokens: float, presets: int) -> bool:
+    """Return whether there is work enough to start a GPU, which takes some seconds in every worker."""
+    return tokens * (presets + ALONE) / (MANY + ALONE) >= WORTH_COMPILING
+
+
 def _writable(path: Path) -> bool:
     """Return whether files can be written to a folder, which is made."""
     try:

@@ -563,6 +563,16 @@ class Sums(NamedTuple):
     weights: Array
 
 
+def beside(parts, concatenate):
+    """Join the sums of blocks of a batch, sequence by sequence."""
+
+    def joined(each):
+        return each[0] if len(each) == 1 else concatenate(each, -1)
+
+    tables = SumTables._make(map(joined, zip(*(part.over_tokens for part in parts), strict=True)))
+    return Sums(tables, *map(joined, zip(*(part[1:] for part in parts), strict=True)))
+
+
 class Sizes(NamedTuple):
     """Number of rows of tokens, weights, masks, losses, loss KLs and sums."""
 

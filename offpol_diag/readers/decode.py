@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
-import torch
 
 from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
@@ -373,7 +372,7 @@ PER_TOKEN: dict[str, tuple[str, type[np.generic]]] = {
 
 
 def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
-    """Pack good rows into a batch on the CPU.
+    """Pack good rows into a batch.
 
     Where the plan is `bare`, a batch has values, lengths and labels alone: its positions and keys are zeros,
     and a turn is a sequence.
@@ -391,8 +390,7 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
         group = plan.columns.get(columns.GROUP)
         key = keys_of_groups(piece.table.column(group), contents) if group else contents()
     arrays |= {"position": where, "cu_runs": runs, "key": key}
-    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Batch(**tensors, scalars=scalars)
+    return Batch(**arrays, scalars=scalars)
 
 
 def _values(rows: Rows, lengths: Ints) -> dict[str, Array]:

@@ -108,12 +108,6 @@ def cut(dump: Dump, span: Span) -> Dump:
     return dump.shard(parts, before)
 
 
-def of_batches(dump: Dump, least: int = 1) -> list[Dump]:
-    """Return the dump in parts of about one batch, or of `least` file bytes where that is more."""
-    share = dump.batch_tokens / max(dump.tokens, 1.0)
-    return [cut(dump, span) for span in spans(dump, max(least, int(share * dump.info.bytes)))]
-
-
 # ---------------------------------------------------------------- the long form
 
 

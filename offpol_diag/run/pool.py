@@ -1,4 +1,4 @@
-"""Run an analysis with several local workers: one process per CPU core, or one thread per GPU.
+"""Run an analysis with several local workers: processes, which share the GPUs if there are any.
 
 Threads on the CPU would mostly wait for the interpreter's lock. The main process holds no batches, only the
 result merged so far and results of parts that wait for an earlier one.
@@ -18,28 +18,23 @@ import traceback
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from importlib import import_module
+from functools import lru_cache
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock
 from typing import Any
-
-import torch
 
 from offpol_diag.errors import OffpolError, WorkerError
 from offpol_diag.readers import Dump
-from offpol_diag.readers.shards import BYTES, LEAST, Span, cut, of_batches, pieces
+from offpol_diag.readers.shards import LEAST, Span, cut, pieces
+from offpol_diag.run.gpu import ON_CPU, Choice
 from offpol_diag.run.task import (
     Clock,
     Each,
-    Engine,
     Job,
     Local,
     M,
@@ -47,7 +42,7 @@ from offpol_diag.run.task import (
     Progress,
     Result,
     be_one_thread,
-    in_order,
+    be_worker,
     merged,
     one_thread,
     packed,
@@ -66,40 +61,28 @@ AHEAD = 2
 """Parts of the dump submitted per worker before the first of them is done."""
 OFTEN = 0.1
 """Seconds between progress updates."""
-READERS = 8
-"""Maximum reader threads per GPU; each holds a batch."""
-CPU = torch.device("cpu")
-
-
-def on(found: Sequence[torch.device], progress: Progress | None = None) -> Engine:
-    """Return the engine for local GPUs: a thread for each of several, or reader threads for a single one."""
-    if len(found) > 1:
-        return Devices(tuple(found), progress)
-    return Local(found[0], readers=0 if found[0] == CPU else min(cores(), READERS), progress=progress)
-
 
 # ---------------------------------------------------------------- processes
 
 
 @dataclass
 class Processes:
-    """Engine of local CPU processes; each takes the next part of the dump as soon as it is free.
+    """Engine of local processes; each takes the next part of the dump as soon as it is free.
 
     With one worker, the work is done in this process.
 
     Attributes:
         workers: maximum number of processes; None to use one per core, as memory allows, for large dumps.
-        unused: why an existing GPU is not used.
+        choice: where presets are computed.
         least: minimum tokens per part.
         used: number of workers used.
     """
 
     workers: int | None = None
     progress: Progress | None = None
-    unused: str = ""
+    choice: Choice = ON_CPU
     clock: Clock = field(default_factory=Clock)
     least: int = LEAST
-    device: torch.device = CPU
     used: int = 1
     beside: int = 0
     _pool: _Pool | None = None
@@ -107,11 +90,11 @@ class Processes:
     @classmethod
     @contextmanager
     def on(
-        cls, workers: int | None, progress: Progress | None = None, unused: str = ""
+        cls, workers: int | None, progress: Progress | None = None, choice: Choice = ON_CPU
     ) -> Iterator[Processes]:
         """Yield an engine whose workers are terminated at the end of the block."""
         global _forked
-        engine = cls(workers, progress, unused)
+        engine = cls(workers, progress, choice)
         engine._pool, _forked = _forked, None
         try:
             yield engine
@@ -122,7 +105,12 @@ class Processes:
     def name(self) -> str:
         """Name of the engine in a report."""
         many = f"local, {self.used} processes" if self.used > 1 else "local"
-        return f"{many}; {self.unused}" if self.unused else many
+        return f"{many}; {self.choice.unused}" if self.choice.unused else many
+
+    @property
+    def device(self) -> str:
+        """Where presets are computed."""
+        return self.choice.name
 
     def close(self) -> None:
         """Kill the workers."""
@@ -142,12 +130,12 @@ class Processes:
         many = 1 if self.workers is None and dump.tokens < WORTH else min(len(cuts), most)
         if many > 1 and not self._pool:
             try:
-                self._pool = _Pool(most, AHEAD * most)
+                self._pool = self._new(most, AHEAD * most)
             except WorkerError:
                 if self.workers:
                     raise
                 many = 1
-        alone = Local(self.device, progress=self.progress, clock=self.clock)
+        alone = Local(progress=self.progress, clock=self.clock)
         if len(cuts) == 1:
             return alone.reduce(dump, job, each)
         with one_thread():
@@ -164,6 +152,9 @@ class Processes:
                 self.close()
                 raise
 
+    def _new(self, workers: int, slots: int) -> _Pool:
+        return _Pool(workers, slots, gpu=not self.choice.on_cpu)
+
     def _answers(
         self, many: int, most: int, cuts: Sequence[Span], order: bytes, rows: int
     ) -> Iterator[Answer]:
@@ -177,12 +168,11 @@ class Processes:
         for first in range(len(cuts)):
             answer: Answer | None = None
             while answer is None:
-                pool = self._pool = self._pool or _Pool(most, AHEAD * most)
+                pool = self._pool = self._pool or self._new(most, AHEAD * most)
                 try:
                     for at in range(first, min(first + ahead, len(cuts))):
                         if at not in waiting:
                             waiting[at] = pool.submit(order, cuts[at], at % ahead)
-                    import_module(LATER)
                     wait([waiting[first]], OFTEN)
                     if waiting[first].done():
                         answer = waiting[first].result()
@@ -190,7 +180,7 @@ class Processes:
                         raise BrokenProcessPool
                 except BrokenProcessPool as error:
                     ended = pool.end()
-                    self._pool = _Pool(max(1, pool.workers - 1), len(pool.rows))
+                    self._pool = self._new(max(1, pool.workers - 1), len(pool.rows))
                     if lost == first:
                         raise WorkerError(
                             f"worker processes were ended from outside ({ended}), twice at the same rows of "
@@ -217,8 +207,6 @@ PRELOAD = "offpol_diag.run.preload"
 HINT = "say --workers 1 to do without them"
 SILENT = "ignore::UserWarning:multiprocessing.resource_tracker"
 """Python's tracker of semaphores would print a line on stderr when this process is killed."""
-LATER = "pyro.ops.stats"
-"""Module needed after a pass over the dump; imported while workers are busy."""
 _forked: _Pool | None = None
 """Workers forked in advance for the first pass of a command."""
 
@@ -254,8 +242,9 @@ class _Pool:
         WorkerError: there is no shared memory, or too few open files are allowed.
     """
 
-    def __init__(self, workers: int, slots: int, method: str = "") -> None:
+    def __init__(self, workers: int, slots: int, method: str = "", gpu: bool = False) -> None:
         context: Any = mp.get_context(method or METHOD)
+        self._gpu = gpu
         self._served = (method or METHOD) == "forkserver"
         self.workers = workers
         self.grown: dict[int, int] = {}
@@ -267,7 +256,8 @@ class _Pool:
                 finally:
                     sys.warnoptions.remove(SILENT)
             self.rows = context.RawArray("q", slots)
-            self._executor = ProcessPoolExecutor(workers, context, _begin, (dict(os.environ), self.rows))
+            shared = dict(os.environ), self.rows, context.Value("i", 0)
+            self._executor = ProcessPoolExecutor(workers, context, _begin, shared)
         except OSError as error:
             raise WorkerError(f"worker processes cannot be started ({error})", HINT) from error
 
@@ -276,7 +266,7 @@ class _Pool:
         self.rows[slot] = 0
         try:
             if self._served:
-                serve()
+                serve(self._gpu)
             with shielded():
                 return self._executor.submit(_work, order, span, slot)
         except (OSError, EOFError) as error:
@@ -320,11 +310,11 @@ def _ended(processes: Sequence[BaseProcess]) -> list[BaseProcess]:
     return [process for process in processes if process.sentinel in ready]
 
 
-def serve() -> None:
-    """Start the fork server if it is not running, without waiting for its imports."""
+def serve(gpu: bool = False) -> None:
+    """Start the fork server if it is not running, without waiting for its imports, torch's too for a GPU."""
     from multiprocessing import forkserver
 
-    mp.set_forkserver_preload([PRELOAD])
+    mp.set_forkserver_preload([PRELOAD, *(["torch"] if gpu else [])])
     resource_tracker.ensure_running()  # first, since it unblocks signals
     with shielded():
         forkserver.ensure_running()
@@ -361,7 +351,7 @@ _rows: Any = None
 _before = 0
 
 
-def _begin(environ: Mapping[str, str], rows: Any) -> None:
+def _begin(environ: Mapping[str, str], rows: Any, begun: Any) -> None:
     """Initialise a worker: one thread, no Ctrl-C, and exit when the parent process ends."""
     global _rows, _before
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -373,6 +363,9 @@ def _begin(environ: Mapping[str, str], rows: Any) -> None:
     gc.enable()  # off in the server, and rarely run in a command
     gc.set_threshold(700, 10, 10)
     be_one_thread()
+    with begun.get_lock():
+        be_worker(begun.value)
+        begun.value += 1
     _keep_memory()
     _rows, _before = rows, peak_rss()
 
@@ -416,7 +409,7 @@ def _work(data: bytes, span: Span, slot: int) -> Answer:
         _rows[slot] = done
 
     try:
-        result = read_shard(order, cut(order.dump, span), Local(CPU, beside_reading=False, progress=count))
+        result = read_shard(order, cut(order.dump, span), Local(beside_reading=False, progress=count))
     except OffpolError:
         raise
     except Exception as error:
@@ -433,63 +426,12 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-# ---------------------------------------------------------------- GPUs
-
-
-@dataclass
-class Devices:
-    """Engine with a thread per GPU; each takes the next shard of the dump as soon as it is free.
-
-    `shard` is the minimum of file bytes of one.
-    """
-
-    devices: tuple[torch.device, ...]
-    progress: Progress | None = None
-    clock: Clock = field(default_factory=Clock)
-    shard: int = BYTES
-    device: torch.device = field(init=False)
-    beside = 0
-
-    def __post_init__(self) -> None:
-        self.device = torch.device(self.devices[0].type)
-
-    @property
-    def name(self) -> str:
-        """Name of the engine in a report."""
-        return f"local, {len(self.devices)} devices"
-
-    def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
-        """One reading, `Engine.reduce`."""
-        order, lock, read = Order(dump, job, each.pick if each else None), Lock(), dict[int, int]()
-        free: SimpleQueue[torch.device] = SimpleQueue()
-        for device in self.devices:
-            free.put(device)
-
-        def run(at: int, shard: Dump) -> Result:
-            def count(done: int, rows: int) -> None:
-                with lock:
-                    read[at] = done
-                    if self.progress:
-                        self.progress(sum(read.values()), dump.rows)
-
-            device = free.get()
-            try:
-                return read_shard(order, shard, Local(device, progress=count))
-            finally:
-                free.put(device)
-
-        calls = (partial(run, at, shard) for at, shard in enumerate(of_batches(dump, self.shard)))
-        with ThreadPoolExecutor(len(self.devices), "offpol-diag-device") as pool:
-            results = in_order(pool, calls, 2 * len(self.devices))
-            return merged((taken(result, each, self.clock) for result in results), dump)
-
-
 # ---------------------------------------------------------------- what this process may use of the machine
 
 WORKER = 1000 << 20
 """Peak memory of a worker in bytes, without memory shared with the fork server.
 
-Measured (`VmHWM`) with every preset and batches of `gpu.TOKENS`: 480 MB with three log-probs, 860 MB with
+Measured (`VmHWM`) with every preset and batches of `task.TOKENS`: 480 MB with three log-probs, 860 MB with
 every column per token and a third of the tokens far from on-policy, 970 MB with all of them far.
 """
 GROUP = Path("/sys/fs/cgroup")

@@ -24,7 +24,6 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
-import torch
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError, install
@@ -86,7 +85,7 @@ class Ray:
         tasks: shards done so far, over all passes.
     """
 
-    device: torch.device
+    device: str
     slots: int
     progress: Progress | None = None
     lifeline: Lifeline | None = None
@@ -111,7 +110,7 @@ class Ray:
             hint = "with --engine ray say cpu, or cuda for a GPU per task"
             raise UsageError(f"device {device!r}: tasks run where Ray has room", hint)
         with connected():
-            yield cls(torch.device(kind), slots(kind), progress, Lifeline.now(), shard=SHARDS[kind])
+            yield cls(kind, slots(kind), progress, Lifeline.now(), shard=SHARDS[kind])
 
     @property
     def name(self) -> str:
@@ -124,7 +123,7 @@ class Ray:
         CUDA selects the GPU of a process only once, so a process that was later assigned another would still
         use the first. Hence each process runs at most one GPU task.
         """
-        gpu = {"num_gpus": 1, "max_calls": 1} if self.device.type == "cuda" else {}
+        gpu = {"num_gpus": 1, "max_calls": 1} if self.device == "cuda" else {}
         return remote(function, scheduling_strategy="SPREAD", **gpu, **more)
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
@@ -149,7 +148,7 @@ class Ray:
     def _reports(self, cuts: Sequence[Span], order: bytes, merges: _Merges) -> Iterator[tuple[Report, Any]]:
         """Yield every shard's report and a reference to its picked results, in order; few tasks run ahead."""
         work = self.task(_work, num_returns=3)
-        given = version("offpol-diag"), self.device.type, RETRIES, library().put(order)
+        given = version("offpol-diag"), self.device, RETRIES, library().put(order)
         waiting: deque[tuple[Any, Any]] = deque()
         try:
             for span in cuts:
@@ -247,7 +246,7 @@ def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Resu
         for attempt in Retrying(retry=again, stop=stop, wait=wait_exponential(0.25), reraise=True):
             with attempt:
                 order: Order = unpacked(data)
-                result = read_shard(order, cut(order.dump, span), Local(torch.device(device)))
+                result = read_shard(order, cut(order.dump, span), Local(device))
     except DumpError as error:
         raise _of_this_node(error) from error.__cause__
     return result

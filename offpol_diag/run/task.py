@@ -6,7 +6,6 @@ their speed changes a bit of the result.
 
 from __future__ import annotations
 
-import io
 import pickle
 import time
 from collections import deque
@@ -18,24 +17,25 @@ from functools import partial
 from itertools import starmap
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
-import torch
 from threadpoolctl import threadpool_limits
-from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine.accumulators import State
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Findings
-from offpol_diag.readers.shards import of_batches
-from offpol_diag.run.gpu import Fit, send
 
 T = TypeVar("T")
 M = TypeVar("M", bound=State)
 Job = Callable[[Batch], M]
-"""A pure function of one batch, already on its device; a frozen dataclass, so that it can be pickled."""
+"""A pure function of one batch; a frozen dataclass, so that it can be pickled."""
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
+
+
+TOKENS = 1 << 20
+"""Tokens per batch, a balance between the fixed cost of a batch and memory."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,12 @@ class Clock:
 class Engine(Protocol):
     """Protocol of engines, which run jobs over the batches of a dump and merge their results."""
 
-    device: torch.device
     clock: Clock
+
+    @property
+    def device(self) -> str:
+        """Where presets are computed."""
+        ...
 
     @property
     def name(self) -> str:
@@ -97,23 +101,19 @@ class Engine(Protocol):
 
 @dataclass
 class Local:
-    """Engine of one process on one device.
+    """Engine of one process.
 
     Attributes:
+        device: where presets are computed, for the record.
         beside_reading: whether reading and computing overlap, in two threads.
-        readers: reader threads for a GPU; with 0 the dump is read as for a CPU.
     """
 
-    device: torch.device
+    device: str = "cpu"
     beside_reading: bool = True
-    readers: int = 0
     progress: Progress | None = None
     clock: Clock = field(default_factory=Clock)
     name = "local"
     beside = 0
-
-    def __post_init__(self) -> None:
-        self._fit = Fit(self.device)
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One reading, `Engine.reduce`."""
@@ -138,24 +138,24 @@ class Local:
     def _results(self, dumps: Sequence[Dump], job: Job[M]) -> Iterator[tuple[int, M]]:
         """Yield results in order, each with the index of its dump; reading is one batch ahead."""
 
-        def ready(at: int, batch: Batch) -> Callable[[], list[tuple[int, M]]]:
-            return partial(self._run, job, at, send(batch, self.device))
+        def ready(at: int, batch: Batch) -> Callable[[], tuple[int, M]]:
+            return partial(self._run, job, at, batch)
 
         calls = starmap(ready, self._batches(dumps))
         if self.beside_reading:
-            with one_thread(), ThreadPoolExecutor(1, "offpol-diag", torch.set_num_threads, (1,)) as pool:
-                for found in in_order(pool, calls, 1):
-                    yield from found
+            with one_thread(), ThreadPoolExecutor(1, "offpol-diag") as pool:
+                yield from in_order(pool, calls, 1)
         else:
             for call in calls:
-                results = call()
+                found = call()
                 del call  # frees its batch before the next one is read
-                yield from results
+                yield found
 
-    def _run(self, job: Job[M], at: int, sent: Any) -> list[tuple[int, M]]:
+    def _run(self, job: Job[M], at: int, batch: Batch) -> tuple[int, M]:
         before = time.perf_counter()
         try:
-            return [(at, found) for found in self._fit.results(job, sent)]
+            with np.errstate(all="ignore"):  # of a thread's own
+                return at, job(batch)
         finally:
             self.clock.compute += time.perf_counter() - before
 
@@ -170,7 +170,7 @@ class Local:
                 self.progress(done, rows)
 
         for at, dump in enumerate(dumps):
-            batches = ahead(dump, self.readers, count) if self.readers else dump.batches(count)
+            batches = dump.batches(count)
             while True:
                 before = time.perf_counter()
                 batch = next(batches, None)
@@ -197,53 +197,31 @@ def in_order(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> Ite
             future.cancel()
 
 
-LARGE = 2
-"""Batches in a row group above which one thread reads the dump."""
-
-
-def ahead(dump: Dump, threads: int, progress: Callable[[int], None]) -> Iterator[Batch]:
-    """Read with several threads; yield every batch in order, like `Dump.batches`, with its errors.
-
-    Parquet is decoded without the interpreter's lock, so threads keep up with a GPU that computes a batch
-    faster than one core decodes it. The division depends on the dump alone, so the number of threads changes
-    no batch. At most one batch per thread is buffered, besides the one in use. Where a row group has many
-    batches, one thread reads the dump, since rows are reached only by decoding those before them.
-    """
-    if max(dump.group_tokens) > LARGE * dump.batch_tokens:
-        yield from dump.batches(progress)
-        return
-    findings: list[Findings] = []
-    calls = (partial(_read, shard) for shard in of_batches(dump))
-    with ThreadPoolExecutor(threads, "offpol-diag-reader") as pool:
-        for batches, seen in in_order(pool, calls, threads - 1):
-            findings.append(seen)
-            while batches:
-                yield batches.pop(0)
-            progress(seen.rows)
-    dump.merge_findings(findings)
-
-
-def _read(shard: Dump) -> tuple[list[Batch], Findings]:
-    return list(shard.batches()), shard.findings()
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch and BLAS to one thread within the block, so that other workers keep their cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    """Limit BLAS to one thread within the block, so that other workers keep their cores."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def be_one_thread() -> None:
     """Limit this process to one thread per library for good, so that other workers keep their cores."""
-    torch.set_num_threads(1)
     pa.set_cpu_count(1)
     threadpool_limits(1, user_api="blas")
+
+
+_worker = 0
+
+
+def be_worker(number: int) -> None:
+    """Let this process know which of the workers it is."""
+    global _worker
+    _worker = number
+
+
+def own(devices: Sequence[str]) -> str:
+    """Return the device of this worker among those of a run."""
+    return devices[_worker % len(devices)]
 
 
 # ---------------------------------------------------------------- one shard of a dump
@@ -272,6 +250,7 @@ Result = tuple[bytes, list[Any], Report]
 """The merged state, packed; the data picked from every batch, in order; the report."""
 
 
+@np.errstate(all="ignore")
 def read_shard(order: Order, shard: Dump, engine: Local) -> Result:
     """Read one shard and merge its results."""
     picked: list[Any] = []
@@ -307,24 +286,11 @@ def merge(one: M | None, two: M | None) -> M | None:
     return two if one is None else one if two is None else one.merge(two)
 
 
-class _Packer(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Tensor):
-            return torch.from_numpy, (obj.detach().cpu().contiguous().numpy(),)
-        return NotImplemented
-
-
 def packed(thing: object) -> bytes:
-    """Pickle a job, dump or state, with tensors as NumPy arrays.
-
-    A state from a GPU can thus be merged on machines without one, and a view of a large tensor takes only its
-    own size.
-    """
-    out = io.BytesIO()
-    _Packer(out, pickle.HIGHEST_PROTOCOL).dump(thing)
-    return out.getvalue()
+    """Pickle a job, dump or state."""
+    return pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
 
 
 def unpacked(data: bytes) -> Any:
-    """Unpickle a `packed` object, tensors on the CPU; the bytes come only from processes of the same run."""
+    """Unpickle a `packed` object; the bytes come only from processes of the same run."""
     return pickle.loads(data)

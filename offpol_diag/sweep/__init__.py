@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.tally import Study, Tally
-from offpol_diag.analyze import MADE, engine_named, read_ahead_for, record, tokens_at_once
+from offpol_diag.analyze import MADE, chosen_devices, engine_named, read_ahead_for, record
 from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.readers import Dump
-from offpol_diag.run.task import Engine, Progress
+from offpol_diag.run.gpu import ON_CPU
+from offpol_diag.run.task import TOKENS, Engine, Progress
 from offpol_diag.summary import Summary, Sweep
 from offpol_diag.sweep import thresholds, window
 from offpol_diag.sweep.evaluate import Plan, Swept
@@ -54,6 +57,7 @@ class SweepOptions:
     trainer: str = ""
 
 
+@np.errstate(all="ignore")
 def sweep(
     sources: Sequence[str],
     options: SweepOptions,
@@ -82,9 +86,12 @@ def sweep(
     start, preset = engine_named(engine), options.preset
     if options.keep is not None:
         window.check(options.keep, preset, options.bound)
-    size = batch_tokens or tokens_at_once(engine, device)
     dump = open_dump(
-        sources, reading=reading or Reading(), columns=columns, on_bad_row=on_bad_row, batch_tokens=size
+        sources,
+        reading=reading or Reading(),
+        columns=columns,
+        on_bad_row=on_bad_row,
+        batch_tokens=batch_tokens or TOKENS,
     )
     study = Study.of(dump.info.columns, (preset,), (), seed)
     lacking = correction.needs(preset, set(study.columns))
@@ -93,7 +100,8 @@ def sweep(
             f"the dump has no {' and no '.join(lacking)}, which {preset.name} cannot do without",
             "name the column with --columns, or sweep another preset",
         )
-    with start(device, workers, progress) as runs:
+    chosen_devices(engine, device, worth=False)  # refuses an unknown one; a sweep computes on the CPU
+    with start(ON_CPU, workers, progress) as runs:
         readings = _read(runs, dump, study, options)
         found = _points(readings, options)
         if options.keep is not None:

@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import reduce
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.analysis.first_pass import Found
 from offpol_diag.analysis.tally import Study, Tally, observe
@@ -20,6 +19,7 @@ from offpol_diag.engine.accumulators import Bins, State, Sums
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import LENGTH_BINS, Grid, length_bin
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.sweep.thresholds import SweptBound
@@ -81,7 +81,7 @@ class Swept:
 
 def states(plan: Plan, batch: Batch) -> dict[str, State]:
     """Compute the states of the sweep, in blocks of sequences that bound the memory."""
-    spans = segments.spans(batch.cu_seqlens.cpu(), CELLS // len(plan.values))
+    spans = segments.spans(batch.cu_seqlens, CELLS // len(plan.values))
     return reduce(Tally.merge, (Tally(_states(plan, batch.rows(*span))) for span in spans)).states
 
 
@@ -89,9 +89,9 @@ def _states(plan: Plan, batch: Batch) -> dict[str, State]:
     study = plan.study
     scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits)
     rows, counts = columns(scene, plan), scene.counts
-    every = torch.cat((counts["sequences"][None], counts["tokens"][None], *rows.values())).T
-    by_length = every.new_zeros(LENGTH_BINS, every.shape[1])
-    by_length.index_add_(0, length_bin(batch.lengths), every)
+    every = np.concatenate((counts["sequences"][None], counts["tokens"][None], *rows.values())).T
+    by_length = np.zeros((LENGTH_BINS, every.shape[1]))
+    np.add.at(by_length, length_bin(batch.lengths), every)
     found: dict[str, State] = {
         "sweep.sums": _sums(scene, rows, len(plan.values)),
         "sweep.length": Grid(by_length),
@@ -104,7 +104,7 @@ def _states(plan: Plan, batch: Batch) -> dict[str, State]:
     return found
 
 
-def statistic(scene: Scene, plan: Plan) -> Tensor | None:
+def statistic(scene: Scene, plan: Plan) -> Array | None:
     """Compute the statistic compared with the thresholds, of each token or non-empty sequence.
 
     Ratios are returned as logs. None if it depends on which tokens are kept, or on the trainer batch.
@@ -123,9 +123,9 @@ def statistic(scene: Scene, plan: Plan) -> Tensor | None:
     return level.values if level.per == "token" else level.values[there]
 
 
-def columns(scene: Scene, plan: Plan) -> dict[str, Tensor]:
+def columns(scene: Scene, plan: Plan) -> dict[str, Array]:
     """Compute `COLUMNS` of the preset at N ascending thresholds, [N, S] float64 each."""
-    bound, n = plan.bound, scene.counts["tokens"].clamp(min=1)
+    bound, n = plan.bound, np.maximum(scene.counts["tokens"], 1)
     sums = PresetSums.of(
         scene, [bound.moved(plan.preset, bound.bounds(value)) for value in plan.values], losses=False
     )
@@ -133,11 +133,11 @@ def columns(scene: Scene, plan: Plan) -> dict[str, Tensor]:
         sums.kept.all,
         *(sums.sums[name].all for name in ("w", "ww", "excess", "about_one")),
     )
-    left, away = (kept > 0).to(torch.float64), (excess + kept - scene.counts["tokens"]) / n
-    acted = torch.zeros_like(kept)  # weights beyond the varying bound
+    left, away = segments.numbers(kept > 0), (excess + kept - scene.counts["tokens"]) / n
+    acted = np.zeros_like(kept)  # weights beyond the varying bound
     if bound.part == "weight":
         acted = sum((sums.acted[end].all for end in ENDS.get(bound.side, ("high", "low"))), acted)
-    first = kept, left, w, ww, w / n, (w / n).square()
+    first = kept, left, w, ww, w / n, (w / n) ** 2
     others = about_one + 2 * excess, away * (away + 2) * left, left, acted
     return dict(zip(COLUMNS, (*first, *others), strict=True))
 
@@ -146,10 +146,10 @@ ENDS = {"upper": ("high",), "lower": ("low",)}
 """Side of a bound → which weights it acts on."""
 
 
-def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:
+def _sums(scene: Scene, rows: dict[str, Array], many: int) -> Sums:
     """Sum each column at each threshold; also over sequences of policy lag 0, where only numerics differ."""
     lags = scene.batch.scalars.get("policy_lag", [None] * scene.batch.sequences)
-    fresh = scene.batch.rollout.new_tensor([1.0 if lag == 0 else 0.0 for lag in lags])
+    fresh = np.array([1.0 if lag == 0 else 0.0 for lag in lags])
     rows = rows | {"fresh_kept": rows["kept"] * fresh, "fresh_left": rows["left"] * fresh}
     shared = {name: scene.counts[name] for name in ("tokens", "sequences")}
     shared |= {f"fresh_{name}": x * fresh for name, x in shared.items()}
@@ -164,7 +164,7 @@ def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:
 # error is step²/12, and the errors of both policies add.
 
 BITS = {"bfloat16": 7, "float16": 10, "float32": 23}
-"""Number format → its fraction bits."""
+"""Number format → its fraction bits; bfloat16 is float32 without the lower half."""
 LOGIT = 10.0
 """A typical large logit of a language model; its rounding step is the error of a matrix product."""
 
@@ -177,21 +177,23 @@ class Stored:
         unfit: number of values of the rollout and the train column that each format of `BITS` cannot hold
             exactly, [2, 3].
         squares: Σ 4^⌊log2|x|⌋ of both columns, [2]; times 4^−m this is the sum of squared steps.
-        tokens: number of tokens, [].
+        tokens: number of tokens.
     """
 
-    unfit: Tensor
-    squares: Tensor
-    tokens: Tensor
+    unfit: Array
+    squares: Array
+    tokens: int
 
     @classmethod
-    def of(cls, rollout: Tensor, train: Tensor) -> Stored:
+    def of(cls, rollout: Array, train: Array) -> Stored:
         """Compute the state of a batch from its log-probs under both policies, [T] each."""
-        both = torch.stack((rollout, train))
-        unfit = [(both.to(getattr(torch, name)).to(torch.float64) != both).sum(1) for name in BITS]
-        steps = torch.exp2(2.0 * (torch.frexp(both).exponent.to(torch.float64) - 1))
-        squares = torch.where(both == 0, 0.0, steps).sum(1)
-        return cls(torch.stack(unfit, 1).to(torch.float64), squares, rollout.new_tensor(float(len(rollout))))
+        both = np.stack((rollout, train))
+        single = both.astype(np.float32)
+        wide = single != both
+        unfit = [wide | (single.view(np.uint32) & 0xFFFF != 0), both.astype(np.float16) != both, wide]
+        steps = np.exp2(2.0 * (np.frexp(both)[1] - 1))
+        squares = np.where(both == 0, 0.0, steps).sum(1)
+        return cls(np.stack([flags.sum(1) for flags in unfit], 1), squares, len(rollout))
 
     def merge(self, other: Stored) -> Stored:
         """Add the counts."""
@@ -206,7 +208,7 @@ class Stored:
         """Return the standard deviation of Δ due to the rounding of stored values, nats."""
         pairs = zip(self.squares.tolist(), self.formats(), strict=True)
         variance = sum(square * 4.0 ** -BITS.get(name, 52) for square, name in pairs)
-        return math.sqrt(variance / 12 / max(float(self.tokens), 1.0))
+        return math.sqrt(variance / 12 / max(self.tokens, 1))
 
 
 def of_logits(bits: int) -> float:

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from offpol_diag.engine import accumulators
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import length_bin
 
 FOLDS, BINS, REACH = 16, 512, 4.0
@@ -26,7 +24,6 @@ LENGTHS = 128
 """Number of length bins, four to an octave."""
 ENOUGH = 30
 """Fewest sequences of a length bin for its spread to be fitted."""
-Array = npt.NDArray[np.float64]
 Window = tuple[float, float]
 
 
@@ -47,18 +44,18 @@ class Scale:
 class Spreads:
     """Counts of sequences by fold, length and log r per token [FOLDS, LENGTHS, BINS + 2]; Σ 1/L by length."""
 
-    counts: Tensor
-    inverse: Tensor
+    counts: Array
+    inverse: Array
 
     @classmethod
-    def of(cls, x: Tensor, lengths: Tensor, key: Tensor, scale: Scale) -> Spreads:
+    def of(cls, x: Array, lengths: Array, key: Array, scale: Scale) -> Spreads:
         """Count sequences from their log r per token, lengths and group keys, [S] each."""
-        at = torch.searchsorted(torch.from_numpy(scale.edges).to(x.device), x.contiguous())
-        bins = (length_bin(lengths) // 2).clamp(max=LENGTHS - 1)
+        at = np.searchsorted(scale.edges, x)
+        bins = np.minimum(length_bin(lengths) // 2, LENGTHS - 1)
         code = ((accumulators.mix(key) & (FOLDS - 1)) * LENGTHS + bins) * (BINS + 2) + at
-        counts = x.new_zeros(FOLDS * LENGTHS * (BINS + 2)).index_add_(0, code, torch.ones_like(x))
-        inverse = x.new_zeros(LENGTHS).index_add_(0, bins, 1 / lengths.to(x.dtype))
-        return cls(counts.view(FOLDS, LENGTHS, BINS + 2), inverse)
+        counts = accumulators.count_by(code, FOLDS * LENGTHS * (BINS + 2))
+        inverse = accumulators.sum_by(bins, LENGTHS, 1 / lengths)
+        return cls(counts.reshape(FOLDS, LENGTHS, BINS + 2), inverse)
 
     def merge(self, other: Spreads) -> Spreads:
         """Add the counts."""
@@ -171,13 +168,12 @@ class Model:
     @classmethod
     def of(cls, spreads: Spreads, scale: Scale, product: bool) -> Model | None:
         """Fit the model; None if there are too few sequences."""
-        counts = spreads.counts.cpu().numpy().astype(np.float64)
-        rows = counts.sum(axis=0)
+        rows = spreads.counts.sum(axis=0)
         many = rows.sum(axis=1)
         middles = 2.0 ** -((np.arange(LENGTHS) + 0.5) / 4)
-        inverse = np.where(many > 0, spreads.inverse.cpu().numpy() / np.maximum(many, 1), middles)
+        inverse = np.where(many > 0, spreads.inverse / np.maximum(many, 1), middles)
         whole = fit(rows, inverse, scale)
-        folds = [fit(rows - one, inverse, scale) for one in counts if one.sum()]
+        folds = [fit(rows - one, inverse, scale) for one in spreads.counts if one.sum()]
         if whole is None:
             return None
         return cls(rows, scale, whole, tuple(one for one in folds if one is not None), product)

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.engine import loglattice, method, residual
 from offpol_diag.engine.accumulators import Bins, GroupSample, Sums, typed
 from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean, plain
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import Grid, by_quartile, quartile_parts
 from offpol_diag.numerals import say, say_value
 from offpol_diag.presets import Reject
@@ -80,7 +80,7 @@ class Readings:
     tally: Tally
 
     @cached_property
-    def sums(self) -> dict[str, Tensor]:
+    def sums(self) -> dict[str, Array]:
         """Column → its sum and replicates, [1+B]."""
         return typed(self.tally.states["sweep.sums"], Sums).read()
 
@@ -97,17 +97,16 @@ class Readings:
         return [method.row_of(row, preset, idle) for row in ROWS]
 
     @cached_property
-    def grid(self) -> Tensor:
+    def grid(self) -> Array:
         """Sums by length bin, [bins, 2 + columns × N]."""
-        return typed(self.tally.states["sweep.length"], Grid).values.cpu()
+        return typed(self.tally.states["sweep.length"], Grid).values
 
     @cached_property
     def shape(self) -> Bins | None:
         """Histogram of the statistic on the grid of `loglattice`; None if it depends on other units."""
         if "sweep.shape" not in self.tally.states:
             return None
-        found = typed(self.tally.states["sweep.shape"], Bins)
-        return Bins(found.counts.cpu(), found.sums.cpu())
+        return typed(self.tally.states["sweep.shape"], Bins)
 
     @property
     def length(self) -> float:
@@ -158,7 +157,7 @@ class Readings:
         """Return the length range of each quartile as text, accurate to a bin (9% wide)."""
         found = []
         for part in quartile_parts(self.grid[:, 0]):
-            inside = torch.nonzero(part * self.grid[:, 0] > DIGITS).flatten().tolist()
+            inside = np.flatnonzero(part * self.grid[:, 0] > DIGITS).tolist()
             low, high = (2.0 ** (inside[0] / 8), 2.0 ** ((inside[-1] + 1) / 8)) if inside else (0, 0)
             found.append(f"{low:.0f} to {high:.0f}")
         return found
@@ -286,8 +285,8 @@ class Readings:
             return None
         counts, edges = self.shape.counts, loglattice.edges()
         middle, half = loglattice.quantile(counts, 0.5), (math.log(high) - math.log(low)) / 2
-        within = edges[1:].clamp(max=middle + half) - edges[:-1].clamp(min=middle - half)
-        parts = (within / (edges[1:] - edges[:-1])).clamp(0, 1)
+        within = np.minimum(edges[1:], middle + half) - np.maximum(edges[:-1], middle - half)
+        parts = np.clip(within / np.diff(edges), 0, 1)
         return low, high, math.exp(middle), float((counts * parts).sum() / counts.sum())
 
 

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice
 from offpol_diag.engine.accumulators import Bins, typed
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import Dump
@@ -145,19 +145,19 @@ class AtRank(NamedTuple):
 class Inside:
     """The distinct values in a bin and their counts, a pair per batch; the nearest values outside it."""
 
-    blocks: tuple[tuple[Tensor, Tensor], ...]
+    blocks: tuple[tuple[Array, Array], ...]
     under: float
     over: float
 
     @classmethod
-    def of(cls, x: Tensor, at: int) -> Inside:
+    def of(cls, x: Array, at: int) -> Inside:
         """Collect the values of one batch in bin `at`."""
         bins = loglattice.index(x)
         below, above = x[bins < at], x[bins > at]
-        values, counts = torch.unique(x[bins == at], return_counts=True)
+        values, counts = np.unique(x[bins == at], return_counts=True)
         under = float(below.max()) if len(below) else -math.inf
         over = float(above.min()) if len(above) else math.inf
-        return cls(((values.cpu(), counts.cpu()),), under, over)
+        return cls(((values, counts),), under, over)
 
     def merge(self, other: Inside) -> Inside:
         """Join the values."""
@@ -165,16 +165,16 @@ class Inside:
 
     def at(self, rank: int, below: float) -> AtRank:
         """Return the value at a rank (1 is the smallest); `below` values lie in bins below."""
-        each, many = (torch.cat(parts) for parts in zip(*self.blocks, strict=True))
-        values, where = torch.unique(each, return_inverse=True)
-        counts = torch.zeros(len(values), dtype=torch.int64).index_add_(0, where, many)
-        upto = round(below) + torch.cumsum(counts, 0)
-        at = int(torch.searchsorted(upto, rank))
+        each, many = (np.concatenate(parts) for parts in zip(*self.blocks, strict=True))
+        values, where = np.unique(each, return_inverse=True)
+        counts = np.bincount(where, many)
+        upto = round(below) + np.cumsum(counts)
+        at = int(np.searchsorted(upto, rank))
         under, value, over = [self.under, *values.tolist(), self.over][at : at + 3]
         return AtRank(under, value, over, int(upto[at] - counts[at]), int(counts[at]))
 
 
-def _values(plan: Plan, batch: Batch) -> Tensor:
+def _values(plan: Plan, batch: Batch) -> Array:
     """Compute the statistic of one batch."""
     scene = Scene.of(batch, 0, 1, plan.found.fits)
     found = statistic(scene, plan)
@@ -198,8 +198,8 @@ class Gather:
 
 def at_ranks(engine: Engine, dump: Dump, plan: Plan, bins: Bins, ranks: dict[Side, int]) -> dict[str, AtRank]:
     """Find the value at each rank (1 is the smallest) and its neighbours."""
-    upto = torch.cumsum(bins.counts, 0)
-    places = {side: int(torch.searchsorted(upto, float(rank))) for side, rank in ranks.items()}
+    upto = np.cumsum(bins.counts)
+    places = {side: int(np.searchsorted(upto, rank)) for side, rank in ranks.items()}
     seen = engine.reduce(dump, Gather(plan, places))
     assert seen is not None
     return {

@@ -1,6 +1,6 @@
 """Trainers: the metrics that each would have logged for a dump, and its own configuration of a preset.
 
-There is one file per trainer, and a row of `TRAINERS` for each. None of them imports torch; `view.py`, which
+There is one file per trainer, and a row of `TRAINERS` for each. None of them imports numpy; `view.py`, which
 computes their metrics, does.
 """
 

@@ -17,12 +17,23 @@ from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import base, config, measures, schema
 from offpol_diag.trainers.base import Ends, Entry, Log, Rows, Sum, Totals, Value, When, among, applied, ends
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import K1, KEPT, ONE, UPDATE, UPDATE_RATIO, WEIGHT, Mask, Measure, U, under
+from offpol_diag.trainers.measures import (
+    K1,
+    KEPT,
+    ONE,
+    UPDATE,
+    UPDATE_RATIO,
+    WEIGHT,
+    Mask,
+    Measure,
+    U,
+    under,
+    where,
+)
 from offpol_diag.trainers.measures import LOG as LOG_RATIO
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import Tokens, View
 
 SCOPE = "ppo_actor/update/"
@@ -71,26 +82,26 @@ class Denominator:
     tokens: Mask
     sequences: Rows
 
-    def total(self, view: View, of: Measure) -> Tensor:
+    def total(self, view: View, of: Measure) -> Array:
         """Return the sum of a measure over these tokens, [S]."""
-        return view.total(of, self.tokens).where(self.sequences(view), 0.0)
+        return where(self.sequences(view), view.total(of, self.tokens), 0.0)
 
     def ends(self, view: View, of: Measure) -> Ends:
         """Return the minimum and maximum over these tokens of each sequence, [S] each."""
         return among(view.ends(of, self.tokens), self.sequences(view))
 
-    def count(self, view: View) -> Tensor:
+    def count(self, view: View) -> Array:
         """Count these tokens of each sequence, [S]."""
         return view.mine(("count", self.name), lambda: self.total(view, ONE))
 
 
-def _valid(x: Tokens) -> Tensor | None:
+def _valid(x: Tokens) -> Array | None:
     """Flag the tokens that M2PO keeps; None for all."""
     rules = _over_batch(x.preset)
     return x.kept_by(replace(x.preset, reject=rules, veto=None)) if rules else None
 
 
-def _with_weight(x: Tokens) -> Tensor | None:
+def _with_weight(x: Tokens) -> Array | None:
     """Flag kept tokens; with token weights that can be 0, only those with a weight above 0."""
     if not _masks(x.preset) or x.weigh().final.per == "sequence":
         return x.kept
@@ -98,7 +109,7 @@ def _with_weight(x: Tokens) -> Tensor | None:
     return above if x.kept is None else above & x.kept
 
 
-def _behaving(view: View) -> Tensor:
+def _behaving(view: View) -> Array:
     kept, weights = view.effect.sequences, view.effect.per_sequence
     return kept & (weights > 0) if weights is not None and _masks(view.preset) else kept
 
@@ -113,7 +124,7 @@ BEHAVING = Denominator("behave", Mask(_with_weight), _behaving)
 # ---------------------------------------------------------------- statistics
 
 
-def _dropped(view: View) -> Tensor:
+def _dropped(view: View) -> Array:
     """Count the valid tokens that are dropped, [S]."""
     return ALL_VALID.count(view) - LOSS_MASK.count(view)
 
@@ -122,10 +133,10 @@ def _masked_ratio(view: View) -> Ends:
     """The smallest and largest ratio kept, and 0 for each sequence that lost a token."""
     low, high = LOSS_MASK.ends(view, UPDATE_RATIO)
     lost = _dropped(view) > 0
-    return low.clamp(max=0.0).where(lost, low), high.clamp(min=0.0).where(lost, high)
+    return where(lost, low.clip(max=0.0), low), where(lost, high.clip(min=0.0), high)
 
 
-def _weighted(view: View) -> Tensor:
+def _weighted(view: View) -> Array:
     """Σ of the weights over behave tokens."""
     rows = view.effect.per_sequence
     return BEHAVING.total(view, WEIGHT) if rows is None else rows * BEHAVING.count(view)
@@ -137,7 +148,7 @@ def _weight_ends(view: View) -> Ends:
     return BEHAVING.ends(view, WEIGHT) if rows is None else ends(rows, BEHAVING.count(view) > 0)
 
 
-def _changed(view: View) -> Tensor:
+def _changed(view: View) -> Array:
     """Count the valid tokens that are dropped or have a clamped weight, [S]."""
     rule = view.preset.weight
     return _dropped(view) + (view.capped() if rule and rule.action == "truncate" else 0.0)

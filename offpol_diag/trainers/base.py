@@ -1,6 +1,6 @@
 """Building blocks of trainers' logged metrics: sums and extremes over the dump, and tables of named values.
 
-The whole dump is one trainer batch. Nothing here imports torch, so that printing a trainer's configuration is
+The whole dump is one trainer batch. Nothing here imports numpy, so that printing a trainer's configuration is
 fast.
 """
 
@@ -14,20 +14,19 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from offpol_diag.presets import Preset, Reject, Veto
-from offpol_diag.trainers.measures import Measure, squared
+from offpol_diag.trainers.measures import Measure, squared, where
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 T = TypeVar("T")
-Ends = tuple["Tensor", "Tensor"]
+Ends = tuple["Array", "Array"]
 """Minimum and maximum of each sequence, [S] each, ±inf for a sequence without values; or of all."""
-Columns = dict[str, "Tensor"]
+Columns = dict[str, "Array"]
 Ranges = dict[str, Ends]
 When = Callable[[Preset], bool]
-Rows = Callable[["View"], "Tensor"]
+Rows = Callable[["View"], "Array"]
 """Function that computes a number of each sequence under one preset, [S] float64."""
 SMALLEST_NORM = 1e-8
 """Lower bound on the mean weight that batch normalisation divides by."""
@@ -63,12 +62,12 @@ def half_veto(veto: Veto | None, side: Side) -> Veto:
     return Veto(**{side: getattr(veto, side)}) if veto else Veto()
 
 
-def among(ends: Ends, flags: Tensor) -> Ends:
+def among(ends: Ends, flags: Array) -> Ends:
     """Replace the extremes of sequences that are not flagged by ±inf."""
-    return ends[0].where(flags, math.inf), ends[1].where(flags, -math.inf)
+    return where(flags, ends[0], math.inf), where(flags, ends[1], -math.inf)
 
 
-def ends(x: Tensor, flags: Tensor | None = None) -> Ends:
+def ends(x: Array, flags: Array | None = None) -> Ends:
     """Return one number per sequence as its minimum and maximum; ±inf for sequences not flagged."""
     return (x, x) if flags is None else among((x, x), flags)
 
@@ -325,7 +324,7 @@ class Log:
                 continue
             name = key(self.shares or self.name, view.preset, column)
             if isinstance(column, Sum):
-                make: Callable[[], Tensor] = partial(column.of, view)
+                make: Callable[[], Array] = partial(column.of, view)
                 sums[name] = view.once(("Σ", name), make) if column.shared else make()
             else:
                 found: Callable[[], Ends] = partial(column.of, view)

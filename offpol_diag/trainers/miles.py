@@ -17,20 +17,21 @@ from offpol_diag.trainers.config import Trainer
 from offpol_diag.trainers.measures import K3_CLAMPED, SAFETY, UPDATE, Measure, squared
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 LEAST = 1e-8
 """Lower bound on Σw² of a sample."""
-WEIGHT = Measure("e^u within e^±20", lambda x: x.update_ratio.clamp(math.exp(-SAFETY), math.exp(SAFETY)))
+WEIGHT = Measure("e^u within e^±20", lambda x: x.update_ratio.clip(math.exp(-SAFETY), math.exp(SAFETY)))
 
 
-def _ess(view: View) -> Tensor:
+def _ess(view: View) -> Array:
     """Return (Σw)²/(n Σw²) of each sequence over the original loss mask, [S]; 0 for one without tokens."""
     if view.preset.loss == "gspo":
         return view.nonempty + view.zeros
-    return view.total(WEIGHT).square() / (view.divisor * view.total(squared(WEIGHT)).clamp(min=LEAST))
+    least = view.divisor * view.total(squared(WEIGHT)).clip(min=LEAST)
+    found: Array = view.total(WEIGHT) ** 2 / least
+    return found
 
 
 def _of_anchor(value: Value) -> Value:

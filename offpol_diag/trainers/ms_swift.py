@@ -14,12 +14,22 @@ from offpol_diag.presets import Preset
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import Range, Sum, Totals, Value, ends, lowest, mean, per_row, per_token, table
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.measures import EPS, K1, K3_CLAMPED, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, WEIGHT
+from offpol_diag.trainers.measures import (
+    EPS,
+    K1,
+    K3_CLAMPED,
+    RATIO_SQUARED,
+    ROLLOUT,
+    SAFETY,
+    TRAIN,
+    WEIGHT,
+    exp,
+    where,
+)
 from offpol_diag.trainers.trl import corrects, loss, row_weights, threshold
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 
@@ -42,36 +52,36 @@ def _of_rows(preset: Preset) -> bool:
     return weight.over != "token" or (weight.upper is None and _gate(preset) is not None)
 
 
-def _difference(view: View) -> Tensor:
+def _difference(view: View) -> Array:
     """Return mean log π_rollout − mean log π_old of each row, [S] nats."""
     return mean(K1)(view)
 
 
-def _beyond(view: View) -> Tensor:
+def _beyond(view: View) -> Array:
     """Flag rows whose mean Δ, clamped to ±20, is above ln C, as sequence modes do, [S] bool."""
     return view.ratios.aggregate("ratio", "mean", SAFETY).values > math.log(_threshold(view.preset))
 
 
-def _without(view: View, of_masked: float, sums: Tensor) -> Tensor:
+def _without(view: View, of_masked: float, sums: Array) -> Array:
     """Replace the sums of rows that sequence_mask drops by `of_masked` per token, [S]."""
-    return (view.n * of_masked).where(_beyond(view), sums) if _of_rows(view.preset) else sums
+    return where(_beyond(view), view.n * of_masked, sums) if _of_rows(view.preset) else sums
 
 
-def _kept_weight(view: View) -> Tensor:
+def _kept_weight(view: View) -> Array:
     """Sum the weights of each row, [S]; sequence_mask multiplies token ratios by 0 or 1."""
     weights = row_weights(view)
     return _without(view, 0.0, view.total(WEIGHT)) if weights is None else weights * view.n
 
 
-def _bounded(view: View, power: int) -> Tensor:
+def _bounded(view: View, power: int) -> Array:
     """Return the sum of weights clamped to [1/C, C], or of their squares, from which the ESS is made, [S]."""
     high, weights = _threshold(view.preset), row_weights(view)
     if weights is not None:
-        return weights.clamp(1 / high, high) ** power * view.n
+        return weights.clip(1 / high, high) ** power * view.n
     return _without(view, high**-power, view.within(WEIGHT, 1 / high, high)[power - 1])
 
 
-def _clipped(view: View) -> Tensor:
+def _clipped(view: View) -> Array:
     """Rows above C; or tokens above it; under token_mask tokens of weight 0."""
     if _of_rows(view.preset):
         return _beyond(view) + view.zeros
@@ -80,11 +90,11 @@ def _clipped(view: View) -> Tensor:
     return weighed.high + weighed.low if masks else weighed.high
 
 
-TRAIN_PPL = Sum("training_ppl", lambda view: (-mean(TRAIN)(view)).exp(), shared=True)
-ROLLOUT_PPL = Sum("rollout_ppl", lambda view: (-mean(ROLLOUT)(view)).exp(), shared=True)
-ABS_DIFF = Sum("log_ppl_abs_diff", lambda view: _difference(view).abs(), shared=True)
-PPL_RATIO = Sum("ppl_ratio", lambda view: _difference(view).exp(), shared=True)
-CHI2 = Sum("gg", lambda view: (-2 * _difference(view).clamp(-SAFETY, SAFETY)).exp(), shared=True)
+TRAIN_PPL = Sum("training_ppl", lambda view: exp(-mean(TRAIN)(view)), shared=True)
+ROLLOUT_PPL = Sum("rollout_ppl", lambda view: exp(-mean(ROLLOUT)(view)), shared=True)
+ABS_DIFF = Sum("log_ppl_abs_diff", lambda view: abs(_difference(view)), shared=True)
+PPL_RATIO = Sum("ppl_ratio", lambda view: exp(_difference(view)), shared=True)
+CHI2 = Sum("gg", lambda view: exp(-2 * _difference(view).clip(-SAFETY, SAFETY)), shared=True)
 DIFFS = Range("log_ppl_diff", lambda view: ends(_difference(view)), shared=True)
 BOUNDED, SQUARES = (
     Sum("bounded", lambda view: _bounded(view, 1)),

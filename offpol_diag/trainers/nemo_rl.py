@@ -20,11 +20,19 @@ from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import config, measures, schema
 from offpol_diag.trainers.base import Log, Range, Row, Rows, Sum, Totals, Value, among, applied, ends, table
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import CURRENT, FLOAT32_OVERFLOW, UPDATE, UPDATE_RATIO, Measure, clipped
+from offpol_diag.trainers.measures import (
+    CURRENT,
+    FLOAT32_OVERFLOW,
+    UPDATE,
+    UPDATE_RATIO,
+    Measure,
+    clipped,
+    log_cosh,
+    where,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import Tokens, View
 
 FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
@@ -33,14 +41,14 @@ FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 # ---------------------------------------------------------------- numbers of tokens
 
 
-def _surprisal(x: Tokens) -> Tensor:
+def _surprisal(x: Tokens) -> Array:
     drift = x.of("current")
     overflows = (drift.delta > FLOAT32_OVERFLOW) & (x.column("current") == 0)
-    return (-drift.ratio() * x.column("current")).masked_fill(overflows, math.nan)
+    return where(overflows, math.nan, -drift.ratio() * x.column("current"))
 
 
 ERROR = Measure("e^|Δ|", lambda x: x.ratios.token("mult_prob_error"))
-JS = Measure("log cosh(Δ/2)", lambda x: (2 * (x.delta / 4).sinh().square()).log1p())
+JS = Measure("log cosh(Δ/2)", lambda x: log_cosh(x.delta / 2))
 """½ k3 of π_old and ½ k3 of π_rollout, each against the mean of both probabilities."""
 VANISHED = Measure(
     "no float32 probability",
@@ -49,7 +57,7 @@ VANISHED = Measure(
 """1 where the mean of both probabilities is 0 in float32."""
 FINITE_RATIO = Measure(
     "r, 0 beyond float32",
-    lambda x: x.ratio().masked_fill(x.delta > FLOAT32_OVERFLOW, 0.0),
+    lambda x: where(x.delta > FLOAT32_OVERFLOW, 0.0, x.ratio()),
 )
 SURPRISAL = Measure("−(π_θ/π_rollout) log π_θ", _surprisal, needs=UPDATE)
 CLIPPED_RATIO = Measure(
@@ -62,7 +70,7 @@ CLIPPED_RATIO = Measure(
 # ---------------------------------------------------------------- the error mask
 
 
-def _kept_rows(view: View) -> Tensor:
+def _kept_rows(view: View) -> Array:
     """Flag the non-empty sequences that the error mask keeps, [S] bool."""
     kept = view.nonempty
     for rule in applied(view.preset).reject:
@@ -73,7 +81,7 @@ def _kept_rows(view: View) -> Tensor:
 
 def _sum_of_kept(name: str, of: Rows, needs: tuple[str, ...] = ()) -> Sum:
     """Return a sum over the sequences that the error mask keeps."""
-    return Sum(name, lambda view: of(view).masked_fill(~_kept_rows(view), 0.0), needs=needs)
+    return Sum(name, lambda view: where(_kept_rows(view), of(view), 0.0), needs=needs)
 
 
 def _single(x: float) -> float:
@@ -120,7 +128,7 @@ def _of_tokens(preset: Preset) -> bool:
     return weight is None or weight.over == "token"
 
 
-def _weights(view: View) -> Tensor:
+def _weights(view: View) -> Array:
     """Σ of the weights as the loss gets them; of a sequence's weight, once."""
     nonempty, rows = view.effect.kept_tokens > 0, view.effect.per_sequence
     if applied(view.preset).weight is None:
@@ -140,7 +148,7 @@ def _bounds(preset: Preset) -> bool:
     return bool(_geometric(preset)) or (weight is not None and weight.action in ("truncate", "mask"))
 
 
-def _out_of_bounds(view: View) -> Tensor:
+def _out_of_bounds(view: View) -> Array:
     """Count tokens out of bounds; under seq-mask-tis, flag sequences; [S].
 
     Overflowed weights are 0 first, so only a lower bound counts them.
@@ -159,16 +167,17 @@ def _out_of_bounds(view: View) -> Tensor:
 # ---------------------------------------------------------------- errors of sequences
 
 
-def _error(view: View) -> Tensor:
+def _error(view: View) -> Array:
     """Mean e^|Δ| of each sequence; 0 for one without a token, infinite where float32 has no room."""
     total = view.total(ERROR)
-    return total.masked_fill(total > measures.FLOAT32_MAX, math.inf) / view.divisor
+    return where(total > measures.FLOAT32_MAX, math.inf, total) / view.divisor
 
 
-def _dropped_correct(view: View) -> Tensor:
+def _dropped_correct(view: View) -> Array:
     rewards = view.batch.rewards
     assert rewards is not None
-    return (view.nonempty & ~_kept_rows(view) & (rewards == 1)) + view.zeros
+    correct: Array = rewards == 1
+    return (view.nonempty & ~_kept_rows(view) & correct) + view.zeros
 
 
 def _dropped(totals: Totals) -> float:

@@ -12,15 +12,14 @@ from offpol_diag.presets import Preset
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import Log, Range, Rows, Side, Sum, Totals, Value, half, mean, per_token, std
 from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import DISTANCE, SQUARED, Measure, under
+from offpol_diag.trainers.measures import DISTANCE, SQUARED, Measure, expm1, under
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 
-def _clamped(view: View) -> Tensor:
+def _clamped(view: View) -> Array:
     """Count the tokens whose ρ, or whose sequence's ρ, is clamped, including dropped tokens."""
     weight = view.preset.weight
     return view.capped() if weight is not None and weight.action == "truncate" else view.zeros
@@ -40,11 +39,11 @@ def _local_sum(name: str, of: Measure) -> Sum:
     return Sum(name, lambda view: view.total(_local(view, of)), shared=True)
 
 
-MOVED = Measure("π_θ/π_old − 1", lambda x: (x.of("current").delta - x.of("old").delta).expm1())
+MOVED = Measure("π_θ/π_old − 1", lambda x: expm1(x.of("current").delta - x.of("old").delta))
 REVERSE = Measure("π_rollout Δ", lambda x: x.rollout_probability() * x.delta)
 BOTH = ("current", "old")
 MEANS = Sum("u − 1", lambda view: mean(MOVED)(view) * view.n, True, BOTH)
-SQUARES = Sum("(u − 1)²", lambda view: mean(MOVED)(view).square() * view.n, True, BOTH)
+SQUARES = Sum("(u − 1)²", lambda view: mean(MOVED)(view) ** 2 * view.n, True, BOTH)
 DISTANCES, DISTANCES_SQUARED = _local_sum("|d|", DISTANCE), _local_sum("d²", SQUARED)
 LARGEST = Range("|d| of a token", lambda view: view.ends(_local(view, DISTANCE)), shared=True)
 

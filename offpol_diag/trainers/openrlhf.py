@@ -18,8 +18,7 @@ from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snipp
 from offpol_diag.trainers.measures import K1, UPDATE, U, clip_decides, under
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 
@@ -50,7 +49,7 @@ CORRECTED = {
 }
 
 
-def _filtered(view: View) -> Tensor:
+def _filtered(view: View) -> Array:
     """Count tokens outside the bounds of a weight or a rule on tokens; flag the sequences of other rules."""
     rules = view.preset.reject
     if not rules:

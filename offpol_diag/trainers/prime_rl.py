@@ -14,21 +14,20 @@ from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import Range, Row, Side, Sum, Value, highest, mean, per_row, per_token, table
 from offpol_diag.trainers.config import Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import KEPT, LOG, NEGATIVE, ONE, POSITIVE, Mask, Measure
+from offpol_diag.trainers.measures import KEPT, LOG, NEGATIVE, ONE, POSITIVE, Mask, Measure, expm1, where
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import Tokens, View
 
 LARGEST = 1e30
 """Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
-KL = Measure("k3 up to 1e30", lambda x: (x.excess().clamp(max=LARGEST) - x.delta).clamp(max=LARGEST))
+KL = Measure("k3 up to 1e30", lambda x: (x.excess().clip(max=LARGEST) - x.delta).clip(max=LARGEST))
 ENTROPY = base.total(Measure("entropy", lambda x: x.column("entropy"), policy="rollout", needs=("entropy",)))
 ROW_KL = base.row_mean(KL)
-ROW_KL_SQUARED = Sum("row kl²", lambda view: mean(KL)(view).square(), shared=True)
+ROW_KL_SQUARED = Sum("row kl²", lambda view: mean(KL)(view) ** 2, shared=True)
 ROW_KLS = Range("row kl", lambda view: base.ends(mean(KL)(view)), shared=True)
-GEO_EXCESS = Sum("geo − 1", lambda view: mean(LOG)(view).expm1(), shared=True)
+GEO_EXCESS = Sum("geo − 1", lambda view: expm1(mean(LOG)(view)), shared=True)
 
 
 def _now(preset: Preset) -> bool:
@@ -39,7 +38,7 @@ def _now(preset: Preset) -> bool:
 # ---------------------------------------------------------------- dropped tokens
 
 
-def _failed(x: Tokens) -> Tensor:
+def _failed(x: Tokens) -> Array:
     """Flag the tokens that the rules on tokens drop."""
     kept = x.kept
     return x.delta != x.delta if kept is None else ~kept
@@ -48,26 +47,26 @@ def _failed(x: Tokens) -> Tensor:
 FAILED = Mask(_failed)
 
 
-def _dropped(view: View) -> Tensor:
+def _dropped(view: View) -> Array:
     """Count the tokens that the preset's rules drop, [S]."""
     return view.n - view.effect.kept_tokens
 
 
-def _over_dropped(view: View, of: Measure) -> Tensor:
+def _over_dropped(view: View, of: Measure) -> Array:
     """Return the sum over dropped tokens, including all tokens of dropped sequences, [S]."""
-    return view.total(of, FAILED).where(view.effect.sequences, view.total(of))
+    return where(view.effect.sequences, view.total(of, FAILED), view.total(of))
 
 
-def _of_sign(view: View, of: Measure) -> Tensor:
+def _of_sign(view: View, of: Measure) -> Array:
     """Count the dropped tokens with an advantage of this sign, [S]; all if there are no advantages."""
     return _over_dropped(view, ONE if view.batch.advantages is None else of)
 
 
-def _tokens(view: View) -> Tensor:
+def _tokens(view: View) -> Array:
     return view.n
 
 
-def _kept(view: View) -> Tensor:
+def _kept(view: View) -> Array:
     return view.effect.kept_tokens
 
 
@@ -80,7 +79,7 @@ MASKS: Masks = {
         "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask drops",
     ),
     "unmasked_mismatch_kl": (
-        lambda view: view.total(KL, KEPT).masked_fill(~view.effect.sequences, 0.0),
+        lambda view: where(view.effect.sequences, view.total(KL, KEPT), 0.0),
         _kept,
         "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask keeps",
     ),
@@ -120,8 +119,8 @@ WORST = "the largest of the sequences' means, not of the tokens"
 def _mean_and_max(name: str, of: base.Rows, tokens: base.Rows) -> tuple[Value, Value]:
     """Return mean and maximum over sequences of a sum over a number of tokens, 0 if there are none."""
 
-    def once(view: View) -> Tensor:
-        return view.mine(name, lambda: of(view) / tokens(view).clamp(min=1))
+    def once(view: View) -> Array:
+        return view.mine(name, lambda: of(view) / tokens(view).clip(min=1))
 
     return per_row(Sum(name, once)), highest(Range(name, lambda view: base.ends(once(view))))
 
@@ -150,7 +149,7 @@ def _tokens_outside(side: Side) -> Sum:
 
 
 def _rows_outside(side: Side) -> Sum:
-    def of(view: View) -> Tensor:
+    def of(view: View) -> Array:
         passed = view.nonempty | ~view.nonempty
         for rule in _bands(view.preset, "mean", side):
             if not rule.on_tokens:

@@ -14,11 +14,10 @@ from offpol_diag.presets import Over, Preset, Reject, Statistic
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import Entry, Log, Rows, Sum, Value, weighs
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import EPS, LOG, PROB_DIFF, RATIO
+from offpol_diag.trainers.measures import EPS, LOG, PROB_DIFF, RATIO, exp
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 GRANULARITIES: dict[str, Over] = {
@@ -31,21 +30,21 @@ GRANULARITIES: dict[str, Over] = {
 STATISTICS: dict[str, Statistic] = {"ratio": "ratio", "diff": "prob_diff"}
 
 
-def _row_mean(total: Tensor, view: View) -> Tensor:
+def _row_mean(total: Array, view: View) -> Array:
     """Return ROLL's masked mean of each row from its sum."""
     return total / (view.n + EPS)
 
 
-def _of_row(value: Tensor, view: View) -> Tensor:
+def _of_row(value: Array, view: View) -> Array:
     """Row means of a number that every token of the row has; 0 for a row without a token."""
     return view.where_nonempty(_row_mean(value * view.n, view))
 
 
-def _of_turns(statistic: Statistic, view: View) -> Tensor:
+def _of_turns(statistic: Statistic, view: View) -> Array:
     """Return row means of each turn's mean, of r its geometric mean."""
     means, many, added = view.turns(statistic)
     each = means * (many / (many + EPS))
-    return _row_mean(added((each.exp() if statistic == "ratio" else each) * many), view)
+    return _row_mean(added((exp(each) if statistic == "ratio" else each) * many), view)
 
 
 MEANS: dict[tuple[str, str], tuple[Rows, str]] = {
@@ -54,11 +53,11 @@ MEANS: dict[tuple[str, str], tuple[Rows, str]] = {
         "r = π_old/π_rollout of each token",
     ),
     ("ratio", "geometric"): (
-        lambda view: _of_row(_row_mean(view.total(LOG), view).exp(), view),
+        lambda view: _of_row(exp(_row_mean(view.total(LOG), view)), view),
         "the geometric mean of r = π_old/π_rollout over the sequence",
     ),
     ("ratio", "sequence"): (
-        lambda view: _of_row(view.total(LOG).exp(), view),
+        lambda view: _of_row(exp(view.total(LOG)), view),
         "the product of r = π_old/π_rollout over the sequence",
     ),
     ("ratio", "segment"): (
@@ -129,7 +128,7 @@ def _capped(preset: Preset) -> bool:
     return weighs(preset) and preset.weight is not None and preset.weight.upper is not None
 
 
-def _above(view: View) -> Tensor:
+def _above(view: View) -> Array:
     """Count the tokens whose weight is above the bound."""
     weighed = view.effect.weighed
     assert weighed is not None

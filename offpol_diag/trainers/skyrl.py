@@ -11,15 +11,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offpol_diag.presets import Over, Preset, Weight
+from offpol_diag.presets import Clip, Over, Preset, Weight
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import Row, Side, Sum, Totals, Value, When, highest, per_row, std, table, total
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Settings, Trainer, Translation
 from offpol_diag.trainers.measures import DISTANCE, EXCESS_CLAMPED, RATIO_CLAMPED, SAFETY, Measure, squared
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import Tokens, View
 
 
@@ -57,31 +56,31 @@ def _token_rules(preset: Preset) -> Preset:
     return replace(preset, reject=tuple(rule for rule in preset.reject if rule.over == "token"))
 
 
-def _beyond(x: Tensor, edge: float | None, side: Side) -> Tensor:
+def _beyond(x: Array, edge: float | None, side: Side) -> Array:
     """Flag where x, a log clamped to ±20, is beyond log(edge)."""
-    if not edge:  # nothing is below 0
-        return x != x
-    held = x.clamp(-SAFETY, SAFETY)
-    return held > math.log(edge) if side == "upper" else held < math.log(edge)
+    held = x.clip(-SAFETY, SAFETY)
+    if side == "upper":
+        return held > (math.log(edge) if edge else math.inf)
+    return held < (math.log(edge) if edge else -math.inf)  # nothing is below 0
 
 
 def _outlier(*sides: Side) -> Value:
     """The share of rows with a token beyond these outlier bounds."""
 
-    def of(view: View) -> Tensor:
+    def of(view: View) -> Array:
         veto = view.preset.veto
         return (view.veto_hits(veto if len(sides) > 1 else base.half_veto(veto, sides[0])) > 0) + view.zeros
 
     return per_row(Sum(f"outlier {sides}", of))
 
 
-def _capped(x: Tokens) -> Tensor:
+def _capped(x: Tokens) -> Array:
     weight, left = x.preset.weight or Weight(), x.kept_by(_token_rules(x.preset))
     above = _beyond(x.delta, weight.upper, "upper")
     return above if left is None else above & left
 
 
-def _capped_rows(view: View) -> Tensor:
+def _capped_rows(view: View) -> Array:
     """Flag rows whose product of r over kept tokens is above the weight's cap."""
     product = view.aggregate_of_kept("sum", _token_rules(view.preset))
     return _beyond(product, (view.preset.weight or Weight()).upper, "upper") + view.zeros
@@ -90,7 +89,7 @@ def _capped_rows(view: View) -> Tensor:
 def _row_masked(over: Over, side: Side) -> Sum:
     """Rows whose geometric mean (over = mean) or product (sum) of what is left lies beyond one bound."""
 
-    def of(view: View) -> Tensor:
+    def of(view: View) -> Array:
         x = view.aggregate_of_kept(over, _token_rules(view.preset))
         rules = (rule for rule in view.preset.reject if (rule.statistic, rule.over) == ("ratio", over))
         flags = (_beyond(x, getattr(rule, side), side) for rule in rules)
@@ -99,17 +98,16 @@ def _row_masked(over: Over, side: Side) -> Sum:
     return Sum(f"{over} {side}", of)
 
 
-def _clips(x: Tokens) -> Tensor:
+def _clips(x: Tokens) -> Array:
     """Tokens where the clipped objective of π_θ/π_old is below the unclipped one; none under SAPO."""
-    a, clip, u = x.column("advantages"), x.preset.clip, x.of("current").delta - x.delta
-    if x.preset.loss == "sapo":
-        return a != a
+    a, u = x.column("advantages"), x.of("current").delta - x.delta
+    clip = Clip(None, None) if x.preset.loss == "sapo" else x.preset.clip
     high = None if clip.high is None else 1 + clip.high
     low = None if clip.low is None or clip.low >= 1 else 1 - clip.low
     return (_beyond(u, high, "upper") & (a > 0)) | (_beyond(u, low, "lower") & (a < 0))
 
 
-def _clipped_anchored(view: View) -> Tensor:
+def _clipped_anchored(view: View) -> Array:
     """Tokens whose weight is cut or zeroed, or that the loss's own mask drops."""
     weighed, dropped = view.effect.weighed, view.n - view.effect.kept_tokens
     return dropped if weighed is None else dropped + weighed.high + weighed.low

@@ -20,11 +20,23 @@ from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import base, config, measures, schema
 from offpol_diag.trainers.base import Entry, Log, Row, Rows, Sum, Value, When, mean, per_row, table, weighs
 from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Guards, Parts, Settings, Snippet, Translation
-from offpol_diag.trainers.measures import KEPT, RATIO, ROLLOUT, SAFETY, TRAIN, UPDATE, WEIGHT, Mask, Measure
+from offpol_diag.trainers.measures import (
+    KEPT,
+    RATIO,
+    ROLLOUT,
+    SAFETY,
+    TRAIN,
+    UPDATE,
+    WEIGHT,
+    Mask,
+    Measure,
+    exp,
+    expm1,
+    where,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 # ---------------------------------------------------------------- the loss
@@ -36,7 +48,7 @@ MOVES = Measure(
 )
 
 
-def _clipped(view: View, mask: Mask | None) -> Tensor:
+def _clipped(view: View, mask: Mask | None) -> Array:
     """Count tokens whose clipped loss is the larger one, [S]; with CISPO, those whose weight is clipped."""
     loss = view.preset.loss
     if loss == "reinforce":
@@ -44,16 +56,16 @@ def _clipped(view: View, mask: Mask | None) -> Tensor:
     return view.total(MOVES, mask) if loss == "cispo" else measures.clip_decides(view, mask)
 
 
-OfLoss = Callable[["View", Mask | None], "Tensor"]
+OfLoss = Callable[["View", Mask | None], "Array"]
 
 
 def of_loss(name: str, of: OfLoss, rejects: bool, needs: tuple[str, ...] = ()) -> Sum:
     """Return a per-sample mean of the loss's tokens; with `rejects`, tokens that the helper rejects are 0."""
 
-    def mean(view: View) -> Tensor:
+    def mean(view: View) -> Array:
         if not rejects:
             return of(view, None) / view.divisor
-        return (of(view, KEPT) / view.divisor).masked_fill(~view.effect.sequences, 0.0)
+        return where(view.effect.sequences, of(view, KEPT) / view.divisor, 0.0)
 
     return Sum(name, mean, needs=needs)
 
@@ -101,7 +113,7 @@ def _opsm(preset: Preset) -> Reject | None:
 def _beyond(*sides: str) -> Rows:
     """Return the share of weights beyond bounds ("high", "low") per sample, or flags of samples."""
 
-    def share(view: View) -> Tensor:
+    def share(view: View) -> Array:
         weighed = view.effect.weighed
         assert weighed is not None
         counts = sum((getattr(weighed, side) for side in sides), view.zeros)
@@ -110,14 +122,14 @@ def _beyond(*sides: str) -> Rows:
     return share
 
 
-def _opsm_masks(view: View) -> Tensor:
+def _opsm_masks(view: View) -> Array:
     """Tokens with A < 0 of samples that drifted, those outside the loss mask too, over those in it."""
     rule, negative, batch = _opsm(view.preset), view.total(measures.NEGATIVE), view.batch
     assert rule is not None
     outside = batch.masked_negative  # without A of their own they have their sample's
     if outside is None:
-        outside = batch.masked.masked_fill(negative <= 0, 0)
-    return ((negative + outside) / view.divisor).masked_fill(view.passes(rule), 0.0)
+        outside = where(negative > 0, batch.masked, 0)
+    return where(view.passes(rule), 0.0, (negative + outside) / view.divisor)
 
 
 TIS: dict[str, Row] = {
@@ -184,7 +196,7 @@ def _vetoes(preset: Preset) -> bool:
 def _outside(of: str, side: base.Side) -> Value:
     """The share of a sample's tokens beyond one bound of a band."""
 
-    def column(view: View) -> Tensor:
+    def column(view: View) -> Array:
         band = _band(view.preset, of)
         rule = band and base.half(band, side)
         return view.dropped_by(rule) / view.divisor if rule else view.zeros
@@ -192,7 +204,7 @@ def _outside(of: str, side: base.Side) -> Value:
     return per_row(Sum(f"{of}_{side}", column))
 
 
-def _before(view: View) -> Tensor:
+def _before(view: View) -> Array:
     """The mean weight of a sample before its bounds."""
     weighed = view.effect.weighed
     assert weighed is not None
@@ -200,7 +212,7 @@ def _before(view: View) -> Tensor:
     return view.where_nonempty(mean(RAW)(view) if per_token else weighed.raw.values)
 
 
-def _after(view: View) -> Tensor:
+def _after(view: View) -> Array:
     """The mean final weight of a sample."""
     rows = view.effect.per_sequence
     return view.where_nonempty(mean(WEIGHT)(view) if rows is None else rows)
@@ -209,7 +221,7 @@ def _after(view: View) -> Tensor:
 def _extreme(at: int) -> Rows:
     """The smallest or largest final weight of each sample, before normalisation."""
 
-    def end(view: View) -> Tensor:
+    def end(view: View) -> Array:
         rows = view.effect.per_sequence
         found = view.mine("ends", lambda: view.ends(WEIGHT))[at] if rows is None else rows
         return view.where_nonempty(found)
@@ -218,19 +230,19 @@ def _extreme(at: int) -> Rows:
 
 
 def _ppl(name: str, of: Measure) -> Value:
-    return per_row(Sum(name, lambda view: view.where_nonempty((-mean(of)(view)).exp()), shared=True))
+    return per_row(Sum(name, lambda view: view.where_nonempty(exp(-mean(of)(view))), shared=True))
 
 
-def _chi2_row(view: View) -> Tensor:
-    return view.where_nonempty((2 * view.ratios.log_ratio("sum", SAFETY, "aggregate").values).expm1())
+def _chi2_row(view: View) -> Array:
+    return view.where_nonempty(expm1(2 * view.ratios.log_ratio("sum", SAFETY, "aggregate").values))
 
 
 RAW = Measure("raw weight", lambda x: x.weigh().raw.values, own=True)
 CHI2 = Measure("r² − 1, Δ within ±20", lambda x: x.excess(SAFETY) * (x.excess(SAFETY) + 2))
 """As (r − 1)(r + 1), which keeps the digits of small differences."""
 LOG_PPL = Sum("mis_kl", lambda view: -view.mean_log, shared=True)
-ABS_LOG_PPL = Sum("log_ppl_abs_diff", lambda view: view.mean_log.abs(), shared=True)
-PPL_RATIO = Sum("ppl_ratio", lambda view: view.where_nonempty((-view.mean_log).exp()), shared=True)
+ABS_LOG_PPL = Sum("log_ppl_abs_diff", lambda view: abs(view.mean_log), shared=True)
+PPL_RATIO = Sum("ppl_ratio", lambda view: view.where_nonempty(exp(-view.mean_log)), shared=True)
 BEFORE, AFTER = Sum("before", _before), Sum("after", _after)
 WEIGHTS = Sum("weights", lambda view: view.effect.weight_sum)
 
@@ -317,7 +329,7 @@ MIS_NAMES: dict[str, Row] = {
         _vetoes,
     ),
     "rs_catastrophic_seq_fraction": per_row(
-        Sum("vetoed", lambda view: view.effect.kept.vetoed.to(view.n))
+        Sum("vetoed", lambda view: view.effect.kept.vetoed + view.zeros)
     ).means("Share of samples with such a token: what the veto drops.", _vetoes),
     "is_ratio_mean_after_tis_rs": per_row(AFTER).means(
         "The weight after tis_mode once more: rejection changes the mask and no weight, so it is "

@@ -28,8 +28,7 @@ from offpol_diag.trainers.config import ClipKeys, Parts, Settings, Trainer, Tran
 from offpol_diag.trainers.measures import CLIPPED_HIGH, CLIPPED_LOW, DISTANCE, WEIGHT, clipped_row
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 
@@ -38,18 +37,18 @@ def corrects(preset: Preset) -> bool:
     return preset.weight is not None
 
 
-def row_weights(view: View) -> Tensor | None:
+def row_weights(view: View) -> Array | None:
     """The final weights of sequences, [S], where one without a token has e^0 = 1; None in token modes."""
     found = view.weigh().final
     return found.values if found.per == "sequence" else None
 
 
-def _total(view: View) -> Tensor:
+def _total(view: View) -> Array:
     found = row_weights(view)
     return view.total(WEIGHT) if found is None else found
 
 
-def _units(view: View) -> Tensor:
+def _units(view: View) -> Array:
     """Return the number of weights in the mean: of tokens, or of all rows."""
     return view.counted if row_weights(view) is None else view.n * 0 + 1
 
@@ -93,18 +92,18 @@ def _side(side: Literal["low", "high"]) -> tuple[Sum, Range]:
     """Return the count of clipped tokens, or of sequences under a pooled ratio, and the extremes by row."""
     measure = CLIPPED_LOW if side == "low" else CLIPPED_HIGH
 
-    def count(view: View) -> Tensor:
+    def count(view: View) -> Array:
         rows = clipped_row(view, side)
         return view.total(measure) if rows is None else rows
 
     def of_rows(view: View) -> Ends:
         rows = clipped_row(view, side)
-        return ends(view.total(measure) / view.n.clamp(min=1), view.nonempty) if rows is None else ends(rows)
+        return ends(view.total(measure) / view.n.clip(min=1), view.nonempty) if rows is None else ends(rows)
 
     return Sum(f"clipped {side}", count, needs=measure.needs), Range(f"{side}", of_rows, needs=measure.needs)
 
 
-def _region(view: View) -> Tensor:
+def _region(view: View) -> Array:
     return LOW[0].of(view) + HIGH[0].of(view)
 
 

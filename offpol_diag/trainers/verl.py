@@ -24,12 +24,11 @@ from offpol_diag.presets import Preset, Reject, Statistic, Weight
 from offpol_diag.trainers import base, config, measures, schema
 from offpol_diag.trainers.base import Range, Row, Sum, Totals, Value, ends, highest, lowest, per_row, table
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import EPS, K1, LOG, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, Measure
+from offpol_diag.trainers.measures import EPS, K1, LOG, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, Measure, exp
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from offpol_diag.engine.ratios import Ratios
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.view import View
 
 
@@ -73,10 +72,10 @@ def _mean(column: Sum) -> Value:
     return Value(lambda totals: totals(column) / (totals.tokens + EPS), (column,))
 
 
-def _of_row(name: str, of: Callable[[Tensor, Tensor], Tensor]) -> Value:
+def _of_row(name: str, of: Callable[[Array, Array], Array]) -> Value:
     """Mean over rows of a function of a row's masked means of log π_train and log π_rollout."""
 
-    def column(view: View) -> Tensor:
+    def column(view: View) -> Array:
         n = view.counted + EPS
         return of(view.total(TRAIN) / n, view.total(ROLLOUT) / n)
 
@@ -87,11 +86,11 @@ def _of_row(name: str, of: Callable[[Tensor, Tensor], Tensor]) -> Value:
 
 _ROWS = "over all rows of the batch, each once; one without a token counts as {}"
 GAPS = Range("g", lambda view: ends(view.mean_log), shared=True)
-GAP_K3 = Measure("k3, finite", lambda x: x.k3().clamp(max=math.exp(2 * 345.0)))
-CHI2_SEQ = Sum("ss", lambda view: (2 * view.total(LOG).clamp(-SAFETY, SAFETY)).exp(), shared=True)
+GAP_K3 = Measure("k3, finite", lambda x: x.k3().clip(max=math.exp(2 * 345.0)))
+CHI2_SEQ = Sum("ss", lambda view: exp(2 * view.total(LOG).clip(-SAFETY, SAFETY)), shared=True)
 
 GAP: dict[str, Row] = {
-    "training_ppl": _of_row("ppl", lambda train, rollout: (-train).exp()).means(
+    "training_ppl": _of_row("ppl", lambda train, rollout: exp(-train)).means(
         f"e^(−mean log π_train) of a row, mean {_ROWS.format(1)}; not the perplexity of all tokens."
     ),
     "training_log_ppl": _of_row("log_ppl", lambda train, rollout: -train).means(
@@ -103,7 +102,7 @@ GAP: dict[str, Row] = {
     "k3_kl": _mean(base.total(GAP_K3)).means(
         "Mean over tokens of r − 1 − log r. Neither r nor the result is bounded: one token can decide it."
     ),
-    "rollout_ppl": _of_row("rollout_ppl", lambda train, rollout: (-rollout).exp()).means(
+    "rollout_ppl": _of_row("rollout_ppl", lambda train, rollout: exp(-rollout)).means(
         f"e^(−mean log π_rollout) of a row, mean {_ROWS.format(1)}."
     ),
     "rollout_log_ppl": _of_row("rollout_log_ppl", lambda train, rollout: -rollout).means(
@@ -113,14 +112,14 @@ GAP: dict[str, Row] = {
         "Mean log π_rollout − mean log π_train of a row (verl's docs have the sign the other "
         f"way), mean {_ROWS.format(0)}; nats."
     ),
-    "log_ppl_abs_diff": _of_row("abs", lambda train, rollout: (rollout - train).abs()).means(
+    "log_ppl_abs_diff": _of_row("abs", lambda train, rollout: abs(rollout - train)).means(
         f"|log_ppl_diff| of a row, mean {_ROWS.format(0)}; nats."
     ),
     "log_ppl_diff_max": (-lowest(GAPS)).means(
         "Largest log_ppl_diff of a row: where the trainer finds a text least likely; nats."
     ),
     "log_ppl_diff_min": (-highest(GAPS)).means("Smallest log_ppl_diff of a row, nats."),
-    "ppl_ratio": _of_row("ratio", lambda train, rollout: (rollout - train).exp()).means(
+    "ppl_ratio": _of_row("ratio", lambda train, rollout: exp(rollout - train)).means(
         f"Perplexity of π_train over that of π_rollout, row by row, mean {_ROWS.format(1)}; a mean "
         "of ratios, not the ratio of means."
     ),
@@ -144,7 +143,7 @@ OF_TOKENS: dict[Statistic | None, Measure] = {
     "k3": Measure("k3, Δ within ±20", lambda x: x.k3(SAFETY)),
 }
 """Statistics of tokens, Δ clamped to ±20; None: the weight before truncation."""
-Statistics = dict[str, "Tensor"]
+Statistics = dict[str, "Array"]
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class Spread:
     def span(self) -> Range:
         """The extremes of x."""
 
-        def of(view: View) -> tuple[Tensor, Tensor]:
+        def of(view: View) -> tuple[Array, Array]:
             x = self._values(view)
             return view.ends(x) if isinstance(x, Measure) else ends(x, view.nonempty)
 
@@ -195,13 +194,13 @@ class Spread:
     def row_span(self, name: str) -> Range:
         """Return the extremes of one number of each row that counts."""
 
-        def of(view: View) -> tuple[Tensor, Tensor]:
+        def of(view: View) -> tuple[Array, Array]:
             x = self._columns(view)[name]
             return base.among((x, x), self._counted(view))
 
         return Range(f"{self.key}/{name}", of, shared=True)
 
-    def _counted(self, view: View) -> Tensor:
+    def _counted(self, view: View) -> Array:
         """Flag the rows that count, [S] bool: for weights also those without a token."""
         return view.n >= 0 if self.center else view.nonempty
 
@@ -209,7 +208,7 @@ class Spread:
         """Number of rows that count."""
         return totals.rows if self.center else totals.sequences
 
-    def _values(self, view: View) -> Tensor | Measure:
+    def _values(self, view: View) -> Array | Measure:
         """Return x of rows [S], or of tokens; spreads that differ in their limits share it."""
         raw, weight = self._raw(view), view.preset.weight
         if not self.applied or weight is None:
@@ -217,17 +216,17 @@ class Spread:
         high = math.inf if weight.upper is None else weight.upper
         masks = weight.action == "mask"
         if not isinstance(raw, Measure):
-            return view.weigh().final.values if masks else raw.clamp(max=high)
+            return view.weigh().final.values if masks else raw.clip(max=high)
         if masks:
             return Measure("masked weight", lambda x: x.weigh().final.values, own=True)
-        return Measure("truncated weight", lambda x: raw.of(x).clamp(max=high), own=True)
+        return Measure("truncated weight", lambda x: raw.of(x).clip(max=high), own=True)
 
-    def _raw(self, view: View) -> Tensor | Measure:
+    def _raw(self, view: View) -> Array | Measure:
         over, statistic = self.rule.over, self.statistic
 
-        def aggregate(ratios: Ratios) -> Tensor:
+        def aggregate(ratios: Ratios) -> Array:
             if statistic is None:  # the log-ratio is clamped after aggregation
-                return ratios.log_ratio(over, SAFETY, "aggregate").values.exp()
+                return exp(ratios.log_ratio(over, SAFETY, "aggregate").values)
             return ratios.aggregate(statistic, over, SAFETY).values
 
         if self.of_rows:
@@ -247,18 +246,18 @@ class Spread:
             found = {"c": inside, "cc": squares, "high": high, "low": low, "x": view.total(x)}
             found |= {"high_rows": view.zeros, "low_rows": view.zeros}
         else:  # all tokens of a row share x: geometric means lie within 1e-3 of 1
-            inside = x.clamp(self.low, self.high)
+            inside = x.clip(self.low, self.high)
             off = inside - self.center
             high, low = self._beyond(view, x)
-            found = {"c": inside * n, "cc": inside * (inside * n), "c1": off * n, "cd": off.square() * n}
+            found = {"c": inside * n, "cc": inside * (inside * n), "c1": off * n, "cd": off**2 * n}
             found |= {"high_rows": high, "low_rows": low, "high": high * n, "low": low * n, "x": x * n}
         mean = found["x"] / (view.counted + EPS)
         off = mean - self.center
         high, low = self._beyond(view, mean)
-        found |= {"m": mean, "m1": off, "m2": off.square(), "dev": off.abs(), "m_high": high, "m_low": low}
+        found |= {"m": mean, "m1": off, "m2": off**2, "dev": abs(off), "m_high": high, "m_low": low}
         return found
 
-    def _beyond(self, view: View, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _beyond(self, view: View, x: Array) -> tuple[Array, Array]:
         """1 where x of a row that counts is above the limits, and below."""
         counted = self._counted(view)
         return ((x > self.high) & counted) + view.zeros, ((x < self.low) & counted) + view.zeros
@@ -328,11 +327,11 @@ def _end_of_raw(spread: Spread, of: Spread, at: int) -> Value:
     over = spread.rule.over
     logs = Range(f"{spread.key}/log", lambda view: ends(view.ratios.aggregate("ratio", over).values), True)
 
-    def exp(totals: Totals) -> float:
+    def of_raw(totals: Totals) -> float:
         log = totals.ends(logs)[at] if at == 0 else min(totals.ends(logs)[at], SAFETY)
-        return math.exp(log) if log < 709 else math.inf  # infinite on overflow as in torch
+        return math.exp(log) if log < 709 else math.inf  # infinite on overflow as in the trainer
 
-    return Value(exp, (logs,))
+    return Value(of_raw, (logs,))
 
 
 def _ratios(spread: Spread, of: Spread, rows: bool, what: str, clamp: str, level: str) -> dict[str, Row]:
@@ -492,12 +491,12 @@ def reject_spread(rule: Reject, generation: Generation) -> Spread:
     return Spread(rule, statistic, key, low, high, 0.0)
 
 
-def _rejected_tokens(view: View) -> Tensor:
+def _rejected_tokens(view: View) -> Array:
     """Count the tokens that rejection (not the veto) removes, [S]."""
     return view.mine("lost", lambda: view.dropped_by(*view.preset.reject))
 
 
-def _out_of_bounds(view: View) -> Tensor:
+def _out_of_bounds(view: View) -> Array:
     weighed = view.weigh()
     outside = weighed.high + weighed.low
     return outside * view.n if weighed.final.per == "sequence" else outside
@@ -538,7 +537,7 @@ VETO: dict[str, Row] = {
 
 
 def _masked(divergences: bool) -> dict[str, Row]:
-    def rows(view: View) -> Tensor:
+    def rows(view: View) -> Array:
         """Flag rows with a rejected token; in 2025 one without a token has r = 1, and may be rejected."""
         rejected = _rejected_tokens(view) > 0
         return (rejected if divergences else rejected | ~view.passing_sequences()) + view.zeros

@@ -11,17 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments
 from offpol_diag.engine.correction import Kept, Weighed
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import Memo, on_host
-from offpol_diag.pipeline.formulas import LOG_W_HIGHEST
-from offpol_diag.pipeline.namespaces import formulas_on_torch
+from offpol_diag.engine.segments import Array, Memo
+from offpol_diag.pipeline import formulas
 from offpol_diag.pipeline.plan import LOSSES
 from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
 from offpol_diag.trainers import LOGS
@@ -29,11 +27,11 @@ from offpol_diag.trainers.base import Columns, Ends, Ranges, applied, ends
 from offpol_diag.trainers.measures import NEGATIVE, Mask, Measure
 
 BLOCK = 1 << 17
-"""Tokens at a time on a CPU: in smaller blocks the overhead of calls exceeds the work, preset by preset."""
+"""Tokens at a time: in smaller blocks the overhead of calls exceeds the work, preset by preset."""
 
 T = TypeVar("T")
 How = Literal["Σ", "ends"]
-Found = tuple[Tensor, ...]
+Found = tuple[Array, ...]
 """The sum over the tokens of each sequence, or the minimum and the maximum, [S] each."""
 
 
@@ -58,62 +56,62 @@ class Tokens:
         return self.ratios.batch
 
     @property
-    def delta(self) -> Tensor:
+    def delta(self) -> Array:
         """Δ, nats."""
         return self.ratios.delta
 
-    def column(self, name: str) -> Tensor:
+    def column(self, name: str) -> Array:
         """Return an optional column of the batch, which must be there."""
-        found = getattr(self.batch, name)
-        assert isinstance(found, Tensor)
+        found: Array | None = getattr(self.batch, name)
+        assert found is not None
         return found
 
     def of(self, policy: Policy) -> Tokens:
         """Return the same tokens with another numerator."""
         return Tokens(self.ratios.of(policy), self.preset)
 
-    def ratio(self, safety: float | None = None) -> Tensor:
+    def ratio(self, safety: float | None = None) -> Array:
         """Return r, with Δ clamped to ±safety."""
-        return self.ratios.once(("e^Δ", safety), lambda: torch.exp(self.ratios.clamped(safety)))
+        return self.ratios.once(("e^Δ", safety), lambda: np.exp(self.ratios.clamped(safety)))
 
-    def excess(self, safety: float | None = None) -> Tensor:
+    def excess(self, safety: float | None = None) -> Array:
         """r − 1, Δ clamped to ±safety."""
         return self.ratios.excess(safety)
 
-    def k3(self, safety: float | None = None) -> Tensor:
+    def k3(self, safety: float | None = None) -> Array:
         """r − 1 − Δ, Δ clamped to ±safety."""
         return self.ratios.once(
             ("e^Δ − 1 − Δ", safety), lambda: self.excess(safety) - self.ratios.clamped(safety)
         )
 
-    def rollout_probability(self) -> Tensor:
+    def rollout_probability(self) -> Array:
         """π_rollout."""
-        return self.ratios.of("rollout").once("π_rollout", lambda: self.batch.rollout.exp())
+        return self.ratios.of("rollout").once("π_rollout", lambda: np.exp(self.batch.rollout))
 
     @property
-    def update(self) -> Tensor:
+    def update(self) -> Array:
         """u of each token, nats: of π_θ against π_old, or the rollout where the trainer has no π_old."""
         if self.ratios.policy != "old":
             return self.ratios.of("current").delta
         return self.ratios.once("logged u", lambda: self.column("current") - self.column("old"))
 
     @property
-    def update_ratio(self) -> Tensor:
+    def update_ratio(self) -> Array:
         """e^u of each token."""
         if self.ratios.policy != "old":
             return self.of("current").ratio()
-        return self.ratios.once("logged e^u", lambda: torch.exp(self.update))
+        return self.ratios.once("logged e^u", lambda: np.exp(self.update))
 
     def weigh(self) -> Weighed:
         """The preset's weights of these tokens, whether they are applied or not."""
         return correction.weigh(self.ratios, self.preset)
 
     @property
-    def kept(self) -> Tensor | None:
+    def kept(self) -> Array | None:
         """Flags of tokens that pass the rules on tokens, [T] bool; None for all."""
         return correction.keep(self.ratios, applied(self.preset)).tokens
 
-    def kept_by(self, before: Preset) -> Tensor | None:
+    def kept_by(self, before: Preset) -> Array | None:
         """Return flags of tokens that a preset's rules and veto keep, [T] bool; None for all."""
         if not before.reject and before.veto is None:
             return None
@@ -121,27 +119,27 @@ class Tokens:
         rows = segments.spread(kept.sequences, self.batch.cu_seqlens)
         return rows if kept.tokens is None else rows & kept.tokens
 
-    def found(self, how: How, of: Measure, kept: Tensor | None = None) -> Found:
+    def found(self, how: How, of: Measure, kept: Array | None = None) -> Found:
         """Return the sum of each sequence, [S], of flags how many are set; or both extremes, [S] each.
 
         Only tokens flagged in `kept` [T] count; None for all.
         """
         x, offsets = self._values(of), self.batch.cu_seqlens
-        if how == "Σ" and x.dtype == torch.bool:
+        if how == "Σ" and x.dtype == bool:
             return (segments.count(x if kept is None else x & kept, offsets),)
         if how == "Σ":
-            return (segments.total(x if kept is None else torch.where(kept, x, 0.0), offsets),)
-        low, high = (x, x) if kept is None else (torch.where(kept, x, end) for end in (torch.inf, -torch.inf))
+            return (segments.total(x if kept is None else np.where(kept, x, 0.0), offsets),)
+        low, high = (x, x) if kept is None else (np.where(kept, x, end) for end in (np.inf, -np.inf))
         return segments.smallest(low, offsets), segments.largest(high, offsets)
 
-    def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
+    def within(self, of: Measure, low: float, high: float) -> tuple[Array, ...]:
         """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
         x, offsets = self._values(of), self.batch.cu_seqlens
-        inside = x.clamp(low, high)
-        sums = (segments.total(each, offsets) for each in (inside, inside.square()))
+        inside = np.clip(x, low, high)
+        sums = (segments.total(each, offsets) for each in (inside, inside**2))
         return *sums, *(segments.count(flags, offsets) for flags in (x > high, x < low))
 
-    def _values(self, of: Measure) -> Tensor:
+    def _values(self, of: Measure) -> Array:
         x = self if of.policy is None else self.of(of.policy)
         return of.of(x) if of.own else x.ratios.once(("measure", of.name), lambda: of.of(x))
 
@@ -162,7 +160,7 @@ class Effect:
         return correction.keep(self.ratios, self.preset)
 
     @property
-    def sequences(self) -> Tensor:
+    def sequences(self) -> Array:
         """Sequences that pass every rule on sequences and the veto, [S] bool."""
         return self.kept.sequences
 
@@ -172,27 +170,27 @@ class Effect:
         return None if self.preset.weight is None else correction.weigh(self.ratios, self.preset)
 
     @property
-    def per_sequence(self) -> Tensor | None:
+    def per_sequence(self) -> Array | None:
         """Weights of sequences, [S]; None when tokens have their own, or there are none."""
         found = self.weighed
         return found.final.values if found is not None and found.final.per == "sequence" else None
 
     @cached_property
-    def kept_tokens(self) -> Tensor:
+    def kept_tokens(self) -> Array:
         """Number of kept tokens."""
         batch, tokens = self.ratios.batch, self.kept.tokens
         passed = (
-            batch.lengths.to(torch.float64) if tokens is None else segments.count(tokens, batch.cu_seqlens)
+            batch.lengths.astype(np.float64) if tokens is None else segments.count(tokens, batch.cu_seqlens)
         )
         return passed * self.sequences
 
     @property
-    def weight_sum(self) -> Tensor:
+    def weight_sum(self) -> Array:
         """Sum of the final weights over all tokens, rejected or not."""
         return self._weight_sum(None)
 
     @property
-    def kept_weight_sum(self) -> Tensor:
+    def kept_weight_sum(self) -> Array:
         """Sum of the final weights over kept tokens."""
         if self.weighed is None:
             return self.kept_tokens
@@ -200,14 +198,14 @@ class Effect:
             return self.per_sequence * self.kept_tokens
         return self._weight_sum(self.kept.tokens) * self.sequences
 
-    def _weight_sum(self, kept: Tensor | None) -> Tensor:
+    def _weight_sum(self, kept: Array | None) -> Array:
         batch = self.ratios.batch
         if self.weighed is None:
-            return batch.lengths.to(torch.float64)
+            return batch.lengths.astype(np.float64)
         if self.per_sequence is not None:
             return self.per_sequence * batch.lengths
         w = self.weighed.final.values
-        return segments.total(w if kept is None else torch.where(kept, w, 0.0), batch.cu_seqlens)
+        return segments.total(w if kept is None else np.where(kept, w, 0.0), batch.cu_seqlens)
 
 
 # ---------------------------------------------------------------- a batch under a preset
@@ -247,33 +245,33 @@ class View:
         return self.scene.batch
 
     @property
-    def n(self) -> Tensor:
+    def n(self) -> Array:
         """Tokens of each sequence, [S] float64."""
-        return self.once("n", lambda: self.batch.lengths.to(torch.float64))
+        return self.once("n", lambda: self.batch.lengths.astype(np.float64))
 
     @property
-    def counted(self) -> Tensor:
+    def counted(self) -> Array:
         """Tokens of each sequence that denominators of means count, [S] float64."""
         return self.n + self.batch.masked if self.padded else self.n
 
     @property
-    def divisor(self) -> Tensor:
+    def divisor(self) -> Array:
         """Divisor of means over the tokens of each sequence: max(number, 1), [S]."""
-        return self.once("n or 1", lambda: self.counted.clamp(min=1))
+        return self.once("n or 1", lambda: np.maximum(self.counted, 1))
 
     @property
-    def nonempty(self) -> Tensor:
+    def nonempty(self) -> Array:
         """Sequences with a token, [S] bool."""
         return self.once("there", lambda: self.batch.lengths > 0)
 
     @property
-    def zeros(self) -> Tensor:
+    def zeros(self) -> Array:
         """Zeros, [S] float64."""
-        return self.once("zeros", lambda: torch.zeros_like(self.n))
+        return self.once("zeros", lambda: np.zeros_like(self.n))
 
     # ------------------------------------------------------------ sums over tokens
 
-    def total(self, of: Measure, mask: Mask | None = None) -> Tensor:
+    def total(self, of: Measure, mask: Mask | None = None) -> Array:
         """Σ over the tokens of each sequence that the mask leaves, [S]; of flags, how many are set."""
         rows = of.rows and of.rows(self)
         if rows is not None:
@@ -287,7 +285,7 @@ class View:
             return ends(rows, self.nonempty if mask is None else self._passed(mask) > 0)
         return self._found("ends", of, mask)  # type: ignore[return-value]
 
-    def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
+    def within(self, of: Measure, low: float, high: float) -> tuple[Array, ...]:
         """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
         return self.mine(("within", of.name, low, high), lambda: self.tokens.within(of, low, high))
 
@@ -296,12 +294,12 @@ class View:
         """The tokens of the batch."""
         return Tokens(self.ratios, self.preset)
 
-    def _passed(self, mask: Mask) -> Tensor:
+    def _passed(self, mask: Mask) -> Array:
         """Tokens of each sequence that the mask leaves, [S]."""
         flags = self._flags(mask)
         return self.n if flags is None else segments.count(flags, self.batch.cu_seqlens)
 
-    def _flags(self, mask: Mask) -> Tensor | None:
+    def _flags(self, mask: Mask) -> Array | None:
         """Return which tokens a mask selects, [T] bool; None for all."""
         return self.mine(mask, lambda: mask.of(self.tokens))
 
@@ -325,7 +323,7 @@ class View:
         """The weights, whether they are applied or not."""
         return correction.weigh(self.ratios, self.preset)
 
-    def capped(self) -> Tensor:
+    def capped(self) -> Array:
         """Tokens whose weight a bound moved, or whose sequence's weight it did, [S]."""
         weighed = self.effect.weighed
         if weighed is None:
@@ -333,55 +331,55 @@ class View:
         moved = weighed.high + weighed.low
         return moved * self.n if weighed.final.per == "sequence" else moved
 
-    def dropped_by(self, *rules: Reject) -> Tensor:
+    def dropped_by(self, *rules: Reject) -> Array:
         """Count the tokens of each sequence that any of these rules drops, [S]."""
         return self.n - self.kept_by(replace(self.preset, reject=rules, veto=None))
 
-    def kept_by(self, before: Preset) -> Tensor:
+    def kept_by(self, before: Preset) -> Array:
         """Count the tokens of each sequence that a preset's rules and veto keep, [S]."""
         return Effect(self.ratios, before).kept_tokens
 
-    def aggregate_of_kept(self, over: Over, before: Preset) -> Tensor:
+    def aggregate_of_kept(self, over: Over, before: Preset) -> Array:
         """Return the sum or mean of Δ over the tokens that a preset's rules and veto keep, [S]."""
         some = self.ratios
         if before.reject or before.veto is not None:
             some = correction.among(some, some, before)
         return some.aggregate("ratio", over).values
 
-    def tokens_above(self, over: Over, bound: float) -> Tensor:
+    def tokens_above(self, over: Over, bound: float) -> Array:
         """Tokens of each sequence whose log-ratio, or their sequence's or turn's, is above a bound, [S]."""
         log = self.ratios.aggregate("ratio", over)
         found = correction.per_sequence(log.values > bound, log, self.batch)
         return found * self.n if log.per == "sequence" else found
 
-    def passing_sequences(self) -> Tensor:
+    def passing_sequences(self) -> Array:
         """Flag the sequences that pass the rules on sequences, whatever the veto drops, [S] bool."""
         return correction.keep(self.ratios, replace(self.preset, veto=None)).sequences
 
-    def passes(self, rule: Reject) -> Tensor:
+    def passes(self, rule: Reject) -> Array:
         """Flag the sequences that pass a rule on sequences, [S] bool."""
         return correction.passes(self.ratios, rule).values
 
-    def veto_hits(self, veto: Veto | None) -> Tensor:
+    def veto_hits(self, veto: Veto | None) -> Array:
         """Tokens of each sequence that lie beyond a veto's bounds, [S]."""
         return correction.veto_hits(self.ratios, veto)
 
     # ------------------------------------------------------------ numbers of sequences
 
     @property
-    def mean_log(self) -> Tensor:
+    def mean_log(self) -> Array:
         """Mean Δ of each sequence, [S] nats; 0 for one without a token."""
         mean = self.ratios.aggregate("ratio", "mean").values
         return mean * self.n / self.divisor if self.padded else mean
 
-    def turns(self, statistic: Statistic) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    def turns(self, statistic: Statistic) -> tuple[Array, Array, Callable[[Array], Array]]:
         """Return means of a statistic over turns [R], token counts [R], and a function to sum by sequence."""
         batch = self.batch
-        many = segments.lengths(batch.cu_runs).to(torch.float64)
+        many = segments.lengths(batch.cu_runs).astype(np.float64)
         return self.ratios.turns(statistic), many, lambda x: segments.total(x, batch.turns)
 
     @property
-    def pooled_update(self) -> Tensor | None:
+    def pooled_update(self) -> Array | None:
         """u of each sequence under GSPO, [S]; else None: tokens have their own."""
         if not LOSSES[self.preset.loss].pooled:
             return None
@@ -389,27 +387,30 @@ class View:
         return self.once(("mean u", self.preset.policy), lambda: segments.mean(self.tokens.update, offsets))
 
     @property
-    def pooled_ratio(self) -> Tensor | None:
+    def pooled_ratio(self) -> Array | None:
         """e^u of each sequence under GSPO, [S]; else None."""
         u = self.pooled_update
-        return None if u is None else self.once(("e^u", self.preset.policy), lambda: torch.exp(u))
+        return None if u is None else self.once(("e^u", self.preset.policy), lambda: np.exp(u))
 
     @property
-    def vespo_factor(self) -> Tensor:
+    def vespo_factor(self) -> Array:
         """φ of each sequence under VESPO, by the sign of its advantages, [S]."""
-        formulas, offsets, shape = formulas_on_torch(), self.batch.cu_seqlens, self.preset.shape
-        log_w = segments.total(self.tokens.update.clamp(-LOG_W_HIGHEST, LOG_W_HIGHEST), offsets)
+        offsets, shape = self.batch.cu_seqlens, self.preset.shape
+        most = formulas.LOG_W_HIGHEST
+        log_w = segments.total(np.clip(self.tokens.update, -most, most), offsets)
         if self.preset.weight is not None:
             final = self.weigh().final
-            logs = formulas.bounded_log(final.values)
+            logs = formulas.bounded_log(final.values)  # type: ignore[no-untyped-call]
             log_w = log_w + (segments.total(logs, offsets) if final.per == "token" else logs)
-        positive = formulas.vespo_factor(log_w, shape.k_positive, shape.lambda_positive)
-        negative = formulas.vespo_factor(log_w, shape.k_negative, shape.lambda_negative)
-        return torch.where(self.total(NEGATIVE) > 0, negative, positive)
+        minus = self.total(NEGATIVE) > 0
+        k = np.where(minus, shape.k_negative, shape.k_positive)
+        rate = np.where(minus, shape.lambda_negative, shape.lambda_positive)
+        found: Array = formulas.vespo_factor(log_w, k, rate)  # type: ignore[no-untyped-call]
+        return found
 
-    def where_nonempty(self, x: Tensor) -> Tensor:
+    def where_nonempty(self, x: Array) -> Array:
         """Return x with 0 for sequences without a token, [S]."""
-        return torch.where(self.nonempty, x, 0.0)
+        return np.where(self.nonempty, x, 0.0)
 
 
 # ---------------------------------------------------------------- all presets
@@ -418,10 +419,10 @@ class View:
 def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
     """Compute the sums and extremes of a batch that the presets' logged metrics need, [S] each.
 
-    On a CPU a few sequences at a time.
+    A few sequences at a time.
     """
-    offsets, batch = scene.batch.cu_seqlens, scene.batch
-    spans = segments.spans(offsets, BLOCK) if on_host(offsets) else [(0, batch.sequences)]
+    batch = scene.batch
+    spans = segments.spans(batch.cu_seqlens, BLOCK)
     parts = []
     for first, last in spans if presets else ():
         part = (
@@ -441,19 +442,16 @@ def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
     names, of_ends = parts[0]
 
     def joined(name: str) -> Ends:
-        low, high = (torch.cat(each) for each in zip(*(found[name] for _, found in parts), strict=True))
+        low, high = (np.concatenate(each) for each in zip(*(found[name] for _, found in parts), strict=True))
         return low, high
 
-    return {name: torch.cat([found[name] for found, _ in parts]) for name in names}, {
+    return {name: np.concatenate([found[name] for found, _ in parts]) for name in names}, {
         name: joined(name) for name in of_ends
     }
 
 
-def outermost(ranges: Ranges) -> Ranges:
+def outermost(ranges: Ranges) -> dict[str, tuple[float, float]]:
     """Reduce extremes over sequences to scalars; ±inf if there is no sequence."""
-    if not ranges:
-        return {}
-    lows, highs = (torch.stack(each) for each in zip(*ranges.values(), strict=True))
-    none = lows.new_full((len(lows), 1), torch.inf)  # filled there: no GPU waits
-    low, high = torch.cat((lows, none), 1).amin(1), torch.cat((highs, -none), 1).amax(1)
-    return dict(zip(ranges, zip(low.unbind(), high.unbind(), strict=True), strict=True))
+    return {
+        name: (low.min(initial=np.inf), high.max(initial=-np.inf)) for name, (low, high) in ranges.items()
+    }

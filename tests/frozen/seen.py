@@ -48,7 +48,6 @@ if __name__ == "__main__":
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
 from typer.testing import CliRunner, Result
 
 from offpol_diag.cli import app
@@ -264,20 +263,15 @@ def seen(name: str) -> Texts:
     command = COMMANDS[name]
     found: Texts = {}
     keys: dict[str, Keys] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as folder, chdir(folder):
-            command.prepare(Path(folder))
-            for before in dict.fromkeys(
-                one.format(dump, dump) for one in command.before for dump in command.lines
-            ):
-                run(before)
-            for dump, line in command.lines.items():
-                found[f"{name}-{dump}.txt"] = _seen(command, line)
-                keys[dump] = keys_of(json.loads(Path("result.json").read_text()), command.keys)
-    finally:
-        torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        command.prepare(Path(folder))
+        for before in dict.fromkeys(
+            one.format(dump, dump) for one in command.before for dump in command.lines
+        ):
+            run(before)
+        for dump, line in command.lines.items():
+            found[f"{name}-{dump}.txt"] = _seen(command, line)
+            keys[dump] = keys_of(json.loads(Path("result.json").read_text()), command.keys)
     return found | {f"{name}-keys.txt": keys_text(keys)}
 
 

@@ -47,7 +47,7 @@ PLANTED = "planted"
 
 KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL")
 """Environment variables of this process that an input keeps."""
-LATE = ("jinja2", "pyro", "rich.progress")
+LATE = ("jinja2", "rich.progress")
 """Modules that commands import late, in functions."""
 
 

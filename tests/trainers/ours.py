@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import torch
+import numpy as np
 
-from offpol_diag.analysis.first_pass import Needs, read_ahead
+from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.preset_sums import norm_factor, normalised
 from offpol_diag.engine.scene import Scene
@@ -20,21 +20,7 @@ BUILT_IN = catalogue.load()
 
 def seen(preset, batch):
     """Make the scene of the whole batch, with the cuts and tails that the preset needs."""
-    held = Held(batch)
-    return Scene.of(batch, 0, 2, read_ahead(held, held, Needs.of([preset], False)).fits)
-
-
-class Held:
-    """An engine, and its dump of one batch."""
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def only(self, roles):
-        return self
-
-    def reduce(self, dump, job, each=None):
-        return job(self.batch)
+    return Scene.of(batch, 0, 2, of_batch(batch, [preset]).fits)
 
 
 def ours(name, batch):
@@ -42,18 +28,18 @@ def ours(name, batch):
     preset = BUILT_IN[name]
     done = effect(seen(preset, batch), preset)
     mask = token_mask(done)
-    weights = torch.ones_like(mask)
+    weights = np.ones_like(mask)
     if done.weighed is not None:
         weights = done.weighed.final.values
         if done.weighed.final.per == "sequence":
             weights = segments.spread(weights, batch.cu_seqlens)
     if normalised(preset):
-        n, total = batch.lengths.to(torch.float64), done.weight_sum
+        n, total = batch.lengths.astype(np.float64), done.weight_sum
         by_token = preset.weight.over == "token"
-        total, units = (total, n) if by_token else (total / n.clamp(min=1), (n > 0).to(torch.float64))
+        total, units = (total, n) if by_token else (total / np.maximum(n, 1), (n > 0) * 1.0)
         weights = weights / norm_factor(total.sum(), units.sum())
-    counted = mask if preset.denominator == "kept" else torch.ones_like(mask)
-    return (weights * mask).numpy(), counted.numpy().astype(bool)
+    counted = mask if preset.denominator == "kept" else np.ones_like(mask)
+    return weights * mask, counted.astype(bool)
 
 
 def read(rows, path):

@@ -1,0 +1,357 @@
+"""GPUs: what a device's name means, the numbers of presets on one, and what makes the host wait."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from offpol_diag.analysis.first_pass import of_batch
+from offpol_diag.analyze import analyze
+from offpol_diag.batch import Batch
+from offpol_diag.engine import preset_sums
+from offpol_diag.engine.preset_sums import PresetSums
+from offpol_diag.engine.scene import Scene
+from offpol_diag.errors import MemoryShortage, UsageError
+from offpol_diag.pipeline import gpu as sums_on_gpu
+from offpol_diag.pipeline import kernels
+from offpol_diag.presets import catalogue
+from offpol_diag.readers import open_dump
+from offpol_diag.run import gpu as named
+from offpol_diag.run import task
+from tests import kinds, pretended
+from tests.devices import REAL, gpu, like_gpu, numbers, present, same
+
+GPU = torch.device("cuda", 0)
+SAMPLE = "sample_data/stale.parquet"
+emulated = pytest.mark.skipif(REAL, reason="a real GPU is here")
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("gpu") / "small_groups.parquet"
+    pq.write_table(pq.read_table(SAMPLE).slice(0, 80), path, row_group_size=16)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def batch(dump) -> Batch:
+    return next(open_dump([dump], batch_tokens=5000).batches())
+
+
+# ---------------------------------------------------------------- names
+
+
+plain_trouble = named.trouble
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(named, "present", lambda: count > 0)
+    monkeypatch.setattr(named, "count", lambda: count)
+    monkeypatch.setattr(named, "trouble", lambda device: "")
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "expected"),
+    [
+        ("auto", 0, ["cpu"]),
+        ("auto", 1, ["cuda:0"]),
+        ("auto", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda", 2, ["cuda:0", "cuda:1"]),
+        ("cuda:1", 2, ["cuda:1"]),
+        ("cpu", 2, ["cpu"]),
+    ],
+)
+def test_a_name_means_the_devices_that_are_there(name, count, expected, monkeypatch):
+    gpus(monkeypatch, count)
+
+    assert [*named.devices(name).devices] == expected
+
+
+def test_auto_starts_no_gpu_for_a_small_dump(monkeypatch):
+    gpus(monkeypatch, 1)
+
+    assert named.devices("auto", worth=False).devices == ("cpu",)
+    assert named.devices("cuda", worth=False).devices == ("cuda:0",)
+    assert not kernels.worth_a_gpu(1e5, 207)
+    assert kernels.worth_a_gpu(1e7, 207)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "said"),
+    [
+        ("cuda", 0, "0 CUDA"),
+        ("cuda:1", 1, "1 CUDA"),
+        ("cuda:2", 2, "2 CUDA"),
+        ("tpu", 1, "not known"),
+        ("cuda:x", 1, "not known"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(name, count, said, monkeypatch):
+    gpus(monkeypatch, count)
+
+    with pytest.raises(UsageError, match=said):
+        named.devices(name)
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_gpus_that_the_environment_hides_are_not_there(hidden, monkeypatch):
+    monkeypatch.setattr(named, "NODES", ("/dev/null",))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert named.present()
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert not named.present()
+
+
+def test_without_torch_a_gpu_is_not_used(monkeypatch):
+    gpus(monkeypatch, 1)
+    monkeypatch.setattr(named, "find_spec", lambda name: None)
+    found = named.devices("auto")
+
+    assert found.on_cpu
+    assert "torch is not installed" in found.unused
+    with pytest.raises(UsageError, match="needs torch"):
+        named.devices("cuda")
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, *which: int) -> None:
+    """Let nothing be made on some GPUs, as where others hold all their memory; on the others on the host."""
+    plain = torch.ones
+
+    def ones(*args: Any, device: Any = "cpu", **kwargs: Any) -> Tensor:
+        if torch.device(device).index in which:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 MiB.")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(named, "trouble", plain_trouble)
+    monkeypatch.setattr(torch, "ones", ones)
+
+
+@pytest.mark.parametrize(
+    ("which", "expected", "said"),
+    [
+        ((), ["cuda:0", "cuda:1"], ""),
+        ((1,), ["cuda:0"], ""),
+        (
+            (0, 1),
+            ["cpu"],
+            "cuda:0 does not work: CUDA out of memory.; cuda:1 does not work: CUDA out of memory.",
+        ),
+    ],
+)
+def test_a_gpu_that_does_not_work_is_not_taken_unless_it_was_asked_for(which, expected, said, monkeypatch):
+    gpus(monkeypatch, 2)
+    broken(monkeypatch, *which)
+    found = named.devices("auto")
+
+    assert [*found.devices] == expected
+    assert found.unused == said
+    for at in which:
+        for name in ("cuda", f"cuda:{at}"):
+            with pytest.raises(UsageError, match="does not work: CUDA out of memory") as caught:
+                named.devices(name)
+            assert "--device cpu" in caught.value.hint
+
+
+def test_a_report_says_why_no_gpu_was_taken(monkeypatch):
+    gpus(monkeypatch, 1)
+    broken(monkeypatch, 0)
+    monkeypatch.setattr(kernels, "WORTH_COMPILING", 0)
+    run = analyze([SAMPLE], presets=catalogue.load().resolve("token_is")).run
+
+    assert run.device == "cpu"
+    assert run.engine == "local; cuda:0 does not work: CUDA out of memory."
+
+
+def test_workers_take_gpus_in_turn(monkeypatch):
+    for number, wanted in enumerate(("cuda:0", "cuda:1", "cuda:0")):
+        monkeypatch.setattr(task, "_worker", number)
+        assert task.own(("cuda:0", "cuda:1")) == wanted
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("device", [gpu("cuda", name="real"), like_gpu("cuda")])
+@pytest.mark.parametrize("lacking", [[], ["advantages"], ["current_log_probs"]])
+def test_a_gpu_has_the_numbers_of_a_cpu(device, lacking, dump, tmp_path):
+    path = str(tmp_path / "dump.parquet")
+    pq.write_table(pq.read_table(dump).drop_columns(lacking), path, row_group_size=16)
+    here = with_own(numbers(analyze([path], presets=kinds.EACH, device="cpu")))
+    files = {"sequences": tmp_path / "sequences.parquet", "tally": tmp_path / "tally.json"}
+    with present("cuda"):
+        summary = analyze([path], presets=kinds.EACH, device=device, **files)
+    there = with_own(numbers(summary))
+
+    assert summary.run.device == "cuda:0"
+    for part in here:
+        assert same(here[part], there[part]), part
+
+
+def with_own(summary: Any) -> Any:
+    """Leave out which presets have the same numbers to the last bit: a GPU rounds each sum anew."""
+    for preset in summary["presets"].values():
+        del preset["same_as"]
+    return summary
+
+
+def test_a_block_that_does_not_fit_is_an_error_with_a_hint(batch, monkeypatch):
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(sums_on_gpu, "_sent", full)
+    with pytest.raises(MemoryShortage, match="memory of cuda:0 is too small") as caught:
+        PresetSums.of(Scene.of(batch, 0, 1, device="cuda:0"), catalogue.load().resolve("token_is"))
+    assert "--device cpu" in caught.value.hint
+
+
+@emulated
+def test_the_host_waits_for_a_gpu_where_it_fetches_the_sums_alone(batch, monkeypatch):
+    monkeypatch.setattr(preset_sums, "BLOCK", {"gpu": 2000})
+
+    fits = of_batch(batch, kinds.EACH).fits
+
+    def asked() -> tuple[int, int]:
+        with pretended.counted() as at_first:
+            done = PresetSums.of(Scene.of(batch, 0, 1, fits, device="cuda:0"), kinds.EACH)
+        with pretended.counted() as then:
+            _ = done.of_plan
+        return sum(at_first.values()), sum(then.values())
+
+    with pretended.gpus():
+        asked()  # the numbers of the plan are copied once
+        first, then = asked()
+
+    assert first == 0
+    assert then == len(arrays())
+
+
+def arrays() -> list[str]:
+    """Return the names of all arrays of the sums of a batch."""
+    from offpol_diag.pipeline.tables import Sums, SumTables
+
+    return [*SumTables._fields, *Sums._fields[1:]]
+
+
+# ---------------------------------------------------------------- the emulated GPU
+
+
+def on(*values: float, device: Any = GPU) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64).to(device)
+
+
+def offsets(*values: int) -> torch.Tensor:
+    return torch.tensor(values, device=GPU)
+
+
+REFUSED = {
+    "both memories in a sum": lambda x: x + torch.ones(3),
+    "the host's first": lambda x: torch.ones(3) * x,
+    "joined": lambda x: torch.cat((x, torch.ones(3))),
+    "stacked": lambda x: torch.stack((x.sum(), torch.tensor(1.0))),
+    "chosen by the host": lambda x: torch.where(torch.ones(3) > 0, x, x),
+    "flags of a GPU": lambda x: torch.ones(3)[x > 0],
+    "two GPUs": lambda x: x + on(1, 2, 3, device="cuda:1"),
+    "searched": lambda x: torch.searchsorted(torch.arange(3.0), x),
+    "numpy": lambda x: x.numpy(),
+    "an array": np.asarray,
+    "a function of numpy": np.exp,
+    "pickle": pickle.dumps,
+    "runs of a table": lambda x: torch.segment_reduce(x.view(-1, 1), "sum", offsets=offsets(0, 3), axis=0),
+    "runs of whole numbers": lambda x: torch.segment_reduce(x.long(), "sum", offsets=offsets(0, 3)),
+}
+
+
+@emulated
+@pytest.mark.parametrize("asks", REFUSED.values(), ids=REFUSED)
+def test_calls_that_a_gpu_refuses_are_refused(asks):
+    with pytest.raises((RuntimeError, TypeError)):
+        asks(on(1, 2, 3))
+
+
+@emulated
+def test_memory_that_nothing_wrote_holds_no_numbers():
+    assert torch.empty(2, dtype=torch.float64, device=GPU).isnan().all()
+    assert torch.empty(2, dtype=torch.int64, device=GPU).tolist() == [torch.iinfo(torch.int64).min] * 2
+    assert torch.zeros(2, device=GPU).tolist() == torch.empty(2, device=GPU).fill_(0).tolist() == [0, 0]
+
+
+WAITS = {
+    "a number": lambda x: float(x.sum()),
+    "a branch": lambda x: bool((x > 1).any()),
+    "a list": lambda x: x.tolist(),
+    "the host": lambda x: x.cpu(),
+    "flags": lambda x: x[x > 1],
+    "their places": lambda x: torch.nonzero(x > 1),
+    "places of the host": lambda x: x[torch.tensor([0])],
+    "a size that nobody said": lambda x: torch.repeat_interleave(x, (x > 1).long()),
+    "what is sent": lambda x: torch.ones(3).to(GPU),
+    "what is sent later from common memory": lambda x: torch.ones(3).to(GPU, non_blocking=True),
+    "what is made of a list": lambda x: torch.tensor([1.0], device=GPU),
+}
+
+
+@emulated
+@pytest.mark.parametrize("asks", WAITS.values(), ids=WAITS)
+def test_waits_of_the_host_are_counted(asks):
+    x = on(1, 2, 3)
+    with pretended.counted() as seen:
+        asks(x)
+
+    assert sum(seen.values()) in (1, 2)  # a place of the host's is sent first
+
+
+@emulated
+def test_calls_without_an_answer_do_not_wait():
+    x = on(1, 2, 3)
+    with pretended.counted() as seen:
+        torch.where(x > 1, x, 0.0)
+        torch.ones(3).pin_memory().to(GPU, non_blocking=True)
+        torch.zeros_like(x), torch.arange(3, device=GPU)
+
+    assert not seen
+
+
+# ---------------------------------------------------------------- without torch
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+from offpol_diag.__main__ import main
+sys.argv = ["offpol-diag", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("analyze", SAMPLE, "-q", "-o", "r.html"),
+        ("doctor", SAMPLE),
+        ("compare", "--presets", "token_is,m2po", SAMPLE, "-q", "-o", "r.html"),
+        ("gate", SAMPLE, "-q", "--max", "k3=9"),
+    ],
+    ids=" ".join,
+)
+def test_commands_work_where_torch_is_not_installed(command, tmp_path):
+    sample = str(Path(SAMPLE).resolve())
+    given = [sample if one == SAMPLE else one for one in command]
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *given],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert "torch" not in ran.stderr
