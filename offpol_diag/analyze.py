@@ -27,7 +27,7 @@ from offpol_diag.forms import Reading, open_dump
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
-from offpol_diag.run.gpu import CPU, Choice, devices
+from offpol_diag.run.gpu import CPU, ON_CPU, Choice, devices
 from offpol_diag.run.pool import Processes, peak_rss
 from offpol_diag.run.ray import Ray
 from offpol_diag.run.task import TOKENS, Each, Engine, Progress, own
@@ -163,7 +163,7 @@ def chosen_devices(engine: str, device: str, worth: bool) -> Choice:
     """
     if engine == "local":
         return devices(device, worth)
-    return Choice(("cuda",)) if device == "cuda" else Choice((device,))
+    return ON_CPU if device in ("auto", CPU) else Choice((device,))  # the engine refuses cuda:N
 
 
 def _kept(dump: Dump, group_by: Sequence[str]) -> Iterator[breakdowns.Kept]:

@@ -793,7 +793,7 @@ def test_the_page_of_scale_says_what_is_known_and_what_was_not_measured():
     assert "The size of a tally file has not been measured yet" in report._page("scale", c=bare)
     text = report._page("scale", c=full)
     assert "not been measured" not in text
-    assert "One H1 does the work of 4,000 cores" in text
+    assert "One H1 computes presets as fast as 4,000 cores" in text
     assert "| 10¹⁴ | 10,000 | 30 GB | 1 |" in text
     assert "| a tally file, packed | 3 MB |" in text
     assert "dump of any size, also of a collapsed run | 600 MB |" in text

@@ -31,6 +31,7 @@ from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump, shards
+from offpol_diag.run import gpu as run_gpu
 from offpol_diag.run import pool
 from offpol_diag.run.pool import Processes
 from offpol_diag.run.task import Each, Local
@@ -333,7 +334,7 @@ def test_a_command_forks_workers_where_workers_are_likely(
     started = []
     monkeypatch.setattr(pool, "fork", lambda workers: started.append(1))
     monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(request, "GPU", tmp_path if gpu else tmp_path / "none")
+    monkeypatch.setattr(run_gpu, "present", lambda: gpu)
     options = {"device": "auto", "seed": 0, "on_bad_row": "error", "quiet": True} | options
     one = request.Request(**options)
     named = [str(tmp_path if folder else path), "s3://a/b", str(tmp_path / "none")]
@@ -455,7 +456,8 @@ def test_a_worker_keeps_its_memory_from_one_batch_to_the_next():
     text = """
         import resource, sys
         import numpy as np
-        from offpol_diag.run import pool
+        from offpol_diag.run import gpu as run_gpu
+from offpol_diag.run import pool
         def pages():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             for size in (1 << 20, 9 << 20, 40 << 20):
@@ -502,6 +504,7 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_hint(small, tmp_path
 COMMAND = """
 from offpol_diag.cli import request
 from offpol_diag.__main__ import main
+from offpol_diag.run import gpu as run_gpu
 from offpol_diag.run import pool
 
 request.LARGE = 0
@@ -534,6 +537,7 @@ from pathlib import Path
 from offpol_diag.cli.exits import exit_codes, terminator
 from offpol_diag.run.pool import Processes
 from offpol_diag.readers import open_dump
+from offpol_diag.run import gpu as run_gpu
 from offpol_diag.run import pool
 if {forked}:
     pool.fork(2)
