@@ -217,10 +217,7 @@ def ours(x, preset):
     scene = Scene.of(batch, 0, 2)
     done = effect(scene, preset)
     loss, slope = loss_of_tokens(scene, preset)
-    weights = np.ones_like(loss)
-    if done.weighed is not None and weighted(preset):
-        final = done.weighed.final
-        weights = final.values if final.per == "token" else segments.spread(final.values, batch.cu_seqlens)
+    weights = done.weight if weighted(preset) else np.ones_like(loss)
     return tuple(map(torch.from_numpy, (slope, weights, token_mask(done))))
 
 

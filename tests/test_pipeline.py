@@ -175,11 +175,12 @@ def assert_corrected(batch, presets, fits, found):
     scene = Scene.of(batch, 0, 1, fits)
     for at, preset in enumerate(presets):
         done = effect(scene, preset)
-        assert np.array_equal(found["sequences"][at], done.sequences * 1.0), preset
-        assert np.array_equal(found["kept"][at], done.kept_tokens), preset
-        assert np.array_equal(found["hits"][at], done.kept.catastrophic), preset
-        want = {"w": done.kept_weight_sum, "over all": done.weight_sum}
-        want |= {name: getattr(done.weighed, name) for name in ("high", "low") if done.weighed}
+        assert np.array_equal(found["sequences"][at], done.kept_rows * 1.0), preset
+        assert np.array_equal(found["kept"][at], done.n_kept), preset
+        assert np.array_equal(found["hits"][at], done.veto_hits(done.preset.veto)), preset
+        w = done.weight
+        want = {"w": done.row_sum(np.where(done.kept, w, 0.0)), "over all": done.row_sum(w)}
+        want |= {name: getattr(done.weighed, name) for name in ("high", "low") if done.preset.weight}
         for name, x in want.items():
             assert np.allclose(found[name][at], x, rtol=3e-12, atol=0), (name, preset)
 

@@ -1,19 +1,21 @@
-"""Check trainers' logged sums: blocks of sequences against all of them, and what rules drop."""
+"""Trainers' logs as they are added up: of blocks, shared by presets, read back, of parts of a batch."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from offpol_diag.check.expected import Logged
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
-from offpol_diag.trainers import LOGS, view
-from offpol_diag.trainers.view import View, columns, outermost
+from offpol_diag.trainers import LOGS, logs
+from offpol_diag.trainers.logs import Collected, Merged
+from offpol_diag.trainers.tokens import Tokens
 from tests import oracles
 from tests.whole import effect, opened
 
 ALL = catalogue.load().resolve("all")
-BY_LOG = {logs: [preset for preset in ALL if preset.logs == logs] for logs in LOGS}
+BY_LOG = {log: [preset for preset in ALL if preset.logs == log] for log in LOGS}
 
 
 # ---------------------------------------------------------------- sums
@@ -49,53 +51,99 @@ def variants(preset):
         yield replace(preset, apply=not preset.apply)
 
 
+def varied(log):
+    """Return the presets of a log and their variants, each under a name of its own."""
+    every = [one for preset in BY_LOG[log] for one in variants(preset)]
+    return [replace(one, name=f"{at}") for at, one in enumerate(every)]
+
+
 def made(dump, presets):
-    """Return sums per sequence, and extremes of all."""
+    """Return sums, and extremes, by preset and place."""
     _, found, batch = dump
     scene = Scene.of(batch, 0, 4, found.fits)
-    sums, ranges = columns(scene, presets)
-    ends = {name: [*map(float, pair)] for name, pair in outermost(ranges).items()}
+    sums, ends = logs.sums(scene, presets)
     scene.forget()
-    return sums, ends
+    return {name: float(x[0]) for name, x in sums.read().items()}, ends
 
 
-@pytest.mark.parametrize("logs", LOGS)
-def test_blocks_have_together_what_all_tokens_have(dump, logs, monkeypatch):
+def assert_alike(got, want):
+    for found, wanted in zip(got, want, strict=True):
+        assert found.keys() == wanted.keys()
+        for name, x in wanted.items():
+            assert found[name] == pytest.approx(x, rel=1e-11, abs=1e-11, nan_ok=True), name
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_blocks_have_together_what_all_tokens_have(dump, log, monkeypatch):
     """Also of presets that differ from those that ship."""
-    varied = [one for preset in BY_LOG[logs] for one in variants(preset)]
-    presets = [replace(one, name=f"{at}") for at, one in enumerate(varied)]
-    want, all_ends = made(dump, presets)
-    monkeypatch.setattr(view, "BLOCK", 40)
-    sums, ends = made(dump, presets)
+    presets = varied(log)
+    want = made(dump, presets)
+    monkeypatch.setattr(logs, "BLOCK", 40)
+    assert_alike(made(dump, presets), want)
 
-    assert sums.keys() == want.keys()
-    for name, x in want.items():
-        np.testing.assert_allclose(sums[name], x, rtol=1e-12, atol=1e-14, err_msg=name)
-    assert ends.keys() == all_ends.keys()
-    for name, pair in all_ends.items():
-        assert ends[name] == pytest.approx(pair, rel=1e-12, abs=1e-14), name
+
+@pytest.mark.parametrize("log", LOGS)
+def test_presets_share_what_each_alone_has(dump, log):
+    """What a part reads of a preset is what presets are told apart by that share it."""
+    presets = varied(log)
+    alone = [made(dump, [preset]) for preset in presets]
+    want = tuple({name: x for each in alone for name, x in each[at].items()} for at in (0, 1))
+    assert_alike(made(dump, presets), want)
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_reads_back_what_it_has_collected(dump, log):
+    """Sum for sum: no branch depends on data; and of parts of a batch at once what each has alone."""
+    _, found, batch = dump
+    halves = range(batch.sequences // 2), range(batch.sequences // 2, batch.sequences)
+    for preset in varied(log):
+        scene = Scene.of(batch, 0, 2, found.fits)
+        had = logs.collected(Tokens(scene, preset))
+        totals = Merged(lambda at: np.float64(at), lambda at: (np.float64(-at), np.float64(at)))
+        logs.read(Tokens(Scene.of(batch.rows(0, 0), 0, 2, found.fits), preset), totals)
+        assert (totals.at, totals.end) == (len(had.sums), len(had.ends)), preset
+
+        both = Logged(preset, scene, had, {"tokens": Tokens(scene, preset).counted}).values(halves)
+        for rows, got in zip(halves, both, strict=True):
+            part = Scene.of(batch.rows(rows[0], rows[-1] + 1), 0, 2, found.fits)
+            t = Tokens(part, preset)
+            (want,) = Logged(preset, part, logs.collected(t), {"tokens": t.counted}).values()
+            assert got.keys() <= want.keys(), preset  # a number that one part lacks has none
+            for name, x in got.items():
+                assert x == pytest.approx(want[name], rel=1e-9, abs=1e-9, nan_ok=True), (preset, name)
 
 
 def test_logged_only_rules_follow_their_bounds(dump):
     """A preset that is not applied did nothing, whatever it would have done."""
     weights = (Weight("token", upper=upper, safety=None) for upper in (1.0001, 1.01))
     presets = [Preset(f"{w.upper}", "", "old", weight=w, apply=False, logs="trl") for w in weights]
-    sums, _ = made(dump, presets)
+    one, other = (logged(dump, preset)["sampling/importance_sampling_ratio/mean"] for preset in presets)
 
-    assert not np.array_equal(sums["1.0001!ratio"], sums["1.01!ratio"])
+    assert one != other
+
+
+def logged(dump, preset):
+    """Return what is logged of the whole dump."""
+    scene = Scene.of(dump[2], 0, 4, dump[1].fits)
+    t = Tokens(scene, preset)
+    (found,) = Logged(preset, scene, logs.collected(t), {"tokens": t.counted}).values()
+    return found
 
 
 def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(dump):
     """Whatever else drops them too."""
     m2po = next(rules for one in BY_LOG["areal"] if (rules := [r for r in one.reject if r.over == "batch"]))
     tight, weight = Reject("ratio", upper=1.0001, lower=0.9999), Weight("token", upper=1.2)
-    presets = [
-        Preset(str(len(rules)), "", "old", weight=weight, reject=(*rules, tight), logs="areal")
-        for rules in (m2po, ())
-    ]
-    sums, _ = made(dump, presets)
+    with_it, without = (
+        Preset("x", "", "old", weight=weight, reject=(*rules, tight), logs="areal") for rules in (m2po, ())
+    )
+    scene = Scene.of(dump[2], 0, 4, dump[1].fits)
+    n = scene.counts["tokens"].sum()
+    valid = n - Tokens(scene, with_it).dropped_by(*m2po).sum()
+    name = "ppo_actor/update/rs_filtered_fraction"
 
-    assert np.array_equal(sums["0!valid"] - sums["1!valid"], sums["0!changed"] - sums["1!changed"])
+    lost = n * logged(dump, without)[name] - valid * logged(dump, with_it)[name]
+    assert 0 < n - valid == pytest.approx(lost)
 
 
 @pytest.mark.parametrize(
@@ -115,35 +163,36 @@ def test_drops_of_a_rule_are_counted_also_where_it_is_not_applied(dump, rule):
     for apply_ in (True, False):
         scene = Scene.of(dump[2], 0, 4)
         one = replace(preset, apply=apply_, veto=None if apply_ else Veto(lower=0.95))
-        dropped.append(View(scene, one).dropped_by(rule))
+        dropped.append(Tokens(scene, one).dropped_by(rule))
         if apply_:
-            kept = effect(scene, preset).kept_tokens
+            kept = effect(scene, preset).n_kept
         scene.forget()
     assert np.array_equal(dropped[0], scene.counts["tokens"] - kept)
     assert np.array_equal(dropped[1], dropped[0])
 
 
-# ---------------------------------------------------------------- columns
+# ---------------------------------------------------------------- adding up
 
 
-@pytest.mark.parametrize("logs", LOGS)
-def test_no_two_columns_of_a_trainer_have_one_name(logs):
-    """Else one would stand for the other."""
-    entries = [*LOGS[logs].entries, *(e for preset in BY_LOG[logs] for e in LOGS[logs].entries_of(preset))]
-    columns = {one: (type(one), one.name, one.shared) for entry in entries for one in entry.value.columns}
-    of = {}
-    for one, key in columns.items():
-        of.setdefault(key, set()).add(getattr(one.of, "__qualname__", one.of))
-    assert {key: names for key, names in of.items() if len(names) > 1} == {}
-    optional = {"old", "current", "advantages", "rewards", "entropy"}
-    assert {name for one in columns for name in one.needs} <= optional
+def test_only_numbers_of_sequences_are_added_up(dump):
+    """So that `check` can add up parts of a batch."""
+    t, s = Tokens(Scene.of(dump[2], 0, 4), ALL[0]), Collected(dump[2].sequences)
+    for add in (s.sum, s.max, s.min):
+        with pytest.raises(ValueError, match="of each sequence"):
+            add(t.log_ratio)
+    s.sum(t.row_sum(t.log_ratio))
 
 
-def test_ends_keep_their_names_and_are_infinite_where_nothing_is():
-    ends = {"rows": ([3.0, 1], [4.0, 7]), "bad": ([1, float("nan")],) * 2}
-    found = outermost({name: tuple(map(np.array, pair)) for name, pair in ends.items()})
+def test_ends_are_infinite_where_nothing_is():
+    whole = np.zeros(2, np.int64)
+    batch = replace(logs.nothing(frozenset(("old_log_probs",))).batch, cu_seqlens=np.zeros(3, np.int64))
+    ends = logs.sums(Scene.of(replace(batch, key=whole, masked=whole), 0, 4), [BY_LOG["trl"][0]])[1]
+    assert [abs(end) for pair in ends.values() for end in pair] == [float("inf")] * 6
 
-    assert [*map(float, found["rows"])] == [1.0, 7.0]
-    assert all(np.isnan(end) for end in found["bad"])
-    nothing = outermost({"nothing": (np.empty(0), np.empty(0))})["nothing"]
-    assert [*map(float, nothing)] == [float("inf"), float("-inf")]
+
+@pytest.mark.parametrize("log", LOGS)
+def test_names_are_those_of_a_dump_with_every_column(dump, log):
+    for preset in BY_LOG[log]:
+        names = logs.names(preset)
+        assert {*logged(dump, preset)} <= {*names}
+        assert logs.of_whole(preset) <= {*names}

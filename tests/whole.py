@@ -11,7 +11,7 @@ from offpol_diag.pipeline.plan import COLUMNS, Plan
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
-from offpol_diag.trainers.view import Effect
+from offpol_diag.trainers.tokens import Tokens
 from tests import oracles
 
 ALL = catalogue.load().resolve("all")
@@ -30,15 +30,12 @@ def opened(rows, folder, presets=ALL):
 
 def effect(scene, preset):
     """Apply a preset to the whole batch, token by token."""
-    preset = preset_sums.applied(preset)
-    return Effect(scene.ratios(preset.policy), preset)
+    return Tokens(scene, preset).applied
 
 
 def token_mask(done):
     """Return 1 where a token is kept, [T] float64."""
-    mask = segments.spread(done.kept.sequences, done.ratios.batch.cu_seqlens)
-    mask = mask if done.kept.tokens is None else mask & done.kept.tokens
-    return segments.numbers(mask)
+    return segments.numbers(done.kept)
 
 
 def loss_of_tokens(scene, preset):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -54,8 +54,7 @@ from offpol_diag.summary import (
     Worst,
     finite,
 )
-from offpol_diag.trainers import LOGS
-from offpol_diag.trainers.base import Read
+from offpol_diag.trainers import logs
 
 CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
     (method.SIGN_ROWS, "positive", ("advantages",)),
@@ -113,11 +112,10 @@ class Readout:
         return normal.factors(self.normal, self.study.normalised)
 
     @cached_property
-    def logged(self) -> Read:
-        """The sums from which the trainers' own logged numbers are computed."""
-        both = {**typed(self.tally.states["logged"], Sums).read(), **self.reader.sums}
-        both |= normal.norms(self.normal, self.study.normalised)
-        return Read({name: float(values[0]) for name, values in both.items()}, self.ranges)
+    def trainers(self) -> logs.Reading:
+        """What trainers would have logged."""
+        sums = typed(self.tally.states["logged"], Sums).read()
+        return logs.Reading(sums, self.ranges, self.study.columns)
 
 
 # ---------------------------------------------------------------- what was read
@@ -347,9 +345,7 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
 def preset_result(out: Readout, preset: Preset) -> PresetResult:
     """Read out one preset."""
     needs = correction.needs(preset, set(out.study.columns))
-    logged: Mapping[str, float] = {}
-    if preset.logs in LOGS and not needs:
-        logged = LOGS[preset.logs].logged(preset, out.logged)
+    logged = out.trainers.numbers(preset) if preset in out.study.logging else {}
     return PresetResult(
         summary=preset.summary,
         policy=preset.policy,

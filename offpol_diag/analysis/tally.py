@@ -35,9 +35,7 @@ from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Policy, Preset, candidates
-from offpol_diag.trainers import LOGS
-from offpol_diag.trainers.view import columns as trainer_columns
-from offpol_diag.trainers.view import outermost
+from offpol_diag.trainers import LOGS, logs
 
 Ranges = dict[str, tuple[float, float]]
 """Name → (smallest, largest)."""
@@ -200,11 +198,8 @@ def observe(study: Study, scene: Scene) -> Tally:
     states["sample"] = sample.sample(scene, study.main)
     if study.pairs:
         states |= drops.states(scene, study.main, study.pairs)
-    columns, logged = trainer_columns(scene, study.logging)
-    summed = Columns.of({"masked": scene.batch.masked.astype(np.float64)} | columns)
-    # without replicates: no number of a trainer has an interval
-    states["logged"] = Sums.of_stacked(summed.names, summed.rows, scene.draws[:, :0], which=summed.which)
-    return Tally(states | {"ranges": Extremes.of(ranges | outermost(logged))})
+    states["logged"], ends = logs.sums(scene, study.logging)
+    return Tally(states | {"ranges": Extremes.of(ranges | ends)})
 
 
 def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:

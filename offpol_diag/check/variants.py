@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from offpol_diag.batch import Batch
-from offpol_diag.check.expected import Logged, Values, extremes
+from offpol_diag.check.expected import Logged, Values
 from offpol_diag.engine import segments
 from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Preset
+from offpol_diag.trainers import logs
 
 BOUNDS = (1.0, 1.2, 1.28, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 100.0)
 """Upper bounds that are tried in place of the preset's, and their inverses as lower ones."""
@@ -151,7 +152,7 @@ class Step:
         own = (of.changes, of.preset, of.masked)
         found: Values = self._once((*own, parts, of.weighted, outermost), made)
         if of.factor:
-            by, ends, base = of.factor, extremes(logged.preset), self.logged(BASE)
+            by, ends, base = of.factor, logs.of_whole(logged.preset), self.logged(BASE)
             if isinstance(by, str):
                 assert base is not None
                 by = float(base.sums[by].sum())

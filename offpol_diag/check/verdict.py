@@ -31,7 +31,7 @@ from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue, load
 from offpol_diag.readers import Dump
-from offpol_diag.trainers import LOGS, TRAINERS, trainer_named
+from offpol_diag.trainers import LOGS, TRAINERS, logs, trainer_named
 
 RELATIVE = 1e-5
 """Differences below |value| · RELATIVE + ABSOLUTE are rounding of float32."""
@@ -210,12 +210,12 @@ def _candidates(
         return list(given)
     said = trainer or str(dump.info.provenance.get("trainer", "")).strip().lower()
     if trainer is not None or said in TRAINERS:
-        logs = {log.name for log in TRAINERS[trainer_named(said)].logs}
+        words = {log.name for log in TRAINERS[trainer_named(said)].logs}
     else:
-        logs = set(LOGS)
+        words = set(LOGS)
     able: dict[tuple[object, ...], Preset] = {}
     for one in catalogue.values():
-        if one.logs in logs and not correction.needs(one, have):
+        if one.logs in words and not correction.needs(one, have):
             able.setdefault(_behaviour(one), one)
     held = {one.name: _held(one, curves) for one in able.values()}
     most = max(held.values(), default=(0, 0))
@@ -227,7 +227,7 @@ def _candidates(
 
 def _held(preset: Preset, curves: tracker.Curves) -> tuple[int, int]:
     """Count the metrics of a preset that the curves hold, and those by their whole name."""
-    names = [entry.name for entry in LOGS[preset.logs or ""].entries_of(preset)]
+    names = logs.names(preset)
     return len(tracker.matched(curves, names)[0]), sum(name in curves for name in names)
 
 

@@ -168,11 +168,6 @@ class Ratios:
             return self.delta
         return self.once(("clamped", safety), lambda: np.clip(self.delta, -safety, safety))
 
-    @property
-    def probabilities(self) -> Array:
-        """π_rollout, [T]."""
-        return self.of("rollout").once("π_rollout", lambda: np.exp(self.batch.rollout))
-
     def excess(self, safety: float | None = None) -> Array:
         """Return r − 1, with Δ clamped to ±safety, [T]."""
         if safety is None:

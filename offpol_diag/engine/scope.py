@@ -118,14 +118,14 @@ class BatchFits:
     def cut(self, policy: Policy, rule: Reject, batch: Batch) -> Array:
         """Return the value from which on tokens are dropped, for every token [T]; inf where none need be."""
         found, which = codes(batch)
-        cuts = self.cuts[policy, rule]
+        cuts = self.cuts.get((policy, rule), {})  # empty batches need none
         by_label = np.array([cuts[one] for one in found], np.float64)
         return segments.spread(by_label[which], batch.cu_seqlens)
 
     def smoothed(self, policy: Policy, weight: Weight, log: Array, per: str, batch: Batch) -> Array:
         """Smooth the tails of log-weights [T] or [S] by trainer batch."""
         found, which = codes(batch)
-        which, tails = of_units(which, per, batch), self.tails[policy, weight]
+        which, tails = of_units(which, per, batch), self.tails.get((policy, weight), {})
         for at, one in enumerate(found):
             smooth = tails[one]
             if smooth is not None:  # few are in the tail

@@ -1,7 +1,7 @@
 """Trainers: the metrics that each would have logged for a dump, and its own configuration of a preset.
 
-There is one file per trainer, and a row of `TRAINERS` for each. None of them imports numpy; `view.py`, which
-computes their metrics, does.
+There is one file per trainer, and a row of `TRAINERS` for each. None of them imports numpy before it computes
+a number; `logs.py`, what their logs are written on, does.
 """
 
 from __future__ import annotations

@@ -8,56 +8,61 @@ behave_imp_weight_* before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
 from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.trainers import base, config, measures, schema
-from offpol_diag.trainers.base import Ends, Entry, Log, Rows, Sum, Totals, Value, When, among, applied, ends
+from offpol_diag.trainers import config, schema
+from offpol_diag.trainers.base import Log, Numbers, applied, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import (
-    K1,
-    KEPT,
-    ONE,
-    UPDATE,
-    UPDATE_RATIO,
-    WEIGHT,
-    Mask,
-    Measure,
-    U,
-    under,
-    where,
-)
-from offpol_diag.trainers.measures import LOG as LOG_RATIO
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import Tokens, View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 SCOPE = "ppo_actor/update/"
 
 
-def _samples(preset: Preset) -> bool:
-    """Return whether rejection_sampling is set, or the behave_imp_weight_cap that it replaced."""
-    return applied(preset).weight is not None
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return what is logged since 1.0.4, where rejection_sampling has a share beside what its cap had."""
+    return named(SCOPE, statistics(t.applied, s) | filtered(t.applied, s))
 
 
-def _filters(preset: Preset) -> bool:
-    """Return whether rejection_sampling is set: a weight masked without its token means the older cap."""
-    return _samples(preset) and not _masks(preset)
+def log_v1_0_3(t: Tokens, s: Totals) -> Numbers:
+    """Return what is logged under behave_imp_weight_cap: actor.py:536-542 there."""
+    return named(SCOPE, statistics(t.applied, s))
 
 
-def _masks(preset: Preset) -> bool:
-    """Return whether a weight can be 0, which only a mask makes it."""
-    rule = applied(preset).weight
-    return rule is not None and rule.action == "mask"
+def statistics(t: Tokens, s: Totals) -> Numbers:
+    """Return statistics of the update, over valid tokens, and of the mismatch, over behave tokens."""
+    found: Numbers = {}
+    weight, both = t.preset.weight, t.of("current")
+    behave = t.kept & (t.weight > 0) if weight is not None and weight.action == "mask" else t.kept
+    if t.current is not None and t.preset.loss != "gspo":  # whose ratio over kept tokens is not computed here
+        ratio, of = np.where(t.kept, t.update_ratio, 0.0), valid(t)  # of a dropped token 0
+        found |= statistic(t, s, "importance_weight", ratio, of)
+        found |= statistic(t, s, "approx_kl", t.u, of)
+    if weight is not None:
+        found |= statistic(t, s, "behave_imp_weight", t.weight, behave)
+        found |= statistic(t, s, "behave_approx_kl", t.log_ratio, behave)
+    if t.current is not None:
+        found |= statistic(t, s, "compute_logp/kl_div_direct", -both.log_ratio, behave)
+        found |= statistic(t, s, "compute_logp/kl_div_taylor", both.log_ratio**2 / 2, behave)
+        found |= statistic(t, s, "compute_logp/kl_div_dual", both.k3(), behave)
+    return found
 
 
-def _of_tokens(preset: Preset) -> bool:
-    """Return whether ratios are of tokens; AReaL's GSPO ratio over kept tokens is not computed here."""
-    return preset.loss != "gspo"
+def statistic(t: Tokens, s: Totals, name: str, x: Array, among: Array) -> Numbers:
+    """Return average, smallest and largest of the tokens of a denominator, not logged where it is 0."""
+    many = s.sum(t.row_sum(among))
+    found = {
+        "avg": s.sum(t.row_sum(np.where(among, x, 0.0))) / many,
+        "min": s.min(t.row_min(np.where(among, x, math.inf))),
+        "max": s.max(t.row_max(np.where(among, x, -math.inf))),
+    }
+    return {f"{name}/{end}": s.given(many > 0, number) for end, number in found.items()}
 
 
 def _over_batch(preset: Preset) -> tuple[Reject, ...]:
@@ -65,202 +70,22 @@ def _over_batch(preset: Preset) -> tuple[Reject, ...]:
     return tuple(rule for rule in applied(preset).reject if rule.over == "batch")
 
 
-# ---------------------------------------------------------------- denominators
+def valid(t: Tokens) -> Array:
+    """Flag the tokens that M2PO leaves, [T] bool."""
+    return t.under(*_over_batch(t.preset)).kept
 
 
-@dataclass(frozen=True)
-class Denominator:
-    """The tokens that a statistic averages over.
-
-    Attributes:
-        name: name of the count.
-        tokens: selection of tokens within sequences.
-        sequences: computes the flags of the sequences, [S] bool; some of them may have no token.
-    """
-
-    name: str
-    tokens: Mask
-    sequences: Rows
-
-    def total(self, view: View, of: Measure) -> Array:
-        """Return the sum of a measure over these tokens, [S]."""
-        return where(self.sequences(view), view.total(of, self.tokens), 0.0)
-
-    def ends(self, view: View, of: Measure) -> Ends:
-        """Return the minimum and maximum over these tokens of each sequence, [S] each."""
-        return among(view.ends(of, self.tokens), self.sequences(view))
-
-    def count(self, view: View) -> Array:
-        """Count these tokens of each sequence, [S]."""
-        return view.mine(("count", self.name), lambda: self.total(view, ONE))
+def filtered(t: Tokens, s: Totals) -> Numbers:
+    """Return the share of valid tokens that rejection sampling drops, or whose weight it clamps."""
+    weight = t.preset.weight
+    if weight is None or weight.action == "mask":  # a weight masked without its token means the older cap
+        return {}
+    tokens = t.row_sum(valid(t))
+    changed = tokens - t.n_kept + (t.n_bounded if weight.action == "truncate" else 0.0)
+    return {"rs_filtered_fraction": s.sum(changed) / np.maximum(s.sum(tokens), 1.0)}
 
 
-def _valid(x: Tokens) -> Array | None:
-    """Flag the tokens that M2PO keeps; None for all."""
-    rules = _over_batch(x.preset)
-    return x.kept_by(replace(x.preset, reject=rules, veto=None)) if rules else None
-
-
-def _with_weight(x: Tokens) -> Array | None:
-    """Flag kept tokens; with token weights that can be 0, only those with a weight above 0."""
-    if not _masks(x.preset) or x.weigh().final.per == "sequence":
-        return x.kept
-    above = x.weigh().final.values > 0
-    return above if x.kept is None else above & x.kept
-
-
-def _behaving(view: View) -> Array:
-    kept, weights = view.effect.sequences, view.effect.per_sequence
-    return kept & (weights > 0) if weights is not None and _masks(view.preset) else kept
-
-
-ALL_VALID = Denominator("valid", Mask(_valid), lambda view: view.nonempty)
-"""n_valid_tokens."""
-LOSS_MASK = Denominator("left", KEPT, lambda view: view.effect.sequences)
-"""The loss mask after rejection sampling."""
-BEHAVING = Denominator("behave", Mask(_with_weight), _behaving)
-"""unclipped_behave_tokens; without rejection sampling there is no such mask, and all valid ones count."""
-
-# ---------------------------------------------------------------- statistics
-
-
-def _dropped(view: View) -> Array:
-    """Count the valid tokens that are dropped, [S]."""
-    return ALL_VALID.count(view) - LOSS_MASK.count(view)
-
-
-def _masked_ratio(view: View) -> Ends:
-    """The smallest and largest ratio kept, and 0 for each sequence that lost a token."""
-    low, high = LOSS_MASK.ends(view, UPDATE_RATIO)
-    lost = _dropped(view) > 0
-    return where(lost, low.clip(max=0.0), low), where(lost, high.clip(min=0.0), high)
-
-
-def _weighted(view: View) -> Array:
-    """Σ of the weights over behave tokens."""
-    rows = view.effect.per_sequence
-    return BEHAVING.total(view, WEIGHT) if rows is None else rows * BEHAVING.count(view)
-
-
-def _weight_ends(view: View) -> Ends:
-    """The smallest and largest of the weights of behave tokens."""
-    rows = view.effect.per_sequence
-    return BEHAVING.ends(view, WEIGHT) if rows is None else ends(rows, BEHAVING.count(view) > 0)
-
-
-def _changed(view: View) -> Array:
-    """Count the valid tokens that are dropped or have a clamped weight, [S]."""
-    rule = view.preset.weight
-    return _dropped(view) + (view.capped() if rule and rule.action == "truncate" else 0.0)
-
-
-VALID, BEHAVE = Sum("valid", ALL_VALID.count), Sum("behave", BEHAVING.count)
-CHANGED = Sum("changed", _changed)
-
-
-def _statistic(
-    name: str,
-    total: Rows,
-    ends: Callable[[View], Ends],
-    per: Sum,
-    meaning: str,
-    when: When = base.always,
-    needs: tuple[str, ...] = UPDATE,
-) -> tuple[Entry, ...]:
-    """Return average, minimum and maximum of a statistic, which are not logged if its denominator is 0."""
-    sums, span = Sum(name, total, needs=needs), base.Range(name, ends, needs=needs)
-
-    def entry(end: str, word: str, of: Callable[[Totals], float]) -> Entry:
-        def checked(totals: Totals) -> float:
-            if totals(per) == 0:
-                raise base.Absent(per.name)
-            return of(totals)
-
-        value = Value(checked, (per, sums, span))
-        return Entry(f"{SCOPE}{name}/{end}", value, f"{meaning} The {word}.", when)
-
-    return (
-        entry("avg", "mean", lambda totals: totals(sums) / totals(per)),
-        entry("min", "smallest", lambda totals: totals.ends(span)[0]),
-        entry("max", "largest", lambda totals: totals.ends(span)[1]),
-    )
-
-
-def _behave(name: str, of: Measure, meaning: str) -> tuple[Entry, ...]:
-    """Return a statistic of π_θ against the rollout over the behave tokens."""
-    v = under(of, "current")
-    return _statistic(
-        name, lambda x: BEHAVING.total(x, v), lambda x: BEHAVING.ends(x, v), BEHAVE, meaning.format(_BEHAVE)
-    )
-
-
-_BEHAVE = "over tokens that are kept with a weight above 0"
-ENTRIES = (
-    *_statistic(
-        "importance_weight",
-        lambda view: LOSS_MASK.total(view, UPDATE_RATIO),
-        _masked_ratio,
-        VALID,
-        "π_θ/π_old over the valid tokens (after M2PO), with 0 for each token that rejection sampling drops: "
-        "the loss's own ratio, not the mismatch, and lower the more is dropped. After release 2.0.0 "
-        "(3e9f63232 of 2026-08-06) a dropped token counts with its own ratio.",
-        _of_tokens,
-    ),
-    *_statistic(
-        "approx_kl",
-        lambda view: ALL_VALID.total(view, U),
-        lambda view: ALL_VALID.ends(view, U),
-        VALID,
-        "log π_θ − log π_old over the valid tokens, dropped ones included: the opposite sign of ppo_kl "
-        "elsewhere.",
-        _of_tokens,
-    ),
-    *_statistic(
-        "behave_imp_weight",
-        _weighted,
-        _weight_ends,
-        BEHAVE,
-        f"π_old/π_rollout after masking or clamping, {_BEHAVE}: a mean of survivors, which hides what was "
-        "dropped; at level sequence with the ratio it is the geometric mean, by tokens.",
-        _samples,
-        (),
-    ),
-    *_statistic(
-        "behave_approx_kl",
-        lambda view: BEHAVING.total(view, LOG_RATIO),
-        lambda view: BEHAVING.ends(view, LOG_RATIO),
-        BEHAVE,
-        f"log π_old − log π_rollout, {_BEHAVE}; of the token itself at every level, and unclamped: the "
-        "opposite sign of k1.",
-        _samples,
-        (),
-    ),
-    *_behave(
-        "compute_logp/kl_div_direct",
-        K1,
-        "log π_rollout − log π_θ, {}: k1 of both drifts together, with π_θ where others have π_old.",
-    ),
-    *_behave(
-        "compute_logp/kl_div_taylor",
-        measures.K2,
-        "(log π_θ − log π_rollout)²/2, {}: k2 of both drifts together.",
-    ),
-    *_behave(
-        "compute_logp/kl_div_dual",
-        measures.K3,
-        "r − 1 − log r with r = π_θ/π_rollout, {}: k3 of both drifts together, unclamped.",
-    ),
-)
-SHARE = Entry(
-    f"{SCOPE}rs_filtered_fraction",
-    Value(lambda totals: totals(CHANGED) / max(totals(VALID), 1), (CHANGED, VALID)),
-    "Share of the valid tokens that rejection sampling drops (action mask) or whose weight it changes "
-    "(action clamp). The trainer averages it over micro-batches, each weighing the same; here it is of "
-    "the whole dump. The cap of v1.0.3 and older does not log it (`areal-v1.0.3`).",
-    _filters,
-)
-LOGS = (Log("areal", (*ENTRIES, SHARE)), Log("areal-v1.0.3", ENTRIES))
-"""The second is that of `behave_imp_weight_cap`, up to v1.0.3: actor.py:536-542 there, without the share."""
+LOGS = (Log("areal", log), Log("areal-v1.0.3", log_v1_0_3))
 
 # ---------------------------------------------------------------- configuration
 

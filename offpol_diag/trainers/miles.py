@@ -7,70 +7,57 @@ settings that it has in common with slime are those of `slime`.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from offpol_diag.trainers import slime
-from offpol_diag.trainers.base import Entry, Log, Sum, Value, per_row, table
+from offpol_diag.trainers.base import SAFETY, Log, Numbers, np
 from offpol_diag.trainers.config import Trainer
-from offpol_diag.trainers.measures import K3_CLAMPED, SAFETY, UPDATE, Measure, squared
+from offpol_diag.trainers.slime import of_samples
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 LEAST = 1e-8
 """Lower bound on Σw² of a sample."""
-WEIGHT = Measure("e^u within e^±20", lambda x: x.update_ratio.clip(math.exp(-SAFETY), math.exp(SAFETY)))
 
 
-def _ess(view: View) -> Array:
-    """Return (Σw)²/(n Σw²) of each sequence over the original loss mask, [S]; 0 for one without tokens."""
-    if view.preset.loss == "gspo":
-        return view.nonempty + view.zeros
-    least = view.divisor * view.total(squared(WEIGHT)).clip(min=LEAST)
-    found: Array = view.total(WEIGHT) ** 2 / least
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return slime's numbers, and 0 for those of the anchor against the rollout where it is the rollout."""
+    return own(t, s, slime.log(t, s), t.only())
+
+
+def mis_log(t: Tokens, s: Totals) -> Numbers:
+    """Return the same with the MIS helper."""
+    return own(t, s, slime.mis_log(t, s), t.applied.only("reject", "veto"))
+
+
+def own(t: Tokens, s: Totals, found: Numbers, left: Tokens) -> Numbers:
+    """Return slime's numbers, and what miles adds; `left` has the tokens that are not 0 in the loss's."""
+    if t.current is not None:
+        found["train/ess_ratio"] = of_samples(t, s, effective(t))
+    kl = of_samples(t, s, mean_k3(left))
+    found["train/train_rollout_kl"] = kl
+    if t.preset.policy != "old":
+        of_anchor = ("train/train_rollout_logprob_abs_diff", "train/train_rollout_kl")
+        found |= dict.fromkeys(of_anchor, 0.0)
     return found
 
 
-def _of_anchor(value: Value) -> Value:
-    """A number of the anchor against the rollout: 0 where the rollout is the anchor."""
-    return replace(value, of=lambda totals: value.of(totals) if totals.preset.policy == "old" else 0.0)
+def mean_k3(t: Tokens) -> Array:
+    """Return the mean k3 of each sample, its log-ratio within ±20 and itself at most 10, [S]."""
+    return t.row_mean(np.where(t.kept, np.minimum(t.k3(SAFETY), 10.0), 0.0))
 
 
-def _names(rejects: bool) -> tuple[Entry, ...]:
-    """Return the entries that miles adds to slime's."""
-    kl = slime.of_loss("rollout_kl", lambda view, mask: view.total(K3_CLAMPED, mask), rejects)
-    return table(
-        {
-            "ess_ratio": per_row(Sum("ess", _ess, needs=UPDATE)).means(
-                "Mean over samples of (Σw)²/(n Σw²), w = π_θ/π_old with its log within ±20: the effective "
-                "sample size of the update within a sample, not of the mismatch; 0 for a sample without a "
-                "token, and of all tokens, rejected or not. Under GSPO all w of a sample are equal, so that "
-                "it is 1."
-            ),
-            "train_rollout_kl": _of_anchor(per_row(kl)).means(
-                "Mean of r − 1 − log r, r = π_old/π_rollout, with log r within ±20 and the result at most "
-                "10: k3, averaged per sample first. Tokens that the MIS helper rejects are 0 in it and still "
-                "divide; with --use-rollout-logprobs it is 0."
-            ),
-        },
-        "train/",
-    )
-
-
-GAP = (
-    "Mean |log π_old − log π_rollout|, nats. With --use-rollout-logprobs π_rollout stands in π_old's place, "
-    "so that it is 0 whatever the mismatch. Tokens that the MIS helper rejects are 0 in it and still divide."
-)
-
-
-def _log(name: str, of: Log, rejects: bool) -> Log:
-    """slime's, with miles's own definition of the gap and what it has beside slime's."""
-    gap, *others = of.entries
-    gap = replace(gap, meaning=GAP, value=_of_anchor(gap.value))
-    return Log(name, (gap, *others, *_names(rejects)))
+def effective(t: Tokens) -> Array:
+    """Return (Σw)²/(n Σw²) of each sample over the original loss mask, [S]; 0 for one without tokens."""
+    if t.preset.loss == "gspo":
+        return t.there * 1.0
+    w = np.exp(t.token_u).clip(math.exp(-SAFETY), math.exp(SAFETY))
+    found: Array = t.row_sum(w) ** 2 / (np.maximum(t.counted, 1) * np.maximum(t.row_sum(w**2), LEAST))
+    return found
 
 
 PATHS = slime.Paths(
@@ -79,5 +66,5 @@ PATHS = slime.Paths(
     "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     False,
 )
-LOGS = (_log("miles", slime.LOG, rejects=False), _log("miles-mis", slime.MIS, rejects=True))
+LOGS = (Log("miles", log), Log("miles-mis", mis_log))
 TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), slime.guards, slime.CLIP, LOGS)

@@ -11,26 +11,67 @@ import math
 from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import Range, Sum, Totals, Value, ends, lowest, mean, per_row, per_token, table
+from offpol_diag.trainers import config, schema
+from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, named, np
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.measures import (
-    EPS,
-    K1,
-    K3_CLAMPED,
-    RATIO_SQUARED,
-    ROLLOUT,
-    SAFETY,
-    TRAIN,
-    WEIGHT,
-    exp,
-    where,
-)
-from offpol_diag.trainers.trl import corrects, loss, row_weights, threshold
+from offpol_diag.trainers.trl import loss, threshold
 
 if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
+
+ESS_LEAST = 1e-10
+"""Lower bound on the normalised second moment."""
+
+
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return `rollout_correction/`: how far π_old is off the rollout; with a mode, its weights."""
+    found = s.part(gap, t.only()) | ({} if t.preset.weight is None else weights(t, s))
+    return named("rollout_correction/", found)
+
+
+def gap(t: Tokens, s: Totals) -> Numbers:
+    """Return means over tokens and over rows, where one without a token has mean log-probs of 0."""
+    tokens, rows, d = s.sum(t.counted), s.sum(t.one), t.log_ratio
+    train, rollout, difference = t.row_mean(t.train), t.row_mean(t.rollout), t.row_mean(-d)
+    return {
+        "training_ppl": s.sum(np.exp(-train)) / rows,
+        "training_log_ppl": s.sum(-train) / rows,
+        "kl": s.sum(t.row_sum(-d)) / tokens,
+        "k3_kl": s.sum(t.row_sum(t.k3(SAFETY).clip(max=10.0))) / tokens,
+        "rollout_ppl": s.sum(np.exp(-rollout)) / rows,
+        "rollout_log_ppl": s.sum(-rollout) / rows,
+        "log_ppl_diff": s.sum(difference) / rows,
+        "log_ppl_abs_diff": s.sum(abs(difference)) / rows,
+        "log_ppl_diff_max": s.max(difference),
+        "log_ppl_diff_min": s.min(difference),
+        "ppl_ratio": s.sum(np.exp(difference)) / rows,
+        "chi2_token": s.sum(t.row_sum(t.ratio(SAFETY) ** 2)) / tokens - 1,
+        "chi2_seq": s.sum(np.exp(-2 * difference.clip(-SAFETY, SAFETY))) / rows - 1,
+    }
+
+
+def weights(t: Tokens, s: Totals) -> Numbers:
+    """Return numbers of weights as the loss gets them, masked ones being 0; for the ESS within [1/C, C]."""
+    mode, gate, w = t.preset.weight, _gate(t.preset), t.weight
+    assert mode is not None
+    c = mode.upper or gate or math.inf
+    of_rows = mode.over != "token" or (mode.upper is None and gate is not None)
+    tokens, above = s.sum(t.counted), t.aggregate("ratio", "mean", SAFETY) > math.log(c)
+    if of_rows and not t.weighs_rows:  # sequence_mask multiplies the ratios of tokens by 0 or 1
+        w = np.where(t.spread(above), 0.0, w)
+    bounded = w.clip(1 / c, c)
+    first, second = s.sum(t.row_sum(bounded)) / tokens, s.sum(t.row_sum(bounded**2)) / tokens
+    if of_rows:
+        clipped_frac = s.sum(above) / s.sum(t.one)
+    else:
+        low = t.weighed.low if mode.action == "mask" else 0.0
+        clipped_frac = s.sum(t.weighed.high + low) / tokens
+    return {
+        "is_weight_mean": s.sum(t.row_sum(w)) / tokens,
+        "ess": 1 / np.maximum(second / (first + EPS) ** 2, ESS_LEAST),
+        "clipped_frac": clipped_frac,
+    }
 
 
 def _gate(preset: Preset) -> float | None:
@@ -39,138 +80,7 @@ def _gate(preset: Preset) -> float | None:
     return next((rule.upper for rule in rules if rule.policy in (None, preset.policy)), None)
 
 
-def _threshold(preset: Preset) -> float:
-    """Return the threshold C of the mode."""
-    assert preset.weight is not None
-    return preset.weight.upper or _gate(preset) or math.inf
-
-
-def _of_rows(preset: Preset) -> bool:
-    """Return whether the mode acts on sequences."""
-    weight = preset.weight
-    assert weight is not None
-    return weight.over != "token" or (weight.upper is None and _gate(preset) is not None)
-
-
-def _difference(view: View) -> Array:
-    """Return mean log π_rollout − mean log π_old of each row, [S] nats."""
-    return mean(K1)(view)
-
-
-def _beyond(view: View) -> Array:
-    """Flag rows whose mean Δ, clamped to ±20, is above ln C, as sequence modes do, [S] bool."""
-    return view.ratios.aggregate("ratio", "mean", SAFETY).values > math.log(_threshold(view.preset))
-
-
-def _without(view: View, of_masked: float, sums: Array) -> Array:
-    """Replace the sums of rows that sequence_mask drops by `of_masked` per token, [S]."""
-    return where(_beyond(view), view.n * of_masked, sums) if _of_rows(view.preset) else sums
-
-
-def _kept_weight(view: View) -> Array:
-    """Sum the weights of each row, [S]; sequence_mask multiplies token ratios by 0 or 1."""
-    weights = row_weights(view)
-    return _without(view, 0.0, view.total(WEIGHT)) if weights is None else weights * view.n
-
-
-def _bounded(view: View, power: int) -> Array:
-    """Return the sum of weights clamped to [1/C, C], or of their squares, from which the ESS is made, [S]."""
-    high, weights = _threshold(view.preset), row_weights(view)
-    if weights is not None:
-        return weights.clip(1 / high, high) ** power * view.n
-    return _without(view, high**-power, view.within(WEIGHT, 1 / high, high)[power - 1])
-
-
-def _clipped(view: View) -> Array:
-    """Rows above C; or tokens above it; under token_mask tokens of weight 0."""
-    if _of_rows(view.preset):
-        return _beyond(view) + view.zeros
-    weighed = view.weigh()
-    masks = view.preset.weight is not None and view.preset.weight.action == "mask"
-    return weighed.high + weighed.low if masks else weighed.high
-
-
-TRAIN_PPL = Sum("training_ppl", lambda view: exp(-mean(TRAIN)(view)), shared=True)
-ROLLOUT_PPL = Sum("rollout_ppl", lambda view: exp(-mean(ROLLOUT)(view)), shared=True)
-ABS_DIFF = Sum("log_ppl_abs_diff", lambda view: abs(_difference(view)), shared=True)
-PPL_RATIO = Sum("ppl_ratio", lambda view: exp(_difference(view)), shared=True)
-CHI2 = Sum("gg", lambda view: exp(-2 * _difference(view).clip(-SAFETY, SAFETY)), shared=True)
-DIFFS = Range("log_ppl_diff", lambda view: ends(_difference(view)), shared=True)
-BOUNDED, SQUARES = (
-    Sum("bounded", lambda view: _bounded(view, 1)),
-    Sum("bounded²", lambda view: _bounded(view, 2)),
-)
-CLIPPED = Sum("clipped", _clipped)
-ESS_LEAST = 1e-10
-"""Lower bound on the normalised second moment."""
-
-
-def _ess(totals: Totals) -> float:
-    mean = totals(BOUNDED) / totals.tokens
-    return 1 / max(totals(SQUARES) / totals.tokens / (mean + EPS) ** 2, ESS_LEAST)
-
-
-def _clipped_frac(totals: Totals) -> float:
-    return totals(CLIPPED) / (totals.rows if _of_rows(totals.preset) else totals.tokens)
-
-
-_EMPTY = " A row without a token counts as {}."
-
-GAP = {
-    "training_ppl": per_row(TRAIN_PPL).means(
-        "Mean over rows of e^(−mean log π_old), not the perplexity of all tokens." + _EMPTY.format(1)
-    ),
-    "training_log_ppl": (-per_row(TRAIN)).means(
-        "Mean over rows of −mean log π_old, nats." + _EMPTY.format(0)
-    ),
-    "kl": per_token(K1).means(
-        "Mean over tokens of log π_rollout − log π_old, nats (k1; it may be negative). Before 2025-12-22 "
-        "its sign was the opposite."
-    ),
-    "k3_kl": per_token(K3_CLAMPED).means(
-        "Mean over tokens of r − 1 − log r, with log r bounded to ±20 and the result to 10: one bad "
-        "token cannot show as it does in verl."
-    ),
-    "rollout_ppl": per_row(ROLLOUT_PPL).means(
-        "Mean over rows of e^(−mean log π_rollout)." + _EMPTY.format(1)
-    ),
-    "rollout_log_ppl": (-per_row(ROLLOUT)).means(
-        "Mean over rows of −mean log π_rollout, nats." + _EMPTY.format(0)
-    ),
-    "log_ppl_diff": per_row(K1).means(
-        "Mean over rows of mean log π_rollout − mean log π_old, nats: above 0 where the trainer finds "
-        "the text less likely." + _EMPTY.format(0)
-    ),
-    "log_ppl_abs_diff": per_row(ABS_DIFF).means("The same without its sign, row by row." + _EMPTY.format(0)),
-    "log_ppl_diff_max": base.highest(DIFFS).means("Largest log_ppl_diff of a row." + _EMPTY.format(0)),
-    "log_ppl_diff_min": lowest(DIFFS).means("Smallest log_ppl_diff of a row." + _EMPTY.format(0)),
-    "ppl_ratio": per_row(PPL_RATIO).means(
-        "Mean over rows of the two perplexities' ratio, 1/r in geometric mean." + _EMPTY.format(1)
-    ),
-    "chi2_token": (per_token(RATIO_SQUARED) - 1).means(
-        "Mean over tokens of r², log r bounded to ±20, minus 1; below 0 on samples that lack the tail."
-    ),
-    "chi2_seq": (per_row(CHI2) - 1).means(
-        "Mean over rows of the squared GEOMETRIC mean of r, minus 1: near 0 where verl's number of that "
-        "name, of products, is huge." + _EMPTY.format("r = 1")
-    ),
-}
-WEIGHTS = {
-    "is_weight_mean": per_token(Sum("weight", _kept_weight)).means(
-        "Mean over tokens of the weights as the loss gets them, zeros included."
-    ),
-    "ess": Value(_ess, (BOUNDED, SQUARES)).means(
-        "1/E[(w/E[w])²] over tokens, a fraction, of weights bounded to [1/C, C]: a masked token counts "
-        "as 1/C, and the untruncated tail of sequence_mask as C."
-    ),
-    "clipped_frac": Value(_clipped_frac, (CLIPPED,)).means(
-        "token_truncate: share of tokens with r > C; token_mask: share of weights that are 0; sequence "
-        "modes: share of all rows, empty ones included, whose geometric mean of r is above C."
-    ),
-}
-LOG = base.Log(
-    "ms-swift", (*table(GAP, "rollout_correction/"), *table(WEIGHTS, "rollout_correction/", corrects))
-)
+LOG = Log("ms-swift", log)
 
 # ---------------------------------------------------------------- configuration
 

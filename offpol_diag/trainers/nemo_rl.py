@@ -16,275 +16,149 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from offpol_diag.presets import Preset, Reject
-from offpol_diag.trainers import config, measures, schema
-from offpol_diag.trainers.base import Log, Range, Row, Rows, Sum, Totals, Value, among, applied, ends, table
+from offpol_diag.presets import Preset
+from offpol_diag.trainers import config, schema
+from offpol_diag.trainers.base import EPS, FLOAT32_MAX, FLOAT32_OVERFLOW, Log, Number, Numbers, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import (
-    CURRENT,
-    FLOAT32_OVERFLOW,
-    UPDATE,
-    UPDATE_RATIO,
-    Measure,
-    clipped,
-    log_cosh,
-    where,
-)
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import Tokens, View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 """Half of e^x is 0 in float32 below this x, nats."""
 
-# ---------------------------------------------------------------- numbers of tokens
+
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return `train/`, of the sequences that the error mask leaves."""
+    rules = [r for r in t.applied.preset.reject if r.statistic == "mult_prob_error" and not r.on_tokens]
+    masked = t.under(*rules).only("reject")
+    found = s.part(gap, masked) | weights(t.applied, masked, s)
+    if t.current is not None:
+        found |= probs_ratio(t, masked, s) | s.part(approx_entropy, masked)
+    return named("train/", found | s.part(seq_errors, masked))
 
 
-def _surprisal(x: Tokens) -> Array:
-    drift = x.of("current")
-    overflows = (drift.delta > FLOAT32_OVERFLOW) & (x.column("current") == 0)
-    return where(overflows, math.nan, -drift.ratio() * x.column("current"))
+# ---------------------------------------------------------------- sums over the sequences left
 
 
-ERROR = Measure("e^|Δ|", lambda x: x.ratios.token("mult_prob_error"))
-JS = Measure("log cosh(Δ/2)", lambda x: log_cosh(x.delta / 2))
-"""½ k3 of π_old and ½ k3 of π_rollout, each against the mean of both probabilities."""
-VANISHED = Measure(
-    "no float32 probability",
-    lambda x: (x.ratios.train < FLOAT32_VANISHES) & (x.batch.rollout < FLOAT32_VANISHES),
-)
-"""1 where the mean of both probabilities is 0 in float32."""
-FINITE_RATIO = Measure(
-    "r, 0 beyond float32",
-    lambda x: where(x.delta > FLOAT32_OVERFLOW, 0.0, x.ratio()),
-)
-SURPRISAL = Measure("−(π_θ/π_rollout) log π_θ", _surprisal, needs=UPDATE)
-CLIPPED_RATIO = Measure(
-    "clipped e^u",
-    lambda x: clipped(x.update_ratio, x.preset.clip),
-    own=True,
-    rows=lambda view: None if (r := view.pooled_ratio) is None else clipped(r, view.preset.clip),
-)
-
-# ---------------------------------------------------------------- the error mask
+def left(masked: Tokens) -> Array:
+    """Flag the sequences with a token that the error mask leaves, [S] bool."""
+    return masked.once(("left", masked.preset.reject), lambda: masked.there & masked.kept_rows)
 
 
-def _kept_rows(view: View) -> Array:
-    """Flag the non-empty sequences that the error mask keeps, [S] bool."""
-    kept = view.nonempty
-    for rule in applied(view.preset).reject:
-        if rule.statistic == "mult_prob_error" and not rule.on_tokens:
-            kept = kept & view.passes(rule)
-    return kept
+def added(masked: Tokens, s: Totals, x: Array) -> Number:
+    """Return the sum of a number of each sequence left, infinite beyond float32."""
+    return single(s.sum(np.where(left(masked), x, 0.0)))
 
 
-def _sum_of_kept(name: str, of: Rows, needs: tuple[str, ...] = ()) -> Sum:
-    """Return a sum over the sequences that the error mask keeps."""
-    return Sum(name, lambda view: where(_kept_rows(view), of(view), 0.0), needs=needs)
+def averaged(masked: Tokens, s: Totals) -> Callable[[Array], Number]:
+    """Return the mean over the tokens of the sequences left, [T] → a number."""
+    tokens = added(masked, s, masked.n)
+    return lambda x: added(masked, s, masked.row_sum(x)) / (tokens + EPS)
 
 
-def _single(x: float) -> float:
-    """Return x as in float32: infinite beyond its largest number."""
-    return math.copysign(math.inf, x) if abs(x) > measures.FLOAT32_MAX else x
+def single(x: Number) -> Number:
+    """Return a number as in float32: infinite beyond its largest."""
+    return np.where(abs(x) > FLOAT32_MAX, np.copysign(math.inf, x), x)
 
 
-TOKENS, ROWS = (
-    _sum_of_kept("tokens", lambda view: view.n),
-    _sum_of_kept("rows", lambda view: _kept_rows(view) + view.zeros),
-)
+# ---------------------------------------------------------------- what is logged
 
 
-def _over(column: Sum, tokens: Callable[[Preset], bool] = lambda preset: True) -> Value:
-    """Divide a sum by the tokens of the sequences kept, or by those sequences."""
-    return Value(
-        lambda x: _single(x(column)) / (x(TOKENS if tokens(x.preset) else ROWS) + measures.EPS),
-        (column, TOKENS, ROWS),
-    )
+def gap(t: Tokens, s: Totals) -> Numbers:
+    """Return how far π_old is off the rollout."""
+    mean, d = averaged(t, s), t.log_ratio
+    neither = (t.train < FLOAT32_VANISHES) & (t.rollout < FLOAT32_VANISHES)
+    vanished = added(t, s, t.row_sum(neither))
+    divergence = mean(np.log1p(2 * np.sinh(d / 4) ** 2))  # log cosh(Δ/2): half of both k3 to the mean
+    return {
+        "token_mult_prob_error": mean(np.exp(abs(d))),
+        "gen_kl_error": mean(t.k3()),
+        "policy_kl_error": mean(np.expm1(-d) + d),
+        "js_divergence_error": np.where(vanished > 0, math.nan, divergence),
+    }
 
 
-def _mean(of: Measure) -> Value:
-    return _over(_sum_of_kept(of.name, lambda view: view.total(of), of.needs))
+def weights(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
+    """Return the mean weight as the loss gets it, over tokens, or where they are products over sequences."""
+    tokens, rows = added(masked, s, t.n), added(masked, s, t.one)
+    weight = t.preset.weight
+    if weight is None:
+        finite = np.where(t.log_ratio > FLOAT32_OVERFLOW, 0.0, t.ratio())
+        total = t.row_sum(finite) * (t.n_kept > 0)
+    elif t.weighs_rows:
+        total = t.weighed.final.values * (t.n_kept > 0)
+    else:
+        total = t.row_sum(np.where(t.kept, t.weight, 0.0))
+    units = tokens if weight is None or weight.over == "token" else rows
+    found = {"sampling_importance_ratio": single(s.sum(total)) / (units + EPS)}
+    # seq-mask-tis: bounds on the geometric mean, which count sequences
+    geometric = [r for r in t.preset.reject if (r.statistic, r.over) == ("ratio", "mean") and not r.on_tokens]
+    if geometric:
+        passed = t.under(*geometric).kept_rows & t.there
+        found["is_oob_ratio"] = added(masked, s, ~passed) / (rows + EPS)
+    elif weight is not None and weight.action in ("truncate", "mask"):
+        found["is_oob_ratio"] = added(masked, s, out_of_bounds(t)) / (tokens + EPS)
+    return found
 
 
-def _of_loss(of: Measure) -> tuple[Value, Value, Value]:
-    """Return mean, minimum and maximum of the loss's ratio; under REINFORCE, which has none, of log π_θ."""
-
-    def actual(view: View) -> Measure:
-        return CURRENT if view.preset.loss == "reinforce" else of
-
-    total = _sum_of_kept(of.name, lambda view: view.total(actual(view)), UPDATE)
-    span = Range(of.name, lambda view: among(view.ends(actual(view)), _kept_rows(view)), needs=UPDATE)
-    low = Value(lambda totals: _single(totals.ends(span)[0]), (span,))
-    return _over(total), low, Value(lambda totals: _single(totals.ends(span)[1]), (span,))
+def out_of_bounds(t: Tokens) -> Array:
+    """Count the tokens with a weight out of bounds, [S]; an overflowing one is 0 by then, not above any."""
+    weight = t.preset.weight
+    assert weight is not None
+    if weight.overflow != "zero" or weight.lower:
+        return t.n_bounded
+    above = t.aggregate("ratio", weight.over) > FLOAT32_OVERFLOW
+    return t.n_bounded - (above * t.n if t.weighs_rows else t.row_sum(above))
 
 
-# ---------------------------------------------------------------- weights
+def probs_ratio(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
+    """Return the loss's own ratio, raw and clipped whatever the sign of A; of REINFORCE log π_θ."""
+    if t.preset.loss == "reinforce":
+        assert t.current is not None
+        raw = clamped = t.current
+    else:
+        raw, clamped = t.update_ratio, t.clipped(t.update_ratio)
+    mean = averaged(masked, s)
+    found = {"probs_ratio": mean(raw), "probs_ratio_clamped": mean(clamped)}
+    for name, x in (("probs_ratio", raw), ("probs_ratio_clamped", clamped)):
+        found[f"{name}_min"] = single(s.min(np.where(left(masked), t.row_min(x), math.inf)))
+        found[f"{name}_max"] = single(s.max(np.where(left(masked), t.row_max(x), -math.inf)))
+    return found
 
 
-def _of_tokens(preset: Preset) -> bool:
-    """Return whether weights are of tokens."""
-    weight = applied(preset).weight
-    return weight is None or weight.over == "token"
+def approx_entropy(t: Tokens, s: Totals) -> Numbers:
+    """Return the mean of −(π_θ/π_rollout) log π_θ."""
+    mean, current, drift = averaged(t, s), t.current, t.of("current")
+    assert current is not None
+    nan = (drift.log_ratio > FLOAT32_OVERFLOW) & (current == 0)  # ∞ · 0
+    return {"approx_entropy": mean(np.where(nan, math.nan, -drift.ratio() * current))}
 
 
-def _weights(view: View) -> Array:
-    """Σ of the weights as the loss gets them; of a sequence's weight, once."""
-    nonempty, rows = view.effect.kept_tokens > 0, view.effect.per_sequence
-    if applied(view.preset).weight is None:
-        return view.total(FINITE_RATIO) * nonempty
-    return view.effect.kept_weight_sum if rows is None else rows * nonempty
+def seq_errors(t: Tokens, s: Totals) -> Numbers:
+    """Return errors, mean e^|Δ|, of sequences, before the error mask and after it, and how many it drops."""
+    total = t.row_sum(np.exp(abs(t.log_ratio)))
+    error = np.where(total > FLOAT32_MAX, math.inf, total) / t.counted.clip(min=1)
+    found: Numbers = {}
+    for after, rows in (("", t.there), ("_after_mask", left(t))):
+        many, added_up = s.sum(rows), single(s.sum(np.where(rows, error, 0.0)))
+        high, low = s.max(np.where(rows, error, -math.inf)), s.min(np.where(rows, error, math.inf))
+        found |= {
+            f"max_seq_mult_prob_error{after}": np.where(many > 0, high, 0.0),
+            f"mean_seq_mult_prob_error{after}": added_up / np.maximum(many, 1.0),
+            f"min_seq_mult_prob_error{after}": np.where(many > 0, low, 0.0),
+        }
+    lost = t.there & ~left(t)
+    dropped = s.sum(lost)
+    found["num_masked_seqs_by_logprob_error"] = dropped
+    if t.batch.rewards is not None:
+        found["masked_correct_pct"] = s.sum(lost & (t.batch.rewards == 1)) / np.maximum(dropped, 1.0)
+    return found
 
 
-def _geometric(preset: Preset) -> tuple[Reject, ...]:
-    """Return the rules of seq-mask-tis: bounds on the geometric mean."""
-    rules = (rule for rule in applied(preset).reject if rule.statistic == "ratio" and not rule.on_tokens)
-    return tuple(rule for rule in rules if rule.over == "mean")
-
-
-def _bounds(preset: Preset) -> bool:
-    """Return whether truncated_importance_sampling_type is set."""
-    weight = applied(preset).weight
-    return bool(_geometric(preset)) or (weight is not None and weight.action in ("truncate", "mask"))
-
-
-def _out_of_bounds(view: View) -> Array:
-    """Count tokens out of bounds; under seq-mask-tis, flag sequences; [S].
-
-    Overflowed weights are 0 first, so only a lower bound counts them.
-    """
-    rules, weight, outside = _geometric(view.preset), view.preset.weight, view.capped()
-    if rules:
-        passed = view.nonempty
-        for rule in rules:
-            passed = passed & view.passes(rule)
-        return ~passed + view.zeros
-    if weight is None or weight.overflow != "zero" or weight.lower:
-        return outside
-    return outside - view.tokens_above(weight.over, FLOAT32_OVERFLOW)
-
-
-# ---------------------------------------------------------------- errors of sequences
-
-
-def _error(view: View) -> Array:
-    """Mean e^|Δ| of each sequence; 0 for one without a token, infinite where float32 has no room."""
-    total = view.total(ERROR)
-    return where(total > measures.FLOAT32_MAX, math.inf, total) / view.divisor
-
-
-def _dropped_correct(view: View) -> Array:
-    rewards = view.batch.rewards
-    assert rewards is not None
-    correct: Array = rewards == 1
-    return (view.nonempty & ~_kept_rows(view) & correct) + view.zeros
-
-
-def _dropped(totals: Totals) -> float:
-    return totals.sequences - totals(ROWS)
-
-
-def _of_errors(kept: bool) -> tuple[Value, Value, Value]:
-    """Return largest, mean and smallest error of all sequences, or of those kept; 0 if there are none."""
-    total = _sum_of_kept("row_error_left", _error) if kept else Sum("row_error", _error, shared=True)
-    span = Range(
-        f"{total.name}s",
-        lambda view: ends(_error(view), _kept_rows(view) if kept else view.nonempty),
-        not kept,
-    )
-
-    def rows(totals: Totals) -> float:
-        return totals(ROWS) if kept else totals.sequences
-
-    return (
-        Value(lambda totals: totals.ends(span)[1] if rows(totals) else 0.0, (span, ROWS)),
-        Value(lambda totals: _single(totals(total)) / max(rows(totals), 1), (total, ROWS)),
-        Value(lambda totals: totals.ends(span)[0] if rows(totals) else 0.0, (span, ROWS)),
-    )
-
-
-CORRECT = Sum("dropped_correct", _dropped_correct, needs=("rewards",))
-RATIOS, CLIPPED = _of_loss(UPDATE_RATIO), _of_loss(CLIPPED_RATIO)
-ERRORS, ERRORS_KEPT = _of_errors(kept=False), _of_errors(kept=True)
-NO_PROBABILITY = _sum_of_kept(VANISHED.name, lambda view: view.total(VANISHED))
-DIVERGENCE = _mean(JS)
-_OF_PAIR = "π_old/π_rollout; not clamped"
-
-NAMES: dict[str, Row] = {
-    "token_mult_prob_error": _mean(ERROR).means(
-        "Mean over tokens of e^|Δ|, whichever way the two policies differ: 1 when they agree, never below. "
-        "It is not the mean ratio."
-    ),
-    "gen_kl_error": _mean(measures.K3).means(
-        f"Mean over tokens of r − 1 − log r, r = {_OF_PAIR}: the estimate of KL(π_rollout‖π_old) that is k3 "
-        "here, with reference_policy_kl_type at its default."
-    ),
-    "policy_kl_error": _mean(measures.K3_REVERSE).means(
-        "Mean over tokens of 1/r − 1 + log r, r = π_old/π_rollout: the same function of the reverse ratio. "
-        "The tokens are still the rollout's, so it does not estimate KL(π_old‖π_rollout)."
-    ),
-    "js_divergence_error": Value(
-        lambda totals: math.nan if totals(NO_PROBABILITY) else DIVERGENCE.of(totals),
-        (NO_PROBABILITY, *DIVERGENCE.columns),
-    ).means(
-        "Mean over tokens of half the k3 of π_old and half that of π_rollout, each against the mean of the "
-        "two probabilities, at the sampled token only: a divergence of estimates, not bounded by log 2; nan "
-        "as soon as float32 holds neither probability of a token (both logs below −102.9)."
-    ),
-    "sampling_importance_ratio": _over(Sum("weights", _weights), _of_tokens).means(
-        "Mean of the weights as the loss gets them, so after truncation and with rejected ones as 0; over "
-        "tokens, or over sequences where the weight is the product. There the trainer multiplies a column of "
-        "weights by a row of masks, and logs it times the valid sequences of the micro-batch; here it is the "
-        "mean."
-    ),
-    "is_oob_ratio": _over(_sum_of_kept("oob", _out_of_bounds), lambda preset: not _geometric(preset)).means(
-        "Share of tokens whose weight is outside the bounds, or under seq-mask-tis of sequences whose "
-        "geometric mean is. The product weight counts by tokens too; a weight that float32 cannot hold is 0 "
-        "by then, so that only a lower bound finds it outside.",
-        _bounds,
-    ),
-    "probs_ratio": RATIOS[0].means(
-        "Mean over tokens of π_θ/π_old, the loss's own ratio (GSPO: the geometric mean of the sequence, by "
-        "tokens); it has no part in the mismatch. With disable_ppo_ratio it is the mean of log π_θ."
-    ),
-    "probs_ratio_clamped": CLIPPED[0].means(
-        "The same ratio within [1 − ratio_clip_min, 1 + ratio_clip_max], whatever the sign of the advantage."
-    ),
-    "probs_ratio_min": RATIOS[1].means("Smallest π_θ/π_old of a token, not clamped."),
-    "probs_ratio_max": RATIOS[2].means("Largest π_θ/π_old of a token, not clamped."),
-    "probs_ratio_clamped_min": CLIPPED[1].means("Smallest clamped ratio of a token."),
-    "probs_ratio_clamped_max": CLIPPED[2].means("Largest clamped ratio of a token."),
-    "approx_entropy": _mean(SURPRISAL).means(
-        "Mean over tokens of −(π_θ/π_rollout) log π_θ at the sampled token, unclamped: an "
-        "importance-weighted estimate of the entropy of π_θ, not a sum over the vocabulary."
-    ),
-    "max_seq_mult_prob_error": ERRORS[0].means("Largest mean e^|Δ| of a sequence, before the error mask."),
-    "mean_seq_mult_prob_error": ERRORS[1].means(
-        "Mean over sequences of their mean e^|Δ|, before the error mask; token_mult_prob_error weights them "
-        "by length."
-    ),
-    "min_seq_mult_prob_error": ERRORS[2].means("Smallest mean e^|Δ| of a sequence, before the error mask."),
-    "max_seq_mult_prob_error_after_mask": ERRORS_KEPT[0].means(
-        "Largest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none."
-    ),
-    "mean_seq_mult_prob_error_after_mask": ERRORS_KEPT[1].means(
-        "Mean over the sequences that the error mask leaves of their mean e^|Δ|."
-    ),
-    "min_seq_mult_prob_error_after_mask": ERRORS_KEPT[2].means(
-        "Smallest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none."
-    ),
-    "num_masked_seqs_by_logprob_error": Value(_dropped, (ROWS,)).means(
-        "How many sequences the error mask drops; 0 where no threshold is set. It counts nothing that "
-        "seq-mask-tis drops."
-    ),
-    "masked_correct_pct": Value(
-        lambda totals: totals(CORRECT) / max(_dropped(totals), 1), (CORRECT, ROWS)
-    ).means(
-        "Share (not per cent) of the sequences the error mask drops whose reward is exactly 1; 0 if it drops "
-        "none."
-    ),
-}
-LOG = Log("nemo-rl", table(NAMES, "train/"))
+LOG = Log("nemo-rl", log)
 
 # ---------------------------------------------------------------- configuration
 

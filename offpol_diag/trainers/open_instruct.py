@@ -9,94 +9,63 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import Log, Range, Rows, Side, Sum, Totals, Value, half, mean, per_token, std
+from offpol_diag.trainers import config, schema
+from offpol_diag.trainers.base import Log, Numbers, Side, half, named, np, std
 from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import DISTANCE, SQUARED, Measure, expm1, under
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 
-def _clamped(view: View) -> Array:
-    """Count the tokens whose ρ, or whose sequence's ρ, is clamped, including dropped tokens."""
-    weight = view.preset.weight
-    return view.capped() if weight is not None and weight.action == "truncate" else view.zeros
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return `val/`: ρ, and the ratio of PPO's loss; `debug/`: the rollout against the local policy."""
+    val = rho(t.applied, s) | s.part(ratio, t.only())
+    return named("val/", val) | named("debug/", s.part(debug, t.only()))
 
 
-def _dropped(side: Side) -> Rows:
-    """Count the tokens that the mask drops at one bound."""
-    return lambda view: view.dropped_by(*filter(None, [half(rule, side) for rule in view.preset.reject]))
+def rho(t: Tokens, s: Totals) -> Numbers:
+    """Return the mean of what multiplies the loss, ρ clamped or 0 if dropped, and shares of all tokens."""
+    tokens, weight = s.sum(t.counted), t.preset.weight
+    clamped = t.n_bounded if weight is not None and weight.action == "truncate" else 0 * t.n
+    return {
+        "rho_weight": s.sum(t.row_sum(np.where(t.kept, t.weight, 0.0))) / tokens,
+        "rho_clipfrac": s.sum(clamped) / tokens,
+        "rho_drop_frac": s.sum(t.n - t.n_kept) / tokens,
+        "rho_drop_low_frac": s.sum(dropped(t, "lower")) / tokens,
+        "rho_drop_high_frac": s.sum(dropped(t, "upper")) / tokens,
+    }
 
 
-def _local(view: View, of: Measure) -> Measure:
-    """Of π_local/π_rollout: π_θ where the dump has it, else π_old, which it copies."""
-    return under(of, "old" if view.batch.current is None else "current")
+def dropped(t: Tokens, side: Side) -> Array:
+    """Count the tokens of each row that the mask drops at one bound, [S]."""
+    return t.dropped_by(*filter(None, [half(rule, side) for rule in t.preset.reject]))
 
 
-def _local_sum(name: str, of: Measure) -> Sum:
-    return Sum(name, lambda view: view.total(_local(view, of)), shared=True)
+def ratio(t: Tokens, s: Totals) -> Numbers:
+    """Return the mean of π_θ/π_old, unclamped, and how far its row means spread, weighted by length."""
+    if t.current is None or t.old is None:
+        return {}
+    tokens = s.sum(t.counted)
+    moved = t.row_mean(np.expm1(t.current - t.old))
+    mean, square = s.sum(moved * t.n) / tokens, s.sum(moved**2 * t.n) / tokens
+    return {"ratio": mean + 1, "ratio_var": np.maximum(square - mean * mean, 0.0)}
 
 
-MOVED = Measure("π_θ/π_old − 1", lambda x: expm1(x.of("current").delta - x.of("old").delta))
-REVERSE = Measure("π_rollout Δ", lambda x: x.rollout_probability() * x.delta)
-BOTH = ("current", "old")
-MEANS = Sum("u − 1", lambda view: mean(MOVED)(view) * view.n, True, BOTH)
-SQUARES = Sum("(u − 1)²", lambda view: mean(MOVED)(view) ** 2 * view.n, True, BOTH)
-DISTANCES, DISTANCES_SQUARED = _local_sum("|d|", DISTANCE), _local_sum("d²", SQUARED)
-LARGEST = Range("|d| of a token", lambda view: view.ends(_local(view, DISTANCE)), shared=True)
+def debug(t: Tokens, s: Totals) -> Numbers:
+    """Return |log π_local − log π_rollout|: π_θ where the dump has it, else π_old, there a copy of π_θ."""
+    tokens, d = s.sum(t.counted), t.of("old" if t.current is None else "current").log_ratio
+    total, square = s.sum(t.row_sum(abs(d))), s.sum(t.row_sum(d**2))
+    return {
+        "vllm_vs_local_logprob_diff_mean": total / tokens,
+        "vllm_vs_local_logprob_diff_max": s.max(t.row_max(abs(d))),
+        "vllm_vs_local_logprob_diff_std": np.where(tokens > 1, std(total, square, tokens), 0.0),
+        "vllm_local_reverse_kl": -s.sum(t.row_sum(np.exp(t.rollout) * d)) / tokens,
+    }
 
 
-def _variance(totals: Totals) -> float:
-    mean = totals(MEANS) / totals.tokens
-    return max(totals(SQUARES) / totals.tokens - mean * mean, 0.0)
-
-
-LOCAL = "π_local being π_θ where the dump has it, else π_old (with one mini-batch a copy of π_θ there)"
-ALL = "all response tokens of the dump; open-instruct takes it per micro-batch"
-
-NAMES = {
-    "val/rho_weight": per_token(Sum("weight", lambda view: view.effect.kept_weight_sum)).means(
-        "mean over response tokens of the weight that multiplies the loss: ρ = π_old/π_rollout (its log "
-        "within ±10) after the clamp, and 0 where the token is dropped; not the mean of ρ"
-    ),
-    "val/rho_clipfrac": per_token(Sum("clamped", _clamped)).means(
-        "the share of response tokens whose ρ the clamp moves, dropped ones included"
-    ),
-    "val/rho_drop_frac": per_token(Sum("dropped", lambda view: view.n - view.effect.kept_tokens)).means(
-        "the share of response tokens whose weight the mask sets to 0; they stay in the loss's denominator"
-    ),
-    "val/rho_drop_low_frac": per_token(Sum("dropped low", _dropped("lower"))).means(
-        "of all response tokens, those dropped because ρ (token, sequence, or the row's mean |ρ − 1|) is "
-        "below the lower bound"
-    ),
-    "val/rho_drop_high_frac": per_token(Sum("dropped high", _dropped("upper"))).means(
-        "of all response tokens, those dropped because it is above the upper bound"
-    ),
-    "val/ratio": (per_token(MEANS) + 1).means(
-        "π_θ/π_old, unclamped, mean over response tokens: the ratio of PPO's loss and not ρ"
-    ),
-    "val/ratio_var": Value(_variance, (MEANS, SQUARES)).means(
-        "how far the rows' means of π_θ/π_old spread about val/ratio, weighted by length, n below: no "
-        "variance over tokens. A row is one response here and a packed row there"
-    ),
-    "debug/vllm_vs_local_logprob_diff_mean": per_token(DISTANCES).means(
-        f"|log π_local − log π_rollout|, unclamped, mean over {ALL}; {LOCAL}"
-    ),
-    "debug/vllm_vs_local_logprob_diff_max": base.highest(LARGEST).means(
-        f"the largest |log π_local − log π_rollout| of {ALL}"
-    ),
-    "debug/vllm_vs_local_logprob_diff_std": Value(
-        lambda x: std(x(DISTANCES), x(DISTANCES_SQUARED), x.tokens) if x.tokens > 1 else 0.0,
-        (DISTANCES, DISTANCES_SQUARED),
-    ).means(f"standard deviation of |log π_local − log π_rollout|, n − 1 below, over {ALL}; 0 for one token"),
-    "debug/vllm_local_reverse_kl": (-per_token(_local_sum("reverse", REVERSE))).means(
-        f"π_rollout·(log π_rollout − log π_local), mean over {ALL}. Weighting sampled tokens by their "
-        "probability once more, it estimates no KL divergence"
-    ),
-}
-LOG = Log("open-instruct", base.table(NAMES))
+LOG = Log("open-instruct", log)
 
 # ---------------------------------------------------------------- configuration
 

@@ -13,76 +13,68 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Entry, Log, Sum, per_row, per_token, table
+from offpol_diag.trainers.base import Log, Numbers, named
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import K1, UPDATE, U, clip_decides, under
 
 if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 
-def _corrects(preset: Preset) -> bool:
-    """Under GSPO the rollout is the anchor: there is no correction of its own, and no vllm_kl."""
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return what OpenRLHF logs up to September 2026."""
+    return named("ppo_", update(t, s)) | vllm_kl(t, s)
+
+
+def log_2026_09(t: Tokens, s: Totals) -> Numbers:
+    """Return what OpenRLHF logs since."""
+    return log(t, s) | is_filter_ratio(t, s)
+
+
+def log_molt(t: Tokens, s: Totals) -> Numbers:
+    """Return what Molt logs."""
+    return named("policy_", update(t, s)) | vllm_kl(t, s) | is_filter_ratio(t, s)
+
+
+def update(t: Tokens, s: Totals) -> Numbers:
+    """Return the share of tokens that the loss clips, masked or not, and k1 of the update from π_old."""
+    found, tokens = {}, s.sum(t.counted)
+    if t.current is not None and t.advantage is not None:
+        found["clip_ratio"] = s.sum(t.row_sum(t.clip_decides)) / tokens
+    if t.current is not None and t.old is not None:
+        found["kl"] = s.sum(t.row_sum(t.old - t.current)) / tokens
+    return found
+
+
+def corrects(preset: Preset) -> bool:
+    """Return whether the correction is on: under GSPO the rollout is the anchor, and nothing is corrected."""
     return preset.loss == "ppo_clip" and preset.weight is not None
 
 
-CLIPPED = Sum("clipped", clip_decides, needs=(*UPDATE, "advantages"))
-DRIFT = under(U, "old")
-"""Of π_old also where GSPO clips around the rollout."""
-
-LOSS = {
-    "ppo_clip_ratio": per_token(CLIPPED).means(
-        "Share of tokens whose clipped term is the smaller surrogate. The ratio is π_θ/π_old, under GSPO "
-        "the geometric mean of π_θ/π_rollout; what the correction masks counts all the same."
-    ),
-    "ppo_kl": (-per_token(DRIFT)).means(
-        "Mean log π_old − log π_θ over tokens, nats: k1 of the update, not of the mismatch; it may be "
-        "negative. Under GSPO it is still of π_old, though the loss clips around the rollout."
-    ),
-}
-CORRECTED = {
-    "vllm_kl": per_token(under(K1, "old")).means(
-        "Mean log π_rollout − log π_old over tokens, nats: k1 of the mismatch, which may be negative. "
-        "Logged by the PPO loss only, with the correction on."
-    ),
-}
+def vllm_kl(t: Tokens, s: Totals) -> Numbers:
+    """Return k1 of the mismatch, with the correction on."""
+    if not corrects(t.preset) or t.old is None:
+        return {}
+    return {"vllm_kl": s.sum(t.row_sum(t.rollout - t.old)) / s.sum(t.counted)}
 
 
-def _filtered(view: View) -> Array:
-    """Count tokens outside the bounds of a weight or a rule on tokens; flag the sequences of other rules."""
-    rules = view.preset.reject
+def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
+    """Return the share of tokens outside the bounds of a weight or rule; of sequences under rules on them."""
+    rules = t.preset.reject
+    if not corrects(t.preset):
+        return {}
     if not rules:
-        return view.capped()
-    if rules[0].on_tokens:
-        return view.dropped_by(*rules)
-    return (view.nonempty & ~view.passes(rules[0])) + view.zeros
+        outside = t.applied.n_bounded
+    elif rules[0].on_tokens:
+        outside = t.dropped_by(*rules)
+    else:
+        outside = t.there & ~t.passes(rules[0])
+    of_sequences = any(not rule.on_tokens for rule in rules)
+    return {"is_filter_ratio": s.sum(outside) / s.sum(t.one if of_sequences else t.counted)}
 
 
-def _bounds_rows(preset: Preset) -> bool:
-    """Return whether the correction's bounds are on sequences."""
-    return any(not rule.on_tokens for rule in preset.reject)
-
-
-FILTERED = Sum("filtered", _filtered)
-_SHARE = "that the correction's bounds drop or clamp; before any of it, so a level's own number"
-FILTER = tuple(
-    Entry("is_filter_ratio", value, f"Share of the {what} {_SHARE}.", when)
-    for what, value, when in (
-        ("tokens", per_token(FILTERED), lambda preset: _corrects(preset) and not _bounds_rows(preset)),
-        ("sequences", per_row(FILTERED), lambda preset: _corrects(preset) and _bounds_rows(preset)),
-    )
-)
-ENTRIES = (*table(LOSS), *table(CORRECTED, when=_corrects))
-LOG, SINCE_2026_09 = Log("openrlhf", ENTRIES), Log("openrlhf-2026-09", (*ENTRIES, *FILTER))
-MOLT_LOG = Log(
-    "molt",
-    (
-        *table({"policy_clip_ratio": LOSS["ppo_clip_ratio"], "policy_kl": LOSS["ppo_kl"]}),
-        *table(CORRECTED, when=_corrects),
-        *FILTER,
-    ),
-)
+LOG, SINCE_2026_09 = Log("openrlhf", log), Log("openrlhf-2026-09", log_2026_09)
+MOLT_LOG = Log("molt", log_molt)
 
 # ---------------------------------------------------------------- configuration
 

@@ -10,237 +10,135 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from offpol_diag.presets import Preset, Reject
+from offpol_diag.presets import Reject
 from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import Range, Row, Side, Sum, Value, highest, mean, per_row, per_token, table
+from offpol_diag.trainers.base import Log, Number, Numbers, Side, np, std
 from offpol_diag.trainers.config import Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import KEPT, LOG, NEGATIVE, ONE, POSITIVE, Mask, Measure, expm1, where
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import Tokens, View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 LARGEST = 1e30
 """Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
-KL = Measure("k3 up to 1e30", lambda x: (x.excess().clip(max=LARGEST) - x.delta).clip(max=LARGEST))
-ENTROPY = base.total(Measure("entropy", lambda x: x.column("entropy"), policy="rollout", needs=("entropy",)))
-ROW_KL = base.row_mean(KL)
-ROW_KL_SQUARED = Sum("row kl²", lambda view: mean(KL)(view) ** 2, shared=True)
-ROW_KLS = Range("row kl", lambda view: base.ends(mean(KL)(view)), shared=True)
-GEO_EXCESS = Sum("geo − 1", lambda view: expm1(mean(LOG)(view)), shared=True)
 
 
-def _now(preset: Preset) -> bool:
-    """Return whether the loss is one since 2026-03, with masks on probability differences."""
-    return any(rule.statistic == "prob_diff" for rule in preset.reject)
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return what is logged since 2026-03, with masks on probability differences, or before."""
+    now = any(rule.statistic == "prob_diff" for rule in t.preset.reject)
+    if not now:
+        return s.part(kl_v02, t.only()) | masks_v02(t, s)
+    return s.part(kl, t.only()) | masks(t, s)
 
 
-# ---------------------------------------------------------------- dropped tokens
+def kl(t: Tokens, s: Totals) -> Numbers:
+    """Return r − 1 − log r over all tokens, and over their entropy."""
+    tokens, x = s.sum(t.counted), mismatch_kl(t)
+    total, square = s.sum(t.row_sum(x)), s.sum(t.row_sum(x**2))
+    return {
+        "mismatch_kl/all/mean": total / tokens,
+        "mismatch_kl/all/std": std(total, square, tokens),
+        "mismatch_kl/all/max": s.max(t.row_max(x)),
+        "kl_ent_ratio/mean": over_entropy(t, s, total / tokens),
+    }
 
 
-def _failed(x: Tokens) -> Array:
-    """Flag the tokens that the rules on tokens drop."""
-    kept = x.kept
-    return x.delta != x.delta if kept is None else ~kept
+def mismatch_kl(t: Tokens) -> Array:
+    """Return r − 1 − log r of each token, [T]."""
+    return (t.excess().clip(max=LARGEST) - t.log_ratio).clip(max=LARGEST)
 
 
-FAILED = Mask(_failed)
+def over_entropy(t: Tokens, s: Totals, x: Number) -> Number:
+    """Return a number over the dump's mean entropy, NaN where that is 0; None, not logged, without it."""
+    if t.batch.entropy is None:
+        return None
+    entropy = s.sum(t.row_sum(t.batch.entropy)) / s.sum(t.counted)
+    return np.where(entropy > 0, x / entropy, math.nan)
 
 
-def _dropped(view: View) -> Array:
-    """Count the tokens that the preset's rules drop, [S]."""
-    return view.n - view.effect.kept_tokens
+def masks(t: Tokens, s: Totals) -> Numbers:
+    """Return means over tokens of each sequence: of these the mean and the largest."""
+    x, a, kept = mismatch_kl(t), t.advantage, t.applied.kept
+    found = {
+        "masked_mismatch_kl": mean(t, x, ~kept),
+        "unmasked_mismatch_kl": mean(t, x, kept),
+        "is_masked": share(t, ~kept),
+    }
+    # `ipo`, whose mask does not depend on the advantage, logs less
+    if any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in t.preset.reject):
+        assert a is not None
+        found |= {
+            "is_masked_low": share(t, ~kept & (a < 0)),
+            "is_masked_high": share(t, ~kept & (a > 0)),
+            "masked_advantage_positive": mean(t, a > 0, ~kept),
+            "masked_advantage_negative": mean(t, a < 0, ~kept),
+        }
+    rows = s.sum(t.one)
+    return {
+        f"{name}/{how}": number
+        for name, x in found.items()
+        for how, number in (("mean", s.sum(x) / rows), ("max", s.max(x)))
+    }
 
 
-def _over_dropped(view: View, of: Measure) -> Array:
-    """Return the sum over dropped tokens, including all tokens of dropped sequences, [S]."""
-    return where(view.effect.sequences, view.total(of, FAILED), view.total(of))
+def mean(t: Tokens, x: Array, among: Array) -> Array:
+    """Return the mean over some tokens of each sequence, [S]; 0 where there are none."""
+    return t.row_sum(np.where(among, x, 0.0)) / np.maximum(t.row_sum(among), 1)
 
 
-def _of_sign(view: View, of: Measure) -> Array:
-    """Count the dropped tokens with an advantage of this sign, [S]; all if there are no advantages."""
-    return _over_dropped(view, ONE if view.batch.advantages is None else of)
+def share(t: Tokens, flags: Array) -> Array:
+    """Return the share of the tokens of each sequence that are flagged, [S]."""
+    return t.row_sum(flags) / np.maximum(t.n, 1)
 
 
-def _tokens(view: View) -> Array:
-    return view.n
+# ---------------------------------------------------------------- v0.2
 
 
-def _kept(view: View) -> Array:
-    return view.effect.kept_tokens
+def kl_v02(t: Tokens, s: Totals) -> Numbers:
+    """Return r − 1 − log r as means of sequences."""
+    rows, x = s.sum(t.one), t.row_mean(mismatch_kl(t))
+    total, square = s.sum(x), s.sum(x**2)
+    return {
+        "mismatch_kl/mean": total / rows,
+        "mismatch_kl/std": std(total, square, rows),
+        "mismatch_kl/min": s.min(x),
+        "mismatch_kl/max": s.max(x),
+        "kl_ent_ratio/mean": over_entropy(t, s, total / rows),
+    }
 
 
-Masks = dict[str, tuple[base.Rows, base.Rows, str]]
-"""Name → a sum, the number of tokens that it is divided by, and what that is."""
-MASKS: Masks = {
-    "masked_mismatch_kl": (
-        lambda view: _over_dropped(view, KL),
-        _dropped,
-        "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask drops",
-    ),
-    "unmasked_mismatch_kl": (
-        lambda view: where(view.effect.sequences, view.total(KL, KEPT), 0.0),
-        _kept,
-        "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask keeps",
-    ),
-    "is_masked": (
-        _dropped,
-        _tokens,
-        "the share of loss tokens that the mask drops, those with A = 0 included",
-    ),
-}
-MASKS_OF_SIGNS: Masks = {
-    "is_masked_low": (
-        lambda view: _of_sign(view, NEGATIVE),
-        _tokens,
-        "the share of loss tokens with A < 0 that are dropped at the lower bound; one dropped "
-        "with A = 0 is in is_masked alone",
-    ),
-    "is_masked_high": (
-        lambda view: _of_sign(view, POSITIVE),
-        _tokens,
-        "the share of loss tokens with A > 0 that are dropped at the upper bound",
-    ),
-    "masked_advantage_positive": (
-        lambda view: _of_sign(view, POSITIVE),
-        _dropped,
-        "of the tokens dropped, the share with A > 0: no advantage itself",
-    ),
-    "masked_advantage_negative": (
-        lambda view: _of_sign(view, NEGATIVE),
-        _dropped,
-        "of the tokens dropped, the share with A < 0: no advantage itself",
-    ),
-}
-PER_SEQUENCE = "a mean over the tokens of each sequence, then over sequences (one without a loss token is 0)"
-WORST = "the largest of the sequences' means, not of the tokens"
+def masks_v02(t: Tokens, s: Totals) -> Numbers:
+    """Return shares of tokens and sequences beyond each bound alone; the sequence mask is a veto."""
+    tokens, rows = s.sum(t.counted), s.sum(t.one)
+    x, kept, veto = mismatch_kl(t), t.applied.kept, t.preset.veto
+    found = {
+        "masked_mismatch_kl/mean": s.sum(mean(t, x, ~kept)) / rows,
+        "unmasked_mismatch_kl/mean": s.sum(mean(t, x, kept)) / rows,
+        "is_masked/mean": s.sum(t.row_sum(~kept)) / tokens,
+    }
+    for word, side in SIDES.items():
+        found[f"is_masked_{word}/mean"] = s.sum(t.dropped_by(*bands(t, "token", side))) / tokens
+    for word, side in SIDES.items():
+        hits = t.veto_hits(base.half_veto(veto, side)) > 0
+        found[f"sequence_masked_{word}/mean"] = s.sum(hits) / rows
+    for word, side in SIDES.items():
+        beyond = [~t.passes(rule) for rule in bands(t, "mean", side) if not rule.on_tokens]
+        found[f"geo_masked_{word}/mean"] = s.sum(sum(beyond, 0 * t.n) > 0) / rows
+    geo = np.expm1(t.row_mean(t.log_ratio))
+    return found | {"geo_seq_ratio/mean": s.sum(geo) / rows + 1}
 
 
-def _mean_and_max(name: str, of: base.Rows, tokens: base.Rows) -> tuple[Value, Value]:
-    """Return mean and maximum over sequences of a sum over a number of tokens, 0 if there are none."""
-
-    def once(view: View) -> Array:
-        return view.mine(name, lambda: of(view) / tokens(view).clip(min=1))
-
-    return per_row(Sum(name, once)), highest(Range(name, lambda view: base.ends(once(view))))
+SIDES: dict[str, Side] = {"low": "lower", "high": "upper"}
 
 
-def _means(masks: Masks, most: bool = True) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
-    for name, (of, tokens, meaning) in masks.items():
-        average, largest = _mean_and_max(name, of, tokens)
-        rows[f"{name}/mean"] = average.means(f"{meaning}: {PER_SEQUENCE}")
-        if most:
-            rows[f"{name}/max"] = largest.means(f"{meaning}: {WORST}")
-    return rows
-
-
-# ---------------------------------------------------------------- masks of v0.2
-
-
-def _bands(preset: Preset, over: str, side: Side) -> list[Reject]:
+def bands(t: Tokens, over: str, side: Side) -> list[Reject]:
     """List the rules on r at a level, each with only one of its bounds."""
-    rules = (rule for rule in preset.reject if rule.statistic == "ratio" and rule.over == over)
+    rules = (rule for rule in t.preset.reject if rule.statistic == "ratio" and rule.over == over)
     return [one for rule in rules if (one := base.half(rule, side))]
 
 
-def _tokens_outside(side: Side) -> Sum:
-    return Sum(f"tokens {side}", lambda view: view.dropped_by(*_bands(view.preset, "token", side)))
-
-
-def _rows_outside(side: Side) -> Sum:
-    def of(view: View) -> Array:
-        passed = view.nonempty | ~view.nonempty
-        for rule in _bands(view.preset, "mean", side):
-            if not rule.on_tokens:
-                passed = passed & view.passes(rule)
-        return ~passed + view.zeros
-
-    return Sum(f"rows {side}", of)
-
-
-def _vetoed(side: Side) -> Sum:
-    return Sum(
-        f"vetoed {side}",
-        lambda view: (view.veto_hits(base.half_veto(view.preset.veto, side)) > 0) + view.zeros,
-    )
-
-
-# ---------------------------------------------------------------- what is logged
-
-
-def _over_entropy(kl: Value) -> Value:
-    def of(totals: base.Totals) -> float:
-        entropy = totals(ENTROPY)
-        return kl.of(totals) / (entropy / totals.tokens) if entropy > 0 else math.nan
-
-    return Value(of, (*kl.columns, ENTROPY))
-
-
-NOW: dict[str, Row] = {
-    "mismatch_kl/all/mean": per_token(KL).means(
-        "r − 1 − log r, r = π_θ/π_rollout, so an estimate of KL(π_rollout‖π_θ); mean over the loss tokens of "
-        "the batch. The policy is the one being trained, not π_old"
-    ),
-    "mismatch_kl/all/std": base.deviation(KL).means("standard deviation of that over tokens, n − 1 below"),
-    "mismatch_kl/all/max": highest(KL).means("the largest of any loss token"),
-    "kl_ent_ratio/mean": _over_entropy(per_token(KL)).means(
-        "mismatch_kl/all/mean over the mean entropy: a ratio of two means, not a mean of ratios. The entropy "
-        "is the dump's; prime-rl takes the trainer's"
-    ),
-}
-THEN: dict[str, Row] = {
-    "mismatch_kl/mean": per_row(ROW_KL).means(
-        f"r − 1 − log r, r = π_θ/π_rollout: {PER_SEQUENCE}. Later versions take it over all tokens"
-    ),
-    "mismatch_kl/std": Value(
-        lambda p: base.std(p(ROW_KL), p(ROW_KL_SQUARED), p.rows), (ROW_KL, ROW_KL_SQUARED)
-    ).means("standard deviation of the sequences' means, n − 1 below"),
-    "mismatch_kl/min": base.lowest(ROW_KLS).means("the smallest of the sequences' means"),
-    "mismatch_kl/max": highest(ROW_KLS).means(WORST),
-    "kl_ent_ratio/mean": _over_entropy(per_row(ROW_KL)).means(
-        "mismatch_kl/mean over the mean entropy of the tokens"
-    ),
-    **_means({name: of for name, of in MASKS.items() if name != "is_masked"}, most=False),
-    "is_masked/mean": per_token(Sum("dropped", _dropped)).means(
-        "the share of loss tokens that any of the masks drops, over tokens: later versions take the "
-        "mean of each sequence first"
-    ),
-    "is_masked_low/mean": per_token(_tokens_outside("lower")).means(
-        "the share of loss tokens with r below token_mask_low, whatever their advantage"
-    ),
-    "is_masked_high/mean": per_token(_tokens_outside("upper")).means(
-        "the share of loss tokens with r above token_mask_high, whatever their advantage"
-    ),
-    "sequence_masked_low/mean": per_row(_vetoed("lower")).means(
-        "the share of sequences with a token whose r is below sequence_mask_low"
-    ),
-    "sequence_masked_high/mean": per_row(_vetoed("upper")).means(
-        "the share of sequences with a token whose r is above sequence_mask_high"
-    ),
-    "geo_masked_low/mean": per_row(_rows_outside("lower")).means(
-        "the share of sequences whose geometric mean of r is below geo_mask_low"
-    ),
-    "geo_masked_high/mean": per_row(_rows_outside("upper")).means(
-        "the share of sequences whose geometric mean of r is above geo_mask_high"
-    ),
-    "geo_seq_ratio/mean": (per_row(GEO_EXCESS) + 1).means(
-        "mean over sequences of the geometric mean of r = π_θ/π_rollout, unclamped; a sequence without a "
-        "loss token is 1"
-    ),
-}
-ENTRIES = (
-    *table(NOW | _means(MASKS), when=_now),
-    # `ipo`, whose mask does not depend on the advantage, logs less
-    *table(
-        _means(MASKS_OF_SIGNS),
-        when=lambda preset: any(
-            rule.statistic == "prob_diff" and rule.advantage != "any" for rule in preset.reject
-        ),
-    ),
-    *table(THEN, when=lambda preset: not _now(preset)),
-)
-PRIME_LOG = base.Log("prime-rl", ENTRIES)
+PRIME_LOG = Log("prime-rl", log)
 
 # ---------------------------------------------------------------- configuration
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Over, Preset, Reject, Statistic
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Entry, Log, Rows, Sum, Value, weighs
+from offpol_diag.trainers.base import EPS, Log, Numbers, named, np, weighs
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import EPS, LOG, PROB_DIFF, RATIO, exp
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 GRANULARITIES: dict[str, Over] = {
     "token": "token",
@@ -30,128 +30,76 @@ GRANULARITIES: dict[str, Over] = {
 STATISTICS: dict[str, Statistic] = {"ratio": "ratio", "diff": "prob_diff"}
 
 
-def _row_mean(total: Array, view: View) -> Array:
-    """Return ROLL's masked mean of each row from its sum."""
-    return total / (view.n + EPS)
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return `actor/`: r and π_old − π_rollout before any filter, then what is_weight and the filters do."""
+    return named("actor/", s.part(means, t.only()) | shares(t, s))
 
 
-def _of_row(value: Array, view: View) -> Array:
-    """Row means of a number that every token of the row has; 0 for a row without a token."""
-    return view.where_nonempty(_row_mean(value * view.n, view))
+def means(t: Tokens, s: Totals) -> Numbers:
+    """Return means over the tokens of a row, then over rows with a token, at every granularity."""
+    rows = s.sum(t.there)
+    return {
+        f"train_infer_{measure}_{granularity}_mean@sum": s.sum(x) / (rows + EPS)
+        for measure, of in (("ratio", ratio), ("diff", difference))
+        for granularity, x in of(t).items()
+    }
 
 
-def _of_turns(statistic: Statistic, view: View) -> Array:
-    """Return row means of each turn's mean, of r its geometric mean."""
-    means, many, added = view.turns(statistic)
-    each = means * (many / (many + EPS))
-    return _row_mean(added((exp(each) if statistic == "ratio" else each) * many), view)
+def ratio(t: Tokens) -> dict[str, Array]:
+    """Return row means of r, [S]: of a token, a geometric mean, a product, and of a turn's geometric mean."""
+    d = t.log_ratio
+    return {
+        "token": row_mean(t, t.ratio()),
+        "geometric": of_row(t, np.exp(row_mean(t, d))),
+        "sequence": of_row(t, np.exp(t.row_sum(d))),
+        "segment": row_mean(t, np.exp(turn_mean(t, "ratio"))),
+    }
 
 
-MEANS: dict[tuple[str, str], tuple[Rows, str]] = {
-    ("ratio", "token"): (
-        lambda view: _row_mean(view.total(RATIO), view),
-        "r = π_old/π_rollout of each token",
-    ),
-    ("ratio", "geometric"): (
-        lambda view: _of_row(exp(_row_mean(view.total(LOG), view)), view),
-        "the geometric mean of r = π_old/π_rollout over the sequence",
-    ),
-    ("ratio", "sequence"): (
-        lambda view: _of_row(exp(view.total(LOG)), view),
-        "the product of r = π_old/π_rollout over the sequence",
-    ),
-    ("ratio", "segment"): (
-        lambda view: _of_turns("ratio", view),
-        "the geometric mean of r = π_old/π_rollout over the turn (a contiguous run of the mask)",
-    ),
-    ("diff", "token"): (
-        lambda view: _row_mean(view.total(PROB_DIFF), view),
-        "π_old − π_rollout, signed, of each token",
-    ),
-    ("diff", "geometric"): (
-        lambda view: _of_row(_row_mean(view.total(PROB_DIFF), view), view),
-        "the arithmetic mean of π_old − π_rollout over the sequence, whatever its name says",
-    ),
-    ("diff", "sequence"): (
-        lambda view: _of_row(view.total(PROB_DIFF), view),
-        "the sum of π_old − π_rollout over the sequence, so it grows with length",
-    ),
-    ("diff", "segment"): (
-        lambda view: _of_turns("prob_diff", view),
-        "the mean of π_old − π_rollout over the turn",
-    ),
-}
-"""(measure, granularity) → its row means, and what they are of."""
-PADDING = (
-    "Since v0.2.0 ROLL's token-mean also adds up prompts, tool tokens and padding (functionals.py:253-256 of "
-    "8eb27cc2), which a dump does not have, and divides by loss tokens; where there are none it is this"
-)
+def difference(t: Tokens) -> dict[str, Array]:
+    """Return row means of π_old − π_rollout, [S]: of a token, its mean, its sum, and of a turn's mean."""
+    x = t.difference
+    return {
+        "token": row_mean(t, x),
+        "geometric": of_row(t, row_mean(t, x)),
+        "sequence": of_row(t, t.row_sum(x)),
+        "segment": row_mean(t, turn_mean(t, "prob_diff")),
+    }
 
 
-def _mean(measure: str, granularity: str) -> Entry:
-    of, what = MEANS[measure, granularity]
-    column = Sum(f"{measure} {granularity}", of, shared=True)
-    return Entry(
-        f"actor/train_infer_{measure}_{granularity}_mean@sum",
-        Value(lambda totals: totals(column) / (totals.sequences + EPS), (column,)),
-        f"{what}: mean over the tokens of a sequence, then over sequences with a token, "
-        "before any filter or bound. Older versions log only the granularities they filter by",
-    )
+def row_mean(t: Tokens, x: Array) -> Array:
+    """Return ROLL's masked mean of each row, [T] → [S]."""
+    return t.row_sum(x) / (t.n + EPS)
 
 
-def _pass_rate(measure: str, granularity: str) -> Entry:
-    """The share of tokens that a filter keeps; the last filter's if there are several of a kind."""
-
-    def rules(preset: Preset) -> list[Reject]:
-        kind = STATISTICS[measure], GRANULARITIES[granularity]
-        return [rule for rule in preset.reject if (rule.statistic, rule.over) == kind]
-
-    passed = Sum(
-        f"{measure} {granularity} passed",
-        lambda view: view.n - view.dropped_by(rules(view.preset)[-1]),
-    )
-    return Entry(
-        f"actor/train_infer_{granularity}_{measure}_mask_mean@sum",
-        _over_tokens(passed),
-        f"the share of tokens that this filter lets through, alone, by {MEANS[measure, granularity][1]}. "
-        f"{PADDING}",
-        lambda preset: bool(rules(preset)),
-    )
+def of_row(t: Tokens, x: Array) -> Array:
+    """Return the masked mean of a number that every token of the row has, [S] → [S]."""
+    return x * t.n / (t.n + EPS)
 
 
-def _over_tokens(column: Sum) -> Value:
-    return Value(lambda totals: totals(column) / max(totals.tokens, 1.0), (column,))
+def turn_mean(t: Tokens, statistic: Statistic) -> Array:
+    """Return the masked mean of each turn, of r in logs, at its tokens, [T]."""
+    many = np.diff(t.batch.cu_runs)
+    return t.aggregate(statistic, "segment") * np.repeat(many / (many + EPS), many)
 
 
-def _capped(preset: Preset) -> bool:
-    """Return whether an is_weight with an upper bound is applied."""
-    return weighs(preset) and preset.weight is not None and preset.weight.upper is not None
+def shares(t: Tokens, s: Totals) -> Numbers:
+    """Return shares of loss tokens above the weight's bound, and past filters, each alone (a kind's last)."""
+    found, tokens, p = {}, s.sum(t.counted), t.preset
+    whole = np.maximum(tokens, 1.0)
+    if weighs(p) and p.weight is not None and p.weight.upper is not None:
+        above = t.weighed.high * t.n if t.weighs_rows else t.weighed.high
+        found["is_weight_clipfrac@sum"] = s.sum(above) / whole
+    for measure, statistic in STATISTICS.items():
+        for granularity, over in GRANULARITIES.items():
+            rules = [rule for rule in p.reject if (rule.statistic, rule.over) == (statistic, over)]
+            if rules:
+                passed = t.n - t.dropped_by(rules[-1])
+                found[f"train_infer_{granularity}_{measure}_mask_mean@sum"] = s.sum(passed) / whole
+    if p.reject:
+        found["train_infer_final_mask_mean"] = s.sum(t.applied.n_kept) / (tokens + EPS)
+    return found
 
-
-def _above(view: View) -> Array:
-    """Count the tokens whose weight is above the bound."""
-    weighed = view.effect.weighed
-    assert weighed is not None
-    return weighed.high * view.n if weighed.final.per == "sequence" else weighed.high
-
-
-KEPT_TOKENS = Sum("left", lambda view: view.effect.kept_tokens)
-ENTRIES = (
-    *(_mean(*kind) for kind in MEANS),
-    Entry(
-        "actor/is_weight_clipfrac@sum",
-        _over_tokens(Sum("above", _above)),
-        f"the share of tokens whose weight is above its upper bound, filtered ones included. {PADDING}",
-        _capped,
-    ),
-    *(_pass_rate(*kind) for kind in MEANS),
-    Entry(
-        "actor/train_infer_final_mask_mean",
-        Value(lambda totals: totals(KEPT_TOKENS) / (totals.tokens + EPS), (KEPT_TOKENS,)),
-        "the share of tokens that all filters let through; over loss tokens, without padding",
-        lambda preset: bool(preset.reject),
-    ),
-)
 
 # ---------------------------------------------------------------- configuration
 
@@ -245,4 +193,4 @@ def _variant(preset: Preset) -> str:
     return "cispo"
 
 
-TRAINER = Trainer("roll", roll, Guards(denominator="kept"), CLIP, (Log("roll", ENTRIES),))
+TRAINER = Trainer("roll", roll, Guards(denominator="kept"), CLIP, (Log("roll", log),))

@@ -8,55 +8,105 @@ left. Its fractions of sequences count rows without a token too. Three losses ar
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offpol_diag.presets import Clip, Over, Preset, Weight
+from offpol_diag.presets import Clip, Preset
 from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import Row, Side, Sum, Totals, Value, When, highest, per_row, std, table, total
+from offpol_diag.trainers.base import SAFETY, Log, Number, Numbers, Side, named, np, std
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import DISTANCE, EXCESS_CLAMPED, RATIO_CLAMPED, SAFETY, Measure, squared
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import Tokens, View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 
-def _corrects(preset: Preset) -> bool:
-    """Return whether the loss is anchored at π_old, and so has separate corrections."""
-    return preset.policy == "old"
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return numbers of a loss at π_old and its corrections, or of one anchored at the rollout."""
+    if t.preset.policy == "old":
+        gap = named("policy/rollout_train_logprobs_abs_diff_", s.part(distance, t.only(), False))
+        return s.part(is_ratio, t.only()) | corrections(t, s) | clip_ratio(t, s) | gap
+    gap = named("policy/minibatch_rollout_logprobs_abs_diff_", s.part(distance, t.only(), True))
+    return anchored(t, s) | gap
 
 
-def _anchored(preset: Preset) -> bool:
-    """Return whether the loss's own ratio is π_θ/π_rollout, which is then the correction."""
-    return preset.policy == "current"
+def is_ratio(t: Tokens, s: Totals) -> Numbers:
+    """Return numbers of r, its log within ±20, before any mask; std and min are of the padded batch."""
+    tokens, hole, x = s.sum(t.counted), padding(t, s), t.excess(SAFETY)
+    first, second = s.sum(t.row_sum(x)), s.sum(t.row_sum(x**2))  # of r − 1, which is −1 in the hole
+    return {
+        "is_ratio_mean": first / tokens + 1,
+        "is_ratio_std": std(first - hole, second + hole, tokens + hole),
+        "is_ratio_max": s.max(t.row_max(t.ratio(SAFETY))),
+        "is_ratio_min": padded_min(s.min(t.row_min(t.ratio(SAFETY))), hole),
+    }
 
 
-def _cispo(preset: Preset) -> bool:
-    return _anchored(preset) and preset.weight is not None and preset.weight.action == "truncate"
+def padding(t: Tokens, s: Totals) -> Number:
+    """Return the entries of SkyRL's padded batch, rows × longest response, that are no loss token."""
+    return s.sum(t.one) * s.max(t.n + t.batch.masked) - s.sum(t.counted)
 
 
-def _outliers(preset: Preset) -> bool:
-    return _corrects(preset) and preset.veto is not None
+def padded_min(low: Number, hole: Number) -> Number:
+    """Return the minimum over the padded batch, where everything that is no loss token is 0."""
+    return np.where(hole > 0, np.minimum(low, 0.0), low)
 
 
-def _weighs(over: str) -> When:
-    return lambda preset: _corrects(preset) and preset.weight is not None and preset.weight.over == over
+def distance(t: Tokens, s: Totals, padded: bool) -> Numbers:
+    """Return |Δ| over loss tokens; `padded`: its minimum over the padded batch, its std with n below.
+
+    That is so where SkyRL takes no pass for π_old (worker_utils.py:48-57 of a9564572e).
+    """
+    tokens, x = s.sum(t.counted), abs(t.log_ratio)
+    first, second, low = s.sum(t.row_sum(x)), s.sum(t.row_sum(x**2)), s.min(t.row_min(x))
+    return {
+        "mean": first / np.maximum(tokens, 1.0),
+        "max": s.max(t.row_max(x)),
+        "min": padded_min(low, padding(t, s)) if padded else low,
+        "std": std(first, second, tokens, less=0 if padded else 1),
+    }
 
 
-def _masks(over: str) -> When:
-    return lambda preset: _corrects(preset) and any(rule.over == over for rule in preset.reject)
+# ---------------------------------------------------------------- at π_old
 
 
-# ---------------------------------------------------------------- sums
+def corrections(t: Tokens, s: Totals) -> Numbers:
+    """Return shares of outliers, token mask, cap, sequence mask, each of what those before it left."""
+    p, d, rows, found = t.preset, t.log_ratio, s.sum(t.one), {}
+    of_tokens = [rule for rule in p.reject if rule.over == "token"]
+    inliers, left = t.under(veto=p.veto), t.under(*of_tokens, veto=p.veto)
+    if p.veto is not None:
+        above, below = base.half_veto(p.veto, "upper"), base.half_veto(p.veto, "lower")
+        found["outlier_seq_masked_ratio"] = s.sum(t.veto_hits(p.veto) > 0) / rows
+        found["outlier_seq_over_high_ratio"] = s.sum(t.veto_hits(above) > 0) / rows
+        found["outlier_seq_under_low_ratio"] = s.sum(t.veto_hits(below) > 0) / rows
+    before, after = s.sum(inliers.n_kept), s.sum(left.n_kept)
+    if of_tokens:
+        found["token_mask_ratio"] = (before - after) / np.maximum(before, 1.0)
+    total = t.row_sum(np.where(left.kept, d, 0.0))
+    if p.weight is not None and p.weight.over == "token":
+        capped = beyond(d, p.weight.upper, "upper") & left.kept
+        found["tis_token_clip_high_ratio"] = s.sum(t.row_sum(capped)) / np.maximum(after, 1.0)
+    if p.weight is not None and p.weight.over == "sum":
+        found["tis_seq_clip_high_ratio"] = s.sum(beyond(total, p.weight.upper, "upper")) / rows
+    if any(rule.over == "mean" for rule in p.reject):
+        found |= sequence_mask(t, s, "geo", "mean", total / left.n_kept.clip(min=1))
+    if any(rule.over == "sum" for rule in p.reject):
+        found |= sequence_mask(t, s, "product", "sum", total)
+    return found
 
 
-def _token_rules(preset: Preset) -> Preset:
-    """Return the preset with only its rules on tokens."""
-    return replace(preset, reject=tuple(rule for rule in preset.reject if rule.over == "token"))
+def sequence_mask(t: Tokens, s: Totals, name: str, over: str, x: Array) -> Numbers:
+    """Return shares of rows whose log-ratio x [S] of the tokens left is beyond a bound."""
+    rules = [rule for rule in t.preset.reject if (rule.statistic, rule.over) == ("ratio", over)]
+    high = s.sum(sum((beyond(x, rule.upper, "upper") for rule in rules), np.zeros_like(x)) > 0)
+    low = s.sum(sum((beyond(x, rule.lower, "lower") for rule in rules), np.zeros_like(x)) > 0)
+    shares = {"masked": high + low, "over_high": high, "under_low": low}
+    rows = s.sum(t.one)
+    return {f"{name}_sequence_mask_{word}_ratio": many / rows for word, many in shares.items()}
 
 
-def _beyond(x: Array, edge: float | None, side: Side) -> Array:
+def beyond(x: Array, edge: float | None, side: Side) -> Array:
     """Flag where x, a log clamped to ±20, is beyond log(edge)."""
     held = x.clip(-SAFETY, SAFETY)
     if side == "upper":
@@ -64,198 +114,39 @@ def _beyond(x: Array, edge: float | None, side: Side) -> Array:
     return held < (math.log(edge) if edge else -math.inf)  # nothing is below 0
 
 
-def _outlier(*sides: Side) -> Value:
-    """The share of rows with a token beyond these outlier bounds."""
-
-    def of(view: View) -> Array:
-        veto = view.preset.veto
-        return (view.veto_hits(veto if len(sides) > 1 else base.half_veto(veto, sides[0])) > 0) + view.zeros
-
-    return per_row(Sum(f"outlier {sides}", of))
-
-
-def _capped(x: Tokens) -> Array:
-    weight, left = x.preset.weight or Weight(), x.kept_by(_token_rules(x.preset))
-    above = _beyond(x.delta, weight.upper, "upper")
-    return above if left is None else above & left
-
-
-def _capped_rows(view: View) -> Array:
-    """Flag rows whose product of r over kept tokens is above the weight's cap."""
-    product = view.aggregate_of_kept("sum", _token_rules(view.preset))
-    return _beyond(product, (view.preset.weight or Weight()).upper, "upper") + view.zeros
-
-
-def _row_masked(over: Over, side: Side) -> Sum:
-    """Rows whose geometric mean (over = mean) or product (sum) of what is left lies beyond one bound."""
-
-    def of(view: View) -> Array:
-        x = view.aggregate_of_kept(over, _token_rules(view.preset))
-        rules = (rule for rule in view.preset.reject if (rule.statistic, rule.over) == ("ratio", over))
-        flags = (_beyond(x, getattr(rule, side), side) for rule in rules)
-        return (sum(flags, view.zeros) > 0) + view.zeros
-
-    return Sum(f"{over} {side}", of)
-
-
-def _clips(x: Tokens) -> Array:
-    """Tokens where the clipped objective of π_θ/π_old is below the unclipped one; none under SAPO."""
-    a, u = x.column("advantages"), x.of("current").delta - x.delta
-    clip = Clip(None, None) if x.preset.loss == "sapo" else x.preset.clip
+def clip_ratio(t: Tokens, s: Totals) -> Numbers:
+    """Return the share of tokens where PPO's clip of π_θ/π_old acts, dropped or not; SAPO has none."""
+    a, clip = t.advantage, Clip(None, None) if t.preset.loss == "sapo" else t.preset.clip
+    if a is None or t.current is None:
+        return {}
+    u = t.token_u
     high = None if clip.high is None else 1 + clip.high
     low = None if clip.low is None or clip.low >= 1 else 1 - clip.low
-    return (_beyond(u, high, "upper") & (a > 0)) | (_beyond(u, low, "lower") & (a < 0))
+    acts = (beyond(u, high, "upper") & (a > 0)) | (beyond(u, low, "lower") & (a < 0))
+    return {"clip_ratio": s.sum(t.row_sum(acts)) / np.maximum(s.sum(t.counted), 1.0)}
 
 
-def _clipped_anchored(view: View) -> Array:
-    """Tokens whose weight is cut or zeroed, or that the loss's own mask drops."""
-    weighed, dropped = view.effect.weighed, view.n - view.effect.kept_tokens
-    return dropped if weighed is None else dropped + weighed.high + weighed.low
+# ---------------------------------------------------------------- against the rollout
 
 
-CLIPS = Measure("the clip acts", _clips, own=True, needs=("current", "old", "advantages"))
-CAPPED = total(Measure("above the cap", _capped, own=True))
-EXCESS, EXCESS_SQUARED = total(EXCESS_CLAMPED), total(squared(EXCESS_CLAMPED))
-AFTER_OUTLIERS = Sum("after outliers", lambda view: view.kept_by(replace(view.preset, reject=())))
-AFTER_TOKENS = Sum("after tokens", lambda view: view.kept_by(_token_rules(view.preset)))
-
-# ---------------------------------------------------------------- what is logged
-
-
-def _hole(totals: Totals) -> float:
-    """Entries of SkyRL's padded batch, rows × longest response, that are no loss token."""
-    return totals.rows * totals.read.ranges["response"][1] - totals.tokens
-
-
-def _padded_min(of: base.Range) -> Value:
-    """Over the padded batch, where everything that is no loss token counts as 0."""
-
-    def least(totals: Totals) -> float:
-        low = totals.ends(of)[0]
-        return min(low, 0.0) if _hole(totals) else low
-
-    return Value(least, (of,))
+def anchored(t: Tokens, s: Totals) -> Numbers:
+    """Return the share of tokens that the loss cuts, zeroes or masks; of CISPO also π_θ/π_rollout."""
+    tokens, weight, applied = s.sum(t.counted), t.preset.weight, t.applied
+    cut = t.n - applied.n_kept
+    if applied.preset.weight is not None:
+        cut = cut + t.weighed.high + t.weighed.low
+    found = {"clip_ratio": s.sum(cut) / np.maximum(tokens, 1.0)}
+    if weight is not None and weight.action == "truncate":
+        found |= {
+            "cispo/ratio_mean": s.sum(t.row_sum(t.excess(SAFETY))) / tokens + 1,
+            "cispo/ratio_clamped_mean": s.sum(t.row_sum(applied.weight)) / np.maximum(tokens, 1.0),
+            "cispo/ratio_max": s.max(t.row_max(t.ratio(SAFETY))),
+            "cispo/ratio_min": s.min(t.row_min(t.ratio(SAFETY))),
+        }
+    return found
 
 
-def _over_tokens(column: Sum, of: Sum | None = None) -> Value:
-    """Over the tokens of a stage, or over all."""
-    return Value(
-        lambda totals: totals(column) / max(totals(of) if of else totals.tokens, 1.0),
-        (column, of) if of else (column,),
-    )
-
-
-def _row_mask(name: str, over: Over, word: str) -> dict[str, Row]:
-    high, low = _row_masked(over, "upper"), _row_masked(over, "lower")
-    what = (
-        f"sequences whose {word} of r = π_old/π_rollout, over the tokens that the outlier and token masks "
-        "left (1 where none is), is beyond {} bound, as a share of all rows"
-    )
-    both = Value(lambda totals: (totals(high) + totals(low)) / totals.rows, (high, low))
-    stem = f"{name}_sequence_mask_"
-    return {
-        f"{stem}masked_ratio": both.means(
-            f"{what.format('either')}: not what all masks drop together", _masks(over)
-        ),
-        f"{stem}over_high_ratio": per_row(high).means(what.format("the upper"), _masks(over)),
-        f"{stem}under_low_ratio": per_row(low).means(what.format("the lower"), _masks(over)),
-    }
-
-
-CORRECTIONS: dict[str, Row] = {
-    "is_ratio_mean": (base.per_token(EXCESS_CLAMPED) + 1).means(
-        "r = π_old/π_rollout with log r clamped to ±20, mean over the loss tokens before any mask or cap: "
-        "not the mean weight. W&B has these names under policy/loss_metrics/, averaged over micro-batches"
-    ),
-    "is_ratio_std": Value(
-        lambda p: std(p(EXCESS) - _hole(p), p(EXCESS_SQUARED) + _hole(p), p.tokens + _hole(p)),
-        (EXCESS, EXCESS_SQUARED),
-    ).means(
-        "standard deviation over the whole padded batch, where everything that is no loss token counts as a "
-        "ratio of 0 (here: rows × longest response of the dump, masked tokens included); so it says how much "
-        "padding there is before it says how far r spreads"
-    ),
-    "is_ratio_max": highest(RATIO_CLAMPED).means("the largest r of any loss token, e^20 at most"),
-    "is_ratio_min": _padded_min(base.span(RATIO_CLAMPED)).means(
-        "0 as soon as one entry of the padded batch is masked or padding, else the smallest r: rarely a ratio"
-    ),
-    "outlier_seq_masked_ratio": _outlier("lower", "upper").means(
-        "rows with a token whose r is below the low or above the high threshold, as a share of all rows",
-        _outliers,
-    ),
-    "outlier_seq_over_high_ratio": _outlier("upper").means(
-        "rows with a token above the high threshold; a row can count here and below", _outliers
-    ),
-    "outlier_seq_under_low_ratio": _outlier("lower").means(
-        "rows with a token below the low threshold", _outliers
-    ),
-    "token_mask_ratio": Value(
-        lambda p: (p(AFTER_OUTLIERS) - p(AFTER_TOKENS)) / max(p(AFTER_OUTLIERS), 1.0),
-        (AFTER_OUTLIERS, AFTER_TOKENS),
-    ).means(
-        "tokens with r outside the token mask's band, as a share of those that the outlier mask left",
-        _masks("token"),
-    ),
-    "tis_token_clip_high_ratio": _over_tokens(CAPPED, AFTER_TOKENS).means(
-        "tokens with r above the cap, as a share of those that the outlier and token masks left",
-        _weighs("token"),
-    ),
-    "tis_seq_clip_high_ratio": per_row(Sum("capped rows", _capped_rows)).means(
-        "sequences whose product of r over the tokens left is above the cap, as a share of all rows; a row "
-        "with nothing left has the product 1",
-        _weighs("sum"),
-    ),
-    **_row_mask("geo", "mean", "geometric mean"),
-    **_row_mask("product", "sum", "product"),
-    "clip_ratio": _over_tokens(total(CLIPS)).means(
-        "loss tokens where PPO's clip of π_θ/π_old acts (upwards with A > 0, downwards with A < 0), whatever "
-        "the corrections drop; 0 under sapo, which has none; needs π_θ, π_old and advantages"
-    ),
-}
-ANCHORED: dict[str, Row] = {
-    "clip_ratio": _over_tokens(Sum("clipped anchored", _clipped_anchored)).means(
-        "loss tokens whose π_θ/π_rollout the loss cuts, zeroes or masks, as a share of all", _anchored
-    ),
-    "cispo/ratio_mean": (base.per_token(EXCESS_CLAMPED) + 1).means(
-        "π_θ/π_rollout before the clamp to its bounds (but with its log within ±20), mean over loss tokens"
-    ),
-    "cispo/ratio_clamped_mean": _over_tokens(Sum("weight", lambda view: view.effect.weight_sum)).means(
-        "the same after the clamp: the mean weight"
-    ),
-    "cispo/ratio_max": highest(RATIO_CLAMPED).means("the largest π_θ/π_rollout of a loss token"),
-    "cispo/ratio_min": base.lowest(RATIO_CLAMPED).means(
-        "the smallest π_θ/π_rollout of a loss token; unlike is_ratio_min no padding enters"
-    ),
-}
-
-
-def _distances(what: str) -> dict[str, Row]:
-    return {
-        "mean": _over_tokens(total(DISTANCE)).means(f"{what}, mean over the loss tokens of the batch"),
-        "max": highest(DISTANCE).means(f"{what}, largest of any loss token"),
-        "min": base.lowest(DISTANCE).means(f"{what}, smallest of any loss token"),
-        "std": base.deviation(DISTANCE).means(f"{what}, standard deviation over loss tokens, n − 1 below"),
-    }
-
-
-TRAINED = _distances("|log π_old − log π_rollout|, unclamped")
-BATCHED = "|log π_θ − log π_rollout|, unclamped, which SkyRL logs where it takes no pass for π_old"
-MINIBATCH = _distances(BATCHED) | {
-    "min": _padded_min(base.span(DISTANCE)).means(
-        f"{BATCHED}, 0 as soon as one entry of the padded batch is masked or padding, else the smallest: "
-        "rarely a difference (worker_utils.py:48-57 of a9564572e)"
-    ),
-    "std": base.deviation(DISTANCE, less=0).means(f"{BATCHED}, standard deviation over loss tokens, n below"),
-}
-LOG = base.Log(
-    "skyrl",
-    (
-        *table(CORRECTIONS, when=_corrects),
-        *table(ANCHORED, when=_cispo),
-        *table(TRAINED, "policy/rollout_train_logprobs_abs_diff_", _corrects),
-        *table(MINIBATCH, "policy/minibatch_rollout_logprobs_abs_diff_", _anchored),
-    ),
-)
+LOG = Log("skyrl", log)
 
 # ---------------------------------------------------------------- configuration
 

@@ -10,97 +10,94 @@ still divides (up to v0.2.4 it left the denominator).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.trainers import base, config, measures, schema
-from offpol_diag.trainers.base import Entry, Log, Row, Rows, Sum, Value, When, mean, per_row, table, weighs
-from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Guards, Parts, Settings, Snippet, Translation
-from offpol_diag.trainers.measures import (
-    KEPT,
-    RATIO,
-    ROLLOUT,
+from offpol_diag.trainers import config, schema
+from offpol_diag.trainers.base import (
     SAFETY,
-    TRAIN,
-    UPDATE,
-    WEIGHT,
-    Mask,
-    Measure,
-    exp,
-    expm1,
-    where,
+    SMALLEST_NORM,
+    Log,
+    Number,
+    Numbers,
+    Side,
+    half,
+    named,
+    np,
+    weighs,
 )
+from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Guards, Parts, Settings, Snippet, Translation
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
-# ---------------------------------------------------------------- the loss
-
-MOVES = Measure(
-    "CISPO's weight moves",
-    lambda x: measures.clipped(x.update_ratio, x.preset.clip) != x.update_ratio,
-    own=True,
-)
+# ---------------------------------------------------------------- without the helper
 
 
-def _clipped(view: View, mask: Mask | None) -> Array:
-    """Count tokens whose clipped loss is the larger one, [S]; with CISPO, those whose weight is clipped."""
-    loss = view.preset.loss
-    if loss == "reinforce":
-        return view.zeros
-    return view.total(MOVES, mask) if loss == "cispo" else measures.clip_decides(view, mask)
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return `train/` without the helper: the loss's own numbers, TIS or IcePop, and OPSM."""
+    corrects = weighs(t.preset)
+    found = s.part(loss, t.only("loss", "clip"), corrects)
+    if corrects:
+        found = found | s.part(tis, t.only("weight"))
+    if t.preset.apply and opsm_rule(t.preset) is not None and t.advantage is not None:
+        found = found | {"opsm_clipfrac": of_samples(t, s, opsm_masks(t))}
+    return named("train/", found)
 
 
-OfLoss = Callable[["View", Mask | None], "Array"]
+def of_samples(t: Tokens, s: Totals, x: Array) -> Number:
+    """Return the mean over samples of a number of each, or of its tokens' mean; empty ones are included."""
+    return s.sum(x) / s.sum(t.one)
 
 
-def of_loss(name: str, of: OfLoss, rejects: bool, needs: tuple[str, ...] = ()) -> Sum:
-    """Return a per-sample mean of the loss's tokens; with `rejects`, tokens that the helper rejects are 0."""
+def loss(t: Tokens, s: Totals, corrected: bool) -> Numbers:
+    """Return the loss's own numbers, those tokens as 0 that the preset drops; `corrected`: TIS runs."""
+    kept = t.kept
 
-    def mean(view: View) -> Array:
-        if not rejects:
-            return of(view, None) / view.divisor
-        return where(view.effect.sequences, of(view, KEPT) / view.divisor, 0.0)
+    def mean(x: Array) -> Number:
+        return of_samples(t, s, t.row_mean(x & kept if x.dtype == bool else np.where(kept, x, 0.0)))
 
-    return Sum(name, mean, needs=needs)
+    found = {"train_rollout_logprob_abs_diff": mean(abs(t.log_ratio))}
+    if t.current is None:
+        return found
+    if t.advantage is not None:
+        found["pg_clipfrac"] = mean(clip_acts(t))
+    found["ppo_kl"] = mean(-t.u)
+    if corrected:
+        found["ois"] = of_samples(t, s, t.row_mean(t.update_ratio))
+    return found
 
 
-def _loss_names(rejects: bool, corrected: When) -> tuple[Entry, ...]:
-    """Return the entries of the loss; `corrected` selects the presets under which a TIS function runs."""
-    gap = of_loss("abs_diff", lambda view, mask: view.total(measures.DISTANCE, mask), rejects)
-    clips = of_loss("clipped", _clipped, rejects, (*UPDATE, "advantages"))
-    kl = of_loss("kl", lambda view, mask: -view.total(measures.U, mask), rejects, UPDATE)
-    names: dict[str, Row] = {
-        "train_rollout_logprob_abs_diff": per_row(gap).means(
-            "Mean |log π_old − log π_rollout| (π_θ in π_old's place with --use-rollout-logprobs), nats. "
-            "Tokens that the MIS helper rejects are 0 in it and still divide: it falls as more is rejected."
-        ),
-        "pg_clipfrac": per_row(clips).means(
-            "Share of tokens whose clipped loss is the larger one; the ratio is π_θ/π_old (π_θ/π_rollout "
-            "with --use-rollout-logprobs), so no number of the mismatch. Of rejected tokens none counts."
-        ),
-        "ppo_kl": per_row(kl).means(
-            "Mean of log π_old − log π_θ (π_rollout in π_old's place with --use-rollout-logprobs), rejected "
-            "tokens as 0: of the update, not of the mismatch; it may be negative."
-        ),
-        "ois": per_row(measures.UPDATE_RATIO).means(
-            "Mean of π_θ/π_old (1 before the first update), of all tokens, rejected or not; logged only "
-            "where TIS or the mismatch metrics are on. Not clamped.",
-            corrected,
-        ),
+def clip_acts(t: Tokens) -> Array:
+    """Return where the clipped loss is the larger one; with CISPO, where the weight is clipped; [T] bool."""
+    if t.preset.loss == "reinforce":
+        return np.zeros(t.batch.tokens, bool)
+    if t.preset.loss == "cispo":
+        moved: Array = t.clipped(t.update_ratio) != t.update_ratio
+        return moved
+    return t.clip_decides
+
+
+def tis(t: Tokens, s: Totals) -> Numbers:
+    """Return the ratio before anything is truncated, and the share of weights that differ from it."""
+    return {
+        "tis": of_samples(t, s, t.row_mean(t.ratio())),
+        "tis_clipfrac": of_samples(t, s, share(t, t.weighed.high + t.weighed.low)),
+        "tis_abs": of_samples(t, s, t.row_mean(abs(t.excess()))),
     }
-    return table(names, "train/")
 
 
-# ---------------------------------------------------------------- vanilla TIS, IcePop, OPSM
+def share(t: Tokens, counts: Array) -> Array:
+    """Return a share of each sample's tokens, or the flag of a sample that has one weight, [S]."""
+    return counts if t.weighs_rows else counts / np.maximum(t.counted, 1)
 
 
-def _opsm(preset: Preset) -> Reject | None:
+def opsm_rule(preset: Preset) -> Reject | None:
     """Return OPSM's rule as a rule on sequences for any sign of A, or None."""
     for rule in preset.reject:
         if (rule.statistic, rule.of_token, rule.advantage) == ("k1", True, "negative"):
@@ -110,252 +107,119 @@ def _opsm(preset: Preset) -> Reject | None:
     return None
 
 
-def _beyond(*sides: str) -> Rows:
-    """Return the share of weights beyond bounds ("high", "low") per sample, or flags of samples."""
-
-    def share(view: View) -> Array:
-        weighed = view.effect.weighed
-        assert weighed is not None
-        counts = sum((getattr(weighed, side) for side in sides), view.zeros)
-        return counts / view.divisor if weighed.final.per == "token" else counts
-
-    return share
-
-
-def _opsm_masks(view: View) -> Array:
-    """Tokens with A < 0 of samples that drifted, those outside the loss mask too, over those in it."""
-    rule, negative, batch = _opsm(view.preset), view.total(measures.NEGATIVE), view.batch
+def opsm_masks(t: Tokens) -> Array:
+    """Return the tokens with A < 0 of samples that drifted, masked ones too, over those of the loss, [S]."""
+    rule, a, outside = opsm_rule(t.preset), t.advantage, t.batch.masked_negative
     assert rule is not None
-    outside = batch.masked_negative  # without A of their own they have their sample's
-    if outside is None:
-        outside = where(negative > 0, batch.masked, 0)
-    return where(view.passes(rule), 0.0, (negative + outside) / view.divisor)
+    assert a is not None
+    negative = t.row_sum(a < 0)
+    if outside is None:  # without A of their own they have their sample's
+        outside = np.where(negative > 0, t.batch.masked, 0)
+    return np.where(t.passes(rule), 0.0, (negative + outside) / np.maximum(t.counted, 1))
 
 
-TIS: dict[str, Row] = {
-    "tis": per_row(RATIO).means(
-        "Mean of π_old/π_rollout before anything is truncated; neither clamped nor the weight that the "
-        "loss gets."
-    ),
-    "tis_clipfrac": per_row(Sum("tis_clipped", _beyond("high", "low"))).means(
-        "Share of tokens whose weight differs from their ratio: truncated from either side, or under "
-        "IcePop set to 0. A ratio equal to a bound is not counted."
-    ),
-    "tis_abs": per_row(measures.EXCESS_SIZE).means("Mean |π_old/π_rollout − 1|, before truncation."),
-    "opsm_clipfrac": per_row(Sum("opsm", _opsm_masks, needs=("advantages",))).means(
-        "Tokens that OPSM masks over loss tokens, averaged over samples. Tool tokens with A < 0 (with "
-        "GRPO all of a sample's) count above and not below the line, so that it can exceed 1; per-token "
-        "runs divide the same sum by tokens (slime 624b824a8 ppo_utils.py:77-87).",
-        lambda preset: preset.apply and _opsm(preset) is not None,
-    ),
-}
-LOG = Log("slime", (*_loss_names(rejects=False, corrected=weighs), *table(TIS, "train/", weighs)))
-
-# ---------------------------------------------------------------- the MIS helper
+# ---------------------------------------------------------------- with the MIS helper
 
 
-def _band(preset: Preset, of: str) -> Reject | None:
-    """Return the rule of tis_mode mask ("tis") or of use_rs ("rs"), or None.
+def mis_log(t: Tokens, s: Totals) -> Numbers:
+    """Return `train/` with the helper, and its own `train/mis_`."""
+    found = named("train/", s.part(loss, t.applied.only("reject", "veto", "loss", "clip"), True))
+    found |= named("train/mis_", s.part(policy_gap, t.only()))
+    return found | (named("train/mis_", helper(t, s)) if weighs(t.preset) else {})
 
-    tis_mode is mask for an unbounded weight with a rule, which is then the first one.
-    """
-    bands = [rule for rule in preset.reject if rule.statistic == "ratio"]
+
+def policy_gap(t: Tokens, s: Totals) -> Numbers:
+    """Return the helper's perplexities, KL and χ² estimates, averaged per sample first."""
+    d, x, difference = t.log_ratio, t.excess(SAFETY), -t.row_mean(t.log_ratio)
+    train, rollout = t.row_mean(t.train), t.row_mean(t.rollout)
+
+    def mean(x: Array) -> Number:
+        return of_samples(t, s, np.where(t.there, x, 0.0))
+
+    return {
+        "training_log_ppl": mean(-train),
+        "training_ppl": mean(np.exp(-train)),
+        "rollout_log_ppl": mean(-rollout),
+        "rollout_ppl": mean(np.exp(-rollout)),
+        "kl": mean(difference),
+        "k3_kl": mean(t.row_mean(t.k3())),
+        "log_ppl_diff": mean(difference),
+        "log_ppl_abs_diff": mean(abs(difference)),
+        "ppl_ratio": mean(np.exp(difference)),
+        "chi2_token": mean(t.row_mean(x * (x + 2))),  # (r − 1)(r + 1) keeps the digits of small differences
+        "chi2_seq": mean(np.expm1(2 * t.row_sum(d).clip(-SAFETY, SAFETY))),
+    }
+
+
+def helper(t: Tokens, s: Totals) -> Numbers:
+    """Return the numbers of tis_mode, use_rs, the veto and batch normalisation."""
+    preset, weight, weighed = t.preset, t.preset.weight, t.weighed
+    assert weight is not None
+    mask, rejects = bands(preset)
+    mode, rows, empty = tis_mode(preset), t.weighs_rows, np.zeros_like(t.n)
+    raw, final = weighed.raw.values, weighed.final.values
+
+    def mean(x: Array) -> Number:
+        return of_samples(t, s, np.where(t.there, x, 0.0))
+
+    def outside(rule: Reject | None, side: Side) -> Number:
+        """Return the share of a sample's tokens beyond one bound, whatever else rejects them."""
+        beyond = rule and half(rule, side)
+        return mean(t.dropped_by(beyond) / np.maximum(t.counted, 1) if beyond else empty)
+
+    after = mean(final if rows else t.row_mean(final))
+    least, most = (final, final) if rows else (t.row_min(final), t.row_max(final))
+    found = {
+        "tis_weight_before_bound": mean(raw if rows else t.row_mean(raw)),
+        "tis_weight_after_bound": after,
+    }
+    if mode == "truncate":
+        found["tis_truncate_fraction"] = mean(share(t, weighed.high))
+    if mode == "clip":
+        found["tis_clip_fraction_low"] = mean(share(t, weighed.low))
+        found["tis_clip_fraction_high"] = mean(share(t, weighed.high))
+    if mode == "mask":
+        found["tis_mask_fraction_low"] = outside(mask, "lower")
+        found["tis_mask_fraction_high"] = outside(mask, "upper")
+    if rejects is not None or preset.veto is not None:
+        found["rs_mask_fraction_low"] = outside(rejects, "lower")
+        found["rs_mask_fraction_high"] = outside(rejects, "upper")
+    if preset.veto is not None:
+        hits = t.veto_hits(preset.veto)
+        found["rs_catastrophic_token_fraction"] = mean(hits / np.maximum(t.counted, 1))
+        found["rs_catastrophic_seq_fraction"] = mean(hits > 0)
+    found["is_ratio_mean_after_tis_rs"] = after
+    factor: Number = 1.0
+    if weight.normalize:
+        average = s.sum(t.row_sum(t.weight)) / s.sum(t.counted) if weight.over == "token" else after
+        factor = np.where(average > SMALLEST_NORM, average, 1.0)
+        found["batch_norm_factor"] = factor * mean(t.one)
+    return found | {
+        "is_ratio_mean_final": after / factor,
+        "is_ratio_min_final": mean(least) / factor,
+        "is_ratio_max_final": mean(most) / factor,
+    }
+
+
+def bands(preset: Preset) -> tuple[Reject | None, Reject | None]:
+    """Return the rule of tis_mode mask (the first one under an unbounded weight), and that of use_rs."""
+    rules = [rule for rule in preset.reject if rule.statistic == "ratio"]
+    masks = preset.weight is not None and preset.weight.action == "none"
+    own, others = (rules[:1], rules[1:]) if masks else ([], rules)
+    return next(iter(own), None), next(iter(others), None)
+
+
+def tis_mode(preset: Preset) -> str:
+    """Return tis_mode: truncate, clip or mask; empty if it is none of them."""
     weight = preset.weight
-    masks = weighs(preset) and weight is not None and weight.action == "none"
-    some = (bands[:1] if of == "tis" else bands[1:]) if masks else [] if of == "tis" else bands
-    return some[0] if some else None
-
-
-def _mode(preset: Preset) -> str:
-    """Return tis_mode: truncate, clip or mask; empty if no weight is computed."""
-    rule = preset.weight
-    if not weighs(preset) or rule is None:
-        return ""
-    if _band(preset, "tis"):
+    if bands(preset)[0]:
         return "mask"
-    if rule.action != "truncate":
+    if weight is None or weight.action != "truncate":
         return ""
-    return "clip" if rule.lower is not None else "truncate"
+    return "clip" if weight.lower is not None else "truncate"
 
 
-def _in_mode(mode: str) -> When:
-    """Return whether tis_mode is this one."""
-    return lambda preset: _mode(preset) == mode
-
-
-def _rejects(preset: Preset) -> bool:
-    """Return whether use_rs is set, which a veto requires too."""
-    return weighs(preset) and (_band(preset, "rs") is not None or preset.veto is not None)
-
-
-def _vetoes(preset: Preset) -> bool:
-    """Return whether rs_veto_threshold is set."""
-    return weighs(preset) and preset.veto is not None
-
-
-def _outside(of: str, side: base.Side) -> Value:
-    """The share of a sample's tokens beyond one bound of a band."""
-
-    def column(view: View) -> Array:
-        band = _band(view.preset, of)
-        rule = band and base.half(band, side)
-        return view.dropped_by(rule) / view.divisor if rule else view.zeros
-
-    return per_row(Sum(f"{of}_{side}", column))
-
-
-def _before(view: View) -> Array:
-    """The mean weight of a sample before its bounds."""
-    weighed = view.effect.weighed
-    assert weighed is not None
-    per_token = weighed.final.per == "token"
-    return view.where_nonempty(mean(RAW)(view) if per_token else weighed.raw.values)
-
-
-def _after(view: View) -> Array:
-    """The mean final weight of a sample."""
-    rows = view.effect.per_sequence
-    return view.where_nonempty(mean(WEIGHT)(view) if rows is None else rows)
-
-
-def _extreme(at: int) -> Rows:
-    """The smallest or largest final weight of each sample, before normalisation."""
-
-    def end(view: View) -> Array:
-        rows = view.effect.per_sequence
-        found = view.mine("ends", lambda: view.ends(WEIGHT))[at] if rows is None else rows
-        return view.where_nonempty(found)
-
-    return end
-
-
-def _ppl(name: str, of: Measure) -> Value:
-    return per_row(Sum(name, lambda view: view.where_nonempty(exp(-mean(of)(view))), shared=True))
-
-
-def _chi2_row(view: View) -> Array:
-    return view.where_nonempty(expm1(2 * view.ratios.log_ratio("sum", SAFETY, "aggregate").values))
-
-
-RAW = Measure("raw weight", lambda x: x.weigh().raw.values, own=True)
-CHI2 = Measure("r² − 1, Δ within ±20", lambda x: x.excess(SAFETY) * (x.excess(SAFETY) + 2))
-"""As (r − 1)(r + 1), which keeps the digits of small differences."""
-LOG_PPL = Sum("mis_kl", lambda view: -view.mean_log, shared=True)
-ABS_LOG_PPL = Sum("log_ppl_abs_diff", lambda view: abs(view.mean_log), shared=True)
-PPL_RATIO = Sum("ppl_ratio", lambda view: view.where_nonempty(exp(-view.mean_log)), shared=True)
-BEFORE, AFTER = Sum("before", _before), Sum("after", _after)
-WEIGHTS = Sum("weights", lambda view: view.effect.weight_sum)
-
-
-def _factor(totals: base.Totals) -> float:
-    """Return the divisor of the final weights: their mean over tokens, or over samples with empty ones."""
-    weight = totals.preset.weight
-    if weight is None or not weight.normalize:
-        return 1.0
-    of_tokens = weight.over == "token"
-    mean = totals(WEIGHTS) / max(totals.tokens, 1) if of_tokens else totals(AFTER) / totals.rows
-    return mean if mean > base.SMALLEST_NORM else 1.0
-
-
-def _final(column: Sum) -> Value:
-    return Value(lambda totals: totals(column) / _factor(totals) / totals.rows, (column, AFTER, WEIGHTS))
-
-
-MIS_NAMES: dict[str, Row] = {
-    "training_log_ppl": (-per_row(TRAIN)).means("Mean over samples of −mean log π_train, nats."),
-    "training_ppl": _ppl("training_ppl", TRAIN).means(
-        "Mean over samples of e^(−mean log π_train): of the perplexities, not e^training_log_ppl."
-    ),
-    "rollout_log_ppl": (-per_row(ROLLOUT)).means("Mean over samples of −mean log π_rollout, nats."),
-    "rollout_ppl": _ppl("rollout_ppl", ROLLOUT).means("Mean over samples of e^(−mean log π_rollout)."),
-    "kl": per_row(LOG_PPL).means(
-        "log π_rollout − log π_train, averaged per sample first: k1, the same number as log_ppl_diff."
-    ),
-    "k3_kl": per_row(measures.K3).means(
-        "r − 1 − log r, r = π_train/π_rollout, averaged per sample first; not clamped, as the weights are."
-    ),
-    "log_ppl_diff": per_row(LOG_PPL).means(
-        "Mean over samples of mean log π_rollout − mean log π_train; above 0 where the trainer "
-        "finds its samples less likely."
-    ),
-    "log_ppl_abs_diff": per_row(ABS_LOG_PPL).means(
-        "Mean over samples of |log_ppl_diff|; signs do not cancel between samples, but do within one."
-    ),
-    "ppl_ratio": per_row(PPL_RATIO).means(
-        "Mean over samples of PPL_train/PPL_rollout, the reciprocal of the sample's geometric ratio."
-    ),
-    "chi2_token": per_row(CHI2).means(
-        "Mean over samples of their mean r² − 1, log r clamped to ±20; the pooled mean over tokens differs."
-    ),
-    "chi2_seq": per_row(Sum("chi2_seq", _chi2_row, shared=True)).means(
-        "Mean over samples of (∏r)² − 1, log ∏r clamped to ±20, so that it ends at e^40."
-    ),
-    "tis_weight_before_bound": per_row(BEFORE).means(
-        "The weight at its level (token, product, geometric mean), its logarithm clamped to ±20, "
-        "before tis_mode acts.",
-        weighs,
-    ),
-    "tis_weight_after_bound": per_row(AFTER).means(
-        "The weight after tis_mode; in mode mask it is as before, since only the mask changes.", weighs
-    ),
-    "tis_truncate_fraction": per_row(Sum("high", _beyond("high"))).means(
-        "Share of weights above tis_upper_bound (of samples where the level is theirs).", _in_mode("truncate")
-    ),
-    "tis_clip_fraction_low": per_row(Sum("low", _beyond("low"))).means(
-        "Share of weights below tis_lower_bound.", _in_mode("clip")
-    ),
-    "tis_clip_fraction_high": per_row(Sum("high", _beyond("high"))).means(
-        "Share of weights above tis_upper_bound.", _in_mode("clip")
-    ),
-    "tis_mask_fraction_low": _outside("tis", "lower").means(
-        "Share of weights below tis_lower_bound: what mode mask rejects there.", _in_mode("mask")
-    ),
-    "tis_mask_fraction_high": _outside("tis", "upper").means(
-        "Share of weights above tis_upper_bound: what mode mask rejects there.", _in_mode("mask")
-    ),
-    "rs_mask_fraction_low": _outside("rs", "lower").means(
-        "Share of tokens (of samples at a sample's level) below rs_lower_bound, whatever else "
-        "rejects them; 0 where a veto needs use_rs and its band is open.",
-        _rejects,
-    ),
-    "rs_mask_fraction_high": _outside("rs", "upper").means(
-        "Share of tokens (of samples at a sample's level) above rs_upper_bound, whatever else rejects them.",
-        _rejects,
-    ),
-    "rs_catastrophic_token_fraction": per_row(
-        Sum("catastrophic", lambda view: view.effect.kept.catastrophic / view.divisor)
-    ).means(
-        "Mean over samples of the share of their tokens with r strictly below rs_veto_threshold, unclamped.",
-        _vetoes,
-    ),
-    "rs_catastrophic_seq_fraction": per_row(
-        Sum("vetoed", lambda view: view.effect.kept.vetoed + view.zeros)
-    ).means("Share of samples with such a token: what the veto drops.", _vetoes),
-    "is_ratio_mean_after_tis_rs": per_row(AFTER).means(
-        "The weight after tis_mode once more: rejection changes the mask and no weight, so it is "
-        "not taken out of this mean.",
-        weighs,
-    ),
-    "batch_norm_factor": Value(
-        lambda totals: _factor(totals) * totals.sequences / totals.rows,
-        (AFTER, WEIGHTS),
-    ).means(
-        "What tis_batch_normalize divides by: the mean bounded weight over tokens, or over samples at level "
-        "sequence, of the mask as it came; 1 where that is at most 1e-8. The helper takes it per rank and "
-        "call, here it is of the whole dump; samples without a token are 0 in the mean that is logged.",
-        lambda preset: weighs(preset) and preset.weight is not None and preset.weight.normalize,
-    ),
-    "is_ratio_mean_final": _final(AFTER).means(
-        "Mean of the weights that multiply the loss, after normalisation, rejected tokens included.", weighs
-    ),
-    "is_ratio_min_final": _final(Sum("smallest", _extreme(0))).means(
-        "Mean over samples of their smallest final weight; not the smallest of the batch.", weighs
-    ),
-    "is_ratio_max_final": _final(Sum("largest", _extreme(1))).means(
-        "Mean over samples of their largest final weight; not the largest of the batch.", weighs
-    ),
-}
-MIS = Log("slime-mis", (*_loss_names(rejects=True, corrected=base.always), *table(MIS_NAMES, "train/mis_")))
+LOG, MIS = Log("slime", log), Log("slime-mis", mis_log)
 
 # ---------------------------------------------------------------- configuration
 

@@ -6,143 +6,91 @@ one process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import math
+from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    Ends,
-    Log,
-    Range,
-    Sum,
-    Value,
-    ends,
-    highest,
-    lowest,
-    per_row,
-    per_token,
-    ratio,
-    table,
-)
+from offpol_diag.trainers.base import Log, Numbers, named, np
 from offpol_diag.trainers.config import ClipKeys, Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import CLIPPED_HIGH, CLIPPED_LOW, DISTANCE, WEIGHT, clipped_row
 
 if TYPE_CHECKING:
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
 
 
-def corrects(preset: Preset) -> bool:
-    """Return whether the correction is on; without it none of these names is logged."""
-    return preset.weight is not None
+def log(t: Tokens, s: Totals) -> Numbers:
+    """Return `sampling/` while the correction is on, and what the clip does (grpo_trainer.py:3218-3258)."""
+    found = {} if t.preset.weight is None else named("sampling/", sampling(t, s))
+    if t.current is None or t.advantage is None:
+        return found
+    if t.preset.loss in ("ppo_clip", "gspo", "luspo"):
+        found |= named("clip_ratio/", clip_ratio(t, s))
+    if t.preset.loss == "cispo":
+        _, high = cut(t)
+        found["cispo_clip_ratio"] = s.sum(t.row_sum(high)) / s.sum(t.counted)
+    if t.preset.loss == "vespo" and t.old is not None:
+        found["vespo/phi_seq_mean"] = s.sum(phi(t)) / s.sum(t.one)
+    return found
 
 
-def row_weights(view: View) -> Array | None:
-    """The final weights of sequences, [S], where one without a token has e^0 = 1; None in token modes."""
-    found = view.weigh().final
-    return found.values if found.per == "sequence" else None
-
-
-def _total(view: View) -> Array:
-    found = row_weights(view)
-    return view.total(WEIGHT) if found is None else found
-
-
-def _units(view: View) -> Array:
-    """Return the number of weights in the mean: of tokens, or of all rows."""
-    return view.counted if row_weights(view) is None else view.n * 0 + 1
-
-
-def _ends(view: View) -> Ends:
-    found = row_weights(view)
-    return view.ends(WEIGHT) if found is None else ends(found)
-
-
-RATIO, UNITS, RATIOS = Sum("ratio", _total), Sum("units", _units), Range("ratios", _ends)
-_ROWS = " In sequence modes it is over completions, long or short; one without a token has a ratio of 1."
-
-NAMES = {
-    "sampling_logp_difference/mean": per_token(DISTANCE).means(
-        "Mean |log π_old − log π_rollout| over tokens, nats, whatever the mode: a size, which cannot "
-        "tell drift from noise."
-    ),
-    "sampling_logp_difference/max": highest(DISTANCE).means(
-        "Largest |log π_old − log π_rollout| of a token, nats."
-    ),
-    "importance_sampling_ratio/min": lowest(RATIOS).means(
-        "Smallest ratio after truncation or masking: 0 as soon as anything is masked, the lower bound "
-        "(if there is one) as soon as anything is truncated." + _ROWS
-    ),
-    "importance_sampling_ratio/mean": ratio(RATIO, UNITS).means(
-        "Mean ratio after truncation or masking, zeros included: not an estimate of E[r], which is 1." + _ROWS
-    ),
-    "importance_sampling_ratio/max": highest(RATIOS).means(
-        "Largest ratio after truncation or masking, never above clip_max: it says nothing of the raw "
-        "tail." + _ROWS
-    ),
-}
-
-
-def _clips(preset: Preset) -> bool:
-    """Return whether the loss is one whose clip TRL counts."""
-    return preset.loss in ("ppo_clip", "gspo", "luspo")
-
-
-def _side(side: Literal["low", "high"]) -> tuple[Sum, Range]:
-    """Return the count of clipped tokens, or of sequences under a pooled ratio, and the extremes by row."""
-    measure = CLIPPED_LOW if side == "low" else CLIPPED_HIGH
-
-    def count(view: View) -> Array:
-        rows = clipped_row(view, side)
-        return view.total(measure) if rows is None else rows
-
-    def of_rows(view: View) -> Ends:
-        rows = clipped_row(view, side)
-        return ends(view.total(measure) / view.n.clip(min=1), view.nonempty) if rows is None else ends(rows)
-
-    return Sum(f"clipped {side}", count, needs=measure.needs), Range(f"{side}", of_rows, needs=measure.needs)
-
-
-def _region(view: View) -> Array:
-    return LOW[0].of(view) + HIGH[0].of(view)
-
-
-def _over_units(of: Sum) -> Value:
-    pooled = ("gspo", "luspo")
-    return Value(
-        lambda totals: totals(of) / (totals.rows if totals.preset.loss in pooled else totals.tokens), (of,)
+def sampling(t: Tokens, s: Totals) -> Numbers:
+    """Return ratios after truncation or masking: of tokens, in sequence modes of all completions."""
+    tokens, gap, ratio = s.sum(t.counted), abs(t.log_ratio), t.weighed.final.values
+    low, total, high = (
+        (ratio, ratio, ratio) if t.weighs_rows else (t.row_min(ratio), t.row_sum(ratio), t.row_max(ratio))
     )
+    return {
+        "sampling_logp_difference/mean": s.sum(t.row_sum(gap)) / tokens,
+        "sampling_logp_difference/max": s.max(t.row_max(gap)),
+        "importance_sampling_ratio/min": s.min(low),
+        "importance_sampling_ratio/mean": s.sum(total) / (s.sum(t.one) if t.weighs_rows else tokens),
+        "importance_sampling_ratio/max": s.max(high),
+    }
 
 
-LOW, HIGH = _side("low"), _side("high")
-_UNITS = " Of tokens; under importance_sampling_level sequence of completions, long or short."
-CLIPS = {
-    "clip_ratio/low_mean": _over_units(LOW[0]).means(
-        "Share with π_θ/π_old below 1 − epsilon and A < 0." + _UNITS, _clips
-    ),
-    "clip_ratio/low_min": lowest(LOW[1]).means("The same of the completion where it is smallest.", _clips),
-    "clip_ratio/high_mean": _over_units(HIGH[0]).means(
-        "Share with π_θ/π_old above 1 + epsilon_high and A > 0." + _UNITS, _clips
-    ),
-    "clip_ratio/high_max": highest(HIGH[1]).means("The same of the completion where it is largest.", _clips),
-    "clip_ratio/region_mean": _over_units(Sum("clipped", _region, needs=LOW[0].needs)).means(
-        "The sum of low_mean and high_mean." + _UNITS, _clips
-    ),
-    "cispo_clip_ratio": per_token(HIGH[0]).means(
-        "Share of tokens whose weight is cut, π_θ/π_old above epsilon_high, among all, but counted where "
-        "A > 0 only.",
-        lambda preset: preset.loss == "cispo",
-    ),
-    "vespo/phi_seq_mean": per_row(
-        Sum("φ", lambda view: view.vespo_factor, needs=("current", "old", "advantages"))
-    ).means(
-        "Mean over completions of φ(w), which multiplies −A log π_θ: 1 on-policy, near 0 far off it to "
-        "either side.",
-        lambda preset: preset.loss == "vespo",
-    ),
-}
-"""Logged with or without the correction: grpo_trainer.py:3218-3258."""
-LOG = Log("trl", (*table(NAMES, "sampling/", corrects), *table(CLIPS)))
+def clip_ratio(t: Tokens, s: Totals) -> Numbers:
+    """Return shares of tokens that the clip acts on; of completions where each has one ratio."""
+    size = t.one if t.pooled else t.n
+    low, high = (np.minimum(t.row_sum(flags), size) for flags in cut(t))
+    units, lows, highs = s.sum(t.one if t.pooled else t.counted), s.sum(low), s.sum(high)
+    return {
+        "low_mean": lows / units,
+        "low_min": s.min(np.where(size > 0, low / size, math.inf)),
+        "high_mean": highs / units,
+        "high_max": s.max(np.where(size > 0, high / size, -math.inf)),
+        "region_mean": (lows + highs) / units,
+    }
+
+
+def cut(t: Tokens) -> tuple[Array, Array]:
+    """Flag tokens that the clip acts on: below 1 − epsilon with A < 0, and above 1 + epsilon with A > 0."""
+    clip, a = t.preset.clip, t.advantage
+    assert a is not None
+    low, high, dual = (math.inf if x is None else x for x in (clip.low, clip.high, clip.dual))
+    r = np.minimum(t.update_ratio, dual)
+    return (r < 1 - low) & (a < 0), (r > 1 + high) & (a > 0)
+
+
+def phi(t: Tokens) -> Array:
+    """Return φ(w) of each completion under VESPO, by the sign of its advantages, [S]."""
+    from offpol_diag.pipeline import formulas
+
+    shape, most, a = t.preset.shape, formulas.LOG_W_HIGHEST, t.advantage
+    assert a is not None
+    log_w = t.row_sum(t.token_u.clip(-most, most))
+    if t.preset.weight is not None:
+        logs = formulas.bounded_log(t.weighed.final.values)  # type: ignore[no-untyped-call]
+        log_w = log_w + (logs if t.weighs_rows else t.row_sum(logs))
+    minus = t.row_sum(a < 0) > 0
+    k = np.where(minus, shape.k_negative, shape.k_positive)
+    rate = np.where(minus, shape.lambda_negative, shape.lambda_positive)
+    found: Array = formulas.vespo_factor(log_w, k, rate)  # type: ignore[no-untyped-call]
+    return found
+
+
+LOG = Log("trl", log)
 
 # ---------------------------------------------------------------- configuration
 

@@ -13,447 +13,293 @@ quoted string: YAML reads 0.5_2 as 0.52.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import Preset, Reject, Statistic, Weight
-from offpol_diag.trainers import base, config, measures, schema
-from offpol_diag.trainers.base import Range, Row, Sum, Totals, Value, ends, highest, lowest, per_row, table
+from offpol_diag.presets import Over, Preset, Reject, Statistic, Weight
+from offpol_diag.trainers import config, schema
+from offpol_diag.trainers.base import (
+    EPS,
+    SAFETY,
+    SMALLEST_NORM,
+    Log,
+    Number,
+    Numbers,
+    named,
+    np,
+    of_rows,
+    std,
+)
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import EPS, K1, LOG, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, Measure, exp
 
 if TYPE_CHECKING:
-    from offpol_diag.engine.ratios import Ratios
     from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.view import View
+    from offpol_diag.trainers.logs import Totals
+    from offpol_diag.trainers.tokens import Tokens
+
+# ---------------------------------------------------------------- what a generation logs
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Names and layout of the metrics of one generation.
-
-    Attributes:
-        prefix: before every name; `gap` is put before the names of the policy-gap numbers.
-        chi2: whether it logs χ².
-        veto: whether it logs the veto's fractions.
-        divergences: whether rejection is logged per k1/k2/k3 option (2026-01) or as one ratio band.
-        weight_band: 2025-10: rejection is a mode of the weights and has no numbers of its own, and
-            fractions beyond a threshold are taken over rows for product ratios only, over tokens for
-            geometric means.
-        applied: 2026-03: means, extremes, std and ESS are of the weights as the loss gets them, bounded
-            to [0, C]; fractions beyond a threshold stay those of raw weights.
-        debug: whether it has `training/` and `actor/` as well; golden numbers have neither.
-    """
-
-    prefix: str
-    gap: str = ""
-    chi2: bool = True
-    veto: bool = True
-    divergences: bool = False
-    weight_band: bool = False
-    applied: bool = False
-    debug: bool = False
-
-
-GENERATIONS = {
-    "verl-2025-10": Generation("mismatch/", gap="mismatch_", chi2=False, weight_band=True),
-    "verl-2025-11": Generation("rollout_corr/"),
-    "verl-2026-01": Generation("rollout_corr/", veto=False, divergences=True),
-    "verl-2026-03": Generation("rollout_corr/", veto=False, divergences=True, applied=True, debug=True),
-}
+def log(t: Tokens, s: Totals, generation: str) -> Numbers:
+    """Return all that one generation logs."""
+    preset, oldest = t.preset, generation == "2025-10"
+    by_option, newest = generation >= "2026", generation == "2026-03"
+    prefix = "mismatch/" if oldest else "rollout_corr/"
+    found = named(prefix + "mismatch_" * oldest, s.part(policy_gap, t.only(), not oldest))
+    if preset.weight is not None:
+        found |= named(prefix + "rollout_is_", weights(t, s, preset.weight, generation))
+    if not by_option:
+        found |= named(prefix, veto(t, s))
+    for rule in () if oldest else preset.reject:
+        if by_option:
+            found |= named(prefix + f"rollout_rs_{option_name(rule)}_", s.part(option, t.only(), rule))
+        else:
+            band = ratio_band(rule)
+            high = band.upper or math.inf
+            low = 1 / high if band.lower is None else band.lower
+            whole = rule.over in ("sum", "mean")
+            found |= named(prefix + "rollout_rs_", s.part(ratios, t.only(), rule.over, low, high, whole))
+    if preset.reject:
+        stem = "rollout_is_" if oldest else "rollout_rs_"
+        found |= named(prefix + stem, s.part(masked, t.only("reject"), not by_option))
+    if newest and preset.policy == "old":
+        found |= named("training/", s.part(probabilities, t.only()))
+    if newest and t.current is not None and t.advantage is not None:
+        parts = ("reject", "veto", "loss", "clip", "shape")
+        found |= named("actor/", s.part(update, t.applied.only(*parts)))
+    return found
 
 
-def _mean(column: Sum) -> Value:
-    """verl's masked mean over tokens."""
-    return Value(lambda totals: totals(column) / (totals.tokens + EPS), (column,))
+def mean(t: Tokens, s: Totals, x: Array) -> Number:
+    """Return verl's masked mean of a number of each token, or of the tokens that a flag is set of."""
+    return over_tokens(t, s, t.row_sum(x))
 
 
-def _of_row(name: str, of: Callable[[Array, Array], Array]) -> Value:
-    """Mean over rows of a function of a row's masked means of log π_train and log π_rollout."""
-
-    def column(view: View) -> Array:
-        n = view.counted + EPS
-        return of(view.total(TRAIN) / n, view.total(ROLLOUT) / n)
-
-    return per_row(Sum(name, column, shared=True))
+def over_tokens(t: Tokens, s: Totals, x: Array) -> Number:
+    """Return the sum of a number of each row over Σmask + 1e-8."""
+    return s.sum(x) / (s.sum(t.counted) + EPS)
 
 
 # ---------------------------------------------------------------- the policy gap
 
-_ROWS = "over all rows of the batch, each once; one without a token counts as {}"
-GAPS = Range("g", lambda view: ends(view.mean_log), shared=True)
-GAP_K3 = Measure("k3, finite", lambda x: x.k3().clip(max=math.exp(2 * 345.0)))
-CHI2_SEQ = Sum("ss", lambda view: exp(2 * view.total(LOG).clip(-SAFETY, SAFETY)), shared=True)
 
-GAP: dict[str, Row] = {
-    "training_ppl": _of_row("ppl", lambda train, rollout: exp(-train)).means(
-        f"e^(−mean log π_train) of a row, mean {_ROWS.format(1)}; not the perplexity of all tokens."
-    ),
-    "training_log_ppl": _of_row("log_ppl", lambda train, rollout: -train).means(
-        f"−mean log π_train of a row, mean {_ROWS.format(0)}; nats."
-    ),
-    "kl": _mean(base.total(K1)).means(
-        "Mean over tokens of log π_rollout − log π_train, nats (k1): unbounded, and it may be negative."
-    ),
-    "k3_kl": _mean(base.total(GAP_K3)).means(
-        "Mean over tokens of r − 1 − log r. Neither r nor the result is bounded: one token can decide it."
-    ),
-    "rollout_ppl": _of_row("rollout_ppl", lambda train, rollout: exp(-rollout)).means(
-        f"e^(−mean log π_rollout) of a row, mean {_ROWS.format(1)}."
-    ),
-    "rollout_log_ppl": _of_row("rollout_log_ppl", lambda train, rollout: -rollout).means(
-        f"−mean log π_rollout of a row, mean {_ROWS.format(0)}; nats."
-    ),
-    "log_ppl_diff": _of_row("diff", lambda train, rollout: rollout - train).means(
-        "Mean log π_rollout − mean log π_train of a row (verl's docs have the sign the other "
-        f"way), mean {_ROWS.format(0)}; nats."
-    ),
-    "log_ppl_abs_diff": _of_row("abs", lambda train, rollout: abs(rollout - train)).means(
-        f"|log_ppl_diff| of a row, mean {_ROWS.format(0)}; nats."
-    ),
-    "log_ppl_diff_max": (-lowest(GAPS)).means(
-        "Largest log_ppl_diff of a row: where the trainer finds a text least likely; nats."
-    ),
-    "log_ppl_diff_min": (-highest(GAPS)).means("Smallest log_ppl_diff of a row, nats."),
-    "ppl_ratio": _of_row("ratio", lambda train, rollout: exp(rollout - train)).means(
-        f"Perplexity of π_train over that of π_rollout, row by row, mean {_ROWS.format(1)}; a mean "
-        "of ratios, not the ratio of means."
-    ),
-}
-CHI2: dict[str, Row] = {
-    "chi2_token": (_mean(base.total(RATIO_SQUARED)) - 1).means(
-        "Mean over tokens of r², log r bounded to ±20, minus 1; below 0 where the sample lacks the tail."
-    ),
-    "chi2_seq": (per_row(CHI2_SEQ) - 1).means(
-        "The squared product of r over a row, its log bounded to ±20 before squaring, minus 1; mean "
-        f"{_ROWS.format('r = 1')}. It cannot exceed e^40 ≈ 2.35e17, and sits there on long rows."
-    ),
-}
+def policy_gap(t: Tokens, s: Totals, chi2: bool) -> Numbers:
+    """Return perplexities of rows, and KL and χ² estimates of tokens."""
+    n, d, rows = t.counted + EPS, t.log_ratio, s.sum(t.one)
+    train, rollout = t.row_sum(t.train) / n, t.row_sum(t.rollout) / n
 
-# ---------------------------------------------------------------- the distribution of one statistic
+    def average(x: Array) -> Number:
+        return s.sum(x) / rows
 
-OF_TOKENS: dict[Statistic | None, Measure] = {
-    None: measures.RATIO_CLAMPED,
-    "k1": Measure("−Δ, within ±20", lambda x: x.ratios.token("k1", SAFETY)),
-    "k2": Measure("Δ²/2, Δ within ±20", lambda x: x.ratios.token("k2", SAFETY)),
-    "k3": Measure("k3, Δ within ±20", lambda x: x.k3(SAFETY)),
-}
-"""Statistics of tokens, Δ clamped to ±20; None: the weight before truncation."""
-Statistics = dict[str, "Array"]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A statistic x of tokens or rows, of which mean, std, extremes, ESS and fractions are logged.
-
-    Attributes:
-        rule: the weight or rule that the statistic belongs to.
-        statistic: of a rejection since 2026; None for a ratio, which is a weight before truncation.
-        key: prefix of its columns; equal keys mean equal numbers.
-        low: below it x counts as low; for std and ESS x is clamped to it.
-        high: above it x counts as high; likewise.
-        center: taken off before squaring per-sequence means (1 for weights), so that nothing cancels.
-        applied: whether x is the weight that the loss gets: truncation there has no lower bound.
-    """
-
-    rule: Weight | Reject
-    statistic: Statistic | None
-    key: str
-    low: float
-    high: float
-    center: float = 1.0
-    applied: bool = False
-
-    @property
-    def of_rows(self) -> bool:
-        """Return whether the statistic has one value per row rather than per token."""
-        return self.rule.over not in ("token", "segment", "batch")
-
-    def sum(self, name: str) -> Sum:
-        """Return one of its sums."""
-        return Sum(f"{self.key}/{name}", lambda view: self._columns(view)[name], shared=True)
-
-    def mean(self, name: str) -> Value:
-        """Return the masked mean over tokens of one of its sums."""
-        return _mean(self.sum(name))
-
-    @cached_property
-    def span(self) -> Range:
-        """The extremes of x."""
-
-        def of(view: View) -> tuple[Array, Array]:
-            x = self._values(view)
-            return view.ends(x) if isinstance(x, Measure) else ends(x, view.nonempty)
-
-        return Range(f"{self.key}/x", of, shared=True)
-
-    def row_span(self, name: str) -> Range:
-        """Return the extremes of one number of each row that counts."""
-
-        def of(view: View) -> tuple[Array, Array]:
-            x = self._columns(view)[name]
-            return base.among((x, x), self._counted(view))
-
-        return Range(f"{self.key}/{name}", of, shared=True)
-
-    def _counted(self, view: View) -> Array:
-        """Flag the rows that count, [S] bool: for weights also those without a token."""
-        return view.n >= 0 if self.center else view.nonempty
-
-    def _rows(self, totals: Totals) -> float:
-        """Number of rows that count."""
-        return totals.rows if self.center else totals.sequences
-
-    def _values(self, view: View) -> Array | Measure:
-        """Return x of rows [S], or of tokens; spreads that differ in their limits share it."""
-        raw, weight = self._raw(view), view.preset.weight
-        if not self.applied or weight is None:
-            return raw
-        high = math.inf if weight.upper is None else weight.upper
-        masks = weight.action == "mask"
-        if not isinstance(raw, Measure):
-            return view.weigh().final.values if masks else raw.clip(max=high)
-        if masks:
-            return Measure("masked weight", lambda x: x.weigh().final.values, own=True)
-        return Measure("truncated weight", lambda x: raw.of(x).clip(max=high), own=True)
-
-    def _raw(self, view: View) -> Array | Measure:
-        over, statistic = self.rule.over, self.statistic
-
-        def aggregate(ratios: Ratios) -> Array:
-            if statistic is None:  # the log-ratio is clamped after aggregation
-                return exp(ratios.log_ratio(over, SAFETY, "aggregate").values)
-            return ratios.aggregate(statistic, over, SAFETY).values
-
-        if self.of_rows:
-            return aggregate(view.ratios)
-        if over in ("token", "batch") and statistic in OF_TOKENS:
-            return OF_TOKENS[statistic]
-        return Measure(f"verl {statistic} over {over}", lambda x: aggregate(x.ratios), own=True)
-
-    def _columns(self, view: View) -> Statistics:
-        return view.once(("verl", view.preset.policy, self.key), lambda: self._computed(view))
-
-    def _computed(self, view: View) -> Statistics:
-        """Compute the sums of each row, [S]: of x, of x clamped to the limits, of its mean, and counts."""
-        x, n = self._values(view), view.n
-        if isinstance(x, Measure):
-            inside, squares, high, low = view.within(x, self.low, self.high)
-            found = {"c": inside, "cc": squares, "high": high, "low": low, "x": view.total(x)}
-            found |= {"high_rows": view.zeros, "low_rows": view.zeros}
-        else:  # all tokens of a row share x: geometric means lie within 1e-3 of 1
-            inside = x.clip(self.low, self.high)
-            off = inside - self.center
-            high, low = self._beyond(view, x)
-            found = {"c": inside * n, "cc": inside * (inside * n), "c1": off * n, "cd": off**2 * n}
-            found |= {"high_rows": high, "low_rows": low, "high": high * n, "low": low * n, "x": x * n}
-        mean = found["x"] / (view.counted + EPS)
-        off = mean - self.center
-        high, low = self._beyond(view, mean)
-        found |= {"m": mean, "m1": off, "m2": off**2, "dev": abs(off), "m_high": high, "m_low": low}
-        return found
-
-    def _beyond(self, view: View, x: Array) -> tuple[Array, Array]:
-        """1 where x of a row that counts is above the limits, and below."""
-        counted = self._counted(view)
-        return ((x > self.high) & counted) + view.zeros, ((x < self.low) & counted) + view.zeros
-
-    # ------------------------------------------------------------ what is logged of it
-
-    def std(self) -> Value:
-        """Return the standard deviation of the clamped statistic over tokens; 0 for one token.
-
-        From the sums about the center where there are some, so that little cancels; verl's means divide by
-        n + 1e-8, which the last two terms make up for.
-        """
-        if not self.of_rows:
-            clamped, squares = self.mean("c"), self.mean("cc")
-
-            def of_tokens(totals: Totals) -> float:
-                variance = squares.of(totals) - clamped.of(totals) ** 2
-                return math.sqrt(max(variance, 0.0)) if totals.tokens >= 2 else 0.0
-
-            return Value(of_tokens, (*clamped.columns, *squares.columns))
-        first, second = self.mean("c1"), self.mean("cd")
-
-        def of_rows(totals: Totals) -> float:
-            n, off = totals.tokens, first.of(totals)
-            if n < 2:
-                return 0.0
-            short, about = EPS / (n + EPS), second.of(totals) - off * off
-            return math.sqrt(
-                max(about + 2 * self.center * off * short + self.center**2 * (1 - short) * short, 0.0)
-            )
-
-        return Value(of_rows, (*first.columns, *second.columns))
-
-    def ess(self) -> Value:
-        """Return 1 / E[(w/E w)²] of the clamped weights, over tokens."""
-        clamped, squares = self.mean("c"), self.mean("cc")
-
-        def of(totals: Totals) -> float:
-            normalised = squares.of(totals) / (clamped.of(totals) + EPS) ** 2
-            return 1.0 / normalised if normalised > 0 else math.nan
-
-        return Value(of, (*clamped.columns, *squares.columns))
-
-    def per_row(self, column: Sum) -> Value:
-        """Return the mean of a sum over the rows that count."""
-        return Value(lambda totals: totals(column) / self._rows(totals), (column,))
-
-    def row_std(self) -> Value:
-        """Return the standard deviation over the rows that count of the row means (n − 1); 0 for one row."""
-        first, second = self.sum("m1"), self.sum("m2")
-
-        def of(totals: Totals) -> float:
-            n = self._rows(totals)
-            return base.std(totals(first), totals(second), n) if n >= 2 else 0.0
-
-        return Value(of, (first, second))
-
-    def share(self, side: str, of_rows: bool) -> Value:
-        """Return the share of rows or of tokens beyond a limit ("high", "low")."""
-        return self.per_row(self.sum(f"{side}_rows")) if of_rows else self.mean(side)
-
-
-def _end_of_raw(spread: Spread, of: Spread, at: int) -> Value:
-    """Return an extreme of x; of rows that of the raw weight, its log clamped from above alone."""
-    if not spread.of_rows:
-        return (lowest, highest)[at](of.span)
-    over = spread.rule.over
-    logs = Range(f"{spread.key}/log", lambda view: ends(view.ratios.aggregate("ratio", over).values), True)
-
-    def of_raw(totals: Totals) -> float:
-        log = totals.ends(logs)[at] if at == 0 else min(totals.ends(logs)[at], SAFETY)
-        return math.exp(log) if log < 709 else math.inf  # infinite on overflow as in the trainer
-
-    return Value(of_raw, (logs,))
-
-
-def _ratios(spread: Spread, of: Spread, rows: bool, what: str, clamp: str, level: str) -> dict[str, Row]:
-    """verl's `compute_is_metrics`: of weights, or (2025) of the ratio that rejects.
-
-    `spread` is of the raw ratio, `of` of the weight as applied where that is logged; fractions are of rows or
-    of tokens; the words are for `of`, its limits, and the level at which extremes are raw.
-    """
-    return {
-        "mean": of.mean("x").means(
-            f"Mean over tokens of {what}; at sequence level each row thus counts by its length."
-        ),
-        "max": _end_of_raw(spread, of, 1).means(
-            f"Largest of {what}; {level} e^(log-ratio bounded above to 20) before truncation."
-        ),
-        "min": _end_of_raw(spread, of, 0).means(
-            f"Smallest of {what}; {level} e^(log-ratio) before truncation, bounded nowhere."
-        ),
-        "ratio_fraction_high": spread.share("high", rows).means(
-            "Share with raw r above the upper threshold: of tokens, at sequence level of rows."
-        ),
-        "ratio_fraction_low": spread.share("low", rows).means(
-            "Share with raw r below the lower threshold (1/C unless one is set, though a "
-            "truncation acts from above only): of tokens, at sequence level of rows."
-        ),
-        "std": of.std().means(
-            f"Standard deviation over tokens of {what} clamped to {clamp}; of the tail it knows nothing."
-        ),
-        "eff_sample_size": of.ess().means(
-            f"1/E[(w/E[w])²] over tokens, a fraction, of {what} clamped to {clamp}: not the "
-            "ESS of what was sampled, and token-weighted at sequence level too."
-        ),
-        "seq_mean": of.per_row(of.sum("m")).means(f"A row's mean of {what}, mean {_ROWS.format(0)}."),
-        "seq_std": of.row_std().means(
-            f"Standard deviation (n − 1) of the rows' means of {what}; 0 for one row."
-        ),
-        "seq_max": highest(of.row_span("m")).means(f"Largest mean of {what} in a row."),
-        "seq_min": lowest(of.row_span("m")).means(
-            f"Smallest mean of {what} in a row; 0 as soon as one has no token."
-        ),
-        "seq_max_deviation": highest(of.row_span("dev")).means(f"Largest |mean of {what} in a row − 1|."),
-        "seq_fraction_high": spread.per_row(spread.sum("m_high")).means(
-            "Rows whose mean raw r is above the upper threshold, over all rows; at token "
-            "level a mean is compared with a threshold meant for tokens."
-        ),
-        "seq_fraction_low": spread.per_row(spread.sum("m_low")).means(
-            "Rows whose mean raw r is below the lower threshold, over all rows; one without "
-            "a token has a mean of 0."
-        ),
+    found = {
+        "training_ppl": average(np.exp(-train)),
+        "training_log_ppl": average(-train),
+        "kl": mean(t, s, -d),
+        "k3_kl": mean(t, s, np.minimum(t.k3(), math.exp(2 * 345.0))),
+        "rollout_ppl": average(np.exp(-rollout)),
+        "rollout_log_ppl": average(-rollout),
+        "log_ppl_diff": average(rollout - train),
+        "log_ppl_abs_diff": average(abs(rollout - train)),
+        "log_ppl_diff_max": s.max(-t.row_mean(d)),
+        "log_ppl_diff_min": s.min(-t.row_mean(d)),
+        "ppl_ratio": average(np.exp(rollout - train)),
     }
-
-
-WORDS = {
-    "k1": "k1 = −log r (bounded to ±20), compared with [ln lower, ln upper]",
-    "k2": "k2 = (log r)²/2, log r bounded to ±20",
-    "k3": "k3 = r − 1 − log r, log r bounded to ±20",
-}
-
-
-def _option(spread: Spread, rule: Reject, at: int) -> dict[str, Row]:
-    """verl 2026's `compute_rs_metrics`, of one option; sequence fractions are over rows with a token."""
-    of_rows = spread.of_rows
-    k1 = spread.statistic == "k1"
-    what = WORDS.get(str(spread.statistic), str(spread.statistic))
-    sign = " k1 is −log r, so this is r too LOW." if k1 else ""
-    alone = Sum(f"rule{at}", lambda view: view.mine(f"rule{at}", lambda: view.dropped_by(rule)))
-    rejected_rows = Sum(f"rule{at}_rows", lambda view: (alone.of(view) > 0) + view.zeros)
-    low: Row = Value(lambda totals: 0.0, ()).means("0: the statistic has no lower threshold.")
-    if k1:
-        low = spread.share("low", of_rows).means(
-            f"Share of {what} below the lower threshold, that is of r too HIGH: of tokens, "
-            "under sequence options of rows with a token."
-        )
-    found: dict[str, Row] = {
-        "mean": spread.mean("x").means(
-            f"Mean over tokens of {what} as the option aggregates it: a sequence option's value "
-            "counts once per token."
-        ),
-        "max": highest(spread.span).means(f"Largest {what}: of a token, under sequence options of a row."),
-        "min": lowest(spread.span).means(f"Smallest {what}: of a token, under sequence options of a row."),
-        "fraction_high": spread.share("high", of_rows).means(
-            f"Share above the upper threshold, of tokens, under sequence options of rows with a token.{sign}"
-        ),
-        "fraction_low": low,
-        "std": spread.std().means(f"Standard deviation over tokens of {what} clamped to the thresholds."),
-        "seq_mean": spread.per_row(spread.sum("m")).means(
-            f"Mean over rows with a token of their {what}; token options take a row's mean."
-        ),
-        "seq_std": spread.row_std().means(
-            f"Standard deviation (n − 1) over rows with a token of their {what}; 0 for one row."
-        ),
-        "seq_max": highest(spread.row_span("m")).means(
-            f"Largest {what} of a row with a token; token options take a row's mean."
-        ),
-        "seq_min": lowest(spread.row_span("m")).means(
-            f"Smallest {what} of a row with a token; token options take a row's mean."
-        ),
-        "seq_max_deviation": highest(spread.row_span("dev")).means(
-            f"Largest absolute {what} of a row with a token."
-        ),
-        "seq_fraction_high": spread.per_row(spread.sum("m_high")).means(
-            "Share of rows with a token whose value is above the upper threshold; under "
-            f"token options that compares a mean with a threshold meant for tokens.{sign}"
-        ),
-        "seq_fraction_low": spread.per_row(spread.sum("m_low")).means(
-            "Share of rows with a token whose value is below the lower threshold: r too HIGH."
-        ),
-        "masked_fraction": _mean(alone).means("Tokens that this option alone rejects, over all tokens."),
-        "seq_masked_fraction": spread.per_row(rejected_rows).means(
-            "Rows with a token that this option rejects, over rows with a token."
-        ),
-    }
-    if not k1:
-        del found["seq_fraction_low"]
+    if chi2:
+        found["chi2_token"] = mean(t, s, t.ratio(SAFETY) ** 2) - 1
+        found["chi2_seq"] = average(np.exp(2 * t.row_sum(d).clip(-SAFETY, SAFETY))) - 1
     return found
 
 
-# ---------------------------------------------------------------- weights, rejection and veto
+# ---------------------------------------------------------------- the distribution of one statistic
 
 
-def _ratio_band(rule: Reject) -> Reject:
-    """A band of k1 = −Δ in nats as the same band of r."""
+def distribution(
+    t: Tokens, s: Totals, x: Array, by_row: bool, low: float, high: float, center: float, among: Array
+) -> Numbers:
+    """Return mean, extremes, std, ESS and numbers of rows of a statistic.
+
+    Args:
+        t: the batch.
+        s: adds up.
+        x: the statistic, [T], or [S] with `by_row`.
+        by_row: whether a row's tokens share it.
+        low: lower limit that x is clamped to for std and ESS.
+        high: upper limit.
+        center: what x is on-policy; standard deviations are of sums about it, so that nothing cancels.
+        among: rows that count, [S] bool.
+    """
+    n, rows = s.sum(t.counted), s.sum(among)
+
+    def total(x: Array) -> Array:
+        return x * t.n if by_row else t.row_sum(x)
+
+    held = x.clip(low, high)
+    off = held - center
+    first, second = over_tokens(t, s, total(off)), over_tokens(t, s, total(off**2))
+    short = (n - s.sum(t.n) + EPS) / (n + EPS)  # 1 less verl's mean of 1
+    variance = second - first * first + 2 * center * first * short + center**2 * (1 - short) * short
+    row = total(x) / (t.counted + EPS)
+    off = (row - center) * among
+    return {
+        "mean": over_tokens(t, s, total(x)),
+        "max": s.max(np.where(t.there, x, -math.inf) if by_row else t.row_max(x)),
+        "min": s.min(np.where(t.there, x, math.inf) if by_row else t.row_min(x)),
+        "std": np.where(n >= 2, np.sqrt(np.maximum(variance, 0.0)), 0.0),
+        "eff_sample_size": effective(*(over_tokens(t, s, total(y)) for y in (held, held**2))),
+        "seq_mean": s.sum(row) / rows,
+        "seq_std": np.where(rows >= 2, std(s.sum(off), s.sum(off**2), rows), 0.0),
+        "seq_max": s.max(np.where(among, row, -math.inf)),
+        "seq_min": s.min(np.where(among, row, math.inf)),
+        "seq_max_deviation": s.max(np.where(among, abs(row - center), -math.inf)),
+        "seq_fraction_high": s.sum((row > high) & among) / rows,
+        "seq_fraction_low": s.sum((row < low) & among) / rows,
+    }
+
+
+def effective(first: Number, second: Number) -> Number:
+    """Return 1 / E[(w/E w)²] from E w and E w²."""
+    normalised = second / (first + EPS) ** 2
+    return np.where(normalised > 0, 1 / normalised, math.nan)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def weights(t: Tokens, s: Totals, weight: Weight, generation: str) -> Numbers:
+    """Return `rollout_is_`: the weights, with thresholds [1/C, C] unless a lower bound is given."""
+    oldest, newest = generation == "2025-10", generation == "2026-03"
+    bands = [ratio_band(rule) for rule in t.preset.reject if rule.statistic in ("ratio", "k1")]
+    band = bands[0] if oldest and bands else weight
+    high = band.upper or math.inf
+    low = band.lower or 1 / high
+    whole = weight.over == "sum" or (weight.over == "mean" and not oldest)
+    own = t.only("weight") if newest else t.only()
+    found = dict(s.part(ratios, own, weight.over, low, high, whole))
+    if newest and weight.action == "mask":
+        found["oob_ratio"] = over_tokens(t, s, t.n_bounded)
+    if weight.normalize and t.preset.apply and not oldest:
+        found["batch_norm_factor"] = s.part(norm, t.only("weight"))
+    return found
+
+
+def ratios(t: Tokens, s: Totals, over: Over, low: float, high: float, share_of_rows: bool) -> Numbers:
+    """Return verl's `compute_is_metrics`, of weights, or (2025) of the ratio that rejects.
+
+    Fractions beyond [low, high] are of the raw ratio, of rows or of tokens; so are a row's extremes. All else
+    is of the weight as the loss gets it, if `t` has a weight: bounded to [0, C].
+    """
+    by_row = of_rows(over)
+    log = t.aggregate("ratio", over)
+    raw = np.exp(log.clip(-SAFETY, SAFETY))
+    everyone = t.one > 0
+    if t.preset.weight is None:
+        found = distribution(t, s, raw, by_row, low, high, 1.0, everyone)
+    else:
+        x = as_applied(t, t.preset.weight, raw)
+        found = distribution(t, s, x, by_row, 0.0, high, 1.0, everyone)
+        row = (raw * t.n if by_row else t.row_sum(raw)) / (t.counted + EPS)
+        found |= {
+            "seq_fraction_high": s.sum(row > high) / s.sum(t.one),
+            "seq_fraction_low": s.sum(row < low) / s.sum(t.one),
+        }
+    if by_row:
+        found["max"] = np.exp(np.minimum(s.max(log), SAFETY))
+        found["min"] = np.exp(s.min(log))
+
+    def share(flags: Array) -> Number:
+        if share_of_rows:
+            return s.sum(flags) / s.sum(t.one)
+        return over_tokens(t, s, flags * t.n if by_row else t.row_sum(flags))
+
+    fractions = {"ratio_fraction_high": share(raw > high), "ratio_fraction_low": share(raw < low)}
+    first = ("mean", "max", "min")
+    return {name: found[name] for name in first} | fractions | found
+
+
+def as_applied(t: Tokens, weight: Weight, raw: Array) -> Array:
+    """Return the weights as the loss gets them, [T] or [S]: what truncates has no lower bound there."""
+    if weight.action == "mask":
+        return t.weighed.final.values
+    return raw if weight.upper is None else np.minimum(raw, weight.upper)
+
+
+def norm(t: Tokens, s: Totals) -> Number:
+    """Return what batch normalisation divides by: the mean weight, at sequence level of rows with a token."""
+    weight = t.preset.weight
+    assert weight is not None
+    total, units = t.row_sum(t.weight), t.n
+    if weight.over != "token":
+        total, units = total / np.maximum(t.n, 1), t.there
+    found = s.sum(total) / s.sum(units)
+    return np.where(found > SMALLEST_NORM, found, 1.0)
+
+
+# ---------------------------------------------------------------- rejection and veto
+
+
+def option(t: Tokens, s: Totals, rule: Reject) -> Numbers:
+    """Return verl 2026's `compute_rs_metrics`, of one option, of −log r where presets speak of r."""
+    by_row = of_rows(rule.over)
+    statistic, low = rule.statistic, rule.lower or 0.0
+    high = math.inf if rule.upper is None else rule.upper
+    if statistic == "ratio":
+        statistic, low = "k1", -math.log(rule.upper or math.inf)
+        high = -math.log(rule.lower) if rule.lower else math.inf
+    elif statistic == "k1":
+        low = -math.inf if rule.lower is None else rule.lower
+    x = t.aggregate(statistic, rule.over, SAFETY)
+    found = distribution(t, s, x, by_row, low, high, 0.0, t.there)
+    del found["eff_sample_size"]
+    rows, lost = s.sum(t.there), t.dropped_by(rule)
+
+    def share(flags: Array) -> Number:
+        return s.sum(flags & t.there) / rows if by_row else mean(t, s, flags)
+
+    fractions = {"fraction_high": share(x > high), "fraction_low": share(x < low)}
+    if statistic != "k1":  # the others have no lower threshold
+        fractions["fraction_low"] = 0.0
+        del found["seq_fraction_low"]
+    first = ("mean", "max", "min")
+    return (
+        {name: found[name] for name in first}
+        | fractions
+        | found
+        | {"masked_fraction": over_tokens(t, s, lost), "seq_masked_fraction": s.sum(lost > 0) / rows}
+    )
+
+
+def option_name(rule: Reject) -> str:
+    """Return verl's name of a rule's option."""
+    statistic = "k1" if rule.statistic == "ratio" else rule.statistic
+    return f"{'token' if rule.over == 'token' else f'seq_{rule.over}'}_{statistic}"
+
+
+def masked(t: Tokens, s: Totals, empty_too: bool) -> Numbers:
+    """Return the tokens that rejection (not the veto) removes, and the rows that lose one.
+
+    In 2025 (`empty_too`) a row without a token has r = 1, and may be rejected.
+    """
+    lost = t.n - t.n_kept
+    rows = (lost > 0) | ~t.kept_rows if empty_too else lost > 0
+    return {
+        "masked_fraction": over_tokens(t, s, lost),
+        "seq_masked_fraction": s.sum(rows) / s.sum(t.one),
+    }
+
+
+def veto(t: Tokens, s: Totals) -> Numbers:
+    """Return the rows with a token beyond the veto's threshold, and those tokens; 0 without a veto."""
+    hits = t.veto_hits(t.preset.veto)
+    return {
+        "rollout_is_veto_fraction": s.sum(hits > 0) / s.sum(t.one),
+        "rollout_is_catastrophic_token_fraction": over_tokens(t, s, hits),
+    }
+
+
+def ratio_band(rule: Reject) -> Reject:
+    """Return a band of k1 = −Δ in nats as the same band of r."""
     if rule.statistic != "k1":
         return rule
     lower = None if rule.upper is None else math.exp(-rule.upper)
@@ -461,214 +307,40 @@ def _ratio_band(rule: Reject) -> Reject:
     return replace(rule, statistic="ratio", lower=lower, upper=upper)
 
 
-def weight_spread(preset: Preset, weight: Weight, generation: Generation) -> Spread:
-    """Return the spread of the importance weights, thresholds [1/C, C] unless a lower bound is given."""
-    rules = (_ratio_band(rule) for rule in preset.reject if rule.statistic in ("ratio", "k1"))
-    band = (next(rules, None) if generation.weight_band else None) or weight
-    high = band.upper or math.inf
-    low = band.lower or 1 / high
-    return Spread(weight, None, f"is/{weight.over}/{low:.17g}/{high:.17g}", low, high)
+# ---------------------------------------------------------------- probabilities and the update
 
 
-def reject_spread(rule: Reject, generation: Generation) -> Spread:
-    """Return the spread of a rejection statistic.
-
-    verl 2026-01 speaks of −log r where we speak of r: the band is mirrored.
-    """
-    if not generation.divergences:
-        rule = _ratio_band(rule)
-        high = rule.upper or math.inf
-        low = rule.lower if rule.lower is not None else 1 / high
-        return Spread(rule, None, f"is/{rule.over}/{low:.17g}/{high:.17g}", low, high)
-    high = math.inf if rule.upper is None else rule.upper
-    statistic, low = rule.statistic, rule.lower or 0.0
-    if statistic == "ratio":
-        statistic, low = "k1", -math.log(rule.upper or math.inf)
-        high = -math.log(rule.lower) if rule.lower else math.inf
-    elif statistic == "k1":
-        low = -math.inf if rule.lower is None else rule.lower
-    key = f"rs/{statistic}/{rule.over}/{low:.17g}/{high:.17g}"
-    return Spread(rule, statistic, key, low, high, 0.0)
-
-
-def _rejected_tokens(view: View) -> Array:
-    """Count the tokens that rejection (not the veto) removes, [S]."""
-    return view.mine("lost", lambda: view.dropped_by(*view.preset.reject))
-
-
-def _out_of_bounds(view: View) -> Array:
-    weighed = view.weigh()
-    outside = weighed.high + weighed.low
-    return outside * view.n if weighed.final.per == "sequence" else outside
-
-
-def _norm(totals: Totals) -> float:
-    mean = _of_preset(totals, "norm") / _of_preset(totals, "norm_units")
-    return mean if mean > base.SMALLEST_NORM else 1.0
-
-
-def _of_preset(totals: Totals, name: str) -> float:
-    """Return a sum that the engine makes of each preset; absent if the dump lacks a column for it."""
-    key = f"{totals.preset.name}|{name}"
-    if key not in totals.read.sums:
-        raise base.Absent(key)
-    return totals.read.sums[key]
-
-
-OUT_OF_BOUNDS: Row = _mean(Sum("oob", _out_of_bounds)).means(
-    "IcePop only: share of tokens whose weight is 0 because r lies outside [lower, "
-    "upper]; at sequence level every token of a row counts."
-)
-NORM: Row = Value(_norm, ()).means(
-    "What batch normalisation divided by: the mean weight before rejection "
-    "(at sequence level of rows with a token), 1 where it was too small to divide by. The other rollout_is_ "
-    "numbers are taken before that division."
-)
-HITS = Sum("hits", lambda view: view.mine("hits", lambda: view.veto_hits(view.preset.veto)))
-VETO: dict[str, Row] = {
-    "rollout_is_veto_fraction": per_row(Sum("vetoed", lambda view: (HITS.of(view) > 0) + view.zeros)).means(
-        "Rows with a token whose unbounded r is below the veto threshold, over all "
-        "rows. Logged as 0 where there is no veto."
-    ),
-    "rollout_is_catastrophic_token_fraction": _mean(HITS).means(
-        "Tokens whose unbounded r is below the veto threshold, over all tokens."
-    ),
-}
-
-
-def _masked(divergences: bool) -> dict[str, Row]:
-    def rows(view: View) -> Array:
-        """Flag rows with a rejected token; in 2025 one without a token has r = 1, and may be rejected."""
-        rejected = _rejected_tokens(view) > 0
-        return (rejected if divergences else rejected | ~view.passing_sequences()) + view.zeros
-
+def probabilities(t: Tokens, s: Totals) -> Numbers:
+    """Return `training/`, of decoupled presets: how the two probabilities of a token differ."""
+    n, gap, p, q = s.sum(t.counted), abs(t.difference), np.exp(t.train), np.exp(t.rollout)
+    first, second = s.sum(t.row_sum(gap)), s.sum(t.row_sum(gap**2))
+    x, y, xx, yy, xy = (s.sum(t.row_sum(z)) / n for z in (p, q, p * p, q * q, p * q))
+    of_x, of_y = xx - x * x, yy - y * y
+    vary = (of_x > 0) & (of_y > 0)
     return {
-        "masked_fraction": _mean(Sum("lost", _rejected_tokens)).means(
-            "Tokens that rejection removes, over all tokens; what a veto removes besides is not in it."
-        ),
-        "seq_masked_fraction": per_row(Sum("lost_rows", rows)).means(
-            "Rows with at least one rejected token, over all rows: for rules on "
-            "tokens that is not the share of rows dropped."
-        ),
+        "rollout_probs_diff_valid": 1.0,
+        "rollout_probs_diff_max": s.max(t.row_max(gap)),
+        "rollout_probs_diff_mean": first / n,
+        "rollout_probs_diff_std": std(first, second, n),
+        "rollout_actor_probs_pearson_corr": np.where(vary, (xy - x * y) / np.sqrt(of_x * of_y), math.nan),
     }
 
 
-# ---------------------------------------------------------------- the update
+def update(t: Tokens, s: Totals) -> Numbers:
+    """Return `actor/`, over the tokens that rejection leaves; clip fractions of losses that clip."""
+    clipped, dual = t.loss_acts
+    n = s.sum(t.n_kept) + EPS
+
+    def of_kept(x: Array) -> Number:
+        return s.sum(t.row_sum(x & t.kept if x.dtype == bool else np.where(t.kept, x, 0.0))) / n
+
+    clips = {"pg_clipfrac": clipped, "pg_clipfrac_lower": dual} if t.preset.loss != "reinforce" else {}
+    return {name: of_kept(x) for name, x in clips.items()} | {"ppo_kl": of_kept(t.loss_kl)}
 
 
-def _probability(of: Callable[[Mapping[str, float], float], float]) -> Value:
-    """Return a number of probabilities, from the sums that the policy gap has made and the tokens."""
-    return Value(lambda totals: of(totals.read.sums, totals.tokens), ())
-
-
-def _pearson(sums: Mapping[str, float], n: float) -> float:
-    """Return the Pearson correlation of both probabilities; NaN if one does not vary."""
-    p, q = sums["p"] / n, sums["q"] / n
-    of_p, of_q = sums["pp"] / n - p * p, sums["qq"] / n - q * q
-    return (sums["pq"] / n - p * q) / math.sqrt(of_p * of_q) if of_p > 0 and of_q > 0 else math.nan
-
-
-def _kept(name: str) -> Value:
-    """Return a mean over the tokens kept; absent if the dump has no update."""
-    return Value(lambda totals: _of_preset(totals, name) / (_of_preset(totals, "kept") + EPS), ())
-
-
-PROBABILITIES: dict[str, Row] = {
-    "training/rollout_probs_diff_valid": Value(lambda totals: 1.0, ()).means(
-        "1: there was a token to compare."
-    ),
-    "training/rollout_probs_diff_max": Value(lambda totals: totals.read.ranges["pd"][1], ()).means(
-        "Largest |π_old − π_rollout| of a sampled token: probabilities, not "
-        "logs. Decoupled runs only, as all of training/rollout_*."
-    ),
-    "training/rollout_probs_diff_mean": _probability(lambda sums, n: sums["pd"] / n).means(
-        "Mean |π_old − π_rollout| over tokens: probabilities, so unlikely "
-        "tokens, which carry the mismatch, hardly show."
-    ),
-    "training/rollout_probs_diff_std": _probability(
-        lambda sums, n: base.std(sums["pd"], sums["pdd"], n)
-    ).means("Standard deviation (n − 1) of |π_old − π_rollout| over tokens."),
-    "training/rollout_actor_probs_pearson_corr": _probability(_pearson).means(
-        "Correlation of the two probabilities over tokens; near 1 "
-        "for any two policies that agree on which tokens are sure."
-    ),
-}
-"""Of decoupled presets, whose old policy the trainer computed."""
-_MASK = "over tokens that rejection leaves; of the dump's current policy, where verl averages mini-batches"
-CLIPS: dict[str, Row] = {
-    "actor/pg_clipfrac": _kept("clipped").means(
-        f"Share where the clipped term of the PPO loss is the larger one, {_MASK}."
-    ),
-    "actor/pg_clipfrac_lower": _kept("clipped_lower").means(
-        f"Share where A < 0 and the dual clip decides, {_MASK}."
-    ),
-}
-"""Of losses that clip."""
-KL: dict[str, Row] = {
-    "actor/ppo_kl": _kept("kl").means(
-        f"Mean log π_anchor − log π_θ, nats, the anchor being π_old (π_rollout in bypass), "
-        f"{_MASK}: it may be negative. PPO and CISPO bound it to ±20 per token; REINFORCE and GSPO do not."
-    ),
-}
-
-# ---------------------------------------------------------------- all that a generation logs
-
-
-@cache
-def _entries(generation: Generation, preset: Preset) -> tuple[base.Entry, ...]:
-    """Return what the generation logs under a preset."""
-    prefix, weight, rules = generation.prefix, preset.weight, preset.reject
-    level = "at sequence or geometric level"
-    found = [*table(GAP | (CHI2 if generation.chi2 else {}), prefix + generation.gap)]
-    if weight is not None:
-        raw = of = weight_spread(preset, weight, generation)
-        words = "the weights before truncation (e^(log-ratio bounded to ±20))", "[1/C, C]", level
-        if generation.applied:
-            of = replace(raw, key=f"{weight.action}/{raw.key}", low=0.0, applied=True)
-            words = "the weights as applied", "[0, C]", "at sequence level"
-        of_rows = weight.over == "sum" or (weight.over == "mean" and not generation.weight_band)
-        names = _ratios(raw, of, of_rows, *words)
-        if generation.applied and weight.action == "mask":
-            names["oob_ratio"] = OUT_OF_BOUNDS
-        if weight.normalize and not generation.weight_band:
-            names["batch_norm_factor"] = NORM
-        found += table(names, f"{prefix}rollout_is_")
-    if generation.veto:
-        found += table(VETO, prefix)
-    for at, rule in enumerate(() if generation.weight_band else rules):
-        spread = reject_spread(rule, generation)
-        if generation.divergences:
-            over = "token" if rule.over == "token" else f"seq_{rule.over}"
-            found += table(_option(spread, rule, at), f"{prefix}rollout_rs_{over}_{spread.statistic}_")
-        else:
-            of_rows = rule.over in ("sum", "mean")
-            names = _ratios(spread, spread, of_rows, "the ratio that rejects", "the thresholds", level)
-            found += table(names, f"{prefix}rollout_rs_")
-    if rules:
-        stem = "rollout_is_" if generation.weight_band else "rollout_rs_"
-        found += table(_masked(generation.divergences), prefix + stem)
-    if generation.debug:
-        found += table(PROBABILITIES if preset.policy == "old" else {})
-        found += table((CLIPS if preset.loss != "reinforce" else {}) | KL)
-    return tuple(found)
-
-
-class Verl(base.Log):
-    """One generation; what it logs follows from the preset's own weight and rules."""
-
-    def entries_of(self, preset: Preset) -> tuple[base.Entry, ...]:
-        """Return what is logged under a preset."""
-        return _entries(GENERATIONS[self.name], preset)
-
-    def names(self) -> Mapping[str, str]:
-        """Return logged name → meaning, `*` for the part of an option's name before its statistic."""
-        band = Reject("k1", lower=-1.0, upper=1.0)
-        weight = Weight(upper=2.0, action="mask", normalize=True)
-        rules = (band, Reject("k2", upper=1.0), Reject("k3", upper=1.0))
-        several = GENERATIONS[self.name].divergences
-        every = self.entries_of(Preset("", "", weight=weight, reject=rules if several else rules[:1]))
-        return {re.sub(r"rs_token_(k\d)", r"rs_*_\1", one.name): one.meaning for one in every}
-
+LOGS = tuple(
+    Log(f"verl-{one}", partial(log, generation=one)) for one in ("2025-10", "2025-11", "2026-01", "2026-03")
+)
 
 # ---------------------------------------------------------------- configuration
 
@@ -918,5 +590,5 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(20.0, "aggregate", "token", unclamped, None if preset.policy == "old" else "all")
 
 
-TRAINER = Trainer("verl", verl, _guards, logs=tuple(Verl(name, shares="verl") for name in GENERATIONS))
+TRAINER = Trainer("verl", verl, _guards, logs=LOGS)
 FLASH_RL = Trainer("flash-rl", flash_rl, clip=CLIP)

@@ -1,0 +1,292 @@
+"""Trainers' logs, run on batches and read from merged sums.
+
+A log is a function `log(t, s)` of the trainer's own formulas, which returns {logged name: number}. `t` is
+a batch under a preset (`Tokens`): numbers of its tokens [T] and of its sequences, which trainers call rows,
+[S]. `s` adds numbers of sequences up (`Totals`). It runs on every batch with an `s` that collects
+(`Collected`), and once more on an empty batch with one that reads the merged sums back (`Merged`). So it may
+branch on the preset and on which columns there are, and never on data: what `s` returns is a number only when
+it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any, TypeVar
+
+import numpy as np
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import segments
+from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
+from offpol_diag.presets import Preset
+from offpol_diag.trainers import LOGS
+from offpol_diag.trainers.base import Number, Numbers
+from offpol_diag.trainers.tokens import Tokens
+
+BLOCK = 1 << 17
+"""Tokens at a time: in smaller blocks the overhead of calls exceeds the work, preset by preset."""
+T = TypeVar("T")
+
+
+# ---------------------------------------------------------------- adding up
+
+
+class Totals:
+    """Sums and extremes over all batches, in the order in which a log asks for them."""
+
+    def sum(self, x: Array) -> Number:
+        """Return the sum of a number (or how many flags are set) of each sequence, [S]."""
+        raise NotImplementedError
+
+    def max(self, x: Array) -> Number:
+        """Return the largest of a number of each sequence, [S]; −∞ stands for none."""
+        raise NotImplementedError
+
+    def min(self, x: Array) -> Number:
+        """Return the smallest of a number of each sequence, [S]; +∞ stands for none."""
+        raise NotImplementedError
+
+    def given(self, flag: Number, x: Number) -> Number:
+        """Return x, or None, which is not logged, where a condition on sums does not hold.
+
+        The trainer adds these sums up over all parts of a batch: `check` does not average x over them.
+        """
+        raise NotImplementedError
+
+    def part(self, log: Callable[..., T], t: Tokens, *more: Hashable) -> T:
+        """Return log(t, s, *more), computed once for all presets of which `t.only` leaves the same."""
+        raise NotImplementedError
+
+
+class Collected(Totals):
+    """What a log asks to add up of one batch.
+
+    Attributes:
+        sums: summands, [S] float64 each.
+        ends: numbers whose extremes are asked for, [S] each.
+    """
+
+    def __init__(self, sequences: int) -> None:
+        self.sums: list[Array] = []
+        self.ends: list[Array] = []
+        self._shape = (sequences,)
+
+    def sum(self, x: Array) -> Number:
+        """Keep the summands."""
+        if x.shape != self._shape:
+            raise ValueError("s.sum is of a number of each sequence: t.row_sum makes it")
+        self.sums.append(segments.numbers(x) if x.dtype == bool else x)
+        return np.float64(1)
+
+    def max(self, x: Array) -> Number:
+        """Keep the numbers."""
+        if x.shape != self._shape:
+            raise ValueError("s.max and s.min are of a number of each sequence: t.row_max, t.row_min")
+        self.ends.append(x)
+        return np.float64(1)
+
+    min = max
+
+    def given(self, flag: Number, x: Number) -> Number:
+        """Return x: conditions hold when sums are read."""
+        return x
+
+    def part(self, log: Callable[..., T], t: Tokens, *more: Hashable) -> T:
+        """Collect a part once per batch."""
+
+        def made() -> tuple[T, Collected]:
+            own = Collected(*self._shape)
+            return log(t, own, *more), own
+
+        found, own = t.scene.once(("part", log, t.preset, t.padded, more), made)
+        self.sums += own.sums
+        self.ends += own.ends
+        return found
+
+
+class Merged(Totals):
+    """Merged sums and extremes, given back in the order in which they were asked for.
+
+    Attributes:
+        sums: the sum at a place of that order: a number, or of parts of the dump one each, [P].
+        ends: the smallest and the largest at a place.
+        parts: what was read of parts that presets share.
+    """
+
+    def __init__(
+        self,
+        sums: Callable[[int], Number],
+        ends: Callable[[int], tuple[Number, Number]],
+        parts: dict[Hashable, Any] | None = None,
+    ) -> None:
+        self.sums, self.ends = sums, ends
+        self.parts = {} if parts is None else parts
+        self.at = self.end = 0
+
+    def sum(self, x: Array) -> Number:
+        """Return the next sum."""
+        self.at += 1
+        return self.sums(self.at - 1)
+
+    def max(self, x: Array) -> Number:
+        """Return the next maximum."""
+        self.end += 1
+        return self.ends(self.end - 1)[1]
+
+    def min(self, x: Array) -> Number:
+        """Return the next minimum."""
+        self.end += 1
+        return self.ends(self.end - 1)[0]
+
+    def given(self, flag: Number, x: Number) -> Number:
+        """Return x if the condition holds (in all parts)."""
+        return x if np.all(flag) else None
+
+    def part(self, log: Callable[..., T], t: Tokens, *more: Hashable) -> T:
+        """Read a part once for all presets: they have collected the same."""
+        key = log, t.preset, more
+        if key not in self.parts:
+            at, end = self.at, self.end
+            self.parts[key] = log(t, self, *more), self.at - at, self.end - end
+            return self.parts[key][0]  # type: ignore[no-any-return]
+        found, sums, ends = self.parts[key]
+        self.at, self.end = self.at + sums, self.end + ends
+        return found  # type: ignore[no-any-return]
+
+
+def log_of(preset: Preset) -> Callable[[Tokens, Totals], Numbers]:
+    """Return the log of the preset's trainer."""
+    return LOGS[preset.logs or ""].of
+
+
+@np.errstate(all="ignore")
+def collected(t: Tokens) -> Collected:
+    """Run the log of the preset's trainer on a batch."""
+    found = Collected(t.batch.sequences)
+    log_of(t.preset)(t, found)
+    return found
+
+
+@np.errstate(all="ignore")
+def read(t: Tokens, totals: Merged) -> Numbers:
+    """Return logged name → number from merged sums; `t` is of an empty batch with the dump's columns."""
+    return {name: x for name, x in log_of(t.preset)(t, totals).items() if x is not None}
+
+
+# ---------------------------------------------------------------- a batch, a dump
+
+
+def sums(scene: Scene, presets: Sequence[Preset]) -> tuple[Sums, dict[str, tuple[float, float]]]:
+    """Compute the sums and extremes of a batch that the presets' logs ask for, a few sequences at a time.
+
+    Those of a preset are `PRESET!0`, `PRESET!1`, …, numbers that presets share being added once; `masked` are
+    the masked tokens.
+    """
+    found = [_of_block(part, presets) for part in _blocks(scene)]
+    ends = {name: [one[name] for _, one in found] for name in found[0][1]}
+    return reduce(Sums.merge, (one for one, _ in found)), {
+        name: (min(low for low, _ in pairs), max(high for _, high in pairs)) for name, pairs in ends.items()
+    }
+
+
+def _blocks(scene: Scene) -> Iterator[Scene]:
+    spans = segments.spans(scene.batch.cu_seqlens, BLOCK)
+    for first, last in spans:
+        if len(spans) == 1:
+            yield scene
+        else:
+            part = Scene(scene.batch.rows(first, last), scene.draws[first:last], scene.fits)
+            yield part
+            part.forget()
+
+
+def _of_block(scene: Scene, presets: Sequence[Preset]) -> tuple[Sums, dict[str, tuple[float, float]]]:
+    masked = scene.batch.masked.astype(np.float64)
+    rows: dict[int, tuple[int, Array]] = {id(masked): (0, masked)}
+    which: dict[str, int] = {"masked": 0}
+    ends: dict[str, tuple[float, float]] = {}
+    for preset in presets:
+        found = collected(Tokens(scene, preset))
+        for at, x in enumerate(found.sums):
+            which[f"{preset.name}!{at}"] = rows.setdefault(id(x), (len(rows), x))[0]
+        for at, x in enumerate(found.ends):
+            ends[f"{preset.name}!{at}"] = x.min(initial=np.inf), x.max(initial=-np.inf)
+    stacked = np.stack([x for _, x in rows.values()])
+    # without replicates: no number of a trainer has an interval
+    places = np.array([*which.values()], np.int64)
+    return Sums.of_stacked(tuple(which), stacked, scene.draws[:, :0], which=places), ends
+
+
+class Reading:
+    """Reads what trainers would have logged for a dump from its merged sums."""
+
+    def __init__(
+        self, sums: Mapping[str, Number], ends: Mapping[str, tuple[float, float]], columns: frozenset[str]
+    ) -> None:
+        self._sums, self._ends, self._scene = sums, ends, nothing(columns)
+        self._parts: dict[Hashable, Any] = {}
+
+    def numbers(self, preset: Preset) -> dict[str, float]:
+        """Return logged name → number of a preset."""
+
+        def sum_at(at: int) -> Number:
+            return self._sums[f"{preset.name}!{at}"][0]
+
+        def ends_at(at: int) -> tuple[Number, Number]:
+            low, high = self._ends[f"{preset.name}!{at}"]
+            return np.float64(low), np.float64(high)
+
+        found = read(Tokens(self._scene, preset), Merged(sum_at, ends_at, self._parts))
+        return {name: float(x) for name, x in found.items()}
+
+
+OPTIONAL = {"old_log_probs": "old", "current_log_probs": "current"}
+"""Column of a dump → field of a batch, where their names differ."""
+
+
+def nothing(columns: frozenset[str]) -> Scene:
+    """Return a batch without sequences that has these columns of a dump."""
+    none, zero = np.empty(0), np.zeros(1, np.int64)
+    have = {OPTIONAL.get(name, name) for name in columns}
+    optional: dict[str, Any] = {
+        name: none for name in ("old", "current", "advantages", "rewards", "entropy") if name in have
+    }
+    whole = none.astype(np.int64)
+    return Scene(Batch(none, zero, zero, whole, whole, whole, **optional), np.empty((0, 0)))
+
+
+EVERY = frozenset(("old_log_probs", "current_log_probs", "advantages", "rewards", "entropy"))
+
+
+def names(preset: Preset) -> tuple[str, ...]:
+    """Return the names that are logged under a preset of a dump that has every column."""
+    return tuple(read(Tokens(nothing(EVERY), preset), _Made(1.0, 1.0)))
+
+
+def of_whole(preset: Preset) -> frozenset[str]:
+    """Return the names whose numbers parts of a batch do not average.
+
+    Those are maxima and minima, which are undefined where extremes are and otherwise the same whatever the
+    sums, and what `given` leaves out, whose sums trainers add up over all parts.
+    """
+    t = Tokens(nothing(EVERY), preset)
+    undefined, one, other = (read(t, _Made(*given)) for given in ((2.0, np.nan), (2.0, -1.0), (3.0, -1.0)))
+    return frozenset(
+        name
+        for name, x in undefined.items()
+        if np.isposinf(x) or (np.isnan(x) and np.array_equal(one[name], other[name]))
+    )
+
+
+class _Made(Merged):
+    """Made-up sums (a first one, then others) and extremes; what may be left out is infinite."""
+
+    def __init__(self, first: float, end: float) -> None:
+        super().__init__(lambda at: np.float64(first + at), lambda at: (np.float64(end), np.float64(end)))
+
+    def given(self, flag: Number, x: Number) -> Number:
+        """Return infinity."""
+        return np.float64(np.inf)

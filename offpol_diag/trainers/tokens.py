@@ -1,0 +1,326 @@
+"""One batch under one preset: what trainers' formulas are of.
+
+A number of each token is [T], of each sequence, which trainers call a row, [S]. r = π_train/π_rollout = e^Δ,
+and u = log π_θ − log π_anchor is the log of the ratio that a policy loss clips.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import correction, segments
+from offpol_diag.engine.correction import Weighed
+from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Array
+from offpol_diag.pipeline import formulas
+from offpol_diag.pipeline.plan import LOSSES
+from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
+from offpol_diag.trainers.base import applied
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Tokens:
+    """One batch under one preset.
+
+    Attributes:
+        scene: the batch, and what was computed of it for other presets.
+        preset: the preset.
+        padded: whether denominators of means count masked tokens too, as no trainer should.
+    """
+
+    scene: Scene
+    preset: Preset
+    padded: bool = False
+
+    def only(self, *parts: str) -> Tokens:
+        """Return the batch under a preset with these parts alone (fields of it), for what presets share.
+
+        A weight or rule over the tokens that others leave keeps these others.
+        """
+        found = {"policy": self.preset.policy} | {name: getattr(self.preset, name) for name in parts}
+        weight = found.get("weight")
+        if weight is not None and weight.among != "all":
+            found |= {"reject": self.preset.reject, "veto": self.preset.veto}
+        return replace(self, preset=Preset("", "", **found))
+
+    @property
+    def applied(self) -> Tokens:
+        """The batch under the preset as it is applied: one that is only logged changes nothing."""
+        return self if self.preset.apply else replace(self, preset=applied(self.preset))
+
+    def of(self, policy: Policy) -> Tokens:
+        """Return the batch with another numerator of its ratios."""
+        return replace(self, preset=replace(self.preset, policy=policy))
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return `make()`, computed once per key for all presets of the batch with this numerator."""
+        return self.ratios.once(("logs", key), make)
+
+    @cached_property
+    def ratios(self) -> Ratios:
+        """The log-ratios of the preset's numerator, which other presets share."""
+        return self.scene.ratios(self.preset.policy)
+
+    @property
+    def batch(self) -> Batch:
+        """The packed tokens."""
+        return self.scene.batch
+
+    # ------------------------------------------------------------ numbers of sequences, [S]
+
+    @property
+    def n(self) -> Array:
+        """Tokens of each sequence, [S] float64."""
+        return self.scene.once("n", lambda: self.batch.lengths.astype(np.float64))
+
+    @property
+    def counted(self) -> Array:
+        """Tokens of each sequence that denominators of means count, [S]: `n`."""
+        return self.n + self.batch.masked if self.padded else self.n
+
+    @property
+    def one(self) -> Array:
+        """1 of each sequence, [S], to count them; `there` counts those with a token."""
+        return self.scene.once("one", lambda: np.ones_like(self.n))
+
+    @property
+    def there(self) -> Array:
+        """Sequences with a token, [S] bool."""
+        return self.scene.once("there", lambda: self.n > 0)
+
+    def row_sum(self, x: Array) -> Array:
+        """Sum numbers over each sequence, or count flags: [T] → [S]; 0 for one without tokens."""
+        add = segments.count if x.dtype == bool else segments.total
+        return add(x, self.batch.cu_seqlens)
+
+    def row_mean(self, x: Array) -> Array:
+        """Average over the tokens of each sequence: [T] → [S]; 0 for one without tokens."""
+        return self.row_sum(x) / np.maximum(self.counted, 1)
+
+    def row_max(self, x: Array) -> Array:
+        """Return the largest of each sequence: [T] → [S]; −∞ for one without tokens."""
+        return segments.largest(x, self.batch.cu_seqlens)
+
+    def row_min(self, x: Array) -> Array:
+        """Return the smallest of each sequence: [T] → [S]; +∞ for one without tokens."""
+        return segments.smallest(x, self.batch.cu_seqlens)
+
+    def spread(self, x: Array) -> Array:
+        """Give every token its sequence's number: [S] → [T]."""
+        return segments.spread(x, self.batch.cu_seqlens)
+
+    # ------------------------------------------------------------ numbers of tokens, [T]
+
+    @property
+    def rollout(self) -> Array:
+        """log π_rollout, [T] nats."""
+        return self.batch.rollout
+
+    @property
+    def train(self) -> Array:
+        """log of the preset's numerator (π_old, or π_θ in bypass), [T] nats."""
+        return self.ratios.train
+
+    @property
+    def old(self) -> Array | None:
+        """log π_old, [T] nats; None without the column."""
+        return self.batch.old
+
+    @property
+    def current(self) -> Array | None:
+        """log π_θ, [T] nats; None without the column."""
+        return self.batch.current
+
+    @property
+    def advantage(self) -> Array | None:
+        """A, [T]; None without the column."""
+        return self.batch.advantages
+
+    @property
+    def log_ratio(self) -> Array:
+        """Δ = log π_train − log π_rollout, [T] nats."""
+        return self.ratios.delta
+
+    def ratio(self, safety: float | None = None) -> Array:
+        """r = e^Δ, Δ clamped to ±safety, [T]."""
+        return self.once(("r", safety), lambda: np.exp(self.ratios.clamped(safety)))
+
+    def excess(self, safety: float | None = None) -> Array:
+        """r − 1, Δ clamped to ±safety, [T]; precise near 0."""
+        return self.ratios.excess(safety)
+
+    def k3(self, safety: float | None = None) -> Array:
+        """r − 1 − Δ, Δ clamped to ±safety, [T]."""
+        return self.ratios.token("k3", safety)
+
+    @property
+    def difference(self) -> Array:
+        """π_train − π_rollout, [T]."""
+        return self.ratios.difference()
+
+    @property
+    def token_u(self) -> Array:
+        """log π_θ − log π_anchor of each token, [T]: π_old, or the rollout where the trainer has no π_old."""
+        if self.preset.policy != "old":
+            return self.ratios.of("current").delta
+        current, old = self.current, self.old
+        assert current is not None
+        assert old is not None
+        return self.once("u", lambda: current - old)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the loss's ratio is one of a sequence: under GSPO and LUSPO."""
+        return LOSSES[self.preset.loss].pooled
+
+    @property
+    def u(self) -> Array:
+        """Log of the ratio that the loss clips, [T] nats: `token_u`, or its sequence's mean where pooled."""
+        if not self.pooled:
+            return self.token_u
+        return self.once("mean u", lambda: self.spread(segments.mean(self.token_u, self.batch.cu_seqlens)))
+
+    @property
+    def update_ratio(self) -> Array:
+        """e^u, the ratio that the loss clips, [T]."""
+        return self.once(("e^u", self.pooled), lambda: np.exp(self.u))
+
+    # ------------------------------------------------------------ what the preset does
+
+    def aggregate(self, statistic: Statistic, over: Over, safety: float | None = None) -> Array:
+        """Compute a statistic of tokens [T] or sequences [S] (`base.of_rows`); of `ratio` its log.
+
+        Each token's Δ is clamped to ±safety first.
+        """
+        return self.ratios.aggregate(statistic, over, safety).values
+
+    def passes(self, rule: Reject) -> Array:
+        """Flag the tokens [T] or sequences [S] (`rule.on_tokens`) that pass one rule, bool."""
+        return correction.passes(self.ratios.of(rule.policy), rule).values
+
+    @property
+    def kept_tokens(self) -> Array:
+        """Tokens that pass the rules on tokens, [T] bool, whether rules are applied or not."""
+        found = correction.keep(self.ratios, self.preset).tokens
+        return self.once("all", lambda: np.ones(self.batch.tokens, bool)) if found is None else found
+
+    @property
+    def kept_rows(self) -> Array:
+        """Sequences that pass the rules on sequences and the veto, [S] bool, whether applied or not."""
+        return correction.keep(self.ratios, self.preset).sequences
+
+    @property
+    def kept(self) -> Array:
+        """Tokens that pass all rules and the veto, [T] bool, whether they are applied or not."""
+        key = "kept", self.preset.reject, self.preset.veto
+        return self.once(key, lambda: self.kept_tokens & self.spread(self.kept_rows))
+
+    @property
+    def n_kept(self) -> Array:
+        """Tokens of each sequence that pass all rules and the veto, [S]."""
+        key = "n kept", self.preset.reject, self.preset.veto
+        return self.once(key, lambda: self.row_sum(self.kept))
+
+    def under(self, *rules: Reject, veto: Veto | None = None) -> Tokens:
+        """Return the batch under a preset with other rules and veto."""
+        return replace(self, preset=replace(self.preset, reject=rules, veto=veto))
+
+    def dropped_by(self, *rules: Reject) -> Array:
+        """Count the tokens of each sequence that any of these rules drops, [S]."""
+        return self.n - self.under(*rules).n_kept
+
+    def veto_hits(self, veto: Veto | None) -> Array:
+        """Count the tokens of each sequence beyond a veto's bounds, [S]."""
+        return correction.veto_hits(self.ratios, veto)
+
+    @cached_property
+    def weighed(self) -> Weighed:
+        """The preset's weights, whether they are applied or not: raw, final, and where bounds moved them."""
+        return correction.weigh(self.ratios, self.preset)
+
+    @property
+    def weighs_rows(self) -> bool:
+        """Whether a sequence has one weight, rather than each token its own."""
+        return self.weighed.final.per == "sequence"
+
+    @property
+    def weight(self) -> Array:
+        """Final weight of each token, [T], before rejection, not normalised, applied or not; else 1."""
+        if self.preset.weight is None:
+            return np.ones(self.batch.tokens)
+        final = self.weighed.final.values
+        return self.spread(final) if self.weighs_rows else final
+
+    @property
+    def n_bounded(self) -> Array:
+        """Tokens of each sequence whose weight a bound moved, or whose sequence's weight it did, [S]."""
+        if self.preset.weight is None:
+            return np.zeros_like(self.n)
+        moved = self.weighed.high + self.weighed.low
+        return moved * self.n if self.weighs_rows else moved
+
+    # ------------------------------------------------------------ the policy loss
+
+    def clipped(self, ratio: Array) -> Array:
+        """Clip a ratio to the bounds of the preset's loss, [1 − low, 1 + high]."""
+        clip = self.preset.clip
+        low = -math.inf if clip.low is None else 1 - clip.low
+        return ratio.clip(low, math.inf if clip.high is None else 1 + clip.high)
+
+    @property
+    def clip_decides(self) -> Array:
+        """Tokens whose clipped term is the larger loss, [T] bool: −A clip(e^u) > −A e^u."""
+        r, a = self.update_ratio, self.advantage
+        assert a is not None
+        if self.pooled:  # by the sign of A: products of rounded factors may be equal
+            return ((a > 0) & (self.clipped(r) < r)) | ((a < 0) & (self.clipped(r) > r))
+        return -a * self.clipped(r) > -a * r
+
+    @property
+    def loss_acts(self) -> tuple[Array, Array]:
+        """Where the clip of the preset's loss acts, and its dual clip, [T] bool each; nowhere without one.
+
+        Needs π_θ and advantages.
+        """
+        one = self.preset
+        return self.once(("loss", one.loss, one.clip), self._loss_acts)
+
+    def _loss_acts(self) -> tuple[Array, Array]:
+        kind, clip, a = self.preset.loss, self.preset.clip, self.advantage
+        assert a is not None
+        low = 0.0 if clip.low is None else 1 - clip.low
+        high, dual = (math.inf if x is None else x for x in (clip.high, clip.dual))
+        most = formulas.LARGEST if clip.safety is None else clip.safety
+        least = -formulas.LARGEST if self.pooled else -most  # a mean is bounded from above only
+        bounds = math.exp(least), math.exp(most)
+        r, nowhere = self.update_ratio, np.zeros(self.batch.tokens, bool)
+        if kind in ("ppo_clip", "gspo", "luspo", "fipo"):
+            made = formulas.ppo_clip(a, self.u, r, 1.0, low, 1 + high, dual, least, most, *bounds)  # type: ignore[no-untyped-call]
+            return made[2], made[3]
+        if kind in ("cispo", "topr"):
+            if kind == "topr":
+                rewards = self.batch.rewards
+                r = np.where(a > 0 if rewards is None else self.spread(rewards > 0), 1.0, r)
+            return formulas.cispo(a, 0.0, r, low, 1 + high, *bounds)[2], nowhere  # type: ignore[no-untyped-call]
+        if kind == "gmpo":
+            low = -math.inf if clip.low is None else -clip.low
+            return formulas.gmpo(a, self.u, 0.0, low, high)[2], nowhere  # type: ignore[no-untyped-call]
+        return nowhere, nowhere
+
+    @property
+    def loss_kl(self) -> Array:
+        """log π_anchor − log π_θ, bounded where the preset's loss bounds its log-ratio, [T] nats."""
+        safety, row = self.preset.clip.safety, LOSSES[self.preset.loss]
+        if safety is None or row.pooled or not row.ratio:
+            return -self.token_u
+        return -self.token_u.clip(-safety, safety)
