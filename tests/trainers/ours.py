@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from offpol_diag.analysis.first_pass import of_batch
-from offpol_diag.engine import segments
 from offpol_diag.engine.preset_sums import norm_factor, normalised
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import catalogue
@@ -28,13 +27,9 @@ def ours(name, batch):
     preset = BUILT_IN[name]
     done = effect(seen(preset, batch), preset)
     mask = token_mask(done)
-    weights = np.ones_like(mask)
-    if done.weighed is not None:
-        weights = done.weighed.final.values
-        if done.weighed.final.per == "sequence":
-            weights = segments.spread(weights, batch.cu_seqlens)
+    weights = done.weight
     if normalised(preset):
-        n, total = batch.lengths.astype(np.float64), done.weight_sum
+        n, total = batch.lengths.astype(np.float64), done.row_sum(weights)
         by_token = preset.weight.over == "token"
         total, units = (total, n) if by_token else (total / np.maximum(n, 1), (n > 0) * 1.0)
         weights = weights / norm_factor(total.sum(), units.sum())
