@@ -26,7 +26,6 @@ from offpol_diag.presets.catalogue import load
 from offpol_diag.report.render.brief import sparkline
 from offpol_diag.report.sections import sections
 from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
-from offpol_diag.trainers.verl import GENERATIONS, reject_spread
 from tests import oracles
 from tests.factory import dump_facts, make_summary
 from tests.kinds import EACH
@@ -141,12 +140,15 @@ def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
 # ---------------------------------------------------------------- what trainers log
 
 
-def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_upper_one() -> None:
+def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_upper_one(tmp_path) -> None:
     preset = Preset("p", "", reject=(Reject("ratio", "token", upper=4.0),), logs="verl-2025-11")
+    old = [-3 + math.log(ratio) for ratio in (0.2, 0.3, 3.9, 4.1)]
+    path = oracles.write([{"rollout_log_probs": [-3.0] * 4, "old_log_probs": old}], tmp_path / "d.parquet")
 
-    spreads = [reject_spread(rule, GENERATIONS["verl-2025-11"]) for rule in preset.reject]
+    logged = analyze([path], presets=[preset]).presets["p"].as_logged
 
-    assert [(one.low, one.high) for one in spreads] == [(0.25, 4.0)]
+    shares = [logged[f"rollout_corr/rollout_rs_ratio_fraction_{side}"] for side in ("low", "high")]
+    assert shares == pytest.approx([0.25, 0.25])
 
 
 # ---------------------------------------------------------------- what is shown

@@ -37,30 +37,52 @@ def log_v1_0_3(t: Tokens, s: Totals) -> Numbers:
 
 def statistics(t: Tokens, s: Totals) -> Numbers:
     """Return statistics of the update, over valid tokens, and of the mismatch, over behave tokens."""
-    found: Numbers = {}
-    weight, both = t.preset.weight, t.of("current")
-    behave = t.kept & (t.weight > 0) if weight is not None and weight.action == "mask" else t.kept
+    weight, found = t.preset.weight, {}
     if t.current is not None and t.preset.loss != "gspo":  # whose ratio over kept tokens is not computed here
-        ratio, of = np.where(t.kept, t.update_ratio, 0.0), valid(t)  # of a dropped token 0
-        found |= statistic(t, s, "importance_weight", ratio, of)
-        found |= statistic(t, s, "approx_kl", t.u, of)
-    if weight is not None:
-        found |= statistic(t, s, "behave_imp_weight", t.weight, behave)
-        found |= statistic(t, s, "behave_approx_kl", t.log_ratio, behave)
+        found = s.part(update, t.only("reject", "veto", "loss"))
+    if weight is None:
+        return found | s.part(mismatch, t.only("reject", "veto"), False)
+    found = found | statistic(t, s, "behave_imp_weight", t.weight, behave(t))
+    masks = ("weight",) if weight.action == "mask" else ()
+    return found | s.part(mismatch, t.only("reject", "veto", *masks), True)
+
+
+def update(t: Tokens, s: Totals) -> Numbers:
+    """Return π_θ against π_old over the valid tokens, where the ratio of one that is dropped is 0."""
+    ratio, of = np.where(t.kept, t.update_ratio, 0.0), valid(t)
+    return statistic(t, s, "importance_weight", ratio, of) | statistic(t, s, "approx_kl", t.u, of)
+
+
+def mismatch(t: Tokens, s: Totals, samples: bool) -> Numbers:
+    """Return k1 with the sign turned, if rejection sampling is set, and the estimates of π_θ's."""
+    found, of = {}, behave(t)
+    if samples:
+        found = statistic(t, s, "behave_approx_kl", t.log_ratio, of)
     if t.current is not None:
-        found |= statistic(t, s, "compute_logp/kl_div_direct", -both.log_ratio, behave)
-        found |= statistic(t, s, "compute_logp/kl_div_taylor", both.log_ratio**2 / 2, behave)
-        found |= statistic(t, s, "compute_logp/kl_div_dual", both.k3(), behave)
+        both = t.of("current")
+        found |= statistic(t, s, "compute_logp/kl_div_direct", -both.log_ratio, of)
+        found |= statistic(t, s, "compute_logp/kl_div_taylor", both.log_ratio**2 / 2, of)
+        found |= statistic(t, s, "compute_logp/kl_div_dual", both.k3(), of)
     return found
+
+
+def behave(t: Tokens) -> Array:
+    """Flag the tokens kept with a weight above 0, which only a masked weight is not, [T] bool."""
+    weight = t.preset.weight
+    return t.kept & (t.weight > 0) if weight is not None and weight.action == "mask" else t.kept
 
 
 def statistic(t: Tokens, s: Totals, name: str, x: Array, among: Array) -> Numbers:
     """Return average, smallest and largest of the tokens of a denominator, not logged where it is 0."""
-    many = s.sum(t.row_sum(among))
+    many, every = s.sum(t.row_sum(among)), among.all()
+
+    def only(none: float) -> Array:
+        return x if every else np.where(among, x, none)
+
     found = {
-        "avg": s.sum(t.row_sum(np.where(among, x, 0.0))) / many,
-        "min": s.min(t.row_min(np.where(among, x, math.inf))),
-        "max": s.max(t.row_max(np.where(among, x, -math.inf))),
+        "avg": s.sum(t.row_sum(only(0.0))) / many,
+        "min": s.min(t.row_min(only(math.inf))),
+        "max": s.max(t.row_max(only(-math.inf))),
     }
     return {f"{name}/{end}": s.given(many > 0, number) for end, number in found.items()}
 

@@ -85,7 +85,7 @@ class Collected(Totals):
         """Keep the numbers."""
         if x.shape != self._shape:
             raise ValueError("s.max and s.min are of a number of each sequence: t.row_max, t.row_min")
-        self.ends.append(x)
+        self.ends.append(segments.numbers(x) if x.dtype == bool else x)
         return np.float64(1)
 
     min = max
