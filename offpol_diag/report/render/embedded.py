@@ -41,7 +41,8 @@ def templates_dir() -> Path:
 def embedded(summary: Summary) -> str:
     """Return the text of the script element `DATA_ID`; equal summaries give equal texts."""
     data = {"format": summary.format, **summary.model_dump(mode="json", exclude_defaults=True)}
-    return _encoded(lzma.compress(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()))
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return _encoded(lzma.compress(text.encode(), preset=1))  # a fifth of the time, and a quarter larger
 
 
 def packed(text: str) -> str:
