@@ -64,16 +64,18 @@ def smallest(x: Array, offsets: Array) -> Array:
     return _reduced(x, offsets, np.minimum, math.inf)
 
 
-def _reduced(x: Array, offsets: Array, kernel: np.ufunc, empty: float) -> Array:
-    """Reduce each run of every row."""
+def _reduced(
+    x: Array, offsets: Array, kernel: np.ufunc, empty: float, dtype: type[np.integer[Any]] | None = None
+) -> Array:
+    """Reduce each run of every row, in numbers of a type."""
     there = offsets[1:] > offsets[:-1]
     if there.all() and len(there):
-        values: Array = kernel.reduceat(x, offsets[:-1], axis=-1)
+        values: Array = kernel.reduceat(x, offsets[:-1], axis=-1, dtype=dtype)
         return values
     found = np.empty((*x.shape[:-1], len(there)))
     found.fill(empty)  # half the time of numpy's `full`
     if there.any():
-        found[..., there] = kernel.reduceat(x, offsets[:-1][there], axis=-1)
+        found[..., there] = kernel.reduceat(x, offsets[:-1][there], axis=-1, dtype=dtype)
     return found
 
 
@@ -95,7 +97,7 @@ def spread(x: Array, offsets: Array) -> Array:
 
 def count(x: Array, offsets: Array) -> Array:
     """Count true tokens per run: [T] bool → [S] float64."""
-    return total(numbers(x), offsets)
+    return numbers(_reduced(x.view(np.int8), offsets, np.add, 0.0, np.int64))  # half the time of floats
 
 
 def none(flags: Array) -> bool:

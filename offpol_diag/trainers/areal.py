@@ -39,7 +39,8 @@ def statistics(t: Tokens, s: Totals) -> Numbers:
     """Return statistics of the update, over valid tokens, and of the mismatch, over behave tokens."""
     weight, found = t.preset.weight, {}
     if t.current is not None and t.preset.loss != "gspo":  # whose ratio over kept tokens is not computed here
-        found = s.part(update, t.only("reject", "veto", "loss"))
+        found = s.part(importance_weight, t.only("reject", "veto", "loss"))
+        found = found | s.part(approx_kl, t.under(*_over_batch(t.preset)).only("reject", "loss"))
     if weight is None:
         return found | s.part(mismatch, t.only("reject", "veto"), False)
     found = found | statistic(t, s, "behave_imp_weight", t.weight, behave(t))
@@ -47,10 +48,14 @@ def statistics(t: Tokens, s: Totals) -> Numbers:
     return found | s.part(mismatch, t.only("reject", "veto", *masks), True)
 
 
-def update(t: Tokens, s: Totals) -> Numbers:
-    """Return π_θ against π_old over the valid tokens, where the ratio of one that is dropped is 0."""
-    ratio, of = np.where(t.kept, t.update_ratio, 0.0), valid(t)
-    return statistic(t, s, "importance_weight", ratio, of) | statistic(t, s, "approx_kl", t.u, of)
+def importance_weight(t: Tokens, s: Totals) -> Numbers:
+    """Return π_θ/π_old over the valid tokens, where that of one that is dropped is 0."""
+    return statistic(t, s, "importance_weight", np.where(t.kept, t.update_ratio, 0.0), valid(t))
+
+
+def approx_kl(t: Tokens, s: Totals) -> Numbers:
+    """Return log π_θ − log π_old over the valid tokens, which are all that `t` keeps."""
+    return statistic(t, s, "approx_kl", t.u, t.kept)
 
 
 def mismatch(t: Tokens, s: Totals, samples: bool) -> Numbers:

@@ -204,20 +204,21 @@ def _blocks(scene: Scene) -> Iterator[Scene]:
 
 
 def _of_block(scene: Scene, presets: Sequence[Preset]) -> tuple[Sums, dict[str, tuple[float, float]]]:
+    """Compute the same of a few sequences; an array that presets share is one row."""
     masked = scene.batch.masked.astype(np.float64)
-    rows: dict[int, tuple[int, Array]] = {id(masked): (0, masked)}
-    which: dict[str, int] = {"masked": 0}
-    ends: dict[str, tuple[float, float]] = {}
-    for preset in presets:
-        found = collected(Tokens(scene, preset))
-        for at, x in enumerate(found.sums):
-            which[f"{preset.name}!{at}"] = rows.setdefault(id(x), (len(rows), x))[0]
-        for at, x in enumerate(found.ends):
-            ends[f"{preset.name}!{at}"] = x.min(initial=np.inf), x.max(initial=-np.inf)
-    stacked = np.stack([x for _, x in rows.values()])
+    found = {preset.name: collected(Tokens(scene, preset)) for preset in presets}
+    summed = {"masked": masked} | {
+        f"{name}!{at}": x for name, one in found.items() for at, x in enumerate(one.sums)
+    }
+    rows = {id(x): x for x in summed.values()}
+    row = dict(zip(rows, range(len(rows)), strict=True))
+    which = np.array([row[id(x)] for x in summed.values()], np.int64)
+    ended = {id(x): x for one in found.values() for x in one.ends}
+    pairs = {key: (x.min(initial=np.inf), x.max(initial=-np.inf)) for key, x in ended.items()}
+    ends = {f"{name}!{at}": pairs[id(x)] for name, one in found.items() for at, x in enumerate(one.ends)}
+    stacked = np.stack([*rows.values()])
     # without replicates: no number of a trainer has an interval
-    places = np.array([*which.values()], np.int64)
-    return Sums.of_stacked(tuple(which), stacked, scene.draws[:, :0], which=places), ends
+    return Sums.of_stacked(tuple(summed), stacked, scene.draws[:, :0], which=which), ends
 
 
 class Reading:
