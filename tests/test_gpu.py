@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from offpol_diag.analysis import tally
 from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
@@ -240,6 +241,19 @@ def arrays() -> list[str]:
     from offpol_diag.pipeline.tables import Sums, SumTables
 
     return [*SumTables._fields, *Sums._fields[1:]]
+
+
+def test_the_sums_of_presets_are_started_before_the_host_computes_its_own(batch, monkeypatch):
+    order: list[str] = []
+    plain = {"sums": tally.PresetSums.of, "walk": tally.walk}
+    of = lambda *given, **how: order.append("sums") or plain["sums"](*given, **how)  # noqa: E731
+    monkeypatch.setattr(tally.PresetSums, "of", of)
+    monkeypatch.setattr(tally, "walk", lambda *given: order.append("walk") or plain["walk"](*given))
+    columns = ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages")
+    study = tally.Study.of(dict.fromkeys(columns, ""), catalogue.load().resolve("token_is"), (), 0)
+    tally.observe(study, Scene.of(batch, 0, 4))
+
+    assert order == ["sums", "sums", "walk"]
 
 
 # ---------------------------------------------------------------- the emulated GPU

@@ -456,8 +456,7 @@ def test_a_worker_keeps_its_memory_from_one_batch_to_the_next():
     text = """
         import resource, sys
         import numpy as np
-        from offpol_diag.run import gpu as run_gpu
-from offpol_diag.run import pool
+        from offpol_diag.run import pool
         def pages():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             for size in (1 << 20, 9 << 20, 40 << 20):
@@ -504,7 +503,6 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_hint(small, tmp_path
 COMMAND = """
 from offpol_diag.cli import request
 from offpol_diag.__main__ import main
-from offpol_diag.run import gpu as run_gpu
 from offpol_diag.run import pool
 
 request.LARGE = 0
@@ -537,7 +535,6 @@ from pathlib import Path
 from offpol_diag.cli.exits import exit_codes, terminator
 from offpol_diag.run.pool import Processes
 from offpol_diag.readers import open_dump
-from offpol_diag.run import gpu as run_gpu
 from offpol_diag.run import pool
 if {forked}:
     pool.fork(2)

@@ -182,6 +182,8 @@ def observe(study: Study, scene: Scene) -> Tally:
     scope.refuse_steps(scope.count(scene.batch), 0)
     every = (gap.Gap, tails.Tails)
     first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
+    sums = PresetSums.of(scene, study.presets)  # a GPU computes them while the host goes on
+    weighed = PresetSums.of(scene, study.candidates, losses=False, ranking=True)
     walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
     axes = breakdowns.places(scene, study.main, study.group_by, study.kept)
     states: dict[str, State] = {
@@ -193,7 +195,8 @@ def observe(study: Study, scene: Scene) -> Tally:
     }
     for drift in study.drifts:
         states |= tails.states(scene, drift)
-    found, ranges = _of_presets(study, scene)
+    found, ranges = _of_presets(study, sums, weighed)
+    del sums, weighed
     states |= found
     states["sample"] = sample.sample(scene, study.main)
     if study.pairs:
@@ -202,12 +205,11 @@ def observe(study: Study, scene: Scene) -> Tally:
     return Tally(states | {"ranges": Extremes.of(ranges | ends)})
 
 
-def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
-    """Compute the states of all presets; the per-sequence columns are freed on return."""
-    sums, apart = PresetSums.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
+def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[dict[str, State], Ranges]:
+    """Compute the states of all presets, and of candidates; the per-sequence columns are freed on return."""
+    scene, apart = sums.scene, frozenset(preset.name for preset in study.normalised)
     columns = Columns.joined(*(part.columns(sums) for part in PARTS))
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    weighed = PresetSums.of(scene, study.candidates, losses=False, ranking=True)
     of_all = scene.counts | update.shared(scene) | gap.rewards(scene)
     for drift in study.drifts:
         of_all |= gap.columns(scene, drift)

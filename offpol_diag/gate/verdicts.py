@@ -175,8 +175,9 @@ def judge(summary: Summary, bounds: Sequence[Bound]) -> tuple[GateVerdict, ...]:
     idle = {bound for bound in bounds if by_step and not chosen_steps(summary, bound.steps)}
     judged = {whole(bound) for bound in bounds if bound not in idle}
     made: list[GateVerdict] = []
+    open_ones = 0
     for bound in (one for one in bounds if one not in idle or whole(one) not in judged):
-        near = sum(one.passed is None for one in made) < MOST_NEAR
+        near = open_ones < MOST_NEAR
         found = series(summary, bound.name, bound.steps, near) if bound.over == EVERY else None
         if isinstance(found, str):
             made.append(_verdict(bound, found))
@@ -184,6 +185,7 @@ def judge(summary: Summary, bounds: Sequence[Bound]) -> tuple[GateVerdict, ...]:
             made.append(_of_every_step(bound, found))
         else:
             made.append(_of_one_number(bound, *look_up(summary, bound.full_name, bound.steps, near)))
+        open_ones += made[-1].passed is None
     return tuple(made)
 
 

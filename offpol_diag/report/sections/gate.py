@@ -87,14 +87,15 @@ def report(verdicts: Sequence[GateVerdict], whole: bool = True) -> Table:
 
 def headline(verdicts: Sequence[GateVerdict]) -> str:
     """Return what decided: the bound that failed, or how many and the first; else what was not judged."""
-    errors = [one for one in verdicts if one.level == "error"]
-    failed, unknown = ([one for one in errors if one.passed is passed] for passed in (False, None))
-    decided = failed or unknown
+    errors = [at for at, one in enumerate(verdicts) if one.level == "error"]
+    failed, unknown = ([at for at in errors if verdicts[at].passed is passed] for passed in (False, None))
+    places = {*(failed or unknown)}
+    decided = [one for at, one in enumerate(verdicts) if at in places]
     if not decided:
         return tally(verdicts)
     first = missed(decided[0]) if failed else f"{title(decided[0])}: {_reason(decided[0])}"
     some = f"{len(decided)} of {counted(len(verdicts), 'bound')}; the first: " if len(decided) > 1 else ""
-    others = [one for one in verdicts if one not in decided] if len(verdicts) > len(decided) else []
+    others = [one for at, one in enumerate(verdicts) if at not in places]
     return f"{some}{first}{f'. Of the others {tally(others, True)}' if others else ''}"
 
 
