@@ -68,6 +68,8 @@ def run(app: Callable[..., object]) -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, terminator())
+            # else a second signal would end the interpreter while it exits with the code of the first
+            atexit.register(signal.signal, number, signal.SIG_IGN)
     with exit_codes(), usage_errors():
         code = app(prog_name=PROGRAM, standalone_mode=False)
         if isinstance(code, int):  # what typer makes of `typer.Exit`
