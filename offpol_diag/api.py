@@ -11,13 +11,13 @@ The functions are the commands of the same names, with the same defaults; `analy
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from offpol_diag import wholefiles
 from offpol_diag.arguments import require, require_known, require_writable, unwritable
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.summary import (
@@ -281,8 +281,8 @@ def _sources(what: Any) -> Iterator[tuple[list[str], str]]:
         return
     kind = type(what)
     label = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
-    with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
-        file = Path(folder, "table.parquet")
+    with wholefiles.TemporaryFolder() as folder:
+        file = folder.path / "table.parquet"
         if isinstance(what, Mapping):
             _write_columns(what, file)
         else:
@@ -637,8 +637,8 @@ def _read_again(paths: Sequence[str], presets: Sequence[Preset], how: Mapping[st
     """Read a dump again for its rows of sequences."""
     import polars as pl
 
-    with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
-        file = Path(folder, "rows.parquet")
+    with wholefiles.TemporaryFolder() as folder:
+        file = folder.path / "rows.parquet"
         _examine(paths, presets, sequences=file, **how)
         return pl.read_parquet(file, glob=False).lazy()
 

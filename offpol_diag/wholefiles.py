@@ -8,11 +8,15 @@ from __future__ import annotations
 import errno
 import io
 import os
+import secrets
+import shutil
 import stat
+import tempfile
 import tomllib
+import weakref
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 MOST_TOML = 16 << 20
 """Maximum bytes of a hand-written file."""
@@ -119,3 +123,31 @@ def _depth(value: object) -> int:
         level = [part for one in inside for part in (one.values() if isinstance(one, dict) else one)]
         depth += 1
     return depth
+
+
+class TemporaryFolder:
+    """A directory that is removed with this object, on leaving its `with` block, or when the process ends.
+
+    Unlike with tempfile.TemporaryDirectory, removal is arranged before the directory exists: a signal that
+    arrives in between leaves none behind.
+
+    Attributes:
+        path: the directory.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.gettempdir(), f"offpol-diag-{secrets.token_hex(8)}")
+        self._remove = weakref.finalize(self, _remove, self.path, os.getpid())
+        self.path.mkdir(0o700)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Remove a directory, unless this is a child process of the one that made it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from offpol_diag import wholefiles
 from offpol_diag.cli import defaults, exits
 
 RUN = """
@@ -89,3 +93,19 @@ def test_a_signal_leaves_no_temporary_dump(tmp_path: Path) -> None:
         process.terminate()
     assert process.returncode == 143
     assert list(place.iterdir()) == []
+
+
+def test_a_signal_leaves_no_temporary_folder_that_was_just_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def made_and_terminated(*arguments: Any) -> None:
+        make(*arguments)
+        raise SystemExit(143)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "mkdir", made_and_terminated)
+    with suppress(SystemExit):
+        wholefiles.TemporaryFolder()
+    assert list(tmp_path.iterdir()) == []

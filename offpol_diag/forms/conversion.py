@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from offpol_diag import wholefiles
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import align, join
 from offpol_diag.forms.detect import Found, find
@@ -65,6 +62,7 @@ class Converted:
         columns: canonical column → what it is called in the files, or the file it is joined from.
         ignored: fields of the files that nobody reads.
         tokens: number of tokens, masked ones included.
+        folder: the directory that holds it, if that is to be removed with this object.
     """
 
     path: Path
@@ -74,6 +72,7 @@ class Converted:
     ignored: tuple[str, ...] = ()
     sequences: int = 0
     tokens: int = 0
+    folder: wholefiles.TemporaryFolder | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave this out where a dump is sent to another process, which is not to remove the file."""
@@ -97,8 +96,8 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
     unread = Unread()
     made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
     try:
-        with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
-            rows = _joined(found.form.read(found.files, columns), how, reading, Path(folder), made.notes)
+        with wholefiles.TemporaryFolder() as folder:
+            rows = _joined(found.form.read(found.files, columns), how, reading, folder.path, made.notes)
             whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
             whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
             provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
@@ -302,19 +301,10 @@ def _temporary(found: Found, reading: Reading, columns: Mapping[str, str]) -> Co
     key = (_states(found, reading), found.form.name, reading, tuple(columns.items()))
     made = _KEPT.pop(key, None)
     if made is None:
-        folder, owner = tempfile.mkdtemp(prefix="offpol-diag-"), os.getpid()
-        try:
-            made = convert(found, Path(folder, "dump.parquet"), reading, columns)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        weakref.finalize(made, _remove, folder, owner)
+        folder = wholefiles.TemporaryFolder()
+        made = convert(found, folder.path / "dump.parquet", reading, columns)
+        made.folder = folder
     _KEPT[key] = made
     while len(_KEPT) > KEPT:
         _KEPT.pop(next(iter(_KEPT)))
     return made
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # not when a child process exits
-        shutil.rmtree(folder, ignore_errors=True)
