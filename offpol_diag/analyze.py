@@ -27,7 +27,7 @@ from offpol_diag.forms import Reading, open_dump
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
-from offpol_diag.run.gpu import CPU, ON_CPU, Choice, devices
+from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices
 from offpol_diag.run.pool import Processes, peak_rss
 from offpol_diag.run.ray import Ray
 from offpol_diag.run.task import TOKENS, Each, Engine, Progress, own

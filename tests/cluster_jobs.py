@@ -14,6 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from offpol_diag.errors import DumpError
+from offpol_diag.run import task
 
 
 @dataclass(frozen=True)
@@ -138,3 +139,12 @@ TROUBLES = {
 def length(seen: Ids) -> int:
     """Return the number of ids in a batch's result."""
     return len(seen.ids)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Job that returns which worker runs it; it takes a while, so that all workers have parts."""
+
+    def __call__(self, batch):
+        time.sleep(0.05)
+        return Ids((int(task.own(("0", "1", "2"))),))

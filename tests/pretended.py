@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from offpol_diag.run import gpu
+from offpol_diag.run import devices
 from tests import gpu_rules
 
 HOST = torch.device("cpu")
@@ -232,5 +232,5 @@ def pinned(x: Tensor) -> Tensor:
 def gpus(many: int = 1) -> Iterator[None]:
     """Let there be emulated GPUs, to which tensors can be copied."""
     found = {"is_available": lambda: True, "device_count": lambda: many}
-    with patch.multiple(torch.cuda, **found), patch.object(gpu, "present", lambda: True):
+    with patch.multiple(torch.cuda, **found), patch.object(devices, "present", lambda: True):
         yield

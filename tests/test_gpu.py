@@ -26,7 +26,7 @@ from offpol_diag.pipeline import gpu as sums_on_gpu
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
-from offpol_diag.run import gpu as named
+from offpol_diag.run import devices as named
 from offpol_diag.run import task
 from tests import kinds, pretended
 from tests.devices import REAL, gpu, like_gpu, numbers, present, same

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cluster_jobs import Ids, Look, Threads, length
+from cluster_jobs import Ids, Look, Place, Threads, length
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
@@ -31,8 +31,7 @@ from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump, shards
-from offpol_diag.run import gpu as run_gpu
-from offpol_diag.run import pool
+from offpol_diag.run import devices, pool
 from offpol_diag.run.pool import Processes
 from offpol_diag.run.task import Each, Local
 
@@ -202,6 +201,11 @@ def test_products_take_one_thread_of_each_process_and_the_others_are_there_again
     assert after == {2}
 
 
+def test_workers_are_numbered_so_that_each_has_a_gpu_of_its_own(small):
+    with closing(many(2)) as engine:
+        assert set(engine.reduce(open_dump([small]), Place()).ids) == {0, 1}
+
+
 def test_memory_of_a_batch_is_freed_without_garbage_collection():
     dump = open_dump([SAMPLE])
     study = Study.of(dump.info.columns, catalogue.load().resolve("all"), (), 0)
@@ -334,7 +338,7 @@ def test_a_command_forks_workers_where_workers_are_likely(
     started = []
     monkeypatch.setattr(pool, "fork", lambda workers: started.append(1))
     monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(run_gpu, "present", lambda: gpu)
+    monkeypatch.setattr(devices, "present", lambda: gpu)
     options = {"device": "auto", "seed": 0, "on_bad_row": "error", "quiet": True} | options
     one = request.Request(**options)
     named = [str(tmp_path if folder else path), "s3://a/b", str(tmp_path / "none")]

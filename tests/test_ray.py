@@ -26,7 +26,7 @@ from offpol_diag.errors import ClusterError, DumpError, UsageError, install
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
 from offpol_diag.run import ray as cluster
-from offpol_diag.run.gpu import ON_CPU
+from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.ray import FAN, Ray
 from offpol_diag.run.task import Each, packed, unpacked
 from tests.s3server import gated, moto

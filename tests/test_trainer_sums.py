@@ -196,3 +196,12 @@ def test_names_are_those_of_a_dump_with_every_column(dump, log):
         names = logs.names(preset)
         assert {*logged(dump, preset)} <= {*names}
         assert logs.of_whole(preset) <= {*names}
+
+
+def test_the_largest_of_flags_of_no_sequence_is_no_flag():
+    """As a maximum of booleans −∞, which stands for none, would be true."""
+    none, some = Collected(0), Collected(2)
+    none.max(np.zeros(0, bool))
+    some.max(np.array([False, False]))
+
+    assert [one.ends[0].max(initial=-np.inf) for one in (none, some)] == [-np.inf, 0.0]

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine.preset_sums import applied
 from offpol_diag.presets import Preset, Weight, catalogue
 from tests import trainer_dumps, verl_reference
 from tests.trainers.ours import differences
@@ -202,7 +201,7 @@ def test_presets_log_and_keep_as_verl_does(tmp_path, name, options):
         logged = summary.presets[preset.name].as_logged.items()
         got = {key: value for key, value in logged if not key.startswith(("training/", "actor/"))}
         assert differences(got, want.metrics, 2e-5, 1e-15, of_std=3e-8) == {}, preset
-        if applied(preset) == preset:
+        if preset.applied == preset:
             assert table[f"{preset.name}.kept_tokens"] == want.kept.tolist(), preset
             check_weights(table[f"{preset.name}.weight_sum"], want.weight_sum)
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from offpol_diag.analysis.tally import Study
 from offpol_diag.engine import scope, segments
-from offpol_diag.engine.preset_sums import PresetSums, applied
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
 from offpol_diag.wholefiles import beside
@@ -91,7 +91,7 @@ def table(scene: Scene, study: Study) -> pa.Table:
     over_all, vetoed = sums.over_all.all, sums.vetoed.all.astype(np.bool_)
     nothing = pa.nulls(batch.sequences, pa.float64())
     for at, preset in enumerate(study.presets):
-        weighs = applied(preset).weight is not None
+        weighs = preset.applied.weight is not None
         found |= {
             f"{preset.name}.kept_tokens": pa.array(kept[at]),
             f"{preset.name}.weight_sum": pa.array(over_all[at]) if weighs else nothing,

@@ -164,9 +164,9 @@ class Request:
     def prepare(self, dumps: Sequence[str]) -> None:
         """Fork workers if they are probably needed, after all imports and before any thread is started."""
         if self.workers != "1" and self.engine == "local" and _bytes(dumps) >= LARGE:
-            from offpol_diag.run import gpu, pool
+            from offpol_diag.run import devices, pool
 
-            if self.device == gpu.CPU or (self.device == "auto" and not gpu.present()):
+            if self.device == devices.CPU or (self.device == "auto" and not devices.present()):
                 pool.fork(_workers(self.workers))
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.ratios import FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios
+from offpol_diag.engine.ratios import OVERFLOW, Level, Ratios
 from offpol_diag.engine.segments import Array
-from offpol_diag.presets import AGGREGATES, Preset, Reject, Veto, Weight
+from offpol_diag.presets import AGGREGATES, FLOAT32_OVERFLOW, Preset, Reject, Veto, Weight
 
 P = TypeVar("P", Weight, Reject)
 T = TypeVar("T")

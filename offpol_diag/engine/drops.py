@@ -16,7 +16,6 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments, worst
 from offpol_diag.engine.accumulators import Best, State, Sums, typed
 from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
-from offpol_diag.engine.preset_sums import applied
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
@@ -48,7 +47,7 @@ def states(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> dict[str, State
 
 def _kept(scene: Scene, preset: Preset) -> Array:
     """Return the tokens that contribute to the loss under a preset as applied, [T] bool."""
-    used = applied(preset)
+    used = preset.applied
     key = ("left", used.policy, used.weight, used.reject, used.veto)
     return scene.once(key, lambda: kept_tokens(scene.ratios(used.policy), used))
 
@@ -131,7 +130,7 @@ def _example(scene: Scene, at: int, tokens: int, total: float, preset: Preset) -
 
 def fired(scene: Scene, preset: Preset, at: int) -> list[str]:
     """List in words the parts of a preset that drop tokens of the sequence `at`."""
-    used, found = applied(preset), list[str]()
+    used, found = preset.applied, list[str]()
     ratios = scene.ratios(used.policy)
     for i, rule in enumerate(used.reject):  # as it judges what the rules before it keep
         found.append(

@@ -9,7 +9,7 @@ import numpy as np
 
 from offpol_diag.engine import segments
 from offpol_diag.engine.formula import POSITIVE, SHARE, Formula, Lookup, mean
-from offpol_diag.engine.preset_sums import PresetSums, applied
+from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, Rows, joined
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
@@ -239,7 +239,7 @@ _REJECTED = ("tokens_rejected", "sequences_dropped", "sequences_touched", "kept_
 
 def idle(preset: Preset) -> frozenset[str]:
     """Return the events that this preset cannot cause, whatever the data: their 0, or 1, is exact."""
-    done = applied(preset)
+    done = preset.applied
     upper, lower = (done.weight.upper, done.weight.lower) if done.weight else (None, None)
     rejects = bool(done.reject or done.veto)
     zeroes = done.weight is not None and (done.weight.action == "mask" or done.weight.overflow == "zero")
@@ -260,7 +260,7 @@ def row_of(row: Formula, preset: Preset, impossible: frozenset[str]) -> Formula:
     ends at 1, and 0 and 1 may be chance.
     """
     over_all = row.name in _OVER_ALL or (row.name == "loss_scale" and preset.denominator != "kept")
-    if over_all and applied(preset).weight is None:
+    if over_all and preset.applied.weight is None:
         return replace(row, within=SHARE, counts="tokens_rejected" not in impossible)
     return replace(row, counts=False) if row.name in impossible else row
 

@@ -16,10 +16,7 @@ from torch import Tensor
 
 from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.pipeline import namespaces, plan, tables
-from offpol_diag.presets import AGGREGATES, Preset, Reject, Veto, Weight
-
-SMALLEST_MEAN = 1e-8
-"""A mean weight up to this divides nothing, as in verl."""
+from offpol_diag.presets import AGGREGATES, SMALLEST_NORM, Preset, Reject, Veto, Weight
 
 
 @cache
@@ -176,4 +173,4 @@ def _weights(weight: Weight, delta: Tensor, counted: Tensor, left: Tensor) -> Te
     per_token = weight.over == "token"
     every = found[counted] if per_token else _aggregated(found, "mean", counted)[counted.any(1)]
     mean = every.mean() if every.numel() else found.new_ones(())
-    return found / torch.where(mean > SMALLEST_MEAN, mean, 1.0)
+    return found / torch.where(mean > SMALLEST_NORM, mean, 1.0)

@@ -22,19 +22,12 @@ from offpol_diag.pipeline.block import Block
 from offpol_diag.pipeline.block import Columns as OfTokens
 from offpol_diag.pipeline.plan import COLUMNS, Plan, weighted
 from offpol_diag.pipeline.tables import Sums, beside
-from offpol_diag.presets import Policy, Preset, Reject, Weight
+from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject, Weight
 
 BLOCK = {"plain": 1 << 13, "compiled": 1 << 16, "gpu": 1 << 18}
 """Way of computing → about the number of tokens at a time: rows of plain code stay in a core's cache."""
 NORMS = ("norm", "norm_units")
 """Names of the sums that the mean weight is computed from: Σ of weights, and their number."""
-SMALLEST_NORM = 1e-8
-"""Normalisation divides only by mean weights above this."""
-
-
-def applied(preset: Preset) -> Preset:
-    """Return the preset as its trainer applies it: one that is only logged changes nothing."""
-    return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
 
 
 def normalised(preset: Preset) -> bool:

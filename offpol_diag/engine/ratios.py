@@ -17,13 +17,15 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Array, Memo
+from offpol_diag.pipeline import formulas
+from offpol_diag.pipeline.tables import STATISTICS
 from offpol_diag.presets import Over, Policy, Statistic
 
-OVERFLOW = 345.0
+OVERFLOW = formulas.LARGEST
 """Largest |log weight| that is exponentiated: e^(2·345) is still a float64."""
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
-"""Largest log weight that float32 holds: trainers that guard against inf drop larger ones."""
+
+OF_EXCESS = frozenset({"k3", "tv"})
+"""Statistics that are made of r − 1."""
 
 T = TypeVar("T")
 
@@ -39,59 +41,6 @@ class Level:
         """Return the same level with a function applied to its values."""
         return Level(function(self.values), self.per)
 
-
-_STATISTICS: dict[str, Callable[[Ratios, float | None], Array]] = {
-    "ratio": lambda x, safety: x.clamped(safety),
-    "k1": lambda x, safety: -x.clamped(safety),
-    "k2": lambda x, safety: np.square(x.clamped(safety)) / 2,
-    "k3": lambda x, safety: x.excess(safety) - x.clamped(safety),
-    "k3_reverse": lambda x, safety: np.expm1(-x.clamped(safety)) + x.clamped(safety),
-    "mult_prob_error": lambda x, safety: np.exp(np.abs(x.clamped(safety))),
-    "prob_diff": lambda x, safety: x.difference(safety),
-    "prob_gap": lambda x, safety: np.abs(x.difference(safety)),
-    "tv": lambda x, safety: np.abs(x.excess(safety)) / 2,
-    "binary_kl": lambda x, safety: _binary_kl(x.clamped(safety), x.batch.rollout),
-    "binary_kl_clamped": lambda x, safety: _kl(*_coins(x.clamped(safety), x.batch.rollout, 1e-6)),
-    "binary_kl_max": lambda x, safety: _larger_kl(*_coins(x.clamped(safety), x.batch.rollout, 1e-8)),
-}
-"""Statistic of every token, with Δ clamped to ±safety; `ratio` stays in the log domain, where its bounds are
-taken too."""
-
-
-def _binary_kl(d: Array, q: Array) -> Array:
-    """Compute the KL from π_rollout to π_train of "this token or another", nats; 0 on-policy."""
-    this = -np.exp(q) * d
-    other, train = -np.expm1(q), -np.expm1(q + d)
-    found: Array = this + other * np.log((other + COIN) / (np.maximum(train, 0) + COIN))
-    return found
-
-
-def _coins(d: Array, q: Array, least: float) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Return the probabilities of "this token" and "another" under π_rollout, and under π_train.
-
-    All are clamped to [least, 1 − least], as OpenRLHF and AReaL do.
-    """
-    rollout, train = (
-        (np.clip(np.exp(log), least, 1 - least), np.clip(-np.expm1(log), least, 1 - least))
-        for log in (q, q + d)
-    )
-    return rollout, train
-
-
-def _kl(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
-    """Compute the KL from one coin to another, nats."""
-    this, rest = (a * np.log(a / b) for a, b in zip(one, other, strict=True))
-    found: Array = this + rest
-    return found
-
-
-def _larger_kl(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
-    """Compute the larger of the KLs from one coin to another and back, nats."""
-    return np.maximum(_kl(one, other), _kl(other, one))
-
-
-COIN = 1e-8
-"""Added to the probability of "another token" before its logarithm, as SkyRL and verl do."""
 
 _OVER_SEQUENCE: dict[str, tuple[Callable[[Array, Array], Array], float]] = {
     "sum": (segments.total, 0.0),
@@ -184,9 +133,8 @@ class Ratios:
 
     def _difference(self, safety: float | None) -> Array:
         d, q = self.clamped(safety), self.batch.rollout
-        p = self.train if safety is None else q + d
-        size = -np.expm1(-np.abs(d)) * np.exp(np.maximum(p, q))
-        found: Array = np.copysign(size, d)
+        p = self.train if safety is None else q + d  # of a log-prob of −1e30, q + d would not be p
+        found: Array = np.copysign(np.exp(np.maximum(p, q)) * -np.expm1(-np.abs(d)), d)
         return found
 
     def token(self, statistic: Statistic, safety: float | None = None) -> Array:
@@ -194,7 +142,13 @@ class Ratios:
         return self.once((statistic, safety), lambda: self._token(statistic, safety))
 
     def _token(self, statistic: Statistic, safety: float | None) -> Array:
-        return _STATISTICS[statistic](self, safety)
+        if statistic in ("prob_diff", "prob_gap"):
+            gap = self.difference(safety)
+            return gap if statistic == "prob_diff" else np.abs(gap)
+        excess = self.excess(safety) if statistic in OF_EXCESS else None
+        of = getattr(formulas, STATISTICS[statistic])
+        found: Array = of(self.clamped(safety), excess, self.batch.rollout)
+        return found
 
     def aggregate(self, statistic: Statistic, over: Over, safety: float | None = None) -> Level:
         """Compute the statistic over tokens, sequences or turns; each token's Δ is clamped to ±safety first.

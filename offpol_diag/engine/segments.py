@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from offpol_diag.pipeline.segments import lengths as lengths
+from offpol_diag.pipeline.segments import reduced
+
 T = TypeVar("T")
 Array = npt.NDArray[Any]
 
@@ -27,11 +30,6 @@ class Memo(dict[object, object]):
         if found is self:
             found = self[key] = make()
         return found  # type: ignore[return-value]
-
-
-def lengths(offsets: Array) -> Array:
-    """Number of tokens per run, [S] int64."""
-    return offsets[1:] - offsets[:-1]
 
 
 def index(rows: Sequence[int]) -> slice | Array:
@@ -51,32 +49,17 @@ def by_key(keys: Iterable[T]) -> dict[T, list[int]]:
 
 def total(x: Array, offsets: Array) -> Array:
     """Sum over each run: [..., T] float64 → [..., S] float64, 0 for an empty run."""
-    return _reduced(x, offsets, np.add, 0.0)
+    return reduced(x, offsets, np.add, 0.0)
 
 
 def largest(x: Array, offsets: Array) -> Array:
     """Maximum over each run: [..., T] float64 → [..., S] float64, -inf for an empty run."""
-    return _reduced(x, offsets, np.maximum, -math.inf)
+    return reduced(x, offsets, np.maximum, -math.inf)
 
 
 def smallest(x: Array, offsets: Array) -> Array:
     """Minimum over each run: [..., T] float64 → [..., S] float64, +inf for an empty run."""
-    return _reduced(x, offsets, np.minimum, math.inf)
-
-
-def _reduced(
-    x: Array, offsets: Array, kernel: np.ufunc, empty: float, dtype: type[np.integer[Any]] | None = None
-) -> Array:
-    """Reduce each run of every row, in numbers of a type."""
-    there = offsets[1:] > offsets[:-1]
-    if there.all() and len(there):
-        values: Array = kernel.reduceat(x, offsets[:-1], axis=-1, dtype=dtype)
-        return values
-    found = np.empty((*x.shape[:-1], len(there)))
-    found.fill(empty)  # half the time of numpy's `full`
-    if there.any():
-        found[..., there] = kernel.reduceat(x, offsets[:-1][there], axis=-1, dtype=dtype)
-    return found
+    return reduced(x, offsets, np.minimum, math.inf)
 
 
 def spans(offsets: Array, wanted: int) -> list[tuple[int, int]]:
@@ -97,12 +80,7 @@ def spread(x: Array, offsets: Array) -> Array:
 
 def count(x: Array, offsets: Array) -> Array:
     """Count true tokens per run: [T] bool → [S] float64."""
-    return numbers(_reduced(x.view(np.int8), offsets, np.add, 0.0, np.int64))  # half the time of floats
-
-
-def none(flags: Array) -> bool:
-    """Return whether no flag is set."""
-    return not flags.any()
+    return numbers(reduced(x.view(np.int8), offsets, np.add, 0.0, np.int64))  # half the time of floats
 
 
 def numbers(flags: Array) -> Array:

@@ -10,9 +10,7 @@ import numpy as np
 
 from offpol_diag.pipeline import tables as t
 from offpol_diag.pipeline.formulas import LARGEST, LOG_W_HIGHEST
-from offpol_diag.presets import AGGREGATES, Policy, Preset, Reject, Veto, Weight
-
-FLOAT32_OVERFLOW = math.log(float(np.finfo(np.float32).max))  # nats: larger weights are inf there
+from offpol_diag.presets import AGGREGATES, FLOAT32_OVERFLOW, Policy, Preset, Reject, Veto, Weight
 
 # ---------------------------------------------------------------- Losses
 

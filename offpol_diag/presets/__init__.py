@@ -6,8 +6,9 @@ r = π_train/π_rollout, or on a divergence of it; `over` names the aggregation 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Policy = Literal["old", "current", "rollout"]
@@ -53,6 +54,11 @@ BINARY = frozenset({"binary_kl", "binary_kl_clamped", "binary_kl_max"})
 """KL divergences of "this token or another", which a small Δ does not bound: 1 − π_train may be 0."""
 UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", "prob_gap"}) | BINARY
 """Statistics that are 0 on-policy and grow with the drift whichever way it goes."""
+FLOAT32_MAX = 2.0**128 - 2.0**104
+FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
+"""Largest log weight, nats, that float32 holds: with the overflow `zero` trainers drop larger ones."""
+SMALLEST_NORM = 1e-8
+"""Normalisation divides only by mean weights above this, as in verl."""
 Slip = tuple[str, str]  # (key, or "" for the whole table; the rule that its value breaks)
 
 
@@ -302,6 +308,11 @@ class Preset:
     logs: str | None = None
     source: str = ""
     note: str = ""
+
+    @property
+    def applied(self) -> Preset:
+        """The preset as its trainer applies it: one that is only logged has no weight, rules and veto."""
+        return self if self.apply else replace(self, weight=None, reject=(), veto=None)
 
 
 def _above_zero(**bounds: float | None) -> Iterator[Slip]:

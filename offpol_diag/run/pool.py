@@ -31,7 +31,7 @@ from typing import Any
 from offpol_diag.errors import OffpolError, WorkerError
 from offpol_diag.readers import Dump
 from offpol_diag.readers.shards import LEAST, Span, cut, pieces
-from offpol_diag.run.gpu import ON_CPU, Choice
+from offpol_diag.run.devices import ON_CPU, Choice
 from offpol_diag.run.task import (
     Clock,
     Each,

@@ -17,7 +17,7 @@ from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.readers import Dump
-from offpol_diag.run.gpu import ON_CPU
+from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.task import TOKENS, Engine, Progress
 from offpol_diag.summary import Summary, Sweep
 from offpol_diag.sweep import thresholds, window

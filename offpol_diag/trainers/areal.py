@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, applied, named, np
+from offpol_diag.trainers.base import Log, Numbers, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def statistic(t: Tokens, s: Totals, name: str, x: Array, among: Array) -> Number
 
 def _over_batch(preset: Preset) -> tuple[Reject, ...]:
     """Return the M2PO rules, which edit the loss mask before any statistic."""
-    return tuple(rule for rule in applied(preset).reject if rule.over == "batch")
+    return tuple(rule for rule in preset.applied.reject if rule.over == "batch")
 
 
 def valid(t: Tokens) -> Array:

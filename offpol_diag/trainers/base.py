@@ -5,7 +5,6 @@ Nothing here imports numpy before a number is computed, so that printing a train
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -36,15 +35,11 @@ else:
 
 __all__ = [
     "EPS",
-    "FLOAT32_MAX",
-    "FLOAT32_OVERFLOW",
     "SAFETY",
-    "SMALLEST_NORM",
     "Log",
     "Number",
     "Numbers",
     "Side",
-    "applied",
     "half",
     "half_veto",
     "named",
@@ -58,11 +53,6 @@ EPS = 1e-8
 """Constant that several trainers' masked means add to the denominator; reproduced here."""
 SAFETY = 20.0
 """Bound on log-ratios before exp, nats, in most trainers."""
-SMALLEST_NORM = 1e-8
-"""Lower bound on the mean weight that batch normalisation divides by."""
-FLOAT32_MAX = 2.0**128 - 2.0**104
-FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
-"""From here on e^x is infinite in float32."""
 
 Number = Any
 """A number of the whole dump; where parts of it are read at once, one of each part, [P]."""
@@ -113,11 +103,6 @@ def std(first: Number, second: Number, n: Number, less: float = 1) -> Number:
 
 
 # ---------------------------------------------------------------- parts of presets
-
-
-def applied(preset: Preset) -> Preset:
-    """Return the preset as applied: without weight, rules and veto if it is only logged."""
-    return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
 
 
 def weighs(preset: Preset) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,31 +34,31 @@ T = TypeVar("T")
 # ---------------------------------------------------------------- adding up
 
 
-class Totals:
+class Totals(Protocol):
     """Sums and extremes over all batches, in the order in which a log asks for them."""
 
     def sum(self, x: Array) -> Number:
         """Return the sum of a number (or how many flags are set) of each sequence, [S]."""
-        raise NotImplementedError
+        ...
 
     def max(self, x: Array) -> Number:
         """Return the largest of a number of each sequence, [S]; −∞ stands for none."""
-        raise NotImplementedError
+        ...
 
     def min(self, x: Array) -> Number:
         """Return the smallest of a number of each sequence, [S]; +∞ stands for none."""
-        raise NotImplementedError
+        ...
 
     def given(self, flag: Number, x: Number) -> Number:
         """Return x, or None, which is not logged, where a condition on sums does not hold.
 
         The trainer adds these sums up over all parts of a batch: `check` does not average x over them.
         """
-        raise NotImplementedError
+        ...
 
     def part(self, log: Callable[..., T], t: Tokens, *more: Hashable) -> T:
         """Return log(t, s, *more), computed once for all presets of which `t.only` leaves the same."""
-        raise NotImplementedError
+        ...
 
 
 class Collected(Totals):

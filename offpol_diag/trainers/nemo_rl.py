@@ -16,9 +16,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from offpol_diag.presets import Preset
+from offpol_diag.presets import FLOAT32_MAX, FLOAT32_OVERFLOW, Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import EPS, FLOAT32_MAX, FLOAT32_OVERFLOW, Log, Number, Numbers, named, np
+from offpol_diag.trainers.base import EPS, Log, Number, Numbers, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import Preset, Reject
+from offpol_diag.presets import SMALLEST_NORM, Preset, Reject
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
     SAFETY,
-    SMALLEST_NORM,
     Log,
     Number,
     Numbers,

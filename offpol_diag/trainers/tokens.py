@@ -23,7 +23,6 @@ from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline import formulas
 from offpol_diag.pipeline.plan import LOSSES
 from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
-from offpol_diag.trainers.base import applied
 
 T = TypeVar("T")
 
@@ -56,7 +55,7 @@ class Tokens:
     @property
     def applied(self) -> Tokens:
         """The batch under the preset as it is applied: one that is only logged changes nothing."""
-        return self if self.preset.apply else replace(self, preset=applied(self.preset))
+        return self if self.preset.apply else replace(self, preset=self.preset.applied)
 
     def of(self, policy: Policy) -> Tokens:
         """Return the batch with another numerator of its ratios."""

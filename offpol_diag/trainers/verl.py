@@ -18,12 +18,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import Over, Preset, Reject, Statistic, Weight
+from offpol_diag.presets import SMALLEST_NORM, Over, Preset, Reject, Statistic, Weight
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
     EPS,
     SAFETY,
-    SMALLEST_NORM,
     Log,
     Number,
     Numbers,
