@@ -2,7 +2,7 @@
 
     python benchmarks/tallies.py [--sequences N] [--rounds N] [--write]
 
-Every preset; packed, as `analyze --tally x.tally.json.gz` writes it. `--sequences` is the larger dump; the
+Every preset; packed, as `analyze --tally x.tally` writes it. `--sequences` is the larger dump; the
 smaller ones, which are merged, have an eighth of it. A merge takes one core; its time is of processor.
 """
 
@@ -26,9 +26,9 @@ def measure(given: part.Given) -> part.Result:
     """Measure bytes of a tally of two sizes, and the seconds of a merge."""
     small = max(1, given.sequences // SMALLER)
     with tempfile.TemporaryDirectory() as folder:
-        pieces = [Path(folder) / f"{i}.tally.json.gz" for i in range(PIECES)]
+        pieces = [Path(folder) / f"{i}.tally" for i in range(PIECES)]
         rows = [_one(small + i, path) for i, path in enumerate(pieces)]  # no two dumps alike: that is refused
-        rows.append(_one(given.sequences, Path(folder) / "large.tally.json.gz"))
+        rows.append(_one(given.sequences, Path(folder) / "large.tally"))
         timed = rounds.alternate(
             {"one": partial(merge, pieces[:1]), "all": partial(merge, pieces)}, given.rounds
         )

@@ -17,11 +17,12 @@ import pyarrow as pa
 from offpol_diag.analysis import readout, tally_file
 from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
 from offpol_diag.analysis.sequences import SequenceWriter, table
-from offpol_diag.analysis.tally import Study, Tally, observe
+from offpol_diag.analysis.tally import Study, observe, refuse_steps
 from offpol_diag.batch import Batch
 from offpol_diag.engine import breakdowns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import NO_FITS
+from offpol_diag.engine.tally import Tally
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
 from offpol_diag.pipeline import kernels
@@ -255,7 +256,7 @@ class Observed:
 
     def merge(self, other: Observed) -> Observed:
         """Merge the tallies of both; their rows have been written."""
-        return Observed(self.tally.merge(other.tally), None)
+        return Observed(refuse_steps(self.tally.merge(other.tally)), None)
 
 
 @dataclass(frozen=True)

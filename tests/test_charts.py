@@ -14,10 +14,10 @@ import pytest
 from pydantic import ValidationError
 
 from offpol_diag.analysis.merge import merge, summary
-from offpol_diag.analysis.tally_file import encoded
 from offpol_diag.analyze import analyze, examine
-from offpol_diag.engine import charts, stepgroups, tails
+from offpol_diag.engine import charts, tails
 from offpol_diag.engine.tails import Tail
+from offpol_diag.engine.tally import MOST_STEPS
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.candidates import CANDIDATES
 from offpol_diag.summary import Summary
@@ -218,8 +218,8 @@ def test_by_step(seen, dump):
             "policy_lag": min(step, 2),
             "token_tis_2.0.truncated_high": sum(x > 2 for x in r) / n,
             "token_icepop_0.5_5.0.tokens_weighted": sum(0.5 <= x <= 5 for x in r) / n,
-            "khat_tokens": tails.khat(Tail(n, tail(x["d"] for x in few))),
-            "khat_sequences": tails.khat(Tail(len(w), tail(logs))),
+            "khat_tokens": tails.khat(Tail.of(tail(x["d"] for x in few))),
+            "khat_sequences": tails.khat(Tail.of(tail(logs))),
         }
         for prefix, later, earlier in (("", "p", "q"), ("drift2.", "c", "p"), ("total.", "c", "q")):
             want[f"{prefix}k1"] = -mean(x[later] - x[earlier] for x in few)
@@ -250,7 +250,7 @@ def test_khat_by_length_is_that_of_the_products(dump):
     for at in result.lengths.curve:
         long = [few for few in seen.of_row.values() if len(few) >= at.tokens]
         logs = [math.fsum(x["d"] for x in few[: at.tokens]) for few in long]
-        want = tails.khat(Tail(len(logs), tail(logs)))
+        want = tails.khat(Tail.of(tail(logs)))
         assert at.khat.value == pytest.approx(want, rel=1e-6)
         assert at.sequences == len(logs)
     lengths = sorted(len(few) for few in seen.of_row.values())
@@ -357,7 +357,7 @@ def test_pieces_and_batches_merge_to_the_same_numbers(tmp_path):
     whole = oracles.write(rows, tmp_path / "whole.parquet")
     paths = []
     for i, cut in enumerate((slice(0, 41), slice(41, 91), slice(91, 132))):
-        paths.append(tmp_path / f"{i}.tally.json")
+        paths.append(tmp_path / f"{i}.tally")
         analyze([oracles.write(rows[cut], tmp_path / f"{i}.parquet")], presets=(), tally=paths[-1])
 
     one, few = (analyze([whole], presets=(), batch_tokens=tokens) for tokens in (1 << 18, 1500))
@@ -384,9 +384,9 @@ def test_states_do_not_grow_with_tokens(tmp_path):
     sizes = []
     for many in (100, 400):
         path = oracles.write(rows_of(0.5, 8, many, steps=90), tmp_path / f"{many}.parquet")
-        states = examine([path], presets=()).tally.states
-        sizes.append([len(json.dumps(encoded(states[name]))) for name in ("binned", "by_sequence", "kept")])
-        assert len(states["step_groups"].groups) <= stepgroups.MOST
+        tally = examine([path], presets=()).tally
+        sizes.append({name: x.shape for name, x in tally.whole.sums.items()})
+        assert len(tally.places["step_groups"]) <= MOST_STEPS
     assert sizes[0] == sizes[1]
 
 

@@ -486,10 +486,10 @@ def test_reports_of_every_command_are_drawn_again_whatever_the_files_say_of_them
     pq.write_table(table, "a.parquet")
     pq.write_table(table.slice(48), "b.parquet")
     quick = ("--presets", "token_is,seq_is", "--quiet")
-    assert run("analyze", "b.parquet", *quick, "--no-html", "--tally", "b.tally.json").exit_code == 0
+    assert run("analyze", "b.parquet", *quick, "--no-html", "--tally", "b.tally").exit_code == 0
     for command in (
-        ("analyze", "a.parquet", *quick, "--tally", "a.tally.json"),
-        ("merge", "a.tally.json", "b.tally.json"),
+        ("analyze", "a.parquet", *quick, "--tally", "a.tally"),
+        ("merge", "a.tally", "b.tally"),
         ("compare", "a.parquet", *quick),
         ("compare", "a.parquet", "b.parquet"),
         ("sweep", "a.parquet", "--preset", "token_is"),

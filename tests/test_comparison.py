@@ -15,7 +15,7 @@ from offpol_diag.analyze import examine
 from offpol_diag.blocks import Table, Text, Verdict
 from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader
-from offpol_diag.engine import accumulators
+from offpol_diag.engine import bootstrap
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
@@ -84,7 +84,7 @@ def dropped(compared):
 def draws(found, path):
     """Return how often each row is drawn in each replicate of the bootstrap."""
     (batch,) = open_dump([path]).batches()
-    return accumulators.draws(batch.key, found.study.seed, found.study.replicates).astype(int).tolist()
+    return bootstrap.draws(batch.key, found.study.seed, found.study.replicates).astype(int).tolist()
 
 
 def half_width(drawn, tokens, groups):
@@ -115,7 +115,7 @@ def test_the_interval_of_a_difference_is_that_of_a_t_statistic_of_its_replicates
     for name in METRICS:
         number = compared.differences["whole"][name]
         values = (mine[name] - theirs[name]).tolist()
-        half = half_width(values[1:], out.reader.sums["tokens"].tolist(), out.groups.groups)
+        half = half_width(values[1:], out.reader.sums["tokens"].tolist(), out.groups.many)
         assert number.value == values[0]
         assert number.interval == pytest.approx((values[0] - half, values[0] + half), rel=1e-3, abs=1e-12)
     one, other = (found.summary().presets[name].metrics for name in ("whole", "all"))
@@ -291,7 +291,12 @@ def test_nothing_is_looked_at_that_was_not_asked_for(path, found):
         for presets, against in ((SOME, None), (many, "p0"))
     )
 
-    assert not [name for one in (without, crowd) for name in one.tally.states if "drops" in name]
+    assert not [
+        name
+        for one in (without, crowd)
+        for name in (*one.tally.whole.sums, *one.tally.records)
+        if "drops" in name
+    ]
     compared = of_presets(crowd, crowd.summary(), "p0")
     assert (len(compared.differences), compared.drops) == (8, [])
     plain, asked = without.summary(), found.summary()  # and comparing changes no number

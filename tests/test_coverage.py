@@ -16,7 +16,7 @@ from covering.worlds import HONEST, SHIFTED, batch
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import gap
-from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.scene import Scene
 from offpol_diag.summary import Number
@@ -29,8 +29,9 @@ ROWS = {row.name: row for row in gap.ROWS}
 def reader(given: Batch) -> Reader:
     """Make a reader of the numbers of rollout → old."""
     scene = Scene.of(given, 0, 256)
-    sums = Sums.of(scene.counts | gap.columns(scene, gap.DRIFTS[0]), scene.draws, given.key)
-    return Reader(sums.read(), len(np.unique(given.key)))
+    columns = scene.counts | gap.columns(scene, gap.DRIFTS[0])
+    sums = resampled(np.stack((*columns.values(),)), scene.draws, given.key)
+    return Reader(dict(zip(columns, sums, strict=True)), len(np.unique(given.key)))
 
 
 def drawn(world, groups, i):

@@ -313,7 +313,7 @@ def test_the_diagnosis_does_not_depend_on_how_the_dump_is_cut(tmp_path):
     pieces = []
     for i in range(3):
         piece = {key: value[i * 171 : (i + 1) * 171] for key, value in given.items()}
-        pieces.append(tmp_path / f"{i}.tally.json")
+        pieces.append(tmp_path / f"{i}.tally")
         analyze([write(tmp_path / f"{i}.parquet", piece)], presets=(), tally=pieces[-1])
     assert summary(merge(pieces)).diagnosis == whole
 

@@ -17,9 +17,9 @@ from offpol_diag import compare
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.cli import app
-from offpol_diag.engine.accumulators import SAMPLE
 from offpol_diag.engine.formula import ABOVE_ONE, ANYWHERE, POSITIVE
 from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine.tally import SAMPLE
 from offpol_diag.gate.baseline import Baseline
 from offpol_diag.gate.baseline import compare as against_baseline
 from offpol_diag.gate.bounds import Bound, Name, Tolerance

@@ -410,11 +410,11 @@ def test_report_check_and_merge_leave_plotly_out_too(tmp_path, monkeypatch):
     rows = [{"step": step, "rollout_corr/kl": 1.0} for step in range(9)]
     Path("logged.jsonl").write_text("\n".join(map(json.dumps, rows)))
     analyze = ["analyze", str(sample("healthy")), "--presets", "token_is", "--no-html", "-q"]
-    CliRunner().invoke(app, [*analyze, "--tally", "a.tally.json"])
+    CliRunner().invoke(app, [*analyze, "--tally", "a.tally"])
     for command in (
         ["report", "a.json"],
         ["check", str(sample("healthy")), "--logged", "logged.jsonl"],
-        ["merge", "a.tally.json"],
+        ["merge", "a.tally"],
     ):
         for more in ([], ["--no-explore"]):
             CliRunner().invoke(app, [*command, "--out", "a.html", "-q", *more])

@@ -9,14 +9,11 @@ their sum cannot be rounded better.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
-import inspect
-import math
-import pkgutil
 import re
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import engine
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Needs
-from offpol_diag.analysis.tally import Study, Tally, observe
+from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import accumulators, tails
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.tally import Tally
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
 from offpol_diag.summary import Number, Run, Summary
@@ -362,13 +358,17 @@ def test_tallies_merge_in_any_order_and_nesting(rows, whole, tmp_path):
 
 def test_a_name_that_only_one_tally_has_is_kept_as_it_is(rows, tmp_path):
     _, (one, two) = tallies(rows[:2], tmp_path, EACH[:2])
-    empty = Tally({})
-    less = Tally({name: state for name, state in two.states.items() if name != "length"})
+    empty = Tally()
+    arrays = two.whole
+    less = replace(
+        two, whole=replace(arrays, sums={name: x for name, x in arrays.sums.items() if name != "length"})
+    )
 
-    assert one.merge(empty).states == one.states
-    assert empty.merge(one).states == one.states
-    assert one.merge(less).states["length"] is one.states["length"]
-    assert less.merge(one).states["length"] is one.states["length"]
+    for merged in (one.merge(empty), empty.merge(one)):
+        assert merged.places == one.places
+        assert all(merged.whole.sums[name] is x for name, x in one.whole.sums.items())
+    for merged in (one.merge(less), less.merge(one)):
+        assert merged.whole.sums["length"] is one.whole.sums["length"]
 
 
 READS_MASKED = "logged train/opsm_clipfrac"
@@ -445,167 +445,6 @@ def test_a_tighter_band_never_rejects_fewer_tokens(rows, tmp_path):
         gone = [summary.presets[f"{s}.{o}.{a}.{i}"].metrics["tokens_rejected"].value for i in range(4)]
         assert gone == sorted(gone)
         assert gone[-1] > 0
-
-
-# ---------------------------------------------------------------- every state
-
-
-NOT_HELD = {"State", "GroupRewards"}
-"""Classes that merge but are in no tally: the protocol, and the states of the first pass."""
-
-
-def state_classes() -> dict[str, type]:
-    """List every class whose states a tally holds; the first pass keeps its own."""
-    modules = [
-        importlib.import_module(f"{engine.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(engine.__path__)
-    ]
-    return {
-        name: kind
-        for module in modules
-        for name, kind in inspect.getmembers(module, inspect.isclass)
-        if kind.__module__ == module.__name__ and "merge" in vars(kind) and name not in NOT_HELD
-    }
-
-
-def parts() -> dict[str, list[Any]]:
-    """Make three states of every class, of three unlike parts (one of them empty where that can be)."""
-    generator = np.random.default_rng(0)
-
-    def x(n: int) -> np.ndarray:
-        return generator.standard_normal(n)
-
-    def draws(n: int) -> np.ndarray:
-        return accumulators.draws(np.arange(n) * 977, 0, 5)
-
-    def sums(n: int, *names: str) -> accumulators.Sums:
-        return accumulators.Sums.of({name: 1e3 * x(n) for name in names}, draws(n))
-
-    from offpol_diag.engine import charts, loglattice
-    from offpol_diag.engine.prefixes import Prefixes
-    from offpol_diag.engine.sample import Sample
-    from offpol_diag.engine.selection import LENGTH_BINS, Grid
-    from offpol_diag.engine.stepgroups import Step, StepGroups, Top
-
-    def prefixes(n: int, wide: int) -> Prefixes:
-        log = x(n * wide).reshape(n, wide) * 400
-        return Prefixes.of(log, np.arange(1, n + 1), draws(n))
-
-    def sample(n: int, longest: int) -> Sample:
-        lengths = np.minimum(np.arange(1, n + 1), longest)
-        values = {name: x(int(lengths.sum())) for name in ("q", "p", "position")}
-        order = np.sort(keys(n))
-        return Sample(order, lengths, values, {"step": list(range(n)), "host": ["a"] * n})
-
-    def keys(n: int) -> np.ndarray:
-        return generator.integers(-(2**62), 2**62, n)
-
-    def step(n: int) -> Step:
-        tops = (Top.of(x(n), np.array(float(n))) for _ in range(2))
-        return Step(sums(n, "a"), accumulators.LogSums.of(x(n) * 800, draws(n)), *tops)
-
-    def groups(*steps: int) -> StepGroups:
-        return StepGroups._within(0, [StepGroups(0, {str(at): step(3)}) for at in steps])
-
-    def counts(*shape: int) -> np.ndarray:
-        return generator.integers(0, 9, shape).astype(np.float64)
-
-    def binned() -> charts.Binned:
-        noise = (len(charts.NOISE_EDGES) + 1) * charts.SIZES
-        between = counts(len(charts.SUMMED), len(charts.EDGES) + 1)
-        lattice = accumulators.Counts(counts(loglattice.SIZE))
-        return charts.Binned(counts(2, charts.BINS**2), counts(2, noise), between, counts(3, 2), lattice)
-
-    def ids(n: int) -> charts.ByTokenId:
-        at = np.unique(generator.integers(0, 2 * n + 1, n))
-        return charts.ByTokenId(at, 1 + counts(len(at), 3))
-
-    shared = keys(3000)
-    return {
-        "Top": [Top.of(x(2 * n).reshape(2, n), np.full(2, float(n))) for n in (3, 1, 4000)],
-        "Step": [step(4), step(1), step(9)],
-        "StepGroups": [groups(*range(40)), groups(), groups(3, 7, *range(30, 90), 1000)],
-        "Binned": [binned() for _ in range(3)],
-        "ByTokenId": [ids(5), ids(0), ids(300)],
-        "BySequence": [charts.by_sequence(np.arange(n), x(n) * 3) for n in (5, 1, 40)],
-        "Sums": [sums(4, "a", "b"), sums(7, "b", "c"), sums(0, "a")],
-        "Extremes": [accumulators.Extremes.of({"a": accumulators.extremes(x(n))}) for n in (3, 0, 5)],
-        "Bins": [accumulators.Bins.of(x(n) * 10.0**n) for n in (4, 0, 9)],
-        "Counts": [accumulators.Counts(accumulators.Bins.of(x(n) * 10.0**n).counts) for n in (4, 0, 9)],
-        "Tail": [tails.Tail.of(x(n)) for n in (tails.TAIL, 0, 3 * tails.TAIL)],
-        "LogSums": [accumulators.LogSums.of(v, draws(len(v))) for v in (x(3) * 800, x(1) - np.inf, x(4))],
-        "Sample": [sample(5, 3), sample(1, 1), sample(300, 2048)],
-        "Prefixes": [prefixes(3, 3), prefixes(0, 0), prefixes(6, 5)],
-        "GroupSample": [
-            accumulators.GroupSample.of(k, np.ones((len(k), 2)))
-            for k in (shared, np.concatenate((shared[1500:], keys(3000))), keys(10))
-        ],
-        "Places": [
-            accumulators.Places({"0": sums(3, "a"), "1": sums(2, "a")}),
-            accumulators.Places({"1": sums(5, "a")}),
-            accumulators.Places({}),
-        ],
-        "Best": [
-            accumulators.Best(3, tuple((float(s), f"{s}{t}") for s in (2, 1, 0))) for t in ("b", "a", "c")
-        ],
-        "Grid": [Grid(x(LENGTH_BINS * 3).reshape(LENGTH_BINS, 3)) for _ in range(3)],
-    }
-
-
-def equal(one: Any, two: Any) -> bool:
-    """Return whether states agree to 1e-12 of the largest entry, through dataclasses, dicts and tuples."""
-    if isinstance(one, np.ndarray | np.floating):
-        top = float(np.nan_to_num(np.abs(one), posinf=0.0).max()) if one.size else 0.0
-        return one.shape == two.shape and np.allclose(one, two, rtol=1e-12, atol=1e-12 * top)
-    if isinstance(one, accumulators.Sums):
-        return one.names == two.names and equal(one.read(), two.read())
-    if isinstance(one, tails.Tail):
-        return one.n == two.n and equal(np.sort(one.kept), np.sort(two.kept))
-    if dataclasses.is_dataclass(one):
-        return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in dataclasses.fields(one))
-    if isinstance(one, dict):
-        return set(one) == set(two) and all(equal(one[key], two[key]) for key in one)
-    return one == two
-
-
-def test_every_state_class_is_put_to_the_laws():
-    assert set(state_classes()) == set(parts())
-
-
-@pytest.mark.parametrize("name", sorted(parts()))
-def test_merging_states_is_associative_and_commutative_and_changes_neither(name):
-    a, b, c = parts()[name]
-    before = copy.deepcopy((a, b, c))
-
-    assert equal(a.merge(b).merge(c), a.merge(b.merge(c)))
-    assert equal(a.merge(b), b.merge(a))
-    assert equal(a.merge(c).merge(b), c.merge(b).merge(a))
-    assert all(equal(x, y) for x, y in zip((a, b, c), before, strict=True))
-
-
-def test_sums_that_cancel_over_many_merges_stay_exact():
-    """Σ of +1e8, 1, −1e8 … over 3000 parts: plain addition would leave the rounding of the large ones."""
-    values = [v for i in range(1000) for v in (1e8 / 3 + i, 1e-3, -1e8 / 3 - i)]
-    states = [accumulators.Sums.of({"a": np.array([v], dtype=np.float64)}, np.zeros((1, 0))) for v in values]
-    merged = states[0]
-    for state in states[1:]:
-        merged = merged.merge(state)
-
-    assert float(merged.read()["a"][0]) == pytest.approx(math.fsum(values), rel=1e-12)
-
-
-def test_two_samples_that_were_not_full_are_full_together_where_groups_had_to_go():
-    keys = accumulators.mix(np.arange(accumulators.SAMPLE + 100))
-    one = np.ones((len(keys), 1))
-    first, second = (
-        accumulators.GroupSample.of(keys[at], one[at]) for at in (slice(0, 3000), slice(2900, None))
-    )
-    merged = first.merge(second)
-
-    assert (first.full, second.full, merged.full) == (False, False, True)
-    assert merged.keys.tolist() == np.sort(keys)[: accumulators.SAMPLE].tolist()
-    both = set(keys[2900:3000].tolist())
-    assert merged.values[:, 0].tolist() == [2.0 if key in both else 1.0 for key in merged.keys.tolist()]
 
 
 def test_a_row_without_tokens_makes_no_logged_number_undefined(whole):

@@ -31,7 +31,7 @@ def logged(summary):
     ids=["every log", "slime", "areal", "that of the provenance"],
 )
 def test_logs_that_nobody_reads_are_left_out_and_named(tmp_path, how, found, left_out):
-    tally = tmp_path / "healthy.tally.json"
+    tally = tmp_path / "healthy.tally"
     summary = examine([str(SAMPLE)], presets=NAMES, tally=tally, **how).summary()
     assert logged(summary) == (found, left_out)
     assert logged(merge.summary(merge.merge([tally]))) == (found, left_out), "as the tally was asked for"

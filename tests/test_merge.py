@@ -254,7 +254,7 @@ def test_presets_by_step_are_left_out_where_a_step_is_torn_and_no_other_is_wrong
     assert different(kept, found) == {}
     (note,) = found.dump.notes
     assert note.startswith("left out: ")
-    assert all(name in note for name in (*gone, "rows of step 10, 3, 4 and 5 more", "0.tally.json"))
+    assert all(name in note for name in (*gone, "rows of step 10, 3, 4 and 5 more", "0.tally"))
 
     files = cut(table.drop_columns(["step"]), tmp_path, scattered(table))
     found = merged(analysed(files, tmp_path, presets=(*BY_STEP, *SOME)))
@@ -418,7 +418,7 @@ def dumps(table, tmp_path_factory):
 @pytest.fixture(scope="module")
 def pieces(dumps, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pieces")
-    made = [folder / "3.tally.json", folder / "4.tally.json.gz"]
+    made = [folder / "3.tally", folder / "4.tally"]
     for dump, tally in zip(dumps, made, strict=True):
         ran = run("analyze", dump, *PRESETS, "--no-html", "--tally", tally)
         assert ran.exit_code == 0, ran.output
@@ -459,16 +459,16 @@ def test_what_is_left_out_is_said_on_stdout_in_the_page_and_in_json(dumps, work)
     torn = pq.read_table(dumps[0])
     for part in (0, 1):
         factory.write(Path(f"{part}.parquet"), torn.slice(part * 8, 8))
-        ran = run("analyze", f"{part}.parquet", *PRESETS, "--no-html", "--tally", f"{part}.tally.json")
+        ran = run("analyze", f"{part}.parquet", *PRESETS, "--no-html", "--tally", f"{part}.tally")
         assert ran.exit_code == 0
 
-    ran = run("merge", "0.tally.json", "1.tally.json", "--json", "merged.json")
+    ran = run("merge", "0.tally", "1.tally", "--json", "merged.json")
 
     for said in (" ".join(ran.stdout.split()), Path("offpol-diag-merged.html").read_text()):
         assert "left out: areal_m2po" in said
     found = load(Path("merged.json"))
     assert list(found.presets) == ["token_is"]
-    assert "rows of step 3 lie in more than one piece (0.tally.json, 1.tally.json)" in found.dump.notes[0]
+    assert "rows of step 3 lie in more than one piece (0.tally, 1.tally)" in found.dump.notes[0]
 
 
 def refused(*args: object) -> str:
@@ -484,7 +484,7 @@ def refused(*args: object) -> str:
 def test_a_file_that_is_no_tally_is_an_error_with_a_hint_and_nothing_is_written(dumps, pieces, work):
     Path("bad.json").write_bytes(b"[" * 1_000_000)
     run("merge", *pieces, "--no-html", "--json", "result.json")
-    said = refused("merge", pieces[0], "bad.json", "--json", "out.json", "--tally", "out.tally.json")
+    said = refused("merge", pieces[0], "bad.json", "--json", "out.json", "--tally", "out.tally")
     assert "bad.json: this is not a tally of offpol-diag" in said
     assert "not a tally" in refused("merge", dumps[0])
     assert "not a tally" in refused("merge", "result.json")

@@ -95,12 +95,12 @@ def test_a_preset_file_is_not_written_over():
 
 
 def test_links_are_followed_and_modes_kept():
-    names = ("rows.parquet", "piece.tally.json", "page.html", "r.json")
+    names = ("rows.parquet", "piece.tally", "page.html", "r.json")
     for name in names:
         Path(f"real-{name}").touch(mode=0o600)
         Path(name).symlink_to(f"real-{name}")
     Path("new.md").symlink_to("not-yet.md")
-    out = "--sequences rows.parquet --tally piece.tally.json -o page.html --json r.json --md new.md"
+    out = "--sequences rows.parquet --tally piece.tally -o page.html --json r.json --md new.md"
     assert run("analyze", "dumps", *FEW, *out.split()).exit_code == 0
 
     for name in names:
@@ -127,9 +127,9 @@ def test_a_dump_follows_links_and_keeps_the_mode():
 
 def test_a_directory_that_is_read_only_is_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    ran = run("analyze", "dumps", *FEW, "--no-html", "--tally", "a.tally.json")
+    ran = run("analyze", "dumps", *FEW, "--no-html", "--tally", "a.tally")
     assert (ran.exit_code, sorted(one.name for one in Path().iterdir())) == (2, ["dumps", "now.json"])
-    assert "a.tally.json: cannot be written (its directory is read-only)" in ran.stderr
+    assert "a.tally: cannot be written (its directory is read-only)" in ran.stderr
 
 
 @pytest.mark.parametrize("error", [MemoryError("Unable to allocate"), RuntimeError("can't allocate memory")])

@@ -16,7 +16,7 @@ from arviz_stats.base import array_stats
 
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import tails
-from offpol_diag.engine.tails import TAIL, Tail
+from offpol_diag.engine.tails import Tail
 from tests import oracles
 
 
@@ -101,19 +101,6 @@ def test_khat_has_not_moved_whatever_the_scale_of_the_weights(k, frozen):
     u = (np.arange(2500) + 0.5) / 2500
     for scale in (0.0, 600.0, -600.0):
         assert khat(np.log(np.expm1(-k * np.log(u)) / k) + scale) == pytest.approx(frozen, abs=1e-9)
-
-
-def test_the_tail_of_a_whole_is_that_of_its_parts():
-    log = log_weights(0.6, 90_000)
-    whole = Tail.of(log)
-    merged = Tail.of(log[:0])
-    for part in np.array_split(log, 13):
-        merged = merged.merge(Tail.of(part))
-
-    assert merged.n == whole.n == 90_000
-    assert np.array_equal(np.sort(merged.kept), np.sort(whole.kept))
-    assert len(merged.kept) == TAIL
-    assert tails.khat(merged) == tails.khat(whole)
 
 
 def test_a_constant_or_short_tail_has_no_khat():

@@ -74,7 +74,7 @@ def seen(engine, path, presets=PRESETS, **how):
     study = Study.of(dump.info.columns, catalogue.load().resolve(presets), (), 0)
     asked = Needs.of(study.presets, rewards=False)
     found = read_ahead(engine, dump, asked) if asked else Found(NO_FITS, None)
-    return engine.reduce(dump, Observe(study, found, rows=False)).tally.states, dump
+    return engine.reduce(dump, Observe(study, found, rows=False)).tally, dump
 
 
 def arrays(thing, at=""):
@@ -115,7 +115,7 @@ def test_the_number_of_workers_changes_no_bit_and_one_process_alone_agrees(two_w
         assert found.keys() == other.keys()
         assert all(np.array_equal(x, other[at], equal_nan=True) for at, x in found.items())
     alone, whole = seen(Local(), SAMPLE)
-    assert np.allclose(two["sums"].whole.point, alone["sums"].whole.point, rtol=1e-9, atol=1e-12)
+    assert np.allclose(*(x.whole.sums["columns"] for x in (two, alone)), rtol=1e-9, atol=1e-12)
     assert dump.info == whole.info
     assert dump.findings().tokens == whole.findings().tokens
     assert (two_workers.name, many(1).name) == ("local, 2 processes", "local")

@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import accumulators, method
-from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine import bootstrap, method
 from offpol_diag.engine.formula import (
     ANYWHERE,
     FEWEST_GROUPS,
@@ -40,32 +39,32 @@ def poisson_p_value(draws: np.ndarray) -> float:
 
 @pytest.mark.parametrize("seed", [0, -7])
 def test_each_replicate_and_each_key_is_poisson_with_mean_one_on_its_own(seed):
-    draws = accumulators.draws(KEYS, seed)
+    draws = bootstrap.draws(KEYS, seed)
     by_replicate = [poisson_p_value(draws[:, b]) for b in range(draws.shape[1])]
-    by_key = [poisson_p_value(accumulators.draws(KEYS[i : i + 1], seed, 3000)) for i in range(50)]
+    by_key = [poisson_p_value(bootstrap.draws(KEYS[i : i + 1], seed, 3000)) for i in range(50)]
 
     assert min(by_replicate) > 1e-3 / len(by_replicate)
     assert min(by_key) > 1e-3 / len(by_key)
 
 
 def test_a_draw_is_a_function_of_key_seed_and_replicate():
-    whole = accumulators.draws(KEYS, 3, 64)
+    whole = bootstrap.draws(KEYS, 3, 64)
     order = np.random.default_rng(0).permutation(len(KEYS))
 
-    assert np.array_equal(accumulators.draws(KEYS[order], 3, 64), whole[order])
+    assert np.array_equal(bootstrap.draws(KEYS[order], 3, 64), whole[order])
     assert np.array_equal(
-        np.concatenate([accumulators.draws(part, 3, 64) for part in np.array_split(KEYS, 5)]), whole
+        np.concatenate([bootstrap.draws(part, 3, 64) for part in np.array_split(KEYS, 5)]), whole
     )
-    assert np.array_equal(accumulators.draws(KEYS, 3, 33), whole[:, :33])
-    assert accumulators.draws(KEYS[:0], 3, 64).shape == (0, 64)
-    assert not np.array_equal(accumulators.draws(KEYS, 4, 64), whole)
+    assert np.array_equal(bootstrap.draws(KEYS, 3, 33), whole[:, :33])
+    assert bootstrap.draws(KEYS[:0], 3, 64).shape == (0, 64)
+    assert not np.array_equal(bootstrap.draws(KEYS, 4, 64), whole)
 
 
 def test_replicates_keys_and_seeds_are_uncorrelated():
-    draws = accumulators.draws(KEYS, 0, 128)
+    draws = bootstrap.draws(KEYS, 0, 128)
     across_replicates = np.corrcoef(draws.T) - np.eye(128)
-    across_keys = np.corrcoef(accumulators.draws(KEYS[:128], 0, 3000)) - np.eye(128)
-    other = accumulators.draws(KEYS, 1, 128)
+    across_keys = np.corrcoef(bootstrap.draws(KEYS[:128], 0, 3000)) - np.eye(128)
+    other = bootstrap.draws(KEYS, 1, 128)
     across_seeds = [np.corrcoef(draws[:, b], other[:, b])[0, 1] for b in range(128)]
 
     # 8128 correlations of 3000 pairs: each has a standard error of 1/√3000, the largest of them stays
@@ -76,7 +75,7 @@ def test_replicates_keys_and_seeds_are_uncorrelated():
 
 def test_keys_that_differ_in_one_bit_are_drawn_apart():
     near = np.array([1 << bit for bit in range(63)] + [0, -1], dtype=np.int64)
-    correlations = np.corrcoef(accumulators.draws(near, 0, 3000)) - np.eye(len(near))
+    correlations = np.corrcoef(bootstrap.draws(near, 0, 3000)) - np.eye(len(near))
 
     assert abs(correlations).max() < 5 / math.sqrt(3000)
 
@@ -105,7 +104,7 @@ def test_the_mixer_is_the_published_one_and_leaves_its_input_alone(shape):
     x = SHAPES[shape]
     before = x.copy()
 
-    mixed = accumulators.mix(x)
+    mixed = bootstrap.mix(x)
 
     assert mixed.shape == x.shape
     assert [a % 2**64 for a in mixed.flatten().tolist()] == [splitmix(a) for a in x.flatten().tolist()]
@@ -113,12 +112,13 @@ def test_the_mixer_is_the_published_one_and_leaves_its_input_alone(shape):
 
 
 def test_an_interval_needs_a_few_groups_and_defined_replicates():
-    draws = accumulators.draws(KEYS[:40], 0)
-    read = Sums.of({"x": np.random.default_rng(0).standard_normal(40), "tokens": np.ones(40)}, draws).read()
+    draws = bootstrap.draws(KEYS[:40], 0)
+    x = np.random.default_rng(0).standard_normal(40)
+    read = dict(zip(("x", "tokens"), bootstrap.resampled(np.stack((x, np.ones(40))), draws), strict=True))
 
     assert Reader(read, FEWEST_GROUPS).number(MEAN).interval is not None
     assert Reader(read, FEWEST_GROUPS - 1).number(MEAN).interval is None
-    lone = Sums.of({"x": np.ones(1), "tokens": np.ones(1)}, draws[:1]).read()
+    lone = dict.fromkeys(("x", "tokens"), bootstrap.resampled(np.ones((1, 1)), draws[:1])[0])
     assert (
         Reader(lone, 60).number(MEAN).interval is None
     )  # the only sequence is drawn 0 times in 37% of replicates
@@ -174,7 +174,7 @@ def test_a_share_at_an_end_that_replicates_leave_is_cut_off_there(value):
 def test_groups_of_unequal_size_count_as_fewer():
     """One prompt with half of all tokens among 101: (2·100)² / (100² + 100) in effect, not 101."""
     sizes = np.array([100.0] + [1.0] * 100)
-    drawn = accumulators.draws(KEYS[:101], 0, 20_000).T @ sizes
+    drawn = bootstrap.draws(KEYS[:101], 0, 20_000).T @ sizes
     tokens = np.concatenate(([sizes.sum()], drawn))
 
     assert effective(tokens, 101) == pytest.approx(200**2 / (100**2 + 100), rel=0.05)
@@ -190,7 +190,7 @@ def wide(interval: tuple[float, float] | None) -> float:
 
 def test_a_dump_that_is_one_prompt_in_effect_has_no_interval():
     sizes = np.array([1000.0] + [1.0] * 100)
-    tokens = np.concatenate(([sizes.sum()], accumulators.draws(KEYS[:101], 0).T @ sizes))
+    tokens = np.concatenate(([sizes.sum()], bootstrap.draws(KEYS[:101], 0).T @ sizes))
 
     assert number(np.random.default_rng(0).standard_normal(257), 101, tokens=tokens) is None
 

@@ -263,7 +263,7 @@ def test_of_equally_large_groups_the_first_in_order_are_listed(tmp_path):
 
 
 def test_pieces_that_are_to_be_merged_keep_the_values_that_hashes_choose(tmp_path):
-    found = analyze(crowd(tmp_path), group_by=["host"], device="cpu", tally=tmp_path / "a.tally.json")
+    found = analyze(crowd(tmp_path), group_by=["host"], device="cpu", tally=tmp_path / "a.tally")
     assert not any("largest groups" in note for note in found.dump.notes)
     assert found.by["host"].left_out == 1100
 

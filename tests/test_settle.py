@@ -15,7 +15,6 @@ from offpol_diag.analysis import first_pass
 from offpol_diag.analysis.first_pass import Needs, read_ahead, split
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import loglattice
-from offpol_diag.engine.accumulators import Bins
 from offpol_diag.engine.ratios import Level
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight
@@ -169,7 +168,7 @@ VALUES = {
 @pytest.mark.parametrize("values", VALUES)
 def test_a_cut_found_by_bins_is_that_of_dropping_value_by_value(values, upper):
     x = VALUES[values](np.random.default_rng(3))
-    rule, bins = Reject("k2", "batch", upper=upper), Bins.of(x)
+    rule, bins = Reject("k2", "batch", upper=upper), loglattice.binned(x)
     at = first_pass.bin_of(bins, rule)
 
     found = first_pass.falls_at(bins, at, x[loglattice.index(x) == at], rule)

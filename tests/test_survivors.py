@@ -19,7 +19,6 @@ from offpol_diag.advice.recommend import recommend
 from offpol_diag.analyze import analyze
 from offpol_diag.blocks import Section, Table
 from offpol_diag.cli import app
-from offpol_diag.engine.accumulators import SAMPLE, GroupSample
 from offpol_diag.gate import Bound, judge
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.presets.catalogue import load
@@ -191,15 +190,6 @@ def row(rollout: list[float], old: list[float], **more: Any) -> dict[str, Any]:
 
 def measured(rows: list[dict[str, Any]], folder: Path, **more: Any) -> Summary:
     return analyze([oracles.write(rows, folder / "dump.parquet")], **more)
-
-
-def test_a_sample_of_groups_that_is_not_whole_stays_so_when_it_meets_its_own_groups() -> None:
-    keys = np.arange(SAMPLE + 1)
-    some = GroupSample.of(keys, np.ones((len(keys), 1)))
-    few = GroupSample.of(keys[:3], np.ones((3, 1)))
-
-    assert some.merge(few).full
-    assert few.merge(some).full
 
 
 def test_the_overflow_guard_is_counted_for_each_drift_by_itself(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_each_command_writes_each_table_as_csv(command, dump, tmp_path):
 
 
 def test_merged_tallies_are_written_as_csv(dump, tmp_path):
-    tally = tmp_path / "a.tally.json"
+    tally = tmp_path / "a.tally"
     done("analyze", dump, "--presets", "token_is", "--no-html", "--tally", tally, *ONE)
     done("merge", tally, "--no-html", "--json", tmp_path / "r.json", "--csv", tmp_path / "tables")
     equal_to_its_frames(tmp_path / "tables", tables(load(tmp_path / "r.json")))

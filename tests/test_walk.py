@@ -11,6 +11,7 @@ from offpol_diag.engine import breakdowns, gap, segments, tails, terms, worst
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.terms import walk
+from offpol_diag.summary import WorstSequence, WorstToken
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ratios that overflow
 
@@ -80,16 +81,17 @@ def seen(of):
     for drift in DRIFTS:
         found |= {f"gap {name}": x.tolist() for name, x in gap.columns(one, drift).items()}
         found |= {f"range {name}": [float(x) for x in span] for name, span in gap.ranges(one, drift).items()}
-        states = tails.states(one, drift)
-        found[f"d {drift.prefix}"] = states[f"{drift.prefix}bins.d"].counts.tolist()
-        k3 = states[f"{drift.prefix}bins.k3"]
-        found[f"k3 {drift.prefix}"] = [*k3.counts.tolist(), *k3.sums.tolist()]
-        found[f"tail {drift.prefix}"] = sorted(states[f"{drift.prefix}tail.tokens"].kept.tolist())
+        arrays = tails.arrays(one, drift)
+        found[f"d {drift.prefix}"] = arrays.sums[f"{drift.prefix}bins.d"].tolist()
+        found[f"k3 {drift.prefix}"] = arrays.sums[f"{drift.prefix}bins.k3"].flatten().tolist()
+        largest = arrays.largest[f"{drift.prefix}tail.tokens"]
+        found[f"tail {drift.prefix}"] = largest[largest > -np.inf].tolist()
     parts = one.once((breakdowns.ByPlace, ""), lambda: None).parts
     for axis, found_parts in parts.items():
         found[f"where {axis}"] = np.concatenate(found_parts, axis=1).flatten().tolist()
-    found["worst"] = [row.log_ratio for _, row in worst.tokens(one, main).records]
-    found["most"] = [row.max_abs_log_ratio for _, row in worst.sequences(one, main).records]
+    found["worst"] = [row.log_ratio for row in worst.read(worst.tokens(one, main), WorstToken)]
+    sequences = worst.read(worst.sequences(one, main), WorstSequence)
+    found["most"] = [row.max_abs_log_ratio for row in sequences]
     return found
 
 
@@ -263,7 +265,7 @@ def test_the_worst_tokens_are_those_of_a_full_sort(lengths, ties):
     delta = np.abs(of.old - of.rollout)
     expected = [x for x in sorted(delta.tolist(), reverse=True)[:20] if x > 0]
 
-    found = [abs(row.log_ratio) for _, row in worst.tokens(scene(of), DRIFTS[0]).records]
+    found = worst.tokens(scene(of), DRIFTS[0]).table["score"].to_pylist()
     assert found == expected
 
 

@@ -15,17 +15,17 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice, scope
-from offpol_diag.engine.accumulators import Bins, State, merged
 from offpol_diag.engine.advantages import GroupRewards
 from offpol_diag.engine.correction import statistic
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scope import BatchFits, Label, Smooth
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.tails import Tail, smooth
+from offpol_diag.engine.tails import TAIL, Tail, smooth
+from offpol_diag.engine.tally import Arrays, Places, largest_of
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject, Weight
 from offpol_diag.readers import Dump, columns
-from offpol_diag.run.task import Engine, Job
+from offpol_diag.run.task import Engine, Job, State
 
 
 def split(batch: Batch, level: Level) -> Iterator[tuple[Label, Array]]:
@@ -43,6 +43,7 @@ def split(batch: Batch, level: Level) -> Iterator[tuple[Label, Array]]:
 
 Cut = tuple[Policy, Reject]
 Smoothed = tuple[Policy, Weight]
+M = TypeVar("M", bound=State)
 
 
 @dataclass(frozen=True)
@@ -91,40 +92,32 @@ class Found:
         return replace(batch, advantages=self.rewards.advantages(batch))
 
 
-M = TypeVar("M", bound=State)
-Key = tuple[Cut | Smoothed, Label]
-
-
 BIN_BYTES = 16 * loglattice.SIZE
-"""Bytes of one state `Bins`."""
-
-
-@dataclass(frozen=True)
-class Values:
-    """Values by themselves, [N]; merging concatenates."""
-
-    x: Array
-
-    def merge(self, other: Values) -> Values:
-        """Concatenate."""
-        return Values(np.concatenate((self.x, other.x)))
+"""Bytes of the histogram of one trainer batch."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Statistics of some batches, by trainer batch; rewards only where advantages are computed from them."""
+    """Statistics of some batches.
 
-    states: dict[Key, Any]
+    Attributes:
+        places: rule or weight → of each trainer batch: for a rule `bins`, the counts of its statistic and
+            their sums on the lattice of `loglattice`, [N, 2, SIZE]; for a weight the largest log-weights
+            `tail`, [N, TAIL], and how many there were, `n`, [N].
+        rewards: of groups, only where advantages are computed from them.
+    """
+
+    places: dict[Cut | Smoothed, Places]
     rewards: GroupRewards | None = None
 
     @np.errstate(all="ignore")
     def merge(self, other: Seen) -> Seen:
         """Merge the statistics of two parts of a dump."""
         rewards = self.rewards.merge(other.rewards) if self.rewards and other.rewards else None
-        states = merged(self.states, other.states)
-        steps, bins = len({label for _, label in states}), sum(isinstance(x, Bins) for x in states.values())
-        scope.refuse_steps(steps, BIN_BYTES * bins // max(steps, 1))
-        return Seen(states, rewards)
+        places = {key: one.merge(other.places[key]) for key, one in self.places.items()}
+        steps = max(map(len, places.values()), default=0)
+        scope.refuse_steps(steps, BIN_BYTES * sum("bins" in one.arrays.sums for one in places.values()))
+        return Seen(places, rewards)
 
 
 @dataclass(frozen=True)
@@ -137,15 +130,36 @@ class Look:
         """Collect the statistics of one batch."""
         asked = self.asked
         scope.refuse_steps(scope.count(batch), BIN_BYTES * len(asked.cuts))
-        ratios, states = Ratios(batch, "rollout"), dict[Key, Any]()
+        ratios, places = Ratios(batch, "rollout"), dict[Cut | Smoothed, Places]()
         for cut in asked.cuts:
-            level = statistic(ratios.of(cut[0]), cut[1])
-            states |= {(cut, label): Bins.of(x) for label, x in split(batch, level)}
+            parts = dict(split(batch, statistic(ratios.of(cut[0]), cut[1])))
+            bins = np.array([loglattice.binned(x) for x in parts.values()]).reshape(-1, 2, loglattice.SIZE)
+            places[cut] = Places.of(parts, Arrays(sums={"bins": bins}))
         for policy, weight in asked.tails:
             logs = ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
-            states |= {((policy, weight), label): Tail.of(x) for label, x in split(batch, logs)}
+            parts = dict(split(batch, logs))
+            n = np.array([float(len(x)) for x in parts.values()])
+            tails = np.array([largest_of(x, TAIL) for x in parts.values()]).reshape(-1, TAIL)
+            places[policy, weight] = Places.of(parts, Arrays(sums={"n": n}, largest={"tail": tails}))
         ratios.forget()
-        return Seen(states, GroupRewards.of(batch) if asked.rewards else None)
+        return Seen(places, GroupRewards.of(batch) if asked.rewards else None)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The values in the bin in which each cut falls, by rule and trainer batch."""
+
+    values: dict[tuple[Cut, Label], Array]
+
+    def merge(self, other: Inside) -> Inside:
+        """Concatenate."""
+        none = np.empty(0)
+        return Inside(
+            {
+                key: np.concatenate([one.values.get(key, none) for one in (self, other)])
+                for key in self.values | other.values
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -154,21 +168,21 @@ class Gather:
 
     bins: dict[tuple[Cut, Label], int]
 
-    def __call__(self, batch: Batch) -> Seen:
+    def __call__(self, batch: Batch) -> Inside:
         """Collect the values of one batch in those bins."""
-        ratios, states = Ratios(batch, "rollout"), dict[Key, Any]()
+        ratios, found = Ratios(batch, "rollout"), dict[tuple[Cut, Label], Array]()
         for cut in dict.fromkeys(cut for cut, _ in self.bins):
             for label, x in split(batch, statistic(ratios.of(cut[0]), cut[1])):
                 if (cut, label) in self.bins:
-                    states[cut, label] = Values(x[loglattice.index(x) == self.bins[cut, label]])
+                    found[cut, label] = x[loglattice.index(x) == self.bins[cut, label]]
         ratios.forget()
-        return Seen(states)
+        return Inside(found)
 
 
-def bin_of(bins: Bins, rule: Reject) -> int:
+def bin_of(bins: Array, rule: Reject) -> int:
     """Find the bin of the cut; 0 where nothing need be dropped (no unsigned value has that bin)."""
     assert rule.upper is not None
-    counts, sums = np.cumsum(bins.counts), np.cumsum(bins.sums)
+    counts, sums = np.cumsum(bins, axis=1)
     below = (counts > 0) & (sums < rule.upper * counts)
     if below[-1] or not counts[-1]:
         return 0
@@ -176,14 +190,15 @@ def bin_of(bins: Bins, rule: Reject) -> int:
     return int(left[-1]) + 1 if len(left) else int(np.argmax(counts > 0))
 
 
-def falls_at(bins: Bins, at: int, inside: Array | None, rule: Reject) -> float:
+def falls_at(bins: Array, at: int, inside: Array | None, rule: Reject) -> float:
     """Find the smallest value dropped, going down the bin until the mean of the rest is below `upper`."""
     if not at or inside is None or not len(inside):
         return math.inf
     assert rule.upper is not None
     rising = np.sort(inside)
-    counts = bins.counts[:at].sum() + np.arange(len(rising))
-    sums = bins.sums[:at].sum() + np.cumsum(np.concatenate(([0.0], rising[:-1])))
+    below, total = bins[:, :at].sum(axis=1)
+    counts = below + np.arange(len(rising))
+    sums = total + np.cumsum(np.concatenate(([0.0], rising[:-1])))
     enough = (counts > 0) & (sums < rule.upper * counts)  # if this value and all above it are dropped
     if not enough.any():
         return math.nextafter(float(rising[0]), math.inf)  # never drop everything: keep the smallest
@@ -215,21 +230,34 @@ def of_batch(batch: Batch, presets: Sequence[Preset], rewards: bool = False) -> 
 def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> Found:
     """Read the dump, and once more where a cut falls inside a bin of the lattice."""
     seen = _read(engine, dump, asked, Look(asked)) or Seen({})
-    cuts: dict[Cut, dict[Label, float]] = {cut: {} for cut in asked.cuts}
-    tails: dict[Smoothed, dict[Label, Smooth | None]] = {key: {} for key in asked.tails}
-    bins: dict[Any, int] = {}
-    for (key, label), state in seen.states.items():
-        if isinstance(state, Tail):
-            tails[key][label] = smooth(state)  # type: ignore[index]
-        else:
-            bins[key, label] = bin_of(state, key[1])  # type: ignore[arg-type]
+    found: dict[tuple[Cut, Label], Array] = {
+        (cut, label): one.sums["bins"] for cut in asked.cuts for label, one in _of(seen, cut)
+    }
+    bins = {key: bin_of(each, key[0][1]) for key, each in found.items()}
     within = {key: at for key, at in bins.items() if at}
     only = Needs(tuple(dict.fromkeys(cut for cut, _ in within)), (), rewards=False)
     inside = _read(engine, dump, only, Gather(within)) if within else None
+    cuts: dict[Cut, dict[Label, float]] = {cut: {} for cut in asked.cuts}
     for (cut, label), at in bins.items():
-        values = inside.states[cut, label].x if inside and at else None
-        cuts[cut][label] = falls_at(seen.states[cut, label], at, values, cut[1])
+        values = inside.values[cut, label] if inside and at else None
+        cuts[cut][label] = falls_at(found[cut, label], at, values, cut[1])
+    tails = {
+        key: {
+            label: smooth(Tail.read(one.largest["tail"], float(one.sums["n"])))
+            for label, one in _of(seen, key)
+        }
+        for key in asked.tails
+    }
     return Found(BatchFits(cuts, tails), seen.rewards)
+
+
+def _smoothed(one: Arrays) -> Smooth | None:
+    return smooth(Tail.read(one.largest["tail"], float(one.sums["n"])))
+
+
+def _of(seen: Seen, key: Cut | Smoothed) -> Iterator[tuple[Label, Arrays]]:
+    """Yield each trainer batch and its statistics for a rule or weight; none of a dump without a row."""
+    yield from seen.places[key].items() if key in seen.places else ()
 
 
 def _read(engine: Engine, dump: Dump, asked: Needs, job: Job[M]) -> M | None:

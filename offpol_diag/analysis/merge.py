@@ -8,15 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Needs
-from offpol_diag.analysis.tally import Tally
 from offpol_diag.analysis.tally_file import AGAIN, Held, Piece, Settings, TallyFile, read
-from offpol_diag.engine.accumulators import Best, typed
+from offpol_diag.engine import worst
 from offpol_diag.engine.scope import ONE, Label
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.readers.checks import Count, remarks
@@ -59,18 +57,11 @@ def _joined(whole: TallyFile, one: TallyFile) -> TallyFile:
     unlike = differences(whole.settings, one.settings)
     if unlike:
         raise ResultError(f"{whole.name} and {one.name} were not made alike: {_some(unlike)}", ALIKE)
-    rows, states = sum(held.piece.facts.rows for held in whole.held), dict(one.tally.states)
+    rows, tally = sum(held.piece.facts.rows for held in whole.held), one.tally
     if "sequence_id" not in one.settings.columns:  # rows are numbered as in the whole dump
-
-        def renumbered(row: Any) -> Any:
-            number = row.sequence_id
-            known = number.isdecimal() and len(number) < 20
-            return row.model_copy(update={"sequence_id": str(int(number) + rows)}) if known else row
-
-        for name in WORST:
-            best = typed(states[name], Best)
-            states[name] = Best(best.k, tuple((score, renumbered(row)) for score, row in best.records))
-    return replace(whole, held=(*whole.held, *one.held), tally=whole.tally.merge(Tally(states)))
+        renumbered = {name: worst.renumbered(tally.records[name], rows) for name in WORST}
+        tally = replace(tally, records=tally.records | renumbered)
+    return replace(whole, held=(*whole.held, *one.held), tally=whole.tally.merge(tally))
 
 
 # ---------------------------------------------------------------- which pieces belong together
@@ -148,8 +139,8 @@ def summary(whole: TallyFile) -> Summary:
             where.setdefault(step, []).append(file)
     broken = {step: files for step, files in where.items() if len(files) > 1}
     known = [piece.groups for _, piece in whole.held if piece.groups is not None]
-    every = np.concatenate(known or [np.zeros(0)])
-    separate = len(known) == len(whole.held) and len(np.unique(every)) == len(every)
+    every = [key for keys in known for key in keys]
+    separate = len(known) == len(whole.held) and len(set(every)) == len(every)
     if whole.settings.made and broken and not separate:
         what = f"advantages were made of the rewards of each group, and {_steps(broken)}: a group may be torn"
         raise ResultError(what, f"{WHOLE}; or write advantages into the dump")

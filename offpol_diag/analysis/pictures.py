@@ -5,22 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from offpol_diag import bands, summary
-from offpol_diag.analysis.tally import Study, Tally
-from offpol_diag.engine import breakdowns, charts, gap, loglattice, method, selection, tails
-from offpol_diag.engine.accumulators import Best, Sums
-from offpol_diag.engine.charts import Binned, BySequence, ByTokenId
+from offpol_diag.analysis.tally import Study
+from offpol_diag.engine import (
+    breakdowns,
+    charts,
+    gap,
+    loglattice,
+    method,
+    selection,
+    stepgroups,
+    tails,
+    worst,
+)
 from offpol_diag.engine.formula import AS_SEEN, POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.selection import Grid
-from offpol_diag.engine.stepgroups import Step, StepGroups, Top
 from offpol_diag.engine.tails import ESS_TOKENS, Tail
+from offpol_diag.engine.tally import Arrays, Tally
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.candidates import MARK
 
@@ -33,12 +40,10 @@ GRID = 16
 STEPS = 20
 """Most steps listed by number."""
 
-S = TypeVar("S")
-
 
 @dataclass(frozen=True)
 class Drawn:
-    """The states that pictures need, with the sums, numbers by name and locations by axis of the dump."""
+    """The tally that pictures need, with the sums, numbers by name and locations by axis of the dump."""
 
     study: Study
     tally: Tally
@@ -46,23 +51,19 @@ class Drawn:
     metrics: summary.Numbers
     by: Mapping[str, summary.Location]
 
-    def state(self, name: str, kind: type[S]) -> S | None:
-        """Return a state by name, None where the dump has none."""
-        found = self.tally.states.get(name)
-        assert found is None or isinstance(found, kind)
-        return found
-
-    @cached_property
-    def binned(self) -> Binned:
-        """Binned tokens."""
-        found = self.state("binned", Binned)
-        assert found is not None
-        return found
+    @property
+    def sums(self) -> dict[str, Array]:
+        """Arrays of the whole dump that were added up."""
+        return self.tally.whole.sums
 
     @cached_property
     def synced(self) -> float:
         """Number of tokens with lag 0; 0 where no lag is known."""
-        return float(self.binned.between[-1].sum())
+        return float(self.sums["between"][-1].sum())
+
+    def tail(self, prefix: str, over: str) -> Tail:
+        """Return the largest log-weights of a drift, over tokens or sequences."""
+        return Tail.read(self.tally.whole.largest[f"{prefix}tail.{over}"], float(self.reader.sums[over][0]))
 
     @cached_property
     def k3(self) -> float:
@@ -75,10 +76,10 @@ class Drawn:
         return float(self.reader.sums["tokens"][0])
 
     @cached_property
-    def groups(self) -> list[tuple[int, int, Step]]:
+    def groups(self) -> list[tuple[int, int, Arrays]]:
         """First and last step of each group of steps, and what was kept; rising."""
-        found = self.state("step_groups", StepGroups)
-        return found.steps if found else []
+        found = self.tally.places.get("step_groups")
+        return list(stepgroups.groups(found)) if found else []
 
 
 def charts_of(drawn: Drawn) -> summary.Charts:
@@ -86,10 +87,9 @@ def charts_of(drawn: Drawn) -> summary.Charts:
     steps = _by_steps(drawn)
     every, crossings = list(_bands(drawn)), list(_crossings(steps)) if steps else []
     known = {
-        drift.prefix + over: _tail(tail, over)
+        drift.prefix + over: _tail(drawn.tail(drift.prefix, over), over)
         for drift in drawn.study.drifts
         for over in ("tokens", "sequences")
-        if (tail := drawn.state(f"{drift.prefix}tail.{over}", Tail))
     }
     return summary.Charts(
         bands=every,
@@ -143,9 +143,8 @@ def _bands(drawn: Drawn) -> Iterator[summary.Band]:
     for rows in bands.BANDS.values():
         yield from rows
     for over in ("tokens", "sequences"):
-        tail = drawn.state(f"{drawn.study.main.prefix}tail.{over}", Tail)
-        for name, above in (("good", False), ("unreliable", True)) if tail else ():
-            limit = tails.limit(tail.n) if tail else 0.0
+        limit = tails.limit(int(drawn.reader.sums[over][0]))
+        for name, above in (("good", False), ("unreliable", True)):
             low, high = (limit, None) if above else (None, limit)
             metric = f"khat_{over}"
             yield summary.Band(metric=metric, name=name, low=low, high=high, regime=_LIMIT, source=_TAIL)
@@ -213,8 +212,9 @@ def _by_steps(drawn: Drawn) -> summary.BySteps | None:
     blank = summary.Estimate(value=None)
     read = [reader.estimates(rows) for reader, rows in each]
     for found, (_, _, step) in zip(read, groups, strict=True):
-        found["khat_tokens"] = _khat(int(step.tokens.n), step.tokens.kept)
-        found["khat_sequences"] = _khat(int(step.sequences.n), step.sequences.kept)
+        sums = step.read("columns")
+        for over in ("tokens", "sequences"):
+            found[f"khat_{over}"] = _khat(sums[over][0], step.largest[over])
     return summary.BySteps(
         first=[first for first, _, _ in groups],
         last=[last for _, last, _ in groups],
@@ -229,11 +229,11 @@ def _reader(drawn: Drawn, sums: Mapping[str, Array]) -> Reader:
     return Reader(sums, min(drawn.reader.groups, round(float(sums["sequences"][0]))))
 
 
-def _of_step(drawn: Drawn, step: Step) -> tuple[Reader, dict[str, tuple[Formula, Array]]]:
+def _of_step(drawn: Drawn, step: Arrays) -> tuple[Reader, dict[str, tuple[Formula, Array]]]:
     """Compute the numbers of a group of steps, [1+B] each."""
-    sums = step.sums.read()
+    sums = step.read("columns")
     reader, prefix = _reader(drawn, sums), drawn.study.main.prefix
-    ess = step.logs.once**2 / (sums["sequences"] * step.logs.twice)
+    ess = tails.ess_of_sequences(reader, step.log_sums["products"])
     rows = [(row.name, row, prefix) for row in _OF_STEPS]
     rows += [(row.name, row, "") for row in _PLAIN if _NEEDS[row.name] in sums]
     kl = [row for row in _OF_STEPS if row.name in ("k1", "k3")]
@@ -247,9 +247,9 @@ def _of_step(drawn: Drawn, step: Step) -> tuple[Reader, dict[str, tuple[Formula,
     return reader, found | {_ESS.name: (_ESS, ess)}
 
 
-def _khat(n: int, kept: Array) -> summary.Estimate:
+def _khat(n: float, kept: Array) -> summary.Estimate:
     """Estimate k̂ of n log-weights, of which the largest are known; -inf is no weight."""
-    fitted = tails.fit(Tail(n, kept[kept > -math.inf]))
+    fitted = tails.fit(Tail.read(kept, n))
     return summary.Estimate(value=None) if fitted is None else _estimate(fitted)
 
 
@@ -280,7 +280,7 @@ _RANGES = (-1000.0, -100.0, -10.0, -2.0, 2.0, 10.0, 100.0)
 
 
 def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
-    between = drawn.binned.between
+    between = drawn.sums["between"]
     logs = [math.copysign(math.log(abs(b)), b) for b in _RANGES]
     cuts = [0, *(charts.EDGES.index(x) + 1 for x in logs), between.shape[1]]
     bounds = [None, *(b if b > 0 else -1 / b for b in _RANGES), None]
@@ -302,7 +302,7 @@ def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
 
 def _density(drawn: Drawn) -> summary.Density:
     size = charts.BINS
-    out, synced = drawn.binned.density.round().astype(np.int64).reshape(2, size, size)
+    out, synced = drawn.sums["density"].round().astype(np.int64).reshape(2, size, size)
     return summary.Density(
         edges=charts.probabilities(charts.DENSITY_LOGS),
         counts=(out + synced).tolist(),
@@ -311,7 +311,7 @@ def _density(drawn: Drawn) -> summary.Density:
 
 
 def _corner(drawn: Drawn, at: int) -> summary.Corner:
-    tokens, k3, synced = drawn.binned.corners[:, at].tolist()
+    tokens, k3, synced = drawn.sums["corners"][:, at].tolist()
     return summary.Corner(
         tokens=round(tokens),
         share=tokens / drawn.tokens,
@@ -321,7 +321,7 @@ def _corner(drawn: Drawn, at: int) -> summary.Corner:
 
 
 def _noise(drawn: Drawn) -> summary.Noise:
-    out, synced = drawn.binned.noise.reshape(2, -1, charts.SIZES)
+    out, synced = drawn.sums["noise"].reshape(2, -1, charts.SIZES)
     every = out + synced
     of_synced: dict[str, Any] = {}
     if drawn.synced:
@@ -358,7 +358,7 @@ def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
     """Count the tokens with lag 0 between edges, which are the ends of Δ and edges of the lattice."""
     if not drawn.synced:
         return []
-    counts = drawn.binned.in_sync.counts
+    counts = drawn.sums["in_sync"]
     below = np.concatenate(([0.0], np.cumsum(counts)))
     cuts = [0, *np.searchsorted(loglattice.edges(), edges[1:-1]), loglattice.SIZE]
     return [round(count) for count in np.diff(below[cuts]).tolist()]
@@ -409,15 +409,11 @@ def _split(drawn: Drawn, crossings: Sequence[summary.Crossing]) -> tuple[int, st
 
 
 def _of_groups(
-    drawn: Drawn, groups: Sequence[tuple[int, int, Step]], many: int, plain: bool = False
+    drawn: Drawn, groups: Sequence[tuple[int, int, Arrays]], many: int, plain: bool = False
 ) -> summary.PositionSteps:
-    each = []
-    for _, _, step in groups:  # the columns by position alone, with the counts
-        whole = step.sums.whole
-        at = [i for i, name in enumerate(whole.names) if "@" in name or name in ("tokens", "sequences")]
-        each.append(Sums(tuple(whole.names[i] for i in at), whole.point[at], whole.rest[at], whole.drawn[at]))
-    sums: Sums = reduce(Sums.merge, each)
-    reader = _reader(drawn, sums.read())
+    each = [step.read("columns") for _, _, step in groups]
+    names = [name for name in each[0] if "@" in name or name in ("tokens", "sequences")]
+    reader = _reader(drawn, {name: sum((one[name] for one in each[1:]), each[0][name]) for name in names})
     tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
     values = {str(at): (_K3, reader.sums[f"k3@{at}"] / n) for at, n in enumerate(tokens)}
     k3 = summary.Series(unit="nats", values=[_finite(float(x[0])) for _, x in values.values()])
@@ -434,7 +430,7 @@ _K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
 
 
 def _token_thresholds(drawn: Drawn) -> summary.TokenThresholds:
-    tokens, r1, r11, *_ = drawn.binned.between
+    tokens, r1, r11, *_ = drawn.sums["between"]
     many, n = len(charts.THRESHOLDS), drawn.tokens
     ess, truncated, means, inside = [], [], [], []
     for i, b in enumerate(charts.THRESHOLDS):
@@ -450,11 +446,8 @@ def _token_thresholds(drawn: Drawn) -> summary.TokenThresholds:
     return summary.TokenThresholds(b=at, ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside)
 
 
-def _sequence_thresholds(drawn: Drawn) -> summary.SequenceThresholds | None:
-    state = drawn.state("by_sequence", BySequence)
-    if state is None:
-        return None
-    sums, means = state.sums, state.means
+def _sequence_thresholds(drawn: Drawn) -> summary.SequenceThresholds:
+    sums, means = drawn.sums["by_sum"], drawn.sums["by_mean"]
     many = len(charts.SEQUENCE_THRESHOLDS)
     sequences, tokens = (float(x) for x in sums[:2].sum(1))
     rows: dict[str, list[float | None]] = {name: [] for name in summary.SequenceThresholds.model_fields}
@@ -479,7 +472,7 @@ def _tail(tail: Tail, over: str) -> summary.ParetoTail | None:
     fitted = tails.fit(tail)
     if fitted is None:
         return None
-    top, size = np.sort(tail.kept)[::-1], len(fitted.logs)
+    top, size = tail.kept, len(fitted.logs)
     largest = float(top[0])
     last = min(size, len(top))
     ranks = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
@@ -507,17 +500,16 @@ def _tail(tail: Tail, over: str) -> summary.ParetoTail | None:
 
 def with_tails(drawn: Drawn, found: summary.Lengths) -> summary.Lengths:
     """Add k̂ by length, the median length and the log-normal rule to the curve of sequence weights."""
-    top, grid = drawn.state("prefix.tails", Top), drawn.state("kept", Grid)
-    assert top is not None
+    many, top = drawn.sums["prefixes.many"][:, 0].tolist(), drawn.tally.whole.largest["prefixes"]
     curve = [
-        at.model_copy(update={"khat": _khat(int(n), row)})
-        for at, n, row in zip(found.curve, top.n.tolist(), top.kept, strict=False)
+        at.model_copy(update={"khat": _khat(n, row)})
+        for at, n, row in zip(found.curve, many, top, strict=False)
     ]
     k3 = drawn.metrics[f"{drawn.study.main.prefix}k3"].value
     return found.model_copy(
         update={
             "curve": curve,
-            "median": None if grid is None else _length_at(grid.values[:, 0], 0.5),
+            "median": _length_at(drawn.sums["kept"][:, 0], 0.5),
             "log_normal": _finite(math.log(10) / (2 * k3)) if k3 else None,
         }
     )
@@ -535,10 +527,8 @@ def _length_at(sequences: Array, q: float) -> int | None:
 
 
 def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
-    grid, presets = drawn.state("kept", Grid), drawn.study.candidates
-    if grid is None:
-        return {}
-    values, many = grid.values, len(presets)
+    values, presets = drawn.sums["kept"], drawn.study.candidates
+    many = len(presets)
     sequences, quarters = values[:, 0], selection.by_quartile(values)
     n, own, weights = quarters[:, 1], quarters[:, 2 : 2 + many], quarters[:, 2 + many : 2 + 2 * many]
     by_sign = values[:, 2 + 2 * many :].sum(0).tolist()
@@ -558,10 +548,10 @@ def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
 
 
 def _token_types(drawn: Drawn) -> summary.TokenTypes | None:
-    state = drawn.state("token_ids", ByTokenId)
-    if state is None or not len(state.ids):
+    places = drawn.tally.places.get("token_ids")
+    if not places:
         return None
-    ids, values = state.ids, state.values
+    ids, values = places.keys, places.arrays.sums["terms"]
     total = float(values[:, 1].sum())
     k3 = values[:, 1]
     order = np.argsort(-k3, kind="stable")
@@ -586,8 +576,7 @@ def _token_types(drawn: Drawn) -> summary.TokenTypes | None:
 
 def typical(drawn: Drawn) -> summary.WorstSequence | None:
     """Return the sequence of median K3 of a sample, of those with lag 0 where there are any."""
-    state = drawn.state("worst.typical", Best)
-    records = [row for _, row in state.records] if state else []
+    records = worst.read(drawn.tally.records["worst.typical"], summary.WorstSequence)
     synced = [row for row in records if row.policy_lag == 0]
     rows = sorted(synced or records, key=lambda row: (row.k3_mean, row.sequence_id))
     return with_short_strip(rows[(len(rows) - 1) // 2]) if rows else None
@@ -648,7 +637,7 @@ def _steps_of_one_lag(drawn: Drawn) -> list[int | None]:
     """Return the lag of each group of steps; None where its sequences have several, or none is known."""
     found: list[int | None] = []
     for _, _, step in drawn.groups:
-        sums = step.sums.read()
+        sums = step.read("columns")
         if "lag" not in sums:
             return []
         many, lag, square = (float(sums[name][0]) for name in ("lagged", "lag", "lag2"))

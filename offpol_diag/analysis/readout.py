@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from offpol_diag.analysis import pictures
-from offpol_diag.analysis.tally import Study, Tally
+from offpol_diag.analysis.tally import Study
 from offpol_diag.diagnosis import diagnose
 from offpol_diag.engine import (
     breakdowns,
@@ -27,15 +27,15 @@ from offpol_diag.engine import (
     selection,
     tails,
     update,
+    worst,
 )
-from offpol_diag.engine.accumulators import Best, Counts, Extremes, GroupSample, Places, Sums, typed
 from offpol_diag.engine.formula import Formula, Reader, missing, plain
 from offpol_diag.engine.gap import DRIFTS
-from offpol_diag.engine.prefixes import Prefixes
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.sample import Sample
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.selection import Grid
+from offpol_diag.engine.selection import SampledGroups
+from offpol_diag.engine.tally import Places, Tally
 from offpol_diag.engine.terms import Drift
 from offpol_diag.presets import Preset, candidates
 from offpol_diag.presets.aspects import aspects
@@ -52,6 +52,8 @@ from offpol_diag.summary import (
     Skipped,
     Summary,
     Worst,
+    WorstSequence,
+    WorstToken,
     finite,
 )
 from offpol_diag.trainers import logs
@@ -66,7 +68,7 @@ CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Readout:
-    """A tally with typed access to its states, each read once."""
+    """A tally, each part of which is read once."""
 
     study: Study
     tally: Tally
@@ -74,26 +76,26 @@ class Readout:
     @cached_property
     def reader(self) -> Reader:
         """Sums and their bootstrap replicates."""
-        sums = typed(self.tally.states["sums"], Sums).read()
-        sums |= normal.read(self.normal, self.study.normalised)
+        sums = self.tally.whole.read("columns")
+        sums |= normal.read(self.batches, self.study.normalised)
         sums |= method.own_denominators(self.study.presets, sums)
         longest = np.array([self.ranges["response"][1]])
-        return Reader(sums | {"longest": longest}, self.groups.groups)
+        return Reader(sums | {"longest": longest}, self.groups.many)
 
     @cached_property
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Smallest and largest values by name."""
-        return typed(self.tally.states["ranges"], Extremes).read()
+        return ranges(self.tally)
 
     @cached_property
-    def groups(self) -> GroupSample:
+    def groups(self) -> SampledGroups:
         """The sample of groups, kept for counts that are not sums."""
-        return typed(self.tally.states["group"], GroupSample)
+        return SampledGroups.read(self.tally.places["groups"])
 
     @cached_property
     def selected(self) -> dict[str, Numbers]:
         """Preset → its numbers of dropped sequences and groups."""
-        found = selection.numbers(typed(self.tally.states["length"], Grid), self.groups)
+        found = selection.numbers(self.tally.whole.sums["length"], self.groups)
         return {preset.name: numbers for preset, numbers in zip(self.study.presets, found, strict=True)}
 
     @cached_property
@@ -102,20 +104,25 @@ class Readout:
         return dict(of_presets(self.study.presets, self.reader))
 
     @property
-    def normal(self) -> Places[Sums]:
-        """Sums per trainer batch, for presets whose weights are normalised there."""
-        return typed(self.tally.states["normal"], Places)
+    def batches(self) -> Places:
+        """Sums per trainer batch, of presets whose weights are normalised there."""
+        return self.tally.places["batches"]
 
     @cached_property
     def factors(self) -> dict[str, dict[str, float]]:
         """Preset → trainer batch → the factor that its weights are divided by."""
-        return normal.factors(self.normal, self.study.normalised)
+        return normal.factors(self.batches, self.study.normalised)
 
     @cached_property
     def trainers(self) -> logs.Reading:
         """What trainers would have logged."""
-        sums = typed(self.tally.states["logged"], Sums).read()
-        return logs.Reading(sums, self.ranges, self.study.columns)
+        return logs.Reading(self.tally.whole.read("logged"), self.ranges, self.study.columns)
+
+
+def ranges(tally: Tally) -> dict[str, tuple[float, float]]:
+    """Return name → smallest and largest value."""
+    each = tally.whole.read("ranges").items()
+    return {name: (-minus, high) for name, (minus, high) in ((name, x.tolist()) for name, x in each)}
 
 
 # ---------------------------------------------------------------- what was read
@@ -139,17 +146,17 @@ def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
 
 def counts(tally: Tally) -> dict[str, Any]:
     """Compute the fields of `DumpFacts` that a tally determines."""
-    sums = typed(tally.states["sums"], Sums).read()
-    groups = typed(tally.states["group"], GroupSample)
+    whole, groups = tally.whole, SampledGroups.read(tally.places["groups"])
+    sums = whole.read("columns")
     tokens, sequences = (round(float(sums[name][0])) for name in ("tokens", "sequences"))
     return {
         "sequences": sequences,
         "tokens": tokens,
-        "masked_tokens": round(float(typed(tally.states["logged"], Sums).read()["masked"][0])),
-        "groups": groups.groups,
+        "masked_tokens": round(float(whole.read("logged")["masked"])),
+        "groups": groups.many,
         "groups_exact": not groups.full,
         "mean_length": tokens / sequences,
-        "max_length": int(typed(tally.states["ranges"], Extremes).read()["length"][1]),
+        "max_length": int(ranges(tally)["length"][1]),
     }
 
 
@@ -160,22 +167,17 @@ def counts(tally: Tally) -> dict[str, Any]:
 def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
     """Read out every number of the report, and diagnose."""
     out = Readout(study, tally)
-    places: dict[str, Places[Sums] | Sums] = {
-        name.removeprefix("where."): state
-        for name, state in tally.states.items()
-        if isinstance(state, Places | Sums) and name.startswith("where.")
-    }
     by = breakdowns.locations(
-        places, out.reader.groups, study.group_by, whole=bool(study.by_step), kept=study.kept
+        tally, out.reader.groups, study.group_by, whole=bool(study.by_step), kept=study.kept
     )
-    if "steps" in tally.states and "step" in by:  # numbers requested with `by_step`
-        steps = typed(tally.states["steps"], Places)
-        asked = breakdowns.by_step(steps, out.normal, study.presets, study.by_step, out.reader.groups)
+    if "steps" in tally.places and "step" in by:  # numbers requested with `by_step`
+        steps = tally.places["steps"]
+        asked = breakdowns.by_step(steps, out.batches, study.presets, study.by_step, out.reader.groups)
         rows = [row.model_copy(update={"asked": asked.get(row.key, {})}) for row in by["step"].places]
         by["step"] = by["step"].model_copy(update={"places": rows})
     errors = ranking.numbers(out.reader, study.candidates)
-    lengths = prefixes.lengths(out.reader, typed(tally.states["prefixes"], Prefixes))
-    sequences, tokens = (typed(tally.states[f"worst.{of}"], Best).records for of in ("sequences", "tokens"))
+    lengths = prefixes.lengths(out.reader, tally.whole)
+    sequences = worst.read(tally.records["worst.sequences"], WorstSequence)
     found = Summary(
         dump=facts,
         metrics=metrics(out),
@@ -188,8 +190,8 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         },
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=Worst(
-            sequences=[pictures.with_short_strip(row) for _, row in sequences],
-            tokens=[row for _, row in tokens],
+            sequences=[pictures.with_short_strip(row) for row in sequences],
+            tokens=worst.read(tally.records["worst.tokens"], WorstToken),
         ),
         run=run,
     )
@@ -199,8 +201,7 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     found.lengths = pictures.with_tails(drawn, lengths)
     found.charts = pictures.charts_of(drawn)
     found.worst.typical = pictures.typical(drawn)
-    sample = tally.states.get("sample")
-    found.diagnosis = diagnose(found, sample) if isinstance(sample, Sample) else None
+    found.diagnosis = diagnose(found, Sample.read(tally.records["sample"]))
     return found
 
 
@@ -231,7 +232,7 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
     for name, source, pick, unit, over, text in gap.EXTREMES:
         found[drift.prefix + name] = plain(pick(*out.ranges[drift.prefix + source]), unit, over, text)
     high = {name: pair[1] for name, pair in out.ranges.items()}
-    found |= tails.numbers(out.reader, out.tally.states, drift, high)
+    found |= tails.numbers(out.reader, out.tally.whole, drift, high)
     if drift.denominator == "old":
         for name, text in gap.SECOND_DRIFT.items():
             key = drift.prefix + name
@@ -281,7 +282,7 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     Bins are about equally wide within the 0.01% and 99.99% quantiles, and grow by a quarter each beyond;
     their edges are edges of the lattice that Δ was counted on, so that no count is interpolated.
     """
-    counts = typed(out.tally.states[f"{drift.prefix}bins.d"], Counts).counts
+    counts = out.tally.whole.sums[f"{drift.prefix}bins.d"]
     title, unit = f"log-ratio, {drift.title}", "nats"
     if not counts.any():
         return Histogram(title=title, unit=unit, edges=[0.0], counts=[])
@@ -410,11 +411,10 @@ def _bounded(number: Number, out: Readout, prefix: str) -> Number:
 
 
 def _weight_range(out: Readout, preset: Preset) -> Numbers:
-    name = f"{preset.name}|weight"
     low, high = (
-        normal.span(typed(out.tally.states["normal.ranges"], Places), out.factors[preset.name], name)
+        normal.span(out.batches, out.factors[preset.name], preset.name)
         if preset.name in out.factors
-        else out.ranges[name]
+        else out.ranges[f"{preset.name}|weight"]
     )
     return {
         "weight_min": plain(low, "", "tokens not rejected", "smallest final weight"),

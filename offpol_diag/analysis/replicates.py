@@ -20,7 +20,6 @@ import numpy as np
 
 from offpol_diag.analysis.readout import CONDITIONAL, Readout
 from offpol_diag.engine import formula, gap, method, residual, tails
-from offpol_diag.engine.accumulators import LogSums, typed
 from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.segments import Array
@@ -38,11 +37,12 @@ def base(out: Readout) -> Replicates:
         rows: list[Formula] = [*gap.ROWS, tails.ESS_TOKENS]
         if f"{drift.prefix}ax" in out.reader.sums:
             rows.append(gap.SURROGATE)
-        logs = typed(out.tally.states[f"{drift.prefix}log.sequences"], LogSums)
-        if float(logs.shift) <= OVERFLOW:  # else too large for sums
+        if out.ranges[f"{drift.prefix}s"][1] <= OVERFLOW:  # else too large for sums
             rows.append(gap.CHI2_SEQUENCE)
         found |= {drift.prefix + row.name: _values(out, row, drift.prefix) for row in rows}
-        found[drift.prefix + tails.ESS_SEQUENCES.name] = tails.ess_of_sequences(out.reader, logs)
+        found[drift.prefix + tails.ESS_SEQUENCES.name] = tails.ess_of_sequences(
+            out.reader, out.tally.whole.log_sums[f"{drift.prefix}products"]
+        )
     return found
 
 

@@ -1,15 +1,15 @@
-"""The tally of a dump: named mergeable states, and how a batch is added to them."""
+"""What is measured of a dump, and the tally of one batch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 
 import numpy as np
 
 from offpol_diag.engine import (
-    accumulators,
+    bootstrap,
     breakdowns,
     charts,
     correction,
@@ -28,11 +28,12 @@ from offpol_diag.engine import (
     update,
     worst,
 )
-from offpol_diag.engine.accumulators import Extremes, Places, State, Sums, crowded, merged, typed
+from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.tally import Arrays, Names, Tally
 from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Policy, Preset, candidates
 from offpol_diag.trainers import LOGS, logs
@@ -74,7 +75,7 @@ class Study:
         presets: Sequence[Preset],
         group_by: Sequence[str],
         seed: int,
-        replicates: int = accumulators.REPLICATES,
+        replicates: int = bootstrap.REPLICATES,
     ) -> Study:
         """Return what a dump with these canonical columns allows: of the presets, those whose columns it has.
 
@@ -148,85 +149,85 @@ class Study:
         return replace(self, logs=frozenset(names | own))
 
 
-@dataclass(frozen=True)
-class Tally:
-    """Named states; merging two tallies merges each name."""
-
-    states: dict[str, State]
-
-    @np.errstate(all="ignore")
-    def merge(self, other: Tally) -> Tally:
-        """Merge the tallies of two parts of a dump."""
-        return Tally(_bounded(merged(self.states, other.states)))
+PER_STEP = ("batches", "steps")
+"""Places of which sums of all columns are kept."""
 
 
-PER_STEP = ("normal", "steps")
+def refuse_steps(tally: Tally) -> Tally:
+    """Return a tally, unless it keeps sums of more steps than can be kept.
 
-
-def _bounded(states: dict[str, State]) -> dict[str, State]:
-    """Bound the places of every axis, and refuse more steps than can be kept."""
+    Raises:
+        TooManySteps: it does.
+    """
     for name in PER_STEP:
-        if name in states:
-            kept = typed(states[name], Places).sums
-            rows = next((one.drawn.size for one in kept.values()), 0)
-            scope.refuse_steps(len(kept), 8 * rows)
-    return states | {
-        name: crowded(state)
-        for name, state in states.items()
-        if isinstance(state, Places) and name.startswith("where.") and name != f"where.{breakdowns.STEP}"
-    }
+        if name in tally.places:
+            sums = tally.places[name].arrays.sums["columns"]
+            scope.refuse_steps(len(sums), sums[:1].nbytes)
+    return tally
 
 
+@np.errstate(all="ignore")
 def observe(study: Study, scene: Scene) -> Tally:
-    """Compute the states of one batch."""
+    """Compute the tally of one batch."""
     scope.refuse_steps(scope.count(scene.batch), 0)
     every = (gap.Gap, tails.Tails)
     first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
     sums = PresetSums.of(scene, study.presets)  # a GPU computes them while the host goes on
     weighed = PresetSums.of(scene, study.candidates, losses=False, ranking=True)
     walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
-    axes = breakdowns.places(scene, study.main, study.group_by, study.kept)
-    states: dict[str, State] = {
-        **{f"where.{axis}": found for axis, found in axes.items()},
+    parts = [
+        breakdowns.places(scene, study.main, study.group_by, study.kept),
+        Tally(prefixes.arrays(scene, study.main)),
+        *(Tally(tails.arrays(scene, drift)) for drift in study.drifts),
+    ]
+    found, ranges = _of_presets(study, sums, weighed)
+    del sums, weighed
+    if study.pairs:
+        parts.append(drops.tally(scene, study.main, study.pairs))
+    logged, ends = logs.sums(scene, study.logging)
+    records = {
         "worst.sequences": worst.sequences(scene, study.main),
         "worst.typical": worst.typical(scene, study.main),
         "worst.tokens": worst.tokens(scene, study.main),
-        "prefixes": prefixes.sums(scene, study.main),
+        "sample": sample.sample(scene, study.main),
     }
-    for drift in study.drifts:
-        states |= tails.states(scene, drift)
-    found, ranges = _of_presets(study, sums, weighed)
-    del sums, weighed
-    states |= found
-    states["sample"] = sample.sample(scene, study.main)
-    if study.pairs:
-        states |= drops.states(scene, study.main, study.pairs)
-    states["logged"], ends = logs.sums(scene, study.logging)
-    return Tally(states | {"ranges": Extremes.of(ranges | ends)})
+    parts += [found, Tally(logged), Tally(_extremes(ranges | ends), records=records)]
+    return reduce(Tally.merge, parts)
 
 
-def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[dict[str, State], Ranges]:
-    """Compute the states of all presets, and of candidates; the per-sequence columns are freed on return."""
+def _extremes(ranges: Ranges) -> Arrays:
+    """Return the largest values of −x and x by name, [K, 2]."""
+    ends = np.array([(-low, high) for low, high in ranges.values()]).reshape(-1, 2)
+    return Arrays(maxima={"ranges": ends}, names={"ranges": Names(tuple(ranges))})
+
+
+def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Tally, Ranges]:
+    """Tally all presets, and candidates; the per-sequence columns are freed on return."""
     scene, apart = sums.scene, frozenset(preset.name for preset in study.normalised)
     columns = Columns.joined(*(part.columns(sums) for part in PARTS))
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
     of_all = scene.counts | update.shared(scene) | gap.rewards(scene)
     for drift in study.drifts:
         of_all |= gap.columns(scene, drift)
-    resampled = Columns.joined(Columns.of(of_all), once)
-    every = Columns.joined(resampled, method.weight_columns(weighed), ranking.columns(weighed))
-    states: dict[str, State] = {
-        "sums": Sums.of_stacked(every.names, every.parts, scene.draws, scene.batch.key, every.which),
-        "length": selection.by_length(sums),
-        "group": selection.by_group(sums),
-        "normal": normal.sums(scene, Columns.joined(Columns.of({"tokens": sums.n}), normalised.trimmed)),
-        "normal.ranges": normal.ranges(sums, apart),
-        **charts.states(scene, study.drifts, weighed),
+    every = Columns.joined(Columns.of(of_all), once)
+    whole = Columns.joined(every, method.weight_columns(weighed), ranking.columns(weighed))
+    arrays = Arrays(
+        sums={
+            "columns": resampled(whole.parts, scene.draws, scene.batch.key),
+            "length": selection.by_length(sums),
+        },
+        names={"columns": Names(whole.names, whole.which)},
+    )
+    by_batch = Columns.joined(Columns.of({"tokens": sums.n}), normalised.trimmed)
+    places = {
+        "groups": selection.by_group(sums),
+        "batches": normal.places(scene, by_batch, normal.ranges(sums, apart)),
     }
     if study.by_step:
-        scope.refuse_steps(scope.count(scene.batch), 8 * len(resampled.names) * scene.draws.shape[1])
-        states["steps"] = normal.sums(scene, resampled)
-    return states, _ranges(study, sums) | method.ranges(weighed)
+        scope.refuse_steps(scope.count(scene.batch), 8 * len(every.names) * scene.draws.shape[1])
+        places["steps"] = normal.places(scene, every)
+    pictures = charts.tally(scene, study.drifts, weighed)
+    return Tally(arrays, places).merge(pictures), _ranges(study, sums) | method.ranges(weighed)
 
 
 @cache

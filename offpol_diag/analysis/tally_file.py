@@ -1,40 +1,35 @@
 """A tally as a file, so that parts of a dump can be analysed apart, on any machines, and merged.
 
-One JSON object, gzip where its name ends in .gz. The file is untrusted: reading it executes nothing, its size
-is bounded before and after unpacking, the number of its values before they are parsed, every array's shape
-must match its bytes, and the states must be those that this version computes for the presets and columns
-that the file names.
+A line that names the format, a digest of what follows, and an Arrow stream with a row for each array; its
+metadata say what was analysed. Reading executes nothing, a damaged file is refused by its digest, and the
+arrays must be those that this version computes for the presets and columns that the file names.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
-import os
-import zlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+import pyarrow as pa
+from pydantic import Field, ValidationError, model_validator
 
 from offpol_diag import wholefiles
-from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Found, Needs
-from offpol_diag.analysis.tally import Study, Tally, observe
+from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine.accumulators import Best, Places, State, Sums, typed
-from offpol_diag.engine.fields import LARGE, Count, Ints, form, require
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import ONE, BatchFits
-from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import KINDS, Array, Arrays, Names, Places, Records, Tally
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.grammar import UNBOUNDED
@@ -42,22 +37,22 @@ from offpol_diag.readers import Dump, parquet
 from offpol_diag.readers.checks import remarks
 from offpol_diag.readers.long import value
 from offpol_diag.readers.sources import Part
-from offpol_diag.summary import DumpFacts, Model, Run, WorstSequence, WorstToken
+from offpol_diag.summary import DumpFacts, Model, Run
 
-FORMAT = 2
+FORMAT = 3
+MAGIC = "offpol-diag tally {}\n"
+"""The first line of a file, with the number of its format."""
+DIGEST = 16
+"""Bytes of the digest of all that follows it."""
 HINT = "give a file that `offpol-diag analyze --tally` wrote"
 DAMAGED = "copy it again, or analyze that piece again"
 AGAIN = "analyze the pieces again, all with the version that merges them"
 MOST_BYTES = 2 << 30
-"""Largest size of a tally file as text."""
-MOST_VALUES = 4_000_000
-"""Largest number of values in it (numbers inside arrays not counted)."""
-RATIO, ALWAYS = 64, 256 << 20
-"""Largest unpacked size: this many times the packed size, or ALWAYS where that is more."""
-GZIP, LEVEL = b"\x1f\x8b", 1
+"""Largest size of a tally file."""
 MOST_REPLICATES = MOST_PRESETS = 4096
-FEW = 1
-"""Replicates of the states that a file's states are compared with, however many it declares."""
+LARGE = 1 << 62
+"""Upper limit of every count: no sum of two overflows an int64."""
+Count = Annotated[int, Field(ge=0, lt=LARGE)]
 MOST_GROUPS = 1 << 16
 """Most reward groups that a part lists; with more, only its steps are recorded."""
 MOST_GROUPS_IN_ALL = 1 << 20
@@ -137,7 +132,8 @@ class Signs(Model):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        require(self.positive <= self.tokens, "no more tokens than there are can be positive")
+        if self.positive > self.tokens:
+            raise ValueError("no more tokens than there are can be positive")
         return self
 
 
@@ -163,15 +159,13 @@ class Piece(Model):
     signs: dict[str, Signs]
     steps: list[str]
     ends: tuple[str, str] | None = None
-    groups: Annotated[Array, Ints("groups")] | None = None
+    groups: list[int] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        require(len(set(self.steps)) == len(self.steps), "a step stands twice")
-        require(self.groups is None or self.groups.ndim == 1, "groups must be of shape [groups]")
         counts = (self.facts.rows, self.facts.skipped.count, self.run.peak_rss_bytes)
-        require(all(0 <= count < LARGE for count in counts), "a count is not negative, and below 2^62")
-        require(all(0 <= one < LARGE for one in self.run.seconds.values()), "seconds are not negative")
+        if not all(0 <= count < LARGE for count in (*counts, *self.run.seconds.values())):
+            raise ValueError("a count is not negative, and below 2^62")
         return self
 
     @classmethod
@@ -188,9 +182,9 @@ class Piece(Model):
                 column: Signs(tokens=count.tokens, positive=count.positive, first=count.first)
                 for column, count in dump.signs.items()
             },
-            steps=sorted(typed(tally.states["normal"], Places).sums),
+            steps=tally.places["batches"].keys.tolist(),
             ends=(_id(dump.parts[0], name, 0), _id(dump.parts[-1], name, -1)) if dump.long else None,
-            groups=keys if keys is not None and len(keys) <= MOST_GROUPS else None,
+            groups=keys.tolist() if keys is not None and len(keys) <= MOST_GROUPS else None,
         )
 
 
@@ -219,19 +213,18 @@ def _id(part: Part, name: str, at: int) -> str:
 # ---------------------------------------------------------------- the file
 
 
-class _Stamp(BaseModel):
-    format: int
+class About(Model):
+    """What a tally file says beside its arrays.
+
+    Attributes:
+        offpol_diag: the version that made it.
+        settings: of the analysis.
+        pieces: parts of the dump, in order.
+    """
+
     offpol_diag: str
-
-
-class _Contents(Model):
-    """Contents of a tally file; each state is saved as its class declares."""
-
-    format: Literal[2] = 2
-    offpol_diag: str = Field(description="the version that made it")
     settings: Settings
     pieces: list[Piece] = Field(min_length=1)
-    states: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -249,17 +242,11 @@ def write(path: Path, tally: TallyFile) -> None:
     pieces = [one.piece for one in tally.held]
     if sum(0 if one.groups is None else len(one.groups) for one in pieces) > MOST_GROUPS_IN_ALL:
         pieces = [one.model_copy(update={"groups": None}) for one in pieces]
-    contents = _Contents(
-        offpol_diag=version("offpol-diag"),
-        settings=tally.settings,
-        pieces=pieces,
-        states={name: encoded(state) for name, state in tally.tally.states.items()},
-    )
-    text = contents.model_dump_json().encode() + b"\n"
+    about = About(offpol_diag=version("offpol-diag"), settings=tally.settings, pieces=pieces)
+    data = _packed(tally.tally, about)
     beside = wholefiles.beside(path)
     try:
-        packed = path.suffix.lower() == ".gz"
-        beside.write_bytes(gzip.compress(text, LEVEL, mtime=0) if packed else text)
+        beside.write_bytes(MAGIC.format(FORMAT).encode() + _digest_of(data) + data)
         beside.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})", "choose another place") from error
@@ -267,119 +254,162 @@ def write(path: Path, tally: TallyFile) -> None:
         beside.unlink(missing_ok=True)
 
 
-def encoded(state: State) -> Any:
-    """Encode a state for JSON, field by field as its class declares them."""
-    return _codec(_kind(state)).dump_python(state, mode="json")
+def _digest_of(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST).digest()
 
 
-def decoded(data: object, like: State, replicates: int = FEW) -> State:
-    """Decode a state encoded by `encoded`, mergeable with `like` but for the number of replicates.
-
-    `like` has `FEW` of them: a file that declares thousands must not take the memory for them.
-
-    Raises:
-        ValueError: its fields are not those of such a state, contradict each other, or are of other columns.
-    """
-    state: State = _codec(_kind(like)).validate_python(data)
-    added = replicates - FEW
-    wanted = {(place, size + added if size and place.endswith(".B") else size) for place, size in form(like)}  # type: ignore[operator]
-    require(form(state) <= wanted, "its names and sizes are not those of the presets and columns")
-    return state
+SCHEMA = pa.schema(
+    {
+        "table": pa.string(),
+        "kind": pa.string(),
+        "name": pa.string(),
+        "shape": pa.list_(pa.int64()),
+        "data": pa.large_binary(),
+    }
+)
+"""A row for each array: name of the places ("" for the whole dump), kind, name, shape, and its numbers, or
+JSON, or an Arrow stream."""
 
 
-def _kind(state: State) -> Any:
-    """Return the class of a state, with its type parameter."""
-    if isinstance(state, Best):
-        return Best[WorstSequence | WorstToken]
-    if isinstance(state, Places):
-        return Places[next(map(type, state.sums.values()), Sums)]  # type: ignore[misc]
-    return type(state)
+def _packed(tally: Tally, about: About) -> bytes:
+    """Return a tally as an Arrow stream."""
+    rows = list(_rows(tally))
+    table = pa.table(dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)), SCHEMA)
+    table = table.replace_schema_metadata({"about": about.model_dump_json()})
+    return _stream(table, "zstd")
 
 
-@cache
-def _codec(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _stream(table: pa.Table, compression: str | None = None) -> bytes:
+    sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as out:
+        out.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+Row = tuple[str, str, str, list[int], bytes]
+
+
+def _rows(tally: Tally) -> Iterator[Row]:
+    """Yield the rows of a tally: arrays, names of their lines, keys of places, records."""
+    yield from _of_arrays("", tally.whole)
+    for table, places in tally.places.items():
+        whole = places.keys.dtype == np.int64
+        data = places.keys.astype("<i8").tobytes() if whole else json.dumps(places.keys.tolist()).encode()
+        yield table, "keys" if whole else "labels", places.bound, [], data
+        yield from _of_arrays(table, places.arrays)
+    for name, one in tally.records.items():
+        yield json.dumps([one.most, one.room, one.seen]), "records", name, [], _stream(one.table)
+
+
+def _of_arrays(table: str, arrays: Arrays) -> Iterator[Row]:
+    for kind in KINDS:
+        for name, x in getattr(arrays, kind).items():
+            yield table, kind, name, list(x.shape), np.ascontiguousarray(x, "<f8").tobytes()
+    for name, names in arrays.names.items():
+        lines = None if names.lines is None else names.lines.tolist()
+        yield table, "names", name, [], json.dumps([names.names, lines]).encode()
+
+
+def _unpacked(rows: Iterable[Row]) -> Tally:
+    """Build a tally from its rows."""
+    arrays, places, records = {"": Arrays()}, dict[str, Any](), dict[str, Records]()
+    for table, kind, name, shape, data in rows:
+        if kind in ("keys", "labels"):
+            whole = kind == "keys"
+            keys = np.frombuffer(data, "<i8").astype(np.int64) if whole else _labels(json.loads(data))
+            places[table], arrays[table] = (keys, name), Arrays()
+        elif kind == "records":
+            most, room, seen = json.loads(table)
+            records[name] = Records(most, pa.ipc.open_stream(data).read_all(), room, seen)
+        elif kind == "names":
+            names, lines = json.loads(data)
+            lines = None if lines is None else np.array(lines, np.int64)
+            arrays[table].names[name] = Names(tuple(names), lines)
+        else:
+            getattr(arrays[table], kind)[name] = np.frombuffer(data, "<f8").astype(np.float64).reshape(shape)
+    by = {name: Places(keys, arrays[name], bound) for name, (keys, bound) in places.items()}
+    return Tally(arrays[""], by, records)
+
+
+def _labels(texts: list[str]) -> Array:
+    found = np.empty(len(texts), object)
+    found[:] = texts
+    return found
+
+
+def form(tally: Tally) -> dict[tuple[str, ...], object]:
+    """Return what tallies of one study have in common: shapes and names, but for the number of places."""
+    found: dict[tuple[str, ...], object] = {}
+    each = {"": tally.whole} | {name: one.arrays for name, one in tally.places.items()}
+    for table, arrays in each.items():
+        for kind in KINDS:
+            for name, x in getattr(arrays, kind).items():
+                found[table, kind, name] = x.shape[1:] if table else x.shape
+        for name, names in arrays.names.items():
+            lines = None if names.lines is None else tuple(names.lines.tolist())
+            found[table, "names", name] = names.names, lines
+    found |= {(name, "bound"): (one.bound, one.keys.dtype.kind) for name, one in tally.places.items()}
+    records = tally.records.items()
+    return found | {(name, "records"): (one.most, one.room, one.table.column_names) for name, one in records}
 
 
 # ---------------------------------------------------------------- reading
 
 
+@np.errstate(all="ignore")
 def read(path: Path) -> TallyFile:
     """Read a file that `write` wrote.
 
     Raises:
-        ResultError: not readable, not ours, too large, damaged, or of another format or version; or states,
-            names, sizes or counts that this version could not have made of such a study.
+        ResultError: not readable, not ours, too large, damaged, or of another format or version; or arrays
+            that this version does not make of such a study.
         PresetError: a preset in it that the grammar does not allow.
     """
-    return parse(_text(path), str(path))
-
-
-@np.errstate(all="ignore")
-def parse(text: bytes, name: str) -> TallyFile:
-    """Parse a tally file's text; `name` is its name in errors."""
-    if text.count(b",") + text.count(b"[") + text.count(b"{") > MOST_VALUES:
-        raise ResultError(f"{name}: more than {MOST_VALUES} values, which no tally has", HINT)
+    name = str(path)
+    data = _data(path)
     try:
-        stamp = _Stamp.model_validate_json(text)
+        table = pa.ipc.open_stream(data).read_all()
+        about = json.loads(table.schema.metadata[b"about"])
+        made = about["offpol_diag"]
+        if made != version("offpol-diag"):
+            what = f"offpol-diag {made} made it, and this is {version('offpol-diag')}"
+            raise ResultError(f"{name}: {what}: what their numbers mean may differ", AGAIN)
+        contents = About.model_validate(about)
+        tally = _unpacked(zip(*(table[column].to_pylist() for column in SCHEMA.names), strict=True))
     except ValidationError as error:
-        raise ResultError(f"{name}: this is not a tally of offpol-diag", HINT) from error
-    if stamp.format != FORMAT:
-        hint = "analyze that piece again with this version"
-        raise ResultError(f"{name}: tally format {stamp.format}, this version reads format {FORMAT}", hint)
-    if stamp.offpol_diag != version("offpol-diag"):
-        made = f"offpol-diag {stamp.offpol_diag} made it, and this is {version('offpol-diag')}"
-        raise ResultError(f"{name}: {made}: what their numbers mean may differ", AGAIN)
-    try:
-        contents = _Contents.model_validate_json(text)
-    except ValidationError as error:
-        raise _damaged(name, "", error) from error
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ResultError(f"{name}: {where}: {first['msg']}", DAMAGED) from error
+    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ResultError(f"{name}: it is damaged ({error})", DAMAGED) from error
     study = contents.settings.study(name)
     if not study.drifts:
         raise ResultError(f"{name}: its columns are not those of two policies that can be compared", AGAIN)
-    wanted, states = _small(study).states, dict[str, State]()
-    unlike = sorted(wanted.keys() ^ contents.states.keys())
+    mine, theirs = form(_small(study)), form(tally)
+    unlike = sorted(key for key in mine | theirs if mine.get(key) != theirs.get(key))
     if unlike:
-        what = f"{', '.join(unlike[:3])}: the states in it are not those of its presets and columns"
+        what = f"{', '.join(filter(None, unlike[0]))}: it is not that of its presets and columns"
         raise ResultError(f"{name}: {what}", DAMAGED)
-    for key, like in wanted.items():
-        try:
-            states[key] = decoded(contents.states[key], like, study.replicates)
-        except ValueError as error:
-            raise _damaged(name, f"states.{key}", error) from error
-    tally = Tally(states)
-    try:
-        counts = readout.counts(tally)
-        possible = counts["sequences"] > 0 and counts["tokens"] > 0 and counts["masked_tokens"] >= 0
-    except (ValueError, ArithmeticError):
-        possible = False
-    if not possible:
-        raise ResultError(f"{name}: it counts no sequences and tokens as a dump has them", AGAIN)
     return TallyFile(name, contents.settings, tuple(Held(name, one) for one in contents.pieces), tally)
 
 
-def _damaged(name: str, within: str, error: ValueError) -> ResultError:
-    """Build the error with the place in the file and what is wrong there."""
-    where, what = [within] if within else [], str(error)
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        where, what = [*where, *map(str, first["loc"])], first["msg"]
-    return ResultError(f"{name}: {'.'.join(where)}: {what}", DAMAGED)
-
-
-def _text(path: Path) -> bytes:
-    """Read and unpack a file, up to the largest size allowed."""
+def _data(path: Path) -> bytes:
+    """Read a file, and return what its digest is of."""
     try:
-        wholefiles.check(path)
-        with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if not stream.peek(2).startswith(GZIP):
-                return wholefiles.up_to(stream, MOST_BYTES)
-            with gzip.GzipFile(fileobj=stream) as plain:
-                return wholefiles.up_to(plain, min(MOST_BYTES, max(RATIO * size, ALWAYS)))  # type: ignore[arg-type]
-    except (OSError, EOFError, zlib.error) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ResultError(f"{path}: cannot be read as a tally ({why})", HINT) from error
+        data = wholefiles.read(path, MOST_BYTES)
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be read as a tally ({error.strerror or error})", HINT) from error
+    first, _, rest = data.partition(b"\n")
+    found = re.fullmatch(MAGIC.strip().format("([0-9]{1,9})").encode(), first)
+    if found is None:
+        raise ResultError(f"{path}: this is not a tally of offpol-diag", HINT)
+    if int(found[1]) != FORMAT:
+        what = f"tally format {int(found[1])}, this version reads format {FORMAT}"
+        raise ResultError(f"{path}: {what}", "analyze that piece again with this version")
+    if _digest_of(rest[DIGEST:]) != rest[:DIGEST]:
+        raise ResultError(f"{path}: it is damaged", DAMAGED)
+    return rest[DIGEST:]
 
 
 # ---------------------------------------------------------------- what a study makes
@@ -389,13 +419,13 @@ LABEL = "0"
 
 @lru_cache(maxsize=1)  # files that are merged have one study
 def _small(study: Study) -> Tally:
-    """Analyse one sequence of two tokens: the states of every tally of the study have the same form."""
+    """Tally one sequence of two tokens: every tally of the study has the same form."""
     asked = Needs.of(study.presets, rewards=False)
     fits = BatchFits(
         {cut: {ONE: math.inf, LABEL: math.inf} for cut in asked.cuts},
         {tail: {ONE: None, LABEL: None} for tail in asked.tails},
     )
-    return observe(study, Scene.of(_batch(study), study.seed, FEW, fits))
+    return observe(study, Scene.of(_batch(study), study.seed, study.replicates, fits))
 
 
 def _batch(study: Study) -> Batch:

@@ -12,9 +12,8 @@ from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analysis.tally import Study
 from offpol_diag.batch import Batch, joined
 from offpol_diag.engine import scope
-from offpol_diag.engine.accumulators import sum_by
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import Array
+from offpol_diag.engine.segments import Array, sum_by
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import logs
 from offpol_diag.trainers.tokens import Tokens

@@ -86,7 +86,7 @@ NoHtml = Annotated[bool, option("Write no HTML report.", "--no-html", panel=OUTP
 LARGE = "Leave out of the HTML what draws its charts large (plotly, 2 MB)."
 NoExplore = Annotated[bool, option(LARGE, "--no-explore", panel=OUTPUT, env=True)]
 SUMS = "Write the sums that all numbers are made of, for `offpol-diag merge`."
-Tally = Annotated[Path | None, option(SUMS, "--tally", metavar="FILE.tally.json[.gz]", panel=OUTPUT)]
+Tally = Annotated[Path | None, option(SUMS, "--tally", metavar="FILE.tally", panel=OUTPUT)]
 
 
 def pairs(text: str | None) -> dict[str, str]:

@@ -316,7 +316,7 @@ class Outputs:
             check_folder("--csv", self.csv)
         for option, target, form, example in (
             ("--sequences", self.sequences, "Parquet", "rows.parquet"),
-            ("--tally", self.tally, "a tally", "piece.tally.json.gz"),
+            ("--tally", self.tally, "a tally", "piece.tally"),
         ):
             if target is not None:
                 check_names(target)

@@ -12,7 +12,6 @@ from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Examined
 from offpol_diag.directions import Better, better
 from offpol_diag.engine import drops
-from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.correction import needs
 from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.segments import Array
@@ -55,7 +54,7 @@ def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
     out = Readout(found.study, found.tally)
     drawn = {preset.name: of_preset(out, preset) for preset in found.study.presets}
     numbers = {name: summary.presets[name].metrics for name in drawn}
-    groups = Groups.of(out.reader.sums["tokens"], out.groups.groups)
+    groups = Groups.of(out.reader.sums["tokens"], out.groups.many)
     text = f"less that of {against}, within each replicate"
     differences = {
         name: {
@@ -82,9 +81,8 @@ def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
         )
         for metric in metrics
     }
-    dropped = out.tally.states.get("drops")
-    sums = dropped.read() if isinstance(dropped, Sums) else {}
-    reader = Reader({**out.reader.sums, **sums}, out.groups.groups)
+    sums = out.tally.whole.read("drops") if found.study.pairs else {}
+    reader = Reader({**out.reader.sums, **sums}, out.groups.many)
     every = drops.everything(reader) if found.study.pairs else (None, None)
     ways = [(a.name, b.name) for one, other in found.study.pairs for a, b in ((other, one), (one, other))]
     return Comparison(
@@ -93,7 +91,7 @@ def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
         better=leaders,
         all_tokens=every[0],
         all_sequences=every[1],
-        drops=[drops.drops(reader, found.tally.states, *way) for way in ways],
+        drops=[drops.drops(reader, found.tally.records, *way) for way in ways],
     )
 
 

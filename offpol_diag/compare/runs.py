@@ -27,9 +27,9 @@ from offpol_diag.analyze import Examined
 from offpol_diag.compare.presets import difference
 from offpol_diag.directions import FIRST_GAP
 from offpol_diag.engine import correction
-from offpol_diag.engine.accumulators import GroupSample
 from offpol_diag.engine.formula import FEWEST_GROUPS
 from offpol_diag.engine.gap import DRIFTS
+from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.errors import UsageError
 from offpol_diag.numerals import FRACTIONS, count, doubted, say, written
 from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Pairing, Summary
@@ -113,7 +113,7 @@ class Side:
             metrics = summary.presets[preset.name].metrics
             numbers |= {f"{preset.name}.{name}": number for name, number in metrics.items()}
             drawn |= {f"{preset.name}.{name}": values for name, values in of_preset(out, preset).items()}
-        return cls(numbers, drawn, Groups.of(out.reader.sums["tokens"], out.groups.groups))
+        return cls(numbers, drawn, Groups.of(out.reader.sums["tokens"], out.groups.many))
 
 
 def _drift(name: str) -> str:
@@ -236,7 +236,7 @@ def pairing(a: Examined, b: Examined) -> Pairing:
     """Count the groups in both runs and in only one; the bootstrap resamples shared groups together."""
     one, other = (Readout(run.study, run.tally).groups for run in (a, b))
     shared, exact = _shared(one, other), not (one.full or other.full)
-    only_a, only_b = max(one.groups - shared, 0), max(other.groups - shared, 0)
+    only_a, only_b = max(one.many - shared, 0), max(other.many - shared, 0)
     known = ["group_id" in run.facts.columns for run in (a, b)]
     by: By = "group_id" if all(known) else "nothing" if any(known) else "contents"
     sentence = f"Independent: {WHY[by]}; each run is resampled by itself."
@@ -250,12 +250,12 @@ def pairing(a: Examined, b: Examined) -> Pairing:
     return Pairing(by=by, shared=shared, only_a=only_a, only_b=only_b, exact=exact, sentence=sentence)
 
 
-def _shared(one: GroupSample, other: GroupSample) -> int:
+def _shared(one: SampledGroups, other: SampledGroups) -> int:
     """Count shared groups: exactly if all keys are kept, else estimated from the smallest keys of both."""
     last = min((int(sample.keys[-1]) for sample in (one, other) if sample.full), default=2**63 - 1)
     mine, theirs = (sample.keys[sample.keys <= last] for sample in (one, other))
     both = int(np.isin(mine, theirs).sum())
-    return round(both * one.groups / max(len(mine), 1)) if one.full or other.full else both
+    return round(both * one.many / max(len(mine), 1)) if one.full or other.full else both
 
 
 # ---------------------------------------------------------------- in words

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators, scope, segments
+from offpol_diag.engine import bootstrap, scope, segments
 from offpol_diag.engine.segments import Array
 
 EPS = 1e-6
@@ -72,7 +72,7 @@ def _keys(batch: Batch) -> Array:
     """Hash prompt and step of each sequence to the key of its group, [S] int64."""
     found, which = scope.codes(batch)
     steps = np.array([_word(label) for label in found], np.int64)
-    return accumulators.mix(batch.key ^ steps[which])
+    return bootstrap.mix(batch.key ^ steps[which])
 
 
 def _word(label: str) -> int:

@@ -16,22 +16,23 @@ import numpy as np
 from offpol_diag.batch import Batch
 from offpol_diag.batch import label as text_of
 from offpol_diag.engine import gap, method, normal, policyloss, residual, segments, update
-from offpol_diag.engine.accumulators import (
-    MOST_PLACES,
-    OTHERS,
-    Places,
-    Sums,
-    estimated_others,
-    retained,
-    sum_by,
-    sums_by,
-)
+from offpol_diag.engine.bootstrap import resampled, resampled_by
 from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
-from offpol_diag.engine.segments import Array
+from offpol_diag.engine.segments import Array, sum_by, sums_by
 from offpol_diag.engine.tails import ESS_TOKENS
+from offpol_diag.engine.tally import (
+    MOST_PLACES,
+    OTHERS,
+    Arrays,
+    Names,
+    Places,
+    Tally,
+    estimated_others,
+    retained,
+)
 from offpol_diag.engine.terms import Block, Drift, Terms, collected
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import plain
@@ -213,65 +214,63 @@ class Kept:
     others: int
 
 
-def places(
-    scene: Scene, drift: Drift, group_by: Sequence[str], kept: Sequence[Kept] = ()
-) -> dict[str, Places[Sums] | Sums]:
-    """Sum by place along every axis of the dump; for token axes, all places in one `Sums`.
+PREFIX = "where."
+"""Prefix of the names of axes in a tally."""
+
+
+def places(scene: Scene, drift: Drift, group_by: Sequence[str], kept: Sequence[Kept] = ()) -> Tally:
+    """Sum by place along every axis of the dump; of axes of tokens, all places in one array.
 
     Of a column in `kept` these values are places of their own; of others with many values some, by hash.
     """
     chosen = {one.name: one.values for one in kept}
     parts, columns = collected(scene, drift, ByPlace).parts, gap.columns(scene, drift)
     if not columns:
-        return {}
+        return Tally()
     shared = scene.counts
     summed = {name: shared[name] if name in shared else columns[drift.prefix + name] for name in COLUMNS}
-    found: dict[str, Places[Sums] | Sums] = {}
+    stacked, by_sequence = np.stack((*summed.values(),)), dict[str, Places]()
     for axis in (*SEQUENCE_AXES, *map(column_axis, group_by)):
         keys = axis.keys(scene.batch)
         if keys is not None:
-            found[axis.name] = _sequence_places(scene, summed, keys, axis.name != STEP, chosen.get(axis.name))
-    for token_axis in TOKEN_AXES:
-        if token_axis.name in parts:
-            found[token_axis.name] = _token_places(
-                scene, np.concatenate(parts[token_axis.name], -1), token_axis.labels
-            )
-    return found
+            bounded = axis.name != STEP
+            rows = _rows(keys, bounded, chosen.get(axis.name))
+            members = {key: segments.index(at) for key, at in rows.items()}
+            sums = resampled_by(members, stacked, scene.draws, scene.batch.key)
+            arrays = Arrays(sums={"columns": sums}, names={"columns": Names(COLUMNS)})
+            found = Places.of(members, arrays, "others" if bounded else "none")
+            by_sequence[PREFIX + axis.name] = found
+    by_token = {
+        PREFIX + axis.name: _token_places(scene, np.concatenate(parts[axis.name], -1), len(axis.labels))
+        for axis in TOKEN_AXES
+        if axis.name in parts
+    }
+    return Tally(Arrays(sums=by_token), by_sequence)
 
 
-def _sequence_places(
-    scene: Scene,
-    columns: dict[str, Array],
-    keys: Sequence[object],
-    bounded: bool,
-    chosen: Collection[str] | None,
-) -> Places[Sums]:
+def _rows(keys: Sequence[object], bounded: bool, kept: Collection[str] | None) -> dict[str, list[int]]:
+    """Return the sequences of each place that is kept, and of all others."""
     rows = segments.by_key(map(text_of, keys))
-    kept = chosen
     if kept is None and bounded and len(rows) > MOST_PLACES:
-        kept = set(retained(rows))
+        kept = retained(rows)
     if kept is not None and not set(kept).issuperset(rows):
         others = sorted(row for key, members in rows.items() if key not in kept for row in members)
         rows = {key: members for key, members in rows.items() if key in kept} | {OTHERS: others}
-    stacked, found = np.stack(tuple(columns.values())), {}
-    for key, members in rows.items():
-        at = segments.index(members)
-        found[key] = Sums.of_stacked(tuple(columns), stacked[:, at], scene.draws[at], scene.batch.key[at])
-    return Places(found)
+    return rows
 
 
-def _token_places(scene: Scene, table: Array, labels: Sequence[str]) -> Sums:
-    """Sum tables [C, S · places] over sequences."""
-    stacked = table.reshape(len(COLUMNS), -1, len(labels)).transpose(0, 2, 1)  # [C, places, S]
-    names = tuple(f"{name}|{label}" for name in COLUMNS for label in labels)
-    return Sums.of_stacked(names, stacked.reshape(len(names), -1), scene.draws, scene.batch.key)
+def _token_places(scene: Scene, table: Array, many: int) -> Array:
+    """Sum tables [C, S · places] over sequences: [places, C, 1+B]."""
+    stacked = table.reshape(len(COLUMNS), -1, many).transpose(2, 0, 1)  # [places, C, S]
+    sums = resampled(stacked.reshape(many * len(COLUMNS), -1), scene.draws, scene.batch.key)
+    return sums.reshape(many, len(COLUMNS), -1)
 
 
 # ---------------------------------------------------------------- reading
 
 
 def locations(
-    found: Mapping[str, Places[Sums] | Sums],
+    tally: Tally,
     groups: int,
     group_by: Sequence[str],
     whole: bool = False,
@@ -280,23 +279,21 @@ def locations(
     """Read out every axis, in the order of its places; with `whole`, without a cap on their number."""
     others = {one.name: one.others for one in kept}
     axes: list[TokenAxis | SequenceAxis] = [*SEQUENCE_AXES, *map(column_axis, group_by), *TOKEN_AXES]
-    return {
-        a.name: _location(a, found[a.name], groups, whole, others.get(a.name, 0))
-        for a in axes
-        if a.name in found
-    }
+    each = ((axis, _sums_of(tally, axis)) for axis in axes)
+    return {a.name: _location(a, sums, groups, whole, others.get(a.name, 0)) for a, sums in each if sums}
 
 
-def _by_label(sums: Sums, labels: Sequence[str]) -> dict[str, Sums]:
-    """Split sums by label into the places that have a token."""
-    size, sums = len(labels), sums.whole
-    names = tuple(name.rsplit("|", 1)[0] for name in sums.names[::size])
-    found = {
-        label: Sums(names, *(x[at::size] for x in (sums.point, sums.rest, sums.drawn)))
-        for at, label in enumerate(labels)
-    }
-    tokens = names.index("tokens")
-    return {label: one for label, one in found.items() if one.point[tokens] > 0}
+def _sums_of(tally: Tally, axis: TokenAxis | SequenceAxis) -> dict[str, dict[str, Array]]:
+    """Return key → column → its sums, of the places that an axis has; of tokens, those that have one."""
+    name = PREFIX + axis.name
+    if isinstance(axis, SequenceAxis):
+        places = tally.places.get(name)
+        return {} if places is None else {key: one.read("columns") for key, one in places.items()}
+    sums = tally.whole.sums.get(name)
+    if sums is None:
+        return {}
+    each = ((label, Names(COLUMNS).read(x)) for label, x in zip(axis.labels, sums, strict=True))
+    return {label: one for label, one in each if one["tokens"][0] > 0}
 
 
 def _number(key: str) -> float:
@@ -309,16 +306,14 @@ def _number(key: str) -> float:
 
 
 def _location(
-    axis: TokenAxis | SequenceAxis, where: Places[Sums] | Sums, groups: int, whole: bool, others: int
+    axis: TokenAxis | SequenceAxis,
+    sums: Mapping[str, Mapping[str, Array]],
+    groups: int,
+    whole: bool,
+    others: int,
 ) -> Location:
-    if isinstance(axis, TokenAxis):
-        assert isinstance(where, Sums)
-        sums = _by_label(where, axis.labels)
-        order = {key: float(axis.labels.index(key)) for key in sums}
-    else:
-        assert isinstance(where, Places)
-        sums = where.sums
-        order = {key: _number(key) for key in sums}
+    labels = axis.labels if isinstance(axis, TokenAxis) else ()
+    order = {key: float(labels.index(key)) if labels else _number(key) for key in sums}
     keys = sorted(sums.keys() - {OTHERS}, key=lambda key: (order[key], key))
     kept = keys if whole or others else _thin(keys)
     unkept = others or estimated_others(sums)
@@ -326,13 +321,13 @@ def _location(
         _place(
             f"{2 ** int(key)}–{2 ** (int(key) + 1) - 1}" if axis is LENGTH else key,
             order[key] if order[key] < math.inf else float(i),
-            Reader(sums[key].read(), groups),
+            Reader(sums[key], groups),
         )
         for i, key in enumerate(kept)
     ]
     if unkept:
         title = f"all others, {'' if others else 'about '}{unkept} values"
-        listed.append(_place(title, float(len(keys)), Reader(sums[OTHERS].read(), groups)))
+        listed.append(_place(title, float(len(keys)), Reader(sums[OTHERS], groups)))
     return Location(
         axis=axis.name,
         title=axis.title,
@@ -367,8 +362,8 @@ _PRESET = (*method.ROWS, *method.SIGN_ROWS, *residual.ROWS, *update.ROWS, *polic
 
 
 def by_step(
-    steps: Places[Sums],
-    normalised: Places[Sums],
+    steps: Places,
+    batches: Places,
     presets: Sequence[Preset],
     names: Sequence[str],
     groups: int,
@@ -377,7 +372,7 @@ def by_step(
 
     Args:
         steps: sums of the dump's columns, by step.
-        normalised: the same for presets whose weights are normalised in each step.
+        batches: the same for presets whose weights are normalised in each trainer batch.
         presets: all presets analysed.
         names: as in `gate`: `k3`, `drift2.k3`, `PRESET.ess_tokens`; a preset by name or alias.
         groups: number of groups in the dump.
@@ -385,10 +380,10 @@ def by_step(
     rows = {name: row for name in names if (row := _row(name, presets)) is not None}
     divided = normal.normalised(presets)
     found: dict[Label, Numbers] = {}
-    for label, one in steps.sums.items():
-        sums = one.read()
-        if divided and label in normalised.sums:
-            own = normalised.sums[label].read()
+    divisible = {label: one.read("columns") for label, one in batches.items()} if divided else {}
+    for label, one in steps.items():
+        sums = one.read("columns")
+        if own := divisible.get(label):
             for preset in divided:
                 sums |= normal.rescaled(own, preset)
         sums |= method.own_denominators(presets, sums)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Annotated
 
 import numpy as np
 
@@ -19,18 +17,15 @@ from offpol_diag.engine import (
     gap,
     loglattice,
     method,
-    prefixes,
     segments,
     selection,
     stepgroups,
 )
-from offpol_diag.engine.accumulators import Counts, State, count_by, sum_by
-from offpol_diag.engine.fields import COUNTS, RISING, Floats, Ints, Saved, require
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import Array
-from offpol_diag.engine.stepgroups import StepGroups, Top
+from offpol_diag.engine.segments import Array, count_by, sum_by
+from offpol_diag.engine.tally import Arrays, Places, Tally
 from offpol_diag.engine.terms import Drift, Terms, collected
 
 BINS = 55
@@ -58,61 +53,6 @@ MOST_IDS = 1 << 19
 """Token ids from here on are counted together."""
 SUMMED = ("tokens", "r1", "r11", "k3", "in_sync")
 """Terms summed between edges: tokens, r − 1, (r − 1)², K3, tokens in sync."""
-
-
-@dataclass(frozen=True)
-class Binned(Saved):
-    """Tokens of the main drift on fixed bins.
-
-    Attributes:
-        density: tokens by rollout and trainer bin, without and with lag 0, [2, BINS²].
-        noise: tokens by rollout probability and |Δ|, without and with lag 0, [2, Q · SIZES].
-        between: `SUMMED` over the tokens between `EDGES`, [5, E+1].
-        corners: tokens, K3, tokens in sync in the two corners (lost, found), [3, 2].
-        in_sync: Δ of tokens with lag 0, on the lattice.
-    """
-
-    density: Annotated[Array, Floats(2, BINS * BINS, rule=COUNTS)]
-    noise: Annotated[Array, Floats(2, (len(NOISE_EDGES) + 1) * SIZES, rule=COUNTS)]
-    between: Annotated[Array, Floats(len(SUMMED), len(EDGES) + 1)]
-    corners: Annotated[Array, Floats(3, 2)]
-    in_sync: Counts
-
-    def merge(self, other: Binned) -> Binned:
-        """Add everything."""
-        return Binned(
-            self.density + other.density,
-            self.noise + other.noise,
-            self.between + other.between,
-            self.corners + other.corners,
-            self.in_sync.merge(other.in_sync),
-        )
-
-
-@dataclass(frozen=True)
-class ByTokenId(Saved):
-    """Tokens, ΣK3 and ΣΔ of each token id.
-
-    Attributes:
-        ids: [N] int64, rising; `MOST_IDS` stands for itself and all larger or negative ones.
-        values: [N, 3].
-    """
-
-    ids: Annotated[Array, Ints("ids", rule=RISING)]
-    values: Annotated[Array, Floats("ids", 3)]
-
-    def check(self) -> None:
-        """Refuse ids out of range."""
-        require(((self.ids >= 0) & (self.ids <= MOST_IDS)).all(), f"an id is at most {MOST_IDS}")
-
-    def merge(self, other: ByTokenId) -> ByTokenId:
-        """Add id by id."""
-        last = max((int(one.ids[-1]) for one in (self, other) if len(one.ids)), default=-1)
-        dense = np.zeros((last + 1, 3))
-        for one in (self, other):
-            dense[one.ids] += one.values
-        ids = np.flatnonzero(dense[:, 0])
-        return ByTokenId(ids, dense[ids])
 
 
 # ---------------------------------------------------------------- bins
@@ -245,19 +185,31 @@ class Pictures:
             self.corners[:, i] += (here_.sum(), k3[here_].sum(), sync[here_].sum())
 
     @property
-    def states(self) -> tuple[Binned, ByTokenId | None]:
-        """Everything that was collected."""
-        found = Binned(
-            self.density.reshape(2, -1),
-            self.noise.reshape(2, -1),
-            self.between,
-            self.corners,
-            Counts(self.in_sync),
-        )
+    def arrays(self) -> Arrays:
+        """Binned tokens.
+
+        density: tokens by rollout and trainer bin, without and with lag 0, [2, BINS²].
+        noise: tokens by rollout probability and |Δ|, without and with lag 0, [2, Q · SIZES].
+        between: `SUMMED` over the tokens between `EDGES`, [5, E+1].
+        corners: tokens, K3, tokens in sync in the two corners (lost, found), [3, 2].
+        in_sync: Δ of tokens with lag 0, on the lattice.
+        """
+        found = {
+            "density": self.density.reshape(2, -1),
+            "noise": self.noise.reshape(2, -1),
+            "between": self.between,
+            "corners": self.corners,
+            "in_sync": self.in_sync,
+        }
+        return Arrays(sums=found)
+
+    @property
+    def token_ids(self) -> Places | None:
+        """Tokens, ΣK3 and ΣΔ of each token id, [N, 3]; `MOST_IDS` also stands for larger or negative ones."""
         if self.by_id is None:
-            return found, None
+            return None
         at = np.flatnonzero(self.by_id[0])
-        return found, ByTokenId(at, np.ascontiguousarray(self.by_id[:, at].T))
+        return Places(at, Arrays(sums={"terms": np.ascontiguousarray(self.by_id[:, at].T)}))
 
 
 def _without(far: Array, r1: Array, k3: Array, sync: Array) -> tuple[float, ...]:
@@ -280,26 +232,13 @@ OF_SUMS = ("sequences", "tokens", "w", "ww", "nw", "nww")
 """Terms summed by ΣΔ: sequences, their tokens, w = ∏r, w², and both times the tokens of the sequence."""
 
 
-@dataclass(frozen=True)
-class BySequence(Saved):
-    """Sequences by ΣΔ and by mean Δ.
+def by_sequence(lengths: Array, total: Array) -> Arrays:
+    """Sum sequences by ΣΔ and by mean Δ; both inputs are [S], and empty sequences are left out.
 
-    Attributes:
-        sums: `OF_SUMS` of the sequences whose ΣΔ lies between `SEQUENCE_EDGES`, [6, E+1]; weights only up to
-            the last edge.
-        means: sequences and tokens by mean Δ, [2, E+1].
+    by_sum: `OF_SUMS` of the sequences whose ΣΔ lies between `SEQUENCE_EDGES`, [6, E+1]; weights only up to
+        the last edge.
+    by_mean: sequences and tokens by mean Δ, [2, E+1].
     """
-
-    sums: Annotated[Array, Floats(len(OF_SUMS), len(SEQUENCE_EDGES) + 1)]
-    means: Annotated[Array, Floats(2, len(SEQUENCE_EDGES) + 1, rule=COUNTS)]
-
-    def merge(self, other: BySequence) -> BySequence:
-        """Add everything."""
-        return BySequence(self.sums + other.sums, self.means + other.means)
-
-
-def by_sequence(lengths: Array, total: Array) -> BySequence:
-    """Sum sequences by ΣΔ and by mean Δ; both inputs are [S], and empty sequences are left out."""
     n = lengths.astype(np.float64)
     there = (lengths > 0).astype(np.float64)
     edges = np.array(SEQUENCE_EDGES)
@@ -310,37 +249,26 @@ def by_sequence(lengths: Array, total: Array) -> BySequence:
     sums = np.stack([sum_by(at, size, x) for x in of_sums])
     at = np.searchsorted(edges, total / np.maximum(n, 1), side="right")
     means = np.stack([sum_by(at, size, x) for x in (there, n)])
-    return BySequence(sums, means)
-
-
-def prefix_tails(scene: Scene, drift: Drift) -> Top:
-    """Keep the largest log-weights over the first T tokens, for every T of `prefixes.GRID`: [G]."""
-    x = collected(scene, drift, prefixes.Products).logs(scene)
-    many = (scene.batch.lengths[:, None] >= np.array(prefixes.GRID)).sum(axis=0)
-    beyond = np.full((len(x), len(prefixes.GRID) - x.shape[1]), -np.inf)
-    return Top.of(np.concatenate((x, beyond), axis=1).T, many.astype(np.float64))
+    return Arrays(sums={"by_sum": sums, "by_mean": means})
 
 
 # ---------------------------------------------------------------- all of them
 
 
-def states(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums) -> dict[str, State]:
-    """Compute the states of one batch; the first drift is the main one, `weighed` are the candidates."""
-    main, batch = drifts[0], scene.batch
+def tally(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums) -> Tally:
+    """Sum what pictures of one batch need; the first drift is the main one, `weighed` are the candidates."""
+    main = drifts[0]
     total = gap.columns(scene, main)[f"{main.prefix}d"]
-    binned, by_id = collected(scene, main, Pictures).states
-    found: dict[str, State | None] = {
-        "binned": binned,
-        "token_ids": by_id,
-        "by_sequence": by_sequence(batch.lengths, total),
-        "prefix.tails": prefix_tails(scene, main),
-        "kept": _kept(weighed),
-        "step_groups": _by_step(scene, drifts, weighed, total),
-    }
-    return {name: state for name, state in found.items() if state is not None}
+    pictures = collected(scene, main, Pictures)
+    whole = pictures.arrays.merge(by_sequence(scene.batch.lengths, total))
+    places = {"token_ids": pictures.token_ids, "step_groups": _by_step(scene, drifts, weighed, total)}
+    return Tally(
+        whole.merge(Arrays(sums={"kept": _kept(weighed)})),
+        {name: one for name, one in places.items() if one is not None},
+    )
 
 
-def _kept(weighed: PresetSums) -> selection.Grid:
+def _kept(weighed: PresetSums) -> Array:
     """Sum by length: sequences, tokens, kept tokens and weights of candidates; tokens by sign, kept ones."""
     there = segments.numbers(weighed.n > 0)
     signs = method.by_sign(weighed)
@@ -352,7 +280,7 @@ def _kept(weighed: PresetSums) -> selection.Grid:
         rows += [every[None], kept.all]
     at = selection.length_bin(weighed.batch.lengths)
     columns = [sum_by(at, selection.LENGTH_BINS, row) for row in np.concatenate(rows)]
-    return selection.Grid(np.stack(columns, axis=1))
+    return np.stack(columns, axis=1)
 
 
 OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
@@ -361,7 +289,7 @@ OF_METHODS = ("w", "ww", "kept", "weighted", "high", "units")
 """Columns of each candidate that are summed by step."""
 
 
-def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums, total: Array) -> StepGroups | None:
+def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums, total: Array) -> Places | None:
     batch, main = scene.batch, drifts[0]
     if "step" not in batch.scalars:
         return None
@@ -390,4 +318,4 @@ def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums, total: 
     p, q = batch.policy(main.numerator), batch.policy(main.denominator)
     assert p is not None
     assert q is not None
-    return stepgroups.of_scene(scene, found, p - q, total)
+    return stepgroups.places(scene, found, p - q, total)

@@ -14,11 +14,12 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments, worst
-from offpol_diag.engine.accumulators import Best, State, Sums, typed
+from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import Arrays, Names, Records, Tally
 from offpol_diag.engine.terms import Drift
 from offpol_diag.presets import Preset, Reject, formulas
 from offpol_diag.summary import Drops, LostSequence, Subset
@@ -32,17 +33,18 @@ EVERY = "every"
 Pair = tuple[Preset, Preset]
 
 
-def states(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> dict[str, State]:
+def tally(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> Tally:
     """Compute sums over tokens that one preset drops and the other keeps, both ways, and examples."""
     every = np.ones(scene.batch.tokens, dtype=bool)
     columns = _columns(scene, drift, EVERY, every, scene.counts["sequences"])
-    found: dict[str, State] = {}
+    examples: dict[str, Records] = {}
     for ours, theirs in [*pairs, *((b, a) for a, b in pairs)]:
         kept = _kept(scene, ours)
         lost, name = _kept(scene, theirs) & ~kept, f"{ours.name}>{theirs.name}"
         columns |= _columns(scene, drift, name, lost, _gone(scene.batch, lost, kept))
-        found[f"drops.{name}"] = _examples(scene, drift, ours, lost)
-    return found | {"drops": Sums.of(columns, scene.draws, scene.batch.key)}
+        examples[f"drops.{name}"] = _examples(scene, drift, ours, lost)
+    sums = resampled(np.stack((*columns.values(),)), scene.draws, scene.batch.key)
+    return Tally(Arrays(sums={"drops": sums}, names={"drops": Names(tuple(columns))}), records=examples)
 
 
 def _kept(scene: Scene, preset: Preset) -> Array:
@@ -102,7 +104,7 @@ def _delta(scene: Scene, drift: Drift) -> Array:
 # ---------------------------------------------------------------- examples
 
 
-def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Array) -> Best[LostSequence]:
+def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Array) -> Records:
     """Return the sequences with the largest |ΣΔ| among those that lose tokens."""
     batch = scene.batch
     tokens = segments.count(lost, batch.cu_seqlens)
@@ -111,8 +113,7 @@ def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Array) -> Best[L
     best = np.argsort(-scores, kind="stable")[:EXAMPLES]
     at = [i for i in best.tolist() if scores[i] >= 0]
     rows = [_example(scene, i, int(tokens[i]), float(total[i]), preset) for i in at]
-    none: Best[LostSequence] = Best(EXAMPLES, ())
-    return none.merge(Best(EXAMPLES, tuple((abs(row.log_ratio_sum), row) for row in rows)))
+    return worst.records(EXAMPLES, [(abs(row.log_ratio_sum), row) for row in rows])
 
 
 def _example(scene: Scene, at: int, tokens: int, total: float, preset: Preset) -> LostSequence:
@@ -180,7 +181,7 @@ def everything(reader: Reader) -> tuple[Subset, Subset]:
     return _subset(reader, EVERY, "tokens", "all"), _subset(reader, EVERY, "sequences", "all")
 
 
-def drops(reader: Reader, states: Mapping[str, State], ours: str, theirs: str) -> Drops:
+def drops(reader: Reader, records: Mapping[str, Records], ours: str, theirs: str) -> Drops:
     """Read the numbers of what one preset drops and another keeps."""
     name, text = f"{ours}>{theirs}", f"dropped by {ours}, kept by {theirs}"
     return Drops(
@@ -188,7 +189,7 @@ def drops(reader: Reader, states: Mapping[str, State], ours: str, theirs: str) -
         kept_by=theirs,
         tokens=_subset(reader, name, "tokens", text),
         sequences=_subset(reader, name, "sequences", text),
-        examples=[row for _, row in typed(states[f"drops.{name}"], Best).records],
+        examples=worst.read(records[f"drops.{name}"], LostSequence),
     )
 
 

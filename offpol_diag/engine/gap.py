@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from offpol_diag.engine import accumulators, segments
+from offpol_diag.engine import segments
 from offpol_diag.engine.formula import (
     ABOVE_MINUS_ONE,
     ABOVE_ONE,
@@ -55,7 +55,7 @@ class Gap:
     def see(self, terms: Terms) -> None:
         """Add the next block."""
         self.parts.append(_token_sums(terms) | _probabilities(terms) | _surrogate(terms))
-        for name, span in {"d": terms.span, "pd": accumulators.extremes(terms.pd)}.items():
+        for name, span in {"d": terms.span, "pd": segments.extremes(terms.pd)}.items():
             self.spans[name].append(span)
 
     @property
@@ -178,8 +178,8 @@ def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[float, float]]:
         return {}
     there, total = scene.batch.lengths > 0, found[drift.prefix + "d"]
     spans = collected(scene, drift, Gap).ranges | {
-        "g": accumulators.extremes(_mean(scene, total), there),
-        "s": accumulators.extremes(total, there),
+        "g": segments.extremes(_mean(scene, total), there),
+        "s": segments.extremes(total, there),
     }
     return {drift.prefix + name: span for name, span in spans.items()}
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import numpy as np
 
 from offpol_diag.engine import preset_sums, rows, scope, segments
-from offpol_diag.engine.accumulators import Extremes, Places, Sums
+from offpol_diag.engine.bootstrap import resampled_by
 from offpol_diag.engine.preset_sums import NORMS, PresetSums, norm_factor
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import Arrays, Names, Places
 from offpol_diag.pipeline.plan import weighted
 from offpol_diag.presets import Preset
 
@@ -27,15 +28,12 @@ def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
     return tuple(one for one in presets if preset_sums.normalised(one))
 
 
-def sums(scene: Scene, columns: rows.Columns) -> Places[Sums]:
-    """Sum columns [S] per trainer batch."""
-    each, members = columns.rows, _members(scene).items()
-    return Places(
-        {
-            label: Sums.of_stacked(columns.names, each[:, at], scene.draws[at], which=columns.which)
-            for label, at in members
-        }
-    )
+def places(scene: Scene, columns: rows.Columns, ranges: Arrays | None = None) -> Places:
+    """Sum columns [S] per trainer batch, beside `ranges` of each, as `ranges_of` makes them."""
+    members = _members(scene)
+    sums = resampled_by(members, columns.rows, scene.draws)
+    arrays = Arrays(sums={"columns": sums}, names={"columns": Names(columns.names, columns.which)})
+    return Places.of(members, arrays if ranges is None else arrays.merge(ranges))
 
 
 def _members(scene: Scene) -> dict[Label, slice | Array]:
@@ -48,18 +46,21 @@ def _members(scene: Scene) -> dict[Label, slice | Array]:
     return scene.once("trainer batches", made)
 
 
-def ranges(sums_: PresetSums, names: Container[str]) -> Places[Extremes]:
-    """Return the extremes of the final weights of kept tokens per trainer batch, before normalisation."""
-    users = [(f"{one.name}|weight", at) for at, one in enumerate(sums_.presets) if one.name in names]
-    return Places({label: _extremes(sums_, users, at) for label, at in _members(sums_.scene).items()})
+def ranges(sums: PresetSums, names: Container[str]) -> Arrays:
+    """Return the extremes of the final weights of kept tokens per trainer batch, before normalisation.
 
-
-def _extremes(sums_: PresetSums, users: Sequence[tuple[str, int]], at: slice | Array) -> Extremes:
-    if not users:
-        return Extremes.of({})
-    lows, highs = sums_.spans
-    low, high = lows.values[:, at].min(axis=1), highs.values[:, at].max(axis=1)
-    return Extremes.of({name: (low[lows.at[row]], high[highs.at[row]]) for name, row in users})
+    They are the largest values of −w and w, [N, presets, 2].
+    """
+    users = [at for at, one in enumerate(sums.presets) if one.name in names]
+    members = _members(sums.scene)
+    found = np.empty((len(members), len(users), 2))
+    if users:
+        lows, highs = sums.spans
+        for place, at in enumerate(members.values()):
+            low, high = lows.values[:, at].min(axis=1), highs.values[:, at].max(axis=1)
+            found[place] = [(-low[lows.at[row]], high[highs.at[row]]) for row in users]
+    each = Names(tuple(sums.presets[at].name for at in users))
+    return Arrays(maxima={"weights": found}, names={"weights": each})
 
 
 # ---------------------------------------------------------------- reading
@@ -121,15 +122,16 @@ def rescaled(read: Mapping[str, Array], preset: Preset) -> Columns:
     return {prefix + name: values for name, values in done.items()}
 
 
-def read(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
+def read(places: Places, presets: Sequence[Preset]) -> Columns:
     """Add up the rescaled sums of all trainer batches."""
-    return _added(rescaled(one.read(), preset) for one in places.sums.values() for preset in presets)
+    every = (arrays.read("columns") for _, arrays in places.items())
+    return _added(rescaled(one, preset) for one in every for preset in presets)
 
 
-def norms(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
+def norms(places: Places, presets: Sequence[Preset]) -> Columns:
     """Add up the normalisation sums of all trainer batches."""
     names = [f"{preset.name}|{norm}" for preset in presets for norm in NORMS]
-    each = (one.read() for one in places.sums.values())
+    each = (arrays.read("columns") for _, arrays in places.items())
     return _added({name: sums[name] for name in names} for sums in each)
 
 
@@ -142,9 +144,9 @@ def _added(parts: Iterable[Columns]) -> Columns:
 
 
 @np.errstate(all="ignore")
-def factors(places: Places[Sums], presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
+def factors(places: Places, presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
     """Return preset → trainer batch → the factor that its weights are divided by."""
-    read = {label: sums.read() for label, sums in places.sums.items()}
+    read = {label: arrays.read("columns") for label, arrays in places.items()}
     return {
         preset.name: {
             label: float(norm_factor(*(sums[f"{preset.name}|{name}"][0] for name in NORMS)))
@@ -154,8 +156,8 @@ def factors(places: Places[Sums], presets: Sequence[Preset]) -> dict[str, dict[L
     }
 
 
-def span(places: Places[Extremes], divisors: Mapping[Label, float], name: str) -> tuple[float, float]:
-    """Return the smallest and largest weight of all trainer batches, each divided by its own mean."""
-    pairs = {label: one.read()[name] for label, one in places.sums.items()}
-    low = min(pair[0] / divisors[label] for label, pair in pairs.items())
-    return low, max(pair[1] / divisors[label] for label, pair in pairs.items())
+def span(places: Places, divisors: Mapping[Label, float], name: str) -> tuple[float, float]:
+    """Return a preset's smallest and largest weight of all trainer batches, each divided by its own mean."""
+    each = {label: arrays.read("weights")[name] for label, arrays in places.items()}
+    low = min(-minus / divisors[label] for label, (minus, _) in each.items())
+    return float(low), float(max(high / divisors[label] for label, (_, high) in each.items()))

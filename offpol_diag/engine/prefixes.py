@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import takewhile
-from typing import Annotated
 
 import numpy as np
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.accumulators import LogSums
-from offpol_diag.engine.fields import COUNTS, Floats, Saved, require
+from offpol_diag.engine.bootstrap import log_resampled, resampled
 from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import AtLength, Lengths, Number
 
@@ -39,48 +36,6 @@ ESS = Formula(
 )
 
 
-@dataclass(frozen=True)
-class Prefixes(Saved):
-    """Products of ratios over the first T tokens of responses, for every T of `GRID`.
-
-    Attributes:
-        logs: Σw and Σw² of the responses with at least T tokens, [G, 1+B] each.
-        many: number of those responses, [G, 1+B].
-    """
-
-    logs: LogSums
-    many: Annotated[Array, Floats(len(GRID), "B", rule=COUNTS)]
-
-    def check(self) -> None:
-        """Refuse sums of different shapes."""
-        require(self.logs.once.shape == self.many.shape, "logs and many are of one shape")
-
-    @classmethod
-    def of(cls, x: Array, lengths: Array, draws: Array) -> Prefixes:
-        """Build from log-weights [S, g] at the first g lengths, -inf beyond a response's end, and lengths."""
-        reached = (lengths >= np.array(GRID[: x.shape[1]])[:, None]).astype(np.float64)
-        many = np.concatenate((reached.sum(axis=1, keepdims=True), reached @ draws), axis=1)
-        return cls.padded(LogSums.of(np.ascontiguousarray(x.T), draws), many)
-
-    @classmethod
-    def padded(cls, logs: LogSums, many: Array) -> Prefixes:
-        """Build from sums at the first lengths, if no response reaches the others."""
-        none = np.zeros((len(GRID) - len(many), many.shape[1]))
-        shift = np.concatenate((logs.shift, np.full(len(none), -1e300)))
-        once, twice, many = (np.concatenate((sums, none)) for sums in (logs.once, logs.twice, many))
-        return cls(LogSums(shift, once, twice), many)
-
-    def merge(self, other: Prefixes) -> Prefixes:
-        """Merge the sums of two parts of a dump."""
-        return Prefixes(self.logs.merge(other.logs), self.many + other.many)
-
-    @cached_property
-    def ess(self) -> Array:
-        """(Σw)² / (n Σw²), [G, 1+B]; NaN where no response is that long."""
-        values: Array = self.logs.once**2 / (self.many * self.logs.twice)
-        return values
-
-
 class Products:
     """Collect log-weights over the first T tokens of every sequence."""
 
@@ -94,16 +49,11 @@ class Products:
         self.parts.append(_products(terms.delta, terms.block.offsets))
 
     def logs(self, scene: Scene) -> Array:
-        """Return the log-weights at the first lengths, [S, g]; -inf beyond a response's end."""
-        batch, wide = scene.batch, max((part.shape[1] for part in self.parts), default=0)
-        x = np.full((batch.sequences, wide), -np.inf)
+        """Return the log-weights, [S, G]; -inf beyond a response's end."""
+        x = np.full((scene.batch.sequences, len(GRID)), -np.inf)
         for rows, part in zip(self.rows, self.parts, strict=True):
             x[rows, : part.shape[1]] = part
         return x
-
-    def state(self, scene: Scene) -> Prefixes:
-        """Build the state from all blocks."""
-        return Prefixes.of(self.logs(scene), scene.batch.lengths, scene.draws)
 
 
 def _products(delta: Array, offsets: Array) -> Array:
@@ -116,23 +66,41 @@ def _products(delta: Array, offsets: Array) -> Array:
     return np.where(grid <= lengths[:, None], between[:, :-1].cumsum(axis=1), -np.inf)
 
 
-def sums(scene: Scene, drift: Drift) -> Prefixes:
-    """Compute the state of one batch."""
-    return collected(scene, drift, Products).state(scene)
+TOP = 2048
+"""Largest log-weights kept of a sample for k̂: all that a fit uses up to 466,000 weights."""
+
+
+def arrays(scene: Scene, drift: Drift) -> Arrays:
+    """Compute log Σw and log Σw² of the responses of at least T tokens, their number, and the largest w.
+
+    They are [2, G, 1+B], [G, 1+B] and [G, TOP], for T in `GRID`.
+    """
+    x = collected(scene, drift, Products).logs(scene).T
+    most = int(np.searchsorted(GRID, scene.batch.lengths.max(initial=0), side="right"))
+    reached = segments.numbers(scene.batch.lengths >= np.array(GRID)[:, None])
+    logs = np.full((2, len(GRID), 1 + scene.draws.shape[1]), -np.inf)
+    logs[:, :most] = log_resampled(np.stack((x[:most], 2 * x[:most])), scene.draws)
+    return Arrays(
+        sums={"prefixes.many": resampled(reached, scene.draws)},
+        log_sums={"prefixes": logs},
+        largest={"prefixes": largest_of(x, TOP)},
+    )
 
 
 # ---------------------------------------------------------------- read out
 
 
-def lengths(reader: Reader, prefixes: Prefixes) -> Lengths:
+def lengths(reader: Reader, arrays: Arrays) -> Lengths:
     """Read out ESS by length, and the longest response at which a tenth is kept."""
-    curve = list(_curve(reader, prefixes))
+    curve = list(_curve(reader, arrays))
     return Lengths(longest=_longest(curve), curve=curve)
 
 
-def _curve(reader: Reader, prefixes: Prefixes) -> Iterator[AtLength]:
+def _curve(reader: Reader, arrays: Arrays) -> Iterator[AtLength]:
     """Yield the points of the curve, as long as there are enough responses."""
-    for tokens, many, ess in zip(GRID, prefixes.many[:, 0].tolist(), prefixes.ess, strict=True):
+    many_of, (once, twice) = arrays.sums["prefixes.many"], arrays.log_sums["prefixes"]
+    every = np.exp(2 * once - twice) / many_of
+    for tokens, many, ess in zip(GRID, many_of[:, 0].tolist(), every, strict=True):
         if many < FEWEST:
             return
         yield AtLength(tokens=tokens, sequences=round(many), ess_sequences=reader.wrap(ess, ESS))

@@ -6,17 +6,19 @@ of sequences can: it is bounded, it merges, and it does not depend on how a dump
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators
-from offpol_diag.engine.fields import LARGE, NUMBERS, Floats, Ints, Saved, Scalar, require
+from offpol_diag.engine import bootstrap
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift
 
 TOKENS, SEQUENCES = 1 << 17, 8192
@@ -27,7 +29,7 @@ COLUMNS = ("q", "p", "position", "token_ids", "entropy", "advantages")
 
 
 @dataclass(frozen=True)
-class Sample(Saved):
+class Sample:
     """A sample of sequences.
 
     Attributes:
@@ -39,60 +41,31 @@ class Sample(Saved):
         full: whether sequences were dropped from the sample.
     """
 
-    order: Annotated[NDArray[np.int64], Ints("sequences")]
-    lengths: Annotated[NDArray[np.int64], Ints("sequences")]
-    values: dict[str, Annotated[NDArray[np.float64], Floats("tokens", rule=NUMBERS)]]
-    scalars: dict[str, list[Scalar]]
+    order: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    values: dict[str, NDArray[np.float64]]
+    scalars: dict[str, list[Any]]
     full: bool = False
 
-    def check(self) -> None:
-        """Refuse lengths and columns that contradict each other."""
-        rows, lengths = len(self.order), self.lengths
-        require(rows <= SEQUENCES, f"there are at most {SEQUENCES} sequences")
-        require((self.order[:-1] <= self.order[1:]).all(), "order must rise")
-        require(((lengths > 0) & (lengths <= FIRST + LAST)).all(), "lengths are out of range")
-        require({"q", "p", "position"} <= self.values.keys() <= set(COLUMNS), f"values are of {COLUMNS}")
-        whole = [x for name, x in self.values.items() if name in ("position", "token_ids")]
-        require(all((np.abs(x) < LARGE).all() for x in whole), "a position or a token id is a whole number")
-        require(len(self.values["q"]) == lengths.sum(), "values are not as many as lengths say")
-        require(all(len(column) == rows for column in self.scalars.values()), f"columns have {rows} values")
-
-    def merge(self, other: Sample) -> Sample:
-        """Merge the samples of two parts of a dump."""
-        order = np.concatenate((self.order, other.order))
-        lengths = np.concatenate((self.lengths, other.lengths))
-        rank = np.argsort(order, kind="stable")
-        kept = _prefix(lengths[rank])
-        at = rank[:kept]
-        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-        tokens = _gathered(starts[at], lengths[at])
-        values = {
-            name: np.concatenate((self.values[name], other.values[name]))[tokens]
-            for name in self.values
-            if name in other.values
-        }
-        names = dict.fromkeys((*self.scalars, *other.scalars))
-        both = {name: [*self._column(name), *other._column(name)] for name in names}
-        scalars = {name: [column[i] for i in at] for name, column in both.items()}
-        return Sample(order[at], lengths[at], values, scalars, self.full or other.full or kept < len(rank))
-
-    def _column(self, name: str) -> list[Any]:
-        return self.scalars.get(name, [None] * len(self.order))
+    @classmethod
+    def read(cls, found: Records) -> Sample:
+        """Read the records that `sample` made."""
+        table = found.table
+        scalars = [json.loads(text) for text in table["scalars"].to_pylist()]
+        return cls(
+            ~table["score"].to_numpy(),
+            table["size"].to_numpy(),
+            {
+                name: table[name].combine_chunks().flatten().to_numpy()
+                for name in COLUMNS
+                if name in table.column_names
+            },
+            {name: [row[name] for row in scalars] for name in (scalars[0] if scalars else ())},
+            found.seen > len(table),
+        )
 
 
-def _prefix(lengths: NDArray[np.int64]) -> int:
-    """Return how many of the sequences fit, in their order; at least one."""
-    fit = int(np.searchsorted(np.cumsum(lengths), TOKENS, side="right"))
-    return min(max(fit, 1), SEQUENCES, len(lengths))
-
-
-def _gathered(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of runs of tokens, concatenated."""
-    ends = np.cumsum(lengths)
-    return np.repeat(begins - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
-
-
-def sample(scene: Scene, drift: Drift) -> Sample:
+def sample(scene: Scene, drift: Drift) -> Records:
     """Sample one batch, for the two policies of a drift; sequences without a token are left out."""
     batch = scene.batch
     q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
@@ -115,16 +88,36 @@ def sample(scene: Scene, drift: Drift) -> Sample:
         "entropy": batch.entropy,
         "advantages": batch.advantages,
     }
-    values = {name: x[tokens].astype(np.float64) for name, x in columns.items() if x is not None}
-    scalars = {name: [column[i] for i in at] for name, column in batch.scalars.items()}
-    return Sample(order[at], lengths, values, scalars, len(at) < len(rank))
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
+    scalars = [{name: column[i] for name, column in batch.scalars.items()} for i in at]
+    found = {
+        "score": pa.array(~order[at]),  # the lower the hash, the higher the score
+        "size": pa.array(lengths),
+        "scalars": pa.array([json.dumps(row, default=_plain) for row in scalars], pa.string()),
+    }
+    for name, x in columns.items():
+        if x is not None:
+            values = pa.array(x[tokens].astype(np.float64))
+            found[name] = pa.LargeListArray.from_arrays(offsets, values)
+    return Records.of(SEQUENCES, pa.table(found), TOKENS, len(rank))
+
+
+def _plain(value: object) -> object:
+    """Return a value of a column that JSON lacks as a number or a text."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _prefix(lengths: NDArray[np.int64]) -> int:
+    """Return how many of the sequences fit, in their order; at least one."""
+    fit = int(np.searchsorted(np.cumsum(lengths), TOKENS, side="right"))
+    return min(max(fit, 1), SEQUENCES, len(lengths))
 
 
 def hashes(batch: Batch, q: Array, p: Array) -> Array:
     """Hash each sequence's group, length, and first and last log-probs, [S] int64."""
     end = max(batch.tokens - 1, 0)
     first, last = (np.clip(x, 0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
-    found = accumulators.mix(batch.key + batch.lengths)
+    found = bootstrap.mix(batch.key + batch.lengths)
     for x, at in ((q, first), (p, last), (q, last), (p, first)) if batch.tokens else ():
-        found = accumulators.mix(found ^ x[at].view(np.int64))
+        found = bootstrap.mix(found ^ x[at].view(np.int64))
     return found

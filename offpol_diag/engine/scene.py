@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators
+from offpol_diag.engine import bootstrap
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Array, Memo
@@ -47,7 +47,7 @@ class Scene:
         device: str = CPU,
     ) -> Scene:
         """Build with bootstrap draws for every sequence."""
-        return cls(batch, accumulators.draws(batch.key, seed, replicates), fits, compiled, device)
+        return cls(batch, bootstrap.draws(batch.key, seed, replicates), fits, compiled, device)
 
     def ratios(self, policy: Policy) -> Ratios:
         """Return the ratios π_policy/π_rollout, computed once."""

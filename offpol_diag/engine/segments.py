@@ -7,7 +7,7 @@ are the indices where each run starts and ends. Empty runs are allowed: sum 0, m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -86,3 +86,40 @@ def count(x: Array, offsets: Array) -> Array:
 def numbers(flags: Array) -> Array:
     """Convert flags to float64: 1 where set, 0 elsewhere."""
     return flags.astype(np.float64)
+
+
+# ---------------------------------------------------------------- by code
+
+
+def runs(codes: Array) -> Array:
+    """Return the starts of runs of equal codes, and the end: [T] int64 → [R+1]."""
+    if not len(codes):
+        return np.zeros(1, np.int64)
+    changes = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+    return np.concatenate(([0], changes, [len(codes)]))
+
+
+def count_by(codes: Array, size: int) -> Array:
+    """Count how often each code occurs: [T] int64 in [0, size) → [size] float64."""
+    return np.bincount(codes, minlength=size).astype(np.float64)
+
+
+def sum_by(codes: Array, size: int, x: Array) -> Array:
+    """Sum x [T] float64 by code: [T] int64 in [0, size) → [size] float64."""
+    return np.bincount(codes, x, size).astype(np.float64, copy=False)  # whole numbers, if there are none
+
+
+LANES = 4
+"""Sums of each code kept apart, so that an addition need not wait for the one before it; a power of 2."""
+
+
+def sums_by(codes: Array, size: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Sum several x [T] float64 by code, in lanes: [T] int64 in [0, size) → [size] float64 by name."""
+    lanes = codes * LANES + (np.arange(len(codes)) & (LANES - 1))
+    return {name: sum_by(lanes, size * LANES, x).reshape(-1, LANES).sum(1) for name, x in arrays.items()}
+
+
+def extremes(x: Array, there: Array | None = None) -> tuple[float, float]:
+    """Return the smallest and largest element where `there` is true; (+inf, -inf) where it nowhere is."""
+    where = True if there is None else there
+    return x.min(initial=math.inf, where=where), x.max(initial=-math.inf, where=where)

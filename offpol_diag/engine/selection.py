@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from offpol_diag.engine import accumulators
-from offpol_diag.engine.accumulators import GroupSample
-from offpol_diag.engine.fields import COUNTS, Floats, Saved
+from offpol_diag.engine import bootstrap
 from offpol_diag.engine.formula import plain
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import SAMPLE, Arrays, Places
 from offpol_diag.summary import Numbers
 
 LENGTH_BINS = 256
@@ -21,14 +19,32 @@ LENGTH_BINS = 256
 
 
 @dataclass(frozen=True)
-class Grid(Saved):
-    """Sequences, tokens and each preset's kept tokens by length: [LENGTH_BINS, 2 + P]."""
+class SampledGroups:
+    """A sample of groups (prompts), those whose hashed keys are smallest; exact while there are few.
 
-    values: Annotated[Array, Floats(LENGTH_BINS, "C", rule=COUNTS)]
+    Attributes:
+        keys: of the groups, rising, [G] int64.
+        counts: sequences, and each preset's sequences with a kept token, [G, 1 + P].
+        full: whether there are more groups than these.
+    """
 
-    def merge(self, other: Grid) -> Grid:
-        """Add the counts."""
-        return Grid(self.values + other.values)
+    keys: Array
+    counts: Array
+    full: bool
+
+    @classmethod
+    def read(cls, places: Places) -> SampledGroups:
+        """Read what `by_group` counted."""
+        keys, counts = places.keys, places.arrays.sums["counts"]
+        return cls(keys[:SAMPLE], counts[:SAMPLE], len(keys) > SAMPLE)
+
+    @property
+    def many(self) -> int:
+        """Number of groups: exact unless `full`, else estimated from the density of the keys."""
+        if not self.full:
+            return len(self.keys)
+        share = (float(self.keys[-1]) + 2.0**63) / 2.0**64
+        return round((len(self.keys) - 1) / share)
 
 
 def length_bin(lengths: Array) -> Array:
@@ -38,22 +54,24 @@ def length_bin(lengths: Array) -> Array:
     return found
 
 
-def by_length(sums: PresetSums) -> Grid:
-    """Bin the batch by length."""
+def by_length(sums: PresetSums) -> Array:
+    """Count sequences, tokens and each preset's kept tokens by length: [LENGTH_BINS, 2 + P]."""
     there = (sums.n > 0).astype(np.float64)
     stacked = np.concatenate((there[None], sums.n[None], sums.kept.values)).T
-    at = length_bin(sums.batch.lengths)
     grid = np.zeros((LENGTH_BINS, stacked.shape[1]))
-    np.add.at(grid, at, stacked)
-    return Grid(_of_every(sums, grid))
+    np.add.at(grid, length_bin(sums.batch.lengths), stacked)
+    return _of_every(sums, grid)
 
 
-def by_group(sums: PresetSums) -> GroupSample:
+def by_group(sums: PresetSums) -> Places:
     """Count sequences, and each preset's sequences with a kept token, by group."""
     there = sums.n > 0
     columns = np.concatenate((there[None], sums.kept.values > 0)).T.astype(np.float64)
-    found = GroupSample.of(accumulators.mix(sums.batch.key), columns)
-    return GroupSample(found.keys, _of_every(sums, found.values), found.full)
+    keys, which = np.unique(bootstrap.mix(sums.batch.key), return_inverse=True)
+    counts = np.zeros((len(keys), columns.shape[1]))
+    np.add.at(counts, which, columns)
+    few = slice(0, SAMPLE + 1)
+    return Places(keys[few], Arrays(sums={"counts": _of_every(sums, counts[few])}), "sample")
 
 
 def _of_every(sums: PresetSums, x: Array) -> Array:
@@ -63,9 +81,9 @@ def _of_every(sums: PresetSums, x: Array) -> Array:
     return Rows(x.T, at).all.T
 
 
-def numbers(grid: Grid, groups: GroupSample) -> list[Numbers]:
+def numbers(grid: Array, groups: SampledGroups) -> list[Numbers]:
     """Read the numbers of every preset, in their order."""
-    shares, lost = _quartile_shares(grid.values), _lost(groups.values)
+    shares, lost = _quartile_shares(grid), _lost(groups.counts)
     return [_of_one(*each) for each in zip(shares, lost, strict=True)]
 
 

@@ -10,20 +10,20 @@ References: Vehtari, Simpson, Gelman, Yao, Gabry 2024, "Pareto smoothed importan
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
 from offpol_diag.engine import gap, loglattice
-from offpol_diag.engine.accumulators import Bins, Counts, LogSums, State, typed
-from offpol_diag.engine.fields import NUMBERS, Count, Floats, Saved, require
+from offpol_diag.engine.bootstrap import log_resampled
 from offpol_diag.engine.formula import Formula, Reader, plain
 from offpol_diag.engine.gap import CHI2_SEQUENCE
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Smooth
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import Number, Numbers
 
@@ -34,27 +34,26 @@ fitted.
 
 
 @dataclass(frozen=True)
-class Tail(Saved):
-    """The `TAIL` largest of n values, in no order."""
+class Tail:
+    """The largest of n values.
 
-    n: Count
-    kept: Annotated[Array, Floats("kept", rule=NUMBERS)]
+    Attributes:
+        n: how many values there were.
+        kept: the largest of them, falling.
+    """
 
-    def check(self) -> None:
-        """Refuse fewer or more values than are kept."""
-        require(len(self.kept) == min(self.n, TAIL), f"{len(self.kept)} of {self.n} values are kept")
+    n: int
+    kept: Array
 
     @classmethod
-    def of(cls, x: Array, n: int | None = None) -> Tail:
-        """Keep the largest of the values of a sample; n, if x lacks some that are not among the largest."""
-        size, n = x.size, x.size if n is None else n
-        if size <= TAIL:
-            return cls(n, x.copy())
-        return cls(n, np.partition(x, size - TAIL)[size - TAIL :].copy())
+    def of(cls, x: Array) -> Tail:
+        """Keep the largest values of a sample, [N]."""
+        return cls(len(x), largest_of(x, min(TAIL, len(x))))
 
-    def merge(self, other: Tail) -> Tail:
-        """Keep the largest of both."""
-        return Tail.of(np.concatenate((self.kept, other.kept)), self.n + other.n)
+    @classmethod
+    def read(cls, largest: Array, n: float) -> Tail:
+        """Build from kept values, of which −inf is none."""
+        return cls(int(n), largest[largest > -math.inf])
 
 
 # ---------------------------------------------------------------- fit of a tail
@@ -96,7 +95,7 @@ def khat(tail: Tail) -> float | None:
 
 def fit(tail: Tail) -> Fit | None:
     """Fit the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short."""
-    top = np.sort(tail.kept)[::-1]
+    top = tail.kept
     size = min(math.ceil(min(tail.n / 5, 3 * math.sqrt(tail.n))), len(top) - 1)
     if size < SMALLEST_TAIL:
         return None
@@ -174,29 +173,24 @@ class Tails:
         np.add.at(k3_sums, at, terms.k3)
 
 
-def states(scene: Scene, drift: Drift) -> dict[str, State]:
-    """Compute histograms of Δ and k3, tails over tokens and sequences, and Σw and Σw² of sequences."""
-    columns, batch = gap.columns(scene, drift), scene.batch
+def arrays(scene: Scene, drift: Drift) -> Arrays:
+    """Compute histograms of Δ and k3, tails of tokens and sequences, log Σw and log Σw² of sequences."""
+    columns, batch, prefix = gap.columns(scene, drift), scene.batch, drift.prefix
     if not columns:
-        return {}
-    counts, k3_counts, k3_sums = loglattice.folded(collected(scene, drift, Tails).tables)
-    there, total = batch.lengths > 0, columns[f"{drift.prefix}d"]
+        return Arrays()
+    counts, *k3 = loglattice.folded(collected(scene, drift, Tails).tables)
+    total = np.where(batch.lengths > 0, columns[f"{prefix}d"], -np.inf)
     q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
     assert q is not None
     assert p is not None
-    found: dict[str, State] = {
-        "bins.d": Counts(counts),
-        "bins.k3": Bins(k3_counts, k3_sums),
-        "tail.tokens": Tail.of(p - q),
-        "tail.sequences": Tail.of(total[_filled(scene)]),
-        "log.sequences": LogSums.of(np.where(there, total, -np.inf), scene.draws),
-    }
-    return {drift.prefix + name: state for name, state in found.items()}
-
-
-def _filled(scene: Scene) -> Array:
-    """Return the indices of sequences with a token."""
-    return scene.once("filled", lambda: np.flatnonzero(scene.batch.lengths > 0))
+    return Arrays(
+        sums={f"{prefix}bins.d": counts, f"{prefix}bins.k3": np.stack(k3)},
+        log_sums={f"{prefix}products": log_resampled(np.stack((total, 2 * total)), scene.draws)},
+        largest={
+            f"{prefix}tail.tokens": largest_of(p - q, TAIL),
+            f"{prefix}tail.sequences": largest_of(total, TAIL),
+        },
+    )
 
 
 # ---------------------------------------------------------------- reading
@@ -220,29 +214,36 @@ ESS_SEQUENCES = Formula(
 )
 
 
-def numbers(reader: Reader, states: dict[str, State], drift: Drift, high: dict[str, float]) -> Numbers:
-    """Read the uncorrected-ratio metrics of one drift, with a note where the tail makes them unreliable."""
+def numbers(reader: Reader, arrays: Arrays, drift: Drift, high: Mapping[str, float]) -> Numbers:
+    """Read the uncorrected-ratio metrics of one drift, with a note where the tail makes them unreliable.
+
+    Args:
+        reader: sums of the dump.
+        arrays: those of the dump, as `arrays` makes them.
+        drift: the drift.
+        high: largest Δ and ΣΔ by name.
+    """
     prefix, tokens, sequences = drift.prefix, float(reader.sums["tokens"][0]), "sequences"
-    khat_t = _khat(typed(states[f"{prefix}tail.tokens"], Tail), "tokens", "r")
-    khat_s = _khat(typed(states[f"{prefix}tail.sequences"], Tail), sequences, "e^{ΣΔ}")
-    logs = typed(states[f"{prefix}log.sequences"], LogSums)
-    ratios, products = tokens + float(reader.column("r1", prefix)[0]), float(logs.once[0])
+    khat_t = _khat(Tail.read(arrays.largest[f"{prefix}tail.tokens"], tokens), "tokens", "r")
+    many = float(reader.sums["sequences"][0])
+    khat_s = _khat(Tail.read(arrays.largest[f"{prefix}tail.sequences"], many), sequences, "e^{ΣΔ}")
+    logs = arrays.log_sums[f"{prefix}products"]
+    ratios, largest_product = tokens + float(reader.column("r1", prefix)[0]), high[f"{prefix}s"]
     largest = math.exp(min(high[f"{prefix}d"], OVERFLOW))
-    largest_product = math.exp(high[f"{prefix}s"] - float(logs.shift)) if products > 0 else math.nan
-    top = _top_share(typed(states[f"{prefix}bins.k3"], Bins))
-    counts = typed(states[f"{prefix}bins.d"], Counts).counts
+    top = _top_share(*arrays.sums[f"{prefix}bins.k3"])
+    counts = arrays.sums[f"{prefix}bins.d"]
     text = "quantile of Δ, from a histogram of relative bin width 1/32"
     found = {
         "ess_tokens": doubt(reader.number(ESS_TOKENS, prefix), khat_t),
         "ess_sequences": doubt(reader.wrap(ess_of_sequences(reader, logs), ESS_SEQUENCES), khat_s),
-        "chi2_sequence": doubt(chi2_sequence(reader, logs, drift), khat_s),
+        "chi2_sequence": doubt(chi2_sequence(reader, logs, drift, largest_product), khat_s),
         "khat_tokens": khat_t,
         "khat_sequences": khat_s,
         "max_weight_share": plain(
             largest / ratios if ratios > 0 else math.nan, "fraction", "tokens", "max r / Σr"
         ),
         "max_weight_share_sequences": plain(
-            largest_product / products if products > 0 else math.nan,
+            math.exp(largest_product - float(logs[0, 0])) if many else math.nan,
             "fraction",
             sequences,
             "max w / Σw, w = e^{ΣΔ}",
@@ -285,27 +286,27 @@ def _noted(number: Number, khat: Number, note: str) -> Number:
     return number.model_copy(update={"note": note.format(f"{khat.value:.2f}")})
 
 
-def ess_of_sequences(reader: Reader, logs: LogSums) -> Array:
-    """Compute (Σw)² / (n Σw²) of the dump and of each replicate, [1+B]."""
-    values: Array = logs.once**2 / (reader.sums["sequences"] * logs.twice)
+def ess_of_sequences(reader: Reader, logs: Array) -> Array:
+    """Compute (Σw)² / (n Σw²) of the dump and of each replicate, [1+B], from log Σw and log Σw², [2, 1+B]."""
+    values: Array = np.exp(2 * logs[0] - logs[1]) / reader.sums["sequences"]
     return values
 
 
-def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
-    """Compute E[e^{2ΣΔ}] − 1: by expm1 where that does not overflow, else as a log10."""
-    row, shift = CHI2_SEQUENCE, float(logs.shift)
-    if shift <= OVERFLOW:
+def chi2_sequence(reader: Reader, logs: Array, drift: Drift, largest: float) -> Number:
+    """Compute E[e^{2ΣΔ}] − 1: by expm1 where the `largest` ΣΔ does not overflow, else as a log10."""
+    row = CHI2_SEQUENCE
+    if largest <= OVERFLOW:
         return reader.number(row, drift.prefix)
-    log = float(np.log(logs.twice[0])) + 2 * shift - math.log(float(reader.sums["sequences"][0]))
+    log = float(logs[1, 0]) - math.log(float(reader.sums["sequences"][0]))
     log10, unknown = log / math.log(10), "overflows float64; see its log10"
     if not math.isfinite(log10):
         log10, unknown = None, "overflows float64, and so does its log10"  # type: ignore[assignment]
     return Number(unit=row.unit, over=row.over, formula=row.text, log10=log10, unknown=unknown)
 
 
-def _top_share(bins: Bins) -> float:
+def _top_share(counts: Array, sums: Array) -> float:
     """Compute the share of Σk3 in the 1% of tokens with the largest k3; linear within a bin."""
-    counts, sums = bins.counts[::-1], bins.sums[::-1]
+    counts, sums = counts[::-1], sums[::-1]
     want = math.ceil(0.01 * float(counts.sum()))
     before = np.cumsum(counts) - counts
     taken = np.clip((want - before) / np.maximum(counts, 1), 0, 1)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators, segments
+from offpol_diag.engine import segments
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
@@ -158,7 +158,7 @@ class Terms:
     @cached_property
     def span(self) -> tuple[float, float]:
         """Smallest and largest Δ; (+inf, -inf) without tokens."""
-        return accumulators.extremes(self.delta)
+        return segments.extremes(self.delta)
 
     @cached_property
     def reach(self) -> float:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import gap, sample, segments
-from offpol_diag.engine.accumulators import Best
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift, Terms, collected
-from offpol_diag.summary import LARGEST, Strip, WorstSequence, WorstToken
+from offpol_diag.summary import LARGEST, Model, Strip, WorstSequence, WorstToken
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 SOME, STRIP = 9, 256
 """Sequences to choose a typical one from, and most tokens of a sequence that are kept."""
+
+M = TypeVar("M", bound=Model)
 
 
 class Largest:
@@ -34,7 +41,32 @@ class Largest:
         return np.concatenate(self.parts)
 
 
-def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
+def records(most: int, scored: Sequence[tuple[float, Model]]) -> Records:
+    """Keep the records of highest score, as JSON; equal scores are ordered by that text."""
+    scores, texts = ([score for score, _ in scored], [json.dumps(row.model_dump()) for _, row in scored])
+    columns = {"score": pa.array(scores, pa.float64()), "record": pa.array(texts, pa.string())}
+    return Records.of(most, pa.table(columns))
+
+
+def read(found: Records, kind: type[M]) -> list[M]:
+    """Read what `records` kept, best first."""
+    return [kind.model_validate(json.loads(text)) for text in found.table["record"].to_pylist()]
+
+
+def renumbered(found: Records, rows: int) -> Records:
+    """Return records of sequences that are named by their row, where so many rows come before them."""
+    texts = []
+    for text in found.table["record"].to_pylist():
+        record = json.loads(text)
+        number = record["sequence_id"]
+        if number.isdecimal() and len(number) < 20:
+            record["sequence_id"] = str(int(number) + rows)
+        texts.append(json.dumps(record))
+    table = found.table.set_column(1, "record", pa.array(texts, pa.string()))
+    return Records.of(found.most, table, seen=found.seen)
+
+
+def sequences(scene: Scene, drift: Drift) -> Records:
     """Find the sequences with the largest mean k3 above 0."""
     batch, columns = scene.batch, gap.columns(scene, drift)
     k3 = np.nan_to_num(columns[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1))
@@ -42,11 +74,10 @@ def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     whole = np.stack((at, batch.cu_seqlens[at], batch.lengths[at]), axis=1)
     best = _best(whole, _table(scene, drift, k3)[at], SEQUENCES)
     rows = _sequences(batch, drift, [ints for ints, _ in best], [reals for _, reals in best])
-    none: Best[WorstSequence] = Best(SEQUENCES, ())
-    return none.merge(Best(SEQUENCES, tuple((row.k3_mean, row) for row in rows)))
+    return records(SEQUENCES, [(row.k3_mean, row) for row in rows])
 
 
-def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
+def typical(scene: Scene, drift: Drift) -> Records:
     """Choose a few sequences by hash, those with policy lag 0 first."""
     batch, lags = scene.batch, scene.batch.scalars.get("policy_lag")
     k3 = gap.columns(scene, drift)[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1)
@@ -63,7 +94,7 @@ def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     few = few[:SOME]
     whole = [[row, *known[row, 1:3].astype(np.int64).tolist()] for row in few]
     rows = _sequences(batch, drift, whole, known[few, 3:].tolist())
-    return Best(SOME, tuple(zip(scores[few].tolist(), rows, strict=True)))
+    return records(SOME, list(zip(scores[few].tolist(), rows, strict=True)))
 
 
 def _table(scene: Scene, drift: Drift, k3: Array) -> Array:
@@ -120,7 +151,7 @@ def _strip(columns: npt.NDArray[np.float64]) -> Strip:
     )
 
 
-def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
+def tokens(scene: Scene, drift: Drift) -> Records:
     """Find the tokens with the largest |Δ|, with the log-ratios around them."""
     batch = scene.batch
     q, p = _policies(batch, drift)
@@ -129,8 +160,7 @@ def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
     around = _around(q, p, at)
     real = np.concatenate((np.abs(around[:, CONTEXT : CONTEXT + 1]), _columns(at, q, p), around), axis=1)
     rows = [_token(batch, ints, reals) for ints, reals in _best(_whole(batch, at), real, TOKENS)]
-    none: Best[WorstToken] = Best(TOKENS, ())
-    return none.merge(Best(TOKENS, tuple((abs(row.log_ratio), row) for row in rows)))
+    return records(TOKENS, [(abs(row.log_ratio), row) for row in rows])
 
 
 def _among(batch: Batch, most: Array) -> Array:
@@ -145,7 +175,7 @@ def _among(batch: Batch, most: Array) -> Array:
 def _largest(scores: Array, many: int) -> Array:
     """Return the indices of the largest scores above 0, falling, with up to `TIES` ties.
 
-    Of these `Best` chooses by text.
+    Of these `Records` chooses by text.
     """
     last = np.partition(scores, -many)[-many] if len(scores) > many else 0.0
     candidates = np.flatnonzero((scores >= last) & (scores > 0))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators
+from offpol_diag.engine import bootstrap
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.columns import Plan
@@ -440,7 +440,7 @@ def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:
 def mix(x: Words) -> Words:
     """Hash 64-bit words bijectively, [N] → [N] (splitmix64, Steele et al. 2014)."""
     # arrays of words wrap around without a warning
-    return accumulators.mix(x + np.uint64(0x9E3779B97F4A7C15)).view(np.uint64)
+    return bootstrap.mix(x + np.uint64(0x9E3779B97F4A7C15)).view(np.uint64)
 
 
 def keys_of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:

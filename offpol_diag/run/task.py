@@ -15,18 +15,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine.accumulators import State
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Findings
 
 T = TypeVar("T")
+
+
+class State(Protocol):
+    """What a job leaves of a part of a dump."""
+
+    def merge(self, other: Self) -> Self:
+        """Merge what is left of two parts."""
+        ...
+
+
 M = TypeVar("M", bound=State)
 Job = Callable[[Batch], M]
 """A pure function of one batch; a frozen dataclass, so that it can be pickled."""

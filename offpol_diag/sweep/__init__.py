@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.tally import Study, Tally
+from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import MADE, chosen_devices, engine_named, read_ahead_for, record
 from offpol_diag.engine import correction
+from offpol_diag.engine.tally import Tally
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset, Reject, Weight

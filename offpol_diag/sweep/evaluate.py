@@ -12,15 +12,16 @@ from functools import reduce
 import numpy as np
 
 from offpol_diag.analysis.first_pass import Found
-from offpol_diag.analysis.tally import Study, Tally, observe
+from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, segments
-from offpol_diag.engine.accumulators import Bins, State, Sums
+from offpol_diag.engine import correction, loglattice, segments
+from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.selection import LENGTH_BINS, Grid, length_bin
+from offpol_diag.engine.selection import LENGTH_BINS, length_bin
+from offpol_diag.engine.tally import Arrays, Names, Tally
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.sweep.thresholds import SweptBound
 
@@ -65,43 +66,41 @@ class Plan:
 
 @dataclass(frozen=True)
 class Swept:
-    """The job of a sweep: compute the states of the analysis and of the sweep of one batch."""
+    """The job of a sweep: tally one batch for the analysis and for the sweep."""
 
     plan: Plan
 
     def __call__(self, batch: Batch) -> Tally:
-        """Compute the states of one batch."""
+        """Tally one batch."""
         plan, study = self.plan, self.plan.study
         batch = plan.found.filled(batch)
         scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits)
         tally = observe(study, scene)
         scene.forget()
-        return tally.merge(Tally(states(plan, batch)))
+        return tally.merge(Tally(arrays(plan, batch)))
 
 
-def states(plan: Plan, batch: Batch) -> dict[str, State]:
-    """Compute the states of the sweep, in blocks of sequences that bound the memory."""
+def arrays(plan: Plan, batch: Batch) -> Arrays:
+    """Compute the sums of the sweep, in blocks of sequences that bound the memory."""
     spans = segments.spans(batch.cu_seqlens, CELLS // len(plan.values))
-    return reduce(Tally.merge, (Tally(_states(plan, batch.rows(*span))) for span in spans)).states
+    return reduce(Arrays.merge, (_arrays(plan, batch.rows(*span)) for span in spans))
 
 
-def _states(plan: Plan, batch: Batch) -> dict[str, State]:
+def _arrays(plan: Plan, batch: Batch) -> Arrays:
     study = plan.study
     scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits)
     rows, counts = columns(scene, plan), scene.counts
     every = np.concatenate((counts["sequences"][None], counts["tokens"][None], *rows.values())).T
     by_length = np.zeros((LENGTH_BINS, every.shape[1]))
     np.add.at(by_length, length_bin(batch.lengths), every)
-    found: dict[str, State] = {
-        "sweep.sums": _sums(scene, rows, len(plan.values)),
-        "sweep.length": Grid(by_length),
-        "sweep.steps": Stored.of(batch.rollout, scene.ratios(plan.preset.policy).train),
-    }
+    names, sums = _sums(scene, rows, len(plan.values))
+    found = {"sweep.columns": sums, "sweep.length": by_length}
+    found |= stored(batch.rollout, scene.ratios(plan.preset.policy).train)
     values = statistic(scene, plan)
     if values is not None:
-        found["sweep.shape"] = Bins.of(values)
+        found["sweep.shape"] = loglattice.binned(values)
     scene.forget()
-    return found
+    return Arrays(sums=found, names={"sweep.columns": Names(names)})
 
 
 def statistic(scene: Scene, plan: Plan) -> Array | None:
@@ -146,7 +145,7 @@ ENDS = {"upper": ("high",), "lower": ("low",)}
 """Side of a bound → which weights it acts on."""
 
 
-def _sums(scene: Scene, rows: dict[str, Array], many: int) -> Sums:
+def _sums(scene: Scene, rows: dict[str, Array], many: int) -> tuple[tuple[str, ...], Array]:
     """Sum each column at each threshold; also over sequences of policy lag 0, where only numerics differ."""
     lags = scene.batch.scalars.get("policy_lag", [None] * scene.batch.sequences)
     fresh = np.array([1.0 if lag == 0 else 0.0 for lag in lags])
@@ -155,7 +154,7 @@ def _sums(scene: Scene, rows: dict[str, Array], many: int) -> Sums:
     shared |= {f"fresh_{name}": x * fresh for name, x in shared.items()}
     wide = Columns(tuple(f"{at}|{name}" for name in rows for at in range(many)), tuple(rows.values()))
     every = Columns.joined(Columns.of(shared), wide)
-    return Sums.of_stacked(every.names, every.values, scene.draws, scene.batch.key)
+    return every.names, resampled(every.values, scene.draws, scene.batch.key)
 
 
 # ---------------------------------------------------------------- noise of rounding
@@ -167,6 +166,19 @@ BITS = {"bfloat16": 7, "float16": 10, "float32": 23}
 """Number format → its fraction bits; bfloat16 is float32 without the lower half."""
 LOGIT = 10.0
 """A typical large logit of a language model; its rounding step is the error of a matrix product."""
+
+
+def stored(rollout: Array, train: Array) -> dict[str, Array]:
+    """Count by what `Stored` recognises the formats of log-probs under both policies, [T] each."""
+    both = np.stack((rollout, train))
+    single = both.astype(np.float32)
+    wide = single != both
+    unfit = [wide | (single.view(np.uint32) & 0xFFFF != 0), both.astype(np.float16) != both, wide]
+    steps = np.exp2(2.0 * (np.frexp(both)[1] - 1))
+    return {
+        "sweep.unfit": np.stack([flags.sum(1) for flags in unfit], 1).astype(np.float64),
+        "sweep.squares": np.where(both == 0, 0.0, steps).sum(1),
+    }
 
 
 @dataclass(frozen=True)
@@ -182,22 +194,7 @@ class Stored:
 
     unfit: Array
     squares: Array
-    tokens: int
-
-    @classmethod
-    def of(cls, rollout: Array, train: Array) -> Stored:
-        """Compute the state of a batch from its log-probs under both policies, [T] each."""
-        both = np.stack((rollout, train))
-        single = both.astype(np.float32)
-        wide = single != both
-        unfit = [wide | (single.view(np.uint32) & 0xFFFF != 0), both.astype(np.float16) != both, wide]
-        steps = np.exp2(2.0 * (np.frexp(both)[1] - 1))
-        squares = np.where(both == 0, 0.0, steps).sum(1)
-        return cls(np.stack([flags.sum(1) for flags in unfit], 1), squares, len(rollout))
-
-    def merge(self, other: Stored) -> Stored:
-        """Add the counts."""
-        return Stored(self.unfit + other.unfit, self.squares + other.squares, self.tokens + other.tokens)
+    tokens: float
 
     def formats(self) -> list[str]:
         """Return the coarsest format that holds every value of the rollout and of the train column."""

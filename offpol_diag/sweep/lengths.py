@@ -9,13 +9,13 @@ combines a jackknife over sixteenths of the groups with the misfit of the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.engine import accumulators
+from offpol_diag.engine import bootstrap, segments
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import length_bin
 
@@ -40,26 +40,17 @@ class Scale:
         return self.middle + self.half * np.linspace(-REACH, REACH, BINS + 1)
 
 
-@dataclass(frozen=True)
-class Spreads:
-    """Counts of sequences by fold, length and log r per token [FOLDS, LENGTHS, BINS + 2]; Σ 1/L by length."""
+def spreads(x: Array, lengths: Array, key: Array, scale: Scale) -> dict[str, Array]:
+    """Count sequences by fold, length and log r per token, [FOLDS, LENGTHS, BINS + 2]; sum 1/L by length.
 
-    counts: Array
-    inverse: Array
-
-    @classmethod
-    def of(cls, x: Array, lengths: Array, key: Array, scale: Scale) -> Spreads:
-        """Count sequences from their log r per token, lengths and group keys, [S] each."""
-        at = np.searchsorted(scale.edges, x)
-        bins = np.minimum(length_bin(lengths) // 2, LENGTHS - 1)
-        code = ((accumulators.mix(key) & (FOLDS - 1)) * LENGTHS + bins) * (BINS + 2) + at
-        counts = accumulators.count_by(code, FOLDS * LENGTHS * (BINS + 2))
-        inverse = accumulators.sum_by(bins, LENGTHS, 1 / lengths)
-        return cls(counts.reshape(FOLDS, LENGTHS, BINS + 2), inverse)
-
-    def merge(self, other: Spreads) -> Spreads:
-        """Add the counts."""
-        return Spreads(self.counts + other.counts, self.inverse + other.inverse)
+    Args: log r per token, lengths and group keys of sequences, [S] each, and the axis.
+    """
+    at = np.searchsorted(scale.edges, x)
+    bins = np.minimum(length_bin(lengths) // 2, LENGTHS - 1)
+    code = ((bootstrap.mix(key) & (FOLDS - 1)) * LENGTHS + bins) * (BINS + 2) + at
+    counts = segments.count_by(code, FOLDS * LENGTHS * (BINS + 2))
+    inverse = segments.sum_by(bins, LENGTHS, 1 / lengths)
+    return {"sweep.spreads": counts.reshape(FOLDS, LENGTHS, BINS + 2), "sweep.inverse": inverse}
 
 
 @dataclass(frozen=True)
@@ -166,14 +157,15 @@ class Model:
     product: bool
 
     @classmethod
-    def of(cls, spreads: Spreads, scale: Scale, product: bool) -> Model | None:
-        """Fit the model; None if there are too few sequences."""
-        rows = spreads.counts.sum(axis=0)
+    def of(cls, sums: Mapping[str, Array], scale: Scale, product: bool) -> Model | None:
+        """Fit the model to sums of `spreads`; None if there are too few sequences."""
+        counts, lengths = sums["sweep.spreads"], sums["sweep.inverse"]
+        rows = counts.sum(axis=0)
         many = rows.sum(axis=1)
         middles = 2.0 ** -((np.arange(LENGTHS) + 0.5) / 4)
-        inverse = np.where(many > 0, spreads.inverse / np.maximum(many, 1), middles)
+        inverse = np.where(many > 0, lengths / np.maximum(many, 1), middles)
         whole = fit(rows, inverse, scale)
-        folds = [fit(rows - one, inverse, scale) for one in spreads.counts if one.sum()]
+        folds = [fit(rows - one, inverse, scale) for one in counts if one.sum()]
         if whole is None:
             return None
         return cls(rows, scale, whole, tuple(one for one in folds if one is not None), product)

@@ -13,12 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from offpol_diag.analysis.tally import Tally
 from offpol_diag.engine import loglattice, method, residual
-from offpol_diag.engine.accumulators import Bins, GroupSample, Sums, typed
 from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean, plain
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.selection import Grid, by_quartile, quartile_parts
+from offpol_diag.engine.selection import SampledGroups, by_quartile, quartile_parts
+from offpol_diag.engine.tally import Tally
 from offpol_diag.numerals import say, say_value
 from offpol_diag.presets import Reject
 from offpol_diag.summary import NoiseFloor, Number, SolvedWindow, SweptPoint
@@ -74,7 +73,7 @@ MORE, LEAST = 1.2, 0.05
 
 @dataclass(frozen=True)
 class Readings:
-    """The numbers of a finished sweep, read from its states."""
+    """The numbers of a finished sweep, read from its tally."""
 
     plan: Plan
     tally: Tally
@@ -82,12 +81,12 @@ class Readings:
     @cached_property
     def sums(self) -> dict[str, Array]:
         """Column → its sum and replicates, [1+B]."""
-        return typed(self.tally.states["sweep.sums"], Sums).read()
+        return self.tally.whole.read("sweep.columns")
 
     @cached_property
     def reader(self) -> Reader:
         """Reader of formulas over the sums and their replicates."""
-        return Reader(self.sums, typed(self.tally.states["group"], GroupSample).groups)
+        return Reader(self.sums, SampledGroups.read(self.tally.places["groups"]).many)
 
     @cached_property
     def rows(self) -> list[Formula]:
@@ -99,14 +98,12 @@ class Readings:
     @cached_property
     def grid(self) -> Array:
         """Sums by length bin, [bins, 2 + columns × N]."""
-        return typed(self.tally.states["sweep.length"], Grid).values
+        return self.tally.whole.sums["sweep.length"]
 
     @cached_property
-    def shape(self) -> Bins | None:
-        """Histogram of the statistic on the grid of `loglattice`; None if it depends on other units."""
-        if "sweep.shape" not in self.tally.states:
-            return None
-        return typed(self.tally.states["sweep.shape"], Bins)
+    def shape(self) -> Array | None:
+        """Counts and sums of the statistic on `loglattice`, [2, SIZE]; None if it depends on other units."""
+        return self.tally.whole.sums.get("sweep.shape")
 
     @property
     def length(self) -> float:
@@ -164,8 +161,8 @@ class Readings:
 
     def centre(self) -> float | None:
         """Return the mean of the statistic."""
-        many = 0.0 if self.shape is None else float(self.shape.counts.sum())
-        return float(self.shape.sums.sum()) / many if self.shape is not None and many else None
+        many, total = (0.0, 0.0) if self.shape is None else self.shape.sum(axis=1).tolist()
+        return total / many if many else None
 
     def kept(self, numbers: Mapping[str, Number]) -> float:
         """Return the kept share of tokens or sequences, whichever the bound acts on; 0 if there are none."""
@@ -231,7 +228,8 @@ class Readings:
     @cached_property
     def floors(self) -> list[NoiseFloor]:
         """Noise floors: of the formats of the stored values, and of low-precision logits."""
-        stored = typed(self.tally.states["sweep.steps"], Stored)
+        sums = self.tally.whole.sums
+        stored = Stored(sums["sweep.unfit"], sums["sweep.squares"], float(self.sums["tokens"][0]))
         first, second = stored.formats()
         kinds = first if first == second else f"{first} (rollout) and {second} (trainer)"
         rows = [(f"log-probs stored as {kinds}", stored.deviation(), True)]
@@ -283,7 +281,7 @@ class Readings:
         low, high = moved.get("lower", rule.lower), moved.get("upper", rule.upper)
         if not low or not high:
             return None
-        counts, edges = self.shape.counts, loglattice.edges()
+        counts, edges = self.shape[0], loglattice.edges()
         middle, half = loglattice.quantile(counts, 0.5), (math.log(high) - math.log(low)) / 2
         within = np.minimum(edges[1:], middle + half) - np.maximum(edges[:-1], middle - half)
         parts = np.clip(within / np.diff(edges), 0, 1)

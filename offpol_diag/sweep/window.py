@@ -13,19 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.analysis.tally import Tally
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice
-from offpol_diag.engine.accumulators import Bins, typed
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import Arrays, Tally
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import Dump
 from offpol_diag.run.task import Engine
 from offpol_diag.summary import Number, PredictedKeep, SolvedWindow
-from offpol_diag.sweep.evaluate import Plan, states, statistic
-from offpol_diag.sweep.lengths import Model, Scale, Spreads
+from offpol_diag.sweep.evaluate import Plan, arrays, statistic
+from offpol_diag.sweep.lengths import Model, Scale, spreads
 from offpol_diag.sweep.readings import Readings
 from offpol_diag.sweep.thresholds import Side, SweptBound
 
@@ -72,7 +71,7 @@ def solve(
     two = both or plan.bound.side == "window"
     sought: tuple[Side, ...] = ("lower", "upper") if two else (plan.bound.side,)
 
-    many = round(float(shape.counts.sum()))
+    many = round(float(shape[0].sum()))
     keep = max(1, math.ceil(share * many - 1e-9))
     below = (many - keep) // 2 if two else many - keep if sought == ("lower",) else 0
     ranks = {"lower": below + 1, "upper": below + keep}
@@ -86,7 +85,9 @@ def solve(
     turned, scale = replace(plan, study=study, bound=bound, values=(bounds[sought[-1]],)), _scale(readings)
     seen = engine.reduce(dump, After(turned, scale))
     assert seen is not None
-    after = Readings(turned, Tally(readings.tally.states | seen.states))
+    whole = readings.tally.whole
+    whole = replace(whole, sums=whole.sums | seen.whole.sums, names=whole.names | seen.whole.names)
+    after = Readings(turned, replace(readings.tally, whole=whole))
     point = after.point(0).model_copy(update={"bounds": plan.bound.places(bounds), "own": False})
     centre = None
     if two:
@@ -190,21 +191,34 @@ class Gather:
     plan: Plan
     bins: dict[Side, int]
 
-    def __call__(self, batch: Batch) -> Tally:
+    def __call__(self, batch: Batch) -> Sides:
         """Collect the values of one batch."""
         x = _values(self.plan, self.plan.found.filled(batch))
-        return Tally({side: Inside.of(x, at) for side, at in self.bins.items()})
+        return Sides({side: Inside.of(x, at) for side, at in self.bins.items()})
 
 
-def at_ranks(engine: Engine, dump: Dump, plan: Plan, bins: Bins, ranks: dict[Side, int]) -> dict[str, AtRank]:
+@dataclass(frozen=True)
+class Sides:
+    """Values by side of the window."""
+
+    inside: dict[Side, Inside]
+
+    def merge(self, other: Sides) -> Sides:
+        """Join the values of both sides."""
+        return Sides({side: one.merge(other.inside[side]) for side, one in self.inside.items()})
+
+
+def at_ranks(
+    engine: Engine, dump: Dump, plan: Plan, bins: Array, ranks: dict[Side, int]
+) -> dict[str, AtRank]:
     """Find the value at each rank (1 is the smallest) and its neighbours."""
-    upto = np.cumsum(bins.counts)
+    counts = bins[0]
+    upto = np.cumsum(counts)
     places = {side: int(np.searchsorted(upto, rank)) for side, rank in ranks.items()}
     seen = engine.reduce(dump, Gather(plan, places))
     assert seen is not None
     return {
-        side: typed(seen.states[side], Inside).at(ranks[side], float(upto[at] - bins.counts[at]))
-        for side, at in places.items()
+        side: seen.inside[side].at(ranks[side], float(upto[at] - counts[at])) for side, at in places.items()
     }
 
 
@@ -219,15 +233,15 @@ class After:
     scale: Scale | None
 
     def __call__(self, batch: Batch) -> Tally:
-        """Compute the states of one batch."""
+        """Tally one batch."""
         batch = self.plan.found.filled(batch)
-        found = Tally(states(self.plan, batch))
+        found = arrays(self.plan, batch)
         if self.scale is None:
-            return found
+            return Tally(found)
         x = _values(self.plan, batch)
         lengths, key = (each[batch.lengths > 0] for each in (batch.lengths, batch.key))
         x = x / lengths if self.plan.product else x
-        return Tally(found.states | {"sweep.spreads": Spreads.of(x, lengths, key, self.scale)})
+        return Tally(found.merge(Arrays(sums=spreads(x, lengths, key, self.scale))))
 
 
 def _scale(readings: Readings) -> Scale | None:
@@ -236,7 +250,7 @@ def _scale(readings: Readings) -> Scale | None:
     of_sequences = plan.bound.over(plan.preset) in ("sum", "mean")
     if plan.bound.statistic(plan.preset) != "ratio" or not of_sequences or shape is None:
         return None
-    low, middle, high = (loglattice.quantile(shape.counts, q) for q in (0.025, 0.5, 0.975))
+    low, middle, high = (loglattice.quantile(shape[0], q) for q in (0.025, 0.5, 0.975))
     per, wider = (readings.length, 3.0) if plan.product else (1.0, 1.0)
     return Scale(middle / per, max((high - low) / 2 * wider / per, 1e-9))
 
@@ -245,7 +259,7 @@ def _forecast(found: SolvedWindow, after: Readings, scale: Scale | None) -> Solv
     """Add the shares that the bounds would keep at other lengths."""
     if scale is None:
         return found
-    model = Model.of(typed(after.tally.states["sweep.spreads"], Spreads), scale, after.plan.product)
+    model = Model.of(after.tally.whole.sums, scale, after.plan.product)
     if model is None:
         return found
     rule = after.plan.bound.rule(after.plan.preset)

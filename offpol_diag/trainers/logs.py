@@ -18,9 +18,9 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tally import Arrays, Names
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Number, Numbers
@@ -179,15 +179,15 @@ def read(t: Tokens, totals: Merged) -> Numbers:
 # ---------------------------------------------------------------- a batch, a dump
 
 
-def sums(scene: Scene, presets: Sequence[Preset]) -> tuple[Sums, dict[str, tuple[float, float]]]:
+def sums(scene: Scene, presets: Sequence[Preset]) -> tuple[Arrays, dict[str, tuple[float, float]]]:
     """Compute the sums and extremes of a batch that the presets' logs ask for, a few sequences at a time.
 
     Those of a preset are `PRESET!0`, `PRESET!1`, …, numbers that presets share being added once; `masked` are
-    the masked tokens.
+    the masked tokens. They have no replicates: no number of a trainer has an interval.
     """
     found = [_of_block(part, presets) for part in _blocks(scene)]
     ends = {name: [one[name] for _, one in found] for name in found[0][1]}
-    return reduce(Sums.merge, (one for one, _ in found)), {
+    return reduce(Arrays.merge, (one for one, _ in found)), {
         name: (min(low for low, _ in pairs), max(high for _, high in pairs)) for name, pairs in ends.items()
     }
 
@@ -203,7 +203,7 @@ def _blocks(scene: Scene) -> Iterator[Scene]:
             part.forget()
 
 
-def _of_block(scene: Scene, presets: Sequence[Preset]) -> tuple[Sums, dict[str, tuple[float, float]]]:
+def _of_block(scene: Scene, presets: Sequence[Preset]) -> tuple[Arrays, dict[str, tuple[float, float]]]:
     """Compute the same of a few sequences; an array that presets share is one row."""
     masked = scene.batch.masked.astype(np.float64)
     found = {preset.name: collected(Tokens(scene, preset)) for preset in presets}
@@ -216,9 +216,8 @@ def _of_block(scene: Scene, presets: Sequence[Preset]) -> tuple[Sums, dict[str, 
     ended = {id(x): x for one in found.values() for x in one.ends}
     pairs = {key: (x.min(initial=np.inf), x.max(initial=-np.inf)) for key, x in ended.items()}
     ends = {f"{name}!{at}": pairs[id(x)] for name, one in found.items() for at, x in enumerate(one.ends)}
-    stacked = np.stack([*rows.values()])
-    # without replicates: no number of a trainer has an interval
-    return Sums.of_stacked(tuple(summed), stacked, scene.draws[:, :0], which=which), ends
+    totals = np.stack([*rows.values()]).sum(axis=1)
+    return Arrays(sums={"logged": totals}, names={"logged": Names(tuple(summed), which)}), ends
 
 
 class Reading:
@@ -234,7 +233,7 @@ class Reading:
         """Return logged name → number of a preset."""
 
         def sum_at(at: int) -> Number:
-            return self._sums[f"{preset.name}!{at}"][0]
+            return self._sums[f"{preset.name}!{at}"]
 
         def ends_at(at: int) -> tuple[Number, Number]:
             low, high = self._ends[f"{preset.name}!{at}"]

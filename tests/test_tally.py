@@ -1,0 +1,230 @@
+"""Tallies by themselves: arrays of four kinds, by place, and best records, merged in any order."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import reduce
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from offpol_diag.engine import bootstrap, selection, stepgroups, tally
+from offpol_diag.engine.tails import TAIL, Tail
+from offpol_diag.engine.tally import Arrays, Names, Places, Records, Tally, largest_of
+
+RANDOM = np.random.default_rng(11)
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def equal(one: Any, two: Any) -> bool:
+    """Return whether tallies, or parts of them, agree to 1e-12 of the largest entry."""
+    if isinstance(one, np.ndarray):
+        if one.dtype == object:
+            return one.tolist() == two.tolist()
+        top = float(np.nan_to_num(np.abs(one), posinf=0.0).max()) if one.size else 0.0
+        return one.shape == two.shape and np.allclose(one, two, rtol=1e-12, atol=1e-12 * top)
+    if isinstance(one, pa.Table):
+        return one.equals(two)
+    if isinstance(one, dict):
+        return set(one) == set(two) and all(equal(one[key], two[key]) for key in one)
+    if isinstance(one, Arrays | Places | Tally | Records | Names):
+        return all(equal(getattr(one, name), getattr(two, name)) for name in vars(one))
+    return bool(one == two)
+
+
+def arrays(*shape: int) -> Arrays:
+    def x(*more: int) -> np.ndarray:
+        return RANDOM.standard_normal((*shape, *more))
+
+    return Arrays(
+        sums={"a": x(3, 4), "b": x()},
+        maxima={"m": x(2)},
+        log_sums={"l": 800 * x(2)},
+        largest={"t": largest_of(x(RANDOM.integers(1, 9)), 5)},
+        names={"a": Names(("x", "y", "z", "x2"), np.array([0, 1, 2, 0]))},
+    )
+
+
+def places(*keys: object, bound: Any = "none") -> Places:
+    found = arrays(len(keys))
+    if bound == "steps":
+        found.maxima["shift"] = np.zeros(len(keys))
+    if keys and isinstance(keys[0], str):
+        return Places.of(keys, found, bound)
+    order = np.array(sorted(keys), np.int64)
+    return Places(order, found, bound).bounded
+
+
+def records(*scores: float) -> Records:
+    texts = [f"{score}{RANDOM.integers(0, 3)}" for score in scores]
+    table = pa.table({"score": pa.array(scores, pa.float64()), "record": pa.array(texts, pa.string())})
+    return Records.of(3, table)
+
+
+def sized(*sizes: int) -> Records:
+    scores = RANDOM.integers(-(2**62), 2**62, len(sizes))
+    return Records.of(50, pa.table({"score": scores, "size": pa.array(sizes, pa.int64())}), 100)
+
+
+TRIPLES: dict[str, Any] = {
+    "whole": (arrays(), arrays(), arrays()),
+    "an array that others lack": (arrays(), Arrays(), Arrays(sums={"c": np.ones(2)})),
+    "labels": (places("a", "b"), places("b", "ü|/"), places()),
+    "keys": (places(3, -4, 9), places(9), places(1, 2, 3)),
+    "many labels": tuple(
+        places(*map(str, range(*ends)), bound="others") for ends in ((3000,), (2000, 5000), (10,))
+    ),
+    "many keys": tuple(
+        places(*(7919 * at % 10007 for at in range(*ends)), bound="sample")
+        for ends in ((4000,), (3000, 6000), (9,))
+    ),
+    "steps": tuple(
+        places(*steps, bound="steps") for steps in (range(40), (), (3, 7, *range(30, 90), 1000, -1))
+    ),
+    "records": (records(2, 1, 0), records(2, 2), records()),
+    "records of a size": (sized(60, 30, 10, 50), sized(200), sized()),
+}
+
+
+@pytest.mark.parametrize("name", TRIPLES)
+def test_merging_is_associative_and_commutative_and_changes_neither_side(name):
+    a, b, c = TRIPLES[name]
+    before = copy.deepcopy((a, b, c))
+    if len(getattr(c, "keys", "1")) == 0:  # of no type: as the others'
+        c = Places(a.keys[:0], a.arrays.map(lambda _, x: x[:0]), a.bound)
+        before = *before[:2], c
+
+    whole = a.merge(b).merge(c)
+    for one, two, three in permutations((a, b, c)):
+        assert equal(one.merge(two).merge(three), whole)
+        assert equal(one.merge(two.merge(three)), whole)
+    assert all(equal(x, y) for x, y in zip((a, b, c), before, strict=True))
+
+
+def test_the_four_kinds_are_what_plain_python_computes():
+    parts = [arrays() for _ in range(5)]
+    whole = reduce(Arrays.merge, parts)
+
+    at = (1, 2)
+    assert whole.sums["a"][at] == pytest.approx(math.fsum(one.sums["a"][at] for one in parts), rel=1e-13)
+    assert whole.maxima["m"][1] == max(one.maxima["m"][1] for one in parts)
+    logs = [float(one.log_sums["l"][0]) for one in parts]
+    top = max(logs)
+    exact = top + math.log(math.fsum(math.exp(x - top) for x in logs))
+    assert whole.log_sums["l"][0] == pytest.approx(exact, rel=1e-14)
+    every = sorted((x for one in parts for x in one.largest["t"].tolist()), reverse=True)
+    assert whole.largest["t"].tolist() == every[:5]
+
+
+def test_lines_are_read_by_name_and_equal_names_share_one():
+    found = arrays()
+
+    assert [*found.read("a")] == ["x", "y", "z", "x2"]
+    assert found.read("a")["x2"] is found.read("a")["x"] or np.array_equal(
+        found.read("a")["x2"], found.sums["a"][0]
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Names(("x", "y", "z", "w"), np.array([0, 1, 2, 0])),
+        Names(("x", "y", "z", "x2"), np.array([0, 1, 2, 1])),
+    ],
+)
+def test_sums_of_other_columns_do_not_merge(other):
+    with pytest.raises(ValueError, match="different columns"):
+        arrays().merge(Arrays(sums={"a": np.ones((3, 4))}, names={"a": other}))
+
+
+def test_a_place_that_one_part_lacks_holds_what_the_other_has():
+    one, two = places("a", "b"), places("b", "c")
+    whole = dict(one.merge(two).items())
+
+    assert [*whole] == ["a", "b", "c"]
+    assert equal(whole["a"], dict(one.items())["a"])
+    assert equal(whole["c"], dict(two.items())["c"])
+    assert equal(whole["b"], dict(one.items())["b"].merge(dict(two.items())["b"]))
+
+
+def test_places_beyond_the_bound_are_added_up_as_others():
+    keys = [str(at) for at in range(tally.MOST_PLACES + 100)]
+    found = places(*keys, bound="others").bounded
+
+    kept = tally.retained(keys)
+    assert len(found) == tally.MOST_PLACES + 1
+    assert {*found.keys.tolist()} == kept | {tally.OTHERS}
+    every = places(*keys)
+    of_others = [one for key, one in every.items() if key not in kept]
+    assert len(of_others) == 100
+    assert tally.estimated_others(found.keys.tolist()) == pytest.approx(100, abs=150)
+
+
+def test_a_sample_of_groups_is_of_the_smallest_keys_with_all_that_was_counted_of_them():
+    keys = np.sort(bootstrap.mix(np.arange(tally.SAMPLE + 100)))
+    first, second = (
+        Places(part, Arrays(sums={"counts": np.ones((len(part), 1))}), "sample")
+        for part in (keys[:3000], keys[2900:])
+    )
+    sampled = [selection.SampledGroups.read(one) for one in (first, second, first.merge(second))]
+    merged = sampled[-1]
+
+    assert [one.full for one in sampled] == [False, False, True]
+    assert merged.keys.tolist() == keys[: tally.SAMPLE].tolist()
+    assert merged.counts[:, 0].tolist() == [2.0 if 2900 <= at < 3000 else 1.0 for at in range(tally.SAMPLE)]
+    assert merged.many == pytest.approx(len(keys), rel=0.05)
+
+
+def test_steps_are_grouped_by_the_smallest_power_of_two_that_leaves_few_groups():
+    steps = [*range(40), 100, 1000]
+    found = reduce(Places.merge, (places(step, bound="steps") for step in steps))
+    assert found.keys.tolist() == steps
+
+    many = reduce(Places.merge, (places(step, bound="steps") for step in (*steps, *range(40, 100))))
+    assert len(many) <= tally.MOST_STEPS
+    assert [first for first, _, _ in stepgroups.groups(many)] == sorted(
+        {step >> 1 << 1 for step in (*steps, *range(40, 100))}
+    )
+    assert all(last == first + 1 for first, last, _ in stepgroups.groups(many))
+
+
+def test_records_of_equal_score_are_ordered_by_their_text():
+    tables = [pa.table({"score": [1.0], "record": [text]}) for text in "cabd"]
+    found = reduce(Records.merge, (Records.of(3, table) for table in tables))
+
+    assert found.table["record"].to_pylist() == ["a", "b", "c"]
+    assert found.seen == 4
+
+
+def test_records_fill_their_room_and_the_first_is_kept_whatever_its_size():
+    table = pa.table({"score": [3, 2, 1], "size": [60, 40, 1]})
+
+    assert Records.of(9, table, 100).table["size"].to_pylist() == [60, 40]
+    assert Records.of(9, table, 99).table["size"].to_pylist() == [60]
+    assert Records.of(9, table, 5).table["size"].to_pylist() == [60]
+    assert Records.of(2, table, 200).table["size"].to_pylist() == [60, 40]
+
+
+ORDERS = {
+    "shuffled": lambda x: x,
+    "rising": np.sort,
+    "falling": lambda x: -np.sort(-x),
+    "all equal": np.zeros_like,
+    "mostly equal": lambda x: np.maximum(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("n", [0, 1, TAIL - 1, TAIL, TAIL + 1, 4 * TAIL])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_tail_holds_the_largest_in_whatever_order_they_come(order, n):
+    x = ORDERS[order](np.random.default_rng(n).standard_normal(n)).copy()
+    tail = Tail.of(x)
+
+    assert np.array_equal(tail.kept, np.sort(x)[::-1][:TAIL])
+    assert tail.n == n
+    kept = Tail.read(largest_of(x, TAIL), n)
+    assert np.array_equal(kept.kept, tail.kept)
