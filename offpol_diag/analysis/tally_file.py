@@ -1,8 +1,7 @@
 """A tally as a file, so that parts of a dump can be analysed apart, on any machines, and merged.
 
 A line that names the format, a digest of what follows, and an Arrow stream with a row for each array; its
-metadata say what was analysed. Reading executes nothing, a damaged file is refused by its digest, and the
-arrays must be those that this version computes for the presets and columns that the file names.
+metadata say what was analysed. Reading executes nothing, and a damaged file is refused by its digest.
 """
 
 from __future__ import annotations
@@ -12,23 +11,18 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, ValidationError, model_validator
 
 from offpol_diag import wholefiles
-from offpol_diag.analysis.first_pass import Found, Needs
-from offpol_diag.analysis.tally import Study, observe
-from offpol_diag.batch import Batch
-from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.scope import ONE, BatchFits
+from offpol_diag.analysis.first_pass import Found
+from offpol_diag.analysis.tally import Study
 from offpol_diag.engine.tally import KINDS, Array, Arrays, Names, Places, Records, Tally
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset, catalogue
@@ -49,10 +43,6 @@ DAMAGED = "copy it again, or analyze that piece again"
 AGAIN = "analyze the pieces again, all with the version that merges them"
 MOST_BYTES = 2 << 30
 """Largest size of a tally file."""
-MOST_REPLICATES = MOST_PRESETS = 4096
-LARGE = 1 << 62
-"""Upper limit of every count: no sum of two overflows an int64."""
-Count = Annotated[int, Field(ge=0, lt=LARGE)]
 MOST_GROUPS = 1 << 16
 """Most reward groups that a part lists; with more, only its steps are recorded."""
 MOST_GROUPS_IN_ALL = 1 << 20
@@ -72,12 +62,12 @@ class Settings(Model):
         logs: names of the presets whose trainer's logged numbers were computed, sorted; None for all.
     """
 
-    presets: dict[str, dict[str, Any]] = Field(max_length=MOST_PRESETS)
+    presets: dict[str, dict[str, Any]]
     columns: dict[str, str]
     made: list[str]
     group_by: list[str]
-    seed: int = Field(ge=0, lt=2**63)
-    replicates: int = Field(ge=0, le=MOST_REPLICATES)
+    seed: int
+    replicates: int
     logs: list[str] | None = None
 
     @classmethod
@@ -126,15 +116,9 @@ class File(Model):
 class Signs(Model):
     """Counts of positive log-probs in one column."""
 
-    tokens: Count
-    positive: Count
+    tokens: int
+    positive: int
     first: str
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.positive > self.tokens:
-            raise ValueError("no more tokens than there are can be positive")
-        return self
 
 
 class Piece(Model):
@@ -160,13 +144,6 @@ class Piece(Model):
     steps: list[str]
     ends: tuple[str, str] | None = None
     groups: list[int] | None = None
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        counts = (self.facts.rows, self.facts.skipped.count, self.run.peak_rss_bytes)
-        if not all(0 <= count < LARGE for count in (*counts, *self.run.seconds.values())):
-            raise ValueError("a count is not negative, and below 2^62")
-        return self
 
     @classmethod
     def of(cls, dump: Dump, tally: Tally, found: Found, facts: DumpFacts, run: Run) -> Piece:
@@ -224,7 +201,7 @@ class About(Model):
 
     offpol_diag: str
     settings: Settings
-    pieces: list[Piece] = Field(min_length=1)
+    pieces: list[Piece]
 
 
 @dataclass(frozen=True)
@@ -246,12 +223,17 @@ def write(path: Path, tally: TallyFile) -> None:
     data = _packed(tally.tally, about)
     beside = wholefiles.beside(path)
     try:
-        beside.write_bytes(MAGIC.format(FORMAT).encode() + _digest_of(data) + data)
+        beside.write_bytes(framed(data))
         beside.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})", "choose another place") from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def framed(data: bytes) -> bytes:
+    """Return a file of an Arrow stream."""
+    return MAGIC.format(FORMAT).encode() + _digest_of(data) + data
 
 
 def _digest_of(data: bytes) -> bytes:
@@ -276,10 +258,11 @@ def _packed(tally: Tally, about: About) -> bytes:
     rows = list(_rows(tally))
     table = pa.table(dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)), SCHEMA)
     table = table.replace_schema_metadata({"about": about.model_dump_json()})
-    return _stream(table, "zstd")
+    return streamed(table, "zstd")
 
 
-def _stream(table: pa.Table, compression: str | None = None) -> bytes:
+def streamed(table: pa.Table, compression: str | None = None) -> bytes:
+    """Return a table as an Arrow stream."""
     sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, table.schema, options=options) as out:
         out.write_table(table)
@@ -299,7 +282,7 @@ def _rows(tally: Tally) -> Iterator[Row]:
         yield table, "keys" if whole else "labels", places.bound, [], data
         yield from _of_arrays(table, places.arrays)
     for name, one in tally.records.items():
-        yield json.dumps([one.most, one.room, one.seen]), "records", name, [], _stream(one.table)
+        yield json.dumps([one.most, one.room, one.seen]), "records", name, [], streamed(one.table)
 
 
 def _of_arrays(table: str, arrays: Arrays) -> Iterator[Row]:
@@ -338,22 +321,6 @@ def _labels(texts: list[str]) -> Array:
     return found
 
 
-def form(tally: Tally) -> dict[tuple[str, ...], object]:
-    """Return what tallies of one study have in common: shapes and names, but for the number of places."""
-    found: dict[tuple[str, ...], object] = {}
-    each = {"": tally.whole} | {name: one.arrays for name, one in tally.places.items()}
-    for table, arrays in each.items():
-        for kind in KINDS:
-            for name, x in getattr(arrays, kind).items():
-                found[table, kind, name] = x.shape[1:] if table else x.shape
-        for name, names in arrays.names.items():
-            lines = None if names.lines is None else tuple(names.lines.tolist())
-            found[table, "names", name] = names.names, lines
-    found |= {(name, "bound"): (one.bound, one.keys.dtype.kind) for name, one in tally.places.items()}
-    records = tally.records.items()
-    return found | {(name, "records"): (one.most, one.room, one.table.column_names) for name, one in records}
-
-
 # ---------------------------------------------------------------- reading
 
 
@@ -362,8 +329,7 @@ def read(path: Path) -> TallyFile:
     """Read a file that `write` wrote.
 
     Raises:
-        ResultError: not readable, not ours, too large, damaged, or of another format or version; or arrays
-            that this version does not make of such a study.
+        ResultError: not readable, not ours, too large, damaged, or of another format or version.
         PresetError: a preset in it that the grammar does not allow.
     """
     name = str(path)
@@ -377,20 +343,9 @@ def read(path: Path) -> TallyFile:
             raise ResultError(f"{name}: {what}: what their numbers mean may differ", AGAIN)
         contents = About.model_validate(about)
         tally = _unpacked(zip(*(table[column].to_pylist() for column in SCHEMA.names), strict=True))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ResultError(f"{name}: {where}: {first['msg']}", DAMAGED) from error
     except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultError(f"{name}: it is damaged ({error})", DAMAGED) from error
-    study = contents.settings.study(name)
-    if not study.drifts:
-        raise ResultError(f"{name}: its columns are not those of two policies that can be compared", AGAIN)
-    mine, theirs = form(_small(study)), form(tally)
-    unlike = sorted(key for key in mine | theirs if mine.get(key) != theirs.get(key))
-    if unlike:
-        what = f"{', '.join(filter(None, unlike[0]))}: it is not that of its presets and columns"
-        raise ResultError(f"{name}: {what}", DAMAGED)
+        why = str(error).partition("\n")[0]
+        raise ResultError(f"{name}: it is not what this version writes ({why})", AGAIN) from error
     return TallyFile(name, contents.settings, tuple(Held(name, one) for one in contents.pieces), tally)
 
 
@@ -410,42 +365,3 @@ def _data(path: Path) -> bytes:
     if _digest_of(rest[DIGEST:]) != rest[:DIGEST]:
         raise ResultError(f"{path}: it is damaged", DAMAGED)
     return rest[DIGEST:]
-
-
-# ---------------------------------------------------------------- what a study makes
-
-LABEL = "0"
-
-
-@lru_cache(maxsize=1)  # files that are merged have one study
-def _small(study: Study) -> Tally:
-    """Tally one sequence of two tokens: every tally of the study has the same form."""
-    asked = Needs.of(study.presets, rewards=False)
-    fits = BatchFits(
-        {cut: {ONE: math.inf, LABEL: math.inf} for cut in asked.cuts},
-        {tail: {ONE: None, LABEL: None} for tail in asked.tails},
-    )
-    return observe(study, Scene.of(_batch(study), study.seed, study.replicates, fits))
-
-
-def _batch(study: Study) -> Batch:
-    logs, ends = np.array([-1.0, -1.0]), np.array([0, 2])
-    lag = {"policy_lag"} if study.columns >= {"rollout_version", "train_version"} else set()
-    values = {
-        "old": ("old_log_probs", logs),
-        "current": ("current_log_probs", logs),
-        "advantages": ("advantages", logs),
-        "entropy": ("entropy", -logs),
-        "token_ids": ("token_ids", np.array([1, 2])),
-        "rewards": ("rewards", -logs[:1]),
-    }
-    return Batch(
-        rollout=logs,
-        cu_seqlens=ends,
-        cu_runs=ends,
-        position=np.arange(2),
-        key=np.array([0]),
-        masked=np.array([0]),
-        scalars={name: [int(LABEL)] for name in {*study.columns, *study.group_by} | lag},
-        **{field: array for field, (column, array) in values.items() if column in study.columns},
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-import json
 import os
 import re
 import resource
@@ -77,13 +76,12 @@ def deep(path: Path) -> None:
     (path / "r.json").write_text(f'{{"format": 1, "dump": {lists}}}')
 
 
-def declaring(path: Path) -> None:
-    """Change a tally to declare 4,096 presets and as many replicates; it holds the sums of one."""
-    file = path / "a.tally.json"
-    contents = json.loads(file.read_text())
-    (one,) = contents["settings"]["presets"].values()
-    contents["settings"] |= {"presets": {f"p{i}": one for i in range(4096)}, "replicates": 4096}
-    file.write_text(json.dumps(contents))
+def flipped(path: Path) -> None:
+    """Flip a bit in the middle of a tally."""
+    file = path / "a.tally"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
 
 
 def hostile(path: Path) -> None:
@@ -176,7 +174,7 @@ def each_target(change: Callable[[Path], None]) -> Callable[[Path], None]:
     """Return a function that does something to every possible target."""
 
     def make(path: Path) -> None:
-        for end in ("html", "json", "md", "tally.json", "parquet", "xml"):
+        for end in ("html", "json", "md", "tally", "parquet", "xml"):
             change(path / f"out.{end}")
 
     return make
@@ -286,12 +284,12 @@ ON_FILES: tuple[Attack, ...] = (
         says="17000060 values",
     ),
     Attack(
-        "a tally that declares 4,096 presets and replicates",
-        ("merge a.tally.json --quiet",),
-        "sizes are compared with those of one replicate",
-        declaring,
+        "a tally of which one bit is flipped",
+        ("merge a.tally --quiet",),
+        "refused by its digest",
+        flipped,
         code=2,
-        says="states",
+        says="damaged",
     ),
     # ---------------------------------------------------------------- disks
     Attack(
@@ -451,7 +449,7 @@ ON_FILES: tuple[Attack, ...] = (
             "an error",
             lambda path, link=link, command=command: [  # type: ignore[misc]
                 link(path / f"out.{end}", path / READ.get(command, "a.parquet"))
-                for end in ("html", "json", "md", "tally.json", "parquet", "xml")
+                for end in ("html", "json", "md", "tally", "parquet", "xml")
             ],
             code=2,
             says="is what is read",

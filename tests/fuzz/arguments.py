@@ -7,7 +7,6 @@ Which commands, options and variables there are is asked of the command line its
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -69,7 +68,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "--max": ("k3=0.1", "step:k3=1", "token_is.ess_tokens=0.5", "k3", "k3=", "=1", "k3=1=2"),
     "--min": ("k3=0.1", "ess_tokens=2", "k3=-1e400", "k3=0x1"),
     "--gates": ("g.toml", "p.toml", "r.json", "nosuch.toml"),
-    "--baseline": ("r.json", "t.tally.json", "a.parquet", "nosuch.json"),
+    "--baseline": ("r.json", "t.tally", "a.parquet", "nosuch.json"),
     "--tolerance": ("10%", "k3=1e-3", "10%+1", "-1%", "nan%", "k3=", "9" * 400 + "%"),
     "--only": ("k3", "k3,median:k3", "nosuch", ","),
     "--set": (
@@ -98,7 +97,7 @@ TARGETS = {
     "--json": "x.json",
     "--md": "x.md",
     "--sequences": "x.parquet",
-    "--tally": "x.tally.json.gz",
+    "--tally": "x.tally",
     "--junit": "x.xml",
     "--csv": "tables",
 }
@@ -107,8 +106,7 @@ SOURCES = (
     "a.parquet",
     "b.parquet",
     "r.json",
-    "t.tally.json",
-    "t.tally.json.gz",
+    "t.tally",
     "p.toml",
     "-",
     ".",
@@ -183,11 +181,10 @@ def files() -> dict[str, bytes]:
         "--json",
         "r.json",
         "--tally",
-        "t.tally.json",
+        "t.tally",
     )
     found = dumps | runner.written(way, dumps)
-    packed = gzip.compress(found["t.tally.json"], 1, mtime=0)
-    return found | {"t.tally.json.gz": packed, "p.toml": PRESETS, "g.toml": GATES}
+    return found | {"p.toml": PRESETS, "g.toml": GATES}
 
 
 def make(random: Random) -> runner.Input:
@@ -213,7 +210,7 @@ def _sources(random: Random, name: str, odd: float) -> Sequence[str]:
         "compare": random.choice((("a.parquet",), ("a.parquet", "b.parquet"))),
         "convert": ("a.parquet", "--to=y.parquet"),
         "gate": (random.choice(("r.json", "a.parquet")), "--max=k3=1"),
-        "merge": (random.choice(("t.tally.json", "t.tally.json.gz")),),
+        "merge": ("t.tally",),
         "presets": random.choice(((), ("token_is",), ("own",))),
         "recover": ("y.parquet",),
         "report": ("r.json",),
@@ -265,7 +262,7 @@ def _disturbed(random: Random, words: list[str]) -> list[str]:
 
 def _renamed(random: Random) -> dict[str, str]:
     """Give a file an odd name."""
-    old = random.choice(("a.parquet", "r.json", "t.tally.json", "p.toml", "g.toml"))
+    old = random.choice(("a.parquet", "r.json", "t.tally", "p.toml", "g.toml"))
     return {old: _named(random, old)}
 
 
