@@ -19,11 +19,15 @@ from scipy import stats
 
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
+from offpol_diag.batch import Batch
 from offpol_diag.diagnosis import honest, laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.diagnosis.signatures import Found
 from offpol_diag.diagnosis.verdict import _side_effect
+from offpol_diag.engine import sample
+from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
+from offpol_diag.engine.scene import Scene
 from tests import oracles
 
 ROOT = Path(__file__).parent.parent
@@ -597,26 +601,41 @@ def test_the_identity_is_held_against_every_position(shift, found):
 
 
 def made(chance, many, longest):
-    """Make the sample of one batch of random sequences."""
+    """Sample one batch of random sequences."""
     lengths = chance.integers(1, longest, many)
-    values = {"q": chance.normal(size=int(lengths.sum()))}
-    values["p"] = values["q"] + 1
-    order = np.sort(chance.integers(-(2**62), 2**62, many))
-    return Sample(order, lengths, values, {"step": list(range(many))})
+    ends, tokens = np.concatenate(([0], np.cumsum(lengths))), int(lengths.sum())
+    logs = -chance.exponential(size=tokens)
+    batch = Batch(
+        rollout=logs,
+        old=logs - 1,
+        cu_seqlens=ends,
+        cu_runs=ends,
+        position=np.arange(tokens),
+        key=chance.integers(-(2**62), 2**62, many),
+        masked=np.zeros(many, np.int64),
+        scalars={"step": list(range(many)), "host": ["a\ud800"] * many},
+    )
+    return sample.sample(Scene.of(batch, 0, 1), DRIFTS[0])
 
 
 @pytest.mark.parametrize(("many", "longest"), [(50, 40), (400, FIRST + LAST), (SEQUENCES, 12)])
 def test_merging_samples_is_associative_and_bounded(many, longest):
     chance = rng()
     a, b, c = (made(chance, many, longest) for _ in range(3))
-    one, two = a.merge(b).merge(c), a.merge(b.merge(c))
+    one, two = (Sample.read(x) for x in (a.merge(b).merge(c), a.merge(b.merge(c))))
 
     assert (one.order == two.order).all()
+    assert (np.diff(one.order) > 0).all()
     assert (one.values["q"] == two.values["q"]).all()
     assert one.scalars == two.scalars
+    assert set(one.scalars["host"]) == {"a\ud800"}
     assert one.lengths.sum() == len(one.values["p"]) <= max(TOKENS, one.lengths[0])
     assert len(one.order) <= SEQUENCES
     assert one.full == (len(one.order) < 3 * many)
+    starts = np.cumsum(one.lengths) - one.lengths
+    assert (one.values["p"] == one.values["q"] - 1).all()
+    within = np.setdiff1d(np.arange(one.lengths.sum() - 1), starts[1:] - 1)
+    assert (np.diff(one.values["position"])[within] >= 1).all()
 
 
 # ---------------------------------------------------------------- whether r depends on the token

@@ -19,7 +19,7 @@ from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.sweep import SweepOptions, pick, sweep, swept_bounds
-from offpol_diag.sweep.lengths import Model, Scale, Spreads
+from offpol_diag.sweep.lengths import Model, Scale, spreads
 from offpol_diag.sweep.thresholds import informative, parse, round_numbers
 from offpol_diag.sweep.window import check, shortest
 from tests import oracles
@@ -385,7 +385,7 @@ def drawn(falling, staying, many=12_000, heavy=False, seed=0):
 
 def fitted(values, lengths, keys):
     scale = Scale(float(np.median(values)), float(values.std()) * 2)
-    return Model.of(Spreads.of(values, lengths, keys, scale), scale, product=False)
+    return Model.of(spreads(values, lengths, keys, scale), scale, product=False)
 
 
 def assert_forecast(model, length, window, held):

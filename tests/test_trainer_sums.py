@@ -63,7 +63,7 @@ def made(dump, presets):
     scene = Scene.of(batch, 0, 4, found.fits)
     sums, ends = logs.sums(scene, presets)
     scene.forget()
-    return {name: float(x[0]) for name, x in sums.read().items()}, ends
+    return {name: float(x) for name, x in sums.read("logged").items()}, ends
 
 
 def assert_alike(got, want):

@@ -41,7 +41,7 @@ def token_mask(done):
 def loss_of_tokens(scene, preset):
     """Return the loss of each token, and its slope by log π_θ, [T] each."""
     columns = frozenset(name for name in COLUMNS if scene.batch.has(name))
-    plan = Plan.of((preset_sums.applied(preset),), columns)
+    plan = Plan.of((preset.applied,), columns)
     block = preset_sums.block_of(scene.batch, scene.fits, plan)
     with np.errstate(all="ignore"):
         left = plain.left_numbers(plan, plain.sums(plan.before, block), block) if plan.left else []
