@@ -26,7 +26,7 @@ FULL = "cannot be (written|converted)|not written"
 
 COMMANDS = {
     "analyze": "analyze a.parquet --presets token_is --quiet --no-html",
-    "merge": "merge a.tally.json --quiet --no-html",
+    "merge": "merge a.tally --quiet --no-html",
     "compare": "compare a.parquet --presets token_is,seq_is --quiet",
     "sweep": "sweep a.parquet --preset token_is --quiet",
     "gate": "gate a.parquet --max k3=1 --quiet",
@@ -39,8 +39,8 @@ COMMANDS = {
 """Command → its arguments on the files of `template`."""
 DRAWN = {"--html": "html", "--json": "json", "--md": "md"}
 OUTPUTS: dict[str, dict[str, str]] = {
-    "analyze": DRAWN | {"--tally": "tally.json", "--sequences": "parquet"},
-    "merge": DRAWN | {"--tally": "tally.json"},
+    "analyze": DRAWN | {"--tally": "tally", "--sequences": "parquet"},
+    "merge": DRAWN | {"--tally": "tally"},
     "compare": DRAWN,
     "sweep": DRAWN,
     "gate": DRAWN | {"--junit": "xml"},
@@ -51,7 +51,7 @@ OUTPUTS: dict[str, dict[str, str]] = {
     "report": {"--html": "html", "--md": "md"},
 }
 """Command → option of each file that it writes, and how the file's name ends."""
-READ = {"merge": "a.tally.json", "convert": "rows.jsonl", "check": "curves.jsonl", "report": "r.json"}
+READ = {"merge": "a.tally", "convert": "rows.jsonl", "check": "curves.jsonl", "report": "r.json"}
 """Command → what it reads, a.parquet of all others."""
 DUMPS = ("analyze", "compare", "sweep", "gate", "doctor", "check")
 """Commands that read a dump."""
@@ -68,7 +68,7 @@ def template(folder: Path) -> None:
     writer = DumpWriter(folder / "lost.parquet").__enter__()
     writer.write(rollout_log_probs=[[-1.0, -2.0]] * 400, old_log_probs=[[-1.0, -2.0]] * 400)
     os.chdir(folder)
-    ran = call(f"{COMMANDS['analyze']} --json r.json --tally a.tally.json", folder)
+    ran = call(f"{COMMANDS['analyze']} --json r.json --tally a.tally", folder)
     assert ran.returncode == 0, ran.stderr
     os.kill(os.getpid(), signal.SIGKILL)  # which leaves the journal of the writer
 

@@ -262,6 +262,10 @@ def whole(path: Path) -> None:
         pq.read_table(path)
     elif path.suffix == ".xml":
         ET.parse(path)
+    elif path.suffix == ".tally":
+        from offpol_diag.analysis import tally_file
+
+        tally_file.read(path)
     elif path.suffix == ".html":
         assert path.read_text().rstrip().endswith("</html>")
     else:
