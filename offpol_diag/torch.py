@@ -12,7 +12,7 @@ Under `torch.compile` it runs eagerly, between two graphs: not with `fullgraph=T
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -26,11 +26,13 @@ from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, padded
+from offpol_diag.engine.evaluator import Evaluator
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
+from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.errors import UsageError
-from offpol_diag.presets import Preset, catalogue
+from offpol_diag.pipeline import namespaces
+from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject, Weight, catalogue
 from offpol_diag.readers.checks import TOLERANCE
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -135,7 +137,7 @@ def correct(
             what = "NaN, infinite or positive" if name == "rollout" else "NaN or infinite"
             raise UsageError(f"{shown} holds log-probs under the mask that are {what}", "mask those tokens")
     have = {f"{name}_log_probs" for name in given} | ({"advantages"} if advantages is not None else set())
-    if lacking := correction.needs(chosen, have):
+    if lacking := chosen.lacking(have):
         hint = "pass it, or choose another preset"
         raise UsageError(f"preset {chosen.name} needs {', '.join(lacking)}", hint)
     study = Study((chosen,), frozenset(have), (), 0, 2)
@@ -144,9 +146,94 @@ def correct(
         ones = torch.ones(counted.shape, dtype=dtype, device=rollout.device)
         return Correction(ones, counted, study, _some(given, rollout, advantages), True)
     signs = None if advantages is None else advantages.reshape(len(rollout), -1).expand(rollout.shape)
-    found, kept = padded.weights_and_mask(chosen, given, counted, signs)
-    weights = _held(found.masked_fill(~kept, 0.0), dtype)
-    return Correction(weights, kept, study, batch)
+    evaluator: Any = Evaluator(Padded(given, counted, signs))
+    used = chosen.applied
+    kept = evaluator.kept(used)
+    weights = torch.ones_like(counted, dtype=torch.float64)
+    if used.weight is not None:
+        weights = _normalised(evaluator.weight(used).expand_as(counted), used.weight, evaluator.layout)
+    return Correction(_held(weights.masked_fill(~kept, 0.0), dtype), kept, study, batch)
+
+
+class Padded:
+    """Tokens of S padded responses, [S, L] float64; a number of a sequence is [S, 1], which broadcasts.
+
+    A layout of `engine.evaluator`, of one trainer batch; what does not count is 0, whatever it held.
+    """
+
+    xp = torch
+
+    def __init__(self, log_probs: Mapping[str, Tensor], counted: Tensor, advantages: Tensor | None) -> None:
+        """Take log-probs by policy, the tokens that count (holes divide turns), advantages: [S, L] each."""
+        self.formulas: Any = namespaces.formulas_on_torch()
+        self.counted = counted
+        self._log_probs = {name: self._filled(x) for name, x in log_probs.items()}
+        self.advantages = None if advantages is None else self._filled(advantages)
+
+    def _filled(self, x: Tensor) -> Tensor:
+        return torch.where(self.counted, x, 0.0).to(torch.float64)
+
+    def log_prob(self, policy: Policy) -> Tensor:
+        """Return the log-probs of a policy, nats, [S, L]."""
+        return self._log_probs[policy]
+
+    def sum(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Sum over each sequence, over the flagged tokens or all: [S, L] → [S, 1]."""
+        return torch.where(self.counted if tokens is None else tokens, x, 0.0).sum(1, keepdim=True)
+
+    def max(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Return the largest of each sequence, −inf over no token: [S, L] → [S, 1]."""
+        return torch.where(self.counted if tokens is None else tokens, x, -math.inf).amax(1, keepdim=True)
+
+    def count(self, tokens: Tensor) -> Tensor:
+        """Count the flagged tokens of each sequence: [S, L] → [S, 1] float64."""
+        return (tokens & self.counted).sum(1, keepdim=True).to(torch.float64)
+
+    def turn_mean(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Give each token the mean of its turn, 0 over no token: [S, L] → [S, L]."""
+        tokens = self.counted if tokens is None else tokens
+        begins = self.counted & ~torch.nn.functional.pad(self.counted[:, :-1], (1, 0))
+        turn = begins.flatten().cumsum(0)
+        zeros = x.new_zeros(int(turn[-1]) + 1)
+        total = zeros.index_add(0, turn, torch.where(tokens, x, 0.0).flatten())
+        many = zeros.index_add(0, turn, tokens.flatten().to(x.dtype))
+        return (total / many.clamp(min=1))[turn].view_as(x)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Give each token its sequence's number: [S, 1] as it is."""
+        return x
+
+    def cut(self, policy: Policy, rule: Reject, values: Tensor) -> Tensor | float:
+        """Return the value from which on tokens are dropped so that the mean of the rest is below `upper`.
+
+        The smallest value is never dropped; inf where none need be.
+        """
+        assert rule.upper is not None
+        rising = values[self.counted].sort().values
+        many = torch.arange(1, len(rising) + 1, device=rising.device)
+        enough = (rising.cumsum(0) < rule.upper * many).nonzero().flatten()
+        if not len(enough):
+            return torch.nextafter(rising[0], rising.new_tensor(math.inf))
+        last = int(enough[-1])
+        return math.inf if last == len(rising) - 1 else rising[last + 1]
+
+    def smoothed(self, policy: Policy, weight: Weight, log_ratio: Tensor) -> Tensor:
+        """Smooth the tail of log-ratios of tokens [S, L] or sequences [S, 1]."""
+        units = log_ratio[self.counted if weight.on_tokens else self.counted.any(1, keepdim=True)]
+        tail = smooth(Tail.of(units.cpu().numpy()))
+        return log_ratio if tail is None else torch.from_numpy(tail(log_ratio.cpu().numpy())).to(units.device)
+
+
+def _normalised(weights: Tensor, weight: Weight, layout: Padded) -> Tensor:
+    """Divide weights [S, L] by their mean over tokens or sequences, where the preset does so."""
+    if not weight.normalize:
+        return weights
+    if weight.over == "token":
+        mean = weights[layout.counted].mean()
+    else:
+        lengths = layout.count(layout.counted)
+        mean = (layout.sum(weights) / lengths)[lengths > 0].mean()
+    return weights / torch.where(mean > SMALLEST_NORM, mean, 1.0)
 
 
 def _require_tensors(log_probs: dict[str, Any], others: dict[str, Any]) -> None:

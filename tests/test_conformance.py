@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine.correction import needs
 from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight, catalogue
 from tests import oracles
 from tests.kinds import of_each_kind
@@ -119,7 +118,7 @@ def without(rows, column):
 def test_a_preset_reads_no_column_that_its_needs_do_not_name(rows, usual, tmp_path, column):
     found = tried(without(rows, column), TABLE, tmp_path)
     for preset in TABLE:
-        named = column in needs(preset, set())
+        named = column in preset.lacking(())
         assert found[preset.name]["needs"] == ([column] if named else []), preset.name
         if not named:
             assert did(found[preset.name]) == did(usual[preset.name]), preset.name
@@ -144,7 +143,7 @@ def test_a_preset_reads_every_column_that_its_needs_name(bases, tmp_path, column
         changed |= {
             name for name, one, two in pairs if did(one) != did(two) or corrected(one) != corrected(two)
         }
-    assert changed == {preset.name for preset in TABLE if column in needs(preset, set())}
+    assert changed == {preset.name for preset in TABLE if column in preset.lacking(())}
 
 
 def other(rows, column):

@@ -17,8 +17,8 @@ from offpol_diag import compare
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.cli import app
+from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.formula import ABOVE_ONE, ANYWHERE, POSITIVE
-from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.tally import SAMPLE
 from offpol_diag.gate.baseline import Baseline
 from offpol_diag.gate.baseline import compare as against_baseline
@@ -173,11 +173,20 @@ def test_a_token_statistic_of_probabilities_is_exact_to_rounding(delta, upper):
     offsets, none = np.array([0, 1]), np.zeros(1, np.int64)
     batch = Batch(np.array([q]), offsets, offsets, none, none, none, old=np.array([p]))
     exact = float(mpmath.exp(p) - mpmath.exp(q))
-    ratios = Ratios(batch, "old")
-    assert ratios.token("prob_diff")[0] == pytest.approx(exact, rel=1e-15, abs=0)
-    assert ratios.token("prob_gap")[0] == pytest.approx(abs(exact), rel=1e-15, abs=0)
+    evaluator = Evaluator(Packed(batch))
+    assert evaluator.token_statistic("prob_diff", "old")[0] == pytest.approx(exact, rel=1e-15, abs=0)
+    assert evaluator.token_statistic("prob_gap", "old")[0] == pytest.approx(abs(exact), rel=1e-15, abs=0)
     clamped = float(mpmath.exp(q) * mpmath.expm1(min(max(p - q, -20.0), 20.0)))
-    assert ratios.token("prob_diff", 20.0)[0] == pytest.approx(clamped, rel=1e-14, abs=1e-322)
+    bounded = evaluator.token_statistic("prob_diff", "old", 20.0)[0]
+    assert bounded == pytest.approx(clamped, rel=1e-14, abs=1e-322)
+
+
+@pytest.mark.parametrize(("q", "p", "exact"), [(-1e30, -1.0, math.exp(-1)), (-1.0, -1e30, -math.exp(-1))])
+def test_a_probability_difference_from_a_sentinel_is_the_other_probability(q, p, exact):
+    """log π_rollout + Δ is 0 there, not log π_train."""
+    offsets, none = np.array([0, 1]), np.zeros(1, np.int64)
+    batch = Batch(np.array([q]), offsets, offsets, none, none, none, old=np.array([p]))
+    assert Evaluator(Packed(batch)).probability_difference("old").tolist() == [exact]
 
 
 ON_PROBABILITIES = [

@@ -15,7 +15,6 @@ from offpol_diag.analysis import first_pass
 from offpol_diag.analysis.first_pass import Needs, read_ahead, split
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import loglattice
-from offpol_diag.engine.ratios import Level
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
@@ -200,8 +199,8 @@ def test_values_are_told_apart_by_step(tmp_path, steps, empty):
         filled.setdefault(label, []).extend([at] * (n > 0))
         first += n
 
-    assert {at: x.tolist() for at, x in split(batch, Level(of_tokens, "token"))} == tokens
-    assert {at: x.tolist() for at, x in split(batch, Level(of_rows, "sequence"))} == filled
+    assert {at: x.tolist() for at, x in split(batch, of_tokens, True)} == tokens
+    assert {at: x.tolist() for at, x in split(batch, of_rows, False)} == filled
 
 
 def test_every_field_of_a_batch_is_told_by_a_narrow_reading_or_is_absent(tmp_path):

@@ -16,8 +16,7 @@ import numpy as np
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice, scope
 from offpol_diag.engine.advantages import GroupRewards
-from offpol_diag.engine.correction import statistic
-from offpol_diag.engine.ratios import Level, Ratios
+from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.scope import BatchFits, Label, Smooth
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import TAIL, Tail, smooth
@@ -28,11 +27,14 @@ from offpol_diag.readers import Dump, columns
 from offpol_diag.run.task import Engine, Job, State
 
 
-def split(batch: Batch, level: Level) -> Iterator[tuple[Label, Array]]:
-    """Yield each trainer batch with its values in order; sequences without a token are left out."""
+def split(batch: Batch, values: Array, on_tokens: bool) -> Iterator[tuple[Label, Array]]:
+    """Yield each trainer batch with its values in order, of tokens [T] or sequences [S].
+
+    Sequences without a token are left out.
+    """
     labels, codes = scope.codes(batch)
-    codes, values = scope.of_units(codes, level.per, batch), level.values
-    if level.per != "token":
+    codes = scope.of_units(codes, on_tokens, batch)
+    if not on_tokens:
         codes, values = codes[batch.lengths > 0], values[batch.lengths > 0]
     if (codes[1:] < codes[:-1]).any():  # else the dump is in the order of its steps
         order = np.argsort(codes, kind="stable")
@@ -130,18 +132,16 @@ class Look:
         """Collect the statistics of one batch."""
         asked = self.asked
         scope.refuse_steps(scope.count(batch), BIN_BYTES * len(asked.cuts))
-        ratios, places = Ratios(batch, "rollout"), dict[Cut | Smoothed, Places]()
-        for cut in asked.cuts:
-            parts = dict(split(batch, statistic(ratios.of(cut[0]), cut[1])))
+        evaluator, places = Evaluator(Packed(batch)), dict[Cut | Smoothed, Places]()
+        for policy, rule in asked.cuts:
+            parts = dict(split(batch, evaluator.statistic(rule, policy), True))
             bins = np.array([loglattice.binned(x) for x in parts.values()]).reshape(-1, 2, loglattice.SIZE)
-            places[cut] = Places.of(parts, Arrays(sums={"bins": bins}))
+            places[policy, rule] = Places.of(parts, Arrays(sums={"bins": bins}))
         for policy, weight in asked.tails:
-            logs = ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
-            parts = dict(split(batch, logs))
+            parts = dict(split(batch, evaluator.statistic(weight, policy), weight.on_tokens))
             n = np.array([float(len(x)) for x in parts.values()])
             tails = np.array([largest_of(x, TAIL) for x in parts.values()]).reshape(-1, TAIL)
             places[policy, weight] = Places.of(parts, Arrays(sums={"n": n}, largest={"tail": tails}))
-        ratios.forget()
         return Seen(places, GroupRewards.of(batch) if asked.rewards else None)
 
 
@@ -170,12 +170,12 @@ class Gather:
 
     def __call__(self, batch: Batch) -> Inside:
         """Collect the values of one batch in those bins."""
-        ratios, found = Ratios(batch, "rollout"), dict[tuple[Cut, Label], Array]()
+        evaluator, found = Evaluator(Packed(batch)), dict[tuple[Cut, Label], Array]()
         for cut in dict.fromkeys(cut for cut, _ in self.bins):
-            for label, x in split(batch, statistic(ratios.of(cut[0]), cut[1])):
+            policy, rule = cut
+            for label, x in split(batch, evaluator.statistic(rule, policy), True):
                 if (cut, label) in self.bins:
                     found[cut, label] = x[loglattice.index(x) == self.bins[cut, label]]
-        ratios.forget()
         return Inside(found)
 
 

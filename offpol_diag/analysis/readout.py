@@ -15,7 +15,6 @@ from offpol_diag.analysis.tally import Study
 from offpol_diag.diagnosis import diagnose
 from offpol_diag.engine import (
     breakdowns,
-    correction,
     gap,
     loglattice,
     method,
@@ -31,12 +30,12 @@ from offpol_diag.engine import (
 )
 from offpol_diag.engine.formula import Formula, Reader, missing, plain
 from offpol_diag.engine.gap import DRIFTS
-from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.sample import Sample
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.engine.tally import Places, Tally
 from offpol_diag.engine.terms import Drift
+from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset, candidates
 from offpol_diag.presets.aspects import aspects
 from offpol_diag.presets.formulas import guards
@@ -246,7 +245,7 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
         found[drift.prefix + name] = found[drift.prefix + name].model_copy(update={"clamped": overflow})
     for name, column in PERPLEXITIES.items():
         found[drift.prefix + name] = _guarded(
-            found[drift.prefix + name], out, drift.prefix + column, "sequences", 2 * OVERFLOW
+            found[drift.prefix + name], out, drift.prefix + column, "sequences", 2 * LARGEST
         )
     return found
 
@@ -345,7 +344,7 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
 
 def preset_result(out: Readout, preset: Preset) -> PresetResult:
     """Read out one preset."""
-    needs = correction.needs(preset, set(out.study.columns))
+    needs = preset.lacking(out.study.columns)
     logged = out.trainers.numbers(preset) if preset in out.study.logging else {}
     return PresetResult(
         summary=preset.summary,
@@ -397,8 +396,8 @@ BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_tok
 
 
 GUARDED = {
-    "k3": ("residual_k3", "kept", OVERFLOW),
-    "ppl_ratio": ("residual_ppl", "residual_left", 2 * OVERFLOW),
+    "k3": ("residual_k3", "kept", LARGEST),
+    "ppl_ratio": ("residual_ppl", "residual_left", 2 * LARGEST),
 }
 """Numbers of a preset whose terms the overflow guard bounds → their sum, of how many, and the bound's log."""
 

@@ -21,8 +21,8 @@ import numpy as np
 from offpol_diag.analysis.readout import CONDITIONAL, Readout
 from offpol_diag.engine import formula, gap, method, residual, tails
 from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
-from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.segments import Array
+from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset
 from offpol_diag.summary import Number
 
@@ -37,7 +37,7 @@ def base(out: Readout) -> Replicates:
         rows: list[Formula] = [*gap.ROWS, tails.ESS_TOKENS]
         if f"{drift.prefix}ax" in out.reader.sums:
             rows.append(gap.SURROGATE)
-        if out.ranges[f"{drift.prefix}s"][1] <= OVERFLOW:  # else too large for sums
+        if out.ranges[f"{drift.prefix}s"][1] <= LARGEST:  # else too large for sums
             rows.append(gap.CHI2_SEQUENCE)
         found |= {drift.prefix + row.name: _values(out, row, drift.prefix) for row in rows}
         found[drift.prefix + tails.ESS_SEQUENCES.name] = tails.ess_of_sequences(

@@ -12,7 +12,6 @@ from offpol_diag.engine import (
     bootstrap,
     breakdowns,
     charts,
-    correction,
     drops,
     gap,
     method,
@@ -84,7 +83,7 @@ class Study:
         have = frozenset(columns)
         if {"rewards", "group_id"} <= have:
             have |= {"advantages"}
-        able = tuple(preset for preset in presets if not correction.needs(preset, set(have)))
+        able = tuple(preset for preset in presets if not preset.lacking(have))
         return cls(able, have, tuple(group_by), seed, replicates)
 
     @cached_property

@@ -25,7 +25,6 @@ from offpol_diag.check.result import (
     relative_difference,
 )
 from offpol_diag.check.variants import BASE, Step, Variant, of_presets, variants
-from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset
@@ -122,7 +121,7 @@ def check(
                     every[at].unmasked = batch
         others = {_behaviour(one): one for one in catalogue.values() if one.logs == best.logs}
         others.pop(_behaviour(best), None)
-        able = [one for one in others.values() if not correction.needs(one, set(have))]
+        able = [one for one in others.values() if not one.lacking(have)]
         findings = explain(different, every, curves, able)
     return Checked(
         dump=list(dump.info.files),
@@ -205,7 +204,7 @@ def _candidates(
             raise UsageError(
                 f'"{preset}" is no single preset whose logged numbers are known', "see docs/crosswalk.md"
             )
-        if lacking := correction.needs(given[0], have):
+        if lacking := given[0].lacking(have):
             raise UsageError(f"preset {preset} needs {', '.join(lacking)}", "log it, or name another preset")
         return list(given)
     said = trainer or str(dump.info.provenance.get("trainer", "")).strip().lower()
@@ -215,7 +214,7 @@ def _candidates(
         words = set(LOGS)
     able: dict[tuple[object, ...], Preset] = {}
     for one in catalogue.values():
-        if one.logs in words and not correction.needs(one, have):
+        if one.logs in words and not one.lacking(have):
             able.setdefault(_behaviour(one), one)
     held = {one.name: _held(one, curves) for one in able.values()}
     most = max(held.values(), default=(0, 0))

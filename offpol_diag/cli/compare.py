@@ -95,7 +95,6 @@ def _presets(request: Request, dumps: Sequence[str], named: str | None, against:
     """Compare the named presets, or all, with one of them."""
     from offpol_diag.advice.recommend import advised
     from offpol_diag.compare import lacking, of_presets, reference
-    from offpol_diag.engine.correction import needs
     from offpol_diag.forms import open_dump
     from offpol_diag.presets.catalogue import load
 
@@ -110,7 +109,7 @@ def _presets(request: Request, dumps: Sequence[str], named: str | None, against:
     if all(lacks.values()):
         missing = dict.fromkeys(column for names in lacks.values() for column in names)
         every = load(request.preset_file).items()
-        able = [name for name, preset in every if not needs(preset, set(columns))][:MOST_NAMED]
+        able = [name for name, preset in every if not preset.lacking(columns)][:MOST_NAMED]
         ways = [f"try --presets {','.join(able)}"] if able else []
         current = columns.get("current_log_probs")
         if current and "old_log_probs" in missing:

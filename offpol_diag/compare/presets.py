@@ -12,7 +12,6 @@ from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Examined
 from offpol_diag.directions import Better, better
 from offpol_diag.engine import drops
-from offpol_diag.engine.correction import needs
 from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
@@ -25,7 +24,7 @@ NO_DIRECTION, EQUAL, UNDECIDED, UNKNOWN = "–", "equal", "undecided", "unknown"
 def lacking(columns: Collection[str], presets: Sequence[Preset]) -> dict[str, list[str]]:
     """Return the columns that a dump with these canonical columns lacks for each preset."""
     have = set(Study.of(columns, (), (), 0).columns)
-    return {preset.name: needs(preset, have) for preset in presets}
+    return {preset.name: preset.lacking(have) for preset in presets}
 
 
 def reference(names: Mapping[str, list[str]], against: str | None) -> str | None:

@@ -26,7 +26,6 @@ from offpol_diag.analysis.replicates import (
 from offpol_diag.analyze import Examined
 from offpol_diag.compare.presets import difference
 from offpol_diag.directions import FIRST_GAP
-from offpol_diag.engine import correction
 from offpol_diag.engine.formula import FEWEST_GROUPS
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.selection import SampledGroups
@@ -283,7 +282,7 @@ def _needs(a: Examined, b: Examined) -> dict[str, str]:
                 del lacking[drift.title]  # neither has it
         for preset in a.presets:
             if preset.name not in able:
-                lacking[preset.name] = correction.needs(preset, columns)
+                lacking[preset.name] = preset.lacking(columns)
         for name, some in lacking.items():
             if some:
                 found.setdefault(name, []).append(f"{run} has no {' and no '.join(some)}")

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, segments, worst
+from offpol_diag.engine import segments, worst
 from offpol_diag.engine.bootstrap import resampled
+from offpol_diag.engine.evaluator import Evaluator
 from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
-from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, Names, Records, Tally
 from offpol_diag.engine.terms import Drift
-from offpol_diag.presets import Preset, Reject, formulas
+from offpol_diag.pipeline.plan import left_by
+from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, formulas
 from offpol_diag.summary import Drops, LostSequence, Subset
 
 MOST = 8
@@ -51,19 +51,18 @@ def _kept(scene: Scene, preset: Preset) -> Array:
     """Return the tokens that contribute to the loss under a preset as applied, [T] bool."""
     used = preset.applied
     key = ("left", used.policy, used.weight, used.reject, used.veto)
-    return scene.once(key, lambda: kept_tokens(scene.ratios(used.policy), used))
+    return scene.cached(key, lambda: kept_tokens(scene.evaluator, used))
 
 
-def kept_tokens(ratios: Ratios, preset: Preset) -> Array:
+def kept_tokens(evaluator: Evaluator, preset: Preset) -> Array:
     """Return the tokens that a preset keeps in the loss with a weight that is not 0, [T] bool."""
-    kept, offsets = correction.keep(ratios, preset), ratios.batch.cu_seqlens
-    found = segments.spread(kept.sequences, offsets)
-    found = found if kept.tokens is None else found & kept.tokens
+    kept: Array = evaluator.kept(preset)
     if preset.weight is None:
-        return found
-    weights = correction.weigh(ratios, preset).final
-    pulls = weights.values != 0
-    return found & (segments.spread(pulls, offsets) if weights.per == "sequence" else pulls)
+        return kept
+    nonzero: Array = evaluator.weight(preset) != 0
+    if not preset.weight.on_tokens:
+        nonzero = evaluator.layout.spread(nonzero)
+    return kept & nonzero
 
 
 def _gone(batch: Batch, lost: Array, left: Array) -> Array:
@@ -132,33 +131,30 @@ def _example(scene: Scene, at: int, tokens: int, total: float, preset: Preset) -
 def fired(scene: Scene, preset: Preset, at: int) -> list[str]:
     """List in words the parts of a preset that drop tokens of the sequence `at`."""
     used, found = preset.applied, list[str]()
-    ratios = scene.ratios(used.policy)
+    evaluator, batch = scene.evaluator, scene.batch
     for i, rule in enumerate(used.reject):  # as it judges what the rules before it keep
-        found.append(
-            _broken(correction.ratios_for(ratios, replace(used, reject=used.reject[:i]), rule), rule, at)
-        )
-    vetoed = int(correction.veto_hits(ratios, used.veto)[at])
+        parts = rule, rule.policy or used.policy, left_by(used, i)  # type: ignore[no-untyped-call]
+        many = int((~_in_sequence(evaluator.passes(*parts), rule.on_tokens, batch, at)).sum())
+        if many:
+            found.append(_broken(rule, many, evaluator.statistic(*parts), at))
+    vetoed = int(evaluator.veto_hits(used.veto, used.policy)[at])
     if vetoed:
         found.append(f"veto: {_tokens(vetoed)} with {formulas.veto(used.veto).removeprefix('any ')}")
     if used.weight is not None:
-        weights = correction.weigh(ratios, used).final
-        many = int((_of(weights, ratios.batch, at) == 0).sum())
-        what = "the sequence" if weights.per == "sequence" else _tokens(many)
+        weights, on_tokens = evaluator.weight(used), used.weight.on_tokens
+        many = int((_in_sequence(weights, on_tokens, batch, at) == 0).sum())
+        what = _tokens(many) if on_tokens else "the sequence"
         found.append(f"{what} of weight 0: {formulas.weight(used.weight)}" if many else "")
     return [text for text in found if text]
 
 
-def _broken(ratios: Ratios, rule: Reject, at: int) -> str:
-    """Describe a broken rule: by the number of tokens, or by the sequence's value."""
-    many = int((~_of(correction.passes(ratios, rule), ratios.batch, at)).sum())
-    if not many:
-        return ""
+def _broken(rule: Reject, many: int, values: Array, at: int) -> str:
+    """Describe a broken rule: by the number of tokens, or by the value of the sequence `at`."""
     bounds = f"outside {formulas.bounds(rule)}{formulas.SIGNS[rule.advantage]}"
-    value = correction.statistic(ratios, rule)
-    if value.per != "sequence":
+    if rule.over not in OF_SEQUENCES:
         return f"{_tokens(many)} {bounds}"
-    found = float(value.values[at])
-    said = math.exp(min(found, 700.0)) if rule.statistic == "ratio" else found
+    value = float(values[at])
+    said = math.exp(min(value, 700.0)) if rule.statistic == "ratio" else value
     return f"{formulas.judged(rule)} = {said:.3g}, {bounds}"
 
 
@@ -166,11 +162,11 @@ def _tokens(many: int) -> str:
     return "1 token" if many == 1 else f"{many:,} tokens"
 
 
-def _of(level: Level, batch: Batch, at: int) -> Array:
-    """Return the value of one sequence, or the values of its tokens."""
-    if level.per == "sequence":
-        return level.values[at : at + 1]
-    return level.values[int(batch.cu_seqlens[at]) : int(batch.cu_seqlens[at + 1])]
+def _in_sequence(values: Array, on_tokens: bool, batch: Batch, at: int) -> Array:
+    """Return the values of one sequence's tokens, or the value of the sequence, [1]."""
+    if on_tokens:
+        return values[int(batch.cu_seqlens[at]) : int(batch.cu_seqlens[at + 1])]
+    return values[at : at + 1]
 
 
 # ---------------------------------------------------------------- reading

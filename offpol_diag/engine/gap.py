@@ -23,10 +23,10 @@ from offpol_diag.engine.formula import (
     mean,
     spread,
 )
-from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift, Terms, collected
+from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Policy
 
 FACTORS = (1.1, 2.0, 5.0, 10.0)
@@ -79,7 +79,7 @@ def _widest(spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def columns(scene: Scene, drift: Drift) -> dict[str, Array]:
     """Compute the per-sequence sums [S] that the formulas need; empty when a policy is missing."""
-    return scene.once(("gap", drift.prefix), lambda: _columns(scene, drift))
+    return scene.cached(("gap", drift.prefix), lambda: _columns(scene, drift))
 
 
 def _columns(scene: Scene, drift: Drift) -> dict[str, Array]:
@@ -114,7 +114,7 @@ def _counts(terms: Terms) -> dict[str, Array]:
     return {name: segments.count(size > bound, offsets) for name, bound in _BEYOND.items()}
 
 
-_BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
+_BEYOND = {"overflow": LARGEST, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
 """Column → the |Δ| above which it counts tokens."""
 
 
@@ -150,10 +150,10 @@ def _sequence_values(scene: Scene, sums: Mapping[str, Array], drift: Drift) -> d
     return {
         "g": mean,
         "g_abs": np.abs(mean),
-        "ppl_ratio": np.expm1(np.minimum(-mean, 2 * OVERFLOW)),
-        "s2": np.expm1(np.minimum(2 * sums["d"], 2 * OVERFLOW)),
-        "ppl_p": np.exp(np.minimum(-mean_p, 2 * OVERFLOW)) * there,
-        "ppl_q": np.exp(np.minimum(-mean_q, 2 * OVERFLOW)) * there,
+        "ppl_ratio": np.expm1(np.minimum(-mean, 2 * LARGEST)),
+        "s2": np.expm1(np.minimum(2 * sums["d"], 2 * LARGEST)),
+        "ppl_p": np.exp(np.minimum(-mean_p, 2 * LARGEST)) * there,
+        "ppl_q": np.exp(np.minimum(-mean_q, 2 * LARGEST)) * there,
     }
 
 
@@ -164,12 +164,12 @@ def _mean(scene: Scene, total: Array) -> Array:
 def _mean_log(scene: Scene, policy: Policy) -> Array:
     log = scene.batch.policy(policy)
     assert log is not None
-    return scene.once(("mean log", policy), lambda: segments.mean(log, scene.batch.cu_seqlens))
+    return scene.cached(("mean log", policy), lambda: segments.mean(log, scene.batch.cu_seqlens))
 
 
 def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[float, float]]:
     """Compute smallest and largest Δ, |p − q|, mean Δ of a sequence and ΣΔ of a sequence."""
-    return scene.once(("ranges", drift.prefix), lambda: _ranges(scene, drift))
+    return scene.cached(("ranges", drift.prefix), lambda: _ranges(scene, drift))
 
 
 def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[float, float]]:

@@ -68,7 +68,7 @@ def signs(scene: Scene) -> dict[str, Array]:
     advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
     assert advantages is not None
     flags = dict(zip(SIGNS, (advantages > 0, advantages < 0), strict=True))
-    return scene.once("signs", lambda: {name: segments.count(x, offsets) for name, x in flags.items()})
+    return scene.cached("signs", lambda: {name: segments.count(x, offsets) for name, x in flags.items()})
 
 
 SIGNS = ("positive", "negative")

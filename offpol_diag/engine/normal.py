@@ -43,7 +43,7 @@ def _members(scene: Scene) -> dict[Label, slice | Array]:
         rows = segments.by_key(scope.labels(scene.batch))
         return {label: segments.index(at) for label, at in rows.items()}
 
-    return scene.once("trainer batches", made)
+    return scene.cached("trainer batches", made)
 
 
 def ranges(sums: PresetSums, names: Container[str]) -> Arrays:

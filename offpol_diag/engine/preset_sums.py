@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, segments
-from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine import segments
+from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.rows import Columns, Rows, joined, merged
 from offpol_diag.engine.scene import CPU, Scene
 from offpol_diag.engine.scope import BatchFits
@@ -74,8 +74,8 @@ def block_of(batch: Batch, fits: BatchFits, plan: Plan) -> Block:
 
 def _smoothed(batch: Batch, fits: BatchFits, policy: Policy, weight: Weight) -> Array:
     """Return log-ratios whose tails are smoothed by trainer batch, of tokens [T] or of sequences [S]."""
-    log = Ratios(batch, policy, fits).log_ratio(weight.over, weight.safety, weight.safety_at)
-    return fits.smoothed(policy, weight, log.values, log.per, batch)
+    log_ratio = Evaluator(Packed(batch, fits)).statistic(weight, policy)
+    return fits.smoothed(policy, weight, log_ratio, batch)
 
 
 def _cut_off(batch: Batch, fits: BatchFits, policy: Policy, rule: Reject) -> Array:
@@ -83,8 +83,7 @@ def _cut_off(batch: Batch, fits: BatchFits, policy: Policy, rule: Reject) -> Arr
 
     The cut is the statistic of one of them: it is compared with values that were made in the same way.
     """
-    kept = correction.passes(Ratios(batch, policy, fits), rule).values
-    return segments.numbers(~kept)
+    return segments.numbers(~Evaluator(Packed(batch, fits)).passes(rule, policy))
 
 
 # ---------------------------------------------------------------- sums of a batch

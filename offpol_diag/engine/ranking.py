@@ -7,7 +7,7 @@ where it is m_r = Σ r·A / Σ r. In an update of N sequences its mean squared e
     error² = (m − m_r)² + V / N        V = S · Σ_s (x_s − m·W_s)² / (Σ_s W_s)²
 
 with the sums x_s of w·A and W_s of w over sequence s: bias² and the variance of a ratio of sums. A constant
-added to A changes no error; a factor of A or w changes no comparison. r is bounded by e^±OVERFLOW only: a
+added to A changes no error; a factor of A or w changes no comparison. r is bounded by e^±LARGEST only: a
 heavy tail of r widens the intervals.
 """
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.rows import Columns, joined
 from offpol_diag.engine.segments import Array
+from offpol_diag.pipeline.formulas import LARGEST
 
 
 def columns(sums: PresetSums) -> Columns:
@@ -39,7 +39,7 @@ def _there(kept: Array) -> Array:
 def _ppl(delta: Array, kept: Array) -> Array:
     """Compute exp(−mean Δ) − 1 over the kept tokens, `delta` being ΣΔ; 0 where none is kept."""
     gap = delta / np.maximum(kept, 1)
-    return np.expm1(np.minimum(-gap, 2 * OVERFLOW)) * _there(kept)
+    return np.expm1(np.minimum(-gap, 2 * LARGEST)) * _there(kept)
 
 
 def _vv(excess: Array, kept: Array, n: Array) -> Array:

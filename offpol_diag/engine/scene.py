@@ -1,19 +1,19 @@
-"""One batch with its bootstrap draws and its log-ratios, computed once."""
+"""One batch with its bootstrap draws, and what was computed of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import bootstrap
-from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Array, Memo
-from offpol_diag.presets import Policy
 
 T = TypeVar("T")
 CPU = "cpu"
@@ -21,7 +21,7 @@ CPU = "cpu"
 
 @dataclass
 class Scene:
-    """A batch, its bootstrap draws [S, B], and the log-ratios computed so far.
+    """A batch, its bootstrap draws [S, B], and one cache of what was computed of it.
 
     Attributes:
         compiled: whether presets are computed by the compiled pass, which takes a second to load.
@@ -33,7 +33,6 @@ class Scene:
     fits: BatchFits = NO_FITS
     compiled: bool = False
     device: str = CPU
-    _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     @classmethod
@@ -49,20 +48,17 @@ class Scene:
         """Build with bootstrap draws for every sequence."""
         return cls(batch, bootstrap.draws(batch.key, seed, replicates), fits, compiled, device)
 
-    def ratios(self, policy: Policy) -> Ratios:
-        """Return the ratios π_policy/π_rollout, computed once."""
-        if policy not in self._ratios:
-            self._ratios[policy] = Ratios(self.batch, policy, self.fits, self._ratios)
-        return self._ratios[policy]
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """What applies presets to the batch, one at a time."""
+        return Evaluator(Packed(self.batch, self.fits), self._memo)
 
-    def once(self, key: object, make: Callable[[], T]) -> T:
+    def cached(self, key: object, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key."""
-        return self._memo.once(key, make)
+        return self._memo.cached(key, make)
 
     def forget(self) -> None:
-        """Drop all cached values; they and the ratios form reference cycles, so nothing else would soon."""
-        for ratios in tuple(self._ratios.values()):
-            ratios.forget()
+        """Drop all cached values, which may refer to this scene: nothing else would soon."""
         self._memo.clear()
 
     @property

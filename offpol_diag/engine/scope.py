@@ -75,9 +75,9 @@ def codes(batch: Batch) -> tuple[list[Label], Array]:
     return list(at), np.array(which, np.int64)
 
 
-def of_units(which: Array, per: str, batch: Batch) -> Array:
-    """Spread a sequence's code to its tokens where values are per token."""
-    return segments.spread(which, batch.cu_seqlens) if per == "token" else which
+def of_units(which: Array, on_tokens: bool, batch: Batch) -> Array:
+    """Spread a sequence's code to its tokens where values are those of tokens."""
+    return segments.spread(which, batch.cu_seqlens) if on_tokens else which
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,10 @@ class BatchFits:
         by_label = np.array([cuts[one] for one in found], np.float64)
         return segments.spread(by_label[which], batch.cu_seqlens)
 
-    def smoothed(self, policy: Policy, weight: Weight, log: Array, per: str, batch: Batch) -> Array:
+    def smoothed(self, policy: Policy, weight: Weight, log: Array, batch: Batch) -> Array:
         """Smooth the tails of log-weights [T] or [S] by trainer batch."""
         found, which = codes(batch)
-        which, tails = of_units(which, per, batch), self.tails.get((policy, weight), {})
+        which, tails = of_units(which, weight.on_tokens, batch), self.tails.get((policy, weight), {})
         for at, one in enumerate(found):
             smooth = tails[one]
             if smooth is not None:  # few are in the tail

@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 class Memo(dict[object, object]):
     """Cached values by key."""
 
-    def once(self, key: object, make: Callable[[], T]) -> T:
+    def cached(self, key: object, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key."""
         found = self.get(key, self)  # looked up once: keys are long, and most are cached
         if found is self:

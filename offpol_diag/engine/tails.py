@@ -19,12 +19,12 @@ from offpol_diag.engine import gap, loglattice
 from offpol_diag.engine.bootstrap import log_resampled
 from offpol_diag.engine.formula import Formula, Reader, plain
 from offpol_diag.engine.gap import CHI2_SEQUENCE
-from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Smooth
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
+from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.summary import Number, Numbers
 
 TAIL = 1 << 15
@@ -229,7 +229,7 @@ def numbers(reader: Reader, arrays: Arrays, drift: Drift, high: Mapping[str, flo
     khat_s = _khat(Tail.read(arrays.largest[f"{prefix}tail.sequences"], many), sequences, "e^{ΣΔ}")
     logs = arrays.log_sums[f"{prefix}products"]
     ratios, largest_product = tokens + float(reader.column("r1", prefix)[0]), high[f"{prefix}s"]
-    largest = math.exp(min(high[f"{prefix}d"], OVERFLOW))
+    largest = math.exp(min(high[f"{prefix}d"], LARGEST))
     top = _top_share(*arrays.sums[f"{prefix}bins.k3"])
     counts = arrays.sums[f"{prefix}bins.d"]
     text = "quantile of Δ, from a histogram of relative bin width 1/32"
@@ -295,7 +295,7 @@ def ess_of_sequences(reader: Reader, logs: Array) -> Array:
 def chi2_sequence(reader: Reader, logs: Array, drift: Drift, largest: float) -> Number:
     """Compute E[e^{2ΣΔ}] − 1: by expm1 where the `largest` ΣΔ does not overflow, else as a log10."""
     row = CHI2_SEQUENCE
-    if largest <= OVERFLOW:
+    if largest <= LARGEST:
         return reader.number(row, drift.prefix)
     log = float(logs[1, 0]) - math.log(float(reader.sums["sequences"][0]))
     log10, unknown = log / math.log(10), "overflows float64; see its log10"

@@ -12,9 +12,9 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
+from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Policy
 
 BLOCK = 1 << 17
@@ -189,8 +189,8 @@ class Terms:
     @cached_property
     def r1(self) -> Array:
         """r − 1, [t], with Δ clamped so that e^Δ does not overflow."""
-        wild = not self.reach <= OVERFLOW
-        x = np.clip(self.delta, -OVERFLOW, OVERFLOW, out=self.block.out("")) if wild else self.delta
+        wild = not self.reach <= LARGEST
+        x = np.clip(self.delta, -LARGEST, LARGEST, out=self.block.out("")) if wild else self.delta
         return np.expm1(x, out=self.block.out("r1"))
 
     @cached_property
@@ -207,8 +207,8 @@ class Terms:
     def k3(self) -> Array:
         """e^Δ − 1 − Δ, [t]; never negative, since a Δ whose r is clamped is clamped too."""
         delta = self.delta
-        if not self.reach <= OVERFLOW:
-            delta = np.clip(delta, -math.inf, OVERFLOW, out=self.block.out("k3"))
+        if not self.reach <= LARGEST:
+            delta = np.clip(delta, -math.inf, LARGEST, out=self.block.out("k3"))
         return np.subtract(self.r1, delta, out=self.block.out("k3"))
 
     @property
@@ -218,7 +218,7 @@ class Terms:
         if self.tame:
             inverse = np.divide(self.off, np.add(self.r1, 1.0, out=out), out=out)
             return np.maximum(self.r1, inverse, out=out)
-        return np.expm1(np.clip(self.size, 0.0, OVERFLOW, out=out), out=out)
+        return np.expm1(np.clip(self.size, 0.0, LARGEST, out=out), out=out)
 
     @cached_property
     def diff(self) -> Array:
@@ -263,12 +263,12 @@ def walk(scene: Scene, collectors: Mapping[Drift, Sequence[type[Any]]]) -> None:
     """Pass every block to all collectors, in order; a drift that lacks a policy has no blocks."""
     for drift, watches in _walked(scene, collectors).items():
         for watch in watches:
-            scene.once((type(watch), drift.prefix), lambda watch=watch: watch)  # type: ignore[misc]
+            scene.cached((type(watch), drift.prefix), lambda watch=watch: watch)  # type: ignore[misc]
 
 
 def collected(scene: Scene, drift: Drift, make: type[W]) -> W:
     """Return the collector that saw every block, after a pass of its own if there was none."""
-    return scene.once((make, drift.prefix), lambda: _walked(scene, {drift: (make,)})[drift][0])
+    return scene.cached((make, drift.prefix), lambda: _walked(scene, {drift: (make,)})[drift][0])
 
 
 def _walked(scene: Scene, collectors: Mapping[Drift, Sequence[type[W]]]) -> dict[Drift, list[W]]:

@@ -25,7 +25,7 @@ def shared(scene: Scene) -> dict[str, Array]:
     if advantages is None:
         return {}
     parts = dict(zip(SIGNS, (advantages, -advantages), strict=True))
-    return scene.once(
+    return scene.cached(
         "mass",
         lambda: {f"mass_{sign}": segments.total(np.maximum(x, 0), offsets) for sign, x in parts.items()},
     )

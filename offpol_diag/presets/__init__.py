@@ -7,7 +7,7 @@ r = π_train/π_rollout, or on a divergence of it; `over` names the aggregation 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -50,6 +50,8 @@ Loss = Literal[
 ]
 AGGREGATES = frozenset({"ratio", "k1"})
 """Statistics whose sequence form is an aggregated log-ratio, which a safety bound can act on."""
+OF_SEQUENCES = frozenset({"sum", "mean", "max", "min"})
+"""Aggregations `over` that give a sequence one number; the others give each token one."""
 BINARY = frozenset({"binary_kl", "binary_kl_clamped", "binary_kl_max"})
 """KL divergences of "this token or another", which a small Δ does not bound: 1 − π_train may be 0."""
 UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", "prob_gap"}) | BINARY
@@ -96,6 +98,11 @@ class Weight:
     strict: bool = False
     overflow: Overflow = "limit"
     among: Among = "all"
+
+    @property
+    def on_tokens(self) -> bool:
+        """Return whether tokens have weights of their own; else a sequence has one."""
+        return self.over not in OF_SEQUENCES
 
     def slips(self) -> Iterator[Slip]:
         """Yield values that have the right type but make no sense."""
@@ -155,7 +162,7 @@ class Reject:
     @property
     def on_tokens(self) -> bool:
         """Return whether tokens fail one by one; else whole sequences do."""
-        return self.over in ("token", "segment", "batch") or self.of_token
+        return self.over not in OF_SEQUENCES or self.of_token
 
     @property
     def of_token(self) -> bool:
@@ -313,6 +320,14 @@ class Preset:
     def applied(self) -> Preset:
         """The preset as its trainer applies it: one that is only logged has no weight, rules and veto."""
         return self if self.apply else replace(self, weight=None, reject=(), veto=None)
+
+    def lacking(self, columns: Collection[str]) -> list[str]:
+        """Return the columns that the preset reads and `columns` lack, e.g. `current_log_probs`."""
+        policies = dict.fromkeys((self.policy, *(rule.policy for rule in self.reject if rule.policy)))
+        read = [f"{policy}_log_probs" for policy in policies if policy != "rollout"]
+        if any(rule.advantage != "any" for rule in self.reject):
+            read.append("advantages")
+        return [column for column in read if column not in columns]
 
 
 def _above_zero(**bounds: float | None) -> Iterator[Slip]:

@@ -11,7 +11,6 @@ import numpy as np
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import MADE, chosen_devices, engine_named, read_ahead_for, record
-from offpol_diag.engine import correction
 from offpol_diag.engine.tally import Tally
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
@@ -95,7 +94,7 @@ def sweep(
         batch_tokens=batch_tokens or TOKENS,
     )
     study = Study.of(dump.info.columns, (preset,), (), seed)
-    lacking = correction.needs(preset, set(study.columns))
+    lacking = preset.lacking(study.columns)
     if lacking:
         raise UsageError(
             f"the dump has no {' and no '.join(lacking)}, which {preset.name} cannot do without",

@@ -14,7 +14,7 @@ import numpy as np
 from offpol_diag.analysis.first_pass import Found
 from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, loglattice, segments
+from offpol_diag.engine import loglattice, segments
 from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
@@ -22,7 +22,7 @@ from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import LENGTH_BINS, length_bin
 from offpol_diag.engine.tally import Arrays, Names, Tally
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto
 from offpol_diag.sweep.thresholds import SweptBound
 
 CELLS = 1 << 21
@@ -95,7 +95,7 @@ def _arrays(plan: Plan, batch: Batch) -> Arrays:
     np.add.at(by_length, length_bin(batch.lengths), every)
     names, sums = _sums(scene, rows, len(plan.values))
     found = {"sweep.columns": sums, "sweep.length": by_length}
-    found |= stored(batch.rollout, scene.ratios(plan.preset.policy).train)
+    found |= stored(batch.rollout, scene.evaluator.layout.log_prob(plan.preset.policy))
     values = statistic(scene, plan)
     if values is not None:
         found["sweep.shape"] = loglattice.binned(values)
@@ -108,18 +108,16 @@ def statistic(scene: Scene, plan: Plan) -> Array | None:
 
     Ratios are returned as logs. None if it depends on which tokens are kept, or on the trainer batch.
     """
-    rule, ratios = plan.bound.rule(plan.preset), scene.ratios(plan.preset.policy)
-    there = scene.batch.lengths > 0
-    if not isinstance(rule, Reject | Weight):
+    part, policy = plan.bound.rule(plan.preset), plan.preset.policy
+    filled = scene.batch.lengths > 0
+    if isinstance(part, Veto):  # what the veto compares with its bound
         reduced = segments.smallest if plan.bound.side == "lower" else segments.largest
-        return reduced(ratios.delta, scene.batch.cu_seqlens)[there]  # what the veto compares with its bound
-    if rule.among == "left" or rule.over == "batch":
+        return reduced(scene.evaluator.log_ratio(policy), scene.batch.cu_seqlens)[filled]
+    if part.among == "left" or part.over == "batch":
         return None
-    if isinstance(rule, Reject):
-        level = correction.statistic(ratios.of(rule.policy), rule)
-    else:
-        level = ratios.log_ratio(rule.over, rule.safety, rule.safety_at)
-    return level.values if level.per == "token" else level.values[there]
+    own = part.policy if isinstance(part, Reject) else None
+    values: Array = scene.evaluator.statistic(part, own or policy)
+    return values[filled] if part.over in OF_SEQUENCES else values
 
 
 def columns(scene: Scene, plan: Plan) -> dict[str, Array]:

@@ -101,7 +101,7 @@ class Collected(Totals):
             own = Collected(*self._shape)
             return log(t, own, *more), own
 
-        found, own = t.scene.once(("part", log, t.preset, t.padded, more), made)
+        found, own = t.scene.cached(("part", log, t.preset, t.padded, more), made)
         self.sums += own.sums
         self.ends += own.ends
         return found

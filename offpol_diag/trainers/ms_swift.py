@@ -65,8 +65,8 @@ def weights(t: Tokens, s: Totals) -> Numbers:
     if of_rows:
         clipped_frac = s.sum(above) / s.sum(t.one)
     else:
-        low = t.weighed.low if mode.action == "mask" else 0.0
-        clipped_frac = s.sum(t.weighed.high + low) / tokens
+        low = t.n_below if mode.action == "mask" else 0.0
+        clipped_frac = s.sum(t.n_above + low) / tokens
     return {
         "is_weight_mean": s.sum(t.row_sum(w)) / tokens,
         "ess": 1 / np.maximum(second / (first + EPS) ** 2, ESS_LEAST),

@@ -45,7 +45,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def left(masked: Tokens) -> Array:
     """Flag the sequences with a token that the error mask leaves, [S] bool."""
-    return masked.once(("left", masked.preset.reject), lambda: masked.there & masked.kept_rows)
+    return masked.cached(("left", masked.preset.reject), lambda: masked.there & masked.kept_rows)
 
 
 def added(masked: Tokens, s: Totals, x: Array) -> Number:
@@ -89,7 +89,7 @@ def weights(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
         finite = np.where(t.log_ratio > FLOAT32_OVERFLOW, 0.0, t.ratio())
         total = t.row_sum(finite) * (t.n_kept > 0)
     elif t.weighs_rows:
-        total = t.weighed.final.values * (t.n_kept > 0)
+        total = t.unit_weight * (t.n_kept > 0)
     else:
         total = t.row_sum(np.where(t.kept, t.weight, 0.0))
     units = tokens if weight is None or weight.over == "token" else rows

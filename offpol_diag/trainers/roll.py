@@ -88,7 +88,7 @@ def shares(t: Tokens, s: Totals) -> Numbers:
     found, tokens, p = {}, s.sum(t.counted), t.preset
     whole = np.maximum(tokens, 1.0)
     if weighs(p) and p.weight is not None and p.weight.upper is not None:
-        above = t.weighed.high * t.n if t.weighs_rows else t.weighed.high
+        above = t.n_above * t.n if t.weighs_rows else t.n_above
         found["is_weight_clipfrac@sum"] = s.sum(above) / whole
     for measure, statistic in STATISTICS.items():
         for granularity, over in GRANULARITIES.items():

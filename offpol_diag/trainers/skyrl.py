@@ -134,7 +134,7 @@ def anchored(t: Tokens, s: Totals) -> Numbers:
     tokens, weight, applied = s.sum(t.counted), t.preset.weight, t.applied
     cut = t.n - applied.n_kept
     if applied.preset.weight is not None:
-        cut = cut + t.weighed.high + t.weighed.low
+        cut = cut + t.n_above + t.n_below
     found = {"clip_ratio": s.sum(cut) / np.maximum(tokens, 1.0)}
     if weight is not None and weight.action == "truncate":
         found |= {

@@ -86,7 +86,7 @@ def tis(t: Tokens, s: Totals) -> Numbers:
     """Return the ratio before anything is truncated, and the share of weights that differ from it."""
     return {
         "tis": of_samples(t, s, t.row_mean(t.ratio())),
-        "tis_clipfrac": of_samples(t, s, share(t, t.weighed.high + t.weighed.low)),
+        "tis_clipfrac": of_samples(t, s, share(t, t.n_above + t.n_below)),
         "tis_abs": of_samples(t, s, t.row_mean(abs(t.excess()))),
     }
 
@@ -152,11 +152,11 @@ def policy_gap(t: Tokens, s: Totals) -> Numbers:
 
 def helper(t: Tokens, s: Totals) -> Numbers:
     """Return the numbers of tis_mode, use_rs, the veto and batch normalisation."""
-    preset, weight, weighed = t.preset, t.preset.weight, t.weighed
+    preset, weight = t.preset, t.preset.weight
     assert weight is not None
     mask, rejects = bands(preset)
     mode, rows, empty = tis_mode(preset), t.weighs_rows, np.zeros_like(t.n)
-    raw, final = weighed.raw.values, weighed.final.values
+    raw, final = t.raw_unit_weight, t.unit_weight
 
     def mean(x: Array) -> Number:
         return of_samples(t, s, np.where(t.there, x, 0.0))
@@ -173,10 +173,10 @@ def helper(t: Tokens, s: Totals) -> Numbers:
         "tis_weight_after_bound": after,
     }
     if mode == "truncate":
-        found["tis_truncate_fraction"] = mean(share(t, weighed.high))
+        found["tis_truncate_fraction"] = mean(share(t, t.n_above))
     if mode == "clip":
-        found["tis_clip_fraction_low"] = mean(share(t, weighed.low))
-        found["tis_clip_fraction_high"] = mean(share(t, weighed.high))
+        found["tis_clip_fraction_low"] = mean(share(t, t.n_below))
+        found["tis_clip_fraction_high"] = mean(share(t, t.n_above))
     if mode == "mask":
         found["tis_mask_fraction_low"] = outside(mask, "lower")
         found["tis_mask_fraction_high"] = outside(mask, "upper")

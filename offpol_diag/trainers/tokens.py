@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, segments
-from offpol_diag.engine.correction import Weighed
-from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine import segments
+from offpol_diag.engine.evaluator import Evaluator
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline import formulas
@@ -61,14 +59,14 @@ class Tokens:
         """Return the batch with another numerator of its ratios."""
         return replace(self, preset=replace(self.preset, policy=policy))
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key for all presets of the batch with this numerator."""
-        return self.ratios.once(("logs", key), make)
+        return self.scene.cached(("logs", self.preset.policy, key), make)
 
-    @cached_property
-    def ratios(self) -> Ratios:
-        """The log-ratios of the preset's numerator, which other presets share."""
-        return self.scene.ratios(self.preset.policy)
+    @property
+    def evaluator(self) -> Evaluator:
+        """What applies presets to the batch, one at a time."""
+        return self.scene.evaluator
 
     @property
     def batch(self) -> Batch:
@@ -80,7 +78,7 @@ class Tokens:
     @property
     def n(self) -> Array:
         """Tokens of each sequence, [S] float64."""
-        return self.scene.once("n", lambda: self.batch.lengths.astype(np.float64))
+        return self.scene.cached("n", lambda: self.batch.lengths.astype(np.float64))
 
     @property
     def counted(self) -> Array:
@@ -90,12 +88,12 @@ class Tokens:
     @property
     def one(self) -> Array:
         """1 of each sequence, [S], to count them; `there` counts those with a token."""
-        return self.scene.once("one", lambda: np.ones_like(self.n))
+        return self.scene.cached("one", lambda: np.ones_like(self.n))
 
     @property
     def there(self) -> Array:
         """Sequences with a token, [S] bool."""
-        return self.scene.once("there", lambda: self.n > 0)
+        return self.scene.cached("there", lambda: self.n > 0)
 
     def row_sum(self, x: Array) -> Array:
         """Sum numbers over each sequence, or count flags: [T] → [S]; 0 for one without tokens."""
@@ -128,7 +126,8 @@ class Tokens:
     @property
     def train(self) -> Array:
         """log of the preset's numerator (π_old, or π_θ in bypass), [T] nats."""
-        return self.ratios.train
+        train: Array = self.evaluator.layout.log_prob(self.preset.policy)
+        return train
 
     @property
     def old(self) -> Array | None:
@@ -148,34 +147,36 @@ class Tokens:
     @property
     def log_ratio(self) -> Array:
         """Δ = log π_train − log π_rollout, [T] nats."""
-        return self.ratios.delta
+        return self.evaluator.log_ratio(self.preset.policy)
 
     def ratio(self, safety: float | None = None) -> Array:
         """r = e^Δ, Δ clamped to ±safety, [T]."""
-        return self.once(("r", safety), lambda: np.exp(self.ratios.clamped(safety)))
+        return self.cached(
+            ("r", safety), lambda: np.exp(self.evaluator.log_ratio(self.preset.policy, safety))
+        )
 
     def excess(self, safety: float | None = None) -> Array:
         """r − 1, Δ clamped to ±safety, [T]; precise near 0."""
-        return self.ratios.excess(safety)
+        return self.evaluator.ratio_minus_one(self.preset.policy, safety)
 
     def k3(self, safety: float | None = None) -> Array:
         """r − 1 − Δ, Δ clamped to ±safety, [T]."""
-        return self.ratios.token("k3", safety)
+        return self.evaluator.token_statistic("k3", self.preset.policy, safety)
 
     @property
     def difference(self) -> Array:
         """π_train − π_rollout, [T]."""
-        return self.ratios.difference()
+        return self.evaluator.probability_difference(self.preset.policy)
 
     @property
     def token_u(self) -> Array:
         """log π_θ − log π_anchor of each token, [T]: π_old, or the rollout where the trainer has no π_old."""
         if self.preset.policy != "old":
-            return self.ratios.of("current").delta
+            return self.evaluator.log_ratio("current")
         current, old = self.current, self.old
         assert current is not None
         assert old is not None
-        return self.once("u", lambda: current - old)
+        return self.cached("u", lambda: current - old)
 
     @property
     def pooled(self) -> bool:
@@ -187,12 +188,12 @@ class Tokens:
         """Log of the ratio that the loss clips, [T] nats: `token_u`, or its sequence's mean where pooled."""
         if not self.pooled:
             return self.token_u
-        return self.once("mean u", lambda: self.spread(segments.mean(self.token_u, self.batch.cu_seqlens)))
+        return self.cached("mean u", lambda: self.spread(segments.mean(self.token_u, self.batch.cu_seqlens)))
 
     @property
     def update_ratio(self) -> Array:
         """e^u, the ratio that the loss clips, [T]."""
-        return self.once(("e^u", self.pooled), lambda: np.exp(self.u))
+        return self.cached(("e^u", self.pooled), lambda: np.exp(self.u))
 
     # ------------------------------------------------------------ what the preset does
 
@@ -201,34 +202,32 @@ class Tokens:
 
         Each token's Δ is clamped to ±safety first.
         """
-        return self.ratios.aggregate(statistic, over, safety).values
+        return self.evaluator.aggregate(statistic, over, self.preset.policy, safety)
 
     def passes(self, rule: Reject) -> Array:
         """Flag the tokens [T] or sequences [S] (`rule.on_tokens`) that pass one rule, bool."""
-        return correction.passes(self.ratios.of(rule.policy), rule).values
+        return self.evaluator.passes(rule, rule.policy or self.preset.policy)
 
     @property
     def kept_tokens(self) -> Array:
         """Tokens that pass the rules on tokens, [T] bool, whether rules are applied or not."""
-        found = correction.keep(self.ratios, self.preset).tokens
-        return self.once("all", lambda: np.ones(self.batch.tokens, bool)) if found is None else found
+        return self.evaluator.passing(self.preset)[0]
 
     @property
     def kept_rows(self) -> Array:
         """Sequences that pass the rules on sequences and the veto, [S] bool, whether applied or not."""
-        return correction.keep(self.ratios, self.preset).sequences
+        return self.evaluator.passing(self.preset)[1]
 
     @property
     def kept(self) -> Array:
         """Tokens that pass all rules and the veto, [T] bool, whether they are applied or not."""
-        key = "kept", self.preset.reject, self.preset.veto
-        return self.once(key, lambda: self.kept_tokens & self.spread(self.kept_rows))
+        return self.evaluator.kept(self.preset)
 
     @property
     def n_kept(self) -> Array:
         """Tokens of each sequence that pass all rules and the veto, [S]."""
         key = "n kept", self.preset.reject, self.preset.veto
-        return self.once(key, lambda: self.row_sum(self.kept))
+        return self.cached(key, lambda: self.row_sum(self.kept))
 
     def under(self, *rules: Reject, veto: Veto | None = None) -> Tokens:
         """Return the batch under a preset with other rules and veto."""
@@ -240,32 +239,53 @@ class Tokens:
 
     def veto_hits(self, veto: Veto | None) -> Array:
         """Count the tokens of each sequence beyond a veto's bounds, [S]."""
-        return correction.veto_hits(self.ratios, veto)
-
-    @cached_property
-    def weighed(self) -> Weighed:
-        """The preset's weights, whether they are applied or not: raw, final, and where bounds moved them."""
-        return correction.weigh(self.ratios, self.preset)
+        return self.evaluator.veto_hits(veto, self.preset.policy)
 
     @property
     def weighs_rows(self) -> bool:
         """Whether a sequence has one weight, rather than each token its own."""
-        return self.weighed.final.per == "sequence"
+        weight = self.preset.weight
+        assert weight is not None
+        return not weight.on_tokens
+
+    @property
+    def unit_weight(self) -> Array:
+        """Final weight of each token [T], or of each sequence [S] if `weighs_rows`.
+
+        Before rejection, not normalised, applied or not.
+        """
+        return self.evaluator.weight(self.preset)
+
+    @property
+    def raw_unit_weight(self) -> Array:
+        """The same before truncation, masking or smoothing, within the safety bound."""
+        weight = self.preset.weight
+        assert weight is not None
+        return self.evaluator.weight(replace(self.preset, weight=replace(weight, action="none")))
 
     @property
     def weight(self) -> Array:
         """Final weight of each token, [T], before rejection, not normalised, applied or not; else 1."""
         if self.preset.weight is None:
             return np.ones(self.batch.tokens)
-        final = self.weighed.final.values
-        return self.spread(final) if self.weighs_rows else final
+        return self.spread(self.unit_weight) if self.weighs_rows else self.unit_weight
+
+    @property
+    def n_above(self) -> Array:
+        """Weights above the upper bound by sequence, [S]: of its tokens, or 1 for its own."""
+        return self.evaluator.beyond_bounds(self.preset)[0]
+
+    @property
+    def n_below(self) -> Array:
+        """Weights below the lower bound by sequence, [S]: of its tokens, or 1 for its own."""
+        return self.evaluator.beyond_bounds(self.preset)[1]
 
     @property
     def n_bounded(self) -> Array:
         """Tokens of each sequence whose weight a bound moved, or whose sequence's weight it did, [S]."""
         if self.preset.weight is None:
             return np.zeros_like(self.n)
-        moved = self.weighed.high + self.weighed.low
+        moved = self.n_above + self.n_below
         return moved * self.n if self.weighs_rows else moved
 
     # ------------------------------------------------------------ the policy loss
@@ -292,7 +312,7 @@ class Tokens:
         Needs π_θ and advantages.
         """
         one = self.preset
-        return self.once(("loss", one.loss, one.clip), self._loss_acts)
+        return self.cached(("loss", one.loss, one.clip), self._loss_acts)
 
     def _loss_acts(self) -> tuple[Array, Array]:
         kind, clip, a = self.preset.loss, self.preset.clip, self.advantage

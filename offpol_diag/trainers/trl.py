@@ -37,7 +37,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def sampling(t: Tokens, s: Totals) -> Numbers:
     """Return ratios after truncation or masking: of tokens, in sequence modes of all completions."""
-    tokens, gap, ratio = s.sum(t.counted), abs(t.log_ratio), t.weighed.final.values
+    tokens, gap, ratio = s.sum(t.counted), abs(t.log_ratio), t.unit_weight
     low, total, high = (
         (ratio, ratio, ratio) if t.weighs_rows else (t.row_min(ratio), t.row_sum(ratio), t.row_max(ratio))
     )
@@ -81,7 +81,7 @@ def phi(t: Tokens) -> Array:
     assert a is not None
     log_w = t.row_sum(t.token_u.clip(-most, most))
     if t.preset.weight is not None:
-        logs = formulas.bounded_log(t.weighed.final.values)  # type: ignore[no-untyped-call]
+        logs = formulas.bounded_log(t.unit_weight)  # type: ignore[no-untyped-call]
         log_w = log_w + (logs if t.weighs_rows else t.row_sum(logs))
     minus = t.row_sum(a < 0) > 0
     k = np.where(minus, shape.k_negative, shape.k_positive)

@@ -220,7 +220,7 @@ def ratios(t: Tokens, s: Totals, over: Over, low: float, high: float, share_of_r
 def as_applied(t: Tokens, weight: Weight, raw: Array) -> Array:
     """Return the weights as the loss gets them, [T] or [S]: what truncates has no lower bound there."""
     if weight.action == "mask":
-        return t.weighed.final.values
+        return t.unit_weight
     return raw if weight.upper is None else np.minimum(raw, weight.upper)
 
 
