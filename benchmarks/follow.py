@@ -15,14 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import offpol_diag
-from offpol_diag.analysis.tally import Study
-from offpol_diag.engine import accumulators, method
 from offpol_diag.engine.accumulators import Sums
+
+import offpol_diag
+from offpol_diag.analysis.study import Study
+from offpol_diag.engine import accumulators, method
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
-from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.summary import Number
@@ -37,10 +38,10 @@ def number(name: str, metric: str) -> Number:
     study = Study.of(dump.info.columns, (catalogue.load()[name],), (), 0)
     seen: list[Sums] = []
     for batch in dump.batches():
-        scene = Scene.of(batch, study.seed, accumulators.REPLICATES)
-        of_presets = method.columns(PresetSums.of(scene, study.presets))
-        columns = Columns.joined(Columns.of(scene.counts), of_presets)
-        seen.append(Sums.of_stacked(columns.names, columns.parts, scene.draws, batch.key, columns.which))
+        context = BatchContext.of(batch, study.seed, accumulators.REPLICATES)
+        of_presets = method.columns(PresetSums.of(context, study.presets))
+        columns = Columns.joined(Columns.of(context.counts), of_presets)
+        seen.append(Sums.of_stacked(columns.names, columns.parts, context.draws, batch.key, columns.which))
     sums = reduce(Sums.merge, seen).read()
     (row,) = [row for row in method.ROWS if row.name == metric]
     ours = {key.removeprefix(f"{name}|"): values for key, values in sums.items()}

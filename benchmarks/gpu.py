@@ -26,8 +26,8 @@ from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.engine import preset_sums
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import MemoryShortage
 from offpol_diag.presets import Preset
@@ -62,12 +62,12 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
 
-def scenes(bench: Bench) -> list[Scene]:
+def scenes(bench: Bench) -> list[BatchContext]:
     """Load the dump's batches into memory, with what presets need of whole trainer batches."""
     dump = open_dump([str(bench.path)])
     asked = Needs.of(bench.presets, False)
     fits = (read_ahead(Local(), dump, asked) if asked else Found(NO_FITS, None)).fits
-    return [Scene.of(batch, 0, 1, fits, device=bench.device) for batch in dump.batches()]
+    return [BatchContext.of(batch, 0, 1, fits, device=bench.device) for batch in dump.batches()]
 
 
 def resident(bench: Bench, block_tokens: int) -> part.Result:
@@ -77,8 +77,8 @@ def resident(bench: Bench, block_tokens: int) -> part.Result:
 
     def sums() -> None:
         with np.errstate(all="ignore"):
-            for scene in every:
-                _ = PresetSums.of(scene, bench.presets, ranking=True).of_plan
+            for context in every:
+                _ = PresetSums.of(context, bench.presets, ranking=True).of_plan
 
     def started() -> None:
         with np.errstate(all="ignore"):

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from offpol_diag.analysis import readout, tally_file
-from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
+from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analysis.sequences import SequenceWriter, table
-from offpol_diag.analysis.tally import Study, observe, refuse_steps
+from offpol_diag.analysis.study import Study, observe, refuse_steps
 from offpol_diag.batch import Batch
 from offpol_diag.engine import breakdowns
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.engine.tally import Tally
 from offpol_diag.errors import DumpError, UsageError
@@ -240,11 +240,11 @@ def engine_named(name: str) -> Start:
     return ENGINES[name]
 
 
-def read_ahead_for(engine: Engine, dump: Dump, study: Study) -> Found:
+def read_ahead_for(engine: Engine, dump: Dump, study: Study) -> FirstPass:
     """Compute the quantities needed before the analysis; the dump is read only if there are any."""
     made = "advantages" in study.columns and "advantages" not in dump.info.columns
     asked = Needs.of(study.presets, made)
-    return read_ahead(engine, dump, asked) if asked else Found(NO_FITS, None)
+    return read_ahead(engine, dump, asked) if asked else FirstPass(NO_FITS, None)
 
 
 @dataclass(frozen=True)
@@ -265,31 +265,31 @@ class Observe:
 
     Attributes:
         study: what is measured.
-        found: statistics of whole trainer batches from the first pass.
+        first_pass: statistics of whole trainer batches from the first pass.
         rows: whether per-sequence rows are made.
         compiled: whether presets are computed by the compiled pass.
         devices: where presets are computed; each worker takes one of them.
     """
 
     study: Study
-    found: Found
+    first_pass: FirstPass
     rows: bool
     compiled: bool = False
     devices: tuple[str, ...] = (CPU,)
 
     def __call__(self, batch: Batch) -> Observed:
         """Compute a batch's tally, in parts of few sequences (`ROWS`)."""
-        batch = self.found.filled(batch)
+        batch = self.first_pass.filled(batch)
         tables: list[pa.Table] = []
 
         def tally(part: Batch) -> Tally:
             study = self.study
-            given = study.seed, study.replicates, self.found.fits, self.compiled, own(self.devices)
-            scene = Scene.of(part, *given)
-            seen = observe(study, scene)
+            given = study.seed, study.replicates, self.first_pass.fits, self.compiled, own(self.devices)
+            context = BatchContext.of(part, *given)
+            seen = observe(study, context)
             if self.rows:
-                tables.append(table(scene, study))
-            scene.forget()
+                tables.append(table(context, study))
+            context.forget()
             return seen
 
         # merged one by one, for a part's tally is as large as the batch's

@@ -24,10 +24,10 @@ from torch import Tensor
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analysis.readout import Readout
-from offpol_diag.analysis.tally import Study, observe
+from offpol_diag.analysis.study import Study, observe
 from offpol_diag.batch import Batch
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.evaluator import Evaluator
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.errors import UsageError
@@ -72,10 +72,10 @@ class Correction:
         """
         with np.errstate(all="ignore"):
             fits = of_batch(self._batch, self._study.presets).fits
-            out = Readout(self._study, observe(self._study, Scene.of(self._batch, 0, 2, fits)))
+            out = Readout(self._study, observe(self._study, BatchContext.of(self._batch, 0, 2, fits)))
             preset = readout.preset_result(out, self._study.presets[0])
-            found = {**readout.metrics(out), **preset.metrics}
-        known = {name: one.value for name, one in found.items() if one.value is not None}
+            result = {**readout.metrics(out), **preset.metrics}
+        known = {name: one.value for name, one in result.items() if one.value is not None}
         return dict.fromkeys(known, math.nan) if self._empty else known
 
     def __iter__(self) -> Iterator[Any]:

@@ -15,7 +15,7 @@ import torch
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import segments
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.pipeline.plan import LOSSES, weighted
 from offpol_diag.presets import Clip, Preset, Reject, Shape, Weight
 from offpol_diag.readers import open_dump
@@ -214,9 +214,9 @@ def trained(x, preset, how):
 def ours(x, preset):
     """Return the slope of our loss, the weights that multiply it and the kept tokens: packed, [T]."""
     (batch,) = open_dump([x.path]).batches()
-    scene = Scene.of(batch, 0, 2)
-    done = effect(scene, preset)
-    loss, slope = loss_of_tokens(scene, preset)
+    context = BatchContext.of(batch, 0, 2)
+    done = effect(context, preset)
+    loss, slope = loss_of_tokens(context, preset)
     weights = done.weight if weighted(preset) else np.ones_like(loss)
     return tuple(map(torch.from_numpy, (slope, weights, token_mask(done))))
 

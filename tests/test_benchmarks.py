@@ -628,7 +628,7 @@ def test_a_gpus_throughput_is_of_tokens_and_its_share_of_bytes(path, monkeypatch
     bench = gpu.Bench(path, "cpu", Few().resolve("all"), 1)
 
     row = gpu.resident(bench, 1 << 13)
-    tokens = sum(scene.batch.tokens for scene in gpu.scenes(bench))
+    tokens = sum(context.batch.tokens for context in gpu.scenes(bench))
 
     assert row["tokens_per_second"] == tokens / 2
     assert row["bytes_per_second"] > 8 * 3 * tokens / 2

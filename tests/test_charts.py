@@ -386,7 +386,7 @@ def test_states_do_not_grow_with_tokens(tmp_path):
         path = oracles.write(rows_of(0.5, 8, many, steps=90), tmp_path / f"{many}.parquet")
         tally = examine([path], presets=()).tally
         sizes.append({name: x.shape for name, x in tally.whole.sums.items()})
-        assert len(tally.places["step_groups"]) <= MOST_STEPS
+        assert len(tally.by_key["step_groups"]) <= MOST_STEPS
     assert sizes[0] == sizes[1]
 
 

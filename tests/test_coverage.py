@@ -17,8 +17,8 @@ from covering.worlds import HONEST, SHIFTED, batch
 from offpol_diag.batch import Batch
 from offpol_diag.engine import gap
 from offpol_diag.engine.bootstrap import resampled
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Reader
-from offpol_diag.engine.scene import Scene
 from offpol_diag.summary import Number
 
 LIGHT, HEAVY, *_ = HONEST
@@ -28,9 +28,9 @@ ROWS = {row.name: row for row in gap.ROWS}
 
 def reader(given: Batch) -> Reader:
     """Make a reader of the numbers of rollout → old."""
-    scene = Scene.of(given, 0, 256)
-    columns = scene.counts | gap.columns(scene, gap.DRIFTS[0])
-    sums = resampled(np.stack((*columns.values(),)), scene.draws, given.key)
+    context = BatchContext.of(given, 0, 256)
+    columns = context.counts | gap.columns(context, gap.DRIFTS[0])
+    sums = resampled(np.stack((*columns.values(),)), context.draws, given.key)
     return Reader(dict(zip(columns, sums, strict=True)), len(np.unique(given.key)))
 
 

@@ -25,9 +25,9 @@ from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.diagnosis.signatures import Found
 from offpol_diag.diagnosis.verdict import _side_effect
 from offpol_diag.engine import sample
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
-from offpol_diag.engine.scene import Scene
 from tests import oracles
 
 ROOT = Path(__file__).parent.parent
@@ -615,7 +615,7 @@ def made(chance, many, longest):
         masked=np.zeros(many, np.int64),
         scalars={"step": list(range(many)), "host": ["a\ud800"] * many},
     )
-    return sample.sample(Scene.of(batch, 0, 1), DRIFTS[0])
+    return sample.sample(BatchContext.of(batch, 0, 1), DRIFTS[0])
 
 
 @pytest.mark.parametrize(("many", "longest"), [(50, 40), (400, FIRST + LAST), (SEQUENCES, 12)])

@@ -19,8 +19,8 @@ from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.engine import preset_sums
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import MemoryShortage, UsageError
 from offpol_diag.pipeline import gpu as sums_on_gpu
 from offpol_diag.pipeline import kernels
@@ -211,7 +211,7 @@ def test_a_block_that_does_not_fit_is_an_error_with_a_hint(batch, monkeypatch):
 
     monkeypatch.setattr(sums_on_gpu, "_sent", full)
     with pytest.raises(MemoryShortage, match="memory of cuda:0 is too small") as caught:
-        PresetSums.of(Scene.of(batch, 0, 1, device="cuda:0"), catalogue.load().resolve("token_is"))
+        PresetSums.of(BatchContext.of(batch, 0, 1, device="cuda:0"), catalogue.load().resolve("token_is"))
     assert "--device cpu" in caught.value.hint
 
 
@@ -223,7 +223,7 @@ def test_the_host_waits_for_a_gpu_where_it_fetches_the_sums_alone(batch, monkeyp
 
     def asked() -> tuple[int, int]:
         with pretended.counted() as at_first:
-            done = PresetSums.of(Scene.of(batch, 0, 1, fits, device="cuda:0"), kinds.EACH)
+            done = PresetSums.of(BatchContext.of(batch, 0, 1, fits, device="cuda:0"), kinds.EACH)
         with pretended.counted() as then:
             _ = done.of_plan
         return sum(at_first.values()), sum(then.values())
@@ -251,7 +251,7 @@ def test_the_sums_of_presets_are_started_before_the_host_computes_its_own(batch,
     monkeypatch.setattr(tally, "walk", lambda *given: order.append("walk") or plain["walk"](*given))
     columns = ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages")
     study = tally.Study.of(dict.fromkeys(columns, ""), catalogue.load().resolve("token_is"), (), 0)
-    tally.observe(study, Scene.of(batch, 0, 4))
+    tally.observe(study, BatchContext.of(batch, 0, 4))
 
     assert order == ["sums", "sums", "walk"]
 

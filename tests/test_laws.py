@@ -24,9 +24,9 @@ import pytest
 
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Needs
-from offpol_diag.analysis.tally import Study, observe
+from offpol_diag.analysis.study import Study, observe
 from offpol_diag.analyze import analyze
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.tally import Tally
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
@@ -234,9 +234,9 @@ def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, m
     module = importlib.import_module("offpol_diag.analyze")
     observe = module.observe
 
-    def counted(study: Study, scene: Scene) -> Tally:
-        sizes.append(scene.batch.sequences)
-        return observe(study, scene)
+    def counted(study: Study, context: BatchContext) -> Tally:
+        sizes.append(context.batch.sequences)
+        return observe(study, context)
 
     monkeypatch.setattr(module, "observe", counted)
     monkeypatch.setattr(module, "ROWS", most * len((*EACH, *MORE)))
@@ -252,8 +252,8 @@ def test_tallies_of_parts_of_a_batch_are_merged_one_by_one(rows, tmp_path, monke
     module = importlib.import_module("offpol_diag.analyze")
     most, observe = [0], module.observe
 
-    def counted(study: Study, scene: Scene) -> Tally:
-        found = observe(study, scene)
+    def counted(study: Study, context: BatchContext) -> Tally:
+        found = observe(study, context)
         alive.add(found)
         most[0] = max(most[0], len(alive))
         return found
@@ -317,8 +317,8 @@ def tallies(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> t
     for i, part in enumerate(files):
         dump = open_dump([oracles.write(part, folder / f"row{i}.parquet")], group_by=["host"])
         study = study or Study.of(dump.info.columns, presets, ["host"], 0)
-        scenes = (Scene.of(batch, study.seed, study.replicates) for batch in dump.batches())
-        found += [observe(study, scene) for scene in scenes]
+        scenes = (BatchContext.of(batch, study.seed, study.replicates) for batch in dump.batches())
+        found += [observe(study, context) for context in scenes]
     return study, found
 
 
@@ -365,7 +365,7 @@ def test_a_name_that_only_one_tally_has_is_kept_as_it_is(rows, tmp_path):
     )
 
     for merged in (one.merge(empty), empty.merge(one)):
-        assert merged.places == one.places
+        assert merged.by_key == one.by_key
         assert all(merged.whole.sums[name] is x for name, x in one.whole.sums.items())
     for merged in (one.merge(less), less.merge(one)):
         assert merged.whole.sums["length"] is one.whole.sums["length"]

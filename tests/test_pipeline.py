@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.engine import preset_sums
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.scene import Scene
 from offpol_diag.pipeline.plan import numbers as numbers_of
 from offpol_diag.presets import Clip, Loss, Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
@@ -134,7 +134,7 @@ def case(request):
 def columns_of(case, compiled=False, device="cpu", **how):
     """Return name → numbers of every preset, [P, S]: all that the columns of results are made of."""
     batch, presets, fits = case
-    done = PresetSums.of(Scene.of(batch, 0, 1, fits, compiled, device), presets, over_all=True, **how)
+    done = PresetSums.of(BatchContext.of(batch, 0, 1, fits, compiled, device), presets, over_all=True, **how)
     low, high = done.spans
     found = {"kept": done.kept, "sequences": done.sequences, "hits": done.number("hits"), **done.sums}
     found |= {"low weight": low, "high weight": high, "over all": done.over_all, **done.acted}
@@ -154,7 +154,7 @@ COUNTS |= {"n", "positive", "negative", "clip", "dual"}
 def apart(name, found, wanted):
     """Return the largest relative difference; of sums that cancel, of their terms."""
     x, y = found[name], wanted[name]
-    scale = np.sqrt(wanted["about_one"] * 1e4) if name == "excess" else np.abs(y)
+    scale = np.sqrt(wanted["about_one"] * 1e4) if name == "deviation" else np.abs(y)
     scale = np.maximum(scale, wanted["pull"]) if name == "loss" else scale
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(all="ignore"):
@@ -172,9 +172,9 @@ def assert_alike(presets, found, wanted):
 
 def assert_corrected(batch, presets, fits, found):
     """Hold what is kept, and the weights, against those of tokens one by one."""
-    scene = Scene.of(batch, 0, 1, fits)
+    context = BatchContext.of(batch, 0, 1, fits)
     for at, preset in enumerate(presets):
-        done = effect(scene, preset)
+        done = effect(context, preset)
         assert np.array_equal(found["sequences"][at], done.kept_rows * 1.0), preset
         assert np.array_equal(found["kept"][at], done.n_kept), preset
         assert np.array_equal(found["hits"][at], done.veto_hits(done.preset.veto)), preset
@@ -213,7 +213,7 @@ def test_presets_alone_have_the_sums_that_they_have_among_others(case):
 def test_the_error_of_an_update_is_made_of_weighted_advantages(case):
     batch, presets, fits = case
     few = [one for one in presets if one.name in ("recompute", "token_is", "decoupled_token_icepop")]
-    done = PresetSums.of(Scene.of(batch, 0, 1, fits), few, losses=False, ranking=True)
+    done = PresetSums.of(BatchContext.of(batch, 0, 1, fits), few, losses=False, ranking=True)
     offsets, a = batch.cu_seqlens, batch.advantages
     delta = batch.old - batch.rollout
     r = np.exp(np.clip(delta, -345, 345))

@@ -23,8 +23,8 @@ from cluster_jobs import Ids, Look, Place, Threads, length
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
-from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
+from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Observe, analyze
 from offpol_diag.cli import app, request
 from offpol_diag.engine.scope import NO_FITS
@@ -73,7 +73,7 @@ def seen(engine, path, presets=PRESETS, **how):
     dump = open_dump([path], **how)
     study = Study.of(dump.info.columns, catalogue.load().resolve(presets), (), 0)
     asked = Needs.of(study.presets, rewards=False)
-    found = read_ahead(engine, dump, asked) if asked else Found(NO_FITS, None)
+    found = read_ahead(engine, dump, asked) if asked else FirstPass(NO_FITS, None)
     return engine.reduce(dump, Observe(study, found, rows=False)).tally, dump
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from offpol_diag.engine import bootstrap, selection, stepgroups, tally
 from offpol_diag.engine.tails import TAIL, Tail
-from offpol_diag.engine.tally import Arrays, Names, Places, Records, Tally, largest_of
+from offpol_diag.engine.tally import Arrays, ByKey, Names, Records, Tally, largest_of
 
 RANDOM = np.random.default_rng(11)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -31,7 +31,7 @@ def equal(one: Any, two: Any) -> bool:
         return one.equals(two)
     if isinstance(one, dict):
         return set(one) == set(two) and all(equal(one[key], two[key]) for key in one)
-    if isinstance(one, Arrays | Places | Tally | Records | Names):
+    if isinstance(one, Arrays | ByKey | Tally | Records | Names):
         return all(equal(getattr(one, name), getattr(two, name)) for name in vars(one))
     return bool(one == two)
 
@@ -49,14 +49,14 @@ def arrays(*shape: int) -> Arrays:
     )
 
 
-def places(*keys: object, bound: Any = "none") -> Places:
+def places(*keys: object, bound: Any = "none") -> ByKey:
     found = arrays(len(keys))
     if bound == "steps":
         found.maxima["shift"] = np.zeros(len(keys))
     if keys and isinstance(keys[0], str):
-        return Places.of(keys, found, bound)
+        return ByKey.of(keys, found, bound)
     order = np.array(sorted(keys), np.int64)
-    return Places(order, found, bound).bounded
+    return ByKey(order, found, bound).bounded
 
 
 def records(*scores: float) -> Records:
@@ -95,7 +95,7 @@ def test_merging_is_associative_and_commutative_and_changes_neither_side(name):
     a, b, c = TRIPLES[name]
     before = copy.deepcopy((a, b, c))
     if len(getattr(c, "keys", "1")) == 0:  # of no type: as the others'
-        c = Places(a.keys[:0], a.arrays.map(lambda _, x: x[:0]), a.bound)
+        c = ByKey(a.keys[:0], a.arrays.map(lambda _, x: x[:0]), a.bound)
         before = *before[:2], c
 
     whole = a.merge(b).merge(c)
@@ -152,12 +152,12 @@ def test_a_place_that_one_part_lacks_holds_what_the_other_has():
 
 
 def test_places_beyond_the_bound_are_added_up_as_others():
-    keys = [str(at) for at in range(tally.MOST_PLACES + 100)]
+    keys = [str(at) for at in range(tally.MOST_KEYS + 100)]
     found = places(*keys, bound="others").bounded
 
     kept = tally.retained(keys)
-    assert len(found) == tally.MOST_PLACES + 1
-    assert {*found.keys.tolist()} == kept | {tally.OTHERS}
+    assert len(found) == tally.MOST_KEYS + 1
+    assert {*found.keys.tolist()} == kept | {tally.OTHER_KEYS}
     every = places(*keys)
     of_others = [one for key, one in every.items() if key not in kept]
     assert len(of_others) == 100
@@ -167,7 +167,7 @@ def test_places_beyond_the_bound_are_added_up_as_others():
 def test_a_sample_of_groups_is_of_the_smallest_keys_with_all_that_was_counted_of_them():
     keys = np.sort(bootstrap.mix(np.arange(tally.SAMPLE + 100)))
     first, second = (
-        Places(part, Arrays(sums={"counts": np.ones((len(part), 1))}), "sample")
+        ByKey(part, Arrays(sums={"counts": np.ones((len(part), 1))}), "sample")
         for part in (keys[:3000], keys[2900:])
     )
     sampled = [selection.SampledGroups.read(one) for one in (first, second, first.merge(second))]
@@ -181,10 +181,10 @@ def test_a_sample_of_groups_is_of_the_smallest_keys_with_all_that_was_counted_of
 
 def test_steps_are_grouped_by_the_smallest_power_of_two_that_leaves_few_groups():
     steps = [*range(40), 100, 1000]
-    found = reduce(Places.merge, (places(step, bound="steps") for step in steps))
+    found = reduce(ByKey.merge, (places(step, bound="steps") for step in steps))
     assert found.keys.tolist() == steps
 
-    many = reduce(Places.merge, (places(step, bound="steps") for step in (*steps, *range(40, 100))))
+    many = reduce(ByKey.merge, (places(step, bound="steps") for step in (*steps, *range(40, 100))))
     assert len(many) <= tally.MOST_STEPS
     assert [first for first, _, _ in stepgroups.groups(many)] == sorted(
         {step >> 1 << 1 for step in (*steps, *range(40, 100))}

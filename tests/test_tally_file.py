@@ -13,7 +13,7 @@ import pytest
 
 from offpol_diag.analysis import tally_file
 from offpol_diag.analysis.merge import merge, summary
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.study import Study
 from offpol_diag.analysis.tally_file import Settings, read, write
 from offpol_diag.analyze import analyze, examine
 from offpol_diag.cli.defaults import sample

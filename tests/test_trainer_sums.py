@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offpol_diag.check.expected import Logged
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.trainers import LOGS, logs
 from offpol_diag.trainers.logs import Collected, Merged
@@ -60,9 +60,9 @@ def varied(log):
 def made(dump, presets):
     """Return sums, and extremes, by preset and place."""
     _, found, batch = dump
-    scene = Scene.of(batch, 0, 4, found.fits)
-    sums, ends = logs.sums(scene, presets)
-    scene.forget()
+    context = BatchContext.of(batch, 0, 4, found.fits)
+    sums, ends = logs.sums(context, presets)
+    context.forget()
     return {name: float(x) for name, x in sums.read("logged").items()}, ends
 
 
@@ -97,15 +97,15 @@ def test_a_log_reads_back_what_it_has_collected(dump, log):
     _, found, batch = dump
     halves = range(batch.sequences // 2), range(batch.sequences // 2, batch.sequences)
     for preset in varied(log):
-        scene = Scene.of(batch, 0, 2, found.fits)
-        had = logs.collected(Tokens(scene, preset))
+        context = BatchContext.of(batch, 0, 2, found.fits)
+        had = logs.collected(Tokens(context, preset))
         totals = Merged(lambda at: np.float64(at), lambda at: (np.float64(-at), np.float64(at)))
-        logs.read(Tokens(Scene.of(batch.rows(0, 0), 0, 2, found.fits), preset), totals)
+        logs.read(Tokens(BatchContext.of(batch.rows(0, 0), 0, 2, found.fits), preset), totals)
         assert (totals.at, totals.end) == (len(had.sums), len(had.ends)), preset
 
-        both = Logged(preset, scene, had, {"tokens": Tokens(scene, preset).counted}).values(halves)
+        both = Logged(preset, context, had, {"tokens": Tokens(context, preset).counted}).values(halves)
         for rows, got in zip(halves, both, strict=True):
-            part = Scene.of(batch.rows(rows[0], rows[-1] + 1), 0, 2, found.fits)
+            part = BatchContext.of(batch.rows(rows[0], rows[-1] + 1), 0, 2, found.fits)
             t = Tokens(part, preset)
             (want,) = Logged(preset, part, logs.collected(t), {"tokens": t.counted}).values()
             assert got.keys() <= want.keys(), preset  # a number that one part lacks has none
@@ -124,9 +124,9 @@ def test_logged_only_rules_follow_their_bounds(dump):
 
 def logged(dump, preset):
     """Return what is logged of the whole dump."""
-    scene = Scene.of(dump[2], 0, 4, dump[1].fits)
-    t = Tokens(scene, preset)
-    (found,) = Logged(preset, scene, logs.collected(t), {"tokens": t.counted}).values()
+    context = BatchContext.of(dump[2], 0, 4, dump[1].fits)
+    t = Tokens(context, preset)
+    (found,) = Logged(preset, context, logs.collected(t), {"tokens": t.counted}).values()
     return found
 
 
@@ -137,9 +137,9 @@ def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(d
     with_it, without = (
         Preset("x", "", "old", weight=weight, reject=(*rules, tight), logs="areal") for rules in (m2po, ())
     )
-    scene = Scene.of(dump[2], 0, 4, dump[1].fits)
-    n = scene.counts["tokens"].sum()
-    valid = n - Tokens(scene, with_it).dropped_by(*m2po).sum()
+    context = BatchContext.of(dump[2], 0, 4, dump[1].fits)
+    n = context.counts["tokens"].sum()
+    valid = n - Tokens(context, with_it).dropped_by(*m2po).sum()
     name = "ppo_actor/update/rs_filtered_fraction"
 
     lost = n * logged(dump, without)[name] - valid * logged(dump, with_it)[name]
@@ -161,13 +161,13 @@ def test_drops_of_a_rule_are_counted_also_where_it_is_not_applied(dump, rule):
     preset = Preset("p", "", "current", reject=(rule,))
     dropped = []
     for apply_ in (True, False):
-        scene = Scene.of(dump[2], 0, 4)
+        context = BatchContext.of(dump[2], 0, 4)
         one = replace(preset, apply=apply_, veto=None if apply_ else Veto(lower=0.95))
-        dropped.append(Tokens(scene, one).dropped_by(rule))
+        dropped.append(Tokens(context, one).dropped_by(rule))
         if apply_:
-            kept = effect(scene, preset).n_kept
-        scene.forget()
-    assert np.array_equal(dropped[0], scene.counts["tokens"] - kept)
+            kept = effect(context, preset).n_kept
+        context.forget()
+    assert np.array_equal(dropped[0], context.counts["tokens"] - kept)
     assert np.array_equal(dropped[1], dropped[0])
 
 
@@ -176,7 +176,7 @@ def test_drops_of_a_rule_are_counted_also_where_it_is_not_applied(dump, rule):
 
 def test_only_numbers_of_sequences_are_added_up(dump):
     """So that `check` can add up parts of a batch."""
-    t, s = Tokens(Scene.of(dump[2], 0, 4), ALL[0]), Collected(dump[2].sequences)
+    t, s = Tokens(BatchContext.of(dump[2], 0, 4), ALL[0]), Collected(dump[2].sequences)
     for add in (s.sum, s.max, s.min):
         with pytest.raises(ValueError, match="of each sequence"):
             add(t.log_ratio)
@@ -186,7 +186,7 @@ def test_only_numbers_of_sequences_are_added_up(dump):
 def test_ends_are_infinite_where_nothing_is():
     whole = np.zeros(2, np.int64)
     batch = replace(logs.nothing(frozenset(("old_log_probs",))).batch, cu_seqlens=np.zeros(3, np.int64))
-    ends = logs.sums(Scene.of(replace(batch, key=whole, masked=whole), 0, 4), [BY_LOG["trl"][0]])[1]
+    ends = logs.sums(BatchContext.of(replace(batch, key=whole, masked=whole), 0, 4), [BY_LOG["trl"][0]])[1]
     assert [abs(end) for pair in ends.values() for end in pair] == [float("inf")] * 6
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import breakdowns, gap, segments, tails, terms, worst
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.terms import walk
 from offpol_diag.summary import WorstSequence, WorstToken
 
@@ -67,13 +67,13 @@ def _steps(random, k, masked):
     return steps
 
 
-def scene(of):
-    return Scene.of(of, 0, 4)
+def context(of):
+    return BatchContext.of(of, 0, 4)
 
 
 def seen(of):
     """Return everything the walk yields, as numbers by name."""
-    one = scene(of)
+    one = context(of)
     main = DRIFTS[0]
     every, first = (gap.Gap, tails.Tails), (breakdowns.ByPlace, worst.Largest)
     walk(one, {drift: (*first, *every) if drift is main else every for drift in DRIFTS})
@@ -86,7 +86,7 @@ def seen(of):
         found[f"k3 {drift.prefix}"] = arrays.sums[f"{drift.prefix}bins.k3"].flatten().tolist()
         largest = arrays.largest[f"{drift.prefix}tail.tokens"]
         found[f"tail {drift.prefix}"] = largest[largest > -np.inf].tolist()
-    parts = one.once((breakdowns.ByPlace, ""), lambda: None).parts
+    parts = one.cached((breakdowns.ByPlace, ""), lambda: None).parts
     for axis, found_parts in parts.items():
         found[f"where {axis}"] = np.concatenate(found_parts, axis=1).flatten().tolist()
     found["worst"] = [row.log_ratio for row in worst.read(worst.tokens(one, main), WorstToken)]
@@ -147,7 +147,7 @@ def _plain(q, p):
 def test_sums_over_sequences_are_plain_sums(size, drift, block, monkeypatch):
     monkeypatch.setattr(terms, "BLOCK", block)
     of = batch(SIZES[size])
-    one = scene(of)
+    one = context(of)
     walk(one, dict.fromkeys(DRIFTS, (gap.Gap,)))
     found = gap.columns(one, drift)
 
@@ -161,7 +161,7 @@ def test_sums_over_sequences_are_plain_sums(size, drift, block, monkeypatch):
 @pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-3])
 def test_a_tiny_drift_is_summed_without_cancellation(size):
     of = batch(size)
-    found, expected = gap.columns(scene(of), DRIFTS[0]), fsums(of, DRIFTS[0])
+    found, expected = gap.columns(context(of), DRIFTS[0]), fsums(of, DRIFTS[0])
 
     for name in ("dd", "abs", "mult", "tv", "pd", "pdd"):
         assert found[name].tolist() == pytest.approx(expected[name], rel=1e-12, abs=0), name
@@ -171,7 +171,7 @@ def test_a_tiny_drift_is_summed_without_cancellation(size):
 def test_a_token_far_below_leaves_the_small_probabilities_of_its_block_exact():
     of = batch(0.0, lengths=[30])
     of.old[:] -= 25.0
-    found, expected = gap.columns(scene(of), DRIFTS[0]), fsums(of, DRIFTS[0])
+    found, expected = gap.columns(context(of), DRIFTS[0]), fsums(of, DRIFTS[0])
 
     for name in ("p", "pp", "pq", "mult"):
         assert found[name].tolist() == pytest.approx(expected[name], rel=1e-12, abs=0), name
@@ -193,8 +193,8 @@ def tables_of(of, drift, name):
 
 
 def by_place(one, axis):
-    """Return the sums of a scene along an axis, [C, S, places]."""
-    parts = one.once((breakdowns.ByPlace, ""), lambda: None).parts[axis.name]
+    """Return the sums of a batch along an axis, [C, S, places]."""
+    parts = one.cached((breakdowns.ByPlace, ""), lambda: None).parts[axis.name]
     return np.concatenate(parts, axis=1).reshape(len(breakdowns.COLUMNS), -1, len(axis.labels))
 
 
@@ -206,7 +206,7 @@ def by_place(one, axis):
 def test_sums_by_place_are_plain_sums(axis, advantages, block, size, lengths, monkeypatch):
     monkeypatch.setattr(terms, "BLOCK", block)
     of, drift = batch(size, lengths, advantages), DRIFTS[0]
-    one = scene(of)
+    one = context(of)
     walk(one, {drift: (breakdowns.ByPlace, gap.Gap)})
     table = by_place(one, axis)
     found = dict(zip(breakdowns.COLUMNS, table, strict=True))
@@ -227,7 +227,7 @@ def test_sums_by_place_are_plain_sums(axis, advantages, block, size, lengths, mo
 def test_positions_below_zero_lose_no_token():
     of = batch(masked=False, lengths=[9])
     of.position[:] -= 4
-    one = scene(of)
+    one = context(of)
     walk(one, {DRIFTS[0]: (breakdowns.ByPlace,)})
     tokens = by_place(one, breakdowns.TOKEN_AXES[0])[breakdowns.COLUMNS.index("tokens")]
 
@@ -265,7 +265,7 @@ def test_the_worst_tokens_are_those_of_a_full_sort(lengths, ties):
     delta = np.abs(of.old - of.rollout)
     expected = [x for x in sorted(delta.tolist(), reverse=True)[:20] if x > 0]
 
-    found = worst.tokens(scene(of), DRIFTS[0]).table["score"].to_pylist()
+    found = worst.tokens(context(of), DRIFTS[0]).table["score"].to_pylist()
     assert found == expected
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
+from offpol_diag.analysis.study import Study
 from offpol_diag.engine import preset_sums, segments
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.pipeline import plain
@@ -23,14 +23,14 @@ def opened(rows, folder, presets=ALL):
     dump = open_dump([path], batch_tokens=10**6)
     study = Study.of(dump.info.columns, presets, (), 0)
     asked = Needs.of(study.presets, False)
-    found = read_ahead(Local(), dump, asked) if asked else Found(NO_FITS, None)
+    found = read_ahead(Local(), dump, asked) if asked else FirstPass(NO_FITS, None)
     (batch,) = dump.batches()
     return study, found, batch
 
 
-def effect(scene, preset):
+def effect(context, preset):
     """Apply a preset to the whole batch, token by token."""
-    return Tokens(scene, preset).applied
+    return Tokens(context, preset).applied
 
 
 def token_mask(done):
@@ -38,11 +38,11 @@ def token_mask(done):
     return segments.numbers(done.kept)
 
 
-def loss_of_tokens(scene, preset):
+def loss_of_tokens(context, preset):
     """Return the loss of each token, and its slope by log π_θ, [T] each."""
-    columns = frozenset(name for name in COLUMNS if scene.batch.has(name))
+    columns = frozenset(name for name in COLUMNS if context.batch.has(name))
     plan = Plan.of((preset.applied,), columns)
-    block = preset_sums.block_of(scene.batch, scene.fits, plan)
+    block = preset_sums.block_of(context.batch, context.fits, plan)
     with np.errstate(all="ignore"):
         left = plain.left_numbers(plan, plain.sums(plan.before, block), block) if plan.left else []
         rows = plain.rows_of_block(plan, block, left)

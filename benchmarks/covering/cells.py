@@ -13,7 +13,7 @@ from covering.worlds import WORLDS, World, batch
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Found
 from offpol_diag.analysis.replicates import Groups, less, of_preset
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine.scope import NO_FITS

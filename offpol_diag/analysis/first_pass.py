@@ -20,7 +20,7 @@ from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.scope import BatchFits, Label, Smooth
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import TAIL, Tail, smooth
-from offpol_diag.engine.tally import Arrays, Places, largest_of
+from offpol_diag.engine.tally import Arrays, ByKey, largest_of
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject, Weight
 from offpol_diag.readers import Dump, columns
@@ -81,7 +81,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Found:
+class FirstPass:
     """Results of the first pass; rewards only where advantages are computed from them."""
 
     fits: BatchFits
@@ -103,23 +103,23 @@ class Seen:
     """Statistics of some batches.
 
     Attributes:
-        places: rule or weight → of each trainer batch: for a rule `bins`, the counts of its statistic and
+        by_key: rule or weight → of each trainer batch: for a rule `bins`, the counts of its statistic and
             their sums on the lattice of `loglattice`, [N, 2, SIZE]; for a weight the largest log-weights
             `tail`, [N, TAIL], and how many there were, `n`, [N].
         rewards: of groups, only where advantages are computed from them.
     """
 
-    places: dict[Cut | Smoothed, Places]
+    by_key: dict[Cut | Smoothed, ByKey]
     rewards: GroupRewards | None = None
 
     @np.errstate(all="ignore")
     def merge(self, other: Seen) -> Seen:
         """Merge the statistics of two parts of a dump."""
         rewards = self.rewards.merge(other.rewards) if self.rewards and other.rewards else None
-        places = {key: one.merge(other.places[key]) for key, one in self.places.items()}
-        steps = max(map(len, places.values()), default=0)
-        scope.refuse_steps(steps, BIN_BYTES * sum("bins" in one.arrays.sums for one in places.values()))
-        return Seen(places, rewards)
+        by_key = {key: one.merge(other.by_key[key]) for key, one in self.by_key.items()}
+        steps = max(map(len, by_key.values()), default=0)
+        scope.refuse_steps(steps, BIN_BYTES * sum("bins" in one.arrays.sums for one in by_key.values()))
+        return Seen(by_key, rewards)
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,17 @@ class Look:
         """Collect the statistics of one batch."""
         asked = self.asked
         scope.refuse_steps(scope.count(batch), BIN_BYTES * len(asked.cuts))
-        evaluator, places = Evaluator(Packed(batch)), dict[Cut | Smoothed, Places]()
+        evaluator, by_key = Evaluator(Packed(batch)), dict[Cut | Smoothed, ByKey]()
         for policy, rule in asked.cuts:
             parts = dict(split(batch, evaluator.statistic(rule, policy), True))
             bins = np.array([loglattice.binned(x) for x in parts.values()]).reshape(-1, 2, loglattice.SIZE)
-            places[policy, rule] = Places.of(parts, Arrays(sums={"bins": bins}))
+            by_key[policy, rule] = ByKey.of(parts, Arrays(sums={"bins": bins}))
         for policy, weight in asked.tails:
             parts = dict(split(batch, evaluator.statistic(weight, policy), weight.on_tokens))
             n = np.array([float(len(x)) for x in parts.values()])
             tails = np.array([largest_of(x, TAIL) for x in parts.values()]).reshape(-1, TAIL)
-            places[policy, weight] = Places.of(parts, Arrays(sums={"n": n}, largest={"tail": tails}))
-        return Seen(places, GroupRewards.of(batch) if asked.rewards else None)
+            by_key[policy, weight] = ByKey.of(parts, Arrays(sums={"n": n}, largest={"tail": tails}))
+        return Seen(by_key, GroupRewards.of(batch) if asked.rewards else None)
 
 
 @dataclass(frozen=True)
@@ -170,13 +170,13 @@ class Gather:
 
     def __call__(self, batch: Batch) -> Inside:
         """Collect the values of one batch in those bins."""
-        evaluator, found = Evaluator(Packed(batch)), dict[tuple[Cut, Label], Array]()
+        evaluator, result = Evaluator(Packed(batch)), dict[tuple[Cut, Label], Array]()
         for cut in dict.fromkeys(cut for cut, _ in self.bins):
             policy, rule = cut
             for label, x in split(batch, evaluator.statistic(rule, policy), True):
                 if (cut, label) in self.bins:
-                    found[cut, label] = x[loglattice.index(x) == self.bins[cut, label]]
-        return Inside(found)
+                    result[cut, label] = x[loglattice.index(x) == self.bins[cut, label]]
+        return Inside(result)
 
 
 def bin_of(bins: Array, rule: Reject) -> int:
@@ -220,27 +220,27 @@ class _Whole:
         return job(self._batch)
 
 
-def of_batch(batch: Batch, presets: Sequence[Preset], rewards: bool = False) -> Found:
+def of_batch(batch: Batch, presets: Sequence[Preset], rewards: bool = False) -> FirstPass:
     """Return what presets need of a dump that is one batch; `rewards`: advantages are made of rewards."""
     whole: Any = _Whole(batch)
     return read_ahead(whole, whole, Needs.of(presets, rewards))
 
 
 @np.errstate(all="ignore")
-def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> Found:
+def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> FirstPass:
     """Read the dump, and once more where a cut falls inside a bin of the lattice."""
     seen = _read(engine, dump, asked, Look(asked)) or Seen({})
-    found: dict[tuple[Cut, Label], Array] = {
+    result: dict[tuple[Cut, Label], Array] = {
         (cut, label): one.sums["bins"] for cut in asked.cuts for label, one in _of(seen, cut)
     }
-    bins = {key: bin_of(each, key[0][1]) for key, each in found.items()}
+    bins = {key: bin_of(each, key[0][1]) for key, each in result.items()}
     within = {key: at for key, at in bins.items() if at}
     only = Needs(tuple(dict.fromkeys(cut for cut, _ in within)), (), rewards=False)
     inside = _read(engine, dump, only, Gather(within)) if within else None
     cuts: dict[Cut, dict[Label, float]] = {cut: {} for cut in asked.cuts}
     for (cut, label), at in bins.items():
         values = inside.values[cut, label] if inside and at else None
-        cuts[cut][label] = falls_at(found[cut, label], at, values, cut[1])
+        cuts[cut][label] = falls_at(result[cut, label], at, values, cut[1])
     tails = {
         key: {
             label: smooth(Tail.read(one.largest["tail"], float(one.sums["n"])))
@@ -248,7 +248,7 @@ def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> Found:
         }
         for key in asked.tails
     }
-    return Found(BatchFits(cuts, tails), seen.rewards)
+    return FirstPass(BatchFits(cuts, tails), seen.rewards)
 
 
 def _smoothed(one: Arrays) -> Smooth | None:
@@ -257,7 +257,7 @@ def _smoothed(one: Arrays) -> Smooth | None:
 
 def _of(seen: Seen, key: Cut | Smoothed) -> Iterator[tuple[Label, Arrays]]:
     """Yield each trainer batch and its statistics for a rule or weight; none of a dump without a row."""
-    yield from seen.places[key].items() if key in seen.places else ()
+    yield from seen.by_key[key].items() if key in seen.by_key else ()
 
 
 def _read(engine: Engine, dump: Dump, asked: Needs, job: Job[M]) -> M | None:

@@ -209,10 +209,10 @@ def _ignored(parts: Sequence[DumpFacts]) -> list[str] | None:
     return [name for name in every if name not in read]
 
 
-def _provenance(found: Sequence[dict[str, object]]) -> dict[str, object]:
+def _provenance(result: Sequence[dict[str, object]]) -> dict[str, object]:
     """Combine provenance as if all files were read at once; lists that differ between parts are merged."""
-    agreed = {key: value for key, value in found[0].items() if all(one.get(key) == value for one in found)}
-    apart = ((key, many) for one in found for key, many in one.items() if key not in agreed)
+    agreed = {key: value for key, value in result[0].items() if all(one.get(key) == value for one in result)}
+    apart = ((key, many) for one in result for key, many in one.items() if key not in agreed)
     listed = ((key, many if isinstance(many, list) else [many]) for key, many in apart)
     return agreed | merged({key: value} for key, many in listed for value in many)
 

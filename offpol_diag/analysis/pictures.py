@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from offpol_diag import bands, summary
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.study import Study
 from offpol_diag.engine import (
     breakdowns,
     charts,
@@ -78,8 +78,8 @@ class Drawn:
     @cached_property
     def groups(self) -> list[tuple[int, int, Arrays]]:
         """First and last step of each group of steps, and what was kept; rising."""
-        found = self.tally.places.get("step_groups")
-        return list(stepgroups.groups(found)) if found else []
+        result = self.tally.by_key.get("step_groups")
+        return list(stepgroups.groups(result)) if result else []
 
 
 def charts_of(drawn: Drawn) -> summary.Charts:
@@ -152,7 +152,7 @@ def _bands(drawn: Drawn) -> Iterator[summary.Band]:
 
 def _band(drawn: Drawn, every: Sequence[summary.Band]) -> dict[str, str]:
     """Name the band of every number of the main drift that has one."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for band in every:
         metric = band.metric
         number = drawn.metrics.get(drawn.study.main.prefix + metric, summary.Number())
@@ -160,10 +160,10 @@ def _band(drawn: Drawn, every: Sequence[summary.Band]) -> dict[str, str]:
             continue
         if metric in bands.BANDS:
             row = bands.band(metric, number)
-            found |= {metric: row.name} if row else {}
+            result |= {metric: row.name} if row else {}
         elif number.value is not None and (number.value > (band.low or band.high or 0.0)) == (not band.high):
-            found[metric] = band.name
-    return found
+            result[metric] = band.name
+    return result
 
 
 def _crossings(steps: summary.BySteps) -> Iterator[summary.Crossing]:
@@ -211,10 +211,10 @@ def _by_steps(drawn: Drawn) -> summary.BySteps | None:
     units |= dict.fromkeys(("khat_tokens", "khat_sequences"), "")
     blank = summary.Estimate(value=None)
     read = [reader.estimates(rows) for reader, rows in each]
-    for found, (_, _, step) in zip(read, groups, strict=True):
+    for result, (_, _, step) in zip(read, groups, strict=True):
         sums = step.read("columns")
         for over in ("tokens", "sequences"):
-            found[f"khat_{over}"] = _khat(sums[over][0], step.largest[over])
+            result[f"khat_{over}"] = _khat(sums[over][0], step.largest[over])
     return summary.BySteps(
         first=[first for first, _, _ in groups],
         last=[last for _, last, _ in groups],
@@ -243,8 +243,8 @@ def _of_step(drawn: Drawn, step: Arrays) -> tuple[Reader, dict[str, tuple[Formul
         for row in _OF_METHODS:
             read = replace(row, counts=row.counts and row.name not in idle)
             rows.append((f"{preset.name.removeprefix(MARK)}.{row.name}", read, f"{preset.name}|"))
-    found = {name: (row, row.of(partial(reader.column, prefix=own))) for name, row, own in rows}
-    return reader, found | {_ESS.name: (_ESS, ess)}
+    result = {name: (row, row.of(partial(reader.column, prefix=own))) for name, row, own in rows}
+    return reader, result | {_ESS.name: (_ESS, ess)}
 
 
 def _khat(n: float, kept: Array) -> summary.Estimate:
@@ -263,13 +263,13 @@ def gap_shares(drawn: Drawn) -> dict[str, summary.Estimate]:
     prefixes = [drift.prefix for drift in drawn.study.drifts]
     if prefixes != ["", "drift2.", "total."]:
         return {}
-    found = {}
+    result = {}
     for name, prefix in (("rollout_old", ""), ("old_current", "drift2.")):
         values = drawn.reader.sums[f"{prefix}d"] / drawn.reader.sums["total.d"]
         value = _finite(float(values[0]))
         around = None if value is None else drawn.reader.around(values)
-        found[name] = summary.Estimate(value=value, interval=around)
-    return found
+        result[name] = summary.Estimate(value=value, interval=around)
+    return result
 
 
 # ---------------------------------------------------------------- bins of tokens
@@ -284,10 +284,10 @@ def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
     logs = [math.copysign(math.log(abs(b)), b) for b in _RANGES]
     cuts = [0, *(charts.EDGES.index(x) + 1 for x in logs), between.shape[1]]
     bounds = [None, *(b if b > 0 else -1 / b for b in _RANGES), None]
-    found = []
+    result = []
     for (first, last), (low, high) in zip(pairwise(cuts), pairwise(bounds), strict=True):
         tokens, _, _, k3, synced = between[:, first:last].sum(1).tolist()
-        found.append(
+        result.append(
             summary.RangeOfRatios(
                 low=low,
                 high=high,
@@ -297,7 +297,7 @@ def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
                 in_sync=round(synced) if drawn.synced else None,
             )
         )
-    return found
+    return result
 
 
 def _density(drawn: Drawn) -> summary.Density:
@@ -382,14 +382,14 @@ def positions(drawn: Drawn, crossings: Sequence[summary.Crossing]) -> summary.Po
         tokens=[places[key].tokens if key in places else 0 for key in labels],
         k3=_series(k3, "nats"),
     )
-    found = summary.Positions(labels=list(labels), every=every)
+    result = summary.Positions(labels=list(labels), every=every)
     groups, many = drawn.groups, len(labels)
     if len(groups) < 2:
-        return found
+        return result
     at, why = _split(drawn, crossings)
     width = math.ceil(len(groups) / GRID)
     parts = [groups[i : i + width] for i in range(0, len(groups), width)]
-    return found.model_copy(
+    return result.model_copy(
         update={
             "early": _of_groups(drawn, groups[:at], many),
             "late": _of_groups(drawn, groups[at:], many),
@@ -498,15 +498,15 @@ def _tail(tail: Tail, over: str) -> summary.ParetoTail | None:
     )
 
 
-def with_tails(drawn: Drawn, found: summary.Lengths) -> summary.Lengths:
+def with_tails(drawn: Drawn, result: summary.Lengths) -> summary.Lengths:
     """Add k̂ by length, the median length and the log-normal rule to the curve of sequence weights."""
     many, top = drawn.sums["prefixes.many"][:, 0].tolist(), drawn.tally.whole.largest["prefixes"]
     curve = [
         at.model_copy(update={"khat": _khat(n, row)})
-        for at, n, row in zip(found.curve, many, top, strict=False)
+        for at, n, row in zip(result.curve, many, top, strict=False)
     ]
     k3 = drawn.metrics[f"{drawn.study.main.prefix}k3"].value
-    return found.model_copy(
+    return result.model_copy(
         update={
             "curve": curve,
             "median": _length_at(drawn.sums["kept"][:, 0], 0.5),
@@ -519,8 +519,8 @@ def _length_at(sequences: Array, q: float) -> int | None:
     """Return a quantile of length from sequences by length bin."""
     starts = [math.ceil(2 ** (at / 8) - 1e-9) for at in range(len(sequences) + 1)]
     low, high = starts[:-1], [max(first, after - 1) for first, after in pairwise(starts)]
-    found = _quantile(sequences, low, high, q)
-    return None if found is None else round(found)
+    result = _quantile(sequences, low, high, q)
+    return None if result is None else round(result)
 
 
 # ---------------------------------------------------------------- what is kept, and of which tokens
@@ -535,23 +535,23 @@ def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
     cuts = [_length_at(sequences, q) or 0 for q in (0.25, 0.5, 0.75)]
     low, middle, high = cuts
     labels = [f"up to {low} tokens", f"{low + 1}–{middle}", f"{middle + 1}–{high}", f"over {high}"]
-    found = {}
+    result = {}
     for i, preset in enumerate(presets):
-        found[preset.name.removeprefix(MARK)] = summary.Kept(
+        result[preset.name.removeprefix(MARK)] = summary.Kept(
             lengths=labels,
             by_length=[_finite(x) for x in (own[:, i] / n).tolist()],
             weight_by_length=[_finite(x) for x in (weights[:, i] / n).tolist()],
             positive=_share(by_sign[1 + i], by_sign[0]) if by_sign else None,
             negative=_share(by_sign[many + 2 + i], by_sign[many + 1]) if by_sign else None,
         )
-    return found
+    return result
 
 
 def _token_types(drawn: Drawn) -> summary.TokenTypes | None:
-    places = drawn.tally.places.get("token_ids")
-    if not places:
+    by_id = drawn.tally.by_key.get("token_ids")
+    if not by_id:
         return None
-    ids, values = places.keys, places.arrays.sums["terms"]
+    ids, values = by_id.keys, by_id.arrays.sums["terms"]
     total = float(values[:, 1].sum())
     k3 = values[:, 1]
     order = np.argsort(-k3, kind="stable")
@@ -599,15 +599,15 @@ def _lag_evidence(drawn: Drawn, steps: summary.BySteps | None) -> summary.LagEvi
         return None
     zero = next((place for place in drawn.by["policy_lag"].places if place.key == "0"), None)
     whole, level = drawn.metrics[f"{drawn.study.main.prefix}k3"].value, None
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if zero is not None:
         level, interval = zero.metrics["k3"].value, zero.metrics["k3"].interval
-        found["in_sync"] = summary.Estimate(value=level, interval=interval)
-        found["in_sync_share"] = _share(level, whole) if level is not None and whole else None
-        found["tokens_in_sync"] = zero.tokens / drawn.tokens
+        result["in_sync"] = summary.Estimate(value=level, interval=interval)
+        result["in_sync_share"] = _share(level, whole) if level is not None and whole else None
+        result["tokens_in_sync"] = zero.tokens / drawn.tokens
     own = _steps_of_one_lag(drawn) if steps else []
     if steps is None or not own:
-        return summary.LagEvidence(**found)
+        return summary.LagEvidence(**result)
     k3 = steps.series["k3"]
     by_lag: dict[int, list[int]] = {}
     for at, lag in enumerate(own):
@@ -615,16 +615,16 @@ def _lag_evidence(drawn: Drawn, steps: summary.BySteps | None) -> summary.LagEvi
             by_lag.setdefault(lag, []).append(at)
     firsts = {lag: k3.values[at[0]] for lag, at in sorted(by_lag.items()) if lag}
     ratios = {str(lag): _share(x, level) for lag, x in firsts.items() if level and x is not None}
-    found["in_sync_steps"] = [steps.first[at] for at in by_lag.get(0, [])[:STEPS]]
-    found["ratio_by_lag"] = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}
+    result["in_sync_steps"] = [steps.first[at] for at in by_lag.get(0, [])[:STEPS]]
+    result["ratio_by_lag"] = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}
     most = max(by_lag, key=lambda one: (len(by_lag[one]), one), default=None)
     if most is not None and len(by_lag[most]) > 1:
         first, last = by_lag[most][0], by_lag[most][-1]
         start, end = _at(k3, first), _at(k3, last)
         growth = None if start.value is None or end.value is None else _share(end.value, start.value)
         ends = (steps.first[first], steps.last[last])
-        found |= {"lag": most, "steps": ends, "start": start, "end": end, "growth": growth}
-    return summary.LagEvidence(**found)
+        result |= {"lag": most, "steps": ends, "start": start, "end": end, "growth": growth}
+    return summary.LagEvidence(**result)
 
 
 def _at(series: summary.Series, at: int) -> summary.Estimate:
@@ -635,15 +635,15 @@ def _at(series: summary.Series, at: int) -> summary.Estimate:
 
 def _steps_of_one_lag(drawn: Drawn) -> list[int | None]:
     """Return the lag of each group of steps; None where its sequences have several, or none is known."""
-    found: list[int | None] = []
+    result: list[int | None] = []
     for _, _, step in drawn.groups:
         sums = step.read("columns")
         if "lag" not in sums:
             return []
         many, lag, square = (float(sums[name][0]) for name in ("lagged", "lag", "lag2"))
         one = many > 0 and lag % many == 0 and square * many == lag * lag
-        found.append(int(lag / many) if one else None)
-    return found
+        result.append(int(lag / many) if one else None)
+    return result
 
 
 # ---------------------------------------------------------------- presets with equal numbers
@@ -652,9 +652,9 @@ def _steps_of_one_lag(drawn: Drawn) -> list[int | None]:
 def same_as(presets: Mapping[str, summary.PresetResult]) -> dict[str, summary.PresetResult]:
     """Name in each preset the first one with the same metrics on this dump."""
     first: dict[tuple[object, ...], str] = {}
-    found = {}
+    result = {}
     for name, one in presets.items():
         key = tuple((metric, number.value, number.interval) for metric, number in one.metrics.items())
         earlier = first.setdefault(key, name) if key else name
-        found[name] = one if earlier == name else one.model_copy(update={"same_as": earlier})
-    return found
+        result[name] = one if earlier == name else one.model_copy(update={"same_as": earlier})
+    return result

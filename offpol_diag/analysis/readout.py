@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from offpol_diag.analysis import pictures
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.study import Study
 from offpol_diag.diagnosis import diagnose
 from offpol_diag.engine import (
     breakdowns,
@@ -33,7 +33,7 @@ from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.sample import Sample
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import SampledGroups
-from offpol_diag.engine.tally import Places, Tally
+from offpol_diag.engine.tally import ByKey, Tally
 from offpol_diag.engine.terms import Drift
 from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset, candidates
@@ -89,13 +89,13 @@ class Readout:
     @cached_property
     def groups(self) -> SampledGroups:
         """The sample of groups, kept for counts that are not sums."""
-        return SampledGroups.read(self.tally.places["groups"])
+        return SampledGroups.read(self.tally.by_key["groups"])
 
     @cached_property
     def selected(self) -> dict[str, Numbers]:
         """Preset → its numbers of dropped sequences and groups."""
-        found = selection.numbers(self.tally.whole.sums["length"], self.groups)
-        return {preset.name: numbers for preset, numbers in zip(self.study.presets, found, strict=True)}
+        result = selection.numbers(self.tally.whole.sums["length"], self.groups)
+        return {preset.name: numbers for preset, numbers in zip(self.study.presets, result, strict=True)}
 
     @cached_property
     def rows(self) -> dict[str, dict[str, Number]]:
@@ -103,9 +103,9 @@ class Readout:
         return dict(of_presets(self.study.presets, self.reader))
 
     @property
-    def batches(self) -> Places:
+    def batches(self) -> ByKey:
         """Sums per trainer batch, of presets whose weights are normalised there."""
-        return self.tally.places["batches"]
+        return self.tally.by_key["batches"]
 
     @cached_property
     def factors(self) -> dict[str, dict[str, float]]:
@@ -145,7 +145,7 @@ def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
 
 def counts(tally: Tally) -> dict[str, Any]:
     """Compute the fields of `DumpFacts` that a tally determines."""
-    whole, groups = tally.whole, SampledGroups.read(tally.places["groups"])
+    whole, groups = tally.whole, SampledGroups.read(tally.by_key["groups"])
     sums = whole.read("columns")
     tokens, sequences = (round(float(sums[name][0])) for name in ("tokens", "sequences"))
     return {
@@ -169,15 +169,15 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     by = breakdowns.locations(
         tally, out.reader.groups, study.group_by, whole=bool(study.by_step), kept=study.kept
     )
-    if "steps" in tally.places and "step" in by:  # numbers requested with `by_step`
-        steps = tally.places["steps"]
+    if "steps" in tally.by_key and "step" in by:  # numbers requested with `by_step`
+        steps = tally.by_key["steps"]
         asked = breakdowns.by_step(steps, out.batches, study.presets, study.by_step, out.reader.groups)
         rows = [row.model_copy(update={"asked": asked.get(row.key, {})}) for row in by["step"].places]
         by["step"] = by["step"].model_copy(update={"places": rows})
     errors = ranking.numbers(out.reader, study.candidates)
     lengths = prefixes.lengths(out.reader, tally.whole)
     sequences = worst.read(tally.records["worst.sequences"], WorstSequence)
-    found = Summary(
+    result = Summary(
         dump=facts,
         metrics=metrics(out),
         presets=pictures.same_as({preset.name: preset_result(out, preset) for preset in presets}),
@@ -194,14 +194,14 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         ),
         run=run,
     )
-    drawn = pictures.Drawn(study, tally, out.reader, found.metrics, by)
-    main = found.histograms[f"{study.main.prefix}log_ratio"]
+    drawn = pictures.Drawn(study, tally, out.reader, result.metrics, by)
+    main = result.histograms[f"{study.main.prefix}log_ratio"]
     main.in_sync = pictures.in_sync(drawn, main.edges)
-    found.lengths = pictures.with_tails(drawn, lengths)
-    found.charts = pictures.charts_of(drawn)
-    found.worst.typical = pictures.typical(drawn)
-    found.diagnosis = diagnose(found, Sample.read(tally.records["sample"]))
-    return found
+    result.lengths = pictures.with_tails(drawn, lengths)
+    result.charts = pictures.charts_of(drawn)
+    result.worst.typical = pictures.typical(drawn)
+    result.diagnosis = diagnose(result, Sample.read(tally.records["sample"]))
+    return result
 
 
 # ---------------------------------------------------------------- the drifts, whatever the preset
@@ -209,45 +209,45 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
 
 def metrics(out: Readout) -> Numbers:
     """Read out the policy gap and the uncorrected ratios for drift 1, drift 2 and the total."""
-    found: Numbers = {}
+    result: Numbers = {}
     for drift in DRIFTS:
         if drift in out.study.drifts:
-            found |= _gap(out, drift)
+            result |= _gap(out, drift)
             continue
         lacking = [column for column in drift.columns if column not in out.study.columns]
         rows = (*gap.ROWS, gap.SURROGATE, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES)
-        found |= {drift.prefix + row.name: missing(row, lacking) for row in rows}
+        result |= {drift.prefix + row.name: missing(row, lacking) for row in rows}
     row, known = gap.REWARD, "reward" in out.reader.sums
-    return found | {row.name: out.reader.number(row) if known else missing(row, ["rewards"])}
+    return result | {row.name: out.reader.number(row) if known else missing(row, ["rewards"])}
 
 
 def _gap(out: Readout, drift: Drift) -> Numbers:
-    found = {drift.prefix + row.name: out.reader.number(row, drift.prefix) for row in gap.ROWS}
-    found[drift.prefix + gap.SURROGATE.name] = (
+    result = {drift.prefix + row.name: out.reader.number(row, drift.prefix) for row in gap.ROWS}
+    result[drift.prefix + gap.SURROGATE.name] = (
         out.reader.number(gap.SURROGATE, drift.prefix)
         if "advantages" in out.study.columns
         else missing(gap.SURROGATE, ["advantages"])
     )
     for name, source, pick, unit, over, text in gap.EXTREMES:
-        found[drift.prefix + name] = plain(pick(*out.ranges[drift.prefix + source]), unit, over, text)
+        result[drift.prefix + name] = plain(pick(*out.ranges[drift.prefix + source]), unit, over, text)
     high = {name: pair[1] for name, pair in out.ranges.items()}
-    found |= tails.numbers(out.reader, out.tally.whole, drift, high)
+    result |= tails.numbers(out.reader, out.tally.whole, drift, high)
     if drift.denominator == "old":
         for name, text in gap.SECOND_DRIFT.items():
             key = drift.prefix + name
-            found[key] = found[key].model_copy(update={"formula": text})
-    khat = found[f"{drift.prefix}khat_tokens"]
+            result[key] = result[key].model_copy(update={"formula": text})
+    khat = result[f"{drift.prefix}khat_tokens"]
     overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
     for name, qualify in MEANS_OF_RATIOS.items():
-        number = qualify(found[drift.prefix + name], khat)
-        found[drift.prefix + name] = number.model_copy(update={"clamped": overflow})  # by the overflow guard
+        number = qualify(result[drift.prefix + name], khat)
+        result[drift.prefix + name] = number.model_copy(update={"clamped": overflow})  # by the overflow guard
     for name in WEIGHED if overflow else ():
-        found[drift.prefix + name] = found[drift.prefix + name].model_copy(update={"clamped": overflow})
+        result[drift.prefix + name] = result[drift.prefix + name].model_copy(update={"clamped": overflow})
     for name, column in PERPLEXITIES.items():
-        found[drift.prefix + name] = _guarded(
-            found[drift.prefix + name], out, drift.prefix + column, "sequences", 2 * LARGEST
+        result[drift.prefix + name] = _guarded(
+            result[drift.prefix + name], out, drift.prefix + column, "sequences", 2 * LARGEST
         )
-    return found
+    return result
 
 
 def _guarded(number: Number, out: Readout, column: str, per: str, largest: float) -> Number:
@@ -333,13 +333,13 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
         have = [name for name in names if f"{name}|{column}" in reader.sums]
         rows += [(row, have) for row in more]
     for row, whose in rows:
-        found: dict[str, Number] = {}
+        result: dict[str, Number] = {}
         alike: dict[Formula, list[str]] = {}
         for name in whose:
             alike.setdefault(method.row_of(row, by_name[name], idle[name]), []).append(name)
         for read, some in alike.items():
-            found |= zip(some, reader.numbers(read, [f"{name}|" for name in some]), strict=True)
-        yield row.name, found
+            result |= zip(some, reader.numbers(read, [f"{name}|" for name in some]), strict=True)
+        yield row.name, result
 
 
 def preset_result(out: Readout, preset: Preset) -> PresetResult:
@@ -371,24 +371,24 @@ def candidate_metrics(out: Readout, preset: Preset) -> Numbers:
     """Read out the weights of a candidate correction."""
     idle = method.idle(preset)
     read = (replace(row, counts=row.counts and row.name not in idle) for row in method.WEIGHTS)
-    found = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
-    return found | _weight_range(out, preset)
+    result = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
+    return result | _weight_range(out, preset)
 
 
 def preset_metrics(out: Readout, preset: Preset) -> Numbers:
     """Read out one preset's numbers; where columns are missing, the number names them."""
-    found = {row.name: out.rows[row.name][preset.name] for row in (*method.ROWS, *residual.ROWS)}
-    found |= _weight_range(out, preset)
+    result = {row.name: out.rows[row.name][preset.name] for row in (*method.ROWS, *residual.ROWS)}
+    result |= _weight_range(out, preset)
     for rows, _, needed in CONDITIONAL:
         lacking = [name for name in needed if name not in out.study.columns]
         for row in rows:
             read = out.rows[row.name].get(preset.name)
-            found[row.name] = missing(row, lacking) if read is None else read
-    found |= {name: _bounded(found[name], out, f"{preset.name}|") for name in BOUNDED}
+            result[row.name] = missing(row, lacking) if read is None else read
+    result |= {name: _bounded(result[name], out, f"{preset.name}|") for name in BOUNDED}
     for name, (column, per, largest) in GUARDED.items():
         prefix = f"{preset.name}|"
-        found[name] = _guarded(found[name], out, prefix + column, prefix + per, largest)
-    return found | out.selected[preset.name]
+        result[name] = _guarded(result[name], out, prefix + column, prefix + per, largest)
+    return result | out.selected[preset.name]
 
 
 BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")

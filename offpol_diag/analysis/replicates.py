@@ -32,18 +32,18 @@ Replicates = dict[str, Array]
 
 def base(out: Readout) -> Replicates:
     """Compute replicates of the gaps' metrics, by their names; of those that have an interval."""
-    found: Replicates = {}
+    result: Replicates = {}
     for drift in out.study.drifts:
         rows: list[Formula] = [*gap.ROWS, tails.ESS_TOKENS]
         if f"{drift.prefix}ax" in out.reader.sums:
             rows.append(gap.SURROGATE)
         if out.ranges[f"{drift.prefix}s"][1] <= LARGEST:  # else too large for sums
             rows.append(gap.CHI2_SEQUENCE)
-        found |= {drift.prefix + row.name: _values(out, row, drift.prefix) for row in rows}
-        found[drift.prefix + tails.ESS_SEQUENCES.name] = tails.ess_of_sequences(
+        result |= {drift.prefix + row.name: _values(out, row, drift.prefix) for row in rows}
+        result[drift.prefix + tails.ESS_SEQUENCES.name] = tails.ess_of_sequences(
             out.reader, out.tally.whole.log_sums[f"{drift.prefix}products"]
         )
-    return found
+    return result
 
 
 def of_preset(out: Readout, preset: Preset) -> Replicates:
@@ -162,8 +162,8 @@ def _two_sided(t: float, freedom: float) -> float:
 def holm(values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple testing (Holm 1979): the family-wise error rate is at most α."""
     order = sorted(range(len(values)), key=lambda at: values[at])
-    found, worst = [0.0] * len(values), 0.0
+    result, worst = [0.0] * len(values), 0.0
     for rank, at in enumerate(order):
         worst = max(worst, min(1.0, (len(values) - rank) * values[at]))
-        found[at] = worst
-    return found
+        result[at] = worst
+    return result

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.study import Study
 from offpol_diag.engine import scope, segments
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
 from offpol_diag.wholefiles import beside
 
@@ -70,34 +70,34 @@ class SequenceWriter:
         self._temp.replace(self._path)
 
 
-def table(scene: Scene, study: Study) -> pa.Table:
+def table(context: BatchContext, study: Study) -> pa.Table:
     """Describe a batch's sequences, a row each."""
-    batch = scene.batch
+    batch = context.batch
     q, p = batch.policy(study.main.denominator), batch.policy(study.main.numerator)
     assert p is not None
     assert q is not None
     ids, steps = (batch.scalars.get(name) or [None] * batch.sequences for name in ("sequence_id", "step"))
     whole = not any(isinstance(step, float) for step in steps)
-    found = {
+    result = {
         "sequence_id": pa.array([None if one is None else str(one) for one in ids], pa.string()),
         "step": pa.array(steps, pa.int64() if whole else pa.float64()),
         "length": pa.array(batch.lengths),
         "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens)),
     }
-    sums = PresetSums.of(scene, study.presets, losses=False, over_all=True)
+    sums = PresetSums.of(context, study.presets, losses=False, over_all=True)
     if not study.presets:
-        return pa.table(found)
+        return pa.table(result)
     kept = sums.kept.all.astype(np.int64)
     over_all, vetoed = sums.over_all.all, sums.vetoed.all.astype(np.bool_)
     nothing = pa.nulls(batch.sequences, pa.float64())
     for at, preset in enumerate(study.presets):
         weighs = preset.applied.weight is not None
-        found |= {
+        result |= {
             f"{preset.name}.kept_tokens": pa.array(kept[at]),
             f"{preset.name}.weight_sum": pa.array(over_all[at]) if weighs else nothing,
             f"{preset.name}.vetoed": pa.array(vetoed[at]),
         }
-    return pa.table(found)
+    return pa.table(result)
 
 
 def _rescale(path: Path, factors: Factors) -> None:

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from offpol_diag import wholefiles
-from offpol_diag.analysis.first_pass import Found
-from offpol_diag.analysis.tally import Study
-from offpol_diag.engine.tally import KINDS, Array, Arrays, Names, Places, Records, Tally
+from offpol_diag.analysis.first_pass import FirstPass
+from offpol_diag.analysis.study import Study
+from offpol_diag.engine.tally import KINDS, Array, Arrays, ByKey, Names, Records, Tally
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.grammar import UNBOUNDED
@@ -146,10 +146,10 @@ class Piece(Model):
     groups: list[int] | None = None
 
     @classmethod
-    def of(cls, dump: Dump, tally: Tally, found: Found, facts: DumpFacts, run: Run) -> Piece:
+    def of(cls, dump: Dump, tally: Tally, result: FirstPass, facts: DumpFacts, run: Run) -> Piece:
         """Describe a dump that was read, and the tally computed from it."""
         said = remarks(dump.signs)
-        keys = found.rewards.keys if found.rewards else None
+        keys = result.rewards.keys if result.rewards else None
         name = dump.info.columns["sequence_id"] if dump.long else ""
         return cls(
             facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
@@ -159,7 +159,7 @@ class Piece(Model):
                 column: Signs(tokens=count.tokens, positive=count.positive, first=count.first)
                 for column, count in dump.signs.items()
             },
-            steps=tally.places["batches"].keys.tolist(),
+            steps=tally.by_key["batches"].keys.tolist(),
             ends=(_id(dump.parts[0], name, 0), _id(dump.parts[-1], name, -1)) if dump.long else None,
             groups=keys.tolist() if keys is not None and len(keys) <= MOST_GROUPS else None,
         )
@@ -178,13 +178,13 @@ def _digest(data: bytes) -> str:
 
 def _id(part: Part, name: str, at: int) -> str:
     """Digest the id in the first (0) or the last (-1) row of a file that has rows."""
-    found = part.partitions.get(name)
-    if found is None:
+    result = part.partitions.get(name)
+    if result is None:
         filled = [group for group, rows in enumerate(part.group_rows) if rows][at]
         one = replace(part, span=(filled, filled + 1))
         *_, (_, table) = islice(parquet.tables(one, [name], 1 << 20), 1 if at == 0 else None)
-        found = table.column(name)[at]
-    return _digest(str(value(found)).encode())
+        result = table.column(name)[at]
+    return _digest(str(value(result)).encode())
 
 
 # ---------------------------------------------------------------- the file
@@ -276,11 +276,11 @@ Row = tuple[str, str, str, list[int], bytes]
 def _rows(tally: Tally) -> Iterator[Row]:
     """Yield the rows of a tally: arrays, names of their lines, keys of places, records."""
     yield from _of_arrays("", tally.whole)
-    for table, places in tally.places.items():
-        whole = places.keys.dtype == np.int64
-        data = places.keys.astype("<i8").tobytes() if whole else json.dumps(places.keys.tolist()).encode()
-        yield table, "keys" if whole else "labels", places.bound, [], data
-        yield from _of_arrays(table, places.arrays)
+    for table, by_key in tally.by_key.items():
+        whole = by_key.keys.dtype == np.int64
+        data = by_key.keys.astype("<i8").tobytes() if whole else json.dumps(by_key.keys.tolist()).encode()
+        yield table, "keys" if whole else "labels", by_key.bound, [], data
+        yield from _of_arrays(table, by_key.arrays)
     for name, one in tally.records.items():
         yield json.dumps([one.most, one.room, one.seen]), "records", name, [], streamed(one.table)
 
@@ -296,12 +296,12 @@ def _of_arrays(table: str, arrays: Arrays) -> Iterator[Row]:
 
 def _unpacked(rows: Iterable[Row]) -> Tally:
     """Build a tally from its rows."""
-    arrays, places, records = {"": Arrays()}, dict[str, Any](), dict[str, Records]()
+    arrays, by_key, records = {"": Arrays()}, dict[str, Any](), dict[str, Records]()
     for table, kind, name, shape, data in rows:
         if kind in ("keys", "labels"):
             whole = kind == "keys"
             keys = np.frombuffer(data, "<i8").astype(np.int64) if whole else _labels(json.loads(data))
-            places[table], arrays[table] = (keys, name), Arrays()
+            by_key[table], arrays[table] = (keys, name), Arrays()
         elif kind == "records":
             most, room, seen = json.loads(table)
             records[name] = Records(most, pa.ipc.open_stream(data).read_all(), room, seen)
@@ -311,14 +311,14 @@ def _unpacked(rows: Iterable[Row]) -> Tally:
             arrays[table].names[name] = Names(tuple(names), lines)
         else:
             getattr(arrays[table], kind)[name] = np.frombuffer(data, "<f8").astype(np.float64).reshape(shape)
-    by = {name: Places(keys, arrays[name], bound) for name, (keys, bound) in places.items()}
+    by = {name: ByKey(keys, arrays[name], bound) for name, (keys, bound) in by_key.items()}
     return Tally(arrays[""], by, records)
 
 
 def _labels(texts: list[str]) -> Array:
-    found = np.empty(len(texts), object)
-    found[:] = texts
-    return found
+    result = np.empty(len(texts), object)
+    result[:] = texts
+    return result
 
 
 # ---------------------------------------------------------------- reading
@@ -356,11 +356,11 @@ def _data(path: Path) -> bytes:
     except OSError as error:
         raise ResultError(f"{path}: cannot be read as a tally ({error.strerror or error})", HINT) from error
     first, _, rest = data.partition(b"\n")
-    found = re.fullmatch(MAGIC.strip().format("([0-9]{1,9})").encode(), first)
-    if found is None:
+    result = re.fullmatch(MAGIC.strip().format("([0-9]{1,9})").encode(), first)
+    if result is None:
         raise ResultError(f"{path}: this is not a tally of offpol-diag", HINT)
-    if int(found[1]) != FORMAT:
-        what = f"tally format {int(found[1])}, this version reads format {FORMAT}"
+    if int(result[1]) != FORMAT:
+        what = f"tally format {int(result[1])}, this version reads format {FORMAT}"
         raise ResultError(f"{path}: {what}", "analyze that piece again with this version")
     if _digest_of(rest[DIGEST:]) != rest[:DIGEST]:
         raise ResultError(f"{path}: it is damaged", DAMAGED)

@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 
 from offpol_diag.analysis.first_pass import of_batch
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.study import Study
 from offpol_diag.batch import Batch, joined
 from offpol_diag.engine import scope
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array, sum_by
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import logs
@@ -48,13 +48,13 @@ class Logged:
 
     Attributes:
         preset: the correction that runs.
-        scene: the sequences.
+        context: the sequences.
         found: summands and numbers whose extremes are logged, of each sequence.
         sums: summands by which a variant may multiply a mean, [S] each: `tokens`, `rows`.
     """
 
     preset: Preset
-    scene: Scene
+    context: BatchContext
     found: logs.Collected
     sums: dict[str, Array]
 
@@ -63,9 +63,9 @@ class Logged:
         """Compute them; `columns` are the canonical ones of the dump, `masked` counts masked tokens too."""
         study = Study.of(columns, (preset,), (), 0, 2)
         found = of_batch(batch, [preset], "advantages" in study.columns and batch.advantages is None)
-        scene = Scene.of(found.filled(batch), 0, 2, found.fits)
-        t = Tokens(scene, preset, masked)
-        return cls(preset, scene, logs.collected(t), {"tokens": t.counted, "rows": t.one})
+        context = BatchContext.of(found.filled(batch), 0, 2, found.fits)
+        t = Tokens(context, preset, masked)
+        return cls(preset, context, logs.collected(t), {"tokens": t.counted, "rows": t.one})
 
     @property
     def counted(self) -> Array:
@@ -91,7 +91,7 @@ class Logged:
             np.maximum.at(high, which, self.found.ends[at])
             return low, high
 
-        none = Scene(self.scene.batch.rows(0, 0), self.scene.draws[:0], self.scene.fits)
+        none = BatchContext(self.context.batch.rows(0, 0), self.context.draws[:0], self.context.fits)
         read = logs.read(Tokens(none, self.preset), logs.Merged(sum_at, ends_at))
         made = {name: np.broadcast_to(x, many).tolist() for name, x in read.items()}
         there = np.flatnonzero(sum_by(which, many, self.counted) > 0).tolist()

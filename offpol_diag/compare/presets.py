@@ -8,7 +8,7 @@ import numpy as np
 
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, less, of_preset, sure
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Examined
 from offpol_diag.directions import Better, better
 from offpol_diag.engine import drops

@@ -70,8 +70,8 @@ class GroupRewards:
 
 def _keys(batch: Batch) -> Array:
     """Hash prompt and step of each sequence to the key of its group, [S] int64."""
-    found, which = scope.codes(batch)
-    steps = np.array([_word(label) for label in found], np.int64)
+    result, which = scope.codes(batch)
+    steps = np.array([_word(label) for label in result], np.int64)
     return bootstrap.mix(batch.key ^ steps[which])
 
 

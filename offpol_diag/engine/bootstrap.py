@@ -30,14 +30,14 @@ CACHED = 256
 def mix(x: Array) -> Array:
     """Apply SplitMix64's finaliser to int64 (wrapping arithmetic): a bijection that scatters its input."""
     x = x.view(np.uint64)
-    found = np.asarray(x >> np.uint64(30))
-    found ^= x
-    found *= np.uint64(0xBF58476D1CE4E5B9)
-    moved = np.asarray(found >> np.uint64(27))
-    found ^= moved
-    found *= np.uint64(0x94D049BB133111EB)
-    found ^= np.right_shift(found, np.uint64(31), out=moved)
-    return found.view(np.int64)
+    result = np.asarray(x >> np.uint64(30))
+    result ^= x
+    result *= np.uint64(0xBF58476D1CE4E5B9)
+    moved = np.asarray(result >> np.uint64(27))
+    result ^= moved
+    result *= np.uint64(0x94D049BB133111EB)
+    result ^= np.right_shift(result, np.uint64(31), out=moved)
+    return result.view(np.int64)
 
 
 def draws(key: Array, seed: int, replicates: int = REPLICATES) -> Array:
@@ -51,11 +51,11 @@ def _draws(key: Array, seed: int, replicates: int) -> Array:
     """Draw Poisson(1) times by uniform 32-bit numbers: the halves of 64 bits, the lower one first."""
     counters = np.arange((replicates + 1) // 2, dtype=np.int64)
     lanes = mix((counters + 1) * -0x61C8864680B583EB + mix(np.array([seed], np.int64)))
-    found = np.empty((len(key), replicates))
+    result = np.empty((len(key), replicates))
     for at in range(0, len(key), CACHED):
         words = mix(mix(key[at : at + CACHED])[:, None] ^ lanes)
-        found[at : at + CACHED] = _poisson(words.astype("<i8", copy=False).view("<u4")[:, :replicates])
-    return found
+        result[at : at + CACHED] = _poisson(words.astype("<i8", copy=False).view("<u4")[:, :replicates])
+    return result
 
 
 def _poisson(uniform: Array) -> Array:
@@ -89,16 +89,16 @@ def resampled(rows: Array | Sequence[Array], draws: Array, key: Array | None = N
     begins = runs(key)[:-1] if key is not None and len(key) else None
     if begins is not None and 2 * len(begins) <= len(draws):
         parts, draws = [np.add.reduceat(part, begins, axis=1) for part in parts], draws[begins]
-    found = np.empty((len(whole), 1 + draws.shape[1]))
-    found[:, 0] = whole
+    result = np.empty((len(whole), 1 + draws.shape[1]))
+    result[:, 0] = whole
     first = 0
     for part in parts:
-        drawn = found[first : first + len(part), 1:]
+        drawn = result[first : first + len(part), 1:]
         filled = part.any(axis=1)  # rows of zeros, which short sequences have many of, are skipped
         drawn[~filled] = 0.0
         drawn[filled] = part[filled] @ draws
         first += len(part)
-    return found
+    return result
 
 
 def log_resampled(x: Array, draws: Array) -> Array:
@@ -106,15 +106,15 @@ def log_resampled(x: Array, draws: Array) -> Array:
     top = np.maximum(x.max(axis=-1, initial=-np.inf, keepdims=True), -1e300)
     scaled = np.exp(x - top)
     both = np.concatenate((scaled.sum(axis=-1, keepdims=True), scaled @ draws), axis=-1)
-    found: Array = np.log(both) + top
-    return found
+    result: Array = np.log(both) + top
+    return result
 
 
 def resampled_by(
     members: Mapping[T, slice | Array | Sequence[int]], rows: Array, draws: Array, key: Array | None = None
 ) -> Array:
     """Sum rows [R, S] over the sequences of each of N places: [N, R, 1+B]; see `resampled`."""
-    found = np.empty((len(members), len(rows), 1 + draws.shape[1]))
+    result = np.empty((len(members), len(rows), 1 + draws.shape[1]))
     for place, at in enumerate(members.values()):
-        found[place] = resampled(rows[:, at], draws[at], None if key is None else key[at])
-    return found
+        result[place] = resampled(rows[:, at], draws[at], None if key is None else key[at])
+    return result

@@ -17,18 +17,18 @@ from offpol_diag.batch import Batch
 from offpol_diag.batch import label as text_of
 from offpol_diag.engine import gap, method, normal, policyloss, residual, segments, update
 from offpol_diag.engine.bootstrap import resampled, resampled_by
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.gap import DRIFTS
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import Array, sum_by, sums_by
 from offpol_diag.engine.tails import ESS_TOKENS
 from offpol_diag.engine.tally import (
-    MOST_PLACES,
-    OTHERS,
+    MOST_KEYS,
+    OTHER_KEYS,
     Arrays,
+    ByKey,
     Names,
-    Places,
     Tally,
     estimated_others,
     retained,
@@ -157,7 +157,7 @@ COLUMNS = ("d", "k3", "r1", "abs", "pd", "r2", "f_2", "tokens", "sequences")
 class ByPlace:
     """Collect sums by sequence and place along every axis of tokens."""
 
-    def __init__(self, scene: Scene, drift: Drift) -> None:
+    def __init__(self, context: BatchContext, drift: Drift) -> None:
         self.parts: dict[str, list[Array]] = {}
 
     def see(self, terms: Terms) -> None:
@@ -175,13 +175,13 @@ class ByPlace:
             many = (len(offsets) - 1) * size
             if runs is not None and of_runs is not None and axis.steady:
                 codes = rows[runs[:-1]] * size + at[runs[:-1]]
-                found = {name: sum_by(codes, many, one) for name, one in of_runs.items()}
+                result = {name: sum_by(codes, many, one) for name, one in of_runs.items()}
             else:
-                found = sums_by(rows * size + at, many, x)
-            found = gap.with_ratio(found)
-            found["r2"] = found["r11"] + 2 * found["r1"]
-            found["sequences"] = (found["tokens"] > 0).astype(np.float64)
-            table = np.stack([found[name] for name in COLUMNS])  # [C, s · size]
+                result = sums_by(rows * size + at, many, x)
+            result = gap.with_ratio(result)
+            result["r2"] = result["r11"] + 2 * result["r1"]
+            result["sequences"] = (result["tokens"] > 0).astype(np.float64)
+            table = np.stack([result[name] for name in COLUMNS])  # [C, s · size]
             self.parts.setdefault(axis.name, []).append(table)
 
 
@@ -218,30 +218,30 @@ PREFIX = "where."
 """Prefix of the names of axes in a tally."""
 
 
-def places(scene: Scene, drift: Drift, group_by: Sequence[str], kept: Sequence[Kept] = ()) -> Tally:
+def tally(context: BatchContext, drift: Drift, group_by: Sequence[str], kept: Sequence[Kept] = ()) -> Tally:
     """Sum by place along every axis of the dump; of axes of tokens, all places in one array.
 
     Of a column in `kept` these values are places of their own; of others with many values some, by hash.
     """
     chosen = {one.name: one.values for one in kept}
-    parts, columns = collected(scene, drift, ByPlace).parts, gap.columns(scene, drift)
+    parts, columns = collected(context, drift, ByPlace).parts, gap.columns(context, drift)
     if not columns:
         return Tally()
-    shared = scene.counts
+    shared = context.counts
     summed = {name: shared[name] if name in shared else columns[drift.prefix + name] for name in COLUMNS}
-    stacked, by_sequence = np.stack((*summed.values(),)), dict[str, Places]()
+    stacked, by_sequence = np.stack((*summed.values(),)), dict[str, ByKey]()
     for axis in (*SEQUENCE_AXES, *map(column_axis, group_by)):
-        keys = axis.keys(scene.batch)
+        keys = axis.keys(context.batch)
         if keys is not None:
             bounded = axis.name != STEP
             rows = _rows(keys, bounded, chosen.get(axis.name))
             members = {key: segments.index(at) for key, at in rows.items()}
-            sums = resampled_by(members, stacked, scene.draws, scene.batch.key)
+            sums = resampled_by(members, stacked, context.draws, context.batch.key)
             arrays = Arrays(sums={"columns": sums}, names={"columns": Names(COLUMNS)})
-            found = Places.of(members, arrays, "others" if bounded else "none")
-            by_sequence[PREFIX + axis.name] = found
+            result = ByKey.of(members, arrays, "others" if bounded else "none")
+            by_sequence[PREFIX + axis.name] = result
     by_token = {
-        PREFIX + axis.name: _token_places(scene, np.concatenate(parts[axis.name], -1), len(axis.labels))
+        PREFIX + axis.name: _token_places(context, np.concatenate(parts[axis.name], -1), len(axis.labels))
         for axis in TOKEN_AXES
         if axis.name in parts
     }
@@ -251,18 +251,18 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str], kept: Sequence[K
 def _rows(keys: Sequence[object], bounded: bool, kept: Collection[str] | None) -> dict[str, list[int]]:
     """Return the sequences of each place that is kept, and of all others."""
     rows = segments.by_key(map(text_of, keys))
-    if kept is None and bounded and len(rows) > MOST_PLACES:
+    if kept is None and bounded and len(rows) > MOST_KEYS:
         kept = retained(rows)
     if kept is not None and not set(kept).issuperset(rows):
         others = sorted(row for key, members in rows.items() if key not in kept for row in members)
-        rows = {key: members for key, members in rows.items() if key in kept} | {OTHERS: others}
+        rows = {key: members for key, members in rows.items() if key in kept} | {OTHER_KEYS: others}
     return rows
 
 
-def _token_places(scene: Scene, table: Array, many: int) -> Array:
+def _token_places(context: BatchContext, table: Array, many: int) -> Array:
     """Sum tables [C, S · places] over sequences: [places, C, 1+B]."""
     stacked = table.reshape(len(COLUMNS), -1, many).transpose(2, 0, 1)  # [places, C, S]
-    sums = resampled(stacked.reshape(many * len(COLUMNS), -1), scene.draws, scene.batch.key)
+    sums = resampled(stacked.reshape(many * len(COLUMNS), -1), context.draws, context.batch.key)
     return sums.reshape(many, len(COLUMNS), -1)
 
 
@@ -287,8 +287,8 @@ def _sums_of(tally: Tally, axis: TokenAxis | SequenceAxis) -> dict[str, dict[str
     """Return key → column → its sums, of the places that an axis has; of tokens, those that have one."""
     name = PREFIX + axis.name
     if isinstance(axis, SequenceAxis):
-        places = tally.places.get(name)
-        return {} if places is None else {key: one.read("columns") for key, one in places.items()}
+        by_key = tally.by_key.get(name)
+        return {} if by_key is None else {key: one.read("columns") for key, one in by_key.items()}
     sums = tally.whole.sums.get(name)
     if sums is None:
         return {}
@@ -299,10 +299,10 @@ def _sums_of(tally: Tally, axis: TokenAxis | SequenceAxis) -> dict[str, dict[str
 def _number(key: str) -> float:
     """Return a key as a number; inf if it is none."""
     try:
-        found = float(key)
+        result = float(key)
     except ValueError:
-        found = math.inf
-    return found if math.isfinite(found) else math.inf
+        result = math.inf
+    return result if math.isfinite(result) else math.inf
 
 
 def _location(
@@ -314,7 +314,7 @@ def _location(
 ) -> Location:
     labels = axis.labels if isinstance(axis, TokenAxis) else ()
     order = {key: float(labels.index(key)) if labels else _number(key) for key in sums}
-    keys = sorted(sums.keys() - {OTHERS}, key=lambda key: (order[key], key))
+    keys = sorted(sums.keys() - {OTHER_KEYS}, key=lambda key: (order[key], key))
     kept = keys if whole or others else _thin(keys)
     unkept = others or estimated_others(sums)
     listed = [
@@ -327,7 +327,7 @@ def _location(
     ]
     if unkept:
         title = f"all others, {'' if others else 'about '}{unkept} values"
-        listed.append(_place(title, float(len(keys)), Reader(sums[OTHERS], groups)))
+        listed.append(_place(title, float(len(keys)), Reader(sums[OTHER_KEYS], groups)))
     return Location(
         axis=axis.name,
         title=axis.title,
@@ -362,8 +362,8 @@ _PRESET = (*method.ROWS, *method.SIGN_ROWS, *residual.ROWS, *update.ROWS, *polic
 
 
 def by_step(
-    steps: Places,
-    batches: Places,
+    steps: ByKey,
+    batches: ByKey,
     presets: Sequence[Preset],
     names: Sequence[str],
     groups: int,
@@ -379,7 +379,7 @@ def by_step(
     """
     rows = {name: row for name in names if (row := _row(name, presets)) is not None}
     divided = normal.normalised(presets)
-    found: dict[Label, Numbers] = {}
+    result: dict[Label, Numbers] = {}
     divisible = {label: one.read("columns") for label, one in batches.items()} if divided else {}
     for label, one in steps.items():
         sums = one.read("columns")
@@ -388,13 +388,13 @@ def by_step(
                 sums |= normal.rescaled(own, preset)
         sums |= method.own_denominators(presets, sums)
         reader = Reader(sums, min(groups, round(float(sums["sequences"][0]))))
-        found[label] = {}
+        result[label] = {}
         for name, (formula, prefix) in rows.items():
             try:
-                found[label][name] = reader.number(formula, prefix)
+                result[label][name] = reader.number(formula, prefix)
             except KeyError:  # a column that the dump, or this step, does not have
                 continue
-    return found
+    return result
 
 
 def is_by_step(name: str, presets: Sequence[Preset]) -> bool:
@@ -404,8 +404,8 @@ def is_by_step(name: str, presets: Sequence[Preset]) -> bool:
 
 def names_by_step(presets: Sequence[Preset]) -> list[str]:
     """List the names of the numbers that `by_step` can give."""
-    found = [drift.prefix + row.name for drift in DRIFTS for row in _GAP]
-    return found + [f"{preset.name}.{row.name}" for preset in presets for row in _PRESET]
+    result = [drift.prefix + row.name for drift in DRIFTS for row in _GAP]
+    return result + [f"{preset.name}.{row.name}" for preset in presets for row in _PRESET]
 
 
 def _row(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:

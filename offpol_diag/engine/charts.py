@@ -21,11 +21,11 @@ from offpol_diag.engine import (
     selection,
     stepgroups,
 )
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Rows
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array, count_by, sum_by
-from offpol_diag.engine.tally import Arrays, Places, Tally
+from offpol_diag.engine.tally import Arrays, ByKey, Tally
 from offpol_diag.engine.terms import Drift, Terms, collected
 
 BINS = 55
@@ -118,8 +118,8 @@ def _tables() -> tuple[Array, ...]:
 class Pictures:
     """Collect binned tokens, block by block."""
 
-    def __init__(self, scene: Scene, drift: Drift) -> None:
-        batch = scene.batch
+    def __init__(self, context: BatchContext, drift: Drift) -> None:
+        batch = context.batch
         self.ids = batch.token_ids
         lags = batch.scalars.get("policy_lag")
         self.synced = None if lags is None else np.array([lag == 0 for lag in lags], np.bool_)
@@ -194,22 +194,22 @@ class Pictures:
         corners: tokens, K3, tokens in sync in the two corners (lost, found), [3, 2].
         in_sync: Δ of tokens with lag 0, on the lattice.
         """
-        found = {
+        result = {
             "density": self.density.reshape(2, -1),
             "noise": self.noise.reshape(2, -1),
             "between": self.between,
             "corners": self.corners,
             "in_sync": self.in_sync,
         }
-        return Arrays(sums=found)
+        return Arrays(sums=result)
 
     @property
-    def token_ids(self) -> Places | None:
+    def token_ids(self) -> ByKey | None:
         """Tokens, ΣK3 and ΣΔ of each token id, [N, 3]; `MOST_IDS` also stands for larger or negative ones."""
         if self.by_id is None:
             return None
         at = np.flatnonzero(self.by_id[0])
-        return Places(at, Arrays(sums={"terms": np.ascontiguousarray(self.by_id[:, at].T)}))
+        return ByKey(at, Arrays(sums={"terms": np.ascontiguousarray(self.by_id[:, at].T)}))
 
 
 def _without(far: Array, r1: Array, k3: Array, sync: Array) -> tuple[float, ...]:
@@ -255,16 +255,16 @@ def by_sequence(lengths: Array, total: Array) -> Arrays:
 # ---------------------------------------------------------------- all of them
 
 
-def tally(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums) -> Tally:
+def tally(context: BatchContext, drifts: Sequence[Drift], weighed: PresetSums) -> Tally:
     """Sum what pictures of one batch need; the first drift is the main one, `weighed` are the candidates."""
     main = drifts[0]
-    total = gap.columns(scene, main)[f"{main.prefix}d"]
-    pictures = collected(scene, main, Pictures)
-    whole = pictures.arrays.merge(by_sequence(scene.batch.lengths, total))
-    places = {"token_ids": pictures.token_ids, "step_groups": _by_step(scene, drifts, weighed, total)}
+    total = gap.columns(context, main)[f"{main.prefix}d"]
+    pictures = collected(context, main, Pictures)
+    whole = pictures.arrays.merge(by_sequence(context.batch.lengths, total))
+    by_key = {"token_ids": pictures.token_ids, "step_groups": _by_step(context, drifts, weighed, total)}
     return Tally(
         whole.merge(Arrays(sums={"kept": _kept(weighed)})),
-        {name: one for name, one in places.items() if one is not None},
+        {name: one for name, one in by_key.items() if one is not None},
     )
 
 
@@ -289,33 +289,35 @@ OF_METHODS = ("w", "ww", "kept", "weighted", "high", "units")
 """Columns of each candidate that are summed by step."""
 
 
-def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: PresetSums, total: Array) -> Places | None:
-    batch, main = scene.batch, drifts[0]
+def _by_step(
+    context: BatchContext, drifts: Sequence[Drift], weighed: PresetSums, total: Array
+) -> ByKey | None:
+    batch, main = context.batch, drifts[0]
     if "step" not in batch.scalars:
         return None
-    found = dict(scene.counts)
+    result = dict(context.counts)
     for drift in drifts:
-        columns = gap.columns(scene, drift)
+        columns = gap.columns(context, drift)
         names = OF_STEPS if drift is main else ("d", "k3")
-        found |= {drift.prefix + name: columns[drift.prefix + name] for name in names}
+        result |= {drift.prefix + name: columns[drift.prefix + name] for name in names}
     if batch.rewards is not None:
-        found["reward"] = batch.rewards * scene.counts["sequences"]
+        result["reward"] = batch.rewards * context.counts["sequences"]
     if batch.entropy is not None:
-        found["entropy"] = segments.total(batch.entropy, batch.cu_seqlens)
+        result["entropy"] = segments.total(batch.entropy, batch.cu_seqlens)
     if (lags := batch.scalars.get("policy_lag")) is not None:
         ints = [lag if type(lag) is int else None for lag in lags]
         known = [(0.0, 0.0, 0.0) if lag is None else (1.0, float(lag), float(lag) ** 2) for lag in ints]
-        found |= zip(("lagged", "lag", "lag2"), np.array(known).reshape(-1, 3).T, strict=True)
+        result |= zip(("lagged", "lag", "lag2"), np.array(known).reshape(-1, 3).T, strict=True)
     weights = method.weight_columns(weighed)
     wanted = [at for at, name in enumerate(weights.names) if name.rpartition("|")[2] in OF_METHODS]
     few = weights.only(wanted).trimmed
-    found |= dict(zip(few.names, few.values, strict=True))
+    result |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
-    table = np.concatenate(collected(scene, main, breakdowns.ByPlace).parts[axis.name], -1)
+    table = np.concatenate(collected(context, main, breakdowns.ByPlace).parts[axis.name], -1)
     for name in ("k3", "tokens"):
         of_places = table[breakdowns.COLUMNS.index(name)].reshape(-1, len(axis.labels)).T
-        found |= {f"{name}@{at}": x for at, x in enumerate(of_places)}
+        result |= {f"{name}@{at}": x for at, x in enumerate(of_places)}
     p, q = batch.policy(main.numerator), batch.policy(main.denominator)
     assert p is not None
     assert q is not None
-    return stepgroups.places(scene, found, p - q, total)
+    return stepgroups.by_group(context, result, p - q, total)

@@ -14,9 +14,9 @@ import numpy as np
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments, worst
 from offpol_diag.engine.bootstrap import resampled
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.evaluator import Evaluator
 from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, Names, Records, Tally
 from offpol_diag.engine.terms import Drift
@@ -33,25 +33,25 @@ EVERY = "every"
 Pair = tuple[Preset, Preset]
 
 
-def tally(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> Tally:
+def tally(context: BatchContext, drift: Drift, pairs: Sequence[Pair]) -> Tally:
     """Compute sums over tokens that one preset drops and the other keeps, both ways, and examples."""
-    every = np.ones(scene.batch.tokens, dtype=bool)
-    columns = _columns(scene, drift, EVERY, every, scene.counts["sequences"])
+    every = np.ones(context.batch.tokens, dtype=bool)
+    columns = _columns(context, drift, EVERY, every, context.counts["sequences"])
     examples: dict[str, Records] = {}
     for ours, theirs in [*pairs, *((b, a) for a, b in pairs)]:
-        kept = _kept(scene, ours)
-        lost, name = _kept(scene, theirs) & ~kept, f"{ours.name}>{theirs.name}"
-        columns |= _columns(scene, drift, name, lost, _gone(scene.batch, lost, kept))
-        examples[f"drops.{name}"] = _examples(scene, drift, ours, lost)
-    sums = resampled(np.stack((*columns.values(),)), scene.draws, scene.batch.key)
+        kept = _kept(context, ours)
+        lost, name = _kept(context, theirs) & ~kept, f"{ours.name}>{theirs.name}"
+        columns |= _columns(context, drift, name, lost, _gone(context.batch, lost, kept))
+        examples[f"drops.{name}"] = _examples(context, drift, ours, lost)
+    sums = resampled(np.stack((*columns.values(),)), context.draws, context.batch.key)
     return Tally(Arrays(sums={"drops": sums}, names={"drops": Names(tuple(columns))}), records=examples)
 
 
-def _kept(scene: Scene, preset: Preset) -> Array:
+def _kept(context: BatchContext, preset: Preset) -> Array:
     """Return the tokens that contribute to the loss under a preset as applied, [T] bool."""
     used = preset.applied
     key = ("left", used.policy, used.weight, used.reject, used.veto)
-    return scene.cached(key, lambda: kept_tokens(scene.evaluator, used))
+    return context.cached(key, lambda: kept_tokens(context.evaluator, used))
 
 
 def kept_tokens(evaluator: Evaluator, preset: Preset) -> Array:
@@ -68,33 +68,33 @@ def kept_tokens(evaluator: Evaluator, preset: Preset) -> Array:
 def _gone(batch: Batch, lost: Array, left: Array) -> Array:
     """Return 1 for sequences that lose tokens and keep none, else 0, [S]."""
     some, none = (segments.count(flags, batch.cu_seqlens) for flags in (lost, left))
-    found: Array = ((some > 0) & (none == 0)).astype(np.float64)
-    return found
+    result: Array = ((some > 0) & (none == 0)).astype(np.float64)
+    return result
 
 
 # ---------------------------------------------------------------- sums
 
 
-def _columns(scene: Scene, drift: Drift, name: str, lost: Array, gone: Array) -> dict[str, Array]:
+def _columns(context: BatchContext, drift: Drift, name: str, lost: Array, gone: Array) -> dict[str, Array]:
     """Compute columns [S] over the tokens `lost` [T], and over the sequences `gone` [S]."""
-    batch, offsets, delta = scene.batch, scene.batch.cu_seqlens, _delta(scene, drift)
+    batch, offsets, delta = context.batch, context.batch.cu_seqlens, _delta(context, drift)
     many = segments.count(lost, offsets)
-    found = {"tokens.delta": segments.total(np.where(lost, delta, 0.0), offsets)}
-    found["sequences.delta"] = gone * segments.total(delta, offsets)
+    result = {"tokens.delta": segments.total(np.where(lost, delta, 0.0), offsets)}
+    result["sequences.delta"] = gone * segments.total(delta, offsets)
     for unit, count in (("tokens", many), ("sequences", gone)):
-        found |= {f"{unit}.count": count, f"{unit}.length": count * batch.lengths}
+        result |= {f"{unit}.count": count, f"{unit}.length": count * batch.lengths}
         if batch.rewards is not None:
-            found[f"{unit}.reward"] = count * batch.rewards
+            result[f"{unit}.reward"] = count * batch.rewards
     if batch.advantages is not None:
         mean = segments.mean(batch.advantages, offsets)
         for sign, compare in (("positive", np.greater), ("negative", np.less)):
-            found[f"tokens.{sign}"] = segments.count(compare(batch.advantages, 0) & lost, offsets)
-            found[f"sequences.{sign}"] = gone * compare(mean, 0)
-    return {f"{name}|{column}": x for column, x in found.items()}
+            result[f"tokens.{sign}"] = segments.count(compare(batch.advantages, 0) & lost, offsets)
+            result[f"sequences.{sign}"] = gone * compare(mean, 0)
+    return {f"{name}|{column}": x for column, x in result.items()}
 
 
-def _delta(scene: Scene, drift: Drift) -> Array:
-    q, p = scene.batch.policy(drift.denominator), scene.batch.policy(drift.numerator)
+def _delta(context: BatchContext, drift: Drift) -> Array:
+    q, p = context.batch.policy(drift.denominator), context.batch.policy(drift.numerator)
     assert q is not None
     assert p is not None
     return p - q
@@ -103,20 +103,20 @@ def _delta(scene: Scene, drift: Drift) -> Array:
 # ---------------------------------------------------------------- examples
 
 
-def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Array) -> Records:
+def _examples(context: BatchContext, drift: Drift, preset: Preset, lost: Array) -> Records:
     """Return the sequences with the largest |ΣΔ| among those that lose tokens."""
-    batch = scene.batch
+    batch = context.batch
     tokens = segments.count(lost, batch.cu_seqlens)
-    total = np.nan_to_num(segments.total(_delta(scene, drift), batch.cu_seqlens))
+    total = np.nan_to_num(segments.total(_delta(context, drift), batch.cu_seqlens))
     scores = np.where(tokens > 0, np.abs(total), -1.0)
     best = np.argsort(-scores, kind="stable")[:EXAMPLES]
     at = [i for i in best.tolist() if scores[i] >= 0]
-    rows = [_example(scene, i, int(tokens[i]), float(total[i]), preset) for i in at]
+    rows = [_example(context, i, int(tokens[i]), float(total[i]), preset) for i in at]
     return worst.records(EXAMPLES, [(abs(row.log_ratio_sum), row) for row in rows])
 
 
-def _example(scene: Scene, at: int, tokens: int, total: float, preset: Preset) -> LostSequence:
-    batch = scene.batch
+def _example(context: BatchContext, at: int, tokens: int, total: float, preset: Preset) -> LostSequence:
+    batch = context.batch
     return LostSequence(
         sequence_id=worst.sequence_id(batch, at),
         step=worst.step(batch, at),
@@ -124,28 +124,28 @@ def _example(scene: Scene, at: int, tokens: int, total: float, preset: Preset) -
         tokens=tokens,
         log_ratio_sum=total,
         reward=None if batch.rewards is None else float(batch.rewards[at]),
-        fired=fired(scene, preset, at),
+        fired=fired(context, preset, at),
     )
 
 
-def fired(scene: Scene, preset: Preset, at: int) -> list[str]:
+def fired(context: BatchContext, preset: Preset, at: int) -> list[str]:
     """List in words the parts of a preset that drop tokens of the sequence `at`."""
-    used, found = preset.applied, list[str]()
-    evaluator, batch = scene.evaluator, scene.batch
+    used, result = preset.applied, list[str]()
+    evaluator, batch = context.evaluator, context.batch
     for i, rule in enumerate(used.reject):  # as it judges what the rules before it keep
         parts = rule, rule.policy or used.policy, left_by(used, i)  # type: ignore[no-untyped-call]
         many = int((~_in_sequence(evaluator.passes(*parts), rule.on_tokens, batch, at)).sum())
         if many:
-            found.append(_broken(rule, many, evaluator.statistic(*parts), at))
+            result.append(_broken(rule, many, evaluator.statistic(*parts), at))
     vetoed = int(evaluator.veto_hits(used.veto, used.policy)[at])
     if vetoed:
-        found.append(f"veto: {_tokens(vetoed)} with {formulas.veto(used.veto).removeprefix('any ')}")
+        result.append(f"veto: {_tokens(vetoed)} with {formulas.veto(used.veto).removeprefix('any ')}")
     if used.weight is not None:
         weights, on_tokens = evaluator.weight(used), used.weight.on_tokens
         many = int((_in_sequence(weights, on_tokens, batch, at) == 0).sum())
         what = _tokens(many) if on_tokens else "the sequence"
-        found.append(f"{what} of weight 0: {formulas.weight(used.weight)}" if many else "")
-    return [text for text in found if text]
+        result.append(f"{what} of weight 0: {formulas.weight(used.weight)}" if many else "")
+    return [text for text in result if text]
 
 
 def _broken(rule: Reject, many: int, values: Array, at: int) -> str:
@@ -206,11 +206,11 @@ def _subset(reader: Reader, name: str, unit: str, over: str) -> Subset:
     prefix, which = f"{name}|{unit}.", f"{unit} {over}" if over != "all" else f"all {unit}"
     text = f"share of all {unit} that are {over}"
     share = Formula("share", "fraction", unit, text, lambda get: get("count") / get(unit))
-    found = {"share": reader.number(share, prefix)}
+    result = {"share": reader.number(share, prefix)}
     for field, (column, kind, words) in COLUMNS.items():
         row = Formula(
             field, kind, which, words, mean(column, "count"), AS_SEEN if field in MEANS else ANYWHERE
         )
         known = prefix + column in reader.sums
-        found[field] = reader.number(row, prefix) if known else missing(row, LACKING[field])
-    return Subset(count=round(float(reader.sums[f"{prefix}count"][0])), **found)
+        result[field] = reader.number(row, prefix) if known else missing(row, LACKING[field])
+    return Subset(count=round(float(reader.sums[f"{prefix}count"][0])), **result)

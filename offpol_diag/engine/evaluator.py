@@ -269,10 +269,10 @@ class Packed:
 
     def log_prob(self, policy: Policy) -> Array:
         """Return the log-probs of a policy, nats, [T]."""
-        found = self.batch.policy(policy)
-        if found is None:
+        result = self.batch.policy(policy)
+        if result is None:
             raise ValueError(f"the batch has no {policy} log-probs")
-        return found
+        return result
 
     def sum(self, x: Array, tokens: Array | None = None) -> Array:
         """Sum over each sequence, over the flagged tokens or all: [T] → [S]."""

@@ -112,10 +112,10 @@ def intervals(values: Array, groups: float, many: int, within: Range | Sequence[
     halves = _halves(np.ascontiguousarray(values[:, 1:]), groups)
     every_range = [within] * len(values) if isinstance(within, Range) else within
     each = zip(values[:, 0].tolist(), halves, every_range, strict=True)
-    found = [own.around(value, half) if math.isfinite(half) else None for value, half, own in each]
+    result = [own.around(value, half) if math.isfinite(half) else None for value, half, own in each]
     return [
         _held(ends, row) if ends and own.seen else ends
-        for ends, row, own in zip(found, values, every_range, strict=True)
+        for ends, row, own in zip(result, values, every_range, strict=True)
     ]
 
 
@@ -236,8 +236,8 @@ class Reader:
                 return self.sums[name]
             return np.stack([self.sums[prefix + name] for prefix in few.values()])
 
-        found = self._read(row, columns, len(few))
-        each = dict(zip(few, found, strict=True))
+        result = self._read(row, columns, len(few))
+        each = dict(zip(few, result, strict=True))
         return [each[key] for key in made_of]
 
     def _own(self, row: Formula, prefix: str) -> tuple[str, ...]:
@@ -287,13 +287,13 @@ class Reader:
             return {name: Estimate(value=None) for name in wanted}
         rows, values = zip(*known.values(), strict=True)
         ends = intervals(np.stack(values), self._effective, self.groups, [row.range for row in rows])
-        found = {}
+        result = {}
         for name, row, own, between in zip(known, rows, values, ends, strict=True):
             value = float(own[0])
             unseen = row.counts and value in (0.0, 1.0) and between == (value, value)
             between = _unseen(value, float(self.sums["sequences"][0])) if unseen else between
-            found[name] = Estimate(value=value, interval=between)
-        return {name: found.get(name, Estimate(value=None)) for name in wanted}
+            result[name] = Estimate(value=value, interval=between)
+        return {name: result.get(name, Estimate(value=None)) for name in wanted}
 
     def around(self, values: Array, within: Range = ANYWHERE) -> tuple[float, float] | None:
         """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""

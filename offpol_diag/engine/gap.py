@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from offpol_diag.engine import segments
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import (
     ABOVE_MINUS_ONE,
     ABOVE_ONE,
@@ -23,7 +24,6 @@ from offpol_diag.engine.formula import (
     mean,
     spread,
 )
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.pipeline.formulas import LARGEST
@@ -48,7 +48,7 @@ def factor_name(tau: float) -> str:
 class Gap:
     """Collect sums over every sequence, and extremes over all tokens."""
 
-    def __init__(self, scene: Scene, drift: Drift) -> None:
+    def __init__(self, context: BatchContext, drift: Drift) -> None:
         self.parts: list[dict[str, Array]] = []
         self.spans: dict[str, list[tuple[float, float]]] = {"d": [], "pd": []}
 
@@ -63,8 +63,8 @@ class Gap:
         """Sums by name, [S] each; none when a policy is missing. Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
         if not self.parts:
             return {}
-        found = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
-        return found | {"r2": found.pop("r11") + 2 * found["r1"], "tv": found["tv"] / 2}
+        result = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
+        return result | {"r2": result.pop("r11") + 2 * result["r1"], "tv": result["tv"] / 2}
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -77,30 +77,30 @@ def _widest(spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return low.min(), high.max()
 
 
-def columns(scene: Scene, drift: Drift) -> dict[str, Array]:
+def columns(context: BatchContext, drift: Drift) -> dict[str, Array]:
     """Compute the per-sequence sums [S] that the formulas need; empty when a policy is missing."""
-    return scene.cached(("gap", drift.prefix), lambda: _columns(scene, drift))
+    return context.cached(("gap", drift.prefix), lambda: _columns(context, drift))
 
 
-def _columns(scene: Scene, drift: Drift) -> dict[str, Array]:
-    named = collected(scene, drift, Gap).columns
+def _columns(context: BatchContext, drift: Drift) -> dict[str, Array]:
+    named = collected(context, drift, Gap).columns
     return {
         drift.prefix + name: values
-        for name, values in (named | _sequence_values(scene, named, drift)).items()
+        for name, values in (named | _sequence_values(context, named, drift)).items()
     }
 
 
 def _token_sums(terms: Terms) -> dict[str, Array]:
     """Compute sums of Δ, Δ², |Δ|, r and related terms."""
     names = {"d": "delta", "dd": "dd", "abs": "size", **ratios(terms), "mult": "mult", "tv": "off"}
-    found = with_ratio({name: terms.sum(array) for name, array in names.items()})
-    return found | _counts(terms)
+    result = with_ratio({name: terms.sum(array) for name, array in names.items()})
+    return result | _counts(terms)
 
 
 def ratios(terms: Terms) -> dict[str, str]:
     """Name the arrays that r and r² are summed from: for large Δ, r − 1 is summed itself, not as Δ + k3."""
-    found = {"k3": "k3", "r11": "r11"}
-    return found if terms.tame else {**found, "r1": "r1"}
+    result = {"k3": "k3", "r11": "r11"}
+    return result if terms.tame else {**result, "r1": "r1"}
 
 
 def with_ratio(sums: Mapping[str, Array]) -> dict[str, Array]:
@@ -141,12 +141,12 @@ def _surrogate(terms: Terms) -> dict[str, Array]:
     return {"a": block.sum(a), "x": block.sum(x), "ax": block.sum(np.multiply(a, x, out=x))}
 
 
-def _sequence_values(scene: Scene, sums: Mapping[str, Array], drift: Drift) -> dict[str, Array]:
+def _sequence_values(context: BatchContext, sums: Mapping[str, Array], drift: Drift) -> dict[str, Array]:
     """Compute values per sequence; an empty sequence has 0 everywhere."""
     if not sums:
         return {}
-    there, mean = scene.counts["sequences"], _mean(scene, sums["d"])
-    mean_q, mean_p = (_mean_log(scene, policy) for policy in (drift.denominator, drift.numerator))
+    there, mean = context.counts["sequences"], _mean(context, sums["d"])
+    mean_q, mean_p = (_mean_log(context, policy) for policy in (drift.denominator, drift.numerator))
     return {
         "g": mean,
         "g_abs": np.abs(mean),
@@ -157,28 +157,28 @@ def _sequence_values(scene: Scene, sums: Mapping[str, Array], drift: Drift) -> d
     }
 
 
-def _mean(scene: Scene, total: Array) -> Array:
-    return total / np.maximum(scene.batch.lengths, 1)
+def _mean(context: BatchContext, total: Array) -> Array:
+    return total / np.maximum(context.batch.lengths, 1)
 
 
-def _mean_log(scene: Scene, policy: Policy) -> Array:
-    log = scene.batch.policy(policy)
+def _mean_log(context: BatchContext, policy: Policy) -> Array:
+    log = context.batch.policy(policy)
     assert log is not None
-    return scene.cached(("mean log", policy), lambda: segments.mean(log, scene.batch.cu_seqlens))
+    return context.cached(("mean log", policy), lambda: segments.mean(log, context.batch.cu_seqlens))
 
 
-def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[float, float]]:
+def ranges(context: BatchContext, drift: Drift) -> dict[str, tuple[float, float]]:
     """Compute smallest and largest Δ, |p − q|, mean Δ of a sequence and ΣΔ of a sequence."""
-    return scene.cached(("ranges", drift.prefix), lambda: _ranges(scene, drift))
+    return context.cached(("ranges", drift.prefix), lambda: _ranges(context, drift))
 
 
-def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[float, float]]:
-    found = columns(scene, drift)
-    if not found:
+def _ranges(context: BatchContext, drift: Drift) -> dict[str, tuple[float, float]]:
+    result = columns(context, drift)
+    if not result:
         return {}
-    there, total = scene.batch.lengths > 0, found[drift.prefix + "d"]
-    spans = collected(scene, drift, Gap).ranges | {
-        "g": segments.extremes(_mean(scene, total), there),
+    there, total = context.batch.lengths > 0, result[drift.prefix + "d"]
+    spans = collected(context, drift, Gap).ranges | {
+        "g": segments.extremes(_mean(context, total), there),
         "s": segments.extremes(total, there),
     }
     return {drift.prefix + name: span for name, span in spans.items()}
@@ -297,10 +297,10 @@ REWARD = Formula(
 """Of the dump, not of a gap."""
 
 
-def rewards(scene: Scene) -> dict[str, Array]:
+def rewards(context: BatchContext) -> dict[str, Array]:
     """Return the reward of each sequence with a token, else 0, [S]; nothing without rewards."""
-    given = scene.batch.rewards
-    return {} if given is None else {"reward": given * scene.counts["sequences"]}
+    given = context.batch.rewards
+    return {} if given is None else {"reward": given * context.counts["sequences"]}
 
 
 EXTREMES: tuple[tuple[str, str, Pick, str, str, str], ...] = (

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.engine import segments
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import POSITIVE, SHARE, Formula, Lookup, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, Rows, joined
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Preset
 
@@ -21,7 +21,7 @@ def columns(sums: PresetSums) -> Columns:
     if not sums.presets:
         return Columns((), ())
     n, kept, there = sums.n, sums.kept, sums.n > 0
-    found = {
+    result = {
         **_weights(sums),
         "w11": sums.sums["about_one"],
         "touched": kept.map(lambda x: ((x < n) & there).astype(np.float64)),
@@ -29,7 +29,7 @@ def columns(sums: PresetSums) -> Columns:
         "catastrophic": sums.number("hits"),
         **by_sign(sums),
     }
-    return Columns.joined(sums.named(found), sums.norms())
+    return Columns.joined(sums.named(result), sums.norms())
 
 
 def weight_columns(sums: PresetSums) -> Columns:
@@ -57,18 +57,18 @@ def by_sign(sums: PresetSums) -> dict[str, Rows | Array]:
     """Count tokens and kept tokens with A > 0 and with A < 0."""
     if sums.batch.advantages is None:
         return {}
-    every: dict[str, Rows | Array] = dict(signs(sums.scene))
+    every: dict[str, Rows | Array] = dict(signs(sums.context))
     for at, name in enumerate(SIGNS, 1):
         every[f"{name}_kept"] = joined(np.multiply, sums.total("kept", at), sums.sequences)
     return every
 
 
-def signs(scene: Scene) -> dict[str, Array]:
+def signs(context: BatchContext) -> dict[str, Array]:
     """Count the batch's tokens with A > 0 and with A < 0, [S] each."""
-    advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
+    advantages, offsets = context.batch.advantages, context.batch.cu_seqlens
     assert advantages is not None
     flags = dict(zip(SIGNS, (advantages > 0, advantages < 0), strict=True))
-    return scene.cached("signs", lambda: {name: segments.count(x, offsets) for name, x in flags.items()})
+    return context.cached("signs", lambda: {name: segments.count(x, offsets) for name, x in flags.items()})
 
 
 SIGNS = ("positive", "negative")

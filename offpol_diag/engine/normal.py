@@ -12,11 +12,11 @@ import numpy as np
 
 from offpol_diag.engine import preset_sums, rows, scope, segments
 from offpol_diag.engine.bootstrap import resampled_by
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import NORMS, PresetSums, norm_factor
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.tally import Arrays, Names, Places
+from offpol_diag.engine.tally import Arrays, ByKey, Names
 from offpol_diag.pipeline.plan import weighted
 from offpol_diag.presets import Preset
 
@@ -28,22 +28,22 @@ def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
     return tuple(one for one in presets if preset_sums.normalised(one))
 
 
-def places(scene: Scene, columns: rows.Columns, ranges: Arrays | None = None) -> Places:
+def by_batch(context: BatchContext, columns: rows.Columns, ranges: Arrays | None = None) -> ByKey:
     """Sum columns [S] per trainer batch, beside `ranges` of each, as `ranges_of` makes them."""
-    members = _members(scene)
-    sums = resampled_by(members, columns.rows, scene.draws)
+    members = _members(context)
+    sums = resampled_by(members, columns.rows, context.draws)
     arrays = Arrays(sums={"columns": sums}, names={"columns": Names(columns.names, columns.which)})
-    return Places.of(members, arrays if ranges is None else arrays.merge(ranges))
+    return ByKey.of(members, arrays if ranges is None else arrays.merge(ranges))
 
 
-def _members(scene: Scene) -> dict[Label, slice | Array]:
+def _members(context: BatchContext) -> dict[Label, slice | Array]:
     """Return trainer batch → its sequences in this batch."""
 
     def made() -> dict[Label, slice | Array]:
-        rows = segments.by_key(scope.labels(scene.batch))
+        rows = segments.by_key(scope.labels(context.batch))
         return {label: segments.index(at) for label, at in rows.items()}
 
-    return scene.cached("trainer batches", made)
+    return context.cached("trainer batches", made)
 
 
 def ranges(sums: PresetSums, names: Container[str]) -> Arrays:
@@ -52,15 +52,15 @@ def ranges(sums: PresetSums, names: Container[str]) -> Arrays:
     They are the largest values of −w and w, [N, presets, 2].
     """
     users = [at for at, one in enumerate(sums.presets) if one.name in names]
-    members = _members(sums.scene)
-    found = np.empty((len(members), len(users), 2))
+    members = _members(sums.context)
+    result = np.empty((len(members), len(users), 2))
     if users:
         lows, highs = sums.spans
         for place, at in enumerate(members.values()):
             low, high = lows.values[:, at].min(axis=1), highs.values[:, at].max(axis=1)
-            found[place] = [(-low[lows.at[row]], high[highs.at[row]]) for row in users]
+            result[place] = [(-low[lows.at[row]], high[highs.at[row]]) for row in users]
     each = Names(tuple(sums.presets[at].name for at in users))
-    return Arrays(maxima={"weights": found}, names={"weights": each})
+    return Arrays(maxima={"weights": result}, names={"weights": each})
 
 
 # ---------------------------------------------------------------- reading
@@ -74,10 +74,10 @@ _LOSS = ("loss", "loss_mean", "update")
 
 def _about_one(get: Get, f: Array) -> Array:
     """Compute Σ(w/f − 1)²: from Σ(w − 1)², precise when weights are near 1; from Σw² where f is not."""
-    excess, kept = get("w") - get("kept"), get("kept")
-    near = (get("w11") + 2 * (1 - f) * excess + kept * (1 - f) ** 2) / f**2
-    found: Array = np.where(_near_one(f), near, get("ww") / f**2 - 2 * get("w") / f + kept)
-    return found
+    deviation, kept = get("w") - get("kept"), get("kept")
+    near = (get("w11") + 2 * (1 - f) * deviation + kept * (1 - f) ** 2) / f**2
+    result: Array = np.where(_near_one(f), near, get("ww") / f**2 - 2 * get("w") / f + kept)
+    return result
 
 
 def _over_one(squares: str, count: str, whole: str) -> Callable[[Get, Array], Array]:
@@ -85,8 +85,8 @@ def _over_one(squares: str, count: str, whole: str) -> Callable[[Get, Array], Ar
 
     def made(get: Get, f: Array) -> Array:
         near = (get(squares) + get(count) * (1 - f) * (1 + f)) / f**2
-        found: Array = np.where(_near_one(f), near, get(whole) / f**2 - get(count))
-        return found
+        result: Array = np.where(_near_one(f), near, get(whole) / f**2 - get(count))
+        return result
 
     return made
 
@@ -122,16 +122,16 @@ def rescaled(read: Mapping[str, Array], preset: Preset) -> Columns:
     return {prefix + name: values for name, values in done.items()}
 
 
-def read(places: Places, presets: Sequence[Preset]) -> Columns:
+def read(by_key: ByKey, presets: Sequence[Preset]) -> Columns:
     """Add up the rescaled sums of all trainer batches."""
-    every = (arrays.read("columns") for _, arrays in places.items())
+    every = (arrays.read("columns") for _, arrays in by_key.items())
     return _added(rescaled(one, preset) for one in every for preset in presets)
 
 
-def norms(places: Places, presets: Sequence[Preset]) -> Columns:
+def norms(by_key: ByKey, presets: Sequence[Preset]) -> Columns:
     """Add up the normalisation sums of all trainer batches."""
     names = [f"{preset.name}|{norm}" for preset in presets for norm in NORMS]
-    each = (arrays.read("columns") for _, arrays in places.items())
+    each = (arrays.read("columns") for _, arrays in by_key.items())
     return _added({name: sums[name] for name in names} for sums in each)
 
 
@@ -144,9 +144,9 @@ def _added(parts: Iterable[Columns]) -> Columns:
 
 
 @np.errstate(all="ignore")
-def factors(places: Places, presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
+def factors(by_key: ByKey, presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
     """Return preset → trainer batch → the factor that its weights are divided by."""
-    read = {label: arrays.read("columns") for label, arrays in places.items()}
+    read = {label: arrays.read("columns") for label, arrays in by_key.items()}
     return {
         preset.name: {
             label: float(norm_factor(*(sums[f"{preset.name}|{name}"][0] for name in NORMS)))
@@ -156,8 +156,8 @@ def factors(places: Places, presets: Sequence[Preset]) -> dict[str, dict[Label, 
     }
 
 
-def span(places: Places, divisors: Mapping[Label, float], name: str) -> tuple[float, float]:
+def span(by_key: ByKey, divisors: Mapping[Label, float], name: str) -> tuple[float, float]:
     """Return a preset's smallest and largest weight of all trainer batches, each divided by its own mean."""
-    each = {label: arrays.read("weights")[name] for label, arrays in places.items()}
+    each = {label: arrays.read("weights")[name] for label, arrays in by_key.items()}
     low = min(-minus / divisors[label] for label, (minus, _) in each.items())
     return float(low), float(max(high / divisors[label] for label, (_, high) in each.items()))

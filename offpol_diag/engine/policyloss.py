@@ -17,13 +17,13 @@ def columns(sums: PresetSums) -> Columns:
     kept = sums.kept
     summed = joined(np.multiply, sums.total("loss", 0), sums.loss_weights)
     counts = {"clipped": sums.total("clip"), "clipped_lower": sums.total("dual_clip"), "kl": sums.total("kl")}
-    found = {
+    result = {
         "loss": summed,
         "loss_mean": joined(lambda loss, many: loss / np.maximum(many, 1), summed, kept),
         "loss_rows": kept.map(lambda x: (x > 0).astype(np.float64)),
         **{name: joined(np.multiply, values, sums.sequences) for name, values in counts.items()},
     }
-    return sums.named(found)
+    return sums.named(result)
 
 
 _T, _S = "tokens", "sequences"

@@ -14,8 +14,8 @@ import numpy as np
 
 from offpol_diag.engine import segments
 from offpol_diag.engine.bootstrap import log_resampled, resampled
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Formula, Reader
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
@@ -39,7 +39,7 @@ ESS = Formula(
 class Products:
     """Collect log-weights over the first T tokens of every sequence."""
 
-    def __init__(self, scene: Scene, drift: Drift) -> None:
+    def __init__(self, context: BatchContext, drift: Drift) -> None:
         self.rows: list[slice] = []
         self.parts: list[Array] = []
 
@@ -48,9 +48,9 @@ class Products:
         self.rows.append(terms.block.rows)
         self.parts.append(_products(terms.delta, terms.block.offsets))
 
-    def logs(self, scene: Scene) -> Array:
+    def logs(self, context: BatchContext) -> Array:
         """Return the log-weights, [S, G]; -inf beyond a response's end."""
-        x = np.full((scene.batch.sequences, len(GRID)), -np.inf)
+        x = np.full((context.batch.sequences, len(GRID)), -np.inf)
         for rows, part in zip(self.rows, self.parts, strict=True):
             x[rows, : part.shape[1]] = part
         return x
@@ -70,18 +70,18 @@ TOP = 2048
 """Largest log-weights kept of a sample for k̂: all that a fit uses up to 466,000 weights."""
 
 
-def arrays(scene: Scene, drift: Drift) -> Arrays:
+def arrays(context: BatchContext, drift: Drift) -> Arrays:
     """Compute log Σw and log Σw² of the responses of at least T tokens, their number, and the largest w.
 
     They are [2, G, 1+B], [G, 1+B] and [G, TOP], for T in `GRID`.
     """
-    x = collected(scene, drift, Products).logs(scene).T
-    most = int(np.searchsorted(GRID, scene.batch.lengths.max(initial=0), side="right"))
-    reached = segments.numbers(scene.batch.lengths >= np.array(GRID)[:, None])
-    logs = np.full((2, len(GRID), 1 + scene.draws.shape[1]), -np.inf)
-    logs[:, :most] = log_resampled(np.stack((x[:most], 2 * x[:most])), scene.draws)
+    x = collected(context, drift, Products).logs(context).T
+    most = int(np.searchsorted(GRID, context.batch.lengths.max(initial=0), side="right"))
+    reached = segments.numbers(context.batch.lengths >= np.array(GRID)[:, None])
+    logs = np.full((2, len(GRID), 1 + context.draws.shape[1]), -np.inf)
+    logs[:, :most] = log_resampled(np.stack((x[:most], 2 * x[:most])), context.draws)
     return Arrays(
-        sums={"prefixes.many": resampled(reached, scene.draws)},
+        sums={"prefixes.many": resampled(reached, context.draws)},
         log_sums={"prefixes": logs},
         largest={"prefixes": largest_of(x, TOP)},
     )

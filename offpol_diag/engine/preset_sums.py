@@ -12,9 +12,9 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
+from offpol_diag.engine.context import CPU, BatchContext
 from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.rows import Columns, Rows, joined, merged
-from offpol_diag.engine.scene import CPU, Scene
 from offpol_diag.engine.scope import BatchFits
 from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline import plain
@@ -98,29 +98,29 @@ def plan_of(
     return plan
 
 
-def sums_of(scene: Scene, plan: Plan) -> Callable[[], Sums]:
+def sums_of(context: BatchContext, plan: Plan) -> Callable[[], Sums]:
     """Compute a plan's sums of a batch, a few sequences at a time.
 
     Returns: what to call for them: a GPU computes while the host does something else.
     """
-    batch = scene.batch
+    batch = context.batch
 
     def blocks(wanted: int) -> Iterator[Block]:
         for first, last in segments.spans(batch.cu_seqlens, wanted):
             part = batch if last - first == batch.sequences else batch.rows(first, last)
-            yield block_of(part, scene.fits, plan)
+            yield block_of(part, context.fits, plan)
 
-    if scene.device != CPU:
+    if context.device != CPU:
         from offpol_diag.pipeline import gpu
 
-        return gpu.started(plan, blocks(BLOCK["gpu"]), scene.device)
+        return gpu.started(plan, blocks(BLOCK["gpu"]), context.device)
     way, compute = "plain", plain.sums
-    if scene.compiled:
+    if context.compiled:
         from offpol_diag.pipeline import compiled
 
         way, compute = "compiled", compiled.sums
-    found = beside([compute(plan, block) for block in blocks(BLOCK[way])], np.concatenate)
-    return lambda: found
+    result = beside([compute(plan, block) for block in blocks(BLOCK[way])], np.concatenate)
+    return lambda: result
 
 
 # ---------------------------------------------------------------- numbers of presets
@@ -131,14 +131,14 @@ class PresetSums:
     """Many presets applied to one batch of S sequences; numbers are float64, a row per distinct result.
 
     Attributes:
-        scene: the batch and its log-ratios.
+        context: the batch and its log-ratios.
         presets: the P presets.
         plan: the plan of these and perhaps more.
         done: what to call for the sums of the plan.
         at: the place of each preset in the plan, P of them.
     """
 
-    scene: Scene
+    context: BatchContext
     presets: tuple[Preset, ...]
     plan: Plan
     done: Callable[[], Sums]
@@ -147,7 +147,7 @@ class PresetSums:
     @classmethod
     def of(
         cls,
-        scene: Scene,
+        context: BatchContext,
         presets: Sequence[Preset],
         *,
         losses: bool = True,
@@ -155,9 +155,9 @@ class PresetSums:
         over_all: bool = False,
     ) -> PresetSums:
         """Apply presets to a batch; for the arguments see `Plan.of`."""
-        columns = frozenset(name for name in COLUMNS if scene.batch.has(name))
+        columns = frozenset(name for name in COLUMNS if context.batch.has(name))
         plan = plan_of(tuple(presets), columns, losses, ranking, over_all)
-        return cls(scene, tuple(presets), plan, sums_of(scene, plan), tuple(range(len(presets))))
+        return cls(context, tuple(presets), plan, sums_of(context, plan), tuple(range(len(presets))))
 
     def only(self, which: Callable[[Preset], bool]) -> PresetSums:
         """Select the presets for which `which` is true."""
@@ -206,12 +206,12 @@ class PresetSums:
     @property
     def batch(self) -> Batch:
         """The packed batch."""
-        return self.scene.batch
+        return self.context.batch
 
     @cached_property
     def n(self) -> Array:
         """Tokens of each sequence, [S]."""
-        return self.scene.counts["tokens"]
+        return self.context.counts["tokens"]
 
     @cached_property
     def sequences(self) -> Rows:
@@ -256,11 +256,11 @@ class PresetSums:
     def sums(self) -> dict[str, Rows]:
         """Sums of the final weights over kept tokens.
 
-        w: Σw; ww: Σw²; excess: Σ(w − 1); about_one: Σ(w − 1)²; weighted: tokens with w ≠ 0. The first two
+        w: Σw; ww: Σw²; deviation: Σ(w − 1); about_one: Σ(w − 1)²; weighted: tokens with w ≠ 0. The first two
         stay exact when every weight is tiny, the others when every weight is near 1.
         """
         own, others = self._by_weights
-        names = ("w", "ww", "excess", "about_one", "weighted")
+        names = ("w", "ww", "deviation", "about_one", "weighted")
         parts: list[dict[tuple[int, ...], Rows]] = [{} for _ in names]
         if others:
             some = self._picked(others)

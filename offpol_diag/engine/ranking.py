@@ -38,13 +38,13 @@ def columns(sums: PresetSums) -> Columns:
     if sums.batch.advantages is None:
         return Columns((), ())
     x, w = joined(np.multiply, sums.total("advantage"), sums.sequences), sums.sums["w"]
-    found: dict[str, Rows | Array] = {
+    result: dict[str, Rows | Array] = {
         "wA": x,
         "wA²": joined(np.multiply, x, x),
         "wA·w": joined(np.multiply, x, w),
         "W²": joined(np.multiply, w, w),
     }
-    return sums.named(found | sums.exact)
+    return sums.named(result | sums.exact)
 
 
 def _error(get: Lookup) -> Array:
@@ -88,5 +88,5 @@ def numbers(reader: Reader, presets: Sequence[Preset]) -> dict[str, Numbers]:
 
 
 def _above(reader: Reader, values: Array) -> Number:
-    found = plain(float(values[0]), "fraction", ERROR.over, "error / error of the other − 1")
-    return found.model_copy(update={"interval": reader.around(values, ABOVE_MINUS_ONE)})
+    result = plain(float(values[0]), "fraction", ERROR.over, "error / error of the other − 1")
+    return result.model_copy(update={"interval": reader.around(values, ABOVE_MINUS_ONE)})

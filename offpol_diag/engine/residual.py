@@ -24,9 +24,11 @@ def columns(sums: PresetSums) -> Columns:
         "residual_ppl": joined(_ppl, sums.total("gap", 1), kept),
         "residual_left": kept.map(_there),
         "residual_ww": joined(
-            lambda squares, excess: squares + 2 * excess, of_weights["about_one"], of_weights["excess"]
+            lambda squares, deviation: squares + 2 * deviation,
+            of_weights["about_one"],
+            of_weights["deviation"],
         ),
-        "residual_vv": joined(lambda excess, many: _vv(excess, many, n), of_weights["excess"], kept),
+        "residual_vv": joined(lambda deviation, many: _vv(deviation, many, n), of_weights["deviation"], kept),
     }
     return sums.named(columns)
 
@@ -42,9 +44,9 @@ def _ppl(delta: Array, kept: Array) -> Array:
     return np.expm1(np.minimum(-gap, 2 * LARGEST)) * _there(kept)
 
 
-def _vv(excess: Array, kept: Array, n: Array) -> Array:
+def _vv(deviation: Array, kept: Array, n: Array) -> Array:
     """Compute v² − 1 from Σ(w − 1), v = mean weight, 0 for rejected tokens; 0 where no token is kept."""
-    away = (excess + kept - n) / n
+    away = (deviation + kept - n) / n
     return away * (away + 2) * _there(kept)
 
 

@@ -48,8 +48,8 @@ class Rows:
 
 def of_rows(x: Array, at: tuple[int, ...]) -> Array:
     """Select rows by index; the array itself where these are all rows in their order."""
-    found: Array = x if at == tuple(range(len(x))) else x[list(at)]
-    return found
+    result: Array = x if at == tuple(range(len(x))) else x[list(at)]
+    return result
 
 
 def together(*rows: Rows) -> tuple[list[Array], tuple[int, ...]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import bootstrap
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift
@@ -48,9 +48,9 @@ class Sample:
     full: bool = False
 
     @classmethod
-    def read(cls, found: Records) -> Sample:
+    def read(cls, result: Records) -> Sample:
         """Read the records that `sample` made."""
-        table = found.table
+        table = result.table
         scalars = [json.loads(text) for text in table["scalars"].to_pylist()]
         return cls(
             ~table["score"].to_numpy(),
@@ -61,13 +61,13 @@ class Sample:
                 if name in table.column_names
             },
             {name: [row[name] for row in scalars] for name in (scalars[0] if scalars else ())},
-            found.seen > len(table),
+            result.seen > len(table),
         )
 
 
-def sample(scene: Scene, drift: Drift) -> Records:
+def sample(context: BatchContext, drift: Drift) -> Records:
     """Sample one batch, for the two policies of a drift; sequences without a token are left out."""
-    batch = scene.batch
+    batch = context.batch
     q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
     assert q is not None
     assert p is not None
@@ -90,7 +90,7 @@ def sample(scene: Scene, drift: Drift) -> Records:
     }
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
     scalars = [{name: column[i] for name, column in batch.scalars.items()} for i in at]
-    found = {
+    result = {
         "score": pa.array(~order[at]),  # the lower the hash, the higher the score
         "size": pa.array(lengths),
         "scalars": pa.array([json.dumps(row, default=_plain) for row in scalars], pa.string()),
@@ -98,8 +98,8 @@ def sample(scene: Scene, drift: Drift) -> Records:
     for name, x in columns.items():
         if x is not None:
             values = pa.array(x[tokens].astype(np.float64))
-            found[name] = pa.LargeListArray.from_arrays(offsets, values)
-    return Records.of(SEQUENCES, pa.table(found), TOKENS, len(rank))
+            result[name] = pa.LargeListArray.from_arrays(offsets, values)
+    return Records.of(SEQUENCES, pa.table(result), TOKENS, len(rank))
 
 
 def _plain(value: object) -> object:
@@ -117,7 +117,7 @@ def hashes(batch: Batch, q: Array, p: Array) -> Array:
     """Hash each sequence's group, length, and first and last log-probs, [S] int64."""
     end = max(batch.tokens - 1, 0)
     first, last = (np.clip(x, 0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
-    found = bootstrap.mix(batch.key + batch.lengths)
+    result = bootstrap.mix(batch.key + batch.lengths)
     for x, at in ((q, first), (p, last), (q, last), (p, first)) if batch.tokens else ():
-        found = bootstrap.mix(found ^ x[at].view(np.int64))
-    return found
+        result = bootstrap.mix(result ^ x[at].view(np.int64))
+    return result

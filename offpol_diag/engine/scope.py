@@ -117,16 +117,16 @@ class BatchFits:
 
     def cut(self, policy: Policy, rule: Reject, batch: Batch) -> Array:
         """Return the value from which on tokens are dropped, for every token [T]; inf where none need be."""
-        found, which = codes(batch)
+        result, which = codes(batch)
         cuts = self.cuts.get((policy, rule), {})  # empty batches need none
-        by_label = np.array([cuts[one] for one in found], np.float64)
+        by_label = np.array([cuts[one] for one in result], np.float64)
         return segments.spread(by_label[which], batch.cu_seqlens)
 
     def smoothed(self, policy: Policy, weight: Weight, log: Array, batch: Batch) -> Array:
         """Smooth the tails of log-weights [T] or [S] by trainer batch."""
-        found, which = codes(batch)
+        result, which = codes(batch)
         which, tails = of_units(which, weight.on_tokens, batch), self.tails.get((policy, weight), {})
-        for at, one in enumerate(found):
+        for at, one in enumerate(result):
             smooth = tails[one]
             if smooth is not None:  # few are in the tail
                 some = np.flatnonzero((which == at) & (log > smooth.above))

@@ -26,10 +26,10 @@ class Memo(dict[object, object]):
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key."""
-        found = self.get(key, self)  # looked up once: keys are long, and most are cached
-        if found is self:
-            found = self[key] = make()
-        return found  # type: ignore[return-value]
+        result = self.get(key, self)  # looked up once: keys are long, and most are cached
+        if result is self:
+            result = self[key] = make()
+        return result  # type: ignore[return-value]
 
 
 def index(rows: Sequence[int]) -> slice | Array:
@@ -41,10 +41,10 @@ def index(rows: Sequence[int]) -> slice | Array:
 
 def by_key(keys: Iterable[T]) -> dict[T, list[int]]:
     """Return the rows of each key, rising; keys in order of appearance."""
-    found: dict[T, list[int]] = {}
+    result: dict[T, list[int]] = {}
     for row, key in enumerate(keys):
-        found.setdefault(key, []).append(row)
-    return found
+        result.setdefault(key, []).append(row)
+    return result
 
 
 def total(x: Array, offsets: Array) -> Array:

@@ -11,7 +11,7 @@ from offpol_diag.engine.formula import plain
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.tally import SAMPLE, Arrays, Places
+from offpol_diag.engine.tally import SAMPLE, Arrays, ByKey
 from offpol_diag.summary import Numbers
 
 LENGTH_BINS = 256
@@ -33,9 +33,9 @@ class SampledGroups:
     full: bool
 
     @classmethod
-    def read(cls, places: Places) -> SampledGroups:
+    def read(cls, by_key: ByKey) -> SampledGroups:
         """Read what `by_group` counted."""
-        keys, counts = places.keys, places.arrays.sums["counts"]
+        keys, counts = by_key.keys, by_key.arrays.sums["counts"]
         return cls(keys[:SAMPLE], counts[:SAMPLE], len(keys) > SAMPLE)
 
     @property
@@ -50,8 +50,8 @@ class SampledGroups:
 def length_bin(lengths: Array) -> Array:
     """Return the bin of each length (in tokens, at least 1)."""
     bins = np.floor(np.log2(np.maximum(lengths, 1)) * 8).astype(np.int64)
-    found: Array = np.minimum(bins, LENGTH_BINS - 1)
-    return found
+    result: Array = np.minimum(bins, LENGTH_BINS - 1)
+    return result
 
 
 def by_length(sums: PresetSums) -> Array:
@@ -63,7 +63,7 @@ def by_length(sums: PresetSums) -> Array:
     return _of_every(sums, grid)
 
 
-def by_group(sums: PresetSums) -> Places:
+def by_group(sums: PresetSums) -> ByKey:
     """Count sequences, and each preset's sequences with a kept token, by group."""
     there = sums.n > 0
     columns = np.concatenate((there[None], sums.kept.values > 0)).T.astype(np.float64)
@@ -71,7 +71,7 @@ def by_group(sums: PresetSums) -> Places:
     counts = np.zeros((len(keys), columns.shape[1]))
     np.add.at(counts, which, columns)
     few = slice(0, SAMPLE + 1)
-    return Places(keys[few], Arrays(sums={"counts": _of_every(sums, counts[few])}), "sample")
+    return ByKey(keys[few], Arrays(sums={"counts": _of_every(sums, counts[few])}), "sample")
 
 
 def _of_every(sums: PresetSums, x: Array) -> Array:
@@ -91,18 +91,18 @@ def _of_one(shares: list[float], lost: float) -> Numbers:
     text = (
         "share not rejected of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
     )
-    found = {f"kept_length_q{i}": plain(x, "fraction", "tokens", text) for i, x in enumerate(shares, 1)}
-    found["groups_lost"] = plain(
+    result = {f"kept_length_q{i}": plain(x, "fraction", "tokens", text) for i, x in enumerate(shares, 1)}
+    result["groups_lost"] = plain(
         lost, "fraction", "groups", "share of groups (prompts) with no sequence left"
     )
-    return found
+    return result
 
 
 def _quartile_shares(grid: Array) -> list[list[float]]:
     """Compute the kept share of tokens in each quarter of the sequences by length; NaN without tokens."""
     sums = by_quartile(grid)
-    found: list[list[float]] = (sums[:, 2:] / sums[:, 1:2]).T.tolist()
-    return found
+    result: list[list[float]] = (sums[:, 2:] / sums[:, 1:2]).T.tolist()
+    return result
 
 
 def by_quartile(grid: Array) -> Array:
@@ -111,16 +111,16 @@ def by_quartile(grid: Array) -> Array:
     A matrix product would round differently with the layout of the grid in memory, which depends on the
     number of workers.
     """
-    found: Array = (quartile_parts(grid[:, 0])[:, :, None] * np.ascontiguousarray(grid)).sum(axis=1)
-    return found
+    result: Array = (quartile_parts(grid[:, 0])[:, :, None] * np.ascontiguousarray(grid)).sum(axis=1)
+    return result
 
 
 def _lost(groups: Array) -> list[float]:
     """Compute the share of groups without a kept sequence, for each preset."""
     there = groups[:, :1] > 0
     lost = ((groups[:, 1:] == 0) & there).sum(0) / max(there.sum(), 1)
-    found: list[float] = lost.tolist()
-    return found
+    result: list[float] = lost.tolist()
+    return result
 
 
 def quartile_parts(sequences: Array) -> Array:

@@ -12,20 +12,20 @@ import numpy as np
 
 from offpol_diag.engine import segments
 from offpol_diag.engine.bootstrap import log_resampled, resampled_by
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.prefixes import TOP
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.tally import Arrays, Names, Places, largest_of
+from offpol_diag.engine.tally import Arrays, ByKey, Names, largest_of
 
 LARGE = 1 << 62
 """Steps from here on are in no group."""
 
 
-def places(scene: Scene, columns: Mapping[str, Array], delta: Array, total: Array) -> Places | None:
+def by_group(context: BatchContext, columns: Mapping[str, Array], delta: Array, total: Array) -> ByKey | None:
     """Group one batch; None where the dump has no steps.
 
     Args:
-        scene: the batch.
+        context: the batch.
         columns: to be summed, [S] each.
         delta: Δ of each token, [T].
         total: ΣΔ of each sequence, [S].
@@ -34,25 +34,27 @@ def places(scene: Scene, columns: Mapping[str, Array], delta: Array, total: Arra
         Of each group: sums of the columns, log Σw and log Σw² of the product weights of sequences, the
         largest Δ and ΣΔ.
     """
-    batch, steps = scene.batch, scene.batch.scalars.get("step")
+    batch, steps = context.batch, context.batch.scalars.get("step")
     if steps is None:
         return None
-    found = segments.by_key(steps)
-    rows = {step: found[step] for step in sorted(s for s in found if type(s) is int and abs(s) < LARGE)}
+    result = segments.by_key(steps)
+    rows = {step: result[step] for step in sorted(s for s in result if type(s) is int and abs(s) < LARGE)}
     members = {step: segments.index(at) for step, at in rows.items()}
     logs, offsets = np.where(batch.lengths > 0, total, -np.inf), batch.cu_seqlens.tolist()
-    products = [log_resampled(np.stack((logs[at], 2 * logs[at])), scene.draws[at]) for at in members.values()]
+    products = [
+        log_resampled(np.stack((logs[at], 2 * logs[at])), context.draws[at]) for at in members.values()
+    ]
     arrays = Arrays(
-        sums={"columns": resampled_by(members, np.stack((*columns.values(),)), scene.draws, batch.key)},
+        sums={"columns": resampled_by(members, np.stack((*columns.values(),)), context.draws, batch.key)},
         maxima={"shift": np.zeros(len(rows))},
-        log_sums={"products": np.array(products).reshape(len(rows), 2, 1 + scene.draws.shape[1])},
+        log_sums={"products": np.array(products).reshape(len(rows), 2, 1 + context.draws.shape[1])},
         largest={
             "tokens": _largest([_tokens(delta, offsets, at) for at in rows.values()]),
             "sequences": _largest([logs[at] for at in members.values()]),
         },
         names={"columns": Names(tuple(columns))},
     )
-    return Places(np.array([*rows], np.int64), arrays, "steps").bounded
+    return ByKey(np.array([*rows], np.int64), arrays, "steps").bounded
 
 
 def _largest(each: Sequence[Array]) -> Array:
@@ -68,7 +70,7 @@ def _tokens(delta: Array, offsets: Sequence[int], rows: Sequence[int]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def groups(found: Places) -> Iterator[tuple[int, int, Arrays]]:
+def groups(result: ByKey) -> Iterator[tuple[int, int, Arrays]]:
     """Yield the first and last step of each group, and what is kept of it; rising."""
-    for first, arrays in found.items():
+    for first, arrays in result.items():
         yield first, first + (1 << int(arrays.maxima["shift"])) - 1, arrays

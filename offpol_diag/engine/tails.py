@@ -17,9 +17,9 @@ import numpy as np
 
 from offpol_diag.engine import gap, loglattice
 from offpol_diag.engine.bootstrap import log_resampled
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Formula, Reader, plain
 from offpol_diag.engine.gap import CHI2_SEQUENCE
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Smooth
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
@@ -161,7 +161,7 @@ def smooth(tail: Tail) -> Smooth | None:
 class Tails:
     """Collect histograms of Δ and of k3 over tokens."""
 
-    def __init__(self, scene: Scene, drift: Drift) -> None:
+    def __init__(self, context: BatchContext, drift: Drift) -> None:
         self.tables = np.zeros((3, loglattice.CODES))
 
     def see(self, terms: Terms) -> None:
@@ -173,19 +173,19 @@ class Tails:
         np.add.at(k3_sums, at, terms.k3)
 
 
-def arrays(scene: Scene, drift: Drift) -> Arrays:
+def arrays(context: BatchContext, drift: Drift) -> Arrays:
     """Compute histograms of Δ and k3, tails of tokens and sequences, log Σw and log Σw² of sequences."""
-    columns, batch, prefix = gap.columns(scene, drift), scene.batch, drift.prefix
+    columns, batch, prefix = gap.columns(context, drift), context.batch, drift.prefix
     if not columns:
         return Arrays()
-    counts, *k3 = loglattice.folded(collected(scene, drift, Tails).tables)
+    counts, *k3 = loglattice.folded(collected(context, drift, Tails).tables)
     total = np.where(batch.lengths > 0, columns[f"{prefix}d"], -np.inf)
     q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
     assert q is not None
     assert p is not None
     return Arrays(
         sums={f"{prefix}bins.d": counts, f"{prefix}bins.k3": np.stack(k3)},
-        log_sums={f"{prefix}products": log_resampled(np.stack((total, 2 * total)), scene.draws)},
+        log_sums={f"{prefix}products": log_resampled(np.stack((total, 2 * total)), context.draws)},
         largest={
             f"{prefix}tail.tokens": largest_of(p - q, TAIL),
             f"{prefix}tail.sequences": largest_of(total, TAIL),
@@ -233,7 +233,7 @@ def numbers(reader: Reader, arrays: Arrays, drift: Drift, high: Mapping[str, flo
     top = _top_share(*arrays.sums[f"{prefix}bins.k3"])
     counts = arrays.sums[f"{prefix}bins.d"]
     text = "quantile of Δ, from a histogram of relative bin width 1/32"
-    found = {
+    result = {
         "ess_tokens": doubt(reader.number(ESS_TOKENS, prefix), khat_t),
         "ess_sequences": doubt(reader.wrap(ess_of_sequences(reader, logs), ESS_SEQUENCES), khat_s),
         "chi2_sequence": doubt(chi2_sequence(reader, logs, drift, largest_product), khat_s),
@@ -252,11 +252,11 @@ def numbers(reader: Reader, arrays: Arrays, drift: Drift, high: Mapping[str, flo
             top, "fraction", "tokens", "Σk3 of the 1% of tokens with the largest k3, over Σk3"
         ),
     }
-    found |= {
+    result |= {
         f"log_ratio_p{q * 100:g}".replace(".", "_"): plain(quantile, "nats", "tokens", text)
         for q, quantile in ((q, loglattice.quantile(counts, q)) for q in QUANTILES)
     }
-    return {prefix + name: number for name, number in found.items()}
+    return {prefix + name: number for name, number in result.items()}
 
 
 def _khat(tail: Tail, over: str, weight: str) -> Number:

@@ -1,4 +1,4 @@
-"""What an analysis keeps of a dump: named arrays in four kinds, of all of it or by place, and best records.
+"""What an analysis keeps of a dump: named arrays in four kinds, of all of it or by key, and best records.
 
 Those of two parts of a dump merge to those of both, name by name; a name that one part lacks is the other's.
 
@@ -113,12 +113,12 @@ def _merged(merge: Callable[[T, T], T], one: Mapping[str, T], two: Mapping[str, 
     return {**one, **{name: merge(one[name], x) if name in one else x for name, x in two.items()}}
 
 
-# ---------------------------------------------------------------- by place
+# ---------------------------------------------------------------- by key
 
-MOST_PLACES = 4096
-"""Most places kept of a column's values; all others are merged as `OTHERS`."""
-OTHERS = "\0others"
-"""Key of all places that are not kept; no label of a dump holds a NUL."""
+MOST_KEYS = 4096
+"""Most of a column's values that are kept; all others are merged as `OTHER_KEYS`."""
+OTHER_KEYS = "\0others"
+"""Key of all that are not kept; no label of a dump holds a NUL."""
 SAMPLE = 4096
 """Most groups kept for counts that are not sums; the counts are exact up to that many."""
 MOST_STEPS = 64
@@ -128,15 +128,15 @@ Bound = Literal["none", "others", "sample", "steps"]
 
 
 @dataclass(frozen=True)
-class Places:
-    """Arrays of the places of a dump (its steps, hosts, prompts), which are their first axis.
+class ByKey:
+    """Arrays of parts of a dump by key (its steps, hosts, prompts): a row of their first axis for each.
 
     Attributes:
-        keys: of the places, rising, [N] str or int64.
+        keys: rising, [N] str or int64.
         arrays: [N, ...] each.
-        bound: what happens to many places: nothing; beyond `MOST_PLACES`, by hash, they are merged as
-            `OTHERS`; the `SAMPLE` + 1 smallest keys, which are hashes, are kept; steps are grouped, so that a
-            key is the first step of a group and `maxima["shift"]` log2 of its width.
+        bound: what happens to many keys. none: nothing. others: beyond `MOST_KEYS`, by hash, they are merged
+            as `OTHER_KEYS`. sample: the `SAMPLE` + 1 smallest, which are hashes, are kept. steps: they are
+            grouped; a key is the first step of a group, and `maxima["shift"]` log2 of its width.
     """
 
     keys: Array
@@ -144,20 +144,20 @@ class Places:
     bound: Bound = "none"
 
     @classmethod
-    def of(cls, keys: Collection[str], arrays: Arrays, bound: Bound = "none") -> Places:
+    def of(cls, keys: Collection[str], arrays: Arrays, bound: Bound = "none") -> ByKey:
         """Build from texts in any order."""
-        found = np.array(list(keys), dtype=object)
-        order = np.argsort(found, kind="stable")
-        return cls(found[order], arrays.map(lambda _, x: x[order]), bound)
+        result = np.array(list(keys), dtype=object)
+        order = np.argsort(result, kind="stable")
+        return cls(result[order], arrays.map(lambda _, x: x[order]), bound)
 
-    def merge(self, other: Places) -> Places:
-        """Merge place by place, within the bound on their number."""
+    def merge(self, other: ByKey) -> ByKey:
+        """Merge key by key, within the bound on their number."""
         keys = np.union1d(self.keys, other.keys)
         merged = replace(self, keys=keys, arrays=self._among(keys).merge(other._among(keys)))
         return merged.bounded
 
     def _among(self, keys: Array) -> Arrays:
-        """Return the arrays of all of some keys; places that are not here hold nothing."""
+        """Return the arrays of all of some keys; those that are not here hold nothing."""
         if len(keys) == len(self.keys):
             return self.arrays
         at = np.searchsorted(keys, self.keys)
@@ -173,30 +173,30 @@ class Places:
         return len(self.keys)
 
     def items(self) -> Iterator[tuple[Any, Arrays]]:
-        """Yield each key and the arrays of its place."""
+        """Yield each key and its arrays."""
         for at, key in enumerate(self.keys.tolist()):
             yield key, self.arrays.map(lambda _, x, at=at: x[at])  # type: ignore[misc]
 
-    def grouped(self, keys: Array) -> Places:
-        """Merge the places that get the same new key, [N]."""
-        found, which = np.unique(keys, return_inverse=True)
+    def grouped(self, keys: Array) -> ByKey:
+        """Merge those that get the same new key, [N]."""
+        result, which = np.unique(keys, return_inverse=True)
 
         def added(kind: str, x: Array) -> Array:
             merge, nothing = KINDS[kind]
-            total = np.full((len(found), *x.shape[1:]), nothing)
-            for place, one in zip(which, x, strict=True):
-                total[place] = merge(total[place], one)
+            total = np.full((len(result), *x.shape[1:]), nothing)
+            for row, one in zip(which, x, strict=True):
+                total[row] = merge(total[row], one)
             return total
 
-        return replace(self, keys=found, arrays=self.arrays.map(added))
+        return replace(self, keys=result, arrays=self.arrays.map(added))
 
     @property
-    def bounded(self) -> Places:
-        """The same places, as few as the bound allows."""
-        if self.bound == "others" and len(self) > MOST_PLACES:
+    def bounded(self) -> ByKey:
+        """The same arrays, of as few keys as the bound allows."""
+        if self.bound == "others" and len(self) > MOST_KEYS:
             kept = retained(self.keys.tolist())
             return self.grouped(
-                np.array([key if key in kept else OTHERS for key in self.keys.tolist()], object)
+                np.array([key if key in kept else OTHER_KEYS for key in self.keys.tolist()], object)
             )
         if self.bound == "sample" and len(self) > SAMPLE + 1:
             return replace(
@@ -205,30 +205,32 @@ class Places:
         return self._of_steps if self.bound == "steps" else self
 
     @property
-    def _of_steps(self) -> Places:
+    def _of_steps(self) -> ByKey:
         shifts = self.arrays.maxima["shift"]
         shift = int(shifts.max(initial=0))
         while len(np.unique(keys := self.keys >> shift << shift)) > MOST_STEPS:
             shift += 1
         if len(shifts) == len(self) and (shifts == shift).all():
             return self
-        found = self.grouped(keys)
-        found.arrays.maxima["shift"][:] = shift
-        return found
+        result = self.grouped(keys)
+        result.arrays.maxima["shift"][:] = shift
+        return result
 
 
 def retained(keys: Collection[str]) -> set[str]:
-    """Choose at most `MOST_PLACES` keys by hash, so that parts of a dump, in any order, choose the same."""
-    keys = [key for key in keys if key != OTHERS]
-    return set(keys if len(keys) <= MOST_PLACES else nsmallest(MOST_PLACES, keys, key=_hashed))
+    """Choose at most `MOST_KEYS` keys by hash, so that parts of a dump, in any order, choose the same."""
+    keys = [key for key in keys if key != OTHER_KEYS]
+    return set(keys if len(keys) <= MOST_KEYS else nsmallest(MOST_KEYS, keys, key=_hashed))
 
 
 def estimated_others(keys: Collection[str]) -> int:
-    """Estimate how many places `OTHERS` holds, from the density of the hashes of those kept."""
-    if OTHERS not in keys:
+    """Estimate how many keys `OTHER_KEYS` stands for, from the density of the hashes of those kept."""
+    if OTHER_KEYS not in keys:
         return 0
     kept = len(keys) - 1
-    return max(1, round((kept - 1) / (max(_hashed(key) for key in keys if key != OTHERS) / 2.0**64)) - kept)
+    return max(
+        1, round((kept - 1) / (max(_hashed(key) for key in keys if key != OTHER_KEYS) / 2.0**64)) - kept
+    )
 
 
 def _hashed(key: str) -> int:
@@ -283,12 +285,12 @@ class Tally:
 
     Attributes:
         whole: arrays of all of it.
-        places: arrays by place, by the name of the axis.
+        by_key: arrays by key, by the name of what the keys are of.
         records: best records.
     """
 
     whole: Arrays = field(default_factory=Arrays)
-    places: dict[str, Places] = field(default_factory=dict)
+    by_key: dict[str, ByKey] = field(default_factory=dict)
     records: dict[str, Records] = field(default_factory=dict)
 
     @np.errstate(all="ignore")
@@ -296,6 +298,6 @@ class Tally:
         """Merge the tallies of two parts of a dump."""
         return Tally(
             self.whole.merge(other.whole),
-            _merged(Places.merge, self.places, other.places),
+            _merged(ByKey.merge, self.by_key, other.by_key),
             _merged(Records.merge, self.records, other.records),
         )

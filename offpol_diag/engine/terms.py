@@ -12,7 +12,7 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Policy
@@ -101,8 +101,8 @@ class Block:
 
     def log(self, policy: Policy) -> Array | None:
         """Return the log-probs of a policy, [t], or None when the dump lacks them."""
-        found = self.batch.policy(policy)
-        return None if found is None else found[self.tokens]
+        result = self.batch.policy(policy)
+        return None if result is None else result[self.tokens]
 
     def terms(self, drift: Drift) -> Terms | None:
         """Return a drift's per-token terms; None when a policy is missing."""
@@ -256,26 +256,26 @@ class Terms:
 
 
 W = TypeVar("W", bound=Any)
-"""A collector: built of a scene and a drift, its `see` gets the terms of one block after another."""
+"""A collector: built of a batch and a drift, its `see` gets the terms of one block after another."""
 
 
-def walk(scene: Scene, collectors: Mapping[Drift, Sequence[type[Any]]]) -> None:
+def walk(context: BatchContext, collectors: Mapping[Drift, Sequence[type[Any]]]) -> None:
     """Pass every block to all collectors, in order; a drift that lacks a policy has no blocks."""
-    for drift, watches in _walked(scene, collectors).items():
+    for drift, watches in _walked(context, collectors).items():
         for watch in watches:
-            scene.cached((type(watch), drift.prefix), lambda watch=watch: watch)  # type: ignore[misc]
+            context.cached((type(watch), drift.prefix), lambda watch=watch: watch)  # type: ignore[misc]
 
 
-def collected(scene: Scene, drift: Drift, make: type[W]) -> W:
+def collected(context: BatchContext, drift: Drift, make: type[W]) -> W:
     """Return the collector that saw every block, after a pass of its own if there was none."""
-    return scene.cached((make, drift.prefix), lambda: _walked(scene, {drift: (make,)})[drift][0])
+    return context.cached((make, drift.prefix), lambda: _walked(context, {drift: (make,)})[drift][0])
 
 
-def _walked(scene: Scene, collectors: Mapping[Drift, Sequence[type[W]]]) -> dict[Drift, list[W]]:
-    found = {drift: [make(scene, drift) for make in makes] for drift, makes in collectors.items()}
-    for block in Block.all(scene.batch):
-        for drift, watches in found.items():
+def _walked(context: BatchContext, collectors: Mapping[Drift, Sequence[type[W]]]) -> dict[Drift, list[W]]:
+    result = {drift: [make(context, drift) for make in makes] for drift, makes in collectors.items()}
+    for block in Block.all(context.batch):
+        for drift, watches in result.items():
             terms = block.terms(drift)
             for watch in watches if terms else ():
                 watch.see(terms)
-    return found
+    return result

@@ -11,21 +11,21 @@ from functools import partial
 import numpy as np
 
 from offpol_diag.engine import segments
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import POSITIVE, Formula, Lookup
 from offpol_diag.engine.method import SIGNS
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, joined
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 
 
-def shared(scene: Scene) -> dict[str, Array]:
+def shared(context: BatchContext) -> dict[str, Array]:
     """Compute Σ|A| of each sequence by sign of A, [S]; the same for every preset."""
-    advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
+    advantages, offsets = context.batch.advantages, context.batch.cu_seqlens
     if advantages is None:
         return {}
     parts = dict(zip(SIGNS, (advantages, -advantages), strict=True))
-    return scene.cached(
+    return context.cached(
         "mass",
         lambda: {f"mass_{sign}": segments.total(np.maximum(x, 0), offsets) for sign, x in parts.items()},
     )
@@ -35,13 +35,13 @@ def columns(sums: PresetSums) -> Columns:
     """Compute Σ|slope · w| of the remaining update, and Σ|A| by sign of what is removed, [S] each."""
     if sums.batch.advantages is None or not sums.presets:
         return Columns((), ())
-    whole, mass = sums.loss_weights, shared(sums.scene)
-    found = {"update": joined(np.multiply, sums.total("loss", 1), whole)}
+    whole, mass = sums.loss_weights, shared(sums.context)
+    result = {"update": joined(np.multiply, sums.total("loss", 1), whole)}
     for at, sign in enumerate(SIGNS):
-        found[f"still_{sign}"] = joined(
+        result[f"still_{sign}"] = joined(
             partial(_left, gone=mass[f"mass_{sign}"]), whole, sums.total("still", at)
         )
-    return sums.named(found)
+    return sums.named(result)
 
 
 def _left(factor: Array, x: Array, gone: Array) -> Array:

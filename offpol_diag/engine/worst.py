@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import gap, sample, segments
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift, Terms, collected
@@ -28,7 +28,7 @@ M = TypeVar("M", bound=Model)
 class Largest:
     """Collect the largest |Δ| of every sequence."""
 
-    def __init__(self, scene: Scene, drift: Drift) -> None:
+    def __init__(self, context: BatchContext, drift: Drift) -> None:
         self.parts: list[Array] = []
 
     def see(self, terms: Terms) -> None:
@@ -48,42 +48,42 @@ def records(most: int, scored: Sequence[tuple[float, Model]]) -> Records:
     return Records.of(most, pa.table(columns))
 
 
-def read(found: Records, kind: type[M]) -> list[M]:
+def read(result: Records, kind: type[M]) -> list[M]:
     """Read what `records` kept, best first."""
-    return [kind.model_validate(json.loads(text)) for text in found.table["record"].to_pylist()]
+    return [kind.model_validate(json.loads(text)) for text in result.table["record"].to_pylist()]
 
 
-def renumbered(found: Records, rows: int) -> Records:
+def renumbered(result: Records, rows: int) -> Records:
     """Return records of sequences that are named by their row, where so many rows come before them."""
     texts = []
-    for text in found.table["record"].to_pylist():
+    for text in result.table["record"].to_pylist():
         record = json.loads(text)
         number = record["sequence_id"]
         if number.isdecimal() and len(number) < 20:
             record["sequence_id"] = str(int(number) + rows)
         texts.append(json.dumps(record))
-    table = found.table.set_column(1, "record", pa.array(texts, pa.string()))
-    return Records.of(found.most, table, seen=found.seen)
+    table = result.table.set_column(1, "record", pa.array(texts, pa.string()))
+    return Records.of(result.most, table, seen=result.seen)
 
 
-def sequences(scene: Scene, drift: Drift) -> Records:
+def sequences(context: BatchContext, drift: Drift) -> Records:
     """Find the sequences with the largest mean k3 above 0."""
-    batch, columns = scene.batch, gap.columns(scene, drift)
+    batch, columns = context.batch, gap.columns(context, drift)
     k3 = np.nan_to_num(columns[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1))
     at = _largest(k3, SEQUENCES)
     whole = np.stack((at, batch.cu_seqlens[at], batch.lengths[at]), axis=1)
-    best = _best(whole, _table(scene, drift, k3)[at], SEQUENCES)
+    best = _best(whole, _table(context, drift, k3)[at], SEQUENCES)
     rows = _sequences(batch, drift, [ints for ints, _ in best], [reals for _, reals in best])
     return records(SEQUENCES, [(row.k3_mean, row) for row in rows])
 
 
-def typical(scene: Scene, drift: Drift) -> Records:
+def typical(context: BatchContext, drift: Drift) -> Records:
     """Choose a few sequences by hash, those with policy lag 0 first."""
-    batch, lags = scene.batch, scene.batch.scalars.get("policy_lag")
-    k3 = gap.columns(scene, drift)[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1)
+    batch, lags = context.batch, context.batch.scalars.get("policy_lag")
+    k3 = gap.columns(context, drift)[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1)
     chance = sample.hashes(batch, *_policies(batch, drift)).astype(np.float64) / 2.0**64 + 0.5
     starts = np.stack((chance, batch.cu_seqlens[:-1], batch.lengths), axis=1)
-    known = np.concatenate((starts, _table(scene, drift, k3)), axis=1)
+    known = np.concatenate((starts, _table(context, drift, k3)), axis=1)
     scores = known[:, 0]
     if lags is not None:
         scores += [lag == 0 for lag in lags]
@@ -97,10 +97,10 @@ def typical(scene: Scene, drift: Drift) -> Records:
     return records(SOME, list(zip(scores[few].tolist(), rows, strict=True)))
 
 
-def _table(scene: Scene, drift: Drift, k3: Array) -> Array:
+def _table(context: BatchContext, drift: Drift, k3: Array) -> Array:
     """Return mean k3, ΣΔ, largest |Δ| and reward of each sequence, [S, 4]; without rewards 0."""
-    most, rewards = collected(scene, drift, Largest).most, scene.batch.rewards
-    total = gap.columns(scene, drift)[f"{drift.prefix}d"]
+    most, rewards = collected(context, drift, Largest).most, context.batch.rewards
+    total = gap.columns(context, drift)[f"{drift.prefix}d"]
     total, most = np.nan_to_num(total), np.minimum(most, LARGEST)  # what overflows is the largest float64
     return np.stack((k3, total, most, np.zeros_like(k3) if rewards is None else rewards), axis=1)
 
@@ -151,11 +151,11 @@ def _strip(columns: npt.NDArray[np.float64]) -> Strip:
     )
 
 
-def tokens(scene: Scene, drift: Drift) -> Records:
+def tokens(context: BatchContext, drift: Drift) -> Records:
     """Find the tokens with the largest |Δ|, with the log-ratios around them."""
-    batch = scene.batch
+    batch = context.batch
     q, p = _policies(batch, drift)
-    at = _among(batch, collected(scene, drift, Largest).most)
+    at = _among(batch, collected(context, drift, Largest).most)
     at = at[_largest(np.abs(p[at] - q[at]), TOKENS)]
     around = _around(q, p, at)
     real = np.concatenate((np.abs(around[:, CONTEXT : CONTEXT + 1]), _columns(at, q, p), around), axis=1)
@@ -251,5 +251,5 @@ def sequence_id(batch: Batch, at: int) -> str:
 def step(batch: Batch, at: int) -> int | None:
     """Return the step of a sequence, if the dump has one that is a whole number."""
     values = batch.scalars.get("step")
-    found = None if values is None else values[at]
-    return found if isinstance(found, int) else None
+    result = None if values is None else values[at]
+    return result if isinstance(result, int) else None

@@ -180,32 +180,32 @@ def statistics(t, X, n):
     """Kinds are the places in `plan.STATISTICS`."""
     rollout = X[ROLLOUT]
     for i in range(len(t.row)):
-        d, excess, out, kind = X[t.log_ratio[i]], X[t.ratio_minus_1[i]], X[t.row[i]], t.kind[i]
+        d, r1, out, kind = X[t.log_ratio[i]], X[t.ratio_minus_1[i]], X[t.row[i]], t.kind[i]
         lowest, highest, least, most = t.lowest[i], t.highest[i], t.least_minus_1[i], t.most_minus_1[i]
         if kind == 0:
-            log_ratio_itself(d, excess, rollout, lowest, highest, least, most, n, out)
+            log_ratio_itself(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 1:
-            k1(d, excess, rollout, lowest, highest, least, most, n, out)
+            k1(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 2:
-            k2(d, excess, rollout, lowest, highest, least, most, n, out)
+            k2(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 3:
-            k3(d, excess, rollout, lowest, highest, least, most, n, out)
+            k3(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 4:
-            k3_reverse(d, excess, rollout, lowest, highest, least, most, n, out)
+            k3_reverse(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 5:
-            ratio_either_way(d, excess, rollout, lowest, highest, least, most, n, out)
+            ratio_either_way(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 6:
-            probability_difference(d, excess, rollout, lowest, highest, least, most, n, out)
+            probability_difference(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 7:
-            probability_gap(d, excess, rollout, lowest, highest, least, most, n, out)
+            probability_gap(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 8:
-            total_variation(d, excess, rollout, lowest, highest, least, most, n, out)
+            total_variation(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 9:
-            binary_kl(d, excess, rollout, lowest, highest, least, most, n, out)
+            binary_kl(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 10:
-            binary_kl_clamped(d, excess, rollout, lowest, highest, least, most, n, out)
+            binary_kl_clamped(d, r1, rollout, lowest, highest, least, most, n, out)
         else:
-            binary_kl_larger(d, excess, rollout, lowest, highest, least, most, n, out)
+            binary_kl_larger(d, r1, rollout, lowest, highest, least, most, n, out)
 
 
 @of_rows
@@ -487,13 +487,13 @@ def weight_sums(t, W, K, first, cuts, out):
         for piece in range(len(cuts) - 1):
             w_total, w2_total, e_total, e2_total, many = 0.0, 0.0, 0.0, 0.0, 0.0
             for k in range(cuts[piece], cuts[piece + 1]):
-                excess = f.deviation(weight[k])
+                deviation = f.deviation(weight[k])
                 w = weight[k] if kept[k] else 0.0
-                e = excess if kept[k] else 0.0
+                e = deviation if kept[k] else 0.0
                 w_total += w
                 w2_total += w * weight[k]
                 e_total += e
-                e2_total += e * excess
+                e2_total += e * deviation
                 many += 1.0 if w != 0.0 else 0.0
             out[i, 0, first + piece] += w_total
             out[i, 1, first + piece] += w2_total
@@ -665,8 +665,8 @@ def sums(plan, block, tile=TILE):
     of_decisions = np.unique(np.append(totalled(wanted), ADVANTAGE))
     rows_to = of_decisions, nothing, nothing, np.unique(wanted.extremes.summed)
     tables = plan.rows, plan.weights, plan.rules, plan.losses, plan.sums
-    found, out = passed(plan, block, tables, rows_to, totals[2], numbers, tile)
-    summed_, extremes = by_row(rows_to[0], found[0]), by_row(rows_to[3], found[3])
+    result, out = passed(plan, block, tables, rows_to, totals[2], numbers, tile)
+    summed_, extremes = by_row(rows_to[0], result[0]), by_row(rows_to[3], result[3])
     return Sums(*out, *plain.decided(plan, summed_, extremes, summed_[ADVANTAGE], block, left))
 
 

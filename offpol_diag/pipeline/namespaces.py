@@ -16,15 +16,15 @@ from offpol_diag.pipeline import formulas, plain, segments
 def rebound(module, names, wrap=lambda function: function):
     """Return a module's functions with some globals replaced, each passed to `wrap`."""
     space = {**vars(module), **names}
-    found = {}
+    result = {}
     for name, function in vars(module).items():
         if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
             if name not in names:
                 copy = types.FunctionType(function.__code__, space, name, function.__defaults__)
                 space[name] = wrap(copy)
-            found[name] = space[name]
+            result[name] = space[name]
     made = types.ModuleType(module.__name__)  # numba reads attributes of modules only
-    vars(made).update(found)
+    vars(made).update(result)
     return made
 
 

@@ -185,13 +185,13 @@ def left_numbers(plan, done, block):
         done: the sums of `plan.before`.
         block: the block.
     """
-    found = []
+    result = []
     for preset, over, row, count in plan.left:
         lines, decided = plan.before.of_preset, plan.before.decisions.of_preset
         if over == "weight":
-            found.append(formulas.bounded_log(done.weights[decided.weight[preset]]))
+            result.append(formulas.bounded_log(done.weights[decided.weight[preset]]))
         elif over == "weights":
-            found.append(done.over_tokens.row[row, 0])
+            result.append(done.over_tokens.row[row, 0])
         else:
             kept, many = done.kept[decided.kept[preset]], done.over_tokens.kept[lines.kept[preset], 0]
             x = done.over_tokens.row[row, 0] if over in ("sum", "mean") else None
@@ -202,8 +202,8 @@ def left_numbers(plan, done, block):
                 x = done.row_spans[row, 0] if over == "max" else -done.row_spans[row, 1]
             if over in ("mean", "segment"):
                 x = x / np.maximum(many, 1)
-            found.append(np.where(kept & (many > 0), x, 0.0))
-    return found
+            result.append(np.where(kept & (many > 0), x, 0.0))
+    return result
 
 
 # ---------------------------------------------------------------- Decisions about whole sequences
@@ -333,8 +333,8 @@ def sums(plan, block):
 
     def of_weights(t):
         w = weights[t.weight]
-        excess = formulas.deviation(w)
-        return total(kept[t.mask], w, w * w, excess, excess * excess, np.where(w != 0.0, 1.0, 0.0))
+        deviation = formulas.deviation(w)
+        return total(kept[t.mask], w, w * w, deviation, deviation * deviation, np.where(w != 0.0, 1.0, 0.0))
 
     def of_losses(t):
         w = weights[t.weight]

@@ -222,15 +222,15 @@ class Distinct(dict[Any, int]):
 class _Builder:
     """Collects the lines of all tables."""
 
-    def __init__(self, columns, found=None):
+    def __init__(self, columns, result=None):
         self.columns = columns
         self.records = {}  # table → its lines
         self.rows = {}  # (table, line without its row) → row
         self.numbers = {"sequence": Distinct(), "turn": Distinct(), "decision": Distinct()}
         self.tables_of_numbers = {}  # ("sequence", "turn" or "decision", table) → its lines
         # found before the pass, and shared with the plan of what comes before
-        self.found = found or (Distinct(), Distinct(), Distinct())
-        self.smoothed, self.cut_off, self.given = self.found
+        self.known = result or (Distinct(), Distinct(), Distinct())
+        self.smoothed, self.cut_off, self.given = self.known
         self.later, self.left = Distinct(), Distinct()
 
     # ---- rows and numbers, each made once
@@ -292,8 +292,10 @@ class _Builder:
         bound = math.inf if safety is None else safety
         most = math.inf if safety is None else math.expm1(safety)
         least = -1.0 if safety is None else math.expm1(-safety)
-        excess = self.row(t.RatiosMinusOne, log_ratio)
-        return self.row(t.Statistics, log_ratio, excess, t.KINDS.index(name), -bound, bound, least, most)
+        ratio_minus_one = self.row(t.RatiosMinusOne, log_ratio)
+        return self.row(
+            t.Statistics, log_ratio, ratio_minus_one, t.KINDS.index(name), -bound, bound, least, most
+        )
 
     # ---- lines of weights, rules, losses
 
@@ -599,7 +601,7 @@ class _Builder:
         """Return the numbers over what other rules leave, and the plan whose sums they are made of."""
         if not self.left:
             return [], None
-        own, presets = _Builder(self.columns, self.found), Distinct()
+        own, presets = _Builder(self.columns, self.known), Distinct()
         rows, turn_rows, left = Distinct(), Distinct(), []
         for before, what, over in self.left:
             preset, row, count = presets.number(before), -1, -1
@@ -621,9 +623,9 @@ class _Builder:
     def gap_rows(self, policy):
         """Return the rows of k3, its r bounded so that sums stay finite, and of Δ."""
         log_ratio = self.log_ratio(policy)
-        excess = self.row(t.RatiosMinusOne, log_ratio)
+        ratio_minus_one = self.row(t.RatiosMinusOne, log_ratio)
         bounds = -math.inf, LARGEST, -1.0, math.expm1(LARGEST)
-        return self.row(t.Statistics, log_ratio, excess, t.KINDS.index("k3"), *bounds), log_ratio
+        return self.row(t.Statistics, log_ratio, ratio_minus_one, t.KINDS.index("k3"), *bounds), log_ratio
 
     def kl_line(self, preset):
         row = LOSSES[preset.loss]
@@ -762,30 +764,30 @@ def numbers(preset: Preset) -> list[Numbers]:
     Bounds of r are compared as logs; a strict bound is the number next to it; a bound that a safety bound
     keeps out of reach is infinite. What has no bound is left out.
     """
-    found = []
+    result = []
     if preset.weight is not None:
         lower, upper, below, above = weight_bounds(preset.weight)
         of = PER[preset.weight.over]
-        found.append(Numbers("weight is held to", f"r{of}", lower, upper))
-        found.append(Numbers("weight is 0 outside", f"log r{of}", below, above))
+        result.append(Numbers("weight is held to", f"r{of}", lower, upper))
+        result.append(Numbers("weight is 0 outside", f"log r{of}", below, above))
     for place, rule in enumerate(preset.reject, 1):
         late = rule.safety if rule.safety_at == "aggregate" and rule.statistic in AGGREGATES else None
         bounds = log_bounds if rule.statistic == "ratio" else plain_bounds
         name = "log r" if rule.statistic == "ratio" else rule.statistic
-        found.append(Numbers(f"rule {place} keeps", f"{name}{PER[rule.over]}", *bounds(rule, late)))
+        result.append(Numbers(f"rule {place} keeps", f"{name}{PER[rule.over]}", *bounds(rule, late)))
     if preset.veto is not None:
         within = log_bounds(Bounds(preset.veto.lower, preset.veto.upper, strict=False), None)
-        found.append(Numbers("veto keeps", "log r of every token", *within))
+        result.append(Numbers("veto keeps", "log r of every token", *within))
     if LOSSES[preset.loss].ratio:
         clip, of, off, none = preset.clip, "π_θ/π_anchor", 1.0, 0.0
         if preset.loss == "gmpo":
             of, off, none = f"log {of}", 0.0, -math.inf
         low = none if clip.low is None else off - clip.low
         high = math.inf if clip.high is None else off + clip.high
-        found.append(Numbers("loss is clipped to", of, low, high))
+        result.append(Numbers("loss is clipped to", of, low, high))
         if clip.dual is not None and preset.loss in ("ppo_clip", "gspo", "luspo", "fipo"):
-            found.append(Numbers("dual clip, where A < 0", of, -math.inf, clip.dual))
-    return [one for one in found if one.lower not in (0.0, -math.inf) or one.upper < math.inf]
+            result.append(Numbers("dual clip, where A < 0", of, -math.inf, clip.dual))
+    return [one for one in result if one.lower not in (0.0, -math.inf) or one.upper < math.inf]
 
 
 PER = {

@@ -46,11 +46,11 @@ def reduced(
     if filled.all() and len(filled):
         values: Array = kernel.reduceat(x, offsets[:-1], axis=-1, dtype=dtype)
         return values
-    found = np.empty((*x.shape[:-1], len(filled)))
-    found.fill(empty)  # half the time of numpy's `full`
+    result = np.empty((*x.shape[:-1], len(filled)))
+    result.fill(empty)  # half the time of numpy's `full`
     if filled.any():
-        found[..., filled] = kernel.reduceat(x, offsets[:-1][filled], axis=-1, dtype=dtype)
-    return found
+        result[..., filled] = kernel.reduceat(x, offsets[:-1][filled], axis=-1, dtype=dtype)
+    return result
 
 
 def segment_of(offsets, others):

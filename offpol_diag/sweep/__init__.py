@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import MADE, chosen_devices, engine_named, read_ahead_for, record
 from offpol_diag.engine.tally import Tally
 from offpol_diag.errors import DumpError, UsageError
@@ -112,7 +112,7 @@ def sweep(
                 solved = solved.model_copy(update=named)
             remarks = found.remarks + after.window_remarks(solved)
             found = found.model_copy(update={"window": solved, "remarks": remarks})
-    made = (MADE,) if readings.plan.found.rewards else ()
+    made = (MADE,) if readings.plan.first_pass.rewards else ()
     facts = readout.facts(dump, readings.tally, made)
     run = record(runs, study, facts, "sweep")
     whole = readout.summary(study, readings.tally, (preset,), facts, run)

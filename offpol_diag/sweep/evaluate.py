@@ -11,14 +11,14 @@ from functools import reduce
 
 import numpy as np
 
-from offpol_diag.analysis.first_pass import Found
-from offpol_diag.analysis.tally import Study, observe
+from offpol_diag.analysis.first_pass import FirstPass
+from offpol_diag.analysis.study import Study, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice, segments
 from offpol_diag.engine.bootstrap import resampled
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import LENGTH_BINS, length_bin
 from offpol_diag.engine.tally import Arrays, Names, Tally
@@ -37,13 +37,13 @@ class Plan:
 
     Attributes:
         study: the analysis of the unchanged preset, computed in the same pass.
-        found: statistics of whole trainer batches from the first pass.
+        first_pass: statistics of whole trainer batches from the first pass.
         bound: the bound that varies.
         values: the thresholds, ascending.
     """
 
     study: Study
-    found: Found
+    first_pass: FirstPass
     bound: SweptBound
     values: tuple[float, ...]
 
@@ -73,10 +73,10 @@ class Swept:
     def __call__(self, batch: Batch) -> Tally:
         """Tally one batch."""
         plan, study = self.plan, self.plan.study
-        batch = plan.found.filled(batch)
-        scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits)
-        tally = observe(study, scene)
-        scene.forget()
+        batch = plan.first_pass.filled(batch)
+        context = BatchContext.of(batch, study.seed, study.replicates, plan.first_pass.fits)
+        tally = observe(study, context)
+        context.forget()
         return tally.merge(Tally(arrays(plan, batch)))
 
 
@@ -88,54 +88,54 @@ def arrays(plan: Plan, batch: Batch) -> Arrays:
 
 def _arrays(plan: Plan, batch: Batch) -> Arrays:
     study = plan.study
-    scene = Scene.of(batch, study.seed, study.replicates, plan.found.fits)
-    rows, counts = columns(scene, plan), scene.counts
+    context = BatchContext.of(batch, study.seed, study.replicates, plan.first_pass.fits)
+    rows, counts = columns(context, plan), context.counts
     every = np.concatenate((counts["sequences"][None], counts["tokens"][None], *rows.values())).T
     by_length = np.zeros((LENGTH_BINS, every.shape[1]))
     np.add.at(by_length, length_bin(batch.lengths), every)
-    names, sums = _sums(scene, rows, len(plan.values))
+    names, sums = _sums(context, rows, len(plan.values))
     found = {"sweep.columns": sums, "sweep.length": by_length}
-    found |= stored(batch.rollout, scene.evaluator.layout.log_prob(plan.preset.policy))
-    values = statistic(scene, plan)
+    found |= stored(batch.rollout, context.evaluator.layout.log_prob(plan.preset.policy))
+    values = statistic(context, plan)
     if values is not None:
         found["sweep.shape"] = loglattice.binned(values)
-    scene.forget()
+    context.forget()
     return Arrays(sums=found, names={"sweep.columns": Names(names)})
 
 
-def statistic(scene: Scene, plan: Plan) -> Array | None:
+def statistic(context: BatchContext, plan: Plan) -> Array | None:
     """Compute the statistic compared with the thresholds, of each token or non-empty sequence.
 
     Ratios are returned as logs. None if it depends on which tokens are kept, or on the trainer batch.
     """
     part, policy = plan.bound.rule(plan.preset), plan.preset.policy
-    filled = scene.batch.lengths > 0
+    filled = context.batch.lengths > 0
     if isinstance(part, Veto):  # what the veto compares with its bound
         reduced = segments.smallest if plan.bound.side == "lower" else segments.largest
-        return reduced(scene.evaluator.log_ratio(policy), scene.batch.cu_seqlens)[filled]
+        return reduced(context.evaluator.log_ratio(policy), context.batch.cu_seqlens)[filled]
     if part.among == "left" or part.over == "batch":
         return None
     own = part.policy if isinstance(part, Reject) else None
-    values: Array = scene.evaluator.statistic(part, own or policy)
+    values: Array = context.evaluator.statistic(part, own or policy)
     return values[filled] if part.over in OF_SEQUENCES else values
 
 
-def columns(scene: Scene, plan: Plan) -> dict[str, Array]:
+def columns(context: BatchContext, plan: Plan) -> dict[str, Array]:
     """Compute `COLUMNS` of the preset at N ascending thresholds, [N, S] float64 each."""
-    bound, n = plan.bound, np.maximum(scene.counts["tokens"], 1)
+    bound, n = plan.bound, np.maximum(context.counts["tokens"], 1)
     sums = PresetSums.of(
-        scene, [bound.moved(plan.preset, bound.bounds(value)) for value in plan.values], losses=False
+        context, [bound.moved(plan.preset, bound.bounds(value)) for value in plan.values], losses=False
     )
-    kept, w, ww, excess, about_one = (
+    kept, w, ww, deviation, about_one = (
         sums.kept.all,
-        *(sums.sums[name].all for name in ("w", "ww", "excess", "about_one")),
+        *(sums.sums[name].all for name in ("w", "ww", "deviation", "about_one")),
     )
-    left, away = segments.numbers(kept > 0), (excess + kept - scene.counts["tokens"]) / n
+    left, away = segments.numbers(kept > 0), (deviation + kept - context.counts["tokens"]) / n
     acted = np.zeros_like(kept)  # weights beyond the varying bound
     if bound.part == "weight":
         acted = sum((sums.acted[end].all for end in ENDS.get(bound.side, ("high", "low"))), acted)
     first = kept, left, w, ww, w / n, (w / n) ** 2
-    others = about_one + 2 * excess, away * (away + 2) * left, left, acted
+    others = about_one + 2 * deviation, away * (away + 2) * left, left, acted
     return dict(zip(COLUMNS, (*first, *others), strict=True))
 
 
@@ -143,16 +143,16 @@ ENDS = {"upper": ("high",), "lower": ("low",)}
 """Side of a bound → which weights it acts on."""
 
 
-def _sums(scene: Scene, rows: dict[str, Array], many: int) -> tuple[tuple[str, ...], Array]:
+def _sums(context: BatchContext, rows: dict[str, Array], many: int) -> tuple[tuple[str, ...], Array]:
     """Sum each column at each threshold; also over sequences of policy lag 0, where only numerics differ."""
-    lags = scene.batch.scalars.get("policy_lag", [None] * scene.batch.sequences)
+    lags = context.batch.scalars.get("policy_lag", [None] * context.batch.sequences)
     fresh = np.array([1.0 if lag == 0 else 0.0 for lag in lags])
     rows = rows | {"fresh_kept": rows["kept"] * fresh, "fresh_left": rows["left"] * fresh}
-    shared = {name: scene.counts[name] for name in ("tokens", "sequences")}
+    shared = {name: context.counts[name] for name in ("tokens", "sequences")}
     shared |= {f"fresh_{name}": x * fresh for name, x in shared.items()}
     wide = Columns(tuple(f"{at}|{name}" for name in rows for at in range(many)), tuple(rows.values()))
     every = Columns.joined(Columns.of(shared), wide)
-    return every.names, resampled(every.values, scene.draws, scene.batch.key)
+    return every.names, resampled(every.values, context.draws, context.batch.key)
 
 
 # ---------------------------------------------------------------- noise of rounding

@@ -86,7 +86,7 @@ class Readings:
     @cached_property
     def reader(self) -> Reader:
         """Reader of formulas over the sums and their replicates."""
-        return Reader(self.sums, SampledGroups.read(self.tally.places["groups"]).many)
+        return Reader(self.sums, SampledGroups.read(self.tally.by_key["groups"]).many)
 
     @cached_property
     def rows(self) -> list[Formula]:

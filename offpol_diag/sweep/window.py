@@ -15,7 +15,7 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, Tally
 from offpol_diag.errors import UsageError
@@ -177,10 +177,10 @@ class Inside:
 
 def _values(plan: Plan, batch: Batch) -> Array:
     """Compute the statistic of one batch."""
-    scene = Scene.of(batch, 0, 1, plan.found.fits)
-    found = statistic(scene, plan)
+    context = BatchContext.of(batch, 0, 1, plan.first_pass.fits)
+    found = statistic(context, plan)
     assert found is not None
-    scene.forget()
+    context.forget()
     return found
 
 
@@ -193,7 +193,7 @@ class Gather:
 
     def __call__(self, batch: Batch) -> Sides:
         """Collect the values of one batch."""
-        x = _values(self.plan, self.plan.found.filled(batch))
+        x = _values(self.plan, self.plan.first_pass.filled(batch))
         return Sides({side: Inside.of(x, at) for side, at in self.bins.items()})
 
 
@@ -234,7 +234,7 @@ class After:
 
     def __call__(self, batch: Batch) -> Tally:
         """Tally one batch."""
-        batch = self.plan.found.filled(batch)
+        batch = self.plan.first_pass.filled(batch)
         found = arrays(self.plan, batch)
         if self.scale is None:
             return Tally(found)

@@ -76,12 +76,12 @@ def config_for(preset: Preset, trainer: str) -> Config:
 
 def sayable(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
     """List the trainers that can express the preset."""
-    found = []
+    result = []
     for name in trainers:
         with contextlib.suppress(ConfigError):
             TRAINERS[name].config(preset)
-            found.append(name)
-    return tuple(found)
+            result.append(name)
+    return tuple(result)
 
 
 def trainer_named(name: str) -> str:
@@ -90,14 +90,14 @@ def trainer_named(name: str) -> str:
     Raises:
         UsageError: there is no trainer of this name.
     """
-    found = name.strip().lower().replace("_", "-")
-    if found not in TRAINERS:
+    result = name.strip().lower().replace("_", "-")
+    if result not in TRAINERS:
         known = list(TRAINERS)
         raise UsageError(
             f'unknown trainer "{name}"; there are {", ".join(known)}',
-            did_you_mean(found, known) or "write the preset for one of these",
+            did_you_mean(result, known) or "write the preset for one of these",
         )
-    return found
+    return result
 
 
 def named_in(provenance: Mapping[str, object]) -> str:

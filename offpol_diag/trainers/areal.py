@@ -37,15 +37,15 @@ def log_v1_0_3(t: Tokens, s: Totals) -> Numbers:
 
 def statistics(t: Tokens, s: Totals) -> Numbers:
     """Return statistics of the update, over valid tokens, and of the mismatch, over behave tokens."""
-    weight, found = t.preset.weight, {}
+    weight, result = t.preset.weight, {}
     if t.current is not None and t.preset.loss != "gspo":  # whose ratio over kept tokens is not computed here
-        found = s.part(importance_weight, t.only("reject", "veto", "loss"))
-        found = found | s.part(approx_kl, t.under(*_over_batch(t.preset)).only("reject", "loss"))
+        result = s.part(importance_weight, t.only("reject", "veto", "loss"))
+        result = result | s.part(approx_kl, t.under(*_over_batch(t.preset)).only("reject", "loss"))
     if weight is None:
-        return found | s.part(mismatch, t.only("reject", "veto"), False)
-    found = found | statistic(t, s, "behave_imp_weight", t.weight, behave(t))
+        return result | s.part(mismatch, t.only("reject", "veto"), False)
+    result = result | statistic(t, s, "behave_imp_weight", t.weight, behave(t))
     masks = ("weight",) if weight.action == "mask" else ()
-    return found | s.part(mismatch, t.only("reject", "veto", *masks), True)
+    return result | s.part(mismatch, t.only("reject", "veto", *masks), True)
 
 
 def importance_weight(t: Tokens, s: Totals) -> Numbers:
@@ -60,15 +60,15 @@ def approx_kl(t: Tokens, s: Totals) -> Numbers:
 
 def mismatch(t: Tokens, s: Totals, samples: bool) -> Numbers:
     """Return k1 with the sign turned, if rejection sampling is set, and the estimates of π_θ's."""
-    found, of = {}, behave(t)
+    result, of = {}, behave(t)
     if samples:
-        found = statistic(t, s, "behave_approx_kl", t.log_ratio, of)
+        result = statistic(t, s, "behave_approx_kl", t.log_ratio, of)
     if t.current is not None:
         both = t.of("current")
-        found |= statistic(t, s, "compute_logp/kl_div_direct", -both.log_ratio, of)
-        found |= statistic(t, s, "compute_logp/kl_div_taylor", both.log_ratio**2 / 2, of)
-        found |= statistic(t, s, "compute_logp/kl_div_dual", both.k3(), of)
-    return found
+        result |= statistic(t, s, "compute_logp/kl_div_direct", -both.log_ratio, of)
+        result |= statistic(t, s, "compute_logp/kl_div_taylor", both.log_ratio**2 / 2, of)
+        result |= statistic(t, s, "compute_logp/kl_div_dual", both.k3(), of)
+    return result
 
 
 def behave(t: Tokens) -> Array:
@@ -84,12 +84,12 @@ def statistic(t: Tokens, s: Totals, name: str, x: Array, among: Array) -> Number
     def only(none: float) -> Array:
         return x if every else np.where(among, x, none)
 
-    found = {
+    result = {
         "avg": s.sum(t.row_sum(only(0.0))) / many,
         "min": s.min(t.row_min(only(math.inf))),
         "max": s.max(t.row_max(only(-math.inf))),
     }
-    return {f"{name}/{end}": s.given(many > 0, number) for end, number in found.items()}
+    return {f"{name}/{end}": s.given(many > 0, number) for end, number in result.items()}
 
 
 def _over_batch(preset: Preset) -> tuple[Reject, ...]:

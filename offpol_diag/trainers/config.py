@@ -158,17 +158,17 @@ class Parts:
         normalize: bool = False,
     ) -> Weight | None:
         """Consume the weight; refuse it if its level or action is unsupported. `none` drops its bounds."""
-        found = self.weight
-        if found is None:
+        result = self.weight
+        if result is None:
             return None
-        if found.over not in overs or found.action not in actions or found.strict:
-            cannot(_weight_words(found))
-        if found.normalize and not normalize:
+        if result.over not in overs or result.action not in actions or result.strict:
+            cannot(_weight_words(result))
+        if result.normalize and not normalize:
             cannot("weights divided by their batch mean")
-        if found.action == "truncate" and found.lower is not None and not lower:
+        if result.action == "truncate" and result.lower is not None and not lower:
             cannot("a lower bound of the truncated weight")
         self.weight = None
-        return replace(found, upper=None, lower=None) if found.action == "none" else found
+        return replace(result, upper=None, lower=None) if result.action == "none" else result
 
     def take_band(self, over: str) -> Band | None:
         """Consume a weight that is the raw ratio inside two bounds and 0 outside; return the bounds or None.
@@ -207,11 +207,11 @@ class Parts:
         self, statistic: Statistic, over: str, sides: Literal["both", "upper"] = "both"
     ) -> Reject | None:
         """Consume the rule on this statistic and level, for any advantage; None if there is none."""
-        found = self._find(statistic, over)
-        if found is None or (sides == "upper" and found.lower is not None):
+        result = self._find(statistic, over)
+        if result is None or (sides == "upper" and result.lower is not None):
             return None
-        self.rules.remove(found)
-        return found
+        self.rules.remove(result)
+        return result
 
     def take_opsm(self) -> float | None:
         """Consume OPSM: a mask on sequences with A < 0 by mean log π_rollout/π_θ; return its bound, nats."""
@@ -224,11 +224,11 @@ class Parts:
 
     def take_veto(self, upper: bool = False) -> Veto | None:
         """Consume the veto; refuse one with an upper bound unless `upper` is supported."""
-        found = self.veto
-        if found is not None and found.upper is not None and not upper:
+        result = self.veto
+        if result is not None and result.upper is not None and not upper:
             cannot("a veto on large ratios")
         self.veto = None
-        return found
+        return result
 
     def _find(self, statistic: str, over: str) -> Reject | None:
         plain = (rule for rule in self.rules if rule.advantage == "any" and not unusual(rule))
@@ -378,16 +378,16 @@ def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> Settings:
     if preset.loss not in ("ppo_clip", "gspo", "luspo", "gmpo", "fipo", "cispo"):
         return {}
     low, high = clip_bounds(preset)
-    found: Settings = {}
+    result: Settings = {}
     if (low, high) != (keys.low_default, keys.high_default):
-        found = {keys.low: low, keys.high: high}
+        result = {keys.low: low, keys.high: high}
     if (
         keys.dual
         and preset.loss not in ("cispo", "gmpo")
         and preset.clip.dual not in (None, DUAL, keys.dual_default)
     ):
-        found[keys.dual] = preset.clip.dual
-    return prefixed(prefix, found)
+        result[keys.dual] = preset.clip.dual
+    return prefixed(prefix, result)
 
 
 def clip_bounds(preset: Preset) -> tuple[float, float]:
@@ -447,7 +447,7 @@ class Trainer:
         Raises:
             ConfigError: the trainer cannot express it; the message is the part that it cannot express.
         """
-        snippets, found = self.translate(Parts(preset))
+        snippets, result = self.translate(Parts(preset))
         guards = self.guards if isinstance(self.guards, Guards) else self.guards(preset, snippets)
         shown: list[Snippet] = []  # none whose versions all accept a newer block of the same kind
         for one in sorted(snippets, key=lambda one: one.age[0]):
@@ -455,10 +455,10 @@ class Trainer:
             if not any(newer.age[1] >= one.age[1] for newer in same):
                 shown.append(one)
         clip = self.clip.remark(preset) if self.clip else ""
-        every = dict.fromkeys((*found, *remarks(clip), *differences(preset, guards)))
+        every = dict.fromkeys((*result, *remarks(clip), *differences(preset, guards)))
         return Config(preset.name, self.name, tuple(shown), tuple(every))
 
 
-def remarks(*found: object) -> tuple[str, ...]:
+def remarks(*result: object) -> tuple[str, ...]:
     """Keep the remarks that apply: arguments are conditions `and`ed with a text."""
-    return tuple(text for text in found if isinstance(text, str) and text)
+    return tuple(text for text in result if isinstance(text, str) and text)

@@ -18,7 +18,7 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, Names
 from offpol_diag.presets import Preset
@@ -29,6 +29,8 @@ from offpol_diag.trainers.tokens import Tokens
 BLOCK = 1 << 17
 """Tokens at a time: in smaller blocks the overhead of calls exceeds the work, preset by preset."""
 T = TypeVar("T")
+Ends = dict[str, tuple[float, float]]
+"""Name → smallest and largest value."""
 
 
 # ---------------------------------------------------------------- adding up
@@ -101,10 +103,10 @@ class Collected(Totals):
             own = Collected(*self._shape)
             return log(t, own, *more), own
 
-        found, own = t.scene.cached(("part", log, t.preset, t.padded, more), made)
+        result, own = t.context.cached(("part", log, t.preset, t.padded, more), made)
         self.sums += own.sums
         self.ends += own.ends
-        return found
+        return result
 
 
 class Merged(Totals):
@@ -152,9 +154,9 @@ class Merged(Totals):
             at, end = self.at, self.end
             self.parts[key] = log(t, self, *more), self.at - at, self.end - end
             return self.parts[key][0]  # type: ignore[no-any-return]
-        found, sums, ends = self.parts[key]
+        result, sums, ends = self.parts[key]
         self.at, self.end = self.at + sums, self.end + ends
-        return found  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
 
 def log_of(preset: Preset) -> Callable[[Tokens, Totals], Numbers]:
@@ -165,9 +167,9 @@ def log_of(preset: Preset) -> Callable[[Tokens, Totals], Numbers]:
 @np.errstate(all="ignore")
 def collected(t: Tokens) -> Collected:
     """Run the log of the preset's trainer on a batch."""
-    found = Collected(t.batch.sequences)
-    log_of(t.preset)(t, found)
-    return found
+    result = Collected(t.batch.sequences)
+    log_of(t.preset)(t, result)
+    return result
 
 
 @np.errstate(all="ignore")
@@ -179,43 +181,45 @@ def read(t: Tokens, totals: Merged) -> Numbers:
 # ---------------------------------------------------------------- a batch, a dump
 
 
-def sums(scene: Scene, presets: Sequence[Preset]) -> tuple[Arrays, dict[str, tuple[float, float]]]:
+def sums(context: BatchContext, presets: Sequence[Preset]) -> tuple[Arrays, Ends]:
     """Compute the sums and extremes of a batch that the presets' logs ask for, a few sequences at a time.
 
     Those of a preset are `PRESET!0`, `PRESET!1`, …, numbers that presets share being added once; `masked` are
     the masked tokens. They have no replicates: no number of a trainer has an interval.
     """
-    found = [_of_block(part, presets) for part in _blocks(scene)]
-    ends = {name: [one[name] for _, one in found] for name in found[0][1]}
-    return reduce(Arrays.merge, (one for one, _ in found)), {
+    result = [_of_block(part, presets) for part in _blocks(context)]
+    ends = {name: [one[name] for _, one in result] for name in result[0][1]}
+    return reduce(Arrays.merge, (one for one, _ in result)), {
         name: (min(low for low, _ in pairs), max(high for _, high in pairs)) for name, pairs in ends.items()
     }
 
 
-def _blocks(scene: Scene) -> Iterator[Scene]:
-    spans = segments.spans(scene.batch.cu_seqlens, BLOCK)
+def _blocks(context: BatchContext) -> Iterator[BatchContext]:
+    spans = segments.spans(context.batch.cu_seqlens, BLOCK)
     for first, last in spans:
         if len(spans) == 1:
-            yield scene
+            yield context
         else:
-            part = Scene(scene.batch.rows(first, last), scene.draws[first:last], scene.fits)
+            part = BatchContext(context.batch.rows(first, last), context.draws[first:last], context.fits)
             yield part
             part.forget()
 
 
-def _of_block(scene: Scene, presets: Sequence[Preset]) -> tuple[Arrays, dict[str, tuple[float, float]]]:
+def _of_block(
+    context: BatchContext, presets: Sequence[Preset]
+) -> tuple[Arrays, dict[str, tuple[float, float]]]:
     """Compute the same of a few sequences; an array that presets share is one row."""
-    masked = scene.batch.masked.astype(np.float64)
-    found = {preset.name: collected(Tokens(scene, preset)) for preset in presets}
+    masked = context.batch.masked.astype(np.float64)
+    result = {preset.name: collected(Tokens(context, preset)) for preset in presets}
     summed = {"masked": masked} | {
-        f"{name}!{at}": x for name, one in found.items() for at, x in enumerate(one.sums)
+        f"{name}!{at}": x for name, one in result.items() for at, x in enumerate(one.sums)
     }
     rows = {id(x): x for x in summed.values()}
     row = dict(zip(rows, range(len(rows)), strict=True))
     which = np.array([row[id(x)] for x in summed.values()], np.int64)
-    ended = {id(x): x for one in found.values() for x in one.ends}
+    ended = {id(x): x for one in result.values() for x in one.ends}
     pairs = {key: (x.min(initial=np.inf), x.max(initial=-np.inf)) for key, x in ended.items()}
-    ends = {f"{name}!{at}": pairs[id(x)] for name, one in found.items() for at, x in enumerate(one.ends)}
+    ends = {f"{name}!{at}": pairs[id(x)] for name, one in result.items() for at, x in enumerate(one.ends)}
     totals = np.stack([*rows.values()]).sum(axis=1)
     return Arrays(sums={"logged": totals}, names={"logged": Names(tuple(summed), which)}), ends
 
@@ -223,9 +227,7 @@ def _of_block(scene: Scene, presets: Sequence[Preset]) -> tuple[Arrays, dict[str
 class Reading:
     """Reads what trainers would have logged for a dump from its merged sums."""
 
-    def __init__(
-        self, sums: Mapping[str, Number], ends: Mapping[str, tuple[float, float]], columns: frozenset[str]
-    ) -> None:
+    def __init__(self, sums: Mapping[str, Number], ends: Ends, columns: frozenset[str]) -> None:
         self._sums, self._ends, self._scene = sums, ends, nothing(columns)
         self._parts: dict[Hashable, Any] = {}
 
@@ -239,15 +241,15 @@ class Reading:
             low, high = self._ends[f"{preset.name}!{at}"]
             return np.float64(low), np.float64(high)
 
-        found = read(Tokens(self._scene, preset), Merged(sum_at, ends_at, self._parts))
-        return {name: float(x) for name, x in found.items()}
+        result = read(Tokens(self._scene, preset), Merged(sum_at, ends_at, self._parts))
+        return {name: float(x) for name, x in result.items()}
 
 
 OPTIONAL = {"old_log_probs": "old", "current_log_probs": "current"}
 """Column of a dump → field of a batch, where their names differ."""
 
 
-def nothing(columns: frozenset[str]) -> Scene:
+def nothing(columns: frozenset[str]) -> BatchContext:
     """Return a batch without sequences that has these columns of a dump."""
     none, zero = np.empty(0), np.zeros(1, np.int64)
     have = {OPTIONAL.get(name, name) for name in columns}
@@ -255,7 +257,7 @@ def nothing(columns: frozenset[str]) -> Scene:
         name: none for name in ("old", "current", "advantages", "rewards", "entropy") if name in have
     }
     whole = none.astype(np.int64)
-    return Scene(Batch(none, zero, zero, whole, whole, whole, **optional), np.empty((0, 0)))
+    return BatchContext(Batch(none, zero, zero, whole, whole, whole, **optional), np.empty((0, 0)))
 
 
 EVERY = frozenset(("old_log_probs", "current_log_probs", "advantages", "rewards", "entropy"))

@@ -34,16 +34,16 @@ def mis_log(t: Tokens, s: Totals) -> Numbers:
     return own(t, s, slime.mis_log(t, s), t.applied.only("reject", "veto"))
 
 
-def own(t: Tokens, s: Totals, found: Numbers, left: Tokens) -> Numbers:
+def own(t: Tokens, s: Totals, result: Numbers, left: Tokens) -> Numbers:
     """Return slime's numbers, and what miles adds; `left` has the tokens that are not 0 in the loss's."""
     if t.current is not None:
-        found["train/ess_ratio"] = of_samples(t, s, effective(t))
+        result["train/ess_ratio"] = of_samples(t, s, effective(t))
     kl = of_samples(t, s, mean_k3(left))
-    found["train/train_rollout_kl"] = kl
+    result["train/train_rollout_kl"] = kl
     if t.preset.policy != "old":
         of_anchor = ("train/train_rollout_logprob_abs_diff", "train/train_rollout_kl")
-        found |= dict.fromkeys(of_anchor, 0.0)
-    return found
+        result |= dict.fromkeys(of_anchor, 0.0)
+    return result
 
 
 def mean_k3(t: Tokens) -> Array:
@@ -56,8 +56,8 @@ def effective(t: Tokens) -> Array:
     if t.preset.loss == "gspo":
         return t.there * 1.0
     w = np.exp(t.token_u).clip(math.exp(-SAFETY), math.exp(SAFETY))
-    found: Array = t.row_sum(w) ** 2 / (np.maximum(t.counted, 1) * np.maximum(t.row_sum(w**2), LEAST))
-    return found
+    result: Array = t.row_sum(w) ** 2 / (np.maximum(t.counted, 1) * np.maximum(t.row_sum(w**2), LEAST))
+    return result
 
 
 PATHS = slime.Paths(

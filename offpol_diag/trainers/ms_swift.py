@@ -26,8 +26,8 @@ ESS_LEAST = 1e-10
 
 def log(t: Tokens, s: Totals) -> Numbers:
     """Return `rollout_correction/`: how far π_old is off the rollout; with a mode, its weights."""
-    found = s.part(gap, t.only()) | ({} if t.preset.weight is None else weights(t, s))
-    return named("rollout_correction/", found)
+    result = s.part(gap, t.only()) | ({} if t.preset.weight is None else weights(t, s))
+    return named("rollout_correction/", result)
 
 
 def gap(t: Tokens, s: Totals) -> Numbers:
@@ -128,13 +128,13 @@ def _loss(preset: Preset) -> config.Settings:
     reach = round(shape.highest - 1, 12)
     if reach <= 0 or shape.lowest not in (1, round(1 - reach, 12)):
         config.cannot("an influence within other bounds than 1 or 1 − c, and 1 + c")
-    found: config.Settings = {"loss_type": "fipo", **config.clip_settings(preset, CLIP)}
-    found |= config.shape_settings(
+    result: config.Settings = {"loss_type": "fipo", **config.clip_settings(preset, CLIP)}
+    result |= config.shape_settings(
         preset, {"half_life": "fipo_decay_rate", "threshold": "fipo_safety_threshold"}
     )
     if reach != 0.2:
-        found["fipo_clip_range"] = reach
-    return found if shape.lowest == 1 else {**found, "fipo_clip_high_only": "false"}
+        result["fipo_clip_range"] = reach
+    return result if shape.lowest == 1 else {**result, "fipo_clip_high_only": "false"}
 
 
 def _mode(parts: Parts) -> tuple[str, float | None]:

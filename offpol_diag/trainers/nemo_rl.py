@@ -34,10 +34,10 @@ def log(t: Tokens, s: Totals) -> Numbers:
     """Return `train/`, of the sequences that the error mask leaves."""
     rules = [r for r in t.applied.preset.reject if r.statistic == "mult_prob_error" and not r.on_tokens]
     masked = t.under(*rules).only("reject")
-    found = s.part(gap, masked) | weights(t.applied, masked, s)
+    result = s.part(gap, masked) | weights(t.applied, masked, s)
     if t.current is not None:
-        found |= probs_ratio(t, masked, s) | s.part(approx_entropy, masked)
-    return named("train/", found | s.part(seq_errors, masked))
+        result |= probs_ratio(t, masked, s) | s.part(approx_entropy, masked)
+    return named("train/", result | s.part(seq_errors, masked))
 
 
 # ---------------------------------------------------------------- sums over the sequences left
@@ -93,15 +93,15 @@ def weights(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
     else:
         total = t.row_sum(np.where(t.kept, t.weight, 0.0))
     units = tokens if weight is None or weight.over == "token" else rows
-    found = {"sampling_importance_ratio": single(s.sum(total)) / (units + EPS)}
+    result = {"sampling_importance_ratio": single(s.sum(total)) / (units + EPS)}
     # seq-mask-tis: bounds on the geometric mean, which count sequences
     geometric = [r for r in t.preset.reject if (r.statistic, r.over) == ("ratio", "mean") and not r.on_tokens]
     if geometric:
         passed = t.under(*geometric).kept_rows & t.there
-        found["is_oob_ratio"] = added(masked, s, ~passed) / (rows + EPS)
+        result["is_oob_ratio"] = added(masked, s, ~passed) / (rows + EPS)
     elif weight is not None and weight.action in ("truncate", "mask"):
-        found["is_oob_ratio"] = added(masked, s, out_of_bounds(t)) / (tokens + EPS)
-    return found
+        result["is_oob_ratio"] = added(masked, s, out_of_bounds(t)) / (tokens + EPS)
+    return result
 
 
 def out_of_bounds(t: Tokens) -> Array:
@@ -122,11 +122,11 @@ def probs_ratio(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
     else:
         raw, clamped = t.update_ratio, t.clipped(t.update_ratio)
     mean = averaged(masked, s)
-    found = {"probs_ratio": mean(raw), "probs_ratio_clamped": mean(clamped)}
+    result = {"probs_ratio": mean(raw), "probs_ratio_clamped": mean(clamped)}
     for name, x in (("probs_ratio", raw), ("probs_ratio_clamped", clamped)):
-        found[f"{name}_min"] = single(s.min(np.where(left(masked), t.row_min(x), math.inf)))
-        found[f"{name}_max"] = single(s.max(np.where(left(masked), t.row_max(x), -math.inf)))
-    return found
+        result[f"{name}_min"] = single(s.min(np.where(left(masked), t.row_min(x), math.inf)))
+        result[f"{name}_max"] = single(s.max(np.where(left(masked), t.row_max(x), -math.inf)))
+    return result
 
 
 def approx_entropy(t: Tokens, s: Totals) -> Numbers:
@@ -141,21 +141,21 @@ def seq_errors(t: Tokens, s: Totals) -> Numbers:
     """Return errors, mean e^|Δ|, of sequences, before the error mask and after it, and how many it drops."""
     total = t.row_sum(np.exp(abs(t.log_ratio)))
     error = np.where(total > FLOAT32_MAX, math.inf, total) / t.counted.clip(min=1)
-    found: Numbers = {}
+    result: Numbers = {}
     for after, rows in (("", t.there), ("_after_mask", left(t))):
         many, added_up = s.sum(rows), single(s.sum(np.where(rows, error, 0.0)))
         high, low = s.max(np.where(rows, error, -math.inf)), s.min(np.where(rows, error, math.inf))
-        found |= {
+        result |= {
             f"max_seq_mult_prob_error{after}": np.where(many > 0, high, 0.0),
             f"mean_seq_mult_prob_error{after}": added_up / np.maximum(many, 1.0),
             f"min_seq_mult_prob_error{after}": np.where(many > 0, low, 0.0),
         }
     lost = t.there & ~left(t)
     dropped = s.sum(lost)
-    found["num_masked_seqs_by_logprob_error"] = dropped
+    result["num_masked_seqs_by_logprob_error"] = dropped
     if t.batch.rewards is not None:
-        found["masked_correct_pct"] = s.sum(lost & (t.batch.rewards == 1)) / np.maximum(dropped, 1.0)
-    return found
+        result["masked_correct_pct"] = s.sum(lost & (t.batch.rewards == 1)) / np.maximum(dropped, 1.0)
+    return result
 
 
 LOG = Log("nemo-rl", log)

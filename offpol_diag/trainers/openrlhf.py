@@ -38,12 +38,12 @@ def log_molt(t: Tokens, s: Totals) -> Numbers:
 
 def update(t: Tokens, s: Totals) -> Numbers:
     """Return the share of tokens that the loss clips, masked or not, and k1 of the update from π_old."""
-    found, tokens = {}, s.sum(t.counted)
+    result, tokens = {}, s.sum(t.counted)
     if t.current is not None and t.advantage is not None:
-        found["clip_ratio"] = s.sum(t.row_sum(t.clip_decides)) / tokens
+        result["clip_ratio"] = s.sum(t.row_sum(t.clip_decides)) / tokens
     if t.current is not None and t.old is not None:
-        found["kl"] = s.sum(t.row_sum(t.old - t.current)) / tokens
-    return found
+        result["kl"] = s.sum(t.row_sum(t.old - t.current)) / tokens
+    return result
 
 
 def corrects(preset: Preset) -> bool:
@@ -159,14 +159,14 @@ def _forms(loss: Settings, newest: Settings, before: Settings) -> tuple[Snippet,
         {VLLM[key]: value for key, value in former.items()} | flat,
     ]
     distinct = [one for i, one in enumerate(spelt) if one not in spelt[:i]]
-    found = tuple(form for one in distinct for form in schema.older("openrlhf", "flags", one))
-    return found or config.cannot("bounds that its command line refuses")
+    result = tuple(form for one in distinct for form in schema.older("openrlhf", "flags", one))
+    return result or config.cannot("bounds that its command line refuses")
 
 
 def _loss(preset: Preset, key: str = "actor.policy_loss_type") -> Settings:
-    found = config.clip_settings(preset, CLIP)
-    bounds = {"actor.eps_clip_low_high": (found.pop("low"), found.pop("high"))} if "low" in found else {}
-    return {**({key: "gspo"} if preset.loss == "gspo" else {}), **bounds, **found}
+    result = config.clip_settings(preset, CLIP)
+    bounds = {"actor.eps_clip_low_high": (result.pop("low"), result.pop("high"))} if "low" in result else {}
+    return {**({key: "gspo"} if preset.loss == "gspo" else {}), **bounds, **result}
 
 
 TRAINER = Trainer("openrlhf", openrlhf, clip=CLIP, logs=(LOG, SINCE_2026_09))

@@ -46,7 +46,7 @@ def kl(t: Tokens, s: Totals) -> Numbers:
 
 def mismatch_kl(t: Tokens) -> Array:
     """Return r − 1 − log r of each token, [T]."""
-    return (t.excess().clip(max=LARGEST) - t.log_ratio).clip(max=LARGEST)
+    return (t.ratio_minus_one().clip(max=LARGEST) - t.log_ratio).clip(max=LARGEST)
 
 
 def over_entropy(t: Tokens, s: Totals, x: Number) -> Number:
@@ -60,7 +60,7 @@ def over_entropy(t: Tokens, s: Totals, x: Number) -> Number:
 def masks(t: Tokens, s: Totals) -> Numbers:
     """Return means over tokens of each sequence: of these the mean and the largest."""
     x, a, kept = mismatch_kl(t), t.advantage, t.applied.kept
-    found = {
+    result = {
         "masked_mismatch_kl": mean(t, x, ~kept),
         "unmasked_mismatch_kl": mean(t, x, kept),
         "is_masked": share(t, ~kept),
@@ -68,7 +68,7 @@ def masks(t: Tokens, s: Totals) -> Numbers:
     # `ipo`, whose mask does not depend on the advantage, logs less
     if any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in t.preset.reject):
         assert a is not None
-        found |= {
+        result |= {
             "is_masked_low": share(t, ~kept & (a < 0)),
             "is_masked_high": share(t, ~kept & (a > 0)),
             "masked_advantage_positive": mean(t, a > 0, ~kept),
@@ -77,7 +77,7 @@ def masks(t: Tokens, s: Totals) -> Numbers:
     rows = s.sum(t.one)
     return {
         f"{name}/{how}": number
-        for name, x in found.items()
+        for name, x in result.items()
         for how, number in (("mean", s.sum(x) / rows), ("max", s.max(x)))
     }
 
@@ -112,21 +112,21 @@ def masks_v02(t: Tokens, s: Totals) -> Numbers:
     """Return shares of tokens and sequences beyond each bound alone; the sequence mask is a veto."""
     tokens, rows = s.sum(t.counted), s.sum(t.one)
     x, kept, veto = mismatch_kl(t), t.applied.kept, t.preset.veto
-    found = {
+    result = {
         "masked_mismatch_kl/mean": s.sum(mean(t, x, ~kept)) / rows,
         "unmasked_mismatch_kl/mean": s.sum(mean(t, x, kept)) / rows,
         "is_masked/mean": s.sum(t.row_sum(~kept)) / tokens,
     }
     for word, side in SIDES.items():
-        found[f"is_masked_{word}/mean"] = s.sum(t.dropped_by(*bands(t, "token", side))) / tokens
+        result[f"is_masked_{word}/mean"] = s.sum(t.dropped_by(*bands(t, "token", side))) / tokens
     for word, side in SIDES.items():
         hits = t.veto_hits(base.half_veto(veto, side)) > 0
-        found[f"sequence_masked_{word}/mean"] = s.sum(hits) / rows
+        result[f"sequence_masked_{word}/mean"] = s.sum(hits) / rows
     for word, side in SIDES.items():
         beyond = [~t.passes(rule) for rule in bands(t, "mean", side) if not rule.on_tokens]
-        found[f"geo_masked_{word}/mean"] = s.sum(sum(beyond, 0 * t.n) > 0) / rows
+        result[f"geo_masked_{word}/mean"] = s.sum(sum(beyond, 0 * t.n) > 0) / rows
     geo = np.expm1(t.row_mean(t.log_ratio))
-    return found | {"geo_seq_ratio/mean": s.sum(geo) / rows + 1}
+    return result | {"geo_seq_ratio/mean": s.sum(geo) / rows + 1}
 
 
 SIDES: dict[str, Side] = {"low": "lower", "high": "upper"}

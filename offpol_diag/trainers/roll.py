@@ -85,20 +85,20 @@ def turn_mean(t: Tokens, statistic: Statistic) -> Array:
 
 def shares(t: Tokens, s: Totals) -> Numbers:
     """Return shares of loss tokens above the weight's bound, and past filters, each alone (a kind's last)."""
-    found, tokens, p = {}, s.sum(t.counted), t.preset
+    result, tokens, p = {}, s.sum(t.counted), t.preset
     whole = np.maximum(tokens, 1.0)
     if weighs(p) and p.weight is not None and p.weight.upper is not None:
         above = t.n_above * t.n if t.weighs_rows else t.n_above
-        found["is_weight_clipfrac@sum"] = s.sum(above) / whole
+        result["is_weight_clipfrac@sum"] = s.sum(above) / whole
     for measure, statistic in STATISTICS.items():
         for granularity, over in GRANULARITIES.items():
             rules = [rule for rule in p.reject if (rule.statistic, rule.over) == (statistic, over)]
             if rules:
                 passed = t.n - t.dropped_by(rules[-1])
-                found[f"train_infer_{granularity}_{measure}_mask_mean@sum"] = s.sum(passed) / whole
+                result[f"train_infer_{granularity}_{measure}_mask_mean@sum"] = s.sum(passed) / whole
     if p.reject:
-        found["train_infer_final_mask_mean"] = s.sum(t.applied.n_kept) / (tokens + EPS)
-    return found
+        result["train_infer_final_mask_mean"] = s.sum(t.applied.n_kept) / (tokens + EPS)
+    return result
 
 
 # ---------------------------------------------------------------- configuration

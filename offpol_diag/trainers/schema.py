@@ -43,9 +43,9 @@ def number(value: float) -> str:
 def inverse(bound: float) -> float:
     """1/bound, as the shortest number whose own inverse is the bound again: 1.001001001001001 → 0.999."""
     for digits in range(1, 18):
-        found = float(f"{1 / bound:.{digits}g}")
-        if found and math.isclose(1 / found, bound, rel_tol=4e-16):
-            return found
+        result = float(f"{1 / bound:.{digits}g}")
+        if result and math.isclose(1 / result, bound, rel_tol=4e-16):
+            return result
     return 1 / bound
 
 
@@ -241,14 +241,14 @@ class Schema:
 
     def errors(self, settings: Settings, version: str) -> list[str]:
         """List the objections of one version to these settings."""
-        found: dict[str, None] = {}
+        result: dict[str, None] = {}
         for scope in _scopes(settings):
             for name, value in scope.items():
                 if error := self._error(name, value, version):
                     shown = str(value).lower() if value is None or isinstance(value, bool) else value
-                    found[f"{name} = {shown}: {error}"] = None
-            found |= dict.fromkeys(self._unmet(scope, version))
-        return list(found)
+                    result[f"{name} = {shown}: {error}"] = None
+            result |= dict.fromkeys(self._unmet(scope, version))
+        return list(result)
 
     def span(self, settings: Settings) -> tuple[int, int]:
         """Return the places in `versions` of the first and last that accept the settings, without a gap.

@@ -32,7 +32,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def is_ratio(t: Tokens, s: Totals) -> Numbers:
     """Return numbers of r, its log within ±20, before any mask; std and min are of the padded batch."""
-    tokens, hole, x = s.sum(t.counted), padding(t, s), t.excess(SAFETY)
+    tokens, hole, x = s.sum(t.counted), padding(t, s), t.ratio_minus_one(SAFETY)
     first, second = s.sum(t.row_sum(x)), s.sum(t.row_sum(x**2))  # of r − 1, which is −1 in the hole
     return {
         "is_ratio_mean": first / tokens + 1,
@@ -72,28 +72,28 @@ def distance(t: Tokens, s: Totals, padded: bool) -> Numbers:
 
 def corrections(t: Tokens, s: Totals) -> Numbers:
     """Return shares of outliers, token mask, cap, sequence mask, each of what those before it left."""
-    p, d, rows, found = t.preset, t.log_ratio, s.sum(t.one), {}
+    p, d, rows, result = t.preset, t.log_ratio, s.sum(t.one), {}
     of_tokens = [rule for rule in p.reject if rule.over == "token"]
     inliers, left = t.under(veto=p.veto), t.under(*of_tokens, veto=p.veto)
     if p.veto is not None:
         above, below = base.half_veto(p.veto, "upper"), base.half_veto(p.veto, "lower")
-        found["outlier_seq_masked_ratio"] = s.sum(t.veto_hits(p.veto) > 0) / rows
-        found["outlier_seq_over_high_ratio"] = s.sum(t.veto_hits(above) > 0) / rows
-        found["outlier_seq_under_low_ratio"] = s.sum(t.veto_hits(below) > 0) / rows
+        result["outlier_seq_masked_ratio"] = s.sum(t.veto_hits(p.veto) > 0) / rows
+        result["outlier_seq_over_high_ratio"] = s.sum(t.veto_hits(above) > 0) / rows
+        result["outlier_seq_under_low_ratio"] = s.sum(t.veto_hits(below) > 0) / rows
     before, after = s.sum(inliers.n_kept), s.sum(left.n_kept)
     if of_tokens:
-        found["token_mask_ratio"] = (before - after) / np.maximum(before, 1.0)
+        result["token_mask_ratio"] = (before - after) / np.maximum(before, 1.0)
     total = t.row_sum(np.where(left.kept, d, 0.0))
     if p.weight is not None and p.weight.over == "token":
         capped = beyond(d, p.weight.upper, "upper") & left.kept
-        found["tis_token_clip_high_ratio"] = s.sum(t.row_sum(capped)) / np.maximum(after, 1.0)
+        result["tis_token_clip_high_ratio"] = s.sum(t.row_sum(capped)) / np.maximum(after, 1.0)
     if p.weight is not None and p.weight.over == "sum":
-        found["tis_seq_clip_high_ratio"] = s.sum(beyond(total, p.weight.upper, "upper")) / rows
+        result["tis_seq_clip_high_ratio"] = s.sum(beyond(total, p.weight.upper, "upper")) / rows
     if any(rule.over == "mean" for rule in p.reject):
-        found |= sequence_mask(t, s, "geo", "mean", total / left.n_kept.clip(min=1))
+        result |= sequence_mask(t, s, "geo", "mean", total / left.n_kept.clip(min=1))
     if any(rule.over == "sum" for rule in p.reject):
-        found |= sequence_mask(t, s, "product", "sum", total)
-    return found
+        result |= sequence_mask(t, s, "product", "sum", total)
+    return result
 
 
 def sequence_mask(t: Tokens, s: Totals, name: str, over: str, x: Array) -> Numbers:
@@ -135,15 +135,15 @@ def anchored(t: Tokens, s: Totals) -> Numbers:
     cut = t.n - applied.n_kept
     if applied.preset.weight is not None:
         cut = cut + t.n_above + t.n_below
-    found = {"clip_ratio": s.sum(cut) / np.maximum(tokens, 1.0)}
+    result = {"clip_ratio": s.sum(cut) / np.maximum(tokens, 1.0)}
     if weight is not None and weight.action == "truncate":
-        found |= {
-            "cispo/ratio_mean": s.sum(t.row_sum(t.excess(SAFETY))) / tokens + 1,
+        result |= {
+            "cispo/ratio_mean": s.sum(t.row_sum(t.ratio_minus_one(SAFETY))) / tokens + 1,
             "cispo/ratio_clamped_mean": s.sum(t.row_sum(applied.weight)) / np.maximum(tokens, 1.0),
             "cispo/ratio_max": s.max(t.row_max(t.ratio(SAFETY))),
             "cispo/ratio_min": s.min(t.row_min(t.ratio(SAFETY))),
         }
-    return found
+    return result
 
 
 LOG = Log("skyrl", log)
@@ -180,18 +180,18 @@ def skyrl(parts: Parts) -> Translation:
 def _decoupled(parts: Parts) -> Settings:
     parts.need(("old",), ("ppo_clip", "gspo", "cispo", "sapo"))
     on_tokens = any(rule.on_tokens for rule in parts.rules)
-    found: Settings = {}
+    result: Settings = {}
     veto = parts.take_veto(upper=True)
     if veto is not None:
-        found["outlier_token_is_threshold_low"] = veto.lower
-        found["outlier_token_is_threshold_high"] = veto.upper
+        result["outlier_token_is_threshold_low"] = veto.lower
+        result["outlier_token_is_threshold_high"] = veto.upper
     parts.split_mask()
     rule = parts.take("ratio", "token")
     if rule is not None:
         low, high = config.idle_bounds(rule.lower, rule.upper)
-        found |= {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high}
-    found |= _weight(parts, on_tokens) | _sequence_mask(parts, on_tokens)
-    return config.prefixed(CORRECTION, found) | _loss(parts.preset)
+        result |= {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high}
+    result |= _weight(parts, on_tokens) | _sequence_mask(parts, on_tokens)
+    return config.prefixed(CORRECTION, result) | _loss(parts.preset)
 
 
 def _weight(parts: Parts, on_tokens: bool) -> Settings:
@@ -258,10 +258,10 @@ def _bypass(parts: Parts) -> Settings:
         parts.weight = None
         bounds = {"eps_clip_low": 1 - weight.lower, "eps_clip_high": weight.upper - 1}
         return {"policy_loss_type": "rollout_is", **_short(bounds)}
-    found = parts.take_weight("token", actions=("truncate",), lower=True)
-    if found is None or found.upper is None:
+    result = parts.take_weight("token", actions=("truncate",), lower=True)
+    if result is None or result.upper is None:
         config.cannot("this weight")
-    bounds = _cispo_bounds(1 - (found.lower or 0.0), found.upper - 1)
+    bounds = _cispo_bounds(1 - (result.lower or 0.0), result.upper - 1)
     return {"policy_loss_type": "cispo", "cispo.cispo_anchor": "rollout", **_short(bounds)}
 
 

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 def log(t: Tokens, s: Totals) -> Numbers:
     """Return `train/` without the helper: the loss's own numbers, TIS or IcePop, and OPSM."""
     corrects = weighs(t.preset)
-    found = s.part(loss, t.only("loss", "clip"), corrects)
+    result = s.part(loss, t.only("loss", "clip"), corrects)
     if corrects:
-        found = found | s.part(tis, t.only("weight"))
+        result = result | s.part(tis, t.only("weight"))
     if t.preset.apply and opsm_rule(t.preset) is not None and t.advantage is not None:
-        found = found | {"opsm_clipfrac": of_samples(t, s, opsm_masks(t))}
-    return named("train/", found)
+        result = result | {"opsm_clipfrac": of_samples(t, s, opsm_masks(t))}
+    return named("train/", result)
 
 
 def of_samples(t: Tokens, s: Totals, x: Array) -> Number:
@@ -61,15 +61,15 @@ def loss(t: Tokens, s: Totals, corrected: bool) -> Numbers:
     def mean(x: Array) -> Number:
         return of_samples(t, s, t.row_mean(x & kept if x.dtype == bool else np.where(kept, x, 0.0)))
 
-    found = {"train_rollout_logprob_abs_diff": mean(abs(t.log_ratio))}
+    result = {"train_rollout_logprob_abs_diff": mean(abs(t.log_ratio))}
     if t.current is None:
-        return found
+        return result
     if t.advantage is not None:
-        found["pg_clipfrac"] = mean(clip_acts(t))
-    found["ppo_kl"] = mean(-t.u)
+        result["pg_clipfrac"] = mean(clip_acts(t))
+    result["ppo_kl"] = mean(-t.u)
     if corrected:
-        found["ois"] = of_samples(t, s, t.row_mean(t.update_ratio))
-    return found
+        result["ois"] = of_samples(t, s, t.row_mean(t.update_ratio))
+    return result
 
 
 def clip_acts(t: Tokens) -> Array:
@@ -87,7 +87,7 @@ def tis(t: Tokens, s: Totals) -> Numbers:
     return {
         "tis": of_samples(t, s, t.row_mean(t.ratio())),
         "tis_clipfrac": of_samples(t, s, share(t, t.n_above + t.n_below)),
-        "tis_abs": of_samples(t, s, t.row_mean(abs(t.excess()))),
+        "tis_abs": of_samples(t, s, t.row_mean(abs(t.ratio_minus_one()))),
     }
 
 
@@ -122,14 +122,14 @@ def opsm_masks(t: Tokens) -> Array:
 
 def mis_log(t: Tokens, s: Totals) -> Numbers:
     """Return `train/` with the helper, and its own `train/mis_`."""
-    found = named("train/", s.part(loss, t.applied.only("reject", "veto", "loss", "clip"), True))
-    found |= named("train/mis_", s.part(policy_gap, t.only()))
-    return found | (named("train/mis_", helper(t, s)) if weighs(t.preset) else {})
+    result = named("train/", s.part(loss, t.applied.only("reject", "veto", "loss", "clip"), True))
+    result |= named("train/mis_", s.part(policy_gap, t.only()))
+    return result | (named("train/mis_", helper(t, s)) if weighs(t.preset) else {})
 
 
 def policy_gap(t: Tokens, s: Totals) -> Numbers:
     """Return the helper's perplexities, KL and χ² estimates, averaged per sample first."""
-    d, x, difference = t.log_ratio, t.excess(SAFETY), -t.row_mean(t.log_ratio)
+    d, x, difference = t.log_ratio, t.ratio_minus_one(SAFETY), -t.row_mean(t.log_ratio)
     train, rollout = t.row_mean(t.train), t.row_mean(t.rollout)
 
     def mean(x: Array) -> Number:
@@ -168,32 +168,32 @@ def helper(t: Tokens, s: Totals) -> Numbers:
 
     after = mean(final if rows else t.row_mean(final))
     least, most = (final, final) if rows else (t.row_min(final), t.row_max(final))
-    found = {
+    result = {
         "tis_weight_before_bound": mean(raw if rows else t.row_mean(raw)),
         "tis_weight_after_bound": after,
     }
     if mode == "truncate":
-        found["tis_truncate_fraction"] = mean(share(t, t.n_above))
+        result["tis_truncate_fraction"] = mean(share(t, t.n_above))
     if mode == "clip":
-        found["tis_clip_fraction_low"] = mean(share(t, t.n_below))
-        found["tis_clip_fraction_high"] = mean(share(t, t.n_above))
+        result["tis_clip_fraction_low"] = mean(share(t, t.n_below))
+        result["tis_clip_fraction_high"] = mean(share(t, t.n_above))
     if mode == "mask":
-        found["tis_mask_fraction_low"] = outside(mask, "lower")
-        found["tis_mask_fraction_high"] = outside(mask, "upper")
+        result["tis_mask_fraction_low"] = outside(mask, "lower")
+        result["tis_mask_fraction_high"] = outside(mask, "upper")
     if rejects is not None or preset.veto is not None:
-        found["rs_mask_fraction_low"] = outside(rejects, "lower")
-        found["rs_mask_fraction_high"] = outside(rejects, "upper")
+        result["rs_mask_fraction_low"] = outside(rejects, "lower")
+        result["rs_mask_fraction_high"] = outside(rejects, "upper")
     if preset.veto is not None:
         hits = t.veto_hits(preset.veto)
-        found["rs_catastrophic_token_fraction"] = mean(hits / np.maximum(t.counted, 1))
-        found["rs_catastrophic_seq_fraction"] = mean(hits > 0)
-    found["is_ratio_mean_after_tis_rs"] = after
+        result["rs_catastrophic_token_fraction"] = mean(hits / np.maximum(t.counted, 1))
+        result["rs_catastrophic_seq_fraction"] = mean(hits > 0)
+    result["is_ratio_mean_after_tis_rs"] = after
     factor: Number = 1.0
     if weight.normalize:
         average = s.sum(t.row_sum(t.weight)) / s.sum(t.counted) if weight.over == "token" else after
         factor = np.where(average > SMALLEST_NORM, average, 1.0)
-        found["batch_norm_factor"] = factor * mean(t.one)
-    return found | {
+        result["batch_norm_factor"] = factor * mean(t.one)
+    return result | {
         "is_ratio_mean_final": after / factor,
         "is_ratio_min_final": mean(least) / factor,
         "is_ratio_max_final": mean(most) / factor,

@@ -15,8 +15,8 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.evaluator import Evaluator
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline import formulas
 from offpol_diag.pipeline.plan import LOSSES
@@ -30,12 +30,12 @@ class Tokens:
     """One batch under one preset.
 
     Attributes:
-        scene: the batch, and what was computed of it for other presets.
+        context: the batch, and what was computed of it for other presets.
         preset: the preset.
         padded: whether denominators of means count masked tokens too, as no trainer should.
     """
 
-    scene: Scene
+    context: BatchContext
     preset: Preset
     padded: bool = False
 
@@ -44,11 +44,11 @@ class Tokens:
 
         A weight or rule over the tokens that others leave keeps these others.
         """
-        found = {"policy": self.preset.policy} | {name: getattr(self.preset, name) for name in parts}
-        weight = found.get("weight")
+        result = {"policy": self.preset.policy} | {name: getattr(self.preset, name) for name in parts}
+        weight = result.get("weight")
         if weight is not None and weight.among != "all":
-            found |= {"reject": self.preset.reject, "veto": self.preset.veto}
-        return replace(self, preset=Preset("", "", **found))
+            result |= {"reject": self.preset.reject, "veto": self.preset.veto}
+        return replace(self, preset=Preset("", "", **result))
 
     @property
     def applied(self) -> Tokens:
@@ -61,24 +61,24 @@ class Tokens:
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key for all presets of the batch with this numerator."""
-        return self.scene.cached(("logs", self.preset.policy, key), make)
+        return self.context.cached(("logs", self.preset.policy, key), make)
 
     @property
     def evaluator(self) -> Evaluator:
         """What applies presets to the batch, one at a time."""
-        return self.scene.evaluator
+        return self.context.evaluator
 
     @property
     def batch(self) -> Batch:
         """The packed tokens."""
-        return self.scene.batch
+        return self.context.batch
 
     # ------------------------------------------------------------ numbers of sequences, [S]
 
     @property
     def n(self) -> Array:
         """Tokens of each sequence, [S] float64."""
-        return self.scene.cached("n", lambda: self.batch.lengths.astype(np.float64))
+        return self.context.cached("n", lambda: self.batch.lengths.astype(np.float64))
 
     @property
     def counted(self) -> Array:
@@ -88,12 +88,12 @@ class Tokens:
     @property
     def one(self) -> Array:
         """1 of each sequence, [S], to count them; `there` counts those with a token."""
-        return self.scene.cached("one", lambda: np.ones_like(self.n))
+        return self.context.cached("one", lambda: np.ones_like(self.n))
 
     @property
     def there(self) -> Array:
         """Sequences with a token, [S] bool."""
-        return self.scene.cached("there", lambda: self.n > 0)
+        return self.context.cached("there", lambda: self.n > 0)
 
     def row_sum(self, x: Array) -> Array:
         """Sum numbers over each sequence, or count flags: [T] → [S]; 0 for one without tokens."""
@@ -155,7 +155,7 @@ class Tokens:
             ("r", safety), lambda: np.exp(self.evaluator.log_ratio(self.preset.policy, safety))
         )
 
-    def excess(self, safety: float | None = None) -> Array:
+    def ratio_minus_one(self, safety: float | None = None) -> Array:
         """r − 1, Δ clamped to ±safety, [T]; precise near 0."""
         return self.evaluator.ratio_minus_one(self.preset.policy, safety)
 

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 def log(t: Tokens, s: Totals) -> Numbers:
     """Return `sampling/` while the correction is on, and what the clip does (grpo_trainer.py:3218-3258)."""
-    found = {} if t.preset.weight is None else named("sampling/", sampling(t, s))
+    result = {} if t.preset.weight is None else named("sampling/", sampling(t, s))
     if t.current is None or t.advantage is None:
-        return found
+        return result
     if t.preset.loss in ("ppo_clip", "gspo", "luspo"):
-        found |= named("clip_ratio/", clip_ratio(t, s))
+        result |= named("clip_ratio/", clip_ratio(t, s))
     if t.preset.loss == "cispo":
         _, high = cut(t)
-        found["cispo_clip_ratio"] = s.sum(t.row_sum(high)) / s.sum(t.counted)
+        result["cispo_clip_ratio"] = s.sum(t.row_sum(high)) / s.sum(t.counted)
     if t.preset.loss == "vespo" and t.old is not None:
-        found["vespo/phi_seq_mean"] = s.sum(phi(t)) / s.sum(t.one)
-    return found
+        result["vespo/phi_seq_mean"] = s.sum(phi(t)) / s.sum(t.one)
+    return result
 
 
 def sampling(t: Tokens, s: Totals) -> Numbers:
@@ -86,8 +86,8 @@ def phi(t: Tokens) -> Array:
     minus = t.row_sum(a < 0) > 0
     k = np.where(minus, shape.k_negative, shape.k_positive)
     rate = np.where(minus, shape.lambda_negative, shape.lambda_positive)
-    found: Array = formulas.vespo_factor(log_w, k, rate)  # type: ignore[no-untyped-call]
-    return found
+    result: Array = formulas.vespo_factor(log_w, k, rate)  # type: ignore[no-untyped-call]
+    return result
 
 
 LOG = Log("trl", log)
@@ -145,8 +145,8 @@ def _weights(parts: Parts) -> Settings:
             mode, low, high = "truncate", weight.lower, weight.upper
     if over not in MODES:
         config.cannot("weights of the geometric mean of the sequence")
-    found = {f"{KEY}correction": True, f"{KEY}mode": f"{MODES[over]}_{mode}", f"{KEY}clip_max": high}
-    return found if low is None else {**found, f"{KEY}clip_min": low}
+    result = {f"{KEY}correction": True, f"{KEY}mode": f"{MODES[over]}_{mode}", f"{KEY}clip_max": high}
+    return result if low is None else {**result, f"{KEY}clip_min": low}
 
 
 def threshold(key: str, delta: float | None) -> Settings:

@@ -46,29 +46,29 @@ def log(t: Tokens, s: Totals, generation: str) -> Numbers:
     preset, oldest = t.preset, generation == "2025-10"
     by_option, newest = generation >= "2026", generation == "2026-03"
     prefix = "mismatch/" if oldest else "rollout_corr/"
-    found = named(prefix + "mismatch_" * oldest, s.part(policy_gap, t.only(), not oldest))
+    result = named(prefix + "mismatch_" * oldest, s.part(policy_gap, t.only(), not oldest))
     if preset.weight is not None:
-        found |= named(prefix + "rollout_is_", weights(t, s, preset.weight, generation))
+        result |= named(prefix + "rollout_is_", weights(t, s, preset.weight, generation))
     if not by_option:
-        found |= named(prefix, veto(t, s))
+        result |= named(prefix, veto(t, s))
     for rule in () if oldest else preset.reject:
         if by_option:
-            found |= named(prefix + f"rollout_rs_{option_name(rule)}_", s.part(option, t.only(), rule))
+            result |= named(prefix + f"rollout_rs_{option_name(rule)}_", s.part(option, t.only(), rule))
         else:
             band = ratio_band(rule)
             high = band.upper or math.inf
             low = 1 / high if band.lower is None else band.lower
             whole = rule.over in ("sum", "mean")
-            found |= named(prefix + "rollout_rs_", s.part(ratios, t.only(), rule.over, low, high, whole))
+            result |= named(prefix + "rollout_rs_", s.part(ratios, t.only(), rule.over, low, high, whole))
     if preset.reject:
         stem = "rollout_is_" if oldest else "rollout_rs_"
-        found |= named(prefix + stem, s.part(masked, t.only("reject"), not by_option))
+        result |= named(prefix + stem, s.part(masked, t.only("reject"), not by_option))
     if newest and preset.policy == "old":
-        found |= named("training/", s.part(probabilities, t.only()))
+        result |= named("training/", s.part(probabilities, t.only()))
     if newest and t.current is not None and t.advantage is not None:
         parts = ("reject", "veto", "loss", "clip", "shape")
-        found |= named("actor/", s.part(update, t.applied.only(*parts)))
-    return found
+        result |= named("actor/", s.part(update, t.applied.only(*parts)))
+    return result
 
 
 def mean(t: Tokens, s: Totals, x: Array) -> Number:
@@ -92,7 +92,7 @@ def policy_gap(t: Tokens, s: Totals, chi2: bool) -> Numbers:
     def average(x: Array) -> Number:
         return s.sum(x) / rows
 
-    found = {
+    result = {
         "training_ppl": average(np.exp(-train)),
         "training_log_ppl": average(-train),
         "kl": mean(t, s, -d),
@@ -106,9 +106,9 @@ def policy_gap(t: Tokens, s: Totals, chi2: bool) -> Numbers:
         "ppl_ratio": average(np.exp(rollout - train)),
     }
     if chi2:
-        found["chi2_token"] = mean(t, s, t.ratio(SAFETY) ** 2) - 1
-        found["chi2_seq"] = average(np.exp(2 * t.row_sum(d).clip(-SAFETY, SAFETY))) - 1
-    return found
+        result["chi2_token"] = mean(t, s, t.ratio(SAFETY) ** 2) - 1
+        result["chi2_seq"] = average(np.exp(2 * t.row_sum(d).clip(-SAFETY, SAFETY))) - 1
+    return result
 
 
 # ---------------------------------------------------------------- the distribution of one statistic
@@ -175,12 +175,12 @@ def weights(t: Tokens, s: Totals, weight: Weight, generation: str) -> Numbers:
     low = band.lower or 1 / high
     whole = weight.over == "sum" or (weight.over == "mean" and not oldest)
     own = t.only("weight") if newest else t.only()
-    found = dict(s.part(ratios, own, weight.over, low, high, whole))
+    result = dict(s.part(ratios, own, weight.over, low, high, whole))
     if newest and weight.action == "mask":
-        found["oob_ratio"] = over_tokens(t, s, t.n_bounded)
+        result["oob_ratio"] = over_tokens(t, s, t.n_bounded)
     if weight.normalize and t.preset.apply and not oldest:
-        found["batch_norm_factor"] = s.part(norm, t.only("weight"))
-    return found
+        result["batch_norm_factor"] = s.part(norm, t.only("weight"))
+    return result
 
 
 def ratios(t: Tokens, s: Totals, over: Over, low: float, high: float, share_of_rows: bool) -> Numbers:
@@ -194,18 +194,18 @@ def ratios(t: Tokens, s: Totals, over: Over, low: float, high: float, share_of_r
     raw = np.exp(log.clip(-SAFETY, SAFETY))
     everyone = t.one > 0
     if t.preset.weight is None:
-        found = distribution(t, s, raw, by_row, low, high, 1.0, everyone)
+        result = distribution(t, s, raw, by_row, low, high, 1.0, everyone)
     else:
         x = as_applied(t, t.preset.weight, raw)
-        found = distribution(t, s, x, by_row, 0.0, high, 1.0, everyone)
+        result = distribution(t, s, x, by_row, 0.0, high, 1.0, everyone)
         row = (raw * t.n if by_row else t.row_sum(raw)) / (t.counted + EPS)
-        found |= {
+        result |= {
             "seq_fraction_high": s.sum(row > high) / s.sum(t.one),
             "seq_fraction_low": s.sum(row < low) / s.sum(t.one),
         }
     if by_row:
-        found["max"] = np.exp(np.minimum(s.max(log), SAFETY))
-        found["min"] = np.exp(s.min(log))
+        result["max"] = np.exp(np.minimum(s.max(log), SAFETY))
+        result["min"] = np.exp(s.min(log))
 
     def share(flags: Array) -> Number:
         if share_of_rows:
@@ -214,7 +214,7 @@ def ratios(t: Tokens, s: Totals, over: Over, low: float, high: float, share_of_r
 
     fractions = {"ratio_fraction_high": share(raw > high), "ratio_fraction_low": share(raw < low)}
     first = ("mean", "max", "min")
-    return {name: found[name] for name in first} | fractions | found
+    return {name: result[name] for name in first} | fractions | result
 
 
 def as_applied(t: Tokens, weight: Weight, raw: Array) -> Array:
@@ -231,8 +231,8 @@ def norm(t: Tokens, s: Totals) -> Number:
     total, units = t.row_sum(t.weight), t.n
     if weight.over != "token":
         total, units = total / np.maximum(t.n, 1), t.there
-    found = s.sum(total) / s.sum(units)
-    return np.where(found > SMALLEST_NORM, found, 1.0)
+    result = s.sum(total) / s.sum(units)
+    return np.where(result > SMALLEST_NORM, result, 1.0)
 
 
 # ---------------------------------------------------------------- rejection and veto
@@ -249,8 +249,8 @@ def option(t: Tokens, s: Totals, rule: Reject) -> Numbers:
     elif statistic == "k1":
         low = -math.inf if rule.lower is None else rule.lower
     x = t.aggregate(statistic, rule.over, SAFETY)
-    found = distribution(t, s, x, by_row, low, high, 0.0, t.there)
-    del found["eff_sample_size"]
+    result = distribution(t, s, x, by_row, low, high, 0.0, t.there)
+    del result["eff_sample_size"]
     rows, lost = s.sum(t.there), t.dropped_by(rule)
 
     def share(flags: Array) -> Number:
@@ -259,12 +259,12 @@ def option(t: Tokens, s: Totals, rule: Reject) -> Numbers:
     fractions = {"fraction_high": share(x > high), "fraction_low": share(x < low)}
     if statistic != "k1":  # the others have no lower threshold
         fractions["fraction_low"] = 0.0
-        del found["seq_fraction_low"]
+        del result["seq_fraction_low"]
     first = ("mean", "max", "min")
     return (
-        {name: found[name] for name in first}
+        {name: result[name] for name in first}
         | fractions
-        | found
+        | result
         | {"masked_fraction": over_tokens(t, s, lost), "seq_masked_fraction": s.sum(lost > 0) / rows}
     )
 
@@ -368,7 +368,7 @@ OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_m
 def verl(parts: Parts) -> Translation:
     """Today's keys, and those of the generation whose logs the preset has, or that could still express it."""
     preset = parts.preset
-    found: list[Translation] = []
+    result: list[Translation] = []
     failed: list[ConfigError] = []
     refused = ""
     for keys in (january, november, october):
@@ -377,23 +377,23 @@ def verl(parts: Parts) -> Translation:
         if keys is october and preset.logs != "verl-2025-10":
             break
         try:
-            found.append(keys(Parts(preset)))
+            result.append(keys(Parts(preset)))
         except ConfigError as error:
             failed.append(error)
             if keys is january:
                 refused = f"verl from 0.7.1 cannot say this: {error.message}"
-    if not found:
+    if not result:
         raise failed[0]
-    texts = dict.fromkeys(text for _, remarks in found for text in remarks)
-    return tuple(one for snippets, _ in found for one in snippets), (*texts, *config.remarks(refused))
+    texts = dict.fromkeys(text for _, remarks in result for text in remarks)
+    return tuple(one for snippets, _ in result for one in snippets), (*texts, *config.remarks(refused))
 
 
 def _translation(settings: Settings, preset: Preset, *notes: object, added: str = "") -> Translation:
     config.no_dual_clip(preset)
     settings = {**settings, **LOG_PROBS, **config.clip_settings(preset, CLIP, ACTOR)}
     idle = "bounds of 1.0e-9 and 1.0e+9 are idle: the log-ratio is clamped to ±20"
-    found = config.remarks(*notes, config.idle(settings) and idle, CLIP.remark(preset))
-    return schema.yaml_and_hydra("verl", settings, added), found
+    result = config.remarks(*notes, config.idle(settings) and idle, CLIP.remark(preset))
+    return schema.yaml_and_hydra("verl", settings, added), result
 
 
 def october(parts: Parts) -> Translation:
@@ -531,11 +531,11 @@ def _january_weight(parts: Parts) -> Settings:
         return {"rollout_is": None}
     low, high = config.idle_bounds(weight.lower, weight.upper)
     band = f"{schema.number(low)}_{schema.number(high)}"
-    found = {
+    result = {
         "rollout_is": LEVELS[weight.over],
         "rollout_is_threshold": band if weight.action == "mask" else high,
     }
-    return {**found, **({"rollout_is_batch_normalize": True} if weight.normalize else {})}
+    return {**result, **({"rollout_is_batch_normalize": True} if weight.normalize else {})}
 
 
 def _january_rules(parts: Parts) -> Settings:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from offpol_diag.analysis.first_pass import of_batch
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import norm_factor, normalised
-from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from tests import trainer_dumps
@@ -18,8 +18,8 @@ BUILT_IN = catalogue.load()
 
 
 def seen(preset, batch):
-    """Make the scene of the whole batch, with the cuts and tails that the preset needs."""
-    return Scene.of(batch, 0, 2, of_batch(batch, [preset]).fits)
+    """Make the context of the whole batch, with the cuts and tails that the preset needs."""
+    return BatchContext.of(batch, 0, 2, of_batch(batch, [preset]).fits)
 
 
 def ours(name, batch):

@@ -20,7 +20,7 @@ CPU = "cpu"
 
 
 @dataclass
-class Scene:
+class BatchContext:
     """A batch, its bootstrap draws [S, B], and one cache of what was computed of it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Scene:
         fits: BatchFits = NO_FITS,
         compiled: bool = False,
         device: str = CPU,
-    ) -> Scene:
+    ) -> BatchContext:
         """Build with bootstrap draws for every sequence."""
         return cls(batch, bootstrap.draws(batch.key, seed, replicates), fits, compiled, device)
 
@@ -58,7 +58,7 @@ class Scene:
         return self._memo.cached(key, make)
 
     def forget(self) -> None:
-        """Drop all cached values, which may refer to this scene: nothing else would soon."""
+        """Drop all cached values, which may refer to this object: nothing else would soon."""
         self._memo.clear()
 
     @property

@@ -28,10 +28,10 @@ from offpol_diag.engine import (
     worst,
 )
 from offpol_diag.engine.bootstrap import resampled
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
-from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.tally import Arrays, Names, Tally
 from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Policy, Preset, candidates
@@ -121,7 +121,7 @@ class Study:
         return normal.normalised(self.presets)
 
     @cached_property
-    def once(self) -> tuple[Preset, ...]:
+    def of_whole(self) -> tuple[Preset, ...]:
         """All other presets, whose sums are over the whole dump."""
         return tuple(preset for preset in self.presets if preset not in self.normalised)
 
@@ -159,38 +159,38 @@ def refuse_steps(tally: Tally) -> Tally:
         TooManySteps: it does.
     """
     for name in PER_STEP:
-        if name in tally.places:
-            sums = tally.places[name].arrays.sums["columns"]
+        if name in tally.by_key:
+            sums = tally.by_key[name].arrays.sums["columns"]
             scope.refuse_steps(len(sums), sums[:1].nbytes)
     return tally
 
 
 @np.errstate(all="ignore")
-def observe(study: Study, scene: Scene) -> Tally:
+def observe(study: Study, context: BatchContext) -> Tally:
     """Compute the tally of one batch."""
-    scope.refuse_steps(scope.count(scene.batch), 0)
+    scope.refuse_steps(scope.count(context.batch), 0)
     every = (gap.Gap, tails.Tails)
     first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
-    sums = PresetSums.of(scene, study.presets)  # a GPU computes them while the host goes on
-    weighed = PresetSums.of(scene, study.candidates, losses=False, ranking=True)
-    walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
+    sums = PresetSums.of(context, study.presets)  # a GPU computes them while the host goes on
+    weighed = PresetSums.of(context, study.candidates, losses=False, ranking=True)
+    walk(context, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
     parts = [
-        breakdowns.places(scene, study.main, study.group_by, study.kept),
-        Tally(prefixes.arrays(scene, study.main)),
-        *(Tally(tails.arrays(scene, drift)) for drift in study.drifts),
+        breakdowns.tally(context, study.main, study.group_by, study.kept),
+        Tally(prefixes.arrays(context, study.main)),
+        *(Tally(tails.arrays(context, drift)) for drift in study.drifts),
     ]
-    found, ranges = _of_presets(study, sums, weighed)
+    result, ranges = _of_presets(study, sums, weighed)
     del sums, weighed
     if study.pairs:
-        parts.append(drops.tally(scene, study.main, study.pairs))
-    logged, ends = logs.sums(scene, study.logging)
+        parts.append(drops.tally(context, study.main, study.pairs))
+    logged, ends = logs.sums(context, study.logging)
     records = {
-        "worst.sequences": worst.sequences(scene, study.main),
-        "worst.typical": worst.typical(scene, study.main),
-        "worst.tokens": worst.tokens(scene, study.main),
-        "sample": sample.sample(scene, study.main),
+        "worst.sequences": worst.sequences(context, study.main),
+        "worst.typical": worst.typical(context, study.main),
+        "worst.tokens": worst.tokens(context, study.main),
+        "sample": sample.sample(context, study.main),
     }
-    parts += [found, Tally(logged), Tally(_extremes(ranges | ends), records=records)]
+    parts += [result, Tally(logged), Tally(_extremes(ranges | ends), records=records)]
     return reduce(Tally.merge, parts)
 
 
@@ -202,46 +202,46 @@ def _extremes(ranges: Ranges) -> Arrays:
 
 def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Tally, Ranges]:
     """Tally all presets, and candidates; the per-sequence columns are freed on return."""
-    scene, apart = sums.scene, frozenset(preset.name for preset in study.normalised)
+    context, apart = sums.context, frozenset(preset.name for preset in study.normalised)
     columns = Columns.joined(*(part.columns(sums) for part in PARTS))
-    once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    of_all = scene.counts | update.shared(scene) | gap.rewards(scene)
+    of_whole, normalised = (columns.only(at) for at in _parted(columns.names, apart))
+    of_all = context.counts | update.shared(context) | gap.rewards(context)
     for drift in study.drifts:
-        of_all |= gap.columns(scene, drift)
-    every = Columns.joined(Columns.of(of_all), once)
+        of_all |= gap.columns(context, drift)
+    every = Columns.joined(Columns.of(of_all), of_whole)
     whole = Columns.joined(every, method.weight_columns(weighed), ranking.columns(weighed))
     arrays = Arrays(
         sums={
-            "columns": resampled(whole.parts, scene.draws, scene.batch.key),
+            "columns": resampled(whole.parts, context.draws, context.batch.key),
             "length": selection.by_length(sums),
         },
         names={"columns": Names(whole.names, whole.which)},
     )
     by_batch = Columns.joined(Columns.of({"tokens": sums.n}), normalised.trimmed)
-    places = {
+    by_key = {
         "groups": selection.by_group(sums),
-        "batches": normal.places(scene, by_batch, normal.ranges(sums, apart)),
+        "batches": normal.by_batch(context, by_batch, normal.ranges(sums, apart)),
     }
     if study.by_step:
-        scope.refuse_steps(scope.count(scene.batch), 8 * len(every.names) * scene.draws.shape[1])
-        places["steps"] = normal.places(scene, every)
-    pictures = charts.tally(scene, study.drifts, weighed)
-    return Tally(arrays, places).merge(pictures), _ranges(study, sums) | method.ranges(weighed)
+        scope.refuse_steps(scope.count(context.batch), 8 * len(every.names) * context.draws.shape[1])
+        by_key["steps"] = normal.by_batch(context, every)
+    pictures = charts.tally(context, study.drifts, weighed)
+    return Tally(arrays, by_key).merge(pictures), _ranges(study, sums) | method.ranges(weighed)
 
 
 @cache
 def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int], list[int]]:
     """Return the indices of the columns of other presets, and of the presets that are kept apart."""
     flags = [name.rpartition("|")[0] in apart for name in columns]
-    once, normalised = ([at for at, flag in enumerate(flags) if flag is x] for x in (False, True))
-    return once, normalised
+    of_whole, normalised = ([at for at, flag in enumerate(flags) if flag is x] for x in (False, True))
+    return of_whole, normalised
 
 
 def _ranges(study: Study, sums: PresetSums) -> Ranges:
     n = sums.n
     longest = n + sums.batch.masked
-    found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
+    result = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
-        found |= gap.ranges(sums.scene, drift)
+        result |= gap.ranges(sums.context, drift)
     weights = method.ranges(sums)
-    return found | {name: weights[name] for name in (f"{preset.name}|weight" for preset in study.once)}
+    return result | {name: weights[name] for name in (f"{preset.name}|weight" for preset in study.of_whole)}
