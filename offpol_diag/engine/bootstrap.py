@@ -94,9 +94,12 @@ def resampled(rows: Array | Sequence[Array], draws: Array, key: Array | None = N
     first = 0
     for part in parts:
         drawn = result[first : first + len(part), 1:]
-        filled = part.any(axis=1)  # rows of zeros, which short sequences have many of, are skipped
-        drawn[~filled] = 0.0
-        drawn[filled] = part[filled] @ draws
+        filled = part.any(axis=1)
+        if filled.all():
+            np.matmul(part, draws, out=drawn)
+        else:  # rows of zeros, which short sequences have many of, are skipped
+            drawn[~filled] = 0.0
+            drawn[filled] = part[filled] @ draws
         first += len(part)
     return result
 
