@@ -210,7 +210,7 @@ class ByKey:
         shift = int(shifts.max(initial=0))
         while len(np.unique(keys := self.keys >> shift << shift)) > MOST_STEPS:
             shift += 1
-        if len(shifts) == len(self) and (shifts == shift).all():
+        if (shifts == shift).all():
             return self
         result = self.grouped(keys)
         result.arrays.maxima["shift"][:] = shift
