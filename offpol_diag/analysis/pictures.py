@@ -1,4 +1,4 @@
-"""Read out what the pictures of a report are drawn from: the states of `engine.charts` as `Charts`."""
+"""Read out what the pictures of a report are drawn from: the arrays of `engine.charts` as `Charts`."""
 
 from __future__ import annotations
 

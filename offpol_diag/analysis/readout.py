@@ -1,4 +1,4 @@
-"""Read a finished tally out into the Summary: every state is read once, here."""
+"""Read a finished tally out into the Summary: every array is read once, here."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Study:
 
 
 PER_STEP = ("batches", "steps")
-"""Places of which sums of all columns are kept."""
+"""What is kept by key with sums of all columns."""
 
 
 def refuse_steps(tally: Tally) -> Tally:

@@ -1,1 +1,1 @@
-"""Measurement: batches are turned into mergeable states, and states into numbers by formulas."""
+"""Measurement: batches are turned into tallies, and tallies into numbers by formulas."""

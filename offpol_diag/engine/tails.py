@@ -155,7 +155,7 @@ def smooth(tail: Tail) -> Smooth | None:
     return Smooth(fitted.above, old, np.log(shared) + top)
 
 
-# ---------------------------------------------------------------- states of one batch
+# ---------------------------------------------------------------- one batch
 
 
 class Tails:
