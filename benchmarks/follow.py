@@ -15,15 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from offpol_diag.engine.accumulators import Sums
-
 import offpol_diag
 from offpol_diag.analysis.study import Study
-from offpol_diag.engine import accumulators, method
+from offpol_diag.engine import bootstrap, method
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
+from offpol_diag.engine.tally import Arrays, Names
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.summary import Number
@@ -36,15 +35,17 @@ def number(name: str, metric: str) -> Number:
     """Compute the metric of a preset, with its interval."""
     dump = open_dump([str(SAMPLE)])
     study = Study.of(dump.info.columns, (catalogue.load()[name],), (), 0)
-    seen: list[Sums] = []
+    seen: list[Arrays] = []
     for batch in dump.batches():
-        context = BatchContext.of(batch, study.seed, accumulators.REPLICATES)
+        context = BatchContext.of(batch, study.seed, bootstrap.REPLICATES)
         of_presets = method.columns(PresetSums.of(context, study.presets))
         columns = Columns.joined(Columns.of(context.counts), of_presets)
-        seen.append(Sums.of_stacked(columns.names, columns.parts, context.draws, batch.key, columns.which))
-    sums = reduce(Sums.merge, seen).read()
+        sums = bootstrap.resampled(columns.parts, context.draws, batch.key)
+        names = Names(columns.names, columns.which)
+        seen.append(Arrays(sums={"columns": sums}, names={"columns": names}))
     (row,) = [row for row in method.ROWS if row.name == metric]
-    ours = {key.removeprefix(f"{name}|"): values for key, values in sums.items()}
+    read = reduce(Arrays.merge, seen).read("columns")
+    ours = {key.removeprefix(f"{name}|"): values for key, values in read.items()}
     return Reader(ours, int(dump.info.rows)).number(row)
 
 

@@ -22,7 +22,7 @@ import part
 import rounds
 import torch
 
-from offpol_diag.analysis.first_pass import Found, Needs, read_ahead
+from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.engine import preset_sums
@@ -66,7 +66,7 @@ def scenes(bench: Bench) -> list[BatchContext]:
     """Load the dump's batches into memory, with what presets need of whole trainer batches."""
     dump = open_dump([str(bench.path)])
     asked = Needs.of(bench.presets, False)
-    fits = (read_ahead(Local(), dump, asked) if asked else Found(NO_FITS, None)).fits
+    fits = (read_ahead(Local(), dump, asked) if asked else FirstPass(NO_FITS, None)).fits
     return [BatchContext.of(batch, 0, 1, fits, device=bench.device) for batch in dump.batches()]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis import tally
+from offpol_diag.analysis import study
 from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
@@ -188,7 +188,7 @@ def test_a_gpu_has_the_numbers_of_a_cpu(device, lacking, dump, tmp_path):
     path = str(tmp_path / "dump.parquet")
     pq.write_table(pq.read_table(dump).drop_columns(lacking), path, row_group_size=16)
     here = with_own(numbers(analyze([path], presets=kinds.EACH, device="cpu")))
-    files = {"sequences": tmp_path / "sequences.parquet", "tally": tmp_path / "tally.json"}
+    files = {"sequences": tmp_path / "sequences.parquet", "tally": tmp_path / "a.tally"}
     with present("cuda"):
         summary = analyze([path], presets=kinds.EACH, device=device, **files)
     there = with_own(numbers(summary))
@@ -245,13 +245,13 @@ def arrays() -> list[str]:
 
 def test_the_sums_of_presets_are_started_before_the_host_computes_its_own(batch, monkeypatch):
     order: list[str] = []
-    plain = {"sums": tally.PresetSums.of, "walk": tally.walk}
+    plain = {"sums": study.PresetSums.of, "walk": study.walk}
     of = lambda *given, **how: order.append("sums") or plain["sums"](*given, **how)  # noqa: E731
-    monkeypatch.setattr(tally.PresetSums, "of", of)
-    monkeypatch.setattr(tally, "walk", lambda *given: order.append("walk") or plain["walk"](*given))
+    monkeypatch.setattr(study.PresetSums, "of", of)
+    monkeypatch.setattr(study, "walk", lambda *given: order.append("walk") or plain["walk"](*given))
     columns = ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages")
-    study = tally.Study.of(dict.fromkeys(columns, ""), catalogue.load().resolve("token_is"), (), 0)
-    tally.observe(study, BatchContext.of(batch, 0, 4))
+    asked = study.Study.of(dict.fromkeys(columns, ""), catalogue.load().resolve("token_is"), (), 0)
+    study.observe(asked, BatchContext.of(batch, 0, 4))
 
     assert order == ["sums", "sums", "walk"]
 

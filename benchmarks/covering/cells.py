@@ -11,7 +11,7 @@ import numpy as np
 from covering.truth import METRICS, PRESETS, Known
 from covering.worlds import WORLDS, World, batch
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_pass import Found
+from offpol_diag.analysis.first_pass import FirstPass
 from offpol_diag.analysis.replicates import Groups, less, of_preset
 from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Observe
@@ -45,7 +45,7 @@ def study() -> Study:
 def numbers(given: Batch) -> dict[str, Number]:
     """Return every number that has a truth, as a result holds it."""
     asked = study()
-    out = readout.Readout(asked, Observe(asked, Found(NO_FITS, None), rows=False)(given).tally)
+    out = readout.Readout(asked, Observe(asked, FirstPass(NO_FITS, None), rows=False)(given).tally)
     found = readout.metrics(out)
     for preset in asked.presets:
         metrics = readout.preset_metrics(out, preset)
