@@ -37,7 +37,7 @@ FORMAT = 3
 MAGIC = "offpol-diag tally {}\n"
 """The first line of a file, with the number of its format."""
 DIGEST = 16
-"""Bytes of the digest of all that follows it."""
+"""Bytes of a digest: of all that follows it, of a footer, of an id."""
 HINT = "give a file that `offpol-diag analyze --tally` wrote"
 DAMAGED = "copy it again, or analyze that piece again"
 AGAIN = "analyze the pieces again, all with the version that merges them"
@@ -154,7 +154,10 @@ class Piece(Model):
         return cls(
             facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
             run=run,
-            files=[File(name=str(part.path), mark=_digest(parquet.fingerprint(part))) for part in dump.parts],
+            files=[
+                File(name=str(part.path), mark=_digest(parquet.fingerprint(part)).hex())
+                for part in dump.parts
+            ],
             signs={
                 column: Signs(tokens=count.tokens, positive=count.positive, first=count.first)
                 for column, count in dump.signs.items()
@@ -172,8 +175,12 @@ class Held(NamedTuple):
     piece: Piece
 
 
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST).digest()
+
+
+def _mark(part: Part) -> str:
+    return _digest(parquet.fingerprint(part)).hex()
 
 
 def _id(part: Part, name: str, at: int) -> str:
@@ -184,7 +191,7 @@ def _id(part: Part, name: str, at: int) -> str:
         one = replace(part, span=(filled, filled + 1))
         *_, (_, table) = islice(parquet.tables(one, [name], 1 << 20), 1 if at == 0 else None)
         result = table.column(name)[at]
-    return _digest(str(value(result)).encode())
+    return _digest(str(value(result)).encode()).hex()
 
 
 # ---------------------------------------------------------------- the file
@@ -233,11 +240,7 @@ def write(path: Path, tally: TallyFile) -> None:
 
 def framed(data: bytes) -> bytes:
     """Return a file of an Arrow stream."""
-    return MAGIC.format(FORMAT).encode() + _digest_of(data) + data
-
-
-def _digest_of(data: bytes) -> bytes:
-    return blake2b(data, digest_size=DIGEST).digest()
+    return MAGIC.format(FORMAT).encode() + _digest(data) + data
 
 
 SCHEMA = pa.schema(
@@ -249,8 +252,8 @@ SCHEMA = pa.schema(
         "data": pa.large_binary(),
     }
 )
-"""A row for each array: name of the places ("" for the whole dump), kind, name, shape, and its numbers, or
-JSON, or an Arrow stream."""
+"""A row for each array: what its keys are of ("" for the whole dump), kind, name, shape, and its numbers, or
+JSON, or an Arrow stream, whose `shape` is how many records are kept, their room, and how many were seen."""
 
 
 def _packed(tally: Tally, about: About) -> bytes:
@@ -270,11 +273,11 @@ def streamed(table: pa.Table, compression: str | None = None) -> bytes:
     return data
 
 
-Row = tuple[str, str, str, list[int], bytes]
+Row = tuple[str, str, str, list[Any], bytes]
 
 
 def _rows(tally: Tally) -> Iterator[Row]:
-    """Yield the rows of a tally: arrays, names of their lines, keys of places, records."""
+    """Yield the rows of a tally: arrays, names of their lines, keys, records."""
     yield from _of_arrays("", tally.whole)
     for table, by_key in tally.by_key.items():
         whole = by_key.keys.dtype == np.int64
@@ -282,7 +285,7 @@ def _rows(tally: Tally) -> Iterator[Row]:
         yield table, "keys" if whole else "labels", by_key.bound, [], data
         yield from _of_arrays(table, by_key.arrays)
     for name, one in tally.records.items():
-        yield json.dumps([one.most, one.room, one.seen]), "records", name, [], streamed(one.table)
+        yield "", "records", name, [one.most, one.room, one.seen], streamed(one.table)
 
 
 def _of_arrays(table: str, arrays: Arrays) -> Iterator[Row]:
@@ -303,7 +306,7 @@ def _unpacked(rows: Iterable[Row]) -> Tally:
             keys = np.frombuffer(data, "<i8").astype(np.int64) if whole else _labels(json.loads(data))
             by_key[table], arrays[table] = (keys, name), Arrays()
         elif kind == "records":
-            most, room, seen = json.loads(table)
+            most, room, seen = shape
             records[name] = Records(most, pa.ipc.open_stream(data).read_all(), room, seen)
         elif kind == "names":
             names, lines = json.loads(data)
@@ -324,7 +327,6 @@ def _labels(texts: list[str]) -> Array:
 # ---------------------------------------------------------------- reading
 
 
-@np.errstate(all="ignore")
 def read(path: Path) -> TallyFile:
     """Read a file that `write` wrote.
 
@@ -362,6 +364,6 @@ def _data(path: Path) -> bytes:
     if int(result[1]) != FORMAT:
         what = f"tally format {int(result[1])}, this version reads format {FORMAT}"
         raise ResultError(f"{path}: {what}", "analyze that piece again with this version")
-    if _digest_of(rest[DIGEST:]) != rest[:DIGEST]:
+    if _digest(rest[DIGEST:]) != rest[:DIGEST]:
         raise ResultError(f"{path}: it is damaged", DAMAGED)
     return rest[DIGEST:]

@@ -48,9 +48,9 @@ class Sample:
     full: bool = False
 
     @classmethod
-    def read(cls, result: Records) -> Sample:
+    def read(cls, kept: Records) -> Sample:
         """Read the records that `sample` made."""
-        table = result.table
+        table = kept.table
         scalars = [json.loads(text) for text in table["scalars"].to_pylist()]
         return cls(
             ~table["score"].to_numpy(),
@@ -61,7 +61,7 @@ class Sample:
                 if name in table.column_names
             },
             {name: [row[name] for row in scalars] for name in (scalars[0] if scalars else ())},
-            result.seen > len(table),
+            kept.seen > len(table),
         )
 
 

@@ -70,7 +70,7 @@ def _tokens(delta: Array, offsets: Sequence[int], rows: Sequence[int]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def groups(result: ByKey) -> Iterator[tuple[int, int, Arrays]]:
+def groups(by_step: ByKey) -> Iterator[tuple[int, int, Arrays]]:
     """Yield the first and last step of each group, and what is kept of it; rising."""
-    for first, arrays in result.items():
+    for first, arrays in by_step.items():
         yield first, first + (1 << int(arrays.maxima["shift"])) - 1, arrays

@@ -48,22 +48,22 @@ def records(most: int, scored: Sequence[tuple[float, Model]]) -> Records:
     return Records.of(most, pa.table(columns))
 
 
-def read(result: Records, kind: type[M]) -> list[M]:
+def read(kept: Records, kind: type[M]) -> list[M]:
     """Read what `records` kept, best first."""
-    return [kind.model_validate(json.loads(text)) for text in result.table["record"].to_pylist()]
+    return [kind.model_validate(json.loads(text)) for text in kept.table["record"].to_pylist()]
 
 
-def renumbered(result: Records, rows: int) -> Records:
+def renumbered(kept: Records, rows: int) -> Records:
     """Return records of sequences that are named by their row, where so many rows come before them."""
     texts = []
-    for text in result.table["record"].to_pylist():
+    for text in kept.table["record"].to_pylist():
         record = json.loads(text)
         number = record["sequence_id"]
         if number.isdecimal() and len(number) < 20:
             record["sequence_id"] = str(int(number) + rows)
         texts.append(json.dumps(record))
-    table = result.table.set_column(1, "record", pa.array(texts, pa.string()))
-    return Records.of(result.most, table, seen=result.seen)
+    table = kept.table.set_column(1, "record", pa.array(texts, pa.string()))
+    return Records.of(kept.most, table, seen=kept.seen)
 
 
 def sequences(context: BatchContext, drift: Drift) -> Records:
