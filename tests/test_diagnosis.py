@@ -626,6 +626,10 @@ def test_merging_samples_is_associative_and_bounded(many, longest):
 
     assert (one.order == two.order).all()
     assert (np.diff(one.order) > 0).all()
+    every = np.sort(np.concatenate([Sample.read(x).order for x in (a, b, c)]))
+    assert (one.order == every[: len(one.order)]).all()  # those of the lowest hashes
+    large = made(rng(), 2 * SEQUENCES, 4)  # of a batch, too
+    assert Sample.read(large).order.max() < 0
     assert (one.values["q"] == two.values["q"]).all()
     assert one.scalars == two.scalars
     assert set(one.scalars["host"]) == {"a\ud800"}

@@ -109,3 +109,16 @@ def test_a_signal_leaves_no_temporary_folder_that_was_just_made(
     with suppress(SystemExit):
         wholefiles.TemporaryFolder()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_leaves_the_temporary_folder_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with wholefiles.TemporaryFolder() as folder:
+        if (child := os.fork()) == 0:
+            folder.__exit__()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert folder.path.is_dir()
+    assert not folder.path.exists()
