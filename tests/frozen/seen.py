@@ -333,6 +333,7 @@ REPEATED = re.compile(
 VARIES = (
     (r"(\| (?:offpol-diag|peak memory|seconds, [a-z ]+) \| )[^|]*( \|)", r"\1…\2"),
     (r"(?m)^((?:offpol-diag|peak memory|seconds, [a-z ]+?)  +)\S.*()$", r"\1…\2"),
+    (r"(The run\nwhat +value\n─)─*()", r"\1…\2"),
     (r'( time=")[^"]*(")', r"\1…\2"),
     (r'(name="version" value=")[^"]*(")', r"\1…\2"),
     (r"><(?=test|prop|fail|skip|error|system)", r">\n<"),
