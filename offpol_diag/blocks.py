@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offpol_diag.bands import Tone as Tone
+from offpol_diag.metrics import Tone as Tone
 from offpol_diag.summary import Number
 
 

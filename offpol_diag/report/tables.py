@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from offpol_diag.blocks import Block, Table
 from offpol_diag.frames import Data, Value, named
+from offpol_diag.metrics import REGIMES
 from offpol_diag.report.picture import Picture, number
 from offpol_diag.report.sections import sections
 from offpol_diag.report.sections.charts import Charts, cause
-from offpol_diag.report.sections.numbers import REGIMES, Tiles, alerts
+from offpol_diag.report.sections.numbers import Tiles, alerts
 from offpol_diag.report.sections.opening import opening
 from offpol_diag.report.sections.presets import Cards
 from offpol_diag.report.sections.sweep import QUARTERS, kept_metric

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text as Line
 
-from offpol_diag.bands import Tone
+from offpol_diag.metrics import Tone
 from offpol_diag.numerals import minus, value_or_dash, written
 from offpol_diag.printable import printable
 from offpol_diag.report.render.dots import share

@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import PurePath
 from typing import Any
 
-from offpol_diag.bands import tone
 from offpol_diag.blocks import Block, Figure, Section, Table, Text
 from offpol_diag.check import Checked
+from offpol_diag.metrics import METRICS, tone
 from offpol_diag.numerals import counted, minus, say, written
 from offpol_diag.report.picture import Picture, listed
 from offpol_diag.report.render.embedded import (
@@ -43,7 +43,6 @@ _WHOLE = re.compile(
     r"(?:[\w/]+ ?)?(?:[≤≥=±]|&[lg]t;) ?[−-]?[\w½][\w.,%]*"
 )
 _CODE = re.compile("`([^`]+)`")
-LOG_SPARKS = frozenset({"k3", "chi2_token", "chi2_sequence"})
 
 __all__ = ["read_back", "render_html", "templates_dir"]
 
@@ -205,7 +204,7 @@ def _tile(tile: Tile, summary: Summary) -> tuple[str, str, Any]:
     metric = tile.key.rpartition(".")[2]
     rows = [one for one in summary.charts.bands if one.metric == metric and one.name == tile.band]
     tints = [(one.low, one.high, tone(one.name)) for one in rows if tile.tone not in ("good", None)]
-    log = metric in LOG_SPARKS and all(one is None or one > 0 for one in tile.curve)
+    log = metric in METRICS and METRICS[metric].log and all(one is None or one > 0 for one in tile.curve)
     curve = spark(tile.curve, tints, log) if tile.curve else ""
     below = " · ".join(filter(None, (interval, tile.beside)))
     return minus(value) if tile.number.known else "–", minus(below), curve

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from offpol_diag.bands import Tone
 from offpol_diag.blocks import Block, Code, Section, Table, Text, Verdict, plain
 from offpol_diag.check import Checked
+from offpol_diag.metrics import Tone
 from offpol_diag.numerals import value_or_dash, written
 from offpol_diag.printable import printable, printable_lines
 from offpol_diag.report.render.brief import value_of

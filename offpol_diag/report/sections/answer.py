@@ -13,14 +13,13 @@ from statistics import median
 from typing import Literal
 
 from offpol_diag.advice.prescription import expressible, prescribed
-from offpol_diag.bands import Tone, band, tone
+from offpol_diag.metrics import PAIRS, Tone, band, title, tone
 from offpol_diag.numerals import count, counted, doubted, rounded, say, written
 from offpol_diag.presets.candidates import DEFAULT, NOTHING
 from offpol_diag.presets.tuning import command
 from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.diagnosis import cause_details, is_bug, undecided
 from offpol_diag.report.sections.numbers import (
-    DRIFTS,
     Tile,
     alerts,
     curve,
@@ -53,15 +52,15 @@ ALONE = "A correction alone does not save the run."
 STANDARD = ("seq_is", "seq_mis", "geo_rs")
 """Presets of whole sequences that are shown beside the recommended rule."""
 WEIGHTS = (
-    ("ess_tokens", "ESS of tokens"),
-    ("ess_sequences", "ESS of sequences"),
-    ("weight_max", "Largest weight"),
-    ("weight_mean", "Mean weight"),
-    ("truncated_high", "Above the upper bound"),
-    ("truncated_low", "Below the lower bound"),
-    ("tokens_weighted", "Tokens with a weight"),
-    ("tokens_rejected", "Rejected"),
-    ("sequences_dropped", "Dropped sequences"),
+    "ess_tokens",
+    "ess_sequences",
+    "weight_max",
+    "weight_mean",
+    "truncated_high",
+    "truncated_low",
+    "tokens_weighted",
+    "tokens_rejected",
+    "sequences_dropped",
 )
 """Rows of the table of weights under the method, the runner-up and no correction."""
 TITLES = {
@@ -269,7 +268,7 @@ def headline(summary: Summary) -> tuple[str, ...]:
     size = ""
     if k3.known:
         value, interval = written(k3.model_copy(update={"note": None}))
-        over = f" ({DRIFTS[prefix]})" if prefix else ""
+        over = f" ({PAIRS[prefix]})" if prefix else ""
         size = f"K3 KL is {value} nats per token{f' {interval}' if interval else ''}{over}"
     if given is not None and given.verdict == "bug":
         after = given.causes[0].after if given.causes else None
@@ -487,7 +486,7 @@ def _weights(summary: Summary, given: Recommendation) -> Weights | tuple[()]:
     ess = {key: known.get(prefix + key) for key in ("ess_tokens", "ess_sequences")}
     raw = {**ess, "weight_mean": known.get(f"{prefix}mean_ratio")}
     columns: list[Mapping[str, Number | None]] = [raw, *(given.numbers[name] for name in names)]
-    rows = ((title, tuple(column.get(key) for column in columns)) for key, title in WEIGHTS)
+    rows = ((title(key), tuple(column.get(key) for column in columns)) for key in WEIGHTS)
     return ("uncorrected", *names), tuple(row for row in rows if any(one and one.value for one in row[1]))
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from offpol_diag.bands import Tone, tone
 from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, Verdict
+from offpol_diag.metrics import Tone, tone
 from offpol_diag.numerals import count, rounded, say, say_value
 from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, at_places, listed
 from offpol_diag.report.sections.diagnosis import is_bug

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from offpol_diag.bands import Tone
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.check import Checked, Finding, MetricCheck
 from offpol_diag.check.result import UNKNOWN, relative_difference
+from offpol_diag.metrics import Tone
 from offpol_diag.numerals import count, counted, rounded
 from offpol_diag.report.picture import Kind, Layer, Panel, Picture
 from offpol_diag.report.sections.opening import Fact, Opening

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from offpol_diag.blocks import Block, Cell, Section, Table, Text
-from offpol_diag.directions import FIRST_PRESET
+from offpol_diag.metrics import FIRST_PRESET
 from offpol_diag.numerals import count
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.report.sections.drops import drops

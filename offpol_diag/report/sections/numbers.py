@@ -8,56 +8,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from offpol_diag.bands import Tone, band, tone
 from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, filled
+from offpol_diag.metrics import METRICS, PAIRS, REGIMES, Tone, band, title, tone
 from offpol_diag.numerals import count, counted, doubted, rounded, say, written
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.summary import Fired, Number, Place, Series, Summary
 
-DRIFTS = {"": "rollout → old", "total.": "rollout → current", "drift2.": "old → current"}
-"""Prefix → the pair of policies; the first that is known is the main one."""
 TILES = (
-    ("K3 KL", "k3", "nats/token", True),
-    ("PPL ratio", "ppl_ratio", "", True),
-    ("ESS, tokens", "ess_tokens", "", True),
-    ("ESS, sequences", "ess_sequences", "", True),
-    ("χ², tokens", "chi2_token", "", True),
-    ("χ², sequences", "chi2_sequence", "", False),
-    ("Pareto k̂, tokens", "khat_tokens", "", True),
+    ("k3", "nats/token", True),
+    ("ppl_ratio", "", True),
+    ("ess_tokens", "", True),
+    ("ess_sequences", "", True),
+    ("chi2_token", "", True),
+    ("chi2_sequence", "", False),
+    ("khat_tokens", "", True),
 )
-"""Title, metric, unit, and whether it stands in the short answer."""
+"""Number, unit, and whether it stands in the short answer."""
 FEWEST = 6
 """Fewest values without intervals whose scatter tells whether a curve is flat."""
-MEANINGS = {
-    "k3": "KL(π_rollout‖π_train) per token; never negative",
-    "k1": "the same KL, plain estimator; were it clearly below 0, the logged log-probs cannot be right",
-    "mean_ratio": "E[r]; 1 when the tokens were sampled from the logged policy",
-    "ess_tokens": "effective sample size of the raw token weights, as a share: E[r]² / (1 + χ²)",
-    "ess_sequences": "the same of the raw product weights of whole sequences",
-    "khat_tokens": "tail of the token weights; above 0.7 their mean cannot be estimated",
-    "khat_sequences": "tail of the sequence weights; above 0.7 their mean cannot be estimated",
-    "chi2_token": "E[r²] − 1: the variance of the token weights where E[r] = 1; below 0 it is no χ²",
-    "chi2_sequence": "variance of the sequence weights; grows exponentially with length",
-    "ppl_ratio": "perplexity of the trainer over that of the engine, mean over sequences",
-    "prob_diff_mean": "mean |p − q| of the sampled tokens",
-    "f_2": "tokens whose probability differs by more than a factor of 2",
-    "k3_top1_share": "share of K3 in the worst 1% of tokens",
-}
-REGIMES = (
-    ("k3", "–", "1e-5 to 1e-3", "dense model, BF16", "SGLang/miles, study of train-inference mismatch"),
-    (
-        "k3",
-        "–",
-        "1e-3 to 1e-1",
-        "mixture of experts, BF16",
-        "SGLang/miles, study of train-inference mismatch",
-    ),
-    ("k3", "–", "1.9e-3 to 2.0e-3", "Qwen3-30B-A3B (MoE), healthy run", "Dynamo + verl recipe notes"),
-    ("mult_prob_error", "–", "above 1.05", "any; to be investigated", "NeMo-RL, GRPO guide"),
-    ("prob_diff_mean", "–", "above 0.01", "any; precision problem", "verl FAQ"),
-    ("pearson", "–", "0.999", "Qwen3-30B-A3B (MoE), healthy run", "Dynamo + verl recipe notes"),
-)
-"""Published observations, as rows of the table of bands."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +119,7 @@ def numbers(summary: Summary) -> Section | None:
 
 def drift(summary: Summary) -> str:
     """Return the prefix of the main pair of policies: rollout → old, else rollout → current."""
-    known = (prefix for prefix in DRIFTS if summary.metrics.get(f"{prefix}k3", Number()).value is not None)
+    known = (prefix for prefix in PAIRS if summary.metrics.get(f"{prefix}k3", Number()).value is not None)
     return next(known, "")
 
 
@@ -184,7 +152,7 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
         flat = bool(values) and is_flat(summary, "reward")
         ends = intervals_of(summary, "reward") if values else ()
         found.append(
-            Tile("Mean reward", "mean_reward", reward, "", "", None, values, flat=flat, intervals=ends)
+            Tile(title("mean_reward"), "mean_reward", reward, "", "", None, values, flat=flat, intervals=ends)
         )
     given = summary.recommendation
     weighed = given.numbers.get(given.title, {}) if given and given.title and not is_bug(summary) else {}
@@ -202,7 +170,7 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     return tuple(found)
 
 
-def _tile(summary: Summary, label: str, key: str, unit: str, short: bool) -> Tile | None:
+def _tile(summary: Summary, key: str, unit: str, short: bool) -> Tile | None:
     prefix = drift(summary)
     number = summary.metrics.get(prefix + key, Number())
     values = tuple(value for _, value in curve(summary, key))
@@ -222,7 +190,7 @@ def _tile(summary: Summary, label: str, key: str, unit: str, short: bool) -> Til
         beside, named = short_of_0, ("", None)
     flat = bool(values) and is_flat(summary, key)
     ends = intervals_of(summary, key) if values else ()
-    return Tile(label, prefix + key, number, unit, *named, values, doubt, beside, short, flat, ends)
+    return Tile(title(key), prefix + key, number, unit, *named, values, doubt, beside, short, flat, ends)
 
 
 def below_0(name: str, number: Number) -> str:
@@ -361,24 +329,25 @@ def _saw(one: Fired, summary: Summary) -> str:
 def _meanings(summary: Summary, collapsed: bool) -> Table:
     """Return the main numbers of the main pair, each with what it says."""
     known, prefix = summary.metrics, drift(summary)
-    keys = {prefix + name: says for name, says in MEANINGS.items() if prefix + name in known}
+    said = {name: one.meaning for name, one in METRICS.items() if one.meaning}
+    keys = {prefix + name: says for name, says in said.items() if prefix + name in known}
     rows = [(key, known[key], says) for key, says in keys.items()]
-    said, header = "What the headline numbers mean", ("number", "value", "what it says")
-    return Table("headline", said, header, rows, collapsed=collapsed, folded=True)
+    caption, header = "What the headline numbers mean", ("number", "value", "what it says")
+    return Table("headline", caption, header, rows, collapsed=collapsed, folded=True)
 
 
 def _policies(summary: Summary) -> Table:
     """Return every number for each pair of policies, side by side."""
     known = summary.metrics
     pairs = {
-        prefix: DRIFTS[prefix]
+        prefix: PAIRS[prefix]
         for prefix in ("", "drift2.", "total.")
         if known.get(f"{prefix}k3", Number()).known
     }
     names = dict.fromkeys(
-        key.removeprefix(prefix) for key in known for prefix in DRIFTS if prefix and key.startswith(prefix)
+        key.removeprefix(prefix) for key in known for prefix in PAIRS if prefix and key.startswith(prefix)
     )
-    names |= {name: None for name in MEANINGS if names and name in known}
+    names |= {name: None for name, one in METRICS.items() if names and one.meaning and name in known}
     none = Number(unknown="not computed for this pair")
     rows: list[tuple[Cell, ...]] = [
         (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs

@@ -8,11 +8,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from offpol_diag.bands import Tone
-from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES, worse
 from offpol_diag.gate import outcome
 from offpol_diag.gate.diagnosis import plain
 from offpol_diag.gate.verdicts import say_limit
+from offpol_diag.metrics import FIRST_GAP, PAIRS, Tone, title, worse
 from offpol_diag.numerals import count, counted, rounded, say, say_value, value_or_dash, written
 from offpol_diag.report.picture import Colour, Layer, Panel, Picture, Values, at_places
 from offpol_diag.report.sections import gate as gates
@@ -36,16 +35,6 @@ from offpol_diag.summary import (
 
 MOST, TILES = 12, 8
 """Presets in a chart; tiles in all."""
-LABELS = {
-    "k3": "K3 KL",
-    "k1": "K1",
-    "mean_ratio": "E[r]",
-    "ess_tokens": "ESS, tokens",
-    "ess_sequences": "ESS, sequences",
-    "chi2_token": "χ², tokens",
-    "chi2_sequence": "χ², sequences",
-    "ppl_ratio": "PPL ratio",
-}
 NAMES = {
     "tokens_kept": "Kept tokens",
     "sequences_kept": "Kept sequences",
@@ -259,7 +248,7 @@ def _of_presets(shown: Mapping[str, PresetResult], found: Comparison) -> Iterato
 
 
 def _runs(summary: Summary, found: Against) -> Opening:
-    prefix = next((one for one in GAP_PREFIXES if any(c.name == f"{one}k3" for c in found.contrasts)), "")
+    prefix = next((one for one in PAIRS if any(c.name == f"{one}k3" for c in found.contrasts)), "")
     by_name = {one.name: one for one in found.contrasts}
     lead = by_name.get(f"{prefix}k3")
     differ = f"{count(found.differing)} of {count(found.tested)} metrics differ"
@@ -307,7 +296,7 @@ def _judged(one: Contrast | None, prefix: str) -> Tone | None:
     """Return whether B is better (good) or worse (bad) than A; None where that cannot be said."""
     if one is None or not one.differs or one.a.value is None or one.b.value is None:
         return None
-    way = worse(prefix, one.name.removeprefix(prefix))
+    way = worse(one.name)
     if way.sign == "either":
         return None
     a, b = (abs(v - way.target) if way.sign == "away" else v for v in (one.a.value, one.b.value))
@@ -321,7 +310,7 @@ def _contrast(one: Contrast) -> Fact:
     band = {"good": "better", "bad": "worse"}.get(tone or "", band)
     value = f"{value_or_dash(one.a)} → {value_or_dash(one.b)}"
     below = one.reason if one.differs is None else below_0(name, one.b) or below_0(name, one.a)
-    return Fact(LABELS.get(name, name), value, one.effect, band, tone, below, one.name)
+    return Fact(title(name), value, one.effect, band, tone, below, one.name)
 
 
 def _both(axis: str, a: Location, b: Location) -> Picture | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, filled
 from offpol_diag.errors import ConfigError
+from offpol_diag.metrics import title
 from offpol_diag.numerals import minus, written
 from offpol_diag.presets import Preset, catalogue, formulas
 from offpol_diag.report.sections.answer import ahead, trainer_of
@@ -15,13 +16,7 @@ from offpol_diag.summary import Number, Numbers, PresetResult, Recommendation, S
 from offpol_diag.trainers import config_for
 
 Presets = Mapping[str, PresetResult]
-COLUMNS = (
-    ("tokens_weighted", "Tokens with a weight"),
-    ("ess_tokens", "ESS, tokens"),
-    ("ess_sequences", "ESS, sequences"),
-    ("truncated_high", "Above the bound"),
-    ("k3", "K3 of what is not rejected"),
-)
+COLUMNS = ("tokens_weighted", "ess_tokens", "ess_sequences", "truncated_high", "k3")
 MORE = (
     "tokens_rejected",
     "weight_mean",
@@ -81,7 +76,7 @@ class Cards(Composite):
     own: str
     bug: bool
     uncorrected: tuple[tuple[str, Numbers], ...] = ()
-    columns: tuple[tuple[str, str], ...] = COLUMNS
+    columns: tuple[tuple[str, str], ...] = tuple((name, title(name)) for name in COLUMNS)
 
     @property
     def presets(self) -> tuple[Card, ...]:
@@ -107,7 +102,7 @@ class Cards(Composite):
         """Return a table of all presets if they are few, else of the first of each family."""
         many, every = len(self.presets) > FEW, len(self.presets)
         some = [one for one in self.cards if one.mark or one.first or not many]
-        names = [*DECISIVE] if many else [*(key for key, _ in COLUMNS), *MORE]
+        names = [*DECISIVE] if many else [*COLUMNS, *MORE]
         names = [name for name in names if any(_known(one.metrics, name) for one in some)]
         found = [(title, "–", raw) for title, raw in self.uncorrected]
         for one in some:
@@ -181,7 +176,7 @@ def _pinned(summary: Summary) -> tuple[Card, ...]:
 
 def _numbers(found: Numbers) -> tuple[tuple[float | None, str], ...]:
     """Return the columns of a row, each with its value to sort by."""
-    return tuple(_cell(found.get(name, Number())) for name, _ in COLUMNS)
+    return tuple(_cell(found.get(name, Number())) for name in COLUMNS)
 
 
 def _cell(number: Number) -> tuple[float | None, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from offpol_diag.blocks import Block, Cell, Section, Table, Text, Tone, Verdict, filled
-from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES
+from offpol_diag.metrics import FIRST_GAP, PAIRS
 from offpol_diag.numerals import count, say_value
 from offpol_diag.report.sections import columns
 from offpol_diag.summary import Against, Contrast, DumpFacts, Number, Summary
@@ -94,7 +94,7 @@ def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
 def _tables(found: Against) -> tuple[Block, ...]:
     """Return tables of differing, equal (main metrics unfolded) and untested numbers."""
     names = {one.name for one in found.contrasts}
-    prefix = next((drift for drift in GAP_PREFIXES if f"{drift}k3" in names), "")
+    prefix = next((drift for drift in PAIRS if f"{drift}k3" in names), "")
     main = {prefix + name for name in FIRST_GAP}
     differ = [one for one in found.contrasts if one.differs]
     alike, alike_more, rest, rest_more = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from offpol_diag.blocks import Block, Cell, Code, Section, Table, Text, Verdict
-from offpol_diag.directions import PRESET, Worse, worse
+from offpol_diag.metrics import worse
 from offpol_diag.numerals import count, say, value_or_dash
 from offpol_diag.report.sections import columns
 from offpol_diag.report.sections.answer import about
@@ -49,12 +49,6 @@ def short(summary: Summary) -> tuple[Section, ...]:
     elif summary.sweep is not None:
         blocks = _sweep(summary, summary.sweep)
     return (Section("short", "", blocks),) if blocks else ()
-
-
-def direction(sign: Worse) -> str:
-    """Return in words which way a number is better."""
-    words = {"higher": "lower", "lower": "higher", "either": "–"}
-    return words.get(sign.sign, f"near {sign.target:g}")
 
 
 # ---------------------------------------------------------------- presets side by side
@@ -118,7 +112,7 @@ def _by_number(able: Mapping[str, PresetResult], found: Comparison, ranked: bool
         if known:
             best = (found.better.get(name, "–"),) if ranked else ()
             unit = {"fraction": "share", "": "–"}.get(known[0].unit, known[0].unit)
-            rows.append((name, unit, direction(PRESET[name]), *map(value_or_dash, numbers), *best))
+            rows.append((name, unit, worse(name).better, *map(value_or_dash, numbers), *best))
     header = ("number", "unit", "better", *able, *(("ahead",) if ranked else ()))
     notes = tuple(f"{name}: {one.method}" for name, one in able.items())
     return Table("decisive", "", header, tuple(rows[:DOZEN]), notes)
@@ -138,7 +132,7 @@ def _by_preset(able: Mapping[str, PresetResult], found: Comparison) -> Table:
         (same[0] + (f" and {len(same) - 1} equal" if len(same) > 1 else ""), *cells)
         for cells, same in rows.items()
     ]
-    notes = (f"better: {', '.join(f'{name} {direction(PRESET[name])}' for name in names)}",)
+    notes = (f"better: {', '.join(f'{name} {worse(name).better}' for name in names)}",)
     left = (f"{count(len(lines) - FEW_ROWS)} more rows: -v.",) if len(lines) > FEW_ROWS else ()
     shown = lines if not left else [*lines[: FEW_ROWS - 1], lines[-1]]
     return Table("decisive", "", ("preset", *names), tuple(shown), (*notes, *left))
@@ -168,8 +162,7 @@ def _runs(summary: Summary) -> tuple[Block, ...]:
 
 
 def _contrast(one: Contrast) -> tuple[Cell, ...]:
-    prefix, dot, name = one.name.rpartition(".")
-    better = direction(worse(prefix + dot, name))
+    better = worse(one.name).better
     nats = " (nats)" if one.a.unit == "nats" else ""
     both = f"{value_or_dash(one.a)} → {value_or_dash(one.b)}"
     return (f"{one.name}{nats}", better, both, one.effect or "not told apart")
