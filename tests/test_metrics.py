@@ -1,6 +1,7 @@
 """The table of numbers: names, directions, bands and published levels."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -17,7 +18,7 @@ def test_bands_follow_each_other_towards_the_worse(name):
     rows = BANDS[name]
     assert start(rows[0]) is None
     assert start_of_next(rows[-1]) is None
-    for one, following in zip(rows, rows[1:], strict=False):
+    for one, following in pairwise(rows):
         assert start_of_next(one) == start(following)
         inside = start_of_next(one) * (1.01 if worse(name).sign == "lower" else 0.99)
         assert band(name, Number(value=max(inside, 1.0) if name == "ppl_ratio" else inside)) == one

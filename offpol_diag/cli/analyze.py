@@ -44,8 +44,6 @@ def analyze(
     the tallies. Cut between training steps: methods that judge a token by its whole step (M2PO, Pareto
     smoothing, advantages made of rewards) are exact only where each step lies whole in one piece.
     """
-    from offpol_diag.report.sections.diagnosis import is_bug
-
     dumps = defaults.dumps(dump, request.quiet)
     files = Outputs(
         None if no_html else out or default_html(dumps),
@@ -65,6 +63,6 @@ def analyze(
         summary = request.run(
             "analyze", dumps, request.presets(named), every_log=presets is not None, **staged
         )
-        files.write(with_texts(summary, tokenizer), verbose, whole=no_html)
-    if strict and is_bug(summary):
+        files.write(with_texts(summary, tokenizer), verbose)
+    if strict and summary.is_bug:
         raise SystemExit(FAILED)

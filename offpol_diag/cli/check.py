@@ -65,7 +65,6 @@ def check(
 
         catalogue = load(request.preset_file)
     from offpol_diag.check.verdict import check as checked
-    from offpol_diag.report.sections.check import sections
 
     found = checked(
         dumps,
@@ -79,6 +78,6 @@ def check(
         reading=request.reading(),
         on_bad_row=request.on_bad_row,
     )
-    files.write(found, sections=sections(found, whole=verbose))
+    files.write(found, verbose)
     if strict and not found.equal:
         raise SystemExit(FAILED)

@@ -78,7 +78,7 @@ def _table() -> str:
     from rich.table import Table
 
     from offpol_diag.forms.table import FORMS
-    from offpol_diag.report.render.terminal import make_console
+    from offpol_diag.report.terminal import make_console
 
     table = Table(box=None, pad_edge=False)
     for title in ("form", "trainer", "files", "holds", "alignment"):

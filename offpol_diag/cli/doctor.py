@@ -29,13 +29,11 @@ def doctor(
 
     The exit code is 0 whatever the verdict, and with --strict 1 where it is a bug.
     """
-    from offpol_diag.report.sections.diagnosis import is_bug
-
     dumps = defaults.dumps(dump, request.quiet)
     files = Outputs(out, json, md, request.quiet, csv=csv, explore=not no_explore)
     files.check(*dumps)
     with files.begin():
         summary = request.run("doctor", dumps, ()).model_copy(update={"recommendation": None})
         files.write(summary, verbose)
-    if strict and is_bug(summary):
+    if strict and summary.is_bug:
         raise SystemExit(FAILED)

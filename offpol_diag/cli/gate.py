@@ -101,10 +101,7 @@ def gate(
 
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """
-    from offpol_diag.blocks import Section, Text
     from offpol_diag.gate import outcome, requirements
-    from offpol_diag.report.sections.columns import sentence, sentences
-    from offpol_diag.report.sections.gate import gate as section
     from offpol_diag.summary import load
 
     bounds = (at_most or (), at_least or (), gates)
@@ -117,8 +114,7 @@ def gate(
         base = load(required.result) if required.result else None
         summary = _summary(replace(request, by_step=required.by_step), source, required)
         judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
-        read = Section("columns", "", (Text((sentences if verbose else sentence)(judged.dump)),))
-        files.write(judged, verbose, [section(judged.gates, required.remarks(judged, base)), read])
+        files.write(judged, verbose, required.remarks(judged, base))
     _report_to_github(judged, files.takes_stdout())
     raise SystemExit(EXITS[outcome(judged.gates)])
 
@@ -145,15 +141,16 @@ def _report_to_github(summary: Summary, aside: bool) -> None:
     """
     place = os.environ.get("GITHUB_STEP_SUMMARY")
     if place:
-        from offpol_diag.report.render.markdown import render_markdown
+        from offpol_diag.report import answered
+        from offpol_diag.report.markdown import markdown
 
         try:
             with Path(place).open("a", encoding="utf-8") as file:
-                file.write("\n" + render_markdown(summary))
+                file.write("\n" + markdown(answered(summary)))
         except OSError as error:
             note(f"GITHUB_STEP_SUMMARY: {place} cannot be written ({error.strerror})")
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        from offpol_diag.report.render.annotations import annotated
+        from offpol_diag.report.annotations import annotated
 
         lines = "".join(f"{line}\n" for line in annotated(summary.gates))
         if aside:

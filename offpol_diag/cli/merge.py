@@ -63,4 +63,4 @@ def merge(
         summary = advised(pieces.summary(whole), name)
         if tally:
             tally_file.write(staged["tally"], whole)
-        files.write(summary, verbose, whole=no_html)
+        files.write(summary, verbose)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import io
 import os
-import pkgutil
 import re
 import select
 import stat
@@ -24,7 +23,6 @@ from offpol_diag.printable import printable
 from offpol_diag.wholefiles import beside
 
 if TYPE_CHECKING:
-    from offpol_diag.blocks import Section
     from offpol_diag.check import Checked
     from offpol_diag.frames import Data
     from offpol_diag.summary import Summary
@@ -37,19 +35,8 @@ WILDCARD = re.compile(r"\[[^\]]*\]|[*?]+")
 FILE_URL = "file://"
 LONGEST_NAME, STEM = 255, 100
 """Maximum bytes of a file name, and characters of a dump's name used in a report's name."""
-FORMATS = {
-    "html": ("report", "offpol_diag.report.render.html:render_html"),
-    "json": ("json", "offpol_diag.summary:Summary.to_json"),
-    "markdown": ("md", "offpol_diag.report.render.markdown:render_markdown"),
-    "junit": ("junit", "offpol_diag.report.render.junit:render_junit"),
-}
-"""Field of `Outputs` → its label, and the function that renders it."""
-OF_CHECK = {
-    "html": "offpol_diag.report.render.html:render_check",
-    "json": "offpol_diag.check:Checked.to_json",
-    "markdown": "offpol_diag.report.render.markdown:render_check",
-}
-"""The same for what `check` found."""
+FORMATS = {"html": "report", "json": "json", "markdown": "md", "junit": "junit"}
+"""Field of `Outputs` → its label."""
 
 
 # ---------------------------------------------------------------- streams
@@ -264,12 +251,22 @@ def _stem(name: str) -> str:
 # ---------------------------------------------------------------- results
 
 
-def render(form: str, result: Summary | Checked, explore: bool = True) -> str:
+def render(form: str, result: Summary | Checked, explore: bool = True, remarks: Sequence[str] = ()) -> str:
     """Return a result in one of the `FORMATS`; `explore` says whether a page carries plotly."""
-    of_check = str(result.format).startswith("offpol-diag check")
-    made = pkgutil.resolve_name(OF_CHECK[form] if of_check else FORMATS[form][1])
-    text: str = made(result, explore) if form == "html" else made(result)
-    return text
+    if form == "html":
+        from offpol_diag.report.page import page
+
+        return page(result, explore)
+    if form == "json":
+        return result.to_json()
+    if form == "junit":
+        from offpol_diag.report.junit import render_junit
+
+        return render_junit(result)  # type: ignore[arg-type]
+    from offpol_diag.report import answered
+    from offpol_diag.report.markdown import markdown
+
+    return markdown(answered(result, remarks))
 
 
 def tables_of(result: Summary | Checked) -> Mapping[str, Data]:
@@ -348,23 +345,21 @@ class Outputs:
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
 
-    def write(
-        self,
-        summary: Summary | Checked,
-        verbose: bool = False,
-        sections: Sequence[Section] = (),
-        whole: bool = False,
-    ) -> None:
+    def write(self, result: Summary | Checked, verbose: bool = False, remarks: Sequence[str] = ()) -> None:
         """Write every requested form, and draw the result on stdout unless that holds a form.
 
         Everything is rendered before anything is written, and written and printed before files are renamed.
+        `remarks` are a gate's.
         """
         from offpol_diag.numerals import counted
-        from offpol_diag.report.render.terminal import terminal
+        from offpol_diag.report import answered
+        from offpol_diag.report.terminal import terminal
 
-        texts = {target: render(form, summary, self.explore) for form, target in self._forms().items()}
-        tables = {} if self.csv is None else self._tables(self.csv, summary)
-        drawn = "" if self.takes_stdout() else terminal(summary, verbose, self.quiet, sections, whole)
+        texts = {
+            target: render(form, result, self.explore, remarks) for form, target in self._forms().items()
+        }
+        tables = {} if self.csv is None else self._tables(self.csv, result)
+        drawn = "" if self.takes_stdout() else terminal(answered(result, remarks), verbose, self.quiet)
         with _made(self.csv):
             staged = {getattr(self, form): file for form, file in self.staged.items()}
             write_all(texts | tables, staged, drawn)
@@ -373,7 +368,7 @@ class Outputs:
         for form in (*FORMATS, "sequences", "tally"):
             target = getattr(self, form)
             if target not in (None, STDOUT):
-                say_where(FORMATS.get(form, (form,))[0], target, self.takes_stdout())
+                say_where(FORMATS.get(form, form), target, self.takes_stdout())
         if tables:
             names = ", ".join(target.name for target in tables)
             say_where("csv", f"{self.csv} ({counted(len(tables), 'file')}: {names})", self.takes_stdout())

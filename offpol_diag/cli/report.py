@@ -31,7 +31,6 @@ def report(
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
     from offpol_diag.analysis.vocabulary import with_texts
     from offpol_diag.check import result as of_check
-    from offpol_diag.report.sections.check import sections
     from offpol_diag.summary import loads, text_of, text_of_stream
 
     files = Outputs(
@@ -46,6 +45,6 @@ def report(
         text = text_of_stream(sys.stdin.buffer, name) if result == STDOUT else text_of(result)
         if of_check.FORMAT in text[:HEAD]:
             found = of_check.loads(text, name)
-            files.write(found, sections=sections(found, whole=verbose))
+            files.write(found, verbose)
         else:
             files.write(with_texts(loads(text, name), tokenizer), verbose)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from offpol_diag.blocks import Table
-from offpol_diag.report.render.numbers import Kind, Shown, footnotes, shown
+from offpol_diag.report.cells import Kind, Shown, footnotes, shown
 from offpol_diag.summary import Number
+from offpol_diag.table import Table
 
 DENSE = 4
 """Numbers per row above which a table is dense; so is one with twice as many columns."""
@@ -50,7 +50,7 @@ class TableView:
     @property
     def folded(self) -> bool:
         """Whether the table is folded on the page."""
-        return self.table.folded or self.table.collapsed
+        return self.table.shown != "always"
 
 
 def laid_out(table: Table) -> TableView:

@@ -1,16 +1,21 @@
-"""Section on the gate: bounds, values found, and whether the bounds hold."""
+"""The answer of `gate`: whether every bound holds, and the words of its verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from offpol_diag.blocks import Cell, Section, Table, Tone, Verdict
 from offpol_diag.gate import beyond, outcome
 from offpol_diag.gate.bounds import tolerance
 from offpol_diag.gate.diagnosis import plain
 from offpol_diag.gate.verdicts import say_limit
+from offpol_diag.metrics import Tone
 from offpol_diag.numerals import FRACTIONS, count, counted, say, say_value
-from offpol_diag.summary import GateVerdict, Number
+from offpol_diag.report import columns
+from offpol_diag.report.analyze import about
+from offpol_diag.report.answer import Answer, Fact
+from offpol_diag.report.picture import Layer, Panel, Picture
+from offpol_diag.summary import GateVerdict, Number, Summary
+from offpol_diag.table import Cell, Table
 
 MOST = 100
 """Maximum number of bounds listed in the terminal and in comments."""
@@ -19,7 +24,6 @@ SAID: Mapping[str, tuple[str, Tone]] = {
     "failed": ("Failed", "bad"),
     "could not say": ("Could not say", "warn"),
 }
-
 WORDS: Mapping[tuple[bool | None, bool], str] = {
     (True, False): "✓ passed",
     (True, True): "~ open",
@@ -27,7 +31,6 @@ WORDS: Mapping[tuple[bool | None, bool], str] = {
     (None, False): "? could not say",
 }
 """(passed, open) → verdict in words."""
-
 OPEN = (
     "open: the 95% interval holds values on both sides of the bound, which passes for want of evidence "
     "against it."
@@ -36,53 +39,58 @@ OPEN_DIAGNOSIS = "open: the diagnosis cannot tell, which passes for want of evid
 SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 
 
-def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Section:
-    """Return the overall verdict, the reasons where a bound did not simply pass, and one row per bound."""
-    label, tone = SAID[outcome(verdicts)]
-    unlike = [
-        one for one in sorted(verdicts, key=weight) if one.passed is not True or (one.open and beyond(one))
-    ]
+def answer(summary: Summary, remarks: Sequence[str] = ()) -> Answer:
+    """Return the verdict, the reasons where a bound did not simply pass, the bounds, and the bug check."""
+    verdicts = sorted(summary.gates, key=weight)
+    word, tone = SAID[outcome(verdicts)]
+    unlike = [one for one in verdicts if one.passed is not True or (one.open and beyond(one))]
     first = next((one for one in verdicts if one.level == "error" and one.passed is False), None)
-    lines = [f"{word(one)}: {explained(one, one is first)}" for one in unlike[:MOST]]
-    why = (*lines, *_more(len(unlike), "such bounds"))
-    head = Verdict(label, headline(verdicts), tone, why)
-    rows: list[tuple[Cell, ...]] = []  # without the reasons, which stand above
-    for one in _chosen(verdicts):
+    facts = [Fact(_word(one), explained(one, one is first)) for one in unlike[:MOST]]
+    given = summary.diagnosis
+    judged = any(one.bound == "diagnosis" for one in verdicts)
+    facts += [Fact("Bug?", given.headline)] if given is not None and not judged else []
+    charts = tuple(one for verdict in verdicts if (one := _stepwise(summary, verdict)))
+    return Answer(
+        about(summary) + columns.all_read(summary.dump),
+        word,
+        headline(verdicts).rstrip("."),
+        tone,
+        facts=tuple(facts),
+        tables=(_table(summary.gates, (*_left(len(unlike), "such bounds"), *remarks)),),
+        charts=charts,
+        next=(("analyze", f"offpol-diag analyze {summary.dump.files[0]}"),) if summary.dump.files else (),
+        remarks=columns.unlike(summary.dump),
+    )
+
+
+def _table(verdicts: Sequence[GateVerdict], remarks: Sequence[str]) -> Table:
+    """Return a row for each bound, in order; of very many, the most important."""
+    chosen = verdicts if len(verdicts) <= MOST else sorted(verdicts, key=weight)[:MOST]
+    rows: list[tuple[Cell, ...]] = []
+    for one in chosen:
         value = found(one)
         short = plain(one.diagnosis) if one.diagnosis else value if value.known else "–"
         rows.append((word(one), holds(one), short))
-    notes = (*_more(len(verdicts), "bounds"), *opened(verdicts), *remarks)
-    table = Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
-    return Section("gate", "Gate", (head, table))
+    notes = (*_left(len(verdicts), "bounds"), *opened(verdicts), *remarks)
+    return Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
 
 
-def _chosen(verdicts: Sequence[GateVerdict]) -> Sequence[GateVerdict]:
-    """Return the verdicts in order; if there are more than `MOST`, the most important ones."""
-    return verdicts if len(verdicts) <= MOST else sorted(verdicts, key=weight)[:MOST]
-
-
-def _more(number: int, what: str) -> tuple[str, ...]:
+def _left(number: int, what: str) -> tuple[str, ...]:
     """Return a note if there are more than `MOST`."""
-    more = f"{count(number - MOST)} more {what}: the HTML report, --json and --junit have them all."
-    return (more,) if number > MOST else ()
+    return (
+        (f"{count(number - MOST)} more {what}: --json, --csv and --junit have all.",) if number > MOST else ()
+    )
+
+
+def _word(one: GateVerdict) -> str:
+    """Return the verdict without its sign."""
+    return word(one).partition(" ")[2].capitalize()
 
 
 def opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:
     """Return what open means, for the kinds of bounds that are."""
     kinds = {one.bound == "diagnosis" for one in verdicts if one.open}
     return tuple(note for kind, note in ((False, OPEN), (True, OPEN_DIAGNOSIS)) if kind in kinds)
-
-
-def report(verdicts: Sequence[GateVerdict], whole: bool = True) -> Table:
-    """Return a table of bounds with reasons; unless `whole`, the most important ones if there are many."""
-    chosen = verdicts if whole else _chosen(verdicts)
-    rows: list[tuple[Cell, ...]] = []
-    for one in chosen:
-        value = plain(one.diagnosis) if one.diagnosis else found(one)
-        rows.append((word(one), title(one), bound(one), value, _reason(one) or "–"))
-    caption = tally(verdicts)
-    notes = (*(() if whole else _more(len(verdicts), "bounds")), *opened(verdicts))
-    return Table("gates", caption, ("gate", "number", "bound", "value", "why"), rows, notes)
 
 
 def headline(verdicts: Sequence[GateVerdict]) -> str:
@@ -203,3 +211,32 @@ def _reason(one: GateVerdict) -> str:
 def weight(one: GateVerdict) -> tuple[bool, int]:
     """Return a sort key: failed, not judged, open, passed; errors before warnings."""
     return one.level == "warn", {False: 0, None: 1, True: 2}[one.passed]
+
+
+def _beyond(value: float | None, one: GateVerdict) -> bool:
+    return value is not None and value != one.limit and (value > one.limit) == (one.bound == "max")
+
+
+def _stepwise(summary: Summary, one: GateVerdict) -> Picture | None:
+    """Return a number by training step against its bound."""
+    steps, (step, _, name) = summary.charts.steps, one.name.partition("step:")
+    series = steps.series.get(name) if steps and not step else None
+    if steps is None or series is None or len(steps.first) < 2 or one.bound == "within":
+        return None
+    beyond = [at for at, y in zip(steps.first, series.values, strict=True) if _beyond(y, one)]
+    wrong = "above" if one.bound == "max" else "below"
+    where = f"at {len(beyond)} of {len(steps.first)} steps"
+    finding = f"{name} lies {wrong} {say_limit(one.limit, series.unit)} {where}"
+    finding += f", first at step {beyond[0]}" if beyond else ""
+    share = series.unit in ("fraction", "share")
+    log = not share and all(y is None or y > 0 for y in series.values)
+    panel = Panel(
+        "training step",
+        name + (" (log)" if log else ""),
+        (Layer("", steps.first, series.values, "blue", low=series.low, high=series.high),),
+        y_scale="log" if log else "linear",
+        percent=share,
+        levels=((one.limit, f"bound {bound(one)}"),),
+    )
+    sub = "Means of each training step, with 95% intervals."
+    return Picture(f"step-{name}-{one.bound}", "", finding, sub, (panel,), telling=bool(beyond))

@@ -5,15 +5,20 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 from offpol_diag.report import figures
+from offpol_diag.report.answer import Answer
+from offpol_diag.report.charts import DRIFTS, by_drift
+from offpol_diag.report.embedded import digest
 from offpol_diag.report.picture import Picture
-from offpol_diag.report.render.embedded import digest
-from offpol_diag.report.sections.charts import DRIFTS
-from offpol_diag.report.sections.explored import Drawn
+from offpol_diag.summary import Summary
+
+Drawn = Mapping[str, Mapping[str, Picture]]
+"""Id of a chart → name of a pair of policies (`DRIFTS`; "" where there is but one picture) → picture."""
 
 
 def library() -> Future[tuple[str, str]]:
@@ -54,3 +59,32 @@ def _one(drift: str, picture: Picture) -> dict[str, Any]:
     label = "total" if drift == "total" else DRIFTS[drift][1] if drift else ""
     words = {"title": figures.escaped(picture.title), "sub": figures.escaped(picture.sub)}
     return {"drift": drift, "label": label, "file": picture.id, **words, **figures.figure(picture)}
+
+
+def explored(summary: Summary, answer: Answer) -> dict[str, dict[str, Picture]]:
+    """Return every chart of the page; one of several pairs of policies begins with the one that is drawn."""
+    evidence = [fact.chart for fact in answer.facts if fact.chart]
+    shown = [*answer.charts, *evidence]
+    made: dict[str, dict[str, Picture]] = {}
+    taken: set[str] = set()
+    for one in shown:
+        if one.id not in taken:
+            some = _of_runs(one, shown) or by_drift(summary, one.id)
+            made[one.id] = some if len(some) > 1 and one in some.values() else {"": one}
+            taken |= {one.id, *(other.id for other in made[one.id].values())}
+    return made
+
+
+def _of_runs(one: Picture, shown: list[Picture]) -> dict[str, Picture]:
+    """Return the distributions of two runs by pair of policies."""
+    names = {f"runs-{prefix}log_ratio": drift for drift, (prefix, _) in DRIFTS.items()}
+    return {names[other.id]: other for other in shown if other.id in names} if one.id in names else {}
+
+
+def places(charts: Drawn) -> dict[str, tuple[str, str]]:
+    """Return where to find a picture by its id: its chart, and the pair of policies."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, some in charts.items():
+        for drift, one in some.items():
+            found.setdefault(one.id, (name, drift))
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from offpol_diag.blocks import Tone
+from offpol_diag.metrics import Tone
 from offpol_diag.numerals import minus, say
 from offpol_diag.report.picture import (
     COLOURS,

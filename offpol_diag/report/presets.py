@@ -1,18 +1,17 @@
-"""Every correction on this batch: a row with what it keeps, a card with its definition, and the families."""
+"""The browser of presets: a row with what each keeps, and a card with its definition."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, filled
 from offpol_diag.errors import ConfigError
 from offpol_diag.metrics import title
 from offpol_diag.numerals import minus, written
 from offpol_diag.presets import Preset, catalogue, formulas
-from offpol_diag.report.sections.answer import ahead, trainer_of
-from offpol_diag.report.sections.diagnosis import is_bug
-from offpol_diag.summary import Number, Numbers, PresetResult, Recommendation, Summary
+from offpol_diag.report.remedy import trainer_of
+from offpol_diag.summary import Number, Numbers, PresetResult, Summary
+from offpol_diag.table import Table
 from offpol_diag.trainers import config_for
 
 Presets = Mapping[str, PresetResult]
@@ -34,17 +33,11 @@ MORE = (
     "update_removed",
 )
 """Numbers of a card, beside the columns."""
-DECISIVE = ("tokens_weighted", "ess_tokens", "ess_sequences")
-"""Numbers of a table of many presets."""
-COMPARED = ("weight_mean", "ess_tokens", "tokens_rejected", "loss_scale")
-"""Metrics compared within a family."""
 RAW = (
     ("old", "", "uncorrected, rollout → old"),
     ("current", "total.", "uncorrected, rollout → current"),
 )
 """Numerator of presets, prefix of their uncorrected weights, and the title of that row."""
-FEW = 24
-"""Presets that are all listed in a terminal and a pull request; of more, the first of each family."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Cards(Composite):
+class Cards:
     """All presets that could be computed, those in `lacking` not; `own` is the trainer of the dump."""
 
     cards: tuple[Card, ...]
@@ -98,48 +91,28 @@ class Cards(Composite):
         """The number of presets with distinct results."""
         return sum(one.distinct for one in self.presets)
 
-    def plain(self) -> tuple[Block, ...]:
-        """Return a table of all presets if they are few, else of the first of each family."""
-        many, every = len(self.presets) > FEW, len(self.presets)
-        some = [one for one in self.cards if one.mark or one.first or not many]
-        names = [*DECISIVE] if many else [*COLUMNS, *MORE]
-        names = [name for name in names if any(_known(one.metrics, name) for one in some)]
-        found = [(title, "–", raw) for title, raw in self.uncorrected]
-        for one in some:
-            title = f"{one.name} ({one.mark})" if one.mark else one.name
-            found.append((title, one.family or "–", one.metrics))
-        rows: list[tuple[Cell, ...]] = [
-            (title, *(() if many else (family,)), *(numbers.get(name) for name in names))
-            for title, family, numbers in found
-        ]
-        note = (
-            f"One row per family of {every} presets. A page (-o) has a card of each: weights, truncation, "
-            "K3, losses; `offpol-diag compare --presets a,b -v` puts any side by side."
-        )
-        caption = "What each correction does to this batch"
-        header = ("preset", *(() if many else ("family",)), *names)
-        table = Table("presets", caption, header, rows, (note,) if many else (), context=("family",))
-        said = f"{every} presets could be computed; {self.distinct} results are distinct."
-        said += f" {len(self.lacking)} need columns this dump lacks." if self.lacking else ""
-        return (Text(said), table) if self.cards else (Text(said),)
 
-
-def presets(summary: Summary) -> Section | None:
-    """Return the cards, families, losses, and the presets that need a column the dump lacks."""
-    if not summary.presets or summary.comparison is not None or summary.sweep is not None:
+def cards(summary: Summary) -> Cards | None:
+    """Return the presets that could be computed, families together; None where there is none."""
+    if not summary.presets:
         return None
     able = by_family(summary)
     used = {one.policy for one in able.values()}
     raw = tuple((title, _raw(summary, prefix)) for policy, prefix, title in RAW if policy in used)
     lacking = tuple((name, ", ".join(one.needs)) for name, one in summary.presets.items() if one.needs)
-    own, bug = trainer_of(summary), is_bug(summary)
-    blocks = filled(
-        Cards((*_pinned(summary), *_cards(able, own)), lacking, own, bug, raw),
-        ranking(summary.recommendation) if summary.recommendation and not bug else None,
-        _missing(summary),
-        _families(able),
-    )
-    return Section("presets", "Every correction on this batch", blocks, "Presets")
+    own = trainer_of(summary)
+    return Cards((*_pinned(summary), *_cards(able, own)), lacking, own, summary.is_bug, raw)
+
+
+def missing(summary: Summary) -> Table:
+    """Return the presets that need a column, and how a dump of two policies is read for most of them."""
+    lacking = {name: one for name, one in summary.presets.items() if one.needs}
+    rows = [(name, ", ".join(one.needs), one.summary) for name, one in lacking.items()]
+    current = summary.dump.columns.get("current_log_probs")
+    read = any("old_log_probs" in one.needs for one in lacking.values()) and current is not None
+    hint = f"The trainer's one policy is read as the old one with --columns old={current}."
+    caption, header = "Presets that need a column this dump lacks", ("preset", "needs", "what it is")
+    return Table("needs", caption, header, rows, (hint,) if read else (), shown="page")
 
 
 def by_family(summary: Summary) -> dict[str, PresetResult]:
@@ -162,7 +135,7 @@ def _raw(summary: Summary, prefix: str) -> Numbers:
 def _pinned(summary: Summary) -> tuple[Card, ...]:
     """Return the recommended method and its runner-up, at their own thresholds."""
     given = summary.recommendation
-    if given is None or is_bug(summary) or not given.title:
+    if given is None or summary.is_bug or not given.title:
         return ()
     known = given.method in summary.presets and not given.settings
     rule = summary.presets[given.method].method if known and given.method else ""
@@ -260,58 +233,3 @@ def _command(name: str, one: PresetResult, shipped: Preset | None, own: str) -> 
 
 def _known(metrics: Numbers, name: str) -> bool:
     return metrics.get(name, Number()).known
-
-
-# ---------------------------------------------------------------- tables
-
-TIED = "The recommended one is not first, but the intervals of those before it include 0."
-
-
-def ranking(given: Recommendation) -> Table:
-    """Return a table of the corrections by the estimated error of an update, the best first."""
-    rows: list[tuple[Cell, ...]] = [
-        (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "–")
-        for one in given.ranking
-    ]
-    first = next(iter(given.ranking), None)
-    tied = TIED if first is not None and first.tie else ""
-    notes = filter(None, (ahead(given) or tied,))
-    caption = "Corrections by the estimated error of an update, best = 100"
-    header = ("correction", "of 100", "error above the recommended one", "tie")
-    return Table("ranking", caption, header, rows, tuple(notes), folded=True)
-
-
-def _missing(summary: Summary) -> Table:
-    """Return the presets that need a column, and how a dump of two policies is read for most of them."""
-    lacking = {name: one for name, one in summary.presets.items() if one.needs}
-    rows = [(name, ", ".join(one.needs), one.summary) for name, one in lacking.items()]
-    current = summary.dump.columns.get("current_log_probs")
-    read = any("old_log_probs" in one.needs for one in lacking.values()) and current is not None
-    hint = f"The trainer's one policy is read as the old one with --columns old={current}."
-    caption, header = "Presets that need a column this dump lacks", ("preset", "needs", "what it is")
-    return Table("needs", caption, header, rows, (hint,) if read else (), folded=True)
-
-
-def _families(able: Presets) -> Table:
-    """Return a row per family of two or more presets: how their definitions and numbers differ."""
-    groups: dict[str, list[PresetResult]] = {}
-    for one in able.values():
-        groups.setdefault(one.family, []).append(one)
-    rows = []
-    for family, some in groups.items():
-        if not family or len(some) == 1:
-            continue
-        differ, spans = [], []
-        for aspect in dict.fromkeys(name for one in some for name in one.aspects):
-            ways = dict.fromkeys(one.aspects.get(aspect, "none") for one in some)
-            differ += [minus(f"{aspect}: {' | '.join(ways)}")] if len(ways) > 1 else []
-        for name in COMPARED:
-            numbers = [n for one in some if (n := one.metrics.get(name)) and n.value is not None]
-            if numbers:
-                ranked = sorted(numbers, key=lambda one: one.value or 0.0)
-                low, high = (written(end).value for end in (ranked[0], ranked[-1]))
-                spans.append(f"{name} {low}" + (f" to {high}" if low != high else ""))
-        rows.append((family, len(some), "; ".join(differ) or "defined alike", "; ".join(spans) or "–"))
-    header = ("family", "presets", "they differ in", "on this dump")
-    caption = "Same idea, different numbers: in what the presets of a family differ"
-    return Table("families", caption, header, rows, collapsed=True)

@@ -1,25 +1,78 @@
-"""The result of `check`: the answer in a sentence, what to do, the worst curve, and a row per metric."""
+"""The answer of `check`: whether the curves are what the dump says, what to do, and a row per metric."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import PurePath
 
-from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.check import Checked, Finding, MetricCheck
 from offpol_diag.check.result import UNKNOWN, relative_difference
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import count, counted, rounded
+from offpol_diag.report.answer import Answer, Fact, Tile, listed
 from offpol_diag.report.picture import Kind, Layer, Panel, Picture
-from offpol_diag.report.sections.opening import Fact, Opening
+from offpol_diag.table import Table
 
-MOST_NAMES, MOST_ROWS = 4, 12
-"""Names in a list, and steps drawn in a terminal."""
+MOST_NAMES = 4
+"""Names in a list."""
 HEADER = ("metric", "differs", "logged", "the dump says", "off", "variant")
 
 
-def headline(found: Checked, where: bool = True) -> tuple[str, str]:
-    """Return the answer: a word, and a sentence; with `where` and how far off the worst metric is."""
+def answer(found: Checked) -> Answer:
+    """Return the answer: what differs, what the trainer does otherwise, and the worst curve."""
+    word, sentence = headline(found)
+    wrong, first, worst = found.different, found.findings[0] if found.findings else None, _worst(found)
+    tone = _tone(first, found)
+    facts = [
+        Fact(
+            f"{len(one.metrics)} of them", f"{found.trainer} logs {one.text}. {' '.join(reasons(found, one))}"
+        )
+        if one.variant
+        else Fact("Unexplained", f"{_some(one.metrics)}. {' '.join(reasons(found, one))}")
+        for one in found.findings[1:]
+    ]
+    equal = len(found.metrics) - len(wrong)
+    tiles = [
+        Tile("metrics equal", f"{equal} of {len(found.metrics)}", tone=tone),
+        Tile("steps", str(len(found.steps)), below=_ranges(found.steps)),
+    ]
+    if worst is not None:
+        starts = [one.first for one in wrong if one.first is not None]
+        tiles.append(Tile("first step that differs", str(min(starts)), tone="bad"))
+        tiles.append(Tile(worst.name, _off(worst) or "–", tone="bad", below=f"off at step {worst.worst}"))
+    return Answer(
+        f"{PurePath(found.dump[0]).name if found.dump else 'a dump'}: {found.trainer}, {found.preset}, "
+        f"{', '.join(PurePath(one).name for one in found.logged)}",
+        word,
+        sentence,
+        tone,
+        more=" ".join(reasons(found, first)) if first else "The correction and the logging agree.",
+        facts=tuple(facts),
+        tiles=tuple(tiles),
+        tables=tuple(_tables(found)),
+        charts=(picture(worst),) if worst is not None else (),
+        remarks=notes(found),
+    )
+
+
+def _tables(found: Checked) -> Iterator[Table]:
+    """Yield what differs; all metrics stand in a table of their own."""
+    equal = [one.name for one in found.metrics if not one.different]
+    if found.different:
+        table = _table("differ", found, found.different)
+        some = (
+            f"Equal: {', '.join(equal)}."
+            if len(equal) <= MOST_NAMES
+            else f"The other {len(equal)} are equal."
+        )
+        yield replace(table, notes=(some,) if equal else ())
+    yield replace(_table("check", found, found.metrics), caption="Every metric", shown="more")
+
+
+def headline(found: Checked) -> tuple[str, str]:
+    """Return the answer: a word, and a sentence."""
     if found.equal:
         many = "the only metric" if len(found.metrics) == 1 else f"all {len(found.metrics)} metrics"
         said = f"{many} at {_steps(found)} {'is' if len(found.metrics) == 1 else 'are'} what the dump says"
@@ -29,7 +82,7 @@ def headline(found: Checked, where: bool = True) -> tuple[str, str]:
     many = f"{len(wrong)} of {counted(len(found.metrics), 'metric')}"
     said = f"{many} {'differs' if len(wrong) == 1 else 'differ'} "
     said += f"at step {start}" if found.steps == [start] else f"from step {start} on"
-    if where and worst is not None and (off := _off(worst)):
+    if worst is not None and (off := _off(worst)):
         said += f" ({worst.name} by {off} at step {worst.worst})"
     if first.variant is None:
         return "Different", f"{said}, and no variant reproduces {'it' if len(wrong) == 1 else 'them'}"
@@ -45,13 +98,13 @@ def reasons(found: Checked, one: Finding) -> tuple[str, ...]:
     lines = [f"What to do: {one.fix[0].lower()}{one.fix[1:]}"]
     if one.variant not in (None, "not_finite"):
         every = f"all {points} points that differ" if points > 1 else "the one point that differs"
-        lines.append(f"That reproduces {_listed(one.metrics)} at {every}.")
+        lines.append(f"That reproduces {_some(one.metrics)} at {every}.")
     lines += [f"{name} is NaN or infinite at {_ranges(steps)}." for name, steps in odd.items()][:MOST_NAMES]
     if one.nearest and one.leaves is not None:
         left = rounded(one.leaves, "share")
         lines.append(f"Nearest ({one.nearest}, leaving {left} of the difference): {one.nearest_text}.")
     if one.also:
-        lines.append(f"On this dump {_listed(one.also)} would be the same.")
+        lines.append(f"On this dump {_some(one.also)} would be the same.")
     return tuple(lines)
 
 
@@ -78,37 +131,11 @@ def notes(found: Checked) -> tuple[str, ...]:
         several = (f"{name} ({', '.join(curves)})" for name, curves in found.ambiguous.items())
         lines.append(f"Not compared, as several curves may be it: {'; '.join(several)}.")
     if found.unmatched:
-        lines.append(f"No curve holds {_listed(found.unmatched)}.")
+        lines.append(f"No curve holds {_some(found.unmatched)}.")
     return tuple(lines)
 
 
-def sections(found: Checked, whole: bool = True) -> tuple[Section, ...]:
-    """Return the result for a terminal or Markdown; without `whole` only what differs has a row."""
-    word, text = headline(found)
-    first = found.findings[0] if found.findings else None
-    blocks: list[Block] = [
-        Verdict(word, f"{text}.", _tone(first, found), reasons(found, first) if first else ())
-    ]
-    for one in found.findings[1:]:
-        label = f"{len(one.metrics)} of them" if one.variant else "Unexplained"
-        said = f"{found.trainer} logs {one.text}." if one.variant else f"{_listed(one.metrics)}."
-        blocks.append(Verdict(label, said, _tone(one, found), reasons(found, one)))
-    worst = _worst(found)
-    if worst is not None and len(worst.points) > 1:
-        blocks.append(_figure(worst))
-    rows = found.metrics if whole else found.different
-    if rows:
-        blocks.append(table(found, rows))
-    equal = [one.name for one in found.metrics if not one.different]
-    if not whole and equal:
-        some = f"Equal: {', '.join(equal)}." if len(equal) <= MOST_NAMES else ""
-        other = "" if found.equal else f"The other {len(equal)} are equal. "
-        blocks.append(Text(some or f"{other}-v: a row for every metric."))
-    blocks += [Text(line) for line in notes(found)]
-    return (Section("check", "", tuple(blocks)),)
-
-
-def table(found: Checked, rows: Sequence[MetricCheck]) -> Table:
+def _table(name: str, found: Checked, rows: Sequence[MetricCheck]) -> Table:
     """Return a row per metric, with both values at its worst step."""
     cells = []
     for one in sorted(rows, key=_weight, reverse=True):
@@ -118,32 +145,7 @@ def table(found: Checked, rows: Sequence[MetricCheck]) -> Table:
         variant = one.variant or ("none" if one.different else "–")
         cells.append((one.name, many, logged, f"{at.expected:.7g}", _off(one) or "–", variant))
     caption = f"Values at the step where they are furthest apart, of {_steps(found)}"
-    return Table("check", caption, HEADER, tuple(cells))
-
-
-def opening(found: Checked) -> Opening:
-    """Return the first screen of the page."""
-    word, text = headline(found, where=False)
-    wrong, first = found.different, found.findings[0] if found.findings else None
-    tone = _tone(first, found)
-    more = [
-        f"{found.trainer} logs {one.text}: {' '.join(reasons(found, one))}"
-        if one.variant
-        else f"No variant reproduces {_listed(one.metrics)}. {' '.join(reasons(found, one))}"
-        for one in found.findings[1:]
-    ]
-    worst = _worst(found)
-    facts = [
-        Fact("metrics equal", f"{len(found.metrics) - len(wrong)} of {len(found.metrics)}", tone=tone),
-        Fact("steps", str(len(found.steps)), below=_ranges(found.steps)),
-    ]
-    if worst is not None:
-        starts = [one.first for one in wrong if one.first is not None]
-        facts.append(Fact("first step that differs", str(min(starts)), tone="bad"))
-        facts.append(Fact(worst.name, _off(worst) or "–", below=f"off at step {worst.worst}", tone="bad"))
-    lede = " ".join(reasons(found, first)) if first else "The correction and the logging agree."
-    pictures = (picture(worst),) if worst is not None else ()
-    return Opening(f"{text}.", tone, lede, f"{word}:", "", tuple(more), "", tuple(facts), pictures)
+    return Table(name, caption, HEADER, tuple(cells))
 
 
 def picture(one: MetricCheck) -> Picture:
@@ -161,16 +163,6 @@ def picture(one: MetricCheck) -> Picture:
         Panel("training step", "logged − dump", (off,), levels=((0.0, ""),)),
     )
     return Picture(f"check-{one.name.replace('/', '-')}", "", _title(one), one.text or "", panels, wide=True)
-
-
-def _figure(one: MetricCheck) -> Figure:
-    every = max(1, math.ceil(len(one.points) / MOST_ROWS))
-    points = [p for place, p in enumerate(one.points) if place % every == 0 or p.step == one.worst]
-    series = (
-        Series("logged", "L", [point.logged for point in points]),
-        Series("the dump says", "D", [point.expected for point in points]),
-    )
-    return Figure(_title(one), [f"step {point.step}" for point in points], series)
 
 
 def _title(one: MetricCheck) -> str:
@@ -225,10 +217,10 @@ def _ranges(steps: Sequence[int]) -> str:
         return f"step {steps[0]}"
     if len(steps) > 2 and steps[-1] - steps[0] == len(steps) - 1:
         return f"steps {steps[0]} to {steps[-1]}"
-    return f"steps {_listed(list(map(str, steps)))}"
+    return f"steps {_some(list(map(str, steps)))}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    some = list(names[:MOST_NAMES])
-    some += [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
-    return some[0] if len(some) == 1 else f"{', '.join(some[:-1])} and {some[-1]}"
+def _some(names: Sequence[str]) -> str:
+    """Return names as a list in words, of many the first."""
+    left = len(names) - MOST_NAMES
+    return listed([*names[:MOST_NAMES], *([f"{left} more"] if left > 0 else [])])

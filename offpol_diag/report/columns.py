@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from offpol_diag.blocks import Text
 from offpol_diag.numerals import count
 from offpol_diag.summary import DumpFacts
 
@@ -28,16 +27,11 @@ WHOLE, LONG = 20_000, 200
 """Characters for a list and for one name elsewhere: room for all but the names of a very wide dump."""
 
 
-def sentence(facts: DumpFacts) -> str:
-    """Return both as a sentence."""
-    return f"Columns: {in_short(facts)}."
-
-
 def all_read(facts: DumpFacts) -> str:
     """Return that every column was read under its own name, a mask among them; empty if not so."""
     own = all(role == column for role, column in facts.columns.items())
     every = own and "response_mask" in facts.columns and facts.ignored == []
-    return f"all {count(len(facts.columns) + len(facts.others))} columns read" if every else ""
+    return f", all {count(len(facts.columns) + len(facts.others))} columns read" if every else ""
 
 
 def missing(facts: DumpFacts) -> dict[str, str]:
@@ -64,17 +58,16 @@ def in_short(facts: DumpFacts) -> str:
     return f"{read}; {f'ignored: {ignored}' if ignored else 'none ignored'}"
 
 
-def sentences(facts: DumpFacts) -> str:
-    """Return both at length."""
-    named = (role if role == column else f"{role} = {column}" for role, column in facts.columns.items())
-    return f"Columns read: {whole((*named, *facts.others))}. Ignored: {ignored(facts)}."
+def unlike(facts: DumpFacts) -> tuple[str, ...]:
+    """Return a sentence on what was read and ignored; none where `all_read` says it."""
+    return () if all_read(facts) else (f"Columns: {in_short(facts)}.",)
 
 
-def of_two(a: DumpFacts, b: DumpFacts, say: Callable[[DumpFacts], str]) -> tuple[Text, ...]:
-    """Return what is said of two runs, once if it is the same."""
-    first, second = say(a), say(b)
+def of_two(a: DumpFacts, b: DumpFacts) -> tuple[str, ...]:
+    """Return what was read and ignored of two runs, once if it is the same."""
+    first, second = in_short(a), in_short(b)
     both = {"A and B": first} if first == second else {"A": first, "B": second}
-    return tuple(Text(f"{run}. {said}") for run, said in both.items())
+    return tuple(f"{run}. Columns: {said}." for run, said in both.items())
 
 
 def ignored(facts: DumpFacts) -> str:

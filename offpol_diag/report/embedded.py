@@ -33,7 +33,7 @@ HINT = "give the report that `analyze` wrote"
 
 def templates_dir() -> Path:
     """Return the templates' directory: in the package if installed from a wheel, else in the repository."""
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parents[1]
     inside = package / "templates"
     return inside if inside.is_dir() else package.parent / "templates"
 

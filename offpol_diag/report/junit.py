@@ -16,7 +16,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from offpol_diag.numerals import written
 from offpol_diag.printable import printable
-from offpol_diag.report.sections.gate import bound, explained, found, title, word
+from offpol_diag.report.gate import bound, explained, found, title, word
 from offpol_diag.summary import GateVerdict, Summary
 
 SUITE = "offpol-diag gate"

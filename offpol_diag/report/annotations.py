@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from offpol_diag.gate import beyond
 from offpol_diag.printable import printable
-from offpol_diag.report.sections.gate import explained, title, word
+from offpol_diag.report.gate import explained, title, word
 from offpol_diag.summary import GateVerdict
 
 MOST = 10

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, Verdict
-from offpol_diag.metrics import Tone, tone
+from offpol_diag.metrics import tone
 from offpol_diag.numerals import count, rounded, say, say_value
-from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, at_places, listed
-from offpol_diag.report.sections.diagnosis import is_bug
+from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, at_places
 from offpol_diag.summary import Histogram, Location, Number, PositionSteps, Series, Summary
+from offpol_diag.table import Cell, Table
 
 OVER, DRIFT, ALONG, COSTS = (
     "Over training",
@@ -48,32 +47,9 @@ PREDICTABLE = (
 """Axes along which K3 differs in any dump, so that their charts are folded."""
 
 
-@dataclass(frozen=True)
-class Charts(Composite):
-    """The charts, the bands of K3 that tint them (how bad, name), and all their numbers by place."""
-
-    pictures: tuple[Picture, ...]
-    bands: tuple[tuple[Tone, str], ...]
-    tables: tuple[Table, ...]
-
-    def plain(self) -> tuple[Block, ...]:
-        """Return what each chart finds, with its numbers if they are few."""
-        found: list[Block] = []
-        for one in self.pictures:
-            if one.telling:
-                table = replace(one.data or listed(one), caption="")
-                found.append(Verdict(one.title, "", "info", (one.sub,)))
-                found += [table] if 1 < len(table.rows) <= SMALL else []
-        same = "; ".join(one.title for one in self.pictures if not one.telling)
-        return (*found, *((Text(f"Other charts of the page: {same}."),) if same else ()))
-
-
-def charts(summary: Summary) -> Section | None:
-    """Return the charts, and a table of all numbers for each axis."""
-    found, tables = pictures(summary), tuple(map(_table, summary.by.values()))
-    bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
-    title = "Where the mismatch is"
-    return Section("charts", title, (Charts(found, bands, tables),), "Charts") if found or tables else None
+def by_place(summary: Summary) -> tuple[Table, ...]:
+    """Return a table of all numbers for each axis."""
+    return tuple(map(_table, summary.by.values()))
 
 
 def _table(location: Location) -> Table:
@@ -85,7 +61,7 @@ def _table(location: Location) -> Table:
     more = (f"{count(location.left_out)} more places are not listed.",) if location.left_out else ()
     header = (location.title, "tokens", "sequences", *names)
     caption = f"All numbers by {location.title}"
-    return Table(f"by-{location.axis}", caption, header, tuple(rows), more, collapsed=True)
+    return Table(f"by-{location.axis}", caption, header, tuple(rows), more, shown="page")
 
 
 def pictures(summary: Summary) -> tuple[Picture, ...]:
@@ -513,7 +489,7 @@ def _threshold_panel(of: str, layers: Sequence[Layer], uprights: Sequence[tuple[
 
 def _token_thresholds(summary: Summary) -> Picture | None:
     found, given = summary.charts.token_thresholds, summary.recommendation
-    if found is None or not found.b or is_bug(summary):
+    if found is None or not found.b or summary.is_bug:
         return None
     layers = (
         Layer("ESS of min(r, b)", found.b, found.ess_tokens, "teal", at=len(found.b) * 2 // 3),
@@ -538,7 +514,7 @@ def _token_thresholds(summary: Summary) -> Picture | None:
 
 def _sequence_thresholds(summary: Summary) -> Picture | None:
     found = summary.charts.sequence_thresholds
-    if found is None or not found.b or is_bug(summary):
+    if found is None or not found.b or summary.is_bug:
         return None
     layers = (
         Layer("kept: geometric mean", found.b, found.kept_geometric, "orange", at=len(found.b) // 2),
@@ -557,7 +533,7 @@ def _sequence_thresholds(summary: Summary) -> Picture | None:
 
 def _kept(summary: Summary) -> Picture | None:
     named = {name: one for name, one in summary.charts.kept.items() if name != "none"}
-    if not named or summary.recommendation is None or is_bug(summary):
+    if not named or summary.recommendation is None or summary.is_bug:
         return None
     lengths = next(iter(named.values())).lengths
     colours: tuple[Colour, ...] = ("teal", "blue", "orange", "purple")

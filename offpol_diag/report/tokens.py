@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from offpol_diag.blocks import Block, Cell, Composite, Section, Table, filled
 from offpol_diag.numerals import counted, rounded
 from offpol_diag.summary import Number, Summary, WorstSequence, WorstToken
+from offpol_diag.table import Cell, Table
 
 STEPS = (1.1, 2.0, 10.0, 1000.0)
 """Factors between the policies at which the colour of a token changes."""
@@ -47,44 +47,37 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Strips(Composite):
+class Strips:
     """The worst responses, and an ordinary one; `texts`: tokens are known by their text."""
 
+    title: str
     worst: tuple[Response, ...]
     typical: Response | None
     texts: bool
     open: int = 2
 
-    def plain(self) -> tuple[Block, ...]:
-        """Return each response with its most different tokens."""
-        rows = []
-        for one in (*self.worst, *([self.typical] if self.typical else [])):
-            remarks = [(token.text, token.remark.partition(", ")[0]) for token in one.tokens if token.remark]
-            strong = [f"{text} ({remark})" for text, remark in remarks]
-            more = f"; {len(strong) - 2} more" if len(strong) > 2 else ""
-            rows.append((one.name, one.facts, "; ".join(strong[:2]) + more or "none"))
-        return (Table("strips", "", ("response", "facts", "tokens off by a factor of 10, or more"), rows),)
 
-
-def tokens(summary: Summary) -> Section | None:
-    """Return the worst responses as strips, and tables of sequences, tokens and token ids."""
+def strips(summary: Summary) -> Strips | None:
+    """Return the worst responses as strips, with a title that says what they share; None without any."""
     texts = summary.charts.token_texts
     worst = [one for one in summary.worst.sequences if one.strip]
     usual = summary.worst.typical
     typical = _response(usual, texts) if usual and usual.strip else None
-    strips = Strips(tuple(_response(one, texts) for one in worst), typical, bool(texts))
+    every = tuple(_response(one, texts) for one in worst)
+    return Strips(_title(summary, worst), every, typical, bool(texts)) if worst else None
+
+
+def tables(summary: Summary) -> Iterator[Table]:
+    """Yield the token ids that carry the mismatch, the worst sequences and the worst tokens."""
+    texts = summary.charts.token_texts
     sequences = [_sequence(one) for one in summary.worst.sequences]
     rows = [_token(one, texts) for one in summary.worst.tokens]
     first = f"{counted(len(sequences), 'sequence')} with the largest mean K3"
     then = f"{counted(len(rows), 'token')} with the largest |Δ|, in context"
-    blocks = filled(
-        strips if worst else None,
-        _types(summary),
-        _table("worst-sequences", first, SEQUENCES, sequences, collapsed=bool(worst)),
-        _table("worst-tokens", then, TOKENS, rows),
-    )
-    heading = _title(summary, worst) if worst else "Worst sequences and tokens"
-    return Section("tokens", heading, blocks, "Tokens") if blocks else None
+    if types := _types(summary):
+        yield types
+    yield _table("worst-sequences", first, SEQUENCES, sequences)
+    yield _table("worst-tokens", then, TOKENS, rows)
 
 
 def _title(summary: Summary, worst: list[WorstSequence]) -> str:
@@ -148,7 +141,7 @@ def _types(summary: Summary) -> Table | None:
         for one in found.worst
     ]
     header = ("token id", "tokens", "share of tokens", "share of K3", "mean K3, nats", "mean Δ, nats")
-    return Table("types", half if found.half else "Token ids by share of K3", header, rows, folded=True)
+    return Table("types", half if found.half else "Token ids by share of K3", header, rows, shown="page")
 
 
 def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
@@ -175,7 +168,6 @@ def _table(
     caption: str,
     header: tuple[str, ...],
     rows: Sequence[Sequence[Cell]],
-    collapsed: bool = False,
 ) -> Table:
     """Return a table without columns that the dump lacks, which the notes name."""
     absent = [i for i in range(len(header)) if all(row[i] is None for row in rows)]
@@ -184,4 +176,4 @@ def _table(
         for row in (header, *rows)
     )
     notes = (NOTE, *(f"The dump does not say: {header[i]}." for i in absent))
-    return Table(name, caption, [*map(str, heads)], kept, notes, collapsed, folded=True)
+    return Table(name, caption, [*map(str, heads)], kept, notes, shown="page")
