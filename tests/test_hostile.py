@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 from factory import make_summary
+from offpol_diag.blocks import Code, Figure, Section, Series, Table, Text, Verdict
+from offpol_diag.report.render.terminal import draw, make_console, terminal
 from typer.testing import CliRunner, Result
 
 from offpol_diag import wholefiles
-from offpol_diag.blocks import Code, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.cli import app, exits, output
 from offpol_diag.cli.exits import complain
 from offpol_diag.cli.output import FORMATS
 from offpol_diag.errors import OffpolError
 from offpol_diag.gate import judge, parse
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
-from offpol_diag.report.render.annotations import annotated
-from offpol_diag.report.render.terminal import draw, make_console, terminal
-from offpol_diag.report.sections.tokens import _response
+from offpol_diag.report.annotations import annotated
+from offpol_diag.report.tokens import _response
 from offpol_diag.summary import (
     DumpFacts,
     Histogram,
@@ -625,8 +625,8 @@ def test_every_refusal_of_the_gate_is_an_error_and_a_hint(args: tuple[str, ...],
 def test_thousands_of_bounds_are_judged_in_a_second_or_two() -> None:
     import time
 
-    from offpol_diag.report.render.junit import render_junit
-    from offpol_diag.report.sections.gate import gate
+    from offpol_diag.report.gate import gate
+    from offpol_diag.report.junit import render_junit
 
     summary = make_summary()
     bounds = [parse(f"unknown_{i}=1", "max") for i in range(1000)]
