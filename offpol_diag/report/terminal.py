@@ -171,7 +171,7 @@ class _Screen:
         if hidden and not self.verbose and not any(one.short for one in answer.tiles):
             self.text(f"-v: {'; '.join(hidden)}.", "dim")
         for label, command in answer.next:
-            self.console.print(Styled(f"{label:<8}{printable(command)}"), soft_wrap=True)
+            self.console.print(Styled(printable(f"{label:<8}{command}")), soft_wrap=True)
 
     def blank(self, wanted: bool = True) -> None:
         """Draw an empty line."""
