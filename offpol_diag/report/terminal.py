@@ -82,22 +82,26 @@ def plain(text: str, encoding: str) -> str:
     return text
 
 
-def terminal(answer: Answer, verbose: bool = False, quiet: bool = False) -> str:
+def terminal(
+    answer: Answer, verbose: bool = False, quiet: bool = False, console: Console | None = None
+) -> str:
     """Return an answer as text for stdout.
 
     Args:
         answer: the answer.
         verbose: whether to draw the tables behind it and the findings of its charts.
         quiet: whether to draw the verdict in one line, if not verbose.
+        console: where it would be drawn; None for stdout.
     """
-    console = make_console()
+    console = console or make_console()
     if quiet and not verbose:
         return f"{disarmed(plain(printable(answer.headline), console.encoding))}\n"
+    pasted = sum(text.count("\n") + 3 for _, text in answer.code)
     for most, rows in SHORTER[:1] if verbose else SHORTER:
         with console.capture() as drawn:
             _Screen(console, verbose, most, rows).draw(answer)
         text = _settled(drawn.get(), console)
-        if text.count("\n") <= LINES:
+        if text.count("\n") - pasted <= LINES:
             break
     return text
 
