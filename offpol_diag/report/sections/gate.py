@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from offpol_diag.blocks import Cell, Section, Table, Tone, Verdict
-from offpol_diag.gate import beyond, outcome
+from offpol_diag.gate import beyond, outcome, plain
 from offpol_diag.gate.bounds import tolerance
-from offpol_diag.gate.diagnosis import plain
-from offpol_diag.gate.verdicts import say_limit
-from offpol_diag.numerals import FRACTIONS, count, counted, say, say_value
+from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value
 from offpol_diag.summary import GateVerdict, Number
 
 MOST = 100

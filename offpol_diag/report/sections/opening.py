@@ -10,10 +10,8 @@ from typing import Any
 
 from offpol_diag.bands import Tone
 from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES, worse
-from offpol_diag.gate import outcome
-from offpol_diag.gate.diagnosis import plain
-from offpol_diag.gate.verdicts import say_limit
-from offpol_diag.numerals import count, counted, rounded, say, say_value, value_or_dash, written
+from offpol_diag.gate import outcome, plain
+from offpol_diag.numerals import count, counted, rounded, say, say_limit, say_value, value_or_dash, written
 from offpol_diag.report.picture import Colour, Layer, Panel, Picture, Values, at_places
 from offpol_diag.report.sections import gate as gates
 from offpol_diag.report.sections.diagnosis import is_bug
