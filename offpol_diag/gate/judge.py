@@ -144,8 +144,10 @@ class Lookup:
             return Number(unknown=self._absent(name))
         if result.needs:
             return Number(unknown=f"{prefix} needs {', '.join(result.needs)}, which the dump lacks")
-        near = advice(metric) or did_you_mean(metric, list(result.metrics) if self._hint() else [])
-        return result.metrics.get(metric) or Number(unknown=joined(f'no metric "{metric}" of {prefix}', near))
+        if metric in result.metrics:
+            return result.metrics[metric]
+        near = advice(metric) or (did_you_mean(metric, list(result.metrics)) if self._hint() else "")
+        return Number(unknown=joined(f'no metric "{metric}" of {prefix}', near))
 
     def preset(self, name: str) -> PresetResult | None:
         """Return the preset of this name or alias, in any spelling that the catalogue accepts."""
@@ -170,12 +172,11 @@ class Lookup:
         location, whole = self.summary.by.get("step"), self.find(name)
         chosen = self.places(steps) if location else []
         if location is None or not chosen:
-            among = (
-                f"step of this dump is among {steps}" if steps != ALL_STEPS else "row of this dump has a step"
-            )
-            return [("", Number(unknown=f"no {among}" if location else "the dump has no column step"))], ""
-        known = (prefix for prefix in GAPS_BY_STEP if self.find(f"{prefix}k3").known)
-        main, rows = next(known, ""), []
+            why = "no row of this dump has a step" if location else "the dump has no column step"
+            why = f"no step of this dump is among {steps}" if location and steps != ALL_STEPS else why
+            return [("", Number(unknown=why))], ""
+        metrics, rows = self.summary.metrics, []
+        main = next((gap for gap in GAPS_BY_STEP if metrics.get(f"{gap}k3", Number()).known), "")
         for place in chosen:
             own = place.metrics.get(name.removeprefix(main)) if name.startswith(main) else None
             if number := place.asked.get(name) or own:
