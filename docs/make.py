@@ -22,7 +22,7 @@ from offpol_diag.cli.defaults import sample
 from offpol_diag.compare import of_presets
 from offpol_diag.errors import ConfigError
 from offpol_diag.forms.table import FORMS
-from offpol_diag.gate import requirements
+from offpol_diag.gate import judged, required
 from offpol_diag.pipeline.plan import BOUNDS
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
@@ -402,10 +402,9 @@ def _collapse_in_full() -> str:
 
 def _gate() -> str:
     """How a bound on every step of the run that collapsed is judged."""
-    required = requirements(["step:k3=0.015"], [], None, None, [], None, "", False, ())
-    summary = analyze([str(COLLAPSE)], presets=(), device="cpu", by_step=required.by_step)
-    judged = summary.model_copy(update={"gates": list(required.judge(summary, None))})
-    lines = _answered(judged)
+    asked = required(max=["step:k3=0.015"])
+    summary = analyze([str(COLLAPSE)], presets=(), device="cpu", by_step=asked.by_step)
+    lines = _answered(summary.model_copy(update={"gates": list(judged(summary, asked))}))
     return _printed(*lines[2 : lines.index("", 3)], "…")
 
 

@@ -491,11 +491,16 @@ def gate(
     min: Bounds | None = None,
     gates: Path | None = None,
     baseline: Path | None = None,
+    tolerance: str | Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    presets: str | Sequence[str] = (),
     point: bool = False,
     fail_on: str | Sequence[str] = (),
     **how: Any,
 ) -> Report:
     """Hold numbers against bounds, or against an earlier result; `Report.passed` is the verdict.
+
+    What cannot be judged, such as a name that is no metric, has not passed; `Report.gates` says why.
 
     Args:
         what: the dump, or a `Report` to be judged as it is.
@@ -503,31 +508,39 @@ def gate(
         min: name → the smallest value that passes.
         gates: a file of bounds (docs/ci.md).
         baseline: an earlier result (JSON): nothing may be worse by more than the tolerance.
+        tolerance: how much worse is allowed: "10%", "0.001", "10% + 0.001", or "k3=5%" of one number.
+        only: the numbers to compare with the baseline, and no others.
+        presets: presets whose numbers are compared as well.
         point: judge the plain values, not their intervals.
         fail_on: diagnoses that fail, as every worse one does: "bug", "cannot_tell", "honest_mismatch".
         **how: see `analyze`.
     """
-    from offpol_diag.gate import requirements
-    from offpol_diag.gate.numbers import no_metric
+    from offpol_diag.gate import judged, required
     from offpol_diag.presets import catalogue
     from offpol_diag.summary import load
 
-    _require("gate", how, max=max, min=min, gates=gates, baseline=baseline, point=point, fail_on=fail_on)
+    texts = {"tolerance": tolerance, "only": only, "presets": presets, "fail_on": fail_on}
+    _require("gate", how, max=max, min=min, gates=gates, baseline=baseline, point=point, **texts)
     gates, baseline = (None if one is None else Path(one) for one in (gates, baseline))
-    most, least = ([f"{name}={value}" for name, value in (one or {}).items()] for one in (max, min))
-    failing = [fail_on] if isinstance(fail_on, str) else fail_on
-    required = requirements(most, least, gates, baseline, (), None, "", point, failing)
-    base = load(required.result) if required.result else None
+    asked = required(
+        max=[f"{name}={value}" for name, value in (max or {}).items()],
+        min=[f"{name}={value}" for name, value in (min or {}).items()],
+        gates=gates,
+        fail_on=[fail_on] if isinstance(fail_on, str) else fail_on,
+        point=point,
+        baseline=baseline,
+        tolerance=[tolerance] if isinstance(tolerance, str) else tolerance,
+        only=_words(only),
+        presets=_words(presets),
+    )
+    base = load(asked.result) if asked.result else None
     if isinstance(what, Report):
         found = what.summary
     else:
         with _sources(what) as (paths, label):
-            one = _examine(paths, required.presets(catalogue.load()), by_step=required.by_step, **how)
+            one = _examine(paths, asked.presets(catalogue.load()), by_step=asked.by_step, **how)
         found = _advised(_named("gate", one.summary(), label))
-    for bound in required.bounds:
-        if why := no_metric(found, bound.name):
-            raise UsageError(f"{bound.source.removeprefix('--')}: {why}", "docs/metrics.md lists the names")
-    return Report(found.model_copy(update={"gates": list(required.judge(found, base))}))
+    return Report(found.model_copy(update={"gates": list(judged(found, asked, base))}))
 
 
 def check(
@@ -590,6 +603,11 @@ def _require(function: str, how: Mapping[str, Any], **own: Any) -> None:
     require(**how)
     if not isinstance(reading := how.get("reading"), Reading | None):
         raise UsageError(f"reading cannot be a {type(reading).__name__}", "give a forms.Reading, or None")
+
+
+def _words(names: str | Sequence[str]) -> list[str]:
+    """Return a list of names, which may be given as one text with commas."""
+    return [name.strip() for name in (names.split(",") if isinstance(names, str) else names) if name.strip()]
 
 
 def _trainer(name: str | None) -> str | None:

@@ -153,6 +153,9 @@ RULES: Mapping[str, Rule] = {
     "min": Rule(_optional(_mapping(_anything)), _BOUNDS),
     "point": Rule(lambda x: isinstance(x, bool), "True or False"),
     "fail_on": Rule(lambda x: _text(x) or _texts(x), '"bug", "cannot_tell" or "honest_mismatch"'),
+    "tolerance": Rule(lambda x: _text(x) or _texts(x), '"10%", "k3=5%", or a list of them'),
+    "only": Rule(lambda x: _text(x) or _texts(x), _NAMES.format("k3")),
+    "presets": Rule(lambda x: _text(x) or _texts(x), _NAMES.format("token_is")),
     "micro_batch": Rule(_optional(_whole(1, MOST_SEED)), _COUNT),
     "dp": Rule(_optional(_whole(1, MOST_SEED)), _COUNT),
     "logged": Rule(

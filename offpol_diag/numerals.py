@@ -102,6 +102,42 @@ def say_value(value: float | None, unit: str = "") -> str:
     return (head.rstrip("0").rstrip(".") if "." in head else head) + mark + tail + sign
 
 
+def say_limit(limit: float, unit: str) -> str:
+    """Format a bound as it was set: `99%` of a fraction; with all its digits where four would change it."""
+    text, (scale, sign) = say_value(limit, unit), _scale(unit)
+    return text if math.isclose(_read(text), limit * scale, rel_tol=1e-12) else f"{limit * scale:.12g}{sign}"
+
+
+def told_apart(text: str, value: float, limit: float, unit: str) -> tuple[str, str]:
+    """Return a formatted value and its bound, with more digits where these would look equal or swapped."""
+    bound, (scale, sign) = say_limit(limit, unit), _scale(unit)
+    one, other = _read(text), _read(bound)
+    if value != limit and (one == other or (one > other) is not (value > limit)):
+        one_, other_ = distinct_digits(value * scale, limit * scale)
+        return one_ + sign, other_ + sign
+    return (bound if value == limit else text), bound
+
+
+def distinct_digits(value: float, limit: float) -> tuple[str, str]:
+    """Format two numbers with just enough digits to tell them apart; at least four."""
+    for digits in range(4, 18):
+        pair = (f"{value:.{digits}g}", f"{limit:.{digits}g}")
+        if pair[0] != pair[1] or value == limit:
+            return pair
+    return repr(value), repr(limit)
+
+
+def _scale(unit: str) -> tuple[float, str]:
+    return (100.0, "%") if unit in FRACTIONS else (1.0, "")
+
+
+def _read(text: str) -> float:
+    try:
+        return float(text.replace(",", "").rstrip("%"))
+    except ValueError:
+        return math.nan
+
+
 def count(value: int) -> str:
     """Format an integer with thousands separators: 1,234,567."""
     return f"{value:,}"

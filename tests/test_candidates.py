@@ -11,6 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from factory import make_summary, recommendation
+from offpol_diag.report.render.brief import FILES, LINES, answer_lines
+from offpol_diag.report.render.html import render_html
+from offpol_diag.report.render.junit import render_junit
+from offpol_diag.report.render.markdown import render_markdown
+from offpol_diag.report.render.terminal import terminal
+from offpol_diag.report.sections.answer import answer
+from offpol_diag.report.sections.charts import cause
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
@@ -22,14 +29,7 @@ from offpol_diag.diagnosis.candidates import CANDIDATES, MEASUREMENTS, deciding,
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.honest import Body, Recorded, Seen, grown, recorded
 from offpol_diag.diagnosis.rows import Estimate, Rows
-from offpol_diag.gate.diagnosis import FailOn, judge_diagnosis
-from offpol_diag.report.render.brief import FILES, LINES, answer_lines
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.render.junit import render_junit
-from offpol_diag.report.render.markdown import render_markdown
-from offpol_diag.report.render.terminal import terminal
-from offpol_diag.report.sections.answer import answer
-from offpol_diag.report.sections.charts import cause
+from offpol_diag.gate import judged, required
 from offpol_diag.summary import CandidateCause, Diagnosis, Number, loads
 from offpol_diag.writer import DumpWriter
 
@@ -558,7 +558,7 @@ TIS = recommendation().model_copy(
 def undecided(**more):
     given = {"diagnosis": UNDECIDED, "recommendation": TIS} | more
     summary = make_summary(**given)
-    return summary.model_copy(update={"gates": list(judge_diagnosis(summary, [FailOn("bug")]))})
+    return summary.model_copy(update={"gates": list(judged(summary, required(fail_on=["bug"])))})
 
 
 def drawn(form):

@@ -20,16 +20,13 @@ from offpol_diag.cli import app
 from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.formula import ABOVE_ONE, ANYWHERE, POSITIVE
 from offpol_diag.engine.tally import SAMPLE
-from offpol_diag.gate.baseline import Baseline
-from offpol_diag.gate.baseline import compare as against_baseline
-from offpol_diag.gate.bounds import Bound, Name, Tolerance
-from offpol_diag.gate.numbers import pool
-from offpol_diag.gate.verdicts import judge
+from offpol_diag.gate import Baseline, Gates, judged, required
 from offpol_diag.presets import catalogue
 from offpol_diag.summary import Number, loads
 from tests import oracles
 from tests.factory import make_summary
 from tests.kinds import EACH
+from tests.test_gate import along
 
 DUMPS = {
     "one token": {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.2]]},
@@ -308,14 +305,14 @@ def test_a_gate_on_the_pooled_perplexity_ratio_agrees_with_the_same_gate_on_k1(t
     logs = [*range(-700, 700, 23), *(x / 1000 for x in range(-40, 41, 3))]
     for kind in ("max", "min"):
         on = {
-            metric: judge(summary, [Bound(metric, kind, limit) for limit in limits])
+            metric: judged(summary, required(**{kind: [f"{metric}={limit!r}" for limit in limits]}))
             for metric, limits in {"k1": logs, "ppl_ratio_pooled": [math.exp(x) for x in logs]}.items()
         }
         assert [(one.passed, one.open, one.judged_on) for one in on["ppl_ratio_pooled"]] == [
             (one.passed, one.open, one.judged_on) for one in on["k1"]
         ]
-        judged = {one.passed for one in on["k1"]}
-        assert judged == {None} if summary.metrics["k1"].value is None else judged <= {True, False}
+        passed = {one.passed for one in on["k1"]}
+        assert passed == {None} if summary.metrics["k1"].value is None else passed <= {True, False}
 
 
 def test_the_ratio_of_two_runs_pooled_perplexity_ratios_has_the_interval_of_their_k1s_difference(tmp_path):
@@ -384,16 +381,19 @@ def test_an_end_of_an_interval_that_overflows_is_the_largest_float(within, value
 
 @pytest.mark.parametrize("over", ["mean", "median", "p90"])
 def test_intervals_that_overflow_are_pooled_over_steps(over):
-    numbers = [Number(value=2.0, interval=(1.0, sys.float_info.max))] * 4
-    assert pool(numbers, over).interval == (1.0, sys.float_info.max)
-    assert pool([one.model_copy(update={"value": sys.float_info.max}) for one in numbers], over).known
+    for value in (2.0, sys.float_info.max):
+        summary = along(*[value] * 4)
+        for place in summary.by["step"].places:
+            place.metrics["k3"] = Number(value=value, interval=(1.0, sys.float_info.max))
+        (verdict,) = judged(summary, required(max=[f"{over}:k3=1"]))
+        assert (verdict.value, verdict.interval) == (value, (1.0, sys.float_info.max))
 
 
 def test_a_number_that_nearly_overflows_is_compared_with_a_baseline():
     summary = make_summary()
     summary.metrics["k3"] = Number(value=1.7e308, interval=(1e308, sys.float_info.max))
-    three = Baseline(only=(Name("k3"),), default=Tolerance(share=3.0))
-    (verdict,) = against_baseline(summary, summary, three)
+    three = Gates(baseline=Baseline(only=["k3"], tolerance="300%"))
+    (verdict,) = judged(summary, three, summary)
     assert verdict.passed
     assert verdict.limit == sys.float_info.max
     assert loads(summary.model_copy(update={"gates": [verdict]}).to_json(), "result").gates == [verdict]

@@ -25,7 +25,7 @@ from offpol_diag.cli import app, exits, output
 from offpol_diag.cli.exits import complain
 from offpol_diag.cli.output import FORMATS
 from offpol_diag.errors import OffpolError
-from offpol_diag.gate import judge, parse
+from offpol_diag.gate import judged, required
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
 from offpol_diag.report.annotations import annotated
 from offpol_diag.report.answer import Answer, Fact, Line, Tile
@@ -195,8 +195,8 @@ def hostile() -> Any:
     for preset in summary.presets.values():
         preset.summary = preset.note = evil
     summary.presets[evil] = next(iter(summary.presets.values()))
-    bounds = [parse("k3=1e-9", "max"), parse(f"{evil.replace(':', '')}=1", "max")]
-    return summary.model_copy(update={"gates": list(judge(summary, bounds))})
+    asked = required(max=["k3=1e-9", f"{evil.replace(':', '')}=1"])
+    return summary.model_copy(update={"gates": list(judged(summary, asked))})
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -388,7 +388,7 @@ def test_files_that_are_too_large_are_not_read(
     if args[0] == "merge":
         monkeypatch.setattr("offpol_diag.analysis.tally_file.MOST_BYTES", 4096)
     monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
-    monkeypatch.setattr(sys.modules["offpol_diag.gate.file"], "MOST_TOML", 4096)
+    monkeypatch.setattr(sys.modules["offpol_diag.gate.bounds"], "MOST_TOML", 4096)
     monkeypatch.setattr("offpol_diag.summary.MOST_RESULT", 4096)
     Path("large").write_bytes(b"x" * 5000)
     assert "MiB" in refused(run(*(arg.format("large") for arg in args)))
@@ -608,7 +608,7 @@ GATES = {
         ("--gates", "gates.toml"),
         "[[bound]]\nname = 'step:k3'\nmax = 1\nsteps = '9..1'",
     ),
-    "an override of nothing": (("--gates", "gates.toml"), "[[bound]]\nname='k3'\nmax=1\n[[bound.override]]"),
+    "an override": (("--gates", "gates.toml"), "[[bound]]\nname='k3'\nmax=1\n[[bound.override]]"),
     "a baseline's tolerance": (("--gates", "gates.toml"), "[baseline]\nresult='now.json'\ntolerance='x'"),
     "a baseline's key": (("--gates", "gates.toml"), "[baseline.tolerances]\n'step:k3' = 1"),
     "a file's baseline is not there": (("--gates", "gates.toml"), "[baseline]\nresult='none.json'"),
@@ -631,14 +631,13 @@ def test_thousands_of_bounds_are_judged_in_a_second_or_two() -> None:
     from offpol_diag.report.junit import render_junit
 
     summary = make_summary()
-    bounds = [parse(f"unknown_{i}=1", "max") for i in range(1000)]
-    bounds += [parse(f"k3={i}e-9", "max") for i in range(1000)]
+    asked = required(max=[f"unknown_{i}=1" for i in range(1000)] + [f"k3={i}e-9" for i in range(1000)])
     began = time.process_time()
-    judged = summary.model_copy(update={"gates": list(judge(summary, bounds))})
-    drawn = terminal(judged)
-    render_junit(judged)
+    summary.gates = list(judged(summary, asked))
+    drawn = terminal(summary)
+    render_junit(summary)
     assert time.process_time() - began < 5
-    assert len(judged.gates) == 2000
+    assert len(summary.gates) == 2000
     assert "1,900 more" in drawn
 
 

@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from offpol_diag.blocks import Section, Table
+from offpol_diag.report.render.brief import sparkline
+from offpol_diag.report.sections import sections
 from typer.testing import CliRunner
 
 from offpol_diag import summary as summaries
 from offpol_diag.advice.recommend import recommend
 from offpol_diag.analyze import analyze
-from offpol_diag.blocks import Section, Table
 from offpol_diag.cli import app
-from offpol_diag.gate import Bound, judge
+from offpol_diag.gate import judged, required
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.presets.catalogue import load
-from offpol_diag.report.render.brief import sparkline
-from offpol_diag.report.sections import sections
 from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
 from tests import oracles
 from tests.factory import dump_facts, make_summary
@@ -124,7 +124,7 @@ def test_growth_is_five_times_the_first_third_and_more_than_rounding(
 def test_overflow_is_above_any_bound_below_zero(kind: Any, passed: bool) -> None:
     summary = numbered(chi2_sequence=Number(log10=45.2))
 
-    assert judge(summary, [Bound("chi2_sequence", kind, -1e50)])[0].passed is passed
+    assert judged(summary, required(**{kind: ["chi2_sequence=-1e50"]}))[0].passed is passed
 
 
 def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
@@ -133,7 +133,7 @@ def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
 
     summary = make_summary(presets={"a": result(1.0), "a.b": result(2.0)})
 
-    assert judge(summary, [Bound("a.b.k3", "max", 9.0)])[0].value == 2.0
+    assert judged(summary, required(max=["a.b.k3=9"]))[0].value == 2.0
 
 
 # ---------------------------------------------------------------- what trainers log

@@ -18,7 +18,7 @@ from offpol_diag.cli.request import Request, with_request
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
-    from offpol_diag.gate import Requirements
+    from offpol_diag.gate import Gates
     from offpol_diag.summary import Summary
 
 EXITS = {"passed": 0, "failed": FAILED, "could not say": COULD_NOT_SAY}
@@ -35,7 +35,7 @@ MAX = "The largest value that passes: --max k3=0.002. Repeatable."
 AtMost = Annotated[list[str] | None, options.option(MAX, "--max", metavar=PAIR, panel=BOUNDS)]
 MIN = "The smallest value that passes: --min seq_mis.ess_tokens=0.5. Repeatable."
 AtLeast = Annotated[list[str] | None, options.option(MIN, "--min", metavar=PAIR, panel=BOUNDS)]
-FILE = "Bounds from a file, with levels and overrides by step and preset (docs/ci.md)."
+FILE = "Bounds from a file, with levels, steps and presets (docs/ci.md)."
 GateFile = Annotated[Path | None, options.option(FILE, "--gates", metavar="FILE.toml", panel=BOUNDS)]
 FAIL = "A diagnosis that fails, as every worse one does: bug, cannot_tell or honest_mismatch. Repeatable."
 FailOn = Annotated[list[str] | None, options.option(FAIL, "--fail-on", metavar="DIAGNOSIS", panel=BOUNDS)]
@@ -101,29 +101,39 @@ def gate(
 
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """
-    from offpol_diag.gate import outcome, requirements
+    from offpol_diag.gate import judged, not_compared, outcome, required
     from offpol_diag.summary import load
 
-    bounds = (at_most or (), at_least or (), gates)
-    required = requirements(*bounds, baseline, tolerance or (), only, presets, point, fail_on or ())
+    asked = required(
+        max=at_most or (),
+        min=at_least or (),
+        gates=gates,
+        fail_on=fail_on or (),
+        point=point,
+        baseline=baseline,
+        tolerance=tolerance or (),
+        only=options.names(only),
+        presets=options.names(presets),
+    )
     files = Outputs(
         html=out, json=json, markdown=md, quiet=request.quiet, junit=junit, csv=csv, explore=not no_explore
     )
-    files.check(*source, *(one for one in (gates, required.result, request.preset_file) if one))
+    files.check(*source, *(one for one in (gates, asked.result, request.preset_file) if one))
     with files.begin():
-        base = load(required.result) if required.result else None
-        summary = _summary(replace(request, by_step=required.by_step), source, required)
-        judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
-        files.write(judged, verbose, required.remarks(judged, base))
-    _report_to_github(judged, files.takes_stdout())
-    raise SystemExit(EXITS[outcome(judged.gates)])
+        base = load(asked.result) if asked.result else None
+        summary = _summary(replace(request, by_step=asked.by_step), source, asked)
+        summary.gates = list(judged(summary, asked, base))
+        remark = not_compared(base, asked.baseline) if base and asked.baseline else ""
+        files.write(summary, verbose, (remark,) if remark else ())
+    _report_to_github(summary, files.takes_stdout())
+    raise SystemExit(EXITS[outcome(summary.gates)])
 
 
-def _summary(request: Request, source: Sequence[str], required: Requirements) -> Summary:
+def _summary(request: Request, source: Sequence[str], asked: Gates) -> Summary:
     """Load a result, or analyse a dump with the presets that the bounds name."""
     results = [name for name in source if name.lower().endswith(".json")]
     if not results:
-        return request.run("gate", source, required.presets(request.catalogue()))
+        return request.run("gate", source, asked.presets(request.catalogue()))
     if any(map(URL.match, results)):
         raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
     if len(source) > 1:

@@ -1,26 +1,25 @@
 """Check numbers against limits, or against an earlier result.
 
-`bounds.py` parses bounds, `aliases.py` knows the names that trainers log, `numbers.py` looks a number up,
-`verdicts.py` checks it against its bound, `diagnosis.py` checks the diagnosis, `baseline.py` compares with an
-earlier result, and `file.py` collects the bounds of options and a gate file.
+`bounds.py` says what must hold, `judge.py` whether it does, `aliases.py` which names that trainers log are
+ours.
 """
 
-from offpol_diag.gate.bounds import Bound, Name, Span, Steps, name, parse, span
-from offpol_diag.gate.file import Requirements, requirements
-from offpol_diag.gate.verdicts import beyond, distinct_digits, judge, outcome
+from offpol_diag.gate.bounds import Baseline, Bound, FailOn, Gates, Name, Span, Tolerance, read, required
+from offpol_diag.gate.judge import beyond, judged, not_compared, outcome, plain
 
 __all__ = [
+    "Baseline",
     "Bound",
+    "FailOn",
+    "Gates",
     "Name",
-    "Requirements",
     "Span",
-    "Steps",
+    "Tolerance",
     "beyond",
-    "distinct_digits",
-    "judge",
-    "name",
+    "judged",
+    "not_compared",
     "outcome",
-    "parse",
-    "requirements",
-    "span",
+    "plain",
+    "read",
+    "required",
 ]

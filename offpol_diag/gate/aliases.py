@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offpol_diag.directions import GAP_PREFIXES
 from offpol_diag.errors import did_you_mean
+from offpol_diag.metrics import PAIRS
 
 
 def _table(rows: Mapping[str, str]) -> dict[str, str]:
@@ -107,7 +107,7 @@ NEAREST: Mapping[str, str] = _table(
 
 def ours(name: str) -> str:
     """Return our name of a number: `total.k3` for `total.k3_kl`, or the name itself if it is no trainer's."""
-    gap = next((one for one in GAP_PREFIXES if one and name.startswith(one)), "")
+    gap = next((one for one in PAIRS if one and name.startswith(one)), "")
     found = GAP.get(name.removeprefix(gap), "")
     if found and not (gap and "." in found):
         return gap + found

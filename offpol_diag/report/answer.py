@@ -112,6 +112,7 @@ class Answer:
         code: caption and text to paste.
         next: label and command to go on with.
         remarks: how it was made, and what was left out.
+        heading: the heading in a pull request.
     """
 
     about: str
@@ -131,6 +132,7 @@ class Answer:
     code: tuple[tuple[str, str], ...] = ()
     next: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
+    heading: str = "offpol-diag"
 
     @property
     def headline(self) -> str:

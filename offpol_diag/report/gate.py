@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from offpol_diag.gate import beyond, outcome
+from offpol_diag.gate import beyond, outcome, plain
 from offpol_diag.gate.bounds import tolerance
-from offpol_diag.gate.diagnosis import plain
-from offpol_diag.gate.verdicts import say_limit
 from offpol_diag.metrics import Tone
-from offpol_diag.numerals import FRACTIONS, count, counted, say, say_value
+from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value
 from offpol_diag.report import columns
 from offpol_diag.report.analyze import about
 from offpol_diag.report.answer import Answer, Fact
@@ -60,6 +58,7 @@ def answer(summary: Summary, remarks: Sequence[str] = ()) -> Answer:
         charts=charts,
         next=(("analyze", f"offpol-diag analyze {summary.dump.files[0]}"),) if summary.dump.files else (),
         remarks=columns.unlike(summary.dump),
+        heading="offpol-diag gate",
     )
 
 

@@ -23,7 +23,7 @@ def markdown(answer: Answer) -> str:
     """Return an answer as Markdown, in at most `LIMIT` bytes."""
     more = f" {escaped(answer.more)}" if answer.more else ""
     parts = [
-        "# offpol-diag",
+        f"# {answer.heading}",
         f"{ICONS[answer.tone]} **{escaped(answer.headline)}**{more}",
         escaped(answer.about),
         *(f"⚠️ {escaped(line)}" for line in answer.cautions),

@@ -22,15 +22,10 @@ GATES: dict[str, Any] = {
         {
             "name": "step:k3",
             "max": 0.1,
-            "steps": "1..",
-            "override": [{"steps": "..5", "max": 0.2, "level": "warn"}, {"steps": 2, "judge": "point"}],
+            "steps": "6..",
         },
-        {
-            "name": "ess_tokens",
-            "presets": ["token_is", "seq_mis"],
-            "min": 0.9,
-            "override": [{"presets": ["seq_mis"], "min": 0.3}],
-        },
+        {"name": "step:k3", "steps": "..5", "max": 0.2, "level": "warn"},
+        {"name": "ess_tokens", "presets": ["token_is", "seq_mis"], "min": 0.9},
         {"name": "p90:token_is.ess_tokens", "min": 1e-3},
     ],
     "baseline": {
@@ -100,15 +95,11 @@ def _reword(random: Random, whole: dict[str, Any]) -> None:
     """Replace names, spans and amounts, often by valid ones."""
     for _ in range(random.choice((1, 2, 3))):
         bound, baseline = random.choice(whole["bound"]), whole["baseline"]
-        key = random.choice(("name", "steps", "override", "tolerance", "tolerances", "only", "many"))
+        key = random.choice(("name", "steps", "tolerance", "tolerances", "only", "many"))
         if key == "name":
             bound["name"] = random.choice(NAMES)
         elif key == "steps":
             bound["steps"] = random.choice(SPANS)
-        elif key == "override":
-            bound["override"] = [
-                {"steps": random.choice(SPANS), "max": 1.0} for _ in range(random.choice((1, 3, 50)))
-            ]
         elif key == "tolerance":
             baseline["tolerance"] = random.choice(AMOUNTS)
         elif key == "tolerances":

@@ -1,0 +1,618 @@
+"""Whether a result holds what must hold: numbers, looked up by name, against limits and an earlier result.
+
+    whole interval within the bound      passed
+    whole interval beyond it             failed
+    limit inside the interval            passed, open: no evidence of a failure
+    no interval, or `point`              the value alone; on the bound passes
+    a value that overflows               its log10, where there is no interval
+    NaN, unknown, unreliable             could not say
+    unreliable, but certainly beyond it  failed (see `HIDDEN`)
+
+All together: failed if any failed, else could not say if any could not be judged, else passed. Level warn
+does not count, except that something must have been judged for the gate to pass.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from offpol_diag.errors import did_you_mean
+from offpol_diag.gate.aliases import advice, unlike
+from offpol_diag.gate.bounds import (
+    ALL_STEPS,
+    EVERY,
+    GAPS,
+    KINDS,
+    ORDER,
+    Baseline,
+    Bound,
+    FailOn,
+    Gates,
+    Judge,
+    Kind,
+    Name,
+    Span,
+    joined,
+    quantifier,
+    splits,
+)
+from offpol_diag.metrics import WATCHED_GAP, WATCHED_PRESET, Worse, worse
+from offpol_diag.numerals import FRACTIONS, doubted, say_limit, told_apart, written
+from offpol_diag.presets import catalogue
+from offpol_diag.summary import (
+    Diagnosis,
+    DiagnosisVerdict,
+    GateVerdict,
+    Number,
+    Place,
+    PresetResult,
+    Summary,
+    finite,
+)
+
+Outcome = Literal["passed", "failed", "could not say"]
+
+MOST_HINTS, MOST_NAMED, FEWEST = 5, 5, 5
+"""Unknown names for which similar ones are sought, which is slow; steps that a reason lists; fewest sequences
+of a step for which its interval is used."""
+
+
+def judged(now: Summary, gates: Gates, base: Summary | None = None) -> tuple[GateVerdict, ...]:
+    """Return all verdicts on the result `now`; `base` is the earlier result."""
+    numbers = Lookup(now)
+    compared = against(numbers, base, gates.baseline) if base and gates.baseline else ()
+    diagnoses = (verdict for one in gates.diagnosis for verdict in diagnosis(now, one))
+    return (*diagnoses, *bounds(numbers, gates.bound), *compared)
+
+
+def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
+    """Combine verdicts: any failure fails; else, if one or all were not judged, "could not say"."""
+    every = list(verdicts)
+    said = [verdict.passed for verdict in every if verdict.level == "error"]
+    if False in said:
+        return "failed"
+    return "could not say" if None in said or all(one.passed is None for one in every) else "passed"
+
+
+def beyond(verdict: GateVerdict) -> bool:
+    """Return whether the plain value lies on the wrong side of the bound, whatever its interval.
+
+    A diagnosis that this dump cannot make lies there too.
+    """
+    value, limit = verdict.value, verdict.limit
+    if verdict.bound == "diagnosis":
+        return verdict.passed is False or verdict.open
+    if value is None:
+        return False
+    if verdict.bound == "within":
+        return abs(value - (verdict.centre or 0.0)) > limit
+    return value > limit if verdict.bound == "max" else value < limit
+
+
+# ---------------------------------------------------------------- looking a number up
+
+Row = tuple[str, Number]
+"""A training step (empty: none) and a number, which says why it is unknown."""
+
+
+class Lookup:
+    """The numbers of a result by their names."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+        self._hints = MOST_HINTS
+
+    def __call__(self, name: Name, steps: Span = ALL_STEPS) -> tuple[list[Row], str]:
+        """Return the number, or under `step:` that of each step; and that some steps are not in the result.
+
+        The interval of a mean, median or percentile is made of the steps' lower ends and of their upper ends:
+        this is conservative, and assumes nothing about how steps depend on each other.
+        """
+        way = quantifier(name.over)
+        if way is None:
+            return [("", self.find(name.number))], ""
+        rows, missing = self.at_steps(name.number, steps)
+        values = [size(number) for _, number in rows]
+        if rows[0][0] == "" or not (way.pick or way.pool):
+            return rows, missing
+        if way.needs_all:
+            unknown = (f"at step {key}: {silence(one)}" for key, one in rows if math.isnan(size(one)))
+            if why := missing or next(unknown, ""):
+                return [("", Number(unknown=why))], ""
+        if way.pick:
+            return [rows[way.pick(values)]], ""
+        assert way.pool is not None
+        numbers, value = [number for _, number in rows], way.pool(values)
+        if not math.isfinite(value):
+            return [("", Number(unknown="overflows float64 at some steps", unit=numbers[0].unit))], ""
+        ends = zip(*(one.interval or (size(one), size(one)) for one in numbers), strict=True)
+        low, high = (finite(way.pool(some)) for some in ends)
+        note = next((one.note for one in numbers if doubted(one)), None)
+        interval = (low, high) if any(one.interval for one in numbers) else None
+        return [("", Number(value=value, interval=interval, unit=numbers[0].unit, note=note))], ""
+
+    def find(self, name: str) -> Number:
+        """Return the number of the whole dump."""
+        if name in self.summary.metrics:
+            return self.summary.metrics[name]
+        result, prefix, metric = self.preset_of(name)
+        if result is None:
+            return Number(unknown=self._absent(name))
+        if result.needs:
+            return Number(unknown=f"{prefix} needs {', '.join(result.needs)}, which the dump lacks")
+        if metric in result.metrics:
+            return result.metrics[metric]
+        near = advice(metric) or (did_you_mean(metric, list(result.metrics)) if self._hint() else "")
+        return Number(unknown=joined(f'no metric "{metric}" of {prefix}', near))
+
+    def preset(self, name: str) -> PresetResult | None:
+        """Return the preset of this name or alias, in any spelling that the catalogue accepts."""
+        rows, plain = self.summary.presets, catalogue.plain
+        alike = (row for key, row in rows.items() if plain(name) in map(plain, (key, *row.aliases)))
+        return rows.get(name) or next(alike, None)
+
+    def preset_of(self, name: str) -> tuple[PresetResult | None, str, str]:
+        """Return the preset that a number belongs to, as it is named, and its metric."""
+        found = ((self.preset(prefix), prefix, metric) for prefix, metric in splits(name))
+        return next((one for one in found if one[0] and name not in self.summary.metrics), (None, "", name))
+
+    def places(self, steps: Span) -> list[Place]:
+        """List the steps of the dump that are in a span; rows without a step are in none."""
+        return [one for one in self.summary.by["step"].places if steps.holds(_number(one.key))]
+
+    def at_steps(self, name: str, steps: Span) -> tuple[list[Row], str]:
+        """Return the number at each step, unreliable where that of the dump is, and what is missing.
+
+        Metrics by step are those of the first policy gap of the dump.
+        """
+        location, whole = self.summary.by.get("step"), self.find(name)
+        chosen = self.places(steps) if location else []
+        if location is None or not chosen:
+            why = "no row of this dump has a step" if location else "the dump has no column step"
+            why = f"no step of this dump is among {steps}" if location and steps != ALL_STEPS else why
+            return [("", Number(unknown=why))], ""
+        metrics, rows = self.summary.metrics, []
+        main = next((gap for gap in GAPS_BY_STEP if metrics.get(f"{gap}k3", Number()).known), "")
+        for place in chosen:
+            own = place.metrics.get(name.removeprefix(main)) if name.startswith(main) else None
+            if number := place.asked.get(name) or own:
+                update: dict[str, Any] = {"interval": None} if place.sequences < FEWEST else {}
+                update |= {"note": whole.note} if doubted(whole) else {}
+                rows.append((place.key, number.model_copy(update=update)))
+        if len(rows) < len(chosen):
+            unlisted = f"{name} is not listed by step in this result; gate the dump itself"
+            return [("", Number(unknown=(not whole.known and whole.unknown) or unlisted))], ""
+        every = len(chosen) + (0 if steps.first == steps.last else location.left_out)  # one step is complete
+        return rows, f"only {len(chosen)} of {every} steps are in this result" if len(chosen) < every else ""
+
+    def _absent(self, name: str) -> str:
+        """Return why the result has no number of this name."""
+        own = {key: list(result.metrics) for key, result in self.summary.presets.items()}
+        known = [*self.summary.metrics, *(f"{key}.{one}" for key, names in own.items() for one in names)]
+        metrics = {one for names in own.values() for one in names}
+        preset, near = next((row for row, metric in splits(name) if metric in metrics), ""), self._hint()
+        if preset and near and not did_you_mean(preset, [*own, *GAPS]):
+            return (
+                f"{preset} is not among the presets of this result; analyze the dump with --presets {preset}"
+            )
+        return joined(f'no metric "{name}" in this result', advice(name) or did_you_mean(name, known * near))
+
+    def _hint(self) -> bool:
+        self._hints -= 1
+        return self._hints >= 0
+
+
+GAPS_BY_STEP = ("", "drift2.", "total.")
+
+
+def _number(key: str) -> float:
+    try:
+        return float(key)
+    except ValueError:
+        return math.nan
+
+
+def size(number: Number) -> float:
+    """Return the sort key of a number: its value, +∞ if it overflows float64, NaN if it is unknown."""
+    if number.value is not None:
+        return number.value
+    return math.inf if number.log10 is not None else math.nan
+
+
+# ---------------------------------------------------------------- one number
+
+HIDDEN: Mapping[str, Kind] = {
+    "mean_ratio": "max",
+    "chi2_token": "max",
+    "chi2_sequence": "max",
+    "ess_tokens": "min",
+    "ess_sequences": "min",
+}
+"""Number → the kind of bound that it certainly breaks if its whole interval lies beyond the limit, however
+heavy the tail of the weights: a sample misses the rarest, largest weights, which would make a mean of r or r²
+larger and the effective sample size smaller."""
+OPEN = "the 95% interval holds values on both sides of the bound"
+
+
+class Ruling(NamedTuple):
+    """The verdict on one number: `on` says whether the interval or the value decided."""
+
+    passed: bool | None
+    reason: str
+    open: bool = False
+    on: Literal["interval", "value", ""] = ""
+
+
+def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", hidden: bool = False) -> Ruling:
+    """Check a number against a limit; an unreliable one can fail only if what is `hidden` lies beyond it."""
+    keeps = operator.le if kind == "max" else operator.ge
+    near, far = (number.interval or (math.nan, math.nan))[:: 1 if kind == "max" else -1]
+    has_interval = number.known and number.interval is not None
+    beyond_it = has_interval and not keeps(near, limit)
+    note, sound = number.note, number.model_copy(update={"note": None})
+    if why := silence(number):
+        if silence(sound) or not (beyond_it and hidden):
+            return Ruling(None, why)
+        judge, note = "interval", f"{note}, but what a heavy tail hides lies farther beyond the bound"
+    value, ends = written(sound)
+    if number.value is None:  # too large for a float: its log10 is compared
+        held = keeps(number.log10 or 0.0, math.log10(limit) if limit > 0 else -math.inf)
+        left, right = f"10^{number.log10:.4g}", say_limit(limit, number.unit)
+    else:
+        held = keeps(number.value, limit)
+        left, right = told_apart(value, number.value, limit, number.unit)
+    said = f"{left} {'' if held else 'is not '}{'≤' if kind == 'max' else '≥'} {right}"
+    if not has_interval:
+        return Ruling(held, joined(said, "no interval" if judge == "interval" else "", note), on="value")
+    if judge == "point":
+        straddles = min(near, far) <= limit <= max(near, far) and near != far
+        return Ruling(held, joined(said, OPEN if straddles else "", note), on="value")
+    if beyond_it:
+        end = ends.strip("[]").split(", ")[0 if kind == "max" else -1] or value
+        end = told_apart(end, near, limit, number.unit)[0]
+        why = f"the whole 95% interval lies beyond it, from {end}"
+        return Ruling(False, joined(said, why, note), on="interval")
+    within = keeps(far, limit)
+    return Ruling(True, joined(said, "" if within else OPEN, note), open=not within, on="interval")
+
+
+def silence(number: Number) -> str:
+    """Return the reason why a number cannot be judged; empty if it can."""
+    if doubted(number):
+        return number.note or ""
+    if not number.known:
+        return number.unknown or "there is no value"
+    parts = (number.value, number.log10, *(number.interval or ()))
+    odd = any(part is not None and math.isnan(part) for part in parts)
+    return (number.unknown or "it is not a number") if odd else ""
+
+
+def shown(number: Number, ruling: Ruling) -> dict[str, Any]:
+    """Return the fields of a verdict that hold number and ruling; None for infinite and NaN values."""
+    value, log10 = (x if x is not None and math.isfinite(x) else None for x in (number.value, number.log10))
+    ends = number.interval if number.interval and all(map(math.isfinite, number.interval)) else None
+    of = {"passed": ruling.passed, "open": ruling.open, "judged_on": ruling.on}
+    return {"value": value, "interval": ends, "log10": log10, "unit": number.unit} | of
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def bounds(numbers: Lookup, asked: Sequence[Bound]) -> list[GateVerdict]:
+    """Return the verdicts on bounds, in order.
+
+    A bound on steps of which the dump has none is left out where another one on the same number has some.
+    """
+    rows = [(one, name, kind) for one in asked for name in one.names for kind in KINDS]
+    rows = [row for row in rows if getattr(row[0], row[2]) is not None]
+    by_step = "step" in numbers.summary.by
+    idle = [by_step and one.steps != ALL_STEPS and not numbers.places(one.steps) for one, *_ in rows]
+    busy = {row[1:] for row, none in zip(rows, idle, strict=True) if not none}
+    return [
+        _bound(numbers, *row) for row, none in zip(rows, idle, strict=True) if not none or row[1:] not in busy
+    ]
+
+
+def _bound(numbers: Lookup, bound: Bound, name: Name, kind: Kind) -> GateVerdict:
+    """Judge a number, or that of every step by the worst one; one failed step is enough to fail."""
+    rows, missing = numbers(name, bound.steps)
+    limit, hidden = getattr(bound, kind), HIDDEN.get(name.number.rpartition(".")[2]) == kind
+    rulings = [rule(one, kind, limit, bound.judge, hidden) for _, one in rows]
+    failed, unsaid = ([at for at, one in enumerate(rulings) if one.passed is said] for said in (False, None))
+    opened = [at for at, one in enumerate(rulings) if one.open]
+    sign = 1.0 if kind == "max" else -1.0
+    at = (
+        unsaid[0]
+        if unsaid and not failed
+        else max(failed or range(len(rows)), key=lambda at: sign * size(rows[at][1]))
+    )
+    (key, number), ruling = rows[at], rulings[at]
+    where, more, lead = f"step {key}" if key else "", "", ""
+
+    def counted(those: Sequence[int], verb: str) -> str:
+        return f"{len(those)} of {len(rows)} steps {verb}: {_some([rows[at][0] for at in those], MOST_NAMED)}"
+
+    if where and name.over == EVERY:
+        lead = "at " if unsaid and not failed else "worst at "
+        if failed:
+            more = counted(failed, "fail")
+        elif unsaid:
+            more = counted(unsaid, "cannot be judged")
+        elif opened and opened != [at]:
+            more = "the intervals of " + counted(opened, "hold values on both sides")
+    if missing and not failed and not unsaid:
+        where, number, ruling = "", Number(), Ruling(None, f"{missing}; gate the dump itself")
+        more = ""
+    said = joined(f"{lead}{where}: {ruling.reason}" if where else ruling.reason, more, unlike(name.said))
+    return GateVerdict(
+        name=str(name),
+        said=name.said,
+        bound=kind,
+        limit=limit,
+        level=bound.level,
+        steps="" if bound.steps == ALL_STEPS else str(bound.steps),
+        source=bound.source,
+        note=bound.note,
+        reason=said,
+        where=where,
+        **shown(number, ruling._replace(open=ruling.passed is True and bool(opened))),
+    )
+
+
+# ---------------------------------------------------------------- the diagnosis
+
+SEQUENCES, PROMPTS = 16, 4
+"""Fewest sequences, and prompts where the dump has group_id, of which not finding a bug says something."""
+UNSURE = "which cause it is, this dump cannot tell; --fail-on cannot_tell fails for that"
+UNTESTED = "whether it is a bug could not be tested"
+
+
+def diagnosis(summary: Summary, asked: FailOn) -> Iterator[GateVerdict]:
+    """Yield a verdict for each diagnosis that fails (`docs/ci.md` has the table).
+
+    Several causes that fit pass as open unless `cannot_tell` fails; what could not be tested is not judged.
+    """
+    found = summary.diagnosis
+    for fails in asked.fail_on:
+        passed, unsure, more = None, False, ""
+        if found is not None:
+            cannot_tell = found.verdict == "cannot_tell" != fails
+            if not cannot_tell and ORDER.index(found.verdict) >= ORDER.index(fails):
+                passed = False
+            elif few := _few(summary):
+                more = few
+            elif cannot_tell and not found.candidates:
+                more = UNTESTED
+            else:
+                passed, unsure, more = True, cannot_tell, UNSURE if cannot_tell else ""
+        of = {"level": asked.level, "source": asked.source, "note": asked.note, "diagnosis_fails": fails}
+        yield _diagnosis(found, Ruling(passed, more, unsure), of)
+
+
+def _few(summary: Summary) -> str:
+    """Return that there is too little data to miss a bug in; empty where there is enough."""
+    dump = summary.dump
+    counts = [(dump.sequences, SEQUENCES, "sequences")]
+    counts += [(dump.groups, PROMPTS, "prompts")] if "group_id" in dump.columns else []
+    said = (
+        f"{UNTESTED}: that needs {least} {unit}, and there are {n}" for n, least, unit in counts if n < least
+    )
+    return next(said, "")
+
+
+def plain(verdict: DiagnosisVerdict) -> str:
+    """Return the diagnosis in words."""
+    return verdict.replace("_", " ")
+
+
+def _diagnosis(found: Diagnosis | None, ruling: Ruling, of: Mapping[str, Any]) -> GateVerdict:
+    """Build the verdict; it says the diagnosis with its cause, and the first sentence of the fix of a bug."""
+    said = "this result holds no diagnosis"
+    if found:
+        headline, decide = (
+            text[:1].lower() + text[1:].rstrip(".") for text in (found.headline, found.decide)
+        )
+        said = f"{plain(found.verdict)}: {found.headline.rstrip('.')}"
+        bug = next((one for one in found.causes if one.kind == "bug"), None)
+        if found.candidates:
+            causes = ", ".join(one.id for one in found.candidates)
+            said = joined(f"{headline}: {causes}", f"to decide, {decide}" if decide else "")
+        elif bug and found.verdict == "bug":
+            fix = re.split(r"(?<=[.!?])\s+(?=[A-Z])", bug.fix)[0].rstrip(".")
+            what = f"{plain(found.verdict)} ({bug.id}): {bug.statement.rstrip('.')}"
+            said = joined(what, f"fix: {fix}" if fix else "")
+    number = shown(Number(), ruling) | {"diagnosis": found and found.verdict} | dict(of)
+    return GateVerdict(
+        name="diagnosis", bound="diagnosis", limit=0.0, reason=joined(said, ruling.reason), **number
+    )
+
+
+# ---------------------------------------------------------------- against an earlier result
+
+
+def against(now: Lookup, base: Summary, asked: Baseline) -> Iterator[GateVerdict]:
+    """Yield a verdict per number, and one on the diagnosis.
+
+    Default numbers are compared only if reliable in the baseline, and the diagnosis if it has one.
+    """
+    there, rows = Lookup(base), _rows(base, asked)
+    names = [one for one in asked.named if one.number != "diagnosis"]
+    if not asked.only:
+        usual = [
+            *_gaps(there),
+            *(f"{row}.{one}" for row in rows if there.preset(row) for one in WATCHED_PRESET),
+        ]
+        names += [Name(one) for one in usual if Name(one) not in names and _usable(there.find(one))]
+        names += [Name(f"{row}.{WATCHED_PRESET[0]}") for row in rows if there.preset(row) is None]
+    for name in names:
+        yield _compare(now, there, name, asked)
+    if Name("diagnosis") in asked.named or (base.diagnosis and not asked.only):
+        here, earlier = now.summary.diagnosis, base.diagnosis
+        ruling = Ruling(None, "" if earlier else f"{asked.label} holds no diagnosis")
+        if here and earlier:
+            passed = ORDER.index(here.verdict) <= ORDER.index(earlier.verdict)
+            ruling = Ruling(passed, "" if passed else f"it was {plain(earlier.verdict)} in {asked.label}")
+        of = {"level": asked.level, "source": asked.label, "diagnosis_baseline": earlier and earlier.verdict}
+        yield _diagnosis(here, ruling, of)
+
+
+def not_compared(base: Summary, asked: Baseline) -> str:
+    """Return a sentence naming what was not compared; empty if everything was."""
+    there = Lookup(base)
+    doubtful = [one for one in _gaps(there) if doubted(there.find(one))]
+    named = [there.preset(row) for row in _rows(base, asked)]
+    rows = [row for row, result in base.presets.items() if all(result is not one for one in named)]
+    parts = joined(
+        f"{', '.join(doubtful)}: unreliable in {asked.label}" if doubtful else "",
+        f"its presets ({_some(rows, 3)}): name them with --presets" if rows else "",
+    )
+    return f"Not compared: {parts}." if parts and not asked.only else ""
+
+
+def _gaps(base: Lookup) -> list[str]:
+    """List the default numbers of the policy gaps: rollout → old (or rollout → current), old → current."""
+    first = "" if _usable(base.find("k3")) else "total."
+    return [f"{gap}{metric}" for gap in (first, "drift2.") for metric in WATCHED_GAP]
+
+
+def _rows(base: Summary, asked: Baseline) -> list[str]:
+    """List the presets to compare, each once; `all` stands for every preset of the baseline."""
+    every = [base.presets if catalogue.plain(row) == catalogue.ALL else [row] for row in asked.presets]
+    return list(dict.fromkeys(row for rows in every for row in rows))
+
+
+def _some(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _usable(number: Number) -> bool:
+    return number.value is not None and not doubted(number)
+
+
+def _compare(now: Lookup, base: Lookup, name: Name, asked: Baseline) -> GateVerdict:
+    """Judge the difference of a number from the baseline's, in the direction that is worse.
+
+    The results count as independent runs: a comparison fails if the whole interval of the difference lies
+    beyond the tolerance.
+    """
+    ((_, here),), ((_, there),) = now(name)[0], base(name)[0]
+    metric = name.number.rpartition(".")[2]
+    tolerance = asked.tolerances.get(name, asked.tolerance)
+    ruling = Ruling(None, _uncomparable(now, base, name, asked, here, there))
+    limit: dict[str, Any] = {"bound": "max", "limit": 0.0}
+    if not ruling.reason and here.value is not None and there.value is not None:
+        way, earlier = worse(metric), there.value
+        change = difference(_badness(here, way), _badness(there, way)).model_copy(update={"note": here.note})
+        allowed = tolerance.of(_badness(there, way).value or 0.0)
+        above = way.sign == "away" and here.interval is not None and here.interval[0] >= way.target
+        outward = "max" if way.sign == "higher" or above else "min"
+        ruling = rule(change, "max", allowed, asked.judge, HIDDEN.get(metric) == outward)
+        if way.sign == "either":
+            other = rule(change, "min", -allowed, asked.judge)
+            ruling = min(ruling, other, key=lambda one: (one.passed is True, not one.open))
+        if ruling.passed is not None:
+            ruling = ruling._replace(reason=_worse_by(way, change, allowed, ruling, here.unit))
+            limits: dict[str, dict[str, Any]] = {
+                "away": {
+                    "bound": "within",
+                    "centre": way.target,
+                    "limit": abs(earlier - way.target) + allowed,
+                },
+                "either": {"bound": "within", "centre": earlier, "limit": allowed},
+                "lower": {"bound": "min", "limit": earlier - allowed},
+                "higher": {"bound": "max", "limit": earlier + allowed},
+            }
+            limit = limits[way.sign]
+            limit["limit"] = finite(limit["limit"])
+    was = shown(there, ruling)
+    return GateVerdict(
+        name=str(name),
+        said=name.said,
+        level=asked.level,
+        source=asked.label,
+        tolerance=str(tolerance),
+        baseline=was["value"],
+        baseline_interval=was["interval"],
+        reason=joined(ruling.reason, unlike(name.said)),
+        **limit,
+        **shown(here, ruling),
+    )
+
+
+def _uncomparable(now: Lookup, base: Lookup, name: Name, asked: Baseline, here: Number, there: Number) -> str:
+    """Return why two numbers cannot be compared; empty if they can, or if only the new one is unreliable."""
+    (ours, preset, _), (theirs, _, _) = now.preset_of(name.number), base.preset_of(name.number)
+    if not doubted(here) and (why := _unknown(here)):
+        return why
+    if ours and not theirs:
+        return (
+            f"{asked.label} has no preset {preset}; it has {_some(list(base.summary.presets), 8) or 'none'}"
+        )
+    if (
+        ours
+        and theirs
+        and any(getattr(ours, key) != getattr(theirs, key) for key in ("method", "policy", "loss"))
+    ):
+        return f"{preset} is another method in {asked.label}: {theirs.method} there, {ours.method} here"
+    why = _unknown(there)
+    return f"{asked.label}: {why}" if why else (_unknown(here) if here.value is None else "")
+
+
+def _unknown(number: Number) -> str:
+    return silence(number) or ("the value overflows float64" if number.value is None else "")
+
+
+def _badness(number: Number, way: Worse) -> Number:
+    """Transform a number so that higher is worse: negate it, or take its distance from the target."""
+    assert number.value is not None
+    value, (low, high) = number.value, number.interval or (number.value, number.value)
+    if way.sign == "lower":
+        value, low, high = -value, -high, -low
+    elif way.sign == "away":
+        ends = sorted((abs(low - way.target), abs(high - way.target)))
+        value, low, high = abs(value - way.target), 0.0 if low <= way.target <= high else ends[0], ends[1]
+    return Number(value=value, interval=(low, high) if number.interval else None)
+
+
+def difference(one: Number, other: Number) -> Number:
+    """Return `one` − `other` of independent runs; without an interval if either has none.
+
+    Each end lies √(a² + b²) from the difference, a and b being the distances of the two ends it comes from
+    (Zou and Donner 2008).
+    """
+    assert one.value is not None
+    assert other.value is not None
+    gap = one.value - other.value
+    if one.interval is None or other.interval is None:
+        return Number(value=gap)
+    below = math.hypot(one.value - one.interval[0], other.interval[1] - other.value)
+    above = math.hypot(one.interval[1] - one.value, other.value - other.interval[0])
+    return Number(value=gap, interval=(gap - below, gap + above))
+
+
+def _worse_by(way: Worse, change: Number, allowed: float, ruling: Ruling, unit: str) -> str:
+    """Return the reason: `worse by 0.01 [0.005, 0.015], 0.002 allowed; …`."""
+    value, (low, high) = change.value or 0.0, change.interval or (0.0, 0.0)
+    kind = "changed" if way.sign == "either" else "better" if value < 0 else "worse"
+    if kind == "better":
+        value, low, high = -value, -high, -low
+    scale, points = (100.0, " points") if unit in FRACTIONS else (1.0, "")
+    value, exact = value * scale, allowed * scale
+    of = Number(value=value, interval=(low * scale, high * scale) if change.interval else None)
+    size, interval = written(of)
+    short = float(f"{exact:.4g}")  # of a share of the baseline four digits do
+    bound = short if (value > short) is (value > exact) and value != short else exact
+    size, right = told_apart(size, value, bound, "")
+    sure = ruling.passed is False and ruling.on == "interval"
+    return joined(
+        f"{kind} by {size}{points}{f' {interval}' if interval else ''}, {right}{points} allowed",
+        "the whole 95% interval of the difference lies beyond that" if sure else "",
+        "" if change.interval else "no interval",
+        change.note and f"although {change.note}: what a heavy tail hides is worse still"
+        if doubted(change)
+        else change.note,
+    )
