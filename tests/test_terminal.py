@@ -469,7 +469,7 @@ def test_verbose_has_every_interval_that_the_short_form_has(results, monkeypatch
 def test_the_short_form_of_a_sweep_may_leave_intervals_out(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     ran = CliRunner().invoke(app, ["sweep", str(SAMPLES / "healthy.parquet"), "--preset", "geo_rs"])
-    assert "-v: by length of response, intervals," in " ".join(ran.stdout.split())
+    assert "-v: intervals, every threshold" in " ".join(ran.stdout.split())
     assert max(map(len, ran.stdout.splitlines())) <= 80
 
 

@@ -14,7 +14,6 @@ from offpol_diag.report.sections.charts import Charts, cause
 from offpol_diag.report.sections.numbers import REGIMES, Tiles, alerts
 from offpol_diag.report.sections.opening import opening
 from offpol_diag.report.sections.presets import Cards
-from offpol_diag.report.sections.sweep import QUARTERS, kept_metric
 from offpol_diag.report.sections.tokens import Strips
 from offpol_diag.summary import Contrast, Location, Number, Numbers, Summary, WorstSequence
 
@@ -264,45 +263,10 @@ def _contrasts(table: Table, summary: Summary) -> Iterator[Data]:
     yield Data(table.id, ("metric", "a", "b", "difference", "p", "p_corrected", "said"), rows)
 
 
-SWEPT = ("threshold", "own", "marks")
-
-
 def _sweep(_: Table, summary: Summary) -> Iterator[Data]:
     assert summary.sweep is not None
-    rows = [(head, point.metrics) for head, point in zip(_heads(summary), summary.sweep.points, strict=True)]
-    yield Data("sweep", *_wide(SWEPT, rows))
-
-
-def _sweep_length(_: Table, summary: Summary) -> Iterator[Data]:
-    assert summary.sweep is not None
-    name = kept_metric(summary.sweep)
-    rows = [
-        (*head, *(part.get(name) for part in point.quartiles))
-        for head, point in zip(_heads(summary), summary.sweep.points, strict=True)
-    ]
-    yield Data("sweep-length", (*SWEPT, *(f"{name}_q{i + 1}" for i in range(len(QUARTERS)))), rows)
-
-
-def _sweep_details(_: Table, summary: Summary) -> Iterator[Data]:
-    assert summary.sweep is not None
-    lengths = summary.sweep.quartiles
-    rows: list[tuple[Row, Numbers]] = [
-        ((*head, quarter, length), numbers)
-        for head, point in zip(_heads(summary), summary.sweep.points, strict=True)
-        for quarter, (length, numbers) in enumerate(zip(lengths, point.quartiles, strict=True), 1)
-    ]
-    yield Data("sweep-details", *_wide((*SWEPT, "quartile", "length"), rows))
-
-
-def _heads(summary: Summary) -> list[Row]:
-    points = summary.sweep.points if summary.sweep else []
-    return [(one.threshold, one.own, " ".join(one.marks) or None) for one in points]
-
-
-def _sweep_predicted(_: Table, summary: Summary) -> Iterator[Data]:
-    window = summary.sweep.window if summary.sweep else None
-    rows = [(one.length, one.kept, one.observed) for one in (window.predicted if window else ())]
-    yield Data("sweep-predicted", ("length", "predicted", "observed"), rows)
+    rows = [((one.threshold, one.own), one.metrics) for one in summary.sweep.points]
+    yield Data("sweep", *_wide(("threshold", "own"), rows))
 
 
 def _nothing(_: Table, __: Summary) -> Iterable[Data]:
@@ -318,9 +282,6 @@ EXACT: Mapping[str, Callable[[Table, Summary], Iterable[Data]]] = {
     "ranking": _ranking,
     "run": _run,
     "sweep": _sweep,
-    "sweep-details": _sweep_details,
-    "sweep-length": _sweep_length,
-    "sweep-predicted": _sweep_predicted,
     "types": _types,
     "worst-sequences": _worst_sequences,
     "worst-tokens": _worst_tokens,

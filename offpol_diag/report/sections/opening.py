@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ from offpol_diag.report.sections import gate as gates
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.report.sections.numbers import below_0
 from offpol_diag.report.sections.runs import bugs, file_name
-from offpol_diag.report.sections.sweep import QUARTERS, distinct, kept_metric, label, window_text
+from offpol_diag.report.sections.sweep import COLUMNS, columns, kept_metric, label, window_text
 from offpol_diag.summary import (
     Against,
     Comparison,
@@ -31,7 +31,6 @@ from offpol_diag.summary import (
     PresetResult,
     Summary,
     Sweep,
-    SweptPoint,
 )
 
 MOST, TILES = 12, 8
@@ -45,16 +44,6 @@ LABELS = {
     "chi2_token": "χ², tokens",
     "chi2_sequence": "χ², sequences",
     "ppl_ratio": "PPL ratio",
-}
-NAMES = {
-    "tokens_kept": "Kept tokens",
-    "sequences_kept": "Kept sequences",
-    "ess_tokens": "ESS, tokens",
-    "ess_sequences": "ESS, sequences",
-    "acted": "Bounded weights",
-    "kappa": "κ, mean weight",
-    "fresh_kept": "Kept at lag 0",
-    "chi2_token": "χ², tokens",
 }
 LENGTHS = {
     "kept_length_q1": "shortest quarter",
@@ -108,6 +97,10 @@ def opening(summary: Summary) -> Opening | None:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _spread(a: Number | None, b: Number | None) -> float:
@@ -358,7 +351,7 @@ def _shapes(name: str, a: Histogram, b: Histogram, contrasts: Sequence[Contrast]
         for i, (run, one) in enumerate((("A", a), ("B", b)))
     ]
     off = next((one for one in contrasts if one.name == name.replace("log_ratio", "f_2")), None)
-    title = f"{a.title[:1].upper()}{a.title[1:]}"
+    title = _capital(a.title)
     if off is not None and name.endswith("log_ratio"):
         pair, ends = a.title.partition(": ")[2] or a.title, (value_or_dash(off.a), value_or_dash(off.b))
         title = f"{ends[0]} of A's tokens and {ends[1]} of B's are off by more than 2×, {pair}"
@@ -381,34 +374,28 @@ def _sweep(found: Sweep) -> Opening:
     point = next((one for one in found.points if one.own), found.points[0])
     point = window.point if window else point
     at, goes, ends = f"{point.threshold:.7g}", change(found), (found.points[0], found.points[-1])
-    what, of = {
-        "ess_tokens": ("an ESS of ", "over tokens"),
-        "tokens_kept": ("", "of the tokens"),
-        "sequences_kept": ("", "of the sequences"),
-    }[name]
+    what, of = ("an ESS of ", "over tokens") if name == "ess_tokens" else ("", "of the tokens")
     value, interval = written(point.metrics.get(name, Number()))
     h1 = f"{found.preset} at {at} keeps {what}{value} {of}"
     where = f"at the preset's own {at}" if point.own else f"at {at}"
     if window:
         h1, interval = window_text(found, window)[0], f"asked: {say_value(window.asked, 'fraction')}"
         where = "within these bounds"
-    lede = f"{goes[:1].upper()}{goes[1:]} The bound is on {found.statistic} of each {found.unit}.".strip()
+    lede = f"{_capital(goes)} The bound is on {found.statistic} of each {found.unit}.".strip()
     facts = tuple(
         Fact(
-            head,
+            _capital(COLUMNS[key][1]),
             *written(point.metrics[key].model_copy(update={"note": None})),
-            band=below_0(key, point.metrics[key]),
             below=" → ".join(value_or_dash(one.metrics.get(key)) for one in ends) if goes else "",
             key=key,
             curve=[one.metrics.get(key, Number()).value for one in found.points],
         )
-        for key, head in NAMES.items()
+        for key in columns(found)
         if point.metrics.get(key, Number()).known
-        and any(value_or_dash(one.metrics.get(key)) != "0" for one in found.points)
     )
     return Opening(
         h1,
-        "warn" if any(mark in point.marks for mark in ("length", "floor")) else "info",
+        "warn" if found.remarks else "info",
         lede,
         interval=interval,
         cautions=tuple(found.remarks),
@@ -435,64 +422,45 @@ def _of_sweep(found: Sweep) -> Iterator[Picture]:
     panel = partial(
         Panel, f"threshold b of {found.which}", names=names, percent=True, y_range=(0, None), uprights=own
     )
+    shares = [name for name in columns(found) if name != "loss_scale_kept" and "length" not in name]
     layers = [
-        at_places(text, [one.metrics.get(key) for one in found.points], SERIES[i])
-        for i, (key, text, _) in enumerate(distinct(found))
+        at_places(COLUMNS[key][1], [one.metrics.get(key) for one in found.points], SERIES[i])
+        for i, key in enumerate(shares)
     ]
-    if layers and len(names) > 1:
-        known = [(name, y) for name, y in zip(names, layers[0].y, strict=True) if y is not None]
+    first = layers[0].y if layers else [None] * len(names)
+    known = [(name, y) for name, y in zip(names, first, strict=True) if y is not None]
+    if known and len(names) > 1:
         some = (known[0], known[len(known) // 2], known[-1])
         goes = ", ".join(f"{rounded(y, 'share')} at {name}" for name, y in some)
-        title = f"{layers[0].name.capitalize()}: {goes}"
+        title = f"{_capital(layers[0].name)}: {goes}"
         yield Picture("sweep", "", title, "With 95% intervals.", (panel("share", layers),))
-    if found.points[0].quartiles:
+    if any(one.metrics[key].value != 1 for one in found.points for key in LENGTHS if key in one.metrics):
         yield _by_length(found, names, panel)
-    if found.window and found.window.predicted:
-        rows = found.window.predicted
-        x = [one.length for one in rows]
-        seen = [one.observed.value if one.observed else None for one in rows]
-        predicted = replace(at_places("predicted", [one.kept for one in rows], "blue"), x=x)
-        lines = (predicted, Layer("seen", x, seen, "orange", "points", at=0))
-        axes = ("response length, tokens (log)", "kept share")
-        ends = (
-            f"{value_or_dash(one.kept)} of responses of {count(round(one.length))}"
-            for one in (rows[0], rows[-1])
-        )
-        title = f"The same bounds keep {' and '.join(ends)} tokens"
-        sub = "Predicted from how the spread of log r falls with length, with 95% intervals."
-        by_length = Panel(*axes, lines, "log", percent=True, y_range=(0, 1.05))
-        yield Picture("sweep-predicted", "", title, sub, (by_length,))
 
 
 def _by_length(found: Sweep, names: Sequence[str], panel: Any) -> Picture:
-    name = kept_metric(found)
-
-    def part(point: SweptPoint, at: int) -> Number | None:
-        return point.quartiles[at].get(name)
-
     own, telling = next((one for one in found.points if one.own), None), False
-    what = "an ESS of " if name == "ess_tokens" else ""
     title = f"What is kept of short and long responses at {'each threshold' if len(names) > 1 else names[0]}"
     if own is not None:
+        shortest, longest = own.metrics.get("kept_length_q1"), own.metrics.get("kept_length_q4")
+        telling = _spread(shortest, longest) > 0.05
         title = f"Short and long responses are kept alike at the preset's own {own.threshold:.7g}"
-        telling = "length" in own.marks or _spread(part(own, 0), part(own, -1)) > 0.05
-    if own is not None and telling:
-        shortest, longest = (value_or_dash(part(own, end)) for end in (0, -1))
-        title = (
-            f"The preset's own {own.threshold:.7g} keeps {what}{shortest} of the shortest quarter and "
-            f"{longest} of the longest"
-        )
+        if telling:
+            title = (
+                f"The preset's own {own.threshold:.7g} keeps {value_or_dash(shortest)} of the shortest "
+                f"quarter and {value_or_dash(longest)} of the longest"
+            )
     lines = [
-        replace(at_places(text, [part(one, i) for one in found.points], SERIES[i]), low=(), high=())
-        for i, text in enumerate(QUARTERS)
+        at_places(text, [one.metrics.get(key) for one in found.points], SERIES[i])
+        for i, (key, text) in enumerate(LENGTHS.items())
     ]
     if len(names) == 1:
-        lines = [at_places("", [part(found.points[0], i) for i in range(len(QUARTERS))], SERIES[0], "points")]
-        panel = partial(Panel, "response length", names=QUARTERS, percent=True, y_range=(0, None))
-    lengths = "; ".join(f"{a}: {b} tokens" for a, b in zip(QUARTERS, found.quartiles, strict=True))
-    panels = (panel("ESS of tokens" if name == "ess_tokens" else "kept share", lines),)
-    sub = f"By quartile of length. {lengths}."
-    return Picture("sweep-length", "", title, sub, panels, telling=telling)
+        kept = [found.points[0].metrics.get(key) for key in LENGTHS]
+        lines = [at_places("", kept, SERIES[0], "points")]
+        panel = partial(Panel, "response length", names=[*LENGTHS.values()], percent=True, y_range=(0, None))
+    lengths = "; ".join(f"{a}: {b} tokens" for a, b in zip(LENGTHS.values(), found.quartiles, strict=False))
+    sub = f"Kept tokens by quarter of the responses by length. {lengths}."
+    return Picture("sweep-length", "", title, sub, (panel("kept share", lines),), telling=telling)
 
 
 # ---------------------------------------------------------------- gates
@@ -509,7 +477,7 @@ def _gates(summary: Summary) -> Opening:
         lede = " ".join([f"{failed[0].reason}.", *(f"{gates.explained(one)}." for one in failed[1:3])])
     else:
         lede = " ".join(f"{gates.explained(one)}." for one in unknown[1:3])
-        lede = lede or " ".join(note[:1].upper() + note[1:] for note in gates.opened(verdicts))
+        lede = lede or " ".join(map(_capital, gates.opened(verdicts)))
     lead = "Each bound with the value found and its 95% interval."
     return Opening(
         h1,

@@ -189,7 +189,7 @@ def _sweep(summary: Summary, swept: Sweep) -> tuple[Block, ...]:
     step, last = -(-len(rows) // MOST_ROWS), len(rows) - 1
     evenly = [row for at, row in enumerate(rows) if at % step == 0 or at == last or str(row[0]).endswith("←")]
     main = replace(tables[0], rows=evenly, notes=tables[0].notes[:1])
-    more = "-v: by length of response, intervals, the numerical noise, and every threshold."
+    more = "-v: intervals, every threshold, and what the columns are."
     if not any(isinstance(block, Verdict) for block in spoken):
         spoken.insert(0, Verdict(f"{found.h1} {found.interval}".strip(), change(swept), found.tone))
     read = Text(columns.sentence(summary.dump))

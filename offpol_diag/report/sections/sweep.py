@@ -1,45 +1,33 @@
-"""Section on one preset at many thresholds: data kept overall and by length; bounds for a requested share."""
+"""Section on one preset at many thresholds: what each keeps, and the bounds that keep a requested share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from offpol_diag.blocks import Cell, Code, Figure, Section, Series, Table, Text, Verdict, filled
+from offpol_diag.blocks import Cell, Code, Section, Table, Text, Verdict, filled
 from offpol_diag.numerals import count, say, say_value
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.tuning import command
-from offpol_diag.summary import Number, Numbers, SolvedWindow, Summary, Sweep, SweptPoint
+from offpol_diag.summary import Number, SolvedWindow, Summary, Sweep, SweptPoint
 
-COLUMNS = (
-    ("tokens_kept", "kept tokens"),
-    ("sequences_kept", "kept seq."),
-    ("acted", "bounded"),
-    ("ess_tokens", "ESS tok."),
-    ("ess_sequences", "ESS seq."),
-    ("kappa", "κ"),
-    ("chi2_token", "χ² tok."),
-    ("chi2_sequence", "χ² seq."),
-    ("fresh_kept", "lag 0 kept"),
-)
-"""Metric and header of each column of the main table, if it is informative."""
-DRAWN = (
-    ("tokens_kept", "tokens kept", "T"),
-    ("sequences_kept", "sequences kept", "S"),
-    ("acted", "weights changed", "W"),
-    ("ess_tokens", "ESS over tokens", "E"),
-    ("ess_sequences", "ESS over sequences", "e"),
-)
-"""Metric, its label in the figure, and its character in plain text."""
-LETTERS = {"length": "L", "floor": "N", "centre": "C"}
-QUARTERS = ("q1 short", "q2", "q3", "q4 long")
-KAPPA = (
-    "κ = Σw/n over all tokens, a rejected one weighs 0: how far it lies from 1 is the bias of a constant; "
-    "ESS and χ² are of the final weights: variance. A row may be better in one and worse in the other."
-)
-
-BELOW_0 = (
-    "χ² below 0 is none: it is mean(w²) − 1 of the final weights, whose mean the bounds have taken below 1."
-)
+COLUMNS = {
+    "tokens_weighted": ("kept tokens", "kept tokens"),
+    "truncated_high": ("weights above", "weights above the bound"),
+    "truncated_low": ("weights below", "weights below the bound"),
+    "ess_tokens": ("ESS", "ESS of tokens"),
+    "loss_scale_kept": ("mean weight", "mean weight"),
+    "kept_length_q1": ("shortest", "kept of the shortest quarter"),
+    "kept_length_q4": ("longest", "kept of the longest quarter"),
+    "kept_at_lag_0": ("at lag 0", "kept at policy lag 0"),
+}
+"""Metric → header of its column, if it says something, and what it is called where there is room."""
+QUARTERS = ("shortest", "second", "third", "longest")
+NOTES = {
+    "tokens_weighted": "Kept tokens: not rejected, and of a weight above 0.",
+    "truncated_high": "Weights above, below: the share beyond the upper or lower bound.",
+    "ess_tokens": "ESS: (Σw)²/(nΣw²) of the final weights, 0 where rejected; the smaller, the noisier.",
+    "loss_scale_kept": "Mean weight: Σw/n, 0 where rejected; its distance from 1 is the bias of a constant.",
+    "kept_at_lag_0": "At lag 0: kept tokens of policy lag 0, where only numerics make the policies differ.",
+}
+"""Metric → what its column is."""
 
 
 def sweep(summary: Summary) -> Section | None:
@@ -59,11 +47,6 @@ def sweep(summary: Summary) -> Section | None:
         *(Text(remark, "warn") for remark in found.remarks),
         _window(found, solved) if solved else None,
         _table(found),
-        _figure(found),
-        *_by_length(found),
-        _details(found),
-        _floor(found),
-        _predicted(solved) if solved else None,
         Code(f"The config for {solved.trainer}", solved.config) if solved and solved.config else None,
     )
     return Section("sweep", f"Thresholds of {found.preset}", blocks)
@@ -72,123 +55,53 @@ def sweep(summary: Summary) -> Section | None:
 # ---------------------------------------------------------------- every threshold
 
 
+def columns(found: Sweep) -> list[str]:
+    """Return the metrics that have a column: those that say something which none before them says.
+
+    A share that is 0 everywhere says nothing, and all of a share only if nothing else is left to say. Without
+    weights, ESS and mean weight are the share kept.
+    """
+    each = {name: _values(found, name) for name in COLUMNS}
+    known = [name for name in COLUMNS if set(each[name]) - {None, 0.0}]
+    new = [
+        name
+        for at, name in enumerate(known)
+        if not any(_equal(each[name], each[earlier]) for earlier in known[:at])
+    ]
+    return [name for name in new if set(each[name]) != {1.0}] or new or [*COLUMNS][:1]
+
+
+def _values(found: Sweep, name: str) -> list[float | None]:
+    return [point.metrics.get(name, Number()).value for point in found.points]
+
+
+def _equal(one: list[float | None], other: list[float | None]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(a is b or (a is not None and b is not None and abs(a - b) < 1e-12) for a, b in pairs)
+
+
+def kept_metric(found: Sweep) -> str:
+    """Return the metric that says what a threshold keeps: of weights that are only truncated, the ESS."""
+    return "tokens_weighted" if set(_values(found, "tokens_weighted")) != {1.0} else "ess_tokens"
+
+
 def _table(found: Sweep) -> Table:
-    columns = [one for one in COLUMNS if _telling(found, one[0])]
-    rows = [(*_head(point), *_cells(point.metrics, columns)) for point in found.points]
-    notes = (
-        "←: the preset as it stands. Marks: L drops long responses, N lies under numerical noise, C lies "
-        "beside the data.",
-        KAPPA,
-        *((BELOW_0,) if any(_below_0(point) for point in found.points) else ()),
-    )
-    header = ("threshold", "marks", *(head for _, head in columns))
-    return Table("sweep", f"{found.preset}: every threshold of {found.which}", header, rows, notes)
-
-
-def _below_0(point: SweptPoint) -> bool:
-    return any((point.metrics.get(key, Number()).value or 0) < 0 for key in ("chi2_token", "chi2_sequence"))
-
-
-def _telling(found: Sweep, name: str) -> bool:
-    """Return whether a metric is informative: not all unknown or 0, nor, for bounded weights, all 1."""
-    values = {point.metrics[name].value for point in found.points if name in point.metrics}
-    return bool(values - {None, 0.0}) and not (_weighs(found) and values == {1.0})
-
-
-def _weighs(found: Sweep) -> bool:
-    return any("acted" in point.metrics for point in found.points)
-
-
-def _head(point: SweptPoint) -> tuple[Cell, Cell]:
-    return label(point), "".join(LETTERS[mark] for mark in point.marks) or "–"
+    shown = columns(found)
+    rows: list[tuple[Cell, ...]] = [
+        (label(one), *(one.metrics.get(name, Number()) for name in shown)) for one in found.points
+    ]
+    notes = ["←: the preset as it stands.", *(NOTES[name] for name in shown if name in NOTES)]
+    if "kept_length_q1" in shown or "kept_length_q4" in shown:
+        notes[0] += " Shortest, longest: kept of that quarter of the responses by length."
+        lengths = (f"{name} {length}" for name, length in zip(QUARTERS, found.quartiles, strict=False))
+        notes.append(f"Tokens of a response by quarter: {'; '.join(lengths)}.")
+    header = ("threshold", *(COLUMNS[name][0] for name in shown))
+    return Table("sweep", f"{found.preset}: every threshold of {found.which}", header, rows, tuple(notes))
 
 
 def label(point: SweptPoint) -> str:
     """Return a threshold; an arrow marks the preset's own."""
     return f"{point.threshold:.9g}{' ←' if point.own else ''}"
-
-
-def _cells(numbers: Numbers, columns: Sequence[tuple[str, str]]) -> tuple[Cell, ...]:
-    return tuple(numbers.get(name, Number(unknown="not asked")) for name, _ in columns)
-
-
-def distinct(found: Sweep) -> list[tuple[str, str, str]]:
-    """Return the curves without exact duplicates: without weights, ESS equals the share kept."""
-    lines: dict[tuple[float | None, ...], tuple[str, str, str]] = {}
-    for one in DRAWN:
-        values = tuple(point.metrics.get(one[0], Number()).value for point in found.points)
-        if _telling(found, one[0]):
-            lines.setdefault(values, one)
-    return list(lines.values())
-
-
-def _figure(found: Sweep) -> Figure:
-    series = [
-        Series(text, mark, [point.metrics.get(name, Number()).value for point in found.points])
-        for name, text, mark in distinct(found)
-    ]
-    title = f"What {found.preset} leaves at each threshold"
-    return Figure(title, [*map(label, found.points)], series, "fraction")
-
-
-# ---------------------------------------------------------------- by length
-
-
-def kept_metric(found: Sweep) -> str:
-    """Return the metric that says what a threshold keeps."""
-    if _weighs(found):
-        return "ess_tokens"
-    return "tokens_kept" if found.unit == "token" else "sequences_kept"
-
-
-def _by_length(found: Sweep) -> tuple[Table, Figure]:
-    """Return what each quartile of response length keeps, as a table and as a figure."""
-    name = kept_metric(found)
-    what = {
-        "ess_tokens": "ESS over tokens",
-        "tokens_kept": "Tokens kept",
-        "sequences_kept": "Sequences kept",
-    }[name]
-    rows = [(*_head(one), *(part.get(name, Number()) for part in one.quartiles)) for one in found.points]
-    lengths = "; ".join(f"{a}: {b}" for a, b in zip(QUARTERS, found.quartiles, strict=True))
-    notes = (f"Tokens of a response: {lengths}.",)
-    header = ("threshold", "marks", *QUARTERS)
-    table = Table("sweep-length", f"{what} by quartile of response length", header, rows, notes)
-    series = [
-        Series(text, str(at + 1), [one.quartiles[at][name].value for one in found.points])
-        for at, text in enumerate(QUARTERS)
-    ]
-    return table, Figure(f"{what} by length", [*map(label, found.points)], series, "fraction")
-
-
-def _details(found: Sweep) -> Table:
-    """Return a table of all numbers by quartile."""
-    names = [(name, head) for name, head in COLUMNS if name in found.points[0].quartiles[0]]
-    rows = [
-        (label(point), quarter, *_cells(numbers, names))
-        for point in found.points
-        for quarter, numbers in zip(QUARTERS, point.quartiles, strict=True)
-    ]
-    header = ("threshold", "length", *(head for _, head in names))
-    return Table("sweep-details", "Everything by quartile of length", header, rows, collapsed=True)
-
-
-# ---------------------------------------------------------------- noise
-
-
-def _floor(found: Sweep) -> Table:
-    rows = [
-        (one.source, "this dump" if one.found else "if so", one.per_token, one.statistic)
-        for one in found.floor
-    ]
-    note = (
-        "Standard deviation of rounding: half a step of the format, uniform, under both policies. What "
-        "logits were computed in is not in a dump; a threshold closer than that to no mismatch then judges "
-        "rounding."
-    )
-    caption = f"How far numerics alone move Δ, and (the log of) {found.statistic}"
-    header = ("source", "known from", "Δ of a token, nats", f"of each {found.unit}")
-    return Table("sweep-floor", caption, header, rows, (note,))
 
 
 # ---------------------------------------------------------------- the window
@@ -208,7 +121,9 @@ def window_text(found: Sweep, window: SolvedWindow) -> tuple[str, str]:
 def _window(found: Sweep, window: SolvedWindow) -> Verdict:
     text = f"{window_text(found, window)[1]}; asked: {say_value(window.asked, 'fraction')})."
     numbers = window.point.metrics
-    known = "; ".join(f"{head} {say(numbers[name])}" for name, head in COLUMNS[:6] if name in numbers)
+    known = "; ".join(
+        f"{COLUMNS[name][1]} {say(numbers[name])}" for name in columns(found) if name in numbers
+    )
     settings = {place: repr(bound) for place, bound in window.point.bounds.items()}
     # a user's preset needs its file, which is unknown here
     file = "" if found.preset in catalogue.load() else " --preset-file FILE"
@@ -216,26 +131,6 @@ def _window(found: Sweep, window: SolvedWindow) -> Verdict:
         f"The preset with it: {known}.",
         f"As the preset's bounds, on π_train/π_rollout: {command(found.preset, settings)}{file}",
     ]
-    if window.centre is not None:
-        k1 = "" if window.centre_k1 is None else f" (over tokens, −k1 = {say(window.centre_k1)})"
-        detail.insert(
-            0,
-            "As many are lost below as above: the window follows the data, whose log lies at "
-            f"{say(window.centre)} on average{k1}, not at 0.",
-        )
+    if len(settings) == 2:
+        detail.insert(0, "As many are lost below as above: the window follows the data.")
     return Verdict("Window" if len(settings) == 2 else "Bound", text, "info", tuple(detail))
-
-
-def _predicted(window: SolvedWindow) -> Table | None:
-    if not window.predicted:
-        return None
-    rows = [(count(round(one.length)), one.kept, one.observed) for one in window.predicted]
-    falling, staying = (say(window.spread[name]) for name in ("falling", "staying"))
-    notes = (
-        f"The spread of log r per token at length L is √(a/L + b) with √a = {falling} and √b = {staying} "
-        "nats: the first averages out over a response, the second does not.",
-        "In brackets 95%: jackknife over groups, and how far the fit misses the lengths that were seen. "
-        "Where none is seen (–) the fit extrapolates, and the interval takes its form for true.",
-    )
-    caption = "What the same bounds would keep of responses of other lengths"
-    return Table("sweep-predicted", caption, ("tokens", "predicted", "seen near it"), rows, notes)
