@@ -84,6 +84,7 @@ def examine(
     reading: Reading | None = None,
     every_log: bool = True,
     trainer: str = "",
+    lag_0: bool = False,
 ) -> Examined:
     """Analyse a dump under some presets: compute the states from which all numbers are read.
 
@@ -109,6 +110,7 @@ def examine(
         every_log: whether to compute what the trainer of every preset logs, or only what somebody reads: of
             the presets that can be recommended, and of the trainer.
         trainer: the trainer; empty for the one that the dump's provenance names.
+        lag_0: whether to count what each preset keeps of policy lag 0.
 
     Raises:
         DumpError: the dump cannot be read.
@@ -131,7 +133,7 @@ def examine(
         study = study.logging_for(trainer or named_in(dump.info.provenance))
     # pieces of a dump that are merged keep the same values only if their hashes choose them
     kept = () if tally else tuple(_kept(dump, group_by))
-    study = replace(study, against=against, by_step=tuple(by_step), kept=kept)
+    study = replace(study, against=against, by_step=tuple(by_step), kept=kept, lag_0=lag_0)
     choice = chosen_devices(engine, device, kernels.worth_a_gpu(dump.tokens, len(study.presets)))
     # workers of a cluster have no machine code in their folders
     compiled = engine == "local" and choice.on_cpu and kernels.compiled(dump.tokens, len(study.presets))

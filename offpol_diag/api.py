@@ -466,19 +466,12 @@ def sweep(
         trainer: with `keep`, whose configuration of the bounds is printed.
         **how: see `analyze`.
     """
-    from offpol_diag.sweep import SweepOptions, pick
+    from offpol_diag.sweep import SweepOptions
     from offpol_diag.sweep import sweep as swept
-    from offpol_diag.sweep.thresholds import parse
-    from offpol_diag.trainers import trainer_named
 
     _require("sweep", how, which=which, at=at, keep=keep, trainer=trainer)
-    chosen = _one_preset(preset)
-    bound = pick(chosen, which)
-    values = None if at is None else parse(",".join(map(str, at)), chosen, bound)
-    if keep is None and trainer is not None:
-        raise UsageError("`trainer` prints the bounds that `keep` solves for", "add keep=0.95")
-    whose = trainer_named(trainer) if trainer else ""
-    options = SweepOptions(chosen, bound, values, keep, which is not None, whose)
+    given = None if at is None else ",".join(map(str, at))
+    options = SweepOptions.of(_one_preset(preset), which, given, keep, trainer)
     with _sources(what) as (paths, label):
         found = swept(paths, options, **how)
     return Report(_named("sweep", found, label))
@@ -573,7 +566,7 @@ def check(
         return checked(paths, files, **how)
 
 
-ELSEWHERE = ("presets", "against", "by_step", "sequences", "tally")
+ELSEWHERE = ("presets", "against", "by_step", "sequences", "tally", "lag_0")
 """Arguments of `examine` that the functions pass on themselves."""
 
 

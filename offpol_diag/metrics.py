@@ -347,6 +347,7 @@ _ALL = (
     Metric("kept_length_q2", "Not rejected, second quarter", DOWN),
     Metric("kept_length_q3", "Not rejected, third quarter", DOWN),
     Metric("kept_length_q4", "Not rejected, longest quarter", DOWN),
+    Metric("kept_at_lag_0", "Kept at policy lag 0", DOWN),
     Metric("groups_lost", "Groups lost", UP),
     Metric("pg_loss_kept", "Policy loss, over all tokens"),
     Metric("pg_loss_own", "Policy loss, own denominator"),

@@ -863,26 +863,7 @@ class SweptPoint(Model):
     threshold: float
     bounds: dict[str, float] = Field(description="the preset's bounds at this threshold, by their keys")
     own: bool = Field(False, description="whether it is the preset's own threshold")
-    metrics: Numbers
-    quartiles: list[Numbers] = Field([], description="the same by quartile of sequence length, short first")
-    marks: list[str] = Field([], description="length, floor, centre: what `remarks` warn of")
-
-
-class NoiseFloor(Model):
-    """The size of the statistic that numerical noise alone causes, by one estimate."""
-
-    source: str
-    per_token: Number = Field(description="standard deviation of a token's Δ")
-    statistic: Number = Field(description="standard deviation of the statistic")
-    found: bool = Field(description="true: measured in this dump; false: expected of the number format")
-
-
-class PredictedKeep(Model):
-    """The share that a window keeps of responses of one length."""
-
-    length: float
-    kept: Number
-    observed: Number | None = Field(None, description="in this dump, at about that length")
+    metrics: Numbers = Field(description="as those of `presets`")
 
 
 class SolvedWindow(Model):
@@ -892,11 +873,7 @@ class SolvedWindow(Model):
     kept: Whole = Field(description="units within the bounds")
     of: Whole
     ties: Whole = Field(0, description="further units with the last value kept, which no bound can separate")
-    centre: Number | None = Field(None, description="E[log r], nats; none where only one side is bounded")
-    centre_k1: Number | None = Field(None, description="−k1, the same over tokens")
     point: SweptPoint
-    predicted: list[PredictedKeep] = []
-    spread: Numbers = Field({}, description="of log r at length L: √(falling²/L + staying²)")
     trainer: str = ""
     config: str = Field("", description="ready to paste")
 
@@ -911,7 +888,6 @@ class Sweep(Model):
     unit: str = Field(description="token or sequence: what the bound acts on")
     quartiles: list[str] = Field([], description="lengths of the quartiles, in words")
     points: list[SweptPoint]
-    floor: list[NoiseFloor] = []
     remarks: list[str] = []
     window: SolvedWindow | None = None
 
@@ -921,8 +897,6 @@ class Sweep(Model):
             raise ValueError("there is no threshold")
         if len(self.quartiles) not in (0, 4):
             raise ValueError(f"{len(self.quartiles)} quartiles")
-        _equal({"quartiles": len(self.quartiles), "points[].quartiles": len(self.points[0].quartiles)})
-        _equal({f"points[{i}].quartiles": len(point.quartiles) for i, point in enumerate(self.points)})
         return self
 
 

@@ -680,7 +680,7 @@ def test_a_job_summary_is_appended_to():
     run(*BAD, "--md", "own.md", GITHUB_STEP_SUMMARY="summary.md")
 
     text = Path("summary.md").read_text(encoding="utf-8")
-    assert text.startswith("before\n\n# offpol-diag\n")
+    assert text.startswith("before\n\n# offpol-diag gate\n")
     assert text.count("# offpol-diag gate") == 2
     assert text.endswith(Path("own.md").read_text(encoding="utf-8"))
     ran = run(*GONE, GITHUB_STEP_SUMMARY="no/such/place.md")  # which changes no verdict

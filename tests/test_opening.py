@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from factory import make_summary
-from typer.testing import CliRunner
-
-from offpol_diag.cli import app
 from offpol_diag.report.render.html import render_html
 from offpol_diag.report.sections.opening import opening
 from offpol_diag.report.sections.tokens import shade
+from typer.testing import CliRunner
+
+from offpol_diag.cli import app
 from offpol_diag.summary import loads
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
@@ -36,7 +36,7 @@ def test_the_page_opens_with_the_answer_its_tiles_and_its_charts(name, tmp_path)
         {
             "presets": r"token_is keeps the largest ESS of tokens: [\d.]+% \[",
             "runs": r"Better in B: K3 KL falls from 0\.012 to 0\.00053 nats per token",
-            "sweep": r"seq_mis at 2 keeps \d+% of the sequences \[",
+            "sweep": r"seq_mis at 2 keeps \d+% of the tokens \[",
             "gate": r"Failed: k3 is [\d.]+ \[.*\], must be ≤ 0\.002\. Of the others 1 is open, 1 could not",
         }[name],
         heading,

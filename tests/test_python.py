@@ -200,7 +200,7 @@ def test_a_report_can_be_gated(report):
 def test_arguments_that_contradict_each_other_are_refused():
     with pytest.raises(UsageError, match="two runs are compared"):
         offpol_diag.compare(HEALTHY, HEALTHY, against="token_is")
-    with pytest.raises(UsageError, match="`keep` solves for"):
+    with pytest.raises(UsageError, match="--keep solves for"):
         offpol_diag.sweep(HEALTHY, "token_is", trainer="verl")
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+from offpol_diag.blocks import Figure, Series
+from offpol_diag.report.render.dots import dots
+from offpol_diag.report.sections.opening import LENGTHS, opening
+from offpol_diag.report.sections.sweep import columns
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
+import offpol_diag
 from offpol_diag import DumpWriter
-from offpol_diag.blocks import Figure, Series
 from offpol_diag.cli import app
-from offpol_diag.presets import Preset, Reject
-from offpol_diag.report.render.dots import dots
-from offpol_diag.report.sections.opening import opening
-from offpol_diag.report.sections.sweep import QUARTERS
+from offpol_diag.errors import OffpolError
+from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.summary import loads
 from offpol_diag.sweep import SweepOptions, pick, sweep
-from offpol_diag.sweep.evaluate import of_logits
 
 GEO = Preset("geo", "", reject=(Reject(over="mean", lower=1 / 1.001, upper=1.001),))
 RUNNER = CliRunner()
@@ -58,7 +58,6 @@ def test_the_window_stands_first_and_is_named_by_a_command_that_runs(width):
     window = next(at for at, line in enumerate(lines) if line.startswith("• Window: "))
     table = next(at for at, line in enumerate(lines) if line.startswith("threshold "))
     assert window < table
-    assert sum(line.strip().startswith("1.001 ← │") for line in lines) == 2
     assert "rollout_rs: geometric" in "\n".join(lines[config:])
 
 
@@ -82,6 +81,7 @@ def test_the_result_is_its_json_and_a_section_of_the_page(tmp_path):
         (("--preset", "geo_rs", "--at", "1.1,1.01"), "must rise"),
         (("--preset", "geo_rs", "--which", "clip.high"), "no bound"),
         (("--preset", "geo_rs", "--for", "verl"), "--keep solves for"),
+        (("--preset", "geo_rs", "--keep", "0.9", "--for", "nobody"), "unknown trainer"),
         (("--preset", "geo_rs", "--keep", "0.9", "--for", "trl"), "cannot say"),
         (("--preset", "geo_rs", "-o", "/no/such/place.html"), "does not exist"),
     ],
@@ -93,6 +93,24 @@ def test_meaningless_arguments_are_refused_with_a_hint(arguments, said):
     assert said in ran.stderr
     assert "hint: " in ran.stderr
     assert ran.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ({"keep": 1.5}, ("--keep", "1.5")),
+        ({"at": [1.1, 1.01]}, ("--at", "1.1,1.01")),
+        ({"which": "clip.high"}, ("--which", "clip.high")),
+        ({"trainer": "verl"}, ("--for", "verl")),
+        ({"keep": 0.9, "trainer": "trl"}, ("--keep", "0.9", "--for", "trl")),
+    ],
+)
+def test_python_and_the_command_line_refuse_with_the_same_words(given, arguments):
+    with pytest.raises(OffpolError) as caught:
+        offpol_diag.sweep("no_such.parquet", "geo_rs", **given)
+
+    said = " ".join(run("--preset", "geo_rs", *arguments, width=400).stderr.split())
+    assert f"error: {caught.value.message} hint: {caught.value.hint}" in said
 
 
 def test_a_dump_without_the_column_is_refused_and_a_preset_of_ones_own_is_swept(tmp_path):
@@ -109,18 +127,19 @@ def noise(random, many, length, spread, shift=0.0):
     return [random.normal(shift, spread, length) for _ in range(many)]
 
 
-def test_a_threshold_that_drops_long_responses_is_marked(tmp_path):
+def test_a_preset_that_drops_long_responses_is_warned_of(tmp_path):
     """A window on the product ratio: the spread of ΣΔ grows with length."""
     random = np.random.default_rng(0)
     deltas = [*noise(random, 100, 10, 0.05), *noise(random, 100, 1000, 0.05)]
     product = Preset("product", "", reject=(Reject(over="sum", lower=0.5, upper=2.0),))
     found = swept(write(tmp_path / "long.parquet", deltas), product, (1.5, 2.0, 1000.0))
 
-    assert [("length" in point.marks) for point in found.points] == [True, True, False]
-    assert any(remark.startswith("Length trap (L): at 2 (the preset") for remark in found.remarks)
+    (remark,) = found.remarks
+    assert remark.startswith(
+        "Length trap: 2, the preset as it stands, keeps 100% of the tokens of the shortest"
+    )
     alike = [row for length in (90, 100, 110) for row in noise(random, 80, length, 0.01)]
-    same = swept(write(tmp_path / "same.parquet", alike)).points
-    assert not any("length" in point.marks for point in same)
+    assert swept(write(tmp_path / "same.parquet", alike)).remarks == []
 
 
 def long_and_short(tmp_path):
@@ -137,14 +156,13 @@ def test_only_the_presets_own_bound_is_warned_of(tmp_path):
         long_and_short(tmp_path),
         Preset("wide", "", reject=(Reject(over="mean", lower=1 / 1.5, upper=1.5),)),
     )
-    found = swept(path, wide, (1.001, 1.01, 1.5))
-    assert [("length" in point.marks) for point in found.points] == [True, True, False]
-    assert found.remarks == []
+    assert swept(path, wide, (1.001, 1.01, 1.5)).remarks == []
     assert swept(path, wide, (1.001, 1.01)).remarks == []
     (remark,) = swept(path, GEO, (1.001, 1.01, 1.5)).remarks
-    assert remark.startswith(
-        "Length trap (L): at 1.001 (the preset as it stands), 100% is kept of the shortest"
-    )
+    assert remark.startswith("Length trap: 1.001, the preset as it stands, keeps 100% of the tokens of the")
+    upper = Preset("upper", "", reject=(Reject(over="mean", upper=1.5),))
+    remark, *_ = swept(path, upper, (1.001, 1.01, 1.5), keep=0.7).remarks
+    assert remark.startswith("Length trap: what was solved for keeps 100% of the tokens of the shortest")
 
 
 def test_the_chart_by_length_speaks_of_the_bound_that_the_warning_speaks_of(tmp_path):
@@ -160,70 +178,39 @@ def test_the_chart_by_length_speaks_of_the_bound_that_the_warning_speaks_of(tmp_
     said, title = chart(wide, (1.001, 1.01, 1.5))
     assert (said, title) == ((), "Short and long responses are kept alike at the preset's own 1.5")
     (said,), title = chart(GEO, (1.001, 1.01, 1.5))
-    kept, dropped = re.search(r", (\S+) is kept .* and (\S+) of the longest", said).groups()
+    kept, dropped = re.search(r"keeps (\S+) of the tokens .* and (\S+) of the longest", said).groups()
     assert (
         title == f"The preset's own 1.001 keeps {kept} of the shortest quarter and {dropped} of the longest"
     )
     assert chart(GEO, (1.01, 1.5)) == ((), "What is kept of short and long responses at each threshold")
 
 
-def test_a_window_beside_the_data_is_marked(tmp_path):
-    """k1 = 0.005: a window of ±0.1% around 1 holds nothing, and one as wide around the data nearly all."""
-    random = np.random.default_rng(0)
-    found = swept(write(tmp_path / "beside.parquet", noise(random, 200, 400, 0.005, -0.005)))
-    first = found.points[0]
-
-    assert first.metrics["sequences_kept"].value == 0
-    assert "centre" in first.marks
-    assert "centre" not in found.points[-1].marks
-    assert any("lies around 1, keeps 0%" in remark and "100%" in remark for remark in found.remarks)
-    tight = swept(write(tmp_path / "tight.parquet", noise(random, 200, 100, 0.5))).points[0]
-    assert tight.metrics["sequences_kept"].value < 0.5
-    assert "centre" not in tight.marks
-
-
-def test_a_threshold_that_drops_what_is_fresh_lies_under_the_noise(tmp_path):
+def test_a_preset_that_drops_what_is_fresh_is_warned_of(tmp_path):
     random = np.random.default_rng(0)
     deltas = [*noise(random, 100, 4, 0.02), *noise(random, 100, 4, 0.2)]
     path = write(tmp_path / "lag.parquet", deltas, policy_lag=[0] * 100 + [3] * 100)
     found = swept(path, values=(1.001, 1.05, 2.0))
 
-    assert [("floor" in point.marks) for point in found.points] == [True, False, False]
-    assert found.points[0].metrics["fresh_kept"].value < 0.68
-    assert any("policy lag 0" in remark for remark in found.remarks)
-    without = swept(write(tmp_path / "no_lag.parquet", noise(random, 100, 4, 0.2))).points
-    assert not any("fresh_kept" in point.metrics or "floor" in point.marks for point in without)
+    assert found.points[0].metrics["kept_at_lag_0"].value < 0.68
+    (remark,) = found.remarks
+    assert remark.startswith("Noise: 1.001, the preset as it stands, drops ")
+    assert swept(path, values=(1.05, 2.0)).remarks == []
 
 
-@pytest.mark.parametrize(("bits", "name"), [(7, "bfloat16"), (10, "float16"), (23, "float32")])
-def test_the_format_of_what_is_stored_is_seen_and_its_rounding_known(tmp_path, bits, name):
-    """Values rounded to so many bits of fraction; what is lost has the spread that is claimed."""
+def test_a_column_says_what_none_before_it_says(tmp_path):
     random = np.random.default_rng(0)
-    exact = np.exp(random.normal(0, 1, (2, 4000)))
-    power = np.floor(np.log2(exact)) - bits
-    kept = np.round(exact / 2.0**power) * 2.0**power
-    path = tmp_path / "stored.parquet"
-    with DumpWriter(path) as dump:
-        dump.write(
-            rollout_log_probs=list(-kept[0].reshape(40, 100)), old_log_probs=list(-kept[1].reshape(40, 100))
-        )
-    found = swept(str(path), Preset("token", "", reject=(Reject(upper=2.0),)), (1.0 + 1e-9, 1.0001, 1.5))
+    path = write(tmp_path / "d.parquet", noise(random, 60, 8, 0.2))
+    long = write(tmp_path / "l.parquet", [*noise(random, 60, 8, 0.2), *noise(random, 60, 50, 0.2)])
+    token = Preset("token", "", weight=Weight(upper=2.0))
+    mask = Preset("mask", "", weight=Weight(action="mask", lower=0.5, upper=2.0))
 
-    stored = found.floor[0]
-    assert stored.source == f"log-probs stored as {name}"
-    lost = float(np.std((kept[1] - kept[0]) - (exact[1] - exact[0])))
-    assert math.isclose(stored.per_token.value, lost, rel_tol=0.05)
-    marked = [("floor" in point.marks) for point in found.points]
-    assert marked == [stored.per_token.value > math.log(point.threshold) for point in found.points]
-
-
-def test_the_floor_of_a_mean_falls_with_the_root_of_the_length(tmp_path):
-    random = np.random.default_rng(0)
-    found = swept(write(tmp_path / "mean.parquet", noise(random, 50, 100, 0.1)))
-
-    for one in found.floor:
-        assert math.isclose(one.statistic.value, one.per_token.value / 10)
-    assert math.isclose(of_logits(7), 0.0625 / math.sqrt(12) * math.sqrt(2))  # steps of 1/16 near 10
+    rejected = columns(swept(path, values=(1.01, 1.05)))
+    assert rejected[0] == "tokens_weighted"
+    assert not {"ess_tokens", "loss_scale_kept", "truncated_high"} & {*rejected}  # the share kept; nothing
+    assert columns(swept(path, token, (1.1, 1.5))) == ["truncated_high", "ess_tokens", "loss_scale_kept"]
+    assert "tokens_weighted" in columns(swept(path, mask, (1.1, 1.5)))
+    assert {"kept_length_q1", "kept_length_q4"} <= {*columns(swept(long, values=(1.01, 1.05)))}
+    assert columns(swept(path, values=(1000.0,))) == ["tokens_weighted"]  # all is kept
 
 
 def figure(*rows, unit="fraction"):
@@ -269,7 +256,7 @@ def test_a_sweep_of_one_threshold_goes_nowhere_and_is_drawn_by_length_alone(tmp_
     path = write(tmp_path / "d.parquet", [np.full(2 + i, 0.002 * (i % 7 - 3)) for i in range(40)])
     one, two = (
         opening(sweep([path], SweepOptions(GEO, pick(GEO, None), at), workers=1))
-        for at in ((1.01,), (1.01, 1.5))
+        for at in ((1.003,), (1.003, 1.5))
     )
     assert [("→" in fact.below) for fact in (*one.facts[:1], *two.facts[:1])] == [False, True]
     assert [" it goes from " in found.lede for found in (one, two)] == [False, True]
@@ -278,4 +265,4 @@ def test_a_sweep_of_one_threshold_goes_nowhere_and_is_drawn_by_length_alone(tmp_
         ["sweep", "sweep-length"],
     ]
     (panel,) = one.pictures[0].panels
-    assert ([*panel.names], len(panel.layers)) == ([*QUARTERS], 1)
+    assert ([*panel.names], len(panel.layers)) == ([*LENGTHS.values()], 1)

@@ -11,14 +11,7 @@ import faults
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from rich.cells import cell_len
-from rich.console import Console
-from typer.testing import CliRunner
-
 from offpol_diag.blocks import Figure, Section, Series, Table, Text, Verdict
-from offpol_diag.cli import app
-from offpol_diag.numerals import doubted, written
-from offpol_diag.report.picture import Layer, Panel
 from offpol_diag.report.render.brief import LINES, _bar, answer_lines, plain, sparkline
 from offpol_diag.report.render.markdown import render_markdown
 from offpol_diag.report.render.svg import panel_svg
@@ -28,6 +21,13 @@ from offpol_diag.report.sections.answer import answer, growth
 from offpol_diag.report.sections.charts import pictures
 from offpol_diag.report.sections.comparison import comparison
 from offpol_diag.report.sections.numbers import is_flat
+from rich.cells import cell_len
+from rich.console import Console
+from typer.testing import CliRunner
+
+from offpol_diag.cli import app
+from offpol_diag.numerals import doubted, written
+from offpol_diag.report.picture import Layer, Panel
 from offpol_diag.summary import BySteps, CandidateCause, Charts, Diagnosis, Estimate, Number, load
 from offpol_diag.summary import Series as Curve
 from tests.factory import dump_facts, make_comparison, make_summary
@@ -469,7 +469,7 @@ def test_verbose_has_every_interval_that_the_short_form_has(results, monkeypatch
 def test_the_short_form_of_a_sweep_may_leave_intervals_out(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     ran = CliRunner().invoke(app, ["sweep", str(SAMPLES / "healthy.parquet"), "--preset", "geo_rs"])
-    assert "-v: by length of response, intervals," in " ".join(ran.stdout.split())
+    assert "-v: intervals, every threshold" in " ".join(ran.stdout.split())
     assert max(map(len, ran.stdout.splitlines())) <= 80
 
 

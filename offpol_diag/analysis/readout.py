@@ -94,8 +94,11 @@ class Readout:
     @cached_property
     def selected(self) -> dict[str, Numbers]:
         """Preset → its numbers of dropped sequences and groups."""
+        names = [preset.name for preset in self.study.presets]
         result = selection.numbers(self.tally.whole.sums["length"], self.groups)
-        return {preset.name: numbers for preset, numbers in zip(self.study.presets, result, strict=True)}
+        fresh = selection.read_at_lag_0(self.reader, names) if self.study.lag_0 else {}
+        listed = {name: {selection.AT_LAG_0.name: one} for name, one in fresh.items()}
+        return {name: own | listed.get(name, {}) for name, own in zip(names, result, strict=True)}
 
     @cached_property
     def rows(self) -> dict[str, dict[str, Number]]:

@@ -55,6 +55,7 @@ class Study:
         by_step: numbers requested by training step, besides those of `breakdowns`.
         kept: columns of `group_by` with many values, and those that are kept.
         logs: names of the presets whose trainer's logged numbers are computed; None for all.
+        lag_0: whether to count what each preset keeps of policy lag 0.
     """
 
     presets: tuple[Preset, ...]
@@ -66,6 +67,7 @@ class Study:
     by_step: tuple[str, ...] = ()
     kept: tuple[breakdowns.Kept, ...] = ()
     logs: frozenset[str] | None = None
+    lag_0: bool = False
 
     @classmethod
     def of(
@@ -204,8 +206,11 @@ def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Ta
     """Tally all presets, and candidates; the per-sequence columns are freed on return."""
     context, apart = sums.context, frozenset(preset.name for preset in study.normalised)
     columns = Columns.joined(*(part.columns(sums) for part in PARTS))
+    if study.lag_0:
+        columns = Columns.joined(columns, selection.at_lag_0(sums))
     of_whole, normalised = (columns.only(at) for at in _parted(columns.names, apart))
     of_all = context.counts | update.shared(context) | gap.rewards(context)
+    of_all |= selection.lag_0(context) if study.lag_0 else {}
     for drift in study.drifts:
         of_all |= gap.columns(context, drift)
     every = Columns.joined(Columns.of(of_all), of_whole)

@@ -44,11 +44,11 @@ def sweep(
     csv: options.Csv = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Threshold against what is kept, ESS, bias and variance: one preset at many thresholds, in one reading.
+    """Threshold against what is kept, ESS and mean weight: one preset at many thresholds, in one reading.
 
-    Shown overall and by quartile of response length, with a warning where a threshold drops long responses,
-    lies under numerical noise, or beside the data. With --keep the bounds that keep an asked share, and what
-    they would keep of responses of other lengths. With -o an HTML report.
+    Shown overall, for the shortest and longest quarter of the responses and for policy lag 0, with a warning
+    where the preset's own threshold drops long responses, or what differs by numerics alone. With --keep the
+    bounds that keep an asked share. With -o an HTML report.
     """
     dumps = defaults.dumps(dump, request.quiet)
     files = Outputs(out, json, md, request.quiet, csv=csv, explore=not no_explore)
@@ -63,23 +63,9 @@ def _checked(
     request: Request, name: str, which: str | None, at: str | None, keep: float | None, trainer: str | None
 ) -> SweepOptions:
     """Return the options of the sweep, validated before the dump is read."""
-    from offpol_diag.sweep import SweepOptions, pick, thresholds, window
-    from offpol_diag.trainers import config_for, trainer_named
+    from offpol_diag.sweep import SweepOptions
 
     found = request.presets(name)
     if len(found) != 1:
         raise UsageError(f"--preset {name}: one preset is swept at a time", "name one")
-    preset, bound = found[0], pick(found[0], which)
-    values = None if at is None else thresholds.parse(at, preset, bound)
-    if keep is not None:
-        window.check(keep, preset, bound)
-    name_there = ""
-    if trainer is not None:
-        if keep is None:
-            raise UsageError(
-                "--for prints the bounds that --keep solves for",
-                f"add --keep 0.95, or print the preset: offpol-diag presets {name} --for {trainer}",
-            )
-        config_for(preset, trainer)  # which refuses a preset that it cannot express
-        name_there = trainer_named(trainer)
-    return SweepOptions(preset, bound, values, keep, which is not None, name_there)
+    return SweepOptions.of(found[0], which, at, keep, trainer)

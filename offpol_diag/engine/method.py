@@ -259,14 +259,11 @@ def row_of(row: Formula, preset: Preset, impossible: frozenset[str]) -> Formula:
     Where a preset has no weights, tokens weigh 0 or 1, and the mean weight is the share kept: its interval
     ends at 1, and 0 and 1 may be chance.
     """
-    over_all = row.name in _OVER_ALL or (row.name == "loss_scale" and preset.denominator != "kept")
+    over_all = row.name == "loss_scale_kept" or (row.name == "loss_scale" and preset.denominator != "kept")
     if over_all and preset.applied.weight is None:
         return replace(row, within=SHARE, counts="tokens_rejected" not in impossible)
     return replace(row, counts=False) if row.name in impossible else row
 
-
-_OVER_ALL = ("loss_scale_kept", "kappa")
-"""Mean weights over all tokens, a rejected one weighs 0."""
 
 SIGN_ROWS = (
     Formula(

@@ -1,18 +1,20 @@
-"""Selection effects of a preset: kept tokens by length quartile, and groups that lose every sample."""
+"""Selection effects of a preset: what it keeps of short and long responses and at lag 0; groups it loses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from offpol_diag.engine import bootstrap
-from offpol_diag.engine.formula import plain
+from offpol_diag.engine.context import BatchContext
+from offpol_diag.engine.formula import Formula, Reader, mean, plain
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.rows import Rows
+from offpol_diag.engine.rows import Columns, Rows
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import SAMPLE, Arrays, ByKey
-from offpol_diag.summary import Numbers
+from offpol_diag.summary import Number, Numbers
 
 LENGTH_BINS = 256
 """Eight bins to an octave: lengths below 12 have bins of their own, longer ones are binned to 9%."""
@@ -123,6 +125,16 @@ def _lost(groups: Array) -> list[float]:
     return result
 
 
+def quartile_lengths(grid: Array) -> list[str]:
+    """Return the lengths of each quarter of the sequences in words, accurate to a bin (9% wide)."""
+    result = []
+    for part in quartile_parts(grid[:, 0]):
+        inside = np.flatnonzero(part * grid[:, 0] > 1e-12).tolist()
+        low, high = (2.0 ** (inside[0] / 8), 2.0 ** ((inside[-1] + 1) / 8)) if inside else (0, 0)
+        result.append(f"{low:.0f} to {high:.0f}")
+    return result
+
+
 def quartile_parts(sequences: Array) -> Array:
     """Compute the part of each length bin that lies in each quarter of the sequences: [bins] → [4, bins].
 
@@ -134,3 +146,42 @@ def quartile_parts(sequences: Array) -> Array:
     inside = np.minimum(before + sequences, borders[1:]) - np.maximum(before, borders[:-1])
     part = np.maximum(inside, 0) / np.maximum(sequences, 1e-300)
     return np.where(sequences > 0, part, 0.0)
+
+
+# ---------------------------------------------------------------- what was sampled at policy lag 0
+
+AT_LAG_0 = Formula(
+    "kept_at_lag_0",
+    "fraction",
+    "tokens of policy lag 0",
+    "share with a weight above 0 of what was sampled at policy lag 0, where only numerics make the policies "
+    "differ",
+    mean("kept_at_lag_0"),
+    counts=True,
+)
+
+
+def lag_0(context: BatchContext) -> dict[str, Array]:
+    """Count the tokens, and the sequences with one, of policy lag 0, [S] each; nothing without the lags."""
+    lags = context.batch.scalars.get("policy_lag", [])
+    flags = np.array([lag == 0 for lag in lags], np.float64)
+    counts = context.counts
+    return {f"{name}_at_lag_0": flags * counts[name] for name in ("tokens", "sequences") if lags}
+
+
+def at_lag_0(sums: PresetSums) -> Columns:
+    """Count each preset's tokens of policy lag 0 that have a weight above 0."""
+    tokens = lag_0(sums.context).get("tokens_at_lag_0")
+    if tokens is None or not sums.presets:
+        return Columns((), ())
+    return sums.named({"kept_at_lag_0": sums.sums["weighted"].map(lambda x: np.where(tokens > 0, x, 0.0))})
+
+
+def read_at_lag_0(reader: Reader, presets: Sequence[str]) -> dict[str, Number]:
+    """Return preset → the share that it keeps of policy lag 0; empty where the dump has none of that lag."""
+    if "tokens_at_lag_0" not in reader.sums or not reader.sums["tokens_at_lag_0"][0] or not presets:
+        return {}
+    own = {name: reader.sums[f"{name}_at_lag_0"] for name in ("tokens", "sequences")}
+    fresh = Reader({**reader.sums, **own}, reader.groups)
+    found = fresh.numbers(AT_LAG_0, [f"{name}|" for name in presets])
+    return dict(zip(presets, found, strict=True))

@@ -17,33 +17,32 @@ from offpol_diag.report.tiles import below_0
 from offpol_diag.summary import Number, SolvedWindow, Summary, Sweep, SweptPoint
 from offpol_diag.table import Cell, Table
 
-COLUMNS = (
-    "tokens_weighted",
-    "ess_tokens",
-    "sequences_dropped",
-    "truncated_high",
-    "truncated_low",
-    "weight_mean",
-    "kept_length_q1",
-    "kept_length_q4",
-    "kept_at_lag_0",
-    "ess_sequences",
-)
-"""Numbers of the table, as far as they say something of their own."""
-FIRST = 6
-"""Columns of the short table."""
+COLUMNS = {
+    "tokens_weighted": "kept tokens",
+    "truncated_high": "weights above",
+    "truncated_low": "weights below",
+    "ess_tokens": "ESS",
+    "loss_scale_kept": "mean weight",
+    "kept_length_q1": "shortest",
+    "kept_length_q4": "longest",
+    "kept_at_lag_0": "at lag 0",
+}
+"""Number → header of its column, if it says something of its own."""
+NOTES = {
+    "tokens_weighted": "Kept tokens: not rejected, and of a weight above 0.",
+    "truncated_high": "Weights above, below: the share beyond the upper or lower bound.",
+    "ess_tokens": "ESS: (Σw)²/(nΣw²) of the final weights, 0 where rejected; the smaller, the noisier.",
+    "loss_scale_kept": "Mean weight: Σw/n, 0 where rejected; its distance from 1 is the bias of a constant.",
+    "kept_at_lag_0": "At lag 0: kept tokens of policy lag 0, where only numerics make the policies differ.",
+}
+"""Number → what its column is."""
 QUARTERS = {
     "kept_length_q1": "shortest quarter",
     "kept_length_q2": "second",
     "kept_length_q3": "third",
     "kept_length_q4": "longest quarter",
 }
-MOST_ROWS, TILES = 14, 8
-MEAN = (
-    "The mean weight is Σw/n over all tokens, a rejected one weighing 0: how far it lies from 1 is bias, "
-    "ESS is variance. A threshold may be better in one and worse in the other."
-)
-OWN = "←: the preset as it stands."
+TILES = 8
 
 
 def answer(summary: Summary, found: Sweep) -> Answer:
@@ -60,7 +59,6 @@ def answer(summary: Summary, found: Sweep) -> Answer:
         sentence, interval = f"{_bounds(found, window)} keeps {_share(window)} of the {found.unit}s", ""
         held = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
         facts.append(Fact("Asked", f"{say_value(window.asked, 'fraction')}; kept are {held}."))
-        facts.append(Fact("Preset", f"{_command(found, window)}, bounds on π_train/π_rollout"))
     facts += [Fact("Warning", one) for one in found.remarks]
     given = summary.diagnosis
     facts += [Fact("Bug?", given.headline)] if given is not None else []
@@ -79,16 +77,14 @@ def answer(summary: Summary, found: Sweep) -> Answer:
         tables=tuple(_tables(found)),
         charts=tuple(_charts(found)),
         code=((f"For {window.trainer}", window.config),) if window and window.config else (),
-        next=(("analyze", f"offpol-diag analyze {summary.dump.files[0]}"),) if summary.dump.files else (),
+        next=tuple(_commands(summary, found)),
         remarks=columns.unlike(summary.dump),
     )
 
 
 def kept(found: Sweep) -> str:
-    """Return the name of the number that says what a threshold keeps."""
-    bounded = ("truncated_high", "truncated_low")
-    weighs = any((one.metrics.get(name, Number()).value or 0) > 0 for one in found.points for name in bounded)
-    return "ess_tokens" if weighs else "tokens_weighted"
+    """Return the name of the number that says what a threshold keeps: of truncated weights alone, the ESS."""
+    return "tokens_weighted" if set(_values(found, "tokens_weighted")) != {1.0} else "ess_tokens"
 
 
 def _bound(found: Sweep) -> str:
@@ -111,6 +107,14 @@ def _share(window: SolvedWindow) -> str:
     return say_value(window.kept / window.of, "fraction")
 
 
+def _commands(summary: Summary, found: Sweep) -> Iterator[tuple[str, str]]:
+    """Yield the preset with the bounds that were solved for, on π_train/π_rollout, and the analysis."""
+    if found.window:
+        yield "preset", _command(found, found.window)
+    if summary.dump.files:
+        yield "analyze", f"offpol-diag analyze {summary.dump.files[0]}"
+
+
 def _command(found: Sweep, window: SolvedWindow) -> str:
     settings = {place: repr(bound) for place, bound in window.point.bounds.items()}
     # a user's preset needs its file, which is unknown here
@@ -128,13 +132,28 @@ def _change(found: Sweep) -> str:
 
 
 def telling(found: Sweep) -> list[str]:
-    """Return the numbers that say something of their own: not all 0 or unknown, nor equal to one before."""
-    columns: dict[tuple[float | None, ...], str] = {}
-    for name in sorted(COLUMNS, key=lambda one: one != kept(found)):
-        values = tuple(point.metrics.get(name, Number()).value for point in found.points)
-        if set(values) - {None, 0.0} and not (name == "tokens_weighted" and set(values) == {1.0}):
-            columns.setdefault(values, name)
-    return list(columns.values())
+    """Return the numbers that have a column: those that say something which none before them says.
+
+    A share that is 0 everywhere says nothing, and all of a share only if nothing else is left to say. Without
+    weights, ESS and mean weight are the share kept.
+    """
+    each = {name: _values(found, name) for name in COLUMNS}
+    known = [name for name in COLUMNS if set(each[name]) - {None, 0.0}]
+    new = [
+        name
+        for at, name in enumerate(known)
+        if not any(_equal(each[name], each[earlier]) for earlier in known[:at])
+    ]
+    return [name for name in new if set(each[name]) != {1.0}] or new or [*COLUMNS][:1]
+
+
+def _values(found: Sweep, name: str) -> list[float | None]:
+    return [point.metrics.get(name, Number()).value for point in found.points]
+
+
+def _equal(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(a is b or (a is not None and b is not None and abs(a - b) < 1e-12) for a, b in pairs)
 
 
 def label(point: SweptPoint) -> str:
@@ -144,27 +163,23 @@ def label(point: SweptPoint) -> str:
 
 def _tables(found: Sweep) -> Iterator[Table]:
     names = telling(found)
-    heads = {**dict.fromkeys(names), "kept_length_q1": "shortest", "kept_length_q4": "longest"}
-    step, last = -(-len(found.points) // MOST_ROWS), len(found.points) - 1
-    some = [one for at, one in enumerate(found.points) if at % step == 0 or at == last or one.own]
-    lengths = "; ".join(f"{a}: {b}" for a, b in zip(QUARTERS.values(), found.quartiles, strict=False))
-    notes = (OWN, *((f"Tokens of a response: {lengths}.",) if lengths else ()))
-
-    def table(name: str, caption: str, chosen: Sequence[str], points: Sequence[SweptPoint]) -> Table:
-        rows: list[tuple[Cell, ...]] = [
-            (label(one), *(one.metrics.get(key, Number(unknown="not asked")) for key in chosen))
-            for one in points
-        ]
-        header = ("threshold", *(heads.get(key) or key for key in chosen))
-        return Table(name, caption, header, rows, notes)
-
-    yield table("decisive", "", names[:FIRST], some)
-    every = table("sweep", f"Every threshold of {found.which}", names, found.points)
-    yield Table(every.id, every.caption, every.header, every.rows, (*notes, MEAN), shown="more")
-    quarters = [name for name in QUARTERS if any(name in one.metrics for one in found.points)]
+    notes = ["←: the preset as it stands.", *(NOTES[name] for name in names if name in NOTES)]
+    if found.quartiles and {"kept_length_q1", "kept_length_q4"} & {*names}:
+        notes[0] += " Shortest, longest: kept of that quarter of the responses by length."
+        lengths = (f"{a} {b}" for a, b in zip(QUARTERS.values(), found.quartiles, strict=True))
+        notes.append(f"Tokens of a response by quarter: {'; '.join(lengths)}.")
+    header = ("threshold", *(COLUMNS[name] for name in names))
+    caption = f"{found.preset}: every threshold of {found.which}"
+    yield Table("sweep", caption, header, _rows(found, names), tuple(notes))
+    quarters = [name for name in QUARTERS if any(_values(found, name))]
     if quarters:
-        one = table("sweep-length", "What is kept by quartile of length", quarters, found.points)
-        yield Table(one.id, one.caption, one.header, one.rows, notes, shown="more")
+        header = ("threshold", *(QUARTERS[name] for name in quarters))
+        caption = "What is kept of the quarters of the responses by length"
+        yield Table("sweep-length", caption, header, _rows(found, quarters), shown="more")
+
+
+def _rows(found: Sweep, names: Sequence[str]) -> list[tuple[Cell, ...]]:
+    return [(label(one), *(one.metrics.get(name, Number()) for name in names)) for one in found.points]
 
 
 def _tiles(found: Sweep, point: SweptPoint) -> Iterator[Tile]:
@@ -191,7 +206,7 @@ def _charts(found: Sweep) -> Iterator[Picture]:
     panel = partial(
         Panel, f"threshold b of {found.which}", names=names, percent=True, y_range=(0, None), uprights=own
     )
-    shares = [name for name in telling(found) if name != "weight_mean" and not name.startswith("kept_")]
+    shares = [name for name in telling(found) if name != "loss_scale_kept" and not name.startswith("kept_")]
     layers = [
         at_places(title(name), [one.metrics.get(name) for one in found.points], SERIES[i % len(SERIES)])
         for i, name in enumerate(shares)

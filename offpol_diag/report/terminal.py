@@ -97,7 +97,8 @@ def terminal(
     if quiet and not verbose:
         return f"{disarmed(plain(printable(answer.headline), console.encoding))}\n"
     pasted = sum(text.count("\n") + 3 for _, text in answer.code)
-    for most, rows in SHORTER[:1] if verbose else SHORTER:
+    shorten = not verbose and any(one.short for one in answer.tiles)
+    for most, rows in SHORTER if shorten else SHORTER[:1]:
         with console.capture() as drawn:
             _Screen(console, verbose, most, rows).draw(answer)
         text = _settled(drawn.get(), console)
