@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from offpol_diag.gate import beyond, outcome, plain
 from offpol_diag.gate.bounds import tolerance
@@ -56,7 +57,9 @@ def answer(summary: Summary, remarks: Sequence[str] = ()) -> Answer:
         facts=tuple(facts),
         tables=(_table(summary.gates, (*_left(len(unlike), "such bounds"), *remarks)),),
         charts=charts,
-        next=(("analyze", f"offpol-diag analyze {summary.dump.files[0]}"),) if summary.dump.files else (),
+        next=(("analyze", f"offpol-diag analyze {PurePath(summary.dump.files[0]).name}"),)
+        if summary.dump.files
+        else (),
         remarks=columns.unlike(summary.dump),
         heading="offpol-diag gate",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import PurePath
 
 from offpol_diag.metrics import title
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
@@ -112,7 +113,7 @@ def _commands(summary: Summary, found: Sweep) -> Iterator[tuple[str, str]]:
     if found.window:
         yield "preset", _command(found, found.window)
     if summary.dump.files:
-        yield "analyze", f"offpol-diag analyze {summary.dump.files[0]}"
+        yield "analyze", f"offpol-diag analyze {PurePath(summary.dump.files[0]).name}"
 
 
 def _command(found: Sweep, window: SolvedWindow) -> str:
