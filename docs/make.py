@@ -19,7 +19,7 @@ from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analyze import analyze, examine
 from offpol_diag.blocks import Section
 from offpol_diag.check import Checked
-from offpol_diag.cli.defaults import sample
+from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
 from offpol_diag.errors import ConfigError
 from offpol_diag.forms.table import FORMS

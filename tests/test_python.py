@@ -200,7 +200,7 @@ def test_a_report_can_be_gated(report):
 def test_arguments_that_contradict_each_other_are_refused():
     with pytest.raises(UsageError, match="two runs are compared"):
         offpol_diag.compare(HEALTHY, HEALTHY, against="token_is")
-    with pytest.raises(UsageError, match="`keep` solves for"):
+    with pytest.raises(UsageError, match="keep solves for"):
         offpol_diag.sweep(HEALTHY, "token_is", trainer="verl")
 
 
@@ -225,7 +225,6 @@ OF_ALL = [
     ("workers", 10_000),
     ("on_bad_row", "x"),
     ("columns", 5),
-    ("columns", "rollout=x"),
     ("columns", {"rollout": 5}),
     ("device", None),
     ("engine", None),
@@ -237,9 +236,7 @@ OF_ONE = [
     ("analyze", "by_step", ["nope"]),
     ("analyze", "by_step", ["token_is.nope"]),
     ("analyze", "by_step", ["seq_mis.ess_tokens"]),
-    ("analyze", "by_step", "k3"),
     ("analyze", "by_step", [5]),
-    ("analyze", "group_by", "host"),
     ("analyze", "group_by", 5),
     ("analyze", "trainer", 5),
     ("analyze", "trainer", "nope"),
@@ -252,7 +249,6 @@ OF_ONE = [
     ("sweep", "keep", "x"),
     ("sweep", "keep", True),
     ("gate", "max", 5),
-    ("gate", "max", ["k3=1"]),
     ("gate", "max", {5: 1}),
     ("gate", "max", {"nope": 1}),
     ("gate", "min", {"token_is.nope": 1}),

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from offpol_diag.errors import UsageError
 from offpol_diag.printable import printable
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from offpol_diag.blocks import Section
     from offpol_diag.check import Checked
     from offpol_diag.frames import Data
+    from offpol_diag.options import Request
     from offpol_diag.summary import Summary
 
 STDOUT = Path("-")
@@ -50,6 +51,9 @@ OF_CHECK = {
     "markdown": "offpol_diag.report.render.markdown:render_check",
 }
 """The same for what `check` found."""
+OPTIONS = ("out", "json_file", "md", "no_explore", "csv", "sequences", "tally", "junit")
+SOURCES = ("preset_file", "tokenizer", "gates")
+"""Fields of requests that say what is written, and those that name files that are read."""
 
 
 # ---------------------------------------------------------------- streams
@@ -305,6 +309,25 @@ class Outputs:
     csv: Path | None = None
     staged: dict[str, Path] = field(default_factory=dict)
     sources: list[object] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Request, *sources: object, html: Path | None = None) -> Outputs:
+        """Return what a request writes, checked before any work is done; `html` is where a page goes anyway.
+
+        Raises:
+            UsageError: a target cannot be written, or is one of the sources or of the files a request names.
+        """
+        given: dict[str, Any] = {name: getattr(request, name, None) for name in (*OPTIONS, *SOURCES)}
+        made = cls(
+            html=None if getattr(request, "no_html", False) else given["out"] or html,
+            json=given["json_file"],
+            markdown=given["md"],
+            explore=not given["no_explore"],
+            quiet=request.quiet,
+            **{name: given[name] for name in ("csv", "sequences", "tally", "junit")},
+        )
+        made.check(*sources, *(given[name] for name in SOURCES if given[name]))
+        return made
 
     def check(self, *sources: object) -> None:
         """Refuse targets that cannot be written, two results with one target, and overwriting a source."""
