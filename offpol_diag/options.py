@@ -28,7 +28,6 @@ class Option(NamedTuple):
     """How a field is given.
 
     Attributes:
-        help: what the help says.
         metavar: what the help calls its value.
         panel: the part of the help that lists it.
         flags: its spellings on the command line; empty for `--name-of-the-field`.
@@ -40,7 +39,6 @@ class Option(NamedTuple):
         usual: the default in the help, where it is not the model's.
     """
 
-    help: str = ""
     metavar: str = ""
     panel: str = ""
     flags: tuple[str, ...] = ()
@@ -52,9 +50,9 @@ class Option(NamedTuple):
     usual: str = ""
 
 
-def opt(default: Any, help: str = "", metavar: str = "", panel: str = "", *flags: str, **more: Any) -> Any:
+def opt(default: Any, metavar: str = "", panel: str = "", *flags: str, **more: Any) -> Any:
     """Return a field of pydantic with its `Option`; `more` are further attributes of that."""
-    extra: Any = {"option": Option(help, metavar, panel, flags, **more)}
+    extra: Any = {"option": Option(metavar, panel, flags, **more)}
     return Field(default, json_schema_extra=extra)
 
 
@@ -125,16 +123,26 @@ Progress = Callable[[int, int], None] | Literal[False] | None
 # ---------------------------------------------------------------- a request
 
 
-class Request(BaseModel):
+class Fields(BaseModel):
+    """Options that several commands have; the text below a field is its help."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        defer_build=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class Request(Fields):
     """What any command is asked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, defer_build=True)
     _places: Mapping[str, str] = PrivateAttr(default_factory=dict)
     _file: str = PrivateAttr("")
 
-    quiet: bool = opt(
-        False, "One line; no progress and no remarks.", "", "", "--quiet", "-q", env=True, only=SHELL
-    )
+    quiet: bool = opt(False, "", "", "--quiet", "-q", env=True, only=SHELL)
+    """One line; no progress and no remarks."""
 
     @property
     def shell(self) -> bool:

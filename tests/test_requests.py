@@ -74,7 +74,7 @@ def test_every_command_has_a_model_and_words_for_its_fields():
     fields = {name for model in requests.MODELS.values() for name in model.model_fields}
     assert GIVE.keys() <= fields
     for model in requests.MODELS.values():
-        assert all(one.help for one in options(model, PYTHON).values())
+        assert all(model.model_fields[name].description for name in options(model, PYTHON))
 
 
 # ---------------------------------------------------------------- one message

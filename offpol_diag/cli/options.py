@@ -53,7 +53,10 @@ def parameters(command: str) -> list[Any]:
 def _parameter(name: str, option: Option, model: type[Request]) -> inspect.Parameter:
     """Return a field as typer takes it: a flag, a text, or several; the model makes values of texts."""
     field, argument = model.model_fields[name], name in ARGUMENTS
-    inside = (field.annotation, *get_args(field.annotation))
+    help, inside = (
+        " ".join((field.description or "").split()),
+        (field.annotation, *get_args(field.annotation)),
+    )
     one: Any = bool if field.annotation is bool else Path if argument and Path in inside else str
     kind: Any = list[one] if option.many or (argument and ... in inside) else one
     default: Any = field.default if isinstance(field.default, str | int) else option.usual or None
@@ -62,11 +65,11 @@ def _parameter(name: str, option: Option, model: type[Request]) -> inspect.Param
     elif default is None:
         kind = kind | None
     if argument:
-        made = typer.Argument(help=option.help, metavar=option.metavar, show_default=False)
+        made = typer.Argument(help=help, metavar=option.metavar, show_default=False)
     else:
         made = typer.Option(
             *flags(name, option),
-            help=option.help,
+            help=help,
             metavar=option.metavar or None,
             rich_help_panel=option.panel or None,
             envvar=variable(name, option) or None,
