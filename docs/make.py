@@ -17,7 +17,6 @@ from rich.console import Console
 
 from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analyze import analyze, examine
-from offpol_diag.blocks import Section
 from offpol_diag.check import Checked
 from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
@@ -29,11 +28,8 @@ from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
 from offpol_diag.presets.families import FAMILIES
 from offpol_diag.presets.formulas import NOTHING, rejection, veto, weight
-from offpol_diag.report.render.brief import answer_lines
-from offpol_diag.report.render.terminal import render_terminal
-from offpol_diag.report.sections.answer import answer
-from offpol_diag.report.sections.gate import gate
-from offpol_diag.report.sections.short import short
+from offpol_diag.report import answered
+from offpol_diag.report.terminal import terminal
 from offpol_diag.summary import Numbers, Summary
 from offpol_diag.trainers import LOGS, TRAINERS
 from offpol_diag.trainers.schema import Key, Rule, Schema, schema
@@ -380,7 +376,7 @@ def _excerpt() -> str:
         *_answered(_analyzed()),
         "",
         "$ offpol-diag compare --presets token_is,seq_mis",
-        *_drawn(short(two)),
+        *_answered(two),
     )
 
 
@@ -409,7 +405,8 @@ def _gate() -> str:
     required = requirements(["step:k3=0.015"], [], None, None, [], None, "", False, ())
     summary = analyze([str(COLLAPSE)], presets=(), device="cpu", by_step=required.by_step)
     judged = summary.model_copy(update={"gates": list(required.judge(summary, None))})
-    return _printed(*_drawn([gate(judged.gates)])[1:5], "…")
+    lines = _answered(judged)
+    return _printed(*lines[2 : lines.index("", 3)], "…")
 
 
 def _doctor() -> str:
@@ -441,7 +438,8 @@ def _diagnosed() -> Summary:
 
 def _answered(summary: Summary) -> list[str]:
     """The lines that a terminal of 100 columns shows."""
-    return [text for text, _ in answer_lines(answer(summary), 100)]
+    console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
+    return terminal(answered(summary), console=console).splitlines()
 
 
 EXCERPTS: dict[str, Callable[[], str]] = {
@@ -458,14 +456,6 @@ EXCERPTS: dict[str, Callable[[], str]] = {
 
 def _printed(*lines: str) -> str:
     return "\n".join(("```text", *lines, "```")) + "\n"
-
-
-def _drawn(parts: Sequence[Section]) -> list[str]:
-    """The lines a terminal of 100 columns would show."""
-    console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
-    render_terminal(parts, console, stack=False)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()
 
 
 def _specimen() -> Summary:

@@ -150,9 +150,9 @@ class Report:
             path: where to write it.
             explore: whether the page carries plotly (2 MB), to draw its charts large.
         """
-        from offpol_diag.report.render.html import render_html
+        from offpol_diag.report.page import page
 
-        return _saved(render_html(self.summary, explore), path)
+        return _saved(page(self.summary, explore), path)
 
     @property
     def figures(self) -> Mapping[str, go.Figure]:
@@ -181,9 +181,10 @@ class Report:
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """Return the report as Markdown for a pull request, and write it to `path` if one is given."""
-        from offpol_diag.report.render.markdown import render_markdown
+        from offpol_diag.report import answered
+        from offpol_diag.report.markdown import markdown
 
-        return _saved(render_markdown(self.summary), path)
+        return _saved(markdown(answered(self.summary)), path)
 
     def log_to(
         self,
@@ -232,17 +233,19 @@ class Report:
 
     def __repr__(self) -> str:
         """Return the verdict in one line."""
-        from offpol_diag.report.render.terminal import terminal
+        from offpol_diag.report import answered
+        from offpol_diag.report.terminal import terminal
 
-        return f"Report({terminal(self.summary, quiet=True).strip()})"
+        return f"Report({terminal(answered(self.summary), quiet=True).strip()})"
 
     def _repr_html_(self) -> str:
         """Return the terminal's screen for a notebook; `to_html` makes the page."""
         from html import escape
 
-        from offpol_diag.report.render.terminal import terminal
+        from offpol_diag.report import answered
+        from offpol_diag.report.terminal import terminal
 
-        return f"<pre>{escape(terminal(self.summary))}</pre>"
+        return f"<pre>{escape(terminal(answered(self.summary)))}</pre>"
 
 
 # ---------------------------------------------------------------- what is written

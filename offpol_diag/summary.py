@@ -950,6 +950,26 @@ class Summary(Model):
     against: Against | None = Field(None, description="this run against another (`compare A B`)")
     run: Run
 
+    @property
+    def prefix(self) -> str:
+        """The prefix of the main pair of policies: rollout → old, or the first other that is known."""
+        known = (one for one in ("", "total.", "drift2.") if self.number("k3", one).value is not None)
+        return next(known, "")
+
+    def number(self, name: str, prefix: str | None = None) -> Number:
+        """Return a number of a pair of policies, by default the main one; an empty one if there is none."""
+        return self.metrics.get((self.prefix if prefix is None else prefix) + name, Number())
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether the log-probs are logged wrongly, so that no correction may be ranked."""
+        return self.diagnosis is not None and self.diagnosis.verdict == "bug"
+
+    @property
+    def undecided(self) -> Diagnosis | None:
+        """The diagnosis of a dump that cannot decide between causes that fit; None of any other."""
+        return self.diagnosis if self.diagnosis is not None and self.diagnosis.candidates else None
+
     def to_json(self) -> str:
         """Return the published JSON: one object, indented, ending in a newline."""
         text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)

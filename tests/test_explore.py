@@ -14,10 +14,10 @@ from test_page import faults, until
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.sections.explored import explored
+from offpol_diag.report.page import page as render_html
 from offpol_diag.summary import BySteps, Charts
 from offpol_diag.summary import Series as Series_
+from tests.drawn import explored
 
 pytestmark = pytest.mark.browser
 

@@ -22,13 +22,12 @@ import offpol_diag
 from offpol_diag.check import Checked
 from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError, UsageError
-from offpol_diag.report import figures
+from offpol_diag.report import check, figures
+from offpol_diag.report.explore import drawn
 from offpol_diag.report.figures import MARKUP, PAGE, escaped, figure, joined, palette, quantity, said
+from offpol_diag.report.page import page as render_html
 from offpol_diag.report.picture import COLOURS, Heat, Layer, Panel, Picture, Tint, x_axis, y_axis
-from offpol_diag.report.render.explore import drawn
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.sections import check
-from offpol_diag.report.sections.explored import explored
+from tests.drawn import explored
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
 FEW = {"presets": "token_is,seq_mis,geo_rs", "device": "cpu"}
@@ -125,7 +124,7 @@ def test_the_numbers_of_every_figure_are_those_of_its_picture(name):
 def test_the_numbers_of_a_figure_of_check_are_those_of_its_picture(tmp_path):
     found = checked(tmp_path)
     assert isinstance(found, Checked)
-    (picture,) = check.opening(found).pictures
+    (picture,) = check.answer(found).charts
     compare(picture)
 
 
@@ -390,7 +389,7 @@ COMMANDS = {
     "doctor": ["doctor", sample("healthy")],
     "compare": ["compare", sample("healthy"), "--presets", "token_is,seq_mis"],
     "sweep": ["sweep", sample("healthy"), "--preset", "geo_rs"],
-    "gate": ["gate", sample("healthy"), "--max", "k3=0.1"],
+    "gate": ["gate", sample("healthy"), "--max", "step:k3=0.1"],
 }
 
 

@@ -26,7 +26,7 @@ from offpol_diag.gate.diagnosis import ORDER, FailOn, diagnosed, judge_diagnosis
 from offpol_diag.gate.numbers import pool, quantile
 from offpol_diag.gate.verdicts import rule
 from offpol_diag.presets import catalogue
-from offpol_diag.report.sections.gate import title
+from offpol_diag.report.gate import title
 from offpol_diag.summary import CandidateCause, Cause, Diagnosis, GateVerdict, Location, Number, Place
 from offpol_diag.trainers import LOGS
 from tests import oracles

@@ -21,13 +21,13 @@ from offpol_diag.gate.baseline import Baseline, compare
 from offpol_diag.gate.bounds import Name, Steps, Tolerance
 from offpol_diag.gate.diagnosis import FailOn, judge_diagnosis
 from offpol_diag.gate.file import read
-from offpol_diag.report.render.annotations import annotated
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.render.junit import render_junit
-from offpol_diag.report.render.markdown import render_markdown
-from offpol_diag.report.render.terminal import terminal
-from offpol_diag.report.sections.gate import bound, gate, holds
+from offpol_diag.report.annotations import annotated
+from offpol_diag.report.gate import bound, gate, holds
+from offpol_diag.report.junit import render_junit
+from offpol_diag.report.page import page as render_html
 from offpol_diag.summary import GateVerdict, Number, loads
+from tests.drawn import markdown as render_markdown
+from tests.drawn import terminal
 from tests.factory import make_summary, number
 from tests.test_gate import NOTHING, SEVERAL, diagnosis, having
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,16 @@ from factory import make_summary
 from typer.testing import CliRunner, Result
 
 from offpol_diag import wholefiles
-from offpol_diag.blocks import Code, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.cli import app, exits, output
 from offpol_diag.cli.exits import complain
 from offpol_diag.cli.output import FORMATS
 from offpol_diag.errors import OffpolError
 from offpol_diag.gate import judge, parse
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
-from offpol_diag.report.render.annotations import annotated
-from offpol_diag.report.render.terminal import draw, make_console, terminal
-from offpol_diag.report.sections.tokens import _response
+from offpol_diag.report.annotations import annotated
+from offpol_diag.report.answer import Answer, Fact, Line, Tile
+from offpol_diag.report.terminal import terminal as drawn_in_terminal
+from offpol_diag.report.tokens import _response
 from offpol_diag.summary import (
     DumpFacts,
     Histogram,
@@ -43,6 +44,8 @@ from offpol_diag.summary import (
     WorstSequence,
     loads,
 )
+from offpol_diag.table import Table
+from tests.drawn import terminal
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
 EVIL = "x\x1b[31m\x9b2J\x07\u202e\n::error::pwned\r\n  ::stop-commands::t\u2028##[error]y\udcff"
@@ -162,18 +165,17 @@ def test_a_bug_whose_message_is_hostile_is_harmless(capsys: pytest.CaptureFixtur
     harmless(capsys.readouterr().err)
 
 
-def test_every_block_is_drawn_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_of_an_answer_is_drawn_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    series = (Series(EVIL, "x", (1.0, 2.0)),)
-    blocks = (
-        Text(EVIL),
-        Text("word " * 18 + " ::error::wrapped"),
-        Verdict(EVIL, EVIL, "bad", (EVIL,)),
-        Code(EVIL, EVIL),
-        Table("t", EVIL, (EVIL, "b"), ((EVIL, EVIL), ("::error::first cell", "")), (EVIL,)),
-        Figure(EVIL, (EVIL, "b"), series),
-    )
-    harmless(draw([Section("s", EVIL, blocks)], make_console()))
+    table = Table("t", EVIL, (EVIL, "b"), ((EVIL, EVIL), ("::error::first cell", "")), (EVIL,))
+    facts = (Fact(EVIL, EVIL), Fact("Candidates", "", EVIL, (Line(EVIL, "no", EVIL),)))
+    tiles = (Tile(EVIL, EVIL, EVIL, None, EVIL, EVIL, EVIL, short=True),)
+    more = {"facts": facts, "tiles": tiles, "over": EVIL, "heavy": EVIL, "tables": (table,)}
+    given = Answer(EVIL, EVIL, EVIL, "bad", EVIL, "word " * 18 + " ::error::wrapped", (EVIL,), **more)
+    given = replace(given, code=((EVIL, EVIL),), next=((EVIL, EVIL),), remarks=(EVIL,))
+    for verbose in (False, True):
+        harmless(drawn_in_terminal(given, verbose))
+    harmless(drawn_in_terminal(given, quiet=True))
 
 
 def hostile() -> Any:
@@ -444,9 +446,10 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
         raise OverflowError("a chart")
 
     if fails == "drawing":
-        monkeypatch.setattr("offpol_diag.report.render.terminal.terminal", fail)
+        monkeypatch.setattr("offpol_diag.report.terminal.terminal", fail)
     else:
-        monkeypatch.setitem(FORMATS, fails, (fails, "operator:truediv"))
+        of = {"html": "page.page", "markdown": "markdown.markdown"}[fails]
+        monkeypatch.setattr(f"offpol_diag.report.{of}", fail)
     wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
     more = ("--sequences", "rows.parquet", "--tally", "r.tally")
     ran = run("analyze", *wanted, *more)
@@ -625,15 +628,14 @@ def test_every_refusal_of_the_gate_is_an_error_and_a_hint(args: tuple[str, ...],
 def test_thousands_of_bounds_are_judged_in_a_second_or_two() -> None:
     import time
 
-    from offpol_diag.report.render.junit import render_junit
-    from offpol_diag.report.sections.gate import gate
+    from offpol_diag.report.junit import render_junit
 
     summary = make_summary()
     bounds = [parse(f"unknown_{i}=1", "max") for i in range(1000)]
     bounds += [parse(f"k3={i}e-9", "max") for i in range(1000)]
     began = time.process_time()
     judged = summary.model_copy(update={"gates": list(judge(summary, bounds))})
-    drawn = draw([gate(judged.gates)], make_console())
+    drawn = terminal(judged)
     render_junit(judged)
     assert time.process_time() - began < 5
     assert len(judged.gates) == 2000

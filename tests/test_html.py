@@ -6,15 +6,16 @@ from itertools import combinations
 import pytest
 from factory import by, crowded, dump_facts, make_summary, metrics, number
 
-from offpol_diag.blocks import Table
 from offpol_diag.errors import ResultError
+from offpol_diag.report.embedded import DATA_ID, packed, read_back, unpacked
+from offpol_diag.report.layout import laid_out
+from offpol_diag.report.page import _environment, _unbroken
+from offpol_diag.report.page import page as render_html
 from offpol_diag.report.picture import Axis, Layer, Panel, Tint, y_axis
-from offpol_diag.report.render.embedded import DATA_ID, packed, unpacked
-from offpol_diag.report.render.html import _environment, _unbroken, read_back, render_html
-from offpol_diag.report.render.svg import panel_svg
-from offpol_diag.report.render.tables import laid_out
+from offpol_diag.report.svg import panel_svg
 from offpol_diag.summary import BySteps, Charts, Number, loads
 from offpol_diag.summary import Series as Series_
+from offpol_diag.table import Table
 
 VOID = {"meta", "link", "br", "wbr", "hr", "img", "input", "path", "circle"}
 EVIL = "runs/</script><script>alert(1)</script><b>bold</b>.parquet"

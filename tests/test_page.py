@@ -88,8 +88,8 @@ def test_charts_stand_before_the_script_that_shows_the_nearest_point_and_tables_
     assert tip.inner_text().startswith("2: 0.014 [")
     page.mouse.move(5, 5)
     assert not tip.is_visible()
-    page.evaluate("document.querySelectorAll('#presets details').forEach(one => one.open = true)")
-    head = page.locator("#table-families thead th").first
+    page.evaluate("document.querySelectorAll('#numbers details').forEach(one => one.open = true)")
+    head = page.locator("#table-policies thead th").first
     head.locator("button").click()
     assert head.get_attribute("aria-sort") == "ascending"
 

@@ -12,18 +12,19 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-
-from offpol_diag.advice.prescription import expressible, prescribed
-from offpol_diag.advice.recommend import ADDS_UP, ALERTS, NOISE, RULES, VISIBLE, advised, recommend
-from offpol_diag.analyze import analyze
-from offpol_diag.engine.formula import Z
-from offpol_diag.presets import catalogue
-from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING
 from offpol_diag.report.render.html import render_html
 from offpol_diag.report.render.markdown import render_markdown
 from offpol_diag.report.render.terminal import terminal
 from offpol_diag.report.sections.answer import LABELS, UNRANKED, WEIGHTS, answer, certainty, headline, tie
 from offpol_diag.report.sections.presets import TIED, ranking
+
+from offpol_diag.advice.prescription import expressible, prescribed
+from offpol_diag.advice.recommend import ADDS_UP, ALERTS, NOISE, RULES, VISIBLE, advised, recommend
+from offpol_diag.analyze import analyze
+from offpol_diag.engine.formula import Z
+from offpol_diag.metrics import METRICS
+from offpol_diag.presets import catalogue
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING
 from offpol_diag.summary import (
     MARGIN,
     CandidateCause,
@@ -201,7 +202,11 @@ def test_every_rule_every_decision_and_every_label_has_a_row():
     decisions, labels = zip(*RULED.values(), strict=True)
     assert set(RULED) == {rule for rule, *_ in ROWS} == {rule.name for rule in RULES}
     assert (set(decisions), {*labels} - {None}) == (set(get_args(Decision)), set(get_args(Label)))
-    assert len({rule.name for rule in (*RULES, *ALERTS)}) == len(RULES) + len(ALERTS)
+    names = [
+        *(rule.name for rule in (*RULES, *ALERTS)),
+        *(level.name for one in METRICS.values() for level in one.levels),
+    ]
+    assert len(set(names)) == len(names)
     assert [rule.name for rule in (*RULES, *ALERTS) if not rule.source] == ["unknown"]
     assert RULES[-1].name == "default"
 
@@ -639,7 +644,7 @@ def test_what_is_said_of_a_candidate_is_what_an_analysis_of_its_preset_says(side
         metrics = found.presets[one.preset(side).name].metrics
         said = {key: x for key, x in found.weights[one.name].items() if not key.startswith("error")}
         assert said == {key: metrics[key].model_copy(update={"clamped": None}) for key in said}
-        assert set(said) == {*dict(WEIGHTS), "weight_min"}
+        assert set(said) == {*WEIGHTS, "weight_min"}
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from offpol_diag.blocks import Figure, Series
+from offpol_diag.report.render.dots import dots
+from offpol_diag.report.sections.opening import opening
+from offpol_diag.report.sections.sweep import QUARTERS
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from offpol_diag import DumpWriter
-from offpol_diag.blocks import Figure, Series
 from offpol_diag.cli import app
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.report.render.dots import dots
-from offpol_diag.report.sections.opening import opening
-from offpol_diag.report.sections.sweep import QUARTERS
 from offpol_diag.summary import loads
 from offpol_diag.sweep import SweepOptions, pick, sweep
 from offpol_diag.sweep.evaluate import of_logits

@@ -16,6 +16,7 @@ from typing import Literal
 
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.diagnosis.numbers import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
+from offpol_diag.metrics import METRICS, crossed
 from offpol_diag.numerals import say
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING, Candidate
 from offpol_diag.summary import MARGIN, Decision, Fired, Label, Number, Ranked, Recommendation, Summary
@@ -272,76 +273,14 @@ ALERTS = (
         "Ring and LR-decay reports: growth is an optimisation symptom; corrections alone fail in long runs",
     ),
     Rule(
-        "configuration",
-        lambda seen: seen.value("k3") > 1.0,
-        ("k3",),
-        "K3 above 1 nat",
-        "slime and miles debugging notes: k3 above 1 at step 1 is a configuration error",
-    ),
-    Rule(
-        "weights off centre",
-        lambda seen: abs(seen.value("mean_ratio") - 1) > 0.5,
-        ("mean_ratio",),
-        "Mean ratio below 0.5 or above 1.5",
-        "verl guide: rollout_is_mean < 0.5 or > 2 is a wiring error",
-    ),
-    Rule(
-        "low ESS",
-        lambda seen: seen.value("ess_tokens") < 0.3,
-        ("ess_tokens",),
-        "ESS of tokens below 30%",
-        "verl guide: ESS < 0.3 is bad (there of clamped weights, which stay above E[w]/C; here of raw ones)",
-    ),
-    Rule(
-        "large KL",
-        lambda seen: abs(seen.value("k1")) > 0.1,
-        ("k1",),
-        "|K1| above 0.1 nats per token",
-        "verl guide: |kl| > 0.1",
-    ),
-    Rule(
-        "large χ²",
-        lambda seen: seen.value("chi2_token") > 1,
-        ("chi2_token",),
-        "χ² of tokens above 1",
-        "verl guide: chi2_token > 1",
-    ),
-    Rule(
-        "above the merge gate",
-        lambda seen: seen.value("k3") > 0.015,
-        ("k3",),
-        "K3 above 0.015, prime-rl's gate for a new model",
-        "prime-rl: KL < 0.015 at each of 20 steps before a model is merged",
-    ),
-    Rule(
-        "probability difference",
-        lambda seen: seen.value("prob_diff_mean") > 0.01,
-        ("prob_diff_mean",),
-        "Mean probability difference above 0.01",
-        "verl FAQ: normally below 0.005; above 0.01 is a precision problem of the engine",
-    ),
-    Rule(
-        "multiplicative error",
-        lambda seen: seen.value("mult_prob_error") > 1.05,
-        ("mult_prob_error",),
-        "token_mult_prob_error above 1.05",
-        "NeMo-RL: token_mult_prob_error above 1.05 is to be investigated",
-    ),
-    Rule(
         "heavy tail",
         lambda seen: seen.number("ess_tokens").note is not None,
         ("khat_tokens",),
         "k̂ of tokens above its limit: means of the ratios are unreliable",
         "Vehtari et al. 2024: k̂ above min(1 − 1/log10 n, 0.7)",
     ),
-    Rule(
-        "product ratios unusable",
-        lambda seen: seen.value("ess_sequences") < 0.1,
-        ("ess_sequences", "khat_sequences"),
-        "ESS of sequences below 10%",
-        "ESS ≈ e^{−2·KL·T} for log-normal ratios (length trap)",
-    ),
 )
+"""Warnings that are no level of one number; those are in `metrics.py`."""
 
 
 def advised(summary: Summary, trainer: str | None = None) -> Summary:
@@ -370,7 +309,7 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
     if rule.name == "bug" and where:
         sentence += f" Until then, leave out the sequences with {where}."
-    alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)]
+    alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)] + levels(seen)
     given = Recommendation(
         decision=rule.decision or "not enough data",
         label=rule.label,
@@ -457,6 +396,21 @@ def _unknown(seen: Evidence) -> list[str]:
     if "group_id" not in columns:
         found.append("How wide the intervals are where a prompt was sampled more than once: needs group_id.")
     return found
+
+
+def levels(seen: Evidence) -> list[Fired]:
+    """Return the published warning levels that the numbers of the main pair of policies cross."""
+    return [
+        Fired(
+            rule=level.name,
+            level="alert",
+            sentence=level.sentence,
+            saw={seen.prefix + name: seen.number(name).value for name in (metric.name, level.beside) if name},
+            source=level.source,
+        )
+        for metric in METRICS.values()
+        for level in crossed(metric, seen.value(metric.name))
+    ]
 
 
 def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from offpol_diag import bands, summary
+from offpol_diag import metrics, summary
 from offpol_diag.analysis.study import Study
 from offpol_diag.engine import (
     breakdowns,
@@ -140,7 +140,7 @@ _LIMIT = "0.7, or 1 − 1/log₁₀ n of n weights where that is lower"
 
 def _bands(drawn: Drawn) -> Iterator[summary.Band]:
     """Yield all bands as ranges of values, best first within a metric."""
-    for rows in bands.BANDS.values():
+    for rows in metrics.BANDS.values():
         yield from rows
     for over in ("tokens", "sequences"):
         limit = tails.limit(int(drawn.reader.sums[over][0]))
@@ -158,8 +158,8 @@ def _band(drawn: Drawn, every: Sequence[summary.Band]) -> dict[str, str]:
         number = drawn.metrics.get(drawn.study.main.prefix + metric, summary.Number())
         if doubted(number):  # what cannot be estimated is in no band
             continue
-        if metric in bands.BANDS:
-            row = bands.band(metric, number)
+        if metric in metrics.BANDS:
+            row = metrics.band(metric, number)
             result |= {metric: row.name} if row else {}
         elif number.value is not None and (number.value > (band.low or band.high or 0.0)) == (not band.high):
             result[metric] = band.name
@@ -168,13 +168,13 @@ def _band(drawn: Drawn, every: Sequence[summary.Band]) -> dict[str, str]:
 
 def _crossings(steps: summary.BySteps) -> Iterator[summary.Crossing]:
     """Yield the first step at which a number is in a band worse than at all steps before, band by band."""
-    for metric, rows in bands.BANDS.items():
+    for metric, rows in metrics.BANDS.items():
         worst = -1
         for first, value in zip(steps.first, steps.series[metric].values, strict=True):
-            row = bands.band(metric, summary.Number(value=value))
+            row = metrics.band(metric, summary.Number(value=value))
             at = worst if row is None else rows.index(row)
             for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
-                bound = bands.start(worse)
+                bound = metrics.start(worse)
                 assert bound is not None  # only the best band begins nowhere
                 yield summary.Crossing(metric=metric, band=worse.name, bound=bound, step=first)
             worst = max(at, worst)

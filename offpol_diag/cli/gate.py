@@ -43,10 +43,7 @@ def gate(request: requests.Gate) -> None:
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """
     from offpol_diag import commands
-    from offpol_diag.blocks import Section, Text
     from offpol_diag.gate import outcome
-    from offpol_diag.report.sections.columns import sentence, sentences
-    from offpol_diag.report.sections.gate import gate as section
 
     must = commands.required(request)
     files = Outputs.of(request, *request.dump, *([must.result] if must.result else []))
@@ -55,9 +52,7 @@ def gate(request: requests.Gate) -> None:
             judged, base = commands.gate(result, request, must)
         else:
             judged, base = computed(partial(commands.gate, must=must), request.dump, request)
-        read = Section("columns", "", (Text((sentences if request.verbose else sentence)(judged.dump)),))
-        shown = [section(judged.gates, must.remarks(judged, base)), read]
-        files.write(judged, request.verbose, shown)
+        files.write(judged, request.verbose, must.remarks(judged, base))
     _report_to_github(judged, files.takes_stdout())
     raise SystemExit(EXITS[outcome(judged.gates)])
 
@@ -84,15 +79,16 @@ def _report_to_github(summary: Summary, aside: bool) -> None:
     """
     place = os.environ.get("GITHUB_STEP_SUMMARY")
     if place:
-        from offpol_diag.report.render.markdown import render_markdown
+        from offpol_diag.report import answered
+        from offpol_diag.report.markdown import markdown
 
         try:
             with Path(place).open("a", encoding="utf-8") as file:
-                file.write("\n" + render_markdown(summary))
+                file.write("\n" + markdown(answered(summary)))
         except OSError as error:
             note(f"GITHUB_STEP_SUMMARY: {place} cannot be written ({error.strerror})")
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        from offpol_diag.report.render.annotations import annotated
+        from offpol_diag.report.annotations import annotated
 
         lines = "".join(f"{line}\n" for line in annotated(summary.gates))
         if aside:

@@ -6,7 +6,7 @@ import errno
 import json as to_json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from offpol_diag.cli.output import STDOUT, check, check_names, emit, note, say_where, write_all
@@ -15,8 +15,8 @@ from offpol_diag.printable import printable_json, printable_lines
 
 if TYPE_CHECKING:
     from offpol_diag import requests
-    from offpol_diag.blocks import Section
     from offpol_diag.presets import Preset
+    from offpol_diag.table import Table
     from offpol_diag.trainers import Config
 
 
@@ -63,7 +63,7 @@ def _table() -> str:
     from rich.table import Table
 
     from offpol_diag.forms.table import FORMS
-    from offpol_diag.report.render.terminal import make_console
+    from offpol_diag.report.terminal import make_console
 
     table = Table(box=None, pad_edge=False)
     for title in ("form", "trainer", "files", "holds", "alignment"):
@@ -111,7 +111,7 @@ def recover(request: requests.Recover) -> None:
 def presets(request: requests.Presets) -> None:
     """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
     from offpol_diag.commands import catalogue
-    from offpol_diag.presets.formulas import catalogue_section
+    from offpol_diag.presets.formulas import catalogue_table
     from offpol_diag.presets.tuning import tuned
     from offpol_diag.trainers import config_for, sayable, trainer_named
 
@@ -137,26 +137,25 @@ def presets(request: requests.Presets) -> None:
             note(f"what {said} can say; {hint}", quiet)
             chosen = {key: preset for key, preset in chosen.items() if sayable(preset, (said,))}
             rows = {"presets": {key: asdict(preset) for key, preset in chosen.items()}}
-        from offpol_diag.report.render.terminal import draw, make_console
+        from offpol_diag.report.terminal import tables
 
-        each = [_section(one) for one in chosen.values()] if name else [catalogue_section(chosen)]
-        drawn = draw(each, make_console())
+        each = [part for one in chosen.values() for part in _described(one)]
+        drawn = tables(each if name else [catalogue_table(chosen)])
     text = printable_json(to_json.dumps({"format": 1} | rows, indent=1, ensure_ascii=False)) + "\n"
     write_all({} if json is None else {json: text}, shown="" if json == STDOUT else drawn)
     if json not in (None, STDOUT) and not quiet:
         say_where("json", json, aside=True)
 
 
-def _section(preset: Preset) -> Section:
+def _described(preset: Preset) -> tuple[str | Table, ...]:
     """Return a preset's formulas, and the numbers that they get."""
-    from offpol_diag.blocks import Table
     from offpol_diag.pipeline.plan import numbers
-    from offpol_diag.presets.formulas import preset_section
+    from offpol_diag.presets.formulas import description
+    from offpol_diag.table import Table
 
-    section = preset_section(preset)
     rows = tuple((one.part, one.of, _said(one.lower), _said(one.upper)) for one in numbers(preset))
     table = Table("numbers", "Numbers", ("part", "of", "lower", "upper"), rows)
-    return replace(section, blocks=(*section.blocks, table)) if rows else section
+    return (*description(preset), table) if rows else description(preset)
 
 
 def _said(bound: float) -> str:

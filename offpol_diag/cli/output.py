@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import io
 import os
-import pkgutil
 import re
 import select
 import stat
@@ -23,7 +22,6 @@ from offpol_diag.errors import UsageError
 from offpol_diag.printable import printable
 
 if TYPE_CHECKING:
-    from offpol_diag.blocks import Section
     from offpol_diag.check import Checked
     from offpol_diag.frames import Data
     from offpol_diag.options import Request
@@ -37,19 +35,8 @@ WILDCARD = re.compile(r"\[[^\]]*\]|[*?]+")
 FILE_URL = "file://"
 LONGEST_NAME, STEM = 255, 100
 """Maximum bytes of a file name, and characters of a dump's name used in a report's name."""
-FORMATS = {
-    "html": ("report", "offpol_diag.report.render.html:render_html"),
-    "json": ("json", "offpol_diag.summary:Summary.to_json"),
-    "markdown": ("md", "offpol_diag.report.render.markdown:render_markdown"),
-    "junit": ("junit", "offpol_diag.report.render.junit:render_junit"),
-}
-"""Field of `Outputs` → its label, and the function that renders it."""
-OF_CHECK = {
-    "html": "offpol_diag.report.render.html:render_check",
-    "json": "offpol_diag.check:Checked.to_json",
-    "markdown": "offpol_diag.report.render.markdown:render_check",
-}
-"""The same for what `check` found."""
+FORMATS = {"html": "report", "json": "json", "markdown": "md", "junit": "junit"}
+"""Form of a result → its label."""
 
 
 # ---------------------------------------------------------------- streams
@@ -266,12 +253,22 @@ def _stem(name: str) -> str:
 # ---------------------------------------------------------------- results
 
 
-def render(form: str, result: Summary | Checked, explore: bool = True) -> str:
+def render(form: str, result: Summary | Checked, explore: bool = True, remarks: Sequence[str] = ()) -> str:
     """Return a result in one of the `FORMATS`; `explore` says whether a page carries plotly."""
-    of_check = str(result.format).startswith("offpol-diag check")
-    made = pkgutil.resolve_name(OF_CHECK[form] if of_check else FORMATS[form][1])
-    text: str = made(result, explore) if form == "html" else made(result)
-    return text
+    if form == "html":
+        from offpol_diag.report.page import page
+
+        return page(result, explore)
+    if form == "json":
+        return result.to_json()
+    if form == "junit":
+        from offpol_diag.report.junit import render_junit
+
+        return render_junit(result)  # type: ignore[arg-type]
+    from offpol_diag.report import answered
+    from offpol_diag.report.markdown import markdown
+
+    return markdown(answered(result, remarks))
 
 
 def tables_of(result: Summary | Checked) -> Mapping[str, Data]:
@@ -363,24 +360,20 @@ class Outputs:
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
 
-    def write(
-        self,
-        summary: Summary | Checked,
-        verbose: bool = False,
-        sections: Sequence[Section] = (),
-        whole: bool = False,
-    ) -> None:
+    def write(self, result: Summary | Checked, verbose: bool = False, remarks: Sequence[str] = ()) -> None:
         """Write every requested form, and draw the result on stdout unless that holds a form.
 
         Everything is rendered before anything is written, and written and printed before files are renamed.
+        `remarks` are a gate's.
         """
         from offpol_diag.numerals import counted
-        from offpol_diag.report.render.terminal import terminal
+        from offpol_diag.report import answered
+        from offpol_diag.report.terminal import terminal
 
         forms = {form: target for form, target in self.targets.items() if form in FORMATS}
-        texts = {target: render(form, summary, self.explore) for form, target in forms.items()}
-        tables = {} if self.csv is None else self._tables(self.csv, summary)
-        drawn = "" if self.takes_stdout() else terminal(summary, verbose, self.quiet, sections, whole)
+        texts = {target: render(form, result, self.explore, remarks) for form, target in forms.items()}
+        tables = {} if self.csv is None else self._tables(self.csv, result)
+        drawn = "" if self.takes_stdout() else terminal(answered(result, remarks), verbose, self.quiet)
         with _made(self.csv):
             staged = {self.targets[name]: file for name, file in self.staged.items()}
             write_all(texts | tables, staged, drawn)
@@ -388,7 +381,7 @@ class Outputs:
             return
         for form in (*FORMATS, *STAGED):
             if self.targets.get(form, STDOUT) != STDOUT:
-                say_where(FORMATS.get(form, (form,))[0], self.targets[form], self.takes_stdout())
+                say_where(FORMATS.get(form, form), self.targets[form], self.takes_stdout())
         if tables:
             names = ", ".join(target.name for target in tables)
             say_where("csv", f"{self.csv} ({counted(len(tables), 'file')}: {names})", self.takes_stdout())

@@ -40,7 +40,7 @@ def analyze(request: requests.Analyze) -> None:
         from offpol_diag.analysis.vocabulary import with_texts
 
         summary = computed(commands.analyze, read, request.model_copy(update=staged))
-        files.write(with_texts(summary, request.tokenizer), request.verbose, whole=request.no_html)
+        files.write(with_texts(summary, request.tokenizer), request.verbose)
     fail_on_bug(request.strict, summary)
 
 
@@ -116,12 +116,11 @@ def check(request: requests.Check) -> None:
     """
     from offpol_diag import commands
     from offpol_diag.cli.settings import dumps
-    from offpol_diag.report.sections.check import sections
 
     read = dumps(request)
     files = Outputs.of(request, *read, *request.logged)
     found = commands.check(read, request, partial(note, quiet=request.quiet))
-    files.write(found, sections=sections(found, whole=request.verbose))
+    files.write(found, request.verbose)
     if request.strict and not found.equal:
         raise SystemExit(FAILED)
 
@@ -142,14 +141,13 @@ def merge(request: requests.Merge) -> None:
     files = Outputs.of(request, *request.tallies, html=default_html(["merged"]))
     with files.begin() as staged:
         summary = commands.merge(request.tallies, request.model_copy(update=staged))
-        files.write(summary, request.verbose, whole=request.no_html)
+        files.write(summary, request.verbose)
 
 
 def report(request: requests.Report) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
     from offpol_diag.analysis.vocabulary import with_texts
     from offpol_diag.check import result as of_check
-    from offpol_diag.report.sections.check import sections
     from offpol_diag.summary import loads, text_of, text_of_stream
 
     result, stdin = request.result, request.result == STDOUT
@@ -162,7 +160,7 @@ def report(request: requests.Report) -> None:
         text = text_of_stream(sys.stdin.buffer, name) if stdin else text_of(result)
         if of_check.FORMAT in text[:HEAD]:
             found = of_check.loads(text, name)
-            files.write(found, sections=sections(found, whole=request.verbose))
+            files.write(found, request.verbose)
         else:
             files.write(with_texts(loads(text, name), request.tokenizer), request.verbose)
 
@@ -192,7 +190,5 @@ def drawn(does: Any, request: Any) -> Summary:
 
 def fail_on_bug(strict: bool, summary: Summary) -> None:
     """Exit with 1, if that is asked for, where the log-probs are logged wrongly."""
-    from offpol_diag.report.sections.diagnosis import is_bug
-
-    if strict and is_bug(summary):
+    if strict and summary.is_bug:
         raise SystemExit(FAILED)

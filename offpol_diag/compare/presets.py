@@ -10,11 +10,11 @@ from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, less, of_preset, sure
 from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Examined
-from offpol_diag.directions import Better, better
 from offpol_diag.engine import drops
 from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
+from offpol_diag.metrics import Better, better
 from offpol_diag.presets import Preset
 from offpol_diag.summary import Comparison, Number, Summary
 

@@ -25,11 +25,11 @@ from offpol_diag.analysis.replicates import (
 )
 from offpol_diag.analyze import Examined
 from offpol_diag.compare.presets import difference
-from offpol_diag.directions import FIRST_GAP
 from offpol_diag.engine.formula import FEWEST_GROUPS
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.errors import UsageError
+from offpol_diag.metrics import FIRST_GAP
 from offpol_diag.numerals import FRACTIONS, count, doubted, say, written
 from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Pairing, Summary
 

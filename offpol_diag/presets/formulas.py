@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offpol_diag.blocks import Section, Table, Text
 from offpol_diag.presets import AGGREGATES, Preset, Reject, Veto, Weight
+from offpol_diag.table import Table
 
 NUMERATORS = {
     "old": "r = π_old/π_rollout (decoupled: the trainer recomputes log π_old)",
@@ -144,10 +144,10 @@ def _between(what: str, lower: float | None, upper: float | None, strict: bool =
     return f"{left}{what}{right}"
 
 
-# ---------------------------------------------------------------- sections
+# ---------------------------------------------------------------- tables
 
 
-def catalogue_section(presets: Mapping[str, Preset]) -> Section:
+def catalogue_table(presets: Mapping[str, Preset]) -> Table:
     """Build a table of all presets, grouped by family in the order of first appearance."""
     families = list(dict.fromkeys(one.family for one in presets.values()))
     rows = tuple(
@@ -168,11 +168,11 @@ def catalogue_section(presets: Mapping[str, Preset]) -> Section:
         "`offpol-diag presets NAME` has the exact formulas, the aliases and the source.",
         "`offpol-diag presets NAME --for TRAINER` prints its configuration, ready to paste.",
     )
-    return Section("catalogue", "Presets", (Table("catalogue", caption, header, rows, notes),))
+    return Table("catalogue", caption, header, rows, notes)
 
 
-def preset_section(preset: Preset) -> Section:
-    """Build the section that describes one preset."""
+def description(preset: Preset) -> tuple[str | Table, ...]:
+    """Describe one preset: its summary, its formulas and a note."""
     lines = {
         "family": preset.family,
         "ratio": NUMERATORS[preset.policy],
@@ -193,8 +193,8 @@ def preset_section(preset: Preset) -> Section:
     table = Table(
         preset.name, "Formulas", ("what", "how"), tuple((word, text) for word, text in lines.items() if text)
     )
-    note = (Text(f"Note: {preset.note}", "warn"),) if preset.note else ()
-    return Section(preset.name, preset.name, (Text(preset.summary), table, *note))
+    note = (f"! Note: {preset.note}",) if preset.note else ()
+    return (f"{preset.name}: {preset.summary}", table, *note)
 
 
 CLIPPED = {

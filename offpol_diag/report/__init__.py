@@ -1,1 +1,24 @@
-"""Compose a report from blocks (`sections`) and draw it in several formats (`render`)."""
+"""Reports: the answer of every command, drawn in a terminal, as Markdown and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offpol_diag.check import Checked
+from offpol_diag.report.answer import Answer
+from offpol_diag.summary import Summary
+
+
+def answered(result: Summary | Checked, remarks: Sequence[str] = ()) -> Answer:
+    """Return the answer to what was asked; `remarks` are a gate's, on how it was judged."""
+    from offpol_diag.report import analyze, check, compare, gate, sweep
+
+    if isinstance(result, Checked):
+        return check.answer(result)
+    if result.against is not None:
+        return compare.of_runs(result, result.against)
+    if result.comparison is not None:
+        return compare.of_presets(result, result.comparison)
+    if result.sweep is not None:
+        return sweep.answer(result, result.sweep)
+    return gate.answer(result, remarks) if result.gates else analyze.answer(result)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from offpol_diag.errors import OffpolError
 from offpol_diag.numerals import counted, written
+from offpol_diag.report.embedded import UNSEEN, templates_dir
 from offpol_diag.report.picture import (
     COLOURS,
     FARTHEST,
@@ -35,7 +36,6 @@ from offpol_diag.report.picture import (
     x_axis,
     y_axis,
 )
-from offpol_diag.report.render.embedded import UNSEEN, templates_dir
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

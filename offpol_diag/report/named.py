@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.report import answered
+from offpol_diag.report.charts import DRIFTS
+from offpol_diag.report.explore import explored
 from offpol_diag.report.figures import joined, palette
 from offpol_diag.report.picture import Picture
-from offpol_diag.report.sections.charts import DRIFTS
-from offpol_diag.report.sections.explored import explored
 from offpol_diag.summary import Summary
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Figures(Base):
 
     def __init__(self, summary: Summary) -> None:
         self._pictures: dict[str, dict[str, Picture]] = {}
-        for name, some in explored(summary).items():
+        for name, some in explored(summary, answered(summary)).items():
             self._pictures.setdefault(re.sub(r"[^\w.]+", "_", name), some)
 
     def __getitem__(self, name: str) -> go.Figure:

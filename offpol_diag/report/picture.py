@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from offpol_diag.blocks import Table, Tone
+from offpol_diag.metrics import Tone
 from offpol_diag.summary import Number
+from offpol_diag.table import Table
 
 Scale = Literal["linear", "log", "logit", "excess"]
 Colour = Literal["grey", "blue", "orange", "slate", "teal", "purple"]
 Kind = Literal["line", "points", "bars", "steps"]
 COLOURS: tuple[Colour, ...] = ("grey", "blue", "orange", "slate", "teal", "purple")
+SERIES: tuple[Colour, ...] = ("blue", "orange", "teal", "purple", "slate", "grey")
+"""Colours of lines side by side."""
 TONES: tuple[Tone, ...] = ("good", "info", "warn", "bad")
 
 Values = Sequence[float | None]

@@ -6,17 +6,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from offpol_diag.blocks import Block, Table
 from offpol_diag.frames import Data, Value, named
+from offpol_diag.metrics import REGIMES
+from offpol_diag.report import answered
+from offpol_diag.report.analyze import alerts
+from offpol_diag.report.answer import Tile
+from offpol_diag.report.parts import parts
 from offpol_diag.report.picture import Picture, number
-from offpol_diag.report.sections import sections
-from offpol_diag.report.sections.charts import Charts, cause
-from offpol_diag.report.sections.numbers import REGIMES, Tiles, alerts
-from offpol_diag.report.sections.opening import opening
-from offpol_diag.report.sections.presets import Cards
-from offpol_diag.report.sections.sweep import QUARTERS, kept_metric
-from offpol_diag.report.sections.tokens import Strips
+from offpol_diag.report.presets import Cards
+from offpol_diag.report.tokens import Strips
 from offpol_diag.summary import Contrast, Location, Number, Numbers, Summary, WorstSequence
+from offpol_diag.table import Table
 
 Row = Sequence[Value]
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
@@ -28,38 +28,42 @@ def tables(summary: Summary) -> dict[str, Data]:
 
 
 def _all(summary: Summary) -> Iterator[Data]:
-    found = opening(summary)
+    answer = answered(summary)
     if summary.gates:
         yield _gates(summary)
-    for picture in found.pictures if found else ():
+    evidence = [fact.chart for fact in answer.facts if fact.chart]
+    if answer.tiles and not summary.against and not summary.comparison:
+        yield _tiles(answer.tiles)
+    for fact in answer.facts:
+        if fact.table:
+            yield from _of(fact.table, summary)
+    for table in answer.tables:
+        if table.id not in FEWER:
+            yield from _of(table, summary)
+    for picture in (*answer.charts, *evidence):
         yield from _points(picture)
-    for section in sections(summary):
-        for block in section.blocks:
-            yield from _of(block, summary)
-    evidence = cause(summary) if summary.against is None else None
-    if evidence is not None:
-        yield from _points(evidence)
-
-
-def _of(block: Block, summary: Summary) -> Iterator[Data]:
-    match block:
-        case Table() if block.id in EXACT:
-            yield from EXACT[block.id](block, summary)
-        case Table():
-            yield Data(block.id, block.header, block.rows)
-        case Tiles():
-            yield _tiles(block)
-        case Cards():
-            yield _presets(block)
-            yield from _as_logged(summary)
-        case Strips():
-            yield _responses(summary)
-        case Charts():
+    for part in parts(summary, answer):
+        if part.id == "charts":
             yield from map(_places, summary.by.values())
-            for picture in block.pictures:
-                yield from _points(picture)
-        case _:
-            pass
+        for _, drawn in part.drawn:
+            if isinstance(drawn, Cards):
+                yield _presets(drawn)
+                yield from _as_logged(summary)
+            elif isinstance(drawn, Strips):
+                yield _responses(summary)
+        for table in part.tables:
+            if table not in answer.tables:
+                yield from _of(table, summary)
+
+
+FEWER = {"corrections", "decisive", "pairs", "steps"}
+"""Tables whose rows and columns another one has too."""
+
+
+def _of(table: Table, summary: Summary) -> Iterable[Data]:
+    if table.id in EXACT:
+        return EXACT[table.id](table, summary)
+    return (Data(table.id, table.header, table.rows),)
 
 
 def _wide(header: Sequence[str], rows: Sequence[tuple[Row, Numbers]]) -> tuple[Sequence[str], list[Row]]:
@@ -114,9 +118,9 @@ def _x(names: Sequence[str], x: float) -> Value:
     return names[int(x)] if names and 0 <= x < len(names) else x
 
 
-def _tiles(block: Tiles) -> Data:
-    rows = []
-    for one in block.tiles:
+def _tiles(tiles: Sequence[Tile]) -> Data:
+    rows: list[Row] = []
+    for one in tiles:
         known = [y for y in one.curve if y is not None]
         ends = (known[0], known[-1]) if known else (None, None)
         rows.append((one.key or None, one.label, one.number, one.band or None, *ends))
@@ -264,45 +268,10 @@ def _contrasts(table: Table, summary: Summary) -> Iterator[Data]:
     yield Data(table.id, ("metric", "a", "b", "difference", "p", "p_corrected", "said"), rows)
 
 
-SWEPT = ("threshold", "own", "marks")
-
-
 def _sweep(_: Table, summary: Summary) -> Iterator[Data]:
-    assert summary.sweep is not None
-    rows = [(head, point.metrics) for head, point in zip(_heads(summary), summary.sweep.points, strict=True)]
-    yield Data("sweep", *_wide(SWEPT, rows))
-
-
-def _sweep_length(_: Table, summary: Summary) -> Iterator[Data]:
-    assert summary.sweep is not None
-    name = kept_metric(summary.sweep)
-    rows = [
-        (*head, *(part.get(name) for part in point.quartiles))
-        for head, point in zip(_heads(summary), summary.sweep.points, strict=True)
-    ]
-    yield Data("sweep-length", (*SWEPT, *(f"{name}_q{i + 1}" for i in range(len(QUARTERS)))), rows)
-
-
-def _sweep_details(_: Table, summary: Summary) -> Iterator[Data]:
-    assert summary.sweep is not None
-    lengths = summary.sweep.quartiles
-    rows: list[tuple[Row, Numbers]] = [
-        ((*head, quarter, length), numbers)
-        for head, point in zip(_heads(summary), summary.sweep.points, strict=True)
-        for quarter, (length, numbers) in enumerate(zip(lengths, point.quartiles, strict=True), 1)
-    ]
-    yield Data("sweep-details", *_wide((*SWEPT, "quartile", "length"), rows))
-
-
-def _heads(summary: Summary) -> list[Row]:
     points = summary.sweep.points if summary.sweep else []
-    return [(one.threshold, one.own, " ".join(one.marks) or None) for one in points]
-
-
-def _sweep_predicted(_: Table, summary: Summary) -> Iterator[Data]:
-    window = summary.sweep.window if summary.sweep else None
-    rows = [(one.length, one.kept, one.observed) for one in (window.predicted if window else ())]
-    yield Data("sweep-predicted", ("length", "predicted", "observed"), rows)
+    rows: list[tuple[Row, Numbers]] = [((one.threshold, one.own), one.metrics) for one in points]
+    yield Data("sweep", *_wide(("threshold", "own"), rows))
 
 
 def _nothing(_: Table, __: Summary) -> Iterable[Data]:
@@ -318,9 +287,7 @@ EXACT: Mapping[str, Callable[[Table, Summary], Iterable[Data]]] = {
     "ranking": _ranking,
     "run": _run,
     "sweep": _sweep,
-    "sweep-details": _sweep_details,
-    "sweep-length": _sweep_length,
-    "sweep-predicted": _sweep_predicted,
+    "sweep-length": _nothing,  # which `sweep` holds
     "types": _types,
     "worst-sequences": _worst_sequences,
     "worst-tokens": _worst_tokens,

@@ -1,0 +1,335 @@
+"""The answer of `analyze` and `doctor`: how bad the mismatch is, whether it is a bug, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Literal
+
+from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, tone
+from offpol_diag.numerals import count, counted, doubted, say, written
+from offpol_diag.presets.tuning import command
+from offpol_diag.report import columns
+from offpol_diag.report.answer import Answer, Fact, Line
+from offpol_diag.report.charts import cause, pictures
+from offpol_diag.report.diagnosis import (
+    approximately,
+    candidates,
+    checks,
+    evidence,
+    lower,
+    of_bug,
+    sentence,
+    verdict,
+)
+from offpol_diag.report.remedy import (
+    ALIGNED,
+    MERGE,
+    ahead,
+    growth,
+    how_sure,
+    trainer_of,
+    what_to_do,
+)
+from offpol_diag.report.tiles import heavy, steps_of, tiles
+from offpol_diag.summary import Fired, Number, Recommendation, Summary
+from offpol_diag.table import Cell, Table
+
+STANDARD = ("seq_is", "seq_mis", "geo_rs")
+"""Presets of whole sequences that are shown beside the recommended rule."""
+MOST_STEPS = 30
+"""Rows of the table by step."""
+TIED = "The recommended one is not first, but the intervals of those before it include 0."
+
+
+def answer(summary: Summary) -> Answer:
+    """Return the answer of an analysis."""
+    given, found, steps = summary.recommendation, tiles(summary), steps_of(summary)
+    word, text, interval, more = headline(summary)
+    return Answer(
+        about(summary) + columns.all_read(summary.dump),
+        word,
+        text,
+        _tone(summary),
+        interval,
+        more,
+        cautions=cautions(summary),
+        facts=tuple(_facts(summary)),
+        lead=_resampled(summary),
+        tiles=found,
+        over=f"steps {steps[0]} to {steps[-1]}" if steps and any(tile.curve for tile in found) else "",
+        heavy=heavy(summary),
+        tables=tuple(one for one in _tables(summary) if one.rows),
+        charts=pictures(summary),
+        code=(("The configuration, ready to paste", given.config),) if given and given.config else (),
+        next=tuple(_commands(summary)),
+        remarks=columns.unlike(summary.dump),
+    )
+
+
+def about(summary: Summary) -> str:
+    """Return what was read, in one line."""
+    dump, steps = summary.dump, steps_of(summary)
+    name = PurePath(dump.files[0]).name if dump.files else "dump"
+    more = f" and {counted(len(dump.files) - 1, 'more file')}" if len(dump.files) > 1 else ""
+    parts = [counted(dump.sequences, "sequence"), counted(dump.tokens, "token")]
+    parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
+    parts += [f"steps {steps[0]} to {steps[-1]}"] if len(steps) > 1 else []
+    return f"{name}{more}: {', '.join(parts)}"
+
+
+def cautions(summary: Summary) -> tuple[str, ...]:
+    """Return what limits every number: skipped rows, and warnings about the data."""
+    skipped = summary.dump.skipped
+    rows = "1 row was" if skipped.count == 1 else f"{count(skipped.count)} rows were"
+    left_out = (f"{rows} skipped as bad; no number here covers them.",) if skipped.count else ()
+    return (*left_out, *summary.dump.notes)
+
+
+def _tone(summary: Summary) -> Tone:
+    row = band("k3", summary.number("k3"))
+    return "bad" if summary.is_bug else "warn" if row is None or _few(summary) else tone(row.name)
+
+
+def _few(summary: Summary) -> bool:
+    return summary.recommendation is not None and summary.recommendation.rule == "few"
+
+
+def headline(summary: Summary) -> tuple[str, str, str, str]:
+    """Return the verdict: a word, a sentence, its interval, and what follows: growth, or K3 of a bug."""
+    prefix, given, k3 = summary.prefix, summary.diagnosis, summary.number("k3")
+    size, ends = "", ""
+    if k3.known:
+        value, ends = written(k3.model_copy(update={"note": None}))
+        size = f"K3 KL is {value} nats per token{f' ({PAIRS[prefix]})' if prefix else ''}"
+    if given is not None and given.verdict == "bug":
+        after = given.causes[0].after if given.causes else None
+        fixed = f"; {approximately(after)} after the fix" if after else ""
+        logged = f"As logged, {size}{f' {ends}' if ends else ''}{fixed}." if size else ""
+        return "BUG", lower(given.headline).rstrip("."), "", logged
+    if not size:
+        return "", "The dump holds no pair of policies whose mismatch could be measured", "", ""
+    row = band("k3", k3)
+    name = row.name if row else ""
+    if _few(summary):
+        return "TOO LITTLE DATA for a verdict", f"{size} ({name})", ends, growth(summary)
+    if summary.recommendation and summary.recommendation.rule == "identical":
+        return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "", ""
+    if given is not None and given.verdict == "cannot_tell" and not given.candidates:
+        return "CANNOT TELL a bug from a mismatch", f"{size} ({name})", ends, growth(summary)
+    return f"{name.upper()} off-policy mismatch", size, ends, growth(summary)
+
+
+# ---------------------------------------------------------------- facts
+
+
+def _facts(summary: Summary) -> Iterator[Fact]:
+    """Yield bug, cause or candidates, remedy, certainty, columns that would decide more, and warnings."""
+    given, advised, open_ = summary.diagnosis, summary.recommendation, summary.undecided
+    causes = given.causes if given else []
+    if summary.is_bug and causes:
+        yield from of_bug(summary)
+        return
+    checked = checks(summary)
+    said = [one.text for one in checked if not one.text.endswith(("on this dump", "ruled out"))]
+    no_sign = f"No sign of one. {' '.join(map(sentence, said))}".strip()
+    bug = "Not examined." if given is None else given.headline if given.verdict == "cannot_tell" else no_sign
+    yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)
+    if open_:
+        yield candidates(open_)
+        yield Fact("Decide", open_.decide)
+    elif found := evidence(summary):
+        short = found[0][0].startswith("Growing")  # which says more than the cause's own clause
+        clause = causes[0].statement.partition(":")[0] if short else causes[0].statement
+        lines = tuple(Line(f"{bold} {text}") for bold, text in found)
+        lines += tuple(Line(f"Also: {one.statement} {one.statistic}") for one in causes[1:])
+        yield Fact(
+            "Cause",
+            f"{sentence(clause)} {' '.join(found[0])}",
+            causes[0].statement,
+            lines,
+            chart=cause(summary),
+        )
+    if advised is not None:
+        yield what_to_do(summary, advised, causes)
+        if not open_:
+            yield how_sure(advised)
+    told = open_.decide if open_ else ""
+    lacks = [f"{name}: {why}" for name, why in columns.missing(summary.dump).items() if name not in told]
+    if lacks:
+        yield Fact("Missing", f"{'; '.join(lacks)}.")
+    if warned := _warnings(summary):
+        yield Fact("Warnings", warned)
+    if advised is None or not advised.title:
+        yield from (Fact("Also", one) for one in _findings(summary))
+
+
+def _warnings(summary: Summary) -> str:
+    """Return the published levels that are crossed, the first two in words."""
+    every = alerts(summary)
+    some = [one.sentence.rstrip(".") for one in every if _tells(one, summary)][:2]
+    many = f"{len(every)} published {'level is' if len(every) == 1 else 'levels are'} crossed (-v)"
+    among = ", among them" if len(some) < len(every) else ""
+    return f"{many}{among}: {'; '.join(some)}." if some else ""
+
+
+def alerts(summary: Summary) -> list[Fired]:
+    """Return the published warning levels that this dump crosses."""
+    fired = summary.recommendation.fired if summary.recommendation else []
+    return [one for one in fired if one.level == "alert"]
+
+
+def _tells(alert: Fired, summary: Summary) -> bool:
+    """Return whether an alert says what the rest of the answer does not: growth and the heavy tail are there.
+
+    Nor is a level told as crossed by a number that the tail leaves unknown.
+    """
+    known = not any(doubted(summary.metrics.get(key, Number())) for key in alert.saw)
+    return known and alert.rule not in ("growing", "heavy tail")
+
+
+def _findings(summary: Summary) -> tuple[str, ...]:
+    """Return what else matters, in sentences."""
+    longest = summary.recommendation.longest_response if summary.recommendation else None
+    top, f_2 = (summary.metrics.get(summary.prefix + name, Number()) for name in ("k3_top1_share", "f_2"))
+    said = []
+    if f_2.value is not None:
+        some = f"{say(f_2)} of the tokens differ" if f_2.value else "No token differs"
+        said.append(f"{some} by more than a factor of 2.")
+    if top.value is not None:
+        said.append(f"The top 1% of the tokens carry {written(top).value} of K3.")
+    if longest is not None and longest.value is not None:
+        mean = count(round(summary.dump.mean_length))
+        keep = f"Sequence weights keep less than 10% ESS beyond {say(longest)} tokens"
+        said.append(f"{keep}; the mean response has {mean}.")
+    return tuple(said)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _tables(summary: Summary) -> Iterator[Table]:
+    """Yield the corrections; then what is behind the answer: levels, estimated errors, all numbers."""
+    given = summary.recommendation
+    ranked = given if given is not None and not summary.is_bug else None
+    if ranked:
+        yield _corrections(summary, ranked)
+    yield _alerts(summary)
+    if ranked:
+        yield ranking(ranked)
+    yield _steps(summary)
+    yield policies(summary, "more")
+    yield policies(summary, "page")
+
+
+def _corrections(summary: Summary, given: Recommendation) -> Table:
+    """Return the recommended rule, the runner-up and the usual rules of whole sequences."""
+    some = [
+        (name, given.numbers.get(name or "", {}), mark)
+        for name, mark in ((given.title, "recommended"), (given.runner_up, "runner-up"))
+        if name
+    ]
+    for name in STANDARD if some else ():
+        preset = summary.presets.get(name)
+        if preset is not None and not preset.needs:
+            rule = preset.method.partition("; veto")[0].removeprefix("weight ")
+            some.append((name, preset.metrics, rule.replace("keep sequences with ", "")))
+    rows: list[tuple[Cell, ...]] = [
+        (name, numbers.get("tokens_weighted"), numbers.get("ess_tokens"), what)
+        for name, numbers, what in some
+        if "ess_tokens" in numbers and numbers["ess_tokens"].value is not None
+    ]
+    left = len(summary.presets) - len(rows)
+    more = f"{left} more presets: --csv, and the report." if left > 0 and rows else ""
+    return Table(
+        "corrections", "", ("", "with a weight", "ESS, tokens", "rule"), rows, (more,) if more else ()
+    )
+
+
+def _alerts(summary: Summary) -> Table:
+    rows = [(one.sentence, _saw(one, summary), one.source or "–") for one in alerts(summary)]
+    said = f"{len(rows)} published warning {'level is' if len(rows) == 1 else 'levels are'} crossed"
+    return Table("alerts", said, ("level", "this dump", "set by"), rows, shown="more")
+
+
+def _saw(one: Fired, summary: Summary) -> str:
+    """Return the numbers that crossed a level, with intervals if they are metrics."""
+    parts = []
+    for key, value in one.saw.items():
+        metric = summary.metrics.get(key, Number())
+        number = metric if metric.value == value else Number(value=value, unit=metric.unit)
+        parts.append(f"{key} = {say(number)}")
+    return "; ".join(parts) or "–"
+
+
+def ranking(given: Recommendation) -> Table:
+    """Return a table of the corrections by the estimated error of an update, the best first."""
+    rows: list[tuple[Cell, ...]] = [
+        (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "–")
+        for one in given.ranking
+    ]
+    first = next(iter(given.ranking), None)
+    tied = TIED if first is not None and first.tie else ""
+    notes = filter(None, (ahead(given) or tied,))
+    caption = "Corrections by the estimated error of an update, best = 100"
+    header = ("correction", "of 100", "error above the recommended one", "tie")
+    return Table("ranking", caption, header, rows, tuple(notes), shown="more")
+
+
+def _steps(summary: Summary) -> Table:
+    """Return the main numbers by training step."""
+    places = summary.by["step"].places if "step" in summary.by else []
+    names = [name for name in FIRST_GAP if any(name in one.metrics for one in places)][:4]
+    rows = [(one.key, one.tokens, *(one.metrics.get(name) for name in names)) for one in places]
+    return Table("steps", "By training step", ("step", "tokens", *names), rows[:MOST_STEPS], shown="more")
+
+
+def policies(summary: Summary, shown: Literal["more", "page"]) -> Table:
+    """Return the numbers of each pair of policies, side by side: the main ones, or on the page all."""
+    known = summary.metrics
+    pairs = {
+        prefix: PAIRS[prefix]
+        for prefix in ("", "drift2.", "total.")
+        if known.get(f"{prefix}k3", Number()).known
+    }
+    names = dict.fromkeys(
+        key.removeprefix(prefix) for key in known for prefix in PAIRS if prefix and key.startswith(prefix)
+    )
+    names |= {name: None for name, one in METRICS.items() if names and one.meaning and name in known}
+    none = Number(unknown="not computed for this pair")
+    rows: list[tuple[Cell, ...]] = [
+        (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs
+    ]
+    caption = "All numbers of the three policy pairs"
+    note = (
+        "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "
+        "adds up over the two; K3 of old → current is the size of the update, not a KL."
+    )
+    header = ("number", *pairs.values())
+    if shown == "more":
+        rows = [row for row in rows if METRICS[str(row[0])].meaning or METRICS[str(row[0])].first]
+        return Table("pairs", "The three policy pairs", header, rows, (note,), shown=shown)
+    return Table("policies", caption, header, rows, (note,), shown=shown)
+
+
+def _resampled(summary: Summary) -> str:
+    """Return what the intervals rest on, and what the small curves run over."""
+    steps, dump = summary.charts.steps, summary.dump
+    curves = ""
+    if steps is not None and len(steps.first) > 1:
+        curves = f" The small curves run from step {steps.first[0]} to {steps.last[-1]}."
+    if all(number.interval is None for number in summary.metrics.values()):
+        return f"Without intervals: there are {count(dump.groups)} groups to resample.{curves}"
+    unit = "prompt" if "group_id" in dump.columns else "sequence"
+    return f"95% intervals, resampling the {counted(dump.groups, unit)}.{curves}"
+
+
+def _commands(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield the commands to go on with: the configuration of the method, and a gate."""
+    given, prefix, k3 = summary.recommendation, summary.prefix, summary.number("k3").value
+    if given is not None and given.method and not summary.is_bug:
+        shown = command(given.method, given.settings)
+        yield "config", f"{shown} --for {trainer_of(summary) or 'TRAINER'}"
+    if k3 is not None:
+        limit = ALIGNED if k3 < ALIGNED else MERGE
+        yield "gate", f"offpol-diag gate NEXT.parquet --fail-on bug --max {prefix}k3={limit}"

@@ -1,0 +1,144 @@
+"""The answer of a command, before it is drawn: terminal, Markdown and page say the same of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from offpol_diag.metrics import Tone
+from offpol_diag.numerals import minus, written
+from offpol_diag.report.picture import Picture, Values
+from offpol_diag.summary import Number
+from offpol_diag.table import Table
+
+Mark = Literal["ok", "no", "un", ""]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of evidence: whether a check passed, failed or could not be made; `detail` explains it."""
+
+    text: str
+    mark: Mark = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A labelled sentence, and the card that the page makes of it.
+
+    Attributes:
+        label: what it is about.
+        sentence: the finding; where it is empty, the lines are said in its place.
+        title: the card's heading; "" where the page has no card for it.
+        lines: what it rests on.
+        table, chart: numbers and a chart beside it.
+        code: name and text of what is to be pasted.
+    """
+
+    label: str
+    sentence: str
+    title: str = ""
+    lines: tuple[Line, ...] = ()
+    table: Table | None = None
+    chart: Picture | None = None
+    code: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline number: its name, how it is judged, and a small curve of it.
+
+    Attributes:
+        number: the number, or what is said in its place.
+        interval: what stands below; empty for the number's own interval.
+        below: at the foot: the ends of the curve, or a remark.
+        key: the number's name for the gate.
+        unit, doubt, remark: what stands beside value and interval.
+        short: whether it stands in the short answer.
+        flat, log: whether the curve shows no trend, and is drawn on a log scale.
+    """
+
+    label: str
+    number: Number | str
+    band: str = ""
+    tone: Tone | None = None
+    interval: str = ""
+    below: str = ""
+    key: str = ""
+    curve: Values = ()
+    unit: str = ""
+    doubt: str = ""
+    remark: str = ""
+    short: bool = False
+    flat: bool = False
+    log: bool = False
+
+    @property
+    def value(self) -> str:
+        """The value as text; unmarked, as `doubt` says that it is unreliable."""
+        return minus(self.number) if isinstance(self.number, str) else minus(self._written[0])
+
+    @property
+    def beside(self) -> str:
+        """The interval as text, or what stands in its place."""
+        return minus(self.interval or ("" if isinstance(self.number, str) else self._written[1]))
+
+    @property
+    def _written(self) -> tuple[str, str]:
+        assert isinstance(self.number, Number)
+        value, interval = written(self.number.model_copy(update={"note": None}))
+        return (value, interval) if self.number.known else ("–", "")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that a command found.
+
+    Attributes:
+        about: what was read.
+        word: a judgement before the sentence; may be empty.
+        sentence: the verdict; with `word` and `interval` it is what `--quiet` prints.
+        tone: how bad it is.
+        interval: the interval of the number in the sentence.
+        more: what else is to be said at once.
+        cautions: what limits every number.
+        facts: further findings.
+        lead: what the tiles are; `tiles`: the headline numbers; `over`: what their curves run over.
+        heavy: which of them a heavy tail leaves unknown.
+        tables: `shown` says which of them stand where.
+        charts: the charts.
+        code: caption and text to paste.
+        next: label and command to go on with.
+        remarks: how it was made, and what was left out.
+    """
+
+    about: str
+    word: str
+    sentence: str
+    tone: Tone
+    interval: str = ""
+    more: str = ""
+    cautions: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    lead: str = ""
+    tiles: tuple[Tile, ...] = ()
+    over: str = ""
+    heavy: str = ""
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Picture, ...] = ()
+    code: tuple[tuple[str, str], ...] = ()
+    next: tuple[tuple[str, str], ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The verdict in one line."""
+        word = f"{self.word}: " if self.word else ""
+        return f"{word}{self.sentence}{f' {self.interval}' if self.interval else ''}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a list in words."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

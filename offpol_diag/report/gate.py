@@ -1,0 +1,242 @@
+"""The answer of `gate`: whether every bound holds, and the words of its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from offpol_diag.gate import beyond, outcome
+from offpol_diag.gate.bounds import tolerance
+from offpol_diag.gate.diagnosis import plain
+from offpol_diag.gate.verdicts import say_limit
+from offpol_diag.metrics import Tone
+from offpol_diag.numerals import FRACTIONS, count, counted, say, say_value
+from offpol_diag.report import columns
+from offpol_diag.report.analyze import about
+from offpol_diag.report.answer import Answer, Fact
+from offpol_diag.report.picture import Layer, Panel, Picture
+from offpol_diag.summary import GateVerdict, Number, Summary
+from offpol_diag.table import Cell, Table
+
+MOST = 100
+"""Maximum number of bounds listed in the terminal and in comments."""
+SAID: Mapping[str, tuple[str, Tone]] = {
+    "passed": ("Passed", "good"),
+    "failed": ("Failed", "bad"),
+    "could not say": ("Could not say", "warn"),
+}
+WORDS: Mapping[tuple[bool | None, bool], str] = {
+    (True, False): "✓ passed",
+    (True, True): "~ open",
+    (False, False): "✗ failed",
+    (None, False): "? could not say",
+}
+"""(passed, open) → verdict in words."""
+OPEN = (
+    "open: the 95% interval holds values on both sides of the bound, which passes for want of evidence "
+    "against it."
+)
+OPEN_DIAGNOSIS = "open: the diagnosis cannot tell, which passes for want of evidence of a bug."
+SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
+
+
+def answer(summary: Summary, remarks: Sequence[str] = ()) -> Answer:
+    """Return the verdict, the reasons where a bound did not simply pass, the bounds, and the bug check."""
+    verdicts = sorted(summary.gates, key=weight)
+    word, tone = SAID[outcome(verdicts)]
+    unlike = [one for one in verdicts if one.passed is not True or (one.open and beyond(one))]
+    first = next((one for one in verdicts if one.level == "error" and one.passed is False), None)
+    facts = [Fact(_word(one), explained(one, one is first)) for one in unlike[:MOST]]
+    given = summary.diagnosis
+    judged = any(one.bound == "diagnosis" for one in verdicts)
+    facts += [Fact("Bug?", given.headline)] if given is not None and not judged else []
+    charts = tuple(one for verdict in verdicts if (one := _stepwise(summary, verdict)))
+    return Answer(
+        about(summary) + columns.all_read(summary.dump),
+        word,
+        headline(verdicts).rstrip("."),
+        tone,
+        facts=tuple(facts),
+        tables=(_table(summary.gates, (*_left(len(unlike), "such bounds"), *remarks)),),
+        charts=charts,
+        next=(("analyze", f"offpol-diag analyze {summary.dump.files[0]}"),) if summary.dump.files else (),
+        remarks=columns.unlike(summary.dump),
+    )
+
+
+def _table(verdicts: Sequence[GateVerdict], remarks: Sequence[str]) -> Table:
+    """Return a row for each bound, in order; of very many, the most important."""
+    chosen = verdicts if len(verdicts) <= MOST else sorted(verdicts, key=weight)[:MOST]
+    rows: list[tuple[Cell, ...]] = []
+    for one in chosen:
+        value = found(one)
+        short = plain(one.diagnosis) if one.diagnosis else value if value.known else "–"
+        rows.append((word(one), holds(one), short))
+    notes = (*_left(len(verdicts), "bounds"), *opened(verdicts), *remarks)
+    return Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
+
+
+def _left(number: int, what: str) -> tuple[str, ...]:
+    """Return a note if there are more than `MOST`."""
+    return (
+        (f"{count(number - MOST)} more {what}: --json, --csv and --junit have all.",) if number > MOST else ()
+    )
+
+
+def _word(one: GateVerdict) -> str:
+    """Return the verdict without its sign."""
+    return word(one).partition(" ")[2].capitalize()
+
+
+def opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:
+    """Return what open means, for the kinds of bounds that are."""
+    kinds = {one.bound == "diagnosis" for one in verdicts if one.open}
+    return tuple(note for kind, note in ((False, OPEN), (True, OPEN_DIAGNOSIS)) if kind in kinds)
+
+
+def headline(verdicts: Sequence[GateVerdict]) -> str:
+    """Return what decided: the bound that failed, or how many and the first; else what was not judged."""
+    errors = [at for at, one in enumerate(verdicts) if one.level == "error"]
+    failed, unknown = ([at for at in errors if verdicts[at].passed is passed] for passed in (False, None))
+    places = {*(failed or unknown)}
+    decided = [one for at, one in enumerate(verdicts) if at in places]
+    if not decided:
+        return tally(verdicts)
+    first = missed(decided[0]) if failed else f"{title(decided[0])}: {_reason(decided[0])}"
+    some = f"{len(decided)} of {counted(len(verdicts), 'bound')}; the first: " if len(decided) > 1 else ""
+    others = [one for at, one in enumerate(verdicts) if at not in places]
+    return f"{some}{first}{f'. Of the others {tally(others, True)}' if others else ''}"
+
+
+def missed(one: GateVerdict) -> str:
+    """Return a failed bound in words: `ess_tokens is 96% [90%, 98%], must be ≥ 99%`."""
+    must = f"must be {bound(one)}".replace("must be not ", "must not be ").replace(
+        "be baseline", "be within baseline"
+    )
+    what = (
+        f"the diagnosis is {plain(one.diagnosis)}" if one.diagnosis else f"{title(one)} is {say(found(one))}"
+    )
+    return f"{what}{f' at {one.where}' if one.where else ''}, {must}"
+
+
+def tally(verdicts: Sequence[GateVerdict], short: bool = False) -> str:
+    """Return a count: `3 of 7 bounds hold, 1 is open, 1 failed, 1 could not be judged, 1 warned`."""
+    errors = [one.passed for one in verdicts if one.level == "error"]
+    warned = sum(one.level == "warn" and one.passed is not True for one in verdicts)
+    opened = sum(one.open for one in verdicts if one.passed is True)
+    hold = sum(one.passed is True for one in verdicts) - opened
+    many = len(verdicts)
+    all_hold = "the bound holds" if many == 1 else f"all {count(many)} bounds hold"
+    of = "" if short else f" of {counted(many, 'bound')}"
+    none = not hold and opened and not short  # then the open ones are what is counted of all
+    parts = (
+        f"{count(hold)}{of} {'holds' if hold == 1 else 'hold'}" if (hold or not short) and not none else "",
+        f"{count(opened)}{of if none else ''} {'is' if opened == 1 else 'are'} open" if opened else "",
+        f"{count(errors.count(False))} failed" if False in errors else "",
+        f"{count(errors.count(None))} could not be judged" if None in errors else "",
+        f"{count(warned)} warned" if warned else "",
+    )
+    return all_hold if hold == many and not short else ", ".join(part for part in parts if part)
+
+
+def word(one: GateVerdict) -> str:
+    """Return the verdict (passed, open, failed, could not say), with the level unless it is error."""
+    return WORDS[one.passed, one.open] + (" (warn)" if one.level == "warn" and one.passed is not True else "")
+
+
+def title(one: GateVerdict) -> str:
+    """Return the number's name, with that of the trainer which was given, and the steps that it covers."""
+    name = f"{one.said}, taken as {one.name}" if one.said else one.name
+    return f"{name} (steps {one.steps})" if one.steps else name
+
+
+def holds(one: GateVerdict) -> str:
+    """Return the condition in one line: `step:k3 ≤ 0.002, worst at step 7`."""
+    worst = "worst " if one.name.startswith("step:") else ""
+    return f"{title(one)} {bound(one)}" + (f", {worst}at {one.where}" if one.where else "")
+
+
+def bound(one: GateVerdict) -> str:
+    """Return the bound: `≤ 0.002`, or one relative to the baseline."""
+    if one.bound == "diagnosis" and one.diagnosis_fails:
+        return f"not {plain(one.diagnosis_fails)}{'' if one.diagnosis_fails == 'bug' else ' or worse'}"
+    if one.bound == "diagnosis":
+        earlier = one.diagnosis_baseline
+        return f"no worse than baseline{f' {plain(earlier)}' if earlier else ''}"
+    if not one.tolerance:
+        return f"{SIGNS[one.bound]} {say_limit(one.limit, one.unit)}"
+    base = "baseline" if one.baseline is None else f"baseline {say_value(one.baseline, one.unit)}"
+    allowed = _allowed(one)
+    if one.bound == "within" and one.centre != one.baseline:
+        return f"no farther from {say_value(one.centre, one.unit)} than {base} by {allowed}"
+    if one.bound == "within":
+        return f"{base} ± {allowed}"
+    return f"{SIGNS[one.bound]} {base} {'−' if one.bound == 'min' else '+'} {allowed}"
+
+
+def _allowed(one: GateVerdict) -> str:
+    """Return the tolerance; beside a percentage `10% of it`, or `2 points`."""
+    if one.unit not in FRACTIONS:
+        return one.tolerance
+    said = tolerance(one.tolerance)
+    share = f"{100 * said.share:g}% of it" if said.share or not said.amount else ""
+    amount = f"{100 * said.amount:g} points" if said.amount else ""
+    return " + ".join(part for part in (share, amount) if part)
+
+
+def found(one: GateVerdict) -> Number:
+    """Return the judged value."""
+    value = Number(value=one.value, interval=one.interval, log10=one.log10, unit=one.unit)
+    return value if value.known else value.model_copy(update={"unknown": _reason(one) or "no value"})
+
+
+def explained(one: GateVerdict, headed: bool = False) -> str:
+    """Return the number's name, the reason, and the gate file's note; of a failed one what it missed.
+
+    Where the headline says that already (`headed`) only the rest.
+    """
+    if one.passed is not False or not found(one).known:
+        return f"{title(one)}: {_reason(one)}"
+    compared, _, more = one.reason.partition("; ")
+    why = more if " is not " in compared else one.reason  # the comparison of value and bound is said
+    rest = "; ".join(part for part in (why, one.note) if part)
+    if headed and rest:
+        return f"{title(one)}: {rest}"
+    return "; ".join(part for part in (missed(one), rest) if part)
+
+
+def _reason(one: GateVerdict) -> str:
+    return "; ".join(part for part in (one.reason, one.note) if part)
+
+
+def weight(one: GateVerdict) -> tuple[bool, int]:
+    """Return a sort key: failed, not judged, open, passed; errors before warnings."""
+    return one.level == "warn", {False: 0, None: 1, True: 2}[one.passed]
+
+
+def _beyond(value: float | None, one: GateVerdict) -> bool:
+    return value is not None and value != one.limit and (value > one.limit) == (one.bound == "max")
+
+
+def _stepwise(summary: Summary, one: GateVerdict) -> Picture | None:
+    """Return a number by training step against its bound."""
+    steps, (step, _, name) = summary.charts.steps, one.name.partition("step:")
+    series = steps.series.get(name) if steps and not step else None
+    if steps is None or series is None or len(steps.first) < 2 or one.bound == "within":
+        return None
+    beyond = [at for at, y in zip(steps.first, series.values, strict=True) if _beyond(y, one)]
+    wrong = "above" if one.bound == "max" else "below"
+    where = f"at {len(beyond)} of {len(steps.first)} steps"
+    finding = f"{name} lies {wrong} {say_limit(one.limit, series.unit)} {where}"
+    finding += f", first at step {beyond[0]}" if beyond else ""
+    share = series.unit in ("fraction", "share")
+    log = not share and all(y is None or y > 0 for y in series.values)
+    panel = Panel(
+        "training step",
+        name + (" (log)" if log else ""),
+        (Layer("", steps.first, series.values, "blue", low=series.low, high=series.high),),
+        y_scale="log" if log else "linear",
+        percent=share,
+        levels=((one.limit, f"bound {bound(one)}"),),
+    )
+    sub = "Means of each training step, with 95% intervals."
+    return Picture(f"step-{name}-{one.bound}", "", finding, sub, (panel,), telling=bool(beyond))

@@ -1,0 +1,230 @@
+"""An answer as one self-contained HTML file, without network access, readable without JavaScript."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from offpol_diag.check import Checked
+from offpol_diag.metrics import tone
+from offpol_diag.numerals import counted, minus, say, written
+from offpol_diag.report import answered
+from offpol_diag.report.answer import Answer, Tile
+from offpol_diag.report.cells import shown
+from offpol_diag.report.compare import named
+from offpol_diag.report.embedded import (
+    DATA_ID,
+    UNSEEN,
+    digest,
+    embedded,
+    packed,
+    script_json,
+    templates_dir,
+)
+from offpol_diag.report.explore import Drawn, drawn, explored, library, places
+from offpol_diag.report.layout import TableView, breakable, laid_out
+from offpol_diag.report.parts import Part, parts
+from offpol_diag.report.picture import Picture, listed
+from offpol_diag.report.remedy import forms
+from offpol_diag.report.svg import meter, panel_svg, spark
+from offpol_diag.summary import Number, Summary
+
+_WHOLE = re.compile(
+    r"--\w[\w-]*|\[(?:&[lg]t;)?[−\-\d.,%]+, (?:&[lg]t;)?[−\-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
+    r"(?:[\w/]+ ?)?(?:[≤≥=±]|&[lg]t;) ?[−-]?[\w½][\w.,%]*"
+)
+_CODE = re.compile("`([^`]+)`")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture, drawn: its panels, what to say of their points as JSON, and its numbers as a table."""
+
+    picture: Picture
+    svgs: tuple[Any, ...]
+    json: str
+    data: TableView
+
+
+def page(result: Summary | Checked, explore: bool = True) -> str:
+    """Render the whole page; equal results give equal pages.
+
+    Args:
+        result: the result.
+        explore: whether the page carries plotly, to draw its charts large.
+    """
+    answer = answered(result)
+    if isinstance(result, Checked):
+        name = f"{PurePath(result.dump[0]).name if result.dump else 'a dump'} and its curves"
+        kind, data, version = "Curves", packed(result.to_json()), result.version
+        sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[-1:])]
+        charts = {one.id: {"": one} for one in answer.charts} if explore else {}
+    else:
+        name, data, version = _named(result), embedded(result), result.run.version
+        kind = "Thresholds" if result.sweep else "Off-policy mismatch"
+        kind = "Comparison" if result.against or result.comparison else "Gate" if result.gates else kind
+        sections = list(parts(result, answer))
+        charts = explored(result, answer) if explore else {}
+    if charts:
+        library()
+    return _page(
+        charts,
+        title=f"{kind} · {name} · offpol-diag",
+        name=name,
+        head=_head(result, answer),
+        parts=[(part, *_part(part, result)) for part in sections],
+        data=data,
+        version=version,
+    )
+
+
+def _page(charts: Drawn, **facts: Any) -> str:
+    """Fill the template; `charts` are those that plotly can draw."""
+    style, script, early, more, opener = (
+        (templates_dir() / name).read_text(encoding="utf-8").strip()
+        for name in ("report.css", "report.js", "theme.js", "explore.css", "explore.js")
+    )
+    hashes = [digest(early), digest(script)]
+    carried: dict[str, Any] = {"explore": {}}
+    if charts:
+        source, its = library().result()
+        hashes += [digest(opener), its]
+        style = f"{style}\n{more}"
+        carried = {"explore": places(charts), "figures": drawn(charts), "plotly": source, "opener": opener}
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    policy = (  # these scripts and inline styles, and no network
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    assets = {"policy": policy, "style": style, "early": early, "script": script, "data_id": DATA_ID}
+    page: str = _environment().get_template("report.html.j2").render(**facts, **assets, **carried)
+    return UNSEEN.sub("\ufffd", page)
+
+
+# ---------------------------------------------------------------- what stands where
+
+
+def _head(result: Summary | Checked, answer: Answer) -> dict[str, Any]:
+    """Return the facts of the first screen."""
+    of_analysis = isinstance(result, Summary) and any(fact.title for fact in answer.facts)
+    diagnosed = result.diagnosis.headline if isinstance(result, Summary) and result.diagnosis else ""
+    said = diagnosed if of_analysis and not (isinstance(result, Summary) and result.is_bug) else ""
+    telling = [_drawn(one) for one in answer.charts if one.telling]
+    rest = [_drawn(one) for one in answer.charts if not one.telling]
+    return {
+        "answer": answer,
+        "eye": answer.about.replace(": ", " · ", 1).replace(", ", " · "),
+        "sev": _calm(answer.word) if answer.word else "",
+        "interval": minus(answer.interval),
+        "lede": " ".join(one for one in (answer.more, said) if one),
+        "cards": {fact.label: fact for fact in answer.facts if fact.title} if of_analysis else {},
+        "facts": [fact for fact in answer.facts if fact.sentence],
+        "meter": _meter(result) if of_analysis and isinstance(result, Summary) else "",
+        "cause": next((_drawn(fact.chart) for fact in answer.facts if fact.chart), None),
+        "tiles": [_tile(one, {}) for one in answer.tiles],
+        "tables": [laid_out(one) for one in answer.tables if one.shown == "always" and one.rows],
+        "charts": [] if of_analysis else telling,
+        "rest": [] if of_analysis else rest,
+        "more": f"{counted(len(rest), 'chart')} without a difference",
+    }
+
+
+def _part(part: Part, result: Summary | Checked) -> tuple[list[tuple[str, Any]], list[TableView]]:
+    """Return what the macros draw of a section, and its tables."""
+    return [(kind, _view(kind, one, result)) for kind, one in part.drawn], list(map(laid_out, part.tables))
+
+
+def _view(kind: str, drawn: Any, result: Summary | Checked) -> Any:
+    """Return what a macro takes."""
+    if kind == "Tiles" and isinstance(result, Summary):
+        bands: dict[str, list[Any]] = {}
+        for one in result.charts.bands:
+            bands.setdefault(one.metric, []).append(one)
+        return drawn.lead, [_tile(tile, bands) for tile in drawn.tiles], drawn.heavy
+    if kind == "Charts":
+        pictures, bands_, tables = drawn
+        telling = [one for one in pictures if one.telling]
+        rest = [_drawn(one) for one in pictures if not one.telling]
+        return {
+            "groups": [
+                (name, [_drawn(one) for one in telling if one.group == name])
+                for name in dict.fromkeys(one.group for one in telling)
+            ],
+            "rest": rest,
+            "what": f"{counted(len(rest), 'chart')} without a finding of their own",
+            "bands": bands_,
+            "tables": list(map(laid_out, tables)),
+        }
+    return drawn
+
+
+def _tile(tile: Tile, bands: Mapping[str, list[Any]]) -> tuple[Tile, str]:
+    """Return a tile and its small curve, tinted by the band it lies in if that is not a good one."""
+    rows = [one for one in bands.get(tile.key.rpartition(".")[2], ()) if one.name == tile.band]
+    tints = [(one.low, one.high, tone(one.name)) for one in rows if tile.tone not in ("good", None)]
+    log = tile.log and all(one is None or one > 0 for one in tile.curve)
+    return tile, spark(tile.curve, tints, log) if len(tile.curve) > 1 else ""
+
+
+def _drawn(one: Picture) -> Chart:
+    panels = [panel_svg(panel, f"{one.title}: {panel.y_title}") for panel in one.panels]
+    hover = json.dumps([points for _, points in panels], ensure_ascii=False, separators=(",", ":"))
+    return Chart(one, tuple(svg for svg, _ in panels), script_json(hover), laid_out(one.data or listed(one)))
+
+
+def _calm(text: str) -> str:
+    """Return an opening such as SEVERE off-policy mismatch without its capitals."""
+    words = [word.lower() if word.isupper() and len(word) > 3 else word for word in text.split(" ")]
+    return " ".join((words[0][:1].upper() + words[0][1:], *words[1:]))
+
+
+def _meter(summary: Summary) -> Any:
+    k3, rows = summary.number("k3"), [one for one in summary.charts.bands if one.metric == "k3"]
+    if k3.value is None or k3.value <= 0 or not rows:
+        return ""
+    named = [(one.low, one.high, tone(one.name), one.name) for one in rows]
+    lag = summary.charts.lag
+    synced = lag.in_sync.value if lag and lag.in_sync else None
+    near = (synced, say(Number(value=synced))) if synced and synced > 0 else None
+    return meter(named, k3.value, k3.interval, written(k3)[0], near)
+
+
+# ---------------------------------------------------------------- the file
+
+
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(templates_dir()),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "breakable": breakable,
+        "unbroken": _unbroken,
+        "cell": shown,
+        "forms": forms,
+        "minus": minus,
+        "packed": packed,
+    }
+    return environment
+
+
+def _unbroken(text: str) -> Any:
+    """Return a sentence as HTML without line breaks in numbers, intervals and options; `x` is code."""
+    from markupsafe import Markup, escape
+
+    whole = _WHOLE.sub(r'<span class="nw">\g<0></span>', str(escape(minus(text))))
+    return Markup(_CODE.sub(r"<code>\1</code>", whole))
+
+
+def _named(summary: Summary) -> str:
+    dumps = [summary.dump, *([summary.against.b.dump] if summary.against else [])]
+    return " against ".join(map(named, dumps))

@@ -1,0 +1,256 @@
+"""The sections of a page below its answer: numbers, charts, presets, tokens, trainers' logs, the dump."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from offpol_diag.metrics import METRICS, REGIMES, tone
+from offpol_diag.numerals import count, counted, rounded, say_value, size
+from offpol_diag.report import columns
+from offpol_diag.report.answer import Answer
+from offpol_diag.report.charts import by_place
+from offpol_diag.report.presets import Presets, by_family, cards, missing
+from offpol_diag.report.remedy import trainer_of
+from offpol_diag.report.tokens import strips
+from offpol_diag.report.tokens import tables as of_tokens
+from offpol_diag.summary import DumpFacts, Number, Run, Summary
+from offpol_diag.table import Cell, Table
+
+EXPECTED = (
+    "rollout_log_probs",
+    "old_log_probs",
+    "current_log_probs",
+    "response_mask",
+    "advantages",
+    "rewards",
+    "token_ids",
+    "entropy",
+    "sequence_id",
+    "group_id",
+    "step",
+    "policy_lag",
+)
+WHAT = ("what", "value")
+CONVENTIONS = (
+    "Log-ratio Δ = log π_train − log π_rollout, ratio r = e^Δ; every bound is on r. Intervals are 95% and "
+    "come from a bootstrap that resamples groups of sequences, never tokens."
+)
+LEAD = (
+    "The numbers that the trainer itself would have logged for this batch, under its own names and by its "
+    "own definitions, to be put beside its curves. A name shared with a number above need not mean the same. "
+    "What differs between presets stands in the JSON (`as_logged`)."
+)
+NOTE = "–: the trainer does not log that name under that preset."
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section: paragraphs, what a macro of the page draws of it, and its tables.
+
+    Attributes:
+        id: its anchor; `short`: its name in the contents.
+        drawn: name of the macro → what it draws.
+    """
+
+    id: str
+    title: str
+    short: str
+    text: tuple[str, ...] = ()
+    drawn: tuple[tuple[str, Any], ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+def parts(summary: Summary, answer: Answer) -> Iterator[Part]:
+    """Yield the sections of a page; of an analysis all of them, of other answers their further numbers."""
+    tables = tuple(table for table in answer.tables if table.shown != "always" and table.rows)
+    other = summary.comparison or summary.against or summary.sweep or summary.gates
+    if other:
+        if tables:
+            yield Part("numbers", "All numbers", "Numbers", tables=tables)
+        yield _data(summary)
+        return
+    extra = tuple(one for one in (_meanings(summary), _bands(summary)) if one.rows)
+    numbers = tuple(one for one in tables if one.id not in ("ranking", "steps", "pairs"))
+    yield Part("numbers", "Headline numbers", "Numbers", drawn=(("Tiles", answer),), tables=numbers + extra)
+    if answer.charts:
+        bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
+        drawn = (("Charts", (answer.charts, bands, by_place(summary))),)
+        yield Part("charts", "Where the mismatch is", "Charts", drawn=drawn)
+    if browser := cards(summary):
+        some = tuple(
+            one for one in (*tables, missing(summary)) if one.id in ("ranking", "needs") and one.rows
+        )
+        yield Part(
+            "presets", "Every correction on this batch", "Presets", drawn=(("Cards", browser),), tables=some
+        )
+    worst, of_tokens_ = strips(summary), tuple(one for one in of_tokens(summary) if one.rows)
+    if worst or of_tokens_:
+        title = worst.title if worst else "Worst sequences and tokens"
+        yield Part("tokens", title, "Tokens", drawn=(("Strips", worst),) if worst else (), tables=of_tokens_)
+    if logged := logs(summary):
+        more = f" The {len(summary.run.logs_left_out)} other presets' are computed with `--presets all`."
+        text = LEAD + (more if summary.run.logs_left_out else "")
+        yield Part("logs", "As your trainer logs it", "Logs", (text,), tables=logged)
+    yield _data(summary)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def _meanings(summary: Summary) -> Table:
+    """Return the main numbers of the main pair, each with what it says."""
+    known, prefix = summary.metrics, summary.prefix
+    said = {name: one.meaning for name, one in METRICS.items() if one.meaning}
+    keys = {prefix + name: says for name, says in said.items() if prefix + name in known}
+    rows = [(key, known[key], says) for key, says in keys.items()]
+    caption, header = "What the headline numbers mean", ("number", "value", "what it says")
+    return Table("headline", caption, header, rows, shown="page")
+
+
+def _bands(summary: Summary) -> Table:
+    rows = []
+    for one in summary.charts.bands:
+        low, high = (None if end is None else rounded(end) for end in (one.low, one.high))
+        span = f"{low} to {high}" if low and high else f"below {high}" if high else f"above {low}"
+        rows.append((one.metric, one.name, span, one.regime, one.source))
+    header = ("number", "band", "range", "regime", "source")
+    said = "Where the bands come from; a value is only comparable within its regime"
+    return Table("bands", said, header, [*rows, *REGIMES] if rows else (), shown="page")
+
+
+# ---------------------------------------------------------------- as trainers log it
+
+
+def logs(summary: Summary) -> tuple[Table, ...]:
+    """Return per set of names the numbers equal under all presets; of the recommended preset, all."""
+    every = {name: one for name, one in by_family(summary).items() if one.as_logged}
+    chosen, own = (summary.recommendation and summary.recommendation.method) or "", trainer_of(summary)
+    first = {name: one for name, one in every.items() if name == chosen}
+    tables = [_differing(next(iter(first.values())).logs or "", first)] if first else []
+    for name in dict.fromkeys(one.logs or "" for one in every.values()):
+        some = {key: one for key, one in every.items() if (one.logs or "") == name}
+        tables += _same(name, some) if len(some) > 1 else [] if first == some else [_differing(name, some)]
+    return tuple(sorted(tables, key=lambda one: not (own and one.id.startswith(f"logged-{own}"))))
+
+
+def _same(logs: str, presets: Presets) -> list[Table]:
+    """Return the names that all presets of one set log with one number."""
+    first, *others = (one.as_logged for one in presets.values())
+    rows = [
+        (name, Number(value=value))
+        for name, value in first.items()
+        if all(name in one and one[name] == value for one in others)
+    ]
+    caption = f"As {logs} logs it: the same under {len(presets)} presets"
+    header = ("name in the trainer", "number")
+    return [Table(f"logged-{logs}-same", caption, header, rows, shown="page")] if rows else []
+
+
+def _differing(logs: str, presets: Presets) -> Table:
+    """Return all names of some presets, side by side."""
+    names = dict.fromkeys(name for one in presets.values() for name in one.as_logged)
+    rows = tuple(
+        (name, *(Number(value=o.as_logged[name]) if name in o.as_logged else None for o in presets.values()))
+        for name in names
+    )
+    notes = (NOTE,) if any(None in row for row in rows) else ()
+    caption = f"As {logs} logs it, under {', '.join(presets)}"
+    return Table(f"logged-{logs}", caption, ("name in the trainer", *presets), rows, notes, shown="page")
+
+
+# ---------------------------------------------------------------- the dump and the run
+
+
+def _data(summary: Summary) -> Part:
+    """Return counts, columns, provenance, files and the run."""
+    run, other = summary.run, summary.against
+    runs = {"": summary.dump} if other is None else {"A": summary.dump, "B": other.b.dump}
+    text = [f"{f'{name}: ' if name else ''}{_sentence(facts)}" for name, facts in runs.items()]
+    text += [f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."]
+    silent = "The files say nothing of their provenance (trainer, engine, temperature, top-p)."
+    text += [_titled(silent, name) for name, facts in runs.items() if not facts.provenance]
+    tables = [table for name, facts in runs.items() for table in _of_dump(facts, name)]
+    tables += [Table("run", "The run", WHAT, _run(run), shown="page")]
+    tables += [_files(facts, name) for name, facts in runs.items()]
+    return Part("data", "Data and provenance", "Data", tuple(text), tables=tuple(tables))
+
+
+def _of_dump(facts: DumpFacts, run: str) -> Iterator[Table]:
+    """Return counts, columns and provenance of a dump; `run` is A or B where there are two."""
+    lacks = columns.missing(facts)
+    if {"rewards", "group_id"} <= set(facts.columns):
+        lacks["advantages"] = "made of the rewards, within each group of a step"
+    missing = [
+        (name, f"not in this dump: {lacks[name]}" if name in lacks else "not in this dump")
+        for name in EXPECTED
+        if name not in facts.columns
+    ]
+    named = [*facts.columns.items(), *missing]
+    named += [("read by their own names", columns.whole(facts.others))] if facts.others else []
+    named += [("ignored", columns.ignored(facts))]
+    read_from = "Columns: what was read, under which name, and what was ignored"
+    yield Table(_id("counts", run), _titled("Counts", run), WHAT, _counts(facts), shown="page")
+    yield Table(_id("columns", run), _titled(read_from, run), ("name", "read from"), named, shown="page")
+    if facts.provenance:
+        rows = [
+            (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            for key, value in facts.provenance.items()
+        ]
+        title = _titled("Provenance, as the files state it", run)
+        yield Table(_id("provenance", run), title, WHAT, rows, shown="page")
+
+
+def _files(facts: DumpFacts, run: str) -> Table:
+    files = list(enumerate(facts.files, 1))
+    title = _titled(f"Files ({count(len(files))})", run)
+    return Table(_id("files", run), title, ("no.", "file"), files, shown="page")
+
+
+def _id(name: str, run: str) -> str:
+    return f"{name}-b" if run == "B" else name
+
+
+def _titled(title: str, run: str) -> str:
+    return f"{run}: {title}" if run else title
+
+
+def _sentence(facts: DumpFacts) -> str:
+    held = f"{counted(len(facts.files), 'file')} with {counted(facts.rows, 'row')} held"
+    tokens = f"{counted(facts.sequences, 'sequence')} with {counted(facts.tokens, 'unmasked response token')}"
+    groups = f"{'' if facts.groups_exact else 'about '}{counted(facts.groups, 'group')}"
+    if "group_id" in facts.columns:
+        return f"{held} {tokens}, in {groups} (prompts)."
+    return (
+        f"{held} {tokens}, in {groups}: without a group_id each sequence is its own, equal ones together, "
+        "and the intervals are too narrow if a prompt was sampled more than once."
+    )
+
+
+def _counts(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
+    exact = "" if facts.groups_exact else " (estimated)"
+    return (
+        ("rows", facts.rows),
+        ("rows skipped as bad", facts.skipped.count),
+        ("sequences with an unmasked token", facts.sequences),
+        ("unmasked tokens", facts.tokens),
+        ("masked tokens, left out", facts.masked_tokens),
+        (f"groups{exact}", facts.groups),
+        ("mean length, unmasked tokens", Number(value=facts.mean_length)),
+        ("longest sequence", facts.max_length),
+    )
+
+
+def _run(run: Run) -> tuple[tuple[Cell, ...], ...]:
+    return (
+        ("command", run.command),
+        ("offpol-diag", run.version),
+        ("device", run.device),
+        ("engine", run.engine),
+        ("seed", str(run.seed)),
+        ("bootstrap replicates", count(run.replicates)),
+        ("peak memory", size(run.peak_rss_bytes)),
+        *((f"seconds, {name}", say_value(round(value, 3))) for name, value in run.seconds.items()),
+    )

@@ -1,1 +1,0 @@
-"""Draw a report; no module here computes numbers."""

@@ -1,0 +1,228 @@
+"""The answer of `sweep`: what one preset keeps at many thresholds, and the bounds that keep a share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from offpol_diag.metrics import title
+from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
+from offpol_diag.presets import catalogue
+from offpol_diag.presets.tuning import command
+from offpol_diag.report import columns
+from offpol_diag.report.analyze import about
+from offpol_diag.report.answer import Answer, Fact, Tile
+from offpol_diag.report.picture import SERIES, Panel, Picture, at_places
+from offpol_diag.report.tiles import below_0
+from offpol_diag.summary import Number, SolvedWindow, Summary, Sweep, SweptPoint
+from offpol_diag.table import Cell, Table
+
+COLUMNS = (
+    "tokens_weighted",
+    "ess_tokens",
+    "sequences_dropped",
+    "truncated_high",
+    "truncated_low",
+    "weight_mean",
+    "kept_length_q1",
+    "kept_length_q4",
+    "kept_at_lag_0",
+    "ess_sequences",
+)
+"""Numbers of the table, as far as they say something of their own."""
+FIRST = 6
+"""Columns of the short table."""
+QUARTERS = {
+    "kept_length_q1": "shortest quarter",
+    "kept_length_q2": "second",
+    "kept_length_q3": "third",
+    "kept_length_q4": "longest quarter",
+}
+MOST_ROWS, TILES = 14, 8
+MEAN = (
+    "The mean weight is Σw/n over all tokens, a rejected one weighing 0: how far it lies from 1 is bias, "
+    "ESS is variance. A threshold may be better in one and worse in the other."
+)
+OWN = "←: the preset as it stands."
+
+
+def answer(summary: Summary, found: Sweep) -> Answer:
+    """Return what the preset keeps at its own threshold, or within the bounds that were solved for."""
+    window, name = found.window, kept(found)
+    own = next((one for one in found.points if one.own), found.points[0])
+    point = window.point if window else own
+    value, interval = written(point.metrics.get(name, Number()))
+    what = "an ESS of tokens of " if name == "ess_tokens" else ""
+    of = "" if name == "ess_tokens" else " of the tokens"
+    sentence = f"{found.preset} at {point.threshold:.7g} keeps {what}{value}{of}"
+    facts = [Fact("Bound", _bound(found))]
+    if window:
+        sentence, interval = f"{_bounds(found, window)} keeps {_share(window)} of the {found.unit}s", ""
+        held = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
+        facts.append(Fact("Asked", f"{say_value(window.asked, 'fraction')}; kept are {held}."))
+        facts.append(Fact("Preset", f"{_command(found, window)}, bounds on π_train/π_rollout"))
+    facts += [Fact("Warning", one) for one in found.remarks]
+    given = summary.diagnosis
+    facts += [Fact("Bug?", given.headline)] if given is not None else []
+    where = f"at the preset's own {own.threshold:.7g}" if own.own else f"at {own.threshold:.7g}"
+    goes = "; the small curves run over all thresholds" if len(found.points) > 1 else ""
+    return Answer(
+        about(summary) + columns.all_read(summary.dump),
+        "",
+        sentence,
+        "warn" if found.remarks else "info",
+        interval,
+        _change(found),
+        facts=tuple(facts),
+        lead=f"{found.preset} {'within these bounds' if window else where}{goes}.",
+        tiles=tuple(_tiles(found, point)),
+        tables=tuple(_tables(found)),
+        charts=tuple(_charts(found)),
+        code=((f"For {window.trainer}", window.config),) if window and window.config else (),
+        next=(("analyze", f"offpol-diag analyze {summary.dump.files[0]}"),) if summary.dump.files else (),
+        remarks=columns.unlike(summary.dump),
+    )
+
+
+def kept(found: Sweep) -> str:
+    """Return the name of the number that says what a threshold keeps."""
+    bounded = ("truncated_high", "truncated_low")
+    weighs = any((one.metrics.get(name, Number()).value or 0) > 0 for one in found.points for name in bounded)
+    return "ess_tokens" if weighs else "tokens_weighted"
+
+
+def _bound(found: Sweep) -> str:
+    window = "" if "." in found.which else ", the window [1/b, b] for each threshold b"
+    others = f" Its other bounds: --which {', '.join(found.others)}." if found.others else ""
+    return (
+        f"{found.which} of {found.preset} moves{window}; it is on {found.statistic} of each {found.unit}, "
+        f"r = π_train/π_rollout.{others}"
+    )
+
+
+def _bounds(found: Sweep, window: SolvedWindow) -> str:
+    sides = {place.rpartition(".")[2]: bound for place, bound in window.point.bounds.items()}
+    left = f"{sides['lower']!r} ≤ " if "lower" in sides else ""
+    right = f" ≤ {sides['upper']!r}" if "upper" in sides else ""
+    return f"{left}{found.statistic}{right}"
+
+
+def _share(window: SolvedWindow) -> str:
+    return say_value(window.kept / window.of, "fraction")
+
+
+def _command(found: Sweep, window: SolvedWindow) -> str:
+    settings = {place: repr(bound) for place, bound in window.point.bounds.items()}
+    # a user's preset needs its file, which is unknown here
+    file = "" if found.preset in catalogue.load() else " --preset-file FILE"
+    return f"{command(found.preset, settings)}{file}"
+
+
+def _change(found: Sweep) -> str:
+    """Say how what is kept changes from the first threshold to the last; empty if there is only one."""
+    ends, name = (found.points[0], found.points[-1]), kept(found)
+    if len(found.points) == 1:
+        return ""
+    goes = (f"{value_or_dash(one.metrics.get(name))} at {one.threshold:.7g}" for one in ends)
+    return f"Over the thresholds it goes from {' to '.join(goes)}."
+
+
+def telling(found: Sweep) -> list[str]:
+    """Return the numbers that say something of their own: not all 0 or unknown, nor equal to one before."""
+    columns: dict[tuple[float | None, ...], str] = {}
+    for name in sorted(COLUMNS, key=lambda one: one != kept(found)):
+        values = tuple(point.metrics.get(name, Number()).value for point in found.points)
+        if set(values) - {None, 0.0} and not (name == "tokens_weighted" and set(values) == {1.0}):
+            columns.setdefault(values, name)
+    return list(columns.values())
+
+
+def label(point: SweptPoint) -> str:
+    """Return a threshold; an arrow marks the preset's own."""
+    return f"{point.threshold:.9g}{' ←' if point.own else ''}"
+
+
+def _tables(found: Sweep) -> Iterator[Table]:
+    names = telling(found)
+    heads = {**dict.fromkeys(names), "kept_length_q1": "shortest", "kept_length_q4": "longest"}
+    step, last = -(-len(found.points) // MOST_ROWS), len(found.points) - 1
+    some = [one for at, one in enumerate(found.points) if at % step == 0 or at == last or one.own]
+    lengths = "; ".join(f"{a}: {b}" for a, b in zip(QUARTERS.values(), found.quartiles, strict=False))
+    notes = (OWN, *((f"Tokens of a response: {lengths}.",) if lengths else ()))
+
+    def table(name: str, caption: str, chosen: Sequence[str], points: Sequence[SweptPoint]) -> Table:
+        rows: list[tuple[Cell, ...]] = [
+            (label(one), *(one.metrics.get(key, Number(unknown="not asked")) for key in chosen))
+            for one in points
+        ]
+        header = ("threshold", *(heads.get(key) or key for key in chosen))
+        return Table(name, caption, header, rows, notes)
+
+    yield table("decisive", "", names[:FIRST], some)
+    every = table("sweep", f"Every threshold of {found.which}", names, found.points)
+    yield Table(every.id, every.caption, every.header, every.rows, (*notes, MEAN), shown="more")
+    quarters = [name for name in QUARTERS if any(name in one.metrics for one in found.points)]
+    if quarters:
+        one = table("sweep-length", "What is kept by quartile of length", quarters, found.points)
+        yield Table(one.id, one.caption, one.header, one.rows, notes, shown="more")
+
+
+def _tiles(found: Sweep, point: SweptPoint) -> Iterator[Tile]:
+    ends = (found.points[0], found.points[-1])
+    for name in telling(found)[:TILES]:
+        number = point.metrics.get(name, Number())
+        if number.known:
+            values = [one.metrics.get(name, Number()).value for one in found.points]
+            below = " → ".join(value_or_dash(one.metrics.get(name)) for one in ends)
+            many = len(found.points) > 1
+            yield Tile(
+                title(name),
+                number,
+                below_0(name, number),
+                below=below if many else "",
+                key=name,
+                curve=values,
+            )
+
+
+def _charts(found: Sweep) -> Iterator[Picture]:
+    names = [label(one).removesuffix(" ←") for one in found.points]
+    own = [(float(i), "as it stands") for i, one in enumerate(found.points) if one.own]
+    panel = partial(
+        Panel, f"threshold b of {found.which}", names=names, percent=True, y_range=(0, None), uprights=own
+    )
+    shares = [name for name in telling(found) if name != "weight_mean" and not name.startswith("kept_")]
+    layers = [
+        at_places(title(name), [one.metrics.get(name) for one in found.points], SERIES[i % len(SERIES)])
+        for i, name in enumerate(shares)
+    ]
+    if layers and len(names) > 1:
+        known = [(name, y) for name, y in zip(names, layers[0].y, strict=True) if y is not None]
+        some = (known[0], known[len(known) // 2], known[-1])
+        goes = ", ".join(f"{rounded(y, 'share')} at {name}" for name, y in some)
+        yield Picture(
+            "sweep", "", f"{layers[0].name}: {goes}", "With 95% intervals.", (panel("share", layers),)
+        )
+    if all(name in found.points[0].metrics for name in QUARTERS) and len(names) > 1:
+        yield _by_length(found, panel)
+
+
+def _by_length(found: Sweep, panel: partial[Panel]) -> Picture:
+    own, differs = next((one for one in found.points if one.own), None), False
+    finding = "What is kept of short and long responses at each threshold"
+    if own is not None:
+        short, long = (own.metrics[name] for name in ("kept_length_q1", "kept_length_q4"))
+        differs = abs((short.value or 0.0) - (long.value or 0.0)) > 0.05
+        finding = f"Short and long responses are kept alike at the preset's own {own.threshold:.7g}"
+        if differs:
+            finding = (
+                f"The preset's own {own.threshold:.7g} keeps {value_or_dash(short)} of the shortest quarter "
+                f"and {value_or_dash(long)} of the longest"
+            )
+    lines = [
+        at_places(text, [Number(value=one.metrics[name].value) for one in found.points], SERIES[i])
+        for i, (name, text) in enumerate(QUARTERS.items())
+    ]
+    lengths = "; ".join(f"{a}: {b} tokens" for a, b in zip(QUARTERS.values(), found.quartiles, strict=False))
+    sub = f"By quartile of length. {lengths}."
+    return Picture("sweep-length", "", finding, sub, (panel("kept share", lines),), telling=differs)

@@ -1,0 +1,355 @@
+"""An answer in a terminal: at most 36 lines of 80 columns, and with --verbose the tables behind it.
+
+What does not fit is left out from the right, and named; a pipe is `PIPE_WIDTH` wide and omits nothing: there
+columns move below. Intervals always stand with their numbers, and nothing depends on colour.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NoReturn
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text as Styled
+
+from offpol_diag.metrics import Tone
+from offpol_diag.numerals import minus, written
+from offpol_diag.printable import disarmed, printable
+from offpol_diag.report.answer import Answer, Fact, Tile
+from offpol_diag.report.cells import Shown, shown
+from offpol_diag.summary import Number
+from offpol_diag.table import Table
+
+PIPE_WIDTH, PROSE_WIDTH = 120, 100
+TICKS, TICKS_WIDTH = "▁▂▃▄▅▆▇█", 9
+LINES, MOST_EVIDENCE = 36, 2
+"""Lines of the short answer, and of the evidence of a candidate in it."""
+SHORTER = ((4, 5), (4, 3), (4, 2), (3, 2), (2, 2), (1, 2))
+"""Lines of a fact, and rows of the table of corrections, tried until the short answer has its lines."""
+PADDING, TEXT_WIDTH, WORD_WIDTH = 2, 14, 48
+"""Blanks between columns; least width of text; width up to which words stay whole in a pipe."""
+STYLES: dict[Tone, str] = {"good": "bold green", "info": "bold", "warn": "bold yellow", "bad": "bold red"}
+ASCII = str.maketrans(
+    dict(zip("▁▂▃▄▅▆▇█·─│•✓✗–−×…’", "_.:-=+*#.-|*vx--x.'", strict=True))
+    | {"→": "->", "≤": "<=", "≥": ">=", "±": "+-", "Δ": "Delta", "π": "pi", "Π": "prod", "∏": "prod"}
+    | {"θ": "theta", "χ": "chi", "²": "2", "κ": "kappa", "λ": "lambda", "Σ": "sum", "∑": "sum", "√": "sqrt"}
+    | {"≈": "~", "\u0302": "hat", "←": "<-", "↑": "^", "↓": "v", "∞": "inf", "°": "deg", "‖": "||"}
+)
+"""Plain spellings of the characters that an encoding may lack."""
+
+
+class PipeConsole(Console):
+    """A console that raises on a broken pipe instead of exiting with 1.
+
+    Attributes:
+        whole: whether nothing may be omitted for lack of width.
+    """
+
+    whole = False
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Re-raise the error, for which the command line has its own exit code."""
+        raise BrokenPipeError
+
+
+def make_console() -> Console:
+    """Return a console on stdout, as wide as `COLUMNS` or the terminal; pipes use `PIPE_WIDTH`, complete."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+    console = PipeConsole(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width, console.whole = PIPE_WIDTH, True
+    return console
+
+
+def plain(text: str, encoding: str) -> str:
+    """Return text that the encoding can hold, spelled in ASCII where it cannot."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(ASCII).encode(encoding, "replace").decode(encoding)
+    except LookupError:
+        return text
+    return text
+
+
+def terminal(
+    answer: Answer, verbose: bool = False, quiet: bool = False, console: Console | None = None
+) -> str:
+    """Return an answer as text for stdout.
+
+    Args:
+        answer: the answer.
+        verbose: whether to draw the tables behind it and the findings of its charts.
+        quiet: whether to draw the verdict in one line, if not verbose.
+        console: where it would be drawn; None for stdout.
+    """
+    console = console or make_console()
+    if quiet and not verbose:
+        return f"{disarmed(plain(printable(answer.headline), console.encoding))}\n"
+    pasted = sum(text.count("\n") + 3 for _, text in answer.code)
+    for most, rows in SHORTER[:1] if verbose else SHORTER:
+        with console.capture() as drawn:
+            _Screen(console, verbose, most, rows).draw(answer)
+        text = _settled(drawn.get(), console)
+        if text.count("\n") - pasted <= LINES:
+            break
+    return text
+
+
+def tables(found: Sequence[str | Table]) -> str:
+    """Return paragraphs and tables as text for stdout."""
+    console = make_console()
+    with console.capture() as drawn:
+        screen = _Screen(console, True)
+        for one in found:
+            if isinstance(one, Table):
+                screen.table(one)
+            else:
+                screen.blank()
+                screen.text(one)
+    return _settled(drawn.get(), console)
+
+
+def _settled(text: str, console: Console) -> str:
+    lines = text.split("\n")[:-1]
+    return "".join(f"{disarmed(plain(line.rstrip(), console.encoding))}\n" for line in lines)
+
+
+@dataclass(frozen=True)
+class _Screen:
+    """A console, whether everything is drawn on it, and else how many lines and corrections may be."""
+
+    console: Console
+    verbose: bool
+    most: int = SHORTER[0][0]
+    rows: int = SHORTER[0][1]
+
+    @property
+    def width(self) -> int:
+        return min(self.console.width, PROSE_WIDTH)
+
+    @property
+    def whole(self) -> bool:
+        return getattr(self.console, "whole", False)
+
+    def draw(self, answer: Answer) -> None:
+        """Draw an answer: verdict, facts, numbers, tables, what can be pasted, and how to go on."""
+        self.text(answer.about)
+        for one in answer.cautions:
+            self.text(f"! {one}", "yellow", 2)
+        self.blank()
+        self.text(answer.headline, STYLES[answer.tone])
+        self.text(answer.more, STYLES[answer.tone] if answer.tone != "good" else "")
+        if answer.facts:
+            self.blank()
+            self.facts(answer.facts)
+        if short := [one for one in answer.tiles if one.short]:
+            self.tiles(short, answer)
+        hidden = [one.caption for one in answer.tables if one.shown == "more" and one.caption and one.rows]
+        for table in answer.tables:
+            if table.rows and (table.shown == "always" or (self.verbose and table.shown == "more")):
+                cut = table.id == "corrections" and not self.verbose
+                self.table(replace(table, rows=table.rows[: self.rows]) if cut else table)
+        found = [one.title for one in answer.charts if one.telling] if self.verbose else []
+        self.blank(bool(found))
+        for text in found:
+            self.text(f"• {text}", indent=2)
+        for caption, code in answer.code:
+            self.blank()
+            self.text(f"{caption}:")
+            for line in code.splitlines():
+                self.console.print(Styled(printable(line)), soft_wrap=True)
+        self.blank()
+        for text in answer.remarks:
+            self.text(text)
+        if hidden and not self.verbose and not any(one.short for one in answer.tiles):
+            self.text(f"-v: {'; '.join(hidden)}.", "dim")
+        for label, command in answer.next:
+            self.console.print(Styled(printable(f"{label:<8}{command}")), soft_wrap=True)
+
+    def blank(self, wanted: bool = True) -> None:
+        """Draw an empty line."""
+        if wanted:
+            self.console.print()
+
+    def text(self, text: str, style: str = "", indent: int = 0) -> None:
+        """Draw a paragraph, wrapped to a readable width; further lines are indented."""
+        for line in _wrapped(printable(minus(text)), self.width, indent=indent):
+            self.console.print(Styled(line, style=style))
+
+    def facts(self, facts: Sequence[Fact]) -> None:
+        """Draw facts beside their labels; of long ones the first lines."""
+        facts = [one for one in facts if one.sentence or (one.lines and one.label == "Candidates")]
+        margin = min(max((len(one.label) for one in facts), default=0), 20) + 2
+        last = ""
+        for one in facts:
+            label = "" if one.label == last else printable(one.label)
+            for line in self._lines(one, self.width - margin):
+                self.console.print(Styled(f"{label:<{margin}}{line}"))
+                label = ""
+            last = one.label
+
+    def _lines(self, fact: Fact, width: int) -> Iterator[str]:
+        most = 100 if self.verbose else self.most
+        if fact.sentence:
+            yield from _wrapped(printable(minus(fact.sentence)), width, most)
+            if not self.verbose:
+                return
+        for line in fact.lines:
+            mark = {"ok": "✓ ", "no": "✗ ", "un": "? "}.get(line.mark, "")
+            yield from _wrapped(printable(minus(f"{mark}{line.text}")), width, indent=3 if mark == "" else 2)
+            most = 100 if self.verbose else min(MOST_EVIDENCE, self.most)
+            sides = re.split(r" (?=Against: )", line.detail) if line.detail else []
+            for side in sides if not fact.sentence else ():
+                yield from (
+                    f"   {one}" for one in _wrapped(printable(minus(side)), width - 3, most, indent=2)
+                )
+
+    def tiles(self, tiles: Sequence[Tile], answer: Answer) -> None:
+        """Draw headline numbers with their bands and curves."""
+        notes = (f"* {answer.heavy}",) if answer.heavy else ()
+        header = ("", "value", "band", answer.over)
+        for ends in (True, False):  # of the curves, where there is room
+            rows = [(one.label, tile_text(one), one.band, _course(one, ends)) for one in tiles]
+            table = Table("tiles", "", header, rows, notes)
+            if self.whole or _fits([_column(table, i, (), False) for i in range(4)], self.console.width):
+                break
+        self.table(table)
+
+    def table(self, table: Table) -> None:
+        """Draw a table, a grid below the other where its columns do not fit, or else without them."""
+        notes = [note for row in table.rows for cell in row if (note := shown(cell, terse=True).note)]
+        notes = list(dict.fromkeys(notes))
+        columns = [
+            _column(table, place, notes, self.whole or place == 0) for place in range(len(table.header))
+        ]
+        pages = _pages(columns, self.console.width)
+        whole = self.whole or table.shown == "always"
+        left = [] if whole else [one.header for page in pages[1:] for one in page[1:]]
+        self.blank()
+        self.text(table.caption)
+        for page in pages if whole else pages[:1]:
+            for line in _grid(page, self.console.width):
+                self.console.print(Styled(line), soft_wrap=True)
+        numbered = [f"({place}) {note}" for place, note in enumerate(notes, 1)]
+        more = [f"Left out for want of width: {', '.join(left)} (--csv has all)."] if left else []
+        for note in (*numbered, *table.notes, *more):
+            self.text(note, "dim", 2 if note.startswith("*") else 0)
+
+
+def _course(one: Tile, ends: bool) -> str:
+    drawn = "no trend" if one.flat else sparkline(one.curve, one.log and _wide(one.curve), TICKS_WIDTH)
+    return f"{drawn:<{TICKS_WIDTH}}{f'  {one.below}' if ends else ''}" if drawn else ""
+
+
+def tile_text(one: Tile) -> str:
+    """Return the value of a tile with its interval and what stands beside it."""
+    if isinstance(one.number, str):
+        return one.number
+    value, interval = written(one.number)
+    beside = f"({one.interval})" if one.interval else one.remark and f"({one.remark})"
+    return " ".join(part for part in (value, interval, beside) if part)
+
+
+def _wide(values: Sequence[float | None]) -> bool:
+    known = [value for value in values if value is not None]
+    return len(known) > 1 and max(known) > 30 * min(known) > 0
+
+
+def _wrapped(text: str, width: int, most: int = 1000, indent: int = 0, least: int = 20) -> list[str]:
+    """Break a text into lines, at most so many."""
+    hanging = {"subsequent_indent": " " * indent, "max_lines": most, "placeholder": " …"}
+    return textwrap.wrap(text, max(width, least), break_on_hyphens=False, **hanging)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- columns
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of formatted cells, with its natural and its least width."""
+
+    header: str
+    cells: tuple[str, ...]
+    natural: int
+    least: int
+
+
+def _column(table: Table, place: int, notes: Sequence[str], unbroken: bool) -> _Column:
+    cells = [row[place] for row in table.rows]
+    texts = tuple(_written(shown(cell, terse=True), notes) for cell in cells)
+    numeric = any(isinstance(cell, int | Number) for cell in cells) or table.id == "tiles"
+    header = printable(table.header[place])
+    natural = max(cell_len(text) for text in (header, *texts))
+    words = max((cell_len(word) for text in texts for word in text.split()), default=0) if unbroken else 0
+    least = natural if numeric else min(natural, max(TEXT_WIDTH, min(words, WORD_WIDTH)))
+    return _Column(header, texts, natural, least)
+
+
+def _written(cell: Shown, notes: Sequence[str]) -> str:
+    mark = f"({notes.index(cell.note) + 1})" if cell.note else ""
+    return printable(" ".join(part for part in (cell.text, cell.interval, mark) if part))
+
+
+def _pages(columns: Sequence[_Column], width: int) -> list[Sequence[_Column]]:
+    """Split the columns into groups that fit, each with the first column and at least one other."""
+    label, rest = columns[:1], list(columns[1:])
+    pages: list[Sequence[_Column]] = []
+    while rest or not pages:
+        many = max((n for n in range(2, len(rest) + 1) if _fits([*label, *rest[:n]], width)), default=1)
+        pages.append([*label, *rest[:many]])
+        rest = rest[many:]
+    return pages
+
+
+def _fits(columns: Sequence[_Column], width: int) -> bool:
+    return sum(column.least + PADDING for column in columns) - PADDING <= width
+
+
+def _grid(columns: Sequence[_Column], width: int) -> Iterator[str]:
+    """Yield the lines of a grid: the header over a rule, then the rows; long texts are wrapped."""
+    widths = [column.natural for column in columns]
+    room = width - PADDING * (len(columns) - 1)
+    while sum(widths) > room:
+        spare = [at for at, column in enumerate(columns) if widths[at] > column.least]
+        if not spare:
+            break
+        widths[max(spare, key=lambda at: widths[at])] -= 1
+    for place, row in enumerate(zip(*((one.header, *one.cells) for one in columns), strict=True)):
+        cells = [_wrapped(cell, at, least=1) or [""] for cell, at in zip(row, widths, strict=True)]
+        for line in zip_longest(*cells, fillvalue=""):
+            yield (" " * PADDING).join(
+                text + " " * (at - cell_len(text)) for text, at in zip(line, widths, strict=True)
+            )
+        if place == 0:
+            yield "─" * (sum(widths) + PADDING * (len(columns) - 1))
+
+
+def sparkline(values: Sequence[float | None], log: bool = False, width: int = 32) -> str:
+    """Return a sparkline of at most `width` ticks, with gaps for missing values; empty for fewer than two."""
+    step = max(1, math.ceil(len(values) / width))
+    heights = [
+        None
+        if value is None or not math.isfinite(value) or (log and value <= 0)
+        else math.log10(value)
+        if log
+        else value
+        for value in values[::step]
+    ]
+    known = [height for height in heights if height is not None]
+    if len(known) < 2:
+        return ""
+    low, high, top = min(known), max(known), len(TICKS) - 1
+    span = high / 2 - low / 2  # which does not overflow
+    places = (None if h is None else (h / 2 - low / 2) / span if span > 0 else 0.0 for h in heights)
+    return "".join(" " if at is None else TICKS[round(top * at)] for at in places)

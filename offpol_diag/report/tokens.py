@@ -1,0 +1,179 @@
+"""The worst responses token by token, the worst tokens, and the token ids that carry the mismatch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from offpol_diag.numerals import counted, rounded
+from offpol_diag.summary import Number, Summary, WorstSequence, WorstToken
+from offpol_diag.table import Cell, Table
+
+STEPS = (1.1, 2.0, 10.0, 1000.0)
+"""Factors between the policies at which the colour of a token changes."""
+SEQUENCES = ("sequence", "step", "length", "K3, mean", "ΣΔ, nats", "max |Δ|, nats")
+TOKENS = (
+    "sequence",
+    "step",
+    "position",
+    "length",
+    "token id",
+    "rollout",
+    "train",
+    "Δ",
+    "Δ of 3 before",
+    "Δ of 3 after",
+)
+NOTE = "Positions count from 0. Log-probs in nats; Δ = log π_train − log π_rollout."
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token: its text or id, its colour (n1 to n4: less likely under the trainer; p1 to p4), a remark."""
+
+    text: str
+    look: str
+    remark: str
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response as a strip of tokens."""
+
+    name: str
+    facts: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Strips:
+    """The worst responses, and an ordinary one; `texts`: tokens are known by their text."""
+
+    title: str
+    worst: tuple[Response, ...]
+    typical: Response | None
+    texts: bool
+    open: int = 2
+
+
+def strips(summary: Summary) -> Strips | None:
+    """Return the worst responses as strips, with a title that says what they share; None without any."""
+    texts = summary.charts.token_texts
+    worst = [one for one in summary.worst.sequences if one.strip]
+    usual = summary.worst.typical
+    typical = _response(usual, texts) if usual and usual.strip else None
+    every = tuple(_response(one, texts) for one in worst)
+    return Strips(_title(summary, worst), every, typical, bool(texts)) if worst else None
+
+
+def tables(summary: Summary) -> Iterator[Table]:
+    """Yield the token ids that carry the mismatch, the worst sequences and the worst tokens."""
+    texts = summary.charts.token_texts
+    sequences = [_sequence(one) for one in summary.worst.sequences]
+    rows = [_token(one, texts) for one in summary.worst.tokens]
+    first = f"{counted(len(sequences), 'sequence')} with the largest mean K3"
+    then = f"{counted(len(rows), 'token')} with the largest |Δ|, in context"
+    if types := _types(summary):
+        yield types
+    yield _table("worst-sequences", first, SEQUENCES, sequences)
+    yield _table("worst-tokens", then, TOKENS, rows)
+
+
+def _title(summary: Summary, worst: list[WorstSequence]) -> str:
+    """Return a finding on the worst responses: their step and reward."""
+    many = f"The {counted(len(worst), 'worst response')}"
+    steps = [one.step for one in worst if one.step is not None]
+    usual = max(set(steps), key=steps.count) if steps else None
+    several = "step" in summary.by and len(summary.by["step"].places) > 1
+    parts = [f"{steps.count(usual)} come from step {usual}"] if usual is not None and several else []
+    rewards = {one.reward for one in worst}
+    if len(rewards) == 1 and None not in rewards and len(worst) > 1:
+        parts.append(f"all scored {rounded(rewards.pop())}")
+    return f"{many}: {', and '.join(parts)}" if parts else many
+
+
+def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
+    assert one.strip is not None
+    strip = one.strip
+    facts = [f"step {one.step}"] if one.step is not None else []
+    facts += [f"lag {one.policy_lag}"] if one.policy_lag is not None else []
+    facts += [f"{one.length} tokens", f"mean K3 {rounded(one.k3_mean)}"]
+    facts += [f"reward {rounded(one.reward)}"] if one.reward is not None else []
+    facts += [f"from token {strip.first}"] if strip.first else []
+    ids = [str(one) for one in strip.token_ids or strip.positions]
+    if strip.token_ids:
+        ids = [texts.get(one, one) for one in ids]
+    found: list[Token] = []
+    for place, delta in enumerate(strip.log_ratios):
+        if place and strip.positions[place] != strip.positions[place - 1] + 1:
+            gap = strip.positions[place] - strip.positions[place - 1] - 1
+            found.append(Token(f"[{gap} masked]", "mk", ""))
+        q, p = (math.exp(min(logs[place], 700)) for logs in (strip.rollout_log_probs, strip.train_log_probs))
+        look = shade(delta)
+        said = f"position {strip.positions[place]}: Δ {delta:+.3g}, π_rollout {q:.3g}, π_train {p:.3g}"
+        found.append(Token(ids[place], look, said if look[1:] in ("3", "4") else ""))
+    return Response(one.sequence_id, " · ".join(facts), tuple(found))
+
+
+def shade(delta: float) -> str:
+    """Return the colour of a token by its log-ratio; empty if both policies agree within a factor of 1.1."""
+    strength = sum(abs(delta) >= math.log(step) for step in STEPS)
+    return f"{'n' if delta < 0 else 'p'}{strength}" if strength else ""
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _types(summary: Summary) -> Table | None:
+    """Return the token ids by their share of K3."""
+    found = summary.charts.token_types
+    if not found:
+        return None
+    half = f"{found.half} of {found.distinct} token ids carry half of K3"
+    rows: list[tuple[Cell, ...]] = [
+        (
+            token_name(one.token_id, summary.charts.token_texts),
+            one.tokens,
+            *(Number(value=share, unit="share") for share in (one.share, one.k3_share)),
+            *(Number(value=mean) for mean in (one.k3, one.mean_log_ratio)),
+        )
+        for one in found.worst
+    ]
+    header = ("token id", "tokens", "share of tokens", "share of K3", "mean K3, nats", "mean Δ, nats")
+    return Table("types", half if found.half else "Token ids by share of K3", header, rows, shown="page")
+
+
+def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
+    numbers = (one.k3_mean, one.log_ratio_sum, one.max_abs_log_ratio)
+    return (one.sequence_id, one.step, one.length, *(Number(value=value) for value in numbers))
+
+
+def _token(one: WorstToken, texts: Mapping[str, str]) -> tuple[Cell, ...]:
+    token = None if one.token_id is None else token_name(one.token_id, texts)
+    numbers = (one.rollout_log_prob, one.train_log_prob, one.log_ratio)
+    around = (", ".join(f"{round(value, 2) + 0.0:.3g}" for value in some) for some in (one.before, one.after))
+    place = (one.sequence_id, one.step, one.position, one.length, token)
+    return (*place, *(Number(value=value) for value in numbers), *(some or "none" for some in around))
+
+
+def token_name(token_id: int, texts: Mapping[str, str]) -> str:
+    """Return a token's id, and its text if it is known."""
+    text = texts.get(str(token_id), "")
+    return f"{token_id} {text}" if text else str(token_id)
+
+
+def _table(
+    name: str,
+    caption: str,
+    header: tuple[str, ...],
+    rows: Sequence[Sequence[Cell]],
+) -> Table:
+    """Return a table without columns that the dump lacks, which the notes name."""
+    absent = [i for i in range(len(header)) if all(row[i] is None for row in rows)]
+    heads, *kept = (
+        ["not in the dump" if cell is None else cell for i, cell in enumerate(row) if i not in absent]
+        for row in (header, *rows)
+    )
+    notes = (NOTE, *(f"The dump does not say: {header[i]}." for i in absent))
+    return Table(name, caption, [*map(str, heads)], kept, notes, shown="page")

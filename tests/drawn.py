@@ -1,0 +1,24 @@
+"""Results drawn as the commands draw them."""
+
+from offpol_diag.report import answered
+from offpol_diag.report import markdown as _markdown
+from offpol_diag.report import terminal as _terminal
+from offpol_diag.report.explore import explored as _explored
+from offpol_diag.report.page import page as html
+
+__all__ = ["explored", "html", "markdown", "terminal"]
+
+
+def markdown(result):
+    """Draw a result for a pull request."""
+    return _markdown.markdown(answered(result))
+
+
+def terminal(result, verbose=False, quiet=False):
+    """Draw a result for stdout."""
+    return _terminal.terminal(answered(result), verbose, quiet)
+
+
+def explored(result):
+    """Return every chart of a result's page."""
+    return _explored(result, answered(result))
