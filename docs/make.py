@@ -18,7 +18,7 @@ from rich.console import Console
 from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analyze import analyze, examine
 from offpol_diag.check import Checked
-from offpol_diag.cli.defaults import sample
+from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
 from offpol_diag.errors import ConfigError
 from offpol_diag.forms.table import FORMS

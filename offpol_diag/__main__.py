@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
 
 from offpol_diag.errors import install
@@ -40,6 +39,8 @@ The extra `cli` brings them: {install}
 def _without(missing: list[str], arguments: list[str]) -> str:
     """Return what `--version` and `--help` print where modules of the commands are missing, else nothing."""
     if arguments and arguments[0] in ("-V", "--version"):
+        from importlib.metadata import version  # slow
+
         return f"offpol-diag {version('offpol-diag')}\n"
     asked = not {"-h", "--help"}.isdisjoint(arguments)
     return HELP.format(missing=", ".join(missing), install=install("cli")) if asked else ""

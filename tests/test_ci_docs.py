@@ -14,7 +14,7 @@ from junitparser import JUnitXml
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.cli.defaults import sample
+from offpol_diag.cli.settings import sample
 from offpol_diag.gate import Baseline, Bound, FailOn
 from offpol_diag.gate.bounds import QUANTIFIERS, Defaults
 from offpol_diag.metrics import WATCHED_GAP

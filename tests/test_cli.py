@@ -20,7 +20,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from offpol_diag import summary as results
-from offpol_diag.cli import COMMANDS, app, defaults, exits, output
+from offpol_diag.cli import COMMANDS, app, exits, output, settings
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets.catalogue import load
@@ -297,9 +297,9 @@ def test_a_result_that_is_no_result_is_refused(text):
         (["analyse"], ["'analyse'", "hint: did you mean analyze?"]),
         (["gate"], ["DUMP|RESULT.json", "hint: see `offpol-diag gate --help`"]),
         (["analyze", "--prests", "tis"], ["--prests", "hint: did you mean --preset-file, --presets?"]),
-        (["analyze", "--seed", "x"], ["--seed: ", "integer", "hint: see `offpol-diag analyze --help`"]),
+        (["analyze", "--seed", "x"], ["--seed: it cannot be 'x'", "hint: give a whole number from 0 to"]),
         (["analyze", "--seed"], ["--seed", "hint: see `offpol-diag analyze --help`"]),
-        (["compare", "--on-bad-row", "x"], ["--on-bad-row: 'x'", "skip"]),
+        (["compare", "--on-bad-row", "x"], ["--on-bad-row: it cannot be 'x'", "skip"]),
         (["presets", "tis", "token_is"], ["token_is", "hint: see `offpol-diag presets --help`"]),
     ],
 )
@@ -331,7 +331,7 @@ def test_a_bad_value_in_a_file_names_the_file(text, words, dump):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["seed", "on_bad_row"])
-def test_a_value_in_a_file_that_typer_refuses_names_the_file(name, dump):
+def test_a_wrong_value_in_a_file_names_the_file(name, dump):
     Path("offpol-diag.toml").write_text(f"{name.replace('_', '-')} = 'x'")
 
     assert_refused(script("compare", dump), f"error: offpol-diag.toml: {name}: ")
@@ -582,15 +582,15 @@ def test_the_file_of_its_own_wins_over_pyproject():
     Path("pyproject.toml").write_text('[tool.offpol-diag]\ndump = "one"\n')
     Path("offpol-diag.toml").write_text('dump = "other"\non-bad-row = "skip"\ncolumns = {rollout = "r"}\n')
 
-    found = defaults.settings()
-    assert (found.file, found.dump) == ("offpol-diag.toml", ("other",))
-    assert found.options == {"on_bad_row": "skip", "columns": "rollout=r"}
+    found = settings.settings()
+    assert found.file == "offpol-diag.toml"
+    assert found.values == {"dump": "other", "on_bad_row": "skip", "columns": {"rollout": "r"}}
 
 
 def test_another_projects_pyproject_is_left_alone():
     Path("pyproject.toml").write_text("[project]\nname = 'x'\n[tool.other]\npresets = 1\n")
 
-    assert defaults.settings() == defaults.Settings()
+    assert settings.settings() == settings.Settings()
 
 
 @pytest.mark.parametrize("text", ["[tool.offpol-diag]\npresests = 'tis'\n", "[tool.offpol-diag\n"])

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from offpol_diag.cli.request import Request
+from offpol_diag.cli import running
 from offpol_diag.pipeline import compiled, kernels
+from offpol_diag.requests import Doctor
 from tests.test_pipeline import assert_alike, case, columns_of, pytestmark
 
 __all__ = ["case", "pytestmark"]
@@ -45,7 +46,7 @@ def test_quiet_commands_do_not_say_that_they_compile(tmp_path, monkeypatch, capl
     monkeypatch.setattr(compiled, "compile_all", lambda: None)
     for quiet, said in ((False, 1), (True, 0)):
         caplog.clear()
-        with Request(quiet=quiet)._quietly():
+        with running.quietly(Doctor(quiet=quiet)):
             assert kernels.compiled(kernels.WORTH_COMPILING, kernels.MANY)
         assert len(caplog.records) == said
 

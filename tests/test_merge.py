@@ -20,7 +20,7 @@ from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.tally_file import read, write
 from offpol_diag.analyze import analyze, examine
 from offpol_diag.cli import app
-from offpol_diag.cli.defaults import sample
+from offpol_diag.cli.settings import sample
 from offpol_diag.errors import OffpolError, ResultError, UsageError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.summary import Summary, load, loads

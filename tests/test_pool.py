@@ -26,11 +26,12 @@ from typer.testing import CliRunner
 from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Observe, analyze
-from offpol_diag.cli import app, request
+from offpol_diag.cli import app, running
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump, shards
+from offpol_diag.requests import Doctor
 from offpol_diag.run import devices, pool
 from offpol_diag.run.pool import Processes
 from offpol_diag.run.task import Each, Local
@@ -318,14 +319,14 @@ def test_the_environment_and_a_file_say_how_many_workers(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("size", "gpu", "options", "expected"),
     [
-        (request.LARGE, False, {}, 1),
-        (request.LARGE, False, {"workers": "4", "device": "cpu"}, 1),
-        (request.LARGE, True, {"device": "cpu"}, 1),
-        (request.LARGE, True, {}, 0),
-        (request.LARGE, False, {"workers": "1"}, 0),
-        (request.LARGE, False, {"engine": "ray"}, 0),
-        (request.LARGE, False, {"device": "cuda"}, 0),
-        (request.LARGE - 1, False, {}, 0),
+        (running.LARGE, False, {}, 1),
+        (running.LARGE, False, {"workers": 4, "device": "cpu"}, 1),
+        (running.LARGE, True, {"device": "cpu"}, 1),
+        (running.LARGE, True, {}, 0),
+        (running.LARGE, False, {"workers": 1}, 0),
+        (running.LARGE, False, {"engine": "ray"}, 0),
+        (running.LARGE, False, {"device": "cuda"}, 0),
+        (running.LARGE - 1, False, {}, 0),
     ],
 )
 @pytest.mark.parametrize("folder", [True, False])
@@ -337,12 +338,11 @@ def test_a_command_forks_workers_where_workers_are_likely(
         file.truncate(size)
     started = []
     monkeypatch.setattr(pool, "fork", lambda workers: started.append(1))
-    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(devices, "present", lambda: gpu)
-    options = {"device": "auto", "seed": 0, "on_bad_row": "error", "quiet": True} | options
-    one = request.Request(**options)
+    one = Doctor(quiet=True, **options)
     named = [str(tmp_path if folder else path), "s3://a/b", str(tmp_path / "none")]
-    failing(lambda: one.run("analyze", named, ()), ZeroDivisionError)
+    with running.running(one, named):
+        pass
     assert len(started) == expected
 
 
@@ -505,11 +505,11 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_hint(small, tmp_path
 
 
 COMMAND = """
-from offpol_diag.cli import request
+from offpol_diag.cli import running
 from offpol_diag.__main__ import main
 from offpol_diag.run import pool
 
-request.LARGE = 0
+running.LARGE = 0
 cut = pool.pieces
 pool.pieces = lambda dump, least: cut(dump, 1)
 main()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from offpol_diag import wholefiles
-from offpol_diag.cli import defaults, exits
+from offpol_diag.cli import exits, settings
 
 RUN = """
 import atexit, gc, sys
@@ -56,7 +56,7 @@ def said(code: str, *arguments: str, folder: Path | None = None, **env: str) -> 
     ("command", "env", "products"),
     [
         (("--version",), {}, []),
-        (("analyze", str(defaults.sample()), "-q"), {}, ["1"]),
+        (("analyze", str(settings.sample()), "-q"), {}, ["1"]),
         (("analyze", "no-such-file.parquet"), {exits.THREADS: "2"}, ["2"]),
     ],
     ids=["a version", "a small analysis", "an error, and threads of the user's"],

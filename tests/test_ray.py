@@ -12,7 +12,6 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import boto3
 import numpy as np
@@ -498,12 +497,13 @@ os.write(2, b"as before\\n")
 
 @pytest.mark.parametrize(("quiet", "silenced"), [(True, True), (False, False)])
 def test_the_command_line_silences_ray_with_quiet_alone(quiet, silenced, monkeypatch):
-    from offpol_diag.cli.request import Request
+    from offpol_diag.cli.running import running
+    from offpol_diag.requests import Doctor
 
-    seen, found = [], SimpleNamespace(study=SimpleNamespace(kept=()))
+    seen = []
     monkeypatch.setattr(cluster, "silent", lambda: seen.append(True) or nullcontext())
-    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: found)
-    Request(engine="ray", quiet=quiet).examined(["x"], ())
+    with running(Doctor(engine="ray", quiet=quiet), ["x"]):
+        pass
     assert bool(seen) is silenced
 
 

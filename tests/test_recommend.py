@@ -12,6 +12,11 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from offpol_diag.report.render.html import render_html
+from offpol_diag.report.render.markdown import render_markdown
+from offpol_diag.report.render.terminal import terminal
+from offpol_diag.report.sections.answer import LABELS, UNRANKED, WEIGHTS, answer, certainty, headline, tie
+from offpol_diag.report.sections.presets import TIED, ranking
 
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.advice.recommend import ADDS_UP, ALERTS, NOISE, RULES, VISIBLE, advised, recommend
@@ -20,11 +25,6 @@ from offpol_diag.engine.formula import Z
 from offpol_diag.metrics import METRICS
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.render.markdown import render_markdown
-from offpol_diag.report.render.terminal import terminal
-from offpol_diag.report.sections.answer import LABELS, UNRANKED, WEIGHTS, answer, certainty, headline, tie
-from offpol_diag.report.sections.presets import TIED, ranking
 from offpol_diag.summary import (
     MARGIN,
     CandidateCause,

@@ -13,7 +13,7 @@ import pytest
 
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
-from offpol_diag.cli.defaults import sample
+from offpol_diag.cli.settings import sample
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load

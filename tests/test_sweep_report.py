@@ -73,8 +73,8 @@ def test_the_result_is_its_json_and_a_section_of_the_page(tmp_path):
     ("arguments", "said"),
     [
         (("--preset", "no_such"), "unknown preset"),
-        (("--preset", "all"), "one preset is swept at a time"),
-        (("--preset", "geo_rs,seq_mis"), "one preset is swept at a time"),
+        (("--preset", "all"), "presets\n\nhint: name one"),
+        (("--preset", "geo_rs,seq_mis"), "presets\n\nhint: name one"),
         (("--preset", "geo_rs", "--keep", "nan"), "above 0 and at most 1"),
         (("--preset", "geo_rs", "--at", "1.1,1.01"), "must rise"),
         (("--preset", "geo_rs", "--which", "clip.high"), "no bound"),

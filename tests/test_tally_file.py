@@ -16,7 +16,7 @@ from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.study import Study
 from offpol_diag.analysis.tally_file import Settings, read, write
 from offpol_diag.analyze import analyze, examine
-from offpol_diag.cli.defaults import sample
+from offpol_diag.cli.settings import sample
 from offpol_diag.errors import OffpolError, ResultError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from tests.test_tally import equal

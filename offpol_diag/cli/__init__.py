@@ -1,30 +1,36 @@
-"""The command line: arguments → call → files and an exit code. One file per command, one line in `COMMANDS`.
+"""The command line: options → request → result → files and an exit code. A function per command.
 
-Commands import what they need inside their functions, so that `offpol-diag --help` stays instant.
+A command's function holds its help. Its options are made of its model in `requests.py`, which is imported
+when a command is run or asked for its own help, so that `offpol-diag --help` stays instant.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from offpol_diag.cli import defaults, options
-from offpol_diag.cli.analyze import analyze
-from offpol_diag.cli.check import check
-from offpol_diag.cli.compare import compare
-from offpol_diag.cli.convert import convert
-from offpol_diag.cli.doctor import doctor
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.cli.gate import gate
-from offpol_diag.cli.merge import merge
-from offpol_diag.cli.presets import presets
-from offpol_diag.cli.recover import recover
-from offpol_diag.cli.report import report
-from offpol_diag.cli.sweep import sweep
+from offpol_diag.cli.other import convert, presets, recover
+from offpol_diag.cli.results import analyze, check, compare, doctor, merge, report, sweep
 
-COMMANDS = (analyze, check, compare, convert, doctor, gate, merge, presets, recover, report, sweep)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    analyze,
+    check,
+    compare,
+    convert,
+    doctor,
+    gate,
+    merge,
+    presets,
+    recover,
+    report,
+    sweep,
+)
 
 app = typer.Typer(
     name="offpol-diag",
@@ -35,10 +41,34 @@ app = typer.Typer(
 )
 
 
+class Command(TyperCommand):
+    """A command whose options are made of its model when they are first asked for."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options and words of the command."""
+        if not self.params:
+            from offpol_diag.cli.options import parameters
+
+            self.params = parameters(str(self.name))
+        return super().get_params(ctx)
+
+    def invoke(self, ctx: Any) -> None:
+        """Check what is given, and run the command's function on it."""
+        from offpol_diag.cli.options import request_of
+
+        with exit_codes():
+            does = next(one for one in COMMANDS if one.__name__ == self.name)
+            does(request_of(str(self.name), ctx))
+
+
+def _nothing() -> None:
+    """Stand where typer takes the options from."""
+
+
 for command in COMMANDS:
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")  # one line each: typer keeps line ends
     text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-    app.command(help=text)(exit_codes()(command))
+    app.command(command.__name__, cls=Command, help=text)(_nothing)
 
 
 def _show_version(wanted: bool) -> None:
@@ -51,7 +81,9 @@ def _show_version(wanted: bool) -> None:
 
 Version = Annotated[
     bool,
-    options.option("Print the version and exit.", "--version", "-V", callback=_show_version, is_eager=True),
+    typer.Option(
+        "--version", "-V", help="Print the version and exit.", callback=_show_version, is_eager=True
+    ),
 ]
 
 
@@ -60,10 +92,5 @@ Version = Annotated[
     "say (bad arguments, bad dump, no data)."
 )
 @exit_codes()
-def _root(context: typer.Context, version: Version = False) -> None:
+def _root(version: Version = False) -> None:
     """Off-policy mismatch in LLM reinforcement learning, from a dump of per-token log-probs."""
-    options = defaults.settings().options
-    trainer = {"trainer": options["for"]} if "for" in options else {}
-    context.default_map = {
-        command.__name__: options | (trainer if command in (analyze, merge) else {}) for command in COMMANDS
-    }

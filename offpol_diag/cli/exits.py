@@ -17,7 +17,6 @@ from typing import Any, TextIO
 
 import typer
 
-from offpol_diag.cli import defaults
 from offpol_diag.cli.output import put
 from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.printable import printable
@@ -206,8 +205,6 @@ def _message(error: Any) -> str:
         return _plain(error.format_message())
     source = getattr(error.ctx.get_parameter_source(param.name), "name", "")
     place = param.envvar if source == "ENVIRONMENT" else param.opts[0]
-    if source == "DEFAULT_MAP":
-        place = f"{defaults.settings().file}: {param.name}"
     return f"{place}: {_plain(reason)}"
 
 

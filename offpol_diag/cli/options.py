@@ -1,112 +1,105 @@
-"""Options shared by several commands."""
+"""Options of typer from the fields of a model, and the request from what typer has read."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.main import get_command
 
-MOST_SEED = 2**63 - 1
-INPUT, OUTPUT = "What is read", "What is written"
+from offpol_diag import options
+from offpol_diag.cli.running import require_addresses
+from offpol_diag.cli.settings import settings
+from offpol_diag.options import PYTHON, Option, Request
+from offpol_diag.requests import ARGUMENTS, MODELS, WRITE, Merge, ReadDump
+
+LAST = ("quiet", "verbose")
+"""Options at the end of the help."""
 
 
-def option(help: str, *flags: str, metavar: str = "", panel: str = "", env: bool = False, **more: Any) -> Any:
-    """Return a typer option; with `env` it can also be set as OFFPOL_DIAG_NAME, after its first long flag."""
-    name = next(flag for flag in flags if flag.startswith("--")).strip("-").upper().replace("-", "_")
-    return typer.Option(
-        *flags,
-        help=help,
-        metavar=metavar or None,
-        rich_help_panel=panel or None,
-        envvar=f"OFFPOL_DIAG_{name}" if env else None,
-        **more,
+def flags(name: str, option: Option) -> tuple[str, ...]:
+    """Return the spellings of a field on the command line: flags, or the word of the usage line."""
+    return (option.metavar,) if name in ARGUMENTS else option.flags or (f"--{name.replace('_', '-')}",)
+
+
+def variable(name: str, option: Option) -> str:
+    """Return the environment variable that sets a field; empty for none."""
+    return f"OFFPOL_DIAG_{options.key(name, option).upper()}" if option.env else ""
+
+
+def parameters(command: str) -> list[Any]:
+    """Return the options and words of a command as its help lists them."""
+    model = MODELS[command]
+    own, rows = model.__annotations__, options.options(model, PYTHON)
+
+    def rank(name: str) -> int:
+        """Put a command's own options first, but for what is written, and how much is printed last."""
+        if name in LAST:
+            return 3
+        return 1 if name not in own else 2 if rows[name].panel == WRITE else 0
+
+    def run(**given: Any) -> None: ...
+
+    made = [_parameter(name, rows[name], model) for name in sorted(rows, key=rank)]
+    run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in made}
+    app = typer.Typer(add_completion=False)
+    app.command()(run)
+    return get_command(app).params
+
+
+def _parameter(name: str, option: Option, model: type[Request]) -> inspect.Parameter:
+    """Return a field as typer takes it: a flag, a text, or several; the model makes values of texts."""
+    field, argument = model.model_fields[name], name in ARGUMENTS
+    help, inside = (
+        " ".join((field.description or "").split()),
+        (field.annotation, *get_args(field.annotation)),
+    )
+    one: Any = bool if field.annotation is bool else Path if argument and Path in inside else str
+    kind: Any = list[one] if option.many or (argument and ... in inside) else one
+    default: Any = field.default if isinstance(field.default, str | int) else option.usual or None
+    if field.is_required() or option.required:
+        default = inspect.Parameter.empty
+    elif default is None:
+        kind = kind | None
+    if argument:
+        made = typer.Argument(help=help, metavar=option.metavar, show_default=False)
+    else:
+        made = typer.Option(
+            *flags(name, option),
+            help=help,
+            metavar=option.metavar or None,
+            rich_help_panel=option.panel or None,
+            envvar=variable(name, option) or None,
+            show_default=one is not bool and default != "",
+        )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
     )
 
 
-Dumps = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="DUMP",
-        show_default=False,
-        help="Parquet files, directories of them, or globs, here or at a URL (s3://, gs://, hf://, …); - is "
-        "stdin. "
-        "Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample.",
-    ),
-]
-LIST = (
-    "Corrections to evaluate; `offpol-diag presets` lists them. All by default; what a trainer logs is then "
-    "computed only for its own presets and what can be recommended, with `all` for every preset."
-)
-Presets = Annotated[str | None, option(LIST, "--presets", metavar="all|NAME,NAME", panel=INPUT, env=True)]
-OWN = "Presets of your own (TOML, the grammar of the catalogue)."
-PresetFile = Annotated[Path | None, option(OWN, "--preset-file", metavar="FILE", panel=INPUT, env=True)]
-WHICH = "Which column is which, where the names do not say it; mask=none: none is."
-NAMES = "rollout=NAME,old=NAME"
-Columns = Annotated[str | None, option(WHICH, "--columns", metavar=NAMES, panel=INPUT, env=True)]
-SHAPE = "The form of the files, where it is not to be detected; `offpol-diag convert --list` has them."
-Form = Annotated[str | None, option(SHAPE, "--form", metavar="NAME", panel=INPUT, env=True)]
-FRAME = "How log-probs belong to tokens, where the form's way is wrong: full,shift=1."
-WAYS = "response|full,shift=N"
-Align = Annotated[str | None, option(FRAME, "--align", metavar=WAYS, panel=INPUT, env=True)]
-SECOND = "Columns of a second file, found by sequence_id: other.parquet:old_log_probs."
-Join = Annotated[str | None, option(SECOND, "--join", metavar="FILE:COLUMN,COLUMN", panel=INPUT)]
-KEY = "The column that --join goes by instead; row is the order of the rows."
-On = Annotated[str | None, option(KEY, "--on", metavar="COLUMN|row", panel=INPUT)]
-BY = "Break the numbers down by these columns (host, engine, env)."
-GroupBy = Annotated[str | None, option(BY, "--group-by", metavar="COLUMN,COLUMN", panel=INPUT, env=True)]
-BAD = "Stop at a row that cannot be read, or leave it out and say so at the top of every report."
-OnBadRow = Annotated[Literal["error", "skip"], option(BAD, "--on-bad-row", panel=INPUT, env=True)]
-Device = Annotated[str, option("Where to compute.", "--device", metavar="auto|cpu|cuda[:N]", env=True)]
-WHERE = "This machine, or the Ray cluster of RAY_ADDRESS (docs/ray.md); the numbers are the same."
-Engine = Annotated[Literal["local", "ray"], option(WHERE, "--engine", env=True)]
-MANY = (
-    "Processes that compute on the CPU; auto is one for each core, where memory and dump are large enough. "
-    "The numbers are the same."
-)
-Workers = Annotated[str, option(MANY, "--workers", metavar="auto|N", env=True)]
-Seed = Annotated[int, option("Seed of the bootstrap intervals.", "--seed", env=True, min=0, max=MOST_SEED)]
-PASTE = "Print the recommended method in this trainer's own syntax (verl, trl, slime, …)."
-Trainer = Annotated[str | None, option(PASTE, "--for", metavar="TRAINER", env=True)]
-Quiet = Annotated[bool, option("One line; no progress and no remarks.", "--quiet", "-q", env=True)]
-Verbose = Annotated[bool, option("Every table, not the short answer.", "--verbose", "-v", env=True)]
-Strict = Annotated[bool, option("Exit with 1 where the verdict is a bug.", "--strict")]
-PAGE = "Where the HTML report goes."
-Html = Annotated[Path | None, option(PAGE, "--out", "-o", "--html", metavar="FILE", panel=OUTPUT)]
-RESULT = "Write the result as JSON; - is stdout."
-Json = Annotated[Path | None, option(RESULT, "--json", metavar="FILE|-", panel=OUTPUT)]
-Markdown = Annotated[
-    Path | None, option("Write Markdown; - is stdout.", "--md", metavar="FILE|-", panel=OUTPUT)
-]
-TABLES = "Write every table of the page as CSV into this folder, which is made if it is missing."
-Csv = Annotated[Path | None, option(TABLES, "--csv", metavar="FOLDER", panel=OUTPUT)]
-VOCABULARY = "Show tokens as text: the tokenizer.json of the model (package tokenizers)."
-Tokenizer = Annotated[Path | None, option(VOCABULARY, "--tokenizer", metavar="FILE", panel=OUTPUT)]
-NoHtml = Annotated[bool, option("Write no HTML report.", "--no-html", panel=OUTPUT)]
-LARGE = "Leave out of the HTML what draws its charts large (plotly, 2 MB)."
-NoExplore = Annotated[bool, option(LARGE, "--no-explore", panel=OUTPUT, env=True)]
-SUMS = "Write the sums that all numbers are made of, for `offpol-diag merge`."
-Tally = Annotated[Path | None, option(SUMS, "--tally", metavar="FILE.tally", panel=OUTPUT)]
-
-
-def pairs(text: str | None) -> dict[str, str]:
-    """Parse `a=b,c=d` into a mapping.
+def request_of(command: str, context: Any) -> Request:
+    """Return what a command is asked: by flags, else by the environment, else by the settings file.
 
     Raises:
-        UsageError: a part has no `=`, or nothing on one side of it.
+        UsageError: an option has a value that it cannot have; the error names where that is from.
+        OffpolError: there is too little memory for what the command imports.
     """
-    from offpol_diag.errors import UsageError
-
-    split = [part.partition("=") for part in names(text)]
-    for ours, sign, theirs in split:
-        if not ours.strip() or not theirs.strip():
-            raise UsageError(
-                f'"{ours}{sign}{theirs}" names no column',
-                "write --columns rollout=NAME,old=NAME; mask=none says that no column is the mask",
-            )
-    return {ours.strip(): theirs.strip() for ours, _, theirs in split}
-
-
-def names(text: str | None) -> tuple[str, ...]:
-    """Parse `a,b` into a tuple of words."""
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    model = MODELS[command]
+    if issubclass(model, ReadDump | Merge):
+        require_addresses()
+    rows = options.options(model, PYTHON)
+    given, places = {}, {name: flags(name, option)[0] for name, option in rows.items()}
+    for name, option in rows.items():
+        source = getattr(context.get_parameter_source(name), "name", "")
+        if source == "ENVIRONMENT":
+            places[name] = variable(name, option)
+        if source in ("COMMANDLINE", "ENVIRONMENT"):
+            given[name] = context.params[name]
+    found = settings()
+    for key, name in options.settings(model).items():
+        if key in found.values and name not in given:
+            given[name], places[name] = found.values[key], f"{found.file}: {key}"
+    return options.asked(model, given, places, found.file)

@@ -14,17 +14,17 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from offpol_diag.errors import UsageError
 from offpol_diag.printable import printable
-from offpol_diag.wholefiles import beside
 
 if TYPE_CHECKING:
     from offpol_diag.check import Checked
     from offpol_diag.frames import Data
+    from offpol_diag.options import Request
     from offpol_diag.summary import Summary
 
 STDOUT = Path("-")
@@ -36,7 +36,7 @@ FILE_URL = "file://"
 LONGEST_NAME, STEM = 255, 100
 """Maximum bytes of a file name, and characters of a dump's name used in a report's name."""
 FORMATS = {"html": "report", "json": "json", "markdown": "md", "junit": "junit"}
-"""Field of `Outputs` → its label."""
+"""Form of a result → its label."""
 
 
 # ---------------------------------------------------------------- streams
@@ -176,6 +176,8 @@ def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = No
         UsageError: a target cannot be written.
         BrokenPipeError: stdout was closed.
     """
+    from offpol_diag.wholefiles import beside
+
     ready = dict(staged or {})
     try:
         for target, text in texts.items():
@@ -278,66 +280,79 @@ def tables_of(result: Summary | Checked) -> Mapping[str, Data]:
     return tables(result)  # type: ignore[arg-type]
 
 
+STAGED = {"sequences": ("Parquet", "rows.parquet"), "tally": ("a tally", "piece.tally")}
+"""Files that the analysis itself writes → what they hold, and an example of their name."""
+FIELDS = {"out": "html", "json_file": "json", "md": "markdown", "junit": "junit"}
+"""Field of a request → one of `FORMATS`."""
+SOURCES = ("preset_file", "tokenizer", "gates")
+"""Fields of requests that name files that are read."""
+
+
 @dataclass(frozen=True)
 class Outputs:
-    """The requested output forms of a result: a file, `-` for stdout, or None.
+    """What is written of a result.
 
     Args:
-        html, json, markdown, junit: rendered from the result.
-        quiet: whether remarks are left out.
-        sequences, tally: files that the analysis itself writes, to the path in `staged`.
+        targets: one of `FORMATS`, `sequences` or `tally` → its file, or `-` for stdout.
+        csv: folder of a CSV file for each table, or None.
         explore: whether a page carries plotly, to draw its charts large.
-        csv: folder of a CSV file for each table.
-        sources: files that are read, which no CSV file may replace.
+        quiet: whether remarks are left out.
+        sources: files that are read, which no file may replace.
+        staged: `sequences` and `tally`, where asked for, → the file that the analysis is to write.
     """
 
-    html: Path | None = None
-    json: Path | None = None
-    markdown: Path | None = None
-    quiet: bool = False
-    sequences: Path | None = None
-    tally: Path | None = None
-    junit: Path | None = None
-    explore: bool = True
-    csv: Path | None = None
-    staged: dict[str, Path] = field(default_factory=dict)
-    sources: list[object] = field(default_factory=list)
+    targets: Mapping[str, Path]
+    csv: Path | None
+    explore: bool
+    quiet: bool
+    sources: Sequence[object]
+    staged: Mapping[str, Path]
 
-    def check(self, *sources: object) -> None:
-        """Refuse targets that cannot be written, two results with one target, and overwriting a source."""
-        check_names(*sources)
-        if self.html is not None and self.explore:
+    @classmethod
+    def of(cls, request: Request, *sources: object, html: Path | None = None) -> Outputs:
+        """Return what a request writes, checked before any work is done; `html` is where a page goes anyway.
+
+        Raises:
+            UsageError: a target cannot be written, is that of another one, or is one of the sources.
+        """
+        given: dict[str, Any] = {"out": html} | {name: one for name, one in request if one is not None}
+        if given.get("no_html"):
+            del given["out"]
+        named = {FIELDS.get(name, name): given[name] for name in (*FIELDS, *STAGED) if given.get(name)}
+        sources = (*sources, *(given[name] for name in SOURCES if name in given))
+        made = cls(named, given.get("csv"), not given["no_explore"], request.quiet, sources, {})
+        return replace(made, staged=made._checked())
+
+    def _checked(self) -> dict[str, Path]:
+        """Check the targets, and return the temporary files."""
+        from offpol_diag.wholefiles import beside
+
+        check_names(*self.sources)
+        if "html" in self.targets and self.explore:
             require_plotly()
-        self.sources.extend(sources)
         if self.csv is not None:
             check_folder("--csv", self.csv)
-        for option, target, form, example in (
-            ("--sequences", self.sequences, "Parquet", "rows.parquet"),
-            ("--tally", self.tally, "a tally", "piece.tally"),
-        ):
-            if target is not None:
-                check_names(target)
-                with _writing(target):
-                    if not _replaceable(target):
-                        raise UsageError(
-                            f"{option} {target}: {form} needs a file", f"name one: {option} {example}"
-                        )
-                    name = beside(target.resolve())
-                self.staged[option.strip("-")] = name.with_name(f"{name.name}{target.suffix}")
-        targets = [*self._forms().values(), *(one for one in (self.sequences, self.tally) if one)]
+        staged = {}
+        for name in self.targets.keys() & STAGED:
+            target, (form, example) = self.targets[name], STAGED[name]
+            check_names(target)
+            with _writing(target):
+                if not _replaceable(target):
+                    hint = f"name one: --{name} {example}"
+                    raise UsageError(f"--{name} {target}: {form} needs a file", hint)
+                file = beside(target.resolve())
+            staged[name] = file.with_name(f"{file.name}{target.suffix}")
+        targets = list(self.targets.values())
         for target in targets:
-            check(target, *sources)
+            check(target, *self.sources)
         if len({target.resolve() for target in targets}) < len(targets):
             place = "stdout" if targets.count(STDOUT) > 1 else "one file"
             raise UsageError(f"two results cannot both go to {place}", "give each a file of its own")
+        return staged
 
     @contextmanager
-    def begin(self) -> Iterator[dict[str, Path]]:
-        """Start work that needs no result, and remove temporary files at the end of the block.
-
-        Yields:
-            `staged`: `sequences` and `tally`, where asked for, → the file that the analysis is to write.
-        """
+    def begin(self) -> Iterator[Mapping[str, Path]]:
+        """Yield `staged` for work that needs no result, and remove those files at the end of the block."""
         try:
             yield self.staged
         finally:
@@ -355,27 +370,25 @@ class Outputs:
         from offpol_diag.report import answered
         from offpol_diag.report.terminal import terminal
 
-        texts = {
-            target: render(form, result, self.explore, remarks) for form, target in self._forms().items()
-        }
+        forms = {form: target for form, target in self.targets.items() if form in FORMATS}
+        texts = {target: render(form, result, self.explore, remarks) for form, target in forms.items()}
         tables = {} if self.csv is None else self._tables(self.csv, result)
         drawn = "" if self.takes_stdout() else terminal(answered(result, remarks), verbose, self.quiet)
         with _made(self.csv):
-            staged = {getattr(self, form): file for form, file in self.staged.items()}
+            staged = {self.targets[name]: file for name, file in self.staged.items()}
             write_all(texts | tables, staged, drawn)
         if self.quiet:
             return
-        for form in (*FORMATS, "sequences", "tally"):
-            target = getattr(self, form)
-            if target not in (None, STDOUT):
-                say_where(FORMATS.get(form, form), target, self.takes_stdout())
+        for form in (*FORMATS, *STAGED):
+            if self.targets.get(form, STDOUT) != STDOUT:
+                say_where(FORMATS.get(form, form), self.targets[form], self.takes_stdout())
         if tables:
             names = ", ".join(target.name for target in tables)
             say_where("csv", f"{self.csv} ({counted(len(tables), 'file')}: {names})", self.takes_stdout())
 
     def takes_stdout(self) -> bool:
         """Return whether stdout holds a result, so that nothing else may be printed there."""
-        return STDOUT in self._forms().values()
+        return STDOUT in self.targets.values()
 
     def _tables(self, folder: Path, summary: Summary | Checked) -> dict[Path, str]:
         """Return the CSV of every table by its file.
@@ -386,8 +399,7 @@ class Outputs:
         from offpol_diag.frames import csv_files
 
         found = {folder / name: text for name, text in csv_files(tables_of(summary)).items()}
-        others = [*self._forms().values(), *(one for one in (self.sequences, self.tally) if one)]
-        taken = {one.resolve() for one in others if one != STDOUT}
+        taken = {one.resolve() for one in self.targets.values() if one != STDOUT}
         there = [one for one in found if one.exists()]
         read = [one for one in _files(self.sources) if one.exists()] if there else []
         for target in found:
@@ -398,9 +410,6 @@ class Outputs:
                 if target in there and any(target.samefile(one) for one in read):
                     raise UsageError(f"{target}: is what is read", "write the tables elsewhere")
         return found
-
-    def _forms(self) -> dict[str, Path]:
-        return {form: target for form in FORMATS if (target := getattr(self, form)) is not None}
 
 
 def require_plotly() -> None:

@@ -69,14 +69,21 @@ class Catalogue(Mapping[str, Preset]):
         return tuple(found.values())
 
 
-def chosen(presets: str | Preset | Iterable[Preset | str]) -> tuple[Preset, ...]:
+def chosen(
+    presets: str | Preset | Iterable[Preset | str], known: Catalogue | None = None
+) -> tuple[Preset, ...]:
     """Resolve a program's argument to presets: names in one text, or a sequence of presets and names.
+
+    Args:
+        presets: the argument.
+        known: the catalogue that names are looked up in; None for the built-in one.
 
     Raises:
         UsageError: a name is unknown, or something else is among them.
     """
+    known = load() if known is None else known
     if isinstance(presets, str):
-        return load().resolve(presets)
+        return known.resolve(presets)
     given: Iterable[object] = (presets,) if isinstance(presets, Preset) else presets
     hint = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
     if not isinstance(given, Iterable):
@@ -85,7 +92,7 @@ def chosen(presets: str | Preset | Iterable[Preset | str]) -> tuple[Preset, ...]
     for one in given:
         if not isinstance(one, str | Preset):
             raise UsageError(f"{type(one).__name__} is no preset", hint)
-        found += load().resolve(one) if isinstance(one, str) else (one,)
+        found += known.resolve(one) if isinstance(one, str) else (one,)
     return tuple(found)
 
 

@@ -72,12 +72,12 @@ def with_workers(*more: Change) -> Change:
     """Return a function that divides small dumps among workers, and does more."""
 
     def change() -> None:
-        from offpol_diag.cli import request
+        from offpol_diag.cli import running
         from offpol_diag.readers import shards
         from offpol_diag.run import pool
 
         heard()
-        request.LARGE = pool.WORTH = 0
+        running.LARGE = pool.WORTH = 0
         pool.room = lambda: 2
         pool.pieces = lambda dump, _: shards.pieces(dump, 1)
         for one in more:

@@ -153,15 +153,17 @@ class Option:
 @cache
 def commands() -> dict[str, tuple[Option, ...]]:
     """Return the options of every command."""
+    from typer import Context
     from typer.main import get_command
 
     from offpol_diag.cli import app
 
     whole: Any = get_command(app)
+    at = Context(whole)
     return {
         name: tuple(
             Option(tuple(one.opts), not one.is_flag, one.envvar)
-            for one in command.params
+            for one in command.get_params(at)
             if one.param_type_name == "option"
         )
         for name, command in whole.commands.items()

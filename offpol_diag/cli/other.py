@@ -1,0 +1,183 @@
+"""The commands that make no result of a dump: convert, recover, presets."""
+
+from __future__ import annotations
+
+import errno
+import json as to_json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from offpol_diag.cli.output import STDOUT, check, check_names, emit, note, say_where, write_all
+from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.printable import printable_json, printable_lines
+
+if TYPE_CHECKING:
+    from offpol_diag import requests
+    from offpol_diag.presets import Preset
+    from offpol_diag.table import Table
+    from offpol_diag.trainers import Config
+
+
+def convert(request: requests.Convert) -> None:
+    """What a trainer wrote by itself, as a canonical dump: Parquet, one row per sequence.
+
+    The form is detected. How its log-probs belong to tokens is checked on the first sequences: where a
+    neighbouring shift fits far better, that is an error, and --align decides. Every command that takes a DUMP
+    reads the same files by itself; convert keeps the result.
+
+    Where one file has no log-probs of both policies, --join takes them from a second one.
+    """
+    if request.forms:
+        emit(_table())
+        return
+    source, to = request.source, request.to
+    if not source or to is None:
+        raise UsageError(
+            "convert needs files and a target",
+            "offpol-diag convert SRC… --to out.parquet; --list shows the forms",
+        )
+    from offpol_diag.forms import convert as converted
+    from offpol_diag.forms import join as second
+    from offpol_diag.forms.detect import find
+
+    read = [*source, second.parse(request.join)[0]] if request.join else source
+    check_names(*read)
+    check(to, *read)
+    found = find(source, request.form, request.columns or {}, always=True, joined=request.join is not None)
+    assert found is not None
+    if any(to.exists() and to.samefile(path) for path in found.files):
+        raise UsageError(f"{to}: is what is read", "write to another file")
+    made = converted(found, to, request.way(), request.columns or {})
+    for line in made.notes:
+        note(line, request.quiet)
+    note(f"{to}: {made.sequences:,} sequences, {made.tokens:,} tokens", request.quiet)
+
+
+def _table() -> str:
+    """Return the forms as a table."""
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from offpol_diag.forms.table import FORMS
+    from offpol_diag.report.terminal import make_console
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("form", "trainer", "files", "holds", "alignment"):
+        table.add_column(title, overflow="fold")
+    for one in FORMS:
+        table.add_row(one.name, one.trainer, one.files, one.holds, str(one.alignment))
+    console = Console(file=io.StringIO(), width=make_console().width, highlight=False, markup=False)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def recover(request: requests.Recover) -> None:
+    """Make the dump that a killed DumpWriter did not finish.
+
+    Every batch that the writer had been given is in a hidden journal beside the dump until the dump has its
+    name. recover makes the dump of it, each batch once, and removes the journal. Of a damaged journal it
+    makes a dump of the batches before the damage, and the journal stays.
+    """
+    path, to = request.path, request.to
+    check_names(path)
+    if to is not None:
+        check(to, path)
+    from offpol_diag.writer import JOURNAL
+    from offpol_diag.writer import recover as recovered
+
+    try:
+        made = recovered(path, to, warn=note)
+    except ValueError as error:
+        what, _, hint = str(error).rpartition("; ")
+        raise DumpError(what, hint) from error
+    except OSError as error:
+        reading = str(error.filename).endswith(JOURNAL) or error.filename == path
+        if not reading or error.errno == errno.EROFS:
+            raise DumpError(
+                f"{to or path}: cannot be written ({error.strerror or error})",
+                "make room there, or name another place: --to",
+            ) from error
+        raise DumpError(
+            f"{path}: {error.strerror or error}", "check its name, and that it may be read"
+        ) from error
+    note(f"{made}: recovered", request.quiet)
+
+
+def presets(request: requests.Presets) -> None:
+    """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
+    from offpol_diag.commands import catalogue
+    from offpol_diag.presets.formulas import catalogue_table
+    from offpol_diag.presets.tuning import tuned
+    from offpol_diag.trainers import config_for, sayable, trainer_named
+
+    name, trainer, json, quiet = request.name, request.trainer, request.json_file, request.quiet
+    if json is not None:
+        check(json, *([request.preset_file] if request.preset_file else []))
+    changes = _changes(request.changes)
+    found = catalogue(request).resolve(name or "all")
+    if changes and name is None:
+        raise UsageError(
+            "--set changes a preset; none is named", "say which: offpol-diag presets NAME --set …"
+        )
+    chosen = {preset.name: tuned(preset, changes) for preset in found}
+    rows: dict[str, Any] = {"presets": {key: asdict(preset) for key, preset in chosen.items()}}
+    if trainer and name:
+        configs = [config_for(preset, trainer) for preset in chosen.values()]
+        drawn = printable_lines("\n".join(config.text() for config in configs))
+        rows = {"configs": [_config(config) for config in configs]}
+    else:
+        if trainer:
+            said = trainer_named(trainer)
+            hint = f"`offpol-diag presets NAME --for {said}` prints it, ready to paste"
+            note(f"what {said} can say; {hint}", quiet)
+            chosen = {key: preset for key, preset in chosen.items() if sayable(preset, (said,))}
+            rows = {"presets": {key: asdict(preset) for key, preset in chosen.items()}}
+        from offpol_diag.report.terminal import tables
+
+        each = [part for one in chosen.values() for part in _described(one)]
+        drawn = tables(each if name else [catalogue_table(chosen)])
+    text = printable_json(to_json.dumps({"format": 1} | rows, indent=1, ensure_ascii=False)) + "\n"
+    write_all({} if json is None else {json: text}, shown="" if json == STDOUT else drawn)
+    if json not in (None, STDOUT) and not quiet:
+        say_where("json", json, aside=True)
+
+
+def _described(preset: Preset) -> tuple[str | Table, ...]:
+    """Return a preset's formulas, and the numbers that they get."""
+    from offpol_diag.pipeline.plan import numbers
+    from offpol_diag.presets.formulas import description
+    from offpol_diag.table import Table
+
+    rows = tuple((one.part, one.of, _said(one.lower), _said(one.upper)) for one in numbers(preset))
+    table = Table("numbers", "Numbers", ("part", "of", "lower", "upper"), rows)
+    return (*description(preset), table) if rows else description(preset)
+
+
+def _said(bound: float) -> str:
+    """Write a bound with six digits; – for none."""
+    from offpol_diag.numerals import minus
+
+    return minus(f"{bound:.6g}") if math.isfinite(bound) else "–"
+
+
+def _changes(given: Sequence[str]) -> dict[str, str]:
+    from offpol_diag.options import split
+    from offpol_diag.presets.tuning import SETTINGS
+
+    parts = [part.partition("=") for text in given for part in split(text)]
+    for key, sign, value in parts:
+        if not key.strip() or not value.strip():
+            raise UsageError(f'--set "{key}{sign}{value}" sets nothing', SETTINGS)
+    return {key.strip(): value.strip() for key, _, value in parts}
+
+
+def _config(config: Config) -> dict[str, Any]:
+    said = {**asdict(config), "text": config.text()}
+    for snippet in said["snippets"]:
+        del snippet["age"]
+    return said

@@ -1,0 +1,114 @@
+"""Surroundings of a long computation on the command line: memory, worker processes, silence, progress."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+
+from offpol_diag.errors import OffpolError
+from offpol_diag.requests import Computed, Sweep
+
+Asked = TypeVar("Asked", bound=Computed)
+LARGE = 16 << 20
+"""File bytes above which workers are probably faster."""
+ADDRESSES = 1 << 30
+"""Bytes of address space below which libraries end the process, or raise any error, as they are loaded."""
+
+
+@contextmanager
+def running(request: Asked, dumps: Sequence[str]) -> Iterator[Asked]:
+    """Yield the request with a progress bar, with workers forked and, with --quiet, without warnings."""
+    request.way()  # a mistake in it is told before anything is loaded
+    import_module("offpol_diag.sweep" if isinstance(request, Sweep) else "offpol_diag.analyze")
+    prepare(request, dumps)
+    with quietly(request), progress(request.quiet) as report:
+        yield request.model_copy(update={"progress": report})
+
+
+def prepare(request: Computed, dumps: Sequence[str]) -> None:
+    """Fork workers if they are probably needed, after all imports and before any thread is started."""
+    if request.workers != 1 and request.engine == "local" and _bytes(dumps) >= LARGE:
+        from offpol_diag.run import devices, pool
+
+        if request.device == devices.CPU or (request.device == "auto" and not devices.present()):
+            pool.fork(request.workers)
+
+
+def require_addresses() -> None:
+    """Refuse an address space in which a library would end the process while it is loaded.
+
+    Raises:
+        OffpolError: it is limited to less than `ADDRESSES`.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= most < ADDRESSES:
+        raise OffpolError(
+            f"there is not enough memory: the address space is limited to {most >> 20:,} MiB, and the "
+            f"libraries take up to {ADDRESSES >> 20:,}",
+            "raise the limit (ulimit -v), or lift it",
+        )
+
+
+def _bytes(dumps: Sequence[str]) -> int:
+    """Return the size of local files and directories; URLs, globs and what cannot be read count nothing."""
+    size = 0
+    for path in map(Path, dumps):
+        try:
+            size += sum(one.stat().st_size for one in (path.rglob("*.parquet") if path.is_dir() else [path]))
+        except OSError:
+            continue
+    return size
+
+
+def quietly(request: Computed) -> AbstractContextManager[None]:
+    """Return a context in which, with --quiet, neither Ray nor the compiler says anything."""
+    if not request.quiet:
+        return nullcontext()
+    if request.engine != "ray":
+        return _without_warnings()
+    from offpol_diag.run.ray import silent
+
+    return silent()
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Let the package log errors alone within the block."""
+    logger = logging.getLogger("offpol_diag")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a function that shows (rows done, rows in all) as a bar on stderr; None if it is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not (console.is_terminal and console.file.isatty()):  # FORCE_COLOR makes a log no terminal
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rate = TextColumn("rows, {task.fields[rate]} rows/s,")
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None, rate="–")
+
+        def report(done: int, total: int) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(task, completed=done, total=total, rate="–" if speed is None else f"{speed:,.0f}")
+
+        yield report

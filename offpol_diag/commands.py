@@ -1,0 +1,281 @@
+"""What each command does: a request in, a result out; the only caller of the engine.
+
+Functions take the paths that are read, the request, and a function that is told remarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offpol_diag import requests
+from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.options import Request, shown
+
+if TYPE_CHECKING:
+    from offpol_diag.analyze import Examined
+    from offpol_diag.check import Checked
+    from offpol_diag.gate import Gates
+    from offpol_diag.presets import Preset
+    from offpol_diag.presets.catalogue import Catalogue
+    from offpol_diag.summary import Summary
+
+Say = Callable[[str], None]
+ALL = "all"
+MOST_NAMED = 3
+"""Most presets that a hint names."""
+
+
+def silent(text: str) -> None:
+    """Drop a remark."""
+
+
+# ---------------------------------------------------------------- commands
+
+
+def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Summary:
+    """Analyse and diagnose a dump, and recommend a correction."""
+    trainer = trainer_of(request)
+    chosen = presets_of(request, say, ALL)
+    more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "trainer": trainer or ""}
+    more |= {"sequences": request.sequences, "tally": request.tally}
+    found = examined(paths, request, chosen, say, every_log=request.presets is not None, **more)
+    return advised(found, "analyze", trainer)
+
+
+def doctor(paths: Sequence[str], request: requests.Doctor, say: Say = silent) -> Summary:
+    """Diagnose a dump without any preset."""
+    return named(examined(paths, request, (), say).summary(), "doctor")
+
+
+def compare(
+    paths: Sequence[str], others: Sequence[str] | None, request: requests.Compare, say: Say = silent
+) -> Summary:
+    """Compare presets on one dump, or the run of one dump with that of another."""
+    if others is not None:
+        return _compare_runs(paths, others, request, say)
+    from offpol_diag.compare import lacking, of_presets, reference
+    from offpol_diag.forms import open_dump
+
+    chosen, base = presets_of(request, say, ALL), None
+    if request.against is not None:
+        one = one_preset(request, "against")
+        chosen, base = tuple(dict.fromkeys((*chosen, one))), one.name
+    columns = open_dump(paths, reading=request.way(), columns=request.columns or None).info.columns
+    lacks = lacking(columns, chosen)
+    if all(lacks.values()):
+        raise _nothing_to_compare(request, columns, lacks)
+    base = reference(lacks, base)
+    assert base is not None  # or there would have been an error
+    found = examined(paths, request, chosen, say, against=base, every_log=request.presets is not None)
+    summary = advised(found, "compare")
+    return summary.model_copy(update={"comparison": of_presets(found, summary, base)})
+
+
+def _compare_runs(
+    paths: Sequence[str], others: Sequence[str], request: requests.Compare, say: Say
+) -> Summary:
+    """Analyse both runs alike, one after the other, and compare them."""
+    if request.against is not None:
+        both = "add --as-one" if request.shell else "give both dumps in one list"
+        raise UsageError(
+            f"{request.named('against')} names a preset, and two runs are compared as run A and run B",
+            f"leave it out, or {both} to compare presets on both dumps as one",
+        )
+    if list(paths) == list(others) == ["-"]:
+        raise UsageError("stdin cannot be both runs", "name a file for one of them")
+    from offpol_diag.compare import of_runs
+
+    chosen = presets_of(request, say, ())
+    one, other = examined(paths, request, chosen, say), examined(others, request, chosen, say)
+    first, second = named(one.summary(), "compare"), other.summary()
+    return first.model_copy(update={"against": of_runs(one, other, first, second)})
+
+
+def _nothing_to_compare(
+    request: requests.Compare, columns: Mapping[str, str], lacks: Mapping[str, Sequence[str]]
+) -> UsageError:
+    """Return the error for a dump that has the columns of no preset, with what would work."""
+    missing = dict.fromkeys(column for names in lacks.values() for column in names)
+    every = catalogue(request).items()
+    able = [name for name, preset in every if not preset.lacking(columns)][:MOST_NAMED]
+    ways = [f"try {request.example('presets', ','.join(able))}"] if able else []
+    current = columns.get("current_log_probs")
+    if current and "old_log_probs" in missing:
+        example = request.example("columns", f"old={current}")
+        ways.insert(0, f"read the policy there is as the old one with {example}")
+    return UsageError(
+        f"the dump has no {' and no '.join(missing)}, which {', '.join(lacks)} cannot do without",
+        ", or ".join(ways) or f"name {'it' if len(missing) == 1 else 'them'} with {request.named('columns')}",
+    )
+
+
+def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> Checked:
+    """Compare the metrics that a trainer logged with what its dump says that they are."""
+    if not request.logged:
+        raise UsageError("check needs the trainer's curves", "offpol-diag check DUMP --logged history.jsonl")
+    from offpol_diag.check.verdict import check as checked
+
+    return checked(
+        paths,
+        request.logged,
+        trainer=trainer_of(request),
+        preset=request.preset,
+        micro_batch=request.micro_batch,
+        dp=request.dp,
+        catalogue=catalogue(request, say),
+        columns=request.columns or None,
+        reading=request.way(),
+        on_bad_row=request.on_bad_row,
+    )
+
+
+def merge(tallies: Sequence[Path], request: requests.Merge) -> Summary:
+    """Merge the tallies of pieces of a dump, and write the merged one where that is asked for."""
+    from offpol_diag.advice.recommend import advised as with_advice
+    from offpol_diag.analysis import merge as pieces
+    from offpol_diag.analysis import tally_file
+
+    trainer = trainer_of(request)
+    whole = pieces.merge(tallies)
+    summary = with_advice(pieces.summary(whole), trainer)
+    if request.tally is not None:
+        tally_file.write(request.tally, whole)
+    return summary
+
+
+def sweep(paths: Sequence[str], request: requests.Sweep, say: Say = silent) -> Summary:
+    """Evaluate one preset at many thresholds; options are checked before the dump is read."""
+    from offpol_diag.sweep import SweepOptions
+    from offpol_diag.sweep import sweep as swept
+
+    preset = one_preset(request, "preset", say)
+    asked = SweepOptions.of(preset, request.which, request.at, request.keep, request.trainer)
+    return named(swept(paths, asked, **_where(request)), "sweep")
+
+
+def required(request: requests.Gate) -> Gates:
+    """Return what must hold, by options and files."""
+    from offpol_diag.gate import required as all_of
+
+    names = ("gates", "fail_on", "point", "baseline", "tolerance", "only", "presets")
+    more = {name: getattr(request, name) for name in names}
+    return all_of(max=request.max or (), min=request.min or (), **more)
+
+
+def gate(
+    given: Sequence[str] | Summary, request: requests.Gate, must: Gates, say: Say = silent
+) -> tuple[Summary, tuple[str, ...]]:
+    """Judge a result, or a dump with the presets that the bounds name.
+
+    Returns:
+        The judged result, and remarks on what was not compared.
+    """
+    from offpol_diag.gate import judged, not_compared
+    from offpol_diag.summary import Summary, load
+
+    base = load(must.result) if must.result else None
+    if isinstance(given, Summary):
+        found = given
+    else:
+        chosen = must.presets(catalogue(request, say))
+        found = advised(examined(given, request, chosen, say, by_step=must.by_step), "gate")
+    remark = not_compared(base, must.baseline) if base and must.baseline else ""
+    summary = found.model_copy(update={"gates": list(judged(found, must, base))})
+    return summary, (remark,) if remark else ()
+
+
+# ---------------------------------------------------------------- the engine
+
+
+def examined(
+    paths: Sequence[str], request: requests.Computed, presets: Sequence[Preset], say: Say, **more: Any
+) -> Examined:
+    """Analyse a dump under presets; `more` goes to `analyze.examine`."""
+    from offpol_diag.analyze import examine, largest_groups
+
+    group_by: tuple[str, ...] = getattr(request, "group_by", ())
+    found = examine(paths, presets=presets, group_by=group_by, **_where(request), **more)
+    for one in found.study.kept:
+        say(largest_groups(one))
+    return found
+
+
+def _where(request: requests.Computed) -> dict[str, Any]:
+    """Return the arguments on reading and computing of every pass over a dump."""
+    same = ("on_bad_row", "device", "seed", "engine", "workers", "progress", "batch_tokens")
+    own = {"columns": request.columns or None, "reading": request.way()}
+    return own | {name: getattr(request, name) for name in same}
+
+
+def advised(found: Examined, command: str, trainer: str | None = None) -> Summary:
+    """Return the numbers with the recommendation, and its configuration for a trainer."""
+    from offpol_diag.advice.recommend import advised as with_advice
+
+    return with_advice(named(found.summary(), command), trainer)
+
+
+def named(summary: Summary, command: str) -> Summary:
+    """Return the result with the name of its command."""
+    return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
+
+
+# ---------------------------------------------------------------- names in a request
+
+
+def catalogue(request: Request, say: Say = silent) -> Catalogue:
+    """Return the built-in and the user's presets; names with a changed meaning are a remark."""
+    from offpol_diag.presets.catalogue import load
+
+    file: Path | None = getattr(request, "preset_file", None)
+    with request.judged("preset_file"):
+        found = load(file)
+    if found.replaced:
+        say(f"{file} gives its own meaning to {', '.join(found.replaced)}")
+    return found
+
+
+def presets_of(
+    request: requests.Analyze | requests.Compare, say: Say, otherwise: str | tuple[()]
+) -> tuple[Preset, ...]:
+    """Return the presets of a request, or `otherwise` where none are named."""
+    from offpol_diag.presets.catalogue import chosen
+
+    known = catalogue(request, say)
+    with request.judged("presets"):
+        return chosen(otherwise if request.presets is None else request.presets, known)
+
+
+def one_preset(request: Request, field: str, say: Say = silent) -> Preset:
+    """Return the one preset that a field names."""
+    from offpol_diag.presets.catalogue import chosen
+
+    given = getattr(request, field)
+    found = chosen([given], catalogue(request, say))
+    if len(found) != 1:
+        raise UsageError(f"{request.named(field)}: {shown(given)} names {len(found)} presets", "name one")
+    return found[0]
+
+
+def trainer_of(request: Request) -> str | None:
+    """Return the canonical name of the trainer in a request."""
+    from offpol_diag.trainers import trainer_named
+
+    given: str | None = getattr(request, "trainer", None)
+    with request.judged("trainer"):
+        return None if given is None else trainer_named(given)
+
+
+def summed_by_step(names: Sequence[str], presets: Sequence[Preset]) -> tuple[str, ...]:
+    """Return numbers by our names, each of which is summed at every step under these presets."""
+    from offpol_diag.engine.breakdowns import is_by_step, names_by_step
+    from offpol_diag.gate.aliases import ours
+
+    found = tuple(map(ours, names))
+    for said, name in zip(names, found, strict=True):
+        if not is_by_step(name, presets):
+            near = did_you_mean(name, names_by_step(presets))
+            hint = near or "docs/metrics.md lists the names; those of a preset are PRESET.NAME"
+            raise UsageError(f'by_step: "{said}" is no number that is summed by step', hint)
+    return found

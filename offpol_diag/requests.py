@@ -1,0 +1,305 @@
+"""What each command is asked: a model per command, and a field per option. To add an option, add a field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from offpol_diag.errors import UsageError
+from offpol_diag.options import (
+    MOST_SEED,
+    PYTHON,
+    SHELL,
+    Count,
+    Device,
+    Fields,
+    Files,
+    Joined,
+    Limits,
+    Names,
+    Number,
+    Pairs,
+    Paths,
+    Processes,
+    Progress,
+    Request,
+    Seed,
+    opt,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from offpol_diag.forms import Reading
+
+READ, WRITE = "What is read", "What is written"
+BOUNDS, BASELINE = "What must hold", "Against an earlier result"
+
+
+# ---------------------------------------------------------------- what several commands are asked
+
+
+class Read(Request):
+    """How files are read."""
+
+    columns: Pairs = opt(None, "rollout=NAME,old=NAME", READ, env=True)
+    """Which column is which, where the names do not say it; mask=none: none is."""
+    form: str | None = opt(None, "NAME", READ, env=True)
+    """The form of the files, where it is not to be detected; `offpol-diag convert --list` has them."""
+    align: Joined | None = opt(None, "response|full,shift=N", READ, env=True)
+    """How log-probs belong to tokens, where the form's way is wrong: full,shift=1."""
+    join: str | None = opt(None, "FILE:COLUMN,COLUMN", READ, file=True)
+    """Columns of a second file, found by sequence_id: other.parquet:old_log_probs."""
+    on: str | None = opt(None, "COLUMN|row", READ, file=True)
+    """The column that --join goes by instead; row is the order of the rows."""
+
+    def way(self) -> Reading:
+        """Return how files are read that are no canonical dump."""
+        from offpol_diag.forms import Reading
+
+        return Reading(self.form, self.align, self.join, self.on)
+
+
+class ReadDump(Read):
+    """How a dump is read."""
+
+    dump: Paths = opt((), "DUMP", file=True, only=SHELL)
+    """Parquet files, directories of them, or globs, here or at a URL (s3://, gs://, hf://, …); - is stdin.
+    Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample."""
+    on_bad_row: Literal["error", "skip"] = opt("error", "<error|skip>", READ, env=True)
+    """Stop at a row that cannot be read, or leave it out and say so at the top of every report."""
+    reading: Any = opt(None, only=PYTHON)
+
+    def way(self) -> Reading:
+        """Return how files are read; in Python `reading` is all of it."""
+        from offpol_diag.forms import Reading
+
+        if not isinstance(self.reading, Reading | None):
+            raise UsageError(f"reading: it cannot be {shown(self.reading)}", "give a forms.Reading, or None")
+        return self.reading or super().way()
+
+
+class Computed(ReadDump):
+    """How numbers are computed."""
+
+    device: Device = opt("auto", "auto|cpu|cuda[:N]", env=True)
+    """Where to compute."""
+    engine: Literal["local", "ray"] = opt("local", "<local|ray>", env=True)
+    """This machine, or the Ray cluster of RAY_ADDRESS (docs/ray.md); the numbers are the same."""
+    workers: Processes = opt(None, "auto|N", env=True, usual="auto")
+    """Processes that compute on the CPU; auto is one for each core, where memory and dump are large enough.
+    The numbers are the same."""
+    seed: Seed = opt(0, f"<int range> [0<=x<={MOST_SEED}]", env=True)
+    """Seed of the bootstrap intervals."""
+    progress: Progress = opt(None, only=PYTHON)
+    batch_tokens: Count | None = opt(None, only=PYTHON)
+
+
+class OwnPresets(Fields):
+    """Presets of the user."""
+
+    preset_file: Path | None = opt(None, "FILE", READ, env=True)
+    """Presets of your own (TOML, the grammar of the catalogue)."""
+
+
+class Grouped(Fields):
+    """What numbers are broken down by."""
+
+    group_by: Names = opt((), "COLUMN,COLUMN", READ, env=True)
+    """Break the numbers down by these columns (host, engine, env)."""
+
+
+class ForTrainer(Fields):
+    """Whose configuration is printed."""
+
+    trainer: str | None = opt(None, "TRAINER", "", "--for", env=True)
+    """Print the recommended method in this trainer's own syntax (verl, trl, slime, …)."""
+
+
+class Drawn(Fields):
+    """Where a report goes, on the command line."""
+
+    out: Path | None = opt(None, "FILE", WRITE, "--out", "-o", "--html", only=SHELL)
+    """Where the HTML report goes."""
+    no_explore: bool = opt(False, "", WRITE, env=True, only=SHELL)
+    """Leave out of the HTML what draws its charts large (plotly, 2 MB)."""
+    md: Path | None = opt(None, "FILE|-", WRITE, only=SHELL)
+    """Write Markdown; - is stdout."""
+    csv: Path | None = opt(None, "FOLDER", WRITE, only=SHELL)
+    """Write every table of the page as CSV into this folder, which is made if it is missing."""
+    verbose: bool = opt(False, "", "", "--verbose", "-v", env=True, only=SHELL)
+    """Every table, not the short answer."""
+
+
+class Written(Drawn):
+    """Where a result goes, on the command line."""
+
+    json_file: Path | None = opt(None, "FILE|-", WRITE, "--json", only=SHELL)
+    """Write the result as JSON; - is stdout."""
+
+
+class Texts(Fields):
+    """Tokens as text."""
+
+    tokenizer: Path | None = opt(None, "FILE", WRITE, only=SHELL)
+    """Show tokens as text: the tokenizer.json of the model (package tokenizers)."""
+
+
+class Pieces(Fields):
+    """Sums to be merged, and a report that is written unless it is declined."""
+
+    no_html: bool = opt(False, "", WRITE, only=SHELL)
+    """Write no HTML report."""
+    tally: Path | None = opt(None, "FILE.tally", WRITE)
+    """Write the sums that all numbers are made of, for `offpol-diag merge`."""
+
+
+# ---------------------------------------------------------------- what each command is asked
+
+
+class Analyze(Texts, Pieces, Written, ForTrainer, Grouped, OwnPresets, Computed):
+    """What `analyze` is asked."""
+
+    presets: Any = opt(None, "all|NAME,NAME", READ, env=True)
+    """Corrections to evaluate; `offpol-diag presets` lists them. All by default; what a trainer logs is then
+    computed only for its own presets and what can be recommended, with `all` for every preset."""
+    strict: bool = opt(False, only=SHELL)
+    """Exit with 1 where the verdict is a bug."""
+    by_step: Names = opt((), only=PYTHON)
+    sequences: Path | None = opt(None, "FILE.parquet", WRITE)
+    """Write one row per sequence: its length, ΣΔ, and what each preset keeps of it."""
+
+
+class Doctor(Written, Grouped, Computed):
+    """What `doctor` is asked."""
+
+    strict: bool = opt(False, only=SHELL)
+    """Exit with 1 where the verdict is a bug."""
+
+
+class Compare(Written, Grouped, OwnPresets, Computed):
+    """What `compare` is asked."""
+
+    presets: Any = opt(None, "all|NAME,NAME", READ, env=True)
+    """Corrections to evaluate; `offpol-diag presets` lists them. Of one dump all, of two runs none, unless
+    you name some."""
+    against: Any = opt(None, "NAME", READ)
+    """The preset that the others are compared with; the first of --presets unless you name one."""
+    as_one: bool = opt(False, "", READ, only=SHELL)
+    """Read several DUMPs as the parts of one dump."""
+
+
+class Sweep(Written, OwnPresets, Computed):
+    """What `sweep` is asked."""
+
+    preset: Any = opt(..., "NAME", READ)
+    """Whose threshold moves; `offpol-diag presets` lists them."""
+    which: str | None = opt(None, "BOUND")
+    """Which of its bounds: weight.upper, reject.upper, reject[1].lower, veto.lower; reject or weight alone is
+    the window [1/b, b]. Left out: the one that the preset is about."""
+    at: Joined | None = opt(None, "B,B,…")
+    """The thresholds, rising. Left out: round numbers where the data change."""
+    keep: Number | None = opt(None, "SHARE")
+    """Solve for the bounds that keep this share (0.95), around the data; reads the dump twice more."""
+    trainer: str | None = opt(None, "TRAINER", "", "--for")
+    """With --keep: print the bounds as this trainer's config."""
+
+
+class Gate(Written, OwnPresets, Computed):
+    """What `gate` is asked."""
+
+    dump: tuple[str, ...] = opt((), "DUMP|RESULT.json", required=True, only=SHELL)
+    """A dump, or a result that --json wrote, to be judged as it is."""
+    fail_on: Names = opt((), "DIAGNOSIS", BOUNDS, many=True)
+    """A diagnosis that fails, as every worse one does: bug, cannot_tell or honest_mismatch. Repeatable."""
+    max: Limits | None = opt(None, "NAME=NUMBER", BOUNDS, many=True)
+    """The largest value that passes: --max k3=0.002. Repeatable."""
+    min: Limits | None = opt(None, "NAME=NUMBER", BOUNDS, many=True)
+    """The smallest value that passes: --min seq_mis.ess_tokens=0.5. Repeatable."""
+    gates: Path | None = opt(None, "FILE.toml", BOUNDS)
+    """Bounds from a file, with levels, steps and presets (docs/ci.md)."""
+    point: bool = opt(False, "", BOUNDS)
+    """Judge the plain values, not their 95% intervals."""
+    baseline: Path | None = opt(None, "RESULT.json", BASELINE)
+    """Nothing may be worse than in this result by more than the tolerance."""
+    tolerance: Names = opt((), "[NAME=]10%|0.001", BASELINE, many=True)
+    """How much worse is allowed: a share of the baseline's value, an amount, or both (10%+0.001); of one
+    number or of all. Default 10%. Repeatable."""
+    only: Names = opt((), "NAME,NAME", BASELINE)
+    """Compare these numbers and no others."""
+    presets: Names = opt((), "NAME,NAME", BASELINE, env=True)
+    """Presets whose numbers are compared as well."""
+    group_by: Names = opt((), only=PYTHON)
+    junit: Path | None = opt(None, "FILE.xml", WRITE, only=SHELL)
+    """Write the verdicts as JUnit XML; - is stdout."""
+
+
+class Check(Written, OwnPresets, ReadDump):
+    """What `check` is asked."""
+
+    logged: Files = opt((), "FILE", READ, many=True)
+    """The trainer's curves by step: exports of W&B or TensorBoard, JSONL, CSV; may be repeated."""
+    trainer: str | None = opt(None, "NAME", READ)
+    """Who logged them; found by provenance or by the names, where it is left out."""
+    preset: str | None = opt(None, "NAME", READ)
+    """The correction that ran; left out, the trainer's that reproduces the most metrics."""
+    micro_batch: Count | None = opt(None, "<int range> [x>=1]", READ)
+    """Sequences of a micro-batch, where the trainer averages the means of those."""
+    dp: Count | None = opt(None, "<int range> [x>=1]", READ)
+    """Data-parallel ranks (rows in blocks), where the trainer averages the means of those."""
+    strict: bool = opt(False, only=SHELL)
+    """Exit with 1 where a metric differs."""
+
+
+class Merge(Pieces, Written, ForTrainer, Request):
+    """What `merge` is asked."""
+
+    tallies: tuple[Path, ...] = opt(..., "TALLY.json", only=SHELL)
+    """What `analyze --tally` wrote, of every piece once, in the dump's order."""
+
+
+class Convert(Read):
+    """What `convert` is asked."""
+
+    source: tuple[str, ...] = opt((), "SRC", only=SHELL)
+    """Files, directories of them, or globs, here."""
+    to: Path | None = opt(None, "FILE.parquet", WRITE)
+    """Where the dump goes."""
+    forms: bool = opt(False, "", "", "--list")
+    """List the forms that are read."""
+
+
+class Presets(OwnPresets, Request):
+    """What `presets` is asked."""
+
+    name: str | None = opt(None, "NAME", only=SHELL)
+    """One preset, or several separated by commas: their exact formulas."""
+    trainer: str | None = opt(None, "TRAINER", "", "--for")
+    """The preset in this trainer's own syntax, ready to paste; without a NAME, what it can say."""
+    changes: tuple[str, ...] = opt((), "KEY=VALUE", "", "--set", many=True)
+    """Change a threshold: weight.upper=3, reject.lower=0.99. Repeat it, or separate by commas."""
+    json_file: Path | None = opt(None, "FILE|-", WRITE, "--json", only=SHELL)
+    """Write the result as JSON; - is stdout."""
+
+
+class Recover(Request):
+    """What `recover` is asked."""
+
+    path: str = opt(..., "PATH", only=SHELL)
+    """The dump as it was to be called, or its journal."""
+    to: Path | None = opt(None, "FILE.parquet", WRITE)
+    """Another name for the dump; needed where PATH is a journal."""
+
+
+class Report(Texts, Drawn, Request):
+    """What `report` is asked."""
+
+    result: Path = opt(..., "RESULT.json", only=SHELL)
+    """What --json wrote; - is stdin."""
+
+
+COMMANDS = (Analyze, Check, Compare, Convert, Doctor, Gate, Merge, Presets, Recover, Report, Sweep)
+MODELS: Mapping[str, type[Request]] = {model.__name__.lower(): model for model in COMMANDS}
+"""Command → what it is asked."""
+ARGUMENTS = ("dump", "tallies", "source", "name", "path", "result")
+"""Fields that are words of the command line without a flag."""
