@@ -101,11 +101,11 @@ SAID = [
     ("collapse", "while the mean reward falls from 0.52 to 0"),
     (
         "collapse",
-        "No sign of one. K1 is not negative. In sync (lag 0) K3 is 0.00072. E[r] = 1 cannot be tested",
+        "No sign of one. K1 is not negative. In sync (lag 0) K3 is 0.00072. E[r] = 1 cannot be",
     ),
     (
         "collapse",
-        "Resume from before step 4: from there K3 is above 0.015 (perhaps from step 3). Make updates",
+        "Resume from before step 4: from there K3 is above 0.015 (perhaps from step 3). Make",
     ),
     ("collapse", "Then token TIS at 2.0 (ESS 93%, 0.62% truncated): alone it does not save the run."),
     ("collapse", "* Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.97 and 0.81); K3 can."),
@@ -152,11 +152,7 @@ def test_published_levels_are_warned_of_where_there_is_room_and_with_v_in_a_tabl
 
 def test_with_v_a_fact_gives_the_evidence_that_its_sentence_does_not(results, at):
     drawn = " ".join(at(results["collapse"], 120, verbose=True).split())
-    for once in (
-        "Growing updates: at a",
-        "A correction alone does not save",
-        "is advised all the same, because",
-    ):
+    for once in ("Growing updates: at a", "A correction alone does", "is advised all the same"):
         assert drawn.split("9 published")[0].count(once) == 1
     for words in (
         "✓ K1 is not negative: 0.28 [0.20, 0.35] nats.",
@@ -171,13 +167,11 @@ def test_with_v_a_fact_gives_the_evidence_that_its_sentence_does_not(results, at
     assert "ruled out" not in said(results["collapse"])
 
 
-def test_beside_a_bug_no_correction_is_shown_and_a_collapse_is_dated_by_the_worst_band_of_k3(results):
+def test_beside_a_bug_no_correction_is_shown(results):
     for name in BUGS:
         assert terminal(results[name]).splitlines()[2].startswith("BUG: ")
         assert "with a weight" not in said(results[name])
         assert "recommended" not in said(results[name])
-    titles = [picture.title for picture in pictures(results["collapse"])]
-    assert "K3 passes 0.1 at step 4; from step 3 to 8 the mean reward falls from 0.69 to 0" in titles
 
 
 BANDED = ("good", "fair", "low", "typical", "elevated")
@@ -193,7 +187,9 @@ def test_a_heavy_tail_is_told_once_and_leaves_its_numbers_without_a_band(results
     assert said(results[name]).count("Heavy tail") == said(results[name]).count("k̂") == (name != "healthy")
     assert not any("*" in one.sentence for one in found.facts)
     for one in (at(results[name], 160, verbose=True), markdown(results[name])):
-        rows = [line for line in one.splitlines() if "ESS, tokens" in line or "χ², tokens" in line]
+        rows = [
+            line for line in one.splitlines() if line.lstrip("| ").startswith(("ESS, tokens", "χ², tokens"))
+        ]
         assert [line for line in rows if ("*" in line) == any(b in line for b in BANDED)] == []
 
 
@@ -213,9 +209,7 @@ TITLES = {
         "A cap on r from 1.5 to 5 truncates at most 0.28% of tokens and keeps ESS at 98% or more",
     ),
     "healthy": ("No token differs by more than a factor of 2",),
-    "collapse": (
-        "7.2% of tokens differ by more than a factor of 2: 6.6% are less likely under the trainer, 0.62% more",
-    ),
+    "collapse": ("K3 passes 0.1 at step 4; from step 3 to 8 the mean reward falls from 0.69 to 0",),
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, Tone, title, worse
 from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
-from offpol_diag.report.analyze import about
+from offpol_diag.report.analyze import about, cautions
 from offpol_diag.report.answer import Answer, Fact, Line, Tile, listed
 from offpol_diag.report.diagnosis import candidates, cause_details
 from offpol_diag.report.picture import SERIES, Layer, Panel, Picture, Values, at_places
@@ -81,7 +81,7 @@ def of_presets(summary: Summary, found: Comparison) -> Answer:
     answered = partial(
         Answer,
         about(summary) + columns.all_read(summary.dump),
-        cautions=(f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else (),
+        cautions=(*cautions(summary), *((f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else ())),
         remarks=columns.unlike(summary.dump),
     )
     if not able:
