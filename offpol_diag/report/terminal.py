@@ -32,10 +32,10 @@ PIPE_WIDTH, PROSE_WIDTH = 120, 100
 TICKS, TICKS_WIDTH = "▁▂▃▄▅▆▇█", 9
 LINES, MOST_EVIDENCE = 36, 2
 """Lines of the short answer, and of the evidence of a candidate in it."""
-SHORTER = ((4, 4, 5), (4, 4, 3), (4, 4, 2), (3, 2, 2), (2, 2, 2), (2, 1, 2), (2, 0, 2), (1, 0, 2))
+SHORTER = ((4, 4, 5), (4, 4, 3), (4, 4, 2), (3, 2, 2), (2, 2, 2), (2, 1, 2), (2, 0, 2), (1, 0, 2), (1, 0, 0))
 """Forms of the short answer, tried until it has its lines: lines of a fact, of the warnings, corrections."""
 MOST, CAUTIONS = 4, 3
-"""Lines of what to do, in every form; cautions in the short answer."""
+"""Lines of what to do and of what would decide, in every form; cautions in the short answer."""
 PADDING, TEXT_WIDTH, WORD_WIDTH = 2, 14, 48
 """Blanks between columns; least width of text; width up to which words stay whole in a pipe."""
 STYLES: dict[Tone, str] = {"good": "bold green", "info": "bold", "warn": "bold yellow", "bad": "bold red"}
@@ -95,13 +95,14 @@ def terminal(answer: Answer, verbose: bool = False, quiet: bool = False) -> str:
     console = make_console()
     if quiet and not verbose:
         return f"{disarmed(plain(printable(answer.headline), console.encoding))}\n"
-    pasted = sum(len(code.splitlines()) + 2 for _, code in answer.code)
+    room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
+    room += sum(len(code.splitlines()) + 2 for _, code in answer.code)
     found = []
     for form in SHORTER[:1] if verbose else SHORTER:
         with console.capture() as drawn:
             _Screen(console, verbose, *form).draw(answer)
         found.append(_settled(drawn.get(), console))
-        if found[-1].count("\n") <= LINES + pasted:
+        if found[-1].count("\n") <= room:
             return found[-1]
     return found[min(3, len(found) - 1)]  # where there is no room for it, no sentence is cut for it
 
@@ -164,7 +165,8 @@ class _Screen:
             if table.rows and (table.shown == "always" or (self.verbose and table.shown == "more")):
                 cut = table.id == "corrections" and not self.verbose
                 few = replace(table, rows=table.rows[: self.rows], notes=table.notes if self.rows > 2 else ())
-                self.table(few if cut else table)
+                if few.rows or not cut:
+                    self.table(few if cut else table)
         found = [one.title for one in answer.charts if one.telling] if self.verbose else []
         self.blank(bool(found))
         for text in found:
@@ -209,7 +211,7 @@ class _Screen:
         return bool(fact.sentence or (fact.lines and (self.verbose or fact.label == "Candidates")))
 
     def _lines(self, fact: Fact, width: int) -> Iterator[str]:
-        most = {"What to do": MOST, "Warnings": self.warnings}.get(fact.label, self.most)
+        most = {"What to do": MOST, "Decide": MOST, "Warnings": self.warnings}.get(fact.label, self.most)
         if fact.sentence and not self.verbose:
             yield from _wrapped(printable(minus(fact.sentence)), width, most) if most else ()
             return
@@ -219,8 +221,8 @@ class _Screen:
             return
         for line in fact.lines:
             yield from _wrapped(printable(minus(line.text)), width, indent=3)
-            least = 100 if self.verbose else min(MOST_EVIDENCE, self.most)
-            for side in re.split(r" (?=Against: )", line.detail) if line.detail else ():
+            least = 100 if self.verbose else min(MOST_EVIDENCE, self.most, self.rows)
+            for side in re.split(r" (?=Against: )", line.detail) if line.detail and least else ():
                 rows = _wrapped(printable(minus(side)), width - 3, least, indent=2)
                 yield from (f"   {row}" for row in rows)
 
