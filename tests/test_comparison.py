@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from drawn import html, markdown
 from scipy.stats import t as student
 
 from offpol_diag import api
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, of_preset
 from offpol_diag.analyze import examine
-from offpol_diag.blocks import Table, Text, Verdict
 from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader
 from offpol_diag.engine import bootstrap
@@ -20,12 +20,7 @@ from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.render.markdown import render_markdown
-from offpol_diag.report.sections import sections
-from offpol_diag.report.sections.comparison import comparison
-from offpol_diag.report.sections.opening import by_ess, opening
-from offpol_diag.report.sections.short import short
+from offpol_diag.report import answered
 from offpol_diag.summary import Comparison, Number, loads
 from tests import oracles
 from tests.factory import make_summary
@@ -308,26 +303,23 @@ def summary(found, compared):
     return found.summary().model_copy(update={"comparison": compared})
 
 
-def test_every_report_has_the_comparison_right_after_the_diagnosis(summary):
-    assert next(one.id for one in sections(summary) if one.id != "diagnosis") == "comparison"
-    assert loads(summary.to_json(), "x") == summary
-    page, text = render_html(summary), render_markdown(summary)
-    for title, report in (("All numbers of every preset", page), ("Presets side by side", text)):
-        assert title in report
-        assert "what dropped them" in report
-        assert "whole drops" in report
-
-
 def tables(summary):
-    section = comparison(summary)
-    return {block.id: block for block in section.blocks if isinstance(block, Table)}
+    return {one.id: one for one in answered(summary).tables}
+
+
+def test_every_report_has_the_numbers_and_what_each_drops(summary):
+    assert loads(summary.to_json(), "x") == summary
+    for report in (html(summary, False), markdown(summary)):
+        assert "What one drops and the other keeps" in report
+        assert "whole drops" in report
+    assert "what dropped them" in html(summary, False)
 
 
 def test_differences_to_the_reference_stand_in_a_table_of_their_own_and_equal_ones_are_named_below(summary):
     summary = summary.model_copy(update={"diagnosis": None})  # beside a bug nothing is called better
     found, compared = tables(summary), summary.comparison
-    assert found["comparison"].header == ("metric", *(one.name for one in SOME), "better")
-    assert found["differences"].header == ("metric", *(f"{one.name} − all" for one in SOME[1:]))
+    assert list(found["comparison"].header) == ["number", "better", *(one.name for one in SOME), "ahead"]
+    assert found["differences"].header == ("number", *(f"{one.name} − all" for one in SOME[1:]))
     row = next(row for row in found["differences"].rows if row[0] == "ess_tokens")
     assert row[1:] == tuple(compared.differences[one.name]["ess_tokens"] for one in SOME[1:])
     row = next(row for row in found["comparison"].rows if row[0] == "ess_tokens")
@@ -342,22 +334,20 @@ def test_differences_to_the_reference_stand_in_a_table_of_their_own_and_equal_on
 
 
 def test_many_presets_stand_in_rows_and_every_one_of_them_is_there():
-    some = make_summary()
+    some = make_summary(gates=[])
     able = {name: one for name, one in some.presets.items() if not one.needs}
     many = {f"{name}_{i}": one for i in range(4) for name, one in able.items()}
     first, *others = many
     differences = {name: many[name].metrics for name in others}
     compared = Comparison(against=first, differences=differences, better={})
-    found = some.model_copy(update={"presets": many, "comparison": compared})
+    found = tables(some.model_copy(update={"presets": many, "comparison": compared}))
 
-    table = tables(found)["comparison"]
-    assert [row[0] for row in table.rows] == [*many, "better"]
-    weights = table.header.index("weight_mean")
-    assert table.rows[0][weights] == able["disabled"].metrics["weight_mean"]
-    texts = (block.text for block in comparison(found).blocks if isinstance(block, Text))
-    assert "Name up to 8" in " ".join(texts)
+    assert [row[0] for row in found["comparison"].rows] == [*many]
+    weights = found["comparison"].header.index("weight_mean")
+    assert found["comparison"].rows[0][weights] == able["disabled"].metrics["weight_mean"]
+    assert "Name up to 8 presets to see what each drops." in found["decisive"].notes
     compared = Comparison(against="disabled", differences={}, better={})
-    said = comparison(some.model_copy(update={"comparison": compared})).blocks[0].text
+    (*_, said) = answered(some.model_copy(update={"comparison": compared})).cautions
     assert "ppo_is_bypass needs current_log_probs" in said
 
 
@@ -392,13 +382,10 @@ def test_a_preset_that_changes_nothing_leads_in_no_number(presets, headline, mor
     summary = api.compare(SAMPLES / "collapse.parquet", presets=presets, progress=False).summary
 
     assert not set(summary.comparison.better.values()) & set(WEIGHT_OF_1)
-    (verdict,) = (block for block in short(summary)[0].blocks if isinstance(block, Verdict))
-    assert verdict.label.startswith(headline)
-    assert more in verdict.text
-    found = opening(summary)
-    assert found.h1.startswith(headline)
-    assert more in found.lede
-    idle = {one.label for one in found.facts if one.band == "changes nothing"}
+    found = answered(summary)
+    assert found.sentence.startswith(headline)
+    assert more in found.more
+    idle = {one.label for one in found.tiles if one.band == "changes nothing"}
     assert idle <= set(WEIGHT_OF_1)
     assert bool(idle)
 
@@ -407,10 +394,9 @@ def test_presets_that_change_nothing_come_last_in_the_table_of_many():
     many = (*WEIGHT_OF_1, *list(load())[:60])
     summary = api.compare(SAMPLES / "collapse.parquet", presets=many, progress=False).summary
 
-    (table,) = (block for block in short(summary)[0].blocks if isinstance(block, Table))
+    table = tables(summary)["decisive"]
     assert table.rows[-1][0].startswith("recompute and ")
     assert sum("recompute" in str(row[0]) for row in table.rows) == 1
-    assert by_ess(summary.presets)[-1] in {name for name, one in summary.presets.items() if one.idle}
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
+from drawn import html, markdown, terminal
 from factory import dump_facts, make_comparison, make_summary, recommendation
 from typer.testing import CliRunner
 
-from offpol_diag.blocks import Table, Verdict
 from offpol_diag.cli import app
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.render.markdown import render_markdown
-from offpol_diag.report.render.terminal import terminal
-from offpol_diag.report.sections import sections
+from offpol_diag.report import answered
 from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Skipped, load
 from offpol_diag.writer import DumpWriter
 
@@ -47,53 +44,55 @@ BUG = Diagnosis(
 HONEST = Diagnosis(verdict="honest_mismatch", headline="The two engines disagree.")
 
 
-def section(summary, name="diagnosis"):
-    return next(one for one in sections(summary) if one.id == name)
+def facts(**changes):
+    return {one.label: one for one in answered(make_summary(gates=[], **changes)).facts}
 
 
-def verdicts(summary, name="diagnosis"):
-    return [one for one in section(summary, name).blocks if isinstance(one, Verdict)]
+def texts(fact):
+    return [f"{line.text} {line.detail}".strip() for line in fact.lines]
 
 
 @pytest.mark.parametrize(
-    ("verdict", "headline"),
+    ("verdict", "headline", "said"),
     [
-        ("bug", "The rollout column is shifted."),
-        ("honest_mismatch", "Numerics: two engines."),
-        ("healthy", "K3 is small."),
-        ("cannot_tell", "E[r] = 0.9: too few."),
+        ("bug", "The rollout column is shifted.", "BUG: the rollout column is shifted"),
+        ("honest_mismatch", "Numerics: two engines.", "ELEVATED off-policy mismatch: K3 KL is 0.0020 nats"),
+        ("healthy", "K3 is small.", "ELEVATED off-policy mismatch: K3 KL is 0.0020 nats per token"),
+        ("cannot_tell", "E[r] = 0.9: too few.", "CANNOT TELL a bug from a mismatch: K3 KL is 0.0020 nats"),
     ],
 )
-def test_the_first_block_of_all_is_the_verdict_in_one_sentence(verdict, headline):
-    first = sections(make_summary(diagnosis=Diagnosis(verdict=verdict, headline=headline)))[0].blocks[0]
-    said = headline if headline.startswith(("K3", "E[r]")) else headline[0].lower() + headline[1:]
-    assert (first.label, first.text) == (verdict.replace("_", " ").capitalize(), said)
+def test_the_verdict_is_one_sentence(verdict, headline, said):
+    given = Diagnosis(verdict=verdict, headline=headline)
+    found = answered(make_summary(diagnosis=given, recommendation=None, gates=[]))
+    assert found.headline.startswith(said)
+    assert (found.tone == "bad") is (verdict == "bug")
 
 
-def test_a_cause_comes_with_its_evidence_and_what_was_ruled_out_and_cannot_be_decided_comes_last():
-    first, other = verdicts(make_summary(diagnosis=BUG))
-
-    parts = ("Cause", "Counted", "Violates", "Where", "Examples", "To confirm", "Fix")
-    assert [line.partition(":")[0] for line in first.detail[:-1]] == [*parts]
-    assert first.detail[0] == "Cause: off_by_one"
-    assert "Where: engine = 3; 1,200 of 2,000 tokens; 60 of 64 sequences" in first.detail
-    assert "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25" in first.detail
-    assert (other.label, other.text, other.tone) == ("Cause 2, stale", "Stale weights.", "info")
-    assert other.detail == ("Evidence: K3 at lag 2 is 0.05", "Fix: sync more often")  # estimated, not counted
-    assert first.detail[-1] == (
-        "After the fix, with the shift undone: K3 0.0020 → 0.0004, E[r] 1.0000 → 1.001, "
-        "ESS 99.5% → 99% (over 1,140 tokens)"
+def test_a_bug_comes_with_its_evidence_and_with_what_was_ruled_out_and_cannot_be_decided():
+    found = facts(diagnosis=BUG)
+    lines = texts(found["Cause"])
+    parts = ("Counted", "Violates", "Where", "Examples", "To confirm", "Fix", "After the fix, with the shift")
+    assert [line.partition(":")[0].replace(" undone", "") for line in lines[:-1]] == [*parts]
+    assert "Where: engine = 3; 1,200 of 2,000 tokens; 60 of 64 sequences" in lines
+    assert "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25" in lines
+    assert lines[-2].removeprefix("After the fix, with the shift undone: ") == (
+        "K3 0.0020 → 0.0004, E[r] 1.0000 → 1.001, ESS 99.5% → 99% (over 1,140 tokens)"
     )
-    *_, out, open_ = section(make_summary(diagnosis=BUG)).blocks
-    assert out.text == "Ruled out: permuted rows."
-    assert open_.text == "Cannot be decided from this dump: special tokens: needs the column token_ids."
+    assert lines[-1] == "Also: Stale weights. K3 at lag 2 is 0.05"
+    assert "1 further fault ruled out permuted rows." in texts(found["Bug?"])
+    undecidable = "Not testable on this dump special tokens: needs the column token_ids"
+    assert undecidable in texts(found["Bug?"])
+    drawn = terminal(make_summary(diagnosis=BUG, gates=[]), verbose=True)
+    for shown in (" ".join(drawn.split()), markdown(make_summary(diagnosis=BUG, gates=[]))):
+        for said in ("1,200 of 2,000 tokens; 60 of 64 sequences", "position 7", "permuted rows"):
+            assert said in shown
 
 
 def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_before():
     after = SHIFTED.after.model_copy(update={"approximate": True})
     seen = BUG.model_copy(update={"causes": [SHIFTED.model_copy(update={"after": after})]})
     metrics = {"k3": Number(unknown="no π_old"), "total.k3": Number(value=0.5, note="a few tokens decide it")}
-    last = verdicts(make_summary(diagnosis=seen, metrics=metrics, by={}))[0].detail[-1]
+    last = texts(facts(diagnosis=seen, metrics=metrics, by={})["Cause"])[-1]
     assert "K3 0.50 → ≈ 0.0004" in last
     assert "E[r] ≈ 1.001" in last
 
@@ -101,51 +100,53 @@ def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_
 @pytest.mark.parametrize(("sequences", "said"), [(64, True), (5120, False)])
 def test_where_only_a_part_was_looked_at_it_says_so(sequences, said):
     seen = HONEST.model_copy(update={"sequences": sequences, "tokens": 2000})
-    texts = [one.text for one in section(make_summary(diagnosis=seen)).blocks]
-    part = "Looked at one by one: 2,000 tokens of 64 sequences, of the 5,120 in the dump."
-    assert (part in texts) is said
+    part = "Looked at one by one: 2,000 tokens of 64 sequences, of the 5,120 in the dump"
+    found = facts(diagnosis=seen)["Bug?"]
+    assert (part in texts(found)) is said
+    assert part not in found.sentence
 
 
-@pytest.mark.parametrize(("diagnosis", "before"), [(HONEST, ["Honest mismatch"]), (None, [])])
-def test_skipped_rows_are_told_right_after_the_sentence(diagnosis, before):
+SOME = ({"diagnosis": HONEST}, {"diagnosis": None}, {"comparison": make_comparison()})
+
+
+@pytest.mark.parametrize("changes", SOME)
+@pytest.mark.parametrize("gated", [False, True])
+def test_skipped_rows_are_told_before_the_verdict(changes, gated):
     skipped = dump_facts(skipped=Skipped(count=10, examples=["a.parquet, row 7: NaN"]))
-    *first, last = verdicts(make_summary(diagnosis=diagnosis, dump=skipped))
-    assert [one.label for one in first] == before
-    ids = [one.id for one in sections(make_summary(diagnosis=diagnosis))]
-    assert ("diagnosis" in ids) is (diagnosis is not None)
-    assert last.text.startswith("10 rows were skipped")
-    assert last.detail == ("a.parquet, row 7: NaN",)
+    summary = make_summary(dump=skipped, **changes, **({} if gated else {"gates": []}))
+    first = answered(summary).cautions[0]
+    assert first.startswith("10 rows were skipped")
+    assert first.endswith("The first: a.parquet, row 7: NaN.")
 
 
 def test_page_and_pull_request_and_terminal_open_with_it():
     summary = make_summary(diagnosis=BUG, gates=[])
-    page, text = render_html(summary), render_markdown(summary)
+    page, text = html(summary), markdown(summary)
     for shown in (page, text, terminal(summary, verbose=True)):
-        assert shown.index("the rollout column is shifted by one token.") < shown.index("Fix the bug first")
+        assert shown.index("rollout column is shifted by one") < shown.lower().index("slice rollout_log")
     assert "p-1/s-&lt;2>" in text
     assert "p-1/s-<2>" not in page
 
 
 def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
     given = recommendation().model_copy(update={"numbers": {"token TIS": {"k3": Number(value=0.1)}}})
-    summary = make_summary(diagnosis=BUG, recommendation=given)
-    blocks = section(summary, "verdict").blocks
-
-    assert [one.label for one in verdicts(summary, "verdict")] == ["Fix the bug first"]
-    assert blocks[0].detail == ()
-    assert [one.id for one in blocks if isinstance(one, Table)] == ["gates"]
-    assert "1 published warning level is crossed" in terminal(summary, verbose=True)
-    assert "runner-up" not in terminal(summary, verbose=True)
+    summary = make_summary(diagnosis=BUG, recommendation=given, gates=[])
+    found = answered(summary)
+    assert facts(diagnosis=BUG, recommendation=given)["What to do"].title.startswith("Fix the bug first")
+    assert not {"corrections", "ranking"} & {table.id for table in found.tables}
+    drawn = terminal(summary, verbose=True)
+    assert "1 published warning level is crossed" in drawn
+    assert "runner-up" not in drawn
+    assert "offpol-diag presets" not in drawn
 
 
 @pytest.mark.parametrize(("diagnosis", "better"), [(BUG, False), (HONEST, True)])
 def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
-    summary = make_summary(diagnosis=diagnosis, comparison=make_comparison())
-    blocks = section(summary, "comparison").blocks
-    (table,) = (one for one in blocks if getattr(one, "id", "") == "comparison")
-    assert (table.header[-1] == "better") is better
+    found = answered(make_summary(diagnosis=diagnosis, comparison=make_comparison()))
+    table = next(one for one in found.tables if one.id == "comparison")
+    assert (table.header[-1] == "ahead") is better
     assert any("fix the bug first" in note for note in table.notes) is not better
-    assert {len(row) for row in table.rows} == {len(table.header)}
+    assert found.headline.startswith("Bug: ") is not better
 
 
 def run(*args):
@@ -180,10 +181,10 @@ def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folde
 
     assert ran.exit_code == 0
     assert ran.stdout.splitlines() == [
-        "BUG: a log-prob column holds positive values, which no log-probability can be."
+        "BUG: a log-prob column holds positive values, which no log-probability can be"
     ]
     assert run("analyze", dumps / "broken.parquet", "-q", "--no-html", "--presets", "token_is").exit_code == 0
-    assert run("doctor", dumps / "broken.parquet", "-qv").stdout.count("\nDiagnosis\n✗ Bug: ") == 1
+    assert run("doctor", dumps / "broken.parquet", "-qv").stdout.count("\nBUG: ") == 1
     assert list(empty_folder.iterdir()) == []
 
 
@@ -196,11 +197,12 @@ def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, command, name, code):
     assert run(command, dumps / f"{name}.parquet", "-q", *options).exit_code == code
 
 
-def test_a_comparison_comes_after_the_diagnosis_of_each_run_or_of_the_dump(dumps):
+def test_a_comparison_gives_the_diagnosis_of_each_run_or_of_the_dump_with_its_evidence(dumps):
     two = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-qv").stdout
     one = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-qv").stdout
-    assert two.index(" A: ") < two.index("✗ B: Bug: ") < two.index("Run A against run B")
-    assert one.index("✗ Bug: ") < one.index("Presets side by side")
+    assert "\nBug in one run: B: A log-prob column holds positive values" in two
+    assert two.index("A, bug?") < two.index("B, bug?") < two.index("Fix: ") < two.index("The two runs")
+    assert one.index("\nBug: ") < one.index("Fix: ") < one.index("tokens_weighted")
 
 
 def test_every_form_is_written_where_asked_also_when_it_fails_and_holds_the_diagnosis(dumps, empty_folder):
@@ -209,7 +211,8 @@ def test_every_form_is_written_where_asked_also_when_it_fails_and_holds_the_diag
 
     assert ran.exit_code == 1
     assert sorted(one.name for one in empty_folder.iterdir()) == ["d.html", "d.json", "d.md"]
-    assert "**Bug**" in (empty_folder / "d.md").read_text()
+    assert "**BUG: " in (empty_folder / "d.md").read_text()
+    assert "<h1" in (empty_folder / "d.html").read_text()
     found = load(empty_folder / "d.json")
     assert (found.run.command, found.diagnosis.verdict) == ("doctor", "bug")
     assert (found.presets, found.recommendation, "engine" in found.by) == ({}, None, True)

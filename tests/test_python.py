@@ -361,10 +361,10 @@ def test_a_report_is_short_in_a_shell_and_shown_in_a_notebook(report):
 
 
 def test_a_report_writes_what_the_commands_write(report, tmp_path):
-    from offpol_diag.report.render.html import render_html
+    from offpol_diag.report.page import page as drawn
 
     page, result = tmp_path / "report.html", tmp_path / "report.json"
-    assert report.to_html(page) == page.read_text() == render_html(report.summary)
+    assert report.to_html(page) == page.read_text() == drawn(report.summary)
     report.to_json(result)
     assert read_result(result) == report.summary
     assert report.to_markdown().startswith("#")

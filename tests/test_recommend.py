@@ -12,11 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.render.markdown import render_markdown
-from offpol_diag.report.render.terminal import terminal
-from offpol_diag.report.sections.answer import LABELS, UNRANKED, WEIGHTS, answer, certainty, headline, tie
-from offpol_diag.report.sections.presets import TIED, ranking
+from drawn import html, markdown, terminal
 
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.advice.recommend import ADDS_UP, ALERTS, NOISE, RULES, VISIBLE, advised, recommend
@@ -25,6 +21,9 @@ from offpol_diag.engine.formula import Z
 from offpol_diag.metrics import METRICS
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING
+from offpol_diag.report import answered
+from offpol_diag.report.analyze import TIED, headline, ranking
+from offpol_diag.report.remedy import LABELS, UNRANKED, WEIGHTS, certainty, tie
 from offpol_diag.summary import (
     MARGIN,
     CandidateCause,
@@ -90,7 +89,8 @@ def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=N
     weights = {name: dict(numbers) for name, numbers in WEIGHED.items()}
     for (one, other), ends in (over or {}).items():
         weights[one][f"error_above.{other}"] = Number(value=sum(ends) / 2, interval=ends, unit="fraction")
-    return make_summary(dump=facts, metrics=metrics, diagnosis=diagnosis, by={}, weights=weights)
+    more = {"by": {}, "gates": [], "weights": weights}
+    return make_summary(dump=facts, metrics=metrics, diagnosis=diagnosis, **more)
 
 
 def without(summary, *names):
@@ -187,12 +187,10 @@ def test_the_first_rule_that_holds_decides(rule, method, change):
 
 
 def test_a_method_for_a_small_mismatch_comes_with_its_reason():
-    said = {
-        verdict.verdict: dict(answer(advised(given(diagnosis=verdict, share=APART, **LONG))).facts)[
-            "What to do"
-        ]
-        for verdict in (HEALTHY, FINE)
-    }
+    said = {}
+    for verdict in (HEALTHY, FINE):
+        facts = answered(advised(given(diagnosis=verdict, share=APART, **LONG))).facts
+        said[verdict.verdict] = next(one.sentence for one in facts if one.label == "What to do")
     reason = next(rule.sentence for rule in RULES if rule.name == "adds up")
     assert [one.startswith("Token TIS at 2.0: ESS ") for one in said.values()] == [True, True]
     assert [verdict for verdict, one in said.items() if reason in one] == ["healthy"]
@@ -388,7 +386,7 @@ def test_no_sentence_denies_a_lower_error_or_calls_an_interval_beside_0_a_toss_u
         found = summary.recommendation
         texts = [*certainty(found), *ranking(found).notes, found.sentence, *found.reasons, found.despite]
         if place < 12:  # all that is drawn
-            texts += [terminal(summary, verbose=True), render_markdown(summary), render_html(summary)]
+            texts += [terminal(summary, verbose=True), markdown(summary), html(summary, False)]
         text = " ".join(" ".join(one.split()) for one in texts)
         ahead = [one.title for one in found.ranking if one.behind and one.behind.interval[1] < 0]
         beside = [one.title for one in found.ranking if one.behind and not one.tie]
@@ -620,7 +618,7 @@ def test_two_equal_columns_are_the_same_numbers_twice(tmp_path):
     rows = table("healthy")
     found = advised(analyzed(tmp_path, with_column(rows, "old_log_probs", rows["rollout_log_probs"])))
     assert (found.diagnosis.verdict, found.recommendation.rule) == ("cannot_tell", "identical")
-    assert headline(found)[0] == "THE SAME NUMBERS TWICE: was one column copied from the other?"
+    assert headline(found)[1] == "THE SAME NUMBERS TWICE: was one column copied from the other?"
 
 
 @pytest.mark.parametrize("column", ["old_log_probs", "rollout_log_probs"])

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from offpol_diag.analysis.vocabulary import with_texts
 from offpol_diag.analyze import analyze
 from offpol_diag.errors import UsageError
-from offpol_diag.report.render.html import render_html
-from offpol_diag.report.sections.tokens import Strips, tokens
+from offpol_diag.report.page import page
+from offpol_diag.report.tokens import strips
 from tests import oracles
 
 WORDS = ("<s>", "we", "Ġneed", "Ċ", "<blink>", "Ã")
@@ -47,21 +47,19 @@ def test_every_token_that_is_shown_has_its_text(summary, vocabulary):
         "4": "<blink>",
         "5": "Ã",
     }
-    section = tokens(found)
-    (strips,) = [one for one in section.blocks if isinstance(one, Strips)]
-    shown = {x.text for one in strips.worst for x in one.tokens if not x.look.startswith("mk")}
+    shown = {x.text for one in strips(found).worst for x in one.tokens if not x.look.startswith("mk")}
     assert shown == {"<s>", "we", "·need", "↵", "<blink>", "Ã", "6"}  # 6 is in no vocabulary
 
 
 def test_the_page_shows_the_text_escaped_and_nothing_else_changes(summary, vocabulary):
     found = with_texts(summary, vocabulary)
-    page = render_html(found)
+    drawn = page(found)
 
-    assert "·need" in page
-    assert "<blink>" not in page
+    assert "·need" in drawn
+    assert "<blink>" not in drawn
     without = found.model_copy(update={"charts": found.charts.model_copy(update={"token_texts": {}})})
     assert without == summary
-    assert "·need" not in render_html(without)
+    assert "·need" not in page(without)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", json.dumps({"model": {"type": "no such"}}), "\x00\x1b[2J"])

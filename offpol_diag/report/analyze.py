@@ -82,7 +82,8 @@ def cautions(summary: Summary) -> tuple[str, ...]:
     """Return what limits every number: skipped rows, and warnings about the data."""
     skipped = summary.dump.skipped
     rows = "1 row was" if skipped.count == 1 else f"{count(skipped.count)} rows were"
-    left_out = (f"{rows} skipped as bad; no number here covers them.",) if skipped.count else ()
+    first = f" The first: {skipped.examples[0]}." if skipped.examples else ""
+    left_out = (f"{rows} skipped as bad; no number here covers them.{first}",) if skipped.count else ()
     return (*left_out, *summary.dump.notes)
 
 
@@ -131,7 +132,9 @@ def _facts(summary: Summary) -> Iterator[Fact]:
         yield from of_bug(summary)
         return
     checked = checks(summary)
-    said = [one.text for one in checked if not one.text.endswith(("on this dump", "ruled out"))]
+    said = [
+        one.text for one in checked if not one.text.endswith(("on this dump", "ruled out", "in the dump"))
+    ]
     no_sign = f"No sign of one. {' '.join(map(sentence, said))}".strip()
     bug = "Not examined." if given is None else given.headline if given.verdict == "cannot_tell" else no_sign
     yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)

@@ -10,8 +10,9 @@ from pathlib import PurePath
 from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, Tone, title, worse
 from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
-from offpol_diag.report.analyze import about
-from offpol_diag.report.answer import Answer, Fact, Tile, listed
+from offpol_diag.report.analyze import about, cautions
+from offpol_diag.report.answer import Answer, Fact, Line, Tile, listed
+from offpol_diag.report.diagnosis import candidates, cause_details
 from offpol_diag.report.picture import SERIES, Layer, Panel, Picture, Values, at_places
 from offpol_diag.report.tiles import below_0
 from offpol_diag.summary import (
@@ -23,6 +24,7 @@ from offpol_diag.summary import (
     Histogram,
     Location,
     Number,
+    Numbers,
     PresetResult,
     Subset,
     Summary,
@@ -79,7 +81,7 @@ def of_presets(summary: Summary, found: Comparison) -> Answer:
     answered = partial(
         Answer,
         about(summary) + columns.all_read(summary.dump),
-        cautions=(f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else (),
+        cautions=(*cautions(summary), *((f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else ())),
         remarks=columns.unlike(summary.dump),
     )
     if not able:
@@ -95,7 +97,10 @@ def of_presets(summary: Summary, found: Comparison) -> Answer:
         tone,
         interval=interval,
         more=more,
-        facts=(*(() if len(able) > ACROSS else _drops(found)), *_bug(summary.diagnosis, "Bug?")),
+        facts=(
+            *(() if len(able) > ACROSS else _drops(found)),
+            *_bug(summary.diagnosis, "Bug?", summary.metrics),
+        ),
         lead=f"ESS of tokens after each correction, of {counted(len(able), 'preset')}; 95% intervals.",
         tiles=tuple(_tile(name, able[name], best if not bug else "", found) for name in some[:TILES]),
         tables=tuple(_tables(able, by_ess, found, not bug)),
@@ -103,9 +108,16 @@ def of_presets(summary: Summary, found: Comparison) -> Answer:
     )
 
 
-def _bug(given: Diagnosis | None, label: str) -> tuple[Fact, ...]:
-    """Return what the bug check says of a dump."""
-    return () if given is None else (Fact(label, given.headline),)
+def _bug(given: Diagnosis | None, label: str, metrics: Numbers) -> tuple[Fact, ...]:
+    """Return what the bug check says of a dump, and what speaks for its causes or its candidates."""
+    if given is None:
+        return ()
+    lines = [
+        Line(f"{one.statement} {text}") for one in given.causes for text in cause_details(one, given, metrics)
+    ]
+    lines += candidates(given).lines
+    lines += [Line(f"To decide: {given.decide}")] if given.decide else []
+    return (Fact(label, given.headline, lines=tuple(lines)),)
 
 
 def _ess(one: PresetResult) -> Number:
@@ -253,7 +265,10 @@ def _by_preset(able: Presets, by_ess: Sequence[str]) -> Table:
         (same[0] + (f" and {len(same) - 1} equal" if len(same) > 1 else ""), *cells)
         for cells, same in rows.items()
     ]
-    notes = (f"better: {', '.join(f'{name} {worse(name).better}' for name in names)}",)
+    notes = (
+        f"better: {', '.join(f'{name} {worse(name).better}' for name in names)}",
+        f"Name up to {ACROSS} presets to see what each drops.",
+    )
     left = (f"{count(len(lines) - MOST_ROWS)} more rows: --csv.",) if len(lines) > MOST_ROWS else ()
     shown = lines if not left else [*lines[: MOST_ROWS - 1], lines[-1]]
     return Table("decisive", "", ("preset", *names), shown, (*notes, *left))
@@ -422,7 +437,10 @@ def of_runs(summary: Summary, found: Against) -> Answer:
         tone,
         interval,
         more,
-        facts=(*_bug(summary.diagnosis, "A, bug?"), *_bug(found.b.diagnosis, "B, bug?")),
+        facts=(
+            *_bug(summary.diagnosis, "A, bug?", summary.metrics),
+            *_bug(found.b.diagnosis, "B, bug?", {one.name: one.b for one in found.contrasts}),
+        ),
         cautions=(*found.notes, *((f"Cannot be compared: {lacking}.",) if lacking else ())),
         lead="A → B, and how B stands to A; a number differs where its corrected p-value says so.",
         tiles=tuple(_of_contrast(by_name[name]) for name in names[:TILES]),

@@ -81,6 +81,10 @@ def checks(summary: Summary) -> tuple[Line, ...]:
         said = f"{counted(len(given.ruled_out), 'further fault')} ruled out"
         found.append(Line(said, "ok", "; ".join(given.ruled_out) + "."))
     found += [Line("Not testable on this dump", "un", one) for one in given.undecidable]
+    if given.sequences is not None and given.tokens is not None and given.sequences < summary.dump.sequences:
+        some = f"{counted(given.tokens, 'token')} of {counted(given.sequences, 'sequence')}"
+        said = f"Looked at one by one: {some}, of the {count(summary.dump.sequences)} in the dump"
+        found.append(Line(said, "un"))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from offpol_diag.gate.bounds import tolerance
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value
 from offpol_diag.report import columns
-from offpol_diag.report.analyze import about
+from offpol_diag.report.analyze import about, cautions
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.report.picture import Layer, Panel, Picture
 from offpol_diag.summary import GateVerdict, Number, Summary
@@ -54,6 +54,7 @@ def answer(summary: Summary, remarks: Sequence[str] = ()) -> Answer:
         word,
         headline(verdicts).rstrip("."),
         tone,
+        cautions=cautions(summary),
         facts=tuple(facts),
         tables=(_table(summary.gates, (*_left(len(unlike), "such bounds"), *remarks)),),
         charts=charts,

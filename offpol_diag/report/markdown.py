@@ -10,7 +10,7 @@ from offpol_diag.numerals import minus
 from offpol_diag.printable import printable, printable_lines
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.report.cells import footnotes, shown
-from offpol_diag.report.terminal import tile_text
+from offpol_diag.report.terminal import evidence, tile_text
 from offpol_diag.table import Table
 
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
@@ -32,6 +32,7 @@ def markdown(answer: Answer) -> str:
         *(_table(table) for table in answer.tables if table.rows and table.shown == "always"),
         *(f"{escaped(caption)}:\n\n````\n{text.replace('````', '')}\n````" for caption, text in answer.code),
         *map(escaped, answer.remarks),
+        *_evidence(answer),
         *(_folded(table.caption, _table(table, False)) for table in _more(answer)),
         *_charts(answer),
     ]
@@ -55,6 +56,18 @@ def _fact(fact: Fact) -> Iterator[str]:
     elif fact.label == "Candidates":
         yield f"- **{fact.label}**"
         yield from (f"  {escaped(line.text)} {escaped(line.detail)}" for line in fact.lines)
+
+
+def _evidence(answer: Answer) -> Iterator[str]:
+    """Yield what the facts rest on; of candidates it is said with them."""
+    rows = [
+        f"- **{escaped(fact.label)}** {escaped(line)}"
+        for fact in answer.facts
+        if fact.label != "Candidates"
+        for line in evidence(fact)
+    ]
+    if rows:
+        yield _folded("What it rests on", "\n".join(rows))
 
 
 def _tiles(answer: Answer) -> Iterator[str]:

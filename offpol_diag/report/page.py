@@ -123,6 +123,7 @@ def _head(result: Summary | Checked, answer: Answer) -> dict[str, Any]:
         "lede": " ".join(one for one in (answer.more, said) if one),
         "cards": {fact.label: fact for fact in answer.facts if fact.title} if of_analysis else {},
         "facts": [fact for fact in answer.facts if fact.sentence],
+        "others": [fact for fact in answer.facts if fact.label in ("Missing", "Also")],
         "meter": _meter(result) if of_analysis and isinstance(result, Summary) else "",
         "cause": next((_drawn(fact.chart) for fact in answer.facts if fact.chart), None),
         "tiles": [_tile(one, {}) for one in answer.tiles],

@@ -32,8 +32,10 @@ PIPE_WIDTH, PROSE_WIDTH = 120, 100
 TICKS, TICKS_WIDTH = "▁▂▃▄▅▆▇█", 9
 LINES, MOST_EVIDENCE = 36, 2
 """Lines of the short answer, and of the evidence of a candidate in it."""
-SHORTER = ((4, 5), (4, 3), (4, 2), (3, 2), (2, 2), (1, 2))
-"""Lines of a fact, and rows of the table of corrections, tried until the short answer has its lines."""
+SHORTER = ((4, 4, 5), (4, 4, 3), (4, 4, 2), (3, 2, 2), (2, 2, 2), (2, 1, 2), (2, 0, 2), (1, 0, 2), (1, 0, 0))
+"""Forms of the short answer, tried until it has its lines: lines of a fact, of the warnings, corrections."""
+MOST, CAUTIONS = 4, 3
+"""Lines of what to do and of what would decide, in every form; cautions in the short answer."""
 PADDING, TEXT_WIDTH, WORD_WIDTH = 2, 14, 48
 """Blanks between columns; least width of text; width up to which words stay whole in a pipe."""
 STYLES: dict[Tone, str] = {"good": "bold green", "info": "bold", "warn": "bold yellow", "bad": "bold red"}
@@ -96,15 +98,17 @@ def terminal(
     console = console or make_console()
     if quiet and not verbose:
         return f"{disarmed(plain(printable(answer.headline), console.encoding))}\n"
-    pasted = sum(text.count("\n") + 3 for _, text in answer.code)
+    room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
+    room += sum(len(code.splitlines()) + 2 for _, code in answer.code)
+    found = []
     shorten = not verbose and any(one.short for one in answer.tiles)
-    for most, rows in SHORTER if shorten else SHORTER[:1]:
+    for form in SHORTER if shorten else SHORTER[:1]:
         with console.capture() as drawn:
-            _Screen(console, verbose, most, rows).draw(answer)
-        text = _settled(drawn.get(), console)
-        if text.count("\n") - pasted <= LINES:
-            break
-    return text
+            _Screen(console, verbose, *form).draw(answer)
+        found.append(_settled(drawn.get(), console))
+        if found[-1].count("\n") <= room:
+            return found[-1]
+    return found[min(3, len(found) - 1)]  # where there is no room for it, no sentence is cut for it
 
 
 def tables(found: Sequence[str | Table]) -> str:
@@ -128,16 +132,17 @@ def _settled(text: str, console: Console) -> str:
 
 @dataclass(frozen=True)
 class _Screen:
-    """A console, whether everything is drawn on it, and else how many lines and corrections may be."""
+    """A console, whether everything is drawn on it, and else the form of the short answer."""
 
     console: Console
     verbose: bool
     most: int = SHORTER[0][0]
-    rows: int = SHORTER[0][1]
+    warnings: int = SHORTER[0][1]
+    rows: int = SHORTER[0][2]
 
     @property
     def width(self) -> int:
-        return min(self.console.width, PROSE_WIDTH)
+        return min(self.console.width, PIPE_WIDTH if self.verbose else PROSE_WIDTH)
 
     @property
     def whole(self) -> bool:
@@ -146,8 +151,11 @@ class _Screen:
     def draw(self, answer: Answer) -> None:
         """Draw an answer: verdict, facts, numbers, tables, what can be pasted, and how to go on."""
         self.text(answer.about)
-        for one in answer.cautions:
-            self.text(f"! {one}", "yellow", 2)
+        cautions = answer.cautions if self.verbose else answer.cautions[:CAUTIONS]
+        for one in cautions:
+            self.text(f"! {one}", "yellow", 2, 100 if self.verbose else self.most)
+        if more := len(answer.cautions) - len(cautions):
+            self.text(f"! {more} more: -v", "yellow")
         self.blank()
         self.text(answer.headline, STYLES[answer.tone])
         self.text(answer.more, STYLES[answer.tone] if answer.tone != "good" else "")
@@ -160,7 +168,9 @@ class _Screen:
         for table in answer.tables:
             if table.rows and (table.shown == "always" or (self.verbose and table.shown == "more")):
                 cut = table.id == "corrections" and not self.verbose
-                self.table(replace(table, rows=table.rows[: self.rows]) if cut else table)
+                few = replace(table, rows=table.rows[: self.rows], notes=table.notes if self.rows > 2 else ())
+                if few.rows or not cut:
+                    self.table(few if cut else table)
         found = [one.title for one in answer.charts if one.telling] if self.verbose else []
         self.blank(bool(found))
         for text in found:
@@ -183,14 +193,15 @@ class _Screen:
         if wanted:
             self.console.print()
 
-    def text(self, text: str, style: str = "", indent: int = 0) -> None:
-        """Draw a paragraph, wrapped to a readable width; further lines are indented."""
-        for line in _wrapped(printable(minus(text)), self.width, indent=indent):
+    def text(self, text: str, style: str = "", indent: int = 0, most: int = 1000) -> None:
+        """Draw a paragraph, wrapped to a readable width, at most so many lines; further ones are indented."""
+        for line in _wrapped(printable(minus(text)), self.width, most, indent):
             self.console.print(Styled(line, style=style))
 
     def facts(self, facts: Sequence[Fact]) -> None:
         """Draw facts beside their labels; of long ones the first lines."""
-        facts = [one for one in facts if one.sentence or (one.lines and one.label == "Candidates")]
+        below = "Warnings" if self.verbose else ""  # where a table has all of them
+        facts = [one for one in facts if self._sentence(one) and one.label != below]
         margin = min(max((len(one.label) for one in facts), default=0), 20) + 2
         last = ""
         for one in facts:
@@ -200,21 +211,24 @@ class _Screen:
                 label = ""
             last = one.label
 
+    def _sentence(self, fact: Fact) -> bool:
+        return bool(fact.sentence or (fact.lines and (self.verbose or fact.label == "Candidates")))
+
     def _lines(self, fact: Fact, width: int) -> Iterator[str]:
-        most = 100 if self.verbose else self.most
+        most = {"What to do": MOST, "Decide": MOST, "Warnings": self.warnings}.get(fact.label, self.most)
+        if fact.sentence and not self.verbose:
+            yield from _wrapped(printable(minus(fact.sentence)), width, most) if most else ()
+            return
+        yield from _wrapped(printable(minus(fact.sentence)), width)
         if fact.sentence:
-            yield from _wrapped(printable(minus(fact.sentence)), width, most)
-            if not self.verbose:
-                return
+            yield from (row for text in evidence(fact) for row in _wrapped(printable(text), width, indent=3))
+            return
         for line in fact.lines:
-            mark = {"ok": "✓ ", "no": "✗ ", "un": "? "}.get(line.mark, "")
-            yield from _wrapped(printable(minus(f"{mark}{line.text}")), width, indent=3 if mark == "" else 2)
-            most = 100 if self.verbose else min(MOST_EVIDENCE, self.most)
-            sides = re.split(r" (?=Against: )", line.detail) if line.detail else []
-            for side in sides if not fact.sentence else ():
-                yield from (
-                    f"   {one}" for one in _wrapped(printable(minus(side)), width - 3, most, indent=2)
-                )
+            yield from _wrapped(printable(minus(line.text)), width, indent=3)
+            least = 100 if self.verbose else min(MOST_EVIDENCE, self.most, self.rows)
+            for side in re.split(r" (?=Against: )", line.detail) if line.detail and least else ():
+                rows = _wrapped(printable(minus(side)), width - 3, least, indent=2)
+                yield from (f"   {row}" for row in rows)
 
     def tiles(self, tiles: Sequence[Tile], answer: Answer) -> None:
         """Draw headline numbers with their bands and curves."""
@@ -229,23 +243,44 @@ class _Screen:
 
     def table(self, table: Table) -> None:
         """Draw a table, a grid below the other where its columns do not fit, or else without them."""
-        notes = [note for row in table.rows for cell in row if (note := shown(cell, terse=True).note)]
-        notes = list(dict.fromkeys(notes))
-        columns = [
-            _column(table, place, notes, self.whole or place == 0) for place in range(len(table.header))
-        ]
+        columns = self._columns(table)
         pages = _pages(columns, self.console.width)
-        whole = self.whole or table.shown == "always"
-        left = [] if whole else [one.header for page in pages[1:] for one in page[1:]]
+        some = len(columns) if self.whole or table.shown == "always" else len(pages[0])
+        left = [one.header for one in columns[some:]]
+        if left:  # no note is said of them
+            table = replace(table, header=table.header[:some], rows=[row[:some] for row in table.rows])
+            pages = [self._columns(table)]
         self.blank()
         self.text(table.caption)
-        for page in pages if whole else pages[:1]:
+        for page in pages:
             for line in _grid(page, self.console.width):
                 self.console.print(Styled(line), soft_wrap=True)
+        notes = _notes(table)
         numbered = [f"({place}) {note}" for place, note in enumerate(notes, 1)]
         more = [f"Left out for want of width: {', '.join(left)} (--csv has all)."] if left else []
-        for note in (*numbered, *table.notes, *more):
+        for note in (" ".join(numbered), *table.notes, *more):
             self.text(note, "dim", 2 if note.startswith("*") else 0)
+
+    def _columns(self, table: Table) -> list[_Column]:
+        places, notes = range(len(table.header)), _notes(table)
+        return [_column(table, place, notes, self.whole or place == 0) for place in places]
+
+
+def evidence(fact: Fact) -> Iterator[str]:
+    """Yield what a fact rests on, a line each, without the sentences that the fact itself says."""
+    said = fact.sentence.lower()
+    for line in fact.lines:
+        mark = {"ok": "✓ ", "no": "✗ ", "un": "? "}.get(line.mark, "")
+        parts = re.split(r"(?<=\.) (?=[A-Z])", line.text)
+        text = " ".join(part for part in parts if line.detail or part.lower().rstrip(".") not in said)
+        between = ": " if line.detail[:1].islower() or line.detail[:1].isdigit() else ". "
+        if text:
+            yield minus(f"{mark}{text.rstrip('.')}{between}{line.detail}" if line.detail else f"{mark}{text}")
+
+
+def _notes(table: Table) -> list[str]:
+    found = (shown(cell, terse=True).note for row in table.rows for cell in row)
+    return list(dict.fromkeys(note for note in found if note))
 
 
 def _course(one: Tile, ends: bool) -> str:
@@ -323,6 +358,7 @@ def _grid(columns: Sequence[_Column], width: int) -> Iterator[str]:
     room = width - PADDING * (len(columns) - 1)
     while sum(widths) > room:
         spare = [at for at, column in enumerate(columns) if widths[at] > column.least]
+        spare = spare or [at for at, wide in enumerate(widths) if wide > TEXT_WIDTH]  # two are too wide
         if not spare:
             break
         widths[max(spare, key=lambda at: widths[at])] -= 1

@@ -1,0 +1,563 @@
+"""The answer of every command, and laws over all answers: what is said stands in every form."""
+
+from __future__ import annotations
+
+import html as markup
+import json
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+from drawn import html, markdown, terminal
+from typer.testing import CliRunner
+
+from offpol_diag.cli import app
+from offpol_diag.numerals import counted, minus, say, size, written
+from offpol_diag.presets import catalogue, formulas
+from offpol_diag.presets.candidates import CANDIDATES
+from offpol_diag.report import answered
+from offpol_diag.report.analyze import policies
+from offpol_diag.report.cells import shown
+from offpol_diag.report.columns import in_short
+from offpol_diag.report.diagnosis import checks
+from offpol_diag.report.embedded import unpacked
+from offpol_diag.report.markdown import LIMIT
+from offpol_diag.report.parts import parts
+from offpol_diag.report.presets import cards as browser
+from offpol_diag.report.presets import missing
+from offpol_diag.report.tokens import shade
+from offpol_diag.summary import Number, Worst, loads
+from tests.factory import (
+    OLD,
+    ROLLOUT,
+    dump_facts,
+    make_comparison,
+    make_summary,
+    metrics,
+    number,
+    preset,
+    recommendation,
+    unknown,
+    write,
+)
+
+SAMPLES = Path(__file__).parents[1] / "sample_data"
+A, B = (str(SAMPLES / f"{name}.parquet") for name in ("stale", "quantized"))
+COMMANDS = {
+    "analyze": ("analyze", A, "--presets", "token_is,seq_mis"),
+    "doctor": ("doctor", A),
+    "presets": ("compare", A, "--presets", "token_is,seq_mis,geo_rs"),
+    "runs": ("compare", A, B),
+    "gate": ("gate", A, "--max", "k3=0.002", "--min", "ess_tokens=0.1", "--max", "step:k3=0.01"),
+}
+VERDICTS = {
+    "analyze": r"Elevated off-policy mismatch: K3 KL is 0\.012 nats per token \[",
+    "doctor": r"Elevated off-policy mismatch: K3 KL is 0\.012 nats per token \[",
+    "presets": r"token_is keeps the largest ESS of tokens: [\d.]+% \[",
+    "runs": r"Better in B: K3 KL falls from 0\.012 to 0\.00053 nats per token",
+    "gate": r"Failed: k3 is [\d.]+ \[.*\], must be ≤ 0\.002\. Of the others 1 is open, 1 could not",
+}
+MADE = {
+    "of the factory": {"gates": []},
+    "comparison of the factory": {"comparison": make_comparison()},
+    "gate of the factory": {},
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Return a result of each command, and of the factory."""
+    folder, found = tmp_path_factory.mktemp("answers"), {}
+    for name, command in COMMANDS.items():
+        more = ["-q", "--json", str(folder / "r.json")]
+        ran = CliRunner().invoke(app, [*command, *more, *(["--no-html"] if name == "analyze" else [])])
+        assert ran.exit_code == (name == "gate"), ran.output
+        assert ran.stdout.count("\n") == 1
+        found[name] = loads((folder / "r.json").read_text(), "r.json")
+    return found | {name: make_summary(**changes) for name, changes in MADE.items()}
+
+
+ALL = (*COMMANDS, *MADE)
+
+
+def flat(text):
+    """Return a text without markup, escapes and the breaks of lines, of which only the words count."""
+    return re.sub(r"[\s\\`|✓✗]", "", markup.unescape(text))
+
+
+@pytest.fixture(scope="module")
+def forms(results):
+    """Return a function that draws a result in every form, each once."""
+
+    @cache
+    def drawn(name):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", "3000")  # where nothing is broken or left out
+            text = terminal(results[name], verbose=True)
+        page = html(results[name], False)
+        shown = re.sub(r"<(script|style).*?</\1>|<[^>]*>", "", page, flags=re.DOTALL)
+        return {"terminal": text, "markdown": markdown(results[name]), "page": shown}
+
+    return drawn
+
+
+# ---------------------------------------------------------------- laws
+
+
+def of_facts(facts, form):
+    """Yield what a form says of facts: the page has cards of some, and -v a table of warnings."""
+    for one in facts:
+        if form == "page" and one.title:
+            yield from (one.title, *(line.text for line in one.lines))
+        elif not (form != "markdown" and one.label == "Warnings"):
+            yield one.sentence
+        if one.label == "Candidates":
+            yield from (text for line in one.lines for text in (line.text.partition(". ")[2], line.detail))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("form", ["terminal", "markdown", "page"])
+def test_every_form_says_the_verdict_the_cautions_the_facts_and_what_always_stands(
+    results, forms, name, form
+):
+    found = answered(results[name])
+    tables = [one for one in found.tables if one.shown == "always"]
+    if form == "page":  # which has a browser of corrections
+        tables = [one for one in tables if one.id != "corrections"]
+    cells = [shown(cell, True) for one in tables for row in (one.header, *one.rows) for cell in row]
+    needed = [found.sentence, found.interval, found.more, *found.cautions, *of_facts(found.facts, form)]
+    needed += [text for one in cells for text in (one.text, one.interval)]
+    needed += [text for one in found.tiles if one.short for text in (one.label, one.value, one.beside)]
+    text = flat(forms(name)[form])
+    assert [one for one in needed if flat(minus(one)) not in text] == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tables_are_sound_and_every_number_has_its_interval(results, forms, name):
+    found = answered(results[name])
+    tables = [*found.tables, *(table for part in parts(results[name], found) for table in part.tables)]
+    each = {(table.id, table.caption): table for table in tables}
+    assert len({one.id for one in each.values()}) == len(each)
+    assert [one.id for one in tables for row in one.rows if len(row) != len(one.header)] == []
+    drawn = [table for table in found.tables if table.shown != "page"]
+    numbers = [cell for one in drawn for row in one.rows for cell in row if isinstance(cell, Number)]
+    needed = {flat(" ".join(map(minus, written(one)))) for one in numbers if one.interval}
+    text = flat(forms(name)["terminal"])
+    assert [one for one in needed if one not in text] == []
+    for form in ("terminal", "markdown"):
+        assert not {"nan", "None", "null", "inf"} & set(forms(name)[form].split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_its_verdict_which_is_the_heading_of_the_page(results, name):
+    page = html(results[name])
+    heading = re.sub(r"<[^>]*>", "", re.search(r"<h1.*?</h1>", page, re.DOTALL)[0])
+    assert re.search(VERDICTS[name], markup.unescape(heading)), heading
+    assert flat(answered(results[name]).headline).lower() == flat(heading).lower()
+    assert terminal(results[name], quiet=True) == f"{answered(results[name]).headline}\n"
+    assert html(loads(results[name].to_json(), "x")) == page  # drawn again from the result, byte for byte
+
+
+def test_a_summary_with_the_bare_minimum_still_makes_a_report():
+    bare = {"metrics": {}, "presets": {}, "by": {}, "histograms": {}, "worst": Worst(), "gates": []}
+    summary = make_summary(**bare, diagnosis=None, recommendation=None)
+    for draw in (html, markdown, terminal):
+        assert "no pair of policies" in draw(summary)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (number(2.03e-3, 1.5e-4), "0.0020 [0.0019, 0.0022]"),
+        (number(0.9954, 4e-4, "fraction"), "99.54% [99.50%, 99.58%]"),
+        (number(0.999996, 2e-6, "fraction"), ">99.99% [>99.99%, >99.99%]"),
+        (number(3.71e-4, 5e-5, "fraction"), "0.037% [0.032%, 0.042%]"),
+        (number(0.0, 0.0), "0"),
+        (number(1.0, 1e-4), "1.0000 [0.9999, 1.0001]"),
+        (number(0.0, unit="fraction"), "0%"),
+        (number(0.0, 2e-6), "0 [-2.0e-6, 2.0e-6]"),
+        (number(-1.5e-3, 2.1e-3), "-0.0015 [-0.0036, 0.0006]"),
+        (number(1234567.0), "1,234,567"),
+        (number(-0.0), "0"),
+        (Number(log10=45.2), "10^45.2"),
+        (unknown("missing column entropy"), "cannot be known: missing column entropy"),
+        (Number(), "cannot be known"),
+    ],
+)
+def test_a_number_is_written_with_the_digits_its_interval_supports(given, text):
+    assert say(given) == text
+
+
+def test_bytes_and_counts_are_written_in_words():
+    assert [size(0), size(1023), size(1024), size(3 * 1024**3)] == ["0 B", "1023 B", "1 KiB", "3 GiB"]
+    assert [counted(n, "row") for n in (0, 1, 2, 1234)] == ["0 rows", "1 row", "2 rows", "1,234 rows"]
+
+
+# ---------------------------------------------------------------- of an analysis
+
+
+def facts(**changes):
+    return {one.label: one for one in answered(make_summary(gates=[], **changes)).facts}
+
+
+def advised(**changes):
+    return facts(recommendation=recommendation().model_copy(update=changes))
+
+
+def texts(fact):
+    return [line.text for line in fact.lines]
+
+
+def table(name, **changes):
+    """Return a table of an analysis, of its answer or further down its page."""
+    summary = make_summary(**{"gates": []} | changes)
+    found = answered(summary)
+    every = [*found.tables, *(one for part in parts(summary, found) for one in part.tables)]
+    return next(one for one in every if one.id == name)
+
+
+@pytest.mark.parametrize(
+    ("k1", "said"), [(-0.01, "no logging fault looked for explains"), (-1e-6, "small enough for rounding")]
+)
+def test_a_negative_k1_without_a_bug_says_why_it_may_be_so(k1, said):
+    numbers = metrics() | {"k1": number(k1, abs(k1) / 10, "nats")}
+    (check,) = (one for one in checks(make_summary(metrics=numbers)) if one.text.startswith("K1"))
+    assert (check.mark, said in check.text, "top-p" in check.detail) == ("un", True, k1 == -0.01)
+
+
+def test_the_configuration_that_was_asked_for_comes_first_then_the_dumps_own():
+    own = dump_facts(provenance={"trainer": "slime"})
+    names = dict(facts(dump=own)["What to do"].code)
+    assert next(iter(names)) == "slime"
+    asked = recommendation().model_copy(update={"config": names["trl"]})
+    first = [name for name, _ in facts(dump=own, recommendation=asked)["What to do"].code]
+    assert first[:2] == ["trl", "slime"]
+    assert "configuration" not in first
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
+def test_the_remedy_names_its_preset_by_a_command_that_runs(candidate):
+    name, settings = candidate.preset_name("old"), candidate.changes("old")
+    lines = texts(advised(method=name, settings=settings)["What to do"])
+    (line,) = [one for one in lines if one.startswith("As a preset: ")]
+    program, *arguments = shlex.split(line.removeprefix("As a preset: ").strip("`"))
+    ran = CliRunner().invoke(app, arguments)
+    assert (program, ran.exit_code) == ("offpol-diag", 0), ran.output
+    assert [value for value in settings.values() if f"={value}" not in ran.stdout] == []
+
+
+def test_the_reasons_the_source_and_what_is_not_known_come_with_the_decision():
+    found = advised(
+        title="token TIS at 2.0",
+        label="default",
+        reasons=["Mismatch: K3 = 5e-3 nats."],
+        unknown=["Whether staleness shows: needs the column advantages."],
+        longest_response=Number(value=1151.0, unit="tokens"),
+    )
+    assert found["What to do"].title == "Use token TIS at 2.0"
+    for said in (
+        "The default: estimated errors could not be compared on this dump.",
+        "Mismatch: K3 = 5e-3 nats.",
+        "Not known: whether staleness shows: needs the column advantages.",
+        "Longest response at which importance sampling of whole sequences keeps 10% ESS: 1,151 tokens",
+        "Source: Vehtari et al. 2024",
+    ):
+        assert any(line.startswith(said) for line in texts(found["How sure"])), said
+    beyond = advised(longest_response=Number(unknown="beyond the longest"))["How sure"]
+    assert any("ESS: beyond the longest" in line for line in texts(beyond))
+    assert not any("10% ESS" in line for line in texts(facts()["How sure"]))
+
+
+def test_the_weights_stand_beside_the_raw_ones_and_the_configuration_where_a_trainer_was_named():
+    weighed = {"token TIS at 1.5": {"ess_tokens": number(0.94)}}
+    found = advised(numbers=weighed, title="token TIS at 1.5")["What to do"].table
+    assert found.header == ("on this dump", "uncorrected", "token TIS at 1.5")
+    assert found.rows[0][1:] == (metrics()["ess_tokens"], number(0.94))
+    for config in ("rollout_is: token\n", None):
+        given = recommendation().model_copy(update={"config": config})
+        found = make_summary(gates=[], recommendation=given)
+        assert ("ready to paste" in terminal(found)) is ("ready to paste" in markdown(found)) is bool(config)
+
+
+@pytest.mark.parametrize(
+    "decision", ["fix the bug first", "no correction needed", "no method helps", "not enough data"]
+)
+def test_a_decision_without_a_method_is_said_in_its_own_words(decision):
+    found = advised(decision=decision, method=None, threshold=None)["What to do"]
+    assert found.title.lower() == decision
+
+
+def test_an_alert_names_what_it_saw_and_its_source():
+    found = table("alerts")
+    assert found.rows[0][1:] == ("k1 = 0.0021 [0.0019, 0.0022]", "verl issue 3984")
+    assert found.caption == "1 published warning level is crossed"
+
+
+def test_the_total_stands_in_where_there_are_two_policies_and_a_pair_that_is_lacking_has_no_column():
+    two = {**metrics(), "k3": unknown("missing column old_log_probs"), "total.k3": number(4e-3, 1e-4)}
+    assert ("total.k3", number(4e-3, 1e-4)) in [row[:2] for row in table("headline", metrics=two).rows]
+    lacking = {"drift2.k1": unknown("missing column x"), "drift2.k3": unknown("missing column x")}
+    gap = {"k3": Number(value=0.1), "total.k3": Number(log10=400.0)} | lacking
+    found = policies(make_summary(metrics=metrics() | gap), "page")
+    assert found.header == ("number", "rollout → old", "rollout → current")
+
+
+def test_intervals_are_spoken_of_where_there_are_some():
+    assert "95% intervals, resampling the 640" in answered(make_summary(gates=[])).lead
+    bare = {"k3": Number(value=0.1), "mean_ratio": Number(value=1.1)}
+    assert "Without intervals: there are 640 groups" in answered(make_summary(gates=[], metrics=bare)).lead
+
+
+# ---------------------------------------------------------------- presets
+
+
+def test_presets_that_need_a_column_are_listed_and_most_could_be_had_by_one_option():
+    hint = "The trainer's one policy is read as the old one with --columns old=pi."
+    one = {"p": preset("P", "m", 0.5).model_copy(update={"needs": ["old_log_probs"]})}
+    found = missing(make_summary(presets=one, dump=dump_facts(columns={"current_log_probs": "pi"})))
+    assert (found.rows, found.notes) == ([("p", "old_log_probs", "P")], (hint,))
+    assert missing(make_summary(presets=one, dump=dump_facts(columns={}))).notes == ()
+
+
+def test_the_browser_of_presets_starts_from_the_raw_weights():
+    ((title, raw),) = browser(make_summary()).uncorrected
+    assert title == "uncorrected, rollout → old"
+    assert raw["ess_sequences"] == metrics()["ess_sequences"]
+    assert raw["weight_mean"] == metrics()["mean_ratio"]
+
+
+def test_every_preset_has_a_card_families_stand_together_and_what_is_only_logged_is_said_to_be():
+    order = [(family, place) for place in range(5) for family in range(10)]
+    some = {f"f{f}_{i}": preset("x", f"weight {i}", 0.1, family=f"idea {f}") for f, i in order}
+    some = {"token_is" if name == "f4_3" else name: one for name, one in some.items()}
+    found = browser(make_summary(presets=some)).cards
+    assert len(found) == 50
+    assert [one.name for one in found[20:25]] == ["token_is", "f4_0", "f4_1", "f4_2", "f4_4"]
+    (one,) = [one for one in browser(make_summary()).cards if one.name == "seq_is_metrics"]
+    assert "metrics only" in dict(one.lines)[""]
+
+
+def test_a_card_says_how_to_print_the_configuration_for_the_dumps_trainer_or_its_own():
+    method = formulas.method(catalogue.load()["token_is"])
+    given = {
+        "token_is": preset("x", method, 0.9, trainers=["verl"]),
+        "mine": preset("x", "y", 0.9, trainers=["verl"]),  # of a file, which the command does not know so
+    }
+    for trainer in ("verl", "trl"):
+        own = make_summary(presets=given, dump=dump_facts(provenance={"trainer": trainer}))
+        commands = {one.name: one.command for one in browser(own).cards}
+        assert commands == {"token_is": f"offpol-diag presets token_is --for {trainer}", "mine": ""}
+        assert CliRunner().invoke(app, commands["token_is"].split()[1:]).exit_code == 0
+
+
+def test_configurations_logs_and_other_numbers_of_presets_are_not_on_the_page():
+    method = formulas.method(catalogue.load()["token_is"])
+    logged = {"logs": "verl-2026-01", "as_logged": {"kl/of_one_only": 0.1}}
+    given = {"token_is": preset("x", method, 0.9, trainers=["verl"], **logged), "a": preset("x", "y", 0.9)}
+    page = html(make_summary(presets=given, recommendation=None, gates=[]))
+    table = re.search('<table class="ps".*?</table>', page, re.DOTALL)[0]
+    assert "<code>offpol-diag presets token_is --for verl</code>" in table
+    hidden = unpacked(re.search('<script type="text/plain" class="cards">(.*?)</script>', page)[1])
+    assert "weight_mean 0.998" in hidden
+    for gone in ("rollout_is", "kl/of_one_only"):
+        assert gone not in table + hidden
+
+
+def logged(names, more=""):
+    """Return a table of presets that log these numbers under one set of names."""
+    given = {key: preset("x", "y", 0.9, logs="verl-2025-11", as_logged=one) for key, one in names.items()}
+    return table(f"logged-verl-2025-11{more}", presets=given)
+
+
+def test_names_in_a_trainer_stand_in_a_column_what_is_alike_once_and_the_recommended_has_all():
+    alone = logged({"token_is": {"kl": 0.00205, "chi2_seq": None}})
+    assert alone.header == ("name in the trainer", "token_is")
+    assert alone.rows == (("kl", Number(value=0.00205)), ("chi2_seq", Number()))
+    same = logged({"a": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6, "veto": 0.0}}, "-same")
+    assert same.rows == [("kl", Number(value=0.1))]
+    recommended = logged({"token_is": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6}})
+    assert [row[0] for row in recommended.rows] == ["kl", "ess"]
+
+
+@pytest.mark.parametrize(("delta", "look"), [(0.05, ""), (0.2, "1"), (0.8, "2"), (3.0, "3"), (8.0, "4")])
+def test_a_token_is_coloured_by_direction_and_size(delta, look):
+    """Orange (n) where the trainer finds it less likely, blue (p) where more."""
+    assert shade(-delta) == (f"n{look}" if look else "")
+    assert shade(delta) == (f"p{look}" if look else "")
+
+
+# ---------------------------------------------------------------- data
+
+
+def data(**changes):
+    """Return the section on the dump."""
+    summary = make_summary(gates=[], dump=dump_facts(**changes))
+    return next(part for part in parts(summary, answered(summary)) if part.id == "data")
+
+
+def test_groups_are_prompts_only_where_the_dump_names_them_and_provenance_is_told_as_json():
+    columns = {"rollout_log_probs": "rollout_log_probs", "old_log_probs": "old_log_probs"}
+    for more, said in (({"group_id": "uid"}, "groups (prompts)"), ({}, "without a group_id")):
+        assert said in data(columns=columns | more).text[0]
+    found = table(
+        "provenance", dump=dump_facts(provenance={"model": "q3", "regime": {"lags": [2], "quantize": True}})
+    )
+    assert found.rows == [("model", "q3"), ("regime", '{"lags": [2], "quantize": true}')]
+    one = data(files=["a"], rows=1, sequences=1, tokens=1, groups=1).text[0]
+    assert one.startswith("1 file with 1 row held 1 sequence with 1 unmasked response token, in 1 group")
+
+
+READ = {"rollout_log_probs": "vllm", "old_log_probs": "old_log_probs", "step": "global_step"}
+SHORT = "rollout = vllm, old_log_probs, no mask, step = global_step, host; ignored: prompt, ref_log_probs"
+
+
+def test_every_form_says_which_columns_were_read_and_which_were_ignored():
+    given = dump_facts(columns=READ, others=["host"], ignored=["prompt", "ref_log_probs"])
+    summary = make_summary(gates=[], dump=given)
+    assert SHORT in " ".join(terminal(summary).split())
+    assert SHORT in markdown(summary)
+    page, json = html(summary), summary.to_json()
+    for name in ("vllm", "global_step", "host", "prompt", "ref_log_probs"):
+        assert name in page
+        assert name in json
+    assert "which name, and what was ignored" in page
+
+
+def test_a_long_list_is_counted_in_the_short_form_and_whole_on_the_page():
+    names = [f"feature_{i}" for i in range(300)]
+    given = dump_facts(ignored=names, columns=READ | {"response_mask": "m" * 100})
+    said = in_short(given)
+    assert len(said) < 250
+    assert f"mask = {'m' * 39}…" in said
+    assert said.endswith("ignored: feature_0, feature_1, feature_2, feature_3, feature_4 and 295 more")
+    assert dict(table("columns", dump=given).rows)["ignored"] == ", ".join(names)
+    assert names[-1] in html(make_summary(dump=given))
+
+
+def test_ten_thousand_columns_are_whole_in_the_json_alone():
+    names = [f"a_column_of_some_length_{i}" for i in range(10_000)]
+    summary = make_summary(gates=[], dump=dump_facts(ignored=names))
+    assert len(markdown(summary)) < LIMIT
+    assert len(terminal(summary, verbose=True)) < len(terminal(make_summary(gates=[]), verbose=True)) + 1000
+    assert dict(table("columns", dump=summary.dump).rows)["ignored"].endswith(" more")
+    assert loads(summary.to_json(), "").dump.ignored == names
+
+
+def test_an_older_result_does_not_say_that_nothing_was_ignored():
+    rows = dict(table("columns", dump=dump_facts(ignored=None)).rows)
+    assert rows["ignored"] == "this result does not say"
+    assert in_short(dump_facts(ignored=None)).endswith("step")
+    assert in_short(dump_facts(ignored=[])).endswith("; none ignored")
+
+
+READING = {
+    "analyze": ("--presets", "token_is", "--no-html"),
+    "doctor": (),
+    "compare": ("--presets", "token_is,seq_mis"),
+    "sweep": ("--preset", "token_is"),
+    "gate": ("--max", "k3=1"),
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_every_command_says_which_columns_were_read_and_which_were_ignored(command, tmp_path):
+    names = {"old_log_probs": None, "vllm": ROLLOUT, "rollout_log_probs": None, "train": OLD}
+    dump = write(tmp_path / "a.parquet", **names, mask=[[1] * len(row) for row in OLD], notes=ROLLOUT)
+    more = (*READING[command], "--columns", "rollout=vllm,old=train")
+    ran = CliRunner().invoke(app, [command, dump, *more])
+    assert ran.exit_code == 0, ran.output
+    assert "rollout = vllm, old = train, mask = mask; ignored: notes" in " ".join(ran.stdout.split())
+
+
+def test_two_runs_say_it_of_both(tmp_path):
+    a, b = (write(tmp_path / name, notes=ROLLOUT, **more) for name, more in (("a", {}), ("b", {"host": OLD})))
+    said = " ".join(CliRunner().invoke(app, ["compare", a, b]).stdout.split())
+    assert "A. Columns: rollout_log_probs, old_log_probs, no mask; ignored: notes." in said
+    assert "B. Columns: rollout_log_probs, old_log_probs, no mask; ignored: notes, host." in said
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+def test_a_bug_in_either_run_comes_before_their_comparison(results):
+    data = json.loads(results["runs"].to_json())
+    data["against"]["b"]["diagnosis"] |= {"verdict": "bug", "headline": "The columns are shifted."}
+    found = answered(loads(json.dumps(data), "r.json"))
+    assert (found.headline, found.tone) == ("Bug in one run: B: The columns are shifted", "bad")
+
+
+def presets_of(folder, names, dump):
+    """Compare presets; return the result and what the terminal says."""
+    made = ["--json", str(folder / "p.json")]
+    ran = CliRunner().invoke(app, ["compare", dump, "--presets", names, *made], env={"COLUMNS": "160"})
+    assert ran.exit_code == 0, ran.output
+    return loads((folder / "p.json").read_text(), "p.json"), " ".join(ran.stdout.split())
+
+
+def test_a_comparison_counts_tokens_of_weight_0_among_those_without_a_weight(tmp_path):
+    result, said = presets_of(tmp_path, "token_is,decoupled_token_icepop", A)
+    found = answered(result)
+    tiles = {one.label: one.below for one in found.tiles}
+    assert tiles["token_is"].startswith("100% with a weight")
+    assert tiles["decoupled_token_icepop"].startswith("99.3% with a weight")
+    fewest = "decoupled_token_icepop gives the fewest tokens a weight: 99.3% [99.1%, 99.5%]."
+    assert found.more.endswith(fewest)
+    assert "tokens_weighted higher 100% 99.3% [99.1%, 99.5%] token_is" in said
+    assert "decoupled_token_icepop drops 298 tokens (0.66%) that token_is keeps" in said
+    (dropped,) = (one for one in result.comparison.drops if one.tokens.count)
+    weighted = result.presets["decoupled_token_icepop"].metrics["tokens_weighted"]
+    assert weighted.value == pytest.approx(1 - dropped.tokens.count / result.dump.tokens, rel=1e-12)
+    page = re.sub(r"<script.*?</script>", "", html(result), flags=re.DOTALL)
+    assert not re.search("kept tokens|kept share|tokens kept", page, re.IGNORECASE)
+
+
+def test_a_toss_up_of_presets_is_one_by_the_paired_interval(tmp_path):
+    names = "token_is,decoupled_token_icepop"
+    same, said = presets_of(tmp_path, names, str(SAMPLES / "healthy.parquet"))
+    assert answered(same).sentence == "token_is and decoupled_token_icepop have the same ESS of tokens"
+    assert "It is 99.99% [99.99%, 99.99%]: a toss-up, so the simpler one." in said
+    data = json.loads(same.to_json())
+    for word, head in (
+        ("undecided", "cannot be told apart by ESS"),
+        ("unknown", "is not known of all these"),
+    ):
+        data["comparison"]["better"]["ess_tokens"] = word
+        found = answered(loads(json.dumps(data), "p.json"))
+        assert head in found.sentence
+        assert ("toss-up" in found.more) is (word == "undecided")
+
+
+# ---------------------------------------------------------------- pull requests
+
+
+def test_markdown_holds_the_answer_and_folds_of_the_rest():
+    text = markdown(make_summary(gates=[]))
+    top, _, folds = text.partition("<details>")
+    for expected in ("| K3 KL | 0.0020 [0.0019, 0.0022]", "**What to do**"):
+        assert expected in top
+    assert len(top.splitlines()) < 60
+    for expected in (
+        "What it rests on",
+        "presets token_is\\`",
+        "verl issue 3984",
+    ):
+        assert expected in folds
+    assert "| khat_sequences | 1.2\\* [1.0, 1.4] (1) |" in text  # with its caution
+    assert "(1) k̂ exceeds 0.67" in text
+    gated = markdown(make_summary())
+    assert "✗ failed" in gated.partition("<details>")[0]
+
+
+def test_markdown_escapes_what_would_break_a_table_or_open_a_tag():
+    evil = recommendation().model_copy(update={"sentence": "a|b <b>bold</b> *x* `y`\nz [l](http://x)"})
+    text = markdown(make_summary(gates=[], recommendation=evil))
+    assert r"a\|b &lt;b>bold&lt;/b> \*x\* \`y\` z [l]\(http://x)" in text
+
+
+def test_markdown_stays_within_what_github_accepts_and_says_what_it_cut():
+    notes = [f"note {i}: {'word ' * 20}" for i in range(1000)]
+    text = markdown(make_summary(dump=dump_facts(notes=notes)))
+    assert len(text.encode()) < LIMIT
+    assert "a comment holds no more" in text
