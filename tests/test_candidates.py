@@ -12,10 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from drawn import html, markdown, terminal
 from factory import make_summary, recommendation
-from offpol_diag.report.render.brief import LINES
-from offpol_diag.report.render.junit import render_junit
-from offpol_diag.report.render.terminal import terminal
-from offpol_diag.report.sections.charts import cause
 from rich.cells import cell_len
 from typer.testing import CliRunner
 

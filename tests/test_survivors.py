@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from offpol_diag.blocks import Table
-from offpol_diag.report.render.brief import sparkline
 from typer.testing import CliRunner
 
 from offpol_diag import summary as summaries
