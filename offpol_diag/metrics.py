@@ -184,6 +184,15 @@ _ALL = (
         ),
     ),
     Metric(
+        "ppl_ratio",
+        "PPL ratio",
+        FROM_1,
+        "perplexity of the trainer over that of the engine, mean over sequences",
+        "dump",
+        "dump",
+        bands=_PPL,
+    ),
+    Metric(
         "ess_tokens",
         "ESS, tokens",
         DOWN,
@@ -251,15 +260,6 @@ _ALL = (
         "dump",
         bands=_CHI2,
         log=True,
-    ),
-    Metric(
-        "ppl_ratio",
-        "PPL ratio",
-        FROM_1,
-        "perplexity of the trainer over that of the engine, mean over sequences",
-        "dump",
-        "dump",
-        bands=_PPL,
     ),
     Metric(
         "prob_diff_mean",

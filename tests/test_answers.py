@@ -33,6 +33,7 @@ from tests.factory import (
     OLD,
     ROLLOUT,
     dump_facts,
+    gates,
     make_comparison,
     make_summary,
     metrics,
@@ -546,7 +547,7 @@ def test_markdown_holds_the_answer_and_folds_of_the_rest():
         assert expected in folds
     assert "| khat_sequences | 1.2\\* [1.0, 1.4] (1) |" in text  # with its caution
     assert "(1) k̂ exceeds 0.67" in text
-    gated = markdown(make_summary())
+    gated = markdown(make_summary(gates=gates()))
     assert "✗ failed" in gated.partition("<details>")[0]
 
 

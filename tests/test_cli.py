@@ -60,7 +60,7 @@ def result(dump, tmp_path_factory):
     made = tmp_path_factory.mktemp("result") / "run.json"
     ran = run("analyze", dump, "--presets", "token_is,seq_mis,pure_is", "--no-html", "-v", "--json", made)
     assert ran.exit_code == 0, ran.output
-    assert "Headline numbers" in ran.stdout
+    assert "The three policy pairs" in ran.stdout
     assert not re.search("HTML|^report  ", ran.stdout, re.MULTILINE)  # none is written
     return str(made)
 

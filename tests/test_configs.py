@@ -17,7 +17,7 @@ from offpol_diag.cli import app
 from offpol_diag.errors import ConfigError, PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Shape, Veto, Weight
 from offpol_diag.presets.catalogue import load
-from offpol_diag.presets.formulas import catalogue_section
+from offpol_diag.presets.formulas import catalogue_table
 from offpol_diag.presets.tuning import tuned
 from offpol_diag.trainers import TRAINERS, config_for, sayable
 from offpol_diag.trainers.schema import inverse, number, schema
@@ -585,7 +585,7 @@ def test_without_a_name_a_trainer_lists_what_it_can_say():
 
 
 def test_the_catalogue_keeps_families_together():
-    (table,) = catalogue_section(CATALOGUE).blocks
+    table = catalogue_table(CATALOGUE)
     families = [row[1] for row in table.rows]
     runs = [family for i, family in enumerate(families) if i == 0 or families[i - 1] != family]
 

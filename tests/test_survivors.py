@@ -27,7 +27,7 @@ from offpol_diag.report.terminal import sparkline
 from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
 from offpol_diag.table import Table
 from tests import oracles
-from tests.factory import dump_facts, make_summary
+from tests.factory import dump_facts, gates, make_summary
 from tests.kinds import EACH
 
 
@@ -161,7 +161,7 @@ def test_a_long_sparkline_shows_all_of_its_curve() -> None:
 
 
 def test_a_gate_that_could_not_say_is_not_counted_as_passed() -> None:
-    said = answered(make_summary()).headline
+    said = answered(make_summary(gates=gates())).headline
     assert said.startswith("Failed: ess_sequences is 0.031 [0.019, 0.043], must be ≥ 0.5")
     assert said.endswith("Of the others 1 holds, 1 could not be judged")
 
