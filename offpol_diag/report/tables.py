@@ -287,7 +287,6 @@ EXACT: Mapping[str, Callable[[Table, Summary], Iterable[Data]]] = {
     "ranking": _ranking,
     "run": _run,
     "sweep": _sweep,
-    "sweep-length": _nothing,  # which `sweep` holds
     "types": _types,
     "worst-sequences": _worst_sequences,
     "worst-tokens": _worst_tokens,
