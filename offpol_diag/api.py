@@ -253,9 +253,9 @@ def gate(
     request = asked(requests.Gate, own | {"group_by": group_by, "preset_file": preset_file} | how)
     must = commands.required(request)
     if isinstance(what, Report):
-        return Report(commands.gate(what.summary, request, must)[0])
+        return Report(commands.gate(what.summary, request, must))
     with sources(what) as (paths, label):
-        return Report(labelled(commands.gate(paths, request, must)[0], label))
+        return Report(labelled(commands.gate(paths, request, must), label))
 
 
 @signed(requests.Check)

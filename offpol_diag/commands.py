@@ -164,14 +164,8 @@ def required(request: requests.Gate) -> Gates:
     return all_of(max=request.max or (), min=request.min or (), **more)
 
 
-def gate(
-    given: Sequence[str] | Summary, request: requests.Gate, must: Gates, say: Say = silent
-) -> tuple[Summary, tuple[str, ...]]:
-    """Judge a result, or a dump with the presets that the bounds name.
-
-    Returns:
-        The judged result, and remarks on what was not compared.
-    """
+def gate(given: Sequence[str] | Summary, request: requests.Gate, must: Gates, say: Say = silent) -> Summary:
+    """Judge a result, or a dump with the presets that the bounds name."""
     from offpol_diag.gate import judged, not_compared
     from offpol_diag.summary import Summary, load
 
@@ -182,8 +176,7 @@ def gate(
         chosen = must.presets(catalogue(request, say))
         found = advised(examined(given, request, chosen, say, by_step=must.by_step), "gate")
     remark = not_compared(base, must.baseline) if base and must.baseline else ""
-    summary = found.model_copy(update={"gates": list(judged(found, must, base))})
-    return summary, (remark,) if remark else ()
+    return found.model_copy(update={"gates": list(judged(found, must, base)), "not_compared": remark})
 
 
 # ---------------------------------------------------------------- the engine

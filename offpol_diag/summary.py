@@ -919,6 +919,7 @@ class Summary(Model):
     recommendation: Recommendation | None = None
     charts: Charts = Charts()
     gates: list[GateVerdict] = []
+    not_compared: str = Field("", description="what `gate` could not compare with the baseline, and why")
     sweep: Sweep | None = Field(None, description="one preset over many thresholds (`sweep`)")
     comparison: Comparison | None = Field(None, description="presets side by side (`compare DUMP`)")
     against: Against | None = Field(None, description="this run against another (`compare A B`)")

@@ -49,10 +49,10 @@ def gate(request: requests.Gate) -> None:
     files = Outputs.of(request, *request.dump, *([must.result] if must.result else []))
     with files.begin():
         if (result := _result(request)) is not None:
-            judged, remarks = commands.gate(result, request, must)
+            judged = commands.gate(result, request, must)
         else:
-            judged, remarks = computed(partial(commands.gate, must=must), request.dump, request)
-        files.write(judged, request.verbose, remarks)
+            judged = computed(partial(commands.gate, must=must), request.dump, request)
+        files.write(judged, request.verbose)
     _report_to_github(judged, files.takes_stdout())
     raise SystemExit(EXITS[outcome(judged.gates)])
 

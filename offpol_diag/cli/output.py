@@ -253,7 +253,7 @@ def _stem(name: str) -> str:
 # ---------------------------------------------------------------- results
 
 
-def render(form: str, result: Summary | Checked, explore: bool = True, remarks: Sequence[str] = ()) -> str:
+def render(form: str, result: Summary | Checked, explore: bool = True) -> str:
     """Return a result in one of the `FORMATS`; `explore` says whether a page carries plotly."""
     if form == "html":
         from offpol_diag.report.page import page
@@ -268,7 +268,7 @@ def render(form: str, result: Summary | Checked, explore: bool = True, remarks: 
     from offpol_diag.report import answered
     from offpol_diag.report.markdown import markdown
 
-    return markdown(answered(result, remarks))
+    return markdown(answered(result))
 
 
 def tables_of(result: Summary | Checked) -> Mapping[str, Data]:
@@ -360,20 +360,19 @@ class Outputs:
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
 
-    def write(self, result: Summary | Checked, verbose: bool = False, remarks: Sequence[str] = ()) -> None:
+    def write(self, result: Summary | Checked, verbose: bool = False) -> None:
         """Write every requested form, and draw the result on stdout unless that holds a form.
 
         Everything is rendered before anything is written, and written and printed before files are renamed.
-        `remarks` are a gate's.
         """
         from offpol_diag.numerals import counted
         from offpol_diag.report import answered
         from offpol_diag.report.terminal import terminal
 
         forms = {form: target for form, target in self.targets.items() if form in FORMATS}
-        texts = {target: render(form, result, self.explore, remarks) for form, target in forms.items()}
+        texts = {target: render(form, result, self.explore) for form, target in forms.items()}
         tables = {} if self.csv is None else self._tables(self.csv, result)
-        drawn = "" if self.takes_stdout() else terminal(answered(result, remarks), verbose, self.quiet)
+        drawn = "" if self.takes_stdout() else terminal(answered(result), verbose, self.quiet)
         with _made(self.csv):
             staged = {self.targets[name]: file for name, file in self.staged.items()}
             write_all(texts | tables, staged, drawn)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from offpol_diag.check import Checked
 from offpol_diag.report.answer import Answer
 from offpol_diag.summary import Summary
 
 
-def answered(result: Summary | Checked, remarks: Sequence[str] = ()) -> Answer:
-    """Return the answer to what was asked; `remarks` are a gate's, on how it was judged."""
+def answered(result: Summary | Checked) -> Answer:
+    """Return the answer to what was asked."""
     from offpol_diag.report import analyze, check, compare, gate, sweep
 
     if isinstance(result, Checked):
@@ -21,4 +19,4 @@ def answered(result: Summary | Checked, remarks: Sequence[str] = ()) -> Answer:
         return compare.of_presets(result, result.comparison)
     if result.sweep is not None:
         return sweep.answer(result, result.sweep)
-    return gate.answer(result, remarks) if result.gates else analyze.answer(result)
+    return gate.answer(result) if result.gates else analyze.answer(result)

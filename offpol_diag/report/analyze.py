@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Literal
@@ -32,7 +33,7 @@ from offpol_diag.report.remedy import (
     what_to_do,
 )
 from offpol_diag.report.tiles import heavy, steps_of, tiles
-from offpol_diag.summary import Fired, Number, Recommendation, Summary
+from offpol_diag.summary import DumpFacts, Fired, Number, Recommendation, Summary
 from offpol_diag.table import Cell, Table
 
 STANDARD = ("seq_is", "seq_mis", "geo_rs")
@@ -53,7 +54,7 @@ def answer(summary: Summary) -> Answer:
         _tone(summary),
         interval,
         more,
-        cautions=cautions(summary),
+        cautions=cautions(summary.dump),
         facts=tuple(_facts(summary)),
         lead=_resampled(summary),
         tiles=found,
@@ -78,22 +79,40 @@ def about(summary: Summary) -> str:
     return f"{name}{more}: {', '.join(parts)}"
 
 
-def cautions(summary: Summary) -> tuple[str, ...]:
+def analysis(dump: DumpFacts) -> tuple[tuple[str, str], ...]:
+    """Return the command that analyses a dump; of the sample that comes with the package none."""
+    own = [name for name in dump.files[:1] if not name.endswith("offpol_diag/data/sample.parquet")]
+    return tuple(("analyze", f"offpol-diag analyze {shlex.quote(name)}") for name in own)
+
+
+def cautions(dump: DumpFacts) -> tuple[str, ...]:
     """Return what limits every number: skipped rows, and warnings about the data."""
-    skipped = summary.dump.skipped
+    skipped = dump.skipped
     rows = "1 row was" if skipped.count == 1 else f"{count(skipped.count)} rows were"
     first = f" The first: {skipped.examples[0]}." if skipped.examples else ""
     left_out = (f"{rows} skipped as bad; no number here covers them.{first}",) if skipped.count else ()
-    return (*left_out, *summary.dump.notes)
+    return (*left_out, *dump.notes)
 
 
 def _tone(summary: Summary) -> Tone:
-    row = band("k3", summary.number("k3"))
-    return "bad" if summary.is_bug else "warn" if row is None or _few(summary) else tone(row.name)
+    row, given = band("k3", summary.number("k3")), summary.diagnosis
+    if summary.is_bug:
+        return "bad"
+    found: Tone = "warn" if row is None or _few(summary) else tone(row.name)
+    untold = given is not None and given.verdict == "cannot_tell"
+    return "warn" if found in ("good", "info") and (untold or _identical(summary)) else found
+
+
+def _identical(summary: Summary) -> bool:
+    return summary.recommendation is not None and summary.recommendation.rule == "identical"
 
 
 def _few(summary: Summary) -> bool:
-    return summary.recommendation is not None and summary.recommendation.rule == "few"
+    if summary.recommendation is not None:
+        return summary.recommendation.rule == "few"
+    from offpol_diag.diagnosis.numbers import Evidence
+
+    return Evidence(summary).few
 
 
 def headline(summary: Summary) -> tuple[str, str, str, str]:
@@ -114,7 +133,7 @@ def headline(summary: Summary) -> tuple[str, str, str, str]:
     name = row.name if row else ""
     if _few(summary):
         return "TOO LITTLE DATA for a verdict", f"{size} ({name})", ends, growth(summary)
-    if summary.recommendation and summary.recommendation.rule == "identical":
+    if _identical(summary):
         return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "", ""
     if given is not None and given.verdict == "cannot_tell" and not given.candidates:
         return "CANNOT TELL a bug from a mismatch", f"{size} ({name})", ends, growth(summary)
@@ -128,7 +147,7 @@ def _facts(summary: Summary) -> Iterator[Fact]:
     """Yield bug, cause or candidates, remedy, certainty, columns that would decide more, and warnings."""
     given, advised, open_ = summary.diagnosis, summary.recommendation, summary.undecided
     causes = given.causes if given else []
-    if summary.is_bug and causes:
+    if summary.is_bug:
         yield from of_bug(summary)
         return
     checked = checks(summary)
@@ -243,7 +262,7 @@ def _corrections(summary: Summary, given: Recommendation) -> Table:
         if "ess_tokens" in numbers and numbers["ess_tokens"].value is not None
     ]
     left = len(summary.presets) - len(rows)
-    more = f"{left} more presets: --csv, and the report." if left > 0 and rows else ""
+    more = f"{counted(left, 'more preset')}: --csv, and the report." if left > 0 and rows else ""
     return Table(
         "corrections", "", ("", "with a weight", "ESS, tokens", "rule"), rows, (more,) if more else ()
     )
@@ -322,7 +341,7 @@ def _resampled(summary: Summary) -> str:
     if steps is not None and len(steps.first) > 1:
         curves = f" The small curves run from step {steps.first[0]} to {steps.last[-1]}."
     if all(number.interval is None for number in summary.metrics.values()):
-        return f"Without intervals: there are {count(dump.groups)} groups to resample.{curves}"
+        return f"Without intervals: there are too few groups to resample ({count(dump.groups)}).{curves}"
     unit = "prompt" if "group_id" in dump.columns else "sequence"
     return f"95% intervals, resampling the {counted(dump.groups, unit)}.{curves}"
 

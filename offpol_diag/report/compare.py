@@ -78,10 +78,11 @@ def of_presets(summary: Summary, found: Comparison) -> Answer:
     """Return the answer on presets: which keeps most, the numbers that decide, and what each drops."""
     able = {name: one for name, one in summary.presets.items() if not one.needs}
     lacking = [f"{name} needs {listed(one.needs)}" for name, one in summary.presets.items() if one.needs]
+    missing = (f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else ()
     answered = partial(
         Answer,
         about(summary) + columns.all_read(summary.dump),
-        cautions=(*cautions(summary), *((f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else ())),
+        cautions=(*cautions(summary.dump), *missing),
         remarks=columns.unlike(summary.dump),
     )
     if not able:
@@ -299,15 +300,17 @@ def _drops(found: Comparison) -> Iterator[Fact]:
         if not one.tokens.count or every is None:
             continue
         whole, share = one.sequences, value_or_dash(one.tokens.share)
-        text = f"{one.dropped_by} drops {count(one.tokens.count)} tokens ({share}) that {one.kept_by} keeps"
+        text = (
+            f"{one.dropped_by} drops {counted(one.tokens.count, 'token')} ({share}) that {one.kept_by} keeps"
+        )
         if not whole.count:
             yield Fact("Drops", f"{text}, and no sequence whole.")
             continue
-        lengths = f"{say(whole.length)} tokens long on average, against {say(every.length)} of all"
+        lengths = f"{say(whole.length)} tokens long against {say(every.length)} of all"
         rewards = f", of mean reward {say(whole.reward)} against {say(every.reward)}"
-        many = f"{count(whole.count)} sequences ({value_or_dash(whole.share)})"
+        many = f"{counted(whole.count, 'sequence')} ({value_or_dash(whole.share)})"
         rewards = rewards if whole.reward.value is not None else ""
-        yield Fact("Drops", f"{text}, among them all of {many}; these are {lengths}{rewards}.")
+        yield Fact("Drops", f"{text}, among them all of {many}, on average {lengths}{rewards}.")
 
 
 def _kinds(found: Comparison, tokens: Subset, sequences: Subset) -> Table:
@@ -441,7 +444,15 @@ def of_runs(summary: Summary, found: Against) -> Answer:
             *_bug(summary.diagnosis, "A, bug?", summary.metrics),
             *_bug(found.b.diagnosis, "B, bug?", {one.name: one.b for one in found.contrasts}),
         ),
-        cautions=(*found.notes, *((f"Cannot be compared: {lacking}.",) if lacking else ())),
+        cautions=(
+            *(
+                f"{run}: {one}"
+                for run, dump in (("A", summary.dump), ("B", found.b.dump))
+                for one in cautions(dump)
+            ),
+            *found.notes,
+            *((f"Cannot be compared: {lacking}.",) if lacking else ()),
+        ),
         lead="A → B, and how B stands to A; a number differs where its corrected p-value says so.",
         tiles=tuple(_of_contrast(by_name[name]) for name in names[:TILES]),
         tables=tuple(_of_runs(summary, found, {prefix + name for name in FIRST_GAP})),

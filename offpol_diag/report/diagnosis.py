@@ -54,7 +54,7 @@ def checks(summary: Summary) -> tuple[Line, ...]:
     found = [Line(one.statement, "no", one.statistic) for one in given.causes if one.kind == "bug"]
     k1 = summary.metrics.get(f"{prefix}k1", Number())
     if k1.value is not None:
-        negative = (k1.interval or (k1.value, k1.value))[1] < 0
+        negative = k1.interval is not None and k1.interval[1] < 0
         said = "K1 is negative" if negative else f"K1 is not {'clearly ' if k1.value < 0 else ''}negative"
         detail = f"{say(k1)} nats. {CHECKED['k1']}"
         if negative and not summary.is_bug:
@@ -134,6 +134,10 @@ def grew(summary: Summary) -> bool:
 def of_bug(summary: Summary) -> Iterator[Fact]:
     """Yield what is wrong, where, how to confirm it, what to do, and how sure that is."""
     assert summary.diagnosis is not None
+    if not summary.diagnosis.causes:
+        yield Fact("Bug?", summary.diagnosis.headline, verdict(summary), checks(summary))
+        yield Fact("What to do", "Fix the bug first. Nothing is ranked before the fix.", "Fix the bug first")
+        return
     first, *others = summary.diagnosis.causes
     after, given = first.after, summary.recommendation
     fixed = f" After it, K3 is {approximately(after)} nats." if after else ""

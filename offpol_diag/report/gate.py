@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 
 from offpol_diag.gate import beyond, outcome, plain
 from offpol_diag.gate.bounds import tolerance
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value
 from offpol_diag.report import columns
-from offpol_diag.report.analyze import about, cautions
+from offpol_diag.report.analyze import about, analysis, cautions
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.report.picture import Layer, Panel, Picture
 from offpol_diag.summary import GateVerdict, Number, Summary
@@ -38,7 +37,7 @@ OPEN_DIAGNOSIS = "open: the diagnosis cannot tell, which passes for want of evid
 SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 
 
-def answer(summary: Summary, remarks: Sequence[str] = ()) -> Answer:
+def answer(summary: Summary) -> Answer:
     """Return the verdict, the reasons where a bound did not simply pass, the bounds, and the bug check."""
     verdicts = sorted(summary.gates, key=weight)
     word, tone = SAID[outcome(verdicts)]
@@ -54,13 +53,11 @@ def answer(summary: Summary, remarks: Sequence[str] = ()) -> Answer:
         word,
         headline(verdicts).rstrip("."),
         tone,
-        cautions=cautions(summary),
+        cautions=cautions(summary.dump),
         facts=tuple(facts),
-        tables=(_table(summary.gates, (*_left(len(unlike), "such bounds"), *remarks)),),
+        tables=(_table(summary.gates, (*_left(len(unlike), "such bounds"), summary.not_compared)),),
         charts=charts,
-        next=(("analyze", f"offpol-diag analyze {PurePath(summary.dump.files[0]).name}"),)
-        if summary.dump.files
-        else (),
+        next=analysis(summary.dump),
         remarks=columns.unlike(summary.dump),
         heading="offpol-diag gate",
     )
@@ -74,7 +71,7 @@ def _table(verdicts: Sequence[GateVerdict], remarks: Sequence[str]) -> Table:
         value = found(one)
         short = plain(one.diagnosis) if one.diagnosis else value if value.known else "–"
         rows.append((word(one), holds(one), short))
-    notes = (*_left(len(verdicts), "bounds"), *opened(verdicts), *remarks)
+    notes = (*_left(len(verdicts), "bounds"), *opened(verdicts), *filter(None, remarks))
     return Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
 
 
@@ -224,8 +221,8 @@ def _stepwise(summary: Summary, one: GateVerdict) -> Picture | None:
     """Return a number by training step against its bound."""
     steps, (step, _, name) = summary.charts.steps, one.name.partition("step:")
     series = steps.series.get(name) if steps and not step else None
-    if steps is None or series is None or len(steps.first) < 2 or one.bound == "within":
-        return None
+    if steps is None or series is None or len(steps.first) < 2 or one.bound == "within" or one.steps:
+        return None  # of some steps alone the table says it
     beyond = [at for at, y in zip(steps.first, series.values, strict=True) if _beyond(y, one)]
     wrong = "above" if one.bound == "max" else "below"
     where = f"at {len(beyond)} of {len(steps.first)} steps"

@@ -130,7 +130,7 @@ def _head(result: Summary | Checked, answer: Answer) -> dict[str, Any]:
         "tables": [laid_out(one) for one in answer.tables if one.shown == "always" and one.rows],
         "charts": [] if of_analysis else telling,
         "rest": [] if of_analysis else rest,
-        "more": f"{counted(len(rest), 'chart')} without a difference",
+        "more": f"{counted(len(rest), 'further chart')}",
     }
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import PurePath
 
 from offpol_diag.metrics import title
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.tuning import command
 from offpol_diag.report import columns
-from offpol_diag.report.analyze import about
+from offpol_diag.report.analyze import about, analysis, cautions
 from offpol_diag.report.answer import Answer, Fact, Tile
 from offpol_diag.report.picture import SERIES, Panel, Picture, at_places
 from offpol_diag.report.tiles import below_0
@@ -72,6 +71,7 @@ def answer(summary: Summary, found: Sweep) -> Answer:
         "warn" if found.remarks else "info",
         interval,
         _change(found),
+        cautions=cautions(summary.dump),
         facts=tuple(facts),
         lead=f"{found.preset} {'within these bounds' if window else where}{goes}.",
         tiles=tuple(_tiles(found, point)),
@@ -112,8 +112,7 @@ def _commands(summary: Summary, found: Sweep) -> Iterator[tuple[str, str]]:
     """Yield the preset with the bounds that were solved for, on π_train/π_rollout, and the analysis."""
     if found.window:
         yield "preset", _command(found, found.window)
-    if summary.dump.files:
-        yield "analyze", f"offpol-diag analyze {PurePath(summary.dump.files[0]).name}"
+    yield from analysis(summary.dump)
 
 
 def _command(found: Sweep, window: SolvedWindow) -> str:
@@ -172,7 +171,7 @@ def _tables(found: Sweep) -> Iterator[Table]:
     header = ("threshold", *(COLUMNS[name] for name in names))
     caption = f"{found.preset}: every threshold of {found.which}"
     yield Table("sweep", caption, header, _rows(found, names), tuple(notes))
-    quarters = [name for name in QUARTERS if any(_values(found, name))]
+    quarters = [name for name in QUARTERS if set(_values(found, name)) - {None, 1.0}]
     if quarters:
         header = ("threshold", *(QUARTERS[name] for name in quarters))
         caption = "What is kept of the quarters of the responses by length"

@@ -290,6 +290,6 @@ EXACT: Mapping[str, Callable[[Table, Summary], Iterable[Data]]] = {
     "types": _types,
     "worst-sequences": _worst_sequences,
     "worst-tokens": _worst_tokens,
-    **dict.fromkeys(("differ", "alike", "alike-more", "untested", "untested-more"), _contrasts),
+    **dict.fromkeys(("differ", "alike", "untested"), _contrasts),
 }
 """Id of a table whose cells hold numbers in words → it, of the numbers themselves."""

@@ -294,7 +294,7 @@ def tile_text(one: Tile) -> str:
         return one.number
     value, interval = written(one.number)
     beside = f"({one.interval})" if one.interval else one.remark and f"({one.remark})"
-    return " ".join(part for part in (value, interval, beside) if part)
+    return minus(" ".join(part for part in (value, interval, beside) if part))
 
 
 def _wide(values: Sequence[float | None]) -> bool:
