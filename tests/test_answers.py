@@ -28,7 +28,7 @@ from offpol_diag.report.parts import parts
 from offpol_diag.report.presets import cards as browser
 from offpol_diag.report.presets import missing
 from offpol_diag.report.tokens import shade
-from offpol_diag.summary import Number, Worst, loads
+from offpol_diag.summary import Number, Skipped, Worst, loads
 from tests.factory import (
     OLD,
     ROLLOUT,
@@ -51,6 +51,7 @@ COMMANDS = {
     "doctor": ("doctor", A),
     "presets": ("compare", A, "--presets", "token_is,seq_mis,geo_rs"),
     "runs": ("compare", A, B),
+    "sweep": ("sweep", A, "--preset", "geo_rs"),
     "gate": ("gate", A, "--max", "k3=0.002", "--min", "ess_tokens=0.1", "--max", "step:k3=0.01"),
 }
 VERDICTS = {
@@ -58,12 +59,13 @@ VERDICTS = {
     "doctor": r"Elevated off-policy mismatch: K3 KL is 0\.012 nats per token \[",
     "presets": r"token_is keeps the largest ESS of tokens: [\d.]+% \[",
     "runs": r"Better in B: K3 KL falls from 0\.012 to 0\.00053 nats per token",
+    "sweep": r"geo_rs at 1\.001 keeps 22% of the tokens \[",
     "gate": r"Failed: k3 is [\d.]+ \[.*\], must be ≤ 0\.002\. Of the others 1 is open, 1 could not",
 }
 MADE = {
     "of the factory": {"gates": []},
     "comparison of the factory": {"comparison": make_comparison()},
-    "gate of the factory": {},
+    "gate of the factory": {"gates": gates()},
 }
 
 
@@ -308,7 +310,7 @@ def test_the_total_stands_in_where_there_are_two_policies_and_a_pair_that_is_lac
 def test_intervals_are_spoken_of_where_there_are_some():
     assert "95% intervals, resampling the 640" in answered(make_summary(gates=[])).lead
     bare = {"k3": Number(value=0.1), "mean_ratio": Number(value=1.1)}
-    assert "Without intervals: there are 640 groups" in answered(make_summary(gates=[], metrics=bare)).lead
+    assert "Without intervals: 640 groups to resample" in answered(make_summary(gates=[], metrics=bare)).lead
 
 
 # ---------------------------------------------------------------- presets
@@ -562,3 +564,11 @@ def test_markdown_stays_within_what_github_accepts_and_says_what_it_cut():
     text = markdown(make_summary(dump=dump_facts(notes=notes)))
     assert len(text.encode()) < LIMIT
     assert "a comment holds no more" in text
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_answer_says_what_limits_its_numbers(results, name):
+    facts = dump_facts(notes=["a note on the data"], skipped=Skipped(count=2))
+    said = " ".join(answered(results[name].model_copy(update={"dump": facts})).cautions)
+    assert "a note on the data" in said
+    assert "2 rows were skipped as bad" in said

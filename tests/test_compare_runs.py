@@ -316,7 +316,8 @@ def test_two_dumps_are_compared_as_two_runs_and_every_report_says_the_same(folde
         assert f"{summary.against.differing} of {summary.against.tested} metrics differ" in report
     assert "a.parquet against worse.parquet" in page
     again = run(str(folder / "r.json"), "-o", str(folder / "again.html"), command="report")
-    assert again.stdout.startswith("A is a.parquet; B is worse.parquet\n\nWorse in B: K3 KL rises from ")
+    assert again.stdout.startswith("A is a.parquet; B is worse.parquet\n! A: there are no advantages")
+    assert "\n\nWorse in B: K3 KL rises from " in again.stdout
     assert (folder / "again.html").read_text() == page
 
 

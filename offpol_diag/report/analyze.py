@@ -341,7 +341,7 @@ def _resampled(summary: Summary) -> str:
     if steps is not None and len(steps.first) > 1:
         curves = f" The small curves run from step {steps.first[0]} to {steps.last[-1]}."
     if all(number.interval is None for number in summary.metrics.values()):
-        return f"Without intervals: there are too few groups to resample ({count(dump.groups)}).{curves}"
+        return f"Without intervals: {counted(dump.groups, 'group')} to resample.{curves}"
     unit = "prompt" if "group_id" in dump.columns else "sequence"
     return f"95% intervals, resampling the {counted(dump.groups, unit)}.{curves}"
 
