@@ -369,6 +369,15 @@ WATCHED_GAP, WATCHED_PRESET = _names("watched", "dump"), _names("watched", "pres
 """Numbers compared with a baseline by default: distinct aspects, none of which grows with the dump."""
 
 
+QUARTERS = {
+    "kept_length_q1": "shortest quarter",
+    "kept_length_q2": "second",
+    "kept_length_q3": "third",
+    "kept_length_q4": "longest quarter",
+}
+"""What is kept of the quarters of the responses by length, and how each is called."""
+
+
 def title(name: str) -> str:
     """Return a number's name for readers; of an unknown one the name."""
     return METRICS[name].title if name in METRICS else name

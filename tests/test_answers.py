@@ -28,7 +28,7 @@ from offpol_diag.report.parts import parts
 from offpol_diag.report.presets import cards as browser
 from offpol_diag.report.presets import missing
 from offpol_diag.report.tokens import shade
-from offpol_diag.summary import Number, Skipped, Worst, loads
+from offpol_diag.summary import GateVerdict, Number, Skipped, Worst, loads
 from tests.factory import (
     OLD,
     ROLLOUT,
@@ -572,3 +572,53 @@ def test_every_answer_says_what_limits_its_numbers(results, name):
     said = " ".join(answered(results[name].model_copy(update={"dump": facts})).cautions)
     assert "a note on the data" in said
     assert "2 rows were skipped as bad" in said
+
+
+def test_what_a_gate_did_not_compare_stands_in_every_form_and_in_its_result():
+    given = make_summary(gates=gates(), not_compared="Not compared: pearson, which the baseline lacks.")
+    again = loads(given.to_json(), "again")
+    for drawn in (terminal(again), markdown(again), html(again, False)):
+        assert "pearson, which the baseline lacks" in " ".join(drawn.split())
+
+
+def stepwise(results, steps):
+    """Return the charts of a bound on K3 that fails at some of the steps."""
+    one = GateVerdict(
+        name="step:k3", bound="max", limit=0.01, value=0.03, passed=False, reason="", steps=steps
+    )
+    return answered(results["gate"].model_copy(update={"gates": [one]})).charts
+
+
+def test_a_chart_of_a_bound_is_of_all_steps_or_there_is_none(results):
+    (chart,) = stepwise(results, "")
+    assert re.search(r"k3 lies above 0\.01 at \d of 8 steps", chart.title)
+    assert stepwise(results, "..4") == ()
+
+
+def test_copies_and_what_cannot_be_told_are_not_shown_as_good():
+    typical = metrics() | {"k3": number(1e-4, 1e-5, "nats")}
+    diagnosed = make_summary().diagnosis.model_copy(update={"verdict": "cannot_tell", "causes": []})
+    copies = recommendation().model_copy(update={"rule": "identical"})
+    assert answered(make_summary(metrics=typical)).tone == "good"
+    assert answered(make_summary(metrics=typical, diagnosis=diagnosed)).tone == "warn"
+    assert answered(make_summary(metrics=typical, recommendation=copies)).tone == "warn"
+
+
+@pytest.mark.parametrize(("sequences", "few"), [(3, True), (5120, False)])
+def test_a_doctor_says_too_that_there_is_too_little_data(sequences, few):
+    given = make_summary(recommendation=None, dump=dump_facts(sequences=sequences))
+    assert (answered(given).word == "TOO LITTLE DATA for a verdict") is few
+
+
+def test_k1_without_an_interval_is_not_called_negative():
+    numbers = metrics() | {"k1": Number(value=-0.01, unit="nats")}
+    (line,) = (one for one in checks(make_summary(metrics=numbers)) if one.text.startswith("K1"))
+    assert (line.text, line.mark) == ("K1 is not clearly negative", "ok")
+
+
+def test_a_bug_without_a_cause_ranks_nothing():
+    given = make_summary().diagnosis.model_copy(update={"verdict": "bug", "causes": []})
+    said = " ".join(terminal(make_summary(diagnosis=given)).split())
+    assert "Fix the bug first. Nothing is ranked before the fix." in said
+    assert "No sign of one" not in said
+    assert "Token TIS" not in said

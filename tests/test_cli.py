@@ -619,3 +619,10 @@ def test_the_catalogue_lists_every_preset_with_formulas_direction_and_source():
         "RolloutCorrectionConfig",
     )
     assert [words for words in shown if words not in one] == []
+
+
+def test_an_option_is_not_taken_for_a_file(dump):
+    ran = run("doctor", str(dump), "--json", "--quiet")
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert "--quiet stands where a file is to be named" in ran.stderr
+    assert files() == []

@@ -86,6 +86,9 @@ def check(target: Path, *sources: object) -> None:
     if target == STDOUT:
         return
     check_names(target)
+    if str(target).startswith("-"):
+        hint = f"name a file, or - for stdout; write ./{target} for a file of that name"
+        raise UsageError(f"{target} stands where a file is to be named", hint)
     if URL.match(str(target)):
         raise UsageError("results are written on this disk, and a URL is named", "name a file, and copy it")
     with _writing(target):

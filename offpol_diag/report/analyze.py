@@ -159,7 +159,7 @@ def _facts(summary: Summary) -> Iterator[Fact]:
     yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)
     if open_:
         yield candidates(open_)
-        yield Fact("Decide", open_.decide)
+        yield Fact("Decide", open_.decide, shortened="last")
     elif found := evidence(summary):
         short = found[0][0].startswith("Growing")  # which says more than the cause's own clause
         clause = causes[0].statement.partition(":")[0] if short else causes[0].statement
@@ -181,7 +181,7 @@ def _facts(summary: Summary) -> Iterator[Fact]:
     if lacks:
         yield Fact("Missing", f"{'; '.join(lacks)}.")
     if warned := _warnings(summary):
-        yield Fact("Warnings", warned)
+        yield Fact("Warnings", warned, shortened="first")
     if advised is None or not advised.title:
         yield from (Fact("Also", one) for one in _findings(summary))
 

@@ -35,6 +35,8 @@ class Fact:
         lines: what it rests on.
         table, chart: numbers and a chart beside it.
         code: name and text of what is to be pasted.
+        spelled: whether the lines are said everywhere, not only where there is room.
+        shortened: when a short answer cuts it: "last", as usual, or "first".
     """
 
     label: str
@@ -44,6 +46,8 @@ class Fact:
     table: Table | None = None
     chart: Picture | None = None
     code: tuple[tuple[str, str], ...] = ()
+    spelled: bool = False
+    shortened: Literal["last", "", "first"] = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import PurePath
 
-from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, Tone, title, worse
+from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, QUARTERS, Tone, title, worse
 from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
 from offpol_diag.report.analyze import about, cautions
@@ -48,12 +48,6 @@ FEW = ("ess_tokens", "ess_sequences", "tokens_weighted", "truncated_high", "weig
 ACROSS, MOST_ROWS, FEW_ROWS, MOST_DRAWN, TILES = 8, 24, 8, 12, 8
 """Presets shown as columns; rows of the short tables of presets, of runs; presets in a chart; tiles."""
 ABSENT = Number(unknown="not computed for this preset")
-QUARTERS = {
-    "kept_length_q1": "shortest quarter",
-    "kept_length_q2": "second",
-    "kept_length_q3": "third",
-    "kept_length_q4": "longest quarter",
-}
 IDLE = "None of these presets changes anything on this dump"
 BETTER = (
     "better: a preset is named where the interval of its difference from the next best excludes 0, and "

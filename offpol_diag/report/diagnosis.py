@@ -154,7 +154,7 @@ def of_bug(summary: Summary) -> Iterator[Fact]:
     yield Fact("Cause", "", first.statement, lines)
     title = f"Fix the bug first{f': {first.fix}' if first.fix else ''}"
     why = (Line(given.sentence),) if given else ()
-    yield Fact("What to do", f"{sentence(first.fix)}{fixed}{leave}", title, why)
+    yield Fact("What to do", f"{sentence(first.fix)}{fixed}{leave}", title, why, shortened="last")
     yield Fact(
         "How sure", f"{'Counted, not estimated. ' if first.exact else ''}Nothing is ranked before the fix."
     )
@@ -179,7 +179,7 @@ def candidates(given: Diagnosis) -> Fact:
     lines = (
         Line(f"{place}. {one.statement}", "", spoken(one)) for place, one in enumerate(given.candidates, 1)
     )
-    return Fact("Candidates", "", title, tuple(lines))
+    return Fact("Candidates", "", title, tuple(lines), spelled=True)
 
 
 def spoken(one: CandidateCause) -> str:

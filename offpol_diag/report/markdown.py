@@ -53,7 +53,7 @@ def _within(parts: Sequence[str]) -> Iterator[str]:
 def _fact(fact: Fact) -> Iterator[str]:
     if fact.sentence:
         yield f"- **{escaped(fact.label)}** {escaped(fact.sentence)}"
-    elif fact.label == "Candidates":
+    elif fact.spelled:
         yield f"- **{fact.label}**"
         yield from (f"  {escaped(line.text)} {escaped(line.detail)}" for line in fact.lines)
 
@@ -63,7 +63,7 @@ def _evidence(answer: Answer) -> Iterator[str]:
     rows = [
         f"- **{escaped(fact.label)}** {escaped(line)}"
         for fact in answer.facts
-        if fact.label != "Candidates"
+        if not fact.spelled
         for line in evidence(fact)
     ]
     if rows:

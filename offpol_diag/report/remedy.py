@@ -68,6 +68,7 @@ def what_to_do(summary: Summary, given: Recommendation, causes: list[Cause]) -> 
         tuple(one for one in lines if one.text),
         table=_weights(summary, given),
         code=_configs(summary, given),
+        shortened="last",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from offpol_diag.metrics import title
+from offpol_diag.metrics import QUARTERS, title
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.tuning import command
@@ -36,12 +36,6 @@ NOTES = {
     "kept_at_lag_0": "At lag 0: kept tokens of policy lag 0, where only numerics make the policies differ.",
 }
 """Number → what its column is."""
-QUARTERS = {
-    "kept_length_q1": "shortest quarter",
-    "kept_length_q2": "second",
-    "kept_length_q3": "third",
-    "kept_length_q4": "longest quarter",
-}
 TILES = 8
 
 

@@ -200,8 +200,8 @@ class _Screen:
 
     def facts(self, facts: Sequence[Fact]) -> None:
         """Draw facts beside their labels; of long ones the first lines."""
-        below = "Warnings" if self.verbose else ""  # where a table has all of them
-        facts = [one for one in facts if self._sentence(one) and one.label != below]
+        tabled = self.verbose  # with -v a table has all that is shortened first
+        facts = [one for one in facts if self._sentence(one) and not (tabled and one.shortened == "first")]
         margin = min(max((len(one.label) for one in facts), default=0), 20) + 2
         last = ""
         for one in facts:
@@ -212,10 +212,10 @@ class _Screen:
             last = one.label
 
     def _sentence(self, fact: Fact) -> bool:
-        return bool(fact.sentence or (fact.lines and (self.verbose or fact.label == "Candidates")))
+        return bool(fact.sentence or (fact.lines and (self.verbose or fact.spelled)))
 
     def _lines(self, fact: Fact, width: int) -> Iterator[str]:
-        most = {"What to do": MOST, "Decide": MOST, "Warnings": self.warnings}.get(fact.label, self.most)
+        most = {"last": MOST, "first": self.warnings}.get(fact.shortened, self.most)
         if fact.sentence and not self.verbose:
             yield from _wrapped(printable(minus(fact.sentence)), width, most) if most else ()
             return
