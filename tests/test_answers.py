@@ -622,3 +622,19 @@ def test_a_bug_without_a_cause_ranks_nothing():
     assert "Fix the bug first. Nothing is ranked before the fix." in said
     assert "No sign of one" not in said
     assert "Token TIS" not in said
+
+
+def test_what_limits_the_numbers_of_the_other_run_is_said_too(results):
+    given = results["runs"]
+    b = given.against.b.model_copy(update={"dump": dump_facts(notes=["a note on B"])})
+    against = given.against.model_copy(update={"b": b})
+    assert "B: a note on B" in answered(given.model_copy(update={"against": against})).cautions
+
+
+def test_a_sweep_that_keeps_all_of_every_length_has_no_table_of_it(results):
+    swept = results["sweep"].sweep
+    ones = {f"kept_length_q{i}": Number(value=1.0) for i in range(1, 5)}
+    points = [one.model_copy(update={"metrics": one.metrics | ones}) for one in swept.points]
+    all_kept = results["sweep"].model_copy(update={"sweep": swept.model_copy(update={"points": points})})
+    names = [[table.id for table in answered(one).tables] for one in (results["sweep"], all_kept)]
+    assert names == [["sweep", "sweep-length"], ["sweep"]]
