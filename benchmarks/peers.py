@@ -63,7 +63,7 @@ class Peers:
         return {"every log": lambda: self._analyzed(self.presets)}
 
     def _analyzed(self, presets: Sequence[Preset], *, every_log: bool = True) -> Summary:
-        return analyze([str(self.path)], presets=presets, workers=machine.THREADS, every_log=every_log)
+        return analyze([str(self.path)], presets=presets, threads=machine.THREADS, every_log=every_log)
 
     def agree(self) -> None:
         """Raise `duck.Disagreement` where the numbers of a round do not agree."""

@@ -64,7 +64,7 @@ class Computes(Reads, total=False):
 
     device: str
     engine: Literal["local", "ray"]
-    workers: int | None
+    threads: int | None
     seed: int
     progress: Callable[[int, int], None] | Literal[False] | None
     batch_tokens: int | None
@@ -118,7 +118,7 @@ def analyze(
         **how: how to read and compute, for all functions here: `columns` (ours → the dump's), `form`,
             `align`, `join` and `on` (docs/dumps.md; or all four as `reading`, a `forms.Reading`),
             `on_bad_row` ("error" or "skip"), `device` ("auto", "cpu", "cuda", "cuda:N"), `engine` ("local"
-            or "ray"), `workers`, `seed`, `progress` (called as rows are done), `batch_tokens`. Text is read
+            or "ray"), `threads`, `seed`, `progress` (called as rows are done), `batch_tokens`. Text is read
             as the value of an option of the command line.
 
     Raises:

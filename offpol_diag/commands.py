@@ -197,7 +197,7 @@ def examined(
 
 def _where(request: requests.Computed) -> dict[str, Any]:
     """Return the arguments on reading and computing of every pass over a dump."""
-    same = ("on_bad_row", "device", "seed", "engine", "workers", "progress", "batch_tokens")
+    same = ("on_bad_row", "device", "seed", "engine", "threads", "progress", "batch_tokens")
     own = {"columns": request.columns or None, "reading": request.way()}
     return own | {name: getattr(request, name) for name in same}
 

@@ -359,7 +359,7 @@ ROWS = [(one, ours, table is aliases.GAP) for table in TABLES for one, ours in t
 
 @pytest.fixture(scope="module")
 def everything():
-    return analyze([str(sample())], presets=tuple(catalogue.load().values()), workers=1)
+    return analyze([str(sample())], presets=tuple(catalogue.load().values()), threads=1)
 
 
 def logging(summary, logged, ours):
@@ -580,15 +580,15 @@ def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_othe
     names = {"drift2.k3", "f_1_1", "token_is.ess_tokens", "seq_mis.tokens_rejected", "seq_mis.pg_loss"}
     names |= {f"{normal.name}.weight_mean"}
     nowhere = ("khat_tokens", "ess_sequences", "token_is.weight_max", "no", "token_is.no", "nobody.k3")
-    found = analyze([dump], presets=presets, by_step=(*names, *nowhere), workers=1)
-    plain, whole = analyze([dump], presets=presets, workers=1), pq.read_table(dump)
+    found = analyze([dump], presets=presets, by_step=(*names, *nowhere), threads=1)
+    plain, whole = analyze([dump], presets=presets, threads=1), pq.read_table(dump)
 
     assert (found.metrics, found.presets) == (plain.metrics, plain.presets)
     assert len({place.asked["f_1_1"].value for place in found.by["step"].places}) == 3
     for place in found.by["step"].places:
         part = tmp_path / f"{place.key}.parquet"
         pq.write_table(whole.filter(pc.equal(whole["step"], int(place.key))), part)
-        alone = analyze([str(part)], presets=presets, workers=1)
+        alone = analyze([str(part)], presets=presets, threads=1)
         flat = alone.metrics | {
             f"{row}.{name}": one for row, its in alone.presets.items() for name, one in its.metrics.items()
         }
@@ -600,7 +600,7 @@ def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_othe
 def test_asking_by_step_lists_every_step(dump, monkeypatch):
     monkeypatch.setattr(breakdowns, "MOST_LISTED", 2)
     for asked, left_out in (((), 1), (("k3",), 0)):
-        assert analyze([dump], by_step=asked, workers=1).by["step"].left_out == left_out
+        assert analyze([dump], by_step=asked, threads=1).by["step"].left_out == left_out
 
 
 # ---------------------------------------------------------------- against an earlier result

@@ -235,7 +235,7 @@ NAMES = {
     "a gate file": ("gate", "now.json", "--gates", "{}"),
     "a place": ("report", "now.json", "-o", "no/{}"),
     "a device": ("analyze", "-q", "--no-html", "--device", "{}"),
-    "workers": ("analyze", "-q", "--no-html", "--workers", "{}"),
+    "threads": ("analyze", "-q", "--no-html", "--threads", "{}"),
     "a tally": ("merge", "{}"),
 }
 
@@ -286,8 +286,8 @@ def test_a_preset_of_ones_own_is_shown_harmless() -> None:
 UNBOUNDED = {
     "a seed": ("analyze", "-q", "--no-html", "--seed", str(2**63)),
     "a long seed": ("analyze", "-q", "--no-html", "--seed", DIGITS),
-    "workers": ("analyze", "-q", "--no-html", "--workers", DIGITS),
-    "more workers than any machine has": ("analyze", "-q", "--no-html", "--workers", "10000"),
+    "threads": ("analyze", "-q", "--no-html", "--threads", DIGITS),
+    "more threads than any machine has": ("analyze", "-q", "--no-html", "--threads", "10000"),
     "a threshold": ("presets", "tis", "--set", f"weight.upper={DIGITS}"),
     "a threshold beyond floats": ("presets", "tis", "--set", f"weight.upper={'9' * 400}"),
     "a rule": ("presets", "tis", "--set", f"reject[{DIGITS}].upper=1"),

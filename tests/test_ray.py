@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cluster_jobs import Ids, Look, length
+from offpol_diag.run.task import Each, packed, unpacked
 
 from offpol_diag.analyze import ENGINES, analyze
 from offpol_diag.errors import ClusterError, DumpError, UsageError, install
@@ -27,7 +28,6 @@ from offpol_diag.readers import open_dump
 from offpol_diag.run import ray as cluster
 from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.ray import FAN, Ray
-from offpol_diag.run.task import Each, packed, unpacked
 from tests.s3server import gated, moto
 
 if "CI" in os.environ:

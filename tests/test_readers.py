@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from offpol_diag.readers import decode, dump, open_dump
 from offpol_diag.readers.checks import TOLERANCE
 from offpol_diag.readers.sources import find
-from offpol_diag.run.task import Local
+from offpol_diag.run.threads import Threads
 from tests.factory import ALL, OLD, ROLLOUT, plain, read, refusal, write
 
 FLOATS = pa.list_(pa.float64())
@@ -330,8 +330,7 @@ class Summed:
 
 
 @pytest.mark.parametrize("group", [1000, 8], ids=["one row group", "many"])
-@pytest.mark.parametrize("beside_reading", [False, True])
-def test_a_batch_is_freed_before_the_next_is_read(tmp_path, monkeypatch, group, beside_reading):
+def test_a_batch_is_freed_before_the_next_is_read(tmp_path, monkeypatch, group):
     path = of_lengths(tmp_path / "a.parquet", [10] * 80, group)
     made, alive, decoded, pack = [], [], [], dump.pack
 
@@ -343,10 +342,10 @@ def test_a_batch_is_freed_before_the_next_is_read(tmp_path, monkeypatch, group, 
         return batch
 
     monkeypatch.setattr(dump, "pack", packed)
-    engine = Local(beside_reading=beside_reading)
+    engine = Threads(1)
     assert engine.reduce(open_dump([path], batch_tokens=80), Summed()).tokens == 800
     assert decoded == [8] * 10
-    assert max(alive) <= (2 if beside_reading else 0)  # one waits for the one that is computed
+    assert max(alive) <= 2  # one waits for the one that is computed
 
 
 @pytest.mark.parametrize("group", [100, 7], ids=["one row group", "many that are joined"])

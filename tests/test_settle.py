@@ -18,13 +18,13 @@ from offpol_diag.engine import loglattice
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
-from offpol_diag.run.task import Local
+from offpol_diag.run.threads import Threads
 from tests import oracle_scope
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 PSIS = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
 TURNS = Preset("t", "", weight=Weight(over="segment", action="psis", safety=None))
-HERE = Local()
+HERE = Threads(1)
 
 
 def made(steps: list[int], seed: int = 0) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from offpol_diag.summary import Location, Number, load
 
 SAMPLES = [Path("sample_data", f"{name}.parquet") for name in ("healthy", "stale", "collapse", "quantized")]
 NAMES = ["token_is", "seq_mis", "geo_rs"]
-ONE = ("--device", "cpu", "--workers", "1")
+ONE = ("--device", "cpu", "--threads", "1")
 
 
 def run(*words):
@@ -121,7 +121,7 @@ def holds_what_the_page_draws(summary, monkeypatch):
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
 def test_each_table_of_the_page_is_a_frame_with_its_numbers(sample, monkeypatch):
-    report = offpol_diag.analyze(sample, presets=NAMES, device="cpu", workers=1, seed=1)
+    report = offpol_diag.analyze(sample, presets=NAMES, device="cpu", threads=1, seed=1)
     data = holds_what_the_page_draws(report.summary, monkeypatch)
     assert report.tables == tuple(data)
     assert {"by_step", "by_length", "worst_sequences", "worst_tokens", "presets", "by_step_data"} <= {*data}
@@ -139,7 +139,7 @@ def test_each_table_of_the_page_is_a_frame_with_its_numbers(sample, monkeypatch)
 
 
 def test_a_report_of_any_kind_has_the_tables_of_its_page(dump, monkeypatch):
-    how = {"device": "cpu", "workers": 1}
+    how = {"device": "cpu", "threads": 1}
     two = offpol_diag.compare(dump, SAMPLES[1], **how)
     data = holds_what_the_page_draws(two.summary, monkeypatch)
     contrasts = {one.name: one for one in two.summary.against.contrasts}
@@ -161,7 +161,7 @@ def test_a_report_of_any_kind_has_the_tables_of_its_page(dump, monkeypatch):
 
 
 def test_numbers_that_the_page_rounds_in_words_are_whole_in_the_frame():
-    report = offpol_diag.analyze(SAMPLES[1], presets=NAMES, device="cpu", workers=1)
+    report = offpol_diag.analyze(SAMPLES[1], presets=NAMES, device="cpu", threads=1)
     given, summary = report.recommendation, report.summary
     ranking = report.to_polars("ranking")
     assert ranking["score"].to_list() == [one.score for one in given.ranking]
@@ -186,7 +186,7 @@ def test_numbers_that_the_page_rounds_in_words_are_whole_in_the_frame():
 
 
 def test_the_points_of_a_chart_have_their_places_as_numbers():
-    report = offpol_diag.analyze(SAMPLES[0], presets="token_is", device="cpu", workers=1)
+    report = offpol_diag.analyze(SAMPLES[0], presets="token_is", device="cpu", threads=1)
     found = report.to_polars("token_thresholds_data")
     kept = found.filter(series="kept by a mask [1/b, b]")
     charts = report.summary.charts
@@ -418,7 +418,7 @@ def test_a_column_of_any_name_is_a_table_and_a_file(tmp_path):
     rows = [{**row, **dict.fromkeys(HOSTILE, texts[i % 4])} for i, row in enumerate(rows)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
     report = offpol_diag.analyze(
-        tmp_path / "d.parquet", presets=(), group_by=HOSTILE, device="cpu", workers=1
+        tmp_path / "d.parquet", presets=(), group_by=HOSTILE, device="cpu", threads=1
     )
     folder = tmp_path / "tables"
     (tmp_path / "r.json").write_text(report.to_json())
@@ -522,7 +522,7 @@ def test_ten_thousand_steps_are_a_frame_in_no_time():
 
 
 def test_rows_of_sequences_are_lazy_of_the_file_or_of_the_dump_read_again(dump, tmp_path):
-    how = {"presets": NAMES, "device": "cpu", "workers": 1}
+    how = {"presets": NAMES, "device": "cpu", "threads": 1}
     file = tmp_path / "[rows].parquet"
     written = offpol_diag.analyze(dump, sequences=file, **how).sequences()
     report = offpol_diag.analyze(dump, **how)
@@ -537,7 +537,7 @@ def test_rows_of_sequences_are_lazy_of_the_file_or_of_the_dump_read_again(dump, 
 
 def test_reports_without_rows_of_sequences_say_so(dump, tmp_path):
     table = pq.read_table(dump)
-    how = {"device": "cpu", "workers": 1}
+    how = {"device": "cpu", "threads": 1}
     file = tmp_path / "rows.parquet"
     for report in (
         offpol_diag.doctor(dump, **how),
@@ -561,10 +561,10 @@ def test_reports_without_rows_of_sequences_say_so(dump, tmp_path):
 @pytest.mark.parametrize(
     ("command", "needs"),
     [
-        ("analyze {} --presets token_is -o x.html --workers 1", False),
-        ("doctor {} --workers 1", False),
-        ("gate {} --max k3=9 --workers 1", False),
-        ("doctor {} --workers 1 --csv tables", True),
+        ("analyze {} --presets token_is -o x.html --threads 1", False),
+        ("doctor {} --threads 1", False),
+        ("gate {} --max k3=9 --threads 1", False),
+        ("doctor {} --threads 1 --csv tables", True),
     ],
 )
 def test_polars_is_imported_for_tables_alone(command, needs, dump, tmp_path):

@@ -52,6 +52,12 @@ class Command(TyperCommand):
             self.params = parameters(str(self.name))
         return super().get_params(ctx)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words after the command."""
+        from offpol_diag.cli.options import with_present_names
+
+        return super().parse_args(ctx, with_present_names(args))
+
     def invoke(self, ctx: Any) -> None:
         """Check what is given, and run the command's function on it."""
         from offpol_diag.cli.options import request_of

@@ -172,7 +172,7 @@ def computed(does: Any, dumps: Sequence[str], request: Any) -> Any:
     """Return what a function of `commands` makes of dumps, with a progress bar and its remarks on stderr."""
     from offpol_diag.cli.running import running
 
-    with running(request, dumps) as asked:
+    with running(request) as asked:
         return does(dumps, request=asked, say=partial(note, quiet=request.quiet))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from offpol_diag.cli.output import note
 from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.options import renamed
 from offpol_diag.options import settings as keys_of
 from offpol_diag.requests import MODELS, ReadDump
 from offpol_diag.wholefiles import MOST_TOML, read, toml
@@ -85,7 +86,7 @@ def _table(path: Path, inside: Sequence[str]) -> dict[str, object]:
 
 
 def _key(file: str, key: str) -> str:
-    name = key.replace("-", "_")
+    name = renamed(key.replace("-", "_"), place=f"{file}: ")
     if name not in KEYS:
         known = f"the keys are {', '.join(KEYS)}"
         raise UsageError(f"{file}: there is no setting {key!r}", did_you_mean(name, list(KEYS)) or known)

@@ -175,7 +175,7 @@ def _damage(path: Location, error: Exception) -> tuple[str, str]:
         return "the path is not UTF-8", "rename the file and its directories"
     if isinstance(error, MemoryError):  # Arrow's is one
         what = f"there is not enough memory to read its footer ({first_line(error)})"
-        return what, "leave more memory free, or say --workers 1"
+        return what, "leave more memory free, or say --threads 1"
     try:
         with path.open() as stream:
             head = stream.read(4)
@@ -319,10 +319,10 @@ def _corrupt(part: Part, group: int, done: int, names: Sequence[str], error: Exc
     if lost := outage(part.path, error):
         return DumpError(f"{where}: {lost[0]}", lost[1])
     if isinstance(error, MemoryError):  # Arrow's is one
-        hint = "leave more memory free, say --workers 1, or write smaller row groups"
+        hint = "leave more memory free, say --threads 1, or write smaller row groups"
         return DumpError(f"{where}: there is not enough memory to read it ({first_line(error)})", hint)
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        hint = "allow more open files (ulimit -n), or say --workers 1"
+        hint = "allow more open files (ulimit -n), or say --threads 1"
         return DumpError(f"{where}: the file cannot be opened ({error.strerror})", hint)
     culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
     what = f"the data cannot be read ({first_line(error)})"

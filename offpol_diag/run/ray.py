@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -24,7 +25,10 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from threadpoolctl import threadpool_limits
 
 from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError, install
 from offpol_diag.readers import Dump
@@ -32,23 +36,9 @@ from offpol_diag.readers.dump import Findings
 from offpol_diag.readers.parquet import first_line
 from offpol_diag.readers.remote import denied
 from offpol_diag.readers.shards import BYTES, Span, cut, spans
-from offpol_diag.run.pool import cores
-from offpol_diag.run.task import (
-    Clock,
-    Each,
-    Job,
-    Local,
-    M,
-    Order,
-    Progress,
-    Report,
-    Result,
-    be_one_thread,
-    merge,
-    packed,
-    read_shard,
-    unpacked,
-)
+from offpol_diag.run.devices import Choice
+from offpol_diag.run.machine import cores
+from offpol_diag.run.threads import Clock, Each, Job, M, Progress, Threads
 
 ADDRESS = "RAY_ADDRESS"
 WHERE = f"check that the cluster runs and can be reached from here; without {ADDRESS} a local one is started"
@@ -92,7 +82,6 @@ class Ray:
     clock: Clock = field(default_factory=Clock)
     shard: int = BYTES
     tasks: int = 0
-    beside = 0
 
     @classmethod
     @contextmanager
@@ -226,13 +215,37 @@ class _Merges:
 # ---------------------------------------------------------------- a task
 
 
+@dataclass(frozen=True)
+class Order:
+    """A job to run on every shard of a dump; `pick` extracts further data from each batch's result."""
+
+    dump: Dump
+    job: Job[Any]
+    pick: Callable[[Any], Any] | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A task's report on its shard, small whatever its size; seconds of reading and computing."""
+
+    findings: Findings
+    rows: int
+    read: float
+    compute: float
+
+
+Result = tuple[bytes, list[Any], Report]
+"""The merged state, packed; the data picked from every batch, in order; the report."""
+
+
 def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Result:
     """Read and merge one shard in one thread, again where a disk or a network failed."""
     theirs = version("offpol-diag")
     if theirs != ours:
         hint = "install the same version on all nodes, or numbers of two definitions would be merged"
         raise ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", hint)
-    be_one_thread()
+    pa.set_cpu_count(1)  # other tasks keep their cores
+    threadpool_limits(1, user_api="blas")
 
     def may_pass(error: BaseException | None) -> bool:
         """Return whether a dump could not be read because of a disk or network failure."""
@@ -246,10 +259,34 @@ def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Resu
         for attempt in Retrying(retry=again, stop=stop, wait=wait_exponential(0.25), reraise=True):
             with attempt:
                 order: Order = unpacked(data)
-                result = read_shard(order, cut(order.dump, span), Local(device))
+                result = _read(order, cut(order.dump, span), device)
     except DumpError as error:
         raise _of_this_node(error) from error.__cause__
     return result
+
+
+@np.errstate(all="ignore")
+def _read(order: Order, shard: Dump, device: str) -> Result:
+    """Read one shard and merge its results."""
+    picked: list[Any] = []
+    rows, engine = shard.rows, Threads(1, choice=Choice((device,)))
+    state = engine.reduce(shard, order.job, Each(order.pick, picked.append) if order.pick else None)
+    return packed(state), picked, Report(shard.findings(), rows, engine.clock.read, engine.clock.compute)
+
+
+def merge(one: M | None, two: M | None) -> M | None:
+    """Merge two states; None stands for a dump without batches."""
+    return two if one is None else one if two is None else one.merge(two)
+
+
+def packed(thing: object) -> bytes:
+    """Pickle a job, dump or state."""
+    return pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
+
+
+def unpacked(data: bytes) -> Any:
+    """Unpickle a `packed` object; the bytes come only from processes of the same run."""
+    return pickle.loads(data)
 
 
 def _of_this_node(error: DumpError) -> DumpError:
