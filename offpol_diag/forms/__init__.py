@@ -4,7 +4,7 @@ form        what a form is: `Form`, `Alignment`, `Row` (one sequence), `Head` (t
 table       the forms, one row each
 generic     JSONL, Arrow IPC, Parquet and NumPy files whose columns bear names that we know, or are told
 trainers    what NeMo-RL, prime-rl, ROLL, open-instruct, verl, TRL and ms-swift write as text
-unpickle    pickles and torch files, read without running their code
+pickles     pickles and torch files, read without running their code
 binary      what they hold: any writer's columns, slime, miles
 batches     batches that SkyRL and verl pickle whole
 detect      sources → files and their form
