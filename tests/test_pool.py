@@ -247,16 +247,6 @@ def test_a_small_dump_has_no_worker_unless_it_is_told_to(small, tmp_path, monkey
     assert started == [8, 3, 100]
 
 
-def test_rows_of_a_sequence_that_lie_anywhere_are_read_in_this_process(tmp_path):
-    logs = (-np.linspace(0.1, 1, 64)).tolist()
-    ids = [i % 4 for i in range(64)]
-    path = tmp_path / "long.parquet"
-    long = pa.table({"sequence_id": ids, "rollout_log_prob": logs, "old_log_prob": logs})
-    engine = many(2)
-    assert sorted(ids_of(engine, write(path, long, 8), tmp_path).ids) == [0, 1, 2, 3]
-    assert engine._pool is None
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

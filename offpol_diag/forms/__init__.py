@@ -10,6 +10,7 @@ batches     batches that SkyRL and verl pickle whole
 detect      sources → files and their form
 align       span, shift and padding of log-probs: applied, and checked against the data
 join        columns of a second file, found by the id of the sequence
+long        one row per token → one row per sequence
 conversion  rows → canonical Parquet; `open_dump`, which reads any form
 
 To add a form, write a row in `FORMS` of `table.py`: `detect` judges the `Head` of a file, and `read` yields a
