@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import masks, open_dump
+from offpol_diag.forms import open_dump
+from offpol_diag.readers import masks
 from offpol_diag.readers.masks import Padding, ends, padding
 from offpol_diag.readers.shards import cut, spans
 from tests.factory import read, refusal, write

@@ -108,14 +108,6 @@ def test_methods_that_need_prompts_turns_or_every_row_read_all_columns(tmp_path)
     assert Needs.of((M2PO,), False).narrow(skipping) is skipping
 
 
-def test_the_rows_of_one_token_are_read_whole(tmp_path):
-    table = pa.table({"sequence_id": [1, 1], "rollout_log_prob": [-1.0, -2.0], "old_log_prob": [-1.0, -2.5]})
-    pq.write_table(table, tmp_path / "long.parquet")
-    dump = open_dump([str(tmp_path / "long.parquet")])
-
-    assert dump.only({"old_log_probs"}) is dump
-
-
 @pytest.mark.parametrize(("column", "row"), [("current_log_probs", 3), ("old_log_probs", 9)])
 def test_the_first_bad_row_is_told_whichever_columns_are_read_first(tmp_path, column, row):
     rows = [row | {"response_mask": [1] * len(row["rollout_log_probs"])} for row in made([1] * 30)]

@@ -47,12 +47,6 @@ def of_old(*old: Any) -> pa.Table:
     return pa.table({"rollout_log_probs": [[-0.5] * 8] * len(logs), "old_log_probs": logs})
 
 
-def of_tokens(ids: list[Any]) -> pa.Table:
-    """Make one row per token."""
-    x = -np.linspace(0.1, 2, len(ids))
-    return pa.table({"sequence_id": ids, "rollout_log_prob": x, "old_log_prob": x - 0.01})
-
-
 def spoilt(table: pa.Table, row: int) -> pa.Table:
     """Remove the mask, and put a NaN in the first row from `row` on that has a token."""
     values = table["old_log_probs"].to_pylist()
@@ -169,17 +163,6 @@ DUMPS: dict[str, Given] = {  # the files, rows of a row group, options, what mus
         {"batch_tokens": 16},
         NOTE,
     ),
-    "sequences fill row groups": ([of_tokens([i // 8 for i in range(64)])], GROUP, {}, ""),
-    "borders at 24 and 48": ([of_tokens([i // 12 for i in range(64)])], GROUP, {}, ""),
-    "ids that are text": ([of_tokens([f"{i // 16:03}" for i in range(64)])], GROUP, {}, ""),
-    "rows of a sequence everywhere": ([of_tokens([i % 4 for i in range(64)])], GROUP, {}, ""),
-    "ids that fall": ([of_tokens([-(i // 8) for i in range(64)])], GROUP, {}, ""),
-    "a sequence in two files": (
-        [of_tokens([j // 8 + 3 * i for j in range(32)]) for i in range(2)],
-        GROUP,
-        {},
-        "",
-    ),
 }
 
 
@@ -200,12 +183,6 @@ def test_a_dump_in_pieces_is_the_dump(tmp_path, what):
     ("what", "expected"),
     [
         ("three files", 15),
-        ("sequences fill row groups", 8),
-        ("borders at 24 and 48", 3),
-        ("ids that are text", 4),
-        ("rows of a sequence everywhere", 1),
-        ("ids that fall", 1),
-        ("a sequence in two files", 7),
     ],
 )
 def test_shards_are_cut_only_where_no_sequence_goes_on(tmp_path, what, expected):
@@ -221,12 +198,6 @@ def test_a_dump_that_would_have_too_many_shards_is_cut_into_larger_ones(tmp_path
     monkeypatch.setattr("offpol_diag.readers.shards.MOST", 32)
     dump = open_dump([write(tmp_path / "many.parquet", rows(48), 1)])
     assert 16 < len(spans(dump, 1)) <= 32
-
-
-def test_a_footer_without_bounds_leaves_one_shard(tmp_path):
-    table = of_tokens([i // 8 for i in range(64)])
-    path = write(tmp_path / "long.parquet", table, 8, {"write_statistics": False})
-    assert len(spans(open_dump([path]), 1)) == 1
 
 
 def test_a_shard_keeps_its_name_and_is_read_from_another_folder(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ import torch
 
 from offpol_diag.analyze import analyze
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import binary, open_dump, unpickle
+from offpol_diag.forms import binary, open_dump, pickles
 from offpol_diag.forms.detect import find
 from offpol_diag.forms.form import Row
 from offpol_diag.forms.trainers import _prompt
@@ -338,7 +338,8 @@ def test_a_large_batch_is_known_by_its_beginning(tmp_path: Path) -> None:
     made.responses[0] = np.arange(30_000)
     for column in (made.rollout, made.old, made.mask):
         column[0] = np.resize(column[0], 30_000)
-    assert unpickle.peek(pickled.skyrl(tmp_path, made)) == (["_rebuild_tensor_batch"], None)
+    words, fault = pickles.peek(pickled.skyrl(tmp_path, made))
+    assert ("_rebuild_tensor_batch" in words, fault) == (True, None)
 
 
 FORMS = {"nemo-rl": written.nemo_rl, "prime-rl": written.prime_rl, "roll": written.roll}
@@ -504,13 +505,10 @@ MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], Path], str]] 
     "skyrl: type": (skyrl, replaced(b"float32", b"floatxx"), "is a damaged tensor"),
     "skyrl: class": (skyrl, replaced(b"InputBatch", b"InputBotch"), "TrainingInputBotch, which"),
     "verl: class": (verl, replaced(b"DataProto", b"DataPrato"), "holds verl.protocol.DataPrato, which"),
-    "verl: class within": (verl, replaced(b"_reductions", b"_reductionz"), "tensordict._reductionz._rebuild"),
-    "verl: type": (verl, replaced(b"torch.float32", b"torch.floatxx"), "holds tensors of type floatxx"),
+    "verl: a byte": (verl, replaced(b"_reductions", b"_reductionz"), "Bad CRC-32 for file"),
     "verl: archive": (verl, replaced(b"data.pkl", b"data.pkx"), "a damaged pickle"),
-    "verl: leaves": (verl, replaced(b"leaves", b"leavez"), "a damaged pickle ('leaves')"),
     "verl: no batch": (verl, saved({"DataProto": 1}), "holds no DataProto"),
-    "queue: no batch": (queue, saved([{"tensordict": 1}]), "list, no batch of tensors"),
-    "queue: offsets": (queue, replaced(b"offsets", b"offsetz"), "damaged pickle ('offsets')"),
+    "queue: no batch": (queue, saved([{"tensordict": 1, "keys": 2}]), "list, no batch of tensors"),
     "queue: no table": (queue, replaced(b"_tensordict", b"_tensordikt"), "a damaged pickle"),
 }
 

@@ -4,12 +4,13 @@ form        what a form is: `Form`, `Alignment`, `Row` (one sequence), `Head` (t
 table       the forms, one row each
 generic     JSONL, Arrow IPC, Parquet and NumPy files whose columns bear names that we know, or are told
 trainers    what NeMo-RL, prime-rl, ROLL, open-instruct, verl, TRL and ms-swift write as text
-unpickle    pickles and torch files, read without running their code
+pickles     pickles and torch files, read without running their code
 binary      what they hold: any writer's columns, slime, miles
 batches     batches that SkyRL and verl pickle whole
 detect      sources → files and their form
 align       span, shift and padding of log-probs: applied, and checked against the data
 join        columns of a second file, found by the id of the sequence
+long        one row per token → one row per sequence
 conversion  rows → canonical Parquet; `open_dump`, which reads any form
 
 To add a form, write a row in `FORMS` of `table.py`: `detect` judges the `Head` of a file, and `read` yields a

@@ -1,6 +1,6 @@
 """Pickled dumps of trainers: `.pt` and `.pkl` of any writer, slime, miles.
 
-Files are read by `unpickle`, which runs no code.
+Files are read by `pickles`, which runs no code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Row, numbers
-from offpol_diag.forms.unpickle import load, plain
+from offpol_diag.forms.pickles import load, plain
 from offpol_diag.readers import columns as role
 
 Record = generic.Record

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import unpickle
+from offpol_diag.forms import pickles
 
 Array = npt.NDArray[Any]
 Span = Literal["response", "full"]
@@ -95,7 +95,7 @@ class Head:
         if kind == "jsonl":
             return cls(path, kind, frozenset(next((one for _, one in records([path])), {})))
         if kind in ("torch", "pickle"):
-            names, fault = unpickle.peek(path)
+            names, fault = pickles.peek(path)
             return cls(path, kind, frozenset(names), fault=fault)
         return cls(path, kind, frozenset(_names(path, kind)))
 

@@ -18,7 +18,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0
 from offpol_diag.errors import DumpError
 from offpol_diag.forms.form import Array, Head, Row, arrow, numbers, records, undamaged
 from offpol_diag.forms.join import role_named
-from offpol_diag.readers.columns import ADVANTAGES, LIST, assigned, is_list
+from offpol_diag.readers.columns import ADVANTAGES, LIST, POSITION, assigned, is_list
 from offpol_diag.readers.decode import plain, starts
 
 Record = Mapping[str, Any]
@@ -34,7 +34,7 @@ def row_of(
     record: Mapping[str, Any],
     where: str,
     columns: Mapping[str, str],
-    without: frozenset[str] = frozenset(),
+    without: frozenset[str] = frozenset({POSITION}),
     used: Sequence[str] = (),
 ) -> Row:
     """Return a record (field → value) as a row: its fields by the names we know, `columns` before those.

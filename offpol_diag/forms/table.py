@@ -162,7 +162,7 @@ FORMS: tuple[Form, ...] = (
         "verl",
         "tq_batch.pt (skip cache of V1)",
         "rollout log-probs, mask, tokens, groups; the trainer's come by --join",
-        having("torch", "tensordict"),
+        having("torch", "tensordict", "keys"),
         batches.verl_queue,
         Alignment(padding="right"),
         source="verl-project/verl 1dda039b9 verl/utils/skip/rollout_skip.py:136-173 of its part on V1",

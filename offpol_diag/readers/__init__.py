@@ -7,7 +7,6 @@ parquet    footers; declared sizes; row groups → tables of whole rows
 decode     tables → arrays → batches; labels and keys of sequences
 checks     bad rows, and the signs of the train columns
 masks      a dump without a mask that looks as if it had one, or were padded
-long       long form (one row per token) → tables of one row per sequence
 dump       the steps above as one reader
 shards     division of a dump into parts that can be read independently
 

@@ -23,7 +23,7 @@ MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
 TOKEN_IDS, ENTROPY = "token_ids", "entropy"
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
-POSITION = "position"
+POSITION = "token_positions"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
 COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
 SCALARS = (SEQUENCE, GROUP, *COUNTS)
@@ -159,6 +159,7 @@ ROLES = (
     Role(REWARDS, NUMBER, "reward"),
     Role(TOKEN_IDS, INTEGERS, "response_token_ids response_ids completion_ids", per_token="token_id"),
     Role(ENTROPY, FLOATS, "entropies rollout_entropy old_entropy"),
+    Role(POSITION, INTEGERS, short="position", per_token="position token_position pos t"),
     Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),
     Role(GROUP, LABEL, "prompt_id group_index uid"),
     Role(STEP, COUNT, "global_step"),
@@ -189,16 +190,12 @@ class Form:
 
 LIST = Form(ROLES)
 LONG = Form(
-    (
-        *(
-            replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}")
-            for r in ROLES
-        ),
-        Role(POSITION, INTEGER, "token_position pos t"),
+    tuple(
+        replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}") for r in ROLES
     ),
     long=True,
 )
-TOKENS = (*(role.name for role in ROLES if role.kind in PER_TOKEN), POSITION)
+TOKENS = tuple(role.name for role in ROLES if role.kind in PER_TOKEN)
 """Roles with a value per token in the long form."""
 
 

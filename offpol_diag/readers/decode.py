@@ -20,6 +20,7 @@ from offpol_diag.engine import bootstrap
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.columns import Plan
+from offpol_diag.readers.sources import Location
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -51,7 +52,7 @@ class Slice:
         problems: defects found before values are checked.
     """
 
-    file: str
+    file: Location
     row_group: int
     rows: Ints
     before: int
@@ -60,7 +61,7 @@ class Slice:
 
     def place(self, index: int) -> str:
         """Return the location of a row, for messages."""
-        return f"{self.file}, row group {self.row_group}, row {self.rows[index]}"
+        return self.file.place(self.row_group, int(self.rows[index]))
 
     def between(self, begin: int, end: int) -> Slice:
         """Return the rows with indices `begin` to `end` − 1."""

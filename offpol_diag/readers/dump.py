@@ -20,7 +20,6 @@ from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows, remarks
 from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree, ignored
 from offpol_diag.readers.decode import MOST_ROWS, Ints, Slice, cuts, is_text, pack, plain, starts
-from offpol_diag.readers.long import gathered
 from offpol_diag.readers.masks import ROWS, TOKENS, Ends, require_mask
 from offpol_diag.readers.sources import File, Part, find
 
@@ -375,20 +374,15 @@ class Dump:
                 ends.see(rows)
                 if not (ends.wanted() or self._shard):
                     ends.judge(_named(self.parts), self.info.rows)
-            if not self.long:  # there a row is a token, and counted when it is gathered
-                progress(len(piece.rows))
+            progress(len(piece.rows))
             return pack(good, rows, self._plan) if len(good.rows) else None
 
         # No loop: its variable would keep a batch, or its rows, while the next one is read.
-        yield from filter(None, map(packed, self._slices(progress)))
+        yield from filter(None, map(packed, self._slices()))
         self.info = replace(self.info, rows=sequences)
 
-    def _slices(self, progress: Progress) -> Iterator[Slice]:
+    def _slices(self) -> Iterator[Slice]:
         """Yield the rows in slices of at most `batch_tokens` tokens, or of one row."""
-        if self.long:
-            pieces = (piece for part in self.parts for piece in self._tables(part, 0))
-            yield from gathered(pieces, self._plan, self.batch_tokens, progress)
-            return
         before = self._before
         for part in self.parts:
             tables = self._tables(part, before)
@@ -399,7 +393,7 @@ class Dump:
         """Yield the rows of a part, with hive partitions and labels as plain values."""
         names = [name for name in self._plan.names if name not in part.partitions]
         reader = self._cursor.rows if part.between else parquet.tables
-        found = reader(part, names, self.batch_tokens // (1 if self.long else TABLES))
+        found = reader(part, names, self.batch_tokens // TABLES)
         at, done = -1, 0
         for group, table in _of_few_bytes(found, self._plan.labels):
             if group != at:
@@ -411,7 +405,7 @@ class Dump:
                 index = table.schema.get_field_index(name)
                 table = table.set_column(index, name, plain(table.column(index)))
             if table.num_rows:
-                yield Slice(str(part.path), group, rows, before, table)
+                yield Slice(part.path, group, rows, before, table)
 
     def _nothing(self) -> DumpError:
         name = _named(self.parts)
@@ -427,7 +421,7 @@ class Dump:
 
 
 def open_dump(
-    sources: Sequence[str],
+    sources: Sequence[str | File],
     *,
     columns: Mapping[str, str] | None = None,
     group_by: Sequence[str] = (),

@@ -99,11 +99,15 @@ NODE = platform.node()
 
 @dataclass(frozen=True)
 class Location:
-    """A file or a directory in a store, or on local disk; `shown` is its name in reports, without secrets."""
+    """A file or a directory in a store, or on local disk; `shown` is its name in reports, without secrets.
+
+    `origin` returns where a row was before the file was converted, of its path, row group and row.
+    """
 
     store: Store | None
     path: str = field(repr=False)
     shown: str
+    origin: Callable[[str, int, int], str] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def local(cls, path: Path | str, shown: str = "") -> Location:
@@ -112,6 +116,12 @@ class Location:
 
     def __str__(self) -> str:
         return self.shown
+
+    def place(self, row_group: int, row: int) -> str:
+        """Return where a row lies, for messages."""
+        if self.origin:
+            return self.origin(self.path, row_group, row)
+        return f"{self}, row group {row_group}, row {row}"
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -220,11 +230,14 @@ WILDCARDS = frozenset("*?[")
 NO_GLOB = "** stands alone between slashes: dir/**/*.parquet"
 
 
-def find(sources: Sequence[str]) -> list[File]:
+def find(sources: Sequence[str | File]) -> list[File]:
     """List the files that `sources` stand for, in order, each file once, however it is spelled.
 
-    They are files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin.
+    They are files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin. Files that
+    were found before stay as they are.
     """
+    if found := [source for source in sources if isinstance(source, File)]:
+        return found
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
     named = [str(source) for source in ([sources] if isinstance(sources, str) else sources)]
