@@ -383,8 +383,6 @@ OTHER_COLUMN = "write the column again in that type, or give the part to another
 OTHER_GROUPS = "group by a column with one value per sequence"
 DESCRIBED: tuple[Test, ...] = (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string)
 """Types of a column without a role that is read for the diagnosis."""
-MOST_DESCRIBED = 16
-"""Maximum number of columns without a role that are read for the diagnosis."""
 
 
 @dataclass(frozen=True)
@@ -456,20 +454,18 @@ def ignored(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
 
 
 def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
-    """Return small text, integer or boolean columns without a role that all files have with one type."""
+    """Return text, integer or boolean columns without a role that all files have with one type."""
     taken = {*plan.columns.values(), *plan.extra}
 
     def everywhere(field: pa.Field) -> bool:
         return all(
-            field.name in part.small
-            and part.schema.names.count(field.name) == 1
-            and part.schema.field(field.name).type == field.type
+            part.schema.names.count(field.name) == 1 and part.schema.field(field.name).type == field.type
             for part in parts
         )
 
     fields = (field for field in parts[0].schema if _is_any(stored(field.type), DESCRIBED))
     found = [field.name for field in fields if field.name not in taken and everywhere(field)]
-    return () if plan.form.long else tuple(found[:MOST_DESCRIBED])
+    return () if plan.form.long else tuple(found)
 
 
 def _check_types(part: Part, plan: Plan) -> None:

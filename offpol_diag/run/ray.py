@@ -32,10 +32,9 @@ from threadpoolctl import threadpool_limits
 
 from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError, install
 from offpol_diag.readers import Dump
-from offpol_diag.readers.dump import Findings
+from offpol_diag.readers.dump import Seen
 from offpol_diag.readers.parquet import first_line
 from offpol_diag.readers.remote import denied
-from offpol_diag.readers.shards import BYTES, Span, cut, spans
 from offpol_diag.run.devices import Choice
 from offpol_diag.run.machine import cores
 from offpol_diag.run.threads import Clock, Each, Job, M, Progress, Threads
@@ -55,6 +54,8 @@ AHEAD = 2
 """Shards submitted per task slot, enough to keep the cluster busy."""
 FAN = 8
 """Results merged per task."""
+BYTES = 32 << 20
+"""File bytes per shard: a few seconds of work for a core."""
 SHARDS = {"cpu": BYTES, "cuda": 16 * BYTES}
 """Minimum file bytes per task; more with a GPU, where each task starts its own process."""
 
@@ -117,31 +118,32 @@ class Ray:
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """Run one pass, see `Engine.reduce`; lost tasks are retried."""
-        cuts, findings, done = spans(dump, self.shard), list[Findings](), 0
+        shards, done, seen = dump.shards(self.shard), 0, Seen()
         merges = _Merges(remote(_merge))
-        order = packed(Order(dump, job, each.pick if each else None))
-        for report, picked in self._reports(cuts, order, merges):
+        order = Order(job, each.pick if each else None)
+        for report, picked in self._reports(shards, order, merges):
             for one in self._fetched(picked) if each else ():
                 each.use(one)  # type: ignore[union-attr]
-            findings.append(report.findings)
+            seen.add(report.seen)
             self.tasks += 1
             self.clock.read += report.read
             self.clock.compute += report.compute
             done += report.rows
             if self.progress:
                 self.progress(done, dump.rows)
-        dump.merge_findings(findings)
-        found: M | None = unpacked(self._fetched(merges.root()))
+        dump.seen = seen
+        dump.judge()
+        found: M | None = pickle.loads(self._fetched(merges.root()))
         return found
 
-    def _reports(self, cuts: Sequence[Span], order: bytes, merges: _Merges) -> Iterator[tuple[Report, Any]]:
+    def _reports(self, shards: Sequence[Dump], order: Order, merges: _Merges) -> Iterator[tuple[Report, Any]]:
         """Yield every shard's report and a reference to its picked results, in order; few tasks run ahead."""
         work = self.task(_work, num_returns=3)
         given = version("offpol-diag"), self.device, RETRIES, library().put(order)
         waiting: deque[tuple[Any, Any]] = deque()
         try:
-            for span in cuts:
-                state, picked, report = work.remote(*given, span)
+            for shard in shards:
+                state, picked, report = work.remote(*given, shard)
                 merges.add(state)
                 waiting.append((report, picked))
                 if len(waiting) >= AHEAD * self.slots:
@@ -219,7 +221,6 @@ class _Merges:
 class Order:
     """A job to run on every shard of a dump; `pick` extracts further data from each batch's result."""
 
-    dump: Dump
     job: Job[Any]
     pick: Callable[[Any], Any] | None
 
@@ -228,17 +229,18 @@ class Order:
 class Report:
     """A task's report on its shard, small whatever its size; seconds of reading and computing."""
 
-    findings: Findings
+    seen: Seen
     rows: int
     read: float
     compute: float
 
 
 Result = tuple[bytes, list[Any], Report]
-"""The merged state, packed; the data picked from every batch, in order; the report."""
+"""The merged state, pickled, since what Ray shares cannot be written to; the data picked from every batch, in
+order; the report."""
 
 
-def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Result:
+def _work(ours: str, device: str, retries: int, order: Order, shard: Dump) -> Result:
     """Read and merge one shard in one thread, again where a disk or a network failed."""
     theirs = version("offpol-diag")
     if theirs != ours:
@@ -258,8 +260,7 @@ def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Resu
     try:
         for attempt in Retrying(retry=again, stop=stop, wait=wait_exponential(0.25), reraise=True):
             with attempt:
-                order: Order = unpacked(data)
-                result = _read(order, cut(order.dump, span), device)
+                result = _read(order, shard, device)
     except DumpError as error:
         raise _of_this_node(error) from error.__cause__
     return result
@@ -269,24 +270,18 @@ def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Resu
 def _read(order: Order, shard: Dump, device: str) -> Result:
     """Read one shard and merge its results."""
     picked: list[Any] = []
-    rows, engine = shard.rows, Threads(1, choice=Choice((device,)))
+    engine = Threads(1, choice=Choice((device,)))
     state = engine.reduce(shard, order.job, Each(order.pick, picked.append) if order.pick else None)
-    return packed(state), picked, Report(shard.findings(), rows, engine.clock.read, engine.clock.compute)
+    return (
+        pickle.dumps(state, pickle.HIGHEST_PROTOCOL),
+        picked,
+        Report(shard.seen, shard.rows, engine.clock.read, engine.clock.compute),
+    )
 
 
 def merge(one: M | None, two: M | None) -> M | None:
     """Merge two states; None stands for a dump without batches."""
     return two if one is None else one if two is None else one.merge(two)
-
-
-def packed(thing: object) -> bytes:
-    """Pickle a job, dump or state."""
-    return pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
-
-
-def unpacked(data: bytes) -> Any:
-    """Unpickle a `packed` object; the bytes come only from processes of the same run."""
-    return pickle.loads(data)
 
 
 def _of_this_node(error: DumpError) -> DumpError:
@@ -307,7 +302,7 @@ def _of_this_node(error: DumpError) -> DumpError:
 
 
 def _merge(*states: bytes) -> bytes:
-    return packed(reduce(merge, map(unpacked, states)))
+    return pickle.dumps(reduce(merge, map(pickle.loads, states)), pickle.HIGHEST_PROTOCOL)
 
 
 # ---------------------------------------------------------------- the cluster
