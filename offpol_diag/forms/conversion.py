@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from offpol_diag import wholefiles
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import align, join, long
+from offpol_diag.forms import align, join
 from offpol_diag.forms.detect import Found, find
 from offpol_diag.forms.form import Alignment, Form, Row
 from offpol_diag.forms.unread import Unread
-from offpol_diag.readers.columns import CURRENT, NONE, OLD, POSITION, ROLLOUT, agree, ignored
+from offpol_diag.readers.columns import CURRENT, NONE, OLD, POSITION, ROLLOUT, agree, form_of, ignored
 from offpol_diag.readers.sources import File, Location, Part, is_file
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.writer import DumpWriter
@@ -286,7 +288,7 @@ def open_dump(
     found = find(sources, reading.form, chosen, reading.align is not None or joined, joined)
     if found is None:
         files = parquet_files(sources)
-        if long.is_long(files[0], chosen):
+        if _is_long(files[0], chosen):
             return _of_tokens(files, chosen, how)
         return readers.open_dump(files, columns=columns, **how)
     key = (_states(found, reading), found.form.name, reading, tuple(chosen.items()))
@@ -309,9 +311,20 @@ def open_dump(
     return replace(dump, info=info, parts=parts, remarks=tuple(made.notes), made=made)
 
 
+def _is_long(file: File, overrides: Mapping[str, str]) -> bool:
+    """Return whether a file has a row per token; False where it cannot be read, which the reader explains."""
+    try:
+        with file.path.open() as stream:
+            schema = pq.read_schema(stream)
+    except (pa.ArrowException, OSError, ValueError):
+        return False
+    return form_of(schema, overrides).long
+
+
 def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[str, Any]) -> Dump:
     """Open a dump of one row per token, converted to one row per sequence."""
     from offpol_diag import readers
+    from offpol_diag.forms import long  # it imports polars, which delays Ctrl-C while standard input is read
     from offpol_diag.readers.dump import describe, merged
 
     parts = describe(files)

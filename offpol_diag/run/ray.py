@@ -30,8 +30,8 @@ from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError,
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Findings
 from offpol_diag.readers.parquet import first_line
-from offpol_diag.readers.remote import denied
 from offpol_diag.readers.shards import BYTES, Span, cut, spans
+from offpol_diag.readers.stores import denied
 from offpol_diag.run.pool import cores
 from offpol_diag.run.task import (
     Clock,
