@@ -100,8 +100,8 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
         raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
     unread = Unread()
     made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
-    with _room(str(found.files[0])), wholefiles.TemporaryFolder() as folder:
-        rows = _joined(found.form.read(found.files, columns), how, reading, folder.path, made.notes)
+    with _room(str(found.files[0])):
+        rows = _joined(found.form.read(found.files, columns), how, reading, made.notes)
         whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
         whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
         provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
@@ -146,9 +146,7 @@ def _named(found: Found) -> str:
     return f"{found.files[0]}{f' and {len(found.files) - 1} more' if len(found.files) > 1 else ''}"
 
 
-def _joined(
-    rows: Iterator[Row], how: Alignment, reading: Reading, folder: Path, notes: list[str]
-) -> Iterator[Row]:
+def _joined(rows: Iterator[Row], how: Alignment, reading: Reading, notes: list[str]) -> Iterator[Row]:
     """Add the columns of `--join`, if there is one."""
     if reading.join is None:
         yield from rows
@@ -157,7 +155,7 @@ def _joined(
     other = find([source], None, columns, always=True, joined=True)
     assert other is not None
     there = (align.cut(row, other.form.alignment) for row in other.form.read(other.files, columns))
-    added = join.Joined.of(source, names, reading.on, there, folder)
+    added = join.Joined.of(source, names, reading.on, there)
     for number, row in enumerate(rows):
         yield added.add(row, align.cut(row, how), number)
     notes += added.notes()

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
-from offpol_diag.forms.form import Form, Head
+from offpol_diag.forms.files import Head
+from offpol_diag.forms.form import Form
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
 from offpol_diag.readers.columns import GROUP, NONE, form_of, resolve, unknown
 from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file
