@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cluster_jobs import Ids, Look, length
+from cluster_jobs import Look, length
 from cluster_jobs import Threads as ThreadsOfBlas
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
@@ -221,9 +221,3 @@ def test_a_command_writes_the_same_result_with_any_number_of_threads(tmp_path):
         found.append(json.loads(path.read_text()))
         assert found[-1].pop("run")["engine"] == "local"
     assert found[0] == found[1]
-
-
-def test_ids_are_merged_in_pairs_from_the_first_on(small, tmp_path):
-    found = Threads(2).reduce(open_dump([small], batch_tokens=400), Look(tmp_path))
-    assert isinstance(found, Ids)
-    assert found.shape == "((..).)"

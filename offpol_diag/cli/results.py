@@ -81,7 +81,7 @@ def compare(request: requests.Compare) -> None:
     if len(given) < TWO or request.as_one:
         drawn(partial(commands.compare, others=None), request)
         return
-    from offpol_diag.readers.sources import clean
+    from offpol_diag.readers.urls import clean
 
     (a, b), names = given, [clean(one) for one in given]
     files = Outputs.of(request, *given)

@@ -51,7 +51,7 @@ def settings(folder: Path = Path()) -> Settings:
 
 def dumps(request: ReadDump) -> list[str]:
     """Return the dumps to read: those given, else the settings file's, else the sample; remarked on."""
-    from offpol_diag.readers.sources import clean
+    from offpol_diag.readers.urls import clean
 
     given, file = list(request.dump), request.from_file("dump")
     many = len(given) > 1

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from offpol_diag import wholefiles
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import align, join, long
+from offpol_diag.forms import align, join
 from offpol_diag.forms.detect import Found, find
 from offpol_diag.forms.form import Alignment, Form, Row
 from offpol_diag.forms.unread import Unread
-from offpol_diag.readers.columns import CURRENT, NONE, OLD, POSITION, ROLLOUT, agree, ignored
+from offpol_diag.readers.columns import CURRENT, NONE, OLD, POSITION, ROLLOUT, agree, form_of, ignored
 from offpol_diag.readers.sources import File, Location, Part, is_file
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.writer import DumpWriter
@@ -98,8 +100,8 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
         raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
     unread = Unread()
     made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
-    with _room(str(found.files[0])), wholefiles.TemporaryFolder() as folder:
-        rows = _joined(found.form.read(found.files, columns), how, reading, folder.path, made.notes)
+    with _room(str(found.files[0])):
+        rows = _joined(found.form.read(found.files, columns), how, reading, made.notes)
         whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
         whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
         provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
@@ -144,9 +146,7 @@ def _named(found: Found) -> str:
     return f"{found.files[0]}{f' and {len(found.files) - 1} more' if len(found.files) > 1 else ''}"
 
 
-def _joined(
-    rows: Iterator[Row], how: Alignment, reading: Reading, folder: Path, notes: list[str]
-) -> Iterator[Row]:
+def _joined(rows: Iterator[Row], how: Alignment, reading: Reading, notes: list[str]) -> Iterator[Row]:
     """Add the columns of `--join`, if there is one."""
     if reading.join is None:
         yield from rows
@@ -155,7 +155,7 @@ def _joined(
     other = find([source], None, columns, always=True, joined=True)
     assert other is not None
     there = (align.cut(row, other.form.alignment) for row in other.form.read(other.files, columns))
-    added = join.Joined.of(source, names, reading.on, there, folder)
+    added = join.Joined.of(source, names, reading.on, there)
     for number, row in enumerate(rows):
         yield added.add(row, align.cut(row, how), number)
     notes += added.notes()
@@ -286,7 +286,7 @@ def open_dump(
     found = find(sources, reading.form, chosen, reading.align is not None or joined, joined)
     if found is None:
         files = parquet_files(sources)
-        if long.is_long(files[0], chosen):
+        if _is_long(files[0], chosen):
             return _of_tokens(files, chosen, how)
         return readers.open_dump(files, columns=columns, **how)
     key = (_states(found, reading), found.form.name, reading, tuple(chosen.items()))
@@ -309,9 +309,20 @@ def open_dump(
     return replace(dump, info=info, parts=parts, remarks=tuple(made.notes), made=made)
 
 
+def _is_long(file: File, overrides: Mapping[str, str]) -> bool:
+    """Return whether a file has a row per token; False where it cannot be read, which the reader explains."""
+    try:
+        with file.path.open() as stream:
+            schema = pq.read_schema(stream)
+    except (pa.ArrowException, OSError, ValueError):
+        return False
+    return form_of(schema, overrides).long
+
+
 def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[str, Any]) -> Dump:
     """Open a dump of one row per token, converted to one row per sequence."""
     from offpol_diag import readers
+    from offpol_diag.forms import long  # it imports polars, which delays Ctrl-C while standard input is read
     from offpol_diag.readers.dump import describe, merged
 
     parts = describe(files)

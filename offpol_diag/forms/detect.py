@@ -12,11 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
-from offpol_diag.forms.form import Form, Head
+from offpol_diag.forms.files import Head
+from offpol_diag.forms.form import Form
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
 from offpol_diag.readers.columns import GROUP, NONE, form_of, resolve, unknown
-from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file, is_url
+from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file
 from offpol_diag.readers.sources import find as parquet_files
+from offpol_diag.readers.urls import is_url
 
 PARQUET = ".parquet"
 

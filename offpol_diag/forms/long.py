@@ -7,7 +7,7 @@ rows are held. Tokens are ordered by the position column, if there is one, else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,11 +33,10 @@ from offpol_diag.readers.columns import (
     TOKEN_IDS,
     TOKENS,
     Plan,
-    form_of,
     may_mask,
 )
 from offpol_diag.readers.decode import MOST_TOKENS, Ints, dense, plain
-from offpol_diag.readers.sources import File, Part
+from offpol_diag.readers.sources import Part
 
 FAR = 4_000_000
 """Rows of others between two rows of a sequence, at most: four row groups of a million."""
@@ -53,16 +52,6 @@ OURS = "offpol_diag:"
 NUMBER, FILE, GROUP_, ROW = (f"{OURS}{word}" for word in ("number", "file", "group", "row"))
 PLACE = f"{OURS}place"
 """Column of the converted dump that `place` reads."""
-
-
-def is_long(file: File, overrides: Mapping[str, str]) -> bool:
-    """Return whether a file has a row per token; False where it cannot be read, which the reader explains."""
-    try:
-        with file.path.open() as stream:
-            schema = pq.read_schema(stream)
-    except (pa.ArrowException, OSError, ValueError):
-        return False
-    return form_of(schema, overrides).long
 
 
 def convert(parts: Sequence[Part], plan: Plan, target: Path, skip: bool) -> list[str]:

@@ -1,7 +1,8 @@
 """Read Parquet files into packed batches: `open_dump(sources).batches()`.
 
 sources    paths, directories, globs and URLs → list of files; footers and parts of files
-remote     files behind URLs: access, listing, retries, error messages
+urls       URLs taken apart, and shown without secrets
+stores     URLs → filesystems; retries, error messages
 columns    roles of columns: aliases, overrides, types; the columns of a dump, checked across files
 parquet    footers; row groups → tables of whole rows
 decode     tables → arrays → batches; labels and keys of sequences

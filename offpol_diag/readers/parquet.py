@@ -17,8 +17,8 @@ import pyarrow.types as pt
 from offpol_diag.errors import DumpError
 from offpol_diag.readers.columns import is_list
 from offpol_diag.readers.decode import plain
-from offpol_diag.readers.remote import OTHER, outage
 from offpol_diag.readers.sources import Footer, Location, Part
+from offpol_diag.readers.stores import outage
 
 PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
@@ -122,7 +122,7 @@ def _damage(path: Location, error: Exception) -> tuple[str, str]:
             tail = stream.read(4)
     except OSError as failure:
         if path.store:
-            return outage(path, failure) or (OTHER.message.replace("{words}", str(failure)), OTHER.hint)
+            return outage(path, failure, always=True) or ("", "")
         return f"cannot be opened ({failure.strerror})", "check that it exists and may be read"
     if not head:
         return "the file is empty (0 bytes)", "its writer did not finish; dump again"

@@ -34,7 +34,7 @@ from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError,
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Seen
 from offpol_diag.readers.parquet import first_line
-from offpol_diag.readers.remote import denied
+from offpol_diag.readers.stores import denied
 from offpol_diag.run.devices import Choice
 from offpol_diag.run.machine import cores
 from offpol_diag.run.threads import Clock, Each, Job, M, Progress, Threads

@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from offpol_diag.batch import Batch
 from offpol_diag.readers import Dump
 from offpol_diag.run.devices import ON_CPU, Choice
-from offpol_diag.run.machine import room
+from offpol_diag.run.machine import room, share_heap
 
 T = TypeVar("T")
 TOKENS = 1 << 20
@@ -125,6 +125,7 @@ class Threads:
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One pass, see `Engine.reduce`."""
+        share_heap()
         threads, state = self.threads or room(), None
         with one_thread(), numbered(threads) as pool:
             for found in in_order(pool, self._calls(dump, job), threads):
