@@ -24,7 +24,8 @@ from offpol_diag.analyze import ENGINES, analyze
 from offpol_diag.errors import ClusterError, DumpError, UsageError, install
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
-from offpol_diag.run import ray as cluster
+from offpol_diag.run import cluster
+from offpol_diag.run import ray as tasks
 from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.ray import FAN, Ray
 from offpol_diag.run.threads import Each
@@ -200,7 +201,7 @@ def test_every_sequence_is_seen_once_in_order_and_merged_in_one_shape(nodes, tmp
 @pytest.fixture
 def one_retry(monkeypatch):
     """Let Ray retry once: it waits longer before each retry."""
-    monkeypatch.setattr(cluster, "RETRIES", 1)
+    monkeypatch.setattr(tasks, "RETRIES", 1)
 
 
 def test_a_worker_that_dies_once_changes_nothing(nodes, tmp_path):
@@ -367,7 +368,7 @@ def test_an_error_of_the_dump_itself_names_no_node(nodes, tmp_path):
 DRIVER = """
 import sys
 from offpol_diag.cli.exits import exit_codes
-from offpol_diag.run.ray import silent
+from offpol_diag.run.cluster import silent
 import test_ray
 
 with exit_codes(), silent():
@@ -476,7 +477,7 @@ def test_what_ray_prints_goes_to_stderr_since_stdout_is_the_results(capfd):
 def test_quiet_drops_what_native_code_writes_and_keeps_our_own(tmp_path):
     code = """
 import os, sys
-from offpol_diag.run.ray import silent
+from offpol_diag.run.cluster import silent
 with silent():
     os.write(2, b"of Ray\\n")
     print("ours", file=sys.stderr)
@@ -587,7 +588,7 @@ class Brackets:
 
 @pytest.mark.parametrize("leaves", [1, 2, FAN, FAN + 1, FAN * FAN + 1, 200])
 def test_merges_keep_the_order_and_few_levels(leaves):
-    merges = cluster._Merges(Brackets())
+    merges = tasks._Merges(Brackets())
     for i in range(leaves):
         merges.add(f"{i},")
     root = merges.root()

@@ -50,7 +50,7 @@ def quietly(request: Computed) -> AbstractContextManager[None]:
         return nullcontext()
     if request.engine != "ray":
         return _without_warnings()
-    from offpol_diag.run.ray import silent
+    from offpol_diag.run.cluster import silent
 
     return silent()
 

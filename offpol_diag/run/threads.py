@@ -27,8 +27,8 @@ from offpol_diag.run.devices import ON_CPU, Choice
 from offpol_diag.run.machine import room, share_heap
 
 T = TypeVar("T")
-TOKENS = 1 << 20
-"""Tokens per batch, a balance between the fixed cost of a batch and memory."""
+TOKENS = 1 << 19
+"""Tokens per batch, a balance between its fixed cost, memory, and an even share for each thread."""
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 
