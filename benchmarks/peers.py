@@ -3,7 +3,7 @@
     python benchmarks/peers.py [--sequences N] [--rounds N] [--write]
 
 All in turn with only reading, on one file and two cores: reading and DuckDB with two threads, the analysis
-with two worker processes. Then the same on dumps of every shape of dump.py, of a quarter as many tokens; the
+with two threads. Then the same on dumps of every shape of dump.py, of a quarter as many tokens; the
 shapes take turns as well, so that each has a ratio to the ordinary dump of its size. What the query and the
 analysis both know must agree to 1e-6, or this fails.
 """
