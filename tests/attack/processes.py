@@ -36,7 +36,7 @@ STAGES = {
         "readers/parquet.py:tables",
         "forms/conversion.py:convert",
         "wholefiles.py:up_to",
-        "writer.py:recover",
+        "journal.py:recover",
     },
     "merging": {"run/task.py:merge", "run/task.py:merged", "analysis/merge.py:merge"},
     "rendering": {"cli/output.py:render"},
