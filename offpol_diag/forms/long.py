@@ -7,7 +7,7 @@ rows are held. Tokens are ordered by the position column, if there is one, else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from offpol_diag.errors import DumpError
+from offpol_diag.forms.form import Row
+from offpol_diag.forms.generic import table_records
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import SKIP
 from offpol_diag.readers.columns import (
@@ -33,10 +35,13 @@ from offpol_diag.readers.columns import (
     TOKEN_IDS,
     TOKENS,
     Plan,
+    agree,
     may_mask,
 )
 from offpol_diag.readers.decode import MOST_TOKENS, Ints, dense, plain
-from offpol_diag.readers.sources import Part
+from offpol_diag.readers.dump import describe
+from offpol_diag.readers.sources import Part, find
+from offpol_diag.wholefiles import TemporaryFolder
 
 FAR = 4_000_000
 """Rows of others between two rows of a sequence, at most: four row groups of a million."""
@@ -84,6 +89,21 @@ def convert(parts: Sequence[Part], plan: Plan, target: Path, skip: bool) -> list
     return [
         f"{len(found)} sequences are skipped because their rows contradict each other; the first: {found[0]}"
     ]
+
+
+def rows(files: Sequence[Path], overrides: Mapping[str, str]) -> Iterator[Row]:
+    """Read files of one row per token as rows of one sequence each, without the positions of its tokens."""
+    parts = [part for part in describe(find([str(path) for path in files])) if part.rows]
+    if not parts:
+        return
+    plan = agree(parts, overrides, ())
+    roles = {role: name for role, name in plan.columns.items() if role != POSITION}
+    with TemporaryFolder() as folder:
+        convert(parts, plan, folder.path / "dump.parquet", skip=False)
+        for _, record in table_records([folder.path / "dump.parquet"]):
+            tokens = {role: record[name] for role, name in roles.items() if role in TOKENS}
+            scalars = {role: _shown(record[name]) for role, name in roles.items() if role not in TOKENS}
+            yield Row(tokens, scalars, _placed(**record[PLACE]), roles)
 
 
 def place(path: str, group: int, row: int) -> str:

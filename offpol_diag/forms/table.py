@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
 from offpol_diag.forms import batches, generic, slime, trainers
 from offpol_diag.forms.files import Head
-from offpol_diag.forms.form import Alignment, Form, Read, having
+from offpol_diag.forms.form import Alignment, Form, Read, Row, having
 from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
 
 WRITTEN = (
@@ -24,6 +27,12 @@ def _guess(name: str, files: str, holds: str, read: Read, kind: str = "", padded
         return head.kind == (kind or name) and not LOG_PROBS.isdisjoint(head.fields)
 
     return Form(name, "", files, holds, detect, read, Alignment(padding="right" if padded else "none"), True)
+
+
+def _tokens(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    from offpol_diag.forms import long  # it imports polars
+
+    yield from long.rows(files, columns)
 
 
 WHOLE = Alignment("full", padding="right")
@@ -177,6 +186,15 @@ FORMS: tuple[Form, ...] = (
         slime.slime_rollout,
         source="THUDM/slime 624b824a8 slime/observability/rollout_data_utils.py:140-153, "
         "radixark/miles 31f1ca961 miles/ray/rollout/debug_data.py:98-115",
+    ),
+    Form(
+        "tokens",
+        "",
+        "*.parquet",
+        "a row per token, with the id of its sequence",
+        lambda head: head.long,
+        _tokens,
+        guess=True,
     ),
     _guess("jsonl", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column", generic.jsonl),
     _guess("arrow", "*.arrow, *.feather, *.ipc", f"Arrow IPC file or stream: {_ROWS}", generic.tables),
