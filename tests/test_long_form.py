@@ -119,7 +119,7 @@ def test_only_rows_that_others_may_follow_are_held(tmp_path, monkeypatch):
     expected = plain(read(path, batch_tokens=40))
     monkeypatch.setattr(long, "FAR", 5)
     written = []
-    monkeypatch.setattr(long._Gathering, "table", spying(long._Gathering.table, written))
+    monkeypatch.setattr(long._Gathering, "whole", spying(long._Gathering.whole, written))
     assert plain(read(write(tmp_path / "b.parquet", table, 50), batch_tokens=40)) == expected
     assert max(written) < table.num_rows / 6
 

@@ -322,7 +322,7 @@ def _is_long(file: File, overrides: Mapping[str, str]) -> bool:
 def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[str, Any]) -> Dump:
     """Open a dump of one row per token, converted to one row per sequence."""
     from offpol_diag import readers
-    from offpol_diag.forms import long  # it imports polars, which delays Ctrl-C while standard input is read
+    from offpol_diag.forms import long
     from offpol_diag.readers.dump import describe, merged
 
     parts = describe(files)
