@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-
-from offpol_diag.forms import batches, generic, slime, trainers
+from offpol_diag.forms import batches, generic, long, slime, trainers
 from offpol_diag.forms.files import Head
-from offpol_diag.forms.form import Alignment, Form, Read, Row, having
+from offpol_diag.forms.form import Alignment, Form, Read, having
 from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
 
 WRITTEN = (
@@ -27,12 +24,6 @@ def _guess(name: str, files: str, holds: str, read: Read, kind: str = "", padded
         return head.kind == (kind or name) and not LOG_PROBS.isdisjoint(head.fields)
 
     return Form(name, "", files, holds, detect, read, Alignment(padding="right" if padded else "none"), True)
-
-
-def _tokens(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    from offpol_diag.forms import long  # it imports polars
-
-    yield from long.rows(files, columns)
 
 
 WHOLE = Alignment("full", padding="right")
@@ -193,7 +184,7 @@ FORMS: tuple[Form, ...] = (
         "*.parquet",
         "a row per token, with the id of its sequence",
         lambda head: head.long,
-        _tokens,
+        long.rows,
         guess=True,
     ),
     _guess("jsonl", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column", generic.jsonl),
