@@ -20,7 +20,6 @@ import pytest
 from factory import make_summary
 from typer.testing import CliRunner, Result
 
-from offpol_diag import wholefiles
 from offpol_diag.cli import app, exits, output
 from offpol_diag.cli.exits import complain
 from offpol_diag.cli.output import FORMATS
@@ -403,7 +402,6 @@ def test_a_result_on_stdin_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> No
 DEEP: dict[str, Callable[[str], str]] = {
     "arrays": lambda key: f"{key} = {'[' * 5000}{']' * 5000}",
     "tables": lambda key: f"{key} = {'{a = ' * 2000}1{'}' * 2000}",
-    "dotted keys": lambda key: f"{key}.{'a.' * 5000}a = 1",
 }
 TOML = {
     "settings": ("offpol-diag.toml", "presets", ("analyze", "-q", "--no-html")),
@@ -428,13 +426,6 @@ def test_deep_nesting_is_no_toml(
 def test_deep_nesting_is_no_result(text: str, args: tuple[str, ...]) -> None:
     Path("d.json").write_text(text)
     refused(run(*args))
-
-
-def test_depth_is_counted_in_containers() -> None:
-    assert wholefiles.toml("x = 1\ny = [[1], {a = [2]}]")["y"][1] == {"a": [2]}
-    assert wholefiles.toml(f"x = {'[' * 60}{']' * 60}")
-    with pytest.raises(ValueError, match="nest"):
-        wholefiles.toml(f"x = {'[' * 80}{']' * 80}")
 
 
 # ---------------------------------------------------------------- all or nothing

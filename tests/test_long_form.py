@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.forms import long, open_dump
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers.dump import join
-from tests.factory import ALL, plain, read, refusal, write
+from tests.factory import ALL, converted, plain, read, refusal, write
 from tests.test_laws import different
 
 TOKEN_COLUMNS = {
@@ -118,7 +119,7 @@ def test_only_rows_that_others_may_follow_are_held(tmp_path, monkeypatch):
     expected = plain(read(path, batch_tokens=40))
     monkeypatch.setattr(long, "FAR", 5)
     written = []
-    monkeypatch.setattr(long._Gathering, "table", spying(long._Gathering.table, written))
+    monkeypatch.setattr(long._Gathering, "whole", spying(long._Gathering.whole, written))
     assert plain(read(write(tmp_path / "b.parquet", table, 50), batch_tokens=40)) == expected
     assert max(written) < table.num_rows / 6
 
@@ -141,6 +142,22 @@ def test_every_number_of_the_analysis_is_that_of_the_list_form(tmp_path):
     stored = {"files", "row_groups", "bytes", "columns"}
     assert one.dump.model_dump(exclude=stored) == two.dump.model_dump(exclude=stored)
     assert one.worst.model_dump() == two.worst.model_dump()
+
+
+def test_a_long_dump_is_converted_and_joined(tmp_path):
+    columns = sequences(count=12)
+    del columns["policy_lag"], columns["host"]
+    whole = {name: [list(row) for row in columns[name]] for name in TOKEN_COLUMNS}
+    long_one = write(tmp_path / "long.parquet", lengthened(columns), 40)
+    found, _ = converted(Path(long_one))
+    assert [row["sequence_id"] for row in found] == columns["sequence_id"]
+    for name in ("old_log_probs", "response_mask", "token_ids"):
+        assert [row[name] for row in found] == [np.float32(row).tolist() for row in whole[name]]
+    rest = pa.table({name: columns[name] for name in ("sequence_id", "rollout_log_probs")})
+    found, _ = converted(Path(write(tmp_path / "wide.parquet", rest)), join=f"{long_one}:old_log_probs")
+    assert [row["old_log_probs"] for row in found] == [
+        np.float32(x).tolist() for x in columns["old_log_probs"]
+    ]
 
 
 # ---------------------------------------------------------------- order

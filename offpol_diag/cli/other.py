@@ -87,8 +87,8 @@ def recover(request: requests.Recover) -> None:
     check_names(path)
     if to is not None:
         check(to, path)
-    from offpol_diag.writer import JOURNAL
-    from offpol_diag.writer import recover as recovered
+    from offpol_diag.journal import JOURNAL
+    from offpol_diag.journal import recover as recovered
 
     try:
         made = recovered(path, to, warn=note)

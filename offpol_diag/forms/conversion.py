@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from offpol_diag import wholefiles
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import align, join
+from offpol_diag.forms import align, join, long
 from offpol_diag.forms.detect import Found, find
 from offpol_diag.forms.form import Alignment, Form, Row
 from offpol_diag.forms.unread import Unread
@@ -322,7 +322,6 @@ def _is_long(file: File, overrides: Mapping[str, str]) -> bool:
 def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[str, Any]) -> Dump:
     """Open a dump of one row per token, converted to one row per sequence."""
     from offpol_diag import readers
-    from offpol_diag.forms import long  # it imports polars, which delays Ctrl-C while standard input is read
     from offpol_diag.readers.dump import describe, merged
 
     parts = describe(files)

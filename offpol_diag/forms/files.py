@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import pickles
+from offpol_diag.readers.columns import form_of
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Head:
         kind: one of the kinds of `MAGIC`, or empty.
         fields: names of its columns, or of the fields of its first record.
         fault: why a pickle is not read.
+        long: whether a row is a token.
     """
 
     path: Path
     kind: str
     fields: frozenset[str] = frozenset()
     fault: DumpError | None = None
+    long: bool = False
 
     @classmethod
     def of(cls, path: Path) -> Head:
@@ -51,6 +54,10 @@ class Head:
         if kind in ("torch", "pickle"):
             names, fault = pickles.peek(path)
             return cls(path, kind, frozenset(names), fault=fault)
+        if kind == "parquet":
+            with undamaged(path):
+                schema = pq.read_schema(path)
+            return cls(path, kind, frozenset(schema.names), long=form_of(schema, {}).long)
         return cls(path, kind, frozenset(_names(path, kind)))
 
 
@@ -82,15 +89,12 @@ def _members(path: Path) -> list[str]:
 
 
 def _names(path: Path, kind: str) -> list[str]:
-    """Return the names of the columns of a Parquet, Arrow or NumPy file; others have none yet."""
+    """Return the names of the columns of an Arrow or NumPy file; others have none yet."""
     if kind == "npz":
         return [name.removesuffix(".npy") for name in _members(path)]
-    with undamaged(path):
-        if kind == "parquet":
-            return list(pq.read_schema(path).names)
-        if kind == "arrow":
-            with arrow(path) as reader:
-                return list(reader.schema.names)
+    if kind == "arrow":
+        with undamaged(path), arrow(path) as reader:
+            return list(reader.schema.names)
     return []
 
 

@@ -1,4 +1,4 @@
-"""Convert a dump of one row per token to one row per sequence, by polars.
+"""Convert a dump of one row per token to one row per sequence.
 
 Sequences come in the order of their first rows. One ends when `FAR` rows of others have followed its last
 row, so its rows may lie anywhere within that distance, in one file or in several, and no more than so many
@@ -7,21 +7,24 @@ rows are held. Tokens are ordered by the position column, if there is one, else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from offpol_diag.errors import DumpError
+from offpol_diag.forms.form import Row
+from offpol_diag.forms.generic import table_records
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import SKIP
 from offpol_diag.readers.columns import (
@@ -33,10 +36,13 @@ from offpol_diag.readers.columns import (
     TOKEN_IDS,
     TOKENS,
     Plan,
+    agree,
     may_mask,
 )
-from offpol_diag.readers.decode import MOST_TOKENS, Ints, dense, plain
-from offpol_diag.readers.sources import Part
+from offpol_diag.readers.decode import MOST_TOKENS, Ints, dense, plain, starts
+from offpol_diag.readers.dump import describe
+from offpol_diag.readers.sources import Part, find
+from offpol_diag.wholefiles import TemporaryFolder
 
 FAR = 4_000_000
 """Rows of others between two rows of a sequence, at most: four row groups of a million."""
@@ -49,7 +55,7 @@ WORTHWHILE = 0.25
 MOST = 256
 """Most columns that are looked at for a mask that nobody named."""
 OURS = "offpol_diag:"
-NUMBER, FILE, GROUP_, ROW = (f"{OURS}{word}" for word in ("number", "file", "group", "row"))
+NUMBER, ROW = f"{OURS}number", f"{OURS}row"
 PLACE = f"{OURS}place"
 """Column of the converted dump that `place` reads."""
 
@@ -70,10 +76,10 @@ def convert(parts: Sequence[Part], plan: Plan, target: Path, skip: bool) -> list
         DumpError: a row without an id, or a sequence that comes back too late or contradicts itself.
     """
     gathering = _Gathering(parts, plan, skip)
-    frames = gathering.frames()
-    first = gathering.table(next(frames))
+    tables = map(gathering.whole, gathering.tables())
+    first = next(tables)
     with closing(pq.ParquetWriter(target, first.schema, compression="lz4")) as writer:
-        for table in (first, *map(gathering.table, frames)):
+        for table in chain([first], tables):
             tokens = np.cumsum(pc.list_value_length(table.column(plan.columns[ROLLOUT])).fill_null(0))
             cuts = np.searchsorted(tokens, np.arange(GROUP, tokens[-1], GROUP), side="right")
             for begin, end in pairwise(dict.fromkeys([0, *cuts.tolist(), len(table)])):
@@ -84,6 +90,21 @@ def convert(parts: Sequence[Part], plan: Plan, target: Path, skip: bool) -> list
     return [
         f"{len(found)} sequences are skipped because their rows contradict each other; the first: {found[0]}"
     ]
+
+
+def rows(files: Sequence[Path], overrides: Mapping[str, str]) -> Iterator[Row]:
+    """Read files of one row per token as rows of one sequence each, without the positions of its tokens."""
+    parts = [part for part in describe(find([str(path) for path in files])) if part.rows]
+    if not parts:
+        return
+    plan = agree(parts, overrides, ())
+    roles = {role: name for role, name in plan.columns.items() if role != POSITION}
+    with TemporaryFolder() as folder:
+        convert(parts, plan, folder.path / "dump.parquet", skip=False)
+        for _, record in table_records([folder.path / "dump.parquet"]):
+            tokens = {role: record[name] for role, name in roles.items() if role in TOKENS}
+            scalars = {role: _shown(record[name]) for role, name in roles.items() if role not in TOKENS}
+            yield Row(tokens, scalars, _placed(**record[PLACE]), roles)
 
 
 def place(path: str, group: int, row: int) -> str:
@@ -107,6 +128,7 @@ class _Gathering:
         last: latest row of each sequence.
         sizes: rows of each sequence.
         read: rows so far.
+        groups: first row of each row group, the number of its file, its own, and its first row in the file.
         skipped: what is wrong with each sequence that is left to skip.
     """
 
@@ -117,6 +139,7 @@ class _Gathering:
     last: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     sizes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     read: int = 0
+    groups: list[tuple[int, int, int, int]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -130,131 +153,141 @@ class _Gathering:
         }
         self.tokens |= dict.fromkeys(_like_a_mask(self.parts, self.plan), pa.float64())
 
-    def frames(self) -> Iterator[pl.DataFrame]:
+    def tables(self) -> Iterator[pa.Table]:
         """Yield rows of whole sequences, in the order of their first rows."""
-        held, out = list[pl.DataFrame](), 0
-        for frame in self._rows():
-            held.append(frame)
+        held, out = list[pa.Table](), 0
+        for table in self._rows():
+            held.append(table)
             unfinished = self.read - self.last[out:] - 1 <= FAR
             count = int(unfinished.argmax()) if unfinished.any() else len(unfinished)
             if self.sizes[out : out + count].sum() > WORTHWHILE * self.sizes[out:].sum():
-                whole, out = pl.concat(held), out + count
-                yield whole.filter(pl.col(NUMBER) < out)
-                held = [whole.filter(pl.col(NUMBER) >= out)]
+                rows, out = pa.concat_tables(held), out + count
+                done = pc.less(rows.column(NUMBER), out)
+                yield rows.filter(done)
+                held = [rows.filter(pc.invert(done))]
         if out < len(self.numbers):
-            yield pl.concat(held)
+            yield pa.concat_tables(held)
 
-    def _rows(self) -> Iterator[pl.DataFrame]:
-        """Yield the rows with the numbers of their sequences and their places."""
+    def _rows(self) -> Iterator[pa.Table]:
+        """Yield the rows with the numbers of their sequences and their own in the dump."""
         for at, part in enumerate(self.parts):
             names = [name for name in (*self.tokens, *self.constants) if name not in part.partitions]
-            group, row = -1, 0
+            group = -1
             for now, table in parquet.tables(part, names, AT_ONCE):
                 if now != group:
-                    group, row = now, sum(part.group_rows[:now])
+                    group = now
+                    self.groups.append((self.read, at, group, sum(part.group_rows[:group])))
                 for key, value in part.partitions.items():
                     table = table.append_column(key, pa.repeat(value, table.num_rows))
-                made = {NUMBER: pl.Series(self._numbered(table, part, group, row), dtype=pl.Int64)}
+                made = {ROW: np.arange(self.read, self.read + table.num_rows)}
+                made[NUMBER] = self._numbered(table)
                 for name, kind in self.tokens.items():
-                    made[name] = _series(dense(table.column(name)), kind)
+                    made[name] = dense(table.column(name)).cast(kind, safe=False)
                 for name, kind in self.constants.items():
-                    made[name] = _series(plain(table.column(name)), kind)
-                made[ROW] = pl.Series(np.arange(row, row + table.num_rows))
-                where = pl.lit(at, pl.Int32).alias(FILE), pl.lit(group, pl.Int32).alias(GROUP_)
-                yield pl.DataFrame(made).with_columns(where)
-                row += table.num_rows
+                    made[name] = plain(table.column(name)).cast(kind, safe=False)
+                yield pa.table(made)
 
-    def _numbered(self, table: pa.RecordBatch, part: Part, group: int, row: int) -> Ints:
+    def place(self, row: int) -> tuple[str, int, int]:
+        """Return file, row group and row in the file of a row in the dump."""
+        first, at, group, before = self.groups[bisect_right(self.groups, row, key=itemgetter(0)) - 1]
+        return str(self.parts[at].path), group, before + row - first
+
+    def _numbered(self, table: pa.RecordBatch) -> Ints:
         """Return the number of each row's sequence, [N]."""
         ids = dense(table.column(self.id))
         text = pt.is_string(ids.type), pt.is_large_string(ids.type), pt.is_string_view(ids.type)
-        ids = ids.cast(pa.large_binary()) if any(text) else ids
+        ids = ids.cast(pa.large_binary()) if any(text) else ids  # which may be no UTF-8
 
         def refuse(at: int, what: str, hint: str) -> None:
-            where = _placed(str(part.path), group, row + at)
+            where = _placed(*self.place(self.read + int(at)))
             raise DumpError(f"{where}, column {self.id!r}: {what}", hint)
 
-        if ids.is_null(nan_is_null=True).true_count:
-            at = int(ids.is_null(nan_is_null=True).index(True).as_py())
+        if (missing := ids.is_null(nan_is_null=True)).true_count:
             hint = "give every row the id of its sequence; without one, no sequence can be known to be whole"
-            refuse(at, "it is null, and a token belongs to a sequence", hint)
+            refuse(missing.index(True).as_py(), "it is null, and a token belongs to a sequence", hint)
         coded = ids.dictionary_encode()
         known = [self.numbers.setdefault(key, len(self.numbers)) for key in coded.dictionary.to_pylist()]
         numbers: Ints = np.array(known, np.int64)[coded.indices.to_numpy()]
         rows = np.arange(self.read, self.read + len(numbers))
         new = np.zeros(len(self.numbers) - len(self.last), np.int64)
         self.last, self.sizes = np.concatenate((self.last, new - 1)), np.concatenate((self.sizes, new))
-        shifted = pl.DataFrame({"number": numbers, "row": rows}).select(pl.col("row").shift().over("number"))
-        before = shifted.to_series().fill_null(-1).to_numpy()
-        before = np.where(before < 0, self.last[numbers], before)  # the latest row of the same sequence
+        order = np.argsort(numbers, kind="stable")
+        before = np.empty(len(numbers), np.int64)  # the latest row of the same sequence
+        before[order[1:]] = rows[order[:-1]]
+        begins = order[np.diff(numbers[order], prepend=-1) > 0]
+        before[begins] = self.last[numbers[begins]]
         late = np.flatnonzero((before >= 0) & (rows - before - 1 > FAR))
         if late.size:
-            one = _shown(ids[late[0]].as_py())
-            what = f"sequence {one!r} comes back after more than {FAR} rows of others"
+            what = (
+                f"sequence {_shown(ids[late[0]].as_py())!r} comes back after more than {FAR} rows of others"
+            )
             hint = f"sort the dump by {self.id!r}, or write the rows of a sequence nearer to each other"
-            refuse(int(late[0]), what, hint)
+            refuse(late[0], what, hint)
         self.last[numbers] = rows  # of equal numbers the last one counts
         self.sizes += np.bincount(numbers, minlength=len(self.sizes))
         if self.sizes[numbers].max() > MOST_TOKENS:
-            row, hint = (
-                int(self.sizes[numbers].argmax()),
-                f"give every sequence an id of its own in {self.id!r}",
-            )
-            refuse(row, f"a sequence has more than {MOST_TOKENS} tokens", hint)
+            hint = f"give every sequence an id of its own in {self.id!r}"
+            refuse(int(self.sizes[numbers].argmax()), f"a sequence has more than {MOST_TOKENS} tokens", hint)
         self.read += len(numbers)
         return numbers
 
-    def table(self, frame: pl.DataFrame) -> pa.Table:
+    def whole(self, rows: pa.Table) -> pa.Table:
         """Return the sequences of some rows, one each."""
-        varying = [name for name in self.constants if name != self.id]
-        differs = (
-            pl.col(name).ne_missing(pl.col(name).first()).any().alias(f"{OURS}{name}") for name in varying
-        )
-        firsts = pl.col(*self.constants, FILE, GROUP_, ROW).first()
-        by_number = frame.group_by(NUMBER, maintain_order=True)
-        heads = by_number.agg(firsts, *differs)
+        number = rows.column(NUMBER).to_numpy()
+        number = number - number[0]  # they begin with the first row
+        offsets, first = starts(np.bincount(number)), np.empty(number.max() + 1, np.int64)
+        first[number[::-1]] = np.arange(len(number))[::-1]
+        heads = rows.take(first)
+        flaws: dict[int, str] = {}
+
+        def note(bad: Ints, of: Ints, say: Callable[[int], str]) -> None:
+            """Keep what is wrong with the first bad row of each sequence."""
+            for one, at in zip(*np.unique(of[bad], return_index=True), strict=True):
+                flaws.setdefault(int(one), say(int(bad[at])))
+
+        for name in (name for name in self.constants if name != self.id):
+            codes = rows.column(name).combine_chunks().dictionary_encode("encode").indices.to_numpy()
+            bad = np.flatnonzero(codes != codes[first][number])
+            note(bad, number, partial(self._differing, rows, name))
+        order = None
         if self.position:
-            frame = frame.sort(NUMBER, self.position, maintain_order=True)
-            twice = pl.col(self.position).is_duplicated().any() | pl.col(self.position).has_nulls()
-            heads = heads.with_columns(frame.group_by(NUMBER, maintain_order=True).agg(twice)[self.position])
-        lists = frame.group_by(NUMBER, maintain_order=True).agg(*self.tokens)
-        odd = [f"{OURS}{name}" for name in varying] + ([self.position] if self.position else [])
-        bad = heads.select(pl.any_horizontal(pl.lit(False), *odd)).to_series()
-        for head in heads.filter(bad).iter_rows(named=True):
-            self._refuse(frame.filter(pl.col(NUMBER) == head[NUMBER]), head, varying)
-        if bad.any():  # the reader skips a row without a list
-            rollout = self.plan.columns[ROLLOUT]
-            lists = lists.with_columns(pl.when(~bad).then(pl.col(rollout)).alias(rollout))
-        made = {name: lists[name].to_arrow() for name in self.tokens}
-        made |= {name: heads[name].to_arrow() for name in self.constants}
-        files = pa.DictionaryArray.from_arrays(heads[FILE].to_arrow(), [str(one.path) for one in self.parts])
-        where = [files.cast(pa.string()), heads[GROUP_].to_arrow(), heads[ROW].to_arrow()]
-        made[PLACE] = pa.StructArray.from_arrays(where, ["file", "group", "row"])
+            said, column = f"column {self.position!r}", rows.column(self.position)
+            null = np.flatnonzero(column.is_null())
+            note(null, number, lambda _: f"{said}: it is null in a row of the sequence")
+            position = column.fill_null(0).to_numpy()
+            if not ((np.diff(number) > 0) | ((np.diff(number) == 0) & (np.diff(position) > 0))).all():
+                order = np.lexsort((position, number))
+                of, at = number[order], position[order]
+                twice = np.flatnonzero((np.diff(of) == 0) & (np.diff(at) == 0))
+                note(twice, of, lambda row: f"{said}: two rows of the sequence are at position {at[row]}")
+        elif (np.diff(number) < 0).any():
+            order = np.argsort(number, kind="stable")
+        places = [self.place(row) for row in heads.column(ROW).to_pylist()]
+        for one in sorted(flaws):
+            text = f"{_placed(*places[one])}, {flaws[one]}"
+            if not self.skip:
+                raise DumpError(text, SKIP)
+            self.skipped.append(text)
+        made: dict[str, pa.Array] = {}
+        for name in self.tokens:
+            values = rows.column(name) if order is None else rows.column(name).take(order)
+            made[name] = pa.LargeListArray.from_arrays(offsets, values.combine_chunks())
+        if flaws:  # the reader skips a row without a list
+            name, odd = self.plan.columns[ROLLOUT], np.isin(np.arange(len(first)), list(flaws))
+            made[name] = pc.if_else(pa.array(odd), None, made[name])
+        made |= {name: heads.column(name) for name in self.constants}
+        file, group, row = zip(*places, strict=True)
+        names = ["file", "group", "row"]
+        made[PLACE] = pa.StructArray.from_arrays([pa.array(file), pa.array(group), pa.array(row)], names)
         return pa.table(made)
 
-    def _refuse(self, rows: pl.DataFrame, head: dict[str, Any], varying: Sequence[str]) -> None:
-        """Refuse a sequence whose rows contradict each other, or keep what is wrong with it."""
-        name = next((name for name in varying if head[f"{OURS}{name}"]), self.position or "")
-        if name in varying:
-            rows = rows.sort(FILE, ROW)
-            first = rows[name][0]
-            other = rows.filter(pl.col(name).ne_missing(pl.lit(first, rows[name].dtype))).row(0, named=True)
-            what = (
-                f"a sequence has one value, and this one has {_shown(first)!r} where it begins and "
-                f"{_shown(other[name])!r} in row {other[ROW]} of {self.parts[other[FILE]].path}"
-            )
-        elif rows[name].has_nulls():
-            what = "it is null in a row of the sequence"
-        else:
-            what = (
-                f"two rows of the sequence are at position {rows[name].filter(rows[name].is_duplicated())[0]}"
-            )
-        text = (
-            f"{_placed(str(self.parts[head[FILE]].path), head[GROUP_], head[ROW])}, column {name!r}: {what}"
-        )
-        if not self.skip:
-            raise DumpError(text, SKIP)
-        self.skipped.append(text)
+    def _differing(self, rows: pa.Table, name: str, other: int) -> str:
+        """Return how a row differs from the first one of its sequence."""
+        first = pc.index(rows.column(NUMBER), rows.column(NUMBER)[other]).as_py()
+        one, two = (_shown(rows.column(name)[row].as_py()) for row in (first, other))
+        file, _, at = self.place(rows.column(ROW)[other].as_py())
+        what = f"this one has {one!r} where it begins and {two!r} in row {at} of {file}"
+        return f"column {name!r}: a sequence has one value, and {what}"
 
 
 _WIDE = {TOKEN_IDS: pa.int64(), POSITION: pa.int64()}
@@ -271,12 +304,6 @@ def _wide(types: Sequence[pa.DataType]) -> pa.DataType:
     if kinds <= {pa.bool_()} or kinds == {pa.uint64()}:
         return kinds.pop() if kinds else pa.null()
     return pa.int64()
-
-
-def _series(column: pa.Array, kind: pa.DataType) -> pl.Series:
-    found = pl.from_arrow(column.cast(kind, safe=False))
-    assert isinstance(found, pl.Series)
-    return found
 
 
 def _shown(value: object) -> object:
@@ -299,14 +326,11 @@ def _like_a_mask(parts: Sequence[Part], plan: Plan) -> list[str]:
     if not names or not ids:
         return []
     _, table = next(parquet.tables(parts[0], [*ids, *names], AT_ONCE))
-    made = {name: _series(dense(table.column(name)), pa.float64()) for name in names}
-    frame = pl.DataFrame(
-        made | {NUMBER: dense(table.column(sequence)).dictionary_encode().indices.to_numpy()}
-    )
-    flags = [name for name in names if frame[name].is_in([0.0, 1.0]).all() and not frame[name].has_nulls()]
-    if not flags:
-        return []
-    apart = (
-        frame.group_by(NUMBER).agg(pl.col(name).n_unique() > 1 for name in flags).select(pl.col(*flags).any())
-    )
-    return [name for name in flags if apart[name][0]]
+    number = dense(table.column(sequence)).dictionary_encode().indices.fill_null(0).to_numpy()
+    found = []
+    for name in names:
+        values = dense(table.column(name)).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        if np.isin(values, (0, 1)).all():
+            ones, every = np.bincount(number, values), np.bincount(number)
+            found += [name] if ((ones > 0) & (ones < every)).any() else []
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offpol_diag.forms import batches, generic, slime, trainers
+from offpol_diag.forms import batches, generic, long, slime, trainers
 from offpol_diag.forms.files import Head
 from offpol_diag.forms.form import Alignment, Form, Read, having
 from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
@@ -177,6 +177,15 @@ FORMS: tuple[Form, ...] = (
         slime.slime_rollout,
         source="THUDM/slime 624b824a8 slime/observability/rollout_data_utils.py:140-153, "
         "radixark/miles 31f1ca961 miles/ray/rollout/debug_data.py:98-115",
+    ),
+    Form(
+        "tokens",
+        "",
+        "*.parquet",
+        "a row per token, with the id of its sequence",
+        lambda head: head.long,
+        long.rows,
+        guess=True,
     ),
     _guess("jsonl", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column", generic.jsonl),
     _guess("arrow", "*.arrow, *.feather, *.ipc", f"Arrow IPC file or stream: {_ROWS}", generic.tables),

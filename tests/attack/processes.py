@@ -38,7 +38,7 @@ STAGES = {
         "readers/parquet.py:tables",
         "forms/conversion.py:convert",
         "wholefiles.py:up_to",
-        "writer.py:recover",
+        "journal.py:recover",
     },
     "merging": {"analyze.py:merge", "analysis/merge.py:merge"},
     "rendering": {"cli/output.py:render"},
