@@ -147,7 +147,8 @@ def merge(request: requests.Merge) -> None:
 def report(request: requests.Report) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
     from offpol_diag.analysis.vocabulary import with_texts
-    from offpol_diag.check import result as of_check
+    from offpol_diag.check import FORMAT
+    from offpol_diag.check import loads as load_check
     from offpol_diag.summary import loads, text_of, text_of_stream
 
     result, stdin = request.result, request.result == STDOUT
@@ -158,8 +159,8 @@ def report(request: requests.Report) -> None:
             hint = "pipe a result in: offpol-diag analyze dump.parquet --json - | offpol-diag report -"
             raise UsageError("-: nothing is piped into standard input", hint)
         text = text_of_stream(sys.stdin.buffer, name) if stdin else text_of(result)
-        if of_check.FORMAT in text[:HEAD]:
-            found = of_check.loads(text, name)
+        if FORMAT in text[:HEAD]:
+            found = load_check(text, name)
             files.write(found, request.verbose)
         else:
             files.write(with_texts(loads(text, name), request.tokenizer), request.verbose)
