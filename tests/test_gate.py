@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offpol_diag.analyze import analyze
-from offpol_diag.cli.gate import EXITS
+from offpol_diag.cli.results import EXITS
 from offpol_diag.cli.settings import sample
 from offpol_diag.engine import breakdowns
 from offpol_diag.errors import UsageError
