@@ -8,15 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import combinations
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from offpol_diag.check import ABSOLUTE, UNKNOWN, Checked, Finding, MetricCheck, Point, relative_difference
 from offpol_diag.check import curves as tracker
 from offpol_diag.check.curves import Curves
 from offpol_diag.check.variants import BASE, Step, Values, Variant, by_step, of_presets, variants
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.readers import Dump
@@ -43,26 +41,20 @@ def same(logged: float, expected: float) -> bool:
 
 
 def check(
-    sources: Sequence[str],
-    logged: Sequence[Path],
-    *,
-    trainer: str | None = None,
-    preset: str | None = None,
-    micro_batch: int | None = None,
-    dp: int | None = None,
+    dump: Dump,
+    curves: Curves,
     catalogue: Catalogue,
-    columns: Mapping[str, str] | None = None,
-    reading: Reading,
-    on_bad_row: Literal["error", "skip"] = "error",
+    trainer: str | None,
+    preset: str | None,
+    micro_batch: int | None,
+    dp: int | None,
 ) -> Checked:
-    """Compare a trainer's curves with its dump; the dump is held in memory.
+    """Compare a trainer's curves with its dump, which is held in memory.
 
     Raises:
         UsageError: nothing can be compared: no curve has a name that the trainer logs, or no common step.
         DumpError: the dump cannot be read.
     """
-    curves = tracker.read(logged)
-    dump = open_dump(sources, reading=reading, columns=columns, on_bad_row=on_bad_row)
     batches = by_step(dump.batches())
     have = frozenset(dump.info.columns)
     if not batches:
@@ -118,7 +110,6 @@ def check(
         findings = explain(different, every, match.curves, able)
     return Checked(
         dump=list(dump.info.files),
-        logged=[str(one) for one in logged],
         trainer=next((one for one, t in TRAINERS.items() if best.logs in {log.name for log in t.logs}), ""),
         preset=best.name,
         chosen=len(candidates) > 1,
