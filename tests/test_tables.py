@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.api import Report
-from offpol_diag.check import result as of_check
+from offpol_diag.check import Checked, Finding, MetricCheck, Point
+from offpol_diag.check import loads as load_check
 from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
 from offpol_diag.frames import Data, csv_files, frame, named
@@ -231,14 +232,10 @@ def test_the_curves_of_check_are_frames(curves, monkeypatch):
 
 
 def test_curves_that_are_nowhere_finite_are_floats_still():
-    points = [of_check.Point(step=1, logged=None, expected=0.5)]
-    one = of_check.MetricCheck(
-        name="a", curve="a", verdict="different", points=points, different=[1], worst=1
-    )
-    cause = of_check.Finding(variant=None, text="x", fix="y", metrics=["a"])
-    found = of_check.Checked(
-        trainer="trl", preset="p", chosen=False, steps=[1], metrics=[one], findings=[cause]
-    )
+    points = [Point(step=1, logged=None, expected=0.5)]
+    one = MetricCheck(name="a", curve="a", verdict="different", points=points, different=[1], worst=1)
+    cause = Finding(variant=None, text="x", fix="y", metrics=["a"])
+    found = Checked(trainer="trl", preset="p", chosen=False, steps=[1], metrics=[one], findings=[cause])
     assert found.to_polars().schema["logged"] == pl.Float64
 
 
@@ -298,7 +295,7 @@ def test_merged_tallies_are_written_as_csv(dump, tmp_path):
 def test_check_writes_its_curves_as_csv_and_so_does_its_report(curves, tmp_path):
     to = ("--json", tmp_path / "c.json", "--csv", tmp_path / "tables")
     done("check", SAMPLES[0], "--logged", curves, "--trainer", "trl", *to)
-    found = of_check.loads((tmp_path / "c.json").read_text(), "c.json")
+    found = load_check((tmp_path / "c.json").read_text(), "c.json")
     equal_to_its_frames(tmp_path / "tables", found.data())
     done("report", tmp_path / "c.json", "-o", tmp_path / "c.html", "--csv", tmp_path / "again")
     equal_to_its_frames(tmp_path / "again", found.data())

@@ -14,9 +14,8 @@ import typer
 from typer.core import TyperCommand
 
 from offpol_diag.cli.exits import exit_codes
-from offpol_diag.cli.gate import gate
 from offpol_diag.cli.other import convert, presets, recover
-from offpol_diag.cli.results import analyze, check, compare, doctor, merge, report, sweep
+from offpol_diag.cli.results import analyze, check, compare, doctor, gate, merge, report, sweep
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     analyze,
