@@ -69,7 +69,7 @@ def held(growth: float, steep: float) -> None:
 def _one(sequences: int, times: int) -> part.Result:
     every = load().resolve("all")
     with part.dump(sequences) as (path, facts):
-        one = partial(analyze, [str(path)], presets=every, workers=machine.THREADS)
+        one = partial(analyze, [str(path)], presets=every, threads=machine.THREADS)
         timed = rounds.alternate({"analyze": one}, times)
     seconds = timed.median("analyze")
     return facts | {"seconds": seconds, "ns_per_token": seconds * 1e9 / facts["tokens"]}

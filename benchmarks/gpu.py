@@ -33,7 +33,7 @@ from offpol_diag.errors import MemoryShortage
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
-from offpol_diag.run.task import Local
+from offpol_diag.run.threads import Threads
 
 NO_GPU = "no GPU here: a check of the script on the CPU, not a measurement"
 SIZES = (1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20)
@@ -66,7 +66,7 @@ def scenes(bench: Bench) -> list[BatchContext]:
     """Load the dump's batches into memory, with what presets need of whole trainer batches."""
     dump = open_dump([str(bench.path)])
     asked = Needs.of(bench.presets, False)
-    fits = (read_ahead(Local(), dump, asked) if asked else FirstPass(NO_FITS, None)).fits
+    fits = (read_ahead(Threads(1), dump, asked) if asked else FirstPass(NO_FITS, None)).fits
     return [BatchContext.of(batch, 0, 1, fits, device=bench.device) for batch in dump.batches()]
 
 

@@ -1,4 +1,4 @@
-"""Measure peak memory of `offpol-diag analyze` with every preset and two workers.
+"""Measure peak memory of `offpol-diag analyze` with every preset and two threads.
 
     python benchmarks/memory.py [--sequences N] [--write]
 
@@ -35,7 +35,7 @@ def measure(given: part.Given) -> part.Result:
 
 def _one(sequences: int, kind: str, **options: float | str) -> part.Result:
     with part.dump(sequences, **options) as (path, facts):
-        given = ["--quiet", f"--workers={machine.THREADS}", "-o", str(path.with_suffix(".html"))]
+        given = ["--quiet", f"--threads={machine.THREADS}", "-o", str(path.with_suffix(".html"))]
         spent = peak.offpol_diag("analyze", str(path), *given)
     return facts | {"kind": kind, "peak": spent.peak, "together": spent.together, "seconds": spent.wall}
 

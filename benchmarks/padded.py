@@ -144,7 +144,7 @@ def measure(given: part.Given) -> part.Result:
             numbers, seconds, places = sweep(path)
             theirs.append(seconds / len(PASSES))
             before = time.perf_counter()
-            summary = analyze([str(path)], presets=presets, workers=machine.THREADS)
+            summary = analyze([str(path)], presets=presets, threads=machine.THREADS)
             mine.append((time.perf_counter() - before) / len(presets))
             duck.agree(ours(summary), numbers, TOLERANCE)
     each = 1e9 / facts["tokens"]

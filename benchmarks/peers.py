@@ -3,7 +3,7 @@
     python benchmarks/peers.py [--sequences N] [--rounds N] [--write]
 
 All in turn with only reading, on one file and two cores: reading and DuckDB with two threads, the analysis
-with two worker processes. Then the same on dumps of every shape of dump.py, of a quarter as many tokens; the
+with two threads. Then the same on dumps of every shape of dump.py, of a quarter as many tokens; the
 shapes take turns as well, so that each has a ratio to the ordinary dump of its size. What the query and the
 analysis both know must agree to 1e-6, or this fails.
 """
@@ -63,7 +63,7 @@ class Peers:
         return {"every log": lambda: self._analyzed(self.presets)}
 
     def _analyzed(self, presets: Sequence[Preset], *, every_log: bool = True) -> Summary:
-        return analyze([str(self.path)], presets=presets, workers=machine.THREADS, every_log=every_log)
+        return analyze([str(self.path)], presets=presets, threads=machine.THREADS, every_log=every_log)
 
     def agree(self) -> None:
         """Raise `duck.Disagreement` where the numbers of a round do not agree."""

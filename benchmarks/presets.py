@@ -39,7 +39,7 @@ def measure(given: part.Given) -> part.Result:
     """Measure seconds by number of presets, and fit a line through them."""
     sets = spread(load().resolve("all"), COUNTS)
     with part.dump(given.sequences) as (path, facts):
-        one = partial(analyze, [str(path)], workers=machine.THREADS)
+        one = partial(analyze, [str(path)], threads=machine.THREADS)
         jobs = {str(n): partial(one, presets=some) for n, some in sets.items()}
         timed = rounds.alternate(jobs, given.rounds)
     seconds = [timed.median(str(n)) for n in sets]

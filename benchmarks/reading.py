@@ -15,7 +15,7 @@ from statistics import median
 import pyarrow.parquet as pq
 
 from offpol_diag.readers import Dump, open_dump
-from offpol_diag.run.task import TOKENS
+from offpol_diag.run.threads import TOKENS
 
 BUFFER = 1 << 20
 Times = tuple[float, float]

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from offpol_diag.api import Report, analyze, check, compare, doctor, gate, sweep
+    from offpol_diag.journal import recover
     from offpol_diag.summary import Summary
-    from offpol_diag.writer import DumpWriter, recover
+    from offpol_diag.writer import DumpWriter
 
     __version__: str
 
@@ -40,7 +41,7 @@ _HOMES = {
     "DumpWriter": "offpol_diag.writer",
     "Summary": "offpol_diag.summary",
     **dict.fromkeys(("Report", "analyze", "check", "compare", "doctor", "gate", "sweep"), "offpol_diag.api"),
-    "recover": "offpol_diag.writer",
+    "recover": "offpol_diag.journal",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import version
@@ -29,9 +29,9 @@ from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
 from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices
-from offpol_diag.run.pool import Processes, peak_rss
+from offpol_diag.run.machine import peak_rss
 from offpol_diag.run.ray import Ray
-from offpol_diag.run.task import TOKENS, Each, Engine, Progress, own
+from offpol_diag.run.threads import TOKENS, Each, Engine, Progress, Threads, own
 from offpol_diag.summary import DumpFacts, Run, Summary
 from offpol_diag.trainers import named_in
 
@@ -78,7 +78,7 @@ def examine(
     progress: Progress | None = None,
     batch_tokens: int | None = None,
     engine: str = "local",
-    workers: int | None = None,
+    threads: int | None = None,
     against: str | None = None,
     by_step: Sequence[str] = (),
     reading: Reading | None = None,
@@ -100,10 +100,9 @@ def examine(
         sequences: where to write one row per sequence (Parquet), or None.
         tally: where to write the tally, to be merged with those of other pieces (`analysis.merge`), or None.
         progress: called as rows are done.
-        batch_tokens: tokens held at once by a worker; None for a million.
+        batch_tokens: tokens of a batch; None for `TOKENS`.
         engine: where it runs, one of `ENGINES`.
-        workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
-            the same to the last bit.
+        threads: how many compute; None for one per core. The numbers are the same to the last bit.
         against: a preset whose drops are compared with those of each other one; it excludes `tally`.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
         reading: how files are read that are no canonical dump; None to detect it.
@@ -114,8 +113,7 @@ def examine(
 
     Raises:
         DumpError: the dump cannot be read.
-        UsageError: the engine or the device is not there, or has no such workers.
-        WorkerError: a worker process cannot be started, or is killed again and again.
+        UsageError: the engine or the device is not there, or has no such threads.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
     sources, presets = paths(sources), catalogue.chosen(presets)
@@ -137,7 +135,7 @@ def examine(
     choice = chosen_devices(engine, device, kernels.worth_a_gpu(dump.tokens, len(study.presets)))
     # workers of a cluster have no machine code in their folders
     compiled = engine == "local" and choice.on_cpu and kernels.compiled(dump.tokens, len(study.presets))
-    with start(choice, workers, progress) as runs:
+    with start(choice, threads, progress) as runs:
         found = read_ahead_for(runs, dump, study)
         with SequenceWriter.open(sequences) as writer:
             each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
@@ -208,7 +206,7 @@ def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze
         replicates=study.replicates,
         tokens=facts.tokens,
         sequences=facts.sequences,
-        peak_rss_bytes=peak_rss() + runs.beside,
+        peak_rss_bytes=peak_rss(),
         seconds=runs.clock.seconds(),
         logs_left_out=list(study.not_logged),
     )
@@ -217,22 +215,19 @@ def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze
 Start = Callable[[Choice, int | None, Progress | None], AbstractContextManager[Engine]]
 
 
-def _here(choice: Choice, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
-    return Processes.on(workers, progress, choice)
+def _here(choice: Choice, threads: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
+    return nullcontext(Threads(threads, progress, choice))
 
 
-def _there(choice: Choice, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
-    _one_worker(workers, "with --engine ray the cluster says how many", "offer Ray more or fewer CPUs")
+def _there(choice: Choice, threads: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
+    if threads and threads > 1:
+        what = f"--threads {threads} is for this machine: with --engine ray the cluster says how many"
+        raise UsageError(what, "offer Ray more or fewer CPUs")
     return Ray.on(choice.name, progress)
 
 
-def _one_worker(workers: int | None, why: str, instead: str) -> None:
-    if workers and workers > 1:
-        raise UsageError(f"--workers {workers} is for this machine: {why}", instead)
-
-
 ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}
-"""Engine → the function that starts it, from devices, number of workers and progress callback."""
+"""Engine → the function that starts it, from devices, number of threads and progress callback."""
 
 
 def engine_named(name: str) -> Start:
@@ -270,7 +265,7 @@ class Observe:
         first_pass: statistics of whole trainer batches from the first pass.
         rows: whether per-sequence rows are made.
         compiled: whether presets are computed by the compiled pass.
-        devices: where presets are computed; each worker takes one of them.
+        devices: where presets are computed; each thread takes one of them.
     """
 
     study: Study

@@ -15,20 +15,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-    Unpack,
-)
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 from offpol_diag import commands, requests, wholefiles
 from offpol_diag.errors import UsageError
 from offpol_diag.inputs import sources
-from offpol_diag.options import SHELL, Request, asked, options
+from offpol_diag.options import SHELL, Asked, Request, asked, options
 from offpol_diag.results import Report, require_writable
 from offpol_diag.summary import Summary
 
@@ -64,7 +56,7 @@ class Computes(Reads, total=False):
 
     device: str
     engine: Literal["local", "ray"]
-    workers: int | None
+    threads: int | None
     seed: int
     progress: Callable[[int, int], None] | Literal[False] | None
     batch_tokens: int | None
@@ -118,15 +110,13 @@ def analyze(
         **how: how to read and compute, for all functions here: `columns` (ours → the dump's), `form`,
             `align`, `join` and `on` (docs/dumps.md; or all four as `reading`, a `forms.Reading`),
             `on_bad_row` ("error" or "skip"), `device` ("auto", "cpu", "cuda", "cuda:N"), `engine` ("local"
-            or "ray"), `workers`, `seed`, `progress` (called as rows are done), `batch_tokens`. Text is read
+            or "ray"), `threads`, `seed`, `progress` (called as rows are done), `batch_tokens`. Text is read
             as the value of an option of the command line.
 
     Raises:
         OffpolError: the input cannot be read, or an argument cannot be used; with a hint.
     """
-    own = {"presets": presets, "trainer": trainer, "sequences": sequences, "tally": tally}
-    own |= {"by_step": by_step, "group_by": group_by, "preset_file": preset_file}
-    request = asked(requests.Analyze, own | how)
+    request = _asked(requests.Analyze, locals())
     for name, path in {"sequences": request.sequences, "tally": request.tally}.items():
         if path is not None:
             require_writable(name, path)
@@ -144,7 +134,7 @@ def analyze(
 @signed(requests.Doctor)
 def doctor(what: Any, *, group_by: Sequence[str] = (), **how: Unpack[Computes]) -> Report:
     """Say whether the mismatch is a bug, and which one; no correction is computed. See `analyze`."""
-    request = asked(requests.Doctor, {"group_by": group_by, **how})
+    request = _asked(requests.Doctor, locals())
     with sources(what) as (paths, label):
         return Report(labelled(commands.doctor(paths, request), label))
 
@@ -171,8 +161,7 @@ def compare(
         preset_file: see `analyze`.
         **how: see `analyze`.
     """
-    own = {"presets": presets, "against": against, "group_by": group_by, "preset_file": preset_file}
-    request = asked(requests.Compare, own | how)
+    request = _asked(requests.Compare, locals())
     with sources(what) as (paths, label):
         if other is None:
             found = commands.compare(paths, None, request)
@@ -206,8 +195,7 @@ def sweep(
         preset_file: see `analyze`.
         **how: see `analyze`.
     """
-    own = {"preset": preset, "which": which, "at": at, "keep": keep, "trainer": trainer}
-    request = asked(requests.Sweep, own | {"preset_file": preset_file} | how)
+    request = _asked(requests.Sweep, locals())
     with sources(what) as (paths, label):
         return Report(labelled(commands.sweep(paths, request), label))
 
@@ -248,9 +236,7 @@ def gate(
         preset_file: see `analyze`.
         **how: see `analyze`.
     """
-    own = {"max": max, "min": min, "gates": gates, "baseline": baseline, "point": point, "fail_on": fail_on}
-    own |= {"tolerance": tolerance, "only": only, "presets": presets}
-    request = asked(requests.Gate, own | {"group_by": group_by, "preset_file": preset_file} | how)
+    request = _asked(requests.Gate, locals())
     must = commands.required(request)
     if isinstance(what, Report):
         return Report(commands.gate(what.summary, request, must))
@@ -282,13 +268,18 @@ def check(
         preset_file: see `analyze`.
         **how: `columns`, `form`, `align`, `join`, `on`, `reading`, `on_bad_row`; see `analyze`.
     """
-    own = {"logged": logged, "trainer": trainer, "preset": preset, "micro_batch": micro_batch, "dp": dp}
-    request = asked(requests.Check, own | {"preset_file": preset_file} | how)
+    request = _asked(requests.Check, locals())
     with sources(what) as (paths, _):
         return commands.check(paths, request)
 
 
 # ---------------------------------------------------------------- what they share
+
+
+def _asked(model: type[Asked], given: Mapping[str, Any]) -> Asked:
+    """Return what a function is asked, of its arguments by name."""
+    own = {name: x for name, x in given.items() if name not in ("what", "other", "how")}
+    return asked(model, own | given["how"])
 
 
 def labelled(summary: Summary, label: str) -> Summary:

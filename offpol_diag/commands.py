@@ -115,20 +115,17 @@ def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> C
     """Compare the metrics that a trainer logged with what its dump says that they are."""
     if not request.logged:
         raise UsageError("check needs the trainer's curves", "offpol-diag check DUMP --logged history.jsonl")
+    from offpol_diag.check.curves import read
     from offpol_diag.check.verdict import check as checked
+    from offpol_diag.forms import open_dump
 
-    return checked(
-        paths,
-        request.logged,
-        trainer=trainer_of(request),
-        preset=request.preset,
-        micro_batch=request.micro_batch,
-        dp=request.dp,
-        catalogue=catalogue(request, say),
-        columns=request.columns or None,
-        reading=request.way(),
-        on_bad_row=request.on_bad_row,
+    known, ran = catalogue(request, say), (request.preset, request.micro_batch, request.dp)
+    trainer, curves = trainer_of(request), read(request.logged)
+    dump = open_dump(
+        paths, reading=request.way(), columns=request.columns or None, on_bad_row=request.on_bad_row
     )
+    found = checked(dump, curves, known, trainer, *ran)
+    return found.model_copy(update={"logged": [str(one) for one in request.logged]})
 
 
 def merge(tallies: Sequence[Path], request: requests.Merge) -> Summary:
@@ -197,7 +194,7 @@ def examined(
 
 def _where(request: requests.Computed) -> dict[str, Any]:
     """Return the arguments on reading and computing of every pass over a dump."""
-    same = ("on_bad_row", "device", "seed", "engine", "workers", "progress", "batch_tokens")
+    same = ("on_bad_row", "device", "seed", "engine", "threads", "progress", "batch_tokens")
     own = {"columns": request.columns or None, "reading": request.way()}
     return own | {name: getattr(request, name) for name in same}
 
@@ -263,7 +260,7 @@ def trainer_of(request: Request) -> str | None:
 def summed_by_step(names: Sequence[str], presets: Sequence[Preset]) -> tuple[str, ...]:
     """Return numbers by our names, each of which is summed at every step under these presets."""
     from offpol_diag.engine.breakdowns import is_by_step, names_by_step
-    from offpol_diag.gate.aliases import ours
+    from offpol_diag.trainers.ours import ours
 
     found = tuple(map(ours, names))
     for said, name in zip(names, found, strict=True):

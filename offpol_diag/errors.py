@@ -8,7 +8,6 @@
     ├── ConfigError        a preset that a trainer's configuration cannot express
     ├── ResultError        a result file of another program or format
     ├── MemoryShortage     a sequence that exceeds the device's memory
-    ├── WorkerError        worker processes that cannot be started, or are killed
     └── ClusterError       a cluster that cannot be reached, or that loses its workers
 
 Anything else that is raised is a bug of ours and keeps its traceback.
@@ -78,10 +77,6 @@ class ResultError(OffpolError):
 
 class MemoryShortage(OffpolError):
     """The device has too little memory for a single sequence."""
-
-
-class WorkerError(OffpolError):
-    """A local worker process cannot be started, or was killed."""
 
 
 class ClusterError(OffpolError):

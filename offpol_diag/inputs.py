@@ -15,7 +15,7 @@ from offpol_diag.errors import OffpolError, UsageError
 def sources(what: Any) -> Iterator[tuple[list[str], str]]:
     """Yield the paths to read, and a name for what lay in memory (else empty).
 
-    What lies in memory is written to a temporary Parquet file, as the workers read files.
+    What lies in memory is written to a temporary Parquet file, as the engines read files.
 
     Raises:
         UsageError: it is nothing that can be read.

@@ -15,6 +15,8 @@ _PLAIN, _PLAIN_PERCENT = (1e-4, 1e6), (1e-3, 1e6)
 """Magnitudes that are written without a power of ten; of other numbers, and of percentages."""
 _DIGITS, _EXACT, _WHOLE = 2, 4, 4
 """Significant digits of a measured number and of a bound; digits before the point that are always written."""
+_MOST_DIGITS, _ROUNDING = 6, 1e-13
+"""Most significant digits of a value and of the ends of its interval; relative width that is rounding."""
 _MOST = 1e300
 """Bound that keeps percentages within float64, since files may hold any number."""
 _NEAR_1, _PLACES_NEAR_1 = 0.05, 4
@@ -34,7 +36,8 @@ class Written(NamedTuple):
 def written(number: Number) -> Written:
     """Format a value and its interval: `0.26` and `[0.19, 0.34]`, `94%` and `[92%, 95%]`.
 
-    Two significant digits, or as many as the interval tells apart. An interval without width is not written.
+    Two significant digits, or as many as the interval tells apart, up to six. An interval without width, or
+    one as narrow as float64 rounds, is not written.
     A share is written 100% only where it is exactly 1: `99.7%`, and `>99.99%` beyond two decimals. A star
     marks a value that its note calls unreliable.
     """
@@ -44,9 +47,10 @@ def written(number: Number) -> Written:
     share = number.unit in FRACTIONS and max(abs(value), abs(low), abs(high)) < _MOST
     scale, sign = (100.0, "%") if share else (1.0, "")
     mark = "*" if doubted(number) else ""
-    if low == high and (value * scale).is_integer() and abs(value) < 1e12:
+    exact = math.isclose(low, high, rel_tol=_ROUNDING)
+    if exact and (value * scale).is_integer() and abs(value) < 1e12:
         return Written(f"{int(value * scale):,}{sign}{mark}", "")
-    if low == high:
+    if exact:
         return Written(_plain(value * scale, _alone(value * scale, scale), sign) + mark, "")
     half = (high / 2 - low / 2) * scale
     wide = low < 0 < high
@@ -182,6 +186,7 @@ def _places(value: float, half: float, crosses_0: bool, one: float) -> int:
     least = -_power(half)
     own = _DIGITS - 1 - _power(value) if value else least
     places = min(max(own, least), least + 1) if crosses_0 else max(own, least)
+    places = min(places, own + _MOST_DIGITS - _DIGITS)
     return max(min(places, _most(one)), own) if abs(value) >= one / 2 else places
 
 

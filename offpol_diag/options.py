@@ -6,6 +6,7 @@ what is given. To reword a message of pydantic, add a row to `WORDS`, or of one 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ def _whole(value: Any) -> object:
     return value if isinstance(value, bool) or not (text or isinstance(value, Integral)) else int(value)
 
 
-def _processes(value: Any) -> object:
+def _threads(value: Any) -> object:
     return None if value == "auto" else _whole(value)
 
 
@@ -111,7 +112,7 @@ Pairs = Annotated[dict[str, str] | None, BeforeValidator(_paired)]
 Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
 Seed = Annotated[Whole, Field(ge=0, le=MOST_SEED)]
 Count = Annotated[Whole, Field(ge=1, le=MOST_SEED)]
-Processes = Annotated[Annotated[int, Field(strict=True, ge=1, le=9999)] | None, BeforeValidator(_processes)]
+Threads = Annotated[Annotated[int, Field(strict=True, ge=1, le=9999)] | None, BeforeValidator(_threads)]
 Device = Annotated[str, Field(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")]
 Number = Annotated[float, BeforeValidator(_number)]
 Joined = Annotated[str, BeforeValidator(_joined)]
@@ -187,6 +188,14 @@ def key(field: str, option: Option) -> str:
     return (option.flags[0] if option.flags else field).strip("-").replace("-", "_")
 
 
+def renamed(name: str, spelled: Callable[[str], str] = str, place: str = "") -> str:
+    """Return the name of a field; where a former one was given, say so as it is `spelled` at that place."""
+    if name in RENAMED:
+        text = f"{place}{spelled(name)} is now called {spelled(RENAMED[name])}"
+        logging.getLogger("offpol_diag").warning(text)
+    return RENAMED.get(name, name)
+
+
 def settings(model: type[Request]) -> dict[str, str]:
     """Return the keys of the settings file that a model reads, with their fields."""
     return {key(name, one): name for name, one in options(model).items() if one.env or one.file}
@@ -208,6 +217,8 @@ WORDS: Mapping[str, str] = {
 """pydantic's type of a mistake → what to give instead."""
 NAMES = 'a list of names, such as ["{}"]'
 BOUNDED = '{"k3": 0.002}, or --max k3=0.002'
+RENAMED: Mapping[str, str] = {"workers": "threads"}
+"""Former name of a field → its name."""
 GIVE: Mapping[str, str] = {
     "at": "thresholds, such as 1.5,2,3",
     "batch_tokens": "a whole number from 1 on",
@@ -225,7 +236,7 @@ GIVE: Mapping[str, str] = {
     "progress": "a function of rows done and rows in all, or None or False for none",
     "seed": f"a whole number from 0 to {MOST_SEED}",
     "which": "the name of a bound, such as weight.upper",
-    "workers": "a number of processes from 1 to 9999, or auto for as many as pay",
+    "threads": "a number of threads from 1 to 9999, or auto for one per core",
 }
 """Field → what to give instead, where that says more."""
 Asked = TypeVar("Asked", bound=Request)
@@ -246,6 +257,7 @@ def asked(
         UsageError: an argument is unknown, or has a value that it cannot have.
     """
     known = list(options(model, PYTHON if places else SHELL))
+    given = {renamed(name): value for name, value in given.items()}
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or f"there are {', '.join(known)}"

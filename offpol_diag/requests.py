@@ -21,10 +21,10 @@ from offpol_diag.options import (
     Number,
     Pairs,
     Paths,
-    Processes,
     Progress,
     Request,
     Seed,
+    Threads,
     opt,
     shown,
 )
@@ -86,9 +86,8 @@ class Computed(ReadDump):
     """Where to compute."""
     engine: Literal["local", "ray"] = opt("local", "<local|ray>", env=True)
     """This machine, or the Ray cluster of RAY_ADDRESS (docs/ray.md); the numbers are the same."""
-    workers: Processes = opt(None, "auto|N", env=True, usual="auto")
-    """Processes that compute on the CPU; auto is one for each core, where memory and dump are large enough.
-    The numbers are the same."""
+    threads: Threads = opt(None, "auto|N", env=True, usual="auto")
+    """Threads that compute; auto is one for each core, as far as memory allows. The numbers are the same."""
     seed: Seed = opt(0, f"<int range> [0<=x<={MOST_SEED}]", env=True)
     """Seed of the bootstrap intervals."""
     progress: Progress = opt(None, only=PYTHON)

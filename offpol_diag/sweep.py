@@ -22,7 +22,7 @@ from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto, Weight
 from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.readers import Dump
 from offpol_diag.run.devices import ON_CPU
-from offpol_diag.run.task import TOKENS, Engine, Progress
+from offpol_diag.run.threads import TOKENS, Engine, Progress
 from offpol_diag.summary import Number, Numbers, SolvedWindow, Summary, Sweep, SweptPoint
 from offpol_diag.trainers import config_for, trainer_named
 
@@ -307,7 +307,7 @@ def sweep(
     progress: Progress | None = None,
     batch_tokens: int | None = None,
     engine: str = "local",
-    workers: int | None = None,
+    threads: int | None = None,
     reading: Reading | None = None,
 ) -> Summary:
     """Analyse a preset at many thresholds; arguments other than `options` are those of `examine`.
@@ -317,7 +317,7 @@ def sweep(
 
     Raises:
         UsageError: the dump lacks a column that the preset reads, or the bounds cannot be solved for.
-        DumpError, WorkerError, ClusterError: as of `examine`.
+        DumpError, ClusterError: as of `examine`.
     """
     preset, bound, start = options.preset, options.bound, engine_named(engine)
     read: dict[str, Any] = {"reading": reading or Reading(), "columns": columns, "on_bad_row": on_bad_row}
@@ -332,11 +332,11 @@ def sweep(
     values = options.values or round_numbers(preset, bound)
     every, counts = [bound.bounds(value) for value in values], dict[str, int]()
     if options.keep is not None:
-        with start(ON_CPU, workers, progress) as runs:
+        with start(ON_CPU, threads, progress) as runs:
             solved, counts = solve(runs, dump, options)
         every.append(solved)
     moved = [_named(preset, bound, bounds) for bounds in every]
-    read |= {"engine": engine, "workers": workers, "progress": progress, "batch_tokens": batch_tokens}
+    read |= {"engine": engine, "threads": threads, "progress": progress, "batch_tokens": batch_tokens}
     found = examine(sources, presets=(preset, *moved), lag_0=True, device=device, seed=seed, **read)
     whole = found.summary()
     points = [

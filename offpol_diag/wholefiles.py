@@ -24,8 +24,6 @@ MOST_RESULT = 512 << 20
 """Maximum bytes of a result file."""
 LONGEST = 200
 """Bytes of a file name that leave room for a suffix: file systems allow 255."""
-DEEPEST = 64
-"""Maximum nesting of tables; deeper files are refused, as they could exhaust the stack."""
 
 
 def read(path: Path, most: int) -> bytes:
@@ -110,19 +108,7 @@ def toml(text: str) -> dict[str, Any]:
         table = tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("tables or arrays nest too deep") from error
-    if _depth(table) > DEEPEST:
-        raise ValueError(f"tables or arrays nest deeper than {DEEPEST}")
     return table
-
-
-def _depth(value: object) -> int:
-    """Return the nesting depth, at most `DEEPEST` + 1; iterative, to avoid overflowing the stack."""
-    level, depth = [value], 0
-    while level and depth <= DEEPEST:
-        inside = (one for one in level if isinstance(one, dict | list))
-        level = [part for one in inside for part in (one.values() if isinstance(one, dict) else one)]
-        depth += 1
-    return depth
 
 
 class TemporaryFolder:

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import logging
 import math
 import os
-import re
 import secrets
-import stat
-import struct
 import threading
-import weakref
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from offpol_diag.wholefiles import beside, put, sync, sync_directory
+from offpol_diag.journal import (
+    JOURNAL,
+    ROW_GROUP_TOKENS,
+    Journal,
+    Made,
+    of_journal,
+    whole_batches,
+    widened,
+)
+from offpol_diag.wholefiles import beside
 
 Array = npt.NDArray[Any]
 
 METADATA_KEY = b"offpol_diag"
-JOURNAL = ".journal"
 FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 FLOAT_TOKENS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy")
 INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32()}
@@ -39,12 +39,6 @@ NUMBERS = ("rewards", "advantages")
 """Columns whose values are numbers; in all others with a value per sequence a NaN is a null."""
 # Fixed, so that a first batch of whole rewards does not make every later batch integers.
 SCALARS = dict.fromkeys(NUMBERS, pa.float64()) | dict.fromkeys(("step", "policy_lag"), pa.int64())
-LOG = logging.getLogger("offpol_diag")
-MARK = b"ODJ1"
-FRAME = struct.Struct("<4sIQ")
-"""What precedes a batch in a journal: `MARK`, the checksum of `_checksum`, the bytes of the batch."""
-OLD_JOURNAL = b"\xff\xff\xff\xff"
-"""How a journal without frames begins: an Arrow IPC stream."""
 
 
 class Ragged(NamedTuple):
@@ -54,16 +48,12 @@ class Ragged(NamedTuple):
     lengths: Array
 
 
-ROW_GROUP_TOKENS = 1_000_000
-"""Tokens of a row group, about, unless the caller says otherwise."""
-
-
 class DumpWriter:
     """Writes a dump: one row per sequence, ragged lists over response tokens.
 
-    A context manager, which threads may share. The file appears under its name only when the block ends well;
-    an exception leaves nothing behind. Until then every batch is also appended to a hidden journal beside it:
-    if the process is killed, or the disk is full, `recover` makes the dump of it.
+    A context manager, which threads may share. Every batch is appended to a hidden journal beside the file.
+    The file is made of it and appears under its name only when the block ends well; an exception leaves
+    nothing behind. If the process is killed, or the disk is full, `recover` makes the dump of the journal.
     Values are stored as given: a NaN or a positive log-prob is for the reader to judge. What cannot be stored
     as given is refused.
 
@@ -82,8 +72,8 @@ class DumpWriter:
             top-p and top-k).
         rank: Of the process that writes: `step_1.parquet` of rank 3 is `step_1-rank00003.parquet`. The
             directory, or the glob `step_1-rank*.parquet`, is then the dump.
-        journal: Whether to keep the journal. Without it a kill loses all, and a column or type that the first
-            row groups lack is refused.
+        journal: Whether to keep the journal, of which `close` makes the file. Without it a kill or a full
+            disk loses all, and a column or type that the first row groups lack is refused.
 
     Attributes:
         path: The file, with its rank.
@@ -134,10 +124,9 @@ class DumpWriter:
         self._batches = 0
         self._schema: pa.Schema | None = None
         self._negative: set[str] = set()  # integer columns that had a value below 0
-        self._pending: pa.Table | None = None
-        self._output: Output | None = None
+        self._made: Made | None = None
+        self._lost = False  # the file is of no use, and there is no journal
         self._journal = Journal(self._temporary.with_suffix(JOURNAL)) if journal else None
-        self._again = False  # what was written as Parquet is of no use: only the journal has all batches
         self._full = False  # the last batch found no room
         self._closing = self._closed = False
         self._lock = threading.RLock()
@@ -189,7 +178,7 @@ class DumpWriter:
         """
         columns = {**locals(), **scalar_columns}  # the parameters bear the columns' names
         del columns["self"], columns["scalar_columns"]
-        self._check_process()
+        self._check()
         with self._lock:
             if self._closing and not self._closed:
                 raise ValueError(f"{self.path}: close() has failed; call it again, and open a new DumpWriter")
@@ -212,7 +201,7 @@ class DumpWriter:
             OSError: The disk is full, for one. Nothing is lost: make room and close again, or, with a
                 journal, `recover` the dump to another disk.
         """
-        self._check_process()
+        self._check()
         with self._lock:
             if self._closed:
                 return
@@ -222,17 +211,20 @@ class DumpWriter:
             try:
                 self._finish()
             except BaseException as failure:
+                if self._made is not None:
+                    self._made.remove()
                 self._keep_journal(failure)
                 raise
             self.discard()
 
     def discard(self) -> None:
         """Close, and remove what is unfinished."""
-        self._check_process()
+        self._lost = False
+        self._check()
         with self._lock:
             self._closed = True
-            if self._output is not None:
-                self._output.remove()
+            if self._made is not None:
+                self._made.remove()
             if self._journal is not None:
                 self._journal.remove()
 
@@ -251,434 +243,58 @@ class DumpWriter:
         else:
             self.discard()
 
-    def _lost(self) -> str:
-        return f"{self.path}: a write was interrupted, and there is no journal; write all again"
-
-    def _check_process(self) -> None:
+    def _check(self) -> None:
         if os.getpid() != self._process:
             raise ValueError(
                 f"{self.path}: another process opened it; open a DumpWriter in each, with a rank"
             )
+        if self._lost and not self._closed:
+            raise ValueError(f"{self.path}: a write has failed, and there is no journal; write all again")
 
     def _accept(self, table: pa.Table) -> None:
-        """Keep a batch: once it is in the journal, no failure of the Parquet file loses it."""
-        grown = self._schema is not None and table.schema != self._schema
-        if self._again and self._journal is None:
-            raise ValueError(self._lost())
-        if grown and self._journal is None and self._output is not None:
-            odd = set(table.schema) ^ set(self._schema or ())
-            names = ", ".join(sorted({field.name for field in odd}))
-            raise ValueError(
-                f"batch {self._batches}: {names}: row groups that are in the file already do not have it so; "
-                "pass the columns of the first batch every time, or keep the journal"
-            )
+        """Keep a batch: in the journal, or in row groups of the Parquet file."""
         self._full = False
         try:
             if self._journal is not None:
                 self._journal.append(table.replace_schema_metadata(self._metadata))
-            elif self._output is not None:
-                self._output.drain()
+            else:
+                self._made = self._made or Made(self._temporary, self._metadata, self._row_group_tokens)
+                self._lost = True  # should this be interrupted
+                self._made.add(table)
+                self._lost = False
+        except ValueError as slip:
+            self._lost = False
+            raise ValueError(f"batch {self._batches}: {slip}") from slip
         except OSError as failure:
             self._full = True
             failure.add_note(f"batch {self._batches} is not written to {self.path}; those before it are kept")
             raise
         self._schema = table.schema
         self._negative |= _negative(table)
-        if grown and self._output is not None:
-            self._start_again()
-        if not self._again:
-            tables = [table] if self._pending is None else [_widened(self._pending, table.schema), table]
-            self._pending = pa.concat_tables(tables)
-            self._flush(self._row_group_tokens)
-
-    def _flush(self, at_least: int) -> None:
-        """Write row groups while the pending rows hold at least that many tokens; 0 writes all."""
-        while self._pending is not None and (
-            rows := _row_group(self._pending, at_least, self._row_group_tokens)
-        ):
-            if self._output is None:
-                self._output = Output(self._temporary, self._pending.schema.with_metadata(self._metadata))
-            self._again = True  # should this be interrupted
-            self._output.add(self._pending.slice(0, rows))
-            self._pending = self._pending.slice(rows)
-            self._again = False
-            try:
-                self._output.drain()
-            except OSError:  # it keeps what found no room; the journal has that as well, and needs the room
-                if self._journal is not None:
-                    self._start_again()
-
-    def _start_again(self) -> None:
-        """Remove what was written as Parquet; `close` makes it of the journal."""
-        self._again, self._pending = True, None
-        if self._output is not None:
-            with contextlib.suppress(OSError):
-                self._output.remove()
-            self._output = None
 
     def _finish(self) -> None:
         """Complete the Parquet file, and give it its name."""
         if self._journal is not None:
             self._journal.lock()
-        if not self._again:
-            self._flush(0)
-        if self._again:
-            self._output = self._rewritten()
-        if self._output is None:
-            raise AssertionError("a row group is written by now")
-        self._output.finish(durable=self._journal is not None)
-        if not self._output.is_at(self._target):  # where it is after a close() that was interrupted
-            with contextlib.suppress(FileNotFoundError):
-                self._temporary.chmod(stat.S_IMODE(self._target.stat().st_mode))
-            self._temporary.replace(self._target)
-        if self._journal is not None:
-            sync_directory(self._target.parent)
-
-    def _rewritten(self) -> Output:
-        """Write the Parquet file anew, from the journal."""
-        if self._journal is None:
-            raise ValueError(self._lost())
-        with self._journal.path.open("rb") as file:
-            whole = _whole(file)
-            if whole is None or whole.end < self._journal.end:
-                raise ValueError(f"{self._journal.path}: damaged; recover gives the batches before that")
-            return _rewrite(file, whole, self._temporary, self._row_group_tokens)
+            with self._journal.path.open("rb") as file:
+                whole = whole_batches(file)
+                if whole is None or whole.end < self._journal.end:
+                    raise ValueError(f"{self._journal.path}: damaged; recover gives the batches before that")
+                self._made = of_journal(file, whole, self._temporary, self._row_group_tokens)
+        assert self._made is not None
+        self._lost = self._journal is None
+        self._made.finish(self._target, durable=self._journal is not None)
 
     def _keep_journal(self, failure: BaseException | None) -> None:
-        """Remove what was written as Parquet, and leave the journal to the next `close`, or to `recover`."""
+        """Leave the journal to the next `close`, or to `recover`."""
         if self._journal is None or not self._journal.end:
             return
-        self._start_again()
         self._journal.release()
         if failure is not None and self._journal.path.exists():
             failure.add_note(
                 f"{self._journal.path} holds what was written: make room, and call close() again, or run "
                 f"offpol-diag recover {self.path}"
             )
-
-
-class Output:
-    """A Parquet file in the making. What its disk has no room for is kept, and written later.
-
-    So Arrow, which leaves a damaged file after an error, never sees one.
-    """
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._sink = Sink(path)
-        options = {"compression": "zstd", "compression_level": 1, "write_batch_size": 1 << 16}
-        self._parquet = pq.ParquetWriter(self._sink, schema, **options, **_encodings(schema))
-
-    def add(self, table: pa.Table) -> None:
-        """Encode a row group."""
-        self._parquet.write_table(table, row_group_size=max(1, table.num_rows))
-
-    def drain(self) -> None:
-        """Write what is encoded.
-
-        Raises:
-            OSError: There is no room for it; it may be tried again.
-        """
-        self._sink.drain()
-
-    def finish(self, durable: bool) -> None:
-        """Write the footer, wait until all is on disk if asked to, and close; a second time does nothing."""
-        self._parquet.close()
-        self._sink.finish(durable)
-
-    def is_at(self, path: Path) -> bool:
-        """Return whether the finished file bears that name."""
-        try:
-            return self._sink.made is not None and os.path.samestat(self._sink.made, path.stat())
-        except FileNotFoundError:
-            return False
-
-    def remove(self) -> None:
-        """Close the file, and remove it unless it has been renamed."""
-        self._parquet.is_open = False  # or Arrow would write a footer
-        self._sink.release()
-        self._sink.path.unlink(missing_ok=True)
-
-
-class Sink(io.RawIOBase):
-    """A file that keeps what it is given in memory until `drain`."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        self.made: os.stat_result | None = None
-        """What the file was when it was finished."""
-        self._file: io.FileIO | None = None
-        self._held: list[bytes] = []
-        self._end = 0
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Keep a copy of some bytes."""
-        self._held.append(bytes(data))
-        return len(self._held[-1])
-
-    def drain(self) -> None:
-        """Write what is kept; what finds no room stays, and goes to the same place the next time."""
-        if self._held and self._file is None:
-            self._file = self.path.open("wb", buffering=0)
-        while self._held and self._file is not None:
-            self._end = put(self._file, self._end, self._held[0])
-            del self._held[0]
-
-    def finish(self, durable: bool) -> None:
-        """Write all, wait until it is on disk if asked to, and close the file."""
-        self.drain()
-        if self._file is not None and not self._file.closed:
-            if durable:
-                sync(self._file.fileno())
-            self.made = os.fstat(self._file.fileno())
-            self._file.close()
-            self._file = None
-
-    def release(self) -> None:
-        """Close the file, and forget what is kept."""
-        self._held = []
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
-
-
-class Journal:
-    """The batches written so far, each an Arrow IPC stream after a `FRAME`; locked while its writer lives."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.end = 0
-        """Bytes of the batches that are written whole."""
-        self._batches = 0
-        self._file: io.FileIO | None = None
-        OPEN.add(self)
-
-    def append(self, table: pa.Table) -> None:
-        """Append a batch, and hand it to the operating system, where it survives this process.
-
-        Raises:
-            OSError: There is no room; the journal is as before.
-        """
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as stream:
-            stream.write_table(table)
-        batch = sink.getvalue()
-        frame = FRAME.pack(MARK, _checksum(self._batches, batch), batch.size)
-        try:
-            if self._file is None:
-                self._file = self.path.open("xb", buffering=0)
-                _locked(self._file)
-            self._file.truncate(self.end)  # after a write that was interrupted
-            end = put(self._file, self.end, frame, batch)
-        except OSError as failure:
-            failure.filename = failure.filename or str(self.path)
-            with contextlib.suppress(OSError):
-                self._file.truncate(self.end) if self.end and self._file is not None else self.remove()
-            raise
-        self.end, self._batches = end, self._batches + 1
-
-    def lock(self) -> None:
-        """Lock it again after `release`.
-
-        Raises:
-            ValueError: Meanwhile it was recovered, or is just being.
-        """
-        if self._file is not None:
-            return
-        try:
-            self._file = self.path.open("r+b", buffering=0)
-        except FileNotFoundError as error:
-            raise ValueError(f"{self.path} is gone: recovered or removed; nothing is left to do") from error
-        if not _locked(self._file):
-            self.release()
-            raise ValueError(f"{self.path}: another process recovers it; nothing is left to do")
-
-    def release(self) -> None:
-        """Close the file, which unlocks it."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
-
-    def remove(self) -> None:
-        """Close and remove the file."""
-        made = self._file is not None or self.end
-        self.release()
-        if made:
-            self.path.unlink(missing_ok=True)
-
-
-OPEN: weakref.WeakSet[Journal] = weakref.WeakSet()
-"""The journals of this process."""
-
-
-def _unlock_in_child() -> None:
-    """Close the journals in a forked process: as long as it had them open, they would stay locked."""
-    for journal in list(OPEN):
-        journal.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_in_child)
-
-
-OWN = re.compile(r"\..+\.\d+\.[0-9a-f]{8}" + re.escape(JOURNAL))
-"""Names of journals as a writer gives them; beside one of another name lies nothing of ours."""
-
-
-def recover(
-    path: str | os.PathLike[str],
-    to: str | os.PathLike[str] | None = None,
-    *,
-    warn: Callable[[str], object] = LOG.warning,
-) -> Path:
-    """Make the dump that a `DumpWriter` did not finish: every batch that it had been given, once.
-
-    Of a damaged journal the dump has the batches before the damage; then the journal stays, and a warning
-    says so.
-
-    Args:
-        path: The dump as it was to be called, or the journal beside it (`.NAME.….journal`).
-        to: Another name for the dump, needed for a journal given by its own name.
-        warn: What is called with a warning.
-
-    Returns:
-        The file that was made. The journal and the unfinished file are then gone.
-
-    Raises:
-        ValueError: There is no journal, or more than one, or its writer is still at work, or it holds no
-            whole batch, or the dump exists already.
-    """
-    found = Path(path)
-    if found.suffix != JOURNAL:
-        stem = beside(found.resolve()).name.removesuffix(f"{os.getpid()}.tmp")
-        names = re.compile(re.escape(stem) + r"\d+\.[0-9a-f]{8}" + re.escape(JOURNAL))
-        there = sorted(p for p in found.resolve().parent.glob(".*") if names.fullmatch(p.name))
-        if not there:
-            raise ValueError(
-                f"{found}: no journal of a killed writer lies beside it; there is nothing to recover"
-            )
-        if len(there) > 1:
-            listed = ", ".join(p.name for p in there)
-            raise ValueError(f"{found}: {len(there)} journals lie beside it; give one, and --to: {listed}")
-        to, found = to or found, there[0]
-    if to is None:
-        raise ValueError(f"{found}: a journal does not say how its dump is called; give --to as well")
-    target = Path(to)
-    if target.exists():
-        raise ValueError(f"{target} exists; move it away, or give another name with --to")
-    with found.open("rb") as file:
-        if not _locked(file):
-            raise ValueError(f"{found}: its writer is still at work; wait for it, or stop it first")
-        try:
-            whole, size = _whole(file), file.seek(0, os.SEEK_END)
-            file.seek(0)
-            begin = file.read(len(OLD_JOURNAL))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(found)) from error
-        if whole is None and begin == OLD_JOURNAL:
-            raise ValueError(f"{found}: an earlier version made it; recover it with that version")
-        if whole is None:
-            raise ValueError(
-                f"{found}: it holds no whole batch; its writer was killed before the first, or it is damaged"
-            )
-        if whole.end == size and OWN.fullmatch(found.name):  # the unfinished file may be what fills the disk
-            found.with_suffix(".tmp").unlink(missing_ok=True)
-        temporary = beside(target.resolve())
-        output = _rewrite(file, whole, temporary, ROW_GROUP_TOKENS)
-        try:
-            output.finish(durable=True)
-            temporary.replace(target.resolve())
-            sync_directory(target.resolve().parent)
-        finally:
-            output.remove()
-    if whole.end < size:
-        has = f"{target} has the {whole.batches} batches before that; the journal stays"
-        warn(f"{found}: cut off or damaged at byte {whole.end} of {size}: {has}")
-        return target
-    try:
-        found.unlink()
-    except OSError as error:
-        warn(f"{found}: cannot be removed ({error.strerror}); all that it holds is in {target}")
-    return target
-
-
-class Whole(NamedTuple):
-    """The batches of a journal that are whole: how many, where they end, and the types of all of them."""
-
-    batches: int
-    end: int
-    schema: pa.Schema
-
-
-def _checksum(number: int, batch: Any) -> int:
-    """Return the checksum of a batch, its number in the journal and its length."""
-    return zlib.crc32(batch, zlib.crc32(struct.pack("<QQ", number, len(memoryview(batch)))))
-
-
-def _frames(file: BinaryIO) -> Iterator[tuple[pa.Table, int]]:
-    """Yield the batches of a journal, and where each ends, up to the first that is damaged or cut off."""
-    size, end, number = file.seek(0, os.SEEK_END), 0, 0
-    while size - end >= FRAME.size:
-        file.seek(end)
-        mark, checksum, length = FRAME.unpack(file.read(FRAME.size))
-        if mark != MARK or length > size - end - FRAME.size:
-            return
-        batch = file.read(length)
-        if len(batch) != length or _checksum(number, batch) != checksum:  # Arrow may abort on such bytes
-            return
-        end, number = end + FRAME.size + length, number + 1
-        yield pa.ipc.open_stream(pa.py_buffer(batch)).read_all(), end
-
-
-def _whole(file: BinaryIO) -> Whole | None:
-    """Find out which batches of a journal are whole; None if none is."""
-    found = None
-    for number, (table, end) in enumerate(_frames(file), 1):
-        found = Whole(number, end, table.schema)  # a later batch has all columns and the wider types
-    return found
-
-
-def _row_group(pending: pa.Table, at_least: int, most: int) -> int:
-    """Return how many rows make the next row group, of `most` tokens or all; 0 if there are not enough."""
-    if not pending.num_rows:
-        return 0
-    ends = np.cumsum(pc.list_value_length(pending["rollout_log_probs"]).to_numpy())
-    return 0 if ends[-1] < at_least else min(int(np.searchsorted(ends, most)) + 1, pending.num_rows)
-
-
-def _rewrite(file: BinaryIO, whole: Whole, path: Path, at_least: int) -> Output:
-    """Write the whole batches of a journal as row groups of so many tokens, without the footer."""
-    output, pending = Output(path, whole.schema), whole.schema.empty_table()
-    try:
-        for table, end in _frames(file):
-            pending = pa.concat_tables([pending, _widened(table, whole.schema)])
-            while rows := _row_group(pending, 0 if end == whole.end else at_least, at_least):
-                output.add(pending.slice(0, rows))
-                output.drain()
-                pending = pending.slice(rows)
-    except BaseException:
-        output.remove()
-        raise
-    return output
-
-
-def _locked(file: BinaryIO | io.FileIO) -> bool:
-    """Lock a file as long as it is open; False if another process has it, True where there are no locks."""
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):  # a system, or a file system, without locks
-        pass
-    return True
 
 
 def _stamped(given: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
@@ -694,16 +310,6 @@ def _stamped(given: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
         return json.dumps({**known, "format": 1})
     except TypeError as error:
         raise ValueError(f"provenance: {error}; give strings, numbers, lists and dictionaries") from error
-
-
-def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Choose encodings: byte-split for float lists, a dictionary for all else; with checksums."""
-    lists = {f.name: f.type.value_type for f in schema if pa.types.is_list(f.type)}
-    paths = {name: f"{name}.list.element" if name in lists else name for name in schema.names}
-    split = [paths[name] for name, kind in lists.items() if pa.types.is_floating(kind)]
-    rest = [path for path in paths.values() if path not in split]
-    split_bytes = dict.fromkeys(split, "BYTE_STREAM_SPLIT")
-    return {"use_dictionary": rest, "column_encoding": split_bytes, "write_page_checksum": True}
 
 
 def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> pa.Table:
@@ -736,7 +342,7 @@ def _conformed(table: pa.Table, schema: pa.Schema | None, negative: set[str]) ->
             unsigned = schema.types[i] == pa.int64() and field.name not in negative
             wider = wider.set(i, pa.field(field.name, _wider(schema.field(i), field.type, unsigned)))
     try:
-        return _widened(table, wider)
+        return widened(table, wider)
     except pa.ArrowException as slip:
         raise ValueError(f"its types differ from those of the first batch: {slip}") from slip
 
@@ -753,14 +359,6 @@ def _wider(field: pa.Field, new: pa.DataType, unsigned: bool) -> pa.DataType:
     if not numbers and not pa.types.is_null(new):
         raise ValueError(f"its types differ from those of the first batch: {field.name} is {new}, was {old}")
     return old
-
-
-def _widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast a batch to wider types, with nulls for columns that it lacks."""
-    for field in schema:
-        if field.name not in table.column_names:
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-    return table.select(schema.names).cast(schema)
 
 
 def _negative(table: pa.Table) -> set[str]:

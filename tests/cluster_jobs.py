@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 from threadpoolctl import threadpool_info
 
 from offpol_diag.errors import DumpError
-from offpol_diag.run import task
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,6 @@ def killed_always(first):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def half_sent_once(first):
-    def half(self, buffer):
-        os.write(self._handle, struct.pack("!i", len(buffer)) + bytes(buffer)[: len(buffer) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if first:
-        Connection._send_bytes = half
-
-
 def unread_once(first):
     if first:
         unread_always(first)
@@ -104,34 +92,16 @@ def bug(first):
     raise ZeroDivisionError("a bug")
 
 
-def broken_pipe(first):
-    raise BrokenPipeError("of the job's own")
-
-
-class Strange(Exception):
-    """An object that cannot be unpickled."""
-
-    def __init__(self, one, two):
-        super().__init__(one)
-
-
-def strange(first):
-    raise Strange(1, 2)
-
-
 TROUBLES = {
     one.__name__: one
     for one in (
         killed_once,
         killed_always,
-        half_sent_once,
         unread_once,
         unread_always,
         absent,
         refused_once,
         bug,
-        broken_pipe,
-        strange,
     )
 }
 
@@ -139,12 +109,3 @@ TROUBLES = {
 def length(seen: Ids) -> int:
     """Return the number of ids in a batch's result."""
     return len(seen.ids)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Job that returns which worker runs it; it takes a while, so that all workers have parts."""
-
-    def __call__(self, batch):
-        time.sleep(0.05)
-        return Ids((int(task.own(("0", "1", "2"))),))

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 from offpol_diag.batch import Batch
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import Reading, convert
+from offpol_diag.forms import Reading, convert, open_dump
 from offpol_diag.forms.detect import find
-from offpol_diag.readers import open_dump
 from offpol_diag.readers.dump import join
 from offpol_diag.summary import (
     Cause,

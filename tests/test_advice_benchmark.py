@@ -167,7 +167,7 @@ def test_a_dump_holds_what_was_drawn(tmp_path):
     drawn = judge.sample(world, rollout, 256, np.random.default_rng(0))
     judge.write(tmp_path / "dump.parquet", rollout, drawn, world.group)
 
-    found = analyze([str(tmp_path / "dump.parquet")], presets=(), device="cpu", workers=1)
+    found = analyze([str(tmp_path / "dump.parquet")], presets=(), device="cpu", threads=1)
 
     assert (found.dump.sequences, found.dump.tokens, found.dump.groups) == (256, len(drawn.token), 32)
     assert found.metrics["k1"].value == pytest.approx((drawn.rollout - drawn.train).mean(), abs=1e-6)

@@ -35,8 +35,8 @@ import run
 import scale
 import startup
 import tallies
+import threads
 import torch
-import workers
 
 from offpol_diag.analyze import analyze
 from offpol_diag.errors import MemoryShortage
@@ -120,14 +120,14 @@ def test_the_reading_alone_is_compared_with_pyarrows(path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("ratio") == 2
 
 
-def test_two_workers_are_compared_with_one(monkeypatch, capsys):
+def test_two_threads_are_compared_with_one(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(workers.peak, "offpol_diag", lambda *options: asked.append(options[-1]))
-    monkeypatch.setattr(sys, "argv", ["workers.py", "--sequences=12", "--rounds=2"])
+    monkeypatch.setattr(threads.peak, "offpol_diag", lambda *options: asked.append(options[-1]))
+    monkeypatch.setattr(sys, "argv", ["threads.py", "--sequences=12", "--rounds=2"])
 
-    workers.main()
+    threads.main()
 
-    assert asked == ["--workers=1", "--workers=2"] * 2
+    assert asked == ["--threads=1", "--threads=2"] * 2
     assert capsys.readouterr().out.count("of the time of one") == 1
 
 
@@ -314,7 +314,7 @@ def test_a_query_that_asks_something_else_does_not_agree(
 
 def test_peers_that_do_not_agree_have_no_times(analysed, monkeypatch):
     # of another dump
-    monkeypatch.setattr(peers, "analyze", lambda sources, presets, workers, every_log: analysed)
+    monkeypatch.setattr(peers, "analyze", lambda sources, presets, threads, every_log: analysed)
 
     with pytest.raises(part.Failed, match="tokens"):
         peers.measure(TINY)
@@ -528,9 +528,9 @@ def test_the_ratios_of_the_peers_are_the_right_way_up(monkeypatch):
     asked = []
     real = analyze
 
-    def counted(sources, presets, workers, every_log):
+    def counted(sources, presets, threads, every_log):
         asked.append((len(presets), every_log))
-        return real(sources, presets=presets, workers=1, every_log=every_log)
+        return real(sources, presets=presets, threads=1, every_log=every_log)
 
     monkeypatch.setattr(peers, "analyze", counted)
 
@@ -611,7 +611,7 @@ def test_the_padded_way_is_counted_per_token_and_pass(monkeypatch, analysed):
     ticks = iter(range(100))
     monkeypatch.setattr(padded, "load", Few)
     monkeypatch.setattr(padded, "sweep", lambda path: (padded.ours(analysed), 8.0, 3e6))
-    monkeypatch.setattr(padded, "analyze", lambda sources, presets, workers: analysed)
+    monkeypatch.setattr(padded, "analyze", lambda sources, presets, threads: analysed)
     monkeypatch.setattr(padded.time, "perf_counter", lambda: float(next(ticks)))
 
     found = padded.measure(TINY)

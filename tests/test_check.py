@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.check import curves
-from offpol_diag.check.expected import by_step
-from offpol_diag.check.variants import BASE, Step
+from offpol_diag.check.variants import BASE, Step, by_step
 from offpol_diag.check.verdict import same
 from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
@@ -560,6 +559,7 @@ def test_files_of_real_trackers_are_read(writer, tmp_path):
     [
         ("w.csv", '"Step","run - train/x","run - train/x__MIN"\n3,1.5,0\n', "train/x"),
         ("w.csv", '"train/global_step","a - b - train/x","a - b - _step"\n3,1.5,90\n4,,91\n', "train/x"),
+        ("w.tsv", "step\ttrain/x\tnote\n3\t1.5\ta, b\n\n4\n", "train/x"),
         ("h.jsonl", '{"_step": 3, "train": {"x": 1.5}, "other": null}\n', "train/x"),
         ("h.jsonl", '{"_step": 9, "global_step": 3, "train/x": 1.5}\n{"x": 1}\n', "train/x"),
         ("trainer_state.json", '{"log_history": [{"step": 3, "train/x": 1.5}]}', "train/x"),

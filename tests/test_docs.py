@@ -35,7 +35,7 @@ def test_the_readme_names_commands_and_the_page_on_them_settings_and_exit_codes(
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     codes = (0, FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE)
     names = [f"offpol-diag {command.__name__}" for command in COMMANDS]
-    words = names + [f"`{key}`" for key in settings.KEYS] + [f"\n| {code} |" for code in codes]
+    words = names + [f"`{key}`" for key in settings.allowed()] + [f"\n| {code} |" for code in codes]
     assert [word for word in names if word not in README] == []
     assert [word for word in words if word not in page] == []
 

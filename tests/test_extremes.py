@@ -138,7 +138,7 @@ def pairs(pairs_of_logs, advantages=(1.0,)):
 
 def run(tmp_path, columns, presets=(), **options):
     pq.write_table(pa.table(columns), tmp_path / "dump.parquet")
-    return analyze([str(tmp_path / "dump.parquet")], presets=presets, workers=1, device="cpu", **options)
+    return analyze([str(tmp_path / "dump.parquet")], presets=presets, threads=1, device="cpu", **options)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_groups_are_counted_exactly_up_to_the_sample_and_estimated_beyond(tmp_pa
 def test_k3_is_not_negative_where_its_ratio_is_clamped(tmp_path, lowest):
     dump = {"rollout_log_probs": [[lowest, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
     pq.write_table(pa.table(dump), tmp_path / "dump.parquet")
-    k3 = analyze([str(tmp_path / "dump.parquet")], presets=(), workers=1).metrics["k3"]
+    k3 = analyze([str(tmp_path / "dump.parquet")], presets=(), threads=1).metrics["k3"]
 
     assert k3.value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
     assert k3.clamped == 0.5

@@ -97,7 +97,7 @@ def test_rows_of_a_file_and_of_its_successor_are_not_mixed(tmp_path, change, rea
     "line",
     [
         "analyze a.parquet --presets token_is --no-html",
-        "analyze a.parquet --presets token_is --no-html --workers 2",
+        "analyze a.parquet --presets token_is --no-html --threads 2",
         "compare a.parquet --presets token_is,seq_is",
         "sweep a.parquet --preset token_is",
         "gate a.parquet --max k3=1",

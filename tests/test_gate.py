@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offpol_diag.analyze import analyze
-from offpol_diag.cli.gate import EXITS
+from offpol_diag.cli.results import EXITS
 from offpol_diag.cli.settings import sample
 from offpol_diag.engine import breakdowns
 from offpol_diag.errors import UsageError
@@ -24,7 +24,6 @@ from offpol_diag.gate import (
     FailOn,
     Gates,
     Name,
-    aliases,
     not_compared,
     outcome,
 )
@@ -352,14 +351,14 @@ def test_a_tolerance_is_a_share_an_amount_or_both_of_one_number_or_of_all(text, 
 
 # ---------------------------------------------------------------- names that trainers log
 
-LOGGED = {one for log in LOGS.values() for one in log.names()}
-TABLES = (aliases.GAP, aliases.PRESET)
-ROWS = [(one, ours, table is aliases.GAP) for table in TABLES for one, ours in table.items()]
+ROWS = sorted({(name, row) for log in LOGS.values() for name, row in log.ours.items()})
+VERL = [log for log in LOGS.values() if log.name.startswith("verl")]
+EQUAL = [(name, row, ours) for name, row in ROWS for ours in {row.gap, row.preset} if ours]
 
 
 @pytest.fixture(scope="module")
 def everything():
-    return analyze([str(sample())], presets=tuple(catalogue.load().values()), workers=1)
+    return analyze([str(sample())], presets=tuple(catalogue.load().values()), threads=1)
 
 
 def logging(summary, logged, ours):
@@ -371,30 +370,33 @@ def logging(summary, logged, ours):
     return [row for row in rows if row.policy in policies and row.as_logged.get(logged) is not None]
 
 
-@pytest.mark.parametrize(("logged", "ours", "of_pair"), ROWS)
-def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everything, logged, ours, of_pair):
-    assert (ours.rpartition(".")[2] if of_pair else ours) in METRICS
-    assert logged not in METRICS  # ours come first
-    if logged not in LOGGED:  # verl's words without their namespace, and under that of 2025-10
-        word = logged.rpartition("/")[2].removeprefix("mismatch_")
-        spaced = [f"{one}{word}" for one in ("", "mismatch/", "rollout_corr/", "training/")]
-        mapping = aliases.GAP if of_pair else aliases.PRESET
-        assert any(mapping.get(one) == ours for one in spaced if one in LOGGED)
-        return
+@pytest.mark.parametrize("log", LOGS.values(), ids=LOGS)
+def test_a_row_is_of_a_name_that_is_logged_and_ours_come_first(log):
+    for logged, row in log.ours.items():
+        assert logged in log.names() or log in VERL  # whose generations share theirs
+        assert row.near or logged not in METRICS
+    assert all(ours.rpartition(".")[2] in {*METRICS, ""} for row in log.ours.values() for ours in row[:3])
+
+
+@pytest.mark.parametrize(("logged", "row", "ours"), EQUAL)
+def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everything, logged, row, ours):
     rows = logging(everything, logged, ours)
+    if not rows and logged in VERL[0].ours:  # verl's words without their namespace, or under another one
+        word = logged.rpartition("/")[2].removeprefix("mismatch_")
+        spaced = [f"{one}{word}" for one in ("rollout_corr/", "training/")]
+        assert any(one in log.names() and log.ours[one] == row for log in VERL for one in spaced)
+        return
     assert rows, "no preset of the catalogue logs it"
-    for row in rows if not aliases.unlike(logged) else ():
-        number = everything.metrics[ours] if of_pair else row.metrics[ours]
+    for one in rows if not row.unlike else ():
+        number = everything.metrics[ours] if ours == row.gap else one.metrics[ours]
         assert number.value is not None
-        assert math.isclose(row.as_logged[logged] or 0.0, number.value, rel_tol=1e-6, abs_tol=1e-12)
+        assert math.isclose(one.as_logged[logged] or 0.0, number.value, rel_tol=1e-6, abs_tol=1e-12)
 
 
-@pytest.mark.parametrize(("logged", "ours"), aliases.NEAREST.items())
+@pytest.mark.parametrize(("logged", "ours"), [(name, row.near) for name, row in ROWS if row.near])
 def test_names_that_equal_no_number_are_refused_with_meaning_and_nearest(logged, ours):
     (verdict,) = judge(make_summary(), [bound(MAX, f"{logged}=1")])
 
-    assert logged in LOGGED
-    assert ours.rpartition(".")[2] in METRICS
     assert (verdict.name, verdict.said, verdict.passed) == (logged, "", None)
     assert "logs it: " in verdict.reason
     assert f"the nearest of ours is {ours}" in verdict.reason
@@ -580,15 +582,15 @@ def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_othe
     names = {"drift2.k3", "f_1_1", "token_is.ess_tokens", "seq_mis.tokens_rejected", "seq_mis.pg_loss"}
     names |= {f"{normal.name}.weight_mean"}
     nowhere = ("khat_tokens", "ess_sequences", "token_is.weight_max", "no", "token_is.no", "nobody.k3")
-    found = analyze([dump], presets=presets, by_step=(*names, *nowhere), workers=1)
-    plain, whole = analyze([dump], presets=presets, workers=1), pq.read_table(dump)
+    found = analyze([dump], presets=presets, by_step=(*names, *nowhere), threads=1)
+    plain, whole = analyze([dump], presets=presets, threads=1), pq.read_table(dump)
 
     assert (found.metrics, found.presets) == (plain.metrics, plain.presets)
     assert len({place.asked["f_1_1"].value for place in found.by["step"].places}) == 3
     for place in found.by["step"].places:
         part = tmp_path / f"{place.key}.parquet"
         pq.write_table(whole.filter(pc.equal(whole["step"], int(place.key))), part)
-        alone = analyze([str(part)], presets=presets, workers=1)
+        alone = analyze([str(part)], presets=presets, threads=1)
         flat = alone.metrics | {
             f"{row}.{name}": one for row, its in alone.presets.items() for name, one in its.metrics.items()
         }
@@ -600,7 +602,7 @@ def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_othe
 def test_asking_by_step_lists_every_step(dump, monkeypatch):
     monkeypatch.setattr(breakdowns, "MOST_LISTED", 2)
     for asked, left_out in (((), 1), (("k3",), 0)):
-        assert analyze([dump], by_step=asked, workers=1).by["step"].left_out == left_out
+        assert analyze([dump], by_step=asked, threads=1).by["step"].left_out == left_out
 
 
 # ---------------------------------------------------------------- against an earlier result

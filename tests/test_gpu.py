@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from offpol_diag.pipeline import kernels
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run import devices as named
-from offpol_diag.run import task
+from offpol_diag.run import threads
 from tests import kinds, pretended
 from tests.devices import REAL, gpu, like_gpu, numbers, present, same
 
@@ -173,10 +174,16 @@ def test_a_report_says_why_no_gpu_was_taken(monkeypatch):
     assert run.engine == "local; cuda:0 does not work: CUDA out of memory."
 
 
-def test_workers_take_gpus_in_turn(monkeypatch):
-    for number, wanted in enumerate(("cuda:0", "cuda:1", "cuda:0")):
-        monkeypatch.setattr(task, "_worker", number)
-        assert task.own(("cuda:0", "cuda:1")) == wanted
+def test_threads_take_gpus_in_turn():
+    with threads.numbered(3) as pool:
+        barrier = Barrier(3)
+
+        def device() -> str:
+            barrier.wait(10)
+            return threads.own(("cuda:0", "cuda:1"))
+
+        found = [future.result() for future in [pool.submit(device) for _ in range(3)]]
+    assert sorted(found) == ["cuda:0", "cuda:0", "cuda:1"]
 
 
 # ---------------------------------------------------------------- numbers

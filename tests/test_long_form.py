@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
+from offpol_diag.forms import long, open_dump
 from offpol_diag.presets.catalogue import load
-from offpol_diag.readers import long, open_dump
 from offpol_diag.readers.dump import join
-from tests.factory import ALL, plain, read, refusal, write
+from tests.factory import ALL, converted, plain, read, refusal, write
 from tests.test_laws import different
 
 TOKEN_COLUMNS = {
@@ -112,21 +113,23 @@ def test_batches_are_those_of_the_list_form_however_the_dump_is_cut_or_shuffled(
     assert say(found) == say(expected)
 
 
-def test_a_small_window_changes_nothing_but_when_sequences_are_handed_out(tmp_path, monkeypatch):
+def test_only_rows_that_others_may_follow_are_held(tmp_path, monkeypatch):
     table = lengthened(sequences(count=100))
     path = write(tmp_path / "a.parquet", table, 50)
     expected = plain(read(path, batch_tokens=40))
     monkeypatch.setattr(long, "FAR", 5)
-    held = []
-    finished = long.Gathering.finished
+    written = []
+    monkeypatch.setattr(long._Gathering, "whole", spying(long._Gathering.whole, written))
+    assert plain(read(write(tmp_path / "b.parquet", table, 50), batch_tokens=40)) == expected
+    assert max(written) < table.num_rows / 6
 
-    def spy(self):
-        yield from finished(self)
-        held.append(int(self.sizes.sum()))
 
-    monkeypatch.setattr(long.Gathering, "finished", spy)
-    assert plain(read(path, batch_tokens=40)) == expected
-    assert max(held) < table.num_rows / 6
+def spying(function, seen):
+    def spy(self, frame):
+        seen.append(len(frame))
+        return function(self, frame)
+
+    return spy
 
 
 def test_every_number_of_the_analysis_is_that_of_the_list_form(tmp_path):
@@ -139,6 +142,22 @@ def test_every_number_of_the_analysis_is_that_of_the_list_form(tmp_path):
     stored = {"files", "row_groups", "bytes", "columns"}
     assert one.dump.model_dump(exclude=stored) == two.dump.model_dump(exclude=stored)
     assert one.worst.model_dump() == two.worst.model_dump()
+
+
+def test_a_long_dump_is_converted_and_joined(tmp_path):
+    columns = sequences(count=12)
+    del columns["policy_lag"], columns["host"]
+    whole = {name: [list(row) for row in columns[name]] for name in TOKEN_COLUMNS}
+    long_one = write(tmp_path / "long.parquet", lengthened(columns), 40)
+    found, _ = converted(Path(long_one))
+    assert [row["sequence_id"] for row in found] == columns["sequence_id"]
+    for name in ("old_log_probs", "response_mask", "token_ids"):
+        assert [row[name] for row in found] == [np.float32(row).tolist() for row in whole[name]]
+    rest = pa.table({name: columns[name] for name in ("sequence_id", "rollout_log_probs")})
+    found, _ = converted(Path(write(tmp_path / "wide.parquet", rest)), join=f"{long_one}:old_log_probs")
+    assert [row["old_log_probs"] for row in found] == [
+        np.float32(x).tolist() for x in columns["old_log_probs"]
+    ]
 
 
 # ---------------------------------------------------------------- order
@@ -243,6 +262,10 @@ def test_a_bad_sequence_is_named_by_the_row_it_begins_in_or_skipped(tmp_path, wh
     dump = open_dump([path], on_bad_row="skip", **options)
     (batch,) = join(dump.batches(), ALL)
     assert (batch.scalars["sequence_id"], dump.skipped.count) == (["a"], 1)
+    odd = name == "position" or says.startswith("a sequence has one value")
+    assert [note for note in dump.notes if "sequences are skipped" in note and says in note] == (
+        [dump.notes[0]] if odd else []
+    )
 
 
 def test_junk_under_the_mask_does_no_harm(tmp_path):
@@ -295,11 +318,3 @@ def test_the_two_forms_are_not_mixed(tmp_path):
 def test_a_column_with_a_value_per_token_is_nothing_to_group_by(tmp_path):
     path = write(tmp_path / "a.parquet", small(entropy=[1.0] * 5))
     assert "'entropy' holds a value per token" in refusal(path, group_by=["entropy"]).message
-
-
-def test_rows_are_counted_as_they_are_read_and_sequences_in_the_end(tmp_path):
-    seen = []
-    dump = open_dump([write(tmp_path / "a.parquet", small(), 2)])
-    first = [plain(batch) for batch in dump.batches(seen.append)]
-    assert (sum(seen), dump.rows, dump.info.rows) == (5, 5, 2)
-    assert [plain(batch) for batch in dump.batches()] == first

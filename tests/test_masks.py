@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import masks, open_dump
+from offpol_diag.forms import open_dump
+from offpol_diag.readers import masks
+from offpol_diag.readers.dump import Seen
 from offpol_diag.readers.masks import Padding, ends, padding
-from offpol_diag.readers.shards import cut, spans
 from tests.factory import read, refusal, write
 
 MASK = [[1, 0, 1], [1], [], [0, 1]]
@@ -232,11 +233,14 @@ def test_padding_of_each_batch_to_its_own_length_is_found_however_the_dump_is_cu
     columns = {name: [row for one in made for row in one[name]] for name in made[0]}
     said = {refusal(*paths).message.partition(": ")[2] for paths in cuts(tmp_path, **columns)}
     whole = open_dump([str(tmp_path / "b.parquet")], batch_tokens=100)
-    parts = [cut(whole, span) for span in spans(whole, 1)]
+    parts = whole.shards(1)
     assert len(parts) > 4
     assert not any(list(part.batches()) == [] for part in parts), "no part refuses it alone"
+    whole.seen = Seen()
+    for part in parts:
+        whole.seen.add(part.seen)
     with pytest.raises(DumpError) as caught:
-        whole.merge_findings(part.findings() for part in parts)
+        whole.judge()
     said.add(caught.value.message.partition(": ")[2])
     assert len(said) == 1
     assert "of the first 20 sequences" in said.pop()

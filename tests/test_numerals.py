@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +53,22 @@ def test_a_value_is_said_to_what_its_interval_tells_apart(value, half):
     assert interval
 
 
+@given(st.floats(1e-9, 1e3), st.floats(-17, 0), st.sampled_from(["", "fraction"]))
+@example(0.1234567890123456, -17, "")
+@example(123456.789, -14, "nats")
+@example(0.25, -15.5, "fraction")
+def test_no_value_and_no_end_has_more_than_six_digits_however_narrow_the_interval(value, width, unit):
+    ends = (value * (1 - 10**width), value * (1 + 10**width))
+    text, interval = written(Number(value=value, interval=ends, unit=unit))
+
+    digits = (re.sub("e.*|[^0-9]", "", one).lstrip("0") for one in (text, *interval.split(", ")))
+    assert max(map(len, digits)) <= 6
+    assert bool(interval) is not math.isclose(*ends, rel_tol=1e-13)
+    assert abs(parsed(text) - value) <= max(
+        0.51 * value * 10**width, 6e-6 * value, 5.1e-5, 0.06 * value * (not interval)
+    )
+
+
 @pytest.mark.parametrize(
     ("hits", "tries", "share"),
     [(1.0, 4.0, 0.25), (0.0, 4.0, 0.0), (0.0, 0.0, None), (-math.inf, 1.0, None), (5.0, 4.0, None)],
@@ -82,6 +99,10 @@ def test_nothing_is_set_beside_the_power_of_a_value_that_rounds_to_0():
         (1.0012, None, "", "1.001"),
         (0.000721, None, "nats", "0.00072"),
         (2.03e-5, (1.9e-5, 2.2e-5), "nats", "2.0e-5 [1.9e-5, 2.2e-5]"),
+        (0.0123456789, (0.0123456788, 0.012345679), "", "0.0123457 [0.0123457, 0.0123457]"),
+        (0.0123456789, (0.0123456789, math.nextafter(0.0123456789, 1)), "", "0.012"),
+        (0.3, (0.29995, 0.30005), "", "0.30000 [0.29995, 0.30005]"),
+        (1234567.89, (1234000.0, 1235000.0), "", "1.2346e6 [1.2340e6, 1.2350e6]"),
     ],
 )
 def test_digits(value, interval, unit, text):

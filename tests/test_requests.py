@@ -85,8 +85,8 @@ WRONG = [
     ("analyze", "seed", -1, "seed: it cannot be -1"),
     ("analyze", "seed", 1.5, "seed: it cannot be 1.5"),
     ("analyze", "seed", 2**63, "seed: it cannot be 9223372036854775808"),
-    ("analyze", "workers", 0, "workers: it cannot be 0"),
-    ("analyze", "workers", "many", "workers: it cannot be 'many'"),
+    ("analyze", "threads", 0, "threads: it cannot be 0"),
+    ("analyze", "threads", "many", "threads: it cannot be 'many'"),
     ("analyze", "device", "tpu", "device: it cannot be 'tpu'"),
     ("analyze", "engine", "rey", "engine: it cannot be 'rey'"),
     ("analyze", "on_bad_row", "skipp", "on_bad_row: it cannot be 'skipp'"),
@@ -162,8 +162,8 @@ def test_a_near_word_is_suggested_for_a_name_and_for_a_value():
 @pytest.mark.parametrize(
     ("given", "same"),
     [
-        ({"workers": "4"}, {"workers": 4}),
-        ({"workers": "auto"}, {"workers": None}),
+        ({"threads": "4"}, {"threads": 4}),
+        ({"threads": "auto"}, {"threads": None}),
         ({"seed": "7"}, {"seed": 7}),
         ({"columns": "rollout=a, old=b"}, {"columns": {"rollout": "a", "old": "b"}}),
         ({"group_by": "host, env"}, {"group_by": ["host", "env"]}),

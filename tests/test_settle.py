@@ -18,13 +18,13 @@ from offpol_diag.engine import loglattice
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
-from offpol_diag.run.task import Local
+from offpol_diag.run.threads import Threads
 from tests import oracle_scope
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 PSIS = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
 TURNS = Preset("t", "", weight=Weight(over="segment", action="psis", safety=None))
-HERE = Local()
+HERE = Threads(1)
 
 
 def made(steps: list[int], seed: int = 0) -> list[dict[str, Any]]:
@@ -106,14 +106,6 @@ def test_methods_that_need_prompts_turns_or_every_row_read_all_columns(tmp_path)
     assert Needs.of((M2PO,), True).narrow(dump) is dump
     assert Needs.of((TURNS,), False).narrow(dump) is dump
     assert Needs.of((M2PO,), False).narrow(skipping) is skipping
-
-
-def test_the_rows_of_one_token_are_read_whole(tmp_path):
-    table = pa.table({"sequence_id": [1, 1], "rollout_log_prob": [-1.0, -2.0], "old_log_prob": [-1.0, -2.5]})
-    pq.write_table(table, tmp_path / "long.parquet")
-    dump = open_dump([str(tmp_path / "long.parquet")])
-
-    assert dump.only({"old_log_probs"}) is dump
 
 
 @pytest.mark.parametrize(("column", "row"), [("current_log_probs", 3), ("old_log_probs", 9)])

@@ -1,24 +1,22 @@
-"""A dump in pieces is the dump: its sequences, its remarks, its errors."""
+"""A dump in shards is the dump: its sequences, its remarks, its errors."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import Dump, open_dump
-from offpol_diag.readers.shards import Span, cut, pieces, spans
+from offpol_diag.readers.dump import Seen
 from tests.factory import write
 
 GROUP = 8
-FULL, HUGE = 1 << 18, 1 << 30
+HUGE = 1 << 30
 NAN = float("nan")
 
 
@@ -47,12 +45,6 @@ def of_old(*old: Any) -> pa.Table:
     return pa.table({"rollout_log_probs": [[-0.5] * 8] * len(logs), "old_log_probs": logs})
 
 
-def of_tokens(ids: list[Any]) -> pa.Table:
-    """Make one row per token."""
-    x = -np.linspace(0.1, 2, len(ids))
-    return pa.table({"sequence_id": ids, "rollout_log_prob": x, "old_log_prob": x - 0.01})
-
-
 def spoilt(table: pa.Table, row: int) -> pa.Table:
     """Remove the mask, and put a NaN in the first row from `row` on that has a token."""
     values = table["old_log_probs"].to_pylist()
@@ -78,33 +70,14 @@ def whole(dump: Dump) -> list[Any]:
     return sequences(dump)
 
 
-def apart(dump: Dump, cuts: list[Span]) -> list[Any]:
-    """Read each piece by itself, as in another process."""
-    return merged(dump, [pickle.loads(pickle.dumps(cut(dump, span))) for span in cuts])
-
-
-def by_turns(dump: Dump) -> list[Any]:
-    """Read pieces by two readers in turn, each of which keeps its file open; and once more."""
-    readers, cuts = [pickle.loads(pickle.dumps(dump)) for _ in range(2)], pieces(dump, 64)
-    for _ in range(2):
-        found = merged(dump, [cut(readers[i % 2], span) for i, span in enumerate(cuts)])
+def apart(dump: Dump, size: int) -> list[Any]:
+    """Read each shard by itself, as in another process."""
+    parts = [pickle.loads(pickle.dumps(part)) for part in dump.shards(size)]
+    found, dump.seen = sequences(*parts), Seen()
+    for part in parts:
+        dump.seen.add(part.seen)
+    dump.judge()
     return found
-
-
-def merged(dump: Dump, parts: list[Dump]) -> list[Any]:
-    found = sequences(*parts)
-    dump.merge_findings([part.findings() for part in parts])
-    return found
-
-
-WAYS: dict[str, Callable[[Dump], list[Any]]] = {
-    "shards": lambda dump: apart(dump, spans(dump, 1)),
-    "larger shards": lambda dump: apart(dump, spans(dump, 1500)),
-    "one shard": lambda dump: apart(dump, spans(dump, HUGE)),
-    "pieces": lambda dump: apart(dump, pieces(dump, 1)),
-    "larger pieces": lambda dump: apart(dump, pieces(dump, 64)),
-    "pieces by two readers": by_turns,
-}
 
 
 def outcome(dump: Dump, way: Callable[[Dump], list[Any]]) -> Any:
@@ -139,24 +112,9 @@ DUMPS: dict[str, Given] = {  # the files, rows of a row group, options, what mus
     "nothing but bad rows": ([of_old(*[NAN] * 40)], GROUP, SKIP, "every row was skipped, all 40"),
     "a file that is masked": ([MASKED, rows()], GROUP, {}, ""),
     "a dump that is masked": ([MASKED], GROUP, {}, "no token is left in 40 rows"),
-    "a sign wrong later": ([of_old(*[-0.5] * 4, *[0.5] * 28)], 4, {}, NOTE),
-    "a sign wrong at first": ([of_old(*[0.5] * 4, *[-0.5] * 28)], 4, {}, "wrong sign"),
-    "later in a row group": ([of_old(*[-0.5] * 4, *[0.5] * 28)], 32, {"batch_tokens": 32}, NOTE),
-    "at first in a row group": ([of_old(*[0.5] * 4, *[-0.5] * 28)], 32, {"batch_tokens": 32}, "wrong sign"),
+    "a sign wrong in few": ([of_old(*[-0.5] * 20, *[0.5] * 12)], 4, {}, NOTE),
+    "a sign wrong in most": ([of_old(*[-0.5] * 4, *[0.5] * 28)], 4, {}, "wrong sign"),
     "wrong in few tokens of many shards": ([of_old(*[0.5] * 32)], 2, {}, "wrong sign"),
-    "wrong in few tokens of many others": ([of_old(*[0.5] * 32)], 3, {}, "wrong sign"),
-    "few wrong, enough wrong": (
-        [of_old(0.5, 0.5), of_old(*[0.5] * 4, *[-0.5] * 28)],
-        GROUP,
-        {"batch_tokens": 32},
-        "wrong sign",
-    ),
-    "few right, enough right": (
-        [of_old(-0.5, -0.5), of_old(*[-0.5] * 4, *[0.5] * 28)],
-        GROUP,
-        {"batch_tokens": 32},
-        NOTE,
-    ),
     "few wrong, many right": (
         [of_old(0.5, 0.5), of_old(*[-0.5] * 32)],
         GROUP,
@@ -169,156 +127,38 @@ DUMPS: dict[str, Given] = {  # the files, rows of a row group, options, what mus
         {"batch_tokens": 16},
         NOTE,
     ),
-    "sequences fill row groups": ([of_tokens([i // 8 for i in range(64)])], GROUP, {}, ""),
-    "borders at 24 and 48": ([of_tokens([i // 12 for i in range(64)])], GROUP, {}, ""),
-    "ids that are text": ([of_tokens([f"{i // 16:03}" for i in range(64)])], GROUP, {}, ""),
-    "rows of a sequence everywhere": ([of_tokens([i % 4 for i in range(64)])], GROUP, {}, ""),
-    "ids that fall": ([of_tokens([-(i // 8) for i in range(64)])], GROUP, {}, ""),
-    "a sequence in two files": (
-        [of_tokens([j // 8 + 3 * i for j in range(32)]) for i in range(2)],
-        GROUP,
-        {},
-        "",
-    ),
 }
 
 
 @pytest.mark.parametrize("what", DUMPS)
-def test_a_dump_in_pieces_is_the_dump(tmp_path, what):
+def test_a_dump_in_shards_is_the_dump(tmp_path, what):
     tables, group, options, says = DUMPS[what]
     for i, table in enumerate(tables):
         partition = f"step={i}" if "rollout_log_probs" in table.column_names else ""
         write(tmp_path / partition / f"{i}.parquet", table, group)
     expected = outcome(open_dump([str(tmp_path)], **options), whole)
     assert says in str(expected[:2] if len(expected) == 2 else expected[1:3])
-    for way, act in WAYS.items():
-        found = outcome(open_dump([str(tmp_path)], **options), act)
-        assert found == expected or ("wrong sign" in says and says in found[0]), way
+    for size in (1, 1500, HUGE):
+        found = outcome(open_dump([str(tmp_path)], **options), lambda dump, size=size: apart(dump, size))
+        assert found == expected, size
 
 
-@pytest.mark.parametrize(
-    ("what", "expected"),
-    [
-        ("three files", 15),
-        ("sequences fill row groups", 8),
-        ("borders at 24 and 48", 3),
-        ("ids that are text", 4),
-        ("rows of a sequence everywhere", 1),
-        ("ids that fall", 1),
-        ("a sequence in two files", 7),
-    ],
-)
-def test_shards_are_cut_only_where_no_sequence_goes_on(tmp_path, what, expected):
-    tables, group, *_ = DUMPS[what]
-    for i, table in enumerate(tables):
-        write(tmp_path / f"{i}.parquet", table, group)
+def test_shards_are_row_groups_and_no_more_than_can_be_handled(tmp_path, monkeypatch):
+    for i in range(3):
+        write(tmp_path / f"{i}.parquet", rows(seed=i), GROUP)
     dump = open_dump([str(tmp_path)])
-    assert len(spans(dump, 1)) == expected
-    assert len(spans(dump, HUGE)) == 1
-
-
-def test_a_dump_that_would_have_too_many_shards_is_cut_into_larger_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr("offpol_diag.readers.shards.MOST", 32)
-    dump = open_dump([write(tmp_path / "many.parquet", rows(48), 1)])
-    assert 16 < len(spans(dump, 1)) <= 32
-
-
-def test_a_footer_without_bounds_leaves_one_shard(tmp_path):
-    table = of_tokens([i // 8 for i in range(64)])
-    path = write(tmp_path / "long.parquet", table, 8, {"write_statistics": False})
-    assert len(spans(open_dump([path]), 1)) == 1
+    assert len(dump.shards(1)) == 15
+    assert len(dump.shards(HUGE)) == 1
+    monkeypatch.setattr("offpol_diag.readers.dump.MOST_SHARDS", 10)
+    assert 5 < len(dump.shards(1)) <= 10
 
 
 def test_a_shard_keeps_its_name_and_is_read_from_another_folder(tmp_path, monkeypatch):
     for i in range(3):
         write(tmp_path / "d" / f"{i}.parquet", rows(seed=i), GROUP)
     monkeypatch.chdir(tmp_path)
-    piece, counted = cut(open_dump(["d"]), Span(5, 7)), []
+    piece, counted = open_dump(["d"]).shards(1)[5], []
     monkeypatch.chdir("/")
     assert [str(part.path) for part in piece.parts] == ["d/1.parquet"]
-    assert len(sequences(list(piece.batches(counted.append)))) == 16
-    assert sum(counted) == piece.rows == 16
-
-
-# ---------------------------------------------------------------- pieces of row groups
-
-
-@pytest.mark.parametrize(
-    ("group", "least", "expected"),
-    [
-        (64, FULL, 1),
-        (64, 128, 4),  # one row group of 512 tokens is parted
-        (64, 1, 16),  # into no more than MANY
-        (4, 128, 4),  # small ones go together
-        (16, 128, 4),
-        (24, 64, 8),  # 192, 192 and 128 tokens, each parted
-    ],
-)
-def test_pieces_are_of_about_one_size_whatever_the_row_groups(tmp_path, group, least, expected):
-    dump = open_dump([write(tmp_path / "x.parquet", full(), group)])
-    sizes = [cut(dump, span).rows for span in pieces(dump, least)]
-    assert (len(sizes), sum(sizes)) == (expected, 64)
-    assert max(sizes) <= 2 * min(sizes)
-
-
-def test_pieces_are_cut_by_tokens_or_by_rows_if_the_footer_has_no_sizes(tmp_path):
-    """40 sequences of one token and 40 of 99, in row groups of 20: 20, 20, 1980 and 1980 tokens."""
-    logs = [[-0.5] * n for n in [1] * 40 + [99] * 40]
-    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
-    path = write(tmp_path / "x.parquet", table, 20, {"use_dictionary": False, "compression": "none"})
-    dump = open_dump([path])
-    assert dump.tokens == pytest.approx(4000, rel=0.8)
-    assert [(one.begin, one.end) for one in pieces(dump, 2000)] == [(0, 3), (3, 4)]
-    dump = open_dump([path])
-    dump.parts = [replace(part, group_bytes=(0,) * 4) for part in dump.parts]
-    assert dump.tokens == 80
-    assert [(one.begin, one.end) for one in pieces(dump, 40)] == [(0, 2), (2, 4)]
-
-
-def test_a_dump_that_begins_with_an_empty_row_group_is_cut_alike(tmp_path):
-    path = tmp_path / "x.parquet"
-    with pq.ParquetWriter(path, full().schema) as writer:
-        for table in (full().slice(0, 0), full(), full().slice(0, 0)):
-            writer.write_table(table)
-    dump = open_dump([str(path)])
-    assert dump.tokens == 512
-    assert len(apart(dump, pieces(dump, 128))) == 64
-    assert cut(dump, Span(0, 1)).tokens == 0
-
-
-MILLIONS = [
-    (0, 1),
-    (1.1, 1),
-    (1.3, 2),
-    (2.3, 2),
-    (2.5, 4),
-    (4.1, 4),
-    (4.9, 8),
-    (9.7, 12),
-    (16, 16),
-    (30, 16),
-    (64, 32),
-]
-
-
-def test_a_dump_has_as_many_pieces_as_cores_share_well(tmp_path, monkeypatch):
-    dump = open_dump([write(tmp_path / "x.parquet", full(6400), 100)])
-    for tokens, expected in MILLIONS:
-        monkeypatch.setattr(Dump, "group_tokens", [tokens * (1 << 20) / 64] * 64)
-        found = pieces(dump)
-        assert len(found) == pytest.approx(expected, abs=expected // 12), tokens
-        assert found[-1].end == 64
-
-
-def test_damage_in_a_row_group_is_told_alike_by_every_piece_behind_it(tmp_path):
-    path = tmp_path / "x.parquet"
-    write(path, full(4000, 16), 4000, {"use_dictionary": False, "compression": "none"})
-    data = bytearray(path.read_bytes())
-    at = len(data) // 2
-    data[at : at + 20_000] = b"\xff" * 20_000
-    path.write_bytes(data)
-    dump = open_dump([str(path)], batch_tokens=1000)
-    cuts, expected = pieces(dump, 1000), outcome(dump, whole)
-    assert len(expected) == 2
-    for some in (cuts, cuts[-1:]):
-        assert outcome(dump, lambda dump, some=some: apart(dump, some)) == expected
+    assert len(sequences(list(piece.batches(counted.append)))) == 8
+    assert sum(counted) == piece.rows == 8

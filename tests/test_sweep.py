@@ -70,10 +70,10 @@ def preset(name):
     return replace(OWN.get(name) or CATALOGUE[name], name=name, logs=None)
 
 
-def swept(one, values=None, path=None, which=None, workers=1, **more):
+def swept(one, values=None, path=None, which=None, threads=1, **more):
     options = {key: more.pop(key) for key in ("keep", "trainer", "chosen") if key in more}
     asked = SweepOptions(one, pick(one, which), values, **options)
-    return sweep([str(path or sample())], asked, workers=workers, **more).sweep
+    return sweep([str(path or sample())], asked, threads=threads, **more).sweep
 
 
 def same(one, other):
@@ -100,7 +100,7 @@ def dump(tmp_path_factory):
 def alone(dump):
     """Analyse with the preset of each case, written out."""
     every = [replace(make(preset(name)), name=f"{name}-{at}") for (name, _, at), make in CASES.items()]
-    return [analyze([dump], presets=[one], workers=1).presets[one.name] for one in every]
+    return [analyze([dump], presets=[one], threads=1).presets[one.name] for one in every]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(map(str, case[:2])) for case in CASES])
@@ -121,8 +121,8 @@ def test_a_threshold_is_the_preset_that_differs_in_this_bound(case, dump, alone)
 
 def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump):
     one = CATALOGUE["geo_rs"]
-    found = sweep([dump], SweepOptions(one, pick(one, None), (1.001, 1.01)), workers=1)
-    alone = analyze([dump], presets=[one], workers=1)
+    found = sweep([dump], SweepOptions(one, pick(one, None), (1.001, 1.01)), threads=1)
+    alone = analyze([dump], presets=[one], threads=1)
 
     assert [*found.presets] == ["geo_rs"]
     whole, kept = found.presets["geo_rs"], found.sweep.points[0].metrics
@@ -177,10 +177,10 @@ def test_what_no_rule_of_the_preset_can_drop_is_exact(dump):
     assert point.metrics["loss_scale_kept"].interval[0] > 0
 
 
-def test_batches_and_workers_change_nothing(dump):
+def test_batches_and_threads_change_nothing(dump):
     first = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6)
-    for workers, tokens in ((2, 1500), (1, 3_000)):
-        found = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6, workers=workers, batch_tokens=tokens)
+    for threads, tokens in ((2, 1500), (1, 3_000)):
+        found = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6, threads=threads, batch_tokens=tokens)
         one, other = ((x.window.point.bounds, x.window.kept, x.window.ties) for x in (found, first))
         assert one == other
         for mine, theirs in zip(found.points, first.points, strict=True):

@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.api import Report
-from offpol_diag.check import result as of_check
+from offpol_diag.check import Checked, Finding, MetricCheck, Point
+from offpol_diag.check import loads as load_check
 from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
 from offpol_diag.frames import Data, csv_files, frame, named
@@ -32,7 +33,7 @@ from offpol_diag.summary import Location, Number, load
 
 SAMPLES = [Path("sample_data", f"{name}.parquet") for name in ("healthy", "stale", "collapse", "quantized")]
 NAMES = ["token_is", "seq_mis", "geo_rs"]
-ONE = ("--device", "cpu", "--workers", "1")
+ONE = ("--device", "cpu", "--threads", "1")
 
 
 def run(*words):
@@ -121,7 +122,7 @@ def holds_what_the_page_draws(summary, monkeypatch):
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
 def test_each_table_of_the_page_is_a_frame_with_its_numbers(sample, monkeypatch):
-    report = offpol_diag.analyze(sample, presets=NAMES, device="cpu", workers=1, seed=1)
+    report = offpol_diag.analyze(sample, presets=NAMES, device="cpu", threads=1, seed=1)
     data = holds_what_the_page_draws(report.summary, monkeypatch)
     assert report.tables == tuple(data)
     assert {"by_step", "by_length", "worst_sequences", "worst_tokens", "presets", "by_step_data"} <= {*data}
@@ -139,7 +140,7 @@ def test_each_table_of_the_page_is_a_frame_with_its_numbers(sample, monkeypatch)
 
 
 def test_a_report_of_any_kind_has_the_tables_of_its_page(dump, monkeypatch):
-    how = {"device": "cpu", "workers": 1}
+    how = {"device": "cpu", "threads": 1}
     two = offpol_diag.compare(dump, SAMPLES[1], **how)
     data = holds_what_the_page_draws(two.summary, monkeypatch)
     contrasts = {one.name: one for one in two.summary.against.contrasts}
@@ -161,7 +162,7 @@ def test_a_report_of_any_kind_has_the_tables_of_its_page(dump, monkeypatch):
 
 
 def test_numbers_that_the_page_rounds_in_words_are_whole_in_the_frame():
-    report = offpol_diag.analyze(SAMPLES[1], presets=NAMES, device="cpu", workers=1)
+    report = offpol_diag.analyze(SAMPLES[1], presets=NAMES, device="cpu", threads=1)
     given, summary = report.recommendation, report.summary
     ranking = report.to_polars("ranking")
     assert ranking["score"].to_list() == [one.score for one in given.ranking]
@@ -186,7 +187,7 @@ def test_numbers_that_the_page_rounds_in_words_are_whole_in_the_frame():
 
 
 def test_the_points_of_a_chart_have_their_places_as_numbers():
-    report = offpol_diag.analyze(SAMPLES[0], presets="token_is", device="cpu", workers=1)
+    report = offpol_diag.analyze(SAMPLES[0], presets="token_is", device="cpu", threads=1)
     found = report.to_polars("token_thresholds_data")
     kept = found.filter(series="kept by a mask [1/b, b]")
     charts = report.summary.charts
@@ -231,14 +232,10 @@ def test_the_curves_of_check_are_frames(curves, monkeypatch):
 
 
 def test_curves_that_are_nowhere_finite_are_floats_still():
-    points = [of_check.Point(step=1, logged=None, expected=0.5)]
-    one = of_check.MetricCheck(
-        name="a", curve="a", verdict="different", points=points, different=[1], worst=1
-    )
-    cause = of_check.Finding(variant=None, text="x", fix="y", metrics=["a"])
-    found = of_check.Checked(
-        trainer="trl", preset="p", chosen=False, steps=[1], metrics=[one], findings=[cause]
-    )
+    points = [Point(step=1, logged=None, expected=0.5)]
+    one = MetricCheck(name="a", curve="a", verdict="different", points=points, different=[1], worst=1)
+    cause = Finding(variant=None, text="x", fix="y", metrics=["a"])
+    found = Checked(trainer="trl", preset="p", chosen=False, steps=[1], metrics=[one], findings=[cause])
     assert found.to_polars().schema["logged"] == pl.Float64
 
 
@@ -298,7 +295,7 @@ def test_merged_tallies_are_written_as_csv(dump, tmp_path):
 def test_check_writes_its_curves_as_csv_and_so_does_its_report(curves, tmp_path):
     to = ("--json", tmp_path / "c.json", "--csv", tmp_path / "tables")
     done("check", SAMPLES[0], "--logged", curves, "--trainer", "trl", *to)
-    found = of_check.loads((tmp_path / "c.json").read_text(), "c.json")
+    found = load_check((tmp_path / "c.json").read_text(), "c.json")
     equal_to_its_frames(tmp_path / "tables", found.data())
     done("report", tmp_path / "c.json", "-o", tmp_path / "c.html", "--csv", tmp_path / "again")
     equal_to_its_frames(tmp_path / "again", found.data())
@@ -418,7 +415,7 @@ def test_a_column_of_any_name_is_a_table_and_a_file(tmp_path):
     rows = [{**row, **dict.fromkeys(HOSTILE, texts[i % 4])} for i, row in enumerate(rows)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
     report = offpol_diag.analyze(
-        tmp_path / "d.parquet", presets=(), group_by=HOSTILE, device="cpu", workers=1
+        tmp_path / "d.parquet", presets=(), group_by=HOSTILE, device="cpu", threads=1
     )
     folder = tmp_path / "tables"
     (tmp_path / "r.json").write_text(report.to_json())
@@ -522,7 +519,7 @@ def test_ten_thousand_steps_are_a_frame_in_no_time():
 
 
 def test_rows_of_sequences_are_lazy_of_the_file_or_of_the_dump_read_again(dump, tmp_path):
-    how = {"presets": NAMES, "device": "cpu", "workers": 1}
+    how = {"presets": NAMES, "device": "cpu", "threads": 1}
     file = tmp_path / "[rows].parquet"
     written = offpol_diag.analyze(dump, sequences=file, **how).sequences()
     report = offpol_diag.analyze(dump, **how)
@@ -537,7 +534,7 @@ def test_rows_of_sequences_are_lazy_of_the_file_or_of_the_dump_read_again(dump, 
 
 def test_reports_without_rows_of_sequences_say_so(dump, tmp_path):
     table = pq.read_table(dump)
-    how = {"device": "cpu", "workers": 1}
+    how = {"device": "cpu", "threads": 1}
     file = tmp_path / "rows.parquet"
     for report in (
         offpol_diag.doctor(dump, **how),
@@ -561,10 +558,10 @@ def test_reports_without_rows_of_sequences_say_so(dump, tmp_path):
 @pytest.mark.parametrize(
     ("command", "needs"),
     [
-        ("analyze {} --presets token_is -o x.html --workers 1", False),
-        ("doctor {} --workers 1", False),
-        ("gate {} --max k3=9 --workers 1", False),
-        ("doctor {} --workers 1 --csv tables", True),
+        ("analyze {} --presets token_is -o x.html --threads 1", False),
+        ("doctor {} --threads 1", False),
+        ("gate {} --max k3=9 --threads 1", False),
+        ("doctor {} --threads 1 --csv tables", True),
     ],
 )
 def test_polars_is_imported_for_tables_alone(command, needs, dump, tmp_path):

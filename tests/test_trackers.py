@@ -48,9 +48,17 @@ def tensorboard(folder, report):
         report.log_to(writer, step=3)
 
 
+def held(folder):
+    """Return which of the numbers and the figure by step the files of a folder hold."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    texts = [path.read_bytes() for path in files if path.suffix in (".json", ".html")]
+    numbers = any("offpol/k" in str(path) or b"offpol/k" in path.read_bytes() for path in files)
+    return numbers, any(b"token ratios" in text and b"scatter" in text for text in texts)
+
+
 @pytest.mark.filterwarnings("ignore")  # the trackers' own
 @pytest.mark.parametrize("tracker", [wandb, trackio, mlflow, tensorboard])
-def test_the_trackers_store_the_numbers(tracker, report, tmp_path, monkeypatch):
+def test_the_trackers_store_the_numbers_and_the_charts_as_figures(tracker, report, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -58,29 +66,10 @@ def test_the_trackers_store_the_numbers(tracker, report, tmp_path, monkeypatch):
     tracker(tmp_path, report)
 
     for _ in range(600):  # a tracker's own process may write after it was told to finish
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        if any("offpol/k" in str(path) or b"offpol/k" in path.read_bytes() for path in files):
+        if held(tmp_path) == (True, tracker is not tensorboard):
             return
         time.sleep(0.1)
-    pytest.fail("no file holds the numbers")
-
-
-@pytest.mark.filterwarnings("ignore")  # the trackers' own
-@pytest.mark.parametrize("tracker", [wandb, trackio, mlflow])
-def test_the_trackers_store_the_charts_as_figures(tracker, report, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-
-    tracker(tmp_path, report)
-
-    for _ in range(600):
-        files = [path for path in tmp_path.rglob("*") if path.suffix in (".json", ".html")]
-        texts = [path.read_bytes() for path in files]
-        if any(b"token ratios" in text and b"scatter" in text for text in texts):
-            return
-        time.sleep(0.1)
-    pytest.fail("no file holds the figure by step")
+    pytest.fail(f"numbers, figure: {held(tmp_path)}")
 
 
 def test_those_who_take_no_figures_get_none_and_figures_are_chosen_by_name(report):

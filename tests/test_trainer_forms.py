@@ -18,7 +18,8 @@ import torch
 
 from offpol_diag.analyze import analyze
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import binary, open_dump, unpickle
+from offpol_diag.forms import open_dump, pickles
+from offpol_diag.forms import slime as reader
 from offpol_diag.forms.detect import find
 from offpol_diag.forms.form import Row
 from offpol_diag.forms.trainers import _prompt
@@ -202,12 +203,10 @@ TRIPS: dict[str, Trip] = {
     "miles' columns": Trip(pickled.miles_columns, TOKENS, join=partial(pickled.ranks, context=2)),
     **{
         f"ranks, {context} {miles=} {padded=}": of_ranks(context, miles, padded, context == 2 or padded)
-        for context in (1, 2, 4)
-        for miles in (False, True)
+        for context, miles in ((1, False), (1, True), (2, True), (4, True))
         for padded in (False, True)
     },
     "policy loss": Trip(pickled.policy_loss, LOGS, of_loss, order=None),
-    "policy loss, context": Trip(partial(pickled.policy_loss, context=2), LOGS, of_loss, order=None),
     "skyrl": Trip(pickled.skyrl, TOKENS, of_skyrl, notes=("response only, shift 0, padded on the left",)),
     "skyrl, appended": Trip(  # a token that was appended, not sampled, is masked
         partial(pickled.skyrl, appended=True),
@@ -307,20 +306,20 @@ def test_slices_lie_where_the_trainer_cuts_them() -> None:
     for total in range(2, 40):
         for response in range(1, total):
             for count in (2, 4):
-                one = binary.Slice({}, total, response, total)
+                one = reader.Slice({}, total, response, total, 0, count)
                 for rank in range(count):
-                    assert one.spans(rank, count) == pickled.spans(total, response, rank, count)
+                    assert one.spans(rank) == pickled.spans(total, response, rank, count)
 
 
 @pytest.mark.parametrize("miles", [False, True])
-def test_a_missing_rank_is_an_error(miles: bool, tmp_path: Path) -> None:
+def test_a_missing_rank_and_slices_of_unknown_ranks_are_an_error(miles: bool, tmp_path: Path) -> None:
     path = pickled.ranks(tmp_path, batch(), 2, miles)
     for rank in (0, 1, 8, 9):  # one part of the context, of one data-parallel group, in each stage
         (path / f"13_{rank}.pt").unlink()
     with pytest.raises(DumpError, match="context-parallel ranks") as caught:
         converted(path)
     says = "convert the files of all ranks of a rollout together, and none of another run"
-    assert caught.value.hint == says
+    assert caught.value.hint.startswith(says)
 
 
 def test_the_numbers_are_those_computed_by_hand(tmp_path: Path) -> None:
@@ -338,7 +337,8 @@ def test_a_large_batch_is_known_by_its_beginning(tmp_path: Path) -> None:
     made.responses[0] = np.arange(30_000)
     for column in (made.rollout, made.old, made.mask):
         column[0] = np.resize(column[0], 30_000)
-    assert unpickle.peek(pickled.skyrl(tmp_path, made)) == (["_rebuild_tensor_batch"], None)
+    words, fault = pickles.peek(pickled.skyrl(tmp_path, made))
+    assert ("_rebuild_tensor_batch" in words, fault) == (True, None)
 
 
 FORMS = {"nemo-rl": written.nemo_rl, "prime-rl": written.prime_rl, "roll": written.roll}
@@ -492,25 +492,29 @@ MISTAKES: Mapping[str, tuple[Callable[..., Path], Callable[[Path], Path], str]] 
     "rank: no lengths": (ranks, of_data(drop("response_lengths")), "no 'response_lengths' is in its"),
     "rank: words": (ranks, of_data(put(response_lengths=["a"])), "0: 'response_lengths' is no length"),
     "rank: log-probs": (ranks, of_data(put(log_probs=[["a"]] * 4)), "'log_probs' is no list"),
-    "rank: many": (ranks, of_rank(put(cp_size=1 << 30)), "ranks are more than 64"),
-    "rank: long": (ranks, LONG, "fit no number of context-parallel"),
+    "rank: long": (ranks, LONG, "is cut otherwise than for 1 context-parallel ranks"),
     "rank: another size": (ranks, of_rank(put(cp_size=2)), "some of its 2 context-parallel ranks"),
     "miles: no list": (pickled.miles_columns, too_long, "row 0: the response has no length, or"),
-    "loss: one slice": (SPLIT, of_call(lambda one: None), "fit no number of context-parallel"),
-    "loss: no length": (SPLIT, of_call(drop("total_length")), "sample 0: 'total_length' is no length"),
-    "loss: words": (SPLIT, of_call(put(advantages=["a"])), "'advantages' is no list of numbers"),
+    "loss: slices": (SPLIT, of_call(lambda one: None), "is cut otherwise than for 1 context-parallel ranks"),
+    "loss: no length": (
+        pickled.policy_loss,
+        of_call(drop("response_length")),
+        "'response_length' is no length",
+    ),
+    "loss: words": (
+        pickled.policy_loss,
+        of_call(put(advantages=["a"])),
+        "'advantages' is no list of numbers",
+    ),
     "skyrl: no mask": (skyrl, replaced(b"loss_mask", b"loss_musk"), "no 'loss_mask' [sequences,"),
     "skyrl: size": (skyrl, replaced(b"float32", b"float16"), "is a damaged tensor"),
     "skyrl: type": (skyrl, replaced(b"float32", b"floatxx"), "is a damaged tensor"),
     "skyrl: class": (skyrl, replaced(b"InputBatch", b"InputBotch"), "TrainingInputBotch, which"),
     "verl: class": (verl, replaced(b"DataProto", b"DataPrato"), "holds verl.protocol.DataPrato, which"),
-    "verl: class within": (verl, replaced(b"_reductions", b"_reductionz"), "tensordict._reductionz._rebuild"),
-    "verl: type": (verl, replaced(b"torch.float32", b"torch.floatxx"), "holds tensors of type floatxx"),
+    "verl: a byte": (verl, replaced(b"_reductions", b"_reductionz"), "Bad CRC-32 for file"),
     "verl: archive": (verl, replaced(b"data.pkl", b"data.pkx"), "a damaged pickle"),
-    "verl: leaves": (verl, replaced(b"leaves", b"leavez"), "a damaged pickle ('leaves')"),
     "verl: no batch": (verl, saved({"DataProto": 1}), "holds no DataProto"),
-    "queue: no batch": (queue, saved([{"tensordict": 1}]), "list, no batch of tensors"),
-    "queue: offsets": (queue, replaced(b"offsets", b"offsetz"), "damaged pickle ('offsets')"),
+    "queue: no batch": (queue, saved([{"tensordict": 1, "keys": 2}]), "list, no batch of tensors"),
     "queue: no table": (queue, replaced(b"_tensordict", b"_tensordikt"), "a damaged pickle"),
 }
 

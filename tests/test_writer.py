@@ -22,8 +22,9 @@ import torch
 
 from offpol_diag import writer as module
 from offpol_diag.errors import DumpError
+from offpol_diag.journal import recover
 from offpol_diag.readers import open_dump
-from offpol_diag.writer import DumpWriter, recover
+from offpol_diag.writer import DumpWriter
 from tests.factory import refusal
 
 LENGTHS = (3, 1, 4)

@@ -10,7 +10,7 @@ from offpol_diag.pipeline import plain
 from offpol_diag.pipeline.plan import COLUMNS, Plan
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
-from offpol_diag.run.task import Local
+from offpol_diag.run.threads import Threads
 from offpol_diag.trainers.tokens import Tokens
 from tests import oracles
 
@@ -23,7 +23,7 @@ def opened(rows, folder, presets=ALL):
     dump = open_dump([path], batch_tokens=10**6)
     study = Study.of(dump.info.columns, presets, (), 0)
     asked = Needs.of(study.presets, False)
-    found = read_ahead(Local(), dump, asked) if asked else FirstPass(NO_FITS, None)
+    found = read_ahead(Threads(1), dump, asked) if asked else FirstPass(NO_FITS, None)
     (batch,) = dump.batches()
     return study, found, batch
 

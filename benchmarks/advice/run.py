@@ -158,7 +158,7 @@ def _read(row: Row, folder: Path, lacking: bool) -> Row:
 def _summary(dump: Path) -> Summary:
     """Analyze a dump with the options of a user."""
     try:
-        return advised(analyze([str(dump)], presets=(), device="cpu", workers=1))
+        return advised(analyze([str(dump)], presets=(), device="cpu", threads=1))
     except Exception as error:
         error.add_note(f"while reading {dump}")
         raise

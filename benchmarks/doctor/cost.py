@@ -58,7 +58,7 @@ def main() -> None:
         seconds, shares = [], []
         for _ in range(given.rounds + 1):
             watch.seconds, began = 0.0, time.perf_counter()
-            offpol_diag.analyze([str(given.dump)], presets=presets or (), device="cpu", workers=1)
+            offpol_diag.analyze([str(given.dump)], presets=presets or (), device="cpu", threads=1)
             seconds.append(time.perf_counter() - began)
             shares.append(watch.seconds / seconds[-1])
         middle = statistics.median(seconds[1:]), statistics.median(shares[1:])

@@ -30,7 +30,7 @@ KEPT += ("sequences", "tokens", "off_tokens", "off_sequences")
 def diagnosed(entry: Row, folder: Path) -> Row:
     """Diagnose a dump; return its known facts with what the diagnosis says."""
     began = time.perf_counter()
-    found = offpol_diag.analyze([str(folder / entry["path"])], presets=(), device="cpu", workers=1).diagnosis
+    found = offpol_diag.analyze([str(folder / entry["path"])], presets=(), device="cpu", threads=1).diagnosis
     seconds = time.perf_counter() - began
     assert found is not None
     after = found.causes[0].after if found.causes else None

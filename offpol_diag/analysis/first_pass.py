@@ -24,7 +24,7 @@ from offpol_diag.engine.tally import Arrays, ByKey, largest_of
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject, Weight
 from offpol_diag.readers import Dump, columns
-from offpol_diag.run.task import Engine, Job, State
+from offpol_diag.run.threads import Engine, Job, State
 
 
 def split(batch: Batch, values: Array, on_tokens: bool) -> Iterator[tuple[Label, Array]]:

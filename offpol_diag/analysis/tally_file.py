@@ -29,7 +29,6 @@ from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.grammar import UNBOUNDED
 from offpol_diag.readers import Dump, parquet
 from offpol_diag.readers.checks import remarks
-from offpol_diag.readers.long import value
 from offpol_diag.readers.sources import Part
 from offpol_diag.summary import DumpFacts, Model, Run
 
@@ -150,20 +149,21 @@ class Piece(Model):
         """Describe a dump that was read, and the tally computed from it."""
         said = remarks(dump.signs)
         keys = result.rewards.keys if result.rewards else None
-        name = dump.info.columns["sequence_id"] if dump.long else ""
+        tokens = getattr(dump.made, "parts", ())  # files of one row per token
+        name = dump.info.columns["sequence_id"] if tokens else ""
         return cls(
             facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
             run=run,
             files=[
                 File(name=str(part.path), mark=_digest(parquet.fingerprint(part)).hex())
-                for part in dump.parts
+                for part in tokens or dump.parts
             ],
             signs={
                 column: Signs(tokens=count.tokens, positive=count.positive, first=count.first)
                 for column, count in dump.signs.items()
             },
             steps=tally.by_key["batches"].keys.tolist(),
-            ends=(_id(dump.parts[0], name, 0), _id(dump.parts[-1], name, -1)) if dump.long else None,
+            ends=(_id(tokens[0], name, 0), _id(tokens[-1], name, -1)) if tokens else None,
             groups=keys.tolist() if keys is not None and len(keys) <= MOST_GROUPS else None,
         )
 
@@ -191,7 +191,8 @@ def _id(part: Part, name: str, at: int) -> str:
         one = replace(part, span=(filled, filled + 1))
         *_, (_, table) = islice(parquet.tables(one, [name], 1 << 20), 1 if at == 0 else None)
         result = table.column(name)[at]
-    return _digest(str(value(result)).encode()).hex()
+    found = result.as_py()
+    return _digest(found if isinstance(found, bytes) else str(found).encode()).hex()
 
 
 # ---------------------------------------------------------------- the file

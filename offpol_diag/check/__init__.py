@@ -1,12 +1,191 @@
 """Compare the metrics that a trainer logged with those that its dump says it must have logged.
 
 curves     the files of an experiment tracker → name → step → value
-expected   one training step of a dump → what the trainer logs of it, by the tables of `offpol_diag.trainers`
-variants   other definitions that a trainer may have computed instead, as a table
+variants   a training step of a dump → what the trainer logs of it, also by other definitions: rows of a table
 verdict    which metrics are equal, from which step on others differ, and which variant reproduces them
-result     the answer, without numpy
+
+Here is the result, as `--json` writes it: without numpy, so that a page is drawn again fast.
 """
 
-from offpol_diag.check.result import Checked, Finding, MetricCheck, Point
+from __future__ import annotations
 
-__all__ = ["Checked", "Finding", "MetricCheck", "Point"]
+import json
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
+
+from offpol_diag.errors import ResultError
+from offpol_diag.frames import Data, chosen, named
+from offpol_diag.printable import printable_json
+from offpol_diag.summary import first_mistake
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FORMAT: Literal["offpol-diag check 1"] = "offpol-diag check 1"
+ABSOLUTE = 2e-8
+"""Smallest value that a relative difference is taken of."""
+UNKNOWN = "something that no variant reproduces"
+
+TrainingStep = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class Point(BaseModel):
+    """One training step of one metric."""
+
+    step: TrainingStep
+    logged: FiniteFloat | None = Field(description="the trainer's value; null where it is not finite")
+    expected: FiniteFloat = Field(description="the value that the dump says")
+
+
+class MetricCheck(BaseModel):
+    """One metric of the trainer against the dump."""
+
+    name: str = Field(description="the trainer's name of it (docs/crosswalk.md)")
+    curve: str = Field(description="its name in the file of curves")
+    verdict: Literal["equal", "different"]
+    points: list[Point] = Field(min_length=1, description="both values at each step compared")
+    different: list[TrainingStep] = Field([], description="steps that differ")
+    worst: TrainingStep = Field(
+        description="step where both values are furthest apart, relative to the larger"
+    )
+    variant: str | None = Field(
+        None, description="name of the variant that reproduces every step that differs"
+    )
+    text: str | None = Field(None, description="that variant in words, after `the trainer logs`")
+    also: list[str] = Field([], description="further variants that reproduce it as well")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not {self.worst, *self.different} <= {one.step for one in self.points}:
+            raise ValueError("a step that differs has no point")
+        if bool(self.different) != (self.verdict == "different"):
+            raise ValueError("the verdict contradicts the steps that differ")
+        return self
+
+    @property
+    def first(self) -> int | None:
+        """First step that differs."""
+        return min(self.different, default=None)
+
+    @property
+    def not_finite(self) -> list[int]:
+        """Steps at which the logged value is NaN or infinite."""
+        return [one.step for one in self.points if one.logged is None]
+
+    def at(self, step: int) -> Point:
+        """Return the point of a step."""
+        return next(one for one in self.points if one.step == step)
+
+    @property
+    def extreme(self) -> bool:
+        """Whether it is a maximum or minimum, which says less of what is wrong than a mean."""
+        return not {"max", "min"}.isdisjoint(self.name.rpartition("/")[2].split("_"))
+
+
+class Finding(BaseModel):
+    """A cause that several differing metrics have in common."""
+
+    variant: str | None = Field(description="variant that reproduces them all, or null")
+    text: str = Field(description="it in words, after `the trainer logs`")
+    fix: str = Field(description="what to do about it")
+    metrics: list[str] = Field(min_length=1)
+    also: list[str] = Field([], description="variants that reproduce all of these as well")
+    nearest: str | None = Field(None, description="variant that comes nearest, where none reproduces them")
+    nearest_text: str | None = Field(None, description="it in words, after `the trainer logs`")
+    leaves: FiniteFloat | None = Field(None, description="share of the difference that it leaves")
+
+
+class Checked(BaseModel):
+    """The verdict on a trainer's curves."""
+
+    format: Literal["offpol-diag check 1"] = FORMAT
+    version: str = Field(default_factory=lambda: version("offpol-diag"), description="of offpol-diag")
+    dump: list[str] = Field([], description="files of the dump")
+    logged: list[str] = Field([], description="files of curves")
+    trainer: str
+    preset: str
+    chosen: bool = Field(description="whether the preset was chosen because it reproduces the most metrics")
+    steps: list[TrainingStep] = Field(
+        min_length=1, description="training steps that both the dump and the curves hold"
+    )
+    shift: int = Field(
+        0,
+        description="how much higher the curves number each step than the dump, whose numbers are used",
+    )
+    missing: list[TrainingStep] = Field([], description="training steps of the dump that no curve holds")
+    micro_batch: int | None = None
+    dp: int | None = None
+    findings: list[Finding] = Field([], description="causes, that of the most metrics first")
+    metrics: list[MetricCheck] = Field(min_length=1)
+    unmatched: list[str] = Field([], description="metrics of the trainer that no curve holds")
+    ambiguous: dict[str, list[str]] = Field({}, description="metric → curves that may be it")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        explained = [name for one in self.findings for name in one.metrics]
+        if sorted(explained) != sorted(one.name for one in self.different):
+            raise ValueError("the findings are not of the metrics that differ")
+        return self
+
+    @property
+    def different(self) -> list[MetricCheck]:
+        """The metrics that differ."""
+        return [one for one in self.metrics if one.verdict == "different"]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every metric compared is equal."""
+        return not self.different
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables that `to_polars` returns."""
+        return tuple(self.data())
+
+    def to_polars(self, name: str = "curves") -> pl.DataFrame:
+        """Return a table: `check`, a row per metric, or `curves`, both values at every step.
+
+        Raises:
+            UsageError: there is no such table.
+        """
+        return chosen(self.data(), name)
+
+    def data(self) -> Mapping[str, Data]:
+        """Return the tables by name."""
+        rows, points = [], []
+        for one in self.metrics:
+            at, wrong = one.at(one.worst), set(one.different)
+            steps = (len(one.points), len(wrong), one.first, one.worst, at.logged, at.expected)
+            off = relative_difference(at)
+            said = (off if math.isfinite(off) else None, one.variant, one.text)
+            rows.append((one.name, one.curve, one.verdict, *steps, *said))
+            points += [
+                (one.name, one.curve, p.step, p.logged, p.expected, p.step in wrong) for p in one.points
+            ]
+        both = ("logged", "expected")
+        heads = ("metric", "curve", "verdict", "steps", "differing", "first", "worst", *both)
+        metrics = Data("check", (*heads, "relative_difference", "variant", "text"), rows, both)
+        return named((metrics, Data("curves", ("metric", "curve", "step", *both, "differs"), points, both)))
+
+    def to_json(self) -> str:
+        """Return the result as JSON (docs/check.schema.json)."""
+        return printable_json(json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)) + "\n"
+
+
+def loads(text: str, name: str) -> Checked:
+    """Parse the JSON of a check; `name` is its name in errors."""
+    try:
+        return Checked.model_validate_json(text)
+    except ValidationError as error:
+        raise ResultError(f"{name}: {first_mistake(error)}", "give what check --json wrote") from error
+
+
+def relative_difference(point: Point) -> float:
+    """Return the difference relative to the larger value, 0 to 2; infinite where one is not finite."""
+    if point.logged is None:
+        return math.inf
+    return abs(point.logged - point.expected) / max(abs(point.logged), abs(point.expected), ABSOLUTE)

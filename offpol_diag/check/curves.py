@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from offpol_diag.errors import UsageError
 from offpol_diag.wholefiles import read as whole
@@ -19,14 +21,8 @@ Row = Mapping[str, object]
 MOST = 1 << 28
 """Maximum bytes of a file of curves."""
 STEPS = (
-    "training/global_step",
-    "train/global_step",
-    "trainer/global_step",
-    "global_step",
-    "train/step",
-    "rollout/step",
-    "step",
-    "_step",
+    *("training/global_step", "train/global_step", "trainer/global_step", "global_step"),
+    *("train/step", "rollout/step", "step", "_step"),
 )
 """Names of the training step, in any case; the first that a row has counts. W&B's `_step` counts calls."""
 PREFIXES = ("train", "training", "rollout_corr", "mismatch", "actor", "sampling", "rollout")
@@ -41,6 +37,7 @@ LARGEST = 2.0**53
 """Bound on steps: beyond, JSON has no whole numbers."""
 WANDB_HEAD, WANDB_BLOCK = 7, 32768
 """Bytes before the first record of a .wandb file and of each record's own header; bytes of a block."""
+EVENTS = ("tensorboardX.proto.event_pb2", "tensorboard.compat.proto.event_pb2")
 
 
 def read(files: Iterable[Path]) -> Curves:
@@ -67,7 +64,7 @@ def read(files: Iterable[Path]) -> Curves:
             raise
         except MemoryError as error:
             raise UsageError(f"{file}: is too large", "export fewer metrics, or fewer steps") from error
-        except Exception as error:  # of json, csv, struct, pyarrow or protobuf: whatever damaged files raise
+        except (Exception, pl.exceptions.PanicException) as error:  # of damaged files
             raise UsageError(f"{file}: holds no curves", HINT) from error
     curves = {name: points for name, points in curves.items() if points}
     if not curves:
@@ -88,6 +85,9 @@ def _files(given: Path) -> list[Path]:
     return found
 
 
+# ---------------------------------------------------------------- forms of files
+
+
 def _points(file: Path, data: bytes) -> Iterator[tuple[str, int, float]]:
     kind = file.suffix.lower()
     if "tfevents" in file.name:
@@ -95,39 +95,31 @@ def _points(file: Path, data: bytes) -> Iterator[tuple[str, int, float]]:
     if kind == ".wandb":
         return _of_rows(file, _wandb_rows(data))
     if kind == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        return _of_rows(file, pq.read_table(pa.BufferReader(data)).to_pylist())
+        return _of_rows(file, pl.read_parquet(data).iter_rows(named=True))
     text = data.decode("utf-8-sig")
     if kind in (".jsonl", ".ndjson", ".json"):
         return _of_rows(file, _json_rows(file, text))
-    return _of_rows(file, _csv_rows(file, text))
+    return _of_rows(file, _csv_rows(file, text, "\t" if kind == ".tsv" else ","))
 
 
-# ---------------------------------------------------------------- forms of files
-
-
-def _csv_rows(file: Path, text: str) -> list[Row]:
-    rows = list(csv.DictReader(io.StringIO(text), strict=True))
-    names = [name for name in rows[0] if name] if rows else []
-    if {name.lower() for name in names} == {"wall time", "step", "value"}:  # a download of TensorBoard
-        return [{"step": _get(row, "step"), _tag(file): _get(row, "value")} for row in rows]
-    runs: dict[str, str] = {}
-    for name in names:
-        run, found, metric = name.rpartition(" - ")
-        if found and not metric.endswith(("__MIN", "__MAX")) and runs.setdefault(metric, run) != run:
-            raise UsageError(
-                f"{file}: holds {metric} of two runs, {runs[metric]} and {run}", "export one run alone"
-            )
-    return [
-        {
-            name.rpartition(" - ")[2]: value
-            for name, value in row.items()
-            if name and not name.endswith(("__MIN", "__MAX"))
-        }
-        for row in rows
-    ]
+def _csv_rows(file: Path, text: str, separator: str) -> Iterator[Row]:
+    """Yield the rows of CSV or TSV, cells as text."""
+    how: Any = {"infer_schema": False, "truncate_ragged_lines": True, "raise_if_empty": False}
+    table = pl.read_csv(text.encode(), separator=separator, **how)
+    curves, runs = {}, dict[str, str]()
+    for name in filter(None, table.columns):
+        run, found, metric = name.rpartition(" - ")  # of a chart of W&B
+        if metric.endswith(("__MIN", "__MAX")):
+            continue
+        if found and runs.setdefault(metric, run) != run:
+            two = f"{metric} of two runs, {runs[metric]} and {run}"
+            raise UsageError(f"{file}: holds {two}", "export one run alone")
+        curves[metric] = name
+    lower = {name.lower(): name for name in curves}
+    if lower.keys() == {"wall time", "step", "value"}:  # a download of TensorBoard
+        curves = {"step": lower["step"], _tag(file): lower["value"]}
+    for row in table.iter_rows(named=True):
+        yield {metric: row[name] for metric, name in curves.items()}
 
 
 def _json_rows(file: Path, text: str) -> list[Row]:
@@ -140,7 +132,7 @@ def _json_rows(file: Path, text: str) -> list[Row]:
     if isinstance(found, dict) and all(isinstance(one, dict) for one in found.values()):  # of pandas
         places = dict.fromkeys(place for column in found.values() for place in column)
         turned = [{name: column.get(place) for name, column in found.items()} for place in places]
-        found = turned if any(_step(row) is not None for row in turned) else found
+        found = turned if any(_step(row) for row in turned) else found
     rows = found if isinstance(found, list) else [found]
     if rows and all(isinstance(row, list) and len(row) == 3 for row in rows):  # a download of TensorBoard
         return [{"step": row[1], _tag(file): row[2]} for row in rows]
@@ -163,10 +155,9 @@ def _tag(file: Path) -> str:
 def _wandb_rows(data: bytes) -> Iterator[Row]:
     """Yield the history of a .wandb file: a log of records in blocks, as LevelDB's, after a header."""
     try:
-        from wandb.proto import wandb_internal_pb2
+        proto: Any = import_module("wandb.proto.wandb_internal_pb2")
     except ImportError as error:
         raise UsageError(".wandb files need the package wandb", f"pip install wandb, or {HINT}") from error
-    proto: Any = wandb_internal_pb2
     at, record = WANDB_HEAD, b""
     while at + WANDB_HEAD <= len(data):
         if (room := WANDB_BLOCK - at % WANDB_BLOCK) < WANDB_HEAD:
@@ -183,61 +174,52 @@ def _wandb_rows(data: bytes) -> Iterator[Row]:
 
 def _events(data: bytes) -> Iterator[tuple[str, int, float]]:
     """Yield the scalars of a TensorBoard event file: records of length, checksum, message, checksum."""
-    try:
-        from tensorboardX.proto.event_pb2 import Event
-    except ImportError:
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event
-        except ImportError as error:
-            hint = "pip install tensorboardX, or download the curves as CSV"
-            raise UsageError("TensorBoard's event files need tensorboardX or tensorboard", hint) from error
+    proto: Any = None
+    for name in EVENTS:
+        with suppress(ImportError):
+            proto = proto or import_module(name)
+    if proto is None:
+        hint = "pip install tensorboardX, or download the curves as CSV"
+        raise UsageError("TensorBoard's event files need tensorboardX or tensorboard", hint)
     at = 0
     while at + 12 <= len(data):
         (size,) = struct.unpack_from("<Q", data, at)
         if at + 16 + size > len(data):  # the run still writes it
             return
-        event = Event.FromString(data[at + 12 : at + 12 + size])
+        event = proto.Event.FromString(data[at + 12 : at + 12 + size])
         at += 16 + size
         for one in event.summary.value:
-            if one.HasField("tensor"):
-                tensor: Any = one.tensor
-                if tensor.float_val or len(tensor.tensor_content) == 4:
-                    value = [*tensor.float_val, *struct.unpack("<f", tensor.tensor_content or b"\0" * 4)][0]
-                    yield one.tag, event.step, value
-            elif one.HasField("simple_value"):
+            if one.HasField("simple_value"):
                 yield one.tag, event.step, one.simple_value
+            elif one.tensor.float_val or len(one.tensor.tensor_content) == 4:
+                stored = struct.unpack("<f", one.tensor.tensor_content or b"\0" * 4)
+                yield one.tag, event.step, [*one.tensor.float_val, *stored][0]
 
 
 # ---------------------------------------------------------------- rows
 
 
-def _get(row: Row, lower: str) -> object:
-    return next((value for name, value in row.items() if name and name.lower() == lower), None)
+def _of_rows(file: Path, rows: Iterable[Row]) -> Iterator[tuple[str, int, float]]:
+    steps = 0
+    for row in rows:
+        if found := _step(row):
+            steps += 1
+            for name, given in row.items():
+                value = _number(given)
+                if name.lower() != found[0] and value is not None:
+                    yield name, found[1], value
+    if not steps:
+        raise UsageError(f"{file}: has no column of steps", f"name it one of {', '.join(STEPS)}")
 
 
 def _step(row: Row) -> tuple[str, int] | None:
     """Return the name of a row's step, in lower case, and the step; None where it has none."""
-    numbers = {name.lower(): _number(value) for name, value in row.items() if name and name.lower() in STEPS}
+    numbers = {name.lower(): _number(value) for name, value in row.items() if name.lower() in STEPS}
     for name in STEPS:
         value = numbers.get(name)
         if value is not None and math.isfinite(value):
             return (name, int(value)) if value == int(value) else None
     return None
-
-
-def _of_rows(file: Path, rows: Iterable[Row]) -> Iterator[tuple[str, int, float]]:
-    steps = 0
-    for row in rows:
-        found = _step(row)
-        if found is None:
-            continue
-        steps += 1
-        for name, given in row.items():
-            value = _number(given)
-            if name.lower() != found[0] and value is not None:
-                yield name, found[1], value
-    if not steps:
-        raise UsageError(f"{file}: has no column of steps", f"name it one of {', '.join(STEPS)}")
 
 
 def _number(given: object) -> float | None:

@@ -1,35 +1,46 @@
-"""Other definitions that a trainer may have computed: rows, each of which changes one part."""
+"""What a trainer logs of a step, and other definitions that it may have computed instead, as a table.
+
+To add a variant, add a row to `COMMON` or `variants`, and its words to `variants.toml`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from importlib import resources
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from offpol_diag.batch import Batch
-from offpol_diag.check.expected import Logged, Values
-from offpol_diag.engine import segments
-from offpol_diag.engine.segments import Array
+from offpol_diag.analysis.first_pass import of_batch
+from offpol_diag.analysis.study import Study
+from offpol_diag.batch import Batch, joined
+from offpol_diag.engine import scope, segments
+from offpol_diag.engine.context import BatchContext
+from offpol_diag.engine.segments import Array, sum_by
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import logs
+from offpol_diag.trainers.tokens import Tokens
 
+Values = dict[str, float]
+"""Logged name → value."""
+Parts = Sequence[Sequence[int]]
+"""Rows of each part of a batch."""
+Change = Callable[["Step", Batch], Batch | None]
+Get = Callable[[int], float | None]
+"""Step → the value of a metric there, None where the dump has no such step."""
 BOUNDS = (1.0, 1.2, 1.28, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 100.0)
 """Upper bounds that are tried in place of the preset's, and their inverses as lower ones."""
 RANKS = (2, 4, 8, 16, 32, 64)
 FACTORS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256)
 SPANS = (2, 3, 4, 5, 8, 10, 16, 20, 25, 50, 100)
 """Steps over which a trainer may average before it logs."""
+SMOOTHING = tuple(percent / 100 for percent in (*range(5, 100, 5), 97, 98, 99, 99.5, 99.9))
 CAPS = (20.0, 10.0, 5.0, 2.0, 1.0)
-
-Change = Callable[["Step", Batch], Batch | None]
-Get = Callable[[int], float | None]
-"""Step → the value of a metric there, None where the dump has no such step."""
-Across = Callable[[Get, int], float | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +62,7 @@ class Variant:
         across: value of one step from those of several.
         other: name of the metric whose value is logged.
         alone: whether it is not combined with others.
+        simple: number of variants that it combines.
     """
 
     name: str
@@ -66,7 +78,7 @@ class Variant:
     outermost: bool = True
     factor: float | str | None = None
     finish: Callable[[float], float] | None = None
-    across: Across | None = None
+    across: Callable[[Get, int], float | None] | None = None
     other: str = ""
     alone: bool = False
     simple: int = 1
@@ -92,17 +104,108 @@ class Variant:
         )
 
 
+BASE = Variant("", "", "")
+"""The trainer's own definition."""
+
+
+# ---------------------------------------------------------------- what is logged of a step
+
+
+def by_step(batches: Iterable[Batch]) -> dict[int, Batch]:
+    """Divide a dump by training step; without a column of steps nothing is returned."""
+    found: dict[int, list[Batch]] = {}
+    for batch in batches:
+        rows: dict[int, list[int]] = {}
+        for row, step in enumerate(batch.scalars.get("step", ())):
+            if isinstance(step, int):
+                rows.setdefault(step, []).append(row)
+        for step, at in rows.items():
+            cuts = [0, *(i for i, (a, b) in enumerate(pairwise(at), 1) if b != a + 1), len(at)]
+            runs = [batch.rows(at[a], at[b - 1] + 1) for a, b in pairwise(cuts)]
+            found.setdefault(step, []).append(joined(runs))
+        scope.refuse_steps(len(found), 0)
+    return {step: joined(parts) for step, parts in sorted(found.items())}
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What a trainer's log adds up, of each sequence of one training step.
+
+    Attributes:
+        preset: the correction that runs.
+        context: the sequences.
+        found: summands and numbers whose extremes are logged, of each sequence.
+        counted: tokens of each sequence that denominators count, [S].
+    """
+
+    preset: Preset
+    context: BatchContext
+    found: logs.Collected
+    counted: Array
+
+    @classmethod
+    def of(cls, batch: Batch, preset: Preset, columns: frozenset[str], masked: bool = False) -> Logged:
+        """Compute them; `columns` are the canonical ones of the dump, `masked` counts masked tokens too."""
+        study = Study.of(columns, (preset,), (), 0, 2)
+        found = of_batch(batch, [preset], "advantages" in study.columns and batch.advantages is None)
+        context = BatchContext.of(found.filled(batch), 0, 2, found.fits)
+        t = Tokens(context, preset, masked)
+        return cls(preset, context, logs.collected(t), t.counted)
+
+    def values(self, parts: Parts) -> list[Values]:
+        """Return what is logged of each part of the sequences, those without a token left out."""
+        which = np.zeros(len(self.counted), np.int64)
+        for part, rows in enumerate(parts):
+            which[list(rows)] = part
+
+        def sum_at(at: int) -> Array:
+            return sum_by(which, len(parts), self.found.sums[at])
+
+        def ends_at(at: int) -> tuple[Array, Array]:
+            low, high = np.full(len(parts), np.inf), np.full(len(parts), -np.inf)
+            np.minimum.at(low, which, self.found.ends[at])
+            np.maximum.at(high, which, self.found.ends[at])
+            return low, high
+
+        none = BatchContext(self.context.batch.rows(0, 0), self.context.draws[:0], self.context.fits)
+        read = logs.read(Tokens(none, self.preset), logs.Merged(sum_at, ends_at))
+        made = {name: np.broadcast_to(x, len(parts)).tolist() for name, x in read.items()}
+        there = np.flatnonzero(sum_by(which, len(parts), self.counted) > 0).tolist()
+        return [{name: x[part] for name, x in made.items()} for part in there]
+
+    def averaged(self, parts: Parts, weighted: bool, outermost: bool) -> Values:
+        """Return the mean over parts of what is logged of each, unweighted or weighted by their tokens.
+
+        With `outermost` maxima and minima are those of the whole.
+        """
+        made = self.values(parts)
+        if len(parts) == 1 or not made:
+            return made[0] if made else {}
+        sizes = [size for rows in parts if (size := float(self.counted[list(rows)].sum()))]
+        shares = [(size if weighted else 1.0) / (sum(sizes) if weighted else len(sizes)) for size in sizes]
+        found = {
+            name: sum(one[name] * share for one, share in zip(made, shares, strict=True))
+            for name in made[0]
+            if all(name in one for one in made)
+        }
+        if outermost:
+            (whole,) = self.values([range(len(self.counted))])
+            found |= {name: whole[name] for name in logs.of_whole(self.preset) & whole.keys()}
+        return found
+
+
 @dataclass
 class Step:
     """One training step of the dump, and what was computed of it.
 
     Attributes:
         batch: its rows.
-        unmasked: the same rows with masked tokens counted, or None where the dump does not hold them.
         preset: the correction that is assumed.
         columns: canonical columns of the dump.
         micro, ranks: sequences of a micro-batch and number of data-parallel ranks, where they are known.
+        unmasked: the same rows with masked tokens counted, or None where the dump does not hold them.
         tokens: tokens of all batches that were computed.
+        made: what was computed.
     """
 
     batch: Batch
@@ -119,43 +222,30 @@ class Step:
             self.made[key] = make()
         return self.made[key]
 
-    def logged(self, of: Variant) -> Logged | None:
-        """Return the trainer's summands of a variant's batch and preset, computed once."""
+    def _logged(self, of: Variant) -> Logged | None:
+        """Return the trainer's summands of a variant's batch and preset; None where it does not apply."""
+        batch: Batch | None = self.batch
+        for change in of.changes:
+            batch = batch and change(self, batch)
+        if batch is None:
+            return None
+        self.tokens += batch.tokens
+        return Logged.of(batch, of.preset or self.preset, self.columns, of.masked)
 
-        def made() -> Logged | None:
-            batch: Batch | None = self.batch
-            for change in of.changes:
-                batch = batch and change(self, batch)
-            self.tokens += batch.tokens if batch else 0
-            if batch is None:
-                return None
-            return Logged.of(batch, of.preset or self.preset, self.columns, of.masked)
-
-        return self._once((of.changes, of.preset, of.masked), made)  # type: ignore[no-any-return]
-
-    def values(self, of: Variant) -> Values:
+    @np.errstate(all="ignore")
+    def values(self, of: Variant = BASE) -> Values:
         """Return logged name → value of this step by a variant, `across` apart; empty where it has none."""
-        logged = self.logged(of)
-        if logged is None:
+        key = of.changes, of.preset, of.masked
+        logged: Logged | None = self._once(key, lambda: self._logged(of))
+        rows, ranks, micro = self.batch.sequences, of.ranks or self.ranks or 1, of.micro or self.micro
+        if logged is None or ranks > rows or (of.micro and of.micro >= rows):
             return {}
-        ranks, micro, rows = of.ranks or self.ranks or 1, of.micro or self.micro, len(logged.counted)
-        if ranks > rows or (of.micro and of.micro >= rows):
-            return {}
-        parts = split(rows, ranks, micro, of.strided)
-        outermost = of.outermost and of.ranks is None and of.micro is None
-
-        def made() -> Values:
-            if len(parts) == 1:
-                return next(iter(logged.values()), {})
-            return logged.averaged(parts, of.weighted, outermost)
-
-        own = (of.changes, of.preset, of.masked)
-        found: Values = self._once((*own, parts, of.weighted, outermost), made)
+        how = split(rows, ranks, micro, of.strided), of.weighted, of.outermost and not (of.ranks or of.micro)
+        found: Values = self._once((key, how), lambda: logged.averaged(*how))
         if of.factor:
-            by, ends, base = of.factor, logs.of_whole(logged.preset), self.logged(BASE)
+            by, ends = of.factor, logs.of_whole(logged.preset)
             if isinstance(by, str):
-                assert base is not None
-                by = float(base.sums[by].sum())
+                by = rows if by == "rows" else self.batch.tokens
             found = {name: x * by for name, x in found.items() if name not in ends}
         if of.finish:
             found = {name: of.finish(x) for name, x in found.items() if math.isfinite(x)}
@@ -166,10 +256,9 @@ class Step:
 
 def split(rows: int, ranks: int, micro: int | None, strided: bool = False) -> tuple[tuple[int, ...], ...]:
     """Divide rows among ranks, contiguous or in turns, and those of each into micro-batches."""
-    cuts = [rows * i // ranks for i in range(ranks + 1)]
-    own = (
-        [range(i, rows, ranks) for i in range(ranks)] if strided else [range(*cut) for cut in pairwise(cuts)]
-    )
+    every = range(rows)
+    cuts = pairwise(rows * i // ranks for i in range(ranks + 1))
+    own = [every[i::ranks] for i in range(ranks)] if strided else [every[a:b] for a, b in cuts]
     size = micro or rows
     return tuple(tuple(one[at : at + size]) for one in own for at in range(0, len(one), size))
 
@@ -184,17 +273,14 @@ def _zeros(step: Step, batch: Batch) -> Batch | None:
     n, more = batch.lengths, batch.masked
     at = np.arange(batch.tokens) + segments.spread(np.cumsum(more) - more, batch.cu_seqlens)
     starts = np.concatenate(([0], np.cumsum(n + more)))
-
-    def wide(x: Array | None) -> Array | None:
-        if x is None:
-            return None
-        found = np.zeros(starts[-1])
-        found[at] = x
-        return found
-
+    wide: dict[str, Any] = dict.fromkeys(("rollout", "old", "current", "advantages"))
+    for name in wide:
+        if batch.has(name):
+            wide[name] = np.zeros(starts[-1])
+            wide[name][at] = getattr(batch, name)
     return replace(
         batch,
-        **{name: wide(getattr(batch, name)) for name in ("rollout", "old", "current", "advantages")},  # type: ignore[arg-type]
+        **wide,
         token_ids=None,
         entropy=None,
         position=segments.spread(-starts[:-1], starts) + np.arange(starts[-1]),
@@ -208,18 +294,13 @@ def _zeros(step: Step, batch: Batch) -> Batch | None:
 def _reversed(step: Step, batch: Batch) -> Batch | None:
     """Exchange the policy that sampled and the one that is trained."""
     policy = step.preset.policy
-    train = batch.policy(policy)
-    if policy == "rollout" or train is None:
-        return None
-    return replace(batch, **{"rollout": train, policy: batch.rollout})  # type: ignore[arg-type]
+    exchanged: Any = {"rollout": batch.policy(policy), policy: batch.rollout}
+    return replace(batch, **exchanged) if policy != "rollout" and batch.has(policy) else None
 
 
-def _policy(use: str, for_: str) -> Change:
-    def change(step: Step, batch: Batch) -> Batch | None:
-        x = batch.policy(use)
-        return None if x is None or batch.policy(for_) is None else replace(batch, **{for_: x})  # type: ignore[arg-type]
-
-    return change
+def _policy(use: str, for_: str, step: Step, batch: Batch) -> Batch | None:
+    used: Any = {for_: batch.policy(use)}
+    return replace(batch, **used) if batch.has(use) and batch.has(for_) else None
 
 
 def _capped(most: float, step: Step, batch: Batch) -> Batch | None:
@@ -227,17 +308,15 @@ def _capped(most: float, step: Step, batch: Batch) -> Batch | None:
     train = batch.policy(step.preset.policy)
     assert train is not None
     gap = train - batch.rollout
-    return (
-        None if bool((abs(gap) <= most).all()) else replace(batch, rollout=train - np.clip(gap, -most, most))
-    )
+    within = bool((abs(gap) <= most).all())
+    return None if within else replace(batch, rollout=train - np.clip(gap, -most, most))
 
 
 # ---------------------------------------------------------------- across steps and at the end
 
 
 def _trailing(steps: int, get: Get, at: int) -> float | None:
-    values = [get(at - i) for i in range(steps)]
-    known = [x for x in values if x is not None]
+    known = [x for i in range(steps) if (x := get(at - i)) is not None]
     return sum(known) / steps if len(known) == steps else None
 
 
@@ -270,242 +349,105 @@ def _float16(x: float) -> float:
     return float(np.float16(np.float32(x)))
 
 
-BASE = Variant("", "", "")
-"""The trainer's own definition."""
-MASK = "Average over the loss mask: sum(x·mask)/sum(mask)."
-NAMES = "Check which policy's log-probs reach the metric."
+# ---------------------------------------------------------------- the table
+
+WORDS: dict[str, tuple[str, str]] = tomllib.loads(
+    resources.files("offpol_diag.check").joinpath("variants.toml").read_text("utf-8")
+)
+
+
+def row(name: str, kind: str = "", *said: object, **how: Any) -> Variant:
+    """Return a variant with the words of its kind, which is its name unless several share them."""
+    text, fix = (words.format(*said) for words in WORDS[kind or name])
+    return Variant(name, text, fix, **how)
+
+
 COMMON: tuple[Variant, ...] = (
-    Variant(
-        "masked_in_denominator",
-        "means whose denominator also counts masked tokens",
-        f"{MASK} A plain .mean() divides by padding or tool tokens too.",
-        masked=True,
-    ),
-    Variant(
-        "mask_ignored",
-        "means over all tokens, masked ones with their log-probs",
-        f"{MASK} Tool and prompt tokens were not sampled by this policy.",
-        changes=(lambda step, batch: step.unmasked,),
-    ),
-    Variant(
-        "masked_as_zeros",
-        "means over all tokens, masked ones with log-probs of 0",
-        f"{MASK} Where the mask multiplies log-probs, exp(0) = 1 still counts.",
-        changes=(_zeros,),
-    ),
-    Variant(
-        "reversed",
-        "the ratio in the other direction, π_rollout/π_train",
-        "Subtract rollout from training log-probs, not the other way round, or read the curve with r as 1/r.",
-        changes=(_reversed,),
-    ),
-    Variant(
-        "current_for_old", "π_θ (current) where old is meant", NAMES, changes=(_policy("current", "old"),)
-    ),
-    Variant(
-        "old_for_current", "π_old where π_θ (current) is meant", NAMES, changes=(_policy("old", "current"),)
-    ),
-    Variant(
-        "sequence_mean",
-        "a mean over sequences of the means of their tokens",
-        "Short responses weigh more in it: compare it only with curves averaged alike.",
-        micro=1,
-    ),
-    Variant(
-        "token_mean",
-        "a mean over tokens, not of the sequences' means",
-        "Long responses weigh more in it: compare it only with curves averaged alike.",
-        micro=1,
-        weighted=True,
-    ),
-    Variant(
-        "mean_of_extremes",
-        "maxima and minima averaged over the parts",
-        "Reduce max with max and min with min across ranks and micro-batches.",
-        outermost=False,
-    ),
-    Variant(
-        "sum_tokens",
-        "a sum over tokens, not their mean",
-        "Divide by the number of tokens.",
-        factor="tokens",
-    ),
-    Variant(
-        "sum_sequences",
-        "a sum over sequences, not their mean",
-        "Divide by the number of sequences.",
-        factor="rows",
-    ),
-    Variant(
-        "step_before",
-        "the values of the step before: the curve lags by one",
-        "Number both alike: the curve's step is one higher than the dump's.",
-        across=lambda get, at: get(at - 1),
-    ),
-    Variant(
-        "step_after",
-        "the values of the step after: the curve is one step ahead",
-        "Number both alike: the curve's step is one lower than the dump's.",
-        across=lambda get, at: get(at + 1),
-    ),
-    Variant("negated", "the negative value", "Turn its sign.", factor=-1.0, alone=True),
-    Variant("percent", "percent, not a share", "Read the curve in percent.", factor=100.0, alone=True),
-    Variant(
-        "bits",
-        "bits (log₂), not nats",
-        "Use the natural logarithm, or read the curve in bits.",
-        factor=1 / math.log(2),
-        alone=True,
-    ),
+    row("masked_in_denominator", masked=True),
+    row("mask_ignored", changes=(lambda step, batch: step.unmasked,)),
+    row("masked_as_zeros", changes=(_zeros,)),
+    row("reversed", changes=(_reversed,)),
+    row("current_for_old", changes=(partial(_policy, "current", "old"),)),
+    row("old_for_current", changes=(partial(_policy, "old", "current"),)),
+    row("sequence_mean", micro=1),
+    row("token_mean", micro=1, weighted=True),
+    row("mean_of_extremes", outermost=False),
+    row("sum_tokens", factor="tokens"),
+    row("sum_sequences", factor="rows"),
+    row("step_before", across=lambda get, at: get(at - 1)),
+    row("step_after", across=lambda get, at: get(at + 1)),
+    row("negated", factor=-1.0, alone=True),
+    row("percent", factor=100.0, alone=True),
+    row("bits", factor=1 / math.log(2), alone=True),
+    row("bfloat16", "precision", "bfloat16", finish=_bfloat16, alone=True),
+    row("float16", "precision", "float16", finish=_float16, alone=True),
     *(
-        Variant(
-            kind,
-            f"values in {kind}",
-            "Reduce and log in float32.",
-            finish=rounded,
-            alone=True,
-        )
-        for kind, rounded in (("bfloat16", _bfloat16), ("float16", _float16))
+        row(f"decimals_{n}", "decimals", n, finish=partial(round, ndigits=n), alone=True)
+        for n in (6, 5, 4, 3, 2)
     ),
+    *(row(f"digits_{n}", "digits", n, finish=partial(_digits, n), alone=True) for n in (5, 4, 3)),
+    *(row(f"mean_of_{n}_steps", "mean_of_steps", n, across=partial(_trailing, n), alone=True) for n in SPANS),
     *(
-        Variant(
-            f"decimals_{many}",
-            f"values rounded to {many} decimals",
-            "Export the tracker's own values, not those of the console.",
-            finish=partial(round, ndigits=many),
-            alone=True,
-        )
-        for many in (6, 5, 4, 3, 2)
+        row(f"smoothed_{w:g}{end}", "smoothed", w, across=partial(_smoothed, w, not end), alone=True)
+        for w in SMOOTHING
+        for end in ("", "_plain")
     ),
+    *(row(f"log_ratio_{most:g}", "log_ratio", most, changes=(partial(_capped, most),)) for most in CAPS),
     *(
-        Variant(
-            f"digits_{many}",
-            f"values rounded to {many} significant digits",
-            "Export the tracker's own values, not those of the console.",
-            finish=partial(_digits, many),
-            alone=True,
-        )
-        for many in (5, 4, 3)
-    ),
-    *(
-        Variant(
-            f"mean_of_{many}_steps",
-            f"the mean of the last {many} steps",
-            "Log every step (in TRL logging_steps=1), or compare averages.",
-            across=partial(_trailing, many),
-            alone=True,
-        )
-        for many in SPANS
-    ),
-    *(
-        Variant(
-            f"smoothed_{percent / 100:g}{'' if debiased else '_plain'}",
-            f"values smoothed over steps (exponential moving average, weight {percent / 100:g})",
-            "Export the curve with smoothing off.",
-            across=partial(_smoothed, percent / 100, debiased),
-            alone=True,
-        )
-        for percent in (*range(5, 100, 5), 97, 98, 99, 99.5, 99.9)
-        for debiased in (True, False)
-    ),
-    *(
-        Variant(
-            f"log_ratio_{most:g}",
-            f"log-ratios clamped to ±{most:g}",
-            f"Clamp nothing below e^{most:g}, or say so beside the curve.",
-            changes=(partial(_capped, most),),
-        )
-        for most in CAPS
-    ),
-    *(
-        one
-        for by in FACTORS
-        for one in (
-            Variant(
-                f"times_{by}",
-                f"{by} times the mean",
-                f"Average over ranks and micro-batches: {by} of them were summed.",
-                factor=by,
-                alone=True,
-            ),
-            Variant(
-                f"over_{by}",
-                f"1/{by} of the mean",
-                f"It was divided by {by} ranks or micro-batches once too often.",
-                factor=1 / by,
-                alone=True,
-            ),
-        )
+        row(f"{kind}_{n}", kind, n, factor=factor, alone=True)
+        for n in FACTORS
+        for kind, factor in (("times", n), ("over", 1 / n))
     ),
 )
 """Variants that need no size of the dump."""
-UNWEIGHTED = "Weigh each part by its tokens (reduce sums and counts, then divide), or check with --{} {}."
 
 
 def variants(step: Step) -> Iterator[Variant]:
     """Yield the variants of one part each, the likeliest first."""
     yield from COMMON
-    rows = step.batch.sequences
     for ranks in RANKS:
-        for strided, how in ((False, "in blocks"), (True, "in turns")):
-            text = f"means of {ranks} data-parallel ranks (rows dealt {how}), averaged without their sizes"
-            name = f"dp_{ranks}{'_strided' * strided}"
-            yield Variant(name, text, UNWEIGHTED.format("dp", ranks), ranks=ranks, strided=strided)
+        yield row(f"dp_{ranks}", "dp", ranks, "in blocks", ranks=ranks)
+        yield row(f"dp_{ranks}_strided", "dp", ranks, "in turns", ranks=ranks, strided=True)
+    rows = step.batch.sequences
     sizes = {2**k for k in range(1, rows.bit_length())} | {rows // k for k in range(2, 17) if rows // k > 1}
     for micro in sorted(sizes, reverse=True):
-        text = f"means of micro-batches of {micro} sequences, averaged without their sizes"
-        yield Variant(f"micro_{micro}", text, UNWEIGHTED.format("micro-batch", micro), micro=micro)
+        yield row(f"micro_{micro}", "micro", micro, micro=micro)
     yield from _bounds(step.preset)
-    for name in step.values(BASE):
-        yield Variant(
-            f"is_{name}", f"the value of {name}", "The names are exchanged.", other=name, alone=True
-        )
+    for name in step.values():
+        yield row(f"is_{name}", "is", name, other=name, alone=True)
 
 
 def of_presets(presets: Sequence[Preset]) -> Iterator[Variant]:
     """Yield a variant for each other preset that logs the same names."""
     for one in presets:
-        text, fix = f"what it logs under the preset {one.name}", f"Check with --preset {one.name}."
-        yield Variant(f"preset_{one.name}", text, fix, preset=one)
+        yield row(f"preset_{one.name}", "preset", one.name, preset=one)
 
 
 def _bounds(preset: Preset) -> Iterator[Variant]:
     """Yield other bounds of the weight and of rejection rules, and other actions at them."""
-    fix = "Set the bound that is meant, or name the preset that ran with --preset."
     weight = preset.weight
     if weight is not None:
-        for side, bound, one in _others(weight):
-            text = f"weights bounded at {bound:.4g} {side}, not at {_said(getattr(weight, side))}"
-            yield Variant(f"{side}_{bound:.4g}", text, fix, preset=replace(preset, weight=one))
+        for name, said, one in _others(weight):
+            yield row(name, "bound", *said, preset=replace(preset, weight=one))
         raw = replace(weight, action="none", upper=None, lower=None)
-        yield Variant("unbounded", "weights without bounds", fix, preset=replace(preset, weight=raw))
+        yield row("unbounded", preset=replace(preset, weight=raw))
         if weight.action in ("truncate", "mask"):
-            other = "mask" if weight.action == "truncate" else "truncate"
-            text = "weights outside the bounds set to 0, not clamped"
-            if other == "truncate":
-                text = "weights clamped to the bounds, not set to 0 outside them"
-            acted = replace(weight, action=other)  # type: ignore[arg-type]
-            yield Variant(f"{other}_weights", text, fix, preset=replace(preset, weight=acted))
+            other: Any = "mask" if weight.action == "truncate" else "truncate"
+            yield row(f"{other}_weights", preset=replace(preset, weight=replace(weight, action=other)))
     for at, rule in enumerate(preset.reject):
-        if rule.statistic != "ratio":
-            continue
-        for side, bound, one in _others(rule):
-            text = f"rejection beyond {bound:.4g} {side}, not {_said(getattr(rule, side))}"
+        for name, said, one in _others(rule) if rule.statistic == "ratio" else ():
             rules = (*preset.reject[:at], one, *preset.reject[at + 1 :])
-            yield Variant(f"reject_{side}_{bound:.4g}", text, fix, preset=replace(preset, reject=rules))
+            yield row(f"reject_{name}", "reject", *said, preset=replace(preset, reject=rules))
     if preset.reject:
-        yield Variant("no_rejection", "no rejection", fix, preset=replace(preset, reject=()))
+        yield row("no_rejection", preset=replace(preset, reject=()))
 
 
-def _others(rule: Any) -> Iterator[tuple[str, float, Any]]:
-    """Yield side, bound and rule for each other bound that leaves the lower one below the upper one."""
+def _others(rule: Any) -> Iterator[tuple[str, tuple[object, ...], Any]]:
+    """Yield name, words and rule for each other bound that leaves the lower one below the upper one."""
     for side, bounds in (("upper", BOUNDS), ("lower", (*(1 / one for one in BOUNDS[1:]), 0.8, 0.0))):
         own, opposite = getattr(rule, side), getattr(rule, "lower" if side == "upper" else "upper")
         for bound in bounds:
             inside = opposite is None or (bound > opposite if side == "upper" else bound < opposite)
             if bound != own and inside and (side == "upper" or own is not None):
-                yield side, bound, replace(rule, **{side: bound})
-
-
-def _said(bound: float | None) -> str:
-    return "nothing" if bound is None else f"{bound:g}"
+                said = bound, side, "nothing" if own is None else f"{own:g}"
+                yield f"{side}_{bound:.4g}", said, replace(rule, **{side: bound})

@@ -1,39 +1,38 @@
-"""Which logged metrics are equal to what the dump says, and which variant reproduces the others."""
+"""The verdict on a trainer's curves: what is equal to what the dump says, and what explains the rest."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import combinations
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
+from offpol_diag.check import ABSOLUTE, UNKNOWN, Checked, Finding, MetricCheck, Point, relative_difference
 from offpol_diag.check import curves as tracker
-from offpol_diag.check.expected import Values, by_step
-from offpol_diag.check.result import (
-    ABSOLUTE,
-    NOT_FINITE,
-    UNKNOWN,
-    Checked,
-    Finding,
-    MetricCheck,
-    Point,
-    relative_difference,
-)
-from offpol_diag.check.variants import BASE, Step, Variant, of_presets, variants
+from offpol_diag.check.curves import Curves
+from offpol_diag.check.variants import BASE, Step, Values, Variant, by_step, of_presets, variants
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset
-from offpol_diag.presets.catalogue import Catalogue, load
+from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.readers import Dump
 from offpol_diag.trainers import LOGS, TRAINERS, logs, trainer_named
 
 RELATIVE = 1e-5
 """Differences below |value| · RELATIVE + ABSOLUTE are rounding of float32."""
+NOT_FINITE = "a value that is not finite (NaN or infinite)"
+EMPTY = "Look for a rank or micro-batch without tokens, or an overflow, at these steps."
+SPLIT = (
+    "Give --preset, --micro-batch and --dp if they are known; rows may have been shuffled before the split."
+)
+MOST_SHIFTS = 3
+"""Differences between the step numbers of dump and curves that are tried."""
+MOST_TOKENS = 100_000_000
+"""Tokens of changed batches that the search for pairs computes at most."""
+NEAR = 0.3
+"""Largest share of a difference that a variant may leave to be named as the nearest."""
 
 
 def same(logged: float, expected: float) -> bool:
@@ -41,79 +40,65 @@ def same(logged: float, expected: float) -> bool:
     return math.isclose(logged, expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
-@np.errstate(all="ignore")
 def check(
-    sources: Sequence[str],
-    logged: Sequence[Path],
-    *,
-    trainer: str | None = None,
-    preset: str | None = None,
-    micro_batch: int | None = None,
-    dp: int | None = None,
-    catalogue: Catalogue | None = None,
-    columns: Mapping[str, str] | None = None,
-    reading: Reading | None = None,
-    on_bad_row: Literal["error", "skip"] = "error",
+    dump: Dump,
+    curves: Curves,
+    catalogue: Catalogue,
+    trainer: str | None,
+    preset: str | None,
+    micro_batch: int | None,
+    dp: int | None,
 ) -> Checked:
-    """Compare a trainer's curves with its dump; the dump is held in memory.
+    """Compare a trainer's curves with its dump, which is held in memory.
 
     Raises:
         UsageError: nothing can be compared: no curve has a name that the trainer logs, or no common step.
         DumpError: the dump cannot be read.
     """
-    curves = tracker.read(logged)
-    catalogue = catalogue or load()
-    dump = open_dump(sources, reading=reading or Reading(), columns=columns, on_bad_row=on_bad_row)
     batches = by_step(dump.batches())
     have = frozenset(dump.info.columns)
     if not batches:
         raise UsageError("the dump has no training steps", "log `step`, or name its column with --columns")
     candidates = _candidates(dump, catalogue, trainer, preset, curves)
-    built: dict[tuple[str, int], Step] = {}
 
+    @cache
     def step(one: Preset, at: int) -> Step:
-        if (one.name, at) not in built:
-            built[one.name, at] = Step(batches[at], one, have, micro_batch, dp)
-        return built[one.name, at]
+        return Step(batches[at], one, have, micro_batch, dp)
 
-    def matching(curves: tracker.Curves) -> _Match | None:
-        """Compare the curves, under their step numbers; None where no step is in both."""
-        held = {step for curve in curves.values() for step in curve}
-        steps = [step for step in batches if step in held]
-        if not steps:
+    def matching(by: int) -> _Match | None:
+        """Compare the curves, whose steps are `by` higher; None where no step is in both."""
+        moved = {name: {at - by: x for at, x in curve.items()} for name, curve in curves.items()}
+        held = {at for curve in moved.values() for at in curve}
+        if not (steps := [at for at in batches if at in held]):
             return None
-        best = _best(candidates, lambda one: step(one, steps[0]), steps[0], curves)
-        expected = {at: step(best, at).values(BASE) for at in steps}
-        names, ambiguous = tracker.matched(curves, expected[steps[0]])
-        found = (_compared(name, curve, curves[curve], expected) for name, curve in names.items())
-        return _Match(curves, best, steps, expected, names, ambiguous, [one for one in found if one])
+        best = _best({one: step(one, steps[0]) for one in candidates}, steps[0], moved)
+        expected = {at: step(best, at).values() for at in steps}
+        names, ambiguous = tracker.matched(moved, expected[steps[0]])
+        found = (_compared(name, curve, moved[curve], expected) for name, curve in names.items())
+        return _Match(by, moved, best, expected, names, ambiguous, [one for one in found if one])
 
-    given, shift = matching(curves), 0
-    if given is None or any(one.different for one in given.checked):
+    match = matching(0)
+    if match is None or any(one.different for one in match.metrics):
         first = min(batches)
-        for by in _shifts(curves, [step(one, first).values(BASE) for one in candidates], first):
-            moved = matching(
-                {name: {at - by: value for at, value in curve.items()} for name, curve in curves.items()}
-            )
-            if moved is not None and moved.certain(len(batches)):
-                given, shift = moved, by
-                break
-    if given is None:
-        held = {step for curve in curves.values() for step in curve}
+        shifts = _shifts(curves, [step(one, first).values() for one in candidates], first)
+        tried = (found for by in shifts if (found := matching(by)) and found.certain(len(batches)))
+        match = next(tried, match)
+    if match is None:
+        held = {at for curve in curves.values() for at in curve}
         spans = (f"{min(one)} to {max(one)}" for one in (batches, held))
-        apart = any(step + by in held for step in batches for by in (-1, 1))
+        apart = any(at + by in held for at in batches for by in (-1, 1))
         hint = "number both alike: their steps are one apart" if apart else "give the same run of both"
         raise UsageError("the dump has steps {}, the curves {}".format(*spans), hint)
-    curves, best, steps, expected, names, ambiguous, checked = given
-    every = {at: step(best, at) for at in batches}
-    if not checked:
+    best, steps = match.best, list(match.expected)
+    logs_of = list(match.expected[steps[0]])
+    if not match.metrics:
         raise UsageError(
             f"no curve holds a number that {best.name} logs at these steps",
-            f"it logs {', '.join(expected[steps[0]])}; name the method with --preset",
+            f"it logs {', '.join(logs_of)}; name the method with --preset",
         )
     findings: list[Finding] = []
-    different = [one for one in checked if one.different]
-    if different:
+    if different := [one for one in match.metrics if one.different]:
+        every = {at: step(best, at) for at in batches}
         unmasked = dump.unmasked()
         with suppress(DumpError):  # masked tokens have no log-probs
             for at, batch in by_step(unmasked.batches()).items() if unmasked else ():
@@ -122,22 +107,21 @@ def check(
         others = {_behaviour(one): one for one in catalogue.values() if one.logs == best.logs}
         others.pop(_behaviour(best), None)
         able = [one for one in others.values() if not one.lacking(have)]
-        findings = explain(different, every, curves, able)
+        findings = explain(different, every, match.curves, able)
     return Checked(
         dump=list(dump.info.files),
-        logged=[str(one) for one in logged],
         trainer=next((one for one, t in TRAINERS.items() if best.logs in {log.name for log in t.logs}), ""),
         preset=best.name,
         chosen=len(candidates) > 1,
         steps=steps,
-        shift=shift,
-        missing=sorted(set(batches) - {point.step for one in checked for point in one.points}),
+        shift=match.by,
+        missing=sorted(set(batches) - {point.step for one in match.metrics for point in one.points}),
         micro_batch=micro_batch,
         dp=dp,
         findings=findings,
-        metrics=checked,
-        unmatched=[name for name in expected[steps[0]] if name not in names and name not in ambiguous],
-        ambiguous=ambiguous,
+        metrics=match.metrics,
+        unmatched=[name for name in logs_of if name not in match.names and name not in match.ambiguous],
+        ambiguous=match.ambiguous,
     )
 
 
@@ -145,35 +129,31 @@ class _Match(NamedTuple):
     """Curves and dump, compared.
 
     Attributes:
+        by: how much higher the curves number a step than the dump.
         curves: name → step of the dump → value.
         best: the preset whose numbers they are compared with.
-        steps: in both.
-        expected: step → what the dump says.
+        expected: step in both → what the dump says.
         names: logged name → its curve.
         ambiguous: logged name → curves among which none is chosen.
-        checked: a result per metric.
+        metrics: a result per metric.
     """
 
-    curves: tracker.Curves
+    by: int
+    curves: Curves
     best: Preset
-    steps: list[int]
     expected: dict[int, Values]
     names: dict[str, str]
     ambiguous: dict[str, list[str]]
-    checked: list[MetricCheck]
+    metrics: list[MetricCheck]
 
     def certain(self, steps: int) -> bool:
         """Return whether all is equal, at two steps of the dump or at all, and not by chance."""
-        values = [point.logged for one in self.checked for point in one.points if point.logged not in (0, 1)]
-        equal = not any(one.different for one in self.checked)
-        return equal and len(self.steps) >= min(2, steps) and len(values) >= 2
+        values = [point.logged for one in self.metrics for point in one.points if point.logged not in (0, 1)]
+        equal = not any(one.different for one in self.metrics)
+        return equal and len(self.expected) >= min(2, steps) and len(values) >= 2
 
 
-MOST_SHIFTS = 3
-"""Differences between the step numbers of dump and curves that are tried."""
-
-
-def _shifts(curves: tracker.Curves, expected: Sequence[Values], step: int) -> list[int]:
+def _shifts(curves: Curves, expected: Sequence[Values], step: int) -> list[int]:
     """Return by how much the curves may number a step of the dump higher, the likeliest first.
 
     Args:
@@ -192,7 +172,7 @@ def _shifts(curves: tracker.Curves, expected: Sequence[Values], step: int) -> li
 
 
 def _candidates(
-    dump: Dump, catalogue: Catalogue, trainer: str | None, preset: str | None, curves: tracker.Curves
+    dump: Dump, catalogue: Catalogue, trainer: str | None, preset: str | None, curves: Curves
 ) -> list[Preset]:
     """Return the presets that may have run: the one named, else those of the trainer that log most names."""
     have = set(dump.info.columns)
@@ -224,7 +204,7 @@ def _candidates(
     return [one for one in able.values() if held[one.name] == most]
 
 
-def _held(preset: Preset, curves: tracker.Curves) -> tuple[int, int]:
+def _held(preset: Preset, curves: Curves) -> tuple[int, int]:
     """Count the metrics of a preset that the curves hold, and those by their whole name."""
     names = logs.names(preset)
     return len(tracker.matched(curves, names)[0]), sum(name in curves for name in names)
@@ -235,13 +215,10 @@ def _behaviour(one: Preset) -> tuple[object, ...]:
     return one.logs, one.policy, one.weight, one.reject, one.veto, one.loss, one.clip, one.shape, one.apply
 
 
-def _best(
-    candidates: Sequence[Preset], built: Callable[[Preset], Step], at: int, curves: tracker.Curves
-) -> Preset:
+def _best(steps: Mapping[Preset, Step], at: int, curves: Curves) -> Preset:
     """Return the preset of which most metrics are equal at a step, as logged or else by one variant."""
-    steps = {one.name: built(one) for one in candidates}
 
-    def score(step: Step, variant: Variant) -> tuple[int, float]:
+    def score(step: Step, variant: Variant = BASE) -> tuple[int, float]:
         """Count the metrics that are equal; where that is a tie, how near the others are."""
         values = step.values(variant)
         pairs = [
@@ -258,15 +235,15 @@ def _best(
             some += [one for one in variants(step) if not (one.alone or one.preset or one.across)]
         return max(score(step, one) for one in some)
 
-    found = {name: score(step, BASE) for name, step in steps.items()}
-    best = max(candidates, key=lambda one: found[one.name])
-    if len(candidates) == 1 or found[best.name][1] == 0.0:
+    found = {one: score(step) for one, step in steps.items()}
+    best = max(found, key=lambda one: found[one])
+    if len(steps) == 1 or found[best][1] == 0.0:
         return best
     kinds: dict[tuple[float | None, ...], Preset] = {}
-    for one in candidates:  # of those that log the same values the first
-        values = steps[one.name].values(BASE)
+    for one, step in steps.items():  # of those that log the same values the first
+        values = step.values()
         kinds.setdefault(tuple(map(values.get, sorted(tracker.matched(curves, values)[0]))), one)
-    return max(kinds.values(), key=lambda one: (best_score(steps[one.name]), found[one.name]))
+    return max(kinds.values(), key=lambda one: (best_score(steps[one]), found[one]))
 
 
 def _compared(
@@ -291,18 +268,11 @@ def _compared(
     )
 
 
-# ---------------------------------------------------------------- explanations
-
-MOST_TOKENS = 100_000_000
-"""Tokens of changed batches that the search for pairs computes at most."""
-EMPTY = "Look for a rank or micro-batch without tokens, or an overflow, at these steps."
-SPLIT = (
-    "Give --preset, --micro-batch and --dp if they are known; rows may have been shuffled before the split."
-)
+# ---------------------------------------------------------------- what explains the rest
 
 
 def explain(
-    wrong: Sequence[MetricCheck], every: Mapping[int, Step], curves: tracker.Curves, others: Sequence[Preset]
+    wrong: Sequence[MetricCheck], every: Mapping[int, Step], curves: Curves, others: Sequence[Preset]
 ) -> list[Finding]:
     """Name the variants that reproduce the metrics that differ, each for as many of them as it can."""
     found: dict[str, list[Variant]] = {one.name: [] for one in wrong}
@@ -329,13 +299,11 @@ def explain(
     def try_out(some: Iterable[Variant], least: int = 1) -> None:
         """Add the variants that reproduce a metric without an explanation, with all that they reproduce."""
         unexplained = [one for one in search.values() if not found[one.name]]
-        reproduced: dict[Variant, dict[str, int]] = {}
         for variant in some if unexplained else ():
             if any(hits(one, variant) for one in unexplained):
-                reproduced[variant] = {one.name: n for one in search.values() if (n := hits(one, variant))}
-        for variant, names in reproduced.items():
-            for name in names if sum(names.values()) >= least else ():
-                found[name].append(variant)
+                names = {one.name: n for one in search.values() if (n := hits(one, variant))}
+                for name in names if sum(names.values()) >= least else ():
+                    found[name].append(variant)
 
     ones: list[Variant] = []
     if search:
@@ -352,10 +320,6 @@ def explain(
     return findings
 
 
-NEAR = 0.3
-"""Largest share of a difference that a variant may leave to be named as the nearest."""
-
-
 def _nearest(
     wrong: Sequence[MetricCheck], every: Mapping[int, Step], some: Iterable[Variant]
 ) -> tuple[str, str, float] | None:
@@ -364,7 +328,7 @@ def _nearest(
         (one, max((p for p in one.points if p.logged is not None), key=relative_difference)) for one in wrong
     ]
 
-    def far(variant: Variant) -> float:
+    def far(variant: Variant = BASE) -> float:
         made = (every[point.step].values(variant).get(one.name) for one, point in points)
         changed = (
             point if x is None or not math.isfinite(x) else point.model_copy(update={"expected": x})
@@ -373,7 +337,7 @@ def _nearest(
         return sum(map(relative_difference, changed))
 
     best = min((one for one in some if not (one.alone or one.across)), key=far)
-    leaves = far(best) / (far(BASE) or 1.0)
+    leaves = far(best) / (far() or 1.0)
     return (best.name, best.text, leaves) if leaves < NEAR else None
 
 
@@ -392,7 +356,7 @@ def _pairs(some: Iterable[Variant], step: Step, names: Sequence[str]) -> Iterato
     Of variants that give the same values the first is taken.
     """
     kinds: dict[tuple[float | None, ...], Variant] = {}
-    base = step.values(BASE)
+    base = step.values()
     for one in some:
         made = step.values(one) if one.across is None else {}
         if one.across or any(name in made and not same(made[name], base[name]) for name in names):

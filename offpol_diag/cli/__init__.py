@@ -14,9 +14,8 @@ import typer
 from typer.core import TyperCommand
 
 from offpol_diag.cli.exits import exit_codes
-from offpol_diag.cli.gate import gate
 from offpol_diag.cli.other import convert, presets, recover
-from offpol_diag.cli.results import analyze, check, compare, doctor, merge, report, sweep
+from offpol_diag.cli.results import analyze, check, compare, doctor, gate, merge, report, sweep
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     analyze,
@@ -51,6 +50,12 @@ class Command(TyperCommand):
 
             self.params = parameters(str(self.name))
         return super().get_params(ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words after the command."""
+        from offpol_diag.cli.options import with_present_names
+
+        return super().parse_args(ctx, with_present_names(args))
 
     def invoke(self, ctx: Any) -> None:
         """Check what is given, and run the command's function on it."""

@@ -133,7 +133,7 @@ def exit_codes() -> Iterator[None]:
             _silence(sys.stdout)
         elif isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             what = f"there is not enough memory ({str(error).partition(chr(10))[0] or 'none is left'})"
-            hint = "leave more memory free, say --workers 1, or choose fewer presets"
+            hint = "leave more memory free, say --threads 1, or choose fewer presets"
             complain(OffpolError(what, hint))
         else:
             with _stderr_may_fail():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from offpol_diag.cli.output import STDOUT, check, check_names, emit, note, say_where, write_all
+from offpol_diag.cli.output import STDOUT, check, check_names, note, say_where, write_all
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.printable import printable_json, printable_lines
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from offpol_diag.presets import Preset
     from offpol_diag.table import Table
     from offpol_diag.trainers import Config
+
+
+FORM = ("form", "trainer", "files", "holds", "alignment")
+"""Columns of the table of forms."""
 
 
 def convert(request: requests.Convert) -> None:
@@ -30,7 +34,12 @@ def convert(request: requests.Convert) -> None:
     Where one file has no log-probs of both policies, --join takes them from a second one.
     """
     if request.forms:
-        emit(_table())
+        from offpol_diag.forms.table import FORMS
+        from offpol_diag.report.terminal import tables
+        from offpol_diag.table import Table
+
+        rows = tuple((one.name, one.trainer, one.files, one.holds, str(one.alignment)) for one in FORMS)
+        write_all({}, shown=tables([Table("forms", "", FORM, rows)]))
         return
     source, to = request.source, request.to
     if not source or to is None:
@@ -55,27 +64,6 @@ def convert(request: requests.Convert) -> None:
     note(f"{to}: {made.sequences:,} sequences, {made.tokens:,} tokens", request.quiet)
 
 
-def _table() -> str:
-    """Return the forms as a table."""
-    import io
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from offpol_diag.forms.table import FORMS
-    from offpol_diag.report.terminal import make_console
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("form", "trainer", "files", "holds", "alignment"):
-        table.add_column(title, overflow="fold")
-    for one in FORMS:
-        table.add_row(one.name, one.trainer, one.files, one.holds, str(one.alignment))
-    console = Console(file=io.StringIO(), width=make_console().width, highlight=False, markup=False)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 def recover(request: requests.Recover) -> None:
     """Make the dump that a killed DumpWriter did not finish.
 
@@ -87,8 +75,8 @@ def recover(request: requests.Recover) -> None:
     check_names(path)
     if to is not None:
         check(to, path)
-    from offpol_diag.writer import JOURNAL
-    from offpol_diag.writer import recover as recovered
+    from offpol_diag.journal import JOURNAL
+    from offpol_diag.journal import recover as recovered
 
     try:
         made = recovered(path, to, warn=note)
@@ -125,7 +113,7 @@ def presets(request: requests.Presets) -> None:
             "--set changes a preset; none is named", "say which: offpol-diag presets NAME --set …"
         )
     chosen = {preset.name: tuned(preset, changes) for preset in found}
-    rows: dict[str, Any] = {"presets": {key: asdict(preset) for key, preset in chosen.items()}}
+    rows: dict[str, Any]
     if trainer and name:
         configs = [config_for(preset, trainer) for preset in chosen.values()]
         drawn = printable_lines("\n".join(config.text() for config in configs))
@@ -136,7 +124,7 @@ def presets(request: requests.Presets) -> None:
             hint = f"`offpol-diag presets NAME --for {said}` prints it, ready to paste"
             note(f"what {said} can say; {hint}", quiet)
             chosen = {key: preset for key, preset in chosen.items() if sayable(preset, (said,))}
-            rows = {"presets": {key: asdict(preset) for key, preset in chosen.items()}}
+        rows = {"presets": {key: asdict(preset) for key, preset in chosen.items()}}
         from offpol_diag.report.terminal import tables
 
         each = [part for one in chosen.values() for part in _described(one)]

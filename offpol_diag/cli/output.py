@@ -237,7 +237,7 @@ def default_html(sources: Sequence[str]) -> Path:
 
     Of a glob the stem is what is not a wildcard: `train_*.parquet` gives `train`.
     """
-    from offpol_diag.readers.sources import clean
+    from offpol_diag.readers.urls import clean
 
     parts = re.split(r"[/\\]", clean(sources[0]))
     stems = [_stem(part.rsplit(".", 1)[0]) for part in parts]

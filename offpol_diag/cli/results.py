@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offpol_diag.cli.exits import FAILED
-from offpol_diag.cli.output import STDOUT, Outputs, default_html, note
+from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
+from offpol_diag.cli.output import STDOUT, URL, Outputs, default_html, emit, note
+from offpol_diag.cli.settings import dumps
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag import requests
+    from offpol_diag.check import Checked
     from offpol_diag.summary import Summary
 
 TWO = 2
 HEAD = 100
 """Characters of a result that say what it is of."""
+EXITS = {"passed": 0, "failed": FAILED, "could not say": COULD_NOT_SAY}
 
 
 def analyze(request: requests.Analyze) -> None:
@@ -31,17 +36,14 @@ def analyze(request: requests.Analyze) -> None:
     the tallies. Cut between training steps: methods that judge a token by its whole step (M2PO, Pareto
     smoothing, advantages made of rewards) are exact only where each step lies whole in one piece.
     """
-    from offpol_diag import commands
-    from offpol_diag.cli.settings import dumps
 
-    read = dumps(request)
-    files = Outputs.of(request, *read, html=default_html(read))
-    with files.begin() as staged:
+    def made(asked: requests.Analyze) -> Summary:
         from offpol_diag.analysis.vocabulary import with_texts
 
-        summary = computed(commands.analyze, read, request.model_copy(update=staged))
-        files.write(with_texts(summary, request.tokenizer), request.verbose)
-    fail_on_bug(request.strict, summary)
+        return with_texts(computed("analyze", read, asked), request.tokenizer)
+
+    read = dumps(request)
+    fail_on_bug(request.strict, drawn(request, made, *read, html=default_html(read)))
 
 
 def doctor(request: requests.Doctor) -> None:
@@ -53,9 +55,8 @@ def doctor(request: requests.Doctor) -> None:
 
     The exit code is 0 whatever the verdict, and with --strict 1 where it is a bug.
     """
-    from offpol_diag import commands
-
-    fail_on_bug(request.strict, drawn(commands.doctor, request))
+    read = dumps(request)
+    fail_on_bug(request.strict, drawn(request, partial(computed, "doctor", read), *read))
 
 
 def compare(request: requests.Compare) -> None:
@@ -69,7 +70,7 @@ def compare(request: requests.Compare) -> None:
     both runs have (group_id) are resampled together. With --as-one they are the parts of one dump; a quoted
     glob or a directory is one DUMP as well.
     """
-    from offpol_diag import commands
+    from offpol_diag.readers.urls import clean
 
     given = () if request.from_file("dump") else request.dump
     if len(given) > TWO and not request.as_one:
@@ -79,16 +80,11 @@ def compare(request: requests.Compare) -> None:
             "glob: compare 'before/*.parquet' 'after/*.parquet'",
         )
     if len(given) < TWO or request.as_one:
-        drawn(partial(commands.compare, others=None), request)
-        return
-    from offpol_diag.readers.sources import clean
-
-    (a, b), names = given, [clean(one) for one in given]
-    files = Outputs.of(request, *given)
-    with files.begin():
-        said = "{} is run A, {} is run B".format(*names)
-        note(f"2 DUMPs given: {said} (--as-one reads them as one)", request.quiet)
-        files.write(computed(partial(commands.compare, others=[b]), [a], request), request.verbose)
+        read, others = dumps(request), None
+    else:
+        (a, b), read, others = map(clean, given), list(given[:1]), list(given[1:])
+        note(f"2 DUMPs given: {a} is run A, {b} is run B (--as-one reads them as one)", request.quiet)
+    drawn(request, partial(computed, "compare", read, others=others), *read, *(others or ()))
 
 
 def sweep(request: requests.Sweep) -> None:
@@ -98,9 +94,8 @@ def sweep(request: requests.Sweep) -> None:
     lies under numerical noise, or beside the data. With --keep the bounds that keep an asked share, and what
     they would keep of responses of other lengths. With -o an HTML report.
     """
-    from offpol_diag import commands
-
-    drawn(commands.sweep, request)
+    read = dumps(request)
+    drawn(request, partial(computed, "sweep", read), *read)
 
 
 def check(request: requests.Check) -> None:
@@ -115,14 +110,90 @@ def check(request: requests.Check) -> None:
     The exit code is 0 whatever is found, and with --strict 1 where a metric differs.
     """
     from offpol_diag import commands
-    from offpol_diag.cli.settings import dumps
 
     read = dumps(request)
-    files = Outputs.of(request, *read, *request.logged)
-    found = commands.check(read, request, partial(note, quiet=request.quiet))
-    files.write(found, request.verbose)
+    does = partial(commands.check, read, say=partial(note, quiet=request.quiet))
+    found = drawn(request, does, *read, *request.logged)
     if request.strict and not found.equal:
         raise SystemExit(FAILED)
+
+
+def gate(request: requests.Gate) -> None:
+    """Hold numbers against bounds, or against an earlier result; the exit code is the verdict.
+
+    0: every bound holds. 1: a bound failed. 2: no bound failed, but one could not be judged (a name that is
+    no metric, a value that cannot be known from this dump or is unreliable, NaN), or nothing could be judged.
+
+    A bound fails only when the whole 95% interval lies beyond it. An interval with values on both sides
+    passes, and the table says that it is open. A number without an interval is judged by its value; a value
+    on its bound passes.
+
+    --fail-on bug fails where the diagnosis is a bug; it could not be judged where a bug cannot be looked for:
+    columns that are copies, fewer than 16 sequences or 4 prompts. Several causes that fit pass as open.
+    --fail-on cannot_tell is the strict way: it fails for all of these.
+
+    Against a baseline none may be worse, in the order healthy, honest_mismatch, cannot_tell, bug.
+
+    NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), what a trainer logs that equals one
+    (rollout_corr/kl), or any of them over the training steps: step:NAME holds at every step; first, last,
+    min, max, mean, median and p90 (any pNN) are one number of them all.
+
+    Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
+    """
+    from offpol_diag import commands
+    from offpol_diag.gate import outcome
+
+    def made(asked: requests.Gate) -> Summary:
+        if (result := _result(asked)) is not None:
+            return commands.gate(result, asked, must)
+        return computed("gate", asked.dump, asked, must=must)
+
+    must = commands.required(request)
+    judged = drawn(request, made, *request.dump, *([must.result] if must.result else []))
+    _report_to_github(judged, STDOUT in (request.out, request.json_file, request.md, request.junit))
+    raise SystemExit(EXITS[outcome(judged.gates)])
+
+
+def _result(request: requests.Gate) -> Summary | None:
+    """Load the result that is given; None where a dump is."""
+    results = [name for name in request.dump if name.lower().endswith(".json")]
+    if not results:
+        return None
+    if any(map(URL.match, results)):
+        raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
+    if len(request.dump) > 1:
+        raise UsageError("a result is judged alone", f"give {results[0]} and nothing else, or only dumps")
+    from offpol_diag.summary import load
+
+    return load(Path(results[0]))
+
+
+def _report_to_github(summary: Summary, aside: bool) -> None:
+    """Add to the job summary where there is one, and annotate the run of GitHub Actions.
+
+    Annotations go to stdout, or `aside` to stderr, which GitHub also reads. Failing to write the job summary
+    does not fail a gate.
+    """
+    place = os.environ.get("GITHUB_STEP_SUMMARY")
+    if place:
+        from offpol_diag.report import answered
+        from offpol_diag.report.markdown import markdown
+
+        try:
+            with Path(place).open("a", encoding="utf-8") as file:
+                file.write("\n" + markdown(answered(summary)))
+        except OSError as error:
+            note(f"GITHUB_STEP_SUMMARY: {place} cannot be written ({error.strerror})")
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        from offpol_diag.report.annotations import annotated
+
+        lines = "".join(f"{line}\n" for line in annotated(summary.gates))
+        if aside:
+            sys.stderr.flush()
+            sys.stderr.buffer.write(lines.encode())
+            sys.stderr.buffer.flush()
+        else:
+            emit(lines)
 
 
 def merge(request: requests.Merge) -> None:
@@ -138,54 +209,51 @@ def merge(request: requests.Merge) -> None:
     """
     from offpol_diag import commands
 
-    files = Outputs.of(request, *request.tallies, html=default_html(["merged"]))
-    with files.begin() as staged:
-        summary = commands.merge(request.tallies, request.model_copy(update=staged))
-        files.write(summary, request.verbose)
+    drawn(request, partial(commands.merge, request.tallies), *request.tallies, html=default_html(["merged"]))
 
 
 def report(request: requests.Report) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
     from offpol_diag.analysis.vocabulary import with_texts
-    from offpol_diag.check import result as of_check
+    from offpol_diag.check import FORMAT
+    from offpol_diag.check import loads as load_check
     from offpol_diag.summary import loads, text_of, text_of_stream
 
-    result, stdin = request.result, request.result == STDOUT
-    files = Outputs.of(request, result, html=default_html([str(result)]))
-    with files.begin():
-        name = "stdin" if stdin else str(result)
+    def made(asked: requests.Report) -> Summary | Checked:
         if stdin and (sys.stdin is None or sys.stdin.closed):
             hint = "pipe a result in: offpol-diag analyze dump.parquet --json - | offpol-diag report -"
             raise UsageError("-: nothing is piped into standard input", hint)
+        name = "stdin" if stdin else str(result)
         text = text_of_stream(sys.stdin.buffer, name) if stdin else text_of(result)
-        if of_check.FORMAT in text[:HEAD]:
-            found = of_check.loads(text, name)
-            files.write(found, request.verbose)
-        else:
-            files.write(with_texts(loads(text, name), request.tokenizer), request.verbose)
+        if FORMAT in text[:HEAD]:
+            return load_check(text, name)
+        return with_texts(loads(text, name), request.tokenizer)
+
+    result, stdin = request.result, request.result == STDOUT
+    drawn(request, made, result, html=default_html([str(result)]))
 
 
 # ---------------------------------------------------------------- what they share
 
 
-def computed(does: Any, dumps: Sequence[str], request: Any) -> Any:
+def computed(command: str, dumps: Sequence[str], request: Any, **more: Any) -> Summary:
     """Return what a function of `commands` makes of dumps, with a progress bar and its remarks on stderr."""
+    from offpol_diag import commands
     from offpol_diag.cli.running import running
 
-    with running(request, dumps) as asked:
-        return does(dumps, request=asked, say=partial(note, quiet=request.quiet))
+    with running(request) as asked:
+        does = getattr(commands, command)
+        found: Summary = does(dumps, request=asked, say=partial(note, quiet=request.quiet), **more)
+    return found
 
 
-def drawn(does: Any, request: Any) -> Summary:
-    """Compute a result, and write all that is asked for; no page unless it is."""
-    from offpol_diag.cli.settings import dumps
-
-    read = dumps(request)
-    files = Outputs.of(request, *read)
-    with files.begin():
-        summary: Summary = computed(does, read, request)
-        files.write(summary, request.verbose)
-    return summary
+def drawn(request: Any, make: Callable[[Any], Any], *sources: object, html: Path | None = None) -> Any:
+    """Make a result, and write all that is asked for of it; `html` is where a page goes anyway."""
+    files = Outputs.of(request, *sources, html=html)
+    with files.begin() as staged:
+        found = make(request.model_copy(update=staged))
+        files.write(found, request.verbose)
+    return found
 
 
 def fail_on_bug(strict: bool, summary: Summary) -> None:

@@ -1,41 +1,28 @@
-"""Surroundings of a long computation on the command line: memory, worker processes, silence, progress."""
+"""Surroundings of a long computation on the command line: memory, silence, progress."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from pathlib import Path
 from typing import TypeVar
 
 from offpol_diag.errors import OffpolError
 from offpol_diag.requests import Computed, Sweep
 
 Asked = TypeVar("Asked", bound=Computed)
-LARGE = 16 << 20
-"""File bytes above which workers are probably faster."""
 ADDRESSES = 1 << 30
 """Bytes of address space below which libraries end the process, or raise any error, as they are loaded."""
 
 
 @contextmanager
-def running(request: Asked, dumps: Sequence[str]) -> Iterator[Asked]:
-    """Yield the request with a progress bar, with workers forked and, with --quiet, without warnings."""
+def running(request: Asked) -> Iterator[Asked]:
+    """Yield the request with a progress bar and, with --quiet, without warnings."""
     request.way()  # a mistake in it is told before anything is loaded
     import_module("offpol_diag.sweep" if isinstance(request, Sweep) else "offpol_diag.analyze")
-    prepare(request, dumps)
     with quietly(request), progress(request.quiet) as report:
         yield request.model_copy(update={"progress": report})
-
-
-def prepare(request: Computed, dumps: Sequence[str]) -> None:
-    """Fork workers if they are probably needed, after all imports and before any thread is started."""
-    if request.workers != 1 and request.engine == "local" and _bytes(dumps) >= LARGE:
-        from offpol_diag.run import devices, pool
-
-        if request.device == devices.CPU or (request.device == "auto" and not devices.present()):
-            pool.fork(request.workers)
 
 
 def require_addresses() -> None:
@@ -57,24 +44,13 @@ def require_addresses() -> None:
         )
 
 
-def _bytes(dumps: Sequence[str]) -> int:
-    """Return the size of local files and directories; URLs, globs and what cannot be read count nothing."""
-    size = 0
-    for path in map(Path, dumps):
-        try:
-            size += sum(one.stat().st_size for one in (path.rglob("*.parquet") if path.is_dir() else [path]))
-        except OSError:
-            continue
-    return size
-
-
 def quietly(request: Computed) -> AbstractContextManager[None]:
     """Return a context in which, with --quiet, neither Ray nor the compiler says anything."""
     if not request.quiet:
         return nullcontext()
     if request.engine != "ray":
         return _without_warnings()
-    from offpol_diag.run.ray import silent
+    from offpol_diag.run.cluster import silent
 
     return silent()
 

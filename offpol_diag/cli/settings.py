@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offpol_diag.cli.output import note
 from offpol_diag.errors import UsageError, did_you_mean
-from offpol_diag.options import settings as keys_of
-from offpol_diag.requests import MODELS, ReadDump
-from offpol_diag.wholefiles import MOST_TOML, read, toml
+
+if TYPE_CHECKING:
+    from offpol_diag.requests import ReadDump
 
 HOMES: Mapping[str, tuple[str, ...]] = {"offpol-diag.toml": (), "pyproject.toml": ("tool", "offpol-diag")}
 """Files that may hold settings → the path of tables to them."""
-KEYS = tuple(dict.fromkeys(key for model in MODELS.values() for key in keys_of(model)))
-"""Settings allowed in a file; they may be written with `-` or `_`."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def settings(folder: Path = Path()) -> Settings:
 
 def dumps(request: ReadDump) -> list[str]:
     """Return the dumps to read: those given, else the settings file's, else the sample; remarked on."""
-    from offpol_diag.readers.sources import clean
+    from offpol_diag.readers.urls import clean
 
     given, file = list(request.dump), request.from_file("dump")
     many = len(given) > 1
@@ -70,6 +68,8 @@ def sample() -> Path:
 
 
 def _table(path: Path, inside: Sequence[str]) -> dict[str, object]:
+    from offpol_diag.wholefiles import MOST_TOML, read, toml
+
     try:
         table: object = toml(read(path, MOST_TOML).decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -84,9 +84,19 @@ def _table(path: Path, inside: Sequence[str]) -> dict[str, object]:
     return table if isinstance(table, dict) else {}
 
 
+def allowed() -> list[str]:
+    """Return the settings that a file may have; they may be written with `-` or `_`."""
+    from offpol_diag.options import settings as of_model
+    from offpol_diag.requests import MODELS
+
+    return list(dict.fromkeys(key for model in MODELS.values() for key in of_model(model)))
+
+
 def _key(file: str, key: str) -> str:
-    name = key.replace("-", "_")
-    if name not in KEYS:
-        known = f"the keys are {', '.join(KEYS)}"
-        raise UsageError(f"{file}: there is no setting {key!r}", did_you_mean(name, list(KEYS)) or known)
+    from offpol_diag.options import renamed
+
+    name, known = renamed(key.replace("-", "_"), place=f"{file}: "), allowed()
+    if name not in known:
+        hint = did_you_mean(name, known) or f"the keys are {', '.join(known)}"
+        raise UsageError(f"{file}: there is no setting {key!r}", hint)
     return name

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import polars as pl
 
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import (
@@ -252,9 +253,9 @@ def pairing(a: Examined, b: Examined) -> Pairing:
 def _shared(one: SampledGroups, other: SampledGroups) -> int:
     """Count shared groups: exactly if all keys are kept, else estimated from the smallest keys of both."""
     last = min((int(sample.keys[-1]) for sample in (one, other) if sample.full), default=2**63 - 1)
-    mine, theirs = (sample.keys[sample.keys <= last] for sample in (one, other))
-    both = int(np.isin(mine, theirs).sum())
-    return round(both * one.many / max(len(mine), 1)) if one.full or other.full else both
+    mine, theirs = (pl.DataFrame({"key": sample.keys[sample.keys <= last]}) for sample in (one, other))
+    both = mine.join(theirs, on="key").height
+    return round(both * one.many / max(mine.height, 1)) if one.full or other.full else both
 
 
 # ---------------------------------------------------------------- in words

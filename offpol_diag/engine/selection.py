@@ -110,8 +110,8 @@ def _quartile_shares(grid: Array) -> list[list[float]]:
 def by_quartile(grid: Array) -> Array:
     """Sum the columns of a grid over each quarter of the sequences by length: [bins, C] → [4, C].
 
-    A matrix product would round differently with the layout of the grid in memory, which depends on the
-    number of workers.
+    A matrix product would round differently with the layout of the grid in memory, which depends on
+    how the states were merged.
     """
     result: Array = (quartile_parts(grid[:, 0])[:, :, None] * np.ascontiguousarray(grid)).sum(axis=1)
     return result

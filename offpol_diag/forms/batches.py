@@ -14,7 +14,7 @@ import numpy as np
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Array, Row
-from offpol_diag.forms.unpickle import DTYPES, Record, load, load_bytes, plain, typed
+from offpol_diag.forms.pickles import DTYPES, Record, load, load_bytes, plain, typed
 from offpol_diag.readers import columns as role
 
 CHANGED = (

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from offpol_diag import wholefiles
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import align, join
+from offpol_diag.forms import align, join, long
 from offpol_diag.forms.detect import Found, find
 from offpol_diag.forms.form import Alignment, Form, Row
 from offpol_diag.forms.unread import Unread
-from offpol_diag.readers.columns import CURRENT, NONE, OLD, ROLLOUT
-from offpol_diag.readers.sources import is_file
+from offpol_diag.readers.columns import CURRENT, NONE, OLD, POSITION, ROLLOUT, agree, form_of, ignored
+from offpol_diag.readers.sources import File, Location, Part, is_file
+from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.writer import DumpWriter
 
 if TYPE_CHECKING:
@@ -62,6 +65,7 @@ class Converted:
         columns: canonical column → what it is called in the files, or the file it is joined from.
         ignored: fields of the files that nobody reads.
         tokens: number of tokens, masked ones included.
+        parts: files of one row per token that it is made of.
         folder: the directory that holds it, if that is to be removed with this object.
     """
 
@@ -72,6 +76,7 @@ class Converted:
     ignored: tuple[str, ...] = ()
     sequences: int = 0
     tokens: int = 0
+    parts: Sequence[Part] = ()
     folder: wholefiles.TemporaryFolder | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,21 +100,27 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
         raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
     unread = Unread()
     made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
+    with _room(str(found.files[0])):
+        rows = _joined(found.form.read(found.files, columns), how, reading, made.notes)
+        whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
+        whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
+        provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
+        provenance["versions"] = {}  # those of this machine say nothing of the run
+        if found.form.trainer:
+            provenance["trainer"] = found.form.trainer
+        _write(_of_one_version(whole, found, reading), made, provenance)
+        made.ignored = unread.ignored
+    return made
+
+
+@contextmanager
+def _room(file: str) -> Iterator[None]:
+    """Explain that a converted dump cannot be written."""
     try:
-        with wholefiles.TemporaryFolder() as folder:
-            rows = _joined(found.form.read(found.files, columns), how, reading, folder.path, made.notes)
-            whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
-            whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
-            provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
-            provenance["versions"] = {}  # those of this machine say nothing of the run
-            if found.form.trainer:
-                provenance["trainer"] = found.form.trainer
-            _write(_of_one_version(whole, found, reading), made, provenance)
-            made.ignored = unread.ignored
+        yield
     except OSError as error:
         hint = "make room there, or set TMPDIR to another place"
-        raise DumpError(f"{found.files[0]}: cannot be converted ({error.strerror or error})", hint) from error
-    return made
+        raise DumpError(f"{file}: cannot be converted ({error.strerror or error})", hint) from error
 
 
 def _states(found: Found, reading: Reading) -> tuple[tuple[Any, ...], ...]:
@@ -135,9 +146,7 @@ def _named(found: Found) -> str:
     return f"{found.files[0]}{f' and {len(found.files) - 1} more' if len(found.files) > 1 else ''}"
 
 
-def _joined(
-    rows: Iterator[Row], how: Alignment, reading: Reading, folder: Path, notes: list[str]
-) -> Iterator[Row]:
+def _joined(rows: Iterator[Row], how: Alignment, reading: Reading, notes: list[str]) -> Iterator[Row]:
     """Add the columns of `--join`, if there is one."""
     if reading.join is None:
         yield from rows
@@ -146,7 +155,7 @@ def _joined(
     other = find([source], None, columns, always=True, joined=True)
     assert other is not None
     there = (align.cut(row, other.form.alignment) for row in other.form.read(other.files, columns))
-    added = join.Joined.of(source, names, reading.on, there, folder)
+    added = join.Joined.of(source, names, reading.on, there)
     for number, row in enumerate(rows):
         yield added.add(row, align.cut(row, how), number)
     notes += added.notes()
@@ -276,8 +285,12 @@ def open_dump(
     how: dict[str, Any] = {"group_by": group_by, "on_bad_row": on_bad_row, "batch_tokens": batch_tokens}
     found = find(sources, reading.form, chosen, reading.align is not None or joined, joined)
     if found is None:
-        return readers.open_dump(sources, columns=columns, **how)
-    made = _temporary(found, reading, chosen)
+        files = parquet_files(sources)
+        if _is_long(files[0], chosen):
+            return _of_tokens(files, chosen, how)
+        return readers.open_dump(files, columns=columns, **how)
+    key = (_states(found, reading), found.form.name, reading, tuple(chosen.items()))
+    made = _temporary(key, lambda target: convert(found, target, reading, chosen))
     shown = _named(found)
     try:
         none = {role: name for role, name in chosen.items() if name == NONE}
@@ -296,13 +309,57 @@ def open_dump(
     return replace(dump, info=info, parts=parts, remarks=tuple(made.notes), made=made)
 
 
-def _temporary(found: Found, reading: Reading, columns: Mapping[str, str]) -> Converted:
+def _is_long(file: File, overrides: Mapping[str, str]) -> bool:
+    """Return whether a file has a row per token; False where it cannot be read, which the reader explains."""
+    try:
+        with file.path.open() as stream:
+            schema = pq.read_schema(stream)
+    except (pa.ArrowException, OSError, ValueError):
+        return False
+    return form_of(schema, overrides).long
+
+
+def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[str, Any]) -> Dump:
+    """Open a dump of one row per token, converted to one row per sequence."""
+    from offpol_diag import readers
+    from offpol_diag.readers.dump import describe, merged
+
+    parts = describe(files)
+    filled = [part for part in parts if part.rows]
+    if not filled:
+        return readers.open_dump(files, columns=columns, **how)  # which says so
+    plan = agree(filled, columns, how["group_by"])
+    skip = how["on_bad_row"] == "skip"
+
+    def make(target: Path) -> Converted:
+        with _room(str(filled[0].path)):
+            notes = long.convert(filled, plan, target, skip)
+        return Converted(target, tuple(Path(str(one.path)) for one in filled), notes, parts=filled)
+
+    key = (tuple((one.path, one.state) for one in parts), tuple(columns.items()), *plan.names, skip)
+    made = _temporary(key, make)
+    shown = f"{filled[0].path}{f' and {len(filled) - 1} more' if len(filled) > 1 else ''}"
+    given = {role: name for role, name in columns.items() if name == NONE} | plan.columns
+    location = replace(Location.local(made.path, shown), origin=long.place)
+    dump = readers.open_dump([File(location)], columns=given, **how)
+    info = replace(
+        dump.info,
+        files=tuple(str(part.path) for part in parts),
+        row_groups=sum(len(part.group_rows) for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        columns={{POSITION: "position"}.get(role, role): name for role, name in plan.columns.items()},
+        provenance=merged(part.provenance for part in parts),
+        ignored=ignored(filled, plan),
+    )
+    return replace(dump, info=info, remarks=tuple(made.notes), made=made)
+
+
+def _temporary(key: object, make: Callable[[Path], Converted]) -> Converted:
     """Convert to a temporary file, or return the one of the same files that is kept."""
-    key = (_states(found, reading), found.form.name, reading, tuple(columns.items()))
     made = _KEPT.pop(key, None)
     if made is None:
         folder = wholefiles.TemporaryFolder()
-        made = convert(found, folder.path / "dump.parquet", reading, columns)
+        made = make(folder.path / "dump.parquet")
         made.folder = folder
     _KEPT[key] = made
     while len(_KEPT) > KEPT:

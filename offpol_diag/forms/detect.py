@@ -7,16 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
-from offpol_diag.forms.form import Form, Head
+from offpol_diag.forms.files import Head
+from offpol_diag.forms.form import Form
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
 from offpol_diag.readers.columns import GROUP, NONE, form_of, resolve, unknown
-from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file, is_url
+from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file, kind
 from offpol_diag.readers.sources import find as parquet_files
+from offpol_diag.readers.urls import is_url
 
 PARQUET = ".parquet"
 
@@ -54,10 +57,10 @@ def find(
         joined: whether the file is one of two, so that it need not hold log-probs.
     """
     chosen = named(form) if form else None
-    if not chosen and not always and _canonical(sources, columns):
-        _of_one_form(sources)
-        return None
     files = _files(sources)
+    if not chosen and not always and _canonical(sources, files, columns):
+        _of_one_form(files)
+        return None
     if not files:
         if chosen or always:
             if absent := [one for one in sources if one != STDIN and not is_url(one)]:
@@ -66,7 +69,7 @@ def find(
             raise DumpError(f"{', '.join(sources)}: no file is there that can be converted", hint)
         return None
     if chosen:
-        fitting = [path for path, given in files if given or chosen.detect(Head.of(path))]
+        fitting = [path for path, given, _ in files if given or chosen.detect(Head.of(path))]
         if not fitting:
             what = f"{', '.join(sources)}: no file is of the form {chosen.name} ({chosen.files})"
             raise DumpError(what, "see `offpol-diag convert --list`, or leave out --form to have it detected")
@@ -84,12 +87,10 @@ def named(form: str) -> Form:
     return found
 
 
-def _detected(
-    files: Sequence[tuple[Path, bool]], columns: Mapping[str, str], always: bool, joined: bool
-) -> Found | None:
+def _detected(files: Sequence[Local], columns: Mapping[str, str], always: bool, joined: bool) -> Found | None:
     """Return the form that all files have; in a directory a trainer's form goes before a guess."""
     kinds: dict[str, list[Path]] = {}
-    for path, given in files:
+    for path, given, _ in files:
         head = Head.of(path)
         fits = next((one for one in FORMS if one.detect(head)), None)
         if not fits and head.fields and (joined or not head.fields.isdisjoint(columns.values())):
@@ -128,69 +129,60 @@ def named_by(columns: Mapping[str, str]) -> list[str]:
     return [one for one in columns.values() if one != NONE]
 
 
-def _of_one_form(sources: Sequence[str]) -> None:
+def _of_one_form(files: Sequence[Local]) -> None:
     """Raise DumpError where files named beside Parquet are of another form; directories are left out."""
-    local = [one.removeprefix(FILE_URL) for one in sources if one != STDIN]
-    globs = [glob.glob(one, recursive=True) if WILDCARDS & {*one} else [] for one in local if "\0" not in one]  # noqa: PTH207
-    files = [path for some in ([*map(Path, local)], *(map(Path, some) for some in globs)) for path in some]
-    others = [one for one in files if one.name.endswith(WRITTEN) and one.suffix != PARQUET and one.is_file()]
-    other = next((one for one in others if Head.of(one).kind not in ("parquet", "")), None)
-    first = next((one for one in files if one.suffix == PARQUET), None)
+    paths = [path for path, _, within in files if not within]
+    others = (one for one in paths if one.name.endswith(WRITTEN) and one.suffix != PARQUET)
+    other = next((head for head in map(Head.of, others) if head.kind not in ("parquet", "")), None)
+    first = next((one for one in paths if one.suffix == PARQUET), None)
     if other is not None and first is not None:
-        head = Head.of(other)
-        kind = next((one.name for one in FORMS if one.detect(head)), head.kind)
-        hint = (
-            f"name the files of one form, or convert the others first: offpol-diag convert {other} --to FILE"
-        )
-        raise DumpError(f"the files are of several forms: {first} is parquet; {other} is {kind}", hint)
+        kind = next((one.name for one in FORMS if one.detect(other)), other.kind)
+        convert = f"offpol-diag convert {other.path} --to FILE"
+        hint = f"name the files of one form, or convert the others first: {convert}"
+        raise DumpError(f"the files are of several forms: {first} is parquet; {other.path} is {kind}", hint)
 
 
-def _canonical(sources: Sequence[str], columns: Mapping[str, str]) -> bool:
+def _canonical(sources: Sequence[str], files: Sequence[Local], columns: Mapping[str, str]) -> bool:
     """Return whether the first Parquet file is a dump as it is, or is not on this disk."""
     if any(one == STDIN or (is_url(one) and not one.startswith(FILE_URL)) for one in sources):
         return True
-    found = [path for path, _ in _files(sources, PARQUET)]
-    if not found:
+    found = next((path for path, given, _ in files if given or path.suffix == PARQUET), None)
+    if found is None:
         return False
     try:
-        schema = pq.read_schema(found[0])
+        schema = pq.read_schema(found)
     except (pa.ArrowException, OSError, ValueError):
-        return found[0].suffix == PARQUET  # the reader says what is wrong
+        return found.suffix == PARQUET  # the reader says what is wrong
     try:
-        mapping = resolve(schema.names, columns, str(found[0]), form_of(schema, columns))
+        mapping = resolve(schema.names, columns, str(found), form_of(schema, columns))
     except DumpError:
         return False
-    head = Head(found[0], "parquet", frozenset(schema.names))
+    head = Head(found, "parquet", frozenset(schema.names))
     return GROUP in mapping or not any(one.detect(head) for one in FORMS if not one.guess)
 
 
-def _files(sources: Sequence[str], suffix: str = "") -> list[tuple[Path, bool]]:
-    """List files, each once, and whether it was named itself and not its directory.
+class Local(NamedTuple):
+    """A file on this disk: whether it was named itself, and whether it lies in a directory that was."""
 
-    In directories, files with the suffix; without one all that a trainer may have written.
-    """
-    paths: dict[Path, bool] = {}
-    for source in (one.removeprefix(FILE_URL) for one in sources):
-        matches = [source]
-        if not source or "\0" in source:
-            continue
-        there = is_file(source) or is_dir(source)
-        if not there and not WILDCARDS.isdisjoint(source):
-            matches = glob.glob(source, recursive=True)  # noqa: PTH207
-        for path in sorted(map(Path, matches), key=_by_number):
+    path: Path
+    given: bool
+    within: bool
+
+
+def _files(sources: Sequence[str]) -> list[Local]:
+    """List files, each once; in directories all that a trainer may have written."""
+    found: dict[object, Local] = {}
+    for source in (one.removeprefix(FILE_URL) for one in sources if one and "\0" not in one):
+        there = bool(kind(source))
+        globbed = glob.glob(source, recursive=True) if not there and WILDCARDS & {*source} else []  # noqa: PTH207
+        for path in [Path(source)] if there else sorted(map(Path, globbed), key=_by_number):
             if is_file(path):
-                if not suffix or path.suffix == suffix or matches == [source]:
-                    paths.setdefault(path, matches == [source])
-            elif is_dir(path):
-                inside = (one for one in path.rglob("*") if not hidden(one.relative_to(path).parts))
-                ending = (suffix,) if suffix else WRITTEN
-                for one in sorted(inside, key=_by_number):
-                    if one.name.endswith(ending) and one.is_file():
-                        paths.setdefault(one, False)
-    once: dict[object, tuple[Path, bool]] = {}
-    for path, given in paths.items():
-        once.setdefault(identity(path), (path, given))
-    return list(once.values())
+                found.setdefault(identity(path), Local(path, there, False))
+            inside = path.rglob("*") if is_dir(path) else ()
+            for one in sorted(inside, key=_by_number):
+                if not hidden(one.relative_to(path).parts) and one.name.endswith(WRITTEN) and one.is_file():
+                    found.setdefault(identity(one), Local(one, False, True))
+    return list(found.values())
 
 
 def _by_number(path: Path) -> list[tuple[bool, int, str]]:

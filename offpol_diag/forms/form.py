@@ -1,34 +1,24 @@
-"""A form of dump: its row in the table, one sequence read from it, the beginning of a file."""
+"""A form of dump: its row in the table, its alignment, one sequence read from it."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import re
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import unpickle
+from offpol_diag.forms.files import Head
 
 Array = npt.NDArray[Any]
 Span = Literal["response", "full"]
 Padding = Literal["none", "left", "right"]
 Read = Callable[[Sequence[Path], Mapping[str, str]], Iterator["Row"]]
 """Reads files, with the user's `--columns` (role → name): a row per sequence."""
-
-LONGEST_LINE = 512 << 20
-"""Maximum bytes of a line of JSON."""
 
 
 @dataclass(frozen=True)
@@ -64,136 +54,6 @@ class Row:
     where: str
     names: dict[str, str] = field(default_factory=dict)
     unread: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Head:
-    """The beginning of a file, by which its form is found.
-
-    Attributes:
-        kind: one of the kinds of `MAGIC`, or empty.
-        fields: names of its columns, or of the fields of its first record.
-        fault: why a pickle is not read.
-    """
-
-    path: Path
-    kind: str
-    fields: frozenset[str] = frozenset()
-    fault: DumpError | None = None
-
-    @classmethod
-    def of(cls, path: Path) -> Head:
-        """Look at the beginning of a file."""
-        try:
-            with path.open("rb") as file:
-                start = file.read(64)
-        except OSError as error:
-            raise DumpError(f"{path}: cannot be read ({error.strerror})", "check its permissions") from error
-        kind = next((kind for magic, kind in MAGIC if re.match(magic, start)), "")
-        if kind == "zip":
-            kind = "torch" if any(name.endswith("data.pkl") for name in _members(path)) else "npz"
-        if kind == "jsonl":
-            return cls(path, kind, frozenset(next((one for _, one in records([path])), {})))
-        if kind in ("torch", "pickle"):
-            names, fault = unpickle.peek(path)
-            return cls(path, kind, frozenset(names), fault=fault)
-        return cls(path, kind, frozenset(_names(path, kind)))
-
-
-MAGIC: tuple[tuple[bytes, str], ...] = (
-    (rb"PAR1", "parquet"),
-    (rb"ARROW1|\xff\xff\xff\xff", "arrow"),
-    (rb"PK\x03\x04", "zip"),
-    (rb"\x80[\x02-\x05]", "pickle"),
-    (rb"\x1f\x8b|(?:\xef\xbb\xbf)?\s*\{|$", "jsonl"),
-)
-"""First bytes of a file → its kind; a zip file is of torch or of NumPy."""
-
-
-@contextmanager
-def undamaged(path: Path) -> Iterator[None]:
-    """Explain errors of Arrow and of the system while a file is read."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
-
-
-def _members(path: Path) -> list[str]:
-    try:
-        with zipfile.ZipFile(path) as file:
-            return file.namelist()
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise DumpError(f"{path}: a damaged zip file ({error})", "write or copy it again") from error
-
-
-def _names(path: Path, kind: str) -> list[str]:
-    """Return the names of the columns of a Parquet, Arrow or NumPy file; others have none yet."""
-    if kind == "npz":
-        return [name.removesuffix(".npy") for name in _members(path)]
-    with undamaged(path):
-        if kind == "parquet":
-            return list(pq.read_schema(path).names)
-        if kind == "arrow":
-            with arrow(path) as reader:
-                return list(reader.schema.names)
-    return []
-
-
-def arrow(path: Path) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
-    """Open an Arrow IPC file (Feather) or stream."""
-    with path.open("rb") as file:
-        whole = file.read(6) == b"ARROW1"
-    source = pa.memory_map(str(path))
-    return pa.ipc.open_file(source) if whole else pa.ipc.open_stream(source)
-
-
-def records(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of JSONL files, which may be gzipped, each with its place."""
-    for path in files:
-        try:
-            yield from _lines(path)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise DumpError(f"{path}: cannot be read as JSONL ({error})", "write or copy it again") from error
-
-
-class _Once:
-    """Builds the objects of JSON; `twice` is a name that the last one, the outermost, holds twice."""
-
-    twice: str | None = None
-
-    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        names = [name for name, _ in pairs]
-        self.twice = None if len(found) == len(names) else max(names, key=names.count)
-        return found
-
-
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    once = _Once()
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        with gzip.open(raw) if zipped else io.BufferedReader(raw, 1 << 20) as file:
-            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
-                where = f"{path}, line {number}"
-                if len(line) == LONGEST_LINE:
-                    what = f"{where}: longer than {LONGEST_LINE >> 20} MiB"
-                    raise DumpError(what, "write one object per sequence")
-                if not line.strip():
-                    continue
-                one, text = "the file holds one JSON object per line", line.decode("utf-8-sig")
-                try:
-                    found = json.loads(text, object_pairs_hook=once)
-                except (ValueError, RecursionError) as error:
-                    hint = f"{one}; was its writer cut off?"
-                    raise DumpError(f"{where}: no JSON ({error})", hint) from error
-                if not isinstance(found, dict):
-                    raise DumpError(f"{where}: {type(found).__name__}, no JSON object", one)
-                if once.twice:
-                    hint = "write the file again with one of them renamed"
-                    raise DumpError(f"{where}: two fields are called {once.twice!r}", hint)
-                yield where, found
 
 
 def numbers(value: object, name: str, where: str) -> Array:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0
 
 from offpol_diag.errors import DumpError
-from offpol_diag.forms.form import Array, Head, Row, arrow, numbers, records, undamaged
+from offpol_diag.forms.files import Head, arrow, records, undamaged
+from offpol_diag.forms.form import Array, Row, numbers
 from offpol_diag.forms.join import role_named
-from offpol_diag.readers.columns import ADVANTAGES, LIST, assigned, is_list
+from offpol_diag.forms.pickles import load
+from offpol_diag.forms.pickles import plain as plain_list
+from offpol_diag.readers.columns import ADVANTAGES, LIST, POSITION, assigned, is_list
 from offpol_diag.readers.decode import plain, starts
 
 Record = Mapping[str, Any]
@@ -34,7 +35,7 @@ def row_of(
     record: Mapping[str, Any],
     where: str,
     columns: Mapping[str, str],
-    without: frozenset[str] = frozenset(),
+    without: frozenset[str] = frozenset({POSITION}),
     used: Sequence[str] = (),
 ) -> Row:
     """Return a record (field → value) as a row: its fields by the names we know, `columns` before those.
@@ -170,7 +171,7 @@ def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         try:
             with np.load(path, allow_pickle=False) as file:
                 _require_once(file.files, path)
-                arrays = {name: _array(file, name, path) for name in file.files}
+                arrays = {name: _array(file[name], name, path) for name in file.files}
                 for where, record in sequences(arrays, path):
                     yield row_of(record, where, columns)
         except DAMAGED as error:
@@ -178,62 +179,41 @@ def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             raise DumpError(f"{path}: no archive of plain arrays ({error})", hint) from error
 
 
-STREAMED = 16 << 20
-"""Bytes of a padded array from which it is unpacked as its rows are read."""
-AT_ONCE = 1 << 20
-"""Bytes that are unpacked at once."""
-
-
-class _Rows:
-    """Rows of a padded array in an archive, unpacked as they are read, from first to last."""
-
-    def __init__(self, stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.shape, self.ndim = shape, len(shape)
-        self._stream, self._dtype = stream, dtype
-        self._block, self._first = np.empty((0, *shape[1:]), dtype), 0
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, i: int) -> Array:
-        if i >= self._first + len(self._block):
-            size = math.prod(self.shape[1:]) * self._dtype.itemsize
-            many = min(max(1, AT_ONCE // max(size, 1)), len(self) - i)
-            data = self._stream.read(many * size)
-            if len(data) < many * size:
-                raise EOFError(f"row {i + len(data) // max(size, 1)} is cut off")
-            self._block = np.frombuffer(data, self._dtype).reshape(many, *self.shape[1:])
-            self._first = i
-        found: Array = self._block[i - self._first]
-        return found
-
-
-def _array(file: Any, name: str, path: Path) -> Array | _Rows:
-    """Return an array of an archive; a large padded one is unpacked as its rows are read."""
-    member = name if name in file.zip.namelist() else f"{name}.npy"
-    info = file.zip.getinfo(member)
-    stream = file.zip.open(member)
-    if stream.read(6) == b"\x93NUMPY" and info.file_size >= STREAMED:
-        version = tuple(stream.read(2))
-        headers = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-        if version in headers:
-            shape, by_columns, dtype = headers[version](stream)
-            declared = math.prod(shape) * dtype.itemsize
-            if declared > info.file_size:
-                raise ValueError(f"{name!r} declares {declared:,} bytes and holds {info.file_size:,}")
-            if len(shape) > 1 and not by_columns and not dtype.hasobject:
-                return _Rows(stream, shape, dtype)
-    stream.close()
-    values = file[name]
+def _array(values: object, name: str, path: Path) -> Array:
     if not isinstance(values, np.ndarray):
         what = f"{path}: {name!r} is empty, or no array of NumPy"
         raise DumpError(what, "write it with np.savez, without objects")
     return values
 
 
-def sequences(
-    arrays: Mapping[str, Array | _Rows | list[Any]], path: Path
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def record_of(value: object, where: str) -> dict[str, Any]:
+    """Return a record of a pickle with its arrays as NumPy's."""
+    if not isinstance(value, dict):
+        hint = "store a dict of padded tensors, or a list with a dict per sequence"
+        raise DumpError(f"{where}: {type(value).__name__}, no mapping of columns", hint)
+    return {name: plain_list(one) for name, one in value.items() if isinstance(name, str)}
+
+
+def pickled(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read a dict of padded or flat tensors or of ragged lists, or a list with a dict per sequence.
+
+    A dict with a list of dicts, such as `samples`, is that list.
+    """
+    for path in files:
+        found = plain_list(load(path))
+        lists = [found, *found.values()] if isinstance(found, dict) else [found]
+        full = (one for one in lists if isinstance(one, list) and one and isinstance(one[0], dict))
+        if (each := next(full, None)) is not None:
+            records = iter([(f"{path}, sequence {i}", one) for i, one in enumerate(each)])
+        else:
+            known = record_of(found, str(path))
+            arrays = {name: one for name, one in known.items() if isinstance(one, list | np.ndarray)}
+            records = sequences(arrays, path)
+        for where, record in records:
+            yield row_of(record_of(record, where), where, columns)
+
+
+def sequences(arrays: Mapping[str, Array | list[Any]], path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield one record per sequence of padded or flat arrays, or lists with an element per sequence."""
     cuts = _cuts(arrays, path)
     if cuts is not None:
@@ -250,14 +230,14 @@ def sequences(
             flat = isinstance(values, np.ndarray) and values.ndim == 1
             if name in ("cu_seqlens", "lengths") or (isinstance(values, np.ndarray) and not values.ndim):
                 continue
-            if cuts is not None and not isinstance(values, _Rows) and flat and len(values) == cuts[-1]:
+            if cuts is not None and flat and len(values) == cuts[-1]:
                 record[name] = values[cuts[i] : cuts[i + 1]]
             elif i < len(values):
                 record[name] = values[i].item() if flat else values[i]
         yield f"{path}, sequence {i}", record
 
 
-def _cuts(arrays: Mapping[str, Array | _Rows | list[Any]], path: Path) -> Array | None:
+def _cuts(arrays: Mapping[str, Array | list[Any]], path: Path) -> Array | None:
     """Return where flat arrays are cut into sequences, [S+1]; None where nothing says it.
 
     Beside padded arrays, `lengths` that cannot be counts are a column of their own.
@@ -266,8 +246,7 @@ def _cuts(arrays: Mapping[str, Array | _Rows | list[Any]], path: Path) -> Array 
     if name is None:
         return None
     try:
-        given = arrays[name]
-        values: Array = np.empty((0, 0)) if isinstance(given, _Rows) else np.asarray(given)
+        values: Array = np.asarray(arrays[name])
     except ValueError:  # lists of several lengths
         values = np.empty(0, object)
     whole = values.ndim == 1 and values.dtype.kind in "iu" and (values < 1 << 62).all()

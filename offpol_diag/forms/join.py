@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +14,6 @@ from offpol_diag.readers.columns import LIST, SEQUENCE
 
 ORDER = "row"
 """The word for `--on` that joins by the order of the rows."""
-Place = tuple[np.dtype[Any], int, int]
-"""Type, offset and length of an array in the temporary file."""
 
 
 def parse(text: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
@@ -39,47 +36,41 @@ def role_named(name: str) -> str:
 
 @dataclass
 class Joined:
-    """Columns of a file by the id in column `on`, or by `row`; their lists lie in a temporary file."""
+    """Columns of a file by the id in column `on`, or by `row`.
+
+    Attributes:
+        tokens, scalars: id → columns, as in a row.
+        seen: ids that have found their partner.
+    """
 
     source: str
     columns: tuple[str, ...]
     on: str
-    _places: dict[object, dict[str, Place]] = field(default_factory=dict)
-    _scalars: dict[object, dict[str, Any]] = field(default_factory=dict)
-    _seen: set[object] = field(default_factory=set)
-    _map: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+    tokens: dict[object, dict[str, Array]] = field(default_factory=dict)
+    scalars: dict[object, dict[str, Any]] = field(default_factory=dict)
+    seen: set[object] = field(default_factory=set)
 
     @classmethod
-    def of(
-        cls, source: str, columns: tuple[str, ...], on: str | None, rows: Iterator[Row], folder: Path
-    ) -> Joined:
-        """Read a file into the temporary file."""
+    def of(cls, source: str, columns: tuple[str, ...], on: str | None, rows: Iterator[Row]) -> Joined:
+        """Read a file."""
         made = cls(source, tuple(map(role_named, columns)), on or SEQUENCE)
-        with (folder / "joined").open("wb") as store:
-            for number, row in enumerate(rows):
-                made._take(row, number, store)
-        if (folder / "joined").stat().st_size:
-            made._map = np.memmap(folder / "joined", np.uint8, "r")
+        for number, row in enumerate(rows):
+            made._take(row, number)
         return made
 
-    def _take(self, row: Row, number: int, store: IO[bytes]) -> None:
+    def _take(self, row: Row, number: int) -> None:
         """Keep what is asked for of a row of the second file."""
         key = self._key(row, number)
-        if key in self._scalars:
+        if key in self.scalars:
             hint = "join by a column that names each row: --on COLUMN, or --on row for their order"
             raise DumpError(f"{row.where}: {self.on} {key!r} comes twice", hint)
-        self._scalars[key], self._places[key] = {}, {}
-        for name in self.columns:
-            if name in row.tokens:
-                values = np.ascontiguousarray(row.tokens[name])
-                self._places[key][name] = values.dtype, store.tell(), len(values)
-                store.write(values.tobytes())
-            elif name in row.scalars:
-                self._scalars[key][name] = row.scalars[name]
-            else:
-                there = [*row.tokens, *row.scalars]
-                hint = did_you_mean(name, there) or f"the columns are {', '.join(there)}"
-                raise DumpError(f"{row.where}: there is no column {name!r} to join", hint)
+        there = [*row.tokens, *row.scalars]
+        if odd := [name for name in self.columns if name not in there]:
+            hint = did_you_mean(odd[0], there) or f"the columns are {', '.join(there)}"
+            raise DumpError(f"{row.where}: there is no column {odd[0]!r} to join", hint)
+        # copies: a view would keep the whole file
+        self.tokens[key] = {name: np.array(row.tokens[name]) for name in self.columns if name in row.tokens}
+        self.scalars[key] = {name: row.scalars[name] for name in self.columns if name not in row.tokens}
 
     def _key(self, row: Row, number: int) -> object:
         if self.on == ORDER:
@@ -96,25 +87,22 @@ class Joined:
         They cover what it covers, or its response; `number` is its place in the file.
         """
         key = self._key(row, number)
-        if key not in self._scalars:
+        if key not in self.scalars:
             hint = "both files need the same sequences; join by another column with --on COLUMN"
             raise DumpError(f"{row.where}: {self.source} has no {self.on} {key!r}", hint)
-        if key in self._seen:
+        if key in self.seen:
             hint = "join by a column that is different in every row"
             raise DumpError(f"{row.where}: {self.on} {key!r} comes twice", hint)
-        self._seen.add(key)
-        tokens = {
-            name: np.asarray(self._map[offset : offset + length * dtype.itemsize]).view(dtype)
-            for name, (dtype, offset, length) in self._places[key].items()
-        }
+        self.seen.add(key)
+        tokens = self.tokens.pop(key)
         lengths = {len(values) for values in tokens.values()}
         base = cut if lengths <= {len(values) for values in cut.tokens.values()} else row
         names = base.names | dict.fromkeys(self.columns, self.source)
-        scalars = base.scalars | self._scalars[key]
+        scalars = base.scalars | self.scalars[key]
         return replace(base, tokens=base.tokens | tokens, scalars=scalars, names=names)
 
     def notes(self) -> list[str]:
         """Return remarks after all rows: how it was joined, and what was left over."""
-        left = len(self._scalars) - len(self._seen)
+        left = len(self.scalars) - len(self.seen)
         found = [f"{', '.join(self.columns)} joined from {self.source} by {self.on}"]
         return found + [f"{left} sequences of {self.source} have no partner and are left out"] * bool(left)

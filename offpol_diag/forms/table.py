@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from offpol_diag.forms import batches, binary, generic, trainers
-from offpol_diag.forms.form import Alignment, Form, Head, Read, having
+from offpol_diag.forms import batches, generic, long, slime, trainers
+from offpol_diag.forms.files import Head
+from offpol_diag.forms.form import Alignment, Form, Read, having
 from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
 
 WRITTEN = (
@@ -104,7 +105,7 @@ FORMS: tuple[Form, ...] = (
         "train_data/*.pt (since 2026-08-12)",
         "rollout and old log-probs, mask, advantages, rewards, tokens; groups of the rollout dump beside it",
         having("torch", "format_version", "rollout_id", "samples"),
-        binary.slime,
+        slime.slime,
         source="THUDM/slime 624b824a8 slime/observability/train_data_utils.py (_build_dump_payload)",
     ),
     Form(
@@ -113,7 +114,7 @@ FORMS: tuple[Form, ...] = (
         "train_data/*_*.pt, a file per rank",
         "rollout and old log-probs, mask, advantages, rewards, tokens; groups of the rollout dump beside it",
         having("torch", "rollout_id", "rank", "rollout_data"),
-        binary.ranks,
+        slime.ranks,
         source="THUDM/slime v0.3.1 slime/utils/train_dump_utils.py, radixark/miles 31f1ca961 "
         "miles/utils/train_dump_utils.py, miles/dashboard/dump_reader.py:113-290, "
         "miles/backends/training_utils/cp_utils.py:19-67",
@@ -124,7 +125,7 @@ FORMS: tuple[Form, ...] = (
         "dashboard_columns/rollout_*.parquet",
         "rollout log-probs, mask, tokens; the trainer's come by --join train_data:old_log_probs",
         having("parquet", "sample_index", "response_length", "tokens", named=r"^rollout_\d+\.parquet$"),
-        binary.miles_columns,
+        slime.miles_columns,
         source="radixark/miles 31f1ca961 miles/ray/rollout/debug_data.py:36-72",
     ),
     Form(
@@ -133,7 +134,7 @@ FORMS: tuple[Form, ...] = (
         "policy_loss_debug/rank_*_call_*.pt",
         "rollout, old and current log-probs, mask, advantages of each call of the loss; no ids",
         having("torch", "rank", "call", "samples"),
-        binary.policy_loss,
+        slime.policy_loss,
         source="radixark/miles 31f1ca961 miles/backends/training_utils/debug_dump.py",
     ),
     Form(
@@ -162,7 +163,7 @@ FORMS: tuple[Form, ...] = (
         "verl",
         "tq_batch.pt (skip cache of V1)",
         "rollout log-probs, mask, tokens, groups; the trainer's come by --join",
-        having("torch", "tensordict"),
+        having("torch", "tensordict", "keys"),
         batches.verl_queue,
         Alignment(padding="right"),
         source="verl-project/verl 1dda039b9 verl/utils/skip/rollout_skip.py:136-173 of its part on V1",
@@ -173,9 +174,18 @@ FORMS: tuple[Form, ...] = (
         "rollout_data/*.pt",
         "rollout log-probs, mask, rewards, groups, tokens; the trainer's come by --join",
         having("torch", "rollout_id", "samples", "response_length"),
-        binary.slime_rollout,
+        slime.slime_rollout,
         source="THUDM/slime 624b824a8 slime/observability/rollout_data_utils.py:140-153, "
         "radixark/miles 31f1ca961 miles/ray/rollout/debug_data.py:98-115",
+    ),
+    Form(
+        "tokens",
+        "",
+        "*.parquet",
+        "a row per token, with the id of its sequence",
+        lambda head: head.long,
+        long.rows,
+        guess=True,
     ),
     _guess("jsonl", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column", generic.jsonl),
     _guess("arrow", "*.arrow, *.feather, *.ipc", f"Arrow IPC file or stream: {_ROWS}", generic.tables),
@@ -190,7 +200,7 @@ FORMS: tuple[Form, ...] = (
         "pt",
         "*.pt, *.pth (torch.save)",
         "padded tensors [S, L] with a mask, flat ones with cu_seqlens, or a list with a dict per sequence",
-        binary.pickled,
+        generic.pickled,
         "torch",
         padded=True,
     ),
@@ -198,7 +208,7 @@ FORMS: tuple[Form, ...] = (
         "pickle",
         "*.pkl, *.pickle",
         "the same as a pickle of NumPy arrays and lists; other classes are refused",
-        binary.pickled,
+        generic.pickled,
         padded=True,
     ),
     _guess("parquet", "*.parquet", f"{_ROWS}; for --join and --align", generic.tables),

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
-from offpol_diag.forms.form import Array, Head, Row, records, undamaged
+from offpol_diag.forms.files import Head, records, undamaged
+from offpol_diag.forms.form import Array, Row
 from offpol_diag.readers import columns as role
 
 

@@ -1,7 +1,6 @@
 """Check numbers against limits, or against an earlier result.
 
-`bounds.py` says what must hold, `judge.py` whether it does, `aliases.py` which names that trainers log are
-ours.
+`bounds.py` says what must hold, `judge.py` whether it does.
 """
 
 from offpol_diag.gate.bounds import Baseline, Bound, FailOn, Gates, Name, Span, Tolerance, read, required

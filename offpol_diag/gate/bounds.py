@@ -3,7 +3,7 @@
     BOUND      = NAME "=" LIMIT
     NAME       = [QUANTIFIER ":"] NUMBER
     QUANTIFIER = step | first | last | min | max | mean | median | pNN      over the training steps
-    NUMBER     = METRIC | drift2.METRIC | total.METRIC | PRESET.METRIC   or as logged: `aliases.py`
+    NUMBER     = METRIC | drift2.METRIC | total.METRIC | PRESET.METRIC   or as logged: `trainers/ours.py`
     TOLERANCE  = SHARE "%" | AMOUNT | SHARE "%" "+" AMOUNT
     STEPS      = FIRST ".." LAST | FIRST ".." | ".." LAST | STEP
 
@@ -34,10 +34,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from offpol_diag.errors import GateFileError, OffpolError, UsageError, did_you_mean
-from offpol_diag.gate.aliases import ours
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.summary import DiagnosisVerdict
+from offpol_diag.trainers.ours import ours
 from offpol_diag.wholefiles import MOST_TOML, toml
 from offpol_diag.wholefiles import read as read_whole
 

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from offpol_diag.errors import did_you_mean
-from offpol_diag.gate.aliases import advice, unlike
 from offpol_diag.gate.bounds import (
     ALL_STEPS,
     EVERY,
@@ -53,6 +52,7 @@ from offpol_diag.summary import (
     Summary,
     finite,
 )
+from offpol_diag.trainers.ours import advice, unlike
 
 Outcome = Literal["passed", "failed", "could not say"]
 

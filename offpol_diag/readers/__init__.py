@@ -1,22 +1,21 @@
 """Read Parquet files into packed batches: `open_dump(sources).batches()`.
 
 sources    paths, directories, globs and URLs → list of files; footers and parts of files
-remote     files behind URLs: access, listing, retries, error messages
+urls       URLs taken apart, and shown without secrets
+stores     URLs → filesystems; retries, error messages
 columns    roles of columns: aliases, overrides, types; the columns of a dump, checked across files
-parquet    footers; declared sizes; row groups → tables of whole rows
+parquet    footers; row groups → tables of whole rows
 decode     tables → arrays → batches; labels and keys of sequences
 checks     bad rows, and the signs of the train columns
 masks      a dump without a mask that looks as if it had one, or were padded
-long       long form (one row per token) → tables of one row per sequence
 dump       the steps above as one reader
-shards     division of a dump into parts that can be read independently
 
 Files of other forms become canonical Parquet first (`offpol_diag.forms`). What a dump needs of a file:
 `parquet.footer` says what it holds, `parquet.tables` yields its rows in order as Arrow tables with the number
-of their row group; a `Slice` is such a table with the numbers of its rows in the file.
+of their row group; `decode.Rows` is such a table with the numbers of its rows in the file.
 
-What cannot be read, and what the user named wrongly, is a `DumpError`. In `parquet`, functions of footers and
-of chunks raise one of its `READ_ERRORS`, which the functions around them explain.
+What cannot be read, and what the user named wrongly, is a `DumpError`. In `parquet`, functions of footers
+raise one of its `READ_ERRORS`, which the functions around them explain.
 
 Modules that need torch are imported on first use (PEP 562), so that `sources` works without it.
 """

@@ -1,4 +1,4 @@
-"""Validate the values of rows, refuse or skip bad rows, and check the signs of the train columns.
+"""Validate the values of rows, refuse or skip bad rows, and add up what a pass has seen of them.
 
 Most columns pass by their minimum and maximum alone; single tokens are checked only where these fail.
 """
@@ -14,20 +14,7 @@ import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
-from offpol_diag.readers.columns import Plan
-from offpol_diag.readers.decode import (
-    MOST_TOKENS,
-    Flags,
-    Floats,
-    Ints,
-    Problem,
-    Ragged,
-    Rows,
-    Slice,
-    decode,
-    span,
-    starts,
-)
+from offpol_diag.readers.decode import MOST_TOKENS, Flags, Floats, Ints, Ragged, Rows, span, starts
 
 TOLERANCE = 1e-3
 """Largest log-prob in nats that counts as rounding: in reduced precision a certain token can exceed 0."""
@@ -49,6 +36,16 @@ HINTS = {
 
 
 # ---------------------------------------------------------------- checks of rows
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A defect in rows (ascending indices); `detail` describes the i-th of them, `role` names the column."""
+
+    role: str
+    rows: Ints
+    detail: Callable[[int], str]
+    hint: str
 
 
 def shapes(rows: Rows) -> Iterator[Problem]:
@@ -167,23 +164,18 @@ class Skipped:
         self.examples += more.examples[: EXAMPLES - len(self.examples)]
 
 
-def good_rows(piece: Slice, plan: Plan, skipped: Skipped | None) -> tuple[Slice, Rows]:
-    """Decode a slice and drop its bad rows, counted in `skipped`."""
-    if piece.problems:
-        piece = _without(piece, list(piece.problems), plan, skipped)
-    rows = decode(piece.table, plan)
+def good_rows(rows: Rows, skipped: Skipped | None) -> Rows:
+    """Refuse the first bad row, or leave bad rows out and count them in `skipped`."""
     for check in CHECKS:
-        problems = list(check(rows))
-        if problems:
-            piece = _without(piece, problems, plan, skipped)
-            rows = decode(piece.table, plan)
-    return piece, rows
+        if problems := list(check(rows)):
+            rows = _without(rows, problems, skipped)
+    return rows
 
 
-def _without(piece: Slice, problems: list[Problem], plan: Plan, skipped: Skipped | None) -> Slice:
+def _without(rows: Rows, problems: list[Problem], skipped: Skipped | None) -> Rows:
     def bad_row(problem: Problem, index: int) -> str:
-        column = plan.columns.get(problem.role, problem.role)
-        return f"{piece.place(problem.rows[index])}, column {column!r}: {problem.detail(index)}"
+        column = rows.plan.columns.get(problem.role, problem.role)
+        return f"{rows.place(int(problem.rows[index]))}, column {column!r}: {problem.detail(index)}"
 
     if skipped is None:
         first = min(problems, key=lambda problem: int(problem.rows[0]))
@@ -193,9 +185,9 @@ def _without(piece: Slice, problems: list[Problem], plan: Plan, skipped: Skipped
         problem = next(problem for problem in problems if row in problem.rows)
         skipped.examples.append(bad_row(problem, int(np.searchsorted(problem.rows, row))))
     skipped.count += len(bad)
-    good = np.ones(len(piece.rows), np.bool_)
+    good = np.ones(len(rows.rows), np.bool_)
     good[bad] = False
-    return piece.keep(good)
+    return rows.only(good)
 
 
 # ---------------------------------------------------------------- positive log-probs on the train side
@@ -211,87 +203,52 @@ NEGATE = "a log-probability is at most 0; if the column holds negative log-likel
 
 @dataclass
 class Count:
-    """Running counts of the signs in one column.
+    """Counts of the signs in one column.
 
     Attributes:
         positive: tokens with values above the tolerance.
-        sizeable: tokens whose absolute value exceeds the tolerance.
+        sizeable: tokens whose absolute value exceeds the tolerance, or more.
         first: location and value of the first positive token.
-        judged: whether the sign was judged; `sizeable` is not counted from then on.
-        wrong: error message if the sign is wrong, else empty.
     """
 
     tokens: int = 0
     positive: int = 0
     sizeable: int = 0
     first: str = ""
-    judged: bool = False
-    wrong: str = ""
-
-    def decided(self, more: int) -> bool:
-        """Return whether `more` further tokens, none of them positive, could change only the token count."""
-        return self.judged or (not self.positive and self.tokens + more >= JUDGED_AT)
 
     def add(self, more: Count) -> None:
-        """Add the counts of later rows; the earliest judgement of the sign is kept."""
-        if not self.judged:
-            self.sizeable += more.sizeable
-            self.judged, self.wrong = more.judged, more.wrong
+        """Add the counts of later rows."""
         self.tokens += more.tokens
         self.positive += more.positive
+        self.sizeable += more.sizeable
         self.first = self.first or more.first
 
-
-@dataclass(frozen=True)
-class Signs:
-    """Sign check of the train columns (by canonical name), updated row by row.
-
-    If it waits, a wrong sign is raised only in `merge`, when the counts of earlier rows are known.
-    """
-
-    plan: Plan
-    counts: dict[str, Count] = field(default_factory=dict)
-    waits: bool = False
-
-    def see(self, piece: Slice, rows: Rows) -> None:
-        """Update the counts with the next rows."""
-        for role in (role for role in TRAIN if role in rows.lists):
-            count = self.counts.setdefault(role, Count())
-            if not (count.decided(rows.kept) and at_most(TOLERANCE, rows.lists[role], rows)):
-                values = np.where(rows.live, rows.lists[role].values, 0.0).astype(np.float64)
-                positive = np.flatnonzero(values > TOLERANCE)
-                count.positive += positive.size
-                if not count.judged:
-                    count.sizeable += int((np.abs(values) > TOLERANCE).sum())
-                if positive.size and not count.first:
-                    token = positive[0]
-                    row = int(np.searchsorted(rows.offsets, token, side="right")) - 1
-                    at = f"{piece.place(row)}, column {self.plan.columns[role]!r}"
-                    count.first = f"{at}: token {token - rows.offsets[row]} is {values[token]:.6g}"
-            count.tokens += rows.kept
-            self._judge(count)
-
-    def _judge(self, count: Count) -> None:
-        if not count.judged and count.tokens >= JUDGED_AT:
-            count.judged = True
-            if 2 * count.positive > count.sizeable:
-                count.wrong = (
-                    f"{count.first}, and {count.positive} of {count.tokens} tokens are above 0 like it: "
-                    "the column has the wrong sign"
-                )
-        if count.wrong and not self.waits:
-            raise DumpError(count.wrong, NEGATE)
-
-    def merge(self, counts: Mapping[str, Count]) -> None:
-        """Add the counts of later rows, made by other readers.
+    def judge(self) -> None:
+        """Refuse a column that is positive more often than not.
 
         Raises:
-            DumpError: a column with the wrong sign.
+            DumpError: it has the wrong sign.
         """
-        for role, more in counts.items():
-            count = self.counts.setdefault(role, Count())
-            count.add(more)
-            self._judge(count)
+        if self.tokens >= JUDGED_AT and 2 * self.positive > self.sizeable:
+            what = f"{self.first}, and {self.positive} of {self.tokens} tokens are above 0 like it"
+            raise DumpError(f"{what}: the column has the wrong sign", NEGATE)
+
+
+def count_signs(rows: Rows) -> dict[str, Count]:
+    """Count the signs of the train columns by role; without a positive value all tokens are sizeable."""
+    found = {}
+    for role in (role for role in TRAIN if role in rows.lists):
+        found[role] = count = Count(rows.kept, sizeable=rows.kept)
+        if not at_most(TOLERANCE, rows.lists[role], rows):
+            values = np.where(rows.live, rows.lists[role].values, 0.0).astype(np.float64)
+            positive = np.flatnonzero(values > TOLERANCE)
+            count.positive, count.sizeable = positive.size, int((np.abs(values) > TOLERANCE).sum())
+            if positive.size:
+                row = int(np.searchsorted(rows.offsets, positive[0], side="right")) - 1
+                at = f"{rows.place(row)}, column {rows.plan.columns[role]!r}"
+                token = positive[0] - rows.offsets[row]
+                count.first = f"{at}: token {token} is {values[positive[0]]:.6g}"
+    return found
 
 
 def remarks(counts: Mapping[str, Count]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
 TOKEN_IDS, ENTROPY = "token_ids", "entropy"
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
-POSITION = "position"
+POSITION = "token_positions"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
 COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
 SCALARS = (SEQUENCE, GROUP, *COUNTS)
@@ -159,6 +159,7 @@ ROLES = (
     Role(REWARDS, NUMBER, "reward"),
     Role(TOKEN_IDS, INTEGERS, "response_token_ids response_ids completion_ids", per_token="token_id"),
     Role(ENTROPY, FLOATS, "entropies rollout_entropy old_entropy"),
+    Role(POSITION, INTEGERS, short="position", per_token="position token_position pos t"),
     Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),
     Role(GROUP, LABEL, "prompt_id group_index uid"),
     Role(STEP, COUNT, "global_step"),
@@ -189,16 +190,12 @@ class Form:
 
 LIST = Form(ROLES)
 LONG = Form(
-    (
-        *(
-            replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}")
-            for r in ROLES
-        ),
-        Role(POSITION, INTEGER, "token_position pos t"),
+    tuple(
+        replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}") for r in ROLES
     ),
     long=True,
 )
-TOKENS = (*(role.name for role in ROLES if role.kind in PER_TOKEN), POSITION)
+TOKENS = tuple(role.name for role in ROLES if role.kind in PER_TOKEN)
 """Roles with a value per token in the long form."""
 
 
@@ -386,8 +383,6 @@ OTHER_COLUMN = "write the column again in that type, or give the part to another
 OTHER_GROUPS = "group by a column with one value per sequence"
 DESCRIBED: tuple[Test, ...] = (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string)
 """Types of a column without a role that is read for the diagnosis."""
-MOST_DESCRIBED = 16
-"""Maximum number of columns without a role that are read for the diagnosis."""
 
 
 @dataclass(frozen=True)
@@ -459,20 +454,18 @@ def ignored(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
 
 
 def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
-    """Return small text, integer or boolean columns without a role that all files have with one type."""
+    """Return text, integer or boolean columns without a role that all files have with one type."""
     taken = {*plan.columns.values(), *plan.extra}
 
     def everywhere(field: pa.Field) -> bool:
         return all(
-            field.name in part.small
-            and part.schema.names.count(field.name) == 1
-            and part.schema.field(field.name).type == field.type
+            part.schema.names.count(field.name) == 1 and part.schema.field(field.name).type == field.type
             for part in parts
         )
 
     fields = (field for field in parts[0].schema if _is_any(stored(field.type), DESCRIBED))
     found = [field.name for field in fields if field.name not in taken and everywhere(field)]
-    return () if plan.form.long else tuple(found[:MOST_DESCRIBED])
+    return () if plan.form.long else tuple(found)
 
 
 def _check_types(part: Part, plan: Plan) -> None:

@@ -1,9 +1,9 @@
-"""Decode Arrow lists and labels into packed batches, without masked tokens."""
+"""Tables → arrays → batches without masked tokens, with labels and keys of their sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
@@ -20,6 +20,7 @@ from offpol_diag.engine import bootstrap
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.columns import Plan
+from offpol_diag.readers.sources import Location
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -27,48 +28,10 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
-
-@dataclass(frozen=True)
-class Problem:
-    """A defect in rows (ascending indices) of a slice; `detail` describes the i-th of them.
-
-    `role` is the canonical name of the column, or its own name where it has no role.
-    """
-
-    role: str
-    rows: Ints
-    detail: Callable[[int], str]
-    hint: str
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Rows of one row group, one sequence each.
-
-    Attributes:
-        rows: number of each row in the file, from 0, [S].
-        before: rows in the files before this one.
-        problems: defects found before values are checked.
-    """
-
-    file: str
-    row_group: int
-    rows: Ints
-    before: int
-    table: pa.RecordBatch
-    problems: tuple[Problem, ...] = ()
-
-    def place(self, index: int) -> str:
-        """Return the location of a row, for messages."""
-        return f"{self.file}, row group {self.row_group}, row {self.rows[index]}"
-
-    def between(self, begin: int, end: int) -> Slice:
-        """Return the rows with indices `begin` to `end` − 1."""
-        return replace(self, rows=self.rows[begin:end], table=self.table.slice(begin, end - begin))
-
-    def keep(self, good: Flags) -> Slice:
-        """Return the rows flagged in `good` [S], without problems."""
-        return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)), problems=())
+MOST_TOKENS = 1 << 22
+"""Most tokens of one sequence, masked ones included."""
+MOST_TEXT = 1 << 12
+"""Most bytes of a label; the rest of a longer one is replaced by a digest of all of it."""
 
 
 def starts(lengths: Ints) -> Ints:
@@ -76,28 +39,7 @@ def starts(lengths: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-MOST_ROWS = 1 << 15
-"""Most sequences per batch: what is computed per sequence needs memory however few tokens there are."""
-MOST_TOKENS = 1 << 22
-"""Most tokens of one sequence, masked ones included."""
-MOST_TEXT = 1 << 12
-"""Most bytes of a label; the rest of a longer one is replaced by a digest of all of it."""
-
-
-def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with at most `tokens` tokens and `MOST_ROWS` rows, or one row.
-
-    Rows start at `offsets` [S+1].
-    """
-    begin, rows = 0, len(offsets) - 1
-    while begin < rows:
-        fit = int(np.searchsorted(offsets, offsets[begin] + tokens, side="right")) - 1
-        end = min(max(fit, begin + 1), begin + MOST_ROWS)
-        yield begin, end
-        begin = end
-
-
-# ---------------------------------------------------------------- lists of tokens → arrays
+# ---------------------------------------------------------------- rows
 
 
 @dataclass(frozen=True)
@@ -167,11 +109,52 @@ def dense(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class Rows:
-    """S rows by canonical column name, masked tokens included; numbers and counts are [S], NaN where null."""
+    """S rows of a row group, one sequence each, masked tokens included.
 
-    lists: dict[str, Ragged]
-    numbers: dict[str, Floats]
-    counts: dict[str, Floats] = field(default_factory=dict)
+    Attributes:
+        rows: number of each row in the file, from 0, [S].
+        before: rows in the files before this one.
+    """
+
+    table: pa.RecordBatch
+    plan: Plan
+    file: Location
+    row_group: int
+    rows: Ints
+    before: int
+
+    def place(self, index: int) -> str:
+        """Return the location of a row, for messages."""
+        return self.file.place(self.row_group, int(self.rows[index]))
+
+    def only(self, good: Flags) -> Rows:
+        """Return the rows flagged in `good` [S]."""
+        return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)))
+
+    def between(self, begin: int, end: int) -> Rows:
+        """Return the rows with indices `begin` to `end` − 1."""
+        return replace(self, rows=self.rows[begin:end], table=self.table.slice(begin, end - begin))
+
+    @cached_property
+    def columns(self) -> dict[str, pa.Array]:
+        """The columns by role."""
+        return {role: self.table.column(name) for role, name in self.plan.columns.items()}
+
+    @cached_property
+    def lists(self) -> dict[str, Ragged]:
+        """The columns of lists."""
+        return {role: ragged(one) for role, one in self.columns.items() if columns.is_list(one.type)}
+
+    @cached_property
+    def numbers(self) -> dict[str, Floats]:
+        """Rewards and advantages of sequences, [S], NaN where null."""
+        found = {columns.REWARDS, columns.ADVANTAGES} & self.columns.keys() - self.lists.keys()
+        return {role: _floats(self.columns[role]) for role in sorted(found)}
+
+    @cached_property
+    def counts(self) -> dict[str, Floats]:
+        """Steps, lags and versions, [S], NaN where null."""
+        return {role: _floats(self.columns[role]) for role in columns.COUNTS if role in self.columns}
 
     @property
     def lengths(self) -> Ints:
@@ -187,9 +170,7 @@ class Rows:
     def live(self) -> Flags:
         """Flags of unmasked tokens, [T] bool; all True without a mask."""
         mask = self.lists.get(columns.MASK)
-        if mask is None:
-            return np.ones(int(self.offsets[-1]), np.bool_)
-        return np.equal(mask.values, 1)
+        return np.ones(int(self.offsets[-1]), np.bool_) if mask is None else np.equal(mask.values, 1)
 
     @cached_property
     def kept(self) -> int:
@@ -205,7 +186,8 @@ class Rows:
         """Count the flagged tokens of each row, [T] → [S]."""
         found = np.zeros(len(self.lengths), np.int64)
         filled = np.flatnonzero(self.lengths)  # of an empty row reduceat gives another one's token
-        found[filled] = np.add.reduceat(flags.view(np.int8), self.offsets[filled], dtype=np.int32)
+        if filled.size:
+            found[filled] = np.add.reduceat(flags.view(np.int8), self.offsets[filled], dtype=np.int32)
         return found
 
     @property
@@ -216,16 +198,6 @@ class Rows:
     def unmasked(self, values: Array) -> Array:
         """Return the values of unmasked tokens, [T] → [kept]; read-only."""
         return values if self.kept == len(values) else values[self.live]
-
-
-def decode(table: pa.RecordBatch, plan: Plan) -> Rows:
-    """Decode the columns of a slice that become tensors, and the numeric labels."""
-    found = {role: table.column(name) for role, name in plan.columns.items()}
-    lists = {role: ragged(column) for role, column in found.items() if columns.is_list(column.type)}
-    per_sequence = (columns.REWARDS, columns.ADVANTAGES)
-    single = {role: _floats(found[role]) for role in per_sequence if role in found and role not in lists}
-    counts = {role: _floats(found[role]) for role in columns.COUNTS if role in found}
-    return Rows(lists, single, counts)
 
 
 # ---------------------------------------------------------------- labels
@@ -319,44 +291,44 @@ REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Arr
 """Test of a label's type → function that rewrites the column."""
 
 
-def labels(piece: Slice, plan: Plan) -> dict[str, list[object]]:
-    """Return the per-sequence labels of a slice by name: lists of length S, None where null.
+def labels(rows: Rows) -> dict[str, list[object]]:
+    """Return the labels of sequences by name: lists of length S, None where null.
 
     A missing `sequence_id` is the row's number in the whole dump; a missing `policy_lag` is the difference of
     the versions.
     """
+    plan = rows.plan
     names = {role: plan.columns[role] for role in columns.SCALARS if role in plan.columns}
-    names |= {name: name for name in plan.extra}
-    found = {ours: _listed(piece, name) for ours, name in names.items()}
-    found |= {name: _described(piece, name) for name in plan.described if name not in found}
+    found = {ours: _listed(rows, name) for ours, name in (names | {one: one for one in plan.extra}).items()}
+    found |= {name: _described(rows, name) for name in plan.described if name not in found}
     if columns.SEQUENCE not in found:
-        found = {columns.SEQUENCE: (piece.rows + piece.before).tolist()} | found
+        found = {columns.SEQUENCE: (rows.rows + rows.before).tolist()} | found
     if columns.ROLLOUT_VERSION in found and columns.TRAIN_VERSION in found:
         pairs = zip(found[columns.TRAIN_VERSION], found[columns.ROLLOUT_VERSION], strict=True)
         found = {columns.LAG: [None if None in pair else pair[0] - pair[1] for pair in pairs]} | found
     return found
 
 
-def _listed(piece: Slice, name: str) -> list[Any]:
+def _listed(rows: Rows, name: str) -> list[Any]:
     """Return a column's values; bytes are decoded as text, since some writers store text as bytes."""
-    column = piece.table.column(name)
+    column = plain(rows.table.column(name))
     found: list[Any] = []
     try:
         for scalar in column:
             value = scalar.as_py()
             found.append(value.decode() if isinstance(value, bytes) else value)
     except UnicodeDecodeError as error:
-        where = f"{piece.place(len(found))}, column {name!r}"
+        where = f"{rows.place(len(found))}, column {name!r}"
         raise DumpError(f"{where}: the text is not UTF-8", "write the column again as UTF-8 text") from error
     return found
 
 
-def _described(piece: Slice, name: str) -> list[Any]:
+def _described(rows: Rows, name: str) -> list[Any]:
     """Return the values of a column without a role, all None where it cannot be read as text."""
     try:
-        return list(piece.table.column(name).to_pylist())
+        return list(rows.table.column(name).to_pylist())
     except UnicodeDecodeError:
-        return [None] * len(piece.rows)
+        return [None] * len(rows.rows)
 
 
 # ---------------------------------------------------------------- rows → batch
@@ -372,13 +344,13 @@ PER_TOKEN: dict[str, tuple[str, type[np.generic]]] = {
 """Per-token field of a batch → its column and type."""
 
 
-def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
+def pack(rows: Rows) -> Batch:
     """Pack good rows into a batch.
 
     Where the plan is `bare`, a batch has values, lengths and labels alone: its positions and keys are zeros,
     and a turn is a sequence.
     """
-    scalars = labels(piece, plan)  # first: it refuses text that the keys could not hash
+    plan, scalars = rows.plan, labels(rows)  # first: it refuses text that the keys could not hash
     lengths = rows.kept_lengths
     arrays = _values(rows, lengths)
     arrays |= {"cu_seqlens": starts(lengths), "masked": rows.lengths - lengths}
@@ -389,7 +361,7 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
         where, runs = _positions(rows, lengths)
         contents = partial(keys_of_contents, arrays["rollout"], where, lengths)
         group = plan.columns.get(columns.GROUP)
-        key = keys_of_groups(piece.table.column(group), contents) if group else contents()
+        key = keys_of_groups(plain(rows.table.column(group)), contents) if group else contents()
     arrays |= {"position": where, "cu_runs": runs, "key": key}
     return Batch(**arrays, scalars=scalars)
 

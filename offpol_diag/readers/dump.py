@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
-from itertools import chain, repeat
+from itertools import repeat
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,31 +18,28 @@ import pyarrow.compute as pc
 from offpol_diag.batch import Batch, joined, label
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import parquet
-from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows, remarks
-from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree, ignored
-from offpol_diag.readers.decode import MOST_ROWS, Ints, Slice, cuts, is_text, pack, plain, starts
-from offpol_diag.readers.long import gathered
-from offpol_diag.readers.masks import ROWS, TOKENS, Ends, require_mask
+from offpol_diag.readers.checks import Count, Skipped, count_signs, good_rows, remarks
+from offpol_diag.readers.columns import MASK, ROLLOUT, TEXTS, Plan, agree, ignored
+from offpol_diag.readers.decode import Ints, Rows, pack, plain, starts
+from offpol_diag.readers.masks import Ends, require_mask
+from offpol_diag.readers.parquet import MOST_ROWS
 from offpol_diag.readers.sources import File, Part, find
 
 Progress = Callable[[int], None]
 
-ROOM = 1.2
-"""Largest batch of a shard relative to `batch_tokens`, so that a shard of little more is one batch."""
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's maximum mmap threshold; freeing such a block makes malloc reuse smaller ones."""
-TABLES = 8
-"""Tables per batch that Parquet is decoded in, since decoding takes several times the memory of a table."""
+TABLE = 1 << 18
+"""Most tokens decoded at once, but for a longer sequence."""
 FULL = 0.75
 """Share of the largest batch from which a batch does not wait for the next, with which it might be joined."""
 FOOTERS_AT_ONCE = 16
-MOST_SHORT = 1_000_000
-"""Most rows of a dump whose rows have fewer than two tokens on average: each row takes time of its own.
-
-With every preset, 500,000 rows of one token took 43 s of CPU time on two cores.
-"""
+MOST_SHARDS = 4096
+"""Maximum number of shards; larger dumps get larger shards."""
 MOST_COUNTED = 1 << 21
 """Labels of a column beyond which they are not counted."""
+MOST_DESCRIBED = 16
+"""Maximum number of columns without a role that are read for the diagnosis."""
 MOST_DIGITS = 64
 """Maximum digits of an integer in a directory name, leading zeros included."""
 
@@ -72,11 +70,11 @@ def _describe(file: File, numeric: set[str]) -> Part:
         footer = parquet.footer(file.path)
     except parquet.READ_ERRORS as error:
         raise parquet.unreadable(file.path, error) from error
-    schema, small = footer.schema, footer.small | partitions.keys()
+    schema = footer.schema
     partitions = {key: value for key, value in partitions.items() if key not in schema.names}
     for key, value in partitions.items():
         schema = schema.append(pa.field(key, value.type))
-    known = vars(footer) | {"schema": schema, "small": small}
+    known = vars(footer) | {"schema": schema}
     return Part(path=file.path, partitions=partitions, state=state, **known)
 
 
@@ -105,7 +103,7 @@ class DumpInfo:
     """Facts about a dump, for the report.
 
     Attributes:
-        rows: sequences, bad ones included; in the long form tokens, until the dump has been read.
+        rows: sequences, bad ones included.
         columns: canonical name → the column it is read from.
         others: columns that are read by their own names, for groups of sequences.
         ignored: columns that nobody reads.
@@ -122,53 +120,31 @@ class DumpInfo:
     ignored: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Findings:
-    """Findings of a pass: sequences (bad ones included), unmasked tokens, skipped rows, signs by role.
+@dataclass
+class Seen:
+    """What a pass has seen of the rows, added up in their order.
 
-    `ends` is how the first sequences of the dump end, of a part that has some of them.
+    Attributes:
+        rows: sequences, bad ones included.
+        tokens: unmasked tokens of those that are not skipped.
+        signs: of the train columns, by role.
+        ends: how the first sequences end.
     """
 
-    rows: int
-    tokens: int
-    skipped: Skipped
-    signs: dict[str, Count]
-    ends: list[Ints]
+    rows: int = 0
+    tokens: int = 0
+    skipped: Skipped = field(default_factory=Skipped)
+    signs: dict[str, Count] = field(default_factory=dict)
+    ends: list[Ints] = field(default_factory=list)
 
-
-class Cursor:
-    """Reader of row ranges in a row group that keeps the file open where the previous range ended.
-
-    Rows in the middle of a row group are reached only by decoding all rows before them. Ranges in ascending
-    order, with gaps or without, decode the row group only once. A pickled copy is closed.
-    """
-
-    def __init__(self) -> None:
-        self._key: Hashable = None
-        self._tables: Iterator[pa.RecordBatch] = iter(())
-        self._at = 0
-
-    def __reduce__(self) -> tuple[type[Cursor], tuple[()]]:
-        return Cursor, ()
-
-    def rows(self, part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows of a part of a row group, as `parquet.tables` does."""
-        assert part.between is not None
-        begin, end = part.between
-        key = part.path, part.groups.start
-        if key != self._key or begin < self._at:
-            whole = replace(part, between=None)
-            self._tables, self._at = (table for _, table in parquet.tables(whole, names, tokens)), 0
-        self._key = None  # until the range is read without an error
-        while self._at < end:
-            table, first = next(self._tables), self._at
-            low, high = max(begin - first, 0), min(end - first, table.num_rows)
-            self._at = first + high
-            if high < table.num_rows:
-                self._tables = chain([table.slice(high)], self._tables)
-            if low < high:
-                yield part.groups.start, table.slice(low, high - low)
-        self._key = key
+    def add(self, more: Seen) -> None:
+        """Add what was seen of later rows."""
+        self.rows += more.rows
+        self.tokens += more.tokens
+        self.skipped.merge(more.skipped)
+        for role, count in more.signs.items():
+            self.signs.setdefault(role, Count()).add(count)
+        self.ends += more.ends
 
 
 @dataclass
@@ -178,7 +154,7 @@ class Dump:
     Attributes:
         parts: its files that have rows.
         batch_tokens: tokens per batch, masked ones included.
-        skipped: rows skipped so far by the latest pass.
+        seen: what the latest pass has seen; complete when the pass has ended.
         remarks: what is to be said about how its files were made.
         made: what keeps a temporary file alive, or None.
     """
@@ -188,110 +164,86 @@ class Dump:
     _plan: Plan
     _skip: bool
     batch_tokens: int
-    skipped: Skipped = field(default_factory=Skipped)
-    _signs: Signs | None = None
-    _ends: Ends | None = None
-    _kept: int = 0
+    seen: Seen = field(default_factory=Seen)
     _shard: bool = False
-    _waits: bool = False
-    _late: bool = False
     _before: int = 0
-    _rate: float = 0.0
-    _cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
     remarks: tuple[str, ...] = ()
     made: object = field(default=None, compare=False, repr=False)
-
-    @property
-    def long(self) -> bool:
-        """True in the long form (one row per token)."""
-        return self._plan.form.long
-
-    def shard(self, parts: Sequence[Part], before: int) -> Dump:
-        """Return files or row groups, after `before` rows of other files, as a dump, maybe without tokens."""
-        first = before + sum(parts[0].group_rows[: parts[0].groups.start]) + (parts[0].between or (0,))[0]
-        return replace(
-            self,
-            info=replace(self.info, rows=sum(part.rows for part in parts)),
-            parts=list(parts),
-            batch_tokens=int(ROOM * self.batch_tokens),
-            skipped=Skipped(),
-            _signs=None,
-            _ends=None,
-            _kept=0,
-            _shard=True,
-            _waits=first > 0,
-            _late=first >= (TOKENS if self.long else ROWS),
-            _before=before,
-        )
 
     def only(self, roles: Collection[str]) -> Dump:
         """Return the dump with some columns only, by canonical name; batches lack positions, turns and keys.
 
-        Returns the dump itself where bad rows are skipped or rows are tokens, since both need all columns.
+        Returns the dump itself where bad rows are skipped, since that needs all columns.
         """
-        if self._skip or self.long:
-            return self
-        plan = self._plan.only({ROLLOUT, MASK, *roles})
-        return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _cursor=Cursor())
+        return self if self._skip else self._with(self._plan.only({ROLLOUT, MASK, *roles}))
 
     def unmasked(self) -> Dump | None:
-        """Return the dump with masked tokens counted, or None where it has no mask or a row is a token."""
-        if self.long or MASK not in self._plan.columns:
+        """Return the dump with masked tokens counted, or None where it has no mask."""
+        if MASK not in self._plan.columns:
             return None
         columns = {role: at for role, at in self._plan.columns.items() if role != MASK}
-        plan = replace(self._plan, columns=columns, unmasked=True)
-        return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _cursor=Cursor())
+        return self._with(replace(self._plan, columns=columns, unmasked=True))
+
+    def _with(self, plan: Plan) -> Dump:
+        return replace(self, _plan=plan, seen=Seen())
+
+    def shards(self, size: int) -> list[Dump]:
+        """Divide the dump between row groups into dumps of about `size` file bytes, maybe without tokens.
+
+        This depends on the dump alone. Shards can be read in another process and working directory; rows and
+        files keep their numbers and names.
+        """
+        size = max(size, self.info.bytes // MOST_SHARDS)
+        found, held, weight, before, first = list[Dump](), list[Part](), 0.0, 0, 0
+        for part in self.parts:
+            path, begin = part.path, 0
+            if not path.store:
+                path = replace(path, path=str(Path(path.path).absolute()))
+            for group, rows in enumerate(part.group_rows, 1):
+                weight += part.bytes * rows / part.rows
+                if weight >= size or group == len(part.group_rows):
+                    held.append(replace(part, path=path, span=(begin, group)))
+                    begin = group
+                if weight >= size:
+                    found.append(self._shard_of(held, before))
+                    held, weight, before = [], 0.0, first
+            first += sum(part.group_rows)
+            before = before if held else first
+        return [*found, self._shard_of(held, before)] if held else found
+
+    def _shard_of(self, parts: list[Part], before: int) -> Dump:
+        return replace(self, parts=parts, seen=Seen(), made=None, _shard=True, _before=before)
 
     @property
     def rows(self) -> int:
-        """Rows of the files, bad ones included: a sequence each, or a token each in the long form."""
+        """Rows of the files, bad ones included."""
         return sum(part.rows for part in self.parts)
 
     @property
     def tokens(self) -> float:
-        """Approximate number of tokens, masked ones included; see `group_tokens`."""
-        return sum(self.group_tokens)
+        """Approximate number of tokens, masked ones included."""
+        return sum(parquet.tokens_in(part, group) for part in self.parts for group in part.groups)
 
     @property
-    def group_tokens(self) -> list[float]:
-        """Approximate number of tokens in each row group that is read, masked ones included.
-
-        Estimated from uncompressed bytes, at the bytes per token of the first row group; from rows in the
-        long form and where footers give no bytes.
-        """
-        groups = [(part, at) for part in self.parts for at in part.groups]
-        stated = all(part.group_bytes[at] > 0 for part, at in groups if part.group_rows[at])
-        by_bytes = stated and not self.long
-        sizes = [
-            float(part.group_bytes[at] if by_bytes and part.group_rows[at] else part.group_rows[at])
-            for part, at in groups
-        ]
-        filled = next((i for i, size in enumerate(sizes) if size), None)
-        if filled is not None and not self._rate:
-            part, at = groups[filled]
-            name = self._plan.columns[ROLLOUT]
-            tokens = part.group_rows[at] if self.long else parquet.values_in(part, at, name)
-            self._rate = max(tokens, 1) / sizes[filled]
-        return [
-            self._rate * size * (part.rows / part.group_rows[at] if part.between else 1.0)
-            for size, (part, at) in zip(sizes, groups, strict=True)
-        ]
+    def skipped(self) -> Skipped:
+        """Rows skipped so far by the latest pass."""
+        return self.seen.skipped
 
     def largest(self, name: str, most: int) -> tuple[frozenset[str], int] | None:
         """Return the labels that most rows have, and the number of all others; it reads that column alone.
 
         Of labels with equally many rows the first ones in order are taken. None where there are no more than
-        `most`, or where they are not counted: without such a column, in the long form, beyond `MOST_COUNTED`.
+        `most`, or where they are not counted: without such a column, beyond `MOST_COUNTED`.
         """
         column, counts = self._plan.columns.get(name, name), Counter[str]()
         for part in self.parts:
-            if self.long or column not in part.schema.names or len(counts) > MOST_COUNTED:
+            if column not in part.schema.names or len(counts) > MOST_COUNTED:
                 return None
             if column in part.partitions:
                 value = part.partitions[column].as_py()
                 counts[label(value)] += part.rows
                 continue
-            for _, table in _of_few_bytes(parquet.tables(part, [column], self.batch_tokens), [column]):
+            for _, table in parquet.tables(part, [column], self.batch_tokens):
                 try:
                     for one in pc.value_counts(plain(table.column(0))).to_pylist():
                         counts[label(one["values"])] += one["counts"]
@@ -305,7 +257,7 @@ class Dump:
     @property
     def signs(self) -> dict[str, Count]:
         """Counts of signs from the latest pass, by the dump's column names."""
-        return {self._plan.columns[role]: count for role, count in self.findings().signs.items()}
+        return {self._plan.columns[role]: count for role, count in self.seen.signs.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -329,89 +281,59 @@ class Dump:
         """
         # Makes malloc reuse memory between batches; the block is never touched, so it costs no memory.
         np.empty(RECYCLED, np.uint8)
-        self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
-        self._ends = Ends(self._plan)
-        packed = self._packed(self._signs, self._ends, progress or (lambda _: None))
-        for batch in join(packed, self.batch_tokens):
-            self._kept += batch.tokens
-            if self._kept or self._shard:
+        self.seen = Seen()
+        for batch in join(self._packed(progress or (lambda _: None)), self.batch_tokens):
+            if self.seen.tokens or self._shard:
                 yield batch
             del batch  # frees it before the next one is read
         if not self._shard:
-            self._ends.judge(_named(self.parts), self.info.rows)
-            if not self._kept:
-                raise self._nothing()
+            self.judge()
 
-    def findings(self) -> Findings:
-        """Return the findings of the latest pass; complete when the pass has ended."""
-        signs = self._signs.counts if self._signs else {}
-        rows = self._ends.rows if self._ends else []
-        return Findings(self.info.rows, self._kept, self.skipped, signs, rows)
+    def judge(self) -> None:
+        """Refuse the dump for what a whole pass has seen: a wrong sign, padding, no token.
 
-    def merge_findings(self, shards: Iterable[Findings]) -> None:
-        """Merge the findings of all shards, in order, as if the dump had been read in one pass."""
-        self.skipped, self._signs, self._kept, rows = Skipped(), Signs(self._plan), 0, 0
-        self._ends = Ends(self._plan)
-        for one in shards:
-            rows += one.rows
-            self._kept += one.tokens
-            self.skipped.merge(one.skipped)
-            self._signs.merge(one.signs)
-            self._ends.merge(one.ends)
-        self.info = replace(self.info, rows=rows)
-        self._ends.judge(_named(self.parts), rows)
-        if not self._kept:
+        Raises:
+            DumpError: one of them.
+        """
+        for count in self.seen.signs.values():
+            count.judge()
+        Ends(self._plan, self.seen.ends).judge(_named(self.parts), self.info.rows)
+        if not self.seen.tokens:
             raise self._nothing()
 
-    def _packed(self, signs: Signs, ends: Ends, progress: Progress) -> Iterator[Batch]:
-        sequences = 0
-
-        def packed(piece: Slice) -> Batch | None:
-            nonlocal sequences
-            sequences += len(piece.rows)
-            good, rows = good_rows(piece, self._plan, self.skipped if self._skip else None)
-            signs.see(good, rows)
-            if ends.wanted() and not self._late:
-                ends.see(rows)
-                if not (ends.wanted() or self._shard):
-                    ends.judge(_named(self.parts), self.info.rows)
-            if not self.long:  # there a row is a token, and counted when it is gathered
-                progress(len(piece.rows))
-            return pack(good, rows, self._plan) if len(good.rows) else None
-
+    def _packed(self, progress: Progress) -> Iterator[Batch]:
         # No loop: its variable would keep a batch, or its rows, while the next one is read.
-        yield from filter(None, map(packed, self._slices(progress)))
-        self.info = replace(self.info, rows=sequences)
+        return filter(None, map(self._see, self._rows(progress)))
 
-    def _slices(self, progress: Progress) -> Iterator[Slice]:
-        """Yield the rows in slices of at most `batch_tokens` tokens, or of one row."""
-        if self.long:
-            pieces = (piece for part in self.parts for piece in self._tables(part, 0))
-            yield from gathered(pieces, self._plan, self.batch_tokens, progress)
-            return
-        before = self._before
+    def _see(self, rows: Rows) -> Batch | None:
+        """Pack the good ones of some rows, and note what is seen of all of them."""
+        found, ends = Seen(rows=len(rows.rows)), Ends(self._plan, self.seen.ends)
+        rows = good_rows(rows, self.seen.skipped if self._skip else None)
+        if ends.wanted():
+            found.ends = ends.see(rows)
+        found.signs, found.tokens = count_signs(rows), rows.kept
+        self.seen.add(found)
+        return pack(rows) if len(rows.rows) else None
+
+    def _rows(self, progress: Progress) -> Iterator[Rows]:
+        """Yield the rows, at most `TABLE` tokens or one row at once, with hive partitions as columns."""
+        before, most = self._before, min(TABLE, self.batch_tokens)
         for part in self.parts:
-            tables = self._tables(part, before)
-            yield from _filled(tables, self._plan.columns[ROLLOUT], self.batch_tokens)
+            names = [name for name in self._plan.names if name not in part.partitions]
+            at, done = -1, 0
+            for group, table in parquet.tables(part, names, most):
+                if group != at:
+                    at, done = group, sum(part.group_rows[:group])
+                numbers, done = np.arange(done, done + table.num_rows), done + table.num_rows
+                for key, value in part.partitions.items():
+                    table = table.append_column(key, pa.repeat(value, table.num_rows))
+                rows = Rows(table, self._plan, part.path, group, numbers, before)
+                lengths = pc.list_value_length(table.column(self._plan.columns[ROLLOUT])).fill_null(0)
+                for begin, end in cuts(starts(lengths.to_numpy()), most):
+                    yield rows.between(begin, end)
+                    progress(end - begin)
+                del table, rows
             before += sum(part.group_rows)
-
-    def _tables(self, part: Part, before: int) -> Iterator[Slice]:
-        """Yield the rows of a part, with hive partitions and labels as plain values."""
-        names = [name for name in self._plan.names if name not in part.partitions]
-        reader = self._cursor.rows if part.between else parquet.tables
-        found = reader(part, names, self.batch_tokens // (1 if self.long else TABLES))
-        at, done = -1, 0
-        for group, table in _of_few_bytes(found, self._plan.labels):
-            if group != at:
-                at, done = group, sum(part.group_rows[:group]) + (part.between or (0,))[0]
-            rows, done = np.arange(done, done + table.num_rows), done + table.num_rows
-            for key, value in part.partitions.items():
-                table = table.append_column(key, pa.repeat(value, table.num_rows))
-            for name in self._plan.labels:
-                index = table.schema.get_field_index(name)
-                table = table.set_column(index, name, plain(table.column(index)))
-            if table.num_rows:
-                yield Slice(str(part.path), group, rows, before, table)
 
     def _nothing(self) -> DumpError:
         name = _named(self.parts)
@@ -427,7 +349,7 @@ class Dump:
 
 
 def open_dump(
-    sources: Sequence[str],
+    sources: Sequence[str | File],
     *,
     columns: Mapping[str, str] | None = None,
     group_by: Sequence[str] = (),
@@ -454,19 +376,15 @@ def open_dump(
         hint = "check that its writer was closed"
         raise DumpError(f"{_named(parts)}: the dump is empty: it has no row", hint)
     plan = agree(filled, columns or {}, group_by)
-    rows, name = sum(part.rows for part in parts), plan.columns[ROLLOUT]
-    if not plan.form.long and rows > MOST_SHORT:  # run-length encoding makes empty rows cost nothing
-        values = sum(parquet.values_in(part, group, name) for part in filled for group in part.groups)
-        if values < 2 * rows:
-            raise DumpError(
-                f"{_named(filled)}: {rows:,} rows have at most {values:,} tokens in column {name!r}: more "
-                f"than {MOST_SHORT:,} rows of fewer than two tokens on average",
-                "leave out rows without a token; or analyze parts of the dump with --tally, and merge them",
-            )
+    stored = [name for name in plan.described if name not in filled[0].partitions]
+    texts = [name for name in stored if _is_text(filled[0], name)]
+    long = {*texts} - parquet.short(filled[0], texts)
+    described = tuple(name for name in plan.described if name not in long)
+    plan = replace(plan, described=described[:MOST_DESCRIBED])
     require_mask(filled, plan, columns or {})
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
-        rows=rows,
+        rows=sum(part.rows for part in parts),
         row_groups=sum(len(part.group_rows) for part in parts),
         bytes=sum(part.bytes for part in parts),
         columns=dict(plan.columns),
@@ -477,6 +395,11 @@ def open_dump(
     return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens))
 
 
+def _is_text(part: Part, name: str) -> bool:
+    kind = part.schema.field(name).type
+    return any(test(kind) for test in TEXTS) or pa.types.is_dictionary(kind)
+
+
 def _named(parts: Sequence[Part]) -> str:
     rest = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
     return ", ".join(str(part.path) for part in parts[:3]) + rest
@@ -485,57 +408,17 @@ def _named(parts: Sequence[Part]) -> str:
 # ---------------------------------------------------------------- the size of batches
 
 
-def _of_few_bytes(
-    found: Iterator[tuple[int, pa.RecordBatch]], labels: Collection[str]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut tables where the texts of dictionaries, which many rows may share, would take too many bytes."""
-    for group, table in found:
-        width = 1
-        for at, name in enumerate(table.schema.names):
-            column = table.column(at)
-            if name in labels and pa.types.is_dictionary(column.type):
-                words = plain(column.dictionary)
-                table = table.set_column(at, name, pa.DictionaryArray.from_arrays(column.indices, words))
-                width += (pc.max(pc.binary_length(words)).as_py() or 0) if is_text(words.type) else 0
-        rows = max(1, parquet.TEXT_AT_ONCE // width)
-        for first in range(0, table.num_rows, rows):
-            yield group, table.slice(first, rows)
+def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows with at most `tokens` tokens and `MOST_ROWS` rows, or one row.
 
-
-def _filled(found: Iterator[Slice], name: str, most: int) -> Iterator[Slice]:
-    """Regroup rows into slices of at most `most` tokens, by the lists in column `name`, or of one row.
-
-    Slices may span several input tables, but only one row group.
+    Rows start at `offsets` [S+1].
     """
-    held: list[Slice] = []
-    tokens = rows = 0
-    try:
-        for piece in found:
-            offsets = starts(pc.list_value_length(piece.table.column(name)).fill_null(0).to_numpy())
-            for begin, end in cuts(offsets, most):
-                size, many = int(offsets[end] - offsets[begin]), end - begin
-                full = tokens + size > most or rows + many > MOST_ROWS
-                if held and (full or held[0].row_group != piece.row_group):
-                    yield _concatenated(held)
-                    tokens = rows = 0
-                held.append(piece.between(begin, end))
-                tokens, rows = tokens + size, rows + many
-            del piece
-    except DumpError:
-        if held:
-            yield _concatenated(held)  # rows read before the error come first: errors in them take precedence
-        raise
-    if held:
-        yield _concatenated(held)
-
-
-def _concatenated(held: list[Slice]) -> Slice:
-    """Concatenate slices of one row group, and empty the list, so that they can be freed."""
-    first, rows = held[0], np.concatenate([one.rows for one in held])
-    tables = [one.table for one in held]
-    held.clear()
-    table = pa.Table.from_batches(tables).combine_chunks().to_batches()[0] if len(tables) > 1 else first.table
-    return replace(first, rows=rows, table=table)
+    begin, rows = 0, len(offsets) - 1
+    while begin < rows:
+        fit = int(np.searchsorted(offsets, offsets[begin] + tokens, side="right")) - 1
+        end = min(max(fit, begin + 1), begin + MOST_ROWS)
+        yield begin, end
+        begin = end
 
 
 def join(batches: Iterable[Batch], most: int) -> Iterator[Batch]:

@@ -2,9 +2,8 @@
 
 Without a mask every token counts, padding and tool output included. Neither depends on how a dump is cut.
 
-A column that looks like a mask is found when the dump is opened: footers say whether it holds both 0 and 1
-and no other number, and the beginning of the dump whether there is one for each token. Of a dump at a URL
-nothing is fetched for that but footers.
+A column that looks like a mask is found when the dump is opened: at its beginning it holds a 0 or a 1 for
+each token, and everywhere no other number, and both.
 
 Padding is found as the dump is read, in its first sequences. A token that was sampled may have log-prob 0 in
 both columns, if the policies are certain of it, and so may several at the end of a response. Padding differs:
@@ -17,24 +16,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pt
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns, parquet
 from offpol_diag.readers.columns import NONE, Plan, is_list, may_mask, no_mask, unnamed_mask
-from offpol_diag.readers.decode import Array, Flags, Ints, Rows, dense, narrow, ragged, span, starts
+from offpol_diag.readers.decode import Array, Flags, Ints, Ragged, Rows, ragged, starts
 from offpol_diag.readers.sources import Part
 
 ROWS, TOKENS = 1 << 12, 1 << 18
 """Rows and tokens at the beginning of the dump that are looked at, at most."""
-AT_ONCE = 1 << 16
-"""Tokens per table of these."""
+FIRST, AT_ONCE = 1 << 12, 1 << 16
+"""Tokens that are looked at first, and per table."""
 MOST = 256
 """Most columns that are looked at; there are dumps with thousands."""
 NEARLY_ALL = 0.95
@@ -58,125 +54,60 @@ def require_mask(parts: Sequence[Part], plan: Plan, overrides: Mapping[str, str]
     """
     if columns.MASK in plan.columns or no_mask(overrides):
         return
-    within = _candidates(parts, plan)
-    begun = _begun(parts, plan, within) if within else {}
-    if found := [name for name, seen in begun.items() if _of_0_and_1(parts, name, seen)]:
+    read, many = set(plan.names), Counter(parts[0].schema.names)
+    unread = (one for one in parts[0].schema if one.name not in read and many[one.name] == 1)
+    within = [one.name for one in unread if is_list(one.type) and may_mask(one.name, one.type, plan.form)]
+    found = list[str]()
+    with suppress(DumpError):  # what is damaged is refused where it is read
+        found = list(_like_masks(parts, plan, within[:MOST])) if within else []
+    if found:
         raise unnamed_mask(str(parts[0].path), found)
 
 
-def _candidates(parts: Sequence[Part], plan: Plan) -> list[str]:
-    """Return the columns that nobody reads and that could be a mask by name, type and the first footer."""
-    read, many = set(plan.names), Counter(parts[0].schema.names)
-    unread = (one for one in parts[0].schema if one.name not in read and one.name in parts[0].binary)
-    found = (one.name for one in unread if may_mask(one.name, one.type, plan.form) and many[one.name] == 1)
-    return list(islice(found, MOST))
-
-
-def _of_0_and_1(parts: Sequence[Part], name: str, begun: tuple[float, float]) -> bool:
-    """Return whether a column that begins like a mask holds both 0 and 1, and no other number."""
-    low, high = begun
-    for part in parts:
-        with suppress(DumpError, *parquet.READ_ERRORS):
-            for one in parquet.extents(part, [name]).values():
-                low, high = min(low, one.low), max(high, one.high)
-    return low == 0 and high == 1
-
-
-def _begun(parts: Sequence[Part], plan: Plan, names: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return the columns with 0 or 1 for each token at the beginning, and their minimum and maximum."""
-    with suppress(DumpError, *parquet.READ_ERRORS):  # what is damaged is refused where it is read
-        if any(part.path.store for part in parts):
-            return _by_footers(parts, plan, names)
-        return dict(_of_tokens(parts, plan, names) if plan.form.long else _of_lists(parts, plan, names))
-    return {}
-
-
-def _by_footers(parts: Sequence[Part], plan: Plan, names: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return the lists of integers that have as many values as the log-probs, which is all that is known."""
+def _like_masks(parts: Sequence[Part], plan: Plan, names: Sequence[str]) -> Iterator[str]:
+    """Yield the columns of lists that hold a 0 or a 1 for each token at the beginning, and both in all."""
     rollout = plan.columns[columns.ROLLOUT]
-    types = {name: parts[0].schema.field(name).type for name in names}
-    whole = [name for name, kind in types.items() if is_list(kind) and not pt.is_floating(kind.value_type)]
-    found = parquet.extents(parts[0], [rollout, *whole], 1)
-    size = found[rollout].values if rollout in found else 0
-    alike = (name for name in whole if name in found and found[name].values >= NEARLY_ALL * size)
-    return {name: (found[name].low, found[name].high) for name in alike if found[name].values <= size}
+    _, first = next(parquet.tables(parts[0], [rollout, *names], FIRST, glimpse=True))  # most are told by this
+    for name in names:
+        flags = _flags(ragged(first.column(name)))
+        if flags and _begins(parts, rollout, name) and _of_0_and_1(parts, name):
+            yield name
 
 
-def _of_lists(
-    parts: Sequence[Part], plan: Plan, names: Sequence[str]
-) -> Iterator[tuple[str, tuple[float, float]]]:
-    rollout = plan.columns[columns.ROLLOUT]
-    lengths, held = list[Ints](), {name: list[tuple[Array, Ints]]() for name in names}
-    rows = tokens = 0
-    for table in _tables(parts, [rollout], names):
-        sizes = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy().astype(np.int64)
-        room = min(int(np.searchsorted(starts(sizes)[:-1], TOKENS - tokens)), ROWS - rows)
-        lengths.append(sizes[:room])
-        rows, tokens = rows + len(lengths[-1]), tokens + int(lengths[-1].sum())
-        for name, some in held.items():
-            some.append(_list(table.slice(0, room), name))
-        if rows == ROWS or tokens >= TOKENS:
-            break
-    size = _joined(lengths)
-    for name, some in held.items():
-        values, own = (_joined(each) for each in zip(*some, strict=True))
-        whole = size.any() and (own == size)[size > 0].mean() >= NEARLY_ALL
-        if whole and _flags(values):
-            yield name, span(values)
+def _flags(column: Ragged) -> bool:
+    return column.null is None and bool(((column.values == 0) | (column.values == 1)).all())
 
 
-def _list(table: pa.RecordBatch, name: str) -> tuple[Array, Ints]:
-    """Return a column of lists, their values and lengths; of a file that lacks it, empty ones."""
-    if name not in table.schema.names:
-        return np.zeros(0), np.zeros(table.num_rows, np.int64)
-    found = ragged(table.column(name))
-    return _with_nan(found.values, found.null), found.lengths
-
-
-def _of_tokens(
-    parts: Sequence[Part], plan: Plan, names: Sequence[str]
-) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield columns of the long form; those that are the same throughout each sequence are no masks."""
-    sequence = plan.columns[columns.SEQUENCE]
-    numbers: dict[object, int] = {}
-    which, held = list[Ints](), {name: list[Array]() for name in names}
-    rows = 0
-    for table in _tables(parts, [sequence], names):
-        some = table.slice(0, TOKENS - rows)
-        rows += some.num_rows
-        ids = dense(some.column(sequence)).dictionary_encode()
-        if ids.null_count:
-            return  # which is an error where it is read
-        known = [numbers.setdefault(key, len(numbers)) for key in ids.dictionary.to_pylist()]
-        which.append(np.array(known, np.int64)[ids.indices.to_numpy()])
-        for name, values in held.items():
-            there = name in some.schema.names
-            values.append(_with_nan(*narrow(some.column(name))) if there else np.full(some.num_rows, np.nan))
-        if rows == TOKENS:
-            break
-    number = _joined(which)
-    for name, parted in held.items():
-        flags = _joined(parted)
-        if _flags(flags):
-            ones, every = np.bincount(number, flags), np.bincount(number)
-            if ((ones > 0) & (ones < every)).any():
-                yield name, span(flags)
-
-
-def _tables(parts: Sequence[Part], first: Sequence[str], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield tables of some columns, and of others that a file has."""
+def _begins(parts: Sequence[Part], rollout: str, name: str) -> bool:
+    """Return whether a column begins with a 0 or a 1 for each token, in nearly all of the first sequences."""
+    same, rows, tokens = 0, 0, TOKENS
     for part in parts:
-        there = [name for name in names if name in part.schema.names and name not in part.partitions]
-        for _, table in parquet.tables(part, [*first, *there], AT_ONCE):
-            yield table
+        if name not in part.schema.names:
+            return False
+        for _, table in parquet.tables(part, [rollout, name], AT_ONCE, glimpse=True):
+            sizes = pc.list_value_length(table.column(0)).fill_null(0).to_numpy().astype(np.int64)
+            room = min(int(np.searchsorted(starts(sizes)[:-1], tokens)), ROWS - rows)
+            found = ragged(table.column(1).slice(0, room))
+            if not _flags(found):
+                return False
+            filled = sizes[:room] > 0
+            same += int((found.lengths == sizes[:room])[filled].sum())
+            rows, tokens = rows + int(filled.sum()), tokens - int(sizes[:room].sum())
+            if rows >= ROWS or tokens <= 0:
+                return same >= NEARLY_ALL * rows
+    return rows > 0 and same >= NEARLY_ALL * rows
 
 
-def _flags(values: Array) -> bool:
-    return bool(((values == 0) | (values == 1)).all())
-
-
-def _with_nan(values: Array, null: Flags | None) -> Array:
-    return values.astype(np.float64) if null is None else np.where(null, np.nan, values)
+def _of_0_and_1(parts: Sequence[Part], name: str) -> bool:
+    """Return whether a column of lists holds both 0 and 1, and no other number, in the files that have it."""
+    seen = set[float]()
+    for part in (part for part in parts if name in part.schema.names):
+        for _, table in parquet.tables(part, [name], TOKENS):
+            found = ragged(table.column(0))
+            seen.update(np.unique(found.values).tolist() if found.null is None else [np.nan])
+            if not seen <= {0, 1}:
+                return False
+    return seen == {0, 1}
 
 
 def _joined(arrays: Iterable[Array]) -> Array:
@@ -213,21 +144,16 @@ class Ends:
             return False
         return sum(map(len, self.rows)) < ROWS and sum(int(one[:, 0].sum()) for one in self.rows) < TOKENS
 
-    def see(self, rows: Rows) -> None:
-        """Look at the next rows."""
+    def see(self, rows: Rows) -> list[Ints]:
+        """Look at the next rows; return what to add to `rows`."""
         train = rows.lists.get(columns.OLD, rows.lists.get(columns.CURRENT))
-        if train is None or not self.wanted():
-            return
+        if train is None:
+            return []
         many = min(len(rows.lengths), ROWS)
         many = min(many, int(np.searchsorted(rows.offsets[:-1], TOKENS)))
         end = int(rows.offsets[many])
         zero = (rows.lists[columns.ROLLOUT].values[:end] == 0) & (train.values[:end] == 0)
-        self.rows.append(ends(rows.lengths[:many], zero))
-
-    def merge(self, more: Sequence[Ints]) -> None:
-        """Add the rows of a later part of the dump."""
-        if self.wanted():
-            self.rows += more
+        return [ends(rows.lengths[:many], zero)]
 
     def judge(self, name: str, total: int) -> None:
         """Refuse padding.

@@ -1,14 +1,10 @@
-"""Expand sources (files, directories, globs, URLs, standard input) into the files to read.
-
-To support a new kind of source, add a row to `KINDS`. This module imports neither torch nor Arrow.
-"""
+"""The files that sources stand for: paths, directories, globs, URLs and standard input → files, each once."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import platform
-import re
 import secrets
 import shutil
 import stat
@@ -17,93 +13,42 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import parse_qsl, unquote
+from typing import Any, BinaryIO
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyarrow import fs
 
 from offpol_diag.errors import DumpError, did_you_mean
+from offpol_diag.readers.stores import explaining, locate
+from offpol_diag.readers.urls import clean, is_url, split
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyarrow import fs
-
-    from offpol_diag.readers.remote import Store
-
-# ---------------------------------------------------------------- URLs
-
-SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+(?:::[A-Za-z][\w+.-]+)*)://(?P<rest>.*)", re.DOTALL)
-# A host's port is no password. A secret key may hold unescaped slashes.
-CREDENTIALS = re.compile(r"(?P<user>[^/:@]*)(?::(?!\d+(?:/|$))(?P<secret>[^@]*))?@")
-# A `?` not followed by a word and `=` is part of a glob, except in http(s) URLs.
-OPTIONS = re.compile(r"\?(?=[\w.-]+=)(?P<options>.*)$", re.DOTALL)
-WEB_QUERY = re.compile(r"\?(?P<options>.*)$", re.DOTALL)
-WEB = frozenset({"http", "https"})
-CONTAINERS = frozenset({"abfs", "abfss"})
-"""Schemes in which the name before @ is a container, not a user."""
-IN_TEXT = re.compile(r"[A-Za-z][\w+.-]+://[^\s'\"<>]*")
-
-
-@dataclass(frozen=True)
-class Url:
-    """The parts of a URL: scheme in lower case, bucket or host and path, login, and options after `?`.
-
-    `shown` is the URL without login and options.
-    """
-
-    scheme: str
-    place: str = field(repr=False)
-    shown: str
-    user: str = field(default="", repr=False)
-    secret: str = field(default="", repr=False)
-    options: dict[str, str] = field(default_factory=dict, repr=False)
-
-
-def is_url(source: str) -> bool:
-    """Return whether a source is a URL, such as `s3://…`."""
-    return bool(SCHEME.match(source))
-
-
-def split(source: str) -> Url:
-    """Split a URL into its parts; object keys are never unescaped."""
-    found = SCHEME.fullmatch(source)
-    if found is None:
-        raise ValueError(f"{source!r} is no URL")
-    scheme, place = found["scheme"].lower(), found["rest"]
-    query = (WEB_QUERY if scheme.rpartition("::")[2] in WEB else OPTIONS).search(place)
-    place = place[: query.start()] if query else place
-    shown, login = place, CREDENTIALS.match(place)
-    user = secret = ""
-    if login:
-        place, user, secret = place[login.end() :], unquote(login["user"]), unquote(login["secret"] or "")
-        if login["secret"] or scheme not in CONTAINERS:
-            shown = place
-    options = dict(parse_qsl(query["options"], keep_blank_values=True)) if query else {}
-    return Url(scheme, place, f"{scheme}://{shown}", user, secret, options)
-
-
-def clean(source: str) -> str:
-    """Return a source for display: URLs without credentials and options, other sources unchanged."""
-    return split(source).shown if is_url(source) else source
-
-
-def cleaned(text: str) -> str:
-    """Remove credentials and options from every URL in a message."""
-    return IN_TEXT.sub(lambda found: clean(found[0]), text)
+STDIN, STDIN_SHOWN = "-", "standard input"
+FILE_URL = "file://"
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+WILDCARDS = frozenset("*?[")
+NO_GLOB = "** stands alone between slashes: dir/**/*.parquet"
+NODE = platform.node()
 
 
 # ---------------------------------------------------------------- files
 
-NODE = platform.node()
-
 
 @dataclass(frozen=True)
 class Location:
-    """A file or a directory in a store, or on local disk; `shown` is its name in reports, without secrets."""
+    """A file or directory on this disk, or in a store; `shown` is its name in reports, without secrets.
 
-    store: Store | None
+    `store` is a filesystem of Arrow, or None on this disk. `origin` returns where a row was before the file
+    was converted, of its path, row group and row.
+    """
+
+    store: Any = field(repr=False)
     path: str = field(repr=False)
     shown: str
+    origin: Callable[[str, int, int], str] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def local(cls, path: Path | str, shown: str = "") -> Location:
@@ -113,40 +58,33 @@ class Location:
     def __str__(self) -> str:
         return self.shown
 
+    def place(self, row_group: int, row: int) -> str:
+        """Return where a row lies, for messages."""
+        if self.origin:
+            return self.origin(self.path, row_group, row)
+        return f"{self}, row group {row_group}, row {row}"
+
     @property
     def parts(self) -> tuple[str, ...]:
         """Path components as shown, by which files are sorted."""
         return (PurePosixPath if self.store else Path)(self.shown).parts
 
-    @property
-    def filesystem(self) -> fs.FileSystem:
-        """The filesystem of its store."""
-        assert self.store is not None
-        return self.store.filesystem
-
     def open(self) -> pa.NativeFile | BinaryIO:
         """Open it for reading bytes."""
-        return self.filesystem.open_input_file(self.path) if self.store else Path(self.path).open("rb")
+        return self.store.open_input_file(self.path) if self.store else Path(self.path).open("rb")
 
     def state(self) -> tuple[Any, ...]:
         """Return what changes when the file is replaced or rewritten; its size in bytes comes first.
 
         Inodes and times are compared on one machine only: nodes of a cluster may hold copies of a file.
         """
-        if self.store and (handler := getattr(self.filesystem, "handler", None)):
-            return tuple(handler.state(self.path))
+        if isinstance(self.store, fs.PyFileSystem):
+            return tuple(self.store.handler.state(self.path))
         if self.store:
-            info = self.filesystem.get_file_info(self.path)
+            info = self.store.get_file_info(self.path)
             return int(info.size), info.mtime_ns
         found = Path(self.path).stat()
         return found.st_size, found.st_mtime_ns, found.st_ino, NODE
-
-    def at(self, path: str) -> Location:
-        """Return another location in the same store, by its path."""
-        base = self.path.rstrip("/")
-        if base and path.startswith(base):
-            return Location(self.store, path, self.shown.rstrip("/") + path[len(base) :])
-        return Location(self.store, path, f"{self.store.scheme if self.store else ''}://{path.lstrip('/')}")
 
 
 @dataclass(frozen=True)
@@ -164,16 +102,12 @@ class Footer:
     Attributes:
         group_bytes: bytes of each row group before compression; 0 where unknown.
         provenance: how the numbers were made, from its metadata.
-        small: flat columns of few bytes a row, which may describe where a row comes from.
-        binary: columns, flat or of lists, that may hold nothing but 0 and 1, by the first row group.
     """
 
     schema: pa.Schema
     group_rows: tuple[int, ...]
     group_bytes: tuple[int, ...]
     provenance: dict[str, object] = field(default_factory=dict)
-    small: frozenset[str] = frozenset()
-    binary: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,17 +115,15 @@ class Part(Footer):
     """A file of a dump, or some of its rows.
 
     Attributes:
-        partitions: hive partition column → value; `schema` and `small` include them.
+        partitions: hive partition column → value; `schema` includes them.
         state: the file's `Location.state` when it was opened; its size comes first.
         span: the row groups that are read, as (begin, end); None for all.
-        between: the rows that are read, as (begin, end) within the single row group of `span`; None for all.
     """
 
     path: Location
     partitions: dict[str, pa.Scalar]
     state: tuple[Any, ...]
     span: tuple[int, int] | None = None
-    between: tuple[int, int] | None = None
 
     @property
     def bytes(self) -> int:
@@ -206,76 +138,43 @@ class Part(Footer):
     @property
     def rows(self) -> int:
         """Number of rows that are read."""
-        if self.between:
-            return self.between[1] - self.between[0]
         return sum(self.group_rows[group] for group in self.groups)
 
 
-STDIN, STDIN_SHOWN = "-", "standard input"
-CHUNK = 1 << 20
-"""Bytes per read when standard input is copied."""
-FILE_URL = "file://"
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-WILDCARDS = frozenset("*?[")
-NO_GLOB = "** stands alone between slashes: dir/**/*.parquet"
-
-
-def find(sources: Sequence[str]) -> list[File]:
+def find(sources: Sequence[str | File]) -> list[File]:
     """List the files that `sources` stand for, in order, each file once, however it is spelled.
 
-    They are files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin.
+    They are files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin. Files that
+    were found before stay as they are.
     """
+    if found := [source for source in sources if isinstance(source, File)]:
+        return found
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
     named = [str(source) for source in ([sources] if isinstance(sources, str) else sources)]
     if named.count(STDIN) > 1:
-        hint = "it holds one Parquet file and is read once"
-        raise DumpError(f"{STDIN}: standard input is named twice", hint)
+        raise DumpError(
+            f"{STDIN}: standard input is named twice", "it holds one Parquet file and is read once"
+        )
     paths: dict[object, Location] = {}
     for source in named:
-        for path in _expand(source):
-            paths.setdefault(path if path.store else identity(Path(path.path)), path)
+        for path in sorted(_expand(source), key=lambda path: path.parts):
+            paths.setdefault((id(path.store), path.path) if path.store else identity(Path(path.path)), path)
     return [File(path, _partitions(path)) for path in paths.values()]
-
-
-def identity(path: Path) -> object:
-    """Return what all names of a local file have in common: its inode, or the path where it has none."""
-    with suppress(OSError):
-        if (found := path.stat()).st_ino:
-            return found.st_dev, found.st_ino
-    return path
-
-
-def is_file(path: str | Path) -> bool:
-    """Return whether a regular file is there; a name that no file can have is none."""
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):  # a name that is too long
-        return False
-
-
-def is_dir(path: str | Path) -> bool:
-    """Return whether a directory is there; a name that none can have is none."""
-    try:
-        return Path(path).is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def _expand(source: str) -> list[Location]:
     if not source:
         raise DumpError("a dump is named by an empty text", "name a Parquet file, a directory or a glob")
-    files = next((files for applies, files in KINDS if applies(source)), None)
-    if files is None:
-        path = Path(source)
-        names = sorted(p.name for p in path.parent.iterdir()) if is_dir(path.parent) else []
-        hint = did_you_mean(path.name, names) or f"check the path; relative ones start at {Path.cwd()}"
-        raise DumpError(f"{source}: no such file or directory", hint)
-    paths = sorted(files(source), key=lambda path: path.parts)
-    if not paths:
+    if source == STDIN:
+        return [Location.local(stdin_copy(), STDIN_SHOWN)]
+    if source.startswith(FILE_URL):
+        return _expand(unquote(source.removeprefix(FILE_URL)))
+    found = list(_in_store(source) if is_url(source) else _on_disk(source))
+    if not found:
         hint = "a directory is searched for files named *.parquet"
         raise DumpError(f"{clean(source)}: no Parquet file is there", hint)
-    return paths
+    return found
 
 
 def _partitions(path: Location) -> dict[str, str | None]:
@@ -288,42 +187,72 @@ def hidden(names: Iterable[str]) -> bool:
     return any(name[:1] in ("_", ".") for name in names)
 
 
-def _in_directory(source: str | Path) -> Iterator[Location]:
-    """Yield every *.parquet file below a directory, except hidden ones."""
-    for path in Path(source).rglob("*.parquet"):
-        if path.is_file() and not hidden(path.relative_to(source).parts):
-            yield Location.local(path)
+# ---------------------------------------------------------------- this disk
 
 
-def _in_glob(source: str) -> Iterator[Location]:
-    pattern = Path(source)
+def identity(path: Path) -> object:
+    """Return what all names of a local file have in common: its inode, or the path where it has none."""
+    with suppress(OSError):
+        if (found := path.stat()).st_ino:
+            return found.st_dev, found.st_ino
+    return path
+
+
+def kind(path: str | Path) -> str:
+    """Return `file`, `directory`, `device` (whose opening could wait forever), or nothing for no path."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):  # a name that no file can have
+        return ""
+    return "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "device"
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether a regular file is there."""
+    return kind(path) == "file"
+
+
+def is_dir(path: str | Path) -> bool:
+    """Return whether a directory is there."""
+    return kind(path) == "directory"
+
+
+def _on_disk(source: str) -> Iterator[Location]:
+    found = kind(source)
+    if found:
+        yield from _of_path(Path(source))
+    elif WILDCARDS.isdisjoint(source):
+        path = Path(source)
+        names = sorted(p.name for p in path.parent.iterdir()) if is_dir(path.parent) else []
+        hint = did_you_mean(path.name, names) or f"check the path; relative ones start at {Path.cwd()}"
+        raise DumpError(f"{source}: no such file or directory", hint)
+    else:
+        yield from _in_glob(Path(source))
+
+
+def _of_path(path: Path) -> Iterator[Location]:
+    """Yield a file, or every *.parquet file below a directory, except hidden ones."""
+    found = kind(path)
+    if found == "device":
+        hint = "Parquet is read from its end: name a file, or pipe one into standard input and name it -"
+        raise DumpError(f"{path}: a device or a pipe, no file", hint)
+    if found == "file":
+        yield Location.local(path)
+    for one in path.rglob("*.parquet") if found == "directory" else ():
+        if one.is_file() and not hidden(one.relative_to(path).parts):
+            yield Location.local(one)
+
+
+def _in_glob(pattern: Path) -> Iterator[Location]:
     try:
         matches = list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
-    except OSError as error:  # a name that is too long
-        raise DumpError(f"{pattern}: not a glob ({error.strerror})", NO_GLOB) from error
-    except ValueError as error:
-        raise DumpError(f"{pattern}: not a glob ({error})", NO_GLOB) from error
+    except (OSError, ValueError) as error:  # OSError: a name that is too long
+        raise DumpError(f"{pattern}: not a glob ({getattr(error, 'strerror', error)})", NO_GLOB) from error
     for match in matches:
         if pattern.name == "**" and not match.is_dir():
             continue  # Python 3.13 and later also list files
         if not hidden(part for part in match.parts if part not in pattern.parts):
-            if _is_device(match):
-                _refuse_device(str(match))
-            yield from _in_directory(match) if match.is_dir() else [Location.local(match)]
-
-
-def _is_device(path: str | Path) -> bool:
-    """Return whether a path is a pipe, a socket or a device, whose opening could wait forever."""
-    try:
-        mode = Path(path).stat().st_mode
-    except (OSError, ValueError):
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _refuse_device(source: str) -> list[Location]:
-    hint = "Parquet is read from its end: name a file, or pipe one into standard input and name it -"
-    raise DumpError(f"{source}: a device or a pipe, no file", hint)
+            yield from _of_path(match)
 
 
 @lru_cache(maxsize=1)
@@ -344,7 +273,7 @@ def stdin_copy() -> Path:
     atexit.register(remove)  # registered before the file exists, since a signal may come at any time
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, CHUNK)
+            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
     except OSError as error:
         raise DumpError(
             f"{STDIN}: standard input cannot be kept in {path.parent} ({error.strerror})",
@@ -353,19 +282,54 @@ def stdin_copy() -> Path:
     return path
 
 
-def _in_store(source: str) -> Iterable[Location]:
-    from offpol_diag.readers import remote
-
-    return remote.files(source)
+# ---------------------------------------------------------------- stores
 
 
-KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], Iterable[Location]]], ...] = (
-    (lambda source: source == STDIN, lambda _: [Location.local(stdin_copy(), STDIN_SHOWN)]),
-    (lambda source: source.startswith(FILE_URL), lambda url: _expand(unquote(url.removeprefix(FILE_URL)))),
-    (is_url, _in_store),
-    (is_file, lambda source: [Location.local(Path(source))]),
-    (is_dir, _in_directory),
-    (_is_device, _refuse_device),
-    (lambda source: not WILDCARDS.isdisjoint(source), _in_glob),
-)
-"""Kinds of source: a test of the source, and a function that lists its files; the first match is used."""
+def _in_store(source: str) -> list[Location]:
+    """List the Parquet files at a URL: a file, a directory or a glob."""
+    with explaining(clean(source), split(source).scheme):
+        place = Location(*locate(source))
+        store, path = place.store, place.path
+        info = store.get_file_info(path)
+        if info.is_file:
+            return [place]
+        if info.type == fs.FileType.NotFound and WILDCARDS.isdisjoint(path):
+            raise _missing(place)
+        names = path.split("/")
+        if any("**" in name and name != "**" for name in names):
+            raise DumpError(f"{place}: not a glob", NO_GLOB)
+        wild = (i for i, name in enumerate(names) if not WILDCARDS.isdisjoint(name))
+        first = len(names) if info.type == fs.FileType.Directory else next(wild)
+        base = "/".join(names[:first]) or "/" * path.startswith("/")
+        shown = place.shown[: len(place.shown) - len(path) + len(base)]
+        shown += "" if shown.endswith("/") else "/"
+        found = []
+        for one in store.get_file_info(fs.FileSelector(base, recursive=True)):
+            below = one.path[len(base) :].lstrip("/").split("/")
+            strange = hidden(name for name in below if name not in names[first:])
+            if one.is_file and not strange and _fits(below, names[first:]):
+                found.append(Location(store, one.path, shown + "/".join(below)))
+        return found
+
+
+def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether the names of a path match a glob, or those of a *.parquet file below what matches."""
+    if not pattern:
+        return not names or names[-1].endswith(".parquet")
+    if pattern[0] == "**":
+        return any(_fits(names[i:], pattern[1:]) for i in range(len(names)))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
+
+
+def _missing(place: Location) -> DumpError:
+    """Explain a missing path: its bucket does not exist, or a similar name does."""
+    (bucket, *_), (above, _, name) = place.path.split("/"), place.path.rpartition("/")
+    ours = not isinstance(place.store, fs.PyFileSystem)  # paths of fsspec may begin with anything
+    if ours and bucket and place.store.get_file_info(bucket).type == fs.FileType.NotFound:
+        hint = "check its name; a store of your own is named by AWS_ENDPOINT_URL"
+        return DumpError(f"{place}: there is no bucket {bucket!r}", hint)
+    hint = "check the path; keys are taken as written, %20 is no blank"
+    with suppress(Exception):  # failing to find a hint must not hide the error
+        names = sorted(info.base_name for info in place.store.get_file_info(fs.FileSelector(above)))
+        hint = did_you_mean(name, names) or hint
+    return DumpError(f"{place}: no such file or directory", hint)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from offpol_diag.check import Checked, Finding, MetricCheck
-from offpol_diag.check.result import UNKNOWN, relative_difference
+from offpol_diag.check import UNKNOWN, Checked, Finding, MetricCheck, relative_difference
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import count, counted, rounded
 from offpol_diag.report.answer import Answer, Fact, Tile, listed

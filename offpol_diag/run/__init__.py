@@ -1,1 +1,1 @@
-"""Engines that run an analysis: in this process, in worker processes, on local GPUs, on a Ray cluster."""
+"""Engines that run an analysis: threads of this process, on local GPUs too, or tasks on a Ray cluster."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, named, np
+from offpol_diag.trainers.base import Log, Numbers, Ours, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 
 if TYPE_CHECKING:
@@ -112,7 +112,11 @@ def filtered(t: Tokens, s: Totals) -> Numbers:
     return {"rs_filtered_fraction": s.sum(changed) / np.maximum(s.sum(tokens), 1.0)}
 
 
-LOGS = (Log("areal", log), Log("areal-v1.0.3", log_v1_0_3))
+OURS = {
+    "ppo_actor/update/approx_kl/min": Ours("drift2.log_ratio_min"),
+    "ppo_actor/update/behave_imp_weight/max": Ours(preset="weight_max"),
+}
+LOGS = (Log("areal", log, OURS), Log("areal-v1.0.3", log_v1_0_3, OURS))
 
 # ---------------------------------------------------------------- configuration
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offpol_diag.trainers import slime
-from offpol_diag.trainers.base import SAFETY, Log, Numbers, np
+from offpol_diag.trainers.base import SAFETY, Log, Numbers, Ours, np
 from offpol_diag.trainers.config import Trainer
 from offpol_diag.trainers.slime import of_samples
 
@@ -66,5 +66,9 @@ PATHS = slime.Paths(
     "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     False,
 )
-LOGS = (Log("miles", log), Log("miles-mis", mis_log))
+OURS = slime.OURS | {
+    "train/train_rollout_kl": Ours(near="k3"),
+    "train/ess_ratio": Ours(near="ess_tokens"),
+}
+LOGS = (Log("miles", log, OURS), Log("miles-mis", mis_log, OURS | slime.MIS_OURS))
 TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), slime.guards, slime.CLIP, LOGS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, named, np
+from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Ours, named, np
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.trl import loss, threshold
 
@@ -80,7 +80,24 @@ def _gate(preset: Preset) -> float | None:
     return next((rule.upper for rule in rules if rule.policy in (None, preset.policy)), None)
 
 
-LOG = Log("ms-swift", log)
+SPACE = "rollout_correction/"
+OURS = {
+    f"{SPACE}kl": Ours("k1"),
+    f"{SPACE}k3_kl": Ours(near="k3"),
+    f"{SPACE}chi2_token": Ours("chi2_token"),
+    f"{SPACE}chi2_seq": Ours(near="chi2_sequence"),
+    f"{SPACE}training_ppl": Ours("ppl_train"),
+    f"{SPACE}rollout_ppl": Ours("ppl_rollout"),
+    f"{SPACE}ppl_ratio": Ours("ppl_ratio"),
+    f"{SPACE}log_ppl_diff": Ours("log_ppl_diff"),
+    f"{SPACE}log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
+    f"{SPACE}log_ppl_diff_max": Ours("log_ppl_diff_max"),
+    f"{SPACE}log_ppl_diff_min": Ours("log_ppl_diff_min"),
+    f"{SPACE}ess": Ours(near="ess_tokens"),
+    f"{SPACE}is_weight_mean": Ours(preset="weight_mean"),
+    f"{SPACE}clipped_frac": Ours(preset="truncated_high"),
+}
+LOG = Log("ms-swift", log, OURS)
 
 # ---------------------------------------------------------------- configuration
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import FLOAT32_MAX, FLOAT32_OVERFLOW, Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import EPS, Log, Number, Numbers, named, np
+from offpol_diag.trainers.base import EPS, Log, Number, Numbers, Ours, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 
 if TYPE_CHECKING:
@@ -158,7 +158,11 @@ def seq_errors(t: Tokens, s: Totals) -> Numbers:
     return result
 
 
-LOG = Log("nemo-rl", log)
+OURS = {
+    "train/gen_kl_error": Ours(near="k3"),
+    "train/token_mult_prob_error": Ours(near="mult_prob_error"),
+}
+LOG = Log("nemo-rl", log, OURS)
 
 # ---------------------------------------------------------------- configuration
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, Side, half, named, np, std
+from offpol_diag.trainers.base import Log, Numbers, Ours, Side, half, named, np, std
 from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Settings, Trainer, Translation
 
 if TYPE_CHECKING:
@@ -65,7 +65,14 @@ def debug(t: Tokens, s: Totals) -> Numbers:
     }
 
 
-LOG = Log("open-instruct", log)
+RAISED = "open-instruct counts the weights that its lower bound raises as well"
+OURS = {
+    "debug/vllm_vs_local_logprob_diff_mean": Ours("total.abs_log_ratio"),
+    "val/ratio": Ours("drift2.mean_ratio"),
+    "val/rho_clipfrac": Ours(preset="truncated_high", unlike=RAISED),
+    "val/rho_drop_frac": Ours(preset="tokens_rejected"),
+}
+LOG = Log("open-instruct", log, OURS)
 
 # ---------------------------------------------------------------- configuration
 

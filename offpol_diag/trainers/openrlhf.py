@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, named
+from offpol_diag.trainers.base import Log, Numbers, Ours, named
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 
 if TYPE_CHECKING:
@@ -73,8 +73,9 @@ def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
     return {"is_filter_ratio": s.sum(outside) / s.sum(t.one if of_sequences else t.counted)}
 
 
-LOG, SINCE_2026_09 = Log("openrlhf", log), Log("openrlhf-2026-09", log_2026_09)
-MOLT_LOG = Log("molt", log_molt)
+OURS = {"vllm_kl": Ours("k1"), "ppo_kl": Ours(near="drift2.k1")}
+LOG, SINCE_2026_09 = Log("openrlhf", log, OURS), Log("openrlhf-2026-09", log_2026_09, OURS)
+MOLT_LOG = Log("molt", log_molt, {"vllm_kl": Ours("k1")})
 
 # ---------------------------------------------------------------- configuration
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Reject
 from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import Log, Number, Numbers, Side, np, std
+from offpol_diag.trainers.base import Log, Number, Numbers, Ours, Side, np, std
 from offpol_diag.trainers.config import Parts, Settings, Trainer, Translation
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ def bands(t: Tokens, over: str, side: Side) -> list[Reject]:
     return [one for rule in rules if (one := base.half(rule, side))]
 
 
-PRIME_LOG = Log("prime-rl", log)
+OURS = {"mismatch_kl/all/mean": Ours("total.k3"), "mismatch_kl/mean": Ours(near="total.k3")}
+PRIME_LOG = Log("prime-rl", log, OURS)
 
 # ---------------------------------------------------------------- configuration
 

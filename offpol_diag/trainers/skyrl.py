@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Clip, Preset
 from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import SAFETY, Log, Number, Numbers, Side, named, np, std
+from offpol_diag.trainers.base import SAFETY, Log, Number, Numbers, Ours, Side, named, np, std
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Settings, Trainer, Translation
 
 if TYPE_CHECKING:
@@ -146,7 +146,14 @@ def anchored(t: Tokens, s: Totals) -> Numbers:
     return result
 
 
-LOG = Log("skyrl", log)
+OURS = {
+    "is_ratio_mean": Ours("mean_ratio"),
+    "policy/rollout_train_logprobs_abs_diff_mean": Ours("abs_log_ratio"),
+    "policy/minibatch_rollout_logprobs_abs_diff_mean": Ours("total.abs_log_ratio"),
+    "cispo/ratio_mean": Ours("total.mean_ratio"),
+    "tis_seq_clip_high_ratio": Ours(preset="truncated_high"),
+}
+LOG = Log("skyrl", log, OURS)
 
 # ---------------------------------------------------------------- configuration
 

@@ -22,6 +22,7 @@ from offpol_diag.trainers.base import (
     Log,
     Number,
     Numbers,
+    Ours,
     Side,
     half,
     named,
@@ -218,7 +219,22 @@ def tis_mode(preset: Preset) -> str:
     return "clip" if weight.lower is not None else "truncate"
 
 
-LOG, MIS = Log("slime", log), Log("slime-mis", mis_log)
+OURS = {
+    "train/ppo_kl": Ours(near="drift2.k1"),
+    "train/train_rollout_logprob_abs_diff": Ours(near="abs_log_ratio"),
+}
+MIS_OURS = {
+    "train/mis_kl": Ours("log_ppl_diff"),
+    "train/mis_k3_kl": Ours(near="k3"),
+    "train/mis_chi2_token": Ours(near="chi2_token"),
+    "train/mis_chi2_seq": Ours("chi2_sequence"),
+    "train/mis_training_ppl": Ours("ppl_train"),
+    "train/mis_rollout_ppl": Ours("ppl_rollout"),
+    "train/mis_ppl_ratio": Ours("ppl_ratio"),
+    "train/mis_log_ppl_diff": Ours("log_ppl_diff"),
+    "train/mis_log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
+}
+LOG, MIS = Log("slime", log, OURS), Log("slime-mis", mis_log, OURS | MIS_OURS)
 
 # ---------------------------------------------------------------- configuration
 

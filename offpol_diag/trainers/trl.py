@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, named, np
+from offpol_diag.trainers.base import Log, Numbers, Ours, named, np
 from offpol_diag.trainers.config import ClipKeys, Parts, Settings, Trainer, Translation
 
 if TYPE_CHECKING:
@@ -90,7 +90,12 @@ def phi(t: Tokens) -> Array:
     return result
 
 
-LOG = Log("trl", log)
+OURS = {
+    "sampling/sampling_logp_difference/mean": Ours("abs_log_ratio"),
+    "sampling/importance_sampling_ratio/max": Ours(preset="weight_max"),
+    "sampling/importance_sampling_ratio/min": Ours(preset="weight_min"),
+}
+LOG = Log("trl", log, OURS)
 
 # ---------------------------------------------------------------- configuration
 

@@ -13,16 +13,18 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from attack.base import COMMANDS, TRACES, Attack, lines, state, target
-from attack.files import JSON_OUT, ON_DUMPS, PRINTED, STREAMED, TARGET
+from attack.files import JSON_OUT, PRINTED, STREAMED, TARGET
 from fuzz import runner
 
 MOMENTS = 3
@@ -36,9 +38,9 @@ STAGES = {
         "readers/parquet.py:tables",
         "forms/conversion.py:convert",
         "wholefiles.py:up_to",
-        "writer.py:recover",
+        "journal.py:recover",
     },
-    "merging": {"run/task.py:merge", "run/task.py:merged", "analysis/merge.py:merge"},
+    "merging": {"analyze.py:merge", "analysis/merge.py:merge"},
     "rendering": {"cli/output.py:render"},
     "writing": {"cli/output.py:write_all"},
     "renaming": {"pathlib.py:replace", "posix:replace", "posix:rename"},
@@ -66,32 +68,6 @@ def heard() -> None:
 def limited(what: int, most: int) -> Change:
     """Return a function that limits a resource."""
     return lambda: resource.setrlimit(what, (most, most))
-
-
-def with_workers(*more: Change) -> Change:
-    """Return a function that divides small dumps among workers, and does more."""
-
-    def change() -> None:
-        from offpol_diag.cli import running
-        from offpol_diag.readers import shards
-        from offpol_diag.run import pool
-
-        heard()
-        running.LARGE = pool.WORTH = 0
-        pool.room = lambda: 2
-        pool.pieces = lambda dump, _: shards.pieces(dump, 1)
-        for one in more:
-            one()
-
-    return change
-
-
-def without_shared_memory() -> None:
-    """Make /dev/shm read-only."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.unshare(0x20000) == 0
-    assert libc.mount(b"none", b"/", None, 1 << 18 | 1 << 14, None) == 0
-    assert libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 1, None) == 0
 
 
 def named(folder: Path) -> None:
@@ -145,10 +121,8 @@ def signalled(number: signal.Signals, stage: str) -> Change:
             os.kill(os.getpid(), number)
 
     def change() -> None:
-        from offpol_diag.readers import shards
-        from offpol_diag.run import pool
-
-        pool.pieces = lambda dump, _: shards.pieces(dump, 1)  # so that there is something to merge
+        analyze: Any = import_module("offpol_diag.analyze")
+        analyze.TOKENS = 1000  # so that there is something to merge
         heard()
         calls(called, {name.rpartition(":")[2] for name in STAGES[stage]})
 
@@ -297,113 +271,6 @@ def at_once(line: str, folder: Path) -> list[str]:
     return wrong + [f"{name} is left" for name in changed(before, folder) if name != target(line)]
 
 
-def after_each_part(act: Callable[[Sequence[int]], None], most: int) -> Change:
-    """Return a function that acts on the processes of workers after each part, at most so many times."""
-
-    def change() -> None:
-        from offpol_diag.run import pool
-
-        pools, submit, taken, left = [], pool._Pool.submit, pool.taken, [most]
-
-        def submitted(self: pool._Pool, *given: object) -> object:
-            pools[:] = [self]
-            return submit(self, *given)  # type: ignore[arg-type]
-
-        def after(*given: object) -> object:
-            if left[0]:
-                left[0] -= 1
-                act([process.pid for process in pools[0]._executor._processes.values()])
-            return taken(*given)  # type: ignore[arg-type]
-
-        pool._Pool.submit, pool.taken = submitted, after  # type: ignore[assignment, method-assign]
-
-    return change
-
-
-def as_they_start(act: Callable[[Sequence[int]], None]) -> Change:
-    """Return a function that acts on the processes of workers whenever a part is submitted."""
-
-    def change() -> None:
-        from offpol_diag.run import pool
-
-        submit = pool._Pool.submit
-
-        def after(self: pool._Pool, *given: object) -> object:
-            part = submit(self, *given)  # type: ignore[arg-type]
-            act([process.pid for process in self._executor._processes.values()])
-            return part
-
-        pool._Pool.submit = after  # type: ignore[assignment, method-assign]
-
-    return change
-
-
-def kill(processes: Sequence[int]) -> None:
-    """Kill processes."""
-    for one in processes:
-        with suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
-
-
-def kill_one(processes: Sequence[int]) -> None:
-    """Kill the first of processes."""
-    kill(processes[:1])
-
-
-def kill_server(_: Sequence[int]) -> None:
-    """Kill the server that starts workers."""
-    from multiprocessing import forkserver
-
-    if server := forkserver._forkserver._forkserver_pid:  # type: ignore[attr-defined]
-        kill([server])
-
-
-def unforked() -> None:
-    """Let workers be started by a server."""
-    from offpol_diag.run import pool
-
-    pool.fork = lambda _: None
-
-
-def same_numbers(*change: Change) -> Callable[[str, Path], list[str]]:
-    """Return an attack on a run with workers, which has the numbers of one process all the same."""
-
-    def run(line: str, folder: Path) -> list[str]:
-        out, results, wrong = folder / target(line), [], []
-        for workers, changes in (("2", change), ("1", ())):
-            found, stay = answered(f"{line} --workers {workers}", folder, with_workers(*changes))
-            wrong += [f"exit code {found.code}: {found.errors[-1500:]}"] if found.code else []
-            wrong += [f"process {one} stays" for one in stay] + traces(found.errors)
-            if not found.code:
-                results.append(json.loads(out.read_text()))
-                if workers == "2" and results[0]["run"]["engine"] != "local, 2 processes":
-                    wrong.append(results[0]["run"]["engine"])
-                results[-1].pop("run")
-        return wrong + (["other numbers than those of one process"] if results[1:] != results[:1] else [])
-
-    return run
-
-
-def ends(code: int, says: str, *change: Change) -> Callable[[str, Path], list[str]]:
-    """Return an attack on a run with workers that ends with an exit code, and of which nothing stays."""
-
-    def run(line: str, folder: Path) -> list[str]:
-        before = state(folder)
-        found, stay = answered(f"{line} --workers 2", folder, with_workers(*change))
-        wrong = [] if found.code == code else [f"exit code {found.code}: {found.errors[-1500:]}"]
-        wrong += [] if says in found.errors else [f"stderr does not say {says!r}: {found.errors[-1500:]}"]
-        wrong += [f"it prints {found.text!r}"] if not says and found.text.strip() else []
-        wrong += [f"process {one} stays" for one in stay] + traces(found.errors)
-        return wrong + [f"{name} is left" for name in changed(before, folder)]
-
-    return run
-
-
-def itself(number: signal.Signals) -> Callable[[Sequence[int]], None]:
-    """Return a function that sends this process a signal."""
-    return lambda _: os.kill(os.getpid(), number)
-
-
 def killed_and_again(line: str, folder: Path) -> list[str]:
     """Kill a run before it renames its file, and run it again."""
     before = state(folder)
@@ -438,9 +305,7 @@ NON_ASCII = tuple(
     for one in ("analyze", "compare", "gate", "doctor")
 )
 NO_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-SHARED = ON_DUMPS[:5]
 FIRST = tuple(next(iter(lines(one))) for one in COMMANDS)
-WORKERS = tuple(f"{line} --workers 2" for line in SHARED)
 
 ON_PROCESSES: tuple[Attack, ...] = (
     # ---------------------------------------------------------------- resources
@@ -450,23 +315,6 @@ ON_PROCESSES: tuple[Attack, ...] = (
         "it works",
         limit=limited(resource.RLIMIT_NOFILE, 16),
         left=None,
-    ),
-    Attack(
-        "16 open files at most, and `--workers 2`",
-        WORKERS,
-        "an error that names `--workers 1`",
-        many_groups,
-        limit=with_workers(limited(resource.RLIMIT_NOFILE, 16)),
-        code=2,
-        says="open files.*\n\nhint: .*--workers 1",
-    ),
-    Attack(
-        "16 open files at most, and as many workers as help",
-        SHARED,
-        "it works, in one process",
-        many_groups,
-        limit=with_workers(limited(resource.RLIMIT_NOFILE, 16)),
-        left=TARGET,
     ),
     *(
         Attack(
@@ -504,25 +352,6 @@ ON_PROCESSES: tuple[Attack, ...] = (
                 2,
             ),
         )
-    ),
-    Attack(
-        "/dev/shm read-only, and `--workers 2`",
-        WORKERS,
-        "an error that names `--workers 1`",
-        many_groups,
-        limit=with_workers(without_shared_memory),
-        code=2,
-        says="Read-only.*\n\nhint: .*--workers 1",
-        mounts=True,
-    ),
-    Attack(
-        "/dev/shm read-only, and as many workers as help",
-        SHARED,
-        "it works, in one process",
-        many_groups,
-        limit=with_workers(without_shared_memory),
-        left=TARGET,
-        mounts=True,
     ),
     # ---------------------------------------------------------------- a reader that leaves
     *(
@@ -563,17 +392,6 @@ ON_PROCESSES: tuple[Attack, ...] = (
         code=None,
         instead=at_moments,
     ),
-    *(
-        Attack(
-            f"{number.name} while workers read",
-            SHARED,
-            "it ends at once, and no worker stays",
-            many_groups,
-            code=code,
-            instead=ends(code, SAYS.get(number, ""), after_each_part(itself(number), 1)),
-        )
-        for number, code in ENDED.items()
-    ),
     # ---------------------------------------------------------------- killed processes
     Attack(
         "SIGKILL before a file is renamed, and the same run again",
@@ -581,37 +399,5 @@ ON_PROCESSES: tuple[Attack, ...] = (
         "a hidden temporary file is left, which harms no later run",
         instead=killed_and_again,
         left=TARGET,
-    ),
-    Attack(
-        "SIGKILL while workers read",
-        SHARED,
-        "no worker stays, and no file",
-        many_groups,
-        code=-signal.SIGKILL,
-        instead=ends(-signal.SIGKILL, "", after_each_part(itself(signal.SIGKILL), 1)),
-    ),
-    *(
-        Attack(
-            how,
-            SHARED,
-            "the numbers of one process",
-            many_groups,
-            instead=same_numbers(*changes),
-            left=TARGET,
-        )
-        for how, changes in {
-            "one worker is killed": (after_each_part(kill_one, 1),),
-            "all workers are killed": (after_each_part(kill, 1),),
-            "all workers are killed after each part": (after_each_part(kill, -1),),
-            "the server that starts workers is killed": (unforked, after_each_part(kill_server, 1)),
-        }.items()
-    ),
-    Attack(
-        "all workers are killed as soon as they start",
-        SHARED,
-        "an error that names `--workers 1`",
-        many_groups,
-        code=2,
-        instead=ends(2, "--workers 1", as_they_start(kill)),
     ),
 )

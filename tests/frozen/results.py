@@ -40,7 +40,7 @@ SKIPPED = frozenset({"run", "provenance", "diagnosis", "recommendation", "format
 """Keys of the JSON that are not frozen: how it was made, conclusions from the numbers, copied tokens."""
 LABELS = ("key", "name", "sequence_id", "threshold", "dropped_by")
 """Keys that identify the entries of a JSON list; the first that they have counts."""
-COMMON = "--quiet --device cpu --workers 1 --seed 0"
+COMMON = "--quiet --device cpu --threads 1 --seed 0"
 
 Values = dict[str, npt.NDArray[Any]]
 """Path of a number, or of an array of them, e.g. `presets.token_is.metrics.k3.interval` → [N] int64 (counts,

@@ -62,7 +62,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "--on-bad-row": ("error", "skip"),
     "--device": ("cpu", "auto", "cuda:99999999999999999999", "cuda:-1", "mps"),
     "--engine": ("local",),
-    "--workers": ("auto", "1", "2", "0", "-1", "+1", "9" * 5000, "٣"),
+    "--threads": ("auto", "1", "2", "0", "-1", "+1", "9" * 5000, "٣"),
     "--seed": ("0", "7", str(2**31), str(2**63 - 1), str(2**63), str(2**64), "-1", "9" * 5000, "1e3"),
     "--for": ("verl", "trl", "slime", "nosuch", "VERL", "all"),
     "--max": ("k3=0.1", "step:k3=1", "token_is.ess_tokens=0.5", "k3", "k3=", "=1", "k3=1=2"),

@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "columns": {"rollout": "rollout_log_probs", "old": "old_log_probs"},
     "group_by": ["host"],
     "device": "cpu",
-    "workers": 1,
+    "threads": 1,
     "for": "verl",
     "seed": 3,
     "on_bad_row": "skip",

@@ -1,7 +1,4 @@
-"""Pickled dumps of trainers: `.pt` and `.pkl` of any writer, slime, miles.
-
-Files are read by `unpickle`, which runs no code.
-"""
+"""Dumps of slime and miles: train data per run or per rank, rollouts, columns, the loss."""
 
 from __future__ import annotations
 
@@ -16,55 +13,9 @@ import numpy as np
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Row, numbers
-from offpol_diag.forms.unpickle import load, plain
+from offpol_diag.forms.generic import Record, record_of
+from offpol_diag.forms.pickles import load, plain
 from offpol_diag.readers import columns as role
-
-Record = generic.Record
-NO_NUMBERS = object()
-"""In place of a list that holds lists or texts: to look through it may take forever, and nobody reads it."""
-
-
-def _record(value: object, where: str) -> dict[str, Any]:
-    """Return a record with its arrays as NumPy's, and a mark in place of lists of anything but numbers."""
-    if not isinstance(value, dict):
-        hint = "store a dict of padded tensors, or a list with a dict per sequence"
-        raise DumpError(f"{where}: {type(value).__name__}, no mapping of columns", hint)
-    found = {name: plain(one) for name, one in value.items() if isinstance(name, str)}
-    return {
-        name: NO_NUMBERS if isinstance(one, list) and not _numeric(one) else one
-        for name, one in found.items()
-    }
-
-
-def _numeric(values: list[Any]) -> bool:
-    """Return whether a list holds numbers and None only; nested lists may be endless."""
-    return {type(one) for one in values} <= {int, float, bool, type(None)}
-
-
-def pickled(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    """Read a dict of padded or flat tensors or of ragged lists, or a list with a dict per sequence.
-
-    A dict with a list of dicts, such as `samples`, is that list.
-    """
-    for path in files:
-        found = plain(load(path))
-        lists = [found, *found.values()] if isinstance(found, dict) else [found]
-        each = next(
-            (one for one in lists if isinstance(one, list) and one and isinstance(one[0], dict)), None
-        )
-        if each is not None:
-            records = iter([(f"{path}, sequence {i}", one) for i, one in enumerate(each)])
-        else:
-            if not isinstance(found, dict):
-                _record(found, str(path))
-            known = {name: plain(one) for name, one in found.items() if isinstance(name, str)}
-            arrays = {name: one for name, one in known.items() if isinstance(one, list | np.ndarray)}
-            records = generic.sequences(arrays, path)
-        for where, record in records:
-            yield generic.row_of(_record(record, where), where, columns)
-
-
-# ---------------------------------------------------------------- slime
 
 SLIME = {
     role.ROLLOUT: "rollout_log_probs",
@@ -102,7 +53,7 @@ def slime(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         raw = plain(dump.get("raw_reward"))
         for i, one in enumerate(dump["samples"]):
             where = f"{path}, sample {i}"
-            record = _record(one, where)
+            record = record_of(one, where)
             position = _integer(record.get("rollout_position"), i)
             index = _integer(record.get("sample_index"), position)
             if isinstance(raw, list) and 0 <= position < len(raw):
@@ -117,7 +68,7 @@ def slime_rollout(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
         rollout = _integer(dump.get("rollout_id"))
         for i, one in enumerate(dump["samples"]):
             where = f"{path}, sample {i}"
-            record = _record(one, where)
+            record = record_of(one, where)
             if type(record.get("reward")) not in (int, float):
                 record["reward"] = None
             row = generic.by_names(record, where, SAMPLE, columns, used=OF_A_SAMPLE)
@@ -151,7 +102,7 @@ def _sampled(path: Path, rollout: int) -> dict[int, dict[str, Any]]:
         return {}
     found = {}
     for i, one in enumerate(_dump(beside, "samples")["samples"]):
-        record = _record(one, f"{beside}, sample {i}")
+        record = record_of(one, f"{beside}, sample {i}")
         found[_integer(record.get("index"), i)] = record | _version(one)
     return found
 
@@ -208,8 +159,6 @@ def _version(record: Mapping[str, Any]) -> dict[str, int]:
 SLICED = ("rollout_log_probs", "log_probs", "advantages", "entropy")
 """Columns of which a context-parallel rank holds its slice; the others are whole."""
 WHOLE = ("tokens", "loss_masks", "rewards", "total_lengths", "response_lengths")
-SIZES = (2, 4, 8, 16, 32, 64)
-"""Numbers of context-parallel ranks that are tried where the files do not say it."""
 TOGETHER = "convert the files of all ranks of a rollout together, and none of another run"
 
 
@@ -220,34 +169,32 @@ class Slice:
     Attributes:
         total, response: tokens of the sequence, and of its response.
         padded: length to which sequences are padded before they are cut; their own where they are packed.
-        rank, count: place among the context-parallel ranks, and their number; None where it is not said.
+        rank, count: place among the context-parallel ranks, and their number; files of slime up to 0.3.1, and
+            those of the loss, do not say it.
     """
 
     values: Mapping[str, Any]
     total: int
     response: int
     padded: int
-    rank: int | None = None
-    count: int | None = None
+    rank: int = 0
+    count: int = 1
 
-    def spans(self, rank: int, count: int) -> list[tuple[int, int]]:
-        """Return the two spans of the response that one of `count` ranks holds.
+    def spans(self, rank: int) -> list[tuple[int, int]]:
+        """Return the two spans of the response that a rank holds.
 
         A sequence is cut into 2·count chunks, of which rank r has the r-th from both ends; the log-prob of a
         token lies where the token before it does.
         """
-        chunk = -(-self.padded // (2 * count))
+        if self.count == 1:
+            return [(0, self.response)]
+        chunk = -(-self.padded // (2 * self.count))
         prompt = self.total - self.response
-        found = []
-        for at in (rank, 2 * count - 1 - rank):
-            begin, end = max(at * chunk, prompt - 1), min((at + 1) * chunk, self.total - 1)
-            if begin < end:
-                found.append((begin - prompt + 1, end - prompt + 1))
-        return found
-
-    def width(self, rank: int, count: int) -> int:
-        """Return the number of values of one rank."""
-        return sum(end - begin for begin, end in self.spans(rank, count))
+        both = (
+            (max(at * chunk, prompt - 1), min((at + 1) * chunk, self.total - 1))
+            for at in (rank, 2 * self.count - 1 - rank)
+        )
+        return [(begin - prompt + 1, end - prompt + 1) for begin, end in both if begin < end]
 
 
 def ranks(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
@@ -266,11 +213,10 @@ def ranks(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             for key, one in _slices(dump, path):
                 samples.setdefault(key, []).append(one)
         sampled = _sampled(paths[0], rollout)
-        count = _count(list(samples.values()), str(paths[0]))
         for i, (key, slices) in enumerate(samples.items()):
             index = key if isinstance(key, int) else i
             where = f"{paths[0]}, sample {index}"
-            record = dict(slices[0].values) | {name: _joined(slices, name, count, where) for name in SLICED}
+            record = dict(slices[0].values) | {name: _joined(slices, name, where) for name in SLICED}
             yield _completed(record, where, columns, rollout, index, sampled)
 
 
@@ -289,22 +235,23 @@ def _slices(dump: Record, path: Path) -> Iterator[tuple[object, Slice]]:
     lengths = held.get("response_lengths")
     if not isinstance(lengths, list | np.ndarray):
         raise DumpError(f"{path}: no 'response_lengths' is in its 'rollout_data'", "was the file changed?")
+    place: tuple[int, ...] = ()
+    if dump.get("cp_rank") is not None:
+        place = tuple(_length(dump.get(name), name, str(path)) for name in ("cp_rank", "cp_size"))
     for i in range(len(lengths)):
-        values = {name: _at(held, name, i) for name in (*WHOLE, *SLICED)}
         where = f"{path}, sample {i}"
+        values = {name: _at(held, name, i) for name in (*WHOLE, *SLICED)}
         total, response = (
             _length(values[name], name, where) for name in ("total_lengths", "response_lengths")
         )
         padded = None if dump.get("qkv_format", "bshd") == "thd" else _at(held, "max_seq_lens", i)
-        index, rank = _at(held, "sample_indices", i), dump.get("cp_rank")
-        place: tuple[int, int] | tuple[()] = ()
-        if rank is not None:
-            count = _length(dump.get("cp_size"), "cp_size", str(path))
-            place = _length(rank, "cp_rank", str(path)), max(1, count)
-        tokens = numbers([] if values["tokens"] is None else values["tokens"], "tokens", where)
         width = total if padded is None else _length(padded, "max_seq_lens", where)
-        key = (tokens.tobytes(), response) if index is None else _integer(index, -1)
-        yield key, Slice(values, total, response, width, *place)
+        index, tokens = _at(held, "sample_indices", i), values["tokens"]
+        ids = numbers([] if tokens is None else tokens, "tokens", where).tobytes()
+        yield (
+            (ids, response) if index is None else _integer(index, -1),
+            Slice(values, total, response, width, *place),
+        )
 
 
 def _at(held: Mapping[str, Any], name: str, i: int) -> Any:
@@ -313,9 +260,7 @@ def _at(held: Mapping[str, Any], name: str, i: int) -> Any:
     if not isinstance(values, list | np.ndarray) or i >= len(values):
         return None
     value = plain(values[i])
-    if isinstance(value, np.ndarray) and not value.ndim:
-        return value.item()
-    return NO_NUMBERS if isinstance(value, list) and not _numeric(value) else value
+    return value.item() if isinstance(value, np.ndarray) and not value.ndim else value
 
 
 def _length(value: object, name: str, where: str) -> int:
@@ -325,73 +270,30 @@ def _length(value: object, name: str, where: str) -> int:
     return value
 
 
-def _count(samples: Sequence[Sequence[Slice]], where: str) -> int:
-    """Return the number of context-parallel ranks; where it is not said, the one that fits all slices."""
-    said = {one.count for slices in samples for one in slices if one.count is not None}
-    if said and max(said) > SIZES[-1]:
-        raise DumpError(f"{where}: {max(said)} context-parallel ranks are more than {SIZES[-1]}", TOGETHER)
-    if said:
-        return max(said)
-    cut = [slices for slices in samples if not any(_whole(one) for one in slices)]
-    for count in SIZES if cut else (1,):
-        if count == 1 or all(_fitting(slices, count) for slices in cut):
-            return count
-    raise DumpError(f"{where}: the slices of its ranks fit no number of context-parallel ranks", TOGETHER)
-
-
-def _probe(one: Slice) -> Any:
-    """Return the column by which slices are told from each other."""
-    values = (one.values.get(name) for name in (*SLICED, LOSS[role.CURRENT]))
-    return next((x for x in values if isinstance(x, np.ndarray)), None)
-
-
-def _whole(one: Slice) -> bool:
-    values = _probe(one)
-    return values is not None and len(values) == one.response
-
-
-def _fitting(slices: Sequence[Slice], count: int) -> dict[int, Slice] | None:
-    """Return the slices by their rank, if their widths are those of so many ranks, in order."""
-    distinct: dict[bytes, Slice] = {}
-    for one in slices:
-        values = _probe(one)
-        if values is not None and len(values):
-            distinct.setdefault(values.tobytes(), one)
-    holders = [rank for rank in range(count) if slices[0].width(rank, count)]
-    widths = [slices[0].width(rank, count) for rank in holders]
-    if widths != [len(_probe(one)) for one in distinct.values()]:
-        return None
-    return dict(zip(holders, distinct.values(), strict=True))
-
-
-def _joined(slices: Sequence[Slice], name: str, count: int, where: str) -> Any:
+def _joined(slices: Sequence[Slice], name: str, where: str) -> Any:
     """Return a column of a sample, its slices at their places; None where no rank has it."""
-    holders = [one for one in slices if one.values.get(name) is not None]
-    if not holders:
+    placed = {one.rank: one for one in reversed(slices) if one.values.get(name) is not None}
+    if not placed:
         return None
-    first = holders[0]
-    if count == 1 or (first.rank is None and any(map(_whole, holders))):
-        return next((one.values[name] for one in holders if _whole(one)), first.values[name])
-    if first.rank is None:
-        placed = _fitting(holders, count)
-    else:
-        placed = {one.rank: one for one in reversed(holders) if one.rank is not None}
-    needed = [rank for rank in range(count) if first.width(rank, count)]
-    if placed is None or not placed.keys() >= set(needed):
-        raise DumpError(f"{where}: {name} is there for some of its {count} context-parallel ranks", TOGETHER)
-    parts = {rank: numbers(placed[rank].values[name], name, where) for rank in needed}
-    if any(len(values) != first.width(rank, count) for rank, values in parts.items()) or (
-        sum(map(len, parts.values())) != first.response
-    ):
-        said = ", ".join(f"{len(values)} of {first.width(rank, count)}" for rank, values in parts.items())
-        what = f"{where}: {name} is cut otherwise than for {count} context-parallel ranks (values: {said})"
+    first = next(iter(placed.values()))
+    needed = [rank for rank in range(first.count) if first.spans(rank)]
+    if not placed.keys() >= set(needed):
+        what = f"{where}: {name} is there for some of its {first.count} context-parallel ranks"
         raise DumpError(what, TOGETHER)
+    parts = {rank: numbers(placed[rank].values[name], name, where) for rank in needed}
+    widths = {rank: sum(end - begin for begin, end in first.spans(rank)) for rank in needed}
+    if any(len(values) != widths[rank] for rank, values in parts.items()):
+        said = ", ".join(f"{len(values)} of {widths[rank]}" for rank, values in parts.items())
+        what = (
+            f"{where}: {name} is cut otherwise than for {first.count} context-parallel ranks (values: {said})"
+        )
+        raise DumpError(what, f"{TOGETHER}; slices are joined where the files hold cp_rank and cp_size")
+    if first.count == 1:
+        return parts[0]
     found = np.zeros(first.response, np.float32)
     for rank, values in parts.items():
-        taken = 0
-        for begin, end in first.spans(rank, count):
-            found[begin:end] = values[taken : taken + end - begin]
-            taken += end - begin
+        for begin, end in first.spans(rank):
+            found[begin:end], values = values[: end - begin], values[end - begin :]
     return found
 
 
@@ -421,41 +323,26 @@ def miles_columns(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
 def policy_loss(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read `policy_loss_debug`: all three log-probs of each call of the loss, without ids.
 
-    Tensor-parallel ranks repeat each other; the slices of context-parallel ones are put together by their
-    widths.
+    Tensor-parallel ranks repeat each other. The files do not say which slices context-parallel ranks hold.
     """
     for paths in _by(files, r"rank_(\d+)_call_(\d+)\.pt$", 2):
-        samples: dict[tuple[int, int, int], list[Slice]] = {}
+        call = re.search(r"call_(\d+)", paths[0].name)
+        samples: dict[tuple[int, int], dict[bytes, tuple[str, dict[str, Any]]]] = {}
         for path in paths:
             for i, one in enumerate(_dump(path, "samples")["samples"]):
                 where = f"{path}, sample {i}"
-                record = _record(one, where)
-                total = _length(record.get("total_length"), "total_length", where)
+                record = record_of(one, where)
                 response = _length(record.get("response_length"), "response_length", where)
                 values = {
                     name: numbers(record[name], name, where) for name in LOSS.values() if name in record
                 }
-                samples.setdefault((i, total, response), []).append(Slice(values, total, response, total))
-        call = re.search(r"call_(\d+)", paths[0].name)
-        for (i, _, response), slices in sorted(samples.items()):
-            where = f"{paths[0]}, sample {i}"
-            if any(map(_full, slices)):
-                distinct = {_full(one): one for one in slices if _full(one)}
-                records: list[dict[str, Any]] = [dict(one.values) for one in distinct.values()]
-            elif not response:
-                continue
-            else:
-                count = _count([slices], where)
-                records = [{name: _joined(slices, name, count, where) for name in slices[0].values}]
-            for at, record in enumerate(records):
-                row = generic.by_names(record, where, LOSS, columns)
+                whole = Slice(values, 0, response, 0)
+                values = {name: _joined([whole], name, where) for name in values}
+                same = b"".join(column.tobytes() for column in values.values())
+                samples.setdefault((i, response), {}).setdefault(same, (where, values))
+        for (i, response), each in sorted(samples.items()):
+            for at, (where, values) in enumerate(each.values()):
+                row = generic.by_names(values, where, LOSS, columns)
                 row.tokens[role.MASK] = (row.tokens.get(role.MASK, np.zeros(0)) != 0).astype(np.int8)
                 row.scalars |= {role.SEQUENCE: f"{call[1] if call else 0}/{i}/{response}/{at}"}
                 yield row
-
-
-def _full(one: Slice) -> bytes:
-    """Return what tells a whole sample from another one; nothing for a slice."""
-    first = one.values.get(LOSS[role.CURRENT])
-    whole = first is not None and len(first) == one.response
-    return b"".join(values.tobytes() for values in one.values.values()) if whole else b""

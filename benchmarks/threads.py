@@ -1,9 +1,8 @@
-"""Measure from how many tokens on two worker processes are worth their start.
+"""Measure the seconds of two threads as a share of those of one.
 
-    python benchmarks/workers.py [--sequences N] [--rounds N]
+    python benchmarks/threads.py [--sequences N] [--rounds N]
 
-Dumps of 2 M, 4 M and 8 M tokens; prints the seconds of two workers as a share of those of one. `WORTH`
-(`run/pool.py`) lies where that falls below 1.
+Dumps of 2 M, 4 M and 8 M tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SMALLEST = 2048
 
 
 def measure(given: part.Given) -> part.Result:
-    """Measure seconds by tokens and workers; the commands in turn."""
+    """Measure seconds by tokens and threads; the commands in turn."""
     sizes = [n for n in (SMALLEST, 2 * SMALLEST, 4 * SMALLEST) if n < given.sequences]
     return {"rounds": given.rounds, "rows": [_one(n, given.rounds) for n in [*sizes, given.sequences]]}
 
@@ -29,7 +28,7 @@ def _one(sequences: int, many: int) -> part.Result:
     with part.dump(sequences) as (path, facts), tempfile.TemporaryDirectory() as folder:
         options = ["analyze", str(path), "--quiet", "-o", f"{folder}/report.html"]
         timed = rounds.alternate(
-            {n: partial(peak.offpol_diag, *options, f"--workers={n}") for n in ("1", "2")}, many
+            {n: partial(peak.offpol_diag, *options, f"--threads={n}") for n in ("1", "2")}, many
         )
     return facts | {"seconds": timed.seconds(), "two_over_one": timed.ratio("2", "1")}
 
@@ -38,7 +37,7 @@ def main() -> None:
     """Print a line for each size."""
     given = part.options(__doc__, 4 * SMALLEST).parse_args()
     for row in measure(part.Given(given.sequences, given.rounds))["rows"]:
-        print(f"{row['tokens']:>12,} tokens  two workers take {row['two_over_one']:.2f} of the time of one")
+        print(f"{row['tokens']:>12,} tokens  two threads take {row['two_over_one']:.2f} of the time of one")
 
 
 if __name__ == "__main__":

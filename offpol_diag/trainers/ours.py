@@ -1,0 +1,60 @@
+"""Names that trainers log, and the number of ours that each is: `rollout_corr/kl` is `k1`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from offpol_diag.errors import did_you_mean
+from offpol_diag.metrics import METRICS, PAIRS
+from offpol_diag.trainers.base import Ours
+
+GAPS = tuple(filter(None, PAIRS))
+
+
+@cache
+def rows() -> Mapping[str, Ours]:
+    """Return the rows of all trainers' logs by logged name."""
+    from offpol_diag.trainers import LOGS
+
+    return {name: row for log in LOGS.values() for name, row in log.ours.items()}
+
+
+def ours(name: str) -> str:
+    """Return our name of a number: `total.k3` for `total.k3_kl`, or the name itself if it is no trainer's."""
+    if name.rpartition(".")[2] in METRICS:
+        return name
+    before, row = _found(name)
+    if row.gap and before in PAIRS and not (before and "." in row.gap):
+        return before + row.gap
+    of_preset = row.preset and before and not before.startswith(GAPS)
+    return before + row.preset if of_preset else name
+
+
+def unlike(said: str) -> str:
+    """Return in what the trainer's number may differ from ours; empty if it cannot."""
+    return _found(said)[1].unlike
+
+
+def advice(name: str) -> str:
+    """Return what an unknown name is, and the number of ours that is nearest; empty if nobody logs it."""
+    from offpol_diag.trainers import LOGS
+
+    _, row = _found(name)
+    if row.preset:
+        return f"it is a number of a preset: name one, PRESET.{row.preset}"
+    logs = {log.name: names[name] for log in LOGS.values() if name in (names := log.names())}
+    if not logs:
+        known = [one for one, row in rows().items() if row.gap or row.near]
+        return did_you_mean(name, known) if "/" in name else ""
+    trainer, meaning = next(iter(logs.items()))
+    nearest = f"the nearest of ours is {row.near}" if row.near else ""
+    return "; ".join(part for part in (f"{trainer} logs it: {meaning.rstrip('.')}", nearest) if part)
+
+
+def _found(name: str) -> tuple[str, Ours]:
+    """Return what stands before a logged name (`total.`, `token_is.`), and its row."""
+    for at in (0, *(at for at, letter in enumerate(name, 1) if letter == ".")):
+        if name[at:] in rows():
+            return name[:at], rows()[name[at:]]
+    return "", Ours()
