@@ -1,10 +1,9 @@
-"""Small models of published architectures (transformers) for the trainer and, in bf16 with a cache, the engine."""
+"""Small models of published architectures, by transformers: for the trainer, and for an engine with a cache."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """Whole runs of GRPO whose engine gets its weights, or does not: responses by step, host and policy lag.
 
-A trajectory is a model trained on text and then for `STEPS` steps of GRPO; the weights after each step are its
-versions. A run samples each step's responses with an engine's weights, which are a version or what a broken
+A trajectory is a model trained on text and then for `STEPS` steps of GRPO; the weights after each
+step are its versions. A run samples each step's responses with an engine's weights, which are a version or what a broken
 sync made of it, and scores them with the trainer's version of that step.
 """
 
@@ -143,7 +143,9 @@ class Trajectory:
             words = ("lm_head", "embed_out") if how.kind == "head" else ("expert", "mlp")
             return {name: old[name] if any(w in name for w in words) else new[name] for name in new}
         if how.kind == "shuffled":
-            name = [name for name, x in new.items() if x.dim() >= 2 and ("mlp" in name or "expert" in name)][-1]
+            name = [name for name, x in new.items() if x.dim() >= 2 and ("mlp" in name or "expert" in name)][
+                -1
+            ]
             order = torch.randperm(new[name].shape[-1], generator=torch.Generator().manual_seed(1))
             part = order[: max(2, int(how.factor * len(order)))]
             moved = new[name].clone()
@@ -151,7 +153,9 @@ class Trajectory:
             return new | {name: moved}
         return new
 
-    def responses(self, how: Held, trainer: int, batch: int, rows: int = PROMPTS * SAMPLES, hard: float = 0) -> Any:
+    def responses(
+        self, how: Held, trainer: int, batch: int, rows: int = PROMPTS * SAMPLES, hard: float = 0
+    ) -> Any:
         """Return responses of an engine, scored by the trainer's version; `batch` numbers those of one kind."""
         key = hashlib.sha256(repr((how, trainer, batch, rows, hard)).encode()).hexdigest()[:12]
         return self._kept(f"rows-{key}.pt", lambda: self._sampled(how, trainer, batch, rows))

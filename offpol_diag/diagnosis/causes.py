@@ -181,8 +181,8 @@ CAUSES: dict[str, Row] = {
         "an engine at policy_lag 0 computes what the trainer computes, to rounding",
         "print a checksum of one weight tensor in engine and trainer after a sync (columns "
         "weight_digest_rollout and weight_digest_train), and list the adapters that the engine holds",
-        "look at what carries the weights over: adapters that are never sent (vLLM: enable_lora, and the LoRA "
-        "request on every call), names that the engine does not know, a sync that is skipped; restart the "
+        "look at what carries the weights over: adapters that are never sent (vLLM: enable_lora, and the "
+        "LoRA request on every call), names that the engine does not know, a sync that is skipped; restart the "
         "engine, and watch K3 at the first step after it",
         "",
         "",
@@ -232,10 +232,10 @@ CAUSES: dict[str, Row] = {
         "bug",
         "the engine's weights move, but not as the trainer's do: a part of them or their scale differs",
         "an engine at policy_lag 0 computes what the trainer computes, to rounding",
-        "compare each weight tensor of the engine with the trainer's after a sync: head, experts, and what an "
-        "adapter adds",
-        "check the adapter's scale (alpha over rank, merged once and not twice), tied embeddings and the head, "
-        "and that every expert is sent",
+        "compare each weight tensor of the engine with the trainer's after a sync: head, experts, and what "
+        "an adapter adds",
+        "check the adapter's scale (alpha over rank, merged once and not twice), tied embeddings and the "
+        "head, and that every expert is sent",
         "",
         "",
     ),

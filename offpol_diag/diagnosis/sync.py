@@ -70,8 +70,8 @@ def course(rows: Rows) -> Course:
 
 
 def split(level: Floats) -> Flags | None:
-    """Flag the high levels, [N], where low and high ones are apart by `APART` and more; None if they are not."""
-    order = np.sort(level)
+    """Flag the high levels, [N], if they are apart from the low ones by `APART` and more; else None."""
+    order: Floats = np.sort(level)
     gaps = order[1:] / np.maximum(order[:-1], 1e-12)
     at = int(gaps.argmax())
     return level > order[at] if gaps[at] >= APART and order[at] <= ROUNDED else None
@@ -117,7 +117,7 @@ def moves(rows: Rows, column: Sequence[Any]) -> float | None:
 
 
 def engine_moves(rows: Rows) -> float | None:
-    """Return by how many standard errors what the engine samples moves over the steps: reward or surprisal."""
+    """Return by how many standard errors reward or surprisal of what is sampled moves over the steps."""
     found = [moves(rows, rows.column("rewards")), moves(rows, rows.mean(rows.q).tolist())]
     known = [abs(one) for one in found if one is not None]
     return max(known) if known else None
@@ -131,7 +131,9 @@ def weights(rows: Rows) -> Found | None:
     lags = {one for one in rows.column("policy_lag") if isinstance(one, int | float)}
     if 0 in lags:
         in_sync = of_lag(rows, 0)
-        return stale_cache(in_sync) or _in_sync(in_sync)
+        found = stale_cache(in_sync) or _in_sync(in_sync)
+        if found is not None or len(lags) == 1:
+            return found
     return _behind(rows) if lags else None
 
 
@@ -214,11 +216,11 @@ def _behind(rows: Rows) -> Found | None:
     some = of_lag(rows, lag)
     seen, moved = course(some), engine_moves(some)
     still = moved is not None and moved < STILL
-    if not seen or len(seen.steps) < 2 * FEWEST_STEPS or not still or growth(seen.level) < 2 * GROWN:
+    if not seen or len(seen.steps) < 2 * FEWEST_STEPS or not still or growth(seen.level) < GROWN:
         return None
     said = (
-        f"|Δ|/(1 − q) by step at a policy_lag of {lag:g}: {seen.text}; reward and surprisal of what is sampled "
-        f"move by {moved:.2g} standard errors at most"
+        f"|Δ|/(1 − q) by step at a policy_lag of {lag:g}: {seen.text}; reward and surprisal of what is "
+        f"sampled move by {moved:.2g} standard errors at most"
     )
     return Found.of_all("sync_stopped", said, rows, fields={"since": "at any step of this dump"})
 
