@@ -15,7 +15,7 @@ from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag import requests
-    from offpol_diag.summary import Summary
+    from offpol_diag.result import Result
 
 EXITS = {"passed": 0, "failed": FAILED, "could not say": COULD_NOT_SAY}
 
@@ -57,7 +57,7 @@ def gate(request: requests.Gate) -> None:
     raise SystemExit(EXITS[outcome(judged.gates)])
 
 
-def _result(request: requests.Gate) -> Summary | None:
+def _result(request: requests.Gate) -> Result | None:
     """Load the result that is given; None where a dump is."""
     results = [name for name in request.dump if name.lower().endswith(".json")]
     if not results:
@@ -66,12 +66,12 @@ def _result(request: requests.Gate) -> Summary | None:
         raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
     if len(request.dump) > 1:
         raise UsageError("a result is judged alone", f"give {results[0]} and nothing else, or only dumps")
-    from offpol_diag.summary import load
+    from offpol_diag.result import load
 
     return load(Path(results[0]))
 
 
-def _report_to_github(summary: Summary, aside: bool) -> None:
+def _report_to_github(summary: Result, aside: bool) -> None:
     """Add to the job summary where there is one, and annotate the run of GitHub Actions.
 
     Annotations go to stdout, or `aside` to stderr, which GitHub also reads. Failing to write the job summary

@@ -13,7 +13,7 @@ from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag import requests
-    from offpol_diag.summary import Summary
+    from offpol_diag.result import Result
 
 TWO = 2
 HEAD = 100
@@ -148,7 +148,7 @@ def report(request: requests.Report) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
     from offpol_diag.analysis.vocabulary import with_texts
     from offpol_diag.check import result as of_check
-    from offpol_diag.summary import loads, text_of, text_of_stream
+    from offpol_diag.result import loads, text_of, text_of_stream
 
     result, stdin = request.result, request.result == STDOUT
     files = Outputs.of(request, result, html=default_html([str(result)]))
@@ -176,19 +176,19 @@ def computed(does: Any, dumps: Sequence[str], request: Any) -> Any:
         return does(dumps, request=asked, say=partial(note, quiet=request.quiet))
 
 
-def drawn(does: Any, request: Any) -> Summary:
+def drawn(does: Any, request: Any) -> Result:
     """Compute a result, and write all that is asked for; no page unless it is."""
     from offpol_diag.cli.settings import dumps
 
     read = dumps(request)
     files = Outputs.of(request, *read)
     with files.begin():
-        summary: Summary = computed(does, read, request)
+        summary: Result = computed(does, read, request)
         files.write(summary, request.verbose)
     return summary
 
 
-def fail_on_bug(strict: bool, summary: Summary) -> None:
+def fail_on_bug(strict: bool, summary: Result) -> None:
     """Exit with 1, if that is asked for, where the log-probs are logged wrongly."""
     if strict and summary.is_bug:
         raise SystemExit(FAILED)

@@ -37,7 +37,7 @@ from offpol_diag.errors import GateFileError, OffpolError, UsageError, did_you_m
 from offpol_diag.gate.aliases import ours
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
-from offpol_diag.summary import DiagnosisVerdict
+from offpol_diag.result import DiagnosisVerdict
 from offpol_diag.wholefiles import MOST_TOML, toml
 from offpol_diag.wholefiles import read as read_whole
 
