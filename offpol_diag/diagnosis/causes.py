@@ -182,8 +182,8 @@ CAUSES: dict[str, Row] = {
         "print a checksum of one weight tensor in engine and trainer after a sync (columns "
         "weight_digest_rollout and weight_digest_train), and list the adapters that the engine holds",
         "look at what carries the weights over: adapters that are never sent (vLLM: enable_lora, and the "
-        "LoRA request on every call), names that the engine does not know, a sync that is skipped; restart the "
-        "engine, and watch K3 at the first step after it",
+        "LoRA request on every call), names that the engine does not know, a sync that is skipped; restart "
+        "the engine, and watch K3 at the first step after it",
         "",
         "",
     ),

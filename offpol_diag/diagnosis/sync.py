@@ -21,8 +21,8 @@ ROUNDED = 0.05
 """Level up to which the weights may be the same, computed in another precision."""
 FEWEST_TOKENS, FEWEST_STEPS = 50, 4
 """Fewest uncertain tokens of a step for a level, and fewest steps for a course."""
-GROWN, FLAT = 1.5, 1.35
-"""Factor over the steps after a change from which the level grows, and below which it is flat."""
+GROWN, RISING = 1.5, 1.2
+"""Factor over the steps from which the level grows; and after a change, if it rises from step to step."""
 STILL, MOVING = 2.5, 4.0
 """Standard errors of its slope over the steps below which a mean stands still, and from which it moves."""
 DECAYED = 1.8
@@ -71,16 +71,21 @@ def course(rows: Rows) -> Course:
 
 def split(level: Floats) -> Flags | None:
     """Flag the high levels, [N], if they are apart from the low ones by `APART` and more; else None."""
-    order: Floats = np.sort(level)
+    order = np.sort(level)
     gaps = order[1:] / np.maximum(order[:-1], 1e-12)
-    at = int(gaps.argmax())
+    at = int(np.argmax(gaps))
     return level > order[at] if gaps[at] >= APART and order[at] <= ROUNDED else None
 
 
 def growth(level: Floats) -> float:
     """Return the factor by which the level grows over its steps, from the first third to the last."""
     third = max(1, len(level) // 3)
-    return float(np.mean(level[-third:]) / max(np.mean(level[:third]), 1e-12))
+    return float(np.mean(level[-third:])) / max(float(np.mean(level[:third])), 1e-12)
+
+
+def trend(level: Floats) -> float:
+    """Return the rank correlation of levels with their order: 1 where each is above the one before."""
+    return float(np.corrcoef(np.argsort(np.argsort(level)), np.arange(len(level)))[0, 1])
 
 
 def of_lag(rows: Rows, lag: float) -> Rows:
@@ -125,9 +130,48 @@ def engine_moves(rows: Rows) -> float | None:
 
 # ---------------------------------------------------------------- the causes
 
+DIGESTS = ("weight_digest_rollout", "weight_digest_train")
+"""Columns with a digest of the weights that sampled a row, and of those that scored it."""
+
 
 def weights(rows: Rows) -> Found | None:
-    """Find weights that do not arrive, or not at every step, where the recorded policy lag contradicts it."""
+    """Find weights that do not arrive, or not at every step: by digests, or by the recorded policy lag."""
+    return digests(rows) or by_lag(rows)
+
+
+def digests(rows: Rows) -> Found | None:
+    """Find rows of policy lag 0 whose weights are not the trainer's, by the digests that the dump records."""
+    lags, steps = rows.column("policy_lag"), rows.column("step")
+    pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
+    known = np.array(
+        [None not in pair and lag in (0, None) for pair, lag in zip(pairs, lags, strict=True)], np.bool_
+    )
+    differ = np.array([a != b for a, b in pairs], np.bool_) & known
+    if not differ.any():
+        return None
+    since = ""
+    numbers = [one for one in steps if isinstance(one, int | float)]
+    if len(numbers) == len(steps):
+        at = np.array(numbers, np.float64)
+        first = at[differ].min()
+        sure = not differ[at < first].any() and differ[known & (at >= first)].all()
+        since = f"since step {first:g}" if sure and (at < first).any() else ""
+    if any(lag is None for lag in lags) and not since:
+        return None  # weights that are honestly older have another digest, too
+    held, wanted = (
+        {one for one, off in zip(x, differ, strict=True) if off} for x in zip(*pairs, strict=True)
+    )
+    statistic = (
+        f"engine and trainer have other digests in {int(differ.sum()):,} of {int(known.sum()):,} rows: "
+        f"{len(held):,} of the engine, {len(wanted):,} of the trainer"
+    )
+    cause = "sync_stopped" if len(held) == 1 < len(wanted) else "weights_differ"
+    fields = {"since": since or "at any step of this dump"}
+    return Found.of_sequences(cause, statistic, rows, differ, exact=True, fields=fields)
+
+
+def by_lag(rows: Rows) -> Found | None:
+    """Find a course of the mismatch over the steps that the recorded policy lag contradicts."""
     lags = {one for one in rows.column("policy_lag") if isinstance(one, int | float)}
     if 0 in lags:
         in_sync = of_lag(rows, 0)
@@ -147,13 +191,14 @@ def stale_cache(rows: Rows) -> Found | None:
     if not seen or growth(seen.level) < GROWN:
         return None
     some = uncertain(rows)
-    octave = np.minimum(np.log2(rows.position + 1).astype(np.int64), 6)
-    many = np.bincount(octave[some], minlength=7)
-    if (many < FEWEST_TOKENS).any():
+    octave = np.log2(rows.position + 1).astype(np.int64)
+    many = np.bincount(octave[some])
+    few = np.flatnonzero(many < FEWEST_TOKENS)
+    octaves = int(few[0]) if len(few) else len(many)
+    if octaves < FEWEST_STEPS:
         return None
-    level = np.bincount(octave[some], rows.scaled[some], 7) / many
-    falls = np.diff(level) < 0
-    if falls.sum() < 5 or level[:3].mean() < DECAYED * level[-1]:
+    level = (np.bincount(octave[some], rows.scaled[some]) / np.maximum(many, 1))[:octaves]
+    if (np.diff(level) < 0).sum() < octaves - 2 or level[:3].mean() < DECAYED * level[-1]:
         return None
     said = ", ".join(f"{2**k - 1}: {x:.2g}" for k, x in enumerate(level))
     statistic = f"|Δ|/(1 − q) by position (from): {said}; by step: {seen.text}"
@@ -181,11 +226,9 @@ def _changed(rows: Rows, seen: Course, at: int, said: str) -> Found | None:
     after, since = seen.level[at:], f"{seen.steps[at]:g}"
     if len(after) < 3:
         return None
-    if growth(after) >= GROWN:
+    if growth(after) >= (RISING if trend(after) >= 0.5 else GROWN):
         return _growing(_from(rows, seen.steps[at]), said, f"since step {since}", always=at == 1)
-    if growth(after) < FLAT:
-        return Found.of_all("sync_corrupts", said, rows, fields={"since": since})
-    return None
+    return Found.of_all("sync_corrupts", said, rows, fields={"since": since})
 
 
 def _growing(rows: Rows, said: str, since: str, always: bool) -> Found | None:
@@ -210,8 +253,14 @@ def _returning(rows: Rows, seen: Course, high: Flags, said: str) -> Found:
 
 
 def _behind(rows: Rows) -> Found | None:
-    """Judge rows that are all recorded as behind: the level grows while what is sampled stands still."""
+    """Judge rows that are all recorded as behind: the level grows while what is sampled stands still.
+
+    A recorded lag explains a level, and a warm-up of the learning rate lets it grow; but what the engine
+    samples moves, too. Without rewards that is not known.
+    """
     column = [one for one in rows.column("policy_lag") if one is not None]
+    if moves(rows, rows.column("rewards")) is None:
+        return None
     lag = max(dict.fromkeys(column), key=column.count)
     some = of_lag(rows, lag)
     seen, moved = course(some), engine_moves(some)
