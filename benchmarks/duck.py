@@ -8,7 +8,8 @@ from pathlib import Path
 
 import part
 
-from offpol_diag.summary import Numbers, Summary
+from offpol_diag.number import Numbers
+from offpol_diag.result import Result
 
 TOLERANCE = 1e-6
 
@@ -69,12 +70,12 @@ class Duck:
         return dict(zip(names, map(float, row), strict=True))
 
 
-def ours(summary: Summary) -> dict[str, float]:
+def ours(summary: Result) -> dict[str, float]:
     """Compute the same numbers by an analysis with the presets of `OF_PRESETS`."""
     found = {"tokens": float(summary.dump.tokens)}
-    found |= {name: _value(summary.metrics, name) for name in GIVEN}
+    found |= {name: _value(summary.whole, name) for name in GIVEN}
     return found | {
-        name: _value(summary.presets[preset].metrics, metric) for name, (preset, metric) in OF_PRESETS.items()
+        name: _value(summary.preset(preset), metric) for name, (preset, metric) in OF_PRESETS.items()
     }
 
 

@@ -23,9 +23,9 @@ from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.tally import Arrays, Names
+from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
-from offpol_diag.summary import Number
 
 PACKAGE = Path(offpol_diag.__file__).parent
 SAMPLE = PACKAGE.parent / "sample_data" / "stale.parquet"

@@ -145,7 +145,7 @@ def swept(bench: Bench, sizes: Sequence[int]) -> list[part.Result]:
 
 
 def end_to_end(bench: Bench, tokens: int) -> part.Result:
-    """Measure from file to Summary, on the GPU and on the CPU; raise if the numbers differ."""
+    """Measure from file to Result, on the GPU and on the CPU; raise if the numbers differ."""
     summaries, seconds = {}, {}
     for device in (bench.device, "cpu"):
         before = time.perf_counter()

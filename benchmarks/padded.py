@@ -28,7 +28,7 @@ from torch import Tensor
 
 from offpol_diag.analyze import analyze
 from offpol_diag.presets.catalogue import load
-from offpol_diag.summary import Summary
+from offpol_diag.result import Result
 
 COLUMNS = ("rollout_log_probs", "old_log_probs", "response_mask")
 TOLERANCE = 1e-3
@@ -126,11 +126,11 @@ def _read(sums: Counter[str]) -> dict[str, float]:
     }
 
 
-def ours(summary: Summary) -> dict[str, float]:
+def ours(summary: Result) -> dict[str, float]:
     """Compute the same numbers by an analysis."""
     found = duck.ours(summary)
     names = ("truncated_ess", "tokens_rejected", "vetoed")
-    weights = summary.presets["seq_is"].metrics["ess_tokens"].value
+    weights = summary.preset("seq_is")["ess_tokens"].value
     return {name: found[name] for name in names} | {"sequence_weight_ess": weights or 0.0}
 
 

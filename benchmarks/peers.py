@@ -25,7 +25,7 @@ import rounds
 from offpol_diag.analyze import analyze
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
-from offpol_diag.summary import Summary
+from offpol_diag.result import Result
 
 ONE = "token_is"
 COLUMNS = ["rollout_log_probs", "old_log_probs", "current_log_probs", "response_mask", "advantages"]
@@ -53,7 +53,7 @@ class Peers:
         return {
             "reading": lambda: read(self.path),
             "duckdb": lambda: self.nine.append(self.query.nine(self.path)),
-            # a Summary that lives on would be collected through again
+            # a Result that lives on would be collected through again
             "analyze": lambda: self.ours.append(duck.ours(self._analyzed(self.presets, every_log=False))),
             "one": lambda: self._analyzed([preset for preset in self.presets if preset.name == ONE]),
         }
@@ -62,7 +62,7 @@ class Peers:
         """Return the job that computes what every trainer logs, too, as `--presets all` does."""
         return {"every log": lambda: self._analyzed(self.presets)}
 
-    def _analyzed(self, presets: Sequence[Preset], *, every_log: bool = True) -> Summary:
+    def _analyzed(self, presets: Sequence[Preset], *, every_log: bool = True) -> Result:
         return analyze([str(self.path)], presets=presets, threads=machine.THREADS, every_log=every_log)
 
     def agree(self) -> None:

@@ -23,6 +23,7 @@ from offpol_diag.compare import of_presets
 from offpol_diag.errors import ConfigError
 from offpol_diag.forms.table import FORMS
 from offpol_diag.gate import judged, required
+from offpol_diag.number import Numbers
 from offpol_diag.pipeline.plan import BOUNDS
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
@@ -30,7 +31,7 @@ from offpol_diag.presets.families import FAMILIES
 from offpol_diag.presets.formulas import NOTHING, rejection, veto, weight
 from offpol_diag.report import answered
 from offpol_diag.report.terminal import terminal
-from offpol_diag.summary import Numbers, Summary
+from offpol_diag.result import Result
 from offpol_diag.trainers import LOGS, TRAINERS
 from offpol_diag.trainers.schema import Key, Rule, Schema, schema
 from offpol_diag.writer import DumpWriter
@@ -53,7 +54,7 @@ DOCTOR_LINES = 20
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
-def schema_of(result: type[Summary | Checked]) -> str:
+def schema_of(result: type[Result | Checked]) -> str:
     """The JSON Schema of a result, as `--json` writes it."""
     schema = result.model_json_schema(mode="serialization")
     stamped = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -285,8 +286,8 @@ def _book(logs: str, names: Mapping[str, str]) -> str:
 def metrics() -> str:
     """Every metric with its formula, as it stands in a result."""
     summary = _specimen()
-    gap = {name: number for name, number in summary.metrics.items() if "." not in name}
-    per_preset = summary.presets["token_is"].metrics
+    gap = {name: number for name, number in summary.whole.items() if "." not in name}
+    per_preset = summary.preset("token_is")
     return f"""{MADE}# Metrics
 
 The names are the same in JSON, in the gate and in every table. Δ = log π_train − log π_rollout of the sampled
@@ -360,7 +361,7 @@ def _filled(name: str) -> str:
 
 
 @cache
-def _analyzed() -> Summary:
+def _analyzed() -> Result:
     """The result of the sample, under every preset."""
     return decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu"))
 
@@ -424,7 +425,7 @@ def _undecided() -> str:
 
 
 @cache
-def _diagnosed() -> Summary:
+def _diagnosed() -> Result:
     with tempfile.TemporaryDirectory() as folder:
         broken = Path(folder) / "shifted.parquet"
         table = pq.read_table(sample())
@@ -435,7 +436,7 @@ def _diagnosed() -> Summary:
         return analyze([str(broken)], device="cpu")
 
 
-def _answered(summary: Summary) -> list[str]:
+def _answered(summary: Result) -> list[str]:
     """The lines that a terminal of 100 columns shows."""
     console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
     return terminal(answered(summary), console=console).splitlines()
@@ -457,7 +458,7 @@ def _printed(*lines: str) -> str:
     return "\n".join(("```text", *lines, "```")) + "\n"
 
 
-def _specimen() -> Summary:
+def _specimen() -> Result:
     """A result with every metric in it; the values do not matter."""
     tokens = [[-1.0, -0.5], [-0.25]]
     with tempfile.TemporaryDirectory() as folder:
@@ -473,7 +474,7 @@ def _specimen() -> Summary:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "result.schema.json": partial(schema_of, Summary),
+    "result.schema.json": partial(schema_of, Result),
     "check.schema.json": partial(schema_of, Checked),
     "presets.md": presets,
     "metrics.md": metrics,

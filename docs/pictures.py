@@ -60,7 +60,7 @@ def in_python(browser: Browser, page: Path, folder: Path) -> None:
     """Write the figure that a notebook's cell shows, as PNG."""
     from offpol_diag.api import Report
     from offpol_diag.report.embedded import read_back
-    from offpol_diag.summary import loads
+    from offpol_diag.result import loads
 
     report = Report(loads(read_back(page.read_text(encoding="utf-8")), "page"))
     figure = folder / "figure.html"

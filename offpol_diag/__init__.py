@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from offpol_diag.api import Report, analyze, check, compare, doctor, gate, sweep
     from offpol_diag.journal import recover
-    from offpol_diag.summary import Summary
+    from offpol_diag.result import Result
     from offpol_diag.writer import DumpWriter
 
     __version__: str
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DumpWriter",
     "Report",
-    "Summary",
+    "Result",
     "__version__",
     "analyze",
     "check",
@@ -39,7 +39,7 @@ __all__ = [
 
 _HOMES = {
     "DumpWriter": "offpol_diag.writer",
-    "Summary": "offpol_diag.summary",
+    "Result": "offpol_diag.result",
     **dict.fromkeys(("Report", "analyze", "check", "compare", "doctor", "gate", "sweep"), "offpol_diag.api"),
     "recover": "offpol_diag.journal",
 }

@@ -1,4 +1,4 @@
-"""The analysis of a dump: one pass over its batches, and the Summary."""
+"""The analysis of a dump: one pass over its batches, and the Result."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from offpol_diag.forms import Reading, open_dump
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
+from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices
 from offpol_diag.run.machine import peak_rss
 from offpol_diag.run.ray import Ray
 from offpol_diag.run.threads import TOKENS, Each, Engine, Progress, Threads, own
-from offpol_diag.summary import DumpFacts, Run, Summary
 from offpol_diag.trainers import named_in
 
 MADE = (
@@ -43,8 +43,8 @@ ROWS = 3 << 18
 """Sequences × presets processed at once; a batch with more is split."""
 
 
-def analyze(sources: str | Path | Sequence[str | Path], **how: Any) -> Summary:
-    """Return the Summary of a dump, with the diagnosis, without recommendation and gates; see `examine`."""
+def analyze(sources: str | Path | Sequence[str | Path], **how: Any) -> Result:
+    """Return the Result of a dump, with the diagnosis, without recommendation and gates; see `examine`."""
     return examine(sources, **how).summary()
 
 
@@ -58,7 +58,7 @@ class Examined:
     facts: DumpFacts
     run: Run
 
-    def summary(self) -> Summary:
+    def summary(self) -> Result:
         """Read out every number, and the diagnosis."""
         return readout.summary(self.study, self.tally, self.presets, self.facts, self.run)
 

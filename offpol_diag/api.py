@@ -21,8 +21,8 @@ from offpol_diag import commands, requests, wholefiles
 from offpol_diag.errors import UsageError
 from offpol_diag.inputs import sources
 from offpol_diag.options import SHELL, Asked, Request, asked, options
+from offpol_diag.result import Result
 from offpol_diag.results import Report, require_writable
-from offpol_diag.summary import Summary
 
 if TYPE_CHECKING:
     import polars as pl
@@ -282,7 +282,7 @@ def _asked(model: type[Asked], given: Mapping[str, Any]) -> Asked:
     return asked(model, own | given["how"])
 
 
-def labelled(summary: Summary, label: str) -> Summary:
+def labelled(summary: Result, label: str) -> Result:
     """Return a result with the name of its source where that lay in memory."""
     if not label:
         return summary

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from offpol_diag.gate import Gates
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
-    from offpol_diag.summary import Summary
+    from offpol_diag.result import Result
 
 Say = Callable[[str], None]
 ALL = "all"
@@ -34,7 +34,7 @@ def silent(text: str) -> None:
 # ---------------------------------------------------------------- commands
 
 
-def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Summary:
+def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Result:
     """Analyse and diagnose a dump, and recommend a correction."""
     trainer = trainer_of(request)
     chosen = presets_of(request, say, ALL)
@@ -44,14 +44,14 @@ def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) 
     return advised(found, "analyze", trainer)
 
 
-def doctor(paths: Sequence[str], request: requests.Doctor, say: Say = silent) -> Summary:
+def doctor(paths: Sequence[str], request: requests.Doctor, say: Say = silent) -> Result:
     """Diagnose a dump without any preset."""
     return named(examined(paths, request, (), say).summary(), "doctor")
 
 
 def compare(
     paths: Sequence[str], others: Sequence[str] | None, request: requests.Compare, say: Say = silent
-) -> Summary:
+) -> Result:
     """Compare presets on one dump, or the run of one dump with that of another."""
     if others is not None:
         return _compare_runs(paths, others, request, say)
@@ -73,9 +73,7 @@ def compare(
     return summary.model_copy(update={"comparison": of_presets(found, summary, base)})
 
 
-def _compare_runs(
-    paths: Sequence[str], others: Sequence[str], request: requests.Compare, say: Say
-) -> Summary:
+def _compare_runs(paths: Sequence[str], others: Sequence[str], request: requests.Compare, say: Say) -> Result:
     """Analyse both runs alike, one after the other, and compare them."""
     if request.against is not None:
         both = "add --as-one" if request.shell else "give both dumps in one list"
@@ -128,7 +126,7 @@ def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> C
     return found.model_copy(update={"logged": [str(one) for one in request.logged]})
 
 
-def merge(tallies: Sequence[Path], request: requests.Merge) -> Summary:
+def merge(tallies: Sequence[Path], request: requests.Merge) -> Result:
     """Merge the tallies of pieces of a dump, and write the merged one where that is asked for."""
     from offpol_diag.advice.recommend import advised as with_advice
     from offpol_diag.analysis import merge as pieces
@@ -142,7 +140,7 @@ def merge(tallies: Sequence[Path], request: requests.Merge) -> Summary:
     return summary
 
 
-def sweep(paths: Sequence[str], request: requests.Sweep, say: Say = silent) -> Summary:
+def sweep(paths: Sequence[str], request: requests.Sweep, say: Say = silent) -> Result:
     """Evaluate one preset at many thresholds; options are checked before the dump is read."""
     from offpol_diag.sweep import SweepOptions
     from offpol_diag.sweep import sweep as swept
@@ -161,13 +159,13 @@ def required(request: requests.Gate) -> Gates:
     return all_of(max=request.max or (), min=request.min or (), **more)
 
 
-def gate(given: Sequence[str] | Summary, request: requests.Gate, must: Gates, say: Say = silent) -> Summary:
+def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say: Say = silent) -> Result:
     """Judge a result, or a dump with the presets that the bounds name."""
     from offpol_diag.gate import judged, not_compared
-    from offpol_diag.summary import Summary, load
+    from offpol_diag.result import Result, load
 
     base = load(must.result) if must.result else None
-    if isinstance(given, Summary):
+    if isinstance(given, Result):
         found = given
     else:
         chosen = must.presets(catalogue(request, say))
@@ -199,14 +197,14 @@ def _where(request: requests.Computed) -> dict[str, Any]:
     return own | {name: getattr(request, name) for name in same}
 
 
-def advised(found: Examined, command: str, trainer: str | None = None) -> Summary:
+def advised(found: Examined, command: str, trainer: str | None = None) -> Result:
     """Return the numbers with the recommendation, and its configuration for a trainer."""
     from offpol_diag.advice.recommend import advised as with_advice
 
     return with_advice(named(found.summary(), command), trainer)
 
 
-def named(summary: Summary, command: str) -> Summary:
+def named(summary: Result, command: str) -> Result:
     """Return the result with the name of its command."""
     return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
 

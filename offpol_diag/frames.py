@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from offpol_diag.errors import UsageError, did_you_mean
-from offpol_diag.summary import Number
+from offpol_diag.number import Number
 
 if TYPE_CHECKING:
     import polars as pl

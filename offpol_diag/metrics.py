@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from offpol_diag.summary import Band, Number
+from offpol_diag.number import Number
 
 Sign = Literal["higher", "lower", "away", "either"]
 Better = Literal["higher", "lower", "neither"]
@@ -396,6 +396,18 @@ def better(name: str) -> Better:
 
 
 # ---------------------------------------------------------------- bands
+
+
+class Band(NamedTuple):
+    """A named range of a number (typical, elevated, good, …), from `low` to below `high`, and who set it."""
+
+    metric: str
+    name: str
+    low: float | None
+    high: float | None
+    regime: str
+    source: str
+
 
 TONES: dict[str, Tone] = {
     "typical": "good",

@@ -6,7 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
-from offpol_diag.summary import Number
+from offpol_diag.number import Number
 
 FRACTIONS = frozenset({"fraction", "share", "probability"})
 """Units written as a percentage."""

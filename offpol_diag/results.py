@@ -7,17 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from offpol_diag.errors import UsageError
-from offpol_diag.summary import (
+from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.number import Number, Numbers
+from offpol_diag.result import (
     Against,
     Comparison,
     Diagnosis,
     GateVerdict,
-    Number,
-    Numbers,
-    PresetResult,
+    PresetFacts,
     Recommendation,
-    Summary,
+    Result,
     Sweep,
 )
 
@@ -35,7 +34,7 @@ class Report:
         summary: all of it, as the JSON holds it (docs/result.schema.json).
     """
 
-    def __init__(self, summary: Summary, rows: Callable[[], pl.LazyFrame] | None = None) -> None:
+    def __init__(self, summary: Result, rows: Callable[[], pl.LazyFrame] | None = None) -> None:
         self.summary = summary
         self._rows = rows
 
@@ -52,12 +51,23 @@ class Report:
     @property
     def metrics(self) -> Numbers:
         """Numbers of the dump by name (`k3`, `drift2.k3`), each with value and interval."""
-        return self.summary.metrics
+        return self.summary.whole
 
     @property
-    def presets(self) -> dict[str, PresetResult]:
-        """Results of the presets by name."""
+    def presets(self) -> dict[str, PresetFacts]:
+        """What each preset does, by name; `needs` names the columns that the dump lacks for it."""
         return self.summary.presets
+
+    def preset(self, name: str) -> Numbers:
+        """Return the numbers of a preset (`ess_tokens`), each with value and interval.
+
+        Raises:
+            UsageError: the report has no such preset.
+        """
+        if name not in self.presets:
+            hint = did_you_mean(name, list(self.presets)) or f"there are {', '.join(self.presets) or 'none'}"
+            raise UsageError(f'the report has no preset "{name}"', hint)
+        return self.summary.preset(name)
 
     @property
     def gates(self) -> list[GateVerdict]:
@@ -251,12 +261,12 @@ class Report:
 # ---------------------------------------------------------------- what is written
 
 
-def _numbers(summary: Summary) -> Iterator[tuple[str, str, Number]]:
+def _numbers(summary: Result) -> Iterator[tuple[str, str, Number]]:
     """Yield metric, gate name and number of the dump and of every preset."""
-    for name, one in summary.metrics.items():
+    for name, one in summary.whole.items():
         yield name, name, one
-    for preset, result in summary.presets.items():
-        for name, one in result.metrics.items():
+    for preset in summary.presets:
+        for name, one in summary.preset(preset).items():
             yield name, f"{preset}.{name}", one
 
 

@@ -17,13 +17,14 @@ from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.forms import Reading, open_dump
+from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import say_value
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto, Weight
 from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.readers import Dump
+from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
 from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.threads import TOKENS, Engine, Progress
-from offpol_diag.summary import Number, Numbers, SolvedWindow, Summary, Sweep, SweptPoint
 from offpol_diag.trainers import config_for, trainer_named
 
 Side = Literal["upper", "lower", "window"]
@@ -230,7 +231,7 @@ def round_numbers(preset: Preset, bound: SweptBound) -> tuple[float, ...]:
 def informative(points: Sequence[SweptPoint], bound: SweptBound, preset: Preset) -> list[SweptPoint]:
     """Select the thresholds to show: where what they do changes, evenly thinned, and the preset's own."""
     much = MUCH if bound.unit(preset) == "token" else 1.0
-    effects = [_effect(point.metrics, bound, much) for point in points]
+    effects = [_effect(point.numbers, bound, much) for point in points]
     changes = [at for at, (one, two) in enumerate(pairwise(effects)) if abs(one - two) > 1e-12]
     first, last = (changes[0], changes[-1] + 1) if changes else (0, len(points) - 1)
     shown = range(first, last + 1)
@@ -309,11 +310,11 @@ def sweep(
     engine: str = "local",
     threads: int | None = None,
     reading: Reading | None = None,
-) -> Summary:
+) -> Result:
     """Analyse a preset at many thresholds; arguments other than `options` are those of `examine`.
 
     Returns:
-        The Summary of the dump with the unchanged preset, and `sweep` filled.
+        The Result of the dump with the unchanged preset, and `sweep` filled.
 
     Raises:
         UsageError: the dump lacks a column that the preset reads, or the bounds cannot be solved for.
@@ -344,7 +345,7 @@ def sweep(
             threshold=bounds.get("upper", bounds.get("lower", 0.0)),
             bounds={f"{bound.place}.{side}": end for side, end in bounds.items()},
             own=bounds == bound.bounds(bound.threshold(preset) or 0.0),
-            metrics=_listed(whole.presets[one.name].metrics),
+            numbers=_listed(whole.preset(one.name)),
         )
         for bounds, one in zip(every, moved, strict=True)
     ]
@@ -368,7 +369,9 @@ def sweep(
     if preset.weight is not None and preset.weight.normalize:
         result.remarks.append("The weights are shown before they are divided by their batch mean.")
     only, run = {preset.name: whole.presets[preset.name]}, whole.run.model_copy(update={"command": "sweep"})
-    return whole.model_copy(update={"presets": only, "run": run, "sweep": result})
+    others = {f"preset/{one.name}" for one in moved}
+    numbers = {subject: one for subject, one in whole.numbers.items() if subject not in others}
+    return whole.model_copy(update={"presets": only, "numbers": numbers, "run": run, "sweep": result})
 
 
 def _listed(numbers: Numbers) -> Numbers:
@@ -402,7 +405,7 @@ def warnings(found: Sweep) -> list[str]:
     each += [("what was solved for", found.window.point)] if found.window else []
     for whose, point in each:
         names = ("kept_length_q1", "kept_length_q4", selection.AT_LAG_0.name)
-        short, long, fresh = (point.metrics.get(name, Number()).value for name in names)
+        short, long, fresh = (point.numbers.get(name, Number()).value for name in names)
         if short is not None and long is not None and short - long > TRAP and long < TRAP_RATIO * short:
             said.append(
                 f"Length trap: {whose} keeps {say_value(short, 'fraction')} of the tokens of the shortest "

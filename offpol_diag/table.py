@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from offpol_diag.summary import Number
+from offpol_diag.number import Number
 
 Cell = str | int | Number | None
 

@@ -73,8 +73,8 @@ class Correction:
         with np.errstate(all="ignore"):
             fits = of_batch(self._batch, self._study.presets).fits
             out = Readout(self._study, observe(self._study, BatchContext.of(self._batch, 0, 2, fits)))
-            preset = readout.preset_result(out, self._study.presets[0])
-            result = {**readout.metrics(out), **preset.metrics}
+            own = readout.preset_numbers(out, self._study.presets[0])
+            result = {**readout.metrics(out), **own}
         known = {name: one.value for name, one in result.items() if one.value is not None}
         return dict.fromkeys(known, math.nan) if self._empty else known
 

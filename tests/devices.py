@@ -42,7 +42,7 @@ def present(device: str, many: int = 1) -> Iterator[None]:
 
 
 def numbers(model: Any) -> Any:
-    """Return a Summary without what no two runs share."""
+    """Return a Result without what no two runs share."""
     found = model.model_dump(mode="json")
     del found["run"]
     return found

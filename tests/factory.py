@@ -1,9 +1,10 @@
-"""Make dumps small enough to be read by eye, and a plausible Summary of a healthy run with a heavy tail."""
+"""Make dumps small enough to be read by eye, and a plausible Result of a healthy run with a heavy tail."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import Reading, convert, open_dump
 from offpol_diag.forms.detect import find
+from offpol_diag.number import Number, Numbers
 from offpol_diag.readers.dump import join
-from offpol_diag.summary import (
+from offpol_diag.result import (
+    Axis,
     Cause,
     Comparison,
     Diagnosis,
@@ -28,19 +31,17 @@ from offpol_diag.summary import (
     Fired,
     GateVerdict,
     Histogram,
-    Location,
     LostSequence,
-    Number,
-    Numbers,
     Place,
-    PresetResult,
+    PresetFacts,
     Recommendation,
+    Result,
     Run,
     Subset,
-    Summary,
     Worst,
     WorstSequence,
     WorstToken,
+    place_of,
 )
 
 ROLLOUT = [[-0.5, -1.0, -0.25], [-2.0], [], [-0.125, -4.0]]
@@ -117,7 +118,7 @@ def unconvertible(path: Path, says: str, *options: str) -> None:
     assert sorted(path.parent.rglob("*")) == before
 
 
-# ---------------------------------------------------------------- a Summary
+# ---------------------------------------------------------------- a Result
 
 CURRENT = "current_log_probs"
 NO_CURRENT = f"missing column {CURRENT}"
@@ -163,7 +164,29 @@ def metrics() -> Numbers:
     return {**gap, **weights, **absent}
 
 
-def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more: Any) -> PresetResult:
+@dataclass
+class Row:
+    """A preset with its numbers."""
+
+    facts: PresetFacts
+    numbers: Numbers
+
+    def but(self, **changes: Any) -> Row:
+        """Return it with some facts replaced."""
+        return Row(self.facts.model_copy(update=changes), self.numbers)
+
+
+@dataclass
+class Location:
+    """An axis with its places."""
+
+    title: str
+    numeric: bool
+    places: list[Place]
+    left_out: int = 0
+
+
+def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more: Any) -> Row:
     """Make a preset with plausible numbers."""
     numbers = {
         "weight_mean": number(0.998, 0.001),
@@ -183,11 +206,11 @@ def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more:
         "pg_clipfrac": number(0.0031, 4e-4, "fraction"),
         "ppo_kl": unknown(),
     }
-    given = {"policy": "old", "loss": "ppo_clip", "source": "verl 2025-11", "metrics": numbers, **more}
-    return PresetResult(summary=summary, method=method, **given)
+    given = {"policy": "old", "loss": "ppo_clip", "source": "verl 2025-11", **more}
+    return Row(PresetFacts(summary=summary, method=method, **given), {} if "needs" in more else numbers)
 
 
-def presets() -> dict[str, PresetResult]:
+def presets() -> dict[str, Row]:
     logged = {"rollout_corr/kl": 0.00205, "rollout_corr/k3_kl": 0.00203, "rollout_corr/chi2_seq": None}
     verl = {"logs": "verl-2025-11", "as_logged": logged, "trainers": ["verl"]}
     tis = {"family": "sequence TIS", **verl}
@@ -202,7 +225,7 @@ def presets() -> dict[str, PresetResult]:
         "seq_is_metrics": preset(
             "Logged only", bounded, 0.61, applied=False, aspects={use: "only logged"}, **tis
         ),
-        "ppo_is_bypass": preset("PPO-IS", "none", 1.0, policy="current", needs=[CURRENT], metrics={}),
+        "ppo_is_bypass": preset("PPO-IS", "none", 1.0, policy="current", needs=[CURRENT]),
     }
 
 
@@ -213,7 +236,7 @@ def place(key: str, order: float, k3: float) -> Place:
         "ess_tokens": number(1 - 2.3 * k3, k3 / 5, "fraction"),
         "f_2": number(k3 * 0.4, k3 * 0.05, "fraction"),
     }
-    return Place(key=key, order=order, tokens=120_000, sequences=256, metrics=numbers)
+    return Place(key, order, 120_000, 256, numbers)
 
 
 def by() -> dict[str, Location]:
@@ -229,8 +252,7 @@ def by() -> dict[str, Location]:
         ("probability", "rollout probability", False, probabilities, 0),
         ("engine", "engine", False, engines, 2),
     ]
-    names = ("axis", "title", "numeric", "places", "left_out")
-    return {row[0]: Location(**dict(zip(names, row, strict=True))) for row in rows}
+    return {axis: Location(*row) for axis, *row in rows}
 
 
 def histograms() -> dict[str, Histogram]:
@@ -330,8 +352,12 @@ def run() -> Run:
     return Run(version="0.1.0", device="cpu", seed=0, seconds=seconds, **counts)
 
 
-def make_summary(**changes: Any) -> Summary:
-    """Make the Summary with some of its fields replaced."""
+def make_summary(**changes: Any) -> Result:
+    """Make the Result with some of its fields replaced.
+
+    `metrics` are the numbers of the dump, `presets` rows of `preset`, `by` locations by axis, and `weights`
+    numbers of candidates.
+    """
     given: dict[str, Any] = {
         "dump": dump_facts(),
         "metrics": metrics(),
@@ -344,19 +370,49 @@ def make_summary(**changes: Any) -> Summary:
         "gates": [],
         "run": run(),
     }
-    return Summary(**{**given, **changes})
+    given |= changes
+    rows, axes = given.pop("presets"), given.pop("by")
+    numbers = {"dump": given.pop("metrics")}
+    numbers |= {f"candidate/{name}": one for name, one in given.pop("weights", {}).items()}
+    numbers |= {f"preset/{name}": row.numbers for name, row in rows.items() if row.numbers}
+    found = Result(numbers=numbers, presets={name: row.facts for name, row in rows.items()}, **given)
+    for axis, one in axes.items():
+        put(found, axis, one)
+    found.describe()
+    return found
 
 
-def crowded() -> Summary:
-    """Return a Summary with more presets than the catalogue, each with its own numbers and names."""
+def put(summary: Result, axis: str, found: Location) -> None:
+    """Give a result an axis with its places."""
+    columns = ("key", "order", "tokens", "sequences")
+    keys, order, tokens, sequences = ([getattr(one, name) for one in found.places] for name in columns)
+    summary.axes[axis] = Axis(
+        title=found.title,
+        numeric=found.numeric,
+        places=keys,
+        order=order,
+        tokens=tokens,
+        sequences=sequences,
+        left_out=found.left_out,
+    )
+    summary.numbers |= {place_of(axis, place.key): place.numbers for place in found.places}
+
+
+def with_numbers(summary: Result, subject: str, numbers: Numbers) -> Result:
+    """Return a result with the numbers of a subject replaced."""
+    return summary.model_copy(update={"numbers": summary.numbers | {subject: numbers}})
+
+
+def crowded() -> Result:
+    """Return a Result with more presets than the catalogue, each with its own numbers and names."""
     rows = {}
     for place in range(220):
         numbers = {
-            name: one.model_copy(update={"value": one.value and one.value * (1 - place / 997)})
-            for name, one in preset("x", "y", 0.9, 0.1).metrics.items()
+            name: replace(one, value=one.value and one.value * (1 - place / 997))
+            for name, one in preset("x", "y", 0.9, 0.1).numbers.items()
         }
         logged = {f"rollout_corr/{name}": one.value for name, one in numbers.items()}
-        rows[f"trainer_of_{place}_sequence_mask"] = preset(
+        row = preset(
             f"what it is, number {place}",
             "weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2",
             0.9,
@@ -365,28 +421,30 @@ def crowded() -> Summary:
             guards=["the aggregated log-ratio is clamped to ±20"],
             logs=f"trainer {place % 16}",
             as_logged=logged,
-        ).model_copy(update={"metrics": numbers})
+        )
+        rows[f"trainer_of_{place}_sequence_mask"] = Row(row.facts, numbers)
     return make_summary(presets=rows)
 
 
 def make_comparison() -> Comparison:
     """Make a comparison of two presets of `make_summary`, with the tokens that the second drops."""
     difference = number(-0.31, 0.02, "fraction", formula="less that of disabled")
-    some = Subset(
-        count=1234,
-        share=number(0.12, 0.01, "fraction"),
-        length=number(812.5, 30.0, "tokens"),
-        reward=unknown("missing column rewards"),
-        positive=number(0.4, 0.03, "fraction"),
-        negative=number(0.6, 0.03, "fraction"),
-        log_ratio=number(-0.05, 0.01, "nats"),
-    )
+    means = {
+        "share": number(0.12, 0.01, "fraction"),
+        "length": number(812.5, 30.0, "tokens"),
+        "reward": unknown("missing column rewards"),
+        "positive": number(0.4, 0.03, "fraction"),
+        "negative": number(0.6, 0.03, "fraction"),
+        "log_ratio": number(-0.05, 0.01, "nats"),
+    }
+    some = Subset(count=1234, numbers=means)
     lost = LostSequence(
         sequence_id="a-very-long-name-of-a-sequence/0017",
         step=12,
         length=4096,
         tokens=4096,
         log_ratio_sum=-51.2,
+        reward=None,
         fired=["∏r = 5.8e-23, outside 0.5 ≤ ∏r ≤ 2", "veto: 3 tokens with r_t < 0.0001"],
     )
     drops = Drops(dropped_by="seq_mis", kept_by="disabled", tokens=some, sequences=some, examples=[lost])

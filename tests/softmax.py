@@ -234,8 +234,8 @@ def gradient(x, preset, how):
 
 
 def numbers(x, *presets):
-    found = analyze([x.path], presets=presets).presets
-    return [{name: n.value for name, n in found[preset.name].metrics.items()} for preset in presets]
+    found = analyze([x.path], presets=presets)
+    return [{name: n.value for name, n in found.preset(preset.name).items()} for preset in presets]
 
 
 TOKEN, SEQUENCE, RAW = Weight("token", upper=1.4), Weight("sum", upper=2.0), Weight("token", "none")
@@ -300,9 +300,9 @@ def tokens(tmp_path, rows, **presets):
         writer.write(
             rollout_log_probs=rollout, old_log_probs=old, current_log_probs=current, advantages=advantages
         )
-    found = analyze([path], presets=list(presets.values())).presets
+    found = analyze([path], presets=list(presets.values()))
     return {
-        name: {key: number.value for key, number in found[one.name].metrics.items()}
+        name: {key: number.value for key, number in found.preset(one.name).items()}
         for name, one in presets.items()
     }
 

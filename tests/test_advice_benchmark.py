@@ -170,7 +170,7 @@ def test_a_dump_holds_what_was_drawn(tmp_path):
     found = analyze([str(tmp_path / "dump.parquet")], presets=(), device="cpu", threads=1)
 
     assert (found.dump.sequences, found.dump.tokens, found.dump.groups) == (256, len(drawn.token), 32)
-    assert found.metrics["k1"].value == pytest.approx((drawn.rollout - drawn.train).mean(), abs=1e-6)
+    assert found.whole["k1"].value == pytest.approx((drawn.rollout - drawn.train).mean(), abs=1e-6)
 
 
 def test_magnitudes_are_those_at_which_k3_is_as_asked():

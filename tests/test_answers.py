@@ -14,6 +14,7 @@ from drawn import html, markdown, terminal
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
+from offpol_diag.number import Number
 from offpol_diag.numerals import counted, minus, say, size, written
 from offpol_diag.presets import catalogue, formulas
 from offpol_diag.presets.candidates import CANDIDATES
@@ -28,7 +29,7 @@ from offpol_diag.report.parts import parts
 from offpol_diag.report.presets import cards as browser
 from offpol_diag.report.presets import missing
 from offpol_diag.report.tokens import shade
-from offpol_diag.summary import GateVerdict, Number, Skipped, Worst, loads
+from offpol_diag.result import GateVerdict, Skipped, Worst, loads
 from tests.factory import (
     OLD,
     ROLLOUT,
@@ -318,7 +319,7 @@ def test_intervals_are_spoken_of_where_there_are_some():
 
 def test_presets_that_need_a_column_are_listed_and_most_could_be_had_by_one_option():
     hint = "The trainer's one policy is read as the old one with --columns old=pi."
-    one = {"p": preset("P", "m", 0.5).model_copy(update={"needs": ["old_log_probs"]})}
+    one = {"p": preset("P", "m", 0.5).but(needs=["old_log_probs"])}
     found = missing(make_summary(presets=one, dump=dump_facts(columns={"current_log_probs": "pi"})))
     assert (found.rows, found.notes) == ([("p", "old_log_probs", "P")], (hint,))
     assert missing(make_summary(presets=one, dump=dump_facts(columns={}))).notes == ()
@@ -510,7 +511,7 @@ def test_a_comparison_counts_tokens_of_weight_0_among_those_without_a_weight(tmp
     assert "tokens_weighted higher 100% 99.3% [99.1%, 99.5%] token_is" in said
     assert "decoupled_token_icepop drops 298 tokens (0.66%) that token_is keeps" in said
     (dropped,) = (one for one in result.comparison.drops if one.tokens.count)
-    weighted = result.presets["decoupled_token_icepop"].metrics["tokens_weighted"]
+    weighted = result.preset("decoupled_token_icepop")["tokens_weighted"]
     assert weighted.value == pytest.approx(1 - dropped.tokens.count / result.dump.tokens, rel=1e-12)
     page = re.sub(r"<script.*?</script>", "", html(result), flags=re.DOTALL)
     assert not re.search("kept tokens|kept share|tokens kept", page, re.IGNORECASE)
@@ -634,7 +635,7 @@ def test_what_limits_the_numbers_of_the_other_run_is_said_too(results):
 def test_a_sweep_that_keeps_all_of_every_length_has_no_table_of_it(results):
     swept = results["sweep"].sweep
     ones = {f"kept_length_q{i}": Number(value=1.0) for i in range(1, 5)}
-    points = [one.model_copy(update={"metrics": one.metrics | ones}) for one in swept.points]
+    points = [one.model_copy(update={"numbers": one.numbers | ones}) for one in swept.points]
     all_kept = results["sweep"].model_copy(update={"sweep": swept.model_copy(update={"points": points})})
     names = [[table.id for table in answered(one).tables] for one in (results["sweep"], all_kept)]
     assert names == [["sweep", "sweep-length"], ["sweep"]]

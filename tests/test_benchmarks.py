@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +42,7 @@ import torch
 from offpol_diag.analyze import analyze
 from offpol_diag.errors import MemoryShortage
 from offpol_diag.presets.catalogue import load
+from tests.factory import with_numbers
 
 ROOT = Path(__file__).parents[1]
 TINY = part.Given(sequences=12, rounds=1)
@@ -249,7 +251,7 @@ def test_other_shapes_have_as_many_tokens_in_other_rows_or_with_another_drift(tm
 
 def test_the_drift_gives_presets_something_to_do_and_keeps_the_mean_ratio_at_1(analysed):
     found = duck.ours(analysed)
-    ratio = analysed.metrics["mean_ratio"].value
+    ratio = analysed.whole["mean_ratio"].value
 
     assert 1e-5 < found["tokens_rejected"] < 1e-2
     assert 0 < found["sequences_dropped"] < 1
@@ -649,8 +651,8 @@ def test_a_gpu_that_finds_other_numbers_fails(path, monkeypatch):
         analysed = analyze(sources, presets=Few().resolve("all"))
         if device == "cpu":
             return analysed
-        moved = analysed.metrics["k3"].model_copy(update={"value": 1.0})
-        return analysed.model_copy(update={"metrics": analysed.metrics | {"k3": moved}})
+        moved = replace(analysed.whole["k3"], value=1.0)
+        return with_numbers(analysed, "dump", analysed.whole | {"k3": moved})
 
     monkeypatch.setattr(gpu, "analyze", other)
 

@@ -24,11 +24,12 @@ from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.honest import Body, Recorded, Seen, grown, recorded
 from offpol_diag.diagnosis.rows import Estimate, Rows
 from offpol_diag.gate import judged, required
+from offpol_diag.number import Number
 from offpol_diag.report import answered
 from offpol_diag.report.charts import cause
 from offpol_diag.report.junit import render_junit
 from offpol_diag.report.terminal import LINES
-from offpol_diag.summary import CandidateCause, Diagnosis, Number, loads
+from offpol_diag.result import CandidateCause, Diagnosis, loads
 from offpol_diag.writer import DumpWriter
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
@@ -248,7 +249,7 @@ def test_the_sampling_is_the_logged_one_only_where_that_could_be_tested(tmp_path
     pq.write_table(table, tmp_path / "heavy.parquet")
     untested = analyze([str(tmp_path / "heavy.parquet")], presets=())
     assert "the columns line up and the sampling is the logged one, but" in tested.headline
-    assert heavy.metrics["mean_ratio"].note.startswith("unreliable")
+    assert heavy.whole["mean_ratio"].note.startswith("unreliable")
     assert "the columns line up, but" in untested.diagnosis.headline
 
 

@@ -20,7 +20,7 @@ from offpol_diag.engine.tails import Tail
 from offpol_diag.engine.tally import MOST_STEPS
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.candidates import CANDIDATES
-from offpol_diag.summary import Summary
+from offpol_diag.result import Result
 from tests import oracles
 
 Rows = list[dict[str, Any]]
@@ -265,7 +265,7 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen,
     logs = sorted((x["d"] for x in seen.tokens), reverse=True)
     assert one.weights == len(logs)
     assert one.log_weight == [logs[rank - 1] for rank in one.rank]
-    assert one.khat.value == dump[1].metrics["khat_tokens"].value
+    assert one.khat.value == dump[1].whole["khat_tokens"].value
     assert one.rank[0] == 1
     assert len(one.rank) <= 60
     for rank, log in zip(one.rank, one.log_fitted, strict=True):
@@ -304,7 +304,7 @@ def test_token_ids_by_their_share_of_k3(seen, found):
 
 
 def test_shares_of_the_gap_add_up(found, dump):
-    metrics, shares = dump[1].metrics, found.gap_shares
+    metrics, shares = dump[1].whole, found.gap_shares
     share = metrics["k1"].value / metrics["total.k1"].value
     assert shares["rollout_old"].value == pytest.approx(share, rel=1e-12)
     assert sum(one.value for one in shares.values()) == pytest.approx(1.0)
@@ -324,15 +324,16 @@ def test_evidence_by_lag(seen, found):
 def test_strips_hold_the_tokens_of_the_worst_sequences(dump):
     seen, result = dump
     rows = {row["sequence_id"]: i for i, row in enumerate(seen.rows)}
-    assert result.worst.typical.policy_lag == 0
-    for one in (*result.worst.sequences, result.worst.typical):
-        own, strip = seen.of_row[rows[one.sequence_id]], one.strip
-        assert strip.first == 0
-        assert strip.positions == [x["at"] for x in own]
-        assert strip.token_ids == [x["id"] for x in own]
-        assert strip.log_ratios == pytest.approx([x["d"] for x in own], rel=1e-4)
-        assert strip.rollout_log_probs == pytest.approx([x["q"] for x in own], rel=1e-4)
-        assert strip.train_log_probs == pytest.approx([x["p"] for x in own], rel=1e-4)
+    (usual,) = result.worst.typical
+    assert usual.policy_lag == 0
+    for one in (*result.worst.sequences, usual):
+        own = seen.of_row[rows[one.sequence_id]]
+        assert one.first == 0
+        assert one.positions == [x["at"] for x in own]
+        assert one.token_ids == [x["id"] for x in own]
+        assert one.log_ratios == pytest.approx([x["d"] for x in own], rel=1e-4)
+        assert one.rollout_log_probs == pytest.approx([x["q"] for x in own], rel=1e-4)
+        assert one.train_log_probs == pytest.approx([x["p"] for x in own], rel=1e-4)
         assert one.reward == seen.rows[rows[one.sequence_id]]["rewards"]
         assert one.policy_lag == seen.rows[rows[one.sequence_id]]["policy_lag"]
 
@@ -341,7 +342,7 @@ def test_a_long_response_is_cut_to_where_most_of_its_k3_is(tmp_path):
     rollout = [-0.5] * 1000
     old = [-0.5 - (0.3 if 600 <= t < 700 else 0.001) for t in range(1000)]
     row = {"sequence_id": "a", "rollout_log_probs": rollout, "old_log_probs": old}
-    strip = analyze([oracles.write([row], tmp_path / "a.parquet")], presets=()).worst.sequences[0].strip
+    strip = analyze([oracles.write([row], tmp_path / "a.parquet")], presets=()).worst.sequences[0]
 
     assert len(strip.positions) == 256
     assert strip.first <= 600 < 700 <= strip.first + 256
@@ -415,8 +416,8 @@ def test_bands_cover_every_value_once(found, dump):
     for metric, own in by_metric.items():
         inner = sorted(x for band in own for x in (band.low, band.high) if x is not None)
         assert inner[::2] == inner[1::2]  # each inner bound ends one band and begins the next
-        value = dump[1].metrics[metric].value
-        if doubted(dump[1].metrics[metric]):
+        value = dump[1].whole[metric].value
+        if doubted(dump[1].whole[metric]):
             assert metric not in found.band  # what cannot be estimated is in no band
             continue
         inside = [x.name for x in own if (x.low or -9e9) <= value < (math.inf if x.high is None else x.high)]
@@ -471,9 +472,9 @@ def test_a_list_that_lacks_its_last_point_is_refused(dump):
         kept = node[path[-1]]
         node[path[-1]] = kept[:-1]
         with suppress(ValidationError):
-            Summary.model_validate(whole)
+            Result.model_validate(whole)
             accepted.add(path)
         node[path[-1]] = kept
 
     assert len(paths) > 50
-    assert {path for path in accepted if path[-1] not in alone} == set()
+    assert {path for path in accepted if not alone & set(path)} == set()

@@ -18,7 +18,7 @@ from offpol_diag.cli.settings import sample
 from offpol_diag.gate import Baseline, Bound, FailOn
 from offpol_diag.gate.bounds import QUANTIFIERS, Defaults
 from offpol_diag.metrics import WATCHED_GAP
-from offpol_diag.summary import load
+from offpol_diag.result import load
 
 PAGE = Path(__file__).parents[1] / "docs" / "ci.md"
 RUN = CliRunner()

@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from offpol_diag import summary as results
+from offpol_diag import result as results
 from offpol_diag.cli import COMMANDS, app, exits, output, settings
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
@@ -276,7 +276,7 @@ def test_a_dump_that_is_no_dump_is_refused_and_leaves_nothing():
     assert_refused(run("analyze", "missing.parquet"), "missing.parquet")
 
 
-@pytest.mark.parametrize("text", ["", "not JSON", "[]", "{}", '{"format": 2}', '{"format": 1}', "\udcff"])
+@pytest.mark.parametrize("text", ["", "not JSON", "[]", "{}", '{"format": 1}', '{"format": 2}', "\udcff"])
 def test_a_result_that_is_no_result_is_refused(text):
     Path("bad.json").write_bytes(text.encode("utf-8", "surrogateescape"))
 

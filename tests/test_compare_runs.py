@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -26,12 +27,14 @@ from offpol_diag.compare.runs import Side, _repeats, _shared, effect, rank, size
 from offpol_diag.engine.bootstrap import mix
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.engine.tally import Arrays, ByKey
+from offpol_diag.number import Number
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
 from offpol_diag.report.compare import _provenance
 from offpol_diag.report.page import page as drawn
 from offpol_diag.report.parts import parts
-from offpol_diag.summary import Contrast, Number, loads
+from offpol_diag.result import Contrast, loads
+from tests.factory import with_numbers
 
 NAMED = load().resolve("token_is,seq_mis")
 
@@ -107,10 +110,10 @@ def test_a_run_against_itself_differs_by_exactly_nothing(folder, a):
 
 
 def test_a_difference_is_of_the_values_of_both_runs_and_that_of_rewards_is_not_tested(a, worse):
-    mine = a.summary().metrics
+    mine = a.summary().whole
     for one in worse.contrasts:
         if one.name in mine and one.a.value is not None and one.b.value is not None:
-            assert (one.a, one.b) == (mine[one.name], worse.b.metrics[one.name])
+            assert (one.a, one.b) == (mine[one.name], worse.b.whole[one.name])
             assert one.difference.value == pytest.approx(one.b.value - one.a.value, rel=1e-9, abs=1e-15)
     reward = named(worse, "mean_reward")
     assert (reward.differs, reward.reason) == (None, "no metric of the mismatch: it is not tested")
@@ -277,8 +280,8 @@ def test_few_prompts_and_heavy_tails_are_not_tested(folder, a):
     assert "fewer than 5 groups" in named(found, "k3").reason
 
     summary, other = a.summary(), read(str(folder / "same.parquet"), presets=())
-    heavy = summary.metrics["mean_ratio"].model_copy(update={"note": "unreliable: k̂ = 0.9 is above 0.7"})
-    doubted = summary.model_copy(update={"metrics": summary.metrics | {"mean_ratio": heavy}})
+    heavy = replace(summary.whole["mean_ratio"], note="unreliable: k̂ = 0.9 is above 0.7")
+    doubted = with_numbers(summary, "dump", summary.whole | {"mean_ratio": heavy})
     mean = named(of_runs(a, other, doubted, other.summary()), "mean_ratio")
     assert (mean.differs, "tail" in mean.reason) == (None, True)
 

@@ -17,13 +17,14 @@ from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader
 from offpol_diag.engine import bootstrap
 from offpol_diag.errors import UsageError
+from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
 from offpol_diag.report import answered
-from offpol_diag.summary import Comparison, Number, loads
+from offpol_diag.result import Comparison, idle, loads
 from tests import oracles
-from tests.factory import make_summary
+from tests.factory import Row, make_summary
 from tests.test_terminal import SAMPLES
 
 ROWS = oracles.make_rows(0.3, seed=3, many=60, outliers=0.01)
@@ -113,7 +114,7 @@ def test_the_interval_of_a_difference_is_that_of_a_t_statistic_of_its_replicates
         half = half_width(values[1:], out.reader.sums["tokens"].tolist(), out.groups.many)
         assert number.value == values[0]
         assert number.interval == pytest.approx((values[0] - half, values[0] + half), rel=1e-3, abs=1e-12)
-    one, other = (found.summary().presets[name].metrics for name in ("whole", "all"))
+    one, other = (found.summary().preset(name) for name in ("whole", "all"))
     for name, number in compared.differences["whole"].items():
         unknown = None in (one[name].value, other[name].value)
         assert (number.value is None) is bool(number.unknown) is unknown
@@ -138,7 +139,7 @@ def test_what_presets_share_cancels_so_the_interval_is_narrower(path):
     found, compared = compare(path, caps, "cap2.0")
 
     low, high = compared.differences["cap2.2"]["weight_mean"].interval
-    alone = [found.summary().presets[cap.name].metrics["weight_mean"].interval for cap in caps]
+    alone = [found.summary().preset(cap.name)["weight_mean"].interval for cap in caps]
     assert 0 < high - low < 0.2 * min(one[1] - one[0] for one in alone)
     assert low > 0  # the two overlap, and yet there is no doubt
     assert max(one[0] for one in alone) < min(one[1] for one in alone)
@@ -234,7 +235,7 @@ def test_what_presets_drop_is_what_counting_by_hand_says(tmp_path, first, batch_
         for some, wanted in zip((one.tokens, one.sequences), brute(by, kept, ROWS), strict=True):
             assert some.count == wanted.pop("count"), (by.name, kept.name)
             for name, value in wanted.items():
-                assert getattr(some, name).value == pytest.approx(value, rel=1e-9), name
+                assert some.numbers[name].value == pytest.approx(value, rel=1e-9), name
 
 
 def test_examples_are_those_of_the_largest_mismatch_and_say_which_rule_fired_at_what_value(compared, dropped):
@@ -262,21 +263,21 @@ def test_examples_are_those_of_the_largest_mismatch_and_say_which_rule_fired_at_
 
 
 def test_the_share_of_what_is_dropped_has_an_interval_of_groups(found, compared, dropped):
-    rejected = found.summary().presets["band"].metrics["tokens_rejected"]
-    share = dropped["band"].tokens.share
+    rejected = found.summary().preset("band")["tokens_rejected"]
+    share = dropped["band"].tokens.numbers["share"]
     assert share.value == pytest.approx(rejected.value, rel=1e-12)
     assert share.interval == pytest.approx(rejected.interval, rel=1e-9)
     assert compared.all_tokens is not None
-    assert compared.all_tokens.share.value == 1.0
+    assert compared.all_tokens.numbers["share"].value == 1.0
     assert compared.all_tokens.count == sum(s.n for s in oracles.sequences(ROWS))
 
 
 def test_without_rewards_and_advantages_the_table_says_what_is_missing(tmp_path):
     rows = [{key: value for key, value in row.items() if key != "advantages"} for row in ROWS]
     lot = compare(written(tmp_path, rows), SOME[:2], "all")[1].drops[0].tokens
-    assert lot.reward.unknown == "missing column rewards"
-    assert lot.positive.unknown == "missing column advantages"
-    assert lot.length.value
+    assert lot.numbers["reward"].unknown == "missing column rewards"
+    assert lot.numbers["positive"].unknown == "missing column advantages"
+    assert lot.numbers["length"].value
 
 
 def test_nothing_is_looked_at_that_was_not_asked_for(path, found):
@@ -295,7 +296,7 @@ def test_nothing_is_looked_at_that_was_not_asked_for(path, found):
     compared = of_presets(crowd, crowd.summary(), "p0")
     assert (len(compared.differences), compared.drops) == (8, [])
     plain, asked = without.summary(), found.summary()  # and comparing changes no number
-    assert (plain.presets, plain.metrics) == (asked.presets, asked.metrics)
+    assert (plain.presets, plain.whole) == (asked.presets, asked.whole)
 
 
 @pytest.fixture(scope="module")
@@ -335,16 +336,16 @@ def test_differences_to_the_reference_stand_in_a_table_of_their_own_and_equal_on
 
 def test_many_presets_stand_in_rows_and_every_one_of_them_is_there():
     some = make_summary(gates=[])
-    able = {name: one for name, one in some.presets.items() if not one.needs}
+    able = {name: Row(one, some.preset(name)) for name, one in some.presets.items() if not one.needs}
     many = {f"{name}_{i}": one for i in range(4) for name, one in able.items()}
     first, *others = many
-    differences = {name: many[name].metrics for name in others}
+    differences = {name: many[name].numbers for name in others}
     compared = Comparison(against=first, differences=differences, better={})
-    found = tables(some.model_copy(update={"presets": many, "comparison": compared}))
+    found = tables(make_summary(presets=many, comparison=compared))
 
     assert [row[0] for row in found["comparison"].rows] == [*many]
     weights = found["comparison"].header.index("weight_mean")
-    assert found["comparison"].rows[0][weights] == able["disabled"].metrics["weight_mean"]
+    assert found["comparison"].rows[0][weights] == able["disabled"].numbers["weight_mean"]
     assert "Name up to 8 presets to see what each drops." in found["decisive"].notes
     compared = Comparison(against="disabled", differences={}, better={})
     (*_, said) = answered(some.model_copy(update={"comparison": compared})).cautions
@@ -400,11 +401,9 @@ def test_presets_that_change_nothing_come_last_in_the_table_of_many():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "weighted", "idle"),
+    ("low", "high", "weighted", "unmoved"),
     [(1.0, 1.0, 1.0, True), (0.5, 1.0, 1.0, False), (1.0, 2.0, 1.0, False), (1.0, 1.0, 0.9, False)],
 )
-def test_a_preset_is_idle_only_where_every_token_weighs_1(low, high, weighted, idle):
+def test_a_preset_is_idle_only_where_every_token_weighs_1(low, high, weighted, unmoved):
     values = {"weight_min": low, "weight_max": high, "tokens_weighted": weighted}
-    one = next(iter(make_summary().presets.values()))
-    metrics = {name: Number(value=value) for name, value in values.items()}
-    assert one.model_copy(update={"metrics": metrics}).idle is idle
+    assert idle({name: Number(value=value) for name, value in values.items()}) is unmoved

@@ -68,7 +68,7 @@ def tried(rows, presets, folder):
     return {
         name: {
             "needs": result.needs,
-            "numbers": {key: number.value for key, number in result.metrics.items()},
+            "numbers": {key: number.value for key, number in summary.preset(name).items()},
             **{key: table.get(f"{name}.{key}") for key in ("kept_tokens", "weight_sum", "vetoed")},
         }
         for name, result in summary.presets.items()

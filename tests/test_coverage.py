@@ -19,7 +19,7 @@ from offpol_diag.engine import gap
 from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Reader
-from offpol_diag.summary import Number
+from offpol_diag.number import Number
 
 LIGHT, HEAVY, *_ = HONEST
 WORLDS = {"light": LIGHT, "heavy": HEAVY, "shifted": SHIFTED[0]}

@@ -145,7 +145,7 @@ def test_the_planted_cause_is_named_first(tmp_path, name, fault):
     assert all((first.statistic, first.fix, first.examples))
     assert {one.id for one in found.causes if one.kind == "bug"} == {first.id}
     if first.after:
-        assert first.after.k3 < 1.05 * summary.metrics["k3"].value
+        assert first.after.k3 < 1.05 * summary.whole["k3"].value
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -165,7 +165,7 @@ def test_unmasked_tool_output_is_a_wrong_mask_and_no_sentinel(tmp_path):
 
 
 def test_the_repair_brings_back_the_numbers(tmp_path):
-    right = analyze([write(tmp_path / "a.parquet", columns("stale"))], presets=()).metrics
+    right = analyze([write(tmp_path / "a.parquet", columns("stale"))], presets=()).whole
     after = diagnosed(tmp_path / "b.parquet", FAULTS["off_by_one"](columns("stale"))).causes[0].after
     assert after.k3 == pytest.approx(right["k3"].value, rel=0.05)
     assert after.mean_ratio == pytest.approx(right["mean_ratio"].value, rel=0.01)
@@ -774,7 +774,7 @@ def test_weights_are_stale_where_the_mismatch_rises_over_the_recorded_lag(lags, 
 def gain(tmp_path, rollout, old, advantages, **more):
     """The surrogate gain of a dump of these columns, [S, T] each."""
     given = {"rollout_log_probs": [*rollout], "old_log_probs": [*old], "advantages": [*advantages]}
-    return analyze([write(tmp_path / "d.parquet", given | more)], presets=()).metrics["surrogate_gain"]
+    return analyze([write(tmp_path / "d.parquet", given | more)], presets=()).whole["surrogate_gain"]
 
 
 @pytest.mark.parametrize("along", [0.0, 0.05, -0.05])
@@ -802,7 +802,7 @@ def test_the_surrogate_gain_needs_advantages(tmp_path):
     rows = oracles.make_rows(0.1)
     for row in rows:
         del row["advantages"]
-    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).metrics
+    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).whole
     for prefix in ("", "drift2.", "total."):
         number = found[f"{prefix}surrogate_gain"]
         assert (number.value, "advantages" in number.unknown) == (None, True)

@@ -7,8 +7,9 @@ from factory import dump_facts, make_comparison, make_summary, recommendation
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
+from offpol_diag.number import Number
 from offpol_diag.report import answered
-from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Skipped, load
+from offpol_diag.result import After, Cause, Diagnosis, Example, Skipped, load
 from offpol_diag.writer import DumpWriter
 
 SHIFTED = Cause(
@@ -215,6 +216,6 @@ def test_every_form_is_written_where_asked_also_when_it_fails_and_holds_the_diag
     assert "<h1" in (empty_folder / "d.html").read_text()
     found = load(empty_folder / "d.json")
     assert (found.run.command, found.diagnosis.verdict) == ("doctor", "bug")
-    assert (found.presets, found.recommendation, "engine" in found.by) == ({}, None, True)
+    assert (found.presets, found.recommendation, "engine" in found.axes) == ({}, None, True)
     for refused in (("nowhere.parquet", "--strict"), (dumps / "honest.parquet", "--html", "no/such/d.html")):
         assert run("doctor", *refused).exit_code == 2

@@ -6,17 +6,18 @@ import csv
 import io
 import json
 import time
+from dataclasses import replace
 
 import pytest
-from factory import make_summary
+from factory import by, make_summary
 from test_figures import EVIL, known, result
 from test_page import faults, until
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.report.page import page as render_html
-from offpol_diag.summary import BySteps, Charts
-from offpol_diag.summary import Series as Series_
+from offpol_diag.result import BySteps, Charts
+from offpol_diag.result import Series as Series_
 from tests.drawn import explored
 
 pytestmark = pytest.mark.browser
@@ -270,13 +271,9 @@ def test_without_scripts_nothing_says_explore_and_with_them_the_page_is_as_high_
 
 
 def test_hostile_names_come_out_as_they_are_and_make_no_link_and_no_element(visit, tmp_path):
-    summary = make_summary()
-    engine = summary.by["engine"]
-    places = [
-        one.model_copy(update={"key": f"{EVIL}{i}".replace("\x1b", "")})
-        for i, one in enumerate(engine.places)
-    ]
-    hostile = engine.model_copy(update={"title": EVIL.replace("\x1b", ""), "places": places})
+    engine = by()["engine"]
+    places = [one._replace(key=f"{EVIL}{i}".replace("\x1b", "")) for i, one in enumerate(engine.places)]
+    hostile = replace(engine, title=EVIL.replace("\x1b", ""), places=places)
     path = tmp_path / "a.html"
     path.write_text(render_html(make_summary(by={"engine": hostile})), encoding="utf-8")
     page = visit(path.as_uri())

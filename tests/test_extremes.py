@@ -21,8 +21,9 @@ from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.formula import ABOVE_ONE, ANYWHERE, POSITIVE
 from offpol_diag.engine.tally import SAMPLE
 from offpol_diag.gate import Baseline, Gates, judged, required
+from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
-from offpol_diag.summary import Number, loads
+from offpol_diag.result import loads
 from tests import oracles
 from tests.factory import make_summary
 from tests.kinds import EACH
@@ -72,9 +73,9 @@ def test_every_number_is_finite_or_says_why_it_is_not(tmp_path, name):
     pq.write_table(pa.table(DUMPS[name]), tmp_path / "dump.parquet")
     summary = analyze([str(tmp_path / "dump.parquet")], presets=presets, sequences=tmp_path / "s.parquet")
 
-    numbers = dict(summary.metrics)
-    for preset, result in summary.presets.items():
-        numbers |= {f"{preset}.{metric}": number for metric, number in result.metrics.items()}
+    numbers = dict(summary.whole)
+    for preset in summary.presets:
+        numbers |= {f"{preset}.{metric}": number for metric, number in summary.preset(preset).items()}
     for metric, number in numbers.items():
         assert (number.value is None) == (number.unknown is not None), metric
         assert number.value is None or math.isfinite(number.value), metric
@@ -87,22 +88,22 @@ def test_a_two_policy_dump_knows_the_total_and_says_what_the_rest_needs(tmp_path
     pq.write_table(pa.table(DUMPS["two policies"]), tmp_path / "dump.parquet")
     summary = analyze([str(tmp_path / "dump.parquet")], presets=presets)
 
-    assert summary.metrics["k3"].unknown == "missing column old_log_probs"
-    assert summary.metrics["drift2.k3"].unknown == "missing column old_log_probs"
-    assert summary.metrics["total.k3"].value == pytest.approx((2 * (math.exp(-0.1) - 0.9)) / 3, rel=1e-12)
+    assert summary.whole["k3"].unknown == "missing column old_log_probs"
+    assert summary.whole["drift2.k3"].unknown == "missing column old_log_probs"
+    assert summary.whole["total.k3"].value == pytest.approx((2 * (math.exp(-0.1) - 0.9)) / 3, rel=1e-12)
     assert summary.presets["token_is"].needs == ["old_log_probs"]
-    assert summary.presets["token_is"].metrics == {}
+    assert summary.preset("token_is") == {}
     assert summary.presets["pure_is"].needs == []
 
 
 def test_the_share_of_weights_that_the_safety_bound_touches_is_told(tmp_path):
     presets = catalogue.load().resolve("seq_is,token_is,geo_rs")
     pq.write_table(pa.table(DUMPS["products beyond float64"]), tmp_path / "dump.parquet")
-    result = analyze([str(tmp_path / "dump.parquet")], presets=presets).presets
+    result = analyze([str(tmp_path / "dump.parquet")], presets=presets)
 
-    assert result["seq_is"].metrics["ess_tokens"].clamped == 1.0
-    assert result["token_is"].metrics["ess_tokens"].clamped == 0.0
-    assert result["geo_rs"].metrics["ess_tokens"].clamped == 0.0
+    assert result.preset("seq_is")["ess_tokens"].clamped == 1.0
+    assert result.preset("token_is")["ess_tokens"].clamped == 0.0
+    assert result.preset("geo_rs")["ess_tokens"].clamped == 0.0
 
 
 # ---------------------------------------------------------------- differences of probabilities
@@ -146,7 +147,7 @@ def run(tmp_path, columns, presets=(), **options):
 )
 def test_a_probability_difference_is_exact_at_every_log_ratio(tmp_path, q, p):
     columns = pairs([(q, p)] * 3 + [(p, q)] * 2)
-    numbers = run(tmp_path, columns | {"current_log_probs": columns["rollout_log_probs"]}).metrics
+    numbers = run(tmp_path, columns | {"current_log_probs": columns["rollout_log_probs"]}).whole
     gap = oracles.exact_prob_diff(max(p, q), min(p, q))
     for prefix in ("", "drift2."):
         assert numbers[f"{prefix}prob_diff_mean"].value == pytest.approx(gap, rel=1e-12, abs=1e-322)
@@ -155,7 +156,7 @@ def test_a_probability_difference_is_exact_at_every_log_ratio(tmp_path, q, p):
 
 
 def test_probability_differences_of_every_size_have_an_exact_mean_and_deviation(tmp_path):
-    numbers = run(tmp_path, pairs(PAIRS)).metrics
+    numbers = run(tmp_path, pairs(PAIRS)).whole
     gaps = [abs(oracles.exact_prob_diff(p, q)) for q, p in PAIRS]
     assert numbers["prob_diff_mean"].value == pytest.approx(oracles.mean(gaps), rel=1e-13)
     assert numbers["prob_diff_std"].value == pytest.approx(oracles.std(gaps), rel=1e-12)
@@ -276,7 +277,7 @@ BEYOND = {
 def test_the_interval_of_the_pooled_perplexity_ratio_is_that_of_k1_exponentiated(tmp_path, name):
     summary = run(tmp_path, BEYOND[name])
     for prefix in ("", "drift2.", "total."):
-        k1, number = (summary.metrics[prefix + name] for name in ("k1", "ppl_ratio_pooled"))
+        k1, number = (summary.whole[prefix + name] for name in ("k1", "ppl_ratio_pooled"))
         if k1.value is None:  # its sum overflows
             assert number.value is None
             continue
@@ -312,7 +313,7 @@ def test_a_gate_on_the_pooled_perplexity_ratio_agrees_with_the_same_gate_on_k1(t
             (one.passed, one.open, one.judged_on) for one in on["k1"]
         ]
         passed = {one.passed for one in on["k1"]}
-        assert passed == {None} if summary.metrics["k1"].value is None else passed <= {True, False}
+        assert passed == {None} if summary.whole["k1"].value is None else passed <= {True, False}
 
 
 def test_the_ratio_of_two_runs_pooled_perplexity_ratios_has_the_interval_of_their_k1s_difference(tmp_path):
@@ -333,7 +334,7 @@ def test_what_the_overflow_guard_bounds_is_told(tmp_path):
         "old_log_probs": [[-1.0, -1.0]] * 8 + [[-800.0, -800.0]],
     }
     found = run(tmp_path, dump, catalogue.load().resolve("recompute"))
-    told = {name: number.clamped for name, number in found.metrics.items() if number.clamped}
+    told = {name: number.clamped for name, number in found.whole.items() if number.clamped}
     assert told == {
         "ppl_rollout": pytest.approx(3 / 9),
         "ppl_train": pytest.approx(1 / 9),
@@ -352,22 +353,22 @@ def test_what_the_overflow_guard_bounds_is_told(tmp_path):
             pytest.approx(4 / 9),
         ),
     }
-    preset = found.presets["recompute"].metrics
+    preset = found.preset("recompute")
     assert preset["k3"].clamped == pytest.approx(3 / 9)
     assert preset["ppl_ratio"].clamped == pytest.approx(1 / 9)
 
 
 def test_an_unbounded_weight_beyond_the_overflow_guard_is_told(tmp_path):
     dump = {"rollout_log_probs": [[-800.0, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
-    result = run(tmp_path, dump, catalogue.load().resolve("openrlhf_token_tv,token_is")).presets
-    assert result["openrlhf_token_tv"].metrics["weight_mean"].clamped == 0.5
+    result = run(tmp_path, dump, catalogue.load().resolve("openrlhf_token_tv,token_is"))
+    assert result.preset("openrlhf_token_tv")["weight_mean"].clamped == 0.5
 
 
 @pytest.mark.parametrize("lowest", [-400.0, -1e155, -1e300])
 def test_k3_of_what_a_preset_keeps_is_not_negative_where_its_ratio_is_clamped(tmp_path, lowest):
     dump = {"rollout_log_probs": [[lowest, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
-    presets = run(tmp_path, dump, catalogue.load().resolve("recompute")).presets
-    assert presets["recompute"].metrics["k3"].value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
+    found = run(tmp_path, dump, catalogue.load().resolve("recompute"))
+    assert found.preset("recompute")["k3"].value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -383,15 +384,15 @@ def test_an_end_of_an_interval_that_overflows_is_the_largest_float(within, value
 def test_intervals_that_overflow_are_pooled_over_steps(over):
     for value in (2.0, sys.float_info.max):
         summary = along(*[value] * 4)
-        for place in summary.by["step"].places:
-            place.metrics["k3"] = Number(value=value, interval=(1.0, sys.float_info.max))
+        for place in summary.at("step"):
+            place.numbers["k3"] = Number(value=value, interval=(1.0, sys.float_info.max))
         (verdict,) = judged(summary, required(max=[f"{over}:k3=1"]))
         assert (verdict.value, verdict.interval) == (value, (1.0, sys.float_info.max))
 
 
 def test_a_number_that_nearly_overflows_is_compared_with_a_baseline():
     summary = make_summary()
-    summary.metrics["k3"] = Number(value=1.7e308, interval=(1e308, sys.float_info.max))
+    summary.whole["k3"] = Number(value=1.7e308, interval=(1e308, sys.float_info.max))
     three = Gates(baseline=Baseline(only=["k3"], tolerance="300%"))
     (verdict,) = judged(summary, three, summary)
     assert verdict.passed
@@ -463,7 +464,7 @@ def test_groups_are_counted_exactly_up_to_the_sample_and_estimated_beyond(tmp_pa
 def test_k3_is_not_negative_where_its_ratio_is_clamped(tmp_path, lowest):
     dump = {"rollout_log_probs": [[lowest, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
     pq.write_table(pa.table(dump), tmp_path / "dump.parquet")
-    k3 = analyze([str(tmp_path / "dump.parquet")], presets=(), threads=1).metrics["k3"]
+    k3 = analyze([str(tmp_path / "dump.parquet")], presets=(), threads=1).whole["k3"]
 
     assert k3.value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
     assert k3.clamped == 0.5

@@ -194,7 +194,7 @@ def test_a_label_that_is_nan_is_null_in_every_column_and_form(form, tmp_path):
 def test_a_frame_with_nan_for_labels_has_as_many_groups_as_one_with_none(frame):
     found = offpol_diag.analyze(frame(LABELLED), presets=["token_is"]).summary
     assert found.dump.groups == 3
-    assert [place.key for place in found.by["step"].places] == ["1.0", "2.0", "∅"]
+    assert [place.key for place in found.at("step")] == ["1.0", "2.0", "∅"]
 
 
 def test_a_file_of_another_form_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):

@@ -151,8 +151,8 @@ def test_an_analysis_of_another_form_is_that_of_the_dump(rows: Table, tmp_path: 
         {"logprobs": row["rollout_log_probs"], **without([row], "rollout_log_probs")[0]} for row in rows
     ]
     other = analyze(to_jsonl(tmp_path / "a.jsonl", renamed), device="cpu")
-    assert {name: one.value for name, one in other.metrics.items()} == pytest.approx(
-        {name: one.value for name, one in plain.metrics.items()}, nan_ok=True
+    assert {name: one.value for name, one in other.whole.items()} == pytest.approx(
+        {name: one.value for name, one in plain.whole.items()}, nan_ok=True
     )
     assert other.dump.files == [str(tmp_path / "a.jsonl")]
     assert other.dump.columns["rollout_log_probs"] == "logprobs"

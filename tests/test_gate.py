@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -41,13 +42,14 @@ from offpol_diag.gate.bounds import (
 )
 from offpol_diag.gate.judge import difference, rule
 from offpol_diag.metrics import METRICS, WATCHED_GAP, WATCHED_PRESET
+from offpol_diag.number import Number
 from offpol_diag.numerals import distinct_digits
 from offpol_diag.presets import catalogue
 from offpol_diag.report.gate import title
-from offpol_diag.summary import CandidateCause, Cause, Diagnosis, GateVerdict, Location, Number, Place
+from offpol_diag.result import CandidateCause, Cause, Diagnosis, GateVerdict, Place
 from offpol_diag.trainers import LOGS
 from tests import oracles
-from tests.factory import make_summary, number
+from tests.factory import Location, make_summary, number, put
 
 HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
 MAX, MIN = "max", "min"
@@ -64,9 +66,9 @@ def having(name, one):
     summary = make_summary()
     preset, _, metric = name.rpartition(".")
     if preset in summary.presets:
-        summary.presets[preset].metrics[metric] = one
+        summary.preset(preset)[metric] = one
     else:
-        summary.metrics[name] = one
+        summary.whole[name] = one
     return summary
 
 
@@ -144,10 +146,10 @@ EVIDENCE = [
     (between(1.2, 1.8, note=HEAVY), MIN, (None, False), None),
     (Number(log10=400.0, note=HEAVY), MIN, (None, False), None),
     (between(0.2, 0.8, note="a few tokens decide it: k̂ = 0.75"), MAX, (True, False), True),
-    (Number.model_construct(value=math.nan), MAX, (None, False), None),
-    (Number.model_construct(value=0.5, interval=(math.nan, 0.6)), MAX, (None, False), None),
-    (Number.model_construct(value=math.nan, interval=(0.1, 0.2)), MAX, (None, False), None),
-    (Number.model_construct(log10=math.nan), MIN, (None, False), None),
+    (Number(value=math.nan), MAX, (None, False), None),
+    (Number(value=0.5, interval=(math.nan, 0.6)), MAX, (None, False), None),
+    (Number(value=math.nan, interval=(0.1, 0.2)), MAX, (None, False), None),
+    (Number(log10=math.nan), MIN, (None, False), None),
     (Number(unknown="missing column old_log_probs"), MAX, (None, False), None),
     (Number(unknown="overflows float64, and so does its log10"), MIN, (None, False), None),
 ]
@@ -366,8 +368,11 @@ def logging(summary, logged, ours):
     policies = ("current",) if ours.startswith("total.") else ("old", "current") if "." in ours else ("old",)
     if logged.startswith(("policy/minibatch", "debug/")):
         policies = ("old", "current")
-    rows = summary.presets.values()
-    return [row for row in rows if row.policy in policies and row.as_logged.get(logged) is not None]
+    return [
+        name
+        for name, row in summary.presets.items()
+        if row.policy in policies and row.as_logged.get(logged) is not None
+    ]
 
 
 @pytest.mark.parametrize("log", LOGS.values(), ids=LOGS)
@@ -388,9 +393,10 @@ def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everythin
         return
     assert rows, "no preset of the catalogue logs it"
     for one in rows if not row.unlike else ():
-        number = everything.metrics[ours] if ours == row.gap else one.metrics[ours]
+        number = everything.whole[ours] if ours == row.gap else everything.preset(one)[ours]
         assert number.value is not None
-        assert math.isclose(one.as_logged[logged] or 0.0, number.value, rel_tol=1e-6, abs_tol=1e-12)
+        logs = everything.presets[one].as_logged
+        assert math.isclose(logs[logged] or 0.0, number.value, rel_tol=1e-6, abs_tol=1e-12)
 
 
 @pytest.mark.parametrize(("logged", "ours"), [(name, row.near) for name, row in ROWS if row.near])
@@ -423,10 +429,10 @@ def along(*values, sequences=64, first=0, **more):
     """Return a result with a k3 at each of some steps, with an interval of ±NARROW."""
     numbers = [Number(unknown="undefined") if value is None else around(value) for value in values]
     places = [
-        Place(key=str(step), order=step, tokens=100, sequences=sequences, metrics={"k3": one})
+        Place(key=str(step), order=step, tokens=100, sequences=sequences, numbers={"k3": one})
         for step, one in enumerate(numbers, first)
     ]
-    return make_summary(by={"step": Location(axis="step", title="step", numeric=True, places=places, **more)})
+    return make_summary(by={"step": Location(title="step", numeric=True, places=places, **more)})
 
 
 def one(summary, over, value, kind=MAX, **more):
@@ -474,15 +480,15 @@ def test_a_bound_over_steps_is_judged_by_the_worst_which_is_named(summary, bound
 
 def test_steps_that_are_unreliable_over_the_dump_that_have_no_number_and_that_overflow():
     doubted, nameless, huge = along(0.01, 0.01), along(0.01, 0.01), along(0.01, 0.01)
-    doubted.metrics["k3"] = Number(value=0.01, note=HEAVY)
+    doubted.whole["k3"] = Number(value=0.01, note=HEAVY)
     for over in ("step", "median", "last"):
         assert (one(doubted, over, 1.0).passed, "k̂ = 0.75" in one(doubted, over, 1.0).reason) == (None, True)
 
-    row = Place(key="∅", order=9.0, tokens=1, sequences=64, metrics={"k3": around(9.0)})
-    nameless.by["step"].places.append(row)
+    row = Place(key="∅", order=9.0, tokens=1, sequences=64, numbers={"k3": around(9.0)})
+    put(nameless, "step", Location("step", False, [*nameless.at("step"), row]))
     assert (one(nameless, "step", 0.02).passed, one(nameless, "last", 0.02).where) == (True, "step 1")
 
-    huge.by["step"].places[1].metrics["k3"] = Number(log10=400.0)  # the largest
+    huge.at("step")[1].numbers["k3"] = Number(log10=400.0)  # the largest
     assert [one(huge, over, 1.0).passed for over in ("max", "min", "mean")] == [False, True, None]
     assert one(huge, "max", 1.0).log10 == 400.0
 
@@ -510,7 +516,10 @@ def test_numbers_missing_by_step_are_reported_and_never_pass(summary, name, more
 
 def test_the_steps_of_a_dump_of_two_policies_are_those_of_the_total():
     summary = along(0.01, 0.09)
-    summary.metrics |= {"total.k3": around(0.05), "k3": Number(unknown="missing column old_log_probs")}
+    summary.numbers["dump"] |= {
+        "total.k3": around(0.05),
+        "k3": Number(unknown="missing column old_log_probs"),
+    }
     total, first = judge(summary, [limit(f"step:{name}", MAX, 0.02) for name in ("total.k3", "k3")])
 
     assert (total.passed, total.where, first.passed) == (False, "step 1", None)
@@ -557,8 +566,8 @@ def test_a_quantifier_makes_one_number_of_all_steps(over, value, where):
 
 def test_the_interval_of_a_quantifier_is_that_of_the_ends_and_a_percentile_is_numpys():
     summary, ends = along(1.0, 2.0, 3.0), ((0.5, 1.5), None, (1.5, 4.5))
-    for place, its in zip(summary.by["step"].places, ends, strict=True):
-        place.metrics["k3"] = place.metrics["k3"].model_copy(update={"interval": its})
+    for place, its in zip(summary.at("step"), ends, strict=True):
+        place.numbers["k3"] = replace(place.numbers["k3"], interval=its)
     assert one(summary, "median", 9.0).interval == (1.5, 2.0)
     assert one(summary, "mean", 9.0).interval == pytest.approx((4 / 3, 8 / 3))
     values = [3.0, -1.0, 7.5, 2.0, 2.0, 11.0]
@@ -585,24 +594,27 @@ def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_othe
     found = analyze([dump], presets=presets, by_step=(*names, *nowhere), threads=1)
     plain, whole = analyze([dump], presets=presets, threads=1), pq.read_table(dump)
 
-    assert (found.metrics, found.presets) == (plain.metrics, plain.presets)
-    assert len({place.asked["f_1_1"].value for place in found.by["step"].places}) == 3
-    for place in found.by["step"].places:
+    assert (found.whole, found.presets) == (plain.whole, plain.presets)
+    assert len({place.numbers["f_1_1"].value for place in found.at("step")}) == 3
+    own = {one: found.at("step", f"preset/{one}") for one in found.presets}
+    for i, place in enumerate(found.at("step")):
+        asked = {f"{one}.{name}": x for one, places in own.items() for name, x in places[i].numbers.items()}
+        asked |= {name: one for name, one in place.numbers.items() if name in names}
         part = tmp_path / f"{place.key}.parquet"
         pq.write_table(whole.filter(pc.equal(whole["step"], int(place.key))), part)
         alone = analyze([str(part)], presets=presets, threads=1)
-        flat = alone.metrics | {
-            f"{row}.{name}": one for row, its in alone.presets.items() for name, one in its.metrics.items()
+        flat = alone.whole | {
+            f"{row}.{name}": one for row in alone.presets for name, one in alone.preset(row).items()
         }
-        assert set(place.asked) == names
+        assert set(asked) == names
         for key in names:
-            assert place.asked[key].value == pytest.approx(flat[key].value, rel=1e-9)
+            assert asked[key].value == pytest.approx(flat[key].value, rel=1e-9)
 
 
 def test_asking_by_step_lists_every_step(dump, monkeypatch):
     monkeypatch.setattr(breakdowns, "MOST_LISTED", 2)
     for asked, left_out in (((), 1), (("k3",), 0)):
-        assert analyze([dump], by_step=asked, threads=1).by["step"].left_out == left_out
+        assert analyze([dump], by_step=asked, threads=1).axes["step"].left_out == left_out
 
 
 # ---------------------------------------------------------------- against an earlier result
@@ -645,9 +657,9 @@ def test_a_distance_from_one_is_compared_as_a_distance():
 
 
 def test_every_metric_of_a_result_has_its_way(everything):
-    of_pairs = {name.rpartition(".")[2] for name in everything.metrics}
+    of_pairs = {name.rpartition(".")[2] for name in everything.whole}
     assert set(METRICS) > of_pairs > set(WATCHED_GAP)
-    of_presets = set(everything.presets["token_is"].metrics)
+    of_presets = set(everything.preset("token_is"))
     assert set(METRICS) == of_pairs | of_presets | {"kept_at_lag_0"}  # which a sweep adds
     assert of_presets > set(WATCHED_PRESET)
 
@@ -750,7 +762,7 @@ DOUBTED, SOUND, UNKNOWN = between(0.5, 1.5, note=HEAVY), number(1.0, 0.001), Num
         (SOUND, DOUBTED, "base.json: unreliable: k̂"),
         (Number(log10=400.0), SOUND, "overflows"),
         (SOUND, Number(log10=400.0), "base.json: the value overflows"),
-        (Number.model_construct(value=math.nan), SOUND, "not a number"),
+        (Number(value=math.nan), SOUND, "not a number"),
     ],
 )
 @BOTH_WAYS
@@ -779,7 +791,7 @@ def test_numbers_unknown_on_one_side_are_never_called_no_worse(now, base, said, 
 def test_a_heavy_tail_leaves_no_doubt_that_it_is_worse_than_a_baseline_without(
     name, now, base, passed, judge_by
 ):
-    heavy = now.model_copy(update={"note": HEAVY})
+    heavy = replace(now, note=HEAVY)
     verdict = compared(name, heavy, number(base, 0.001), "10%", judge=judge_by)
 
     assert verdict.passed is passed
@@ -788,7 +800,7 @@ def test_a_heavy_tail_leaves_no_doubt_that_it_is_worse_than_a_baseline_without(
 
 def test_a_name_that_one_side_lacks_and_a_preset_that_is_another_method_there_are_said():
     now, base = make_summary(), make_summary()
-    del base.metrics["k3"], base.presets["seq_mis"]
+    del base.whole["k3"], base.presets["seq_mis"]
     base.presets["geo_rs"].method = "weight sum truncate ≤ 3"
     said = {
         "k3": 'base.json: no metric "k3"',
@@ -811,7 +823,7 @@ def test_a_name_that_one_side_lacks_and_a_preset_that_is_another_method_there_ar
 
 def test_numbers_watched_by_default_are_those_reliable_in_the_baseline():
     now, base = make_summary(), having("ess_tokens", DOUBTED)
-    now.metrics["pearson"] = DOUBTED  # got worse since: that is told
+    now.whole["pearson"] = DOUBTED  # got worse since: that is told
 
     found = {one.name: one.passed for one in compare(now, base, Baseline())}
     assert "ess_tokens" not in found
@@ -824,8 +836,8 @@ def test_numbers_watched_by_default_are_those_reliable_in_the_baseline():
     assert named >= {"token_is", "seq_mis", "geo_rs"}
     assert "presets" not in not_compared(base, every)
 
-    own = {name: one for name, one in base.metrics.items() if "." not in name}
-    base.metrics = dict.fromkeys(own, UNKNOWN) | {f"total.{name}": one for name, one in own.items()}
+    own = {name: one for name, one in base.whole.items() if "." not in name}
+    base.numbers["dump"] = dict.fromkeys(own, UNKNOWN) | {f"total.{name}": one for name, one in own.items()}
     names = [one.name for one in compare(base, base, Baseline())]  # of two policies
     assert ("total.k3" in names, "k3" in names) == (True, False)
 

@@ -18,11 +18,12 @@ from offpol_diag.cli import app
 from offpol_diag.errors import GateFileError, UsageError
 from offpol_diag.gate import Baseline, Name, Tolerance, beyond, read, required
 from offpol_diag.gate.bounds import ALL_STEPS
+from offpol_diag.number import Number
 from offpol_diag.report.annotations import annotated
 from offpol_diag.report.gate import answer, bound, holds
 from offpol_diag.report.junit import render_junit
 from offpol_diag.report.page import page as render_html
-from offpol_diag.summary import GateVerdict, Number, loads
+from offpol_diag.result import GateVerdict, loads
 from tests.drawn import markdown as render_markdown
 from tests.drawn import terminal
 from tests.factory import make_summary, number
@@ -319,9 +320,10 @@ def test_a_comparison_and_a_diagnosis_end_in_an_exit_code(now, options, code):
     [
         (None, "cannot be read as a result"),
         ("", "not a result"),
-        ('{"format": 7}', "result format 7, this version reads format 1"),
-        ('{"format": 1}', "Field required"),
-        ('{"format": 1, "dump": NaN}', "dump"),
+        ('{"format": 7}', "result format 7, this version reads format 2"),
+        ('{"format": 1}', "result format 1, this version reads format 2"),
+        ('{"format": 2}', "Field required"),
+        ('{"format": 2, "dump": NaN}', "dump"),
     ],
 )
 def test_a_baseline_that_is_none_is_refused_and_named(text, said):

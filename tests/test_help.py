@@ -75,7 +75,7 @@ from offpol_diag import *
 import offpol_diag.analyze
 assert callable(analyze) and callable(offpol_diag.analyze), analyze
 assert DumpWriter.__module__ == "offpol_diag.writer"
-assert Summary.__module__ == "offpol_diag.summary"
+assert Result.__module__ == "offpol_diag.result.whole"
 assert __version__
 try:
     offpol_diag.nothing

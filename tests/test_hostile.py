@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factory import make_summary
+from factory import make_summary, put
 from typer.testing import CliRunner, Result
 
 from offpol_diag.cli import app, exits, output
@@ -25,19 +25,17 @@ from offpol_diag.cli.exits import complain
 from offpol_diag.cli.output import FORMATS
 from offpol_diag.errors import OffpolError
 from offpol_diag.gate import judged, required
+from offpol_diag.number import Number
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
 from offpol_diag.report.annotations import annotated
 from offpol_diag.report.answer import Answer, Fact, Line, Tile
 from offpol_diag.report.terminal import terminal as drawn_in_terminal
 from offpol_diag.report.tokens import _response
-from offpol_diag.summary import (
+from offpol_diag.result import (
     DumpFacts,
     Histogram,
     Lengths,
-    Location,
-    Number,
     Place,
-    Strip,
     Sweep,
     SweptPoint,
     WorstSequence,
@@ -45,6 +43,7 @@ from offpol_diag.summary import (
 )
 from offpol_diag.table import Table
 from tests.drawn import terminal
+from tests.factory import Location
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
 EVIL = "x\x1b[31m\x9b2J\x07\u202e\n::error::pwned\r\n  ::stop-commands::t\u2028##[error]y\udcff"
@@ -182,10 +181,10 @@ def hostile() -> Any:
     evil = EVIL.replace("\udcff", "")
     summary = make_summary()
     places = [
-        Place(key=key, order=i, tokens=9, sequences=9, metrics={"k3": Number(value=0.1 * (i + 1))})
+        Place(key=key, order=i, tokens=9, sequences=9, numbers={"k3": Number(value=0.1 * (i + 1))})
         for i, key in enumerate((evil, "::error::key", "b"))
     ]
-    summary.by[evil] = Location(axis=evil, title=evil, numeric=False, places=places)
+    put(summary, evil, Location(title=evil, numeric=False, places=places))
     summary.dump.files[:] = [evil]
     summary.dump.columns["step"] = evil
     summary.dump.others, summary.dump.ignored = [evil, "::error::other"], [evil, "::error::ignored"]
@@ -259,7 +258,7 @@ KEYS = {
     "a gate file": ("g.toml", '["{}"]\nx = 1', ("gate", "now.json", "--gates", "g.toml")),
     "a bound's key": ("g.toml", '[[bound]]\nname="{0}"\n"{0}"=1', ("gate", "now.json", "--gates", "g.toml")),
     "a result": ("r.json", '{{"{}": 1}}', ("report", "r.json")),
-    "a key of a result": ("r.json", '{{"format": 1, "{}": 1}}', ("report", "r.json")),
+    "a key of a result": ("r.json", '{{"format": 2, "{}": 1}}', ("report", "r.json")),
     "a tally": ("t.json", '{{"format": 1, "offpol_diag": "{0}", "{0}": 1}}', ("merge", "t.json")),
 }
 
@@ -388,13 +387,13 @@ def test_files_that_are_too_large_are_not_read(
         monkeypatch.setattr("offpol_diag.analysis.tally_file.MOST_BYTES", 4096)
     monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
     monkeypatch.setattr(sys.modules["offpol_diag.gate.bounds"], "MOST_TOML", 4096)
-    monkeypatch.setattr("offpol_diag.summary.MOST_RESULT", 4096)
+    monkeypatch.setattr("offpol_diag.result.MOST_RESULT", 4096)
     Path("large").write_bytes(b"x" * 5000)
     assert "MiB" in refused(run(*(arg.format("large") for arg in args)))
 
 
 def test_a_result_on_stdin_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offpol_diag.summary.MOST_RESULT", 4096)
+    monkeypatch.setattr("offpol_diag.result.MOST_RESULT", 4096)
     ran = CliRunner().invoke(app, ["report", "-"], input=b"x" * 5000)
     assert "larger" in refused(ran)
 
@@ -419,7 +418,7 @@ def test_deep_nesting_is_no_toml(
     assert "nest" in refused(run(*args))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 1, "dump": ' * 900 + "1" + "}" * 900])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 2, "dump": ' * 900 + "1" + "}" * 900])
 @pytest.mark.parametrize(
     "args", [("report", "d.json"), ("gate", "d.json", "--max", "k3=1"), ("merge", "d.json")]
 )
@@ -506,10 +505,10 @@ ODD_KEYS = ("nan", "inf", "-inf", "1e999", "1_000", "٣", "")
 def test_a_page_is_drawn_of_places_with_odd_names() -> None:
     summary = make_summary()
     places = [
-        Place(key=key, order=i, tokens=9, sequences=9, metrics={"k3": Number(value=(i + 1) * 1e307)})
+        Place(key=key, order=i, tokens=9, sequences=9, numbers={"k3": Number(value=(i + 1) * 1e307)})
         for i, key in enumerate(ODD_KEYS)
     ]
-    summary.by["host"] = Location(axis="host", title="host", numeric=True, places=places)
+    put(summary, "host", Location(title="host", numeric=True, places=places))
     Path("odd.json").write_text(summary.to_json())
     ran = run("gate", "odd.json", "--max", "k3=1", "--html", "odd.html", "--md", "odd.md")
     assert ran.exit_code == 0, ran.output
@@ -524,7 +523,7 @@ def test_a_histogram_has_an_edge_more_than_counts() -> None:
 def test_numbers_beyond_64_bits_and_sweeps_without_thresholds_or_quartiles_are_refused():
     with pytest.raises(ValueError, match="median"):
         Lengths(longest=Number(), curve=[], median=10**400)
-    point = SweptPoint(threshold=1.0, bounds={}, metrics={})
+    point = SweptPoint(threshold=1.0, bounds={}, numbers={})
     sweep = partial(Sweep, preset="tis", which="", statistic="", unit="token")
     assert sweep(points=[point]).points == [point]
     for given, said in (
@@ -537,10 +536,7 @@ def test_numbers_beyond_64_bits_and_sweeps_without_thresholds_or_quartiles_are_r
 
 def test_a_token_is_drawn_whatever_its_log_probs():
     logs = {name: [1e308] for name in ("log_ratios", "rollout_log_probs", "train_log_probs")}
-    strip = Strip(first=0, positions=[0], **logs)
-    worst = WorstSequence(
-        sequence_id="a", length=1, log_ratio_sum=0.0, k3_mean=0.0, max_abs_log_ratio=0.0, strip=strip
-    )
+    worst = WorstSequence("a", None, 1, 0.0, 0.0, 0.0, positions=[0], **logs)
     (token,) = _response(worst, {}).tokens
     assert "π_rollout 1.01e+304" in token.remark
 

@@ -1,20 +1,22 @@
 import html
 import html.parser
 import re
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from factory import by, crowded, dump_facts, make_summary, metrics, number
 
 from offpol_diag.errors import ResultError
+from offpol_diag.number import Number
 from offpol_diag.report.embedded import DATA_ID, packed, read_back, unpacked
 from offpol_diag.report.layout import laid_out
 from offpol_diag.report.page import _environment, _unbroken
 from offpol_diag.report.page import page as render_html
 from offpol_diag.report.picture import Axis, Layer, Panel, Tint, y_axis
 from offpol_diag.report.svg import panel_svg
-from offpol_diag.summary import BySteps, Charts, Number, loads
-from offpol_diag.summary import Series as Series_
+from offpol_diag.result import BySteps, Charts, loads
+from offpol_diag.result import Series as Series_
 from offpol_diag.table import Table
 
 VOID = {"meta", "link", "br", "wbr", "hr", "img", "input", "path", "circle"}
@@ -117,7 +119,7 @@ def test_the_page_names_no_address_outside_itself_and_says_all_without_any_scrip
 def test_names_with_markup_in_them_come_out_escaped():
     summary = make_summary(
         dump=dump_facts(files=[EVIL], provenance={"model": EVIL}, notes=[EVIL], sequences=1, tokens=2),
-        by={EVIL: by()["engine"].model_copy(update={"axis": EVIL, "title": EVIL})},
+        by={EVIL: replace(by()["engine"], title=EVIL)},
     )
     page = render_html(summary)
     assert "<b>bold" not in page
@@ -306,7 +308,7 @@ HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
 @pytest.mark.parametrize("note", [None, HEAVY])
 def test_the_page_tells_a_heavy_tail_in_one_sentence_and_its_tiles_have_no_band(note):
     named = ("ess_tokens", "chi2_token", "mean_ratio")
-    noted = {name: metrics()[name].model_copy(update={"note": note}) for name in named}
+    noted = {name: replace(metrics()[name], note=note) for name in named}
     khat = {"khat_tokens": number(0.75, 0.1, note=note and "above 0.70: means of these weights"), **noted}
     page = render_html(make_summary(metrics=metrics() | khat))
     tiles = page[page.index('class="tiles"') : page.index("Heavy tail") if note else None]

@@ -28,9 +28,10 @@ from offpol_diag.analysis.study import Study, observe
 from offpol_diag.analyze import analyze
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.tally import Tally
+from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
-from offpol_diag.summary import Number, Run, Summary
+from offpol_diag.result import Result, Run
 from tests import oracles
 from tests.kinds import EACH
 
@@ -72,22 +73,22 @@ RUN = Run(
 )
 
 
-def numbers(summary: Summary) -> Iterator[tuple[str, float | None]]:
-    """Yield every number of a Summary under a name that says where it is."""
-    for name, number in summary.metrics.items():
+def numbers(summary: Result) -> Iterator[tuple[str, float | None]]:
+    """Yield every number of a Result under a name that says where it is."""
+    for name, number in summary.whole.items():
         yield from _ends(name, number)
     for preset, result in summary.presets.items():
-        for name, number in result.metrics.items():
+        for name, number in summary.preset(preset).items():
             yield from _ends(f"{preset}: {name}", number)
         for name, value in result.as_logged.items():
             yield f"{preset}: logged {name}", value
-    for weight, found in summary.weights.items():
+    for weight, found in summary.candidates.items():
         for name, number in found.items():
             yield from _ends(f"{weight} weight: {name}", number)
-    for axis, location in summary.by.items():
-        for place in location.places:
+    for axis in summary.axes:
+        for place in summary.at(axis):
             yield f"{axis} {place.key}: tokens", place.tokens
-            for name, number in place.metrics.items():
+            for name, number in place.numbers.items():
                 yield from _ends(f"{axis} {place.key}: {name}", number)
     for name, histogram in summary.histograms.items():
         for i, count in enumerate(histogram.counts):
@@ -107,7 +108,7 @@ def _ends(name: str, number: Number) -> Iterator[tuple[str, float | None]]:
     )
 
 
-def different(one: Summary, two: Summary, but: str = "$^") -> dict[str, tuple[Any, Any]]:
+def different(one: Result, two: Result, but: str = "$^") -> dict[str, tuple[Any, Any]]:
     """Return numbers that are not equal, by name; `but` names those that may differ."""
     first, second = dict(numbers(one)), dict(numbers(two))
     assert set(first) == set(second)
@@ -132,7 +133,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def whole_and_rows(rows, tmp_path_factory):
-    """Return the Summary of the rows in one file, one row group, one batch, and its table of sequences."""
+    """Return the Result of the rows in one file, one row group, one batch, and its table of sequences."""
     folder = tmp_path_factory.mktemp("whole")
     summary = analyzed([rows], folder, sequences=folder / "rows.parquet")
     return summary, pq.read_table(folder / "rows.parquet")
@@ -145,7 +146,7 @@ def whole(whole_and_rows):
 
 def analyzed(
     files: list[list[dict[str, Any]]], folder: Path, row_group: int | None = None, **more: Any
-) -> Summary:
+) -> Result:
     paths = [oracles.write(part, folder / f"part{i}.parquet", row_group) for i, part in enumerate(files)]
     return analyze(paths, presets=(*EACH, *MORE), group_by=["host"], **more)
 
@@ -155,7 +156,7 @@ def analyzed(
 
 @pytest.fixture(scope="module")
 def on_policy(rows, tmp_path_factory):
-    """Return the Summary where all three policies are one."""
+    """Return the Result where all three policies are one."""
     same = copy.deepcopy(rows)
     for row in same:
         row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
@@ -175,8 +176,8 @@ def test_an_on_policy_dump_is_left_alone_by_every_preset(on_policy):
     identity |= dict.fromkeys(("truncated_high", "truncated_low", "tokens_rejected", "vetoed"), 0)
     identity |= dict.fromkeys(("sequences_dropped", "sequences_touched", "catastrophic_tokens"), 0)
     identity |= dict.fromkeys((f"kept_length_q{i}" for i in (1, 2, 3, 4)), 1)
-    for name, result in summary.presets.items():
-        assert {key: result.metrics[key].value for key in identity} == identity, name
+    for name in summary.presets:
+        assert {key: summary.preset(name)[key].value for key in identity} == identity, name
     for prefix in oracles.DRIFTS:
         zero = (
             "k1",
@@ -190,10 +191,10 @@ def test_an_on_policy_dump_is_left_alone_by_every_preset(on_policy):
             "log_ratio_std",
         )
         one = ("mean_ratio", "ess_tokens", "ess_sequences", "ppl_ratio", "mult_prob_error")
-        assert {summary.metrics[prefix + name].value for name in zero} == {0.0}
-        assert {summary.metrics[prefix + name].value for name in one} == {1.0}
-        assert summary.metrics[prefix + "khat_tokens"].value is None
-        assert summary.metrics[prefix + "pearson"].value == pytest.approx(1.0, rel=1e-12)
+        assert {summary.whole[prefix + name].value for name in zero} == {0.0}
+        assert {summary.whole[prefix + name].value for name in one} == {1.0}
+        assert summary.whole[prefix + "khat_tokens"].value is None
+        assert summary.whole[prefix + "pearson"].value == pytest.approx(1.0, rel=1e-12)
 
 
 def test_on_policy_logs_of_trainers_are_the_identity_too(on_policy):
@@ -322,12 +323,12 @@ def tallies(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> t
     return study, found
 
 
-def only(summary: Summary, names: Any) -> Summary:
-    """Return the Summary with those presets alone."""
+def only(summary: Result, names: Any) -> Result:
+    """Return the Result with those presets alone."""
     return summary.model_copy(update={"presets": {name: summary.presets[name] for name in names}})
 
 
-def read(study: Any, whole: Tally, like: Summary) -> Summary:
+def read(study: Any, whole: Tally, like: Result) -> Result:
     return readout.summary(study, whole, study.presets, like.dump, RUN)
 
 
@@ -384,8 +385,10 @@ def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path)
         dropped.append({name: value for name, value in short.items() if name != "response_mask"})
     summary = analyzed([dropped], tmp_path)
     positions = {"position"}
-    first = whole.model_copy(update={"by": {k: v for k, v in whole.by.items() if k not in positions}})
-    second = summary.model_copy(update={"by": {k: v for k, v in summary.by.items() if k not in positions}})
+    first = whole.model_copy(update={"axes": {k: v for k, v in whole.axes.items() if k not in positions}})
+    second = summary.model_copy(
+        update={"axes": {k: v for k, v in summary.axes.items() if k not in positions}}
+    )
 
     turned = f"^(low |high )?({'|'.join(map(re.escape, BY_TURN))}): |_segment_"
     # SkyRL's std is of the padded rows; FIPO's influence decays with the distance in the response
@@ -418,7 +421,7 @@ def test_a_wider_truncation_never_lowers_the_mean_weight(rows, tmp_path):
     summary = analyze([oracles.write(rows, tmp_path / "dump.parquet")], presets=named)
     for over in ("token", "sum", "mean", "segment"):
         for side in ("upper", "lower"):
-            means = [summary.presets[f"{side}{over}{bound}"].metrics["weight_mean"].value for bound in bounds]
+            means = [summary.preset(f"{side}{over}{bound}")["weight_mean"].value for bound in bounds]
             assert means == sorted(means)
             assert len(set(means)) > 3
 
@@ -442,7 +445,7 @@ def test_a_tighter_band_never_rejects_fewer_tokens(rows, tmp_path):
     ]
     summary = analyze([oracles.write(rows, tmp_path / "dump.parquet")], presets=named)
     for s, o, a in kinds:
-        gone = [summary.presets[f"{s}.{o}.{a}.{i}"].metrics["tokens_rejected"].value for i in range(4)]
+        gone = [summary.preset(f"{s}.{o}.{a}.{i}")["tokens_rejected"].value for i in range(4)]
         assert gone == sorted(gone)
         assert gone[-1] > 0
 

@@ -137,8 +137,8 @@ def test_topr_asks_for_the_reward_where_there_is_one(tmp_path):
     for rewards, want in (([1.0, 0.0], (3 + math.exp(-2)) / 4), ([0.0, 0.0], (1 + math.exp(-2)) / 2)):
         with DumpWriter(tmp_path / "rewards.parquet", dtype="float64") as writer:
             writer.write(**columns, rewards=rewards)
-        found = analyze([tmp_path / "rewards.parquet"], presets=[topr]).presets["topr"]
-        assert found.metrics["update_kept"].value == pytest.approx(want)
+        found = analyze([tmp_path / "rewards.parquet"], presets=[topr]).preset("topr")
+        assert found["update_kept"].value == pytest.approx(want)
 
 
 # ---------------------------------------------------------------- the edges

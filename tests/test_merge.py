@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
+from typer.testing import Result as Ran
 
 from offpol_diag.analysis import tally_file
 from offpol_diag.analysis.merge import merge, summary
@@ -23,7 +24,7 @@ from offpol_diag.cli import app
 from offpol_diag.cli.settings import sample
 from offpol_diag.errors import OffpolError, ResultError, UsageError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
-from offpol_diag.summary import Summary, load, loads
+from offpol_diag.result import Result, load, loads
 from tests import factory
 from tests.kinds import EACH
 from tests.test_laws import different
@@ -41,8 +42,8 @@ def named(*names: str) -> tuple[Preset, ...]:
     return catalogue.load().resolve(",".join(names))
 
 
-def whole_of(files: Sequence[str], **options: Any) -> Summary:
-    """Return the Summary of one run, of a few presets by default."""
+def whole_of(files: Sequence[str], **options: Any) -> Result:
+    """Return the Result of one run, of a few presets by default."""
     return analyze(files, **{"presets": SOME, **options})
 
 
@@ -88,7 +89,7 @@ def analysed(files: Sequence[str], folder: Path, ending: str = ".json", **option
     return made
 
 
-def merged(paths: Sequence[Path]) -> Summary:
+def merged(paths: Sequence[Path]) -> Result:
     return summary(merge(paths))
 
 
@@ -115,12 +116,12 @@ def test_pieces_cut_between_steps_say_what_one_run_says_in_any_order_and_as_a_tr
     assert len(presets) == len(whole.presets)
     assert different(whole, found) == {}
     assert (found.worst, found.dump) == (whole.worst, whole.dump)
-    nothing = {"metrics": {}, "as_logged": {}}
+    nothing = {"as_logged": {}}
     for one, other in zip(found.presets.values(), whole.presets.values(), strict=True):
         assert one.model_copy(update=nothing) == other.model_copy(update=nothing)
-    for place in (found.metrics, found.by["position"].places[0].metrics):
+    for place in (found.whole, found.at("position")[0].numbers):
         assert place["k3"].interval is not None
-    assert found.presets["areal_m2po"].metrics["ess_tokens"].interval is not None
+    assert found.preset("areal_m2po")["ess_tokens"].interval is not None
 
     write(tmp_path / "ca.json.gz", merge([c, a]))
     assert different(whole, merged([b, tmp_path / "ca.json.gz"])) == {}
@@ -183,7 +184,7 @@ def test_merged_pieces_say_what_one_run_says(table, tmp_path, what):
     whole, found = whole_of(files, **options), merged(analysed(files, tmp_path, **options))
     assert different(whole, found) == {}
     assert (found.worst, found.dump) == (whole.worst, whole.dump)
-    assert list(found.by) == list(whole.by)
+    assert list(found.axes) == list(whole.axes)
 
 
 def test_what_files_say_of_themselves_is_put_together(table, tmp_path):
@@ -286,7 +287,7 @@ def test_groups_too_many_to_list_are_not_trusted_to_be_whole(table, tmp_path, mo
     """The table has 16 groups, 8 a piece; in a branch of a tree that lists too many, none is listed."""
     files = cut(table.drop_columns(["advantages"]), tmp_path, by_group(table))
 
-    def again(tallies: Sequence[Path]) -> Summary:
+    def again(tallies: Sequence[Path]) -> Result:
         write(tmp_path / "branch.json", merge(tallies))
         return merged([tmp_path / "branch.json"])
 
@@ -399,7 +400,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-def run(*args: object) -> Result:
+def run(*args: object) -> Ran:
     return CliRunner().invoke(app, [str(arg) for arg in args])
 
 

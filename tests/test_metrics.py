@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from offpol_diag.metrics import BANDS, METRICS, band, better, crossed, start, start_of_next, worse
-from offpol_diag.summary import Number
+from offpol_diag.number import Number
 
 
 def test_names_and_titles_are_unique():

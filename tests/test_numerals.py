@@ -13,8 +13,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from offpol_diag.analysis import readout
+from offpol_diag.number import Number
 from offpol_diag.numerals import minus, say, say_value, written
-from offpol_diag.summary import Number
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

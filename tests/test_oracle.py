@@ -1,4 +1,4 @@
-"""Every number of a Summary against the textbook in `oracles.py`, through real Parquet files.
+"""Every number of a Result against the textbook in `oracles.py`, through real Parquet files.
 
 Tolerances. Means are held to 1e-9 relative (DESIGN §5). Where the terms of a mean have both signs (k1, χ²,
 the losses) 1e-12 of the mean *size* of the terms is allowed besides: that much is lost by rounding alone. A
@@ -79,7 +79,7 @@ def rows_of(case: str) -> list[dict[str, Any]]:
     ],
 )
 def case(request, tmp_path_factory):
-    """Return rows, the Summary of their file under every built-in preset, and its table of sequences."""
+    """Return rows, the Result of their file under every built-in preset, and its table of sequences."""
     sigma, device = request.param
     rows = rows_of(sigma)
     folder = tmp_path_factory.mktemp("oracle")
@@ -156,7 +156,7 @@ def test_every_policy_gap_metric_is_the_textbooks(case, prefix):
     scales = oracles.scales(data, prefix)
     found = {}
     for name, want in wanted.items():
-        got = summary.metrics[prefix + name].value
+        got = summary.whole[prefix + name].value
         if name in ("log_ratio_std", "prob_diff_std"):
             middle = wanted["k1" if name == "log_ratio_std" else "prob_diff_mean"]
             bad = std_differs(got, want, middle)
@@ -173,7 +173,7 @@ def test_every_policy_gap_metric_is_the_textbooks(case, prefix):
 def test_chi2_of_sequences_is_exact_or_has_its_log10(case, prefix):
     data, summary, _ = case
     want = oracles.chi2_sequence(data, prefix)
-    got = summary.metrics[prefix + "chi2_sequence"]
+    got = summary.whole[prefix + "chi2_sequence"]
 
     assert not differs(got.value, float(want), oracles.scales(data, prefix)["chi2_sequence"])
 
@@ -181,7 +181,7 @@ def test_chi2_of_sequences_is_exact_or_has_its_log10(case, prefix):
 def test_no_exact_metric_is_left_without_its_textbook(case):
     _, summary, _ = case
     known = set(oracles.policy_gap(case[0], "")) | set(oracles.raw_weights(case[0], "")) | set(NOT_MEANS)
-    named = {name for name in summary.metrics if "." not in name and not name.startswith("log_ratio_p")}
+    named = {name for name in summary.whole if "." not in name and not name.startswith("log_ratio_p")}
 
     assert named == known
 
@@ -190,7 +190,7 @@ def test_quantiles_of_the_log_ratio_are_within_a_bin(case):
     data, summary, _ = case
     deltas = np.sort([d for s in data for d in s.delta("old")])
     for q in (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999):
-        got = summary.metrics[f"log_ratio_p{q * 100:g}".replace(".", "_")].value
+        got = summary.whole[f"log_ratio_p{q * 100:g}".replace(".", "_")].value
         ends = np.quantile(deltas, q, method="lower"), np.quantile(deltas, q, method="higher")
         slack = max(map(abs, ends)) / 32 + 2.0**-40
         assert min(ends) - slack <= got <= max(ends) + slack
@@ -203,8 +203,8 @@ def test_every_number_of_every_built_in_preset_is_the_textbooks(case):
     data, summary, table = case
     for preset in BUILT_IN:
         wanted, rows, loss = oracles.preset_metrics(data, preset)
-        assert preset_slips(preset, summary.presets[preset.name].metrics, wanted, loss) == {}, preset.name
-        assert set(summary.presets[preset.name].metrics) == set(wanted), preset.name
+        assert preset_slips(preset, summary.preset(preset.name), wanted, loss) == {}, preset.name
+        assert set(summary.preset(preset.name)) == set(wanted), preset.name
         assert table_slips(preset.name, table, data, rows) == [], preset.name
 
 
@@ -346,7 +346,7 @@ def test_any_preset_of_the_grammar_does_what_the_textbook_does(grammar, many):
 
     for preset in named:
         wanted, rows, loss = oracles.preset_metrics(data, preset)
-        assert preset_slips(preset, summary.presets[preset.name].metrics, wanted, loss) == {}, preset
+        assert preset_slips(preset, summary.preset(preset.name), wanted, loss) == {}, preset
         assert table_slips(preset.name, table, data, rows) == [], preset
 
 
@@ -369,7 +369,7 @@ def tried(tmp_path: Any, rows: list[list[float]], preset: Preset, masks: Any = N
     summary = analyze([path], presets=[preset], sequences=tmp_path / "sequences.parquet")
     table = pq.read_table(tmp_path / "sequences.parquet").to_pydict()
     return (
-        {name: number.value for name, number in summary.presets[preset.name].metrics.items()},
+        {name: number.value for name, number in summary.preset(preset.name).items()},
         {name.removeprefix(f"{preset.name}."): values for name, values in table.items()},
     )
 
@@ -420,7 +420,7 @@ def test_k3_is_judged_exactly_where_exp_would_have_lost_it(tmp_path):
 
 def test_a_drift_of_a_billionth_is_measured_to_nine_digits(tmp_path):
     rows = [{"rollout_log_probs": [0.0] * 5, "old_log_probs": [-1e-9] * 5} for _ in range(3)]
-    found = analyze([oracles.write(rows, tmp_path / "dump.parquet")]).metrics
+    found = analyze([oracles.write(rows, tmp_path / "dump.parquet")]).whole
 
     assert found["k1"].value == pytest.approx(1e-9, rel=1e-9, abs=0)
     assert found["chi2_token"].value == pytest.approx(math.expm1(-2e-9), rel=1e-9, abs=0)
@@ -549,7 +549,7 @@ def test_smoothed_tails_are_the_textbooks_at_every_level(tmp_path, over):
     table = pq.read_table(tmp_path / "s.parquet").to_pydict()
     for preset in named:
         wanted, made, loss = oracles.preset_metrics(data, preset)
-        assert preset_slips(preset, summary.presets[preset.name].metrics, wanted, loss) == {}
+        assert preset_slips(preset, summary.preset(preset.name), wanted, loss) == {}
         assert table_slips(preset.name, table, data, made) == []
     assert table["plain.weight_sum"] != table["raw.weight_sum"]
 
@@ -599,7 +599,7 @@ def test_chi2_of_sequences_that_overflows_is_told_by_its_log10(tmp_path):
     rows = [[300.0, 250.0], [1.0]]
     made = [{"rollout_log_probs": [0.0] * len(r), "old_log_probs": r} for r in rows]
     summary = analyze([oracles.write(made, tmp_path / "dump.parquet")])
-    number = summary.metrics["chi2_sequence"]
+    number = summary.whole["chi2_sequence"]
 
     assert number.value is None
     assert number.log10 == pytest.approx((2 * 550 - math.log(2)) / math.log(10), rel=1e-12)

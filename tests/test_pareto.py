@@ -155,7 +155,7 @@ def test_a_number_that_leans_on_a_heavy_tail_says_so(tmp_path, k, unreliable):
         {"rollout_log_probs": (-40.0 - 0 * part).tolist(), "old_log_probs": (-40.0 + part).tolist()}
         for part in np.split(rng.permutation(log), 400)
     ]
-    found = analyze([oracles.write(rows, tmp_path / "dump.parquet")]).metrics
+    found = analyze([oracles.write(rows, tmp_path / "dump.parquet")]).whole
     doubted = {
         name: (found[name].note or "").startswith("unreliable") for name in ("ess_tokens", "mean_ratio")
     }
@@ -178,8 +178,8 @@ def test_rows_without_a_token_are_no_part_of_the_sequences_tail(tmp_path):
     masked = [{**row, "response_mask": [1, 1]} for row in rows] + [
         {**row, "response_mask": [0, 0]} for row in rows
     ]
-    plain = analyze([oracles.write(rows, tmp_path / "a.parquet")]).metrics
-    more = analyze([oracles.write(masked, tmp_path / "b.parquet")]).metrics
+    plain = analyze([oracles.write(rows, tmp_path / "a.parquet")]).whole
+    more = analyze([oracles.write(masked, tmp_path / "b.parquet")]).whole
 
     assert more["khat_sequences"].value == plain["khat_sequences"].value
     assert more["khat_sequences"].value == pytest.approx(

@@ -13,7 +13,8 @@ import pytest
 from offpol_diag.analyze import analyze
 from offpol_diag.engine.prefixes import FEWEST, GRID
 from offpol_diag.engine.selection import LENGTH_BINS, by_quartile, length_bin
-from offpol_diag.summary import Lengths, Number
+from offpol_diag.number import Number
+from offpol_diag.result import Lengths
 from tests import oracles
 from tests.oracles import Sequence
 

@@ -18,7 +18,7 @@ import offpol_diag
 from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.presets.catalogue import load
-from offpol_diag.summary import load as read_result
+from offpol_diag.result import load as read_result
 from tests import oracles
 
 HEALTHY = "sample_data/healthy.parquet"
@@ -348,7 +348,7 @@ def test_a_report_writes_what_the_commands_write(report, tmp_path):
 
 def test_the_table_holds_every_number(report):
     table = report.to_polars()
-    assert len(table) == len(report.metrics) + sum(len(one.metrics) for one in report.presets.values())
+    assert len(table) == len(report.metrics) + sum(len(report.preset(name)) for name in report.presets)
     (k3,) = table.filter(name="k3").to_dicts()
     number = report.metrics["k3"]
     assert (k3["preset"], k3["value"], (k3["low"], k3["high"])) == (None, number.value, number.interval)
@@ -369,7 +369,7 @@ def test_numbers_go_to_anything_that_logs(report):
     numbers, step = logger.got
     assert step == 3
     assert numbers["mismatch/k3"] == report.metrics["k3"].value
-    assert numbers["mismatch/token_is.ess_tokens"] == report.presets["token_is"].metrics["ess_tokens"].value
+    assert numbers["mismatch/token_is.ess_tokens"] == report.preset("token_is")["ess_tokens"].value
     with pytest.raises(UsageError, match="int has no log"):
         report.log_to(3)
 

@@ -40,7 +40,7 @@ def test_the_error_is_what_plain_python_makes_of_every_token(tmp_path, sigma, po
     rows = oracles.make_rows(sigma, many=60, outliers=0.02)
     if policy == "current":
         rows = [{name: x for name, x in row.items() if name != "old_log_probs"} for row in rows]
-    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).weights
+    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).candidates
     full = oracles.make_rows(sigma, many=60, outliers=0.02)
 
     assert list(found) == [one.name for one in CANDIDATES]
@@ -62,7 +62,7 @@ def drifted(tmp_path, along, many=256, shift=0.0):
         old = rollout + along * a + 0.02 * chance.normal(size=40)
         columns = {"rollout_log_probs": rollout, "old_log_probs": old, "advantages": np.full(40, a + shift)}
         rows.append({name: x.tolist() for name, x in columns.items()} | {"group_id": f"g{at // 4}"})
-    return analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).weights
+    return analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).candidates
 
 
 def test_a_shift_along_the_advantages_makes_no_correction_significantly_worse(tmp_path):
@@ -93,15 +93,15 @@ def test_without_advantages_there_is_no_error(tmp_path):
     rows = oracles.make_rows(0.1)
     for row in rows:
         del row["advantages"]
-    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).weights
+    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).candidates
     assert not [key for key in found[NOTHING.name] if key.startswith("error")]
 
 
 def test_the_interval_of_a_mean_reward_stays_within_the_rewards_seen(tmp_path):
     rows = [row | {"rewards": float(i in (3, 4))} for i, row in enumerate(oracles.make_rows(0.1, many=60))]
     found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=())
-    low, high = found.metrics["mean_reward"].interval
-    assert 0 <= low < found.metrics["mean_reward"].value < high <= 1
+    low, high = found.whole["mean_reward"].interval
+    assert 0 <= low < found.whole["mean_reward"].value < high <= 1
     series = found.charts.steps.series["reward"] if found.charts.steps else None
     assert series is None or all(low is None or low >= 0 for low in series.low)
 
@@ -111,11 +111,11 @@ def test_the_mean_reward_is_that_of_the_sequences_with_a_token(tmp_path):
     rows = oracles.make_rows(0.1, many=60)
     rewards = chance.normal(size=len(rows)).tolist()
     given = [row | {"rewards": reward} for row, reward in zip(rows, rewards, strict=True)]
-    found = analyze([oracles.write(given, tmp_path / "d.parquet")], presets=()).metrics["mean_reward"]
+    found = analyze([oracles.write(given, tmp_path / "d.parquet")], presets=()).whole["mean_reward"]
     there = [x for one, x in zip(oracles.sequences(rows), rewards, strict=True) if one.n]
 
     assert found.value == pytest.approx(math.fsum(there) / len(there), rel=1e-12)
     assert found.interval[0] < found.value < found.interval[1]
     assert found.interval == pytest.approx((2 * found.value - found.interval[1], found.interval[1]))
-    bare = analyze([oracles.write(rows, tmp_path / "e.parquet")], presets=()).metrics["mean_reward"]
+    bare = analyze([oracles.write(rows, tmp_path / "e.parquet")], presets=()).whole["mean_reward"]
     assert bare.unknown == "missing column rewards"

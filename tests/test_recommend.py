@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -19,25 +20,16 @@ from offpol_diag.advice.recommend import ADDS_UP, ALERTS, NOISE, RULES, VISIBLE,
 from offpol_diag.analyze import analyze
 from offpol_diag.engine.formula import Z
 from offpol_diag.metrics import METRICS
+from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING
 from offpol_diag.report import answered
 from offpol_diag.report.analyze import TIED, headline, ranking
 from offpol_diag.report.remedy import LABELS, UNRANKED, WEIGHTS, certainty, tie
-from offpol_diag.summary import (
-    MARGIN,
-    CandidateCause,
-    Cause,
-    Decision,
-    Diagnosis,
-    Label,
-    Lengths,
-    Number,
-    loads,
-)
+from offpol_diag.result import MARGIN, CandidateCause, Cause, Decision, Diagnosis, Label, Lengths, loads
 from offpol_diag.trainers import TRAINERS
 from tests import oracles
-from tests.factory import dump_facts, make_summary
+from tests.factory import dump_facts, make_summary, with_numbers
 
 GROUPED = {name: name for name in ("rollout_log_probs", "old_log_probs", "group_id")}
 BARE = {name: name for name in GROUPED if name != "group_id"}
@@ -95,7 +87,7 @@ def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=N
 
 def without(summary, *names):
     """Return the summary with these metrics unknown."""
-    return summary.model_copy(update={"metrics": summary.metrics | {name: Number() for name in names}})
+    return with_numbers(summary, "dump", summary.whole | {name: Number() for name in names})
 
 
 METHOD = "METHOD at THRESHOLD"
@@ -213,7 +205,7 @@ def test_every_rule_every_decision_and_every_label_has_a_row():
 def test_that_a_mismatch_is_small_is_said_of_few_prompts(many, rule):
     small = given(diagnosis=HEALTHY, facts={"groups": many}, f_2=1e-3)
     k3 = Number(value=5e-4, interval=(1e-4, 1e-3))
-    assert recommend(small.model_copy(update={"metrics": small.metrics | {"k3": k3}})).rule == rule
+    assert recommend(with_numbers(small, "dump", small.whole | {"k3": k3})).rule == rule
 
 
 @pytest.mark.parametrize("where", ["", "engine = 3"])
@@ -266,7 +258,7 @@ def ranked(**change):
     """Make a recommendation with the errors of its candidates, in their order: 1.0, 1.05, …"""
     summary = given(**change)
     for at, one in enumerate(CANDIDATES):
-        summary.weights[one.name]["error"] = Number(value=1 + at / 20)
+        summary.candidates[one.name]["error"] = Number(value=1 + at / 20)
     return recommend(summary)
 
 
@@ -381,7 +373,7 @@ def test_no_sentence_denies_a_lower_error_or_calls_an_interval_beside_0_a_toss_u
         over = {pair: (m - h, m + h) for pair, m, h in zip(pairs, middle, half, strict=True)}
         summary = given(over=over, **changes[place % len(changes)])
         for at, one in enumerate(CANDIDATES):
-            summary.weights[one.name]["error"] = Number(value=1 + at / 20)
+            summary.candidates[one.name]["error"] = Number(value=1 + at / 20)
         summary = advised(summary)
         found = summary.recommendation
         texts = [*certainty(found), *ranking(found).notes, found.sentence, *found.reasons, found.despite]
@@ -637,11 +629,11 @@ def test_what_is_said_of_a_candidate_is_what_an_analysis_of_its_preset_says(side
     dump = collapse if side == "old" else collapse.drop_columns("old_log_probs")
     found = analyzed(tmp_path, dump, presets=presets)
 
-    assert list(found.weights) == [one.name for one in rows]
+    assert list(found.candidates) == [one.name for one in rows]
     for one in rows:
-        metrics = found.presets[one.preset(side).name].metrics
-        said = {key: x for key, x in found.weights[one.name].items() if not key.startswith("error")}
-        assert said == {key: metrics[key].model_copy(update={"clamped": None}) for key in said}
+        metrics = found.preset(one.preset(side).name)
+        said = {key: x for key, x in found.candidates[one.name].items() if not key.startswith("error")}
+        assert said == {key: replace(metrics[key], clamped=None) for key in said}
         assert set(said) == {*WEIGHTS, "weight_min"}
 
 

@@ -230,7 +230,7 @@ def test_a_result_tells_what_cannot_happen_from_what_was_not_seen():
     """No token of this dump is vetoed: under one preset it could have been, under the other not."""
     rows = catalogue.load()
     found = analyze(["sample_data/healthy.parquet"], presets=[rows["token_is"], rows["geo_rs"]])
-    never, unseen = (found.presets[name].metrics["vetoed"] for name in ("token_is", "geo_rs"))
+    never, unseen = (found.preset(name)["vetoed"] for name in ("token_is", "geo_rs"))
 
     assert (never.value, never.interval) == (0, (0, 0))
     assert unseen.value == 0

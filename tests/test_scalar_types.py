@@ -166,7 +166,7 @@ def test_a_report_groups_by_columns_of_every_type_at_once(tmp_path, monkeypatch)
     groups = [f"c{i}" for i in range(len(names))]
     more = ("-o", "a.html", "--sequences", "s.parquet", "--md", "a.md")
     found = analyzed(path, "--presets", "token_is", "--group-by", ",".join(groups), *more)
-    assert found["by"].keys() >= set(groups)
+    assert found["axes"].keys() >= set(groups)
 
 
 # --- numbers that are labels
@@ -203,8 +203,8 @@ def test_unsigned_numbers_beyond_64_bits_with_a_sign_are_a_reward_and_no_step(tm
 def test_a_label_that_reads_as_infinity_or_nan_is_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, other=["nan", "inf", "1e999", "7"])
-    by = analyzed(path, "--presets", "token_is", "--group-by", "other", "--no-html")["by"]["other"]
-    assert [place["key"] for place in by["places"]] == ["7", "1e999", "inf", "nan"]
+    by = analyzed(path, "--presets", "token_is", "--group-by", "other", "--no-html")["axes"]["other"]
+    assert by["places"] == ["7", "1e999", "inf", "nan"]
 
 
 # --- names
@@ -247,7 +247,7 @@ def crowd(folder: Path) -> str:
 @pytest.mark.parametrize("tokens", [None, 100])
 def test_of_a_column_with_many_values_the_largest_groups_are_listed_and_the_others_are_one(tmp_path, tokens):
     found = analyze(crowd(tmp_path), group_by=["host"], device="cpu", batch_tokens=tokens)
-    *listed, others = found.by["host"].places
+    *listed, others = found.at("host")
     assert {place.key: place.sequences for place in listed} == {f"h{i}": 2 for i in range(1000)}
     assert (others.key, others.sequences, others.tokens) == ("all others, 500 values", 500, 1000)
     assert any("1,500 values; the 1,000 largest groups" in note for note in found.dump.notes)
@@ -265,7 +265,7 @@ def test_of_equally_large_groups_the_first_in_order_are_listed(tmp_path):
 def test_pieces_that_are_to_be_merged_keep_the_values_that_hashes_choose(tmp_path):
     found = analyze(crowd(tmp_path), group_by=["host"], device="cpu", tally=tmp_path / "a.tally")
     assert not any("largest groups" in note for note in found.dump.notes)
-    assert found.by["host"].left_out == 1100
+    assert found.axes["host"].left_out == 1100
 
 
 def test_the_command_says_which_groups_are_listed(tmp_path, monkeypatch):

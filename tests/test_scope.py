@@ -133,7 +133,7 @@ def test_normalised_numbers_stay_exact_when_every_weight_is_near_one(tmp_path):
         mean = math.fsum(pool) / len(pool)
         away += [(w - mean) / (1 + mean) for w in pool]
 
-    std = analyze([path], presets=[NORMAL], device="cpu").presets["n"].metrics["weight_std"].value
+    std = analyze([path], presets=[NORMAL], device="cpu").preset("n")["weight_std"].value
 
     expected = math.sqrt(math.fsum(x * x for x in away) / len(away))
     assert std == pytest.approx(expected, rel=1e-7)  # exp itself rounds Δ = 1e-6 to 1e-10
@@ -179,11 +179,10 @@ def test_advantages_made_of_rewards_are_those_of_grpo(tmp_path, batch_tokens):
         [saved(rows, tmp_path / "b.parquet")], presets=presets, device="cpu", batch_tokens=batch_tokens
     )
 
-    for name, expected in given.presets.items():
-        found = made_here.presets[name]
-        assert found.needs == []
-        assert {k: n.value for k, n in found.metrics.items()} == pytest.approx(
-            {k: n.value for k, n in expected.metrics.items()}, rel=1e-9, abs=1e-12, nan_ok=True
+    for name in given.presets:
+        assert made_here.presets[name].needs == []
+        assert {k: n.value for k, n in made_here.preset(name).items()} == pytest.approx(
+            {k: n.value for k, n in given.preset(name).items()}, rel=1e-9, abs=1e-12, nan_ok=True
         )
     assert any("made of the rewards" in note for note in made_here.dump.notes)
     assert not any("made of the rewards" in note for note in given.dump.notes)
@@ -194,7 +193,7 @@ def test_given_advantages_are_never_replaced(tmp_path):
 
     found = analyze([saved(rows, tmp_path / "a.parquet")], presets=[], device="cpu")
 
-    assert [place.key for place in found.by["advantage_sign"].places] == ["A > 0"]
+    assert [place.key for place in found.at("advantage_sign")] == ["A > 0"]
 
 
 @pytest.mark.parametrize("column", ["group_id", "reward"])
@@ -216,8 +215,8 @@ def test_large_rewards_that_hardly_differ_keep_their_advantages(tmp_path):
 
     found = analyze([path], presets=preset, device="cpu", batch_tokens=60)
 
-    assert found.presets["token_is"].metrics["pg_loss"].value == pytest.approx(
-        expected.presets["token_is"].metrics["pg_loss"].value, rel=1e-5
+    assert found.preset("token_is")["pg_loss"].value == pytest.approx(
+        expected.preset("token_is")["pg_loss"].value, rel=1e-5
     )
 
 

@@ -117,7 +117,7 @@ def test_seconds_memory_version_and_digits_beyond_the_seventh_are_no_part_of_the
 
 
 def test_keys_of_a_json_stand_once_whatever_the_names_and_the_numbers() -> None:
-    number = {"value": 1.0, "interval": None, "unit": "", "formula": "", "note": None}
+    number = {"unit": "nats", "over": "tokens", "formula": "", "worse": "higher"}
     metrics = {"k3": number, "drift2.k3": number, "total.k3": number}
     one = {
         "presets": {"a": {"metrics": metrics, "note": None}, "b": {"metrics": metrics}},
@@ -128,7 +128,7 @@ def test_keys_of_a_json_stand_once_whatever_the_names_and_the_numbers() -> None:
 
     assert seen.keys_text({"x": seen.keys_of(one), "y": seen.keys_of(other)}) == (
         "all: presets, steps, sweep\n"
-        "NUMBER: formula, interval, note, unit, value\n"
+        "METRIC: formula, over, unit, worse\n"
         "presets: *\n"
         "presets.*: metrics, note\n"
         "presets.*.metrics: drift2.*, k3, total.*\n"

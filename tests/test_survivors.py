@@ -14,27 +14,28 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from offpol_diag import summary as summaries
+from offpol_diag import result as summaries
 from offpol_diag.advice.recommend import recommend
 from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.gate import judged, required
+from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
 from offpol_diag.report.parts import parts
 from offpol_diag.report.terminal import sparkline
-from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
+from offpol_diag.result import Diagnosis, Place, Result
 from offpol_diag.table import Table
 from tests import oracles
-from tests.factory import dump_facts, gates, make_summary
+from tests.factory import Location, Row, dump_facts, gates, make_summary, with_numbers
 from tests.kinds import EACH
 
 
-def numbered(**numbers: Number) -> Summary:
-    """Return the factory's Summary with some metrics replaced."""
+def numbered(**numbers: Number) -> Result:
+    """Return the factory's Result with some metrics replaced."""
     summary = make_summary()
-    return summary.model_copy(update={"metrics": summary.metrics | numbers})
+    return with_numbers(summary, "dump", summary.whole | numbers)
 
 
 def about(value: float, target: float, errors: float) -> Number:
@@ -51,17 +52,17 @@ def along(axis: str, *k3: float) -> dict[str, Location]:
             order=i,
             tokens=9000,
             sequences=90,
-            metrics={
+            numbers={
                 "k3": Number(value=x, interval=(0.99 * x, 1.01 * x)),
                 "mean_ratio": Number(value=1.0, interval=(0.99, 1.01)),
             },
         )
         for i, x in enumerate(k3)
     ]
-    return {axis: Location(axis=axis, title=axis, numeric=True, places=places)}
+    return {axis: Location(title=axis, numeric=True, places=places)}
 
 
-def table(name: str, summary: Summary) -> Table:
+def table(name: str, summary: Result) -> Table:
     """Return a table further down the page."""
     every = (one for part in parts(summary, answered(summary)) for one in part.tables)
     return next(one for one in every if one.id == name)
@@ -127,8 +128,8 @@ def test_overflow_is_above_any_bound_below_zero(kind: Any, passed: bool) -> None
 
 
 def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
-    def result(k3: float) -> PresetResult:
-        return make_summary().presets["disabled"].model_copy(update={"metrics": {"k3": Number(value=k3)}})
+    def result(k3: float) -> Row:
+        return Row(make_summary().presets["disabled"], {"k3": Number(value=k3)})
 
     summary = make_summary(presets={"a": result(1.0), "a.b": result(2.0)})
 
@@ -187,13 +188,13 @@ def row(rollout: list[float], old: list[float], **more: Any) -> dict[str, Any]:
     return {"rollout_log_probs": rollout, "old_log_probs": old, **more}
 
 
-def measured(rows: list[dict[str, Any]], folder: Path, **more: Any) -> Summary:
+def measured(rows: list[dict[str, Any]], folder: Path, **more: Any) -> Result:
     return analyze([oracles.write(rows, folder / "dump.parquet")], **more)
 
 
 def test_the_overflow_guard_is_counted_for_each_drift_by_itself(tmp_path: Path) -> None:
     p = [-1.0, -1.0]
-    found = measured([row(p, p, current_log_probs=[-1.0, -2000.0])], tmp_path).metrics
+    found = measured([row(p, p, current_log_probs=[-1.0, -2000.0])], tmp_path).whole
 
     for name in ("k3", "mean_ratio"):
         assert [found[f"{prefix}{name}"].clamped for prefix in ("", "drift2.", "total.")] == [0.0, 0.5, 0.5]
@@ -201,7 +202,7 @@ def test_the_overflow_guard_is_counted_for_each_drift_by_itself(tmp_path: Path) 
 
 def test_every_mean_that_shares_a_heavy_tail_says_so_and_no_other(tmp_path: Path) -> None:
     d = np.random.default_rng(0).normal(0, 3, 2000)
-    found = measured([row([-40.0] * 2000, (d - 40.0).tolist())], tmp_path).metrics
+    found = measured([row([-40.0] * 2000, (d - 40.0).tolist())], tmp_path).whole
 
     for name in ("mean_ratio", "chi2_token", "ess_tokens", "k3", "tv", "mult_prob_error"):
         assert "k̂" in (found[name].note or ""), name
@@ -210,7 +211,7 @@ def test_every_mean_that_shares_a_heavy_tail_says_so_and_no_other(tmp_path: Path
 
 def test_the_tail_of_sequences_is_no_word_about_tokens(tmp_path: Path) -> None:
     d = np.random.default_rng(0).normal(0, 0.3, (100, 400))
-    found = measured([row([-9.0] * 400, (x - 9.0).tolist()) for x in d], tmp_path).metrics
+    found = measured([row([-9.0] * 400, (x - 9.0).tolist()) for x in d], tmp_path).whole
 
     assert [found[name].note is None for name in ("ess_tokens", "ess_sequences", "chi2_sequence")] == [
         True,
@@ -221,7 +222,7 @@ def test_the_tail_of_sequences_is_no_word_about_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["k3", "chi2_sequence", "ess_tokens", "ess_sequences"])
 def test_a_drift_that_cannot_be_known_lists_its_numbers_with_the_reason(tmp_path: Path, name: str) -> None:
-    found = measured([row([-1.0], [-1.1])], tmp_path).metrics
+    found = measured([row([-1.0], [-1.1])], tmp_path).whole
 
     assert found[f"drift2.{name}"].unknown == "missing column current_log_probs"
 
@@ -261,7 +262,7 @@ def test_a_histogram_of_equal_values_has_one_bar(tmp_path: Path) -> None:
 
 
 def test_one_token_is_the_worst_hundredth_of_ten(tmp_path: Path) -> None:
-    found = measured([row([-1.0] * 10, [-1.0] * 9 + [-2.0])], tmp_path).metrics
+    found = measured([row([-1.0] * 10, [-1.0] * 9 + [-2.0])], tmp_path).whole
 
     assert found["k3_top1_share"].value == pytest.approx(1.0)
 
@@ -271,7 +272,7 @@ def test_a_group_that_had_no_token_is_not_lost_to_a_preset(tmp_path: Path) -> No
     rows = [row(p, p, response_mask=[i, i], group_id=f"g{i}") for i in (1, 0)]
     found = measured(rows, tmp_path, presets=load().resolve("token_is"))
 
-    assert found.presets["token_is"].metrics["groups_lost"].value == 0.0
+    assert found.preset("token_is")["groups_lost"].value == 0.0
 
 
 def test_the_neighbours_of_a_worst_token_are_those_of_its_own_sequence(tmp_path: Path) -> None:
@@ -292,19 +293,20 @@ def test_the_position_of_a_worst_token_counts_the_masked_ones_before_it(tmp_path
 
 def test_a_long_axis_is_thinned_evenly_and_says_how_much_is_left_out(tmp_path: Path) -> None:
     rows = [row([-1.0], [-1.1], step=i) for i in range(999)]
-    found = measured(rows, tmp_path).by["step"]
+    found = measured(rows, tmp_path)
 
-    assert (len(found.places), found.places[0].key, found.places[-1].key) == (400, "0", "998")
-    assert found.left_out == 599
+    places = found.at("step")
+    assert (len(places), places[0].key, places[-1].key) == (400, "0", "998")
+    assert found.axes["step"].left_out == 599
 
 
 def test_places_are_labelled_by_what_they_hold(tmp_path: Path) -> None:
     p = [math.log(0.5)] * 3
     rows = [row(p, p, host=None), row(p[:1], p[:1], host="a")]
-    found = measured(rows, tmp_path, group_by=["host"]).by
+    found = measured(rows, tmp_path, group_by=["host"])
 
     def keys(axis: str) -> dict[str, tuple[int, int]]:
-        return {place.key: (place.tokens, place.sequences) for place in found[axis].places}
+        return {place.key: (place.tokens, place.sequences) for place in found.at(axis)}
 
     assert keys("host") == {"a": (1, 1), "∅": (3, 1)}
     assert keys("length") == {"1–1": (1, 1), "2–3": (3, 1)}
@@ -316,8 +318,8 @@ def test_few_groups_give_no_place_an_interval(tmp_path: Path) -> None:
     rows = [row([-1.0, -1.0], [-1.1 - i / 9, -1.2], step=0, group_id=f"g{i % 3}") for i in range(12)]
     found = measured(rows, tmp_path)
 
-    assert found.metrics["k3"].interval is None
-    assert {place.metrics["k3"].interval for where in found.by.values() for place in where.places} == {None}
+    assert found.whole["k3"].interval is None
+    assert {place.numbers["k3"].interval for axis in found.axes for place in found.at(axis)} == {None}
 
 
 def test_progress_counts_up_to_the_rows_there_are(tmp_path: Path) -> None:
@@ -333,7 +335,7 @@ def test_progress_counts_up_to_the_rows_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("seed", "noted"), [(5, True), (3, False)])
 def test_a_short_sample_is_held_to_the_limit_of_its_length(tmp_path: Path, seed: int, noted: bool) -> None:
     d = np.random.default_rng(seed).exponential(0.6, 200)  # k̂ = 0.66 and 0.30; the limit for 200 is 0.57
-    found = measured([row([-50.0] * 200, (d - 50.0).tolist())], tmp_path).metrics["khat_tokens"]
+    found = measured([row([-50.0] * 200, (d - 50.0).tolist())], tmp_path).whole["khat_tokens"]
 
     assert found.value is not None
     assert found.value < 0.7
@@ -343,7 +345,7 @@ def test_a_short_sample_is_held_to_the_limit_of_its_length(tmp_path: Path, seed:
 # ---------------------------------------------------------------- options of the command line
 
 
-def asked(command: str, dump: Path, result: Path, *options: str) -> tuple[int, Summary | None]:
+def asked(command: str, dump: Path, result: Path, *options: str) -> tuple[int, Result | None]:
     """Run a command; return its exit code, and the result it wrote."""
     more = {"analyze": ["--no-html", "--presets", "disabled"], "compare": ["--presets", "disabled"]}
     bounds = more.get(command, ["--max", "k3=9"])
@@ -375,7 +377,7 @@ def test_the_seed_of_every_command_moves_its_intervals(command: str, tmp_path: P
         assert code == 0
         assert found is not None
         assert found.run.seed == int(seed)
-        drawn[seed] = found.metrics["k3"].interval
+        drawn[seed] = found.whole["k3"].interval
 
     assert drawn["1"] != drawn["2"]
 
@@ -385,7 +387,7 @@ def test_group_by_adds_an_axis_under_every_command_that_has_it(command: str, tmp
     dump = Path(oracles.write(oracles.make_rows(0.3), tmp_path / "dump.parquet"))
     code, found = asked(command, dump, tmp_path / "r.json", "--group-by", "host")
 
-    assert (code, found is not None and "host" in found.by) == (0, True)
+    assert (code, found is not None and "host" in found.axes) == (0, True)
 
 
 @COMMANDS
@@ -404,11 +406,11 @@ def test_every_preset_can_be_looked_at_without_its_weights_being_applied() -> No
     found = analyze(["sample_data/healthy.parquet"], presets=idle)
 
     assert len(found.presets) == len(idle) > 100
-    assert {one.metrics["weight_mean"].value for one in found.presets.values() if one.metrics} <= {1.0, None}
+    assert {one["weight_mean"].value for name in found.presets if (one := found.preset(name))} <= {1.0, None}
 
 
 def test_the_second_drift_is_not_called_a_divergence(tmp_path: Path) -> None:
-    found = measured([row([-1.0], [-1.5], current_log_probs=[-2.25])], tmp_path).metrics
+    found = measured([row([-1.0], [-1.5], current_log_probs=[-2.25])], tmp_path).whole
 
     assert "not a KL" in found["drift2.k3"].formula
     assert "KL(π_rollout‖π_train)" in found["total.k3"].formula

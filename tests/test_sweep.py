@@ -15,9 +15,10 @@ from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.cli.settings import sample
 from offpol_diag.errors import UsageError
+from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
-from offpol_diag.summary import Number, SweptPoint
+from offpol_diag.result import SweptPoint
 from offpol_diag.sweep import (
     METRICS,
     SweepOptions,
@@ -100,7 +101,7 @@ def dump(tmp_path_factory):
 def alone(dump):
     """Analyse with the preset of each case, written out."""
     every = [replace(make(preset(name)), name=f"{name}-{at}") for (name, _, at), make in CASES.items()]
-    return [analyze([dump], presets=[one], threads=1).presets[one.name] for one in every]
+    return [analyze([dump], presets=[one], threads=1).preset(one.name) for one in every]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(map(str, case[:2])) for case in CASES])
@@ -111,12 +112,12 @@ def test_a_threshold_is_the_preset_that_differs_in_this_bound(case, dump, alone)
     (point,) = (one for one in found if one.threshold == value)
     (other,) = (one for one in found if one.threshold == far)
 
-    truth = alone[case].metrics
-    assert {*point.metrics} == {*METRICS}
-    for metric in point.metrics.keys() - {"kept_at_lag_0"}:
-        assert same(point.metrics[metric].value, truth[metric].value), metric
-        assert same(point.metrics[metric].interval, truth[metric].interval), metric
-    assert point.metrics["loss_scale_kept"] != other.metrics["loss_scale_kept"]
+    truth = alone[case]
+    assert {*point.numbers} == {*METRICS}
+    for metric in point.numbers.keys() - {"kept_at_lag_0"}:
+        assert same(point.numbers[metric].value, truth[metric].value), metric
+        assert same(point.numbers[metric].interval, truth[metric].interval), metric
+    assert point.numbers["loss_scale_kept"] != other.numbers["loss_scale_kept"]
 
 
 def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump):
@@ -125,13 +126,12 @@ def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump)
     alone = analyze([dump], presets=[one], threads=1)
 
     assert [*found.presets] == ["geo_rs"]
-    whole, kept = found.presets["geo_rs"], found.sweep.points[0].metrics
-    assert whole.as_logged == alone.presets["geo_rs"].as_logged
-    assert whole.metrics | {"kept_at_lag_0": None} == alone.presets["geo_rs"].metrics | {
-        "kept_at_lag_0": None
-    }
-    assert kept == {name: whole.metrics[name] for name in METRICS}
-    assert (found.run.command, found.metrics) == ("sweep", alone.metrics)
+    whole, kept = found.preset("geo_rs"), found.sweep.points[0].numbers
+    assert found.presets["geo_rs"].as_logged == alone.presets["geo_rs"].as_logged
+    assert [one for one in found.numbers if one.startswith("preset/")] == ["preset/geo_rs"]
+    assert whole | {"kept_at_lag_0": None} == alone.preset("geo_rs") | {"kept_at_lag_0": None}
+    assert kept == {name: whole[name] for name in METRICS}
+    assert (found.run.command, found.whole) == ("sweep", alone.whole)
 
 
 def test_what_is_kept_of_lag_0_is_counted_and_unknown_where_nothing_is_of_that_lag(tmp_path):
@@ -144,8 +144,8 @@ def test_what_is_kept_of_lag_0_is_counted_and_unknown_where_nothing_is_of_that_l
     kept = [one for one in kept if min(one.delta("old")) > math.log(1e-4)]
     assert 0 < len(kept) < len(fresh)
     share = sum(one.n for one in kept) / sum(one.n for one in fresh)
-    assert math.isclose(point.metrics["kept_at_lag_0"].value, share, rel_tol=1e-12)
-    low, high = point.metrics["kept_at_lag_0"].interval
+    assert math.isclose(point.numbers["kept_at_lag_0"].value, share, rel_tol=1e-12)
+    low, high = point.numbers["kept_at_lag_0"].interval
     assert 0 <= low < share < high <= 1
 
     at = table.column_names.index("policy_lag")
@@ -154,14 +154,14 @@ def test_what_is_kept_of_lag_0_is_counted_and_unknown_where_nothing_is_of_that_l
     pq.write_table(table.drop_columns(["policy_lag", "step"]), without)
     for path in (late, without):
         (point,) = swept(preset("geo_rs"), (1.0005,), path).points
-        assert {*METRICS} - {*point.metrics} == {"kept_at_lag_0"}
+        assert {*METRICS} - {*point.numbers} == {"kept_at_lag_0"}
 
 
 def test_a_share_of_all_or_nothing_has_the_width_that_analyze_gives_it(dump):
     """The mean weight of a preset without weights is the share kept: it lies between 0 and 1."""
     found = swept(preset("geo_rs"), (1.000001, 1.001, 1.01, 100.0), dump).points
     none, *some, every = (
-        [one.metrics[name] for name in ("tokens_weighted", "loss_scale_kept")] for one in found
+        [one.numbers[name] for name in ("tokens_weighted", "loss_scale_kept")] for one in found
     )
     assert [one.value for one in (*none, *every)] == [0, 0, 1, 1]
     assert all(one.interval[0] == 0 < one.interval[1] < 0.2 for one in none)
@@ -173,8 +173,8 @@ def test_a_share_of_all_or_nothing_has_the_width_that_analyze_gives_it(dump):
 
 def test_what_no_rule_of_the_preset_can_drop_is_exact(dump):
     (point,) = swept(preset("token_is"), (2.0,), dump).points
-    assert point.metrics["tokens_weighted"].interval == (1.0, 1.0)
-    assert point.metrics["loss_scale_kept"].interval[0] > 0
+    assert point.numbers["tokens_weighted"].interval == (1.0, 1.0)
+    assert point.numbers["loss_scale_kept"].interval[0] > 0
 
 
 def test_batches_and_threads_change_nothing(dump):
@@ -184,7 +184,7 @@ def test_batches_and_threads_change_nothing(dump):
         one, other = ((x.window.point.bounds, x.window.kept, x.window.ties) for x in (found, first))
         assert one == other
         for mine, theirs in zip(found.points, first.points, strict=True):
-            assert all(same(mine.metrics[name].value, theirs.metrics[name].value) for name in mine.metrics)
+            assert all(same(mine.numbers[name].value, theirs.numbers[name].value) for name in mine.numbers)
 
 
 # ---------------------------------------------------------------- what is swept
@@ -247,7 +247,7 @@ def test_every_preset_with_a_bound_has_round_thresholds_and_its_own_and_shows_th
     others = dict.fromkeys(("truncated_high", "truncated_low", "sequences_dropped"), Number(value=0.0))
     points = [
         SweptPoint(
-            threshold=at, bounds={}, own=at == 2, metrics=others | {"tokens_rejected": Number(value=x)}
+            threshold=at, bounds={}, own=at == 2, numbers=others | {"tokens_rejected": Number(value=x)}
         )
         for at, x in enumerate(rejected)
     ]
@@ -259,14 +259,14 @@ def test_a_looser_bound_keeps_more(dump):
     for one in (preset("geo_rs"), preset("areal_decoupled")):
         for bound in (bound for bound in swept_bounds(one) if bound.part != "weight"):
             found = swept(one, None, dump, str(bound)).points
-            kept = [point.metrics["tokens_weighted"].value for point in found]
+            kept = [point.numbers["tokens_weighted"].value for point in found]
             assert kept == sorted(kept, reverse=bound.side == "lower"), (one.name, str(bound))
 
 
 def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_path):
     found = swept(preset("dropped_overflow"), (1.01, 2.0), write(tmp_path / "d.parquet", [[0.0, 100.0]]))
     names = ("loss_scale_kept", "truncated_high")
-    assert {point.metrics[name].value for point in found.points for name in names} == {0.5}
+    assert {point.numbers[name].value for point in found.points for name in names} == {0.5}
 
 
 # ---------------------------------------------------------------- the window that keeps a share
@@ -321,7 +321,7 @@ def test_the_bounds_keep_exactly_the_share_promised(one, keep):
     assert window.of == len(values)
     assert window.kept - window.ties == math.ceil(keep * len(values) - 1e-9)
     assert sum(low <= x <= high for x in values) == window.kept
-    lost = window.point.metrics["tokens_rejected" if one is BAND else "sequences_dropped"].value
+    lost = window.point.numbers["tokens_rejected" if one is BAND else "sequences_dropped"].value
     assert math.isclose(1 - lost, window.kept / len(values), rel_tol=1e-12)
 
 
@@ -347,7 +347,7 @@ def test_ties_are_kept_and_said(tmp_path):
     low, high = ends(GEO, found.window.point.bounds)
     assert -0.25 < low < 0 < high < 0.25
     equal = solved(GEO, 0.95, write(tmp_path / "equal.parquet", [[0.0, 0.0]] * 40)).window
-    assert (equal.kept, equal.of, equal.point.metrics["sequences_dropped"].value) == (40, 40, 0)
+    assert (equal.kept, equal.of, equal.point.numbers["sequences_dropped"].value) == (40, 40, 0)
 
 
 @pytest.mark.parametrize(
@@ -383,4 +383,4 @@ def test_a_window_is_printed_in_a_trainers_syntax_and_may_be_asked_of_a_preset_w
     assert f"rollout_rs_threshold_lower: {window.point.bounds['reject[0].lower']}" in window.config
     window = solved(replace(GEO, veto=Veto(lower=0.5)), 0.9).window
     assert window.kept == math.ceil(0.9 * 512)
-    assert window.point.metrics["sequences_dropped"].value > 0.1
+    assert window.point.numbers["sequences_dropped"].value > 0.1

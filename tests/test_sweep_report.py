@@ -18,7 +18,7 @@ from offpol_diag.errors import OffpolError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.report import answered
 from offpol_diag.report.sweep import telling
-from offpol_diag.summary import loads
+from offpol_diag.result import loads
 from offpol_diag.sweep import SweepOptions, pick, sweep
 
 GEO = Preset("geo", "", reject=(Reject(over="mean", lower=1 / 1.001, upper=1.001),))
@@ -189,7 +189,7 @@ def test_a_preset_that_drops_what_is_fresh_is_warned_of(tmp_path):
     path = write(tmp_path / "lag.parquet", deltas, policy_lag=[0] * 100 + [3] * 100)
     found = swept(path, values=(1.001, 1.05, 2.0))
 
-    assert found.points[0].metrics["kept_at_lag_0"].value < 0.68
+    assert found.points[0].numbers["kept_at_lag_0"].value < 0.68
     (remark,) = found.remarks
     assert remark.startswith("Noise: 1.001, the preset as it stands, drops ")
     assert swept(path, values=(1.05, 2.0)).remarks == []

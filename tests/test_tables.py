@@ -27,9 +27,11 @@ from offpol_diag.check import loads as load_check
 from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
 from offpol_diag.frames import Data, csv_files, frame, named
+from offpol_diag.number import Number
 from offpol_diag.report import page as html
 from offpol_diag.report.tables import FEWER, tables
-from offpol_diag.summary import Location, Number, load
+from offpol_diag.result import load
+from tests.factory import Location
 
 SAMPLES = [Path("sample_data", f"{name}.parquet") for name in ("healthy", "stale", "collapse", "quantized")]
 NAMES = ["token_is", "seq_mis", "geo_rs"]
@@ -127,15 +129,15 @@ def test_each_table_of_the_page_is_a_frame_with_its_numbers(sample, monkeypatch)
     assert report.tables == tuple(data)
     assert {"by_step", "by_length", "worst_sequences", "worst_tokens", "presets", "by_step_data"} <= {*data}
     steps = report.to_polars("by_step")
-    for row, found in zip(steps.to_dicts(), report.summary.by["step"].places, strict=True):
+    for row, found in zip(steps.to_dicts(), report.summary.at("step"), strict=True):
         assert row["step"] == int(found.key)
-        for name, one in found.metrics.items():
+        for name, one in found.numbers.items():
             assert row[name] == one.value
             assert one.interval is None or (row[f"{name}_low"], row[f"{name}_high"]) == one.interval
     presets = report.to_polars("presets").filter(pl.col("mark").is_null())
     assert set(presets["preset"]) == {*NAMES}
     for row in presets.to_dicts():
-        for name, one in report.presets[row["preset"]].metrics.items():
+        for name, one in report.preset(row["preset"]).items():
             assert row[name] == one.value
 
 
@@ -181,7 +183,7 @@ def test_numbers_that_the_page_rounds_in_words_are_whole_in_the_frame():
         value for one in given.fired if one.level == "alert" for value in one.saw.values()
     ]
     tokens = responses.filter(sequence_id=first.sequence_id)
-    assert tokens["log_ratio"].to_list() == first.strip.log_ratios
+    assert tokens["log_ratio"].to_list() == first.log_ratios
     run = dict(report.to_polars("run").iter_rows())
     assert run["seconds, total"] == repr(summary.run.seconds["total"])
 
@@ -431,12 +433,10 @@ def test_a_column_of_any_name_is_a_table_and_a_file(tmp_path):
         found = report.to_polars(name)
         assert found.columns[0] == ("place" if axis in ("tokens", "k3") else axis)
         assert found.schema["k3"] == pl.Float64
-        keys = [one.key for one in report.summary.by[axis].places]
+        keys = [one.key for one in report.summary.at(axis)]
         assert found[:, 0].to_list() == keys
     (host,) = (one for one in files if one.name == "by_Host.csv")
-    assert sorted(row[0] for row in read(host)[1:]) == sorted(
-        one.key for one in report.summary.by["Host"].places
-    )
+    assert sorted(row[0] for row in read(host)[1:]) == sorted(one.key for one in report.summary.at("Host"))
 
 
 def test_names_that_differ_only_in_what_a_file_name_cannot_hold_are_apart():
@@ -505,13 +505,13 @@ def test_a_number_of_any_size_is_read_back_from_csv_bit_for_bit():
 
 def test_ten_thousand_steps_are_a_frame_in_no_time():
     steps = [place(str(step), step, 1e-3 + 1e-9 * step) for step in range(10_000)]
-    by = {"step": Location(axis="step", title="training step", numeric=True, places=steps)}
+    by = {"step": Location(title="training step", numeric=True, places=steps)}
     report = Report(make_summary(by=by))
     start = time.perf_counter()
     table = report.to_polars("by_step")
     assert time.perf_counter() - start < 10
     assert table["step"].to_list() == list(range(10_000))
-    assert table["k3"].to_list() == [one.metrics["k3"].value for one in steps]
+    assert table["k3"].to_list() == [one.numbers["k3"].value for one in steps]
     assert len(csv_files(tables(report.summary))["by_step.csv"].splitlines()) == 10_001
 
 

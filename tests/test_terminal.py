@@ -16,6 +16,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
+from offpol_diag.number import Number
 from offpol_diag.numerals import doubted
 from offpol_diag.report import answered
 from offpol_diag.report.answer import Answer, Fact
@@ -27,8 +28,8 @@ from offpol_diag.report.terminal import LINES, PIPE_WIDTH, make_console, plain, 
 from offpol_diag.report.terminal import tables as draw
 from offpol_diag.report.terminal import terminal as draw_answer
 from offpol_diag.report.tiles import is_flat
-from offpol_diag.summary import BySteps, CandidateCause, Charts, Diagnosis, Estimate, Number, load
-from offpol_diag.summary import Series as Curve
+from offpol_diag.result import BySteps, CandidateCause, Charts, Diagnosis, load
+from offpol_diag.result import Series as Curve
 from offpol_diag.table import Table
 from tests.factory import dump_facts, make_summary
 
@@ -232,7 +233,7 @@ def test_a_tail_is_named_by_the_limit_of_its_own_weights(results):
     def title(tokens, sequences):
         given = {"tokens": (tokens, 0.7), "sequences": (sequences, 0.64)}
         some = {
-            over: tails[over].model_copy(update={"khat": Estimate(value=k), "limit": limit})
+            over: tails[over].model_copy(update={"khat": Number(value=k), "limit": limit})
             for over, (k, limit) in given.items()
         }
         return charted(results["stale"], "tail", tails=some).partition(" for ")[0]

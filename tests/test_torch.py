@@ -120,7 +120,7 @@ def test_metrics_are_those_of_analyze(name, tmp_path):
     have |= {f"{one}_log_probs" for one in ("old", "current") if one in args}
     dump = [{key: x for key, x in row.items() if key in have} for row in rows()]
     want = analyze(oracles.write(dump, tmp_path / "dump.parquet"), presets=[name], device="cpu")
-    wanted = {**want.metrics, **next(iter(want.presets.values())).metrics}
+    wanted = {**want.whole, **want.preset(next(iter(want.presets)))}
 
     _, _, found = correct(name, **args)
 

@@ -81,11 +81,11 @@ def test_a_rows_loss_is_its_trainers_mean_over_its_own_denominator(dump, tmp_pat
     p, file = padded(LOSS_DUMPS[dump]), trainer_dumps.write(LOSS_DUMPS[dump], tmp_path / "dump.parquet")
     rows = {name: (*TABLE[name], *loss_of(name)) for name in TABLE}
     rows |= {name: (bare, {}, *how) for name, how in LOSS_ALONE.items()}
-    found = analyze([file], presets=[BUILT_IN[name] for name in rows], device="cpu").presets
+    found = analyze([file], presets=[BUILT_IN[name] for name in rows], device="cpu")
     for name, (trainer, settings, loss, options) in rows.items():
         verdict = trainer(p, **settings)
         factor = verdict.counted if name in WITHIN else verdict.factor
-        got, count = found[name].metrics["pg_loss_own"].value, verdict.counted.sum()
+        got, count = found.preset(name)["pg_loss_own"].value, verdict.counted.sum()
         want = (factor * loss(p, **options))[p.mask].sum() / count if count else None
         assert got == pytest.approx(want, rel=1e-9, abs=1e-12), name
 

@@ -64,7 +64,7 @@ def test_without_the_current_policy_no_clip_acts(tmp_path, worlds, loss):
             response_mask=x.mask.to(torch.int64),
         )
     case = preset("one", loss, weight=TOKEN)
-    got = analyze([path], presets=[case]).presets["one"].metrics
+    got = analyze([path], presets=[case]).preset("one")
     a, w = x.advantages.abs(), torch.exp(x.old - x.rollout).clamp(max=1.4)
 
     assert got["update_kept"].value == pytest.approx(
@@ -87,7 +87,7 @@ def test_normalised_weights_scale_the_update_that_they_multiply(worlds):
 
 
 def test_the_update_has_intervals(worlds):
-    metrics = analyze([worlds[0].path], presets=[CASES[2]]).presets[CASES[2].name].metrics
+    metrics = analyze([worlds[0].path], presets=[CASES[2]]).preset(CASES[2].name)
     for name in ("update_kept", "update_removed", "update_removed_positive", "pg_loss_own", "loss_scale"):
         low, high = metrics[name].interval
         assert low < metrics[name].value < high
@@ -97,7 +97,7 @@ def test_without_advantages_the_update_is_unknown(tmp_path):
     path = tmp_path / "bare.parquet"
     with DumpWriter(path) as writer:
         writer.write(rollout_log_probs=[[-1.0]], old_log_probs=[[-1.1]])
-    metrics = analyze([path], presets=[CASES[0]]).presets["ppo"].metrics
+    metrics = analyze([path], presets=[CASES[0]]).preset("ppo")
 
     assert metrics["update_removed"].unknown == "missing column advantages"
 

@@ -11,7 +11,7 @@ from offpol_diag.engine import breakdowns, gap, segments, tails, terms, worst
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.terms import walk
-from offpol_diag.summary import WorstSequence, WorstToken
+from offpol_diag.result import WorstSequence, WorstToken
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ratios that overflow
 

@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.advice import judge, page
 from benchmarks.advice.regimes import SPLITS, Regime, Split, regimes
-from offpol_diag import Summary
+from offpol_diag import Result
 from offpol_diag.advice.recommend import advised
 from offpol_diag.analyze import analyze
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT
-from offpol_diag.summary import MARGIN
+from offpol_diag.result import MARGIN
 
 Row = dict[str, Any]
 DUMPS = 2
@@ -141,7 +141,7 @@ def _read(row: Row, folder: Path, lacking: bool) -> Row:
         assert given is not None
         found["decision"].append(given.title or given.decision)
         assert summary.diagnosis is not None
-        share, above = summary.diagnosis.systematic, summary.weights["none"][f"error_above.{DEFAULT.name}"]
+        share, above = summary.diagnosis.systematic, summary.candidates["none"][f"error_above.{DEFAULT.name}"]
         found["stated"].append(share.interval if share else None)
         found["healthy"].append(summary.diagnosis.verdict == "healthy")
         found["worse"].append(above.interval is not None and above.interval[0] > MARGIN)
@@ -155,7 +155,7 @@ def _read(row: Row, folder: Path, lacking: bool) -> Row:
     return found
 
 
-def _summary(dump: Path) -> Summary:
+def _summary(dump: Path) -> Result:
     """Analyze a dump with the options of a user."""
     try:
         return advised(analyze([str(dump)], presets=(), device="cpu", threads=1))
@@ -164,29 +164,29 @@ def _summary(dump: Path) -> Summary:
         raise
 
 
-def recommended(summary: Summary) -> str:
+def recommended(summary: Result) -> str:
     """Return the recommended candidate; `none` where no correction, a repair or more data is asked for."""
     given = summary.recommendation
     assert given is not None
     return TITLES[given.title] if given.decision == "METHOD at THRESHOLD" and given.title else "none"
 
 
-def by_severity(summary: Summary) -> str:
+def by_severity(summary: Result) -> str:
     """Choose by verl's guide: nothing where the mismatch is negligible, token TIS, sequence TIS where severe.
 
     Its FAQ calls a mean difference of probabilities below 0.005 normal; it alerts at |KL| 0.1 and χ² 1.
     """
-    apart, k1, chi2 = (summary.metrics[name].value or 0.0 for name in ("prob_diff_mean", "k1", "chi2_token"))
+    apart, k1, chi2 = (summary.whole[name].value or 0.0 for name in ("prob_diff_mean", "k1", "chi2_token"))
     if apart < 0.005:
         return "none"
     return "seq_tis_2.0" if abs(k1) > 0.1 or chi2 > 1 else "token_tis_2.0"
 
 
-def _always(name: str) -> Callable[[Summary], str]:
+def _always(name: str) -> Callable[[Result], str]:
     return lambda summary: name
 
 
-POLICIES: dict[str, Callable[[Summary], str]] = {
+POLICIES: dict[str, Callable[[Result], str]] = {
     "recommended": recommended,
     "verl's guide, by severity": by_severity,
     "always token TIS 2": _always("token_tis_2.0"),

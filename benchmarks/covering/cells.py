@@ -17,10 +17,10 @@ from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine.scope import NO_FITS
+from offpol_diag.number import Number
 from offpol_diag.numerals import doubted
 from offpol_diag.presets import candidates, catalogue
 from offpol_diag.presets.tuning import tuned
-from offpol_diag.summary import Number
 
 COLUMNS = frozenset({"rollout_log_probs", "old_log_probs"})
 REPLICATES = 256
@@ -48,7 +48,7 @@ def numbers(given: Batch) -> dict[str, Number]:
     out = readout.Readout(asked, Observe(asked, FirstPass(NO_FITS, None), rows=False)(given).tally)
     found = readout.metrics(out)
     for preset in asked.presets:
-        metrics = readout.preset_metrics(out, preset)
+        metrics = readout.preset_numbers(out, preset)
         found |= {f"{preset.name}.{name}": number for name, number in metrics.items()}
     found |= _differences(out, found)
     return {name: found[name] for name in METRICS}

@@ -8,7 +8,7 @@ from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Policy, catalogue
 from offpol_diag.presets.candidates import NOTHING
 from offpol_diag.presets.tuning import tuned
-from offpol_diag.summary import Recommendation
+from offpol_diag.result import Recommendation
 from offpol_diag.trainers import config_for
 
 

@@ -17,9 +17,10 @@ from typing import Literal
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.diagnosis.numbers import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
 from offpol_diag.metrics import METRICS, crossed
+from offpol_diag.number import Number
 from offpol_diag.numerals import say
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, NOTHING, Candidate
-from offpol_diag.summary import MARGIN, Decision, Fired, Label, Number, Ranked, Recommendation, Summary
+from offpol_diag.result import MARGIN, Decision, Fired, Label, Ranked, Recommendation, Result
 
 NOISE = 0.15
 """A systematic share whose lower end is below this may be that of noise of single tokens.
@@ -86,7 +87,7 @@ def _undecided(seen: Evidence) -> bool:
 
 def _above(seen: Evidence, one: Candidate, other: Candidate) -> Number:
     """Return by what share the estimated error of one candidate is above another's."""
-    return seen.summary.weights.get(one.name, {}).get(f"error_above.{other.name}", Number())
+    return seen.summary.candidates.get(one.name, {}).get(f"error_above.{other.name}", Number())
 
 
 def _beats(seen: Evidence, one: Candidate, other: Candidate) -> bool:
@@ -140,8 +141,7 @@ def _growing(seen: Evidence) -> bool:
 
 def _thirds(seen: Evidence) -> dict[str, float | None]:
     """Return the median K3 of the first third of the steps, and of the last."""
-    where = seen.summary.by.get("step")
-    found = [place.metrics["k3"].value for place in (where.places if where else [])]
+    found = [place.numbers["k3"].value for place in seen.summary.at("step")]
     known = [value for value in found if value is not None]
     ends = (known[: len(known) // 3], known[len(known) - len(known) // 3 :])
     words = ("first third, median k3", "last third, median k3")
@@ -283,14 +283,14 @@ ALERTS = (
 """Warnings that are no level of one number; those are in `metrics.py`."""
 
 
-def advised(summary: Summary, trainer: str | None = None) -> Summary:
+def advised(summary: Result, trainer: str | None = None) -> Result:
     """Add the recommendation to the summary, with the configuration of `trainer` if one is named."""
     given = recommend(summary, trainer)
     config = prescribed(given, trainer, Evidence(summary).policy) if trainer else None
     return summary.model_copy(update={"recommendation": given.model_copy(update={"config": config})})
 
 
-def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
+def recommend(summary: Result, trainer: str | None = None) -> Recommendation:
     """Return the decision of the first rule that holds, with reasons, unknowns and alerts.
 
     Args:
@@ -321,7 +321,7 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     if rule.label is None:
         return given
     chosen = one or NOTHING
-    weights = {one.name: summary.weights.get(one.name, {}) for one in CANDIDATES}
+    weights = {one.name: summary.candidates.get(one.name, {}) for one in CANDIDATES}
     errors = [(weights[other.name].get("error", Number()).value, other) for other in CANDIDATES]
     ranked = sorted(((error, other) for error, other in errors if error), key=lambda pair: pair[0])
     found: dict[str, object] = {

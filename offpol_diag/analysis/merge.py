@@ -1,4 +1,4 @@
-"""Merge the tallies of pieces into one and its Summary, or say why they do not belong together."""
+"""Merge the tallies of pieces into one and its Result, or say why they do not belong together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offpol_diag.engine.scope import ONE, Label
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.readers.checks import Count, remarks
 from offpol_diag.readers.dump import merged
-from offpol_diag.summary import DumpFacts, Run, Skipped, Summary
+from offpol_diag.result import DumpFacts, Result, Run, Skipped
 
 ALIKE = "analyze every piece with the same version and options: presets, columns, group-by, seed"
 ONCE = "give every piece once; if two tallies overlap, analyze the rows that only one of them has again"
@@ -131,7 +131,7 @@ def _refuse_overlaps(held: Sequence[Held]) -> None:
 
 
 @np.errstate(all="ignore")
-def summary(whole: TallyFile) -> Summary:
+def summary(whole: TallyFile) -> Result:
     """Read out every number of the report; presets that cannot be computed are left out, with a note."""
     where: dict[Label, list[str]] = {}
     for file, one in whole.held:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from offpol_diag import metrics, summary
+from offpol_diag import metrics
 from offpol_diag.analysis.study import Study
 from offpol_diag.engine import (
     breakdowns,
@@ -28,8 +28,32 @@ from offpol_diag.engine.formula import AS_SEEN, POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import ESS_TOKENS, Tail
 from offpol_diag.engine.tally import Arrays, Tally
+from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.candidates import MARK
+from offpol_diag.result import (
+    BySteps,
+    Charts,
+    Corner,
+    Crossing,
+    Density,
+    Kept,
+    LagEvidence,
+    Lengths,
+    Noise,
+    ParetoTail,
+    Positions,
+    PositionSteps,
+    PresetFacts,
+    RangeOfRatios,
+    Result,
+    SequenceThresholds,
+    Series,
+    TokenThresholds,
+    TokenType,
+    TokenTypes,
+    WorstSequence,
+)
 
 POINTS = 60
 """Most points of a tail."""
@@ -43,13 +67,12 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Drawn:
-    """The tally that pictures need, with the sums, numbers by name and locations by axis of the dump."""
+    """The tally that pictures need, with its sums and the numbers that were read out."""
 
     study: Study
     tally: Tally
     reader: Reader
-    metrics: summary.Numbers
-    by: Mapping[str, summary.Location]
+    result: Result
 
     @property
     def sums(self) -> dict[str, Array]:
@@ -82,7 +105,7 @@ class Drawn:
         return list(stepgroups.groups(result)) if result else []
 
 
-def charts_of(drawn: Drawn) -> summary.Charts:
+def charts_of(drawn: Drawn) -> Charts:
     """Read out every picture."""
     steps = _by_steps(drawn)
     every, crossings = list(_bands(drawn)), list(_crossings(steps)) if steps else []
@@ -91,7 +114,7 @@ def charts_of(drawn: Drawn) -> summary.Charts:
         for drift in drawn.study.drifts
         for over in ("tokens", "sequences")
     }
-    return summary.Charts(
+    return Charts(
         bands=every,
         band=_band(drawn, every),
         crossings=crossings,
@@ -120,11 +143,11 @@ def _share(part: float, whole: float) -> float | None:
     return _finite(part / whole) if whole else None
 
 
-def _series(numbers: Sequence[summary.Number | summary.Estimate], unit: str) -> summary.Series:
+def _series(numbers: Sequence[Number | Number], unit: str) -> Series:
     """Gather numbers along an axis; without intervals where none has one."""
     ends = [number.interval or (None, None) for number in numbers]
     known = any(number.interval for number in numbers)
-    return summary.Series(
+    return Series(
         unit=unit,
         values=[number.value for number in numbers],
         low=[low for low, _ in ends] if known else [],
@@ -138,7 +161,7 @@ _TAIL = "Vehtari et al. 2024"
 _LIMIT = "0.7, or 1 − 1/log₁₀ n of n weights where that is lower"
 
 
-def _bands(drawn: Drawn) -> Iterator[summary.Band]:
+def _bands(drawn: Drawn) -> Iterator[metrics.Band]:
     """Yield all bands as ranges of values, best first within a metric."""
     for rows in metrics.BANDS.values():
         yield from rows
@@ -147,15 +170,15 @@ def _bands(drawn: Drawn) -> Iterator[summary.Band]:
         for name, above in (("good", False), ("unreliable", True)):
             low, high = (limit, None) if above else (None, limit)
             metric = f"khat_{over}"
-            yield summary.Band(metric=metric, name=name, low=low, high=high, regime=_LIMIT, source=_TAIL)
+            yield metrics.Band(metric=metric, name=name, low=low, high=high, regime=_LIMIT, source=_TAIL)
 
 
-def _band(drawn: Drawn, every: Sequence[summary.Band]) -> dict[str, str]:
+def _band(drawn: Drawn, every: Sequence[metrics.Band]) -> dict[str, str]:
     """Name the band of every number of the main drift that has one."""
     result: dict[str, str] = {}
     for band in every:
         metric = band.metric
-        number = drawn.metrics.get(drawn.study.main.prefix + metric, summary.Number())
+        number = drawn.result.whole.get(drawn.study.main.prefix + metric, Number())
         if doubted(number):  # what cannot be estimated is in no band
             continue
         if metric in metrics.BANDS:
@@ -166,17 +189,17 @@ def _band(drawn: Drawn, every: Sequence[summary.Band]) -> dict[str, str]:
     return result
 
 
-def _crossings(steps: summary.BySteps) -> Iterator[summary.Crossing]:
+def _crossings(steps: BySteps) -> Iterator[Crossing]:
     """Yield the first step at which a number is in a band worse than at all steps before, band by band."""
     for metric, rows in metrics.BANDS.items():
         worst = -1
         for first, value in zip(steps.first, steps.series[metric].values, strict=True):
-            row = metrics.band(metric, summary.Number(value=value))
+            row = metrics.band(metric, Number(value=value))
             at = worst if row is None else rows.index(row)
             for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
                 bound = metrics.start(worse)
                 assert bound is not None  # only the best band begins nowhere
-                yield summary.Crossing(metric=metric, band=worse.name, bound=bound, step=first)
+                yield Crossing(metric=metric, band=worse.name, bound=bound, step=first)
             worst = max(at, worst)
 
 
@@ -202,20 +225,20 @@ _OF_METHODS = tuple(
 _ESS = Formula("ess_sequences", "fraction", "sequences", "", lambda get: get("ess"))
 
 
-def _by_steps(drawn: Drawn) -> summary.BySteps | None:
+def _by_steps(drawn: Drawn) -> BySteps | None:
     groups = drawn.groups
     if not groups:
         return None
     each = [_of_step(drawn, step) for _, _, step in groups]
     units = {name: row.unit for _, rows in each for name, (row, _) in rows.items()}
     units |= dict.fromkeys(("khat_tokens", "khat_sequences"), "")
-    blank = summary.Estimate(value=None)
+    blank = Number(value=None)
     read = [reader.estimates(rows) for reader, rows in each]
     for result, (_, _, step) in zip(read, groups, strict=True):
         sums = step.read("columns")
         for over in ("tokens", "sequences"):
             result[f"khat_{over}"] = _khat(sums[over][0], step.largest[over])
-    return summary.BySteps(
+    return BySteps(
         first=[first for first, _, _ in groups],
         last=[last for _, last, _ in groups],
         tokens=[round(float(reader.sums["tokens"][0])) for reader, _ in each],
@@ -247,18 +270,18 @@ def _of_step(drawn: Drawn, step: Arrays) -> tuple[Reader, dict[str, tuple[Formul
     return reader, result | {_ESS.name: (_ESS, ess)}
 
 
-def _khat(n: float, kept: Array) -> summary.Estimate:
-    """Estimate k̂ of n log-weights, of which the largest are known; -inf is no weight."""
+def _khat(n: float, kept: Array) -> Number:
+    """Number k̂ of n log-weights, of which the largest are known; -inf is no weight."""
     fitted = tails.fit(Tail.read(kept, n))
-    return summary.Estimate(value=None) if fitted is None else _estimate(fitted)
+    return Number(value=None) if fitted is None else _estimate(fitted)
 
 
-def _estimate(fitted: tails.Fit) -> summary.Estimate:
+def _estimate(fitted: tails.Fit) -> Number:
     half = 1.96 * abs(1 + fitted.k) / math.sqrt(len(fitted.logs))
-    return summary.Estimate(value=fitted.k, interval=(fitted.k - half, fitted.k + half))
+    return Number(value=fitted.k, interval=(fitted.k - half, fitted.k + half))
 
 
-def gap_shares(drawn: Drawn) -> dict[str, summary.Estimate]:
+def gap_shares(drawn: Drawn) -> dict[str, Number]:
     """Read out which share of K1 from rollout to current each of the two drifts has."""
     prefixes = [drift.prefix for drift in drawn.study.drifts]
     if prefixes != ["", "drift2.", "total."]:
@@ -268,7 +291,7 @@ def gap_shares(drawn: Drawn) -> dict[str, summary.Estimate]:
         values = drawn.reader.sums[f"{prefix}d"] / drawn.reader.sums["total.d"]
         value = _finite(float(values[0]))
         around = None if value is None else drawn.reader.around(values)
-        result[name] = summary.Estimate(value=value, interval=around)
+        result[name] = Number(value=value, interval=around)
     return result
 
 
@@ -279,7 +302,7 @@ _RANGES = (-1000.0, -100.0, -10.0, -2.0, 2.0, 10.0, 100.0)
 """Bounds of the ranges of r; a negative one is of 1/r."""
 
 
-def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
+def _ranges(drawn: Drawn) -> list[RangeOfRatios]:
     between = drawn.sums["between"]
     logs = [math.copysign(math.log(abs(b)), b) for b in _RANGES]
     cuts = [0, *(charts.EDGES.index(x) + 1 for x in logs), between.shape[1]]
@@ -288,7 +311,7 @@ def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
     for (first, last), (low, high) in zip(pairwise(cuts), pairwise(bounds), strict=True):
         tokens, _, _, k3, synced = between[:, first:last].sum(1).tolist()
         result.append(
-            summary.RangeOfRatios(
+            RangeOfRatios(
                 low=low,
                 high=high,
                 tokens=round(tokens),
@@ -300,19 +323,19 @@ def _ranges(drawn: Drawn) -> list[summary.RangeOfRatios]:
     return result
 
 
-def _density(drawn: Drawn) -> summary.Density:
+def _density(drawn: Drawn) -> Density:
     size = charts.BINS
     out, synced = drawn.sums["density"].round().astype(np.int64).reshape(2, size, size)
-    return summary.Density(
+    return Density(
         edges=charts.probabilities(charts.DENSITY_LOGS),
         counts=(out + synced).tolist(),
         in_sync=synced.tolist() if drawn.synced else [],
     )
 
 
-def _corner(drawn: Drawn, at: int) -> summary.Corner:
+def _corner(drawn: Drawn, at: int) -> Corner:
     tokens, k3, synced = drawn.sums["corners"][:, at].tolist()
-    return summary.Corner(
+    return Corner(
         tokens=round(tokens),
         share=tokens / drawn.tokens,
         k3_share=_share(k3, drawn.k3),
@@ -320,14 +343,14 @@ def _corner(drawn: Drawn, at: int) -> summary.Corner:
     )
 
 
-def _noise(drawn: Drawn) -> summary.Noise:
+def _noise(drawn: Drawn) -> Noise:
     out, synced = drawn.sums["noise"].reshape(2, -1, charts.SIZES)
     every = out + synced
     of_synced: dict[str, Any] = {}
     if drawn.synced:
         of_synced["in_sync_tokens"] = [round(n) for n in synced.sum(1).tolist()]
         of_synced |= {f"in_sync_{name}": _quantiles(synced, q) for name, q in (("median", 0.5), ("p90", 0.9))}
-    return summary.Noise(
+    return Noise(
         edges=charts.probabilities(charts.NOISE_LOGS),
         tokens=[round(n) for n in every.sum(1).tolist()],
         median=_quantiles(every, 0.5),
@@ -367,22 +390,22 @@ def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
 # ---------------------------------------------------------------- by position and step
 
 
-def positions(drawn: Drawn, crossings: Sequence[summary.Crossing]) -> summary.Positions | None:
+def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
     """Read out K3 by position: of all steps, and before and after the mismatch grew."""
     axis = breakdowns.TOKEN_AXES[0]
-    places = {place.key: place for place in drawn.by[axis.name].places} if axis.name in drawn.by else {}
+    places = {place.key: place for place in drawn.result.at(axis.name)}
     if not places:
         return None
     labels = axis.labels[: 1 + max(axis.labels.index(key) for key in places)]
-    blank = summary.Number()
-    k3 = [places[key].metrics["k3"] if key in places else blank for key in labels]
-    every = summary.PositionSteps(
+    blank = Number()
+    k3 = [places[key].numbers["k3"] if key in places else blank for key in labels]
+    every = PositionSteps(
         first_step=None,
         last_step=None,
         tokens=[places[key].tokens if key in places else 0 for key in labels],
         k3=_series(k3, "nats"),
     )
-    result = summary.Positions(labels=list(labels), every=every)
+    result = Positions(labels=list(labels), every=every)
     groups, many = drawn.groups, len(labels)
     if len(groups) < 2:
         return result
@@ -399,7 +422,7 @@ def positions(drawn: Drawn, crossings: Sequence[summary.Crossing]) -> summary.Po
     )
 
 
-def _split(drawn: Drawn, crossings: Sequence[summary.Crossing]) -> tuple[int, str]:
+def _split(drawn: Drawn, crossings: Sequence[Crossing]) -> tuple[int, str]:
     """Return the group of steps from which on the mismatch is worse, and why it is that one."""
     firsts = [first for first, _, _ in drawn.groups]
     worst = [one for one in crossings if one.metric == "k3"]
@@ -410,17 +433,17 @@ def _split(drawn: Drawn, crossings: Sequence[summary.Crossing]) -> tuple[int, st
 
 def _of_groups(
     drawn: Drawn, groups: Sequence[tuple[int, int, Arrays]], many: int, plain: bool = False
-) -> summary.PositionSteps:
+) -> PositionSteps:
     each = [step.read("columns") for _, _, step in groups]
     names = [name for name in each[0] if "@" in name or name in ("tokens", "sequences")]
     reader = _reader(drawn, {name: sum((one[name] for one in each[1:]), each[0][name]) for name in names})
     tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
     values = {str(at): (_K3, reader.sums[f"k3@{at}"] / n) for at, n in enumerate(tokens)}
-    k3 = summary.Series(unit="nats", values=[_finite(float(x[0])) for _, x in values.values()])
+    k3 = Series(unit="nats", values=[_finite(float(x[0])) for _, x in values.values()])
     if not plain:
         k3 = _series(list(reader.estimates(values).values()), "nats")
     counts = [round(float(n[0])) for n in tokens]
-    return summary.PositionSteps(first_step=groups[0][0], last_step=groups[-1][1], tokens=counts, k3=k3)
+    return PositionSteps(first_step=groups[0][0], last_step=groups[-1][1], tokens=counts, k3=k3)
 
 
 _K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
@@ -429,7 +452,7 @@ _K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
 # ---------------------------------------------------------------- rules at many thresholds
 
 
-def _token_thresholds(drawn: Drawn) -> summary.TokenThresholds:
+def _token_thresholds(drawn: Drawn) -> TokenThresholds:
     tokens, r1, r11, *_ = drawn.sums["between"]
     many, n = len(charts.THRESHOLDS), drawn.tokens
     ess, truncated, means, inside = [], [], [], []
@@ -443,14 +466,14 @@ def _token_thresholds(drawn: Drawn) -> summary.TokenThresholds:
         means.append(_finite(once / n))
         inside.append(float(tokens[many - i : cut].sum()) / n)
     at = list(charts.THRESHOLDS)
-    return summary.TokenThresholds(b=at, ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside)
+    return TokenThresholds(b=at, ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside)
 
 
-def _sequence_thresholds(drawn: Drawn) -> summary.SequenceThresholds:
+def _sequence_thresholds(drawn: Drawn) -> SequenceThresholds:
     sums, means = drawn.sums["by_sum"], drawn.sums["by_mean"]
     many = len(charts.SEQUENCE_THRESHOLDS)
     sequences, tokens = (float(x) for x in sums[:2].sum(1))
-    rows: dict[str, list[float | None]] = {name: [] for name in summary.SequenceThresholds.model_fields}
+    rows: dict[str, list[float | None]] = {name: [] for name in SequenceThresholds.model_fields}
     for i, b in enumerate(charts.SEQUENCE_THRESHOLDS):
         cut, first = many + 1 + i, many - i
         _, _, w, ww, nw, nww = sums[:, :cut].sum(1).tolist()
@@ -462,13 +485,13 @@ def _sequence_thresholds(drawn: Drawn) -> summary.SequenceThresholds:
             rows[f"sequences_{name}"].append(kept_sequences / sequences)
         rows["ess_tokens"].append(_share((nw + above_tokens * b) ** 2, tokens * (nww + above_tokens * b * b)))
         rows["ess_sequences"].append(_share((w + above * b) ** 2, sequences * (ww + above * b * b)))
-    return summary.SequenceThresholds.model_validate(rows)
+    return SequenceThresholds.model_validate(rows)
 
 
 # ---------------------------------------------------------------- tails
 
 
-def _tail(tail: Tail, over: str) -> summary.ParetoTail | None:
+def _tail(tail: Tail, over: str) -> ParetoTail | None:
     fitted = tails.fit(tail)
     if fitted is None:
         return None
@@ -482,7 +505,7 @@ def _tail(tail: Tail, over: str) -> summary.ParetoTail | None:
         p = 1 - (rank - 0.5) / size
         beyond = math.expm1(-fitted.k * math.log1p(-p)) / fitted.k if fitted.k else -math.log1p(-p)
         logs.append(_finite(largest + math.log(cut + fitted.scale * beyond)))
-    return summary.ParetoTail.model_validate(
+    return ParetoTail.model_validate(
         {
             "over": over,
             "weights": tail.n,
@@ -498,14 +521,11 @@ def _tail(tail: Tail, over: str) -> summary.ParetoTail | None:
     )
 
 
-def with_tails(drawn: Drawn, result: summary.Lengths) -> summary.Lengths:
+def with_tails(drawn: Drawn, result: Lengths) -> Lengths:
     """Add k̂ by length, the median length and the log-normal rule to the curve of sequence weights."""
     many, top = drawn.sums["prefixes.many"][:, 0].tolist(), drawn.tally.whole.largest["prefixes"]
-    curve = [
-        at.model_copy(update={"khat": _khat(n, row)})
-        for at, n, row in zip(result.curve, many, top, strict=False)
-    ]
-    k3 = drawn.metrics[f"{drawn.study.main.prefix}k3"].value
+    curve = [at._replace(khat=_khat(n, row)) for at, n, row in zip(result.curve, many, top, strict=False)]
+    k3 = drawn.result.whole[f"{drawn.study.main.prefix}k3"].value
     return result.model_copy(
         update={
             "curve": curve,
@@ -526,7 +546,7 @@ def _length_at(sequences: Array, q: float) -> int | None:
 # ---------------------------------------------------------------- what is kept, and of which tokens
 
 
-def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
+def _kept(drawn: Drawn) -> dict[str, Kept]:
     values, presets = drawn.sums["kept"], drawn.study.candidates
     many = len(presets)
     sequences, quarters = values[:, 0], selection.by_quartile(values)
@@ -537,7 +557,7 @@ def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
     labels = [f"up to {low} tokens", f"{low + 1}–{middle}", f"{middle + 1}–{high}", f"over {high}"]
     result = {}
     for i, preset in enumerate(presets):
-        result[preset.name.removeprefix(MARK)] = summary.Kept(
+        result[preset.name.removeprefix(MARK)] = Kept(
             lengths=labels,
             by_length=[_finite(x) for x in (own[:, i] / n).tolist()],
             weight_by_length=[_finite(x) for x in (weights[:, i] / n).tolist()],
@@ -547,7 +567,7 @@ def _kept(drawn: Drawn) -> dict[str, summary.Kept]:
     return result
 
 
-def _token_types(drawn: Drawn) -> summary.TokenTypes | None:
+def _token_types(drawn: Drawn) -> TokenTypes | None:
     by_id = drawn.tally.by_key.get("token_ids")
     if not by_id:
         return None
@@ -561,7 +581,7 @@ def _token_types(drawn: Drawn) -> summary.TokenTypes | None:
         n, own, delta = values[at].tolist()
         if math.isfinite(own) and math.isfinite(delta):
             worst.append(
-                summary.TokenType(
+                TokenType(
                     token_id=int(ids[at]),
                     tokens=round(n),
                     share=n / drawn.tokens,
@@ -571,43 +591,41 @@ def _token_types(drawn: Drawn) -> summary.TokenTypes | None:
                 )
             )
     half = int((carried < total / 2).sum()) + 1 if 0 < total < math.inf else None
-    return summary.TokenTypes(distinct=len(ids), half=half, worst=worst)
+    return TokenTypes(distinct=len(ids), half=half, worst=worst)
 
 
-def typical(drawn: Drawn) -> summary.WorstSequence | None:
+def typical(drawn: Drawn) -> list[WorstSequence]:
     """Return the sequence of median K3 of a sample, of those with lag 0 where there are any."""
-    records = worst.read(drawn.tally.records["worst.typical"], summary.WorstSequence)
+    records = worst.read(drawn.tally.records["worst.typical"], WorstSequence)
     synced = [row for row in records if row.policy_lag == 0]
     rows = sorted(synced or records, key=lambda row: (row.k3_mean, row.sequence_id))
-    return with_short_strip(rows[(len(rows) - 1) // 2]) if rows else None
+    return [with_short_strip(rows[(len(rows) - 1) // 2])] if rows else []
 
 
-def with_short_strip(row: summary.WorstSequence) -> summary.WorstSequence:
-    """Round the log-probs of a strip to 5 digits."""
-    if row.strip is None:
-        return row
-    names = ("log_ratios", "rollout_log_probs", "train_log_probs")
-    short = {name: [float(f"{x:.5g}") for x in getattr(row.strip, name)] for name in names}
-    return row.model_copy(update={"strip": row.strip.model_copy(update=short)})
+def with_short_strip(row: WorstSequence) -> WorstSequence:
+    """Round the log-probs of a sequence's tokens to 5 digits."""
+    logs = (row.log_ratios, row.rollout_log_probs, row.train_log_probs)
+    ratios, rollout, train = ([float(f"{x:.5g}") for x in some] for some in logs)
+    return row._replace(log_ratios=ratios, rollout_log_probs=rollout, train_log_probs=train)
 
 
 # ---------------------------------------------------------------- the cause
 
 
-def _lag_evidence(drawn: Drawn, steps: summary.BySteps | None) -> summary.LagEvidence | None:
-    if "policy_lag" not in drawn.by:
+def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
+    if "policy_lag" not in drawn.result.axes:
         return None
-    zero = next((place for place in drawn.by["policy_lag"].places if place.key == "0"), None)
-    whole, level = drawn.metrics[f"{drawn.study.main.prefix}k3"].value, None
+    zero = next((place for place in drawn.result.at("policy_lag") if place.key == "0"), None)
+    whole, level = drawn.result.whole[f"{drawn.study.main.prefix}k3"].value, None
     result: dict[str, Any] = {}
     if zero is not None:
-        level, interval = zero.metrics["k3"].value, zero.metrics["k3"].interval
-        result["in_sync"] = summary.Estimate(value=level, interval=interval)
+        level, interval = zero.numbers["k3"].value, zero.numbers["k3"].interval
+        result["in_sync"] = Number(value=level, interval=interval)
         result["in_sync_share"] = _share(level, whole) if level is not None and whole else None
         result["tokens_in_sync"] = zero.tokens / drawn.tokens
     own = _steps_of_one_lag(drawn) if steps else []
     if steps is None or not own:
-        return summary.LagEvidence(**result)
+        return LagEvidence(**result)
     k3 = steps.series["k3"]
     by_lag: dict[int, list[int]] = {}
     for at, lag in enumerate(own):
@@ -624,13 +642,13 @@ def _lag_evidence(drawn: Drawn, steps: summary.BySteps | None) -> summary.LagEvi
         growth = None if start.value is None or end.value is None else _share(end.value, start.value)
         ends = (steps.first[first], steps.last[last])
         result |= {"lag": most, "steps": ends, "start": start, "end": end, "growth": growth}
-    return summary.LagEvidence(**result)
+    return LagEvidence(**result)
 
 
-def _at(series: summary.Series, at: int) -> summary.Estimate:
+def _at(series: Series, at: int) -> Number:
     low, high = (series.low[at], series.high[at]) if series.low else (None, None)
     between = None if low is None or high is None else (low, high)
-    return summary.Estimate(value=series.values[at], interval=between)
+    return Number(value=series.values[at], interval=between)
 
 
 def _steps_of_one_lag(drawn: Drawn) -> list[int | None]:
@@ -649,12 +667,12 @@ def _steps_of_one_lag(drawn: Drawn) -> list[int | None]:
 # ---------------------------------------------------------------- presets with equal numbers
 
 
-def same_as(presets: Mapping[str, summary.PresetResult]) -> dict[str, summary.PresetResult]:
-    """Name in each preset the first one with the same metrics on this dump."""
+def same_as(presets: Mapping[str, PresetFacts], numbers: Mapping[str, Numbers]) -> dict[str, PresetFacts]:
+    """Name in each preset the first one with the same numbers on this dump."""
     first: dict[tuple[object, ...], str] = {}
     result = {}
     for name, one in presets.items():
-        key = tuple((metric, number.value, number.interval) for metric, number in one.metrics.items())
+        key = tuple((metric, number.value, number.interval) for metric, number in numbers[name].items())
         earlier = first.setdefault(key, name) if key else name
         result[name] = one if earlier == name else one.model_copy(update={"same_as": earlier})
     return result

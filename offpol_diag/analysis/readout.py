@@ -1,4 +1,4 @@
-"""Read a finished tally out into the Summary: every array is read once, here."""
+"""Read a finished tally out into the Result: every array is read once, here."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.engine.tally import ByKey, Tally
 from offpol_diag.engine.terms import Drift
+from offpol_diag.number import Number, Numbers, finite
 from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset, candidates
-from offpol_diag.presets.aspects import aspects
+from offpol_diag.presets.aspects import NONE, aspects
 from offpol_diag.presets.formulas import guards
 from offpol_diag.presets.formulas import method as in_words
 from offpol_diag.readers import Dump
-from offpol_diag.summary import (
+from offpol_diag.result import (
+    Axis,
     DumpFacts,
     Histogram,
-    Number,
-    Numbers,
-    PresetResult,
+    PresetFacts,
+    Result,
     Run,
     Skipped,
-    Summary,
     Worst,
     WorstSequence,
     WorstToken,
-    finite,
+    place_of,
 )
 from offpol_diag.trainers import logs
 
@@ -166,30 +166,19 @@ def counts(tally: Tally) -> dict[str, Any]:
 
 
 @np.errstate(all="ignore")
-def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
+def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Result:
     """Read out every number of the report, and diagnose."""
     out = Readout(study, tally)
-    by = breakdowns.locations(
-        tally, out.reader.groups, study.group_by, whole=bool(study.by_step), kept=study.kept
-    )
-    if "steps" in tally.by_key and "step" in by:  # numbers requested with `by_step`
-        steps = tally.by_key["steps"]
-        asked = breakdowns.by_step(steps, out.batches, study.presets, study.by_step, out.reader.groups)
-        rows = [row.model_copy(update={"asked": asked.get(row.key, {})}) for row in by["step"].places]
-        by["step"] = by["step"].model_copy(update={"places": rows})
-    errors = ranking.numbers(out.reader, study.candidates)
     lengths = prefixes.lengths(out.reader, tally.whole)
     sequences = worst.read(tally.records["worst.sequences"], WorstSequence)
-    result = Summary(
+    axes, at_places = places(out)
+    found = {preset.name: preset_numbers(out, preset) for preset in presets}
+    numbers = {f"preset/{name}": own for name, own in found.items() if own}
+    result = Result(
         dump=facts,
-        metrics=metrics(out),
-        presets=pictures.same_as({preset.name: preset_result(out, preset) for preset in presets}),
-        by=by,
-        weights={
-            preset.name.removeprefix(candidates.MARK): candidate_metrics(out, preset)
-            | errors.get(preset.name, {})
-            for preset in study.candidates
-        },
+        numbers={"dump": metrics(out)} | numbers | candidate_numbers(out) | at_places,
+        axes=axes,
+        presets=pictures.same_as({preset.name: preset_facts(out, preset) for preset in presets}, found),
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=Worst(
             sequences=[pictures.with_short_strip(row) for row in sequences],
@@ -197,7 +186,7 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         ),
         run=run,
     )
-    drawn = pictures.Drawn(study, tally, out.reader, result.metrics, by)
+    drawn = pictures.Drawn(study, tally, out.reader, result)
     main = result.histograms[f"{study.main.prefix}log_ratio"]
     main.in_sync = pictures.in_sync(drawn, main.edges)
     result.lengths = pictures.with_tails(drawn, lengths)
@@ -238,14 +227,14 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
     if drift.denominator == "old":
         for name, text in gap.SECOND_DRIFT.items():
             key = drift.prefix + name
-            result[key] = result[key].model_copy(update={"formula": text})
+            result[key] = replace(result[key], formula=text)
     khat = result[f"{drift.prefix}khat_tokens"]
     overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
     for name, qualify in MEANS_OF_RATIOS.items():
         number = qualify(result[drift.prefix + name], khat)
-        result[drift.prefix + name] = number.model_copy(update={"clamped": overflow})  # by the overflow guard
+        result[drift.prefix + name] = replace(number, clamped=overflow)  # by the overflow guard
     for name in WEIGHED if overflow else ():
-        result[drift.prefix + name] = result[drift.prefix + name].model_copy(update={"clamped": overflow})
+        result[drift.prefix + name] = replace(result[drift.prefix + name], clamped=overflow)
     for name, column in PERPLEXITIES.items():
         result[drift.prefix + name] = _guarded(
             result[drift.prefix + name], out, drift.prefix + column, "sequences", 2 * LARGEST
@@ -259,7 +248,7 @@ def _guarded(number: Number, out: Readout, column: str, per: str, largest: float
     if not terms > 0 or not math.exp(largest) * (1 - 1e-9) <= total < math.inf:
         return number
     hits = min(math.floor(total / math.exp(largest) * (1 + 1e-9)), terms)
-    return number.model_copy(update={"clamped": hits / terms})
+    return replace(number, clamped=hits / terms)
 
 
 WEIGHED = ("ess_tokens", "max_weight_share", "k3_top1_share")
@@ -345,11 +334,30 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
         yield row.name, result
 
 
-def preset_result(out: Readout, preset: Preset) -> PresetResult:
-    """Read out one preset."""
+def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
+    """Read out every axis, and by subject the numbers at its places, also those requested with `by_step`."""
+    study, tally, groups = out.study, out.tally, out.reader.groups
+    every = breakdowns.locations(tally, groups, study.group_by, whole=bool(study.by_step), kept=study.kept)
+    numbers = {
+        place_of(axis, place): own
+        for axis, (found, each) in every.items()
+        for place, own in zip(found.places, each, strict=True)
+    }
+    if "steps" in tally.by_key and "step" in every:
+        steps = tally.by_key["steps"]
+        asked = breakdowns.by_step(steps, out.batches, study.presets, study.by_step, groups)
+        for step in every["step"][0].places:
+            for subject, own in asked.get(step, {}).items():
+                at = place_of("step", step, subject)
+                numbers[at] = {**own, **numbers.get(at, {})}
+    return {axis: found for axis, (found, _) in every.items()}, numbers
+
+
+def preset_facts(out: Readout, preset: Preset) -> PresetFacts:
+    """Say what one preset is, and what its trainer would have logged."""
     needs = preset.lacking(out.study.columns)
     logged = out.trainers.numbers(preset) if preset in out.study.logging else {}
-    return PresetResult(
+    return PresetFacts(
         summary=preset.summary,
         policy=preset.policy,
         method=in_words(preset),
@@ -357,7 +365,7 @@ def preset_result(out: Readout, preset: Preset) -> PresetResult:
         family=preset.family,
         denominator=preset.denominator,
         guards=list(guards(preset)),
-        aspects=aspects(preset),
+        aspects={name: said for name, said in aspects(preset).items() if said != NONE},
         applied=preset.apply,
         aliases=list(preset.aliases),
         trainers=list(preset.trainers),
@@ -365,21 +373,26 @@ def preset_result(out: Readout, preset: Preset) -> PresetResult:
         note=preset.note,
         logs=preset.logs,
         needs=needs,
-        metrics={} if needs else preset_metrics(out, preset),
         as_logged={name: value if abs(value) < math.inf else None for name, value in logged.items()},
     )
 
 
-def candidate_metrics(out: Readout, preset: Preset) -> Numbers:
-    """Read out the weights of a candidate correction."""
-    idle = method.idle(preset)
-    read = (replace(row, counts=row.counts and row.name not in idle) for row in method.WEIGHTS)
-    result = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
-    return result | _weight_range(out, preset)
+def candidate_numbers(out: Readout) -> dict[str, Numbers]:
+    """Read out by subject the weights of each candidate correction, and the error of an update under it."""
+    errors, found = ranking.numbers(out.reader, out.study.candidates), {}
+    for preset in out.study.candidates:
+        idle = method.idle(preset)
+        read = (replace(row, counts=row.counts and row.name not in idle) for row in method.WEIGHTS)
+        result = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
+        result |= _weight_range(out, preset) | errors.get(preset.name, {})
+        found[f"candidate/{preset.name.removeprefix(candidates.MARK)}"] = result
+    return found
 
 
-def preset_metrics(out: Readout, preset: Preset) -> Numbers:
-    """Read out one preset's numbers; where columns are missing, the number names them."""
+def preset_numbers(out: Readout, preset: Preset) -> Numbers:
+    """Read out one preset's numbers, none if it needs a column; others name the columns that they need."""
+    if preset.lacking(out.study.columns):
+        return {}
     result = {row.name: out.rows[row.name][preset.name] for row in (*method.ROWS, *residual.ROWS)}
     result |= _weight_range(out, preset)
     for rows, _, needed in CONDITIONAL:
@@ -409,7 +422,7 @@ def _bounded(number: Number, out: Readout, prefix: str) -> Number:
     """Add the share of weights on which the safety bound acted."""
     hits, tries = (float(out.reader.column(name, prefix)[0]) for name in ("bounded", "tries"))
     known = 0 <= hits <= tries and 0 < tries < math.inf
-    return number.model_copy(update={"clamped": hits / tries if known else None})
+    return replace(number, clamped=hits / tries if known else None)
 
 
 def _weight_range(out: Readout, preset: Preset) -> Numbers:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from offpol_diag.analysis.readout import CONDITIONAL, Readout
 from offpol_diag.engine import formula, gap, method, residual, tails
 from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
 from offpol_diag.engine.segments import Array
+from offpol_diag.number import Number
 from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset
-from offpol_diag.summary import Number
 
 Replicates = dict[str, Array]
 """Number → [1+B]: its value, then its replicates."""
@@ -128,9 +128,9 @@ def compared(one: Array, other: Array) -> Array:
 def _number(values: Array, blank: Number, groups: Groups, within: Range) -> Number:
     value = float(values[0])
     if not math.isfinite(value):
-        return blank.model_copy(update={"unknown": "one of the two is not known"})
+        return replace(blank, unknown="one of the two is not known")
     ends = formula.interval(values, groups.effective, groups.many, within)
-    return blank.model_copy(update={"value": value, "interval": ends})
+    return replace(blank, value=value, interval=ends)
 
 
 def sure(difference: Number) -> bool:

@@ -30,7 +30,7 @@ from offpol_diag.presets.grammar import UNBOUNDED
 from offpol_diag.readers import Dump, parquet
 from offpol_diag.readers.checks import remarks
 from offpol_diag.readers.sources import Part
-from offpol_diag.summary import DumpFacts, Model, Run
+from offpol_diag.result import DumpFacts, Model, Run
 
 FORMAT = 3
 MAGIC = "offpol-diag tally {}\n"

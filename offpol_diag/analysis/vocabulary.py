@@ -7,7 +7,7 @@ from pathlib import Path
 from offpol_diag import wholefiles
 from offpol_diag.errors import UsageError, install
 from offpol_diag.printable import printable
-from offpol_diag.summary import Summary
+from offpol_diag.result import Result
 
 MOST = 256 << 20
 """Maximum bytes of a tokenizer.json."""
@@ -17,7 +17,7 @@ UNKNOWN = "\ufffd"
 """Replacement for bytes that are no text by themselves."""
 
 
-def with_texts(summary: Summary, path: Path | None) -> Summary:
+def with_texts(summary: Result, path: Path | None) -> Result:
     """Add the text of every token id that a report shows, if a tokenizer.json is given."""
     if path is None:
         return summary
@@ -34,8 +34,7 @@ def with_texts(summary: Summary, path: Path | None) -> Summary:
         what = f"--tokenizer: cannot read {printable(str(path))}: {printable(str(reason))}"
         raise UsageError(what, hint) from None
     worst, types = summary.worst, summary.charts.token_types
-    strips = (one.strip for one in (*worst.sequences, worst.typical) if one)
-    ids = {token_id for strip in strips if strip for token_id in strip.token_ids}
+    ids = {token_id for one in (*worst.sequences, *worst.typical) for token_id in one.token_ids}
     ids |= {one.token_id for one in worst.tokens if one.token_id is not None}
     ids |= {one.token_id for one in (types.worst if types else [])}
     texts = {str(one): _text(tokenizer, one) for one in sorted(ids)}

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_valid
 from offpol_diag.errors import ResultError
 from offpol_diag.frames import Data, chosen, named
 from offpol_diag.printable import printable_json
-from offpol_diag.summary import first_mistake
+from offpol_diag.result import first_mistake
 
 if TYPE_CHECKING:
     import polars as pl

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from offpol_diag.check import Checked
     from offpol_diag.frames import Data
     from offpol_diag.options import Request
-    from offpol_diag.summary import Summary
+    from offpol_diag.result import Result
 
 STDOUT = Path("-")
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
@@ -256,7 +256,7 @@ def _stem(name: str) -> str:
 # ---------------------------------------------------------------- results
 
 
-def render(form: str, result: Summary | Checked, explore: bool = True) -> str:
+def render(form: str, result: Result | Checked, explore: bool = True) -> str:
     """Return a result in one of the `FORMATS`; `explore` says whether a page carries plotly."""
     if form == "html":
         from offpol_diag.report.page import page
@@ -274,7 +274,7 @@ def render(form: str, result: Summary | Checked, explore: bool = True) -> str:
     return markdown(answered(result))
 
 
-def tables_of(result: Summary | Checked) -> Mapping[str, Data]:
+def tables_of(result: Result | Checked) -> Mapping[str, Data]:
     """Return the tables of a result by name."""
     if str(result.format).startswith("offpol-diag check"):
         return result.data()  # type: ignore[union-attr]
@@ -363,7 +363,7 @@ class Outputs:
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
 
-    def write(self, result: Summary | Checked, verbose: bool = False) -> None:
+    def write(self, result: Result | Checked, verbose: bool = False) -> None:
         """Write every requested form, and draw the result on stdout unless that holds a form.
 
         Everything is rendered before anything is written, and written and printed before files are renamed.
@@ -392,7 +392,7 @@ class Outputs:
         """Return whether stdout holds a result, so that nothing else may be printed there."""
         return STDOUT in self.targets.values()
 
-    def _tables(self, folder: Path, summary: Summary | Checked) -> dict[Path, str]:
+    def _tables(self, folder: Path, summary: Result | Checked) -> dict[Path, str]:
         """Return the CSV of every table by its file.
 
         Raises:

@@ -17,7 +17,7 @@ from offpol_diag.errors import UsageError
 if TYPE_CHECKING:
     from offpol_diag import requests
     from offpol_diag.check import Checked
-    from offpol_diag.summary import Summary
+    from offpol_diag.result import Result
 
 TWO = 2
 HEAD = 100
@@ -37,7 +37,7 @@ def analyze(request: requests.Analyze) -> None:
     smoothing, advantages made of rewards) are exact only where each step lies whole in one piece.
     """
 
-    def made(asked: requests.Analyze) -> Summary:
+    def made(asked: requests.Analyze) -> Result:
         from offpol_diag.analysis.vocabulary import with_texts
 
         return with_texts(computed("analyze", read, asked), request.tokenizer)
@@ -143,7 +143,7 @@ def gate(request: requests.Gate) -> None:
     from offpol_diag import commands
     from offpol_diag.gate import outcome
 
-    def made(asked: requests.Gate) -> Summary:
+    def made(asked: requests.Gate) -> Result:
         if (result := _result(asked)) is not None:
             return commands.gate(result, asked, must)
         return computed("gate", asked.dump, asked, must=must)
@@ -154,7 +154,7 @@ def gate(request: requests.Gate) -> None:
     raise SystemExit(EXITS[outcome(judged.gates)])
 
 
-def _result(request: requests.Gate) -> Summary | None:
+def _result(request: requests.Gate) -> Result | None:
     """Load the result that is given; None where a dump is."""
     results = [name for name in request.dump if name.lower().endswith(".json")]
     if not results:
@@ -163,12 +163,12 @@ def _result(request: requests.Gate) -> Summary | None:
         raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
     if len(request.dump) > 1:
         raise UsageError("a result is judged alone", f"give {results[0]} and nothing else, or only dumps")
-    from offpol_diag.summary import load
+    from offpol_diag.result import load
 
     return load(Path(results[0]))
 
 
-def _report_to_github(summary: Summary, aside: bool) -> None:
+def _report_to_github(summary: Result, aside: bool) -> None:
     """Add to the job summary where there is one, and annotate the run of GitHub Actions.
 
     Annotations go to stdout, or `aside` to stderr, which GitHub also reads. Failing to write the job summary
@@ -217,9 +217,9 @@ def report(request: requests.Report) -> None:
     from offpol_diag.analysis.vocabulary import with_texts
     from offpol_diag.check import FORMAT
     from offpol_diag.check import loads as load_check
-    from offpol_diag.summary import loads, text_of, text_of_stream
+    from offpol_diag.result import loads, text_of, text_of_stream
 
-    def made(asked: requests.Report) -> Summary | Checked:
+    def made(asked: requests.Report) -> Result | Checked:
         if stdin and (sys.stdin is None or sys.stdin.closed):
             hint = "pipe a result in: offpol-diag analyze dump.parquet --json - | offpol-diag report -"
             raise UsageError("-: nothing is piped into standard input", hint)
@@ -236,14 +236,14 @@ def report(request: requests.Report) -> None:
 # ---------------------------------------------------------------- what they share
 
 
-def computed(command: str, dumps: Sequence[str], request: Any, **more: Any) -> Summary:
+def computed(command: str, dumps: Sequence[str], request: Any, **more: Any) -> Result:
     """Return what a function of `commands` makes of dumps, with a progress bar and its remarks on stderr."""
     from offpol_diag import commands
     from offpol_diag.cli.running import running
 
     with running(request) as asked:
         does = getattr(commands, command)
-        found: Summary = does(dumps, request=asked, say=partial(note, quiet=request.quiet), **more)
+        found: Result = does(dumps, request=asked, say=partial(note, quiet=request.quiet), **more)
     return found
 
 
@@ -256,7 +256,7 @@ def drawn(request: Any, make: Callable[[Any], Any], *sources: object, html: Path
     return found
 
 
-def fail_on_bug(strict: bool, summary: Summary) -> None:
+def fail_on_bug(strict: bool, summary: Result) -> None:
     """Exit with 1, if that is asked for, where the log-probs are logged wrongly."""
     if strict and summary.is_bug:
         raise SystemExit(FAILED)

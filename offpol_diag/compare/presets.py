@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import Better, better
+from offpol_diag.number import Number
 from offpol_diag.presets import Preset
-from offpol_diag.summary import Comparison, Number, Summary
+from offpol_diag.result import Comparison, Result, idle
 
 NO_DIRECTION, EQUAL, UNDECIDED, UNKNOWN = "–", "equal", "undecided", "unknown"
 
@@ -48,11 +50,11 @@ def reference(names: Mapping[str, list[str]], against: str | None) -> str | None
 
 
 @np.errstate(all="ignore")
-def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
+def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
     """Compare the presets of a study with the preset `against`; `summary` holds their numbers."""
     out = Readout(found.study, found.tally)
     drawn = {preset.name: of_preset(out, preset) for preset in found.study.presets}
-    numbers = {name: summary.presets[name].metrics for name in drawn}
+    numbers = {name: summary.preset(name) for name in drawn}
     groups = Groups.of(out.reader.sums["tokens"], out.groups.many)
     text = f"less that of {against}, within each replicate"
     differences = {
@@ -70,7 +72,7 @@ def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
         if name != against
     }
     metrics = dict.fromkeys(metric for row in numbers.values() for metric in row)
-    acting = {name: row for name, row in numbers.items() if not summary.presets[name].idle}
+    acting = {name: row for name, row in numbers.items() if not idle(row)}
     leaders = {
         metric: leader(
             {name: row.get(metric, Number()) for name, row in acting.items()},
@@ -108,8 +110,8 @@ def difference(both: Sequence[Number], drawn: Sequence[Array], groups: Groups, t
         return less(drawn[0], drawn[1], one, groups, text)
     blank = Number(unit=one.unit, over=one.over, formula=text)
     if one.value is None or other.value is None:
-        return blank.model_copy(update={"unknown": one.unknown or other.unknown or "not known"})
-    return blank.model_copy(update={"value": one.value - other.value})
+        return replace(blank, unknown=one.unknown or other.unknown or "not known")
+    return replace(blank, value=one.value - other.value)
 
 
 def leader(

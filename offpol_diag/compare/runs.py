@@ -31,8 +31,9 @@ from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import FIRST_GAP
+from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import FRACTIONS, count, doubted, say, written
-from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Pairing, Summary
+from offpol_diag.result import Against, Contrast, Pairing, Result
 
 CORRECTION = "Holm"
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
@@ -48,8 +49,8 @@ NEAR = 1.1
 
 
 @np.errstate(all="ignore")
-def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
-    """Compare run B, whose Summary is `other`, with run A, whose Summary is `one`.
+def of_runs(a: Examined, b: Examined, one: Result, other: Result) -> Against:
+    """Compare run B, whose Result is `other`, with run A, whose Result is `one`.
 
     Raises:
         UsageError: the two dumps have no pair of policies in common.
@@ -69,8 +70,8 @@ def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
     judged = []
     for contrast in found:
         p = None if contrast.p_value is None else next(corrected)
-        done = contrast.model_copy(update={"p_adjusted": p, "differs": None if p is None else p < LEVEL})
-        judged.append(done.model_copy(update={"effect": effect(done)}))
+        done = contrast._replace(p_adjusted=p, differs=None if p is None else p < LEVEL)
+        judged.append(done._replace(effect=effect(done)))
     ordered = sorted(judged, key=lambda contrast: rank(contrast, prefix))
     tested = [contrast for contrast in ordered if contrast.differs is not None]
     differing = [contrast for contrast in tested if contrast.differs]
@@ -78,7 +79,7 @@ def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
     files = "a file" if same == 1 else f"{same} files"
     shared = f"A and B share {files}: those rows are compared with themselves."
     return Against(
-        b=OtherRun(**{name: getattr(other, name) for name in OtherRun.model_fields}),
+        b=_compared(other),
         headline=_headline(tested, differing, prefix, groups),
         pairing=pairing(a, b),
         correction=CORRECTION,
@@ -89,6 +90,13 @@ def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
         needs=_needs(a, b),
         notes=[shared] if same else [],
     )
+
+
+def _compared(other: Result) -> Result:
+    """Return what of run B is kept: what it is, its numbers and their places, and its diagnosis."""
+    kept = ("dump", "run", "axes", "presets", "histograms", "diagnosis")
+    numbers = {key: one for key, one in other.numbers.items() if not key.startswith("candidate/")}
+    return Result(numbers=numbers, **{name: getattr(other, name) for name in kept})
 
 
 # ---------------------------------------------------------------- one number
@@ -103,14 +111,14 @@ class Side:
     groups: Groups
 
     @classmethod
-    def of(cls, found: Examined, summary: Summary) -> Side:
+    def of(cls, found: Examined, summary: Result) -> Side:
         """Collect the metrics of the dump's policy gaps and of the study's presets."""
         out = Readout(found.study, found.tally)
         there = {drift.prefix for drift in found.study.drifts}
-        numbers = {name: number for name, number in summary.metrics.items() if _drift(name) in there}
+        numbers = {name: number for name, number in summary.whole.items() if _drift(name) in there}
         drawn = base(out)
         for preset in found.study.presets:
-            metrics = summary.presets[preset.name].metrics
+            metrics = summary.preset(preset.name)
             numbers |= {f"{preset.name}.{name}": number for name, number in metrics.items()}
             drawn |= {f"{preset.name}.{name}": values for name, values in of_preset(out, preset).items()}
         return cls(numbers, drawn, Groups.of(out.reader.sums["tokens"], out.groups.many))
@@ -216,8 +224,9 @@ def _scaled(number: Number, scale: float, origin: float = 0.0, unit: str = "") -
     """Return the absolute distance from the origin times a scale, with its interval."""
     assert number.value is not None
     scale *= 1 if number.value >= origin else -1
-    ends = number.interval and tuple(sorted(scale * (end - origin) for end in number.interval))
-    return Number(value=scale * (number.value - origin), interval=ends or None, unit=unit)
+    ends = [scale * (end - origin) for end in number.interval or ()]
+    interval = (min(ends), max(ends)) if ends else None
+    return Number(value=scale * (number.value - origin), interval=interval, unit=unit)
 
 
 # ---------------------------------------------------------------- shared groups

@@ -27,7 +27,7 @@ from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE
 from offpol_diag.diagnosis.signatures import percent
 from offpol_diag.numerals import rounded
-from offpol_diag.summary import CandidateCause
+from offpol_diag.result import CandidateCause
 
 MOST = 4
 """Most candidates that are listed."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offpol_diag.engine.formula import Z
+from offpol_diag.number import Number
 from offpol_diag.presets import Policy
-from offpol_diag.summary import Number, Summary
+from offpol_diag.result import Result
 
 FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000
 FEWEST_SEQUENCES, FEWEST_INTERVAL = 50, 5
@@ -20,7 +21,7 @@ HEALTHY_K3 = 1e-3
 class Evidence:
     """The metrics of the main policy gap: rollout → old, or rollout → current in a two-policy dump."""
 
-    summary: Summary
+    summary: Result
 
     @property
     def prefix(self) -> str:
@@ -29,7 +30,7 @@ class Evidence:
 
     def number(self, name: str, prefix: str | None = None) -> Number:
         """Return a metric, or an empty Number."""
-        return self.summary.metrics.get((self.prefix if prefix is None else prefix) + name, Number())
+        return self.summary.whole.get((self.prefix if prefix is None else prefix) + name, Number())
 
     def value(self, name: str) -> float:
         """Return the value of a metric; NaN if unknown, so that every comparison with it is false."""

@@ -15,8 +15,9 @@ from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Ints, Rows, measured
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.sample import Sample
+from offpol_diag.number import Number
 from offpol_diag.numerals import doubted
-from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Summary
+from offpol_diag.result import After, Cause, Diagnosis, Example, Result
 
 SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     laws.storage,
@@ -259,7 +260,7 @@ def _apart(logs: Floats, at: Flags, alike: Ints) -> tuple[float, float, Flags]:
 # The verdict.
 
 
-def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
+def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
     """Return the verdict (bug or honest mismatch), causes with evidence, and ruled-out or undecidable ones.
 
     Args:
@@ -303,7 +304,7 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
     return judged.model_copy(update={"systematic": systematic})
 
 
-def _positive(summary: Summary) -> Iterator[Cause]:
+def _positive(summary: Result) -> Iterator[Cause]:
     """Yield the cause for positive log-probs, if the reader noted any."""
     notes = [note for note in summary.dump.notes if "no log-probabilities" in note]
     if notes:
@@ -318,7 +319,7 @@ def _positive(summary: Summary) -> Iterator[Cause]:
         )
 
 
-def _honest(rows: Rows, summary: Summary, share: Estimate | None) -> honest.Seen:
+def _honest(rows: Rows, summary: Result, share: Estimate | None) -> honest.Seen:
     """Return what decides between honest causes; `rows` are those after all repairs."""
     recorded = honest.recorded(summary.dump.provenance)
     return honest.Seen(rows, recorded, share, Evidence(summary).errors("surrogate_gain"))

@@ -34,9 +34,10 @@ from offpol_diag.engine.tally import (
     retained,
 )
 from offpol_diag.engine.terms import Block, Drift, Terms, collected
+from offpol_diag.number import Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import plain
-from offpol_diag.summary import Location, Numbers, Place
+from offpol_diag.result import Axis, Place
 
 MOST_LISTED = 400
 """Most rows of a location table; a longer axis is thinned in the report, not in the tally."""
@@ -275,8 +276,8 @@ def locations(
     group_by: Sequence[str],
     whole: bool = False,
     kept: Sequence[Kept] = (),
-) -> dict[str, Location]:
-    """Read out every axis, in the order of its places; with `whole`, without a cap on their number."""
+) -> dict[str, tuple[Axis, list[Numbers]]]:
+    """Read out every axis, and the numbers at its places; with `whole`, without a cap on their number."""
     others = {one.name: one.others for one in kept}
     axes: list[TokenAxis | SequenceAxis] = [*SEQUENCE_AXES, *map(column_axis, group_by), *TOKEN_AXES]
     each = ((axis, _sums_of(tally, axis)) for axis in axes)
@@ -311,7 +312,7 @@ def _location(
     groups: int,
     whole: bool,
     others: int,
-) -> Location:
+) -> tuple[Axis, list[Numbers]]:
     labels = axis.labels if isinstance(axis, TokenAxis) else ()
     order = {key: float(labels.index(key)) if labels else _number(key) for key in sums}
     keys = sorted(sums.keys() - {OTHER_KEYS}, key=lambda key: (order[key], key))
@@ -328,13 +329,16 @@ def _location(
     if unkept:
         title = f"all others, {'' if others else 'about '}{unkept} values"
         listed.append(_place(title, float(len(keys)), Reader(sums[OTHER_KEYS], groups)))
-    return Location(
-        axis=axis.name,
+    found = Axis(
         title=axis.title,
         numeric=not unkept and all(order[key] < math.inf for key in keys),
-        places=listed,
+        places=[place.key for place in listed],
+        order=[place.order for place in listed],
+        tokens=[place.tokens for place in listed],
+        sequences=[place.sequences for place in listed],
         left_out=len(keys) - len(kept),
     )
+    return found, [place.numbers for place in listed]
 
 
 def _thin(keys: list[str]) -> list[str]:
@@ -351,7 +355,7 @@ def _place(key: str, order: float, reader: Reader) -> Place:
         order=order,
         tokens=round(float(reader.sums["tokens"][0])),
         sequences=round(float(reader.sums["sequences"][0])),
-        metrics={row.name: reader.number(row) for row in ROWS},
+        numbers={row.name: reader.number(row) for row in ROWS},
     )
 
 
@@ -367,8 +371,8 @@ def by_step(
     presets: Sequence[Preset],
     names: Sequence[str],
     groups: int,
-) -> dict[Label, Numbers]:
-    """Return step → the numbers requested, as far as sums give them.
+) -> dict[Label, dict[str, Numbers]]:
+    """Return step → subject (`dump`, `preset/NAME`) → the numbers requested, as far as sums give them.
 
     Args:
         steps: sums of the dump's columns, by step.
@@ -379,7 +383,7 @@ def by_step(
     """
     rows = {name: row for name in names if (row := _row(name, presets)) is not None}
     divided = normal.normalised(presets)
-    result: dict[Label, Numbers] = {}
+    result: dict[Label, dict[str, Numbers]] = {}
     divisible = {label: one.read("columns") for label, one in batches.items()} if divided else {}
     for label, one in steps.items():
         sums = one.read("columns")
@@ -389,11 +393,13 @@ def by_step(
         sums |= method.own_denominators(presets, sums)
         reader = Reader(sums, min(groups, round(float(sums["sequences"][0]))))
         result[label] = {}
-        for name, (formula, prefix) in rows.items():
+        for formula, prefix in rows.values():
             try:
-                result[label][name] = reader.number(formula, prefix)
+                number = reader.number(formula, prefix)
             except KeyError:  # a column that the dump, or this step, does not have
                 continue
+            subject, first = (f"preset/{prefix[:-1]}", "") if prefix.endswith("|") else ("dump", prefix)
+            result[label].setdefault(subject, {})[first + formula.name] = number
     return result
 
 

@@ -22,7 +22,7 @@ from offpol_diag.engine.tally import Arrays, Names, Records, Tally
 from offpol_diag.engine.terms import Drift
 from offpol_diag.pipeline.plan import left_by
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, formulas
-from offpol_diag.summary import Drops, LostSequence, Subset
+from offpol_diag.result import Drops, LostSequence, Subset
 
 MOST = 8
 """With more presets than this, drops are not compared."""
@@ -174,17 +174,17 @@ def _in_sequence(values: Array, on_tokens: bool, batch: Batch, at: int) -> Array
 
 def everything(reader: Reader) -> tuple[Subset, Subset]:
     """Read the numbers of all tokens, and of all sequences, for comparison."""
-    return _subset(reader, EVERY, "tokens", "all"), _subset(reader, EVERY, "sequences", "all")
+    return _subset(reader, EVERY, "tokens"), _subset(reader, EVERY, "sequences")
 
 
 def drops(reader: Reader, records: Mapping[str, Records], ours: str, theirs: str) -> Drops:
     """Read the numbers of what one preset drops and another keeps."""
-    name, text = f"{ours}>{theirs}", f"dropped by {ours}, kept by {theirs}"
+    name = f"{ours}>{theirs}"
     return Drops(
         dropped_by=ours,
         kept_by=theirs,
-        tokens=_subset(reader, name, "tokens", text),
-        sequences=_subset(reader, name, "sequences", text),
+        tokens=_subset(reader, name, "tokens"),
+        sequences=_subset(reader, name, "sequences"),
         examples=worst.read(records[f"drops.{name}"], LostSequence),
     )
 
@@ -202,15 +202,14 @@ MEANS = ("length", "reward")
 LACKING = {"reward": ["rewards"], "positive": ["advantages"], "negative": ["advantages"]}
 
 
-def _subset(reader: Reader, name: str, unit: str, over: str) -> Subset:
-    prefix, which = f"{name}|{unit}.", f"{unit} {over}" if over != "all" else f"all {unit}"
-    text = f"share of all {unit} that are {over}"
+def _subset(reader: Reader, name: str, unit: str) -> Subset:
+    prefix, which, text = f"{name}|{unit}.", f"these {unit}", f"share of all {unit}"
     share = Formula("share", "fraction", unit, text, lambda get: get("count") / get(unit))
-    result = {"share": reader.number(share, prefix)}
+    result = {share.name: reader.number(share, prefix)}
     for field, (column, kind, words) in COLUMNS.items():
         row = Formula(
             field, kind, which, words, mean(column, "count"), AS_SEEN if field in MEANS else ANYWHERE
         )
         known = prefix + column in reader.sums
         result[field] = reader.number(row, prefix) if known else missing(row, LACKING[field])
-    return Subset(count=round(float(reader.sums[f"{prefix}count"][0])), **result)
+    return Subset(count=round(float(reader.sums[f"{prefix}count"][0])), numbers=result)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 from offpol_diag.engine.segments import Array
-from offpol_diag.summary import LARGEST, Estimate, Number, finite
+from offpol_diag.number import LARGEST, OVERFLOWS, Number, finite
 
 Ends = tuple[float, float]
 """The two ends of an interval."""
@@ -278,13 +278,13 @@ class Reader:
     def _known(self, blank: Number, value: float, ends: Ends | None, row: Formula) -> Number:
         if row.counts and value in (0.0, 1.0) and ends == (value, value):
             ends = _unseen(value, float(self.sums["sequences"][0]))
-        return blank.model_copy(update={"value": value, **_between(ends)})
+        return replace(blank, value=value, **_between(ends))
 
-    def estimates(self, wanted: Mapping[str, tuple[Formula, Array]]) -> dict[str, Estimate]:
+    def estimates(self, wanted: Mapping[str, tuple[Formula, Array]]) -> dict[str, Number]:
         """Compute metrics, given with their [1+B] values, at less overhead than as Numbers."""
         known = {name: one for name, one in wanted.items() if math.isfinite(float(one[1][0]))}
         if not known:
-            return {name: Estimate(value=None) for name in wanted}
+            return {name: Number(value=None) for name in wanted}
         rows, values = zip(*known.values(), strict=True)
         ends = intervals(np.stack(values), self._effective, self.groups, [row.range for row in rows])
         result = {}
@@ -292,8 +292,8 @@ class Reader:
             value = float(own[0])
             unseen = row.counts and value in (0.0, 1.0) and between == (value, value)
             between = _unseen(value, float(self.sums["sequences"][0])) if unseen else between
-            result[name] = Estimate(value=value, interval=between)
-        return {name: result.get(name, Estimate(value=None)) for name in wanted}
+            result[name] = Number(value=value, interval=between)
+        return {name: result.get(name, Number(value=None)) for name in wanted}
 
     def around(self, values: Array, within: Range = ANYWHERE) -> tuple[float, float] | None:
         """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""
@@ -323,9 +323,9 @@ def power(blank: Number, log: float, ends: Ends | None) -> Number:
         return _unknown(blank, log)
     value, between = _exp(log), _between(ends and (_exp(ends[0]), _exp(ends[1])))
     if value < LARGEST:
-        return blank.model_copy(update={"value": value, **between})
-    more = {"log10": log / math.log(10), "unknown": "overflows float64; see its log10"}
-    return blank.model_copy(update=between | more)
+        return replace(blank, value=value, **between)
+    more = {"log10": log / math.log(10), "unknown": OVERFLOWS}
+    return replace(blank, **(between | more))
 
 
 def _exp(x: float) -> float:
@@ -335,7 +335,7 @@ def _exp(x: float) -> float:
 
 def _unknown(blank: Number, value: float) -> Number:
     nothing = "undefined for this dump (nothing to average over)"
-    return blank.model_copy(update={"unknown": nothing if math.isnan(value) else "overflows float64"})
+    return replace(blank, unknown=nothing if math.isnan(value) else "overflows float64")
 
 
 def _unseen(value: float, sequences: float) -> tuple[float, float]:
@@ -357,14 +357,14 @@ def plain(value: float, unit: str, over: str, text: str) -> Number:
     """Build a Number without an interval (an extreme, a tail index); unknown when it is not finite."""
     number = describe(unit, over, text)
     if not math.isfinite(value):
-        return number.model_copy(update={"unknown": "undefined for this dump"})
-    return number.model_copy(update={"value": value})
+        return replace(number, unknown="undefined for this dump")
+    return replace(number, value=value)
 
 
 def missing(row: Formula, columns: list[str]) -> Number:
     """Build a Number that is unknown because the dump lacks columns."""
     unknown = "missing column " + ", ".join(columns)
-    return describe(row.unit, row.over, row.text).model_copy(update={"unknown": unknown})
+    return replace(describe(row.unit, row.over, row.text), unknown=unknown)
 
 
 def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Lookup], Array]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
@@ -19,7 +20,8 @@ from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
-from offpol_diag.summary import AtLength, Lengths, Number
+from offpol_diag.number import Number
+from offpol_diag.result import AtLength, Lengths
 
 GRID = tuple(sorted({round(2 ** (half / 2)) for half in range(35)}))
 """T in tokens, two values to an octave, up to 131,072."""
@@ -115,19 +117,19 @@ def _longest(curve: Sequence[AtLength]) -> Number:
         f"at lengths that at least {FEWEST} responses have",
     )
     if not curve:
-        return number.model_copy(update={"unknown": f"fewer than {FEWEST} responses"})
+        return replace(number, unknown=f"fewer than {FEWEST} responses")
     unknown = next((at.ess_sequences.unknown for at in curve if at.ess_sequences.value is None), None)
     if unknown is not None:
-        return number.model_copy(update={"unknown": unknown})
+        return replace(number, unknown=unknown)
     value = _crossing(curve, [at.ess_sequences.value for at in curve])
     last = curve[-1]
     if value is None:
         why = f"beyond the longest responses ({last.tokens:,} tokens, which {last.sequences:,} have)"
-        return number.model_copy(update={"unknown": why})
+        return replace(number, unknown=why)
     known = list(takewhile(lambda at: at.ess_sequences.interval is not None, curve))
     low, high = (_crossing(known, [(at.ess_sequences.interval or ())[end] for at in known]) for end in (0, 1))
     interval = None if low is None else (low, float(last.tokens) if high is None else high)
-    return number.model_copy(update={"value": value, "interval": interval})
+    return replace(number, value=value, interval=interval)
 
 
 def _crossing(curve: Sequence[AtLength], ess: Sequence[float | None]) -> float | None:

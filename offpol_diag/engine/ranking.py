@@ -14,6 +14,7 @@ heavy tail of r widens the intervals.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -22,9 +23,9 @@ from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, Looku
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, Rows, joined
 from offpol_diag.engine.segments import Array
+from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.candidates import MARK
-from offpol_diag.summary import Number, Numbers
 
 UPDATE = 256
 """Sequences of an update; docs/advice.md judges 64, 256 and 1,024."""
@@ -89,4 +90,4 @@ def numbers(reader: Reader, presets: Sequence[Preset]) -> dict[str, Numbers]:
 
 def _above(reader: Reader, values: Array) -> Number:
     result = plain(float(values[0]), "fraction", ERROR.over, "error / error of the other − 1")
-    return result.model_copy(update={"interval": reader.around(values, ABOVE_MINUS_ONE)})
+    return replace(result, interval=reader.around(values, ABOVE_MINUS_ONE))

@@ -14,7 +14,7 @@ from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, Rows
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import SAMPLE, Arrays, ByKey
-from offpol_diag.summary import Number, Numbers
+from offpol_diag.number import Number, Numbers
 
 LENGTH_BINS = 256
 """Eight bins to an octave: lengths below 12 have bins of their own, longer ones are binned to 9%."""

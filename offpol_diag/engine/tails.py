@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from offpol_diag.engine.scope import Smooth
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
+from offpol_diag.number import OVERFLOWS, Number, Numbers
 from offpol_diag.pipeline.formulas import LARGEST
-from offpol_diag.summary import Number, Numbers
 
 TAIL = 1 << 15
 """Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is
@@ -267,7 +267,7 @@ def _khat(tail: Tail, over: str, weight: str) -> Number:
     if k is None:
         return Number(over=over, formula=text, unknown="the tail is constant or too short to fit")
     note = f"above {good:.2f}: means of these weights cannot be trusted" if k > good else None
-    return plain(k, "", over, text).model_copy(update={"note": note})
+    return replace(plain(k, "", over, text), note=note)
 
 
 def doubt(number: Number, khat: Number) -> Number:
@@ -283,7 +283,7 @@ def caution(number: Number, khat: Number) -> Number:
 def _noted(number: Number, khat: Number, note: str) -> Number:
     if not khat.note:
         return number
-    return number.model_copy(update={"note": note.format(f"{khat.value:.2f}")})
+    return replace(number, note=note.format(f"{khat.value:.2f}"))
 
 
 def ess_of_sequences(reader: Reader, logs: Array) -> Array:
@@ -298,7 +298,7 @@ def chi2_sequence(reader: Reader, logs: Array, drift: Drift, largest: float) -> 
     if largest <= LARGEST:
         return reader.number(row, drift.prefix)
     log = float(logs[1, 0]) - math.log(float(reader.sums["sequences"][0]))
-    log10, unknown = log / math.log(10), "overflows float64; see its log10"
+    log10, unknown = log / math.log(10), OVERFLOWS
     if not math.isfinite(log10):
         log10, unknown = None, "overflows float64, and so does its log10"  # type: ignore[assignment]
     return Number(unit=row.unit, over=row.over, formula=row.text, log10=log10, unknown=unknown)

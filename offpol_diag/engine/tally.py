@@ -224,7 +224,7 @@ def retained(keys: Collection[str]) -> set[str]:
 
 
 def estimated_others(keys: Collection[str]) -> int:
-    """Estimate how many keys `OTHER_KEYS` stands for, from the density of the hashes of those kept."""
+    """Number how many keys `OTHER_KEYS` stands for, from the density of the hashes of those kept."""
     if OTHER_KEYS not in keys:
         return 0
     kept = len(keys) - 1

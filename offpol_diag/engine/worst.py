@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,14 @@ from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift, Terms, collected
-from offpol_diag.summary import LARGEST, Model, Strip, WorstSequence, WorstToken
+from offpol_diag.number import LARGEST
+from offpol_diag.result import WorstSequence, WorstToken
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 SOME, STRIP = 9, 256
 """Sequences to choose a typical one from, and most tokens of a sequence that are kept."""
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M")
 
 
 class Largest:
@@ -41,16 +42,16 @@ class Largest:
         return np.concatenate(self.parts)
 
 
-def records(most: int, scored: Sequence[tuple[float, Model]]) -> Records:
+def records(most: int, scored: Sequence[tuple[float, NamedTuple]]) -> Records:
     """Keep the records of highest score, as JSON; equal scores are ordered by that text."""
-    scores, texts = ([score for score, _ in scored], [json.dumps(row.model_dump()) for _, row in scored])
+    scores, texts = ([score for score, _ in scored], [json.dumps(row._asdict()) for _, row in scored])
     columns = {"score": pa.array(scores, pa.float64()), "record": pa.array(texts, pa.string())}
     return Records.of(most, pa.table(columns))
 
 
 def read(kept: Records, kind: type[M]) -> list[M]:
     """Read what `records` kept, best first."""
-    return [kind.model_validate(json.loads(text)) for text in kept.table["record"].to_pylist()]
+    return [kind(**json.loads(text)) for text in kept.table["record"].to_pylist()]
 
 
 def renumbered(kept: Records, rows: int) -> Records:
@@ -131,8 +132,8 @@ def _policies(batch: Batch, drift: Drift) -> tuple[Array, Array]:
     return q, p
 
 
-def _strip(columns: npt.NDArray[np.float64]) -> Strip:
-    """Build from log-probs of both policies, positions and ids, [3 or 4, n]."""
+def _strip(columns: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Return a sequence's tokens as fields, from log-probs, positions and ids, [3 or 4, n]."""
     q, p, *_ = columns
     first, many = 0, columns.shape[1]
     delta = p - q
@@ -141,14 +142,14 @@ def _strip(columns: npt.NDArray[np.float64]) -> Strip:
         first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
     here_ = slice(first, first + STRIP)
     position, *ids = columns[2:, here_].astype(np.int64).tolist()
-    return Strip(
-        first=first,
-        positions=position,
-        token_ids=ids[0] if ids else [],
-        log_ratios=np.nan_to_num(delta[here_]).tolist(),
-        rollout_log_probs=np.nan_to_num(q[here_]).tolist(),
-        train_log_probs=np.nan_to_num(p[here_]).tolist(),
-    )
+    return {
+        "first": first,
+        "positions": position,
+        "token_ids": ids[0] if ids else [],
+        "log_ratios": np.nan_to_num(delta[here_]).tolist(),
+        "rollout_log_probs": np.nan_to_num(q[here_]).tolist(),
+        "train_log_probs": np.nan_to_num(p[here_]).tolist(),
+    }
 
 
 def tokens(context: BatchContext, drift: Drift) -> Records:
@@ -202,7 +203,7 @@ def _sequence(batch: Batch, at: int, numbers: list[float], columns: npt.NDArray[
         max_abs_log_ratio=most,
         policy_lag=lag if isinstance(lag, int) else None,
         reward=None if batch.rewards is None else reward,
-        strip=_strip(columns),
+        **_strip(columns),
     )
 
 

@@ -36,7 +36,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from offpol_diag.errors import GateFileError, OffpolError, UsageError, did_you_mean
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
-from offpol_diag.summary import DiagnosisVerdict
+from offpol_diag.result import DiagnosisVerdict
 from offpol_diag.trainers.ours import ours
 from offpol_diag.wholefiles import MOST_TOML, toml
 from offpol_diag.wholefiles import read as read_whole

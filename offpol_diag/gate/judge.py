@@ -18,6 +18,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from offpol_diag.errors import did_you_mean
@@ -40,18 +41,10 @@ from offpol_diag.gate.bounds import (
     splits,
 )
 from offpol_diag.metrics import WATCHED_GAP, WATCHED_PRESET, Worse, worse
+from offpol_diag.number import Number, Numbers, finite
 from offpol_diag.numerals import FRACTIONS, doubted, say_limit, told_apart, written
 from offpol_diag.presets import catalogue
-from offpol_diag.summary import (
-    Diagnosis,
-    DiagnosisVerdict,
-    GateVerdict,
-    Number,
-    Place,
-    PresetResult,
-    Summary,
-    finite,
-)
+from offpol_diag.result import Diagnosis, DiagnosisVerdict, GateVerdict, Place, Result, place_of
 from offpol_diag.trainers.ours import advice, unlike
 
 Outcome = Literal["passed", "failed", "could not say"]
@@ -61,7 +54,7 @@ MOST_HINTS, MOST_NAMED, FEWEST = 5, 5, 5
 of a step for which its interval is used."""
 
 
-def judged(now: Summary, gates: Gates, base: Summary | None = None) -> tuple[GateVerdict, ...]:
+def judged(now: Result, gates: Gates, base: Result | None = None) -> tuple[GateVerdict, ...]:
     """Return all verdicts on the result `now`; `base` is the earlier result."""
     numbers = Lookup(now)
     compared = against(numbers, base, gates.baseline) if base and gates.baseline else ()
@@ -102,7 +95,7 @@ Row = tuple[str, Number]
 class Lookup:
     """The numbers of a result by their names."""
 
-    def __init__(self, summary: Summary) -> None:
+    def __init__(self, summary: Result) -> None:
         self.summary = summary
         self._hints = MOST_HINTS
 
@@ -137,62 +130,68 @@ class Lookup:
 
     def find(self, name: str) -> Number:
         """Return the number of the whole dump."""
-        if name in self.summary.metrics:
-            return self.summary.metrics[name]
-        result, prefix, metric = self.preset_of(name)
-        if result is None:
+        if name in self.summary.whole:
+            return self.summary.whole[name]
+        preset, prefix, metric = self.preset_of(name)
+        if preset is None:
             return Number(unknown=self._absent(name))
-        if result.needs:
-            return Number(unknown=f"{prefix} needs {', '.join(result.needs)}, which the dump lacks")
-        if metric in result.metrics:
-            return result.metrics[metric]
-        near = advice(metric) or (did_you_mean(metric, list(result.metrics)) if self._hint() else "")
+        if needs := self.summary.presets[preset].needs:
+            return Number(unknown=f"{prefix} needs {', '.join(needs)}, which the dump lacks")
+        numbers = self.summary.preset(preset)
+        if metric in numbers:
+            return numbers[metric]
+        near = advice(metric) or (did_you_mean(metric, list(numbers)) if self._hint() else "")
         return Number(unknown=joined(f'no metric "{metric}" of {prefix}', near))
 
-    def preset(self, name: str) -> PresetResult | None:
-        """Return the preset of this name or alias, in any spelling that the catalogue accepts."""
+    def preset(self, name: str) -> str | None:
+        """Return the name of a preset given by name or alias, in any spelling that the catalogue accepts."""
         rows, plain = self.summary.presets, catalogue.plain
-        alike = (row for key, row in rows.items() if plain(name) in map(plain, (key, *row.aliases)))
-        return rows.get(name) or next(alike, None)
+        alike = (key for key, row in rows.items() if plain(name) in map(plain, (key, *row.aliases)))
+        return name if name in rows else next(alike, None)
 
-    def preset_of(self, name: str) -> tuple[PresetResult | None, str, str]:
-        """Return the preset that a number belongs to, as it is named, and its metric."""
+    def preset_of(self, name: str) -> tuple[str | None, str, str]:
+        """Return the preset that a number belongs to, how it was named, and its metric."""
         found = ((self.preset(prefix), prefix, metric) for prefix, metric in splits(name))
-        return next((one for one in found if one[0] and name not in self.summary.metrics), (None, "", name))
+        return next((one for one in found if one[0] and name not in self.summary.whole), (None, "", name))
 
     def places(self, steps: Span) -> list[Place]:
         """List the steps of the dump that are in a span; rows without a step are in none."""
-        return [one for one in self.summary.by["step"].places if steps.holds(_number(one.key))]
+        return [one for one in self.summary.at("step") if steps.holds(_number(one.key))]
 
     def at_steps(self, name: str, steps: Span) -> tuple[list[Row], str]:
         """Return the number at each step, unreliable where that of the dump is, and what is missing.
 
         Metrics by step are those of the first policy gap of the dump.
         """
-        location, whole = self.summary.by.get("step"), self.find(name)
-        chosen = self.places(steps) if location else []
-        if location is None or not chosen:
-            why = "no row of this dump has a step" if location else "the dump has no column step"
-            why = f"no step of this dump is among {steps}" if location and steps != ALL_STEPS else why
+        axis, whole = self.summary.axes.get("step"), self.find(name)
+        chosen = self.places(steps)
+        if axis is None or not chosen:
+            why = "no row of this dump has a step" if axis else "the dump has no column step"
+            why = f"no step of this dump is among {steps}" if axis and steps != ALL_STEPS else why
             return [("", Number(unknown=why))], ""
-        metrics, rows = self.summary.metrics, []
+        metrics, rows = self.summary.whole, []
         main = next((gap for gap in GAPS_BY_STEP if metrics.get(f"{gap}k3", Number()).known), "")
+        preset, _, metric = self.preset_of(name)
         for place in chosen:
-            own = place.metrics.get(name.removeprefix(main)) if name.startswith(main) else None
-            if number := place.asked.get(name) or own:
+            own = place.numbers if preset is None else self._of_preset(preset, place)
+            names = (metric, metric.removeprefix(main)) if preset or metric.startswith(main) else ()
+            if number := next((own[one] for one in names if one in own), None):
                 update: dict[str, Any] = {"interval": None} if place.sequences < FEWEST else {}
                 update |= {"note": whole.note} if doubted(whole) else {}
-                rows.append((place.key, number.model_copy(update=update)))
+                rows.append((place.key, replace(number, **update)))
         if len(rows) < len(chosen):
             unlisted = f"{name} is not listed by step in this result; gate the dump itself"
             return [("", Number(unknown=(not whole.known and whole.unknown) or unlisted))], ""
-        every = len(chosen) + (0 if steps.first == steps.last else location.left_out)  # one step is complete
+        every = len(chosen) + (0 if steps.first == steps.last else axis.left_out)  # one step is complete
         return rows, f"only {len(chosen)} of {every} steps are in this result" if len(chosen) < every else ""
+
+    def _of_preset(self, preset: str, place: Place) -> Numbers:
+        return self.summary.of(place_of("step", place.key, f"preset/{preset}"))
 
     def _absent(self, name: str) -> str:
         """Return why the result has no number of this name."""
-        own = {key: list(result.metrics) for key, result in self.summary.presets.items()}
-        known = [*self.summary.metrics, *(f"{key}.{one}" for key, names in own.items() for one in names)]
+        own = {key: list(self.summary.preset(key)) for key in self.summary.presets}
+        known = [*self.summary.whole, *(f"{key}.{one}" for key, names in own.items() for one in names)]
         metrics = {one for names in own.values() for one in names}
         preset, near = next((row for row, metric in splits(name) if metric in metrics), ""), self._hint()
         if preset and near and not did_you_mean(preset, [*own, *GAPS]):
@@ -253,7 +252,7 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", hi
     near, far = (number.interval or (math.nan, math.nan))[:: 1 if kind == "max" else -1]
     has_interval = number.known and number.interval is not None
     beyond_it = has_interval and not keeps(near, limit)
-    note, sound = number.note, number.model_copy(update={"note": None})
+    note, sound = number.note, replace(number, note=None)
     if why := silence(number):
         if silence(sound) or not (beyond_it and hidden):
             return Ruling(None, why)
@@ -309,7 +308,7 @@ def bounds(numbers: Lookup, asked: Sequence[Bound]) -> list[GateVerdict]:
     """
     rows = [(one, name, kind) for one in asked for name in one.names for kind in KINDS]
     rows = [row for row in rows if getattr(row[0], row[2]) is not None]
-    by_step = "step" in numbers.summary.by
+    by_step = "step" in numbers.summary.axes
     idle = [by_step and one.steps != ALL_STEPS and not numbers.places(one.steps) for one, *_ in rows]
     busy = {row[1:] for row, none in zip(rows, idle, strict=True) if not none}
     return [
@@ -371,7 +370,7 @@ UNSURE = "which cause it is, this dump cannot tell; --fail-on cannot_tell fails 
 UNTESTED = "whether it is a bug could not be tested"
 
 
-def diagnosis(summary: Summary, asked: FailOn) -> Iterator[GateVerdict]:
+def diagnosis(summary: Result, asked: FailOn) -> Iterator[GateVerdict]:
     """Yield a verdict for each diagnosis that fails (`docs/ci.md` has the table).
 
     Several causes that fit pass as open unless `cannot_tell` fails; what could not be tested is not judged.
@@ -393,7 +392,7 @@ def diagnosis(summary: Summary, asked: FailOn) -> Iterator[GateVerdict]:
         yield _diagnosis(found, Ruling(passed, more, unsure), of)
 
 
-def _few(summary: Summary) -> str:
+def _few(summary: Result) -> str:
     """Return that there is too little data to miss a bug in; empty where there is enough."""
     dump = summary.dump
     counts = [(dump.sequences, SEQUENCES, "sequences")]
@@ -434,7 +433,7 @@ def _diagnosis(found: Diagnosis | None, ruling: Ruling, of: Mapping[str, Any]) -
 # ---------------------------------------------------------------- against an earlier result
 
 
-def against(now: Lookup, base: Summary, asked: Baseline) -> Iterator[GateVerdict]:
+def against(now: Lookup, base: Result, asked: Baseline) -> Iterator[GateVerdict]:
     """Yield a verdict per number, and one on the diagnosis.
 
     Default numbers are compared only if reliable in the baseline, and the diagnosis if it has one.
@@ -460,12 +459,12 @@ def against(now: Lookup, base: Summary, asked: Baseline) -> Iterator[GateVerdict
         yield _diagnosis(here, ruling, of)
 
 
-def not_compared(base: Summary, asked: Baseline) -> str:
+def not_compared(base: Result, asked: Baseline) -> str:
     """Return a sentence naming what was not compared; empty if everything was."""
     there = Lookup(base)
     doubtful = [one for one in _gaps(there) if doubted(there.find(one))]
     named = [there.preset(row) for row in _rows(base, asked)]
-    rows = [row for row, result in base.presets.items() if all(result is not one for one in named)]
+    rows = [row for row in base.presets if row not in named]
     parts = joined(
         f"{', '.join(doubtful)}: unreliable in {asked.label}" if doubtful else "",
         f"its presets ({_some(rows, 3)}): name them with --presets" if rows else "",
@@ -479,7 +478,7 @@ def _gaps(base: Lookup) -> list[str]:
     return [f"{gap}{metric}" for gap in (first, "drift2.") for metric in WATCHED_GAP]
 
 
-def _rows(base: Summary, asked: Baseline) -> list[str]:
+def _rows(base: Result, asked: Baseline) -> list[str]:
     """List the presets to compare, each once; `all` stands for every preset of the baseline."""
     every = [base.presets if catalogue.plain(row) == catalogue.ALL else [row] for row in asked.presets]
     return list(dict.fromkeys(row for rows in every for row in rows))
@@ -506,7 +505,7 @@ def _compare(now: Lookup, base: Lookup, name: Name, asked: Baseline) -> GateVerd
     limit: dict[str, Any] = {"bound": "max", "limit": 0.0}
     if not ruling.reason and here.value is not None and there.value is not None:
         way, earlier = worse(metric), there.value
-        change = difference(_badness(here, way), _badness(there, way)).model_copy(update={"note": here.note})
+        change = replace(difference(_badness(here, way), _badness(there, way)), note=here.note)
         allowed = tolerance.of(_badness(there, way).value or 0.0)
         above = way.sign == "away" and here.interval is not None and here.interval[0] >= way.target
         outward = "max" if way.sign == "higher" or above else "min"
@@ -545,19 +544,17 @@ def _compare(now: Lookup, base: Lookup, name: Name, asked: Baseline) -> GateVerd
 
 def _uncomparable(now: Lookup, base: Lookup, name: Name, asked: Baseline, here: Number, there: Number) -> str:
     """Return why two numbers cannot be compared; empty if they can, or if only the new one is unreliable."""
-    (ours, preset, _), (theirs, _, _) = now.preset_of(name.number), base.preset_of(name.number)
+    (mine, preset, _), (other, _, _) = now.preset_of(name.number), base.preset_of(name.number)
     if not doubted(here) and (why := _unknown(here)):
         return why
-    if ours and not theirs:
+    if mine and not other:
         return (
             f"{asked.label} has no preset {preset}; it has {_some(list(base.summary.presets), 8) or 'none'}"
         )
-    if (
-        ours
-        and theirs
-        and any(getattr(ours, key) != getattr(theirs, key) for key in ("method", "policy", "loss"))
-    ):
-        return f"{preset} is another method in {asked.label}: {theirs.method} there, {ours.method} here"
+    if mine and other:
+        ours, theirs = now.summary.presets[mine], base.summary.presets[other]
+        if any(getattr(ours, key) != getattr(theirs, key) for key in ("method", "policy", "loss")):
+            return f"{preset} is another method in {asked.label}: {theirs.method} there, {ours.method} here"
     why = _unknown(there)
     return f"{asked.label}: {why}" if why else (_unknown(here) if here.value is None else "")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from offpol_diag.check import Checked
 from offpol_diag.report.answer import Answer
-from offpol_diag.summary import Summary
+from offpol_diag.result import Result
 
 
-def answered(result: Summary | Checked) -> Answer:
+def answered(result: Result | Checked) -> Answer:
     """Return the answer to what was asked."""
     from offpol_diag.report import analyze, check, compare, gate, sweep
 

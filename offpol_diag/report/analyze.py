@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
 
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, tone
+from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, say, written
 from offpol_diag.presets.tuning import command
 from offpol_diag.report import columns
@@ -33,7 +35,7 @@ from offpol_diag.report.remedy import (
     what_to_do,
 )
 from offpol_diag.report.tiles import heavy, steps_of, tiles
-from offpol_diag.summary import DumpFacts, Fired, Number, Recommendation, Summary
+from offpol_diag.result import DumpFacts, Fired, Recommendation, Result
 from offpol_diag.table import Cell, Table
 
 STANDARD = ("seq_is", "seq_mis", "geo_rs")
@@ -43,7 +45,7 @@ MOST_STEPS = 30
 TIED = "The recommended one is not first, but the intervals of those before it include 0."
 
 
-def answer(summary: Summary) -> Answer:
+def answer(summary: Result) -> Answer:
     """Return the answer of an analysis."""
     given, found, steps = summary.recommendation, tiles(summary), steps_of(summary)
     word, text, interval, more = headline(summary)
@@ -68,7 +70,7 @@ def answer(summary: Summary) -> Answer:
     )
 
 
-def about(summary: Summary) -> str:
+def about(summary: Result) -> str:
     """Return what was read, in one line."""
     dump, steps = summary.dump, steps_of(summary)
     name = PurePath(dump.files[0]).name if dump.files else "dump"
@@ -94,7 +96,7 @@ def cautions(dump: DumpFacts) -> tuple[str, ...]:
     return (*left_out, *dump.notes)
 
 
-def _tone(summary: Summary) -> Tone:
+def _tone(summary: Result) -> Tone:
     row, given = band("k3", summary.number("k3")), summary.diagnosis
     if summary.is_bug:
         return "bad"
@@ -103,11 +105,11 @@ def _tone(summary: Summary) -> Tone:
     return "warn" if found in ("good", "info") and (untold or _identical(summary)) else found
 
 
-def _identical(summary: Summary) -> bool:
+def _identical(summary: Result) -> bool:
     return summary.recommendation is not None and summary.recommendation.rule == "identical"
 
 
-def _few(summary: Summary) -> bool:
+def _few(summary: Result) -> bool:
     if summary.recommendation is not None:
         return summary.recommendation.rule == "few"
     from offpol_diag.diagnosis.numbers import Evidence
@@ -115,12 +117,12 @@ def _few(summary: Summary) -> bool:
     return Evidence(summary).few
 
 
-def headline(summary: Summary) -> tuple[str, str, str, str]:
+def headline(summary: Result) -> tuple[str, str, str, str]:
     """Return the verdict: a word, a sentence, its interval, and what follows: growth, or K3 of a bug."""
     prefix, given, k3 = summary.prefix, summary.diagnosis, summary.number("k3")
     size, ends = "", ""
     if k3.known:
-        value, ends = written(k3.model_copy(update={"note": None}))
+        value, ends = written(replace(k3, note=None))
         size = f"K3 KL is {value} nats per token{f' ({PAIRS[prefix]})' if prefix else ''}"
     if given is not None and given.verdict == "bug":
         after = given.causes[0].after if given.causes else None
@@ -143,7 +145,7 @@ def headline(summary: Summary) -> tuple[str, str, str, str]:
 # ---------------------------------------------------------------- facts
 
 
-def _facts(summary: Summary) -> Iterator[Fact]:
+def _facts(summary: Result) -> Iterator[Fact]:
     """Yield bug, cause or candidates, remedy, certainty, columns that would decide more, and warnings."""
     given, advised, open_ = summary.diagnosis, summary.recommendation, summary.undecided
     causes = given.causes if given else []
@@ -186,7 +188,7 @@ def _facts(summary: Summary) -> Iterator[Fact]:
         yield from (Fact("Also", one) for one in _findings(summary))
 
 
-def _warnings(summary: Summary) -> str:
+def _warnings(summary: Result) -> str:
     """Return the published levels that are crossed, the first two in words."""
     every = alerts(summary)
     some = [one.sentence.rstrip(".") for one in every if _tells(one, summary)][:2]
@@ -195,25 +197,25 @@ def _warnings(summary: Summary) -> str:
     return f"{many}{among}: {'; '.join(some)}." if some else ""
 
 
-def alerts(summary: Summary) -> list[Fired]:
+def alerts(summary: Result) -> list[Fired]:
     """Return the published warning levels that this dump crosses."""
     fired = summary.recommendation.fired if summary.recommendation else []
     return [one for one in fired if one.level == "alert"]
 
 
-def _tells(alert: Fired, summary: Summary) -> bool:
+def _tells(alert: Fired, summary: Result) -> bool:
     """Return whether an alert says what the rest of the answer does not: growth and the heavy tail are there.
 
     Nor is a level told as crossed by a number that the tail leaves unknown.
     """
-    known = not any(doubted(summary.metrics.get(key, Number())) for key in alert.saw)
+    known = not any(doubted(summary.whole.get(key, Number())) for key in alert.saw)
     return known and alert.rule not in ("growing", "heavy tail")
 
 
-def _findings(summary: Summary) -> tuple[str, ...]:
+def _findings(summary: Result) -> tuple[str, ...]:
     """Return what else matters, in sentences."""
     longest = summary.recommendation.longest_response if summary.recommendation else None
-    top, f_2 = (summary.metrics.get(summary.prefix + name, Number()) for name in ("k3_top1_share", "f_2"))
+    top, f_2 = (summary.whole.get(summary.prefix + name, Number()) for name in ("k3_top1_share", "f_2"))
     said = []
     if f_2.value is not None:
         some = f"{say(f_2)} of the tokens differ" if f_2.value else "No token differs"
@@ -230,7 +232,7 @@ def _findings(summary: Summary) -> tuple[str, ...]:
 # ---------------------------------------------------------------- tables
 
 
-def _tables(summary: Summary) -> Iterator[Table]:
+def _tables(summary: Result) -> Iterator[Table]:
     """Yield the corrections; then what is behind the answer: levels, estimated errors, all numbers."""
     given = summary.recommendation
     ranked = given if given is not None and not summary.is_bug else None
@@ -244,7 +246,7 @@ def _tables(summary: Summary) -> Iterator[Table]:
     yield policies(summary, "page")
 
 
-def _corrections(summary: Summary, given: Recommendation) -> Table:
+def _corrections(summary: Result, given: Recommendation) -> Table:
     """Return the recommended rule, the runner-up and the usual rules of whole sequences."""
     some = [
         (name, given.numbers.get(name or "", {}), mark)
@@ -255,7 +257,7 @@ def _corrections(summary: Summary, given: Recommendation) -> Table:
         preset = summary.presets.get(name)
         if preset is not None and not preset.needs:
             rule = preset.method.partition("; veto")[0].removeprefix("weight ")
-            some.append((name, preset.metrics, rule.replace("keep sequences with ", "")))
+            some.append((name, summary.preset(name), rule.replace("keep sequences with ", "")))
     rows: list[tuple[Cell, ...]] = [
         (name, numbers.get("tokens_weighted"), numbers.get("ess_tokens"), what)
         for name, numbers, what in some
@@ -268,17 +270,17 @@ def _corrections(summary: Summary, given: Recommendation) -> Table:
     )
 
 
-def _alerts(summary: Summary) -> Table:
+def _alerts(summary: Result) -> Table:
     rows = [(one.sentence, _saw(one, summary), one.source or "–") for one in alerts(summary)]
     said = f"{len(rows)} published warning {'level is' if len(rows) == 1 else 'levels are'} crossed"
     return Table("alerts", said, ("level", "this dump", "set by"), rows, shown="more")
 
 
-def _saw(one: Fired, summary: Summary) -> str:
+def _saw(one: Fired, summary: Result) -> str:
     """Return the numbers that crossed a level, with intervals if they are metrics."""
     parts = []
     for key, value in one.saw.items():
-        metric = summary.metrics.get(key, Number())
+        metric = summary.whole.get(key, Number())
         number = metric if metric.value == value else Number(value=value, unit=metric.unit)
         parts.append(f"{key} = {say(number)}")
     return "; ".join(parts) or "–"
@@ -298,17 +300,17 @@ def ranking(given: Recommendation) -> Table:
     return Table("ranking", caption, header, rows, tuple(notes), shown="more")
 
 
-def _steps(summary: Summary) -> Table:
+def _steps(summary: Result) -> Table:
     """Return the main numbers by training step."""
-    places = summary.by["step"].places if "step" in summary.by else []
-    names = [name for name in FIRST_GAP if any(name in one.metrics for one in places)][:4]
-    rows = [(one.key, one.tokens, *(one.metrics.get(name) for name in names)) for one in places]
+    places = summary.at("step")
+    names = [name for name in FIRST_GAP if any(name in one.numbers for one in places)][:4]
+    rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
     return Table("steps", "By training step", ("step", "tokens", *names), rows[:MOST_STEPS], shown="more")
 
 
-def policies(summary: Summary, shown: Literal["more", "page"]) -> Table:
+def policies(summary: Result, shown: Literal["more", "page"]) -> Table:
     """Return the numbers of each pair of policies, side by side: the main ones, or on the page all."""
-    known = summary.metrics
+    known = summary.whole
     pairs = {
         prefix: PAIRS[prefix]
         for prefix in ("", "drift2.", "total.")
@@ -334,19 +336,19 @@ def policies(summary: Summary, shown: Literal["more", "page"]) -> Table:
     return Table("policies", caption, header, rows, (note,), shown=shown)
 
 
-def _resampled(summary: Summary) -> str:
+def _resampled(summary: Result) -> str:
     """Return what the intervals rest on, and what the small curves run over."""
     steps, dump = summary.charts.steps, summary.dump
     curves = ""
     if steps is not None and len(steps.first) > 1:
         curves = f" The small curves run from step {steps.first[0]} to {steps.last[-1]}."
-    if all(number.interval is None for number in summary.metrics.values()):
+    if all(number.interval is None for number in summary.whole.values()):
         return f"Without intervals: {counted(dump.groups, 'group')} to resample.{curves}"
     unit = "prompt" if "group_id" in dump.columns else "sequence"
     return f"95% intervals, resampling the {counted(dump.groups, unit)}.{curves}"
 
 
-def _commands(summary: Summary) -> Iterator[tuple[str, str]]:
+def _commands(summary: Result) -> Iterator[tuple[str, str]]:
     """Yield the commands to go on with: the configuration of the method, and a gate."""
     given, prefix, k3 = summary.recommendation, summary.prefix, summary.number("k3").value
     if given is not None and given.method and not summary.is_bug:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from offpol_diag.gate import beyond
 from offpol_diag.printable import printable
 from offpol_diag.report.gate import explained, title, word
-from offpol_diag.summary import GateVerdict
+from offpol_diag.result import GateVerdict
 
 MOST = 10
 """Maximum annotations of each kind that GitHub shows per step; it silently drops more."""

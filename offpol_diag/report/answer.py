@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from offpol_diag.metrics import Tone
+from offpol_diag.number import Number
 from offpol_diag.numerals import minus, written
 from offpol_diag.report.picture import Picture, Values
-from offpol_diag.summary import Number
 from offpol_diag.table import Table
 
 Mark = Literal["ok", "no", "un", ""]
@@ -92,7 +92,7 @@ class Tile:
     @property
     def _written(self) -> tuple[str, str]:
         assert isinstance(self.number, Number)
-        value, interval = written(self.number.model_copy(update={"note": None}))
+        value, interval = written(replace(self.number, note=None))
         return (value, interval) if self.number.known else ("–", "")
 
 

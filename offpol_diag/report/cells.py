@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from offpol_diag.number import Number
 from offpol_diag.numerals import count, minus, say_value, written
-from offpol_diag.summary import Number
 from offpol_diag.table import Cell
 
 Kind = Literal["number", "text", "unknown", "none"]

@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 from offpol_diag.metrics import tone
+from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say, say_value
 from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, at_places
-from offpol_diag.summary import Histogram, Location, Number, PositionSteps, Series, Summary
+from offpol_diag.result import Histogram, PositionSteps, Result, Series
 from offpol_diag.table import Cell, Table
 
 OVER, DRIFT, ALONG, COSTS = (
@@ -47,30 +48,31 @@ PREDICTABLE = (
 """Axes along which K3 differs in any dump, so that their charts are folded."""
 
 
-def by_place(summary: Summary) -> tuple[Table, ...]:
+def by_place(summary: Result) -> tuple[Table, ...]:
     """Return a table of all numbers for each axis."""
-    return tuple(map(_table, summary.by.values()))
+    return tuple(_table(axis, summary) for axis in summary.axes)
 
 
-def _table(location: Location) -> Table:
-    names = dict.fromkeys(name for place in location.places for name in place.metrics)
+def _table(axis: str, summary: Result) -> Table:
+    found, places = summary.axes[axis], summary.at(axis)
+    names = dict.fromkeys(name for place in places for name in place.numbers)
     rows: list[tuple[Cell, ...]] = [
-        (place.key, place.tokens, place.sequences, *(place.metrics.get(name, Number()) for name in names))
-        for place in location.places
+        (place.key, place.tokens, place.sequences, *(place.numbers.get(name, Number()) for name in names))
+        for place in places
     ]
-    more = (f"{count(location.left_out)} more places are not listed.",) if location.left_out else ()
-    header = (location.title, "tokens", "sequences", *names)
-    caption = f"All numbers by {location.title}"
-    return Table(f"by-{location.axis}", caption, header, tuple(rows), more, shown="page")
+    more = (f"{count(found.left_out)} more places are not listed.",) if found.left_out else ()
+    header = (found.title, "tokens", "sequences", *names)
+    caption = f"All numbers by {found.title}"
+    return Table(f"by-{axis}", caption, header, tuple(rows), more, shown="page")
 
 
-def pictures(summary: Summary) -> tuple[Picture, ...]:
+def pictures(summary: Result) -> tuple[Picture, ...]:
     """Return every picture that the result has numbers for."""
     made = (make(summary) for make in PICTURES)
     return (*(one for one in made if one is not None), *_groups(summary), *_other_histograms(summary))
 
 
-def by_drift(summary: Summary, name: str) -> dict[str, Picture]:
+def by_drift(summary: Result, name: str) -> dict[str, Picture]:
     """Return a picture, by its id, of each pair of policies that the result has its numbers for."""
     make = BY_DRIFT.get("histogram" if name.startswith("histogram-") else name)
     made = {drift: make(summary, prefix) if make else None for drift, (prefix, _) in DRIFTS.items()}
@@ -86,14 +88,14 @@ def _label(prefix: str) -> str:
     return next(label for one, label in DRIFTS.values() if one == prefix)
 
 
-def _tints(summary: Summary, metric: str, named: bool = True) -> tuple[Tint, ...]:
+def _tints(summary: Result, metric: str, named: bool = True) -> tuple[Tint, ...]:
     """Return the tints of all bands of a metric."""
     bands = (one for one in summary.charts.bands if one.metric == metric)
     return tuple(Tint(one.low, one.high, tone(one.name), one.name if named else "") for one in bands)
 
 
 def _k3_panel(
-    summary: Summary, x_title: str, layers: Iterable[Layer], named: bool = False, **more: Any
+    summary: Result, x_title: str, layers: Iterable[Layer], named: bool = False, **more: Any
 ) -> Panel:
     """Return a panel of K3 on a log scale, tinted by its bands."""
     title, tinted = "K3 KL, nats per token (log)", _tints(summary, "k3", named)
@@ -111,7 +113,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 # ---------------------------------------------------------------- over training
 
 
-def _by_step(summary: Summary, drift: str | None = None) -> Picture | None:
+def _by_step(summary: Result, drift: str | None = None) -> Picture | None:
     steps = summary.charts.steps
     if steps is None or len(steps.first) < 2:
         return None
@@ -163,7 +165,7 @@ def _by_step(summary: Summary, drift: str | None = None) -> Picture | None:
     return Picture("by-step", OVER, title, sub, panels, wide=True)
 
 
-def cause(summary: Summary, drift: str = "") -> Picture | None:
+def cause(summary: Result, drift: str = "") -> Picture | None:
     """Return K3 against policy lag, a point for each step: the evidence of the cause."""
     steps, lag = summary.charts.steps, None if drift else summary.charts.lag
     lags = steps.series.get("policy_lag") if steps else None
@@ -190,8 +192,8 @@ def cause(summary: Summary, drift: str = "") -> Picture | None:
 # ---------------------------------------------------------------- which drift, which tokens
 
 
-def _drifts(summary: Summary) -> Picture | None:
-    found = [(title, summary.metrics.get(f"{prefix}k1", Number()), colour) for prefix, title, colour in PAIRS]
+def _drifts(summary: Result) -> Picture | None:
+    found = [(title, summary.whole.get(f"{prefix}k1", Number()), colour) for prefix, title, colour in PAIRS]
     known = [(title, one, colour) for title, one, colour in found if one.value is not None]
     if len(known) < 2:
         return None
@@ -227,7 +229,7 @@ def _drifts(summary: Summary) -> Picture | None:
     return Picture("drifts", DRIFT, title, sub, panels, wide=True, telling=telling)
 
 
-def _histogram(summary: Summary, drift: str | None = None) -> Picture | None:
+def _histogram(summary: Result, drift: str | None = None) -> Picture | None:
     main = _main(summary.histograms, "log_ratio")
     drift = main if drift is None else drift
     found = summary.histograms.get(f"{drift}log_ratio")
@@ -255,7 +257,7 @@ def _histogram(summary: Summary, drift: str | None = None) -> Picture | None:
     under = [one for one in ranges if one.high is not None and one.high <= 0.5]
     over = [one for one in ranges if one.low is not None and one.low >= 2]
     low, high = (sum(one.share for one in some) for some in (under, over))
-    off = summary.metrics.get(f"{drift}f_2", Number()).value
+    off = summary.whole.get(f"{drift}f_2", Number()).value
     title, sub = "The log-ratio Δ of every token", "Log-ratio Δ of every token (counts on a log scale)."
     if off is not None:
         many = f"{rounded(off, 'fraction')} of tokens differ" if off else "No token differs"
@@ -285,7 +287,7 @@ def _bars(one: Histogram, colour: Colour) -> Layer:
     return Layer("", middle, counts, colour, "bars", width=widths[len(widths) // 2] if widths else 1.0)
 
 
-def _other_histograms(summary: Summary) -> Iterator[Picture]:
+def _other_histograms(summary: Result) -> Iterator[Picture]:
     """Yield those of the other pairs of policies, and of whatever else there is."""
     main = _main(summary.histograms, "log_ratio")
     ratios = {f"{prefix}log_ratio": prefix for prefix, _ in DRIFTS.values()}
@@ -300,7 +302,7 @@ def _other_histograms(summary: Summary) -> Iterator[Picture]:
             yield Picture(f"histogram-{name}", DRIFT, title, sub, (panel,), telling=False)
 
 
-def _noise(summary: Summary) -> Picture | None:
+def _noise(summary: Result) -> Picture | None:
     noise = summary.charts.noise
     if noise is None or sum(one is not None for one in noise.median) < 3:
         return None
@@ -331,7 +333,7 @@ def _noise(summary: Summary) -> Picture | None:
     return Picture("noise", DRIFT, title, sub, (panel,))
 
 
-def _density(summary: Summary) -> Picture | None:
+def _density(summary: Result) -> Picture | None:
     found, lost, mirror = summary.charts.density, summary.charts.lost, summary.charts.found
     if found is None:
         return None
@@ -361,7 +363,7 @@ def _density(summary: Summary) -> Picture | None:
     return Picture("density", DRIFT, title, sub, (panel,), data, telling=share > 1e-3)
 
 
-def _tail(summary: Summary, drift: str | None = None) -> Picture | None:
+def _tail(summary: Result, drift: str | None = None) -> Picture | None:
     drift = _main(summary.charts.tails, "tokens") if drift is None else drift
     drawn: tuple[tuple[str, Colour], ...] = (("tokens", "teal"), ("sequences", "purple"))
     tails = summary.charts.tails
@@ -388,7 +390,7 @@ def _tail(summary: Summary, drift: str | None = None) -> Picture | None:
 # ---------------------------------------------------------------- along the response
 
 
-def _positions(summary: Summary) -> Picture | None:
+def _positions(summary: Result) -> Picture | None:
     found = summary.charts.positions
     if found is None or len(found.labels) < 2:
         return None
@@ -441,7 +443,7 @@ def _steps(one: PositionSteps) -> str:
     return f"steps {one.first_step}–{one.last_step}"
 
 
-def _length(summary: Summary) -> Picture | None:
+def _length(summary: Result) -> Picture | None:
     found = summary.lengths
     if found is None or len(found.curve) < 3:
         return None
@@ -487,7 +489,7 @@ def _threshold_panel(of: str, layers: Sequence[Layer], uprights: Sequence[tuple[
     return Panel(across, up, layers, "excess", percent=True, y_range=(0, 1.05), uprights=uprights)
 
 
-def _token_thresholds(summary: Summary) -> Picture | None:
+def _token_thresholds(summary: Result) -> Picture | None:
     found, given = summary.charts.token_thresholds, summary.recommendation
     if found is None or not found.b or summary.is_bug:
         return None
@@ -512,7 +514,7 @@ def _token_thresholds(summary: Summary) -> Picture | None:
     return Picture("token-thresholds", COSTS, title, sub, (_threshold_panel("r", layers, uprights),))
 
 
-def _sequence_thresholds(summary: Summary) -> Picture | None:
+def _sequence_thresholds(summary: Result) -> Picture | None:
     found = summary.charts.sequence_thresholds
     if found is None or not found.b or summary.is_bug:
         return None
@@ -531,7 +533,7 @@ def _sequence_thresholds(summary: Summary) -> Picture | None:
     return Picture("sequence-thresholds", COSTS, title, sub, (panel,))
 
 
-def _kept(summary: Summary) -> Picture | None:
+def _kept(summary: Result) -> Picture | None:
     named = {name: one for name, one in summary.charts.kept.items() if name != "none"}
     if not named or summary.recommendation is None or summary.is_bug:
         return None
@@ -563,10 +565,10 @@ def _kept(summary: Summary) -> Picture | None:
 # ---------------------------------------------------------------- by group
 
 
-def _groups(summary: Summary) -> Iterator[Picture]:
+def _groups(summary: Result) -> Iterator[Picture]:
     """Yield a chart for each metadata column and the other axes; those without a difference are folded."""
-    for axis, found in summary.by.items():
-        k3 = {place.key: place.metrics["k3"] for place in found.places if "k3" in place.metrics}
+    for axis, found in summary.axes.items():
+        k3 = {place.key: place.numbers["k3"] for place in summary.at(axis) if "k3" in place.numbers}
         k3 = {key: one for key, one in k3.items() if one.value is not None}
         if axis in ("step", "position") or len(k3) < 2:
             continue
@@ -584,7 +586,7 @@ def _groups(summary: Summary) -> Iterator[Picture]:
         yield Picture(f"by-{axis}", "By group", title, "With 95% intervals.", (panel,), telling=telling)
 
 
-PICTURES: tuple[Callable[[Summary], Picture | None], ...] = (
+PICTURES: tuple[Callable[[Result], Picture | None], ...] = (
     _by_step,
     _drifts,
     _histogram,
@@ -598,7 +600,7 @@ PICTURES: tuple[Callable[[Summary], Picture | None], ...] = (
     _kept,
 )
 """In reading order within their groups."""
-BY_DRIFT: Mapping[str, Callable[[Summary, str], Picture | None]] = {
+BY_DRIFT: Mapping[str, Callable[[Result, str], Picture | None]] = {
     "by-step": _by_step,
     "histogram": _histogram,
     "tail": _tail,

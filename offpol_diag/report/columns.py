@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from offpol_diag.numerals import count
-from offpol_diag.summary import DumpFacts
+from offpol_diag.result import DumpFacts
 
 WORDS = {
     "rollout_log_probs": "rollout",

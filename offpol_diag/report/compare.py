@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, QUARTERS, Tone, title, worse
+from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
 from offpol_diag.report.analyze import about, cautions
@@ -15,23 +16,20 @@ from offpol_diag.report.answer import Answer, Fact, Line, Tile, listed
 from offpol_diag.report.diagnosis import candidates, cause_details
 from offpol_diag.report.picture import SERIES, Layer, Panel, Picture, Values, at_places
 from offpol_diag.report.tiles import below_0
-from offpol_diag.summary import (
+from offpol_diag.result import (
     Against,
     Comparison,
     Contrast,
     Diagnosis,
     DumpFacts,
     Histogram,
-    Location,
-    Number,
-    Numbers,
-    PresetResult,
+    Result,
     Subset,
-    Summary,
+    idle,
 )
 from offpol_diag.table import Cell, Table
 
-Presets = Mapping[str, PresetResult]
+Presets = Mapping[str, Numbers]
 DECISIVE = (
     "ess_tokens",
     "ess_sequences",
@@ -68,10 +66,11 @@ DROPPED = (
 # ---------------------------------------------------------------- presets side by side
 
 
-def of_presets(summary: Summary, found: Comparison) -> Answer:
+def of_presets(summary: Result, found: Comparison) -> Answer:
     """Return the answer on presets: which keeps most, the numbers that decide, and what each drops."""
-    able = {name: one for name, one in summary.presets.items() if not one.needs}
-    lacking = [f"{name} needs {listed(one.needs)}" for name, one in summary.presets.items() if one.needs]
+    facts = summary.presets
+    able = {name: summary.preset(name) for name, one in facts.items() if not one.needs}
+    lacking = [f"{name} needs {listed(one.needs)}" for name, one in facts.items() if one.needs]
     missing = (f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else ()
     answered = partial(
         Answer,
@@ -81,8 +80,8 @@ def of_presets(summary: Summary, found: Comparison) -> Answer:
     )
     if not able:
         return answered("", "None of these presets can be computed from this dump", "warn")
-    by_ess = sorted(able, key=lambda name: (able[name].idle, -(_ess(able[name]).value or 0.0)))
-    some = [name for name in by_ess if not able[name].same_as]
+    by_ess = sorted(able, key=lambda name: (idle(able[name]), -(_ess(able[name]).value or 0.0)))
+    some = [name for name in by_ess if not facts[name].same_as]
     some = some[: MOST_DRAWN if len(able) > TILES else TILES]
     bug, best = summary.is_bug, found.better.get("ess_tokens", "")
     word, sentence, tone, interval, more = _verdict(summary, able, by_ess, found)
@@ -94,11 +93,11 @@ def of_presets(summary: Summary, found: Comparison) -> Answer:
         more=more,
         facts=(
             *(() if len(able) > ACROSS else _drops(found)),
-            *_bug(summary.diagnosis, "Bug?", summary.metrics),
+            *_bug(summary.diagnosis, "Bug?", summary.whole),
         ),
         lead=f"ESS of tokens after each correction, of {counted(len(able), 'preset')}; 95% intervals.",
         tiles=tuple(_tile(name, able[name], best if not bug else "", found) for name in some[:TILES]),
-        tables=tuple(_tables(able, by_ess, found, not bug)),
+        tables=tuple(_tables(summary, able, by_ess, found, not bug)),
         charts=tuple(_charts({name: able[name] for name in some}, found)),
     )
 
@@ -115,24 +114,24 @@ def _bug(given: Diagnosis | None, label: str, metrics: Numbers) -> tuple[Fact, .
     return (Fact(label, given.headline, lines=tuple(lines)),)
 
 
-def _ess(one: PresetResult) -> Number:
-    return one.metrics.get("ess_tokens", Number())
+def _ess(one: Numbers) -> Number:
+    return one.get("ess_tokens", Number())
 
 
 def _verdict(
-    summary: Summary, able: Presets, by_ess: Sequence[str], found: Comparison
+    summary: Result, able: Presets, by_ess: Sequence[str], found: Comparison
 ) -> tuple[str, str, Tone, str, str]:
     """Return the word, the sentence, its tone, the interval and what follows."""
     if summary.is_bug:
         text = summary.diagnosis.headline if summary.diagnosis else ""
         return "Bug", text.rstrip("."), "bad", "", "Nothing is ranked before the fix."
-    acting = [name for name in by_ess if not able[name].idle]
-    first, best, idle = by_ess[0], found.better.get("ess_tokens", ""), _idle(able)
+    acting = [name for name in by_ess if not idle(able[name])]
+    first, best, unmoved = by_ess[0], found.better.get("ess_tokens", ""), _idle(able)
     value, interval = written(_ess(able[best if best in able else first]))
     known = {
-        name: one.metrics["tokens_weighted"]
+        name: one["tokens_weighted"]
         for name, one in able.items()
-        if "tokens_weighted" in one.metrics and one.metrics["tokens_weighted"].value is not None
+        if "tokens_weighted" in one and one["tokens_weighted"].value is not None
     }
     losing = min(known, key=lambda name: known[name].value or 0.0, default="")
     fewest = ""
@@ -144,24 +143,24 @@ def _verdict(
         paired = "; paired, the difference excludes 0" if apart else ""
         more = f"Next is {other} with {say(_ess(able[other]))}{paired}."
         sentence = f"{best} keeps the largest ESS of tokens: {value}"
-        return "", sentence, "good", interval, " ".join(filter(None, (more, fewest, idle)))
+        return "", sentence, "good", interval, " ".join(filter(None, (more, fewest, unmoved)))
     if not acting and len(able) > 1:
         return "", IDLE, "info", "", "Every token weighs 1."
     if len(acting) < 2:
-        why = able[first].method if len(able) == 1 else f"{fewest} {idle}".strip()
+        why = summary.presets[first].method if len(able) == 1 else f"{fewest} {unmoved}".strip()
         return "", f"{first} keeps an ESS of tokens of {value}", "info", interval, why
     sentence, why = _undecided(able, acting, found.better.get("ess_tokens", ""))
-    return "", sentence, "info", "", " ".join(filter(None, (why, fewest, idle)))
+    return "", sentence, "info", "", " ".join(filter(None, (why, fewest, unmoved)))
 
 
 def _idle(presets: Presets) -> str:
     """Return a sentence on the presets that change nothing, whose ESS says nothing of the mismatch."""
-    idle = [name for name, one in presets.items() if one.idle]
-    if not idle or len(presets) == 1:
+    some = [name for name, one in presets.items() if idle(one)]
+    if not some or len(presets) == 1:
         return ""
-    if len(idle) == 1:
-        return f"{idle[0]} changes nothing here, so that its ESS of 100% says nothing."
-    more = f"{idle[0]} and {count(len(idle) - 1)} more" if len(idle) > 2 else " and ".join(idle)
+    if len(some) == 1:
+        return f"{some[0]} changes nothing here, so that its ESS of 100% says nothing."
+    more = f"{some[0]} and {count(len(some) - 1)} more" if len(some) > 2 else " and ".join(some)
     return f"{more} change nothing here, so that their ESS of 100% says nothing."
 
 
@@ -184,34 +183,36 @@ def _overlap(a: Number, b: Number) -> bool:
     return a.interval[0] <= b.interval[1] and b.interval[0] <= a.interval[1]
 
 
-def _tile(name: str, one: PresetResult, best: str, found: Comparison) -> Tile:
-    cut, weighted = (one.metrics.get(key, Number()) for key in ("truncated_high", "tokens_weighted"))
+def _tile(name: str, one: Numbers, best: str, found: Comparison) -> Tile:
+    cut, weighted = (one.get(key, Number()) for key in ("truncated_high", "tokens_weighted"))
     below = f"{value_or_dash(weighted)} with a weight"
     below += f", {value_or_dash(cut)} above the bound" if cut.value else ""
     band = "largest" if name == best else "reference" if name == found.against else ""
-    band = "changes nothing" if one.idle else band
+    band = "changes nothing" if idle(one) else band
     return Tile(name, _ess(one), band, "good" if name == best else None, below=below)
 
 
-def _tables(able: Presets, by_ess: Sequence[str], found: Comparison, ranked: bool) -> Iterator[Table]:
+def _tables(
+    summary: Result, able: Presets, by_ess: Sequence[str], found: Comparison, ranked: bool
+) -> Iterator[Table]:
     """Yield the numbers that decide, all numbers, the paired differences, and what each drops."""
-    names = [name for name in FIRST_PRESET if any(name in one.metrics for one in able.values())]
-    names += dict.fromkeys(name for one in able.values() for name in one.metrics if name not in names)
-    known = [name for name in names if any(one.metrics.get(name, ABSENT).known for one in able.values())]
+    names = [name for name in FIRST_PRESET if any(name in one for one in able.values())]
+    names += dict.fromkeys(name for one in able.values() for name in one if name not in names)
+    known = [name for name in names if any(one.get(name, ABSENT).known for one in able.values())]
     unknown = [name for name in names if name not in known]
     others = [name for name in able if name in found.differences]
     many = len(able) > ACROSS
     if many:
         yield _by_preset(able, by_ess)
     else:
-        methods = tuple(f"{name}: {one.method}" for name, one in able.items())
+        methods = tuple(f"{name}: {summary.presets[name].method}" for name in able)
         decisive = [name for name in DECISIVE if name in known]
         yield _by_number("decisive", "", decisive, able, found, ranked, methods)
     notes: tuple[str, ...] = (BETTER if ranked else UNRANKED,) if others else ()
     notes += (f"Cannot be known from this dump: {', '.join(unknown)}.",) if unknown else ()
     if many:
         rows: list[tuple[Cell, ...]] = [
-            (name, *(one.metrics.get(key, ABSENT) for key in known)) for name, one in able.items()
+            (name, *(one.get(key, ABSENT) for key in known)) for name, one in able.items()
         ]
         yield Table("comparison", "Every number", ("preset", *known), rows, notes, shown="page")
     else:
@@ -237,7 +238,7 @@ def _by_number(
         (
             key,
             worse(key).better,
-            *(one.metrics.get(key, ABSENT) for one in able.values()),
+            *(one.get(key, ABSENT) for one in able.values()),
             *((found.better.get(key, "–"),) if ranked else ()),
         )
         for key in names
@@ -251,10 +252,10 @@ def _by_preset(able: Presets, by_ess: Sequence[str]) -> Table:
 
     Presets that change nothing on this dump come last, and are not left out.
     """
-    names = [name for name in FEW if any(name in one.metrics for one in able.values())]
+    names = [name for name in FEW if any(name in one for one in able.values())]
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in by_ess:
-        cells = tuple(value_or_dash(able[name].metrics.get(key)) for key in names)
+        cells = tuple(value_or_dash(able[name].get(key)) for key in names)
         rows.setdefault(cells, []).append(name)
     lines = [
         (same[0] + (f" and {len(same) - 1} equal" if len(same) > 1 else ""), *cells)
@@ -293,17 +294,18 @@ def _drops(found: Comparison) -> Iterator[Fact]:
     for one in found.drops:
         if not one.tokens.count or every is None:
             continue
-        whole, share = one.sequences, value_or_dash(one.tokens.share)
+        whole, share = one.sequences, value_or_dash(one.tokens.numbers["share"])
         text = (
             f"{one.dropped_by} drops {counted(one.tokens.count, 'token')} ({share}) that {one.kept_by} keeps"
         )
         if not whole.count:
             yield Fact("Drops", f"{text}, and no sequence whole.")
             continue
-        lengths = f"{say(whole.length)} tokens long against {say(every.length)} of all"
-        rewards = f", of mean reward {say(whole.reward)} against {say(every.reward)}"
-        many = f"{counted(whole.count, 'sequence')} ({value_or_dash(whole.share)})"
-        rewards = rewards if whole.reward.value is not None else ""
+        length, reward = ([one.numbers[name] for one in (whole, every)] for name in ("length", "reward"))
+        lengths = f"{say(length[0])} tokens long against {say(length[1])} of all"
+        rewards = f", of mean reward {say(reward[0])} against {say(reward[1])}"
+        many = f"{counted(whole.count, 'sequence')} ({value_or_dash(whole.numbers['share'])})"
+        rewards = rewards if reward[0].value is not None else ""
         yield Fact("Drops", f"{text}, among them all of {many}, on average {lengths}{rewards}.")
 
 
@@ -315,9 +317,9 @@ def _kinds(found: Comparison, tokens: Subset, sequences: Subset) -> Table:
         ("all sequences", sequences),
         *((f"sequences {way}", one.sequences) for way, one in ways if one.sequences.count),
     ]
-    rows = [
-        (what, of.count, of.share, of.length, of.reward, of.positive, of.negative, of.log_ratio)
-        for what, of in subsets
+    names = ("share", "length", "reward", "positive", "negative", "log_ratio")
+    rows: list[tuple[Cell, ...]] = [
+        (what, of.count, *(of.numbers[name] for name in names)) for what, of in subsets
     ]
     header = ("what", "count", "share", "mean length", "mean reward", "A > 0", "A < 0", "mean Δ or ΣΔ, nats")
     absent = {i for i, cell in enumerate(rows[0]) if isinstance(cell, Number) and cell.unknown}
@@ -363,13 +365,13 @@ def _charts(some: Presets, found: Comparison) -> Iterator[Picture]:
     names, ess = list(some), [_ess(one) for one in some.values()]
     share = partial(Panel, names=names, percent=True, y_range=(0, 1.05))
     if len(names) > 1:
-        weighted = [one.metrics.get("tokens_weighted", Number()).value for one in some.values()]
+        weighted = [one.get("tokens_weighted", Number()).value for one in some.values()]
         bars = Layer("", range(len(names)), weighted, "orange", "bars", width=0.7)
         panels = (
             share("", "ESS of tokens", (at_places("", ess, "teal", "points"),)),
             share("", "tokens with a weight", (bars,)),
         )
-        acting = [at for at, name in enumerate(names) if not some[name].idle] or [0, -1]
+        acting = [at for at, name in enumerate(names) if not idle(some[name])] or [0, -1]
         ends = [f"{names[at]} {value_or_dash(ess[at])}" for at in (acting[0], acting[-1])]
         finding = f"ESS of tokens runs from {ends[0]} to {ends[1]}"
         sub = "After the correction, with 95% intervals; a token with a weight may still be truncated."
@@ -385,7 +387,7 @@ def _charts(some: Presets, found: Comparison) -> Iterator[Picture]:
         layer, level = at_places("", [*apart.values()], "blue", "points"), ((0.0, found.against),)
         panel = Panel("", "difference of ESS", (layer,), names=[*apart], percent=True, levels=level)
         yield Picture("differences", "", finding, sub, (panel,), telling=sure > 0)
-    kept_by = {name: [one.metrics.get(key) for key in QUARTERS] for name, one in some.items()}
+    kept_by = {name: [one.get(key) for key in QUARTERS] for name, one in some.items()}
     spread = {name: _spread(kept[0], kept[-1]) for name, kept in kept_by.items() if kept[0] and kept[-1]}
     if spread:
         order = sorted(spread, key=lambda name: -spread[name])[: len(SERIES)]
@@ -407,7 +409,7 @@ def _spread(a: Number | None, b: Number | None) -> float:
 # ---------------------------------------------------------------- run A against run B
 
 
-def of_runs(summary: Summary, found: Against) -> Answer:
+def of_runs(summary: Result, found: Against) -> Answer:
     """Return the answer on two runs: whether they differ, in which numbers and by how much."""
     by_name = {one.name: one for one in found.contrasts}
     prefix = next((one for one in PAIRS if f"{one}k3" in by_name), "")
@@ -435,7 +437,7 @@ def of_runs(summary: Summary, found: Against) -> Answer:
         interval,
         more,
         facts=(
-            *_bug(summary.diagnosis, "A, bug?", summary.metrics),
+            *_bug(summary.diagnosis, "A, bug?", summary.whole),
             *_bug(found.b.diagnosis, "B, bug?", {one.name: one.b for one in found.contrasts}),
         ),
         cautions=(
@@ -461,7 +463,7 @@ def named(dump: DumpFacts) -> str:
     return f"{first} and {count(len(dump.files) - 1)} more" if len(dump.files) > 1 else first
 
 
-def bugs(summary: Summary, found: Against) -> list[tuple[str, str]]:
+def bugs(summary: Result, found: Against) -> list[tuple[str, str]]:
     """Return A, B or both: the runs whose diagnosis is a bug, each with its headline."""
     both = (("A", summary.diagnosis), ("B", found.b.diagnosis))
     return [(run, one.headline) for run, one in both if one is not None and one.verdict == "bug"]
@@ -487,7 +489,7 @@ def _of_contrast(one: Contrast) -> Tile:
     return Tile(title(name), value, band, tone, one.effect, below, one.name)
 
 
-def _of_runs(summary: Summary, found: Against, main: set[str]) -> Iterator[Table]:
+def _of_runs(summary: Result, found: Against, main: set[str]) -> Iterator[Table]:
     """Yield the numbers that differ, or else the main ones; the two runs; and all other numbers."""
     differ = [one for one in found.contrasts if one.differs]
     alike = [one for one in found.contrasts if one.differs is False]
@@ -557,9 +559,9 @@ def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
 # ---------------------------------------------------------------- charts of runs
 
 
-def _charts_of_runs(summary: Summary, found: Against) -> Iterator[Picture]:
-    for axis, a in summary.by.items():
-        if axis in found.b.by and (one := _both(axis, a, found.b.by[axis])):
+def _charts_of_runs(summary: Result, found: Against) -> Iterator[Picture]:
+    for axis in summary.axes:
+        if axis in found.b.axes and (one := _both(axis, summary, found.b)):
             yield one
     for name, a_shape in summary.histograms.items():
         other = found.b.histograms.get(name)
@@ -567,10 +569,11 @@ def _charts_of_runs(summary: Summary, found: Against) -> Iterator[Picture]:
             yield _shapes(name, a_shape, other, found.contrasts)
 
 
-def _both(axis: str, a: Location, b: Location) -> Picture | None:
+def _both(axis: str, a: Result, b: Result) -> Picture | None:
     """Return K3 of both runs at the places that either has."""
+    title = a.axes[axis].title
     points = [
-        {place.key: place.metrics["k3"] for place in one.places if "k3" in place.metrics} for one in (a, b)
+        {place.key: place.numbers["k3"] for place in one.at(axis) if "k3" in place.numbers} for one in (a, b)
     ]
     keys = list(dict.fromkeys([*points[0], *points[1]]))
     if axis == "step" and all(key.lstrip("-").isdecimal() for key in keys):
@@ -584,12 +587,12 @@ def _both(axis: str, a: Location, b: Location) -> Picture | None:
         if x and y and x.interval and y.interval
     ]
     lower, higher = sum(y[1] < x[0] for x, y in pairs), sum(x[1] < y[0] for x, y in pairs)
-    finding = f"K3 by {a.title}: the intervals of A and B overlap at all {len(pairs)} places both have"
+    finding = f"K3 by {title}: the intervals of A and B overlap at all {len(pairs)} places both have"
     if lower or higher:
         side, many = ("below", lower) if lower >= higher else ("above", higher)
-        finding = f"K3 of B lies {side} A's at {many} of {len(pairs)} places, by {a.title}"
+        finding = f"K3 of B lies {side} A's at {many} of {len(pairs)} places, by {title}"
     layers = (at_places("A", ours, "blue"), at_places("B", theirs, "orange"))
-    panel = Panel(a.title, "K3 KL, nats per token (log)", layers, y_scale="log", names=keys)
+    panel = Panel(title, "K3 KL, nats per token (log)", layers, y_scale="log", names=keys)
     telling = bool(lower or higher) and len(pairs) > 1
     sub = "With 95% intervals, each of one run alone."
     return Picture(f"runs-{axis}", "", finding, sub, (panel,), telling=telling)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from offpol_diag.metrics import band, tone
+from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import count, counted, doubted, rounded, say, say_value, written
 from offpol_diag.report.answer import Fact, Line
-from offpol_diag.summary import (
-    After,
-    CandidateCause,
-    Cause,
-    Diagnosis,
-    Number,
-    Numbers,
-    Summary,
-)
+from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, Result
 
 NOTHING = "nothing in this dump"
 TITLES = {
@@ -46,13 +40,13 @@ UNEXPLAINED = {
 """Whether K1 is as small as rounding → what is said of a negative K1 where no bug was found, and why."""
 
 
-def checks(summary: Summary) -> tuple[Line, ...]:
+def checks(summary: Result) -> tuple[Line, ...]:
     """Return what was checked for a bug."""
     given, prefix = summary.diagnosis, summary.prefix
     if given is None:
         return ()
     found = [Line(one.statement, "no", one.statistic) for one in given.causes if one.kind == "bug"]
-    k1 = summary.metrics.get(f"{prefix}k1", Number())
+    k1 = summary.whole.get(f"{prefix}k1", Number())
     if k1.value is not None:
         negative = k1.interval is not None and k1.interval[1] < 0
         said = "K1 is negative" if negative else f"K1 is not {'clearly ' if k1.value < 0 else ''}negative"
@@ -69,9 +63,9 @@ def checks(summary: Summary) -> tuple[Line, ...]:
         said = f"In sync (lag 0) K3 is {rounded(synced.value)}"
         detail = f"There engine and trainer {'agree' if agree else 'differ already'}. {CHECKED['sync']}"
         found.append(Line(said, "ok" if agree else "un", detail))
-    ratio = summary.metrics.get(f"{prefix}mean_ratio", Number())
+    ratio = summary.whole.get(f"{prefix}mean_ratio", Number())
     if ratio.value is not None and doubted(ratio):
-        mean = written(ratio.model_copy(update={"note": None})).value
+        mean = written(replace(ratio, note=None)).value
         detail = f"The tail of r is too heavy: its sample mean, {mean}, is not a usable estimate."
         found.append(Line("E[r] = 1 cannot be tested", "un", detail))
     elif ratio.interval is not None:
@@ -88,7 +82,7 @@ def checks(summary: Summary) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
+def evidence(summary: Result) -> tuple[tuple[str, str], ...]:
     """Return the evidence for the cause, the most telling first: (bold opening, sentence)."""
     given, lag = summary.diagnosis, summary.charts.lag
     first = given.causes[0] if given and given.causes else None
@@ -97,9 +91,7 @@ def evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
     if summary.is_bug:
         return tuple(
             (f"{bold}:", text)
-            for bold, _, text in (
-                line.partition(": ") for line in cause_details(first, given, summary.metrics)
-            )
+            for bold, _, text in (line.partition(": ") for line in cause_details(first, given, summary.whole))
         )
     said: list[tuple[str, str]] = []
     if grew(summary) and lag and lag.start and lag.end and lag.steps:
@@ -124,14 +116,14 @@ def evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
     return (*said, ("At the source:", first.fix)) if first.fix else tuple(said)
 
 
-def grew(summary: Summary) -> bool:
+def grew(summary: Result) -> bool:
     """Return whether stale weights are the cause, and K3 grows at a constant lag: so the updates do."""
     lag, given = summary.charts.lag, summary.diagnosis
     stale = given is not None and bool(given.causes) and given.causes[0].id == "stale"
     return bool(stale and lag and lag.growth and lag.growth > 2 and lag.start and lag.end and lag.steps)
 
 
-def of_bug(summary: Summary) -> Iterator[Fact]:
+def of_bug(summary: Result) -> Iterator[Fact]:
     """Yield what is wrong, where, how to confirm it, what to do, and how sure that is."""
     assert summary.diagnosis is not None
     if not summary.diagnosis.causes:
@@ -165,7 +157,7 @@ def approximately(after: After) -> str:
     return f"{'about ' if after.approximate else ''}{rounded(after.k3)}"
 
 
-def verdict(summary: Summary) -> str:
+def verdict(summary: Result) -> str:
     """Return the diagnosis in a phrase."""
     if summary.diagnosis is None:
         return "Not examined"
@@ -248,7 +240,7 @@ def _before(short: str, metrics: Numbers) -> str:
     """Return the logged value of the main drift, followed by an arrow; empty if unknown."""
     found = (metrics.get(name, Number()) for name in (short, f"total.{short}"))
     value = next((one for one in found if one.known), None)
-    return f"{say(value.model_copy(update={'interval': None, 'note': None}))} → " if value else ""
+    return f"{say(replace(value, interval=None, note=None))} → " if value else ""
 
 
 # ---------------------------------------------------------------- words

@@ -16,7 +16,7 @@ import zlib
 from pathlib import Path
 
 from offpol_diag.errors import ResultError
-from offpol_diag.summary import Summary, loads
+from offpol_diag.result import Result, loads
 
 DATA_ID = "offpol-diag-data"
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -38,8 +38,9 @@ def templates_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "templates"
 
 
-def embedded(summary: Summary) -> str:
+def embedded(summary: Result) -> str:
     """Return the text of the script element `DATA_ID`; equal summaries give equal texts."""
+    summary.describe()
     data = {"format": summary.format, **summary.model_dump(mode="json", exclude_defaults=True)}
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return _encoded(lzma.compress(text.encode(), preset=1))  # a fifth of the time, and a quarter larger
@@ -66,7 +67,7 @@ def digest(text: str) -> str:
 
 
 def read_back(html: str) -> str:
-    """Extract the summary's JSON from a page, as written by `Summary.to_json`.
+    """Extract the summary's JSON from a page, as written by `Result.to_json`.
 
     Raises:
         ResultError: the page is not a report of ours, or its data are damaged.

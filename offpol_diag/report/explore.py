@@ -15,7 +15,7 @@ from offpol_diag.report.answer import Answer
 from offpol_diag.report.charts import DRIFTS, by_drift
 from offpol_diag.report.embedded import digest
 from offpol_diag.report.picture import Picture
-from offpol_diag.summary import Summary
+from offpol_diag.result import Result
 
 Drawn = Mapping[str, Mapping[str, Picture]]
 """Id of a chart → name of a pair of policies (`DRIFTS`; "" where there is but one picture) → picture."""
@@ -61,7 +61,7 @@ def _one(drift: str, picture: Picture) -> dict[str, Any]:
     return {"drift": drift, "label": label, "file": picture.id, **words, **figures.figure(picture)}
 
 
-def explored(summary: Summary, answer: Answer) -> dict[str, dict[str, Picture]]:
+def explored(summary: Result, answer: Answer) -> dict[str, dict[str, Picture]]:
     """Return every chart of the page; one of several pairs of policies begins with the one that is drawn."""
     evidence = [fact.chart for fact in answer.facts if fact.chart]
     shown = [*answer.charts, *evidence]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from offpol_diag.gate import beyond, outcome, plain
 from offpol_diag.gate.bounds import tolerance
 from offpol_diag.metrics import Tone
+from offpol_diag.number import Number
 from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value
 from offpol_diag.report import columns
 from offpol_diag.report.analyze import about, analysis, cautions
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.report.picture import Layer, Panel, Picture
-from offpol_diag.summary import GateVerdict, Number, Summary
+from offpol_diag.result import GateVerdict, Result
 from offpol_diag.table import Cell, Table
 
 MOST = 100
@@ -37,7 +39,7 @@ OPEN_DIAGNOSIS = "open: the diagnosis cannot tell, which passes for want of evid
 SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 
 
-def answer(summary: Summary) -> Answer:
+def answer(summary: Result) -> Answer:
     """Return the verdict, the reasons where a bound did not simply pass, the bounds, and the bug check."""
     verdicts = sorted(summary.gates, key=weight)
     word, tone = SAID[outcome(verdicts)]
@@ -186,7 +188,7 @@ def _allowed(one: GateVerdict) -> str:
 def found(one: GateVerdict) -> Number:
     """Return the judged value."""
     value = Number(value=one.value, interval=one.interval, log10=one.log10, unit=one.unit)
-    return value if value.known else value.model_copy(update={"unknown": _reason(one) or "no value"})
+    return value if value.known else replace(value, unknown=_reason(one) or "no value")
 
 
 def explained(one: GateVerdict, headed: bool = False) -> str:
@@ -217,7 +219,7 @@ def _beyond(value: float | None, one: GateVerdict) -> bool:
     return value is not None and value != one.limit and (value > one.limit) == (one.bound == "max")
 
 
-def _stepwise(summary: Summary, one: GateVerdict) -> Picture | None:
+def _stepwise(summary: Result, one: GateVerdict) -> Picture | None:
     """Return a number by training step against its bound."""
     steps, (step, _, name) = summary.charts.steps, one.name.partition("step:")
     series = steps.series.get(name) if steps and not step else None

@@ -17,14 +17,14 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from offpol_diag.numerals import written
 from offpol_diag.printable import printable
 from offpol_diag.report.gate import bound, explained, found, title, word
-from offpol_diag.summary import GateVerdict, Summary
+from offpol_diag.result import GateVerdict, Result
 
 SUITE = "offpol-diag gate"
 HEAD = '<?xml version="1.0" encoding="utf-8"?>\n'
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def render_junit(summary: Summary) -> str:
+def render_junit(summary: Result) -> str:
     """Return one suite with one test per bound."""
     suite = TestSuite(SUITE)
     suite.add_property("dump", _legal(", ".join(summary.dump.files)))

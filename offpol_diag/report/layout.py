@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from offpol_diag.number import Number
 from offpol_diag.report.cells import Kind, Shown, footnotes, shown
-from offpol_diag.summary import Number
 from offpol_diag.table import Table
 
 DENSE = 4

@@ -12,7 +12,7 @@ from offpol_diag.report.charts import DRIFTS
 from offpol_diag.report.explore import explored
 from offpol_diag.report.figures import joined, palette
 from offpol_diag.report.picture import Picture
-from offpol_diag.summary import Summary
+from offpol_diag.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -33,7 +33,7 @@ class UnknownFigure(UsageError, KeyError):
 class Figures(Base):
     """Name → figure, made when it is asked for."""
 
-    def __init__(self, summary: Summary) -> None:
+    def __init__(self, summary: Result) -> None:
         self._pictures: dict[str, dict[str, Picture]] = {}
         for name, some in explored(summary, answered(summary)).items():
             self._pictures.setdefault(re.sub(r"[^\w.]+", "_", name), some)

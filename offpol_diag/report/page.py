@@ -11,6 +11,7 @@ from typing import Any
 
 from offpol_diag.check import Checked
 from offpol_diag.metrics import tone
+from offpol_diag.number import Number
 from offpol_diag.numerals import counted, minus, say, written
 from offpol_diag.report import answered
 from offpol_diag.report.answer import Answer, Tile
@@ -31,7 +32,7 @@ from offpol_diag.report.parts import Part, parts
 from offpol_diag.report.picture import Picture, listed
 from offpol_diag.report.remedy import forms
 from offpol_diag.report.svg import meter, panel_svg, spark
-from offpol_diag.summary import Number, Summary
+from offpol_diag.result import Result
 
 _WHOLE = re.compile(
     r"--\w[\w-]*|\[(?:&[lg]t;)?[−\-\d.,%]+, (?:&[lg]t;)?[−\-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
@@ -50,7 +51,7 @@ class Chart:
     data: TableView
 
 
-def page(result: Summary | Checked, explore: bool = True) -> str:
+def page(result: Result | Checked, explore: bool = True) -> str:
     """Render the whole page; equal results give equal pages.
 
     Args:
@@ -108,11 +109,11 @@ def _page(charts: Drawn, **facts: Any) -> str:
 # ---------------------------------------------------------------- what stands where
 
 
-def _head(result: Summary | Checked, answer: Answer) -> dict[str, Any]:
+def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
     """Return the facts of the first screen."""
-    of_analysis = isinstance(result, Summary) and any(fact.title for fact in answer.facts)
-    diagnosed = result.diagnosis.headline if isinstance(result, Summary) and result.diagnosis else ""
-    said = diagnosed if of_analysis and not (isinstance(result, Summary) and result.is_bug) else ""
+    of_analysis = isinstance(result, Result) and any(fact.title for fact in answer.facts)
+    diagnosed = result.diagnosis.headline if isinstance(result, Result) and result.diagnosis else ""
+    said = diagnosed if of_analysis and not (isinstance(result, Result) and result.is_bug) else ""
     telling = [_drawn(one) for one in answer.charts if one.telling]
     rest = [_drawn(one) for one in answer.charts if not one.telling]
     return {
@@ -124,7 +125,7 @@ def _head(result: Summary | Checked, answer: Answer) -> dict[str, Any]:
         "cards": {fact.label: fact for fact in answer.facts if fact.title} if of_analysis else {},
         "facts": [fact for fact in answer.facts if fact.sentence],
         "others": [fact for fact in answer.facts if fact.label in ("Missing", "Also")],
-        "meter": _meter(result) if of_analysis and isinstance(result, Summary) else "",
+        "meter": _meter(result) if of_analysis and isinstance(result, Result) else "",
         "cause": next((_drawn(fact.chart) for fact in answer.facts if fact.chart), None),
         "tiles": [_tile(one, {}) for one in answer.tiles],
         "tables": [laid_out(one) for one in answer.tables if one.shown == "always" and one.rows],
@@ -134,14 +135,14 @@ def _head(result: Summary | Checked, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _part(part: Part, result: Summary | Checked) -> tuple[list[tuple[str, Any]], list[TableView]]:
+def _part(part: Part, result: Result | Checked) -> tuple[list[tuple[str, Any]], list[TableView]]:
     """Return what the macros draw of a section, and its tables."""
     return [(kind, _view(kind, one, result)) for kind, one in part.drawn], list(map(laid_out, part.tables))
 
 
-def _view(kind: str, drawn: Any, result: Summary | Checked) -> Any:
+def _view(kind: str, drawn: Any, result: Result | Checked) -> Any:
     """Return what a macro takes."""
-    if kind == "Tiles" and isinstance(result, Summary):
+    if kind == "Tiles" and isinstance(result, Result):
         bands: dict[str, list[Any]] = {}
         for one in result.charts.bands:
             bands.setdefault(one.metric, []).append(one)
@@ -183,7 +184,7 @@ def _calm(text: str) -> str:
     return " ".join((words[0][:1].upper() + words[0][1:], *words[1:]))
 
 
-def _meter(summary: Summary) -> Any:
+def _meter(summary: Result) -> Any:
     k3, rows = summary.number("k3"), [one for one in summary.charts.bands if one.metric == "k3"]
     if k3.value is None or k3.value <= 0 or not rows:
         return ""
@@ -226,6 +227,6 @@ def _unbroken(text: str) -> Any:
     return Markup(_CODE.sub(r"<code>\1</code>", whole))
 
 
-def _named(summary: Summary) -> str:
+def _named(summary: Result) -> str:
     dumps = [summary.dump, *([summary.against.b.dump] if summary.against else [])]
     return " against ".join(map(named, dumps))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offpol_diag.metrics import METRICS, REGIMES, tone
+from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, rounded, say_value, size
 from offpol_diag.report import columns
 from offpol_diag.report.answer import Answer
@@ -16,7 +17,7 @@ from offpol_diag.report.presets import Presets, by_family, cards, missing
 from offpol_diag.report.remedy import trainer_of
 from offpol_diag.report.tokens import strips
 from offpol_diag.report.tokens import tables as of_tokens
-from offpol_diag.summary import DumpFacts, Number, Run, Summary
+from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.table import Cell, Table
 
 EXPECTED = (
@@ -63,7 +64,7 @@ class Part:
     tables: tuple[Table, ...] = ()
 
 
-def parts(summary: Summary, answer: Answer) -> Iterator[Part]:
+def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     """Yield the sections of a page; of an analysis all of them, of other answers their further numbers."""
     tables = tuple(table for table in answer.tables if table.shown != "always" and table.rows)
     other = summary.comparison or summary.against or summary.sweep or summary.gates
@@ -100,9 +101,9 @@ def parts(summary: Summary, answer: Answer) -> Iterator[Part]:
 # ---------------------------------------------------------------- numbers
 
 
-def _meanings(summary: Summary) -> Table:
+def _meanings(summary: Result) -> Table:
     """Return the main numbers of the main pair, each with what it says."""
-    known, prefix = summary.metrics, summary.prefix
+    known, prefix = summary.whole, summary.prefix
     said = {name: one.meaning for name, one in METRICS.items() if one.meaning}
     keys = {prefix + name: says for name, says in said.items() if prefix + name in known}
     rows = [(key, known[key], says) for key, says in keys.items()]
@@ -110,7 +111,7 @@ def _meanings(summary: Summary) -> Table:
     return Table("headline", caption, header, rows, shown="page")
 
 
-def _bands(summary: Summary) -> Table:
+def _bands(summary: Result) -> Table:
     rows = []
     for one in summary.charts.bands:
         low, high = (None if end is None else rounded(end) for end in (one.low, one.high))
@@ -124,7 +125,7 @@ def _bands(summary: Summary) -> Table:
 # ---------------------------------------------------------------- as trainers log it
 
 
-def logs(summary: Summary) -> tuple[Table, ...]:
+def logs(summary: Result) -> tuple[Table, ...]:
     """Return per set of names the numbers equal under all presets; of the recommended preset, all."""
     every = {name: one for name, one in by_family(summary).items() if one.as_logged}
     chosen, own = (summary.recommendation and summary.recommendation.method) or "", trainer_of(summary)
@@ -164,7 +165,7 @@ def _differing(logs: str, presets: Presets) -> Table:
 # ---------------------------------------------------------------- the dump and the run
 
 
-def _data(summary: Summary) -> Part:
+def _data(summary: Result) -> Part:
     """Return counts, columns, provenance, files and the run."""
     run, other = summary.run, summary.against
     runs = {"": summary.dump} if other is None else {"A": summary.dump, "B": other.b.dump}

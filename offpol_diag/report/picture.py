@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offpol_diag.metrics import Tone
-from offpol_diag.summary import Number
+from offpol_diag.number import Number
 from offpol_diag.table import Table
 
 Scale = Literal["linear", "log", "logit", "excess"]

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.metrics import title
+from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import minus, written
 from offpol_diag.presets import Preset, catalogue, formulas
 from offpol_diag.report.remedy import trainer_of
-from offpol_diag.summary import Number, Numbers, PresetResult, Summary
+from offpol_diag.result import PresetFacts, Result
 from offpol_diag.table import Table
 from offpol_diag.trainers import config_for
 
-Presets = Mapping[str, PresetResult]
+Presets = Mapping[str, PresetFacts]
 COLUMNS = ("tokens_weighted", "ess_tokens", "ess_sequences", "truncated_high", "k3")
 MORE = (
     "tokens_rejected",
@@ -92,7 +93,7 @@ class Cards:
         return sum(one.distinct for one in self.presets)
 
 
-def cards(summary: Summary) -> Cards | None:
+def cards(summary: Result) -> Cards | None:
     """Return the presets that could be computed, families together; None where there is none."""
     if not summary.presets:
         return None
@@ -101,10 +102,10 @@ def cards(summary: Summary) -> Cards | None:
     raw = tuple((title, _raw(summary, prefix)) for policy, prefix, title in RAW if policy in used)
     lacking = tuple((name, ", ".join(one.needs)) for name, one in summary.presets.items() if one.needs)
     own = trainer_of(summary)
-    return Cards((*_pinned(summary), *_cards(able, own)), lacking, own, summary.is_bug, raw)
+    return Cards((*_pinned(summary), *_cards(summary, able, own)), lacking, own, summary.is_bug, raw)
 
 
-def missing(summary: Summary) -> Table:
+def missing(summary: Result) -> Table:
     """Return the presets that need a column, and how a dump of two policies is read for most of them."""
     lacking = {name: one for name, one in summary.presets.items() if one.needs}
     rows = [(name, ", ".join(one.needs), one.summary) for name, one in lacking.items()]
@@ -115,7 +116,7 @@ def missing(summary: Summary) -> Table:
     return Table("needs", caption, header, rows, (hint,) if read else (), shown="page")
 
 
-def by_family(summary: Summary) -> dict[str, PresetResult]:
+def by_family(summary: Result) -> dict[str, PresetFacts]:
     """Return the computed presets, families together and the recommended one first in its own."""
     chosen = (summary.recommendation and summary.recommendation.method) or ""
     able = {name: one for name, one in summary.presets.items() if not one.needs}
@@ -124,15 +125,15 @@ def by_family(summary: Summary) -> dict[str, PresetResult]:
     return {name: able[name] for name in ranked}
 
 
-def _raw(summary: Summary, prefix: str) -> Numbers:
-    found = {key: one for key in summary.metrics if (one := summary.metrics.get(prefix + key))}
+def _raw(summary: Result, prefix: str) -> Numbers:
+    found = {key: one for key in summary.whole if (one := summary.whole.get(prefix + key))}
     return {**found, **({"weight_mean": found["mean_ratio"]} if "mean_ratio" in found else {})}
 
 
 # ---------------------------------------------------------------- cards
 
 
-def _pinned(summary: Summary) -> tuple[Card, ...]:
+def _pinned(summary: Result) -> tuple[Card, ...]:
     """Return the recommended method and its runner-up, at their own thresholds."""
     given = summary.recommendation
     if given is None or summary.is_bug or not given.title:
@@ -159,28 +160,30 @@ def _cell(number: Number) -> tuple[float | None, str]:
     return value, minus(written(number).value)
 
 
-def _cards(able: Presets, own: str) -> tuple[Card, ...]:
+def _cards(summary: Result, able: Presets, own: str) -> tuple[Card, ...]:
     shipped, seen = catalogue.load(), set[str]()
     found = []
     for name, one in able.items():
-        found.append(_card(name, one, shipped.get(name), one.family not in seen, own))
+        found.append(_card(name, one, summary.preset(name), shipped.get(name), one.family not in seen, own))
         seen.add(one.family)
     return tuple(found)
 
 
-def _kind(one: PresetResult) -> str:
+def _kind(one: PresetFacts) -> str:
     over = one.aspects.get("over what", "")
     words = ("sum", "mean", "sequence", "max", "min")
     return "sequence" if any(word in over for word in words) else "token" if "token" in over else "other"
 
 
-def _card(name: str, one: PresetResult, shipped: Preset | None, first: bool, own: str) -> Card:
+def _card(
+    name: str, one: PresetFacts, numbers: Numbers, shipped: Preset | None, first: bool, own: str
+) -> Card:
     lines = (
         ("what it is", one.summary),
         ("family", one.family),
         ("loss", one.loss),
         ("numerator", {"old": "π_old", "current": "π_θ"}.get(one.policy, one.policy)),
-        ("rejected tokens", one.aspects.get("rejected tokens", one.denominator)),
+        ("rejected tokens", one.aspects.get("rejected tokens", "" if one.aspects else one.denominator)),
         ("guards", "; ".join(one.guards)),
         ("aliases", ", ".join(one.aliases)),
         ("trainers", ", ".join(one.trainers)),
@@ -189,15 +192,15 @@ def _card(name: str, one: PresetResult, shipped: Preset | None, first: bool, own
         ("same numbers as", one.same_as),
         ("", "" if one.applied else "metrics only: the trainer does not apply it to the loss"),
     )
-    keeps = [(f"length, quartile {q}", one.metrics.get(f"kept_length_q{q}", Number())) for q in range(1, 5)]
-    keeps += [(f"A {sign} 0", one.metrics.get(f"kept_{word}", Number())) for sign, word in SIGNS]
-    known = {key: one.metrics[key] for key in MORE if _known(one.metrics, key)}
+    keeps = [(f"length, quartile {q}", numbers.get(f"kept_length_q{q}", Number())) for q in range(1, 5)]
+    keeps += [(f"A {sign} 0", numbers.get(f"kept_{word}", Number())) for sign, word in SIGNS]
+    known = {key: numbers[key] for key in MORE if _known(numbers, key)}
     return Card(
         name,
         "",
         one.method,
-        _numbers(one.metrics),
-        one.metrics,
+        _numbers(numbers),
+        numbers,
         one.family,
         tuple(one.trainers),
         _kind(one),
@@ -215,7 +218,7 @@ def _card(name: str, one: PresetResult, shipped: Preset | None, first: bool, own
 SIGNS = ((">", "positive"), ("<", "negative"))
 
 
-def _command(name: str, one: PresetResult, shipped: Preset | None, own: str) -> str:
+def _command(name: str, one: PresetFacts, shipped: Preset | None, own: str) -> str:
     """Return the command that prints a preset's configuration, for the dump's trainer or one of its own.
 
     A preset that no trainer can be configured to has one that prints its definition; one of a file has none.

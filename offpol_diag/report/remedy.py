@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.metrics import title
+from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, rounded, say, written
 from offpol_diag.presets.candidates import DEFAULT, NOTHING
 from offpol_diag.presets.tuning import command
 from offpol_diag.report.answer import Fact, Line
 from offpol_diag.report.diagnosis import capital, grew, lower, sentence
 from offpol_diag.report.tiles import curve, intervals_of
-from offpol_diag.summary import MARGIN, Cause, Diagnosis, Number, Recommendation, Summary
+from offpol_diag.result import MARGIN, Cause, Diagnosis, Recommendation, Result
 from offpol_diag.table import Table
 from offpol_diag.trainers import TRAINERS, named_in
 
@@ -51,7 +53,7 @@ UNRANKED = {
 """Label of the recommendation → how sure it is, where no alternative is ahead, and where none is ranked."""
 
 
-def what_to_do(summary: Summary, given: Recommendation, causes: list[Cause]) -> Fact:
+def what_to_do(summary: Result, given: Recommendation, causes: list[Cause]) -> Fact:
     """Return the correction, why, what it changes on this dump, and its configuration for each trainer."""
     open_, named = summary.undecided, given.method in summary.presets and not given.settings
     rule = summary.presets[given.method].method if named and given.method else ""
@@ -80,7 +82,7 @@ def how_sure(given: Recommendation) -> Fact:
     return Fact("How sure", said, "How sure?", tuple(map(Line, (*sure, *_reasons(given)))))
 
 
-def growth(summary: Summary) -> str:
+def growth(summary: Result) -> str:
     """Return a sentence on a collapse: K3 that grows over the steps, and the mean reward that falls."""
     known = [(key, value) for key, value in curve(summary, "k3") if value is not None]
     third = len(known) // 3
@@ -103,7 +105,7 @@ def growth(summary: Summary) -> str:
     return f"{rises}{ends}."
 
 
-def _last_good(summary: Summary) -> tuple[str, str]:
+def _last_good(summary: Result) -> tuple[str, str]:
     """Return where K3 goes above the merge gate for good; empty where it does not, or is from the first step.
 
     Returns:
@@ -130,7 +132,7 @@ def _beyond(names: list[str], values: list[float | None]) -> str:
     return first
 
 
-def _before(summary: Summary) -> str:
+def _before(summary: Result) -> str:
     """Return what a run whose K3 grows needs before a correction: the last good step, and smaller updates."""
     sure, likely = _last_good(summary)
     if summary.is_bug or not sure:
@@ -140,7 +142,7 @@ def _before(summary: Summary) -> str:
     return f"{said} {SMALLER}" if grew(summary) else said
 
 
-def _action(summary: Summary, given: Recommendation, open_: bool) -> str:
+def _action(summary: Result, given: Recommendation, open_: bool) -> str:
     if open_ and given.title:
         return f"Measure first; until the cause is known, {given.title}"
     if summary.is_bug:
@@ -160,13 +162,13 @@ def _why(given: Recommendation, open_: Diagnosis | None, before: str) -> str:
     return " ".join(filter(None, (first, before, before and ALONE, given.sentence)))
 
 
-def _effect(summary: Summary, given: Recommendation) -> str:
+def _effect(summary: Result, given: Recommendation) -> str:
     """Return what the method changes on this dump: ESS, and the tokens that it truncates or leaves out.
 
     A raw ESS that is unreliable is no measure of what the method gains.
     """
     numbers = given.numbers.get(given.title or "", {})
-    raw = summary.metrics.get(f"{summary.prefix}ess_tokens", Number())
+    raw = summary.whole.get(f"{summary.prefix}ess_tokens", Number())
     cut, weighted = (numbers.get(name, Number()) for name in ("truncated_high", "tokens_weighted"))
     parts = []
     if "ess_tokens" in numbers:
@@ -179,12 +181,12 @@ def _effect(summary: Summary, given: Recommendation) -> str:
     return ", ".join(parts)
 
 
-def _weights(summary: Summary, given: Recommendation) -> Table | None:
+def _weights(summary: Result, given: Recommendation) -> Table | None:
     """Return the weights without correction, under the method and under the runner-up, where known."""
     if not given.title or given.title not in given.numbers:
         return None
     names = [name for name in (given.title, given.runner_up or "") if name in given.numbers]
-    known, prefix = summary.metrics, summary.prefix
+    known, prefix = summary.whole, summary.prefix
     ess = {key: known.get(prefix + key) for key in ("ess_tokens", "ess_sequences")}
     raw = {**ess, "weight_mean": known.get(f"{prefix}mean_ratio")}
     columns: list[Mapping[str, Number | None]] = [raw, *(given.numbers[name] for name in names)]
@@ -193,7 +195,7 @@ def _weights(summary: Summary, given: Recommendation) -> Table | None:
     return Table("weights", "Weights before and after", ("on this dump", "uncorrected", *names), some)
 
 
-def _configs(summary: Summary, given: Recommendation) -> tuple[tuple[str, str], ...]:
+def _configs(summary: Result, given: Recommendation) -> tuple[tuple[str, str], ...]:
     """Return the recommendation in the syntax of each trainer that can say it.
 
     That of --for comes first, then the dump's own.
@@ -267,7 +269,7 @@ def _by(number: Number) -> str:
     """Return a difference of errors in words: 3.1% [1.6%, 4.5%] higher."""
     value, ends = number.value or 0.0, number.interval or (0.0, 0.0)
     low, high = sorted(ends) if value >= 0 else sorted(-end for end in ends)
-    size = say(number.model_copy(update={"value": abs(value), "interval": (low, high)}))
+    size = say(replace(number, value=abs(value), interval=(low, high)))
     return f"{size} {'higher' if value >= 0 else 'lower'}"
 
 
@@ -285,7 +287,7 @@ def _reasons(given: Recommendation) -> tuple[str, ...]:
     )
 
 
-def _remedy(summary: Summary, causes: list[Cause]) -> str:
+def _remedy(summary: Result, causes: list[Cause]) -> str:
     """Return the correction, what it changes, and the fix at the source."""
     given = summary.recommendation
     if given is None:
@@ -307,7 +309,7 @@ def _remedy(summary: Summary, causes: list[Cause]) -> str:
     return f"{named}: {sentence(effect or given.sentence)}{why}{also}"
 
 
-def _until_decided(summary: Summary, given: Recommendation) -> str:
+def _until_decided(summary: Result, given: Recommendation) -> str:
     """Return what limits the harm while the cause is not known."""
     if not given.title:
         return " ".join(filter(None, ("Measure first.", _before(summary), given.sentence)))
@@ -316,6 +318,6 @@ def _until_decided(summary: Summary, given: Recommendation) -> str:
     return " ".join(filter(None, ("Measure first.", _before(summary), sentence(harm))))
 
 
-def trainer_of(summary: Summary) -> str:
+def trainer_of(summary: Result) -> str:
     """Return the trainer that the dump's metadata names; empty if it names none that is known."""
     return named_in(summary.dump.provenance)

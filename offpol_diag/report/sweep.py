@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from offpol_diag.metrics import QUARTERS, title
+from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.tuning import command
@@ -14,7 +15,7 @@ from offpol_diag.report.analyze import about, analysis, cautions
 from offpol_diag.report.answer import Answer, Fact, Tile
 from offpol_diag.report.picture import SERIES, Panel, Picture, at_places
 from offpol_diag.report.tiles import below_0
-from offpol_diag.summary import Number, SolvedWindow, Summary, Sweep, SweptPoint
+from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
 from offpol_diag.table import Cell, Table
 
 COLUMNS = {
@@ -39,12 +40,12 @@ NOTES = {
 TILES = 8
 
 
-def answer(summary: Summary, found: Sweep) -> Answer:
+def answer(summary: Result, found: Sweep) -> Answer:
     """Return what the preset keeps at its own threshold, or within the bounds that were solved for."""
     window, name = found.window, kept(found)
     own = next((one for one in found.points if one.own), found.points[0])
     point = window.point if window else own
-    value, interval = written(point.metrics.get(name, Number()))
+    value, interval = written(point.numbers.get(name, Number()))
     what = "an ESS of tokens of " if name == "ess_tokens" else ""
     of = "" if name == "ess_tokens" else " of the tokens"
     sentence = f"{found.preset} at {point.threshold:.7g} keeps {what}{value}{of}"
@@ -102,7 +103,7 @@ def _share(window: SolvedWindow) -> str:
     return say_value(window.kept / window.of, "fraction")
 
 
-def _commands(summary: Summary, found: Sweep) -> Iterator[tuple[str, str]]:
+def _commands(summary: Result, found: Sweep) -> Iterator[tuple[str, str]]:
     """Yield the preset with the bounds that were solved for, on π_train/π_rollout, and the analysis."""
     if found.window:
         yield "preset", _command(found, found.window)
@@ -121,7 +122,7 @@ def _change(found: Sweep) -> str:
     ends, name = (found.points[0], found.points[-1]), kept(found)
     if len(found.points) == 1:
         return ""
-    goes = (f"{value_or_dash(one.metrics.get(name))} at {one.threshold:.7g}" for one in ends)
+    goes = (f"{value_or_dash(one.numbers.get(name))} at {one.threshold:.7g}" for one in ends)
     return f"Over the thresholds it goes from {' to '.join(goes)}."
 
 
@@ -142,7 +143,7 @@ def telling(found: Sweep) -> list[str]:
 
 
 def _values(found: Sweep, name: str) -> list[float | None]:
-    return [point.metrics.get(name, Number()).value for point in found.points]
+    return [point.numbers.get(name, Number()).value for point in found.points]
 
 
 def _equal(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
@@ -173,16 +174,16 @@ def _tables(found: Sweep) -> Iterator[Table]:
 
 
 def _rows(found: Sweep, names: Sequence[str]) -> list[tuple[Cell, ...]]:
-    return [(label(one), *(one.metrics.get(name, Number()) for name in names)) for one in found.points]
+    return [(label(one), *(one.numbers.get(name, Number()) for name in names)) for one in found.points]
 
 
 def _tiles(found: Sweep, point: SweptPoint) -> Iterator[Tile]:
     ends = (found.points[0], found.points[-1])
     for name in telling(found)[:TILES]:
-        number = point.metrics.get(name, Number())
+        number = point.numbers.get(name, Number())
         if number.known:
-            values = [one.metrics.get(name, Number()).value for one in found.points]
-            below = " → ".join(value_or_dash(one.metrics.get(name)) for one in ends)
+            values = [one.numbers.get(name, Number()).value for one in found.points]
+            below = " → ".join(value_or_dash(one.numbers.get(name)) for one in ends)
             many = len(found.points) > 1
             yield Tile(
                 title(name),
@@ -202,7 +203,7 @@ def _charts(found: Sweep) -> Iterator[Picture]:
     )
     shares = [name for name in telling(found) if name != "loss_scale_kept" and not name.startswith("kept_")]
     layers = [
-        at_places(title(name), [one.metrics.get(name) for one in found.points], SERIES[i % len(SERIES)])
+        at_places(title(name), [one.numbers.get(name) for one in found.points], SERIES[i % len(SERIES)])
         for i, name in enumerate(shares)
     ]
     if layers and len(names) > 1:
@@ -212,7 +213,7 @@ def _charts(found: Sweep) -> Iterator[Picture]:
         yield Picture(
             "sweep", "", f"{layers[0].name}: {goes}", "With 95% intervals.", (panel("share", layers),)
         )
-    if all(name in found.points[0].metrics for name in QUARTERS) and len(names) > 1:
+    if all(name in found.points[0].numbers for name in QUARTERS) and len(names) > 1:
         yield _by_length(found, panel)
 
 
@@ -220,7 +221,7 @@ def _by_length(found: Sweep, panel: partial[Panel]) -> Picture:
     own, differs = next((one for one in found.points if one.own), None), False
     finding = "What is kept of short and long responses at each threshold"
     if own is not None:
-        short, long = (own.metrics[name] for name in ("kept_length_q1", "kept_length_q4"))
+        short, long = (own.numbers[name] for name in ("kept_length_q1", "kept_length_q4"))
         differs = abs((short.value or 0.0) - (long.value or 0.0)) > 0.05
         finding = f"Short and long responses are kept alike at the preset's own {own.threshold:.7g}"
         if differs:
@@ -229,7 +230,7 @@ def _by_length(found: Sweep, panel: partial[Panel]) -> Picture:
                 f"and {value_or_dash(long)} of the longest"
             )
     lines = [
-        at_places(text, [Number(value=one.metrics[name].value) for one in found.points], SERIES[i])
+        at_places(text, [Number(value=one.numbers[name].value) for one in found.points], SERIES[i])
         for i, (name, text) in enumerate(QUARTERS.items())
     ]
     lengths = "; ".join(f"{a}: {b} tokens" for a, b in zip(QUARTERS.values(), found.quartiles, strict=False))

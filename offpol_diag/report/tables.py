@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from offpol_diag.frames import Data, Value, named
 from offpol_diag.metrics import REGIMES
+from offpol_diag.number import Number, Numbers
 from offpol_diag.report import answered
 from offpol_diag.report.analyze import alerts
 from offpol_diag.report.answer import Tile
@@ -15,19 +16,19 @@ from offpol_diag.report.parts import parts
 from offpol_diag.report.picture import Picture, number
 from offpol_diag.report.presets import Cards
 from offpol_diag.report.tokens import Strips
-from offpol_diag.summary import Contrast, Location, Number, Numbers, Summary, WorstSequence
+from offpol_diag.result import Contrast, Place, Result, WorstSequence, place_of
 from offpol_diag.table import Table
 
 Row = Sequence[Value]
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 
 
-def tables(summary: Summary) -> dict[str, Data]:
+def tables(summary: Result) -> dict[str, Data]:
     """Return every table of a result's page by name, those of its charts too, in the order of the page."""
     return named(_all(summary))
 
 
-def _all(summary: Summary) -> Iterator[Data]:
+def _all(summary: Result) -> Iterator[Data]:
     answer = answered(summary)
     if summary.gates:
         yield _gates(summary)
@@ -44,7 +45,7 @@ def _all(summary: Summary) -> Iterator[Data]:
         yield from _points(picture)
     for part in parts(summary, answer):
         if part.id == "charts":
-            yield from map(_places, summary.by.values())
+            yield from (_places(axis, summary) for axis in summary.axes)
         for _, drawn in part.drawn:
             if isinstance(drawn, Cards):
                 yield _presets(drawn)
@@ -60,7 +61,7 @@ FEWER = {"corrections", "decisive", "pairs", "steps"}
 """Tables whose rows and columns another one has too."""
 
 
-def _of(table: Table, summary: Summary) -> Iterable[Data]:
+def _of(table: Table, summary: Result) -> Iterable[Data]:
     if table.id in EXACT:
         return EXACT[table.id](table, summary)
     return (Data(table.id, table.header, table.rows),)
@@ -75,18 +76,28 @@ def _wide(header: Sequence[str], rows: Sequence[tuple[Row, Numbers]]) -> tuple[S
 # ---------------------------------------------------------------- of composites
 
 
-def _places(location: Location) -> Data:
-    keys: list[Value] = [place.key for place in location.places]
-    if location.numeric and all(WHOLE.fullmatch(place.key) for place in location.places):
-        keys = [int(place.key) for place in location.places]
+def _places(axis: str, summary: Result) -> Data:
+    places, numeric = summary.at(axis), summary.axes[axis].numeric
+    keys: list[Value] = [place.key for place in places]
+    if numeric and all(WHOLE.fullmatch(place.key) for place in places):
+        keys = [int(place.key) for place in places]
     rows: list[tuple[Row, Numbers]] = [
-        ((key, place.tokens, place.sequences), {**place.asked, **place.metrics})
-        for key, place in zip(keys, location.places, strict=True)
+        ((key, place.tokens, place.sequences), _of_presets(axis, place, summary) | place.numbers)
+        for key, place in zip(keys, places, strict=True)
     ]
-    header, cells = _wide((location.axis, "tokens", "sequences"), rows)
-    if location.axis in header[1:]:
+    header, cells = _wide((axis, "tokens", "sequences"), rows)
+    if axis in header[1:]:
         header = ("place", *header[1:])
-    return Data(f"by-{location.axis}", header, cells)
+    return Data(f"by-{axis}", header, cells)
+
+
+def _of_presets(axis: str, place: Place, summary: Result) -> Numbers:
+    """Return the numbers of presets at a place, as `PRESET.NAME`."""
+    return {
+        f"{preset}.{name}": one
+        for preset in summary.presets
+        for name, one in summary.of(place_of(axis, place.key, f"preset/{preset}")).items()
+    }
 
 
 def _points(picture: Picture) -> Iterator[Data]:
@@ -135,7 +146,7 @@ def _presets(block: Cards) -> Data:
     return Data("presets", *_wide(("preset", "mark", "family"), rows))
 
 
-def _as_logged(summary: Summary) -> Iterator[Data]:
+def _as_logged(summary: Result) -> Iterator[Data]:
     rows = [
         (preset, one.logs, name, None if value is None else float(value))
         for preset, one in summary.presets.items()
@@ -149,16 +160,15 @@ RESPONSE = ("sequence_id", "typical", "step", "policy_lag", "reward")
 TOKEN = ("position", "token_id", "text", "rollout_log_prob", "train_log_prob", "log_ratio")
 
 
-def _responses(summary: Summary) -> Data:
+def _responses(summary: Result) -> Data:
     """Return the worst responses and the ordinary one, token by token."""
     usual, texts = summary.worst.typical, summary.charts.token_texts
     rows: list[Row] = []
-    for one in (*summary.worst.sequences, *([usual] if usual else [])):
-        head = (one.sequence_id, one is usual, one.step, one.policy_lag, one.reward)
-        for place, position in enumerate(one.strip.positions if one.strip else ()):
-            assert one.strip is not None
-            strip, token = one.strip, one.strip.token_ids[place] if one.strip.token_ids else None
-            logs = (strip.rollout_log_probs[place], strip.train_log_probs[place], strip.log_ratios[place])
+    for one in (*summary.worst.sequences, *usual):
+        head = (one.sequence_id, one in usual, one.step, one.policy_lag, one.reward)
+        for place, position in enumerate(one.positions):
+            token = one.token_ids[place] if one.token_ids else None
+            logs = (one.rollout_log_probs[place], one.train_log_probs[place], one.log_ratios[place])
             rows.append((*head, position, token, texts.get(str(token)), *logs))
     return Data("worst-responses", (*RESPONSE, *TOKEN), rows)
 
@@ -166,7 +176,7 @@ def _responses(summary: Summary) -> Data:
 # ---------------------------------------------------------------- of tables with numbers in words
 
 
-def _gates(summary: Summary) -> Data:
+def _gates(summary: Result) -> Data:
     fields = ("name", "said", "bound", "level", "passed", "open", "limit", "centre")
     more = ("baseline", "tolerance", "diagnosis", "steps", "where", "reason", "note", "source")
     rows = [
@@ -180,22 +190,22 @@ def _gates(summary: Summary) -> Data:
     return Data("gates", (*fields, "value", *more), rows)
 
 
-def _ranking(_: Table, summary: Summary) -> Iterator[Data]:
+def _ranking(_: Table, summary: Result) -> Iterator[Data]:
     given = summary.recommendation
     rows = [(one.title, one.score, one.behind, one.tie) for one in (given.ranking if given else ())]
     yield Data("ranking", ("correction", "score", "error_above", "tie"), rows)
 
 
-def _alerts(_: Table, summary: Summary) -> Iterator[Data]:
+def _alerts(_: Table, summary: Result) -> Iterator[Data]:
     rows = []
     for one in alerts(summary):
         for key, value in one.saw.items():
-            metric = summary.metrics.get(key, Number())
+            metric = summary.whole.get(key, Number())
             rows.append((one.sentence, key, metric if metric.value == value else value, one.source))
     yield Data("alerts", ("level", "number", "value", "source"), rows)
 
 
-def _bands(_: Table, summary: Summary) -> Iterator[Data]:
+def _bands(_: Table, summary: Result) -> Iterator[Data]:
     rows: list[Row] = [
         (one.metric, one.name, one.low, one.high, None, one.regime, one.source)
         for one in summary.charts.bands
@@ -204,14 +214,14 @@ def _bands(_: Table, summary: Summary) -> Iterator[Data]:
     yield Data("bands", ("number", "band", "low", "high", "observed", "regime", "source"), rows)
 
 
-def _run(_: Table, summary: Summary) -> Iterator[Data]:
+def _run(_: Table, summary: Result) -> Iterator[Data]:
     run = summary.run.model_dump()
     seconds = run.pop("seconds")
     rows = [*run.items(), *((f"seconds, {name}", value) for name, value in seconds.items())]
     yield Data("run", ("what", "value"), rows)
 
 
-def _types(_: Table, summary: Summary) -> Iterator[Data]:
+def _types(_: Table, summary: Result) -> Iterator[Data]:
     fields = ("tokens", "share", "k3_share", "k3", "mean_log_ratio")
     texts, found = summary.charts.token_texts, summary.charts.token_types
     rows = [
@@ -221,8 +231,8 @@ def _types(_: Table, summary: Summary) -> Iterator[Data]:
     yield Data("types", ("token_id", "text", *fields), rows)
 
 
-def _worst_sequences(_: Table, summary: Summary) -> Iterator[Data]:
-    fields = [name for name in WorstSequence.model_fields if name != "strip"]
+def _worst_sequences(_: Table, summary: Result) -> Iterator[Data]:
+    fields = WorstSequence._fields[: WorstSequence._fields.index("first")]
     rows = [tuple(getattr(one, name) for name in fields) for one in summary.worst.sequences]
     yield Data("worst-sequences", fields, rows)
 
@@ -231,7 +241,7 @@ AROUND = (*(f"log_ratio_before_{i}" for i in (3, 2, 1)), *(f"log_ratio_after_{i}
 """Columns of the log-ratios around a token, in reading order."""
 
 
-def _worst_tokens(_: Table, summary: Summary) -> Iterator[Data]:
+def _worst_tokens(_: Table, summary: Result) -> Iterator[Data]:
     fields = ("sequence_id", "step", "position", "length", "token_id")
     logs = ("rollout_log_prob", "train_log_prob", "log_ratio")
     texts = summary.charts.token_texts
@@ -248,7 +258,7 @@ def _worst_tokens(_: Table, summary: Summary) -> Iterator[Data]:
     yield Data("worst-tokens", (*fields, "text", *logs, *AROUND), rows)
 
 
-def _dropped(_: Table, summary: Summary) -> Iterator[Data]:
+def _dropped(_: Table, summary: Result) -> Iterator[Data]:
     fields = ("sequence_id", "step", "length", "tokens", "log_ratio_sum", "reward")
     rows = [
         (one.dropped_by, one.kept_by, *(getattr(row, name) for name in fields), "; ".join(row.fired))
@@ -258,7 +268,7 @@ def _dropped(_: Table, summary: Summary) -> Iterator[Data]:
     yield Data("dropped", ("dropped_by", "kept_by", *fields, "fired"), rows)
 
 
-def _contrasts(table: Table, summary: Summary) -> Iterator[Data]:
+def _contrasts(table: Table, summary: Result) -> Iterator[Data]:
     found = {one.name: one for one in (summary.against.contrasts if summary.against else ())}
     some: list[Contrast] = [found[str(row[0])] for row in table.rows]
     rows = [
@@ -268,18 +278,18 @@ def _contrasts(table: Table, summary: Summary) -> Iterator[Data]:
     yield Data(table.id, ("metric", "a", "b", "difference", "p", "p_corrected", "said"), rows)
 
 
-def _sweep(_: Table, summary: Summary) -> Iterator[Data]:
+def _sweep(_: Table, summary: Result) -> Iterator[Data]:
     points = summary.sweep.points if summary.sweep else []
-    rows: list[tuple[Row, Numbers]] = [((one.threshold, one.own), one.metrics) for one in points]
+    rows: list[tuple[Row, Numbers]] = [((one.threshold, one.own), one.numbers) for one in points]
     yield Data("sweep", *_wide(("threshold", "own"), rows))
 
 
-def _nothing(_: Table, __: Summary) -> Iterable[Data]:
+def _nothing(_: Table, __: Result) -> Iterable[Data]:
     """Leave out a table that another one holds."""
     return ()
 
 
-EXACT: Mapping[str, Callable[[Table, Summary], Iterable[Data]]] = {
+EXACT: Mapping[str, Callable[[Table, Result], Iterable[Data]]] = {
     "gates": _nothing,  # which come first
     "alerts": _alerts,
     "bands": _bands,

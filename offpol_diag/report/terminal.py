@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.text import Text as Styled
 
 from offpol_diag.metrics import Tone
+from offpol_diag.number import Number
 from offpol_diag.numerals import minus, written
 from offpol_diag.printable import disarmed, printable
 from offpol_diag.report.answer import Answer, Fact, Tile
 from offpol_diag.report.cells import Shown, shown
-from offpol_diag.summary import Number
 from offpol_diag.table import Table
 
 PIPE_WIDTH, PROSE_WIDTH = 120, 100

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from offpol_diag.metrics import METRICS, Tone, band, title, tone
+from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, written
 from offpol_diag.report.answer import Tile
-from offpol_diag.summary import Number, Place, Series, Summary
+from offpol_diag.result import Place, Result, Series
 
 TILES = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence", "khat_tokens")
 SHORT = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token")
@@ -20,12 +22,12 @@ FEWEST = 6
 """Fewest values without intervals whose scatter tells whether a curve is flat."""
 
 
-def heavy(summary: Summary) -> str:
+def heavy(summary: Result) -> str:
     """Return the sentence on a heavy tail: which numbers it leaves unknown; empty where there is none."""
     prefix = summary.prefix
     tokens, sequences = (
-        written(summary.metrics.get(f"{prefix}khat_{over}", Number())).value.rstrip("*")
-        if doubted(summary.metrics.get(f"{prefix}ess_{over}", Number()))
+        written(summary.whole.get(f"{prefix}khat_{over}", Number())).value.rstrip("*")
+        if doubted(summary.whole.get(f"{prefix}ess_{over}", Number()))
         else ""
         for over in ("tokens", "sequences")
     )
@@ -37,10 +39,10 @@ def heavy(summary: Summary) -> str:
     return ""
 
 
-def tiles(summary: Summary) -> tuple[Tile, ...]:
+def tiles(summary: Result) -> tuple[Tile, ...]:
     """Return the headline numbers of the mismatch, and what the recommendation rejects or truncates."""
     found = [tile for name in TILES if (tile := _tile(summary, name))]
-    reward, rewards = summary.metrics.get("mean_reward", Number()), [v for _, v in curve(summary, "reward")]
+    reward, rewards = summary.whole.get("mean_reward", Number()), [v for _, v in curve(summary, "reward")]
     if reward.value is not None or len(set(rewards)) > 1:
         values = tuple(rewards) if len(rewards) > 1 else ()
         found.append(
@@ -64,16 +66,16 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
             label, key, number = "Rejected", "tokens_rejected", rejected
         elif drops:
             label, key, number = "With a weight", "tokens_weighted", weighted
-        method = next((name for name, one in summary.weights.items() if one == weighed), "")
+        method = next((name for name, one in summary.candidates.items() if one == weighed), "")
         name = f"{method}.{key}"
         course = _course(summary, name, number.unit, tuple(v for _, v in curve(summary, name)))
         found.append(Tile(label, number, "recommended", short=True, **course))
     return tuple(found)
 
 
-def _tile(summary: Summary, key: str) -> Tile | None:
+def _tile(summary: Result, key: str) -> Tile | None:
     prefix = summary.prefix
-    number = summary.metrics.get(prefix + key, Number())
+    number = summary.whole.get(prefix + key, Number())
     values = tuple(value for _, value in curve(summary, key))
     values = values if sum(one is not None for one in values) > 1 else ()
     if not number.known:
@@ -81,11 +83,11 @@ def _tile(summary: Summary, key: str) -> Tile | None:
     row, interval, doubt = band(key, number), "", ""
     named: tuple[str, Tone | None] = (row.name, tone(row.name)) if row else ("", None)
     if key == "khat_tokens":
-        sequences = summary.metrics.get(f"{prefix}khat_sequences", Number())
+        sequences = summary.whole.get(f"{prefix}khat_sequences", Number())
         named = ("unreliable", "bad") if number.note else ("reliable", "good")
         if sequences.value is not None:
             interval = f"sequences: {written(sequences).value.rstrip('*')}"
-        number = number.model_copy(update={"note": None, "interval": None})
+        number = replace(number, note=None, interval=None)
     elif doubted(number):
         doubt, named = "unreliable", ("", None)
     remark = below_0(key, number)
@@ -104,7 +106,7 @@ def _tile(summary: Summary, key: str) -> Tile | None:
     )
 
 
-def _course(summary: Summary, name: str, unit: str, values: tuple[float | None, ...]) -> dict[str, Any]:
+def _course(summary: Result, name: str, unit: str, values: tuple[float | None, ...]) -> dict[str, Any]:
     """Return the curve of a tile, whether it is flat, and its ends in words."""
     if not values:
         return {}
@@ -133,34 +135,32 @@ def below_0(name: str, number: Number) -> str:
     return "0 by its interval" if chance else "no χ²: mean square < 1"
 
 
-def steps_of(summary: Summary) -> list[str]:
+def steps_of(summary: Result) -> list[str]:
     """Return the training steps of the dump."""
-    return [one.key for one in summary.by["step"].places] if "step" in summary.by else []
+    return [one.key for one in summary.at("step")]
 
 
-def curve(summary: Summary, name: str) -> list[tuple[str, float | None]]:
+def curve(summary: Result, name: str) -> list[tuple[str, float | None]]:
     """Return a number of the main pair of policies by training step."""
     steps = summary.charts.steps
     if steps is None:
-        places = summary.by["step"].places if "step" in summary.by else []
-        return [(one.key, _at(one, summary.prefix, name).value) for one in places]
+        return [(one.key, number.value) for one, number in _by_step(summary, name)]
     values = steps.series[name].values if name in steps.series else []
     return [(str(last), value) for last, value in zip(steps.last, values, strict=False)]
 
 
-def intervals_of(summary: Summary, name: str) -> tuple[tuple[float, float] | None, ...]:
+def intervals_of(summary: Result, name: str) -> tuple[tuple[float, float] | None, ...]:
     """Return the interval of each value of `curve`."""
     steps = summary.charts.steps
     if steps is None:
-        places = summary.by["step"].places if "step" in summary.by else []
-        return tuple(_at(one, summary.prefix, name).interval for one in places)
+        return tuple(number.interval for _, number in _by_step(summary, name))
     found = steps.series.get(name, Series(values=[]))
     none = [None] * len(found.values)
     ends = zip(steps.last, found.low or none, found.high or none, strict=False)
     return tuple(None if low is None or high is None else (low, high) for _, low, high in ends)
 
 
-def is_flat(summary: Summary, name: str) -> bool:
+def is_flat(summary: Result, name: str) -> bool:
     """Return whether the means of the thirds of a curve differ by no more than their 95% intervals.
 
     Of too few points without intervals nothing is known, and the curve is not called flat.
@@ -178,13 +178,11 @@ def is_flat(summary: Summary, name: str) -> bool:
     return max(low for low, _ in means) <= min(high for _, high in means)
 
 
-def _with_halves(summary: Summary, name: str) -> list[tuple[float, tuple[float, ...] | None]]:
+def _with_halves(summary: Result, name: str) -> list[tuple[float, tuple[float, ...] | None]]:
     """Return the known values of a curve, each with how far its interval reaches below and above."""
     steps = summary.charts.steps
     if steps is None:
-        places = summary.by["step"].places if "step" in summary.by else []
-        numbers = [_at(one, summary.prefix, name) for one in places]
-        each = [(one.value, *(one.interval or (None, None))) for one in numbers]
+        each = [(one.value, *(one.interval or (None, None))) for _, one in _by_step(summary, name)]
     else:
         found = steps.series.get(name, Series(values=[]))
         none = [None] * len(found.values)
@@ -215,7 +213,7 @@ def _mean(points: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[float, flo
     return mean - below, mean + above
 
 
-def _at(place: Place, prefix: str, name: str) -> Number:
-    """Return a number of a place; there the main pair of policies has no prefix."""
-    every = {**place.asked, **place.metrics}
-    return every.get(prefix + name, every.get(name, Number()))
+def _by_step(summary: Result, name: str) -> list[tuple[Place, Number]]:
+    """Return a number at each step; there the main pair of policies has no prefix."""
+    prefix, places = summary.prefix, summary.at("step")
+    return [(one, one.numbers.get(prefix + name, one.numbers.get(name, Number()))) for one in places]

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from offpol_diag.number import Number
 from offpol_diag.numerals import counted, rounded
-from offpol_diag.summary import Number, Summary, WorstSequence, WorstToken
+from offpol_diag.result import Result, WorstSequence, WorstToken
 from offpol_diag.table import Cell, Table
 
 STEPS = (1.1, 2.0, 10.0, 1000.0)
@@ -57,17 +58,16 @@ class Strips:
     open: int = 2
 
 
-def strips(summary: Summary) -> Strips | None:
+def strips(summary: Result) -> Strips | None:
     """Return the worst responses as strips, with a title that says what they share; None without any."""
     texts = summary.charts.token_texts
-    worst = [one for one in summary.worst.sequences if one.strip]
-    usual = summary.worst.typical
-    typical = _response(usual, texts) if usual and usual.strip else None
+    worst = [one for one in summary.worst.sequences if one.positions]
+    usual = [_response(one, texts) for one in summary.worst.typical if one.positions]
     every = tuple(_response(one, texts) for one in worst)
-    return Strips(_title(summary, worst), every, typical, bool(texts)) if worst else None
+    return Strips(_title(summary, worst), every, next(iter(usual), None), bool(texts)) if worst else None
 
 
-def tables(summary: Summary) -> Iterator[Table]:
+def tables(summary: Result) -> Iterator[Table]:
     """Yield the token ids that carry the mismatch, the worst sequences and the worst tokens."""
     texts = summary.charts.token_texts
     sequences = [_sequence(one) for one in summary.worst.sequences]
@@ -80,12 +80,12 @@ def tables(summary: Summary) -> Iterator[Table]:
     yield _table("worst-tokens", then, TOKENS, rows)
 
 
-def _title(summary: Summary, worst: list[WorstSequence]) -> str:
+def _title(summary: Result, worst: list[WorstSequence]) -> str:
     """Return a finding on the worst responses: their step and reward."""
     many = f"The {counted(len(worst), 'worst response')}"
     steps = [one.step for one in worst if one.step is not None]
     usual = max(set(steps), key=steps.count) if steps else None
-    several = "step" in summary.by and len(summary.by["step"].places) > 1
+    several = len(summary.at("step")) > 1
     parts = [f"{steps.count(usual)} come from step {usual}"] if usual is not None and several else []
     rewards = {one.reward for one in worst}
     if len(rewards) == 1 and None not in rewards and len(worst) > 1:
@@ -94,24 +94,22 @@ def _title(summary: Summary, worst: list[WorstSequence]) -> str:
 
 
 def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
-    assert one.strip is not None
-    strip = one.strip
     facts = [f"step {one.step}"] if one.step is not None else []
     facts += [f"lag {one.policy_lag}"] if one.policy_lag is not None else []
     facts += [f"{one.length} tokens", f"mean K3 {rounded(one.k3_mean)}"]
     facts += [f"reward {rounded(one.reward)}"] if one.reward is not None else []
-    facts += [f"from token {strip.first}"] if strip.first else []
-    ids = [str(one) for one in strip.token_ids or strip.positions]
-    if strip.token_ids:
-        ids = [texts.get(one, one) for one in ids]
+    facts += [f"from token {one.first}"] if one.first else []
+    ids = [str(token) for token in one.token_ids or one.positions]
+    if one.token_ids:
+        ids = [texts.get(token, token) for token in ids]
     found: list[Token] = []
-    for place, delta in enumerate(strip.log_ratios):
-        if place and strip.positions[place] != strip.positions[place - 1] + 1:
-            gap = strip.positions[place] - strip.positions[place - 1] - 1
+    for place, delta in enumerate(one.log_ratios):
+        if place and one.positions[place] != one.positions[place - 1] + 1:
+            gap = one.positions[place] - one.positions[place - 1] - 1
             found.append(Token(f"[{gap} masked]", "mk", ""))
-        q, p = (math.exp(min(logs[place], 700)) for logs in (strip.rollout_log_probs, strip.train_log_probs))
+        q, p = (math.exp(min(logs[place], 700)) for logs in (one.rollout_log_probs, one.train_log_probs))
         look = shade(delta)
-        said = f"position {strip.positions[place]}: Δ {delta:+.3g}, π_rollout {q:.3g}, π_train {p:.3g}"
+        said = f"position {one.positions[place]}: Δ {delta:+.3g}, π_rollout {q:.3g}, π_train {p:.3g}"
         found.append(Token(ids[place], look, said if look[1:] in ("3", "4") else ""))
     return Response(one.sequence_id, " · ".join(facts), tuple(found))
 
@@ -125,7 +123,7 @@ def shade(delta: float) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def _types(summary: Summary) -> Table | None:
+def _types(summary: Result) -> Table | None:
     """Return the token ids by their share of K3."""
     found = summary.charts.token_types
     if not found:

@@ -35,6 +35,7 @@ from tests.frozen.dumps import (
     sentinels,
     turns,
 )
+from tests.frozen.format1 import as_format_1
 
 SKIPPED = frozenset({"run", "provenance", "diagnosis", "recommendation", "format", "strip"})
 """Keys of the JSON that are not frozen: how it was made, conclusions from the numbers, copied tokens."""
@@ -169,7 +170,7 @@ def _run(arguments: list[str]) -> None:
 
 def of_json(path: Path) -> Values:
     """Return the numbers of a result written by `--json`."""
-    return dict(_walk(json.loads(path.read_text()), ""))
+    return dict(_walk(as_format_1(json.loads(path.read_text())), ""))
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:

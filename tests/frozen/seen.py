@@ -360,12 +360,23 @@ def _cut(number: re.Match[str]) -> str:
 # ---------------------------------------------------------------- keys of a JSON
 
 FREE = {
-    *("as_logged", "band", "better", "bounds", "by", "columns", "differences", "kept", "numbers", "presets"),
-    *("provenance", "ratio_by_lag", "regime", "saw", "series", "weights"),
+    *(
+        "as_logged",
+        "axes",
+        "band",
+        "better",
+        "bounds",
+        "columns",
+        "differences",
+        "kept",
+        "numbers",
+        "presets",
+    ),
+    *("provenance", "ratio_by_lag", "regime", "saw", "series"),
 }
 """Objects whose keys are names or values, no fields: one `*` stands for all of them."""
-NUMBER = {"formula", "interval", "unit", "value"}
-"""Keys that a number with its interval has, whose further keys are listed once, under `NUMBER`."""
+METRIC = {"formula", "over", "unit", "worse"}
+"""Keys of what says what a number is, listed once, under `METRIC`."""
 PREFIXED = re.compile(r"(drift2|total|error_above)\..*")
 """Numbers of the other two policy pairs, named as those of the first; and numbers by the name of a method."""
 Keys = dict[str, set[str]]
@@ -378,8 +389,8 @@ def keys_of(value: Any, only: tuple[str, ...] = (), path: str = "") -> Keys:
     if isinstance(value, list):
         for inner in value:
             _join(found, keys_of(inner, path=f"{path}[]"))
-    elif isinstance(value, dict) and value.keys() >= NUMBER:
-        found["NUMBER"] = set(value)
+    elif isinstance(value, dict) and value.keys() == METRIC:
+        found["METRIC"] = set(value)
     elif isinstance(value, dict):
         free = path.rpartition(".")[2] in FREE
         names = {name: "*" if free else PREFIXED.sub(r"\1.*", name) for name in value}

@@ -1,0 +1,291 @@
+"""Binned numbers from which the charts of a report are drawn, as columns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from offpol_diag.metrics import Band
+from offpol_diag.number import Number
+from offpol_diag.result.parts import Model, Points, Whole, equal
+from offpol_diag.rows import Columns
+
+
+class AtLength(NamedTuple):
+    """Sequence importance sampling on the first `tokens` tokens of every response that has as many.
+
+    Attributes:
+        sequences: responses with at least so many tokens.
+        khat: k̂ of the same weights.
+    """
+
+    tokens: int
+    sequences: int
+    ess_sequences: Number
+    khat: Number | None = None
+
+
+class Lengths(Model):
+    """Effective sample size of sequence importance sampling, by the length of the response."""
+
+    longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
+    curve: Annotated[list[AtLength], Columns(AtLength)] = Field(
+        [], description="at increasing T, up to the length that 50 responses reach"
+    )
+    median: Whole | None = Field(None, description="median length of a response, tokens, to 9%")
+    log_normal: float | None = Field(None, description="tokens up to which e^(−2·K3·T) is above 10%")
+
+
+class Series(Points):
+    """A number along an axis: one entry per point, null where it is not known there."""
+
+    PARALLEL = ("values", "low", "high")
+
+    unit: str = Field("", description="nats, fraction, tokens; empty: a pure number")
+    values: list[float | None]
+    low: list[float | None] = Field([], description="lower ends of the 95% intervals; empty: none are known")
+    high: list[float | None] = []
+
+
+class BySteps(Points):
+    """Numbers by training step, each group of equally many adjacent steps together where there are many."""
+
+    PARALLEL = ("first", "last", "tokens", "sequences")
+
+    first: list[Whole] = Field(description="first step of each group, [G]")
+    last: list[Whole] = Field(description="last step of each group; equal to `first` for groups of one step")
+    tokens: list[Whole]
+    sequences: list[Whole]
+    series: dict[str, Series] = Field(
+        description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
+        "khat_tokens, khat_sequences, reward, entropy, length, policy_lag, f_2; k1, k3 also with drift2. and "
+        "total.; of each method in `weights`: METHOD.truncated_high, .tokens_rejected, .tokens_weighted, "
+        ".ess_tokens; [G] each"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.first:
+            raise ValueError("there is no group of steps")
+        equal({"first": len(self.first)} | {name: len(x.values) for name, x in self.series.items()})
+        return self
+
+
+class RangeOfRatios(NamedTuple):
+    """Tokens whose importance ratio r lies in [low, high): their share, and that of the sum of K3.
+
+    Attributes:
+        in_sync: tokens with lag 0 among them; null: no lag is known.
+    """
+
+    low: float | None
+    high: float | None
+    tokens: int
+    share: float
+    k3_share: float | None
+    in_sync: int | None = None
+
+
+class Density(Model):
+    """Tokens by their probability under both policies, on bins of about equal width in the logit."""
+
+    edges: list[float] = Field(description="probabilities that bound the bins, rising from 0 to 1, [N+1]")
+    counts: list[list[Whole]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
+    in_sync: list[list[Whole]] = Field([], description="the same of tokens with lag 0; empty: none are known")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        bins = len(self.edges) - 1
+        for table in (self.counts, self.in_sync or self.counts):
+            if len(table) != bins or any(len(row) != bins for row in table):
+                raise ValueError(f"{bins} bins do not hold a table of {len(table)} rows")
+        return self
+
+
+class Corner(Model):
+    """Tokens that are likely under one policy and unlikely under the other."""
+
+    tokens: Whole
+    share: float = Field(description="of all tokens, 0 to 1")
+    k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
+    in_sync_share: float | None = Field(None, description="of the tokens with lag 0; null: none are known")
+
+
+class Noise(Points):
+    """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
+
+    PARALLEL = ("edges", "tokens", "median", "p90", "p99", "in_sync_tokens", "in_sync_median", "in_sync_p90")
+
+    edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
+    tokens: list[Whole] = Field(description="[N]")
+    median: list[float | None] = Field(description="nats, [N]")
+    p90: list[float | None]
+    p99: list[float | None]
+    in_sync_tokens: list[Whole] = Field([], description="tokens with lag 0; empty: no lag is known")
+    in_sync_median: list[float | None] = []
+    in_sync_p90: list[float | None] = []
+
+
+class PositionSteps(Model):
+    """K3 by position in the response, in some training steps."""
+
+    first_step: Whole | None = Field(description="null: all steps")
+    last_step: Whole | None
+    tokens: list[Whole] = Field(description="by position, [P]")
+    k3: Series = Field(description="nats, [P]; null without tokens")
+
+
+class Positions(Model):
+    """K3 by position in the response, before and from the step at which the mismatch grew."""
+
+    labels: list[str] = Field(description="positions, such as 15–30, from 0, masked tokens counted, [P]")
+    every: PositionSteps
+    early: PositionSteps | None = Field(None, description="null: one step, or none known")
+    late: PositionSteps | None = None
+    split: str = Field("", description="why it is cut there, e.g. 'K3 passes 0.1 at step 4'")
+    grid: list[PositionSteps] = Field([], description="at most 16 groups of steps, in order, no intervals")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for one in (self.every, self.early, self.late, *self.grid):
+            if one is not None:
+                equal({"labels": len(self.labels), "tokens": len(one.tokens), "k3": len(one.k3.values)})
+        return self
+
+
+class TokenThresholds(Points):
+    """Rules on single tokens at many thresholds b, of the raw ratios of the main drift; [N] each."""
+
+    PARALLEL = ("b", "ess_tokens", "truncated", "weight_mean", "kept")
+
+    b: list[float]
+    ess_tokens: list[float | None] = Field(description="of min(r, b) over the tokens")
+    truncated: list[float] = Field(description="share of tokens with r ≥ b")
+    weight_mean: list[float | None] = Field(description="mean of min(r, b)")
+    kept: list[float] = Field(description="share of tokens with 1/b ≤ r < b")
+
+
+class SequenceThresholds(Points):
+    """Rules on whole sequences at many thresholds b; w = ∏r of a sequence, g its geometric mean; [N] each."""
+
+    PARALLEL = (
+        "b",
+        "kept_geometric",
+        "kept_product",
+        "sequences_geometric",
+        "sequences_product",
+        "ess_tokens",
+        "ess_sequences",
+    )
+
+    b: list[float]
+    kept_geometric: list[float] = Field(description="tokens in sequences with 1/b ≤ g < b, share of tokens")
+    kept_product: list[float] = Field(description="tokens in sequences with 1/b ≤ w < b, share of tokens")
+    sequences_geometric: list[float] = Field(description="share of sequences with 1/b ≤ g < b")
+    sequences_product: list[float] = Field(description="share of sequences with 1/b ≤ w < b")
+    ess_tokens: list[float | None] = Field(description="of min(w, b), every token weighed by its sequence")
+    ess_sequences: list[float | None] = Field(description="of min(w, b) over the sequences")
+
+
+class ParetoTail(Points):
+    """The largest importance weights, and the generalised Pareto distribution fitted to them."""
+
+    PARALLEL = ("rank", "log_weight", "log_fitted")
+
+    over: Literal["tokens", "sequences"]
+    weights: Whole = Field(description="n, weights in all")
+    tail: Whole = Field(description="M, weights in the fitted tail")
+    khat: Number = Field(description="interval: k̂ ± 1.96 (1 + k̂)/√M, weights taken as independent")
+    limit: float = Field(description="k̂ above which means of the weights are unreliable at this n")
+    log_cut: float = Field(description="log-weight at which the tail begins, nats")
+    log_scale: float = Field(description="log of the scale of the fit, nats")
+    rank: list[Whole] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
+    log_weight: list[float] = Field(description="the weight of that rank, as logged, nats")
+    log_fitted: list[float | None] = Field(description="the same by the fit: quantile 1 − (rank − ½)/M")
+
+
+class Kept(Points):
+    """Shares that a method keeps, at its own threshold, by length and by the sign of the advantage."""
+
+    PARALLEL = ("lengths", "by_length", "weight_by_length")
+
+    lengths: list[str] = Field(description="quartiles of response length in words, short first, [4]")
+    by_length: list[float | None] = Field(description="share not rejected of the tokens of the quartile, [4]")
+    weight_by_length: list[float | None] = Field([], description="its mean weight, 0 of rejected tokens, [4]")
+    positive: float | None = Field(None, description="the same where A > 0; null: no advantages")
+    negative: float | None = Field(None, description="the same where A < 0")
+
+
+class TokenType(NamedTuple):
+    """All tokens with one id: their share, that of the sum of K3, mean K3 and mean Δ in nats."""
+
+    token_id: int
+    tokens: int
+    share: float
+    k3_share: float | None
+    k3: float
+    mean_log_ratio: float
+
+
+class TokenTypes(Model):
+    """Token ids by their share of K3."""
+
+    distinct: Whole = Field(description="ids seen; those from 2^19 on count as one")
+    half: Whole | None = Field(description="fewest ids that carry half of K3 together")
+    worst: Annotated[list[TokenType], Columns(TokenType)] = Field(
+        [], description="at most 20, the largest share of K3 first"
+    )
+
+
+class LagEvidence(Model):
+    """Evidence of policy lag about the cause; the points to draw are `by.policy_lag` and `charts.steps`."""
+
+    in_sync: Number | None = Field(None, description="K3 at lag 0, nats")
+    in_sync_steps: list[Whole] = Field([], description="steps whose sequences all have lag 0, at most 20")
+    in_sync_share: float | None = Field(None, description="K3 at lag 0 over K3 of the dump")
+    tokens_in_sync: float | None = Field(None, description="share of tokens with lag 0")
+    ratio_by_lag: dict[str, float] = Field({}, description="lag → K3 of its first step over K3 at lag 0")
+    lag: Whole | None = Field(None, description="the lag that most steps have, if all of their sequences do")
+    steps: tuple[Whole, Whole] | None = Field(None, description="first and last step of that lag")
+    start: Number | None = Field(None, description="K3 of the first such step, nats")
+    end: Number | None = Field(None, description="K3 of the last such step, nats")
+    growth: float | None = Field(None, description="`end` over `start`")
+
+
+class Crossing(NamedTuple):
+    """The first step from which on a number is in a worse band, for all that follows or at least once."""
+
+    metric: str
+    band: str
+    bound: float
+    step: int
+
+
+class Charts(Model):
+    """Binned numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
+
+    bands: Annotated[list[Band], Columns(Band)] = Field(
+        [], description="all published bands, best first within a metric"
+    )
+    band: dict[str, str] = Field({}, description="metric → the band that this dump is in, if reliable")
+    crossings: Annotated[list[Crossing], Columns(Crossing)] = Field(
+        [], description="steps at which a number first enters a worse band"
+    )
+    steps: BySteps | None = None
+    gap_shares: dict[str, Number] = Field({}, description="rollout_old, old_current: K1 over that of total")
+    ranges: Annotated[list[RangeOfRatios], Columns(RangeOfRatios)] = Field(
+        [], description="rising r, from 0 to infinity"
+    )
+    density: Density | None = None
+    lost: Corner | None = Field(None, description="π_rollout above 0.9, π_train below 0.5")
+    found: Corner | None = Field(None, description="the mirror image: π_rollout below 0.5, π_train above 0.9")
+    noise: Noise | None = None
+    positions: Positions | None = None
+    token_thresholds: TokenThresholds | None = None
+    sequence_thresholds: SequenceThresholds | None = None
+    tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; with drift2. and total. before")
+    kept: dict[str, Kept] = Field({}, description="by the names in `weights`")
+    token_types: TokenTypes | None = None
+    token_texts: dict[str, str] = Field({}, description="token id → text, white space visible; --tokenizer")
+    lag: LagEvidence | None = None

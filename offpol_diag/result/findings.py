@@ -1,0 +1,183 @@
+"""What is concluded: the diagnosis, the recommendation, and the verdicts of a gate."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from offpol_diag.number import Number, Numbers
+from offpol_diag.result.parts import Model, Whole
+
+
+class Example(Model):
+    """One token that shows a cause."""
+
+    sequence_id: str
+    position: Whole = Field(description="in the response, from 0, masked tokens counted")
+    rollout_log_prob: float
+    train_log_prob: float
+
+
+class After(Model):
+    """The mismatch after a cause has been repaired."""
+
+    what: str = Field(description="the repair")
+    k3: float
+    mean_ratio: float
+    ess_tokens: float
+    tokens: Whole
+    approximate: bool = Field(False, description="whether the repair is only approximate")
+
+
+class Cause(Model):
+    """One cause, with its evidence."""
+
+    id: str
+    kind: Literal["bug", "honest"] = "bug"
+    statement: str
+    statistic: str = Field(description="the evidence: numbers with intervals, or exact counts")
+    violates: str = Field("", description="the identity or fact that the evidence contradicts")
+    exact: bool = Field(False, description="whether the evidence is an exact count")
+    where: str = Field("", description="the group affected, e.g. 'engine = 3'; empty: all")
+    tokens: Whole | None = Field(None, description="affected tokens of the sample")
+    sequences: Whole | None = Field(None, description="affected sequences of the sample")
+    examples: list[Example] = []
+    confirm: str = ""
+    fix: str = ""
+    after: After | None = None
+
+
+class CandidateCause(Model):
+    """A cause that fits a mismatch, where the dump cannot decide between several; it comes without a fix."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
+    id: str
+    statement: str
+    for_: list[str] = Field([], alias="for", description="what speaks for it, a sentence each")
+    against: list[str] = Field([], description="what speaks against it, a sentence each")
+
+
+DiagnosisVerdict = Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
+
+
+class Diagnosis(Model):
+    """Whether the mismatch is a bug or genuine, and its causes."""
+
+    verdict: DiagnosisVerdict
+    headline: str
+    causes: list[Cause] = Field(
+        [], description="established causes, most likely first; none where the verdict is cannot_tell"
+    )
+    candidates: list[CandidateCause] = Field(
+        [], description="causes that fit where none is established, most likely first; with cannot_tell only"
+    )
+    decide: str = Field("", description="the one measurement that decides between the candidates")
+    ruled_out: list[str] = []
+    undecidable: list[str] = []
+    systematic: Number | None = Field(
+        None,
+        description="share of the variance of min(r, 2) that tokens of one kind (a token id after another) "
+        "have in common: 0 for noise of single tokens; null without token ids",
+    )
+    sequences: Whole | None = Field(None, description="size of the sample that was examined, in sequences")
+    tokens: Whole | None = Field(None, description="size of the sample that was examined, in tokens")
+
+
+Decision = Literal[
+    "fix the bug first", "no correction needed", "METHOD at THRESHOLD", "no method helps", "not enough data"
+]
+
+
+Label = Literal["measured", "default", "no difference detected"]
+
+
+class Fired(Model):
+    """A rule whose condition held, with the numbers it depends on."""
+
+    rule: str
+    level: Literal["decision", "alert", "info"]
+    sentence: str
+    saw: dict[str, float | None]
+    source: str
+
+
+MARGIN = 0.02
+"""Share of the estimated error that matters: a method is significantly better if the interval of the
+difference lies beyond it."""
+
+
+class Ranked(Model):
+    """A correction's place by the estimated error of an update."""
+
+    title: str
+    score: float = Field(description="least error of all / its error, in percent: 100 for the best")
+    behind: Number | None = Field(description="its error / the chosen one's − 1; null: the chosen one")
+
+    @property
+    def tie(self) -> bool:
+        """Whether it is a toss-up with the chosen one: the interval of the difference includes 0."""
+        ends = self.behind.interval if self.behind else None
+        return ends is not None and ends[0] <= 0 <= ends[1]
+
+    @property
+    def ahead(self) -> bool:
+        """Whether its error is below the chosen one's: the interval of the difference lies below 0."""
+        ends = self.behind.interval if self.behind else None
+        return ends is not None and ends[1] < 0
+
+
+class Recommendation(Model):
+    """Which correction, at which threshold, and why."""
+
+    decision: Decision
+    label: Label | None = Field(None, description="whether the decision was measured or is the default")
+    title: str | None = Field(None, description="the method in words")
+    method: str | None = Field(None, description="preset name when the decision is a method")
+    threshold: str | None = None
+    settings: dict[str, str] = Field({}, description="settings that differ from the preset's, as in --set")
+    sentence: str
+    rule: str
+    runner_up: str | None = None
+    reasons: list[str] = Field([], description="mismatch, staleness, dependence on the token, in sentences")
+    unknown: list[str] = Field([], description="what cannot be determined, and the column that it needs")
+    numbers: dict[str, Numbers] = Field(
+        {}, description="of the weights of the method, the runner-up and no correction, each at its threshold"
+    )
+    ranking: list[Ranked] = Field([], description="by the estimated error of an update, the best first")
+    despite: str = Field("", description="why it is advised also where another's estimated error is lower")
+    longest_response: Number | None = Field(None, description="`lengths.longest`")
+    config: str | None = Field(None, description="configuration for the trainer of --for, ready to paste")
+    fired: list[Fired] = []
+
+
+class GateVerdict(Model):
+    """The verdict on one bound."""
+
+    name: str = Field(description="k3, seq_mis.ess_tokens, step:k3, p90:k3; or diagnosis")
+    said: str = Field("", description="the trainer's name for it that was given; empty: ours")
+    bound: Literal["max", "min", "within", "diagnosis"] = Field(
+        description="the value, or its distance from `centre` (within), against `limit`; or `diagnosis`"
+    )
+    limit: float = Field(description="0 for a diagnosis")
+    unit: str = Field("", description="of value and limit, as in `metrics`; empty: a pure number")
+    centre: float | None = None
+    value: float | None
+    interval: tuple[float, float] | None = None
+    log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
+    passed: bool | None = Field(description="null: undecided")
+    open: bool = Field(False, description="the interval crosses the bound: no evidence of a failure")
+    reason: str = ""
+    level: Literal["error", "warn"] = Field("error", description="warn: leaves the exit code alone")
+    judged_on: Literal["interval", "value", ""] = Field("", description="empty: undecided")
+    steps: str = Field("", description="the steps that the bound is for; empty: all")
+    where: str = Field("", description="the place that decided, e.g. step 40")
+    source: str = Field("", description="where the bound was set: an option, or a file and its table")
+    note: str = Field("", description="the note of the gate file")
+    baseline: float | None = Field(None, description="the value in the baseline")
+    baseline_interval: tuple[float, float] | None = None
+    tolerance: str = Field("", description="by how much the baseline's value may be exceeded")
+    diagnosis: DiagnosisVerdict | None = Field(None, description="the one found, where it is the bound")
+    diagnosis_fails: DiagnosisVerdict | None = Field(None, description="the mildest one that fails")
+    diagnosis_baseline: DiagnosisVerdict | None = Field(None, description="the one in the baseline")
