@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from offpol_diag import versions
 from offpol_diag.journal import (
     JOURNAL,
     ROW_GROUP_TOKENS,
@@ -34,11 +35,15 @@ Array = npt.NDArray[Any]
 METADATA_KEY = b"offpol_diag"
 FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 FLOAT_TOKENS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy")
-INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32()}
+VERSIONS = "weight_versions"
+INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32(), VERSIONS: pa.int64()}
+TEXTS = ("weight_digest_rollout", "weight_digest_train", "finish_reason")
+DIGESTS = TEXTS[:2]
 NUMBERS = ("rewards", "advantages")
 """Columns whose values are numbers; in all others with a value per sequence a NaN is a null."""
 # Fixed, so that a first batch of whole rewards does not make every later batch integers.
-SCALARS = dict.fromkeys(NUMBERS, pa.float64()) | dict.fromkeys(("step", "policy_lag"), pa.int64())
+INTEGERS = ("step", "policy_lag", "prompt_length")
+SCALARS = dict.fromkeys(NUMBERS, pa.float64()) | dict.fromkeys(INTEGERS, pa.int64())
 
 
 class Ragged(NamedTuple):
@@ -147,6 +152,11 @@ class DumpWriter:
         group_id: Any = None,
         step: Any = None,
         policy_lag: Any = None,
+        weight_versions: Any = None,
+        weight_digest_rollout: Any = None,
+        weight_digest_train: Any = None,
+        prompt_length: Any = None,
+        finish_reason: Any = None,
         **scalar_columns: Any,
     ) -> None:
         """Append one batch of S sequences.
@@ -169,6 +179,12 @@ class DumpWriter:
             group_id: A name per prompt, shared by its samples.
             step: Training step.
             policy_lag: Trainer updates between the weights that sampled and the weights that train.
+            weight_versions: Version of the weights that sampled each token, -1 where unknown; or, in a list
+                with an element per sequence, runs: pairs [start, version], or spans as SGLang writes them.
+            weight_digest_rollout: A text made of the weights that sampled, as the engine holds them.
+            weight_digest_train: The same text made of the trainer's weights that `old_log_probs` are of.
+            prompt_length: Tokens of the prompt.
+            finish_reason: Why the response ended, such as "stop" or "length".
             **scalar_columns: Anything else with one value per sequence, for reports to group by.
 
         Raises:
@@ -321,11 +337,19 @@ def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> 
         keep = np.logical_or.accumulate((_numbers("response_mask", mask, "int8") != 0)[:, ::-1], axis=1)[
             :, ::-1
         ]
-    tokens = {k: _ragged(k, v, keep, dtype) for k, v in columns.items() if _is_per_token(k, v)}
+    given = {k: v for k, v in columns.items() if _is_per_token(k, v)}
+    tokens = {k: _ragged(k, v, keep, dtype) for k, v in given.items() if k != VERSIONS}
+    lengths = tokens["rollout_log_probs"].lengths
+    if VERSIONS in given:
+        tokens[VERSIONS] = _ragged(VERSIONS, versions.listed(given[VERSIONS], lengths), keep, dtype)
     _agree(tokens)
-    rows = len(tokens["rollout_log_probs"].lengths)
+    if VERSIONS in tokens:
+        counted = tokens["response_mask"].values if mask is not None else np.ones(lengths.sum())
+        versions.require_rising(tokens[VERSIONS].values, counted != 0, lengths)
+    rows = len(lengths)
     arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
     arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in tokens}
+    _both(arrays)
     return pa.table(arrays)
 
 
@@ -471,6 +495,21 @@ def _agree(tokens: Mapping[str, Ragged]) -> None:
             raise ValueError(f"{name}, sequence {i}: {lengths_differ}; cover the same response tokens")
 
 
+def _both(arrays: Mapping[str, pa.Array]) -> None:
+    """Refuse digests of one side only."""
+    there = [name for name in DIGESTS if name in arrays]
+    hint = "digests are compared: pass both of a sequence, or none"
+    if len(there) == 1:
+        (lacks,) = {*DIGESTS} - {*there}
+        raise ValueError(f"{there[0]} is there without {lacks}; {hint}")
+    null = [arrays[name].is_null().to_numpy(zero_copy_only=False) for name in there]
+    if there and (null[0] != null[1]).any():
+        row = int(np.argmax(null[0] != null[1]))
+        raise ValueError(
+            f"{there[int(null[1][row])]}, sequence {row}: it is None, and the other is not; {hint}"
+        )
+
+
 def _token_array(name: str, ragged: Ragged, dtype: str) -> pa.ListArray:
     kind = INT_TOKENS.get(name, FLOATS[dtype])
     values = _narrowed(name, ragged.values, kind.to_pandas_dtype())
@@ -518,10 +557,16 @@ def _scalar_array(name: str, value: Any, rows: int) -> pa.Array:
 def _typed(name: str, items: list[Any], unsigned: bool) -> pa.Array:
     """Convert to the type of a known column or, without a change of any value, to that of the items."""
     kinds = {type(one) for one in items} - {type(None)}
+    if name in TEXTS:
+        if odd := kinds - {str}:
+            raise ValueError(f"it holds {', '.join(sorted(kind.__name__ for kind in odd))}; pass text")
+        return pa.array(items, pa.string())
     if name in SCALARS:
         for one in items if name not in NUMBERS else ():
             if isinstance(one, bool) or not (one is None or isinstance(one, int) or float(one).is_integer()):
                 raise ValueError(f"{one} is no whole number")
+            if name == "prompt_length" and one is not None and one < 0:
+                raise ValueError(f"{one} is no length")
         return pa.array(items, SCALARS[name])
     if len(kinds) > 1 and not kinds <= {int, float}:
         raise ValueError(f"it mixes {', '.join(sorted(kind.__name__ for kind in kinds))}")

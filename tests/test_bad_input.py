@@ -61,6 +61,20 @@ BAD_ROWS = {
         {"rollout_log_probs": [0.5]},
         "token 0 is 0.5, and a log-probability is at most 0",
     ),
+    "versions of another length": ({"weight_versions": [3, 3]}, "'weight_versions': it holds 2 values"),
+    "null versions": ({"weight_versions": None}, "'weight_versions': there is null where a list belongs"),
+    "a null version": ({"weight_versions": [None]}, "'weight_versions': token 0 is null"),
+    "a version of -2": ({"weight_versions": [-2]}, "token 0 is -2, and a version is at least 0"),
+    "a prompt of -1 tokens": ({"prompt_length": -1}, "column 'prompt_length': it is -1, and no length"),
+    "a prompt of half a token": ({"prompt_length": 0.5}, "column 'prompt_length': it is 0.5, and no length"),
+    "a digest of the rollout only": (
+        {"weight_digest_train": None},
+        "column 'weight_digest_train': it is null, and weight_digest_rollout is not",
+    ),
+    "a digest of the trainer only": (
+        {"weight_digest_rollout": None},
+        "column 'weight_digest_rollout': it is null, and weight_digest_train is not",
+    ),
     "a null reward": ({"rewards": None}, "column 'rewards': it is null, NaN or infinite"),
     "a NaN reward": ({"rewards": NAN}, "column 'rewards': it is null, NaN or infinite"),
 }
@@ -71,8 +85,14 @@ FILLED = {
     "entropy": [[1.0] * len(row) for row in GOOD],
     "current_log_probs": GOOD,
     "rewards": [1.0] * 4,
+    "weight_versions": [[3] * len(row) for row in GOOD],
+    "prompt_length": [7.0] * 4,
+    "weight_digest_rollout": ["a"] * 4,
+    "weight_digest_train": ["a"] * 4,
 }
 TYPES = {"response_mask": pa.list_(pa.int8()), "token_ids": pa.list_(pa.int64()), "rewards": pa.float64()}
+TYPES |= {"weight_versions": pa.list_(pa.int64()), "prompt_length": pa.float64()}
+TYPES |= dict.fromkeys(("weight_digest_rollout", "weight_digest_train"), pa.string())
 
 
 def spoilt(change, row=2):
@@ -339,6 +359,7 @@ def test_a_canonical_name_beside_an_alias_is_ambiguous_in_every_role(tmp_path, f
         roles.LABEL: [0, 0, 1, 1],
         roles.FLOATS: GOOD,
         roles.INTEGERS: [[1] * len(row) for row in GOOD],
+        roles.VERSIONS: [[1] * len(row) for row in GOOD],
         roles.FLAGS: [[1] * len(row) for row in GOOD],
         roles.NUMBER_OR_LIST: [1.0] * 4,
         roles.PER_TOKEN[roles.FLOATS]: [-1.0] * 4,
@@ -423,6 +444,11 @@ WRONG_TYPES = {
     "a list for a reward": ("rewards", pa.array([[1.0]] * 4), "one number per row"),
     "text for a step": ("step", pa.array(["one"] * 4), "one number per row"),
     "text for advantages": ("advantages", pa.array(["1"] * 4), "one number or a list of numbers"),
+    "text for versions": ("weight_versions", pa.array([["1"]] * 4), "a list of integers or of pairs"),
+    "one number for versions": ("weight_versions", pa.array([1] * 4), "a list of integers or of pairs"),
+    "floats for versions": ("weight_versions", pa.array([[1.0]] * 4), "a list of integers or of pairs"),
+    "text for a prompt's length": ("prompt_length", pa.array(["7"] * 4), "one number per row"),
+    "a number for a reason": ("finish_reason", pa.array([1] * 4), "one text per row"),
     "a struct for a group": ("group_id", pa.array([{"a": 1}] * 4), "one value per row"),
 }
 

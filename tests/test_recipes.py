@@ -76,6 +76,7 @@ def slime(b: Batch) -> list[tuple[Any, ...]]:
     columns = {"rollout_log_probs": b.rollout, "log_probs": b.old, "advantages": b.advantages}
     data: dict[str, Any] = {name: b.ragged(values) for name, values in columns.items()}
     data |= {"loss_masks": b.ragged(b.mask.int()), "rewards": b.advantages[:, 0].tolist()}
+    data |= {"response_lengths": b.lengths.tolist(), "total_lengths": (b.lengths + P).tolist()}
     data["sample_indices"] = [100 * 4 + i for i in range(S)]
     args = SimpleNamespace(rollout_temperature=0.8, rollout_top_p=1.0, n_samples_per_prompt=4)
     return [(data, 7, 3, args, b.lags)]
@@ -203,6 +204,8 @@ def check(b: Batch, folder: Path) -> None:
             counted = [value for value, counts in zip(row, kept, strict=True) if counts]
             assert row[: len(counted)] == counted, f"{name} begins with the response"
             assert counted == given.tolist(), name
+    if "prompt_length" in table.column_names:
+        assert set(table["prompt_length"].to_pylist()) == {P}
     report = offpol_diag.analyze(folder, presets="token_is", progress=False)
     assert report.diagnosis.verdict != "bug", report.diagnosis.headline
     assert report.metrics["k3"].value == pytest.approx(2e-4, rel=0.3)
@@ -225,6 +228,20 @@ def test_a_recipe_writes_the_batch(page: str, tmp_path: Path, monkeypatch: pytes
         names["dump_batch"](*given)
 
     check(b, tmp_path / "dumps")
+
+
+def test_the_recipe_for_areal_writes_the_versions_of_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(block("areal"), "areal.md", "exec"), names)
+    b = Batch()
+    names["dump_batch"](*areal(b)[0])
+
+    table = pq.read_table("dumps")
+    for row, n, lag in zip(table["weight_versions"].to_pylist(), b.lengths.tolist(), b.lags, strict=True):
+        assert row[:n] == [7 - lag] * 2 + [8 - lag] * (n - 2), "weights changed after two tokens"
 
 
 def test_the_recipe_for_openrlhf_knows_the_lag_only_where_nothing_is_asynchronous(

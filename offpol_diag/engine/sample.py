@@ -25,7 +25,7 @@ TOKENS, SEQUENCES = 1 << 17, 8192
 """The sample is the longest prefix, in hash order, of at most so many tokens and sequences."""
 FIRST, LAST = 1536, 512
 """Number of first and last tokens kept of a longer sequence; those between are dropped."""
-COLUMNS = ("q", "p", "position", "token_ids", "entropy", "advantages")
+COLUMNS = ("q", "p", "position", "token_ids", "entropy", "advantages", "weight_versions")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sample:
         lengths: number of kept tokens of each, [S] int64.
         values: column of `COLUMNS` → the tokens of all sequences, concatenated, [T] float64; columns that
             the dump lacks are absent.
-        scalars: per-sequence columns by name, S values each.
+        scalars: per-sequence columns by name, rewards among them, S values each.
         full: whether sequences were dropped from the sample.
     """
 
@@ -87,9 +87,11 @@ def sample(context: BatchContext, drift: Drift) -> Records:
         "token_ids": batch.token_ids,
         "entropy": batch.entropy,
         "advantages": batch.advantages,
+        "weight_versions": batch.weight_versions,
     }
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
-    scalars = [{name: column[i] for name, column in batch.scalars.items()} for i in at]
+    rewards = {} if batch.rewards is None else {"rewards": batch.rewards}
+    scalars = [{name: column[i] for name, column in (batch.scalars | rewards).items()} for i in at]
     result = {
         "score": pa.array(~order[at]),  # the lower the hash, the higher the score
         "size": pa.array(lengths),

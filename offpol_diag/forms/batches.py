@@ -16,6 +16,7 @@ from offpol_diag.forms import generic
 from offpol_diag.forms.form import Array, Row
 from offpol_diag.forms.pickles import DTYPES, Record, load, load_bytes, plain, typed
 from offpol_diag.readers import columns as role
+from offpol_diag.versions import UNKNOWN
 
 CHANGED = (
     "was the file changed? load it in the trainer's environment, and write it with offpol_diag.DumpWriter"
@@ -167,18 +168,15 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
                 step = said if type(said) is int else None
         _verl_mask(arrays)
         _summed(arrays, *SCORES)
-        uids, oldest = (
-            plain(others.get(name)) if isinstance(others, dict) else None
-            for name in ("uid", "min_global_steps")
-        )
+        names = ("uid", "min_global_steps", "max_global_steps")
+        uids, *ends = (plain(others.get(name)) if isinstance(others, dict) else None for name in names)
         for i, (where, record) in enumerate(generic.sequences(arrays, path)):
             row = generic.by_names(record, where, VERL, columns, used=("attention_mask", *SCORES))
             row.scalars |= _named(step, str(i))
-            uid, version = (_element(values, i) for values in (uids, oldest))
+            uid = _element(uids, i)
             if isinstance(uid, str):
                 row.scalars[role.GROUP] = str(uid)
-            if isinstance(version, int | np.integer):
-                row.scalars[role.ROLLOUT_VERSION] = int(version)
+            _versions(row, _element(ends[0], i), _element(ends[1], i), columns)
             yield row
 
 
@@ -201,9 +199,17 @@ def verl_queue(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Ro
             row.scalars |= {role.STEP: step} if type(step) is int else {}
             if isinstance(key, str):
                 row.scalars |= {role.SEQUENCE: key, role.GROUP: key.rsplit("_", 2)[0]}
-            if type(tag.get("min_global_steps")) is int:
-                row.scalars[role.ROLLOUT_VERSION] = tag["min_global_steps"]
+            _versions(row, tag.get("min_global_steps"), tag.get("max_global_steps"), columns)
             yield row
+
+
+def _versions(row: Row, oldest: object, newest: object, columns: Mapping[str, str]) -> None:
+    """Add the oldest weights that sampled a response, and those of each token where all are of the same."""
+    if isinstance(oldest, int | np.integer):
+        row.scalars[role.ROLLOUT_VERSION] = int(oldest)
+        if isinstance(newest, int | np.integer) and columns.get(role.WEIGHT_VERSIONS) != role.NONE:
+            same = int(oldest) if oldest == newest else UNKNOWN
+            row.tokens[role.WEIGHT_VERSIONS] = np.full(len(row.tokens[role.MASK]), same)
 
 
 def _element(values: object, i: int) -> Any:
@@ -212,9 +218,11 @@ def _element(values: object, i: int) -> Any:
 
 
 def _verl_mask(arrays: dict[str, Array | list[Any]]) -> None:
-    """Make the response mask of the attention mask where there is none."""
+    """Make the response mask of the attention mask where there is none, and the length of prompts."""
     both = (arrays.get(name) for name in ("attention_mask", "responses"))
     padded = [values for values in both if isinstance(values, np.ndarray) and values.ndim == 2]
     if len(padded) == 2:
         attention, responses = padded
-        arrays.setdefault("response_mask", attention[:, max(0, attention.shape[1] - responses.shape[1]) :])
+        prompt = max(0, attention.shape[1] - responses.shape[1])
+        arrays.setdefault("response_mask", attention[:, prompt:])
+        arrays.setdefault("prompt_length", (attention[:, :prompt] != 0).sum(axis=1))

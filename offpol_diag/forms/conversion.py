@@ -18,9 +18,20 @@ from offpol_diag.forms import align, join, long
 from offpol_diag.forms.detect import Found, find
 from offpol_diag.forms.form import Alignment, Form, Row
 from offpol_diag.forms.unread import Unread
-from offpol_diag.readers.columns import CURRENT, NONE, OLD, POSITION, ROLLOUT, agree, form_of, ignored
+from offpol_diag.readers.columns import (
+    CURRENT,
+    NONE,
+    OLD,
+    POSITION,
+    ROLLOUT,
+    WEIGHT_VERSIONS,
+    agree,
+    form_of,
+    ignored,
+)
 from offpol_diag.readers.sources import File, Location, Part, is_file
 from offpol_diag.readers.sources import find as parquet_files
+from offpol_diag.versions import UNKNOWN
 from offpol_diag.writer import DumpWriter
 
 if TYPE_CHECKING:
@@ -211,7 +222,11 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) 
                 known = (pair for row in batch for pair in row.scalars.items() if pair[1] is not None)
                 for name, value in known:
                     kinds.setdefault(name, type(value))
+                versioned = any(WEIGHT_VERSIONS in row.tokens for row in batch)
             for row in batch:
+                unknown = np.full(len(row.tokens[ROLLOUT]), UNKNOWN) if versioned else None
+                if (versions := row.tokens.pop(WEIGHT_VERSIONS, unknown)) is not None and versioned:
+                    row.tokens[WEIGHT_VERSIONS] = versions
                 if odd := first.tokens.keys() ^ row.tokens.keys():
                     odd_name = min(first.tokens.keys() - row.tokens.keys() or odd)
                     has, lacks = (first, row) if odd_name in first.tokens else (row, first)

@@ -13,13 +13,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from offpol_diag import versions
 from offpol_diag.errors import DumpError
 from offpol_diag.forms.files import Head, arrow, records, undamaged
 from offpol_diag.forms.form import Array, Row, numbers
 from offpol_diag.forms.join import role_named
 from offpol_diag.forms.pickles import load
 from offpol_diag.forms.pickles import plain as plain_list
-from offpol_diag.readers.columns import ADVANTAGES, LIST, POSITION, assigned, is_list
+from offpol_diag.readers.columns import (
+    ADVANTAGES,
+    DIGESTS,
+    FINISH_REASON,
+    LIST,
+    POSITION,
+    PROMPT_LENGTH,
+    ROLLOUT,
+    WEIGHT_VERSIONS,
+    assigned,
+    is_list,
+)
 from offpol_diag.readers.decode import plain, starts
 
 Record = Mapping[str, Any]
@@ -27,6 +39,9 @@ PER_TOKEN = frozenset(
     role.name for role in LIST.roles if role.kind.needs.startswith("a list") or role.name == ADVANTAGES
 )
 """Canonical columns with a list per row; advantages may also be one number."""
+TOLD = tuple(
+    role for role in LIST.roles if role.name in (WEIGHT_VERSIONS, PROMPT_LENGTH, FINISH_REASON, *DIGESTS)
+)
 ROWS = 256
 """Rows of a table that are turned into `Row`s at once."""
 
@@ -49,12 +64,17 @@ def row_of(
     scalars: dict[str, Any] = {}
     for role, name in mapping.items():
         value = record[name]
-        if value is None:
+        if value is None or (role == WEIGHT_VERSIONS and versions.are_runs(value)):
             continue
+        if role == FINISH_REASON and isinstance(value, dict):  # as SGLang says it
+            value = value.get("type")
         if role in PER_TOKEN and (role != ADVANTAGES or isinstance(value, list | np.ndarray)):
             tokens[role] = numbers(value, name, where)
         else:
             scalars[role] = scalar(value, name, where)
+    runs: Any = record.get(mapping.get(WEIGHT_VERSIONS, ""))
+    if versions.are_runs(runs):
+        tokens[WEIGHT_VERSIONS] = spread(runs, len(tokens.get(ROLLOUT, ())), where)
     known = set(mapping.values())
     for name in (name for name in names if name not in known):  # what may say where a row is from
         value = record[name]
@@ -62,6 +82,15 @@ def row_of(
             scalars[name] = value
     read = known.union(scalars, used)
     return Row(tokens, scalars, where, mapping, {name: record[name] for name in record if name not in read})
+
+
+def spread(runs: Sequence[Any], length: int, where: str, prompt: int = 0) -> Array:
+    """Return the version of the weights of each token of a response; see `versions.spread`."""
+    try:
+        return versions.spread(runs, length, prompt)
+    except ValueError as slip:
+        hint = f"give a version per token, or runs [[0, 5], [120, 6]]; or --columns {WEIGHT_VERSIONS}=none"
+        raise DumpError(f"{where}: {WEIGHT_VERSIONS}: {slip}", hint) from slip
 
 
 def by_names(
@@ -74,9 +103,11 @@ def by_names(
 ) -> Row:
     """Return a record as a row: fields by the roles of `names`, the user's before those, and some more.
 
-    Of the others the caller has `used` some.
+    Columns that tell of weights and ends of responses are read by their usual names. Of the others the
+    caller has `used` some.
     """
-    chosen = {role: name for role, name in names.items() if record.get(name) is not None}
+    usual = {role.name: name for role in TOLD for name in role.names if name in record and name not in used}
+    chosen = {role: name for role, name in {**usual, **names}.items() if record.get(name) is not None}
     chosen |= {role_named(word): name for word, name in columns.items()}
     kept = {name: record[name] for name in (*chosen.values(), *more) if name in record}
     row = row_of(kept, where, chosen)

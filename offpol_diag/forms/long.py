@@ -35,6 +35,7 @@ from offpol_diag.readers.columns import (
     TEXTS,
     TOKEN_IDS,
     TOKENS,
+    WEIGHT_VERSIONS,
     Plan,
     agree,
     may_mask,
@@ -290,7 +291,7 @@ class _Gathering:
         return f"column {name!r}: a sequence has one value, and {what}"
 
 
-_WIDE = {TOKEN_IDS: pa.int64(), POSITION: pa.int64()}
+_WIDE = dict.fromkeys((TOKEN_IDS, POSITION, WEIGHT_VERSIONS), pa.int64())
 """Types of columns with a value per token; the others are numbers of 64 bits, since files may differ."""
 
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
-from offpol_diag.forms.form import Row, numbers
+from offpol_diag.forms.form import Array, Row, numbers
 from offpol_diag.forms.generic import Record, record_of
 from offpol_diag.forms.pickles import load, plain
 from offpol_diag.readers import columns as role
+from offpol_diag.versions import UNKNOWN
 
 SLIME = {
     role.ROLLOUT: "rollout_log_probs",
@@ -36,7 +37,7 @@ SAMPLE = {
 
 OF_A_SAMPLE = (
     *("response_length", "response_lengths", "total_lengths", "index", "sample_index", "rollout_position"),
-    *("remove_sample", "weight_versions"),
+    *("remove_sample", "weight_versions", "status"),
 )
 """Fields that tell lengths, place and use of a sample."""
 
@@ -77,7 +78,8 @@ def slime_rollout(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
             row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
             if record.get("remove_sample") is True:
                 row.tokens[role.MASK] = np.zeros_like(row.tokens[role.MASK])
-            row.scalars |= _named(rollout, _integer(record.get("index"), i)) | _version(one)
+            row.scalars |= _named(rollout, _integer(record.get("index"), i))
+            _tell(row, record, columns)
             yield row
 
 
@@ -103,7 +105,7 @@ def _sampled(path: Path, rollout: int) -> dict[int, dict[str, Any]]:
     found = {}
     for i, one in enumerate(_dump(beside, "samples")["samples"]):
         record = record_of(one, f"{beside}, sample {i}")
-        found[_integer(record.get("index"), i)] = record | _version(one)
+        found[_integer(record.get("index"), i)] = record
     return found
 
 
@@ -127,8 +129,7 @@ def _completed(
         row.scalars[role.GROUP] = other["group_index"]
     if role.ROLLOUT not in row.tokens and other.get("rollout_log_probs") is not None:
         row.tokens[role.ROLLOUT] = numbers(other["rollout_log_probs"], "rollout_log_probs", where)
-    if role.ROLLOUT_VERSION in other:
-        row.scalars[role.ROLLOUT_VERSION] = other[role.ROLLOUT_VERSION]
+    _tell(row, {**record, **other}, columns)
     return row
 
 
@@ -146,19 +147,47 @@ def _named(rollout: int, index: int) -> dict[str, Any]:
     return {role.STEP: rollout, role.SEQUENCE: f"{rollout}/{index}"}
 
 
-def _version(record: Mapping[str, Any]) -> dict[str, int]:
-    """Return the oldest weights that sampled the response; their versions are texts."""
-    versions = record.get("weight_versions")
-    texts = versions if isinstance(versions, list) else []
-    known = [int(one) for one in texts if isinstance(one, str) and one.isdecimal() and len(one) < 18]
-    return {role.ROLLOUT_VERSION: min(known)} if known else {}
+def _tell(row: Row, record: Record, columns: Mapping[str, str]) -> None:
+    """Add what a sample says of its weights, its prompt and its end; of its weights also the oldest."""
+    response, tokens = record.get("response_length", record.get("response_lengths")), record.get("tokens")
+    prompt = 0
+    if type(response) is int and isinstance(tokens, list | np.ndarray) and len(tokens) >= response:
+        prompt = row.scalars[role.PROMPT_LENGTH] = len(tokens) - response
+    if isinstance(record.get("status"), str):
+        row.scalars[role.FINISH_REASON] = record["status"]
+    oldest, each = _versions(row, record.get("weight_versions"), prompt)
+    if oldest is not None:
+        row.scalars[role.ROLLOUT_VERSION] = oldest
+        if columns.get(role.WEIGHT_VERSIONS) != role.NONE:
+            row.tokens[role.WEIGHT_VERSIONS] = each
+
+
+def _versions(row: Row, value: object, prompt: int) -> tuple[int | None, Array]:
+    """Return the oldest weights that sampled a response, and those of each token.
+
+    slime names the weights of each call of the engine by a text, miles the spans of tokens. Where there are
+    more texts than turns, weights changed within a turn, and nothing says where.
+    """
+    mask = row.tokens.get(role.MASK, np.empty(0))
+    found = np.full(len(mask), UNKNOWN, np.int64)
+    calls = [one for one in value if one] if isinstance(value, list) else []
+    if any(isinstance(one, list | dict) for one in calls):
+        found = generic.spread(calls, len(mask), row.where, prompt)
+        known = found[found > UNKNOWN]
+        return (int(known.min()) if known.size else None), found
+    known = np.array([int(one) for one in calls if str(one).isdecimal() and len(str(one)) < 18], np.int64)
+    turns = np.flatnonzero(np.diff(np.concatenate([[0], mask != 0, [0]]))).reshape(-1, 2)
+    if known.size == len(calls) and (known.size == len(turns) or len({*known.tolist()}) == 1):
+        for i, (begin, end) in enumerate(turns):
+            found[begin:end] = known[min(i, known.size - 1)]
+    return (int(known.min()) if known.size else None), found
 
 
 # ---------------------------------------------------------------- a file per rank: slime up to 0.3.1, miles
 
 SLICED = ("rollout_log_probs", "log_probs", "advantages", "entropy")
 """Columns of which a context-parallel rank holds its slice; the others are whole."""
-WHOLE = ("tokens", "loss_masks", "rewards", "total_lengths", "response_lengths")
+WHOLE = ("tokens", "loss_masks", "rewards", "total_lengths", "response_lengths", "weight_versions")
 TOGETHER = "convert the files of all ranks of a rollout together, and none of another run"
 
 

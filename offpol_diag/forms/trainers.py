@@ -83,13 +83,13 @@ def _id(step: int | None, *within: object) -> dict[str, object]:
     return ({role.SEQUENCE: name} if name else {}) | ({} if step is None else {role.STEP: step})
 
 
-def _prompt(row: Row) -> dict[str, str]:
-    """Return the group of a whole sequence: all with the same tokens before the first that counts."""
+def _prompt(row: Row) -> dict[str, Any]:
+    """Return the group of a whole sequence, by its tokens before the first that counts, and their number."""
     if role.TOKEN_IDS not in row.tokens or role.MASK not in row.tokens or not row.tokens[role.MASK].any():
         return {}
     prompt = row.tokens[role.TOKEN_IDS][: int(row.tokens[role.MASK].argmax())]
     with np.errstate(invalid="ignore"):  # an id beyond 64 bits names a group as well
-        return {role.GROUP: _named(prompt.astype(np.int64))}
+        return {role.GROUP: _named(prompt.astype(np.int64)), role.PROMPT_LENGTH: len(prompt)}
 
 
 def _sampled(rollout: Array, train: Array | None) -> Array:
@@ -192,7 +192,7 @@ def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
     Where a tool was called its tokens have log-prob 0, and are masked; so is NaN.
     """
     for where, record in records(files):
-        more, used = ("finish_reason", "dataset"), ("request_info", "sample_idx", "prompt_idx")
+        more, used = ("dataset",), ("prompt_tokens", "request_info", "sample_idx", "prompt_idx")
         row = generic.by_names(record, where, OPEN_INSTRUCT, columns, more, used)
         rollout = row.tokens.get(role.ROLLOUT)
         if rollout is not None:
@@ -202,6 +202,8 @@ def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
         step = record.get("step")
         row.scalars |= {role.SEQUENCE: f"{step}/{record.get('sample_idx')}"}
         row.scalars |= {role.GROUP: f"{step}/{record.get('prompt_idx')}"}
+        if isinstance(prompt := record.get("prompt_tokens"), list):
+            row.scalars[role.PROMPT_LENGTH] = len(prompt)
         yield row
 
 

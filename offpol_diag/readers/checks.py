@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import permutations
 
 import numpy as np
+import pyarrow.compute as pc
 
+from offpol_diag import versions
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.decode import MOST_TOKENS, Flags, Floats, Ints, Ragged, Rows, span, starts
@@ -32,6 +35,10 @@ HINTS = {
     "value": f"if such tokens do not count, set their {columns.MASK} to 0; if not, {SKIP}",
     "positive": f"if the column holds negative log-likelihoods, negate it; if not, {SKIP}",
     "number": SKIP,
+    "versions": f"a response has the version of each token's weights, or runs [[0, 5], [120, 6]]; {SKIP}",
+    "falls": f"write the engine's counter of updates, and tokens in the order of sampling; {SKIP}",
+    "prompt": f"it is the number of tokens of the prompt; {SKIP}",
+    "digests": f"digests are compared: write both of a sequence, or null for both; {SKIP}",
 }
 
 
@@ -63,6 +70,8 @@ def shapes(rows: Rows) -> Iterator[Problem]:
         differs = ~column.absent & (column.lengths != tokens)
         yield from _at_rows(role, column.absent, lambda _: "there is null where a list belongs", "null")
         yield from _at_rows(role, differs, partial(unequal, lengths=column.lengths), "length")
+    odd = np.isin(np.arange(len(tokens)), list(rows.odd_runs))
+    yield from _at_rows(columns.WEIGHT_VERSIONS, odd, rows.odd_runs.__getitem__, "versions")
 
 
 def mask_values(rows: Rows) -> Iterator[Problem]:
@@ -84,6 +93,18 @@ def token_values(rows: Rows) -> Iterator[Problem]:
             yield from _at_tokens(role, column, bad, "a token that counts needs a finite value", "value")
 
 
+def version_values(rows: Rows) -> Iterator[Problem]:
+    """Find versions of weights that are none, or that fall within a response."""
+    column = rows.lists.get(columns.WEIGHT_VERSIONS)
+    if column is not None:
+        none = (column.values < versions.UNKNOWN) & rows.live
+        why = f"a version is at least 0, or {versions.UNKNOWN} where it is unknown"
+        yield from _at_tokens(columns.WEIGHT_VERSIONS, column, none, why, "versions")
+        older = versions.falls(column.values, rows.live, rows.offsets)
+        why = "the tokens before it are of a later version"
+        yield from _at_tokens(columns.WEIGHT_VERSIONS, column, older, why, "falls")
+
+
 def rollout_signs(rows: Rows) -> Iterator[Problem]:
     """Find rollout log-probs above 0, which are errors: the rollout policy is normalised."""
     column = rows.lists[columns.ROLLOUT]
@@ -103,9 +124,24 @@ def row_values(rows: Rows) -> Iterator[Problem]:
 
     for role, values in rows.counts.items():
         yield from _at_rows(role, np.abs(values) >= LIMIT, partial(too_large, values=values), "number")
+    prompts = rows.counts.get(columns.PROMPT_LENGTH, np.zeros(0))
+    with np.errstate(invalid="ignore"):  # null is NaN
+        odd = (prompts < 0) | ((prompts != np.floor(prompts)) & np.isfinite(prompts))
+    yield from _at_rows(
+        columns.PROMPT_LENGTH, odd, lambda row: f"it is {prompts[row]:.6g}, and no length", "prompt"
+    )
 
 
-CHECKS = (shapes, mask_values, token_values, rollout_signs, row_values)
+def digests(rows: Rows) -> Iterator[Problem]:
+    """Find sequences that have the digest of one side's weights without the other's."""
+    null = {role: rows.columns[role].is_null() for role in columns.DIGESTS if role in rows.columns}
+    for role, other in permutations(null, 2):
+        odd = pc.and_not(null[role], null[other]).to_numpy(zero_copy_only=False)
+        what = f"it is null, and {other} is not"
+        yield from _at_rows(role, odd, lambda _, what=what: what, "digests")  # type: ignore[misc]
+
+
+CHECKS = (shapes, mask_values, token_values, version_values, rollout_signs, row_values, digests)
 """Checks in order; each runs on the rows that passed the earlier ones, so values may assume equal lengths."""
 
 

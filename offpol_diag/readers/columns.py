@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
 MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
-TOKEN_IDS, ENTROPY = "token_ids", "entropy"
+TOKEN_IDS, ENTROPY, WEIGHT_VERSIONS = "token_ids", "entropy", "weight_versions"
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
 POSITION = "token_positions"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
-COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
-SCALARS = (SEQUENCE, GROUP, *COUNTS)
+PROMPT_LENGTH, FINISH_REASON = "prompt_length", "finish_reason"
+DIGESTS = ("weight_digest_rollout", "weight_digest_train")
+COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION, PROMPT_LENGTH)
+SCALARS = (SEQUENCE, GROUP, *COUNTS, FINISH_REASON, *DIGESTS)
 """Columns passed to a batch as `scalars`; those in `COUNTS` are numeric."""
 
 
@@ -47,6 +49,11 @@ FAMILIES = {"anything": (pt.is_null,), "number": NUMBERS, "text": TEXTS}
 def is_list(dtype: pa.DataType) -> bool:
     """Return whether a column holds one list per row."""
     return _is_any(dtype, LISTS)
+
+
+def has_runs(dtype: pa.DataType) -> bool:
+    """Return whether a column holds runs of tokens, as lists of pairs or of structs."""
+    return is_list(dtype) and _is_any(dtype.value_type, (*LISTS, pt.is_struct))
 
 
 def stored(dtype: pa.DataType) -> pa.DataType:
@@ -83,6 +90,10 @@ def _one(*tests: Test) -> Test:
 FLOATS = Kind("a list of floats per row", _list_of(pt.is_floating))
 INTEGERS = Kind("a list of integers per row", _list_of(pt.is_integer))
 FLAGS = Kind("a list of 0 and 1 per row", _list_of(*NUMBERS))
+VERSIONS = Kind(
+    "a list of integers or of pairs [start, version] per row",
+    lambda dtype: INTEGERS.accepts(dtype) or has_runs(dtype),
+)
 NUMBER = Kind("one number per row", _one(*NUMBERS))
 COUNT = Kind(
     NUMBER.needs,
@@ -94,11 +105,13 @@ NUMBER_OR_LIST = Kind(
     lambda dtype: NUMBER.accepts(dtype) or _list_of(*NUMBERS)(dtype),
 )
 LABEL = Kind("one value per row", lambda dtype: not pt.is_nested(stored(dtype)))
+TEXT = Kind("one text per row", _one(*TEXTS))
 IN_LONG_FORM = "per row, as the other columns of one row per token"
 INTEGER = Kind(f"one integer {IN_LONG_FORM}", _one(pt.is_integer))
 PER_TOKEN = {
     FLOATS: Kind(f"one float {IN_LONG_FORM}", _one(pt.is_floating)),
     INTEGERS: INTEGER,
+    VERSIONS: INTEGER,
     FLAGS: Kind(f"one 0 or 1 {IN_LONG_FORM}", _one(*NUMBERS)),
     NUMBER_OR_LIST: NUMBER,
 }
@@ -159,6 +172,7 @@ ROLES = (
     Role(REWARDS, NUMBER, "reward"),
     Role(TOKEN_IDS, INTEGERS, "response_token_ids response_ids completion_ids", per_token="token_id"),
     Role(ENTROPY, FLOATS, "entropies rollout_entropy old_entropy"),
+    Role(WEIGHT_VERSIONS, VERSIONS, "output_versions", per_token="weight_version output_version"),
     Role(POSITION, INTEGERS, short="position", per_token="position token_position pos t"),
     Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),
     Role(GROUP, LABEL, "prompt_id group_index uid"),
@@ -166,6 +180,9 @@ ROLES = (
     Role(LAG, COUNT, "staleness"),
     Role(ROLLOUT_VERSION, COUNT),
     Role(TRAIN_VERSION, COUNT),
+    Role(PROMPT_LENGTH, COUNT, "prompt_len prompt_lengths"),
+    Role(FINISH_REASON, TEXT),
+    *(Role(name, TEXT) for name in DIGESTS),
 )
 
 
@@ -275,6 +292,11 @@ def resolve(
         raise lacking(f"no column holds {', and none '.join(absent)}", hint)
     for column in mapping.values():
         _once(column, names, file)
+    if len(one_sided := mapping.keys() & set(DIGESTS)) == 1:
+        (there,) = one_sided
+        (lacks,) = set(DIGESTS) - one_sided
+        hint = f"digests are compared: write both, or leave this one out with --columns {there}={NONE}"
+        raise DumpError(f"{file}: column {mapping[there]!r} is there without {lacks!r}", hint)
     return {role.name: mapping[role.name] for role in form.roles if role.name in mapping}
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from offpol_diag import versions
 from offpol_diag.batch import Batch
 from offpol_diag.engine import bootstrap
 from offpol_diag.errors import DumpError
@@ -142,8 +143,32 @@ class Rows:
 
     @cached_property
     def lists(self) -> dict[str, Ragged]:
-        """The columns of lists."""
-        return {role: ragged(one) for role, one in self.columns.items() if columns.is_list(one.type)}
+        """The columns of lists, runs of versions as a version per token."""
+        found = {role: one for role, one in self.columns.items() if columns.is_list(one.type)}
+        return {
+            role: self.spread if columns.has_runs(one.type) else ragged(one) for role, one in found.items()
+        }
+
+    @cached_property
+    def spread(self) -> Ragged:
+        """The version of each token where the dump has runs of them; see `odd_runs`."""
+        column = self.columns[columns.WEIGHT_VERSIONS]
+        lengths = pc.list_value_length(self.columns[columns.ROLLOUT]).fill_null(0).to_numpy()
+        found = []
+        for i, (runs, length) in enumerate(zip(column.to_pylist(), lengths.tolist(), strict=True)):
+            try:
+                found.append(versions.spread(runs or [], 0 if runs is None else length))
+            except ValueError as slip:
+                self.odd_runs[i] = str(slip)
+                found.append(np.full(length, versions.UNKNOWN))
+        many = np.array([len(values) for values in found], np.int64)
+        absent = column.is_null().to_numpy(zero_copy_only=False)
+        return Ragged(np.concatenate([np.zeros(0, np.int64), *found]), None, many, absent)
+
+    @cached_property
+    def odd_runs(self) -> dict[int, str]:
+        """Row → what is wrong with its runs of versions, filled by `spread`."""
+        return {}
 
     @cached_property
     def numbers(self) -> dict[str, Floats]:
@@ -340,6 +365,7 @@ PER_TOKEN: dict[str, tuple[str, type[np.generic]]] = {
     "advantages": (columns.ADVANTAGES, np.float64),
     "token_ids": (columns.TOKEN_IDS, np.int64),
     "entropy": (columns.ENTROPY, np.float64),
+    "weight_versions": (columns.WEIGHT_VERSIONS, np.int64),
 }
 """Per-token field of a batch → its column and type."""
 

@@ -28,7 +28,7 @@ def _sample(made: Written, i: int) -> dict[str, Any]:
     state = {"remove_sample": False, "status": "completed", "metadata": {}, "non_generation_time": 0.0}
     caches = {"spec_info": {"spec_accept_token_num": 0}, "prefix_cache_info": {"cached_tokens": 0}}
     tokens = [*made.prompts[i].tolist(), *made.responses[i].tolist()]
-    sample = {"tokens": tokens, "reward": made.rewards[i], "weight_versions": ["12", "11"]}
+    sample = {"tokens": tokens, "reward": made.rewards[i], "weight_versions": ["11", "12"]}
     return {**where, **sample, "multimodal_inputs": None, **answer, **lists, **state, **caches}
 
 
@@ -345,7 +345,10 @@ def verl_queue(folder: Path, made: Written) -> Path:
 
         value = {
             "tensordict": _known("tensordict._td", "TensorDict", Table)(),
-            "tags": [{"is_padding": i == len(made), "min_global_steps": 4} for i in range(len(made) + 1)],
+            "tags": [
+                {"is_padding": i == len(made), "min_global_steps": 4, "max_global_steps": 4 + i % 2}
+                for i in range(len(made) + 1)
+            ],
             "keys": [f"0a-1b{i // 2}_{i % 2}_0" for i in range(len(made) + 1)],
             "global_steps": 5,
         }

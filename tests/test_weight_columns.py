@@ -1,0 +1,251 @@
+"""Columns that tell which weights sampled, how long prompts were and why responses ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from offpol_diag.cli import app
+from offpol_diag.engine.context import BatchContext
+from offpol_diag.engine.gap import DRIFTS
+from offpol_diag.engine.sample import Sample, sample
+from offpol_diag.forms import open_dump
+from offpol_diag.readers import open_dump as open_parquet
+from offpol_diag.writer import DumpWriter
+from tests import factory
+from tests.factory import converted, refusal
+from tests.forms import pickled
+from tests.forms.written import batch
+
+LENGTHS = (4, 1, 3)
+LOGS = [[-0.5] * n for n in LENGTHS]
+VERSIONS = [[5, 5, 6, 8], [5], [6, 6, 6]]
+RUNS = [[(0, 5), (2, 6), (3, 8)], [(0, 5)], [(0, 6)]]
+DIGESTS = ("weight_digest_rollout", "weight_digest_train")
+TOLD = {"prompt_length": [12, 0, None], "finish_reason": ["stop", "length", None]}
+TOLD |= {DIGESTS[0]: ["a", "a", None], DIGESTS[1]: ["a", "b", None]}
+
+
+def write(path: Path, **columns: Any) -> Path:
+    return Path(factory.write(path, None, 2, **{"rollout_log_probs": LOGS, "old_log_probs": LOGS} | columns))
+
+
+def versions(path: Path | str, **options: Any) -> list[int]:
+    (one,) = open_dump([str(path)], **options).batches()
+    assert one.weight_versions is not None
+    assert one.weight_versions.dtype == np.int64
+    return [int(version) for version in one.weight_versions]
+
+
+FLAT = [version for row in VERSIONS for version in row]
+SPELLINGS = {
+    "per token": pa.array(VERSIONS, pa.list_(pa.int32())),
+    "pairs": pa.array(RUNS, pa.list_(pa.list_(pa.int64()))),
+    "pairs of fixed size": pa.array(RUNS, pa.list_(pa.list_(pa.int32(), 2))),
+    "structs": pa.array([[{"start": a, "version": v} for a, v in row] for row in RUNS]),
+    "spans of SGLang": pa.array(
+        [
+            [
+                {"version": "5", "start": 0, "end": 2},
+                *[{"version": str(v), "start": v // 4 + 1, "end": v // 4 + 2} for v in (6, 8)],
+            ],
+            [{"version": "5", "start": 0, "end": 1}],
+            [{"version": "6", "start": 0, "end": 3}],
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["weight_versions", "output_versions"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_versions_are_read_per_token_however_they_are_spelled(
+    tmp_path: Path, spelling: str, name: str
+) -> None:
+    path = write(tmp_path / "a.parquet", **{name: SPELLINGS[spelling]})
+    assert versions(path) == FLAT
+    assert open_dump([str(path)]).info.columns["weight_versions"] == name
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "arrow", "pkl"])
+@pytest.mark.parametrize("runs", [False, True])
+def test_every_form_of_a_row_per_sequence_carries_them(tmp_path: Path, ending: str, runs: bool) -> None:
+    columns = {"rollout_log_probs": LOGS, "old_log_probs": LOGS, **TOLD}
+    columns["weight_versions"] = [[list(run) for run in row] for row in RUNS] if runs else VERSIONS
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    path = tmp_path / f"a.{ending}"
+    if ending == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    elif ending == "arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.table(columns).schema) as out:
+            out.write_table(pa.table(columns))
+    else:
+        import pickle
+
+        path.write_bytes(pickle.dumps(rows))
+    assert versions(path) == FLAT
+    (one,) = open_dump([str(path)]).batches()
+    assert {name: one.scalars[name] for name in TOLD} == TOLD
+    made, _ = converted(path)
+    assert [row["weight_versions"] for row in made] == VERSIONS
+    assert {name: [row[name] for row in made] for name in TOLD} == TOLD
+
+
+def test_a_dump_of_one_row_per_token_carries_them(tmp_path: Path) -> None:
+    rows = [i for i, n in enumerate(LENGTHS) for _ in range(n)]
+    columns: dict[str, Any] = {
+        "rollout_log_prob": [-0.5] * 8,
+        "old_log_prob": [-0.5] * 8,
+        "sequence_id": rows,
+    }
+    columns |= {name: [values[i] for i in rows] for name, values in TOLD.items()}
+    pq.write_table(pa.table(columns | {"weight_version": FLAT}), tmp_path / "a.parquet")
+    assert versions(tmp_path / "a.parquet") == FLAT
+    (one,) = open_dump([str(tmp_path / "a.parquet")]).batches()
+    assert {name: one.scalars[name] for name in TOLD} == TOLD
+
+
+@pytest.mark.parametrize(
+    "given", [VERSIONS, RUNS, [np.array(row) for row in RUNS]], ids=["tokens", "pairs", "array"]
+)
+def test_what_a_writer_is_given_comes_back(tmp_path: Path, given: Any) -> None:
+    with DumpWriter(tmp_path / "a.parquet") as out:
+        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, weight_versions=given, **TOLD)
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table["weight_versions"].to_pylist() == VERSIONS
+    assert {name: table[name].to_pylist() for name in TOLD} == TOLD
+    assert versions(tmp_path / "a.parquet") == FLAT
+
+
+def test_a_padded_batch_keeps_its_versions_and_those_of_masked_tokens_may_be_anything(tmp_path: Path) -> None:
+    logs, mask = -np.ones((2, 4)), np.array([[1, 0, 1, 0], [1, 1, 1, 1]])
+    given = np.array([[5, -1, 6, 0], [7, 7, 7, 8]])
+    with DumpWriter(tmp_path / "a.parquet") as out:
+        out.write(rollout_log_probs=logs, old_log_probs=logs, response_mask=mask, weight_versions=given)
+    assert pq.read_table(tmp_path / "a.parquet")["weight_versions"].to_pylist() == [[5, -1, 6], [7, 7, 7, 8]]
+    assert versions(tmp_path / "a.parquet") == [5, 6, 7, 7, 7, 8]
+
+
+def test_keys_of_sequences_do_not_depend_on_them(tmp_path: Path) -> None:
+    paths = write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", weight_versions=VERSIONS, **TOLD)
+    keys = [[int(key) for one in open_parquet([str(path)]).batches() for key in one.key] for path in paths]
+    assert keys[0] == keys[1]
+
+
+def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) -> None:
+    columns = {"weight_versions": VERSIONS, "rewards": [0.0, 1.0, 2.0], **TOLD}
+    (one,) = open_dump([str(write(tmp_path / "a.parquet", **columns))]).batches()
+    found = Sample.read(sample(BatchContext.of(one, 0, 1), DRIFTS[0]))
+    assert sorted(zip(found.scalars["rewards"], found.scalars["prompt_length"], strict=True), key=str) == [
+        (0.0, 12), (1.0, 0), (2.0, None),
+    ]  # fmt: skip
+    assert {*TOLD} < found.scalars.keys()
+    ends = np.cumsum(found.lengths)
+    each = [
+        found.values["weight_versions"][end - n : end].tolist()
+        for n, end in zip(found.lengths, ends, strict=True)
+    ]
+    assert sorted(each) == sorted(VERSIONS)
+
+
+FALLS = {
+    "per token": (
+        [[5, 5, 6, 5], [5], [6, 6, 6]],
+        "token 3 is 5, and the tokens before it are of a later version",
+    ),
+    "runs": ([[[0, 5], [3, 4]], [[0, 5]], [[0, 6]]], "token 3 is 4, and the tokens before it are"),
+    "past an unknown one": ([[5, -1, 4, 5], [5], [6, 6, 6]], "token 2 is 4, and"),
+    "no run": ([[], [[0, 5]], [[0, 6]]], "it has no run for 4 tokens"),
+    "a run beyond the end": ([[[0, 5], [4, 6]], [[0, 5]], [[0, 6]]], "a run covers tokens 4 to 4 of 4"),
+    "a late first run": ([[[1, 5]], [[0, 5]], [[0, 6]]], "its first run begins at token 1, and 0 is needed"),
+    "a run of three": ([[[0, 5, 7]], [[0, 5]], [[0, 6]]], "a run is [0, 5, 7], and a pair [start, version]"),
+}
+
+
+@pytest.mark.parametrize(("given", "says"), FALLS.values(), ids=FALLS)
+def test_versions_that_fall_and_runs_that_are_none_are_bad_input(
+    tmp_path: Path, given: Any, says: str
+) -> None:
+    path = write(tmp_path / "a.parquet", weight_versions=given)
+    error = refusal(str(path))
+    assert error.message.startswith(f"{path}, row group 0, row 0, column 'weight_versions': {says}")
+    ran = CliRunner().invoke(app, ["analyze", str(path)])
+    assert ran.exit_code == 2
+    assert f"error: {path}, row group 0, row 0, column 'weight_versions'" in ran.output.replace("\n  ", " ")
+    assert "hint: " in ran.output
+    dump = open_dump([str(path)], on_bad_row="skip")
+    assert [one.sequences for one in dump.batches()] == [2]
+    rows = [
+        {"rollout_log_probs": q, "old_log_probs": q, "weight_versions": v}
+        for q, v in zip(LOGS, given, strict=True)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert "weight_versions" in refusal(str(tmp_path / "a.jsonl")).message
+
+
+@pytest.mark.parametrize("side", DIGESTS)
+def test_digests_of_one_side_only_are_bad_input(tmp_path: Path, side: str) -> None:
+    path = write(tmp_path / "a.parquet", **{side: ["a"] * 3})
+    (other,) = {*DIGESTS} - {side}
+    error = refusal(str(path))
+    assert error.message == f"{path}: column {side!r} is there without {other!r}"
+    assert f"--columns {side}=none" in error.hint
+    assert open_dump([str(path)], columns={side: "none"}).info.rows == 3
+    ran = CliRunner().invoke(app, ["analyze", str(path)])
+    assert ran.exit_code == 2
+    assert "hint: digests are compared" in ran.output
+
+
+# ---------------------------------------------------------------- trainers' own files
+
+
+def rollouts(folder: Path, kinds: list[Any]) -> list[dict[str, Any]]:
+    """Write train data of slime beside rollouts with some `weight_versions` per sample, and read them."""
+    import torch
+
+    made = batch()
+    path, train = pickled.slime_rollout(folder, made), pickled.slime(folder, made)
+    held = torch.load(path, weights_only=False)
+    for one, given in zip(held["samples"], kinds, strict=False):
+        one["weight_versions"] = given(one) if callable(given) else given
+    torch.save(held, path)
+    return converted(train)[0]
+
+
+def of_miles(one: dict[str, Any]) -> list[Any]:
+    """Return the spans of two calls of the engine, counted from the prompt on, as miles does."""
+    prompt = len(one["tokens"]) - one["response_length"]
+    spans = [("4", 0, 3), ("6", 3, 5), ("7", 5, one["response_length"])]
+    each = [{"version": v, "abs_start": prompt + a, "abs_end": prompt + b} for v, a, b in spans]
+    return [each[:2], [], each[2:]]
+
+
+def test_the_versions_of_slime_and_miles_are_those_of_turns_and_of_spans(tmp_path: Path) -> None:
+    rows = rollouts(tmp_path, [["3"], ["3", "4"], ["3", "4"], ["3", "3"], of_miles, [], ["x"], None])
+    each = [row["weight_versions"] for row in rows]
+    n = [len(row["rollout_log_probs"]) for row in rows]
+    assert each[0] == [3] * n[0]
+    assert each[1] == [3] * 7 + [-1] * 5 + [4] * (n[1] - 12), "a version per turn, between them a tool"
+    assert each[2] == [-1] * n[2], "nothing says where in the turn weights changed"
+    assert each[3] == [3] * n[3]
+    assert each[4] == [4, 4, 4, 6, 6] + [7] * (n[4] - 5)
+    assert [each[i] for i in (5, 6, 7)] == [[-1] * n[i] for i in (5, 6, 7)]
+    assert [row["rollout_version"] for row in rows] == [3, 3, 3, 3, 4, None, None, None]
+    assert {row["finish_reason"] for row in rows} == {"completed"}
+    assert [row["prompt_length"] for row in rows] == [len(prompt) for prompt in batch().prompts]
+
+
+def test_the_versions_of_verl_are_known_where_a_response_has_one(tmp_path: Path) -> None:
+    path = pickled.verl_queue(tmp_path, batch())
+    with DumpWriter(tmp_path / "old.parquet") as out:
+        out.write(rollout_log_probs=batch().rollout, old_log_probs=batch().old)
+    rows, _ = converted(path, join=f"{tmp_path / 'old.parquet'}:old_log_probs", on="row")
+    for i, row in enumerate(rows):
+        assert {*row["weight_versions"]} == {-1 if i % 2 else 4}
+        assert row["rollout_version"] == 4
