@@ -19,7 +19,7 @@ from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.study import Study, observe, refuse_steps
 from offpol_diag.batch import Batch
-from offpol_diag.engine import breakdowns
+from offpol_diag.engine import breakdowns, scope
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.engine.tally import Tally
@@ -276,6 +276,7 @@ class Observe:
 
     def __call__(self, batch: Batch) -> Observed:
         """Compute a batch's tally, in parts of few sequences (`ROWS`)."""
+        scope.refuse_steps(scope.count(batch), 0)  # before parts of it, which have fewer, are computed
         batch = self.first_pass.filled(batch)
         tables: list[pa.Table] = []
 

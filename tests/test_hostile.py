@@ -387,13 +387,13 @@ def test_files_that_are_too_large_are_not_read(
         monkeypatch.setattr("offpol_diag.analysis.tally_file.MOST_BYTES", 4096)
     monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
     monkeypatch.setattr(sys.modules["offpol_diag.gate.bounds"], "MOST_TOML", 4096)
-    monkeypatch.setattr("offpol_diag.result.MOST_RESULT", 4096)
+    monkeypatch.setattr("offpol_diag.result.whole.MOST_RESULT", 4096)
     Path("large").write_bytes(b"x" * 5000)
     assert "MiB" in refused(run(*(arg.format("large") for arg in args)))
 
 
 def test_a_result_on_stdin_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offpol_diag.result.MOST_RESULT", 4096)
+    monkeypatch.setattr("offpol_diag.result.whole.MOST_RESULT", 4096)
     ran = CliRunner().invoke(app, ["report", "-"], input=b"x" * 5000)
     assert "larger" in refused(ran)
 

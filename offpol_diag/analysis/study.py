@@ -150,8 +150,8 @@ class Study:
         return replace(self, logs=frozenset(names | own))
 
 
-PER_STEP = ("batches", "steps")
-"""What is kept by key with sums of all columns."""
+PER_STEP = ("batches", "steps", f"{breakdowns.PREFIX}{breakdowns.STEP}")
+"""What is kept by training step, each with its sums."""
 
 
 def refuse_steps(tally: Tally) -> Tally:

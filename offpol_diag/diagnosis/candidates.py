@@ -329,7 +329,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         ),
     ),
     Candidate(
-        "frozen_sync",
+        "sync_stopped",
         "Weights that do not reach the engine, or not at every step.",
         0.4,
         _possible_frozen,
@@ -394,7 +394,7 @@ CANDIDATES: tuple[Candidate, ...] = (
 )
 """The candidates; of equal weights the earlier one comes first."""
 
-_OF_STEPS = frozenset({"stale", "frozen_sync"})
+_OF_STEPS = frozenset({"stale", "sync_stopped"})
 _OF_WEIGHTS = _OF_STEPS | {"weights_differ"}
 MEASUREMENTS = (
     Measurement(

@@ -17,7 +17,6 @@ import numpy as np
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.numerals import rounded
 
 ROUNDED = 0.04
 """Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
@@ -290,7 +289,7 @@ def grown(found: Sequence[float]) -> float | None:
 
 def named(seen: Seen, healthy: bool) -> Found | None:
     """Return the cause that the dump records or that has a shape of its own, or None."""
-    found = stale(seen) or frozen(seen) or quantised(seen) or experts(seen)
+    found = stale(seen) or quantised(seen) or experts(seen)
     return found or _numerics(seen, healthy or _alone(seen))
 
 
@@ -303,14 +302,6 @@ def stale(seen: Seen) -> Found | None:
     if min(seen.lags) == 0 and first > HEALTHY_K3:
         statistic += "; what there is at lag 0 is more than rounding, and no lag explains it"
     return Found.of_all("stale", statistic, seen.rows)
-
-
-def frozen(seen: Seen) -> Found | None:
-    """Find a mismatch that grows over the training steps at a recorded lag of 0."""
-    if 0 not in seen.lags or seen.growth is None or max(seen.steps.values()) < HEALTHY_K3:
-        return None
-    said = f"at a policy_lag of 0, {_by(seen.steps, 'step')}"
-    return Found.of_all("frozen_sync", said, seen.rows, fields={"times": rounded(seen.growth)})
 
 
 def quantised(seen: Seen) -> Found | None:

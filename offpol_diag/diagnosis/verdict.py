@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis import candidates, honest, laws, signatures
+from offpol_diag.diagnosis import candidates, honest, laws, signatures, sync
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Ints, Rows, measured
@@ -113,7 +113,10 @@ def _side_effect(one: Found, found: Sequence[Found]) -> bool:
 
 # Groups: a fault that only some engines, hosts or steps have.
 
-NOT_GROUPS = ("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version")
+NOT_GROUPS = (
+    *("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version"),
+    *("rewards", "prompt_length", "weight_digest_rollout", "weight_digest_train"),
+)
 MOST_VALUES = 64
 MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
 """Words in the names of columns that say where a sequence was computed."""
@@ -221,6 +224,20 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
     )
 
 
+def weights(rows: Rows) -> Found | None:
+    """Find weights that do not arrive: on one machine, if the others are in sync, or everywhere."""
+    for name, parts in partitions(rows):
+        for value, at in parts.items() if MACHINES.search(name.lower()) else ():
+            if not 4 <= at.sum() <= 0.6 * len(at):
+                continue
+            own, others = rows.only(at), rows.only(~at)
+            one = sync.weights(own) if own.level.mean() > sync.APART * others.level.mean() else None
+            if one is not None and sync.weights(others) is None:
+                rest: dict[str, Any] = {"repaired": others, "where": f"{name} = {value}"}
+                return Found.of_sequences("replica_stale", one.statistic, rows, at, **rest)
+    return sync.weights(rows)
+
+
 WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
 """Columns that say which weights sampled and scored a sequence."""
 
@@ -288,8 +305,10 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
             found[same.index(True)] = grouped
         elif not found:
             found.append(grouped)
-    causes = [*_positive(summary), *map(_cause, found)]
     mended = not any(one.approximate or one.repaired is None for one in found)
+    if mended and (late := weights(seen.rest)) is not None:
+        found = [one for one in found if one.cause != "group_fault"] + [late]
+    causes = [*_positive(summary), *map(_cause, found)]
     share = laws.systematic(seen.rest)
     judged = _judged(Evidence(summary), rows, _honest(seen.rest, summary, share), causes, mended)
     if share is None:
@@ -330,7 +349,7 @@ def _beside(seen: honest.Seen, mended: bool) -> list[Cause]:
     if seen.rows.tokens < TOKENS or not seen.rows.delta.any():
         return []
     unmoved = replace(seen, moved=None)  # advantages are of the numbers as logged
-    found = honest.stale(unmoved) or honest.frozen(unmoved) or (honest.quantised(unmoved) if mended else None)
+    found = honest.stale(unmoved) or (honest.quantised(unmoved) if mended else None)
     return [_cause(found)] if found else []
 
 
