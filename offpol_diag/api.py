@@ -213,6 +213,7 @@ def gate(
     presets: str | Sequence[str] = (),
     point: bool = False,
     fail_on: str | Sequence[str] = (),
+    expect: Literal["bitwise"] | None = None,
     group_by: Sequence[str] = (),
     preset_file: File | None = None,
     **how: Unpack[Computes],
@@ -232,6 +233,7 @@ def gate(
         presets: presets whose numbers are compared as well.
         point: judge the plain values, not their intervals.
         fail_on: diagnoses that fail, as every worse one does: "bug", "cannot_tell", "honest_mismatch".
+        expect: "bitwise" where the run claims that engine and trainer give equal log-probs.
         group_by: see `analyze`.
         preset_file: see `analyze`.
         **how: see `analyze`.

@@ -154,14 +154,14 @@ def required(request: requests.Gate) -> Gates:
     """Return what must hold, by options and files."""
     from offpol_diag.gate import required as all_of
 
-    names = ("gates", "fail_on", "point", "baseline", "tolerance", "only", "presets")
+    names = ("gates", "fail_on", "expect", "point", "baseline", "tolerance", "only", "presets")
     more = {name: getattr(request, name) for name in names}
     return all_of(max=request.max or (), min=request.min or (), **more)
 
 
 def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say: Say = silent) -> Result:
     """Judge a result, or a dump with the presets that the bounds name."""
-    from offpol_diag.gate import judged, not_compared
+    from offpol_diag.gate import as_expected, judged, not_compared
     from offpol_diag.result import Result, load
 
     base = load(must.result) if must.result else None
@@ -171,6 +171,7 @@ def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say
         chosen = must.presets(catalogue(request, say))
         found = advised(examined(given, request, chosen, say, by_step=must.by_step), "gate")
     remark = not_compared(base, must.baseline) if base and must.baseline else ""
+    found = as_expected(found, must)
     return found.model_copy(update={"gates": list(judged(found, must, base)), "not_compared": remark})
 
 

@@ -296,6 +296,7 @@ _ALL = (
     Metric("f_10", "Off by more than 10×", UP, first="dump"),
     Metric("k3_top1_share", "K3 in the worst 1%", UP, "share of K3 in the worst 1% of tokens"),
     Metric("f_1_1", "Off by more than 1.1×", UP),
+    Metric("tokens_differ", "Tokens that differ", UP, "tokens whose log-probs are not equal to the last bit"),
     Metric("f_5", "Off by more than 5×", UP),
     Metric("k2", "K2", UP),
     Metric("abs_log_ratio", "Mean |Δ|", UP),

@@ -211,6 +211,8 @@ class Gate(Written, OwnPresets, Computed):
     """A dump, or a result that --json wrote, to be judged as it is."""
     fail_on: Names = opt((), "DIAGNOSIS", BOUNDS, many=True)
     """A diagnosis that fails, as every worse one does: bug, cannot_tell or honest_mismatch. Repeatable."""
+    expect: Literal["bitwise"] | None = opt(None, "bitwise", BOUNDS)
+    """What the run claims: bitwise, that no token's log-probs differ between engine and trainer."""
     max: Limits | None = opt(None, "NAME=NUMBER", BOUNDS, many=True)
     """The largest value that passes: --max k3=0.002. Repeatable."""
     min: Limits | None = opt(None, "NAME=NUMBER", BOUNDS, many=True)

@@ -155,6 +155,7 @@ def policy_gap(data: list[Sequence], prefix: str) -> dict[str, float]:
         "tv": exact_mean([abs(mpmath.expm1(d)) / 2 for d in deltas]),
         "surrogate_gain": surrogate_gain(there, prefix),
     }
+    found["tokens_differ"] = sum(d != 0 for d in deltas) / len(deltas)
     for tau in (1.1, 2.0, 5.0, 10.0):
         name = "f_" + f"{tau:g}".replace(".", "_")
         found[name] = sum(abs(d) > math.log(tau) for d in deltas) / len(deltas)

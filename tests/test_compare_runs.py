@@ -117,6 +117,9 @@ def test_a_difference_is_of_the_values_of_both_runs_and_that_of_rewards_is_not_t
             assert one.difference.value == pytest.approx(one.b.value - one.a.value, rel=1e-9, abs=1e-15)
     reward = named(worse, "mean_reward")
     assert (reward.differs, reward.reason) == (None, "no metric of the mismatch: it is not tested")
+    differ = named(worse, "tokens_differ")
+    assert (differ.differs, differ.p_value) == (None, None)
+    assert differ.reason == "it says whether policies differ, not by how much: it is not tested"
     assert reward.difference.value is not None
 
 

@@ -164,7 +164,7 @@ STEP = '[[bound]]\nname = "step:k3"\nmax = 1\n'
 SLIPS = [
     (
         "[[bounds]]\nname = 'k3'\n",
-        "bounds: no such key; the keys are defaults, diagnosis, bound, baseline; did you mean bound?",
+        "bounds: no such key; the keys are defaults, diagnosis, expect, bound, baseline; did you mean bound?",
     ),
     ("level = 'warn'\n" + BOUND, "level: no such key"),
     (BOUND + "maxx = 1\n", "[[bound]] 1 (k3), maxx: no such key; the keys are name, max"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import polars as pl
@@ -234,3 +235,11 @@ def test_too_many_steps_are_refused_in_one_reading(tmp_path, monkeypatch):
     with pytest.raises(scope.TooManySteps, match="more than 4 training steps"):
         analyze([path], presets=[M2PO])
     assert len(readings) == 1
+
+
+def test_too_many_steps_are_refused_where_a_batch_is_computed_in_parts(tmp_path, monkeypatch):
+    path = saved(made(list(range(9))), tmp_path / "a.parquet")
+    monkeypatch.setattr(scope, "MOST_STEPS", 4)
+    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "ROWS", 2)  # parts of two sequences
+    with pytest.raises(scope.TooManySteps, match="more than 4 training steps"):
+        analyze([path], presets=["token_is"])

@@ -31,10 +31,10 @@ Replicates = dict[str, Array]
 
 
 def base(out: Readout) -> Replicates:
-    """Compute replicates of the gaps' metrics, by their names; of those that have an interval."""
+    """Compute replicates of the gaps' metrics of size, by their names; of those that have an interval."""
     result: Replicates = {}
     for drift in out.study.drifts:
-        rows: list[Formula] = [*gap.ROWS, tails.ESS_TOKENS]
+        rows: list[Formula] = [*(row for row in gap.ROWS if row is not gap.DIFFER), tails.ESS_TOKENS]
         if f"{drift.prefix}ax" in out.reader.sums:
             rows.append(gap.SURROGATE)
         if out.ranges[f"{drift.prefix}s"][1] <= LARGEST:  # else too large for sums

@@ -27,7 +27,7 @@ from offpol_diag.analysis.replicates import (
 from offpol_diag.analyze import Examined
 from offpol_diag.compare.presets import difference
 from offpol_diag.engine.formula import FEWEST_GROUPS
-from offpol_diag.engine.gap import DRIFTS
+from offpol_diag.engine.gap import DIFFER, DRIFTS
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import FIRST_GAP
@@ -38,6 +38,7 @@ from offpol_diag.result import Against, Contrast, Pairing, Result
 CORRECTION = "Holm"
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
 UNTESTED = "no metric of the mismatch: it is not tested"
+COUNTED = "it says whether policies differ, not by how much: it is not tested"
 SAME = 1e-12
 """Difference up to which two shares are one number."""
 ENOUGH = 0.5
@@ -145,7 +146,9 @@ def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
     """Compare one number of both runs; the p-value is not yet corrected for the number of tests."""
     a, b = mine.numbers[name], theirs.numbers[name]
     if name not in mine.drawn or name not in theirs.drawn:
-        reason = a.unknown or b.unknown or (EXTREME if a.interval is None else UNTESTED)
+        counted = name == _drift(name) + DIFFER.name
+        untested = EXTREME if a.interval is None else COUNTED if counted else UNTESTED
+        reason = a.unknown or b.unknown or untested
         plain = difference((b, a), (), groups, "B less A")
         return Contrast(name=name, a=a, b=b, difference=plain, reason=reason)
     one, other = mine.drawn[name], theirs.drawn[name]

@@ -24,6 +24,7 @@ SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.sentinels,
     signatures.shifts,
     signatures.permutations,
+    sync.digests,
     signatures.boundaries,
     signatures.contexts,
     signatures.special_tokens,
@@ -115,7 +116,11 @@ def _side_effect(one: Found, found: Sequence[Found]) -> bool:
 
 NOT_GROUPS = (
     *("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version"),
+<<<<<<< HEAD
     *("rewards", "prompt_length", "weight_digest_rollout", "weight_digest_train"),
+=======
+    *("weight_digest_rollout", "weight_digest_train"),
+>>>>>>> main
 )
 MOST_VALUES = 64
 MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")

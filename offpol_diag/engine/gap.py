@@ -109,9 +109,10 @@ def with_ratio(sums: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _counts(terms: Terms) -> dict[str, Array]:
-    """Count the tokens of each sequence beyond each bound, [s]; only |Δ| > `FAR` is looked at."""
+    """Count the tokens of each sequence that differ, and beyond each bound: only |Δ| > `FAR` is looked at."""
     size, offsets = terms.size[terms.far], np.searchsorted(terms.far, terms.block.offsets)
-    return {name: segments.count(size > bound, offsets) for name, bound in _BEYOND.items()}
+    result = {"differ": segments.count(terms.delta != 0, terms.block.offsets)}
+    return result | {name: segments.count(size > bound, offsets) for name, bound in _BEYOND.items()}
 
 
 _BEYOND = {"overflow": LARGEST, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
@@ -198,6 +199,9 @@ def _k1(get: Lookup) -> Array:
 
 _T, _S = "tokens", "sequences"
 
+DIFFER = Formula("tokens_differ", "fraction", _T, "P(Δ ≠ 0)", mean("differ"), counts=True)
+"""Says whether two policies are one and the same, not by how much they differ."""
+
 ROWS = (
     Formula("k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", _k1),
     Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, POSITIVE),
@@ -262,6 +266,7 @@ ROWS = (
         Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau)), counts=True)
         for tau in FACTORS
     ),
+    DIFFER,
 )
 
 _SAMPLED_BEFORE = "Δ = log π_current − log π_old; tokens sampled from π_rollout, not π_old: {}"

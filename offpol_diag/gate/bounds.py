@@ -45,6 +45,8 @@ T = TypeVar("T")
 Kind = Literal["max", "min"]
 Level = Literal["error", "warn"]
 Judge = Literal["interval", "point"]
+Expected = Literal["bitwise"]
+"""What a run may claim: that both policies' log-probs are equal to the last bit."""
 
 KINDS: tuple[Kind, ...] = ("max", "min")
 ORDER: tuple[DiagnosisVerdict, ...] = ("healthy", "honest_mismatch", "cannot_tell", "bug")
@@ -382,6 +384,7 @@ class Gates(Table):
     diagnosis: Annotated[
         list[FailOn], BeforeValidator(lambda given: [given] if isinstance(given, dict) else given)
     ] = []
+    expect: Expected | None = None
     bound: list[Bound] = []
     baseline: Baseline | None = None
 
@@ -426,8 +429,8 @@ class Gates(Table):
 # ---------------------------------------------------------------- options
 
 EXAMPLE = (
-    "say what must hold: --fail-on bug, --max k3=0.002 --min ess_tokens=0.5, --gates FILE.toml or "
-    "--baseline RESULT.json"
+    "say what must hold: --fail-on bug, --max k3=0.002 --min ess_tokens=0.5, --expect bitwise, "
+    "--gates FILE.toml or --baseline RESULT.json"
 )
 
 
@@ -437,6 +440,7 @@ def required(
     min: Sequence[str] = (),
     gates: Path | None = None,
     fail_on: Sequence[str] = (),
+    expect: Expected | None = None,
     point: bool = False,
     baseline: Path | None = None,
     tolerance: Sequence[str] = (),
@@ -465,12 +469,15 @@ def required(
     against = against.model_copy(update={key: value for key, value in given.items() if value})
     if not against.result and (tolerance or only or file.baseline):
         raise UsageError("there is a tolerance and no baseline", "name it: --baseline RESULT.json")
-    if not (bounds or asked or file.diagnosis or against.result):
+    expected = expect or file.expect
+    if not (bounds or asked or file.diagnosis or expected or against.result):
         raise UsageError("no bound is given", EXAMPLE)
     if point:
         bounds = [one.model_copy(update={"judge": "point"}) for one in bounds]
-    found = {"bound": bounds, "diagnosis": asked + file.diagnosis}
-    return file.model_copy(update=found | {"baseline": against if against.result else None})
+    found = {"bound": bounds, "diagnosis": asked + file.diagnosis, "expect": expected}
+    made = file.model_copy(update=found | {"baseline": against if against.result else None})
+    made._source = "--expect" if expect else file.source
+    return made
 
 
 def bound(kind: Kind, text: str) -> Bound:
@@ -519,7 +526,7 @@ def read(path: Path) -> Gates:
         raise GateFileError(head[0], FORM, head[1:]) from error
     except ValueError as error:
         raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
-    if not (found.bound or found.diagnosis or found.baseline):
+    if not (found.bound or found.diagnosis or found.expect or found.baseline):
         raise GateFileError(f"{path}: holds no bound", FORM)
     of, base = found.defaults, found.baseline
     if base is not None and base.result:
@@ -529,7 +536,9 @@ def read(path: Path) -> Gates:
         "diagnosis": [row.filled(f"{path.name}: [diagnosis]", of) for row in found.diagnosis],
         "baseline": base and base.filled("", of),
     }
-    return found.model_copy(update=update)
+    made = found.model_copy(update=update)
+    made._source = f"{path.name}: expect" if found.expect else ""
+    return made
 
 
 TABLES: Mapping[str, type[Table]] = {

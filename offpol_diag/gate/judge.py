@@ -1,13 +1,5 @@
 """Whether a result holds what must hold: numbers, looked up by name, against limits and an earlier result.
 
-    whole interval within the bound      passed
-    whole interval beyond it             failed
-    limit inside the interval            passed, open: no evidence of a failure
-    no interval, or `point`              the value alone; on the bound passes
-    a value that overflows               its log10, where there is no interval
-    NaN, unknown, unreliable             could not say
-    unreliable, but certainly beyond it  failed (see `HIDDEN`)
-
 All together: failed if any failed, else could not say if any could not be judged, else passed. Level warn
 does not count, except that something must have been judged for the gate to pass.
 """
@@ -15,11 +7,10 @@ does not count, except that something must have been judged for the gate to pass
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from offpol_diag.errors import did_you_mean
 from offpol_diag.gate.bounds import (
@@ -32,7 +23,6 @@ from offpol_diag.gate.bounds import (
     Bound,
     FailOn,
     Gates,
-    Judge,
     Kind,
     Name,
     Span,
@@ -40,9 +30,11 @@ from offpol_diag.gate.bounds import (
     quantifier,
     splits,
 )
+from offpol_diag.gate.expect import expectation
+from offpol_diag.gate.ruling import HIDDEN, Ruling, rule, shown, silence
 from offpol_diag.metrics import WATCHED_GAP, WATCHED_PRESET, Worse, worse
 from offpol_diag.number import Number, Numbers, finite
-from offpol_diag.numerals import FRACTIONS, doubted, say_limit, told_apart, written
+from offpol_diag.numerals import FRACTIONS, doubted, told_apart, written
 from offpol_diag.presets import catalogue
 from offpol_diag.result import Diagnosis, DiagnosisVerdict, GateVerdict, Place, Result, place_of
 from offpol_diag.trainers.ours import advice, unlike
@@ -59,7 +51,7 @@ def judged(now: Result, gates: Gates, base: Result | None = None) -> tuple[GateV
     numbers = Lookup(now)
     compared = against(numbers, base, gates.baseline) if base and gates.baseline else ()
     diagnoses = (verdict for one in gates.diagnosis for verdict in diagnosis(now, one))
-    return (*diagnoses, *bounds(numbers, gates.bound), *compared)
+    return (*expectation(now, gates), *diagnoses, *bounds(numbers, gates.bound), *compared)
 
 
 def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
@@ -220,82 +212,6 @@ def size(number: Number) -> float:
     if number.value is not None:
         return number.value
     return math.inf if number.log10 is not None else math.nan
-
-
-# ---------------------------------------------------------------- one number
-
-HIDDEN: Mapping[str, Kind] = {
-    "mean_ratio": "max",
-    "chi2_token": "max",
-    "chi2_sequence": "max",
-    "ess_tokens": "min",
-    "ess_sequences": "min",
-}
-"""Number → the kind of bound that it certainly breaks if its whole interval lies beyond the limit, however
-heavy the tail of the weights: a sample misses the rarest, largest weights, which would make a mean of r or r²
-larger and the effective sample size smaller."""
-OPEN = "the 95% interval holds values on both sides of the bound"
-
-
-class Ruling(NamedTuple):
-    """The verdict on one number: `on` says whether the interval or the value decided."""
-
-    passed: bool | None
-    reason: str
-    open: bool = False
-    on: Literal["interval", "value", ""] = ""
-
-
-def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", hidden: bool = False) -> Ruling:
-    """Check a number against a limit; an unreliable one can fail only if what is `hidden` lies beyond it."""
-    keeps = operator.le if kind == "max" else operator.ge
-    near, far = (number.interval or (math.nan, math.nan))[:: 1 if kind == "max" else -1]
-    has_interval = number.known and number.interval is not None
-    beyond_it = has_interval and not keeps(near, limit)
-    note, sound = number.note, replace(number, note=None)
-    if why := silence(number):
-        if silence(sound) or not (beyond_it and hidden):
-            return Ruling(None, why)
-        judge, note = "interval", f"{note}, but what a heavy tail hides lies farther beyond the bound"
-    value, ends = written(sound)
-    if number.value is None:  # too large for a float: its log10 is compared
-        held = keeps(number.log10 or 0.0, math.log10(limit) if limit > 0 else -math.inf)
-        left, right = f"10^{number.log10:.4g}", say_limit(limit, number.unit)
-    else:
-        held = keeps(number.value, limit)
-        left, right = told_apart(value, number.value, limit, number.unit)
-    said = f"{left} {'' if held else 'is not '}{'≤' if kind == 'max' else '≥'} {right}"
-    if not has_interval:
-        return Ruling(held, joined(said, "no interval" if judge == "interval" else "", note), on="value")
-    if judge == "point":
-        straddles = min(near, far) <= limit <= max(near, far) and near != far
-        return Ruling(held, joined(said, OPEN if straddles else "", note), on="value")
-    if beyond_it:
-        end = ends.strip("[]").split(", ")[0 if kind == "max" else -1] or value
-        end = told_apart(end, near, limit, number.unit)[0]
-        why = f"the whole 95% interval lies beyond it, from {end}"
-        return Ruling(False, joined(said, why, note), on="interval")
-    within = keeps(far, limit)
-    return Ruling(True, joined(said, "" if within else OPEN, note), open=not within, on="interval")
-
-
-def silence(number: Number) -> str:
-    """Return the reason why a number cannot be judged; empty if it can."""
-    if doubted(number):
-        return number.note or ""
-    if not number.known:
-        return number.unknown or "there is no value"
-    parts = (number.value, number.log10, *(number.interval or ()))
-    odd = any(part is not None and math.isnan(part) for part in parts)
-    return (number.unknown or "it is not a number") if odd else ""
-
-
-def shown(number: Number, ruling: Ruling) -> dict[str, Any]:
-    """Return the fields of a verdict that hold number and ruling; None for infinite and NaN values."""
-    value, log10 = (x if x is not None and math.isfinite(x) else None for x in (number.value, number.log10))
-    ends = number.interval if number.interval and all(map(math.isfinite, number.interval)) else None
-    of = {"passed": ruling.passed, "open": ruling.open, "judged_on": ruling.on}
-    return {"value": value, "interval": ends, "log10": log10, "unit": number.unit} | of
 
 
 # ---------------------------------------------------------------- bounds

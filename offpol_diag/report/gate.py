@@ -48,7 +48,10 @@ def answer(summary: Result) -> Answer:
     facts = [Fact(_word(one), explained(one, one is first)) for one in unlike[:MOST]]
     given = summary.diagnosis
     judged = any(one.bound == "diagnosis" for one in verdicts)
-    facts += [Fact("Bug?", given.headline)] if given is not None and not judged else []
+    claimed = [one for one in verdicts if one.expects and one.passed]
+    facts += [Fact("As claimed", one.reason) for one in claimed if len(verdicts) > 1]
+    if given is not None and not judged and not (claimed and given.verdict == "healthy"):
+        facts.append(Fact("Bug?", given.headline))
     charts = tuple(one for verdict in verdicts if (one := _stepwise(summary, verdict)))
     return Answer(
         about(summary) + columns.all_read(summary.dump),
@@ -102,7 +105,7 @@ def headline(verdicts: Sequence[GateVerdict]) -> str:
     places = {*(failed or unknown)}
     decided = [one for at, one in enumerate(verdicts) if at in places]
     if not decided:
-        return tally(verdicts)
+        return verdicts[0].reason if len(verdicts) == 1 and verdicts[0].expects else tally(verdicts)
     first = missed(decided[0]) if failed else f"{title(decided[0])}: {_reason(decided[0])}"
     some = f"{len(decided)} of {counted(len(verdicts), 'bound')}; the first: " if len(decided) > 1 else ""
     others = [one for at, one in enumerate(verdicts) if at not in places]

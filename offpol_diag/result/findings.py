@@ -178,6 +178,7 @@ class GateVerdict(Model):
     baseline: float | None = Field(None, description="the value in the baseline")
     baseline_interval: tuple[float, float] | None = None
     tolerance: str = Field("", description="by how much the baseline's value may be exceeded")
+    expects: Literal["", "bitwise"] = Field("", description="what `--expect` claims, where it is the bound")
     diagnosis: DiagnosisVerdict | None = Field(None, description="the one found, where it is the bound")
     diagnosis_fails: DiagnosisVerdict | None = Field(None, description="the mildest one that fails")
     diagnosis_baseline: DiagnosisVerdict | None = Field(None, description="the one in the baseline")
