@@ -1,12 +1,15 @@
 """Candidates: the causes that fit a mismatch which nothing in the dump establishes, and how to decide.
 
 Each row of `CANDIDATES` has the evidence for it and against it: functions of what was seen that return a
-sentence, or nothing, with a weight. Candidates are in the order of the sums of their weights. None has a fix.
+sentence, or nothing. Each that holds adds a weight to the log-odds of the candidate (multinomial logistic
+regression); `benchmarks/doctor/learn.py` learned the weights from dumps of known cause. None has a fix.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +32,12 @@ from offpol_diag.diagnosis.signatures import percent
 from offpol_diag.numerals import rounded
 from offpol_diag.result import CandidateCause
 
-MOST = 4
-"""Most candidates that are listed."""
+MOST, LEAST = 4, 0.05
+"""Most candidates that are listed, and the least probability of the third and fourth."""
+WEIGHTS: dict[str, dict[str, float]] = tomllib.loads(
+    files("offpol_diag").joinpath("data", "candidates.toml").read_text(encoding="utf-8")
+)
+"""Candidate → `prior` and piece of evidence → what it adds to the log-odds."""
 WIDELY = 0.5
 """Scale of Δ/(1 − π_rollout) above which quantised weights alone are no candidate: 4 bits give up to 0.46 in
 the rollouts of `benchmarks/doctor`."""
@@ -44,20 +51,12 @@ CUT = "cut at 1 nat a token"
 Says = Callable[[Seen], str]
 
 
-class Point(NamedTuple):
-    """One piece of evidence: its sentence, empty where it does not hold, and its weight."""
-
-    says: Says
-    weight: float = 1.0
-
-
 class Candidate(NamedTuple):
     """One row of the table.
 
     Attributes:
         id: the cause.
         statement: what would be wrong, as a sentence.
-        prior: weight without evidence.
         fits: whether it is a candidate at all.
         speaks_for: evidence for it.
         speaks_against: evidence against it.
@@ -65,10 +64,9 @@ class Candidate(NamedTuple):
 
     id: str
     statement: str
-    prior: float
     fits: Callable[[Seen], bool]
-    speaks_for: tuple[Point, ...]
-    speaks_against: tuple[Point, ...]
+    speaks_for: tuple[Says, ...]
+    speaks_against: tuple[Says, ...]
 
 
 class Measurement(NamedTuple):
@@ -310,86 +308,51 @@ CANDIDATES: tuple[Candidate, ...] = (
     Candidate(
         "stale",
         "Stale weights: the engine's are older than the trainer's.",
-        1.0,
         _possible_stale,
-        (
-            Point(all_behind, 3),
-            Point(follows_lag, 2),
-            Point(moved, 3),
-            Point(grows, 1.5),
-            Point(shared_much, 1),
-            Point(wide, 1),
-        ),
-        (
-            Point(level_over_lag, 2),
-            Point(noise, 2),
-            Point(in_sync, 1),
-            Point(close, 0.5),
-            Point(unmoved, 0.25),
-        ),
+        (all_behind, follows_lag, moved, grows, shared_much, wide),
+        (level_over_lag, noise, in_sync, close, unmoved),
     ),
     Candidate(
         "sync_stopped",
         "Weights that do not reach the engine, or not at every step.",
-        0.4,
         _possible_frozen,
-        (Point(returns, 4), Point(grows, 1.5), Point(in_sync, 1), Point(shared_much, 0.5)),
-        (Point(noise, 2), Point(unmoved, 0.25)),
+        (returns, grows, in_sync, shared_much),
+        (noise, unmoved),
     ),
     Candidate(
         "quantized_rollout",
         "A quantised rollout: weights, activations or cache of few bits.",
-        1.0,
         _possible_quantised,
-        (
-            Point(says_quantised, 4),
-            Point(broad, 1),
-            Point(shared_some, 1),
-            Point(level_over_steps, 0.5),
-            Point(in_sync, 0.5),
-        ),
-        (
-            Point(says_plain, 2),
-            Point(close, 1.5),
-            Point(grows, 2),
-            Point(moved, 1),
-            Point(wide, 0.5),
-            Point(shared_much, 1),
-            Point(noise, 0.5),
-            Point(beyond_usual, 0.5),
-        ),
+        (says_quantised, broad, shared_some, level_over_steps, in_sync),
+        (says_plain, close, grows, moved, wide, shared_much, noise, beyond_usual),
     ),
     Candidate(
         "weights_differ",
         "Other weights at every step: an adapter, a head or experts not loaded.",
-        0.4,
         _possible_other,
-        (Point(in_sync, 1), Point(shared_much, 1), Point(wide, 1), Point(level_over_steps, 0.25)),
-        (Point(grows, 1), Point(noise, 2), Point(close, 1)),
+        (in_sync, shared_much, wide, level_over_steps),
+        (grows, noise, close),
     ),
     Candidate(
         "moe_outliers",
         "Experts routed otherwise in the engine than in the trainer.",
-        0.2,
         _possible_experts,
-        (Point(outliers, 2), Point(says_experts, 3), Point(noise, 1)),
-        (Point(grows, 1), Point(shared_at_all, 1), Point(no_outliers, 1), Point(beyond_usual, 0.5)),
+        (outliers, says_experts, noise),
+        (grows, shared_at_all, no_outliers, beyond_usual),
     ),
     Candidate(
         "numerics",
         "Other kernels: the same weights, computed otherwise.",
-        0.4,
         _possible_numerics,
-        (Point(close, 1), Point(noise, 2)),
-        (Point(off, 1), Point(grows, 1), Point(beyond_dense, 0.5)),
+        (close, noise),
+        (off, grows, beyond_dense),
     ),
     Candidate(
         "wrong_context",
         "Responses scored after another prompt, or as another text.",
-        0.2,
         lambda seen: bool(concentrated(seen)),
-        (Point(concentrated, 2),),
-        (Point(shared_at_all, 1),),
+        (concentrated,),
+        (shared_at_all,),
     ),
 )
 """The candidates; of equal weights the earlier one comes first."""
@@ -438,26 +401,50 @@ ALWAYS = ("quantized_rollout", "weights_differ")
 
 
 def fitting(seen: Seen) -> list[CandidateCause]:
-    """Return the causes that fit, most likely first, with what speaks for and against each."""
+    """Return the causes that fit, the likeliest first, with probability and what speaks for and against each.
+
+    What is left to 1 is the probability of a cause that is none of those listed.
+    """
     able = [one for one in CANDIDATES if one.fits(seen)] or [one for one in CANDIDATES if one.id in ALWAYS]
-    scored = sorted((_weighed(one, seen) for one in able), key=lambda pair: -pair[0])
-    some = [one for score, one in scored if score >= 0]
-    return (some if len(some) > 1 else [one for _, one in scored[:2]])[:MOST]
+    odds = np.array(
+        [0.0, *(log_odds(one.id, evidence(one, seen)) for one in able)]
+    )  # the first: none of them
+    likely = np.exp(odds - odds.max())
+    ranked = sorted(zip((likely / likely.sum())[1:].tolist(), able, strict=True), key=lambda pair: -pair[0])
+    return [
+        CandidateCause(
+            id=one.id,
+            statement=one.statement,
+            probability=probability,
+            for_=_said(one, one.speaks_for, seen),
+            against=_said(one, one.speaks_against, seen),
+        )
+        for place, (probability, one) in enumerate(ranked[:MOST])
+        if probability >= LEAST or place < 2
+    ]
 
 
-def _weighed(one: Candidate, seen: Seen) -> tuple[float, CandidateCause]:
-    """Return a candidate with its evidence, the weightiest first, and the sum of the weights."""
-    speaks_for, against = (
-        [
-            (point.weight, text)
-            for point in sorted(points, key=lambda x: -x.weight)
-            if (text := point.says(seen))
-        ]
-        for points in (one.speaks_for, one.speaks_against)
-    )
-    score = one.prior + sum(weight for weight, _ in speaks_for) - sum(weight for weight, _ in against)
-    texts = ([text for _, text in points] for points in (speaks_for, against))
-    return score, CandidateCause(id=one.id, statement=one.statement, for_=next(texts), against=next(texts))
+def able(seen: Seen) -> list[Candidate]:
+    """Return the candidates that nothing rules out."""
+    return [one for one in CANDIDATES if one.fits(seen)] or [one for one in CANDIDATES if one.id in ALWAYS]
+
+
+def evidence(one: Candidate, seen: Seen) -> list[str]:
+    """Return the names of the pieces of evidence, for and against a candidate, that hold."""
+    return [says.__name__ for says in (*one.speaks_for, *one.speaks_against) if says(seen)]
+
+
+def log_odds(candidate: str, holds: Sequence[str]) -> float:
+    """Return the log-odds of a candidate against a cause that is none of them, given what holds."""
+    weights = WEIGHTS[candidate]
+    return weights["prior"] + sum(weights[name] for name in holds)
+
+
+def _said(one: Candidate, points: Sequence[Says], seen: Seen) -> list[str]:
+    """Return the sentences of the evidence that holds, the weightiest first."""
+    weights = WEIGHTS[one.id]
+    ordered = sorted(points, key=lambda says: -abs(weights[says.__name__]))
+    return [text for says in ordered if (text := says(seen))]
 
 
 def deciding(seen: Seen, found: Sequence[CandidateCause]) -> str:

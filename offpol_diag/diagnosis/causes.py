@@ -177,7 +177,6 @@ CAUSES: dict[str, Row] = {
     ),
     "sync_stopped": Row(
         "bug",
-<<<<<<< HEAD
         "new weights do not reach the engine, {since}: it goes on sampling with old ones",
         "an engine at policy_lag 0 computes what the trainer computes, to rounding",
         "print a checksum of one weight tensor in engine and trainer after a sync (columns "
@@ -239,23 +238,6 @@ CAUSES: dict[str, Row] = {
         "head, and that every expert is sent",
         "",
         "",
-=======
-        "new weights do not reach the engine in {share} of the responses: it goes on sampling with old ones",
-        "at policy lag 0 the engine has the trainer's weights",
-        "make both digests again after the next sync, and list the adapters that the engine holds",
-        "look at what carries the weights over: adapters that are never sent (vLLM: enable_lora, and the "
-        "LoRA request on every call), names that the engine does not know, a sync that is skipped or fails",
-        "without these sequences",
-    ),
-    "weights_differ": Row(
-        "bug",
-        "the engine has other weights than the trainer in {share} of the responses",
-        "at policy lag 0 the engine has the trainer's weights",
-        "make both digests again after the next sync, of each weight tensor by itself",
-        "compare the tensors that differ: the head and tied embeddings, experts, what an adapter adds and at "
-        "which scale, weights that the engine repacks when it loads them; or write the policy lag",
-        "without these sequences",
->>>>>>> main
     ),
     "stale": Row(
         "honest",

@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Weights that do not arrive: signatures of the sync between trainer and engine, over the steps of a run.
 
 What is compared is the level of the mismatch: the mean of |Δ|/(1 − π_rollout) over uncertain tokens, by step.
@@ -131,22 +130,10 @@ def engine_moves(rows: Rows) -> float | None:
 
 # ---------------------------------------------------------------- the causes
 
-=======
-"""Weights that do not arrive: rows of policy lag 0 whose engine and trainer hold other weights."""
-
-from __future__ import annotations
-
-import numpy as np
-
-from offpol_diag.diagnosis.rows import Rows
-from offpol_diag.diagnosis.signatures import Found
-
->>>>>>> main
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
 """Columns with a digest of the weights that sampled a row, and of those that scored it."""
 
 
-<<<<<<< HEAD
 def weights(rows: Rows) -> Found | None:
     """Find weights that do not arrive, or not at every step: by digests, or by the recorded policy lag."""
     return digests(rows) or by_lag(rows)
@@ -290,26 +277,3 @@ def _behind(rows: Rows) -> Found | None:
 def _from(rows: Rows, step: float) -> Rows:
     """Return the rows from a step on."""
     return rows.only(np.array([isinstance(one, int | float) and one >= step for one in rows.column("step")]))
-=======
-def digests(rows: Rows) -> Found | None:
-    """Find rows that are recorded at policy lag 0 and whose weights are not the trainer's, by their digests.
-
-    Older weights honestly have another digest at any other lag. Where no row has equal digests, the two
-    sides may be made of different tensors or dtypes, and nothing follows.
-    """
-    pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
-    lags = rows.column("policy_lag")
-    known = np.array([lag == 0 and None not in two for lag, two in zip(lags, pairs, strict=True)], np.bool_)
-    other = np.array([a != b for a, b in pairs], np.bool_)
-    differ = known & other
-    if not differ.any() or not (known & ~other).any():
-        return None
-    theirs = [pair for pair, off in zip(pairs, differ, strict=True) if off]
-    held, wanted = (len(set(side)) for side in zip(*theirs, strict=True))
-    statistic = (
-        f"engine and trainer have other digests in {int(differ.sum()):,} of {int(known.sum()):,} rows of "
-        f"policy lag 0: {held:,} of the engine, {wanted:,} of the trainer"
-    )
-    cause = "sync_stopped" if held == 1 < wanted else "weights_differ"
-    return Found.of_sequences(cause, statistic, rows, differ, repaired=rows.only(~differ), exact=True)
->>>>>>> main

@@ -24,7 +24,6 @@ SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.sentinels,
     signatures.shifts,
     signatures.permutations,
-    sync.digests,
     signatures.boundaries,
     signatures.contexts,
     signatures.special_tokens,
@@ -116,11 +115,7 @@ def _side_effect(one: Found, found: Sequence[Found]) -> bool:
 
 NOT_GROUPS = (
     *("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version"),
-<<<<<<< HEAD
     *("rewards", "prompt_length", "weight_digest_rollout", "weight_digest_train"),
-=======
-    *("weight_digest_rollout", "weight_digest_train"),
->>>>>>> main
 )
 MOST_VALUES = 64
 MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
@@ -466,6 +461,7 @@ def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagno
         verdict="cannot_tell",
         headline=f"Cannot tell from this dump: {lined_up}, but {candidates.explained(seen)}; {fit}.",
         candidates=found,
+        other=1 - sum(one.probability or 0.0 for one in found),
         decide=candidates.deciding(seen, found),
         ruled_out=_ruled_out({one.id for one in found}),
         **known,

@@ -55,6 +55,10 @@ class CandidateCause(Model):
 
     id: str
     statement: str
+    probability: float | None = Field(
+        None,
+        description="of this cause where nothing is established, as often right in dumps of known cause",
+    )
     for_: list[str] = Field([], alias="for", description="what speaks for it, a sentence each")
     against: list[str] = Field([], description="what speaks against it, a sentence each")
 
@@ -73,6 +77,7 @@ class Diagnosis(Model):
     candidates: list[CandidateCause] = Field(
         [], description="causes that fit where none is established, most likely first; with cannot_tell only"
     )
+    other: float | None = Field(None, description="probability that the cause is none of the candidates")
     decide: str = Field("", description="the one measurement that decides between the candidates")
     ruled_out: list[str] = []
     undecidable: list[str] = []
