@@ -441,7 +441,7 @@ def test_a_first_value_of_no_policy_is_a_boundary(tmp_path, known):
     assert [one.id for one in found.causes if one.kind == "bug"] == ["boundary"]
 
 
-@pytest.mark.parametrize("times, found", [(1.4, False), (3.5, True)])
+@pytest.mark.parametrize(("times", "found"), [(1.4, False), (3.5, True)])
 def test_a_first_token_is_a_boundary_only_if_it_is_far_from_a_mismatch_of_all_tokens(times, found):
     """An adapter at twice its scale moves the first token by more than others, and no position is wrong."""
     chance = rng()

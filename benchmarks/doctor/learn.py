@@ -1,13 +1,14 @@
-"""Learn what each piece of evidence weighs where a dump cannot decide, and how often the probabilities are right.
+"""Learn what each piece of evidence weighs where a dump cannot decide, and how often probabilities are right.
 
     python benchmarks/doctor/learn.py --make ARCHITECTURE … [--cache DIR] [--examples N]
     python benchmarks/doctor/learn.py --write
 
---make trains the small model of each architecture (hub.py), composes dumps of known cause from what its engines
-sample, some with a policy lag, with advantages or with metadata and some without, and keeps of each that the diagnosis
-cannot decide which evidence holds, in evidence.json. --write learns the weights (multinomial logistic regression with a
-ridge; evidence for a cause never counts against it) and writes offpol_diag/data/candidates.toml and calibration.json:
-every architecture judged by the weights that the others teach, and `HELD_BACK` by those of all others.
+--make trains the small model of each architecture (hub.py), composes dumps of known cause from what its
+engines sample, with and without policy lag, advantages and metadata, and keeps in evidence.json what the
+diagnosis says of each, and which evidence holds where it cannot decide. --write learns the weights
+(multinomial logistic regression with a ridge; evidence for a cause never counts against it) and writes them
+to offpol_diag/data/candidates.toml, and docs/calibration.md: each architecture is judged by the weights that
+the others teach, and `HELD_BACK` by those of all others.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ Weights = dict[str, dict[str, float]]
 
 
 def learned(known: Sequence[Mapping[str, Any]]) -> Weights:
-    """Return the weights that make the right causes likeliest, of evidence for at least 0, against at most 0."""
+    """Return the weights that make the right causes likeliest; evidence for a cause has at least 0."""
     from scipy.optimize import minimize
 
     names = [(one.id, says) for one in CANDIDATES for says in ("prior", *_points(one))]
@@ -239,7 +240,7 @@ def judged(known: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def calibration(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """Return, by fifths of the stated probability, how many candidates there are, its mean, and the share right."""
+    """Return by fifths of the stated probability: how many, its mean, the share that is right."""
     pairs = [
         (value, cause in one["right"] or (cause == NONE and not set(one["right"]) & set(one["likely"])))
         for one in answers
@@ -302,8 +303,8 @@ def main() -> None:
 
 
 HEAD = """\
-# What each candidate weighs, in log-odds against a cause that is none of them, and what each piece of evidence
-# adds where it holds. Learned by `python benchmarks/doctor/learn.py --write`.
+# What each candidate weighs, in log-odds against a cause that is none of them, and what each piece of
+# evidence adds where it holds. Learned by `python benchmarks/doctor/learn.py --write`.
 """
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ regression); `benchmarks/doctor/learn.py` learned the weights from dumps of know
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -76,11 +76,13 @@ class Measurement(NamedTuple):
         text: what to do and how to read it.
         candidates: ids of the candidates on one side.
         offered: whether it is of use, given what the dump holds.
+        lines: trainer → the line that makes it there.
     """
 
     text: str
     candidates: frozenset[str]
     offered: Callable[[Seen], bool]
+    lines: Mapping[str, str]
 
 
 # Evidence. Each function returns a sentence, or an empty one where it does not hold.
@@ -359,12 +361,25 @@ CANDIDATES: tuple[Candidate, ...] = (
 
 _OF_STEPS = frozenset({"stale", "sync_stopped"})
 _OF_WEIGHTS = _OF_STEPS | {"weights_differ"}
+PLAIN = {
+    "verl": "actor_rollout_ref.rollout.dtype=bfloat16 actor_rollout_ref.rollout.enforce_eager=True "
+    "actor_rollout_ref.rollout.enable_prefix_caching=False",
+    "TRL": "trl vllm-serve --dtype bfloat16 --enforce_eager True --enable_prefix_caching False",
+    "slime": "--sglang-dtype bfloat16 --sglang-disable-cuda-graph --sglang-disable-radix-cache",
+}
+"""Trainer → what makes its engine compute in bf16, eager, without prefix cache."""
+LAG = {
+    name: f"the hook of docs/trainers/{name.lower()}.md writes policy_lag"
+    for name in ("verl", "TRL", "slime")
+}
+"""Trainer → what writes the policy lag."""
 MEASUREMENTS = (
     Measurement(
         "Score the same 64 responses twice with the trainer: if the two scorings differ as much, it is noise "
         "of kernels or of the router; if they are equal, engine and trainer compute different things.",
         frozenset({"moe_outliers", "numerics"}),
         lambda seen: seen.outlying,
+        {},
     ),
     Measurement(
         "Write policy_lag (or rollout_version and train_version) into the next dump: with stale weights K3 "
@@ -372,18 +387,21 @@ MEASUREMENTS = (
         "other cause, it is larger at lag 0 too.",
         frozenset({"stale"}),
         lambda seen: not seen.known,
+        LAG,
     ),
     Measurement(
         "Write policy_lag for a step whose responses are sampled right after a sync, at lag 0: with stale "
         "weights K3 is as small as rounding there; with any other cause it is larger there too.",
         frozenset({"stale"}),
         lambda seen: seen.behind,
+        LAG,
     ),
     Measurement(
         "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
         "the precision or a kernel; if it stays, the weights or the texts differ.",
         frozenset({"quantized_rollout", "numerics", "moe_outliers"}),
         lambda seen: True,
+        PLAIN,
     ),
     Measurement(
         "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
@@ -391,6 +409,7 @@ MEASUREMENTS = (
         "not arrive.",
         _OF_WEIGHTS,
         lambda seen: True,
+        {},
     ),
 )
 """The first that tells two candidates apart is taken; all can be made today."""
@@ -447,14 +466,14 @@ def _said(one: Candidate, points: Sequence[Says], seen: Seen) -> list[str]:
     return [text for says in ordered if (text := says(seen))]
 
 
-def deciding(seen: Seen, found: Sequence[CandidateCause]) -> str:
+def deciding(seen: Seen, found: Sequence[CandidateCause]) -> Measurement | None:
     """Return the measurement that tells the first candidate from the second, or else from any other."""
     first, *others = [one.id for one in found]
-    for rival in others:
-        for one in MEASUREMENTS:
-            if one.offered(seen) and (first in one.candidates) != (rival in one.candidates):
-                return one.text
-    return next((one.text for one in MEASUREMENTS if one.offered(seen) and first in one.candidates), "")
+    able = [one for one in MEASUREMENTS if one.offered(seen)]
+    tells = (
+        one for rival in others for one in able if (first in one.candidates) != (rival in one.candidates)
+    )
+    return next(tells, None) or next((one for one in able if first in one.candidates), None)
 
 
 def explained(seen: Seen) -> str:

@@ -455,6 +455,7 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
 def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagnosis:
     """Return that the dump cannot tell, with the causes that fit; `tested`: E[r] = 1 could be tested."""
     found = candidates.fitting(seen)
+    measurement = candidates.deciding(seen, found)
     lined_up = "the columns line up" + (" and the sampling is the logged one" if tested else "")
     fit = f"{NUMBERS[len(found)]} cause{' fits' if len(found) == 1 else 's fit'}"
     return Diagnosis(
@@ -462,7 +463,8 @@ def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagno
         headline=f"Cannot tell from this dump: {lined_up}, but {candidates.explained(seen)}; {fit}.",
         candidates=found,
         other=1 - sum(one.probability or 0.0 for one in found),
-        decide=candidates.deciding(seen, found),
+        decide=measurement.text if measurement else "",
+        decide_by=dict(measurement.lines) if measurement else {},
         ruled_out=_ruled_out({one.id for one in found}),
         **known,
     )

@@ -161,7 +161,8 @@ def _facts(summary: Result) -> Iterator[Fact]:
     yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)
     if open_:
         yield candidates(open_)
-        yield Fact("Decide", open_.decide, shortened="last")
+        lines = tuple(Line(f"{name}: {text}") for name, text in open_.decide_by.items())
+        yield Fact("Decide", open_.decide, lines=lines, shortened="last")
     elif found := evidence(summary):
         short = found[0][0].startswith("Growing")  # which says more than the cause's own clause
         clause = causes[0].statement.partition(":")[0] if short else causes[0].statement

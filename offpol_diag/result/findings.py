@@ -79,6 +79,7 @@ class Diagnosis(Model):
     )
     other: float | None = Field(None, description="probability that the cause is none of the candidates")
     decide: str = Field("", description="the one measurement that decides between the candidates")
+    decide_by: dict[str, str] = Field({}, description="trainer → how that measurement is made there")
     ruled_out: list[str] = []
     undecidable: list[str] = []
     systematic: Number | None = Field(
