@@ -1,0 +1,166 @@
+"""Compose dumps of known cause, some of which cannot be decided, and keep what the diagnosis says of each.
+
+    python benchmarks/doctor/undecided.py ARCHITECTURE … [--cache DIR] [--examples N]
+
+For each architecture (hub.py) a small model is trained, and then for some steps of GRPO (runs.py); dumps are
+composed of what its engines sample, with and without policy lag, advantages and metadata. evidence.json keeps
+verdict and causes of each, and which evidence holds for the candidates where the diagnosis lists any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.doctor.rollouts import SAMPLES
+from benchmarks.doctor.runs import STEPS, Held, Path_, Trajectory, normalised
+from offpol_diag import DumpWriter
+from offpol_diag.analyze import analyze
+from offpol_diag.diagnosis import candidates
+
+EVIDENCE = Path(__file__).parent / "evidence.json"
+CACHE = Path(__file__).parent / ".cache"
+SEEDS = {
+    "qwen3": ("words", 41),
+    "llama": ("bytes", 42),
+    "olmo2": ("words", 43),
+    "phi": ("words", 44),
+    "qwen3-moe": ("words", 45),
+    "gpt-bigcode": ("bytes", 46),
+    "gpt-oss": ("words", 47),
+    "gemma3": ("words", 48),
+    "mixtral": ("bytes", 49),
+    "gpt-neox": ("words", 50),
+}
+"""Architecture → task and seed of its model."""
+
+
+def engines(experts: bool) -> dict[str, tuple[list[str], Callable[[int], Any]]]:
+    """Return kinds of engines: name → (ids of the causes that are right, step → what the engine holds)."""
+
+    def at(behind: int, **how: Any) -> Callable[[int], Any]:
+        return lambda step: Held(max(step - behind, 0), **how)
+
+    stopped, differ = ["sync_stopped"], ["weights_differ"]
+    rounding = ["numerics", "moe_outliers"] if experts else ["numerics"]
+    kinds = {
+        "bf16": (rounding, at(0)),
+        "lag 1": (["stale"], at(1)),
+        "lag 2": (["stale"], at(2)),
+        "every third": (["stale"], lambda step: Held(step - step % 3)),
+        "never": (stopped, lambda step: Held(0)),
+        "until 5": (stopped, lambda step: Held(min(step, 5))),
+        "fp8": (["quantized_rollout"], at(0, precision="fp8")),
+        "int8": (["quantized_rollout"], at(0, precision="int8")),
+        "int4": (["quantized_rollout"], at(0, precision="int4")),
+        "half": (differ, at(0, kind="scaled", factor=0.5)),
+        "twice": (differ, at(0, kind="scaled", factor=2.0)),
+        "head": (differ, at(0, kind="head")),
+        "shuffled": (differ, at(0, kind="shuffled", factor=0.3)),
+    }
+    return kinds | ({"experts": (differ, at(0, kind="experts"))} if experts else {})
+
+
+def examples(architecture: str, many: int, cache: Path) -> Iterator[dict[str, Any]]:
+    """Yield dumps of known cause, and what the diagnosis says of each."""
+    run = Trajectory(Path_(architecture, *SEEDS[architecture]), cache)
+    kinds = engines(architecture in ("qwen3-moe", "gpt-oss", "mixtral"))
+    for number in range(many):
+        chance = random.Random(f"{architecture} {number}")
+        name = list(kinds)[number % len(kinds)]
+        right, held = kinds[name]
+        length = chance.choice((1, 2, 4, 6, 9, STEPS))
+        first = chance.randint(1, STEPS + 1 - length)
+        if all(held(step) == Held(step) for step in range(first, first + length)):
+            right = kinds["bf16"][0]  # at these steps the engine is in sync
+        stale = right == ["stale"]
+        how = {
+            "kind": name,
+            "steps": [first, first + length - 1],
+            "lag": chance.random() < (0.3 if stale else 0.4),
+            "advantages": chance.random() < 0.6,
+            "metadata": {"rollout_dtype": "bfloat16"}
+            if held(1).precision == "bf16" and chance.random() < 0.3
+            else {},
+            "rows": chance.choice((16, 32, 32)),
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "dump.parquet"
+            compose(path, run, held, stale, how)
+            yield {"architecture": architecture, **how, "right": right, **answer(path)}
+
+
+def compose(path: Path, run: Any, held: Callable[[int], Any], stale: bool, how: Mapping[str, Any]) -> None:
+    """Write a dump of one kind of engine over some steps."""
+    with DumpWriter(path, provenance=how["metadata"]) as writer:
+        for step in range(how["steps"][0], how["steps"][1] + 1):
+            engine = held(step)
+            seen = run.responses(engine, step, step, rows=32)
+            seen = {name: values[: how["rows"]] for name, values in seen.items()}
+            columns = {
+                "rollout_log_probs": seen["q"],
+                "old_log_probs": seen["p"],
+                "response_mask": seen["mask"].astype(np.int8),
+                "token_ids": seen["tokens"],
+                "group_id": np.arange(len(seen["q"])) // SAMPLES + 1000 * step,
+                "step": np.full(len(seen["q"]), step),
+            }
+            if how["advantages"]:
+                columns |= {"rewards": seen["rewards"], "advantages": normalised(seen["rewards"])}
+            if how["lag"]:
+                columns["policy_lag"] = np.full(len(seen["q"]), step - engine.version if stale else 0)
+            writer.write(**columns)
+
+
+def answer(path: Path) -> dict[str, Any]:
+    """Return verdict and causes of a dump; and candidate → evidence that holds, where it lists candidates."""
+    kept: dict[str, list[str]] = {}
+    usual = candidates.fitting
+
+    def keeping(seen: Any) -> Any:
+        kept.update((one.id, candidates.evidence(one, seen)) for one in candidates.able(seen))
+        return usual(seen)
+
+    candidates.fitting = keeping
+    try:
+        found = analyze(str(path), presets=[]).diagnosis
+    finally:
+        candidates.fitting = usual
+    assert found is not None
+    return {"verdict": found.verdict, "causes": [one.id for one in found.causes], "fits": kept}
+
+
+def kept() -> list[dict[str, Any]]:
+    """Load the examples that were kept."""
+    return list(json.loads(EVIDENCE.read_text(encoding="utf-8"))) if EVIDENCE.exists() else []
+
+
+def main() -> None:
+    """Make the examples of some architectures, in place of those that were kept."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("architectures", nargs="+", choices=list(SEEDS))
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--examples", type=int, default=70)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for architecture in given.architectures:
+        made = list(examples(architecture, given.examples, given.cache))
+        known = [one for one in kept() if one["architecture"] != architecture] + made
+        EVIDENCE.write_text("[\n" + ",\n".join(map(json.dumps, known)) + "\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
