@@ -26,6 +26,7 @@ from offpol_diag.diagnosis.honest import (
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE
 from offpol_diag.diagnosis.signatures import percent
+from offpol_diag.diagnosis.sync import FOLLOWS, PART, STILL
 from offpol_diag.numerals import rounded
 from offpol_diag.result import CandidateCause
 
@@ -276,6 +277,52 @@ def concentrated(seen: Seen) -> str:
     return f"{int(apart.sum()):,} of {len(level):,} responses carry {percent(carried)} of K3."
 
 
+def drifts(seen: Seen) -> str:
+    """State that the engine is behind, by the drift of token ids."""
+    if not seen.late or seen.drift is None:
+        return ""
+    whole, by = seen.drift.whole, f"By the drift of {seen.drift.kinds} token ids"
+    return f"{by} the engine is {whole.value:.1f} ± {whole.error:.1g} steps behind (step: {seen.drift.text})."
+
+
+def in_time(seen: Seen) -> str:
+    """State that the engine is not behind, by the drift of token ids."""
+    if not seen.on_time or seen.drift is None:
+        return ""
+    whole, by = seen.drift.whole, f"By the drift of {seen.drift.kinds} token ids"
+    return f"{by} the engine is not behind the trainer: {abs(whole.value):.2f} ± {whole.error:.1g} steps."
+
+
+def jumps(seen: Seen) -> str:
+    """State that the level jumps at one step for good."""
+    if seen.jump is None:
+        return ""
+    step, low, high = seen.jump
+    return f"|Δ|/(1 − q) jumps at step {step:g}, from {low:.2g} to {high:.2g}, and stays there."
+
+
+def stands_still(seen: Seen) -> str:
+    """State that the engine does not move with the trainer."""
+    if seen.drift is None or seen.drift.carried.high >= STILL:
+        return ""
+    return f"The trainer's log-probs drift from step to step, and the engine's by {seen.drift.share} of that."
+
+
+def moves_along(seen: Seen) -> str:
+    """State that the engine moves with the trainer."""
+    if seen.drift is None or seen.drift.carried.low < FOLLOWS:
+        return ""
+    return f"The engine moves with the trainer: by {seen.drift.share} of its drift."
+
+
+def moves_partly(seen: Seen) -> str:
+    """State that the engine moves with the trainer, but not as far."""
+    part = seen.drift and seen.drift.carried
+    if not part or not (part.low > 0.1 and part.high < PART[1]) or seen.drift is None:
+        return ""
+    return f"The engine moves by {seen.drift.share} of the trainer's drift."
+
+
 # The candidates.
 
 
@@ -284,7 +331,7 @@ def _possible_stale(seen: Seen) -> bool:
 
 
 def _possible_frozen(seen: Seen) -> bool:
-    at_lag_0 = bool(in_sync(seen)) and not level_over_steps(seen)
+    at_lag_0 = bool(in_sync(seen)) and (not level_over_steps(seen) or bool(wide(seen)))
     return len(seen.steps) > 1 and (seen.growth is not None or bool(seen.returns) or at_lag_0)
 
 
@@ -316,11 +363,15 @@ CANDIDATES: tuple[Candidate, ...] = (
             Point(all_behind, 3),
             Point(follows_lag, 2),
             Point(moved, 3),
+            Point(drifts, 4),
             Point(grows, 1.5),
             Point(shared_much, 1),
             Point(wide, 1),
         ),
         (
+            Point(in_time, 4),
+            Point(stands_still, 3),
+            Point(moves_partly, 2),
             Point(level_over_lag, 2),
             Point(noise, 2),
             Point(in_sync, 1),
@@ -333,8 +384,15 @@ CANDIDATES: tuple[Candidate, ...] = (
         "Weights that do not reach the engine, or not at every step.",
         0.4,
         _possible_frozen,
-        (Point(returns, 4), Point(grows, 1.5), Point(in_sync, 1), Point(shared_much, 0.5)),
-        (Point(noise, 2), Point(unmoved, 0.25)),
+        (
+            Point(stands_still, 6),
+            Point(returns, 4),
+            Point(drifts, 2),
+            Point(grows, 1.5),
+            Point(in_sync, 1),
+            Point(shared_much, 0.5),
+        ),
+        (Point(in_time, 3), Point(noise, 2), Point(moves_along, 1), Point(unmoved, 0.25)),
     ),
     Candidate(
         "quantized_rollout",
@@ -347,8 +405,11 @@ CANDIDATES: tuple[Candidate, ...] = (
             Point(shared_some, 1),
             Point(level_over_steps, 0.5),
             Point(in_sync, 0.5),
+            Point(in_time, 0.5),
+            Point(jumps, 0.5),
         ),
         (
+            Point(drifts, 2),
             Point(says_plain, 2),
             Point(close, 1.5),
             Point(grows, 2),
@@ -364,8 +425,22 @@ CANDIDATES: tuple[Candidate, ...] = (
         "Other weights at every step: an adapter, a head or experts not loaded.",
         0.4,
         _possible_other,
-        (Point(in_sync, 1), Point(shared_much, 1), Point(wide, 1), Point(level_over_steps, 0.25)),
-        (Point(grows, 1), Point(noise, 2), Point(close, 1)),
+        (
+            Point(moves_partly, 3),
+            Point(in_sync, 1),
+            Point(shared_much, 1),
+            Point(wide, 1),
+            Point(level_over_steps, 0.25),
+        ),
+        (Point(grows, 1), Point(noise, 2), Point(close, 1), Point(moves_along, 0.5)),
+    ),
+    Candidate(
+        "sync_corrupts",
+        "Weights that arrive damaged: a sync overwrites what the engine repacked or quantised at its start.",
+        0.4,
+        lambda seen: seen.jump is not None and not seen.late,
+        (Point(jumps, 1.5), Point(in_time, 0.5)),
+        (Point(says_quantised, 1),),
     ),
     Candidate(
         "moe_outliers",
@@ -395,7 +470,7 @@ CANDIDATES: tuple[Candidate, ...] = (
 """The candidates; of equal weights the earlier one comes first."""
 
 _OF_STEPS = frozenset({"stale", "sync_stopped"})
-_OF_WEIGHTS = _OF_STEPS | {"weights_differ"}
+_OF_WEIGHTS = _OF_STEPS | {"weights_differ", "sync_corrupts"}
 MEASUREMENTS = (
     Measurement(
         "Score the same 64 responses twice with the trainer: if the two scorings differ as much, it is noise "
@@ -425,7 +500,7 @@ MEASUREMENTS = (
     Measurement(
         "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
         "just loaded the trainer's checkpoint: if only the second agrees with the trainer, the weights did "
-        "not arrive.",
+        "not arrive. Or write the digests of both sides' weights (docs/dumps.md) into the next dump.",
         _OF_WEIGHTS,
         lambda seen: True,
     ),
