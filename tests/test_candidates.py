@@ -360,7 +360,7 @@ def of(scale=0.1, tail=0.0, part=0.0):
 class Drifted(Drift):
     """A drift whose numbers are given, of 40 token ids."""
 
-    kinds, whole = 40, Part(0.0, 0.0)
+    kinds, whole, aligned = 40, Part(0.0, 0.0), 0.9
 
 
 def drifted(behind, error, carried):

@@ -196,7 +196,12 @@ CASES = (
         lambda s, h: new(s, precision="bf16" if s % 2 else "int4"),
         hard=lambda s: 0.9 if s % 2 else 0.1,
     ),
-    Case("one host in int4", "", lambda s, h: new(s, precision="int4" if h == 3 else "bf16"), hosts=4),
+    Case(
+        "one host in int4",
+        "group_fault",
+        lambda s, h: new(s, precision="int4" if h == 3 else "bf16"),
+        hosts=4,
+    ),
 )
 
 

@@ -336,7 +336,7 @@ def _possible_frozen(seen: Seen) -> bool:
 
 
 def _possible_quantised(seen: Seen) -> bool:
-    return seen.body.scale <= WIDELY and not seen.returns
+    return seen.body.scale <= WIDELY and (not seen.returns or seen.on_time)
 
 
 def _possible_numerics(seen: Seen) -> bool:
@@ -350,7 +350,7 @@ def _possible_experts(seen: Seen) -> bool:
 
 
 def _possible_other(seen: Seen) -> bool:
-    return not seen.returns and seen.lags.get(0, 1.0) > HEALTHY_K3
+    return (not seen.returns or seen.on_time) and seen.lags.get(0, 1.0) > HEALTHY_K3
 
 
 CANDIDATES: tuple[Candidate, ...] = (

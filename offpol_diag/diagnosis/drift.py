@@ -95,6 +95,17 @@ class Drift:
         """The steps behind, of all tokens."""
         return self.followed.behind(self.theirs, np.ones(len(self.followed.at), np.bool_))
 
+    @cached_property
+    def aligned(self) -> float:
+        """Correlation of the mean Δ of token ids with what the trainer moves them by."""
+        weight = np.maximum(self.followed.by_kind(self.followed.weight), 1e-12)
+        spread = np.maximum(self.theirs.spread, 1e-12)
+        off = self.followed.table(self.followed.weight * np.clip(self.followed.delta, -CAP, CAP))
+        pairs = ((off, self.theirs.sums, 1 / spread), (off, off, 1 / weight))
+        both, own = (float(_crossed(a, b)[0] @ scale) for a, b, scale in pairs)
+        theirs = float(_crossed(self.theirs.sums, self.theirs.sums)[0] @ (weight / spread**2))
+        return both / np.sqrt(own * theirs) if own > 0 and theirs > 0 else 0.0
+
     def among(self, tokens: Flags) -> Part:
         """Return the steps behind of some of the tokens that were measured, [T]."""
         return self.followed.behind(self.theirs, tokens[self.followed.at])
@@ -246,11 +257,18 @@ def _product(a: Slopes, b: Slopes) -> Floats:
     A product of the same prompt is left out: its noise is in both.
     """
     weight = np.minimum(a.spread, b.spread) / np.maximum(a.spread * b.spread, 1e-12)
-    each = a.sums * b.sums
-    first, second, both = a.sums.sum(0), b.sums.sum(0), each.sum(0)
-    whole = (first * second - both) @ weight
-    without = ((first - a.sums) * (second - b.sums) - (both - each)) @ weight
-    return np.concatenate(([whole], without))
+    return _crossed(a.sums, b.sums) @ weight
+
+
+def _crossed(a: Floats, b: Floats) -> Floats:
+    """Return the product of sums over prompts [G, K], but for that within prompts: of all, and without each.
+
+    Returns:
+        [1 + G, K].
+    """
+    each = a * b
+    first, second, both = a.sum(0), b.sum(0), each.sum(0)
+    return np.concatenate(([first * second - both], (first - a) * (second - b) - (both - each)))
 
 
 def _part(x: Floats) -> Part:

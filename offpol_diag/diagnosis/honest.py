@@ -18,7 +18,7 @@ from offpol_diag.diagnosis.drift import Drift, enough, measure, numbers
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.diagnosis.sync import FOLLOWS, course, growth, split
+from offpol_diag.diagnosis.sync import ALIGNED, FOLLOWS, course, growth, split
 
 ROUNDED = 0.04
 """Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
@@ -187,7 +187,7 @@ class Seen:
     @property
     def late(self) -> bool:
         """Whether the engine is measurably behind the trainer."""
-        whole = self.drift.whole if self.drift else None
+        whole = self.drift.whole if self.drift and self.drift.aligned > ALIGNED else None
         return whole is not None and whole.value > LATE and whole.value - 3 * whole.error > LATE / 2
 
     @property

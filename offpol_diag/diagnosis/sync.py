@@ -35,6 +35,11 @@ GROWN = 1.5
 """Factor from the first third of the steps to the last from which a level grows."""
 STILL, PART = 0.35, (0.1, 0.8)
 """Share of the trainer's movement: below it the engine stands still; between which it moves in part."""
+ALIGNED = 0.75
+"""Correlation of Δ with the trainer's drift where the engine's weights are older ones: 0.82 to 0.98 in the
+rollouts of `benchmarks/doctor`; damaged ones reach 0.65, quantised ones 0.33."""
+AGAINST = -0.45
+"""The same where the engine is ahead of the trainer: −0.5 and less."""
 FOLLOWS = 0.6
 """Share of the trainer's movement from which the engine follows it."""
 NOT_BEHIND, BEHIND, AHEAD = 0.7, 0.25, -0.8
@@ -132,7 +137,8 @@ def stopped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> F
     """Find an engine at lag 0 that stands still while the trainer moves on, always or from a step on."""
     since, clear, high = "at any step of this dump", False, split(seen)
     if drift is not None:
-        clear = drift.carried.high < STILL and _ends_behind(drift)
+        still = drift.carried.value + 2 * drift.carried.error < STILL
+        clear = still and _ends_behind(drift)
     if high is not None and not high[0] and high[int(np.argmax(high)) :].all():
         first = int(np.argmax(high))
         since = f"since step {seen.steps[first]:g}"
@@ -150,14 +156,15 @@ def _falls_behind(drift: Drift, first: int) -> bool:
     before, later = drift.behind[:first], drift.behind[first:]
     late = later - ERRORS * drift.errors[first:] > BEHIND
     further = (np.diff(later) > -drift.errors[first + 1 :]).mean() >= 0.75 and later[-1] > GROWN * later[0]
-    return bool((np.abs(before) < BEHIND).all() and late.all() and further)
+    return bool((np.abs(before) < BEHIND).all() and late.all() and further and drift.aligned > ALIGNED)
 
 
 def _ends_behind(drift: Drift) -> bool:
     """Return whether the engine is behind at the last steps, and further than at the first."""
     third = max(1, len(drift.steps) // 3)
     ends = drift.behind[-third:] - ERRORS * drift.errors[-third:]
-    return bool((ends > 2 * BEHIND).all() and ends.mean() > drift.behind[:third].mean())
+    further = (ends > 2 * BEHIND).all() and ends.mean() > drift.behind[:third].mean()
+    return bool(further and drift.aligned > ALIGNED)
 
 
 def _rises(level: Floats) -> bool:
@@ -187,6 +194,7 @@ def returning(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") ->
         late = high & (drift.behind - ERRORS * drift.errors > BEHIND)
         climbs = all(drift.behind[b - 1] > drift.behind[a] for a, b in long)
         clear = climbs and late.sum() >= 0.7 * high.sum() and (drift.behind[~high] < BEHIND).all()
+        clear = clear and drift.aligned > ALIGNED
     else:
         clear = len(long) > 1 and _exact(seen, high)
     if not clear:
@@ -213,7 +221,8 @@ def jumped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Fo
     if len(level) < 3 or growth(level) >= GROWN or low[first:].min() < least * 0.8 or level.min() < least:
         return None
     follows = drift.carried.value - 2 * drift.carried.error > FOLLOWS
-    if not (follows and on_time.all() and drift.whole.value < NOT_BEHIND):
+    other = drift.aligned < FOLLOWS or (on_time.all() and drift.whole.value < NOT_BEHIND)
+    if not (follows and other):
         return None
     said = _said(seen, drift) + (f"; the dump says {plain}" if plain else "")
     return Found.of_all("sync_corrupts", said, rows, fields={"since": f"{seen.steps[first]:g}"})
@@ -230,7 +239,7 @@ def partly(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Fo
     slow = part and _ends_behind(drift) and bool((np.diff(drift.behind) > -drift.errors[1:]).mean() >= 0.75)
     ahead = drift.behind + 2 * drift.errors < AHEAD
     fast = drift.whole.value + ERRORS * drift.whole.error < AHEAD and ahead[middle:].mean() >= 0.75
-    fast = fast and bool((drift.behind < BEHIND).all())
+    fast = fast and drift.aligned < AGAINST and bool((drift.behind < BEHIND).all())
     if slow and high is not None and int(np.argmax(high)) > 2:
         return None  # in sync for some steps: the weights did not stop at once, or not in every engine
     fields = {
@@ -277,7 +286,7 @@ def behind(rows: Rows) -> Found | None:
     if (
         drift is None
         or len(drift.steps) < FEWEST_BEHIND
-        or drift.carried.high >= STILL
+        or drift.carried.value + 2 * drift.carried.error >= STILL
         or not _ends_behind(drift)
     ):
         return None
@@ -294,7 +303,11 @@ def replica(rows: Rows, own: Flags) -> tuple[Drift, Part] | None:
         return None
     later = numbers(some.column("step")) > np.median(drift.steps)
     one, rest = (drift.among((flags & later)[some.owner]) for flags in (own, ~own))
-    late = one.value > NOT_BEHIND and one.value - 3 * one.error > BEHIND > abs(rest.value) + 2 * rest.error
+    late = (
+        drift.aligned > ALIGNED
+        and one.value > NOT_BEHIND
+        and one.value - 3 * one.error > BEHIND > abs(rest.value) + 2 * rest.error
+    )
     return (drift, one) if late else None
 
 
