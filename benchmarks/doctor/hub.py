@@ -1,4 +1,4 @@
-"""Small models of published architectures, by transformers: for the trainer, and for an engine with a cache."""
+"""Small models of published architectures, by transformers: a trainer's, and an engine's with a cache."""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ def likeliest(row: Row) -> bool:
 
 def misled(row: Row) -> bool:
     """Return whether a wrong cause was named first, with a fix."""
-    return bool(row["named"]) and not first(row) and bool(CAUSES[row["named"][0]].fix)
+    named = CAUSES.get(row["named"][0]) if row["named"] else None  # of a run before a cause was renamed: none
+    return named is not None and not first(row) and bool(named.fix)
 
 
 def above(row: Row) -> bool:

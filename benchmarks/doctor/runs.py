@@ -1,8 +1,8 @@
 """Whole runs of GRPO whose engine gets its weights, or does not: responses by step, host and policy lag.
 
-A trajectory is a model trained on text and then for `STEPS` steps of GRPO; the weights after each
-step are its versions. A run samples each step's responses with an engine's weights, which are a version or what a broken
-sync made of it, and scores them with the trainer's version of that step.
+A trajectory is a model trained on text and then for `STEPS` steps of GRPO; the weights after each step are
+its versions. A run samples each step's responses with an engine's weights, which are a version or what a
+broken sync made of it, and scores them with the trainer's version of that step.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Held:
     """Weights that an engine holds.
 
     Attributes:
-        kind: "version"; or what stands in their place: "scaled" (the adapter by a factor), "head" and "experts"
-            (of an older version), "shuffled" (one matrix in another order), "cache" (keys and values of the
-            prompt from an older version), "noisy" (dropout-like).
+        kind: "version"; or what stands in their place: "scaled" (the adapter by a factor), "head" and
+            "experts" (of an older version), "shuffled" (a part of one matrix in another order), "cache" (keys
+            and values of the prompt from an older version).
         version: the version.
         older: the older version, where there are two.
         factor: of "scaled".
@@ -156,14 +156,22 @@ class Trajectory:
     def responses(
         self, how: Held, trainer: int, batch: int, rows: int = PROMPTS * SAMPLES, hard: float = 0
     ) -> Any:
-        """Return responses of an engine, scored by the trainer's version; `batch` numbers those of one kind."""
-        key = hashlib.sha256(repr((how, trainer, batch, rows, hard)).encode()).hexdigest()[:12]
-        return self._kept(f"rows-{key}.pt", lambda: self._sampled(how, trainer, batch, rows))
+        """Return responses of an engine, scored by the trainer's version.
 
-    def _sampled(self, how: Held, trainer: int, batch: int, rows: int) -> dict[str, np.ndarray[Any, Any]]:
+        Args:
+            how: the engine's weights.
+            trainer: the trainer's version.
+            batch: number of the prompts.
+            rows: responses.
+            hard: how surprising the prompts are, as a quantile; 0 for any.
+        """
+        key = hashlib.sha256(repr((how, trainer, batch, rows, hard)).encode()).hexdigest()[:12]
+        return self._kept(f"rows-{key}.pt", lambda: self._sampled(how, trainer, batch, rows, hard))
+
+    def _sampled(self, how: Held, trainer: int, batch: int, rows: int, hard: float) -> dict[str, Any]:
         seed = int(hashlib.sha256(repr((self.path, batch)).encode()).hexdigest()[:8], 16)
         chance, self.task.chance = torch.Generator().manual_seed(seed), random.Random(seed)
-        prompts = self.task.prompts(rows // SAMPLES).repeat_interleave(SAMPLES, dim=0)
+        prompts = self._prompts(rows // SAMPLES, hard).repeat_interleave(SAMPLES, dim=0)
         low, high = np.log(LIMITS)
         limits = torch.exp(low + (high - low) * torch.rand(rows, generator=chance) ** 0.6).long()
         sampler: Any = engine(self.model(self.held(how)), how.precision)
@@ -175,6 +183,15 @@ class Trajectory:
         found["rewards"] = self.task.rewards(prompts, drawn["tokens"]).double().numpy()
         found["prompts"] = prompts.numpy()
         return found
+
+    def _prompts(self, many: int, hard: float) -> Tensor:
+        if not hard:
+            return self.task.prompts(many)
+        pool = self.task.prompts(8 * many)
+        logits = self.model(self.versions[0])(pool[:, :-1]).log_softmax(-1)
+        surprise = -logits.gather(-1, pool[:, 1:, None]).mean(dim=(1, 2))
+        first = int(hard * 7 * many)
+        return pool[surprise.argsort()[first : first + many]]
 
 
 class Cached(torch.nn.Module):

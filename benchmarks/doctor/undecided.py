@@ -67,7 +67,7 @@ def engines(experts: bool) -> dict[str, tuple[list[str], Callable[[int], Any]]]:
         "half": (differ, at(0, kind="scaled", factor=0.5)),
         "twice": (differ, at(0, kind="scaled", factor=2.0)),
         "head": (differ, at(0, kind="head")),
-        "shuffled": (differ, at(0, kind="shuffled", factor=0.3)),
+        "shuffled": (["weights_differ", "sync_corrupts"], at(0, kind="shuffled", factor=0.3)),
     }
     return kinds | ({"experts": (differ, at(0, kind="experts"))} if experts else {})
 
@@ -95,6 +95,8 @@ def examples(architecture: str, many: int, cache: Path) -> Iterator[dict[str, An
             else {},
             "rows": chance.choice((16, 32, 32)),
         }
+        if name == "every third" and stale and not how["lag"]:
+            right = [*right, "sync_stopped"]  # nothing says whether it is meant
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "dump.parquet"
             compose(path, run, held, stale, how)

@@ -29,6 +29,7 @@ from offpol_diag.diagnosis.honest import (
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE
 from offpol_diag.diagnosis.signatures import percent
+from offpol_diag.diagnosis.sync import FOLLOWS, PART, STILL
 from offpol_diag.numerals import rounded
 from offpol_diag.result import CandidateCause
 
@@ -276,6 +277,52 @@ def concentrated(seen: Seen) -> str:
     return f"{int(apart.sum()):,} of {len(level):,} responses carry {percent(carried)} of K3."
 
 
+def drifts(seen: Seen) -> str:
+    """State that the engine is behind, by the drift of token ids."""
+    if not seen.late or seen.drift is None:
+        return ""
+    whole, by = seen.drift.whole, f"By the drift of {seen.drift.kinds} token ids"
+    return f"{by} the engine is {whole.value:.1f} ± {whole.error:.1g} steps behind (step: {seen.drift.text})."
+
+
+def in_time(seen: Seen) -> str:
+    """State that the engine is not behind, by the drift of token ids."""
+    if not seen.on_time or seen.drift is None:
+        return ""
+    whole, by = seen.drift.whole, f"By the drift of {seen.drift.kinds} token ids"
+    return f"{by} the engine is not behind the trainer: {abs(whole.value):.2f} ± {whole.error:.1g} steps."
+
+
+def jumps(seen: Seen) -> str:
+    """State that the level jumps at one step for good."""
+    if seen.jump is None:
+        return ""
+    step, low, high = seen.jump
+    return f"|Δ|/(1 − q) jumps at step {step:g}, from {low:.2g} to {high:.2g}, and stays there."
+
+
+def stands_still(seen: Seen) -> str:
+    """State that the engine does not move with the trainer."""
+    if seen.drift is None or seen.drift.carried.high >= STILL:
+        return ""
+    return f"The trainer's log-probs drift from step to step, and the engine's by {seen.drift.share} of that."
+
+
+def moves_along(seen: Seen) -> str:
+    """State that the engine moves with the trainer."""
+    if seen.drift is None or seen.drift.carried.low < FOLLOWS:
+        return ""
+    return f"The engine moves with the trainer: by {seen.drift.share} of its drift."
+
+
+def moves_partly(seen: Seen) -> str:
+    """State that the engine moves with the trainer, but not as far."""
+    part = seen.drift and seen.drift.carried
+    if not part or not (part.low > 0.1 and part.high < PART[1]) or seen.drift is None:
+        return ""
+    return f"The engine moves by {seen.drift.share} of the trainer's drift."
+
+
 # The candidates.
 
 
@@ -284,12 +331,11 @@ def _possible_stale(seen: Seen) -> bool:
 
 
 def _possible_frozen(seen: Seen) -> bool:
-    at_lag_0 = bool(in_sync(seen)) and not level_over_steps(seen)
-    return len(seen.steps) > 1 and (seen.growth is not None or bool(seen.returns) or at_lag_0)
+    return seen.body.scale > ROUNDED or bool(seen.returns) or seen.growth is not None
 
 
 def _possible_quantised(seen: Seen) -> bool:
-    return seen.body.scale <= WIDELY and not seen.returns
+    return seen.body.scale <= WIDELY and (not seen.returns or seen.on_time)
 
 
 def _possible_numerics(seen: Seen) -> bool:
@@ -303,7 +349,7 @@ def _possible_experts(seen: Seen) -> bool:
 
 
 def _possible_other(seen: Seen) -> bool:
-    return not seen.returns and seen.lags.get(0, 1.0) > HEALTHY_K3
+    return (not seen.returns or seen.on_time) and seen.lags.get(0, 1.0) > HEALTHY_K3
 
 
 CANDIDATES: tuple[Candidate, ...] = (
@@ -311,29 +357,36 @@ CANDIDATES: tuple[Candidate, ...] = (
         "stale",
         "Stale weights: the engine's are older than the trainer's.",
         _possible_stale,
-        (all_behind, follows_lag, moved, grows, shared_much, wide),
-        (level_over_lag, noise, in_sync, close, unmoved),
+        (all_behind, follows_lag, moved, drifts, grows, shared_much, wide),
+        (in_time, stands_still, moves_partly, level_over_lag, noise, in_sync, close, unmoved),
     ),
     Candidate(
         "sync_stopped",
         "Weights that do not reach the engine, or not at every step.",
         _possible_frozen,
-        (returns, grows, in_sync, shared_much),
-        (noise, unmoved),
+        (stands_still, returns, drifts, grows, in_sync, shared_much),
+        (in_time, noise, moves_along, unmoved),
     ),
     Candidate(
         "quantized_rollout",
         "A quantised rollout: weights, activations or cache of few bits.",
         _possible_quantised,
-        (says_quantised, broad, shared_some, level_over_steps, in_sync),
-        (says_plain, close, grows, moved, wide, shared_much, noise, beyond_usual),
+        (says_quantised, broad, shared_some, level_over_steps, in_sync, in_time, jumps),
+        (drifts, says_plain, close, grows, moved, wide, shared_much, noise, beyond_usual),
     ),
     Candidate(
         "weights_differ",
         "Other weights at every step: an adapter, a head or experts not loaded.",
         _possible_other,
-        (in_sync, shared_much, wide, level_over_steps),
-        (grows, noise, close),
+        (moves_partly, in_sync, shared_much, wide, level_over_steps),
+        (grows, noise, close, moves_along),
+    ),
+    Candidate(
+        "sync_corrupts",
+        "Weights that arrive damaged: a sync overwrites what the engine repacked or quantised at its start.",
+        lambda seen: seen.jump is not None and not seen.late,
+        (jumps, in_time),
+        (says_quantised,),
     ),
     Candidate(
         "moe_outliers",
@@ -360,7 +413,7 @@ CANDIDATES: tuple[Candidate, ...] = (
 """The candidates; of equal weights the earlier one comes first."""
 
 _OF_STEPS = frozenset({"stale", "sync_stopped"})
-_OF_WEIGHTS = _OF_STEPS | {"weights_differ"}
+_OF_WEIGHTS = _OF_STEPS | {"weights_differ", "sync_corrupts"}
 PLAIN = {
     "verl": "actor_rollout_ref.rollout.dtype=bfloat16 actor_rollout_ref.rollout.enforce_eager=True "
     "actor_rollout_ref.rollout.enable_prefix_caching=False",
@@ -369,8 +422,7 @@ PLAIN = {
 }
 """Trainer → what makes its engine compute in bf16, eager, without prefix cache."""
 LAG = {
-    name: f"the hook of docs/trainers/{name.lower()}.md writes policy_lag"
-    for name in ("verl", "TRL", "slime")
+    name: f"docs/trainers/{name.lower()}.md has a hook that writes it" for name in ("verl", "TRL", "slime")
 }
 """Trainer → what writes the policy lag."""
 MEASUREMENTS = (
@@ -406,7 +458,7 @@ MEASUREMENTS = (
     Measurement(
         "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
         "just loaded the trainer's checkpoint: if only the second agrees with the trainer, the weights did "
-        "not arrive.",
+        "not arrive. Or write the digests of both sides' weights (docs/dumps.md) into the next dump.",
         _OF_WEIGHTS,
         lambda seen: True,
         {},
@@ -424,12 +476,10 @@ def fitting(seen: Seen) -> list[CandidateCause]:
 
     What is left to 1 is the probability of a cause that is none of those listed.
     """
-    able = [one for one in CANDIDATES if one.fits(seen)] or [one for one in CANDIDATES if one.id in ALWAYS]
-    odds = np.array(
-        [0.0, *(log_odds(one.id, evidence(one, seen)) for one in able)]
-    )  # the first: none of them
+    fits = able(seen)
+    odds = np.array([0.0, *(log_odds(one.id, evidence(one, seen)) for one in fits)])  # the first: none
     likely = np.exp(odds - odds.max())
-    ranked = sorted(zip((likely / likely.sum())[1:].tolist(), able, strict=True), key=lambda pair: -pair[0])
+    ranked = sorted(zip((likely / likely.sum())[1:].tolist(), fits, strict=True), key=lambda pair: -pair[0])
     return [
         CandidateCause(
             id=one.id,

@@ -177,46 +177,41 @@ CAUSES: dict[str, Row] = {
     ),
     "sync_stopped": Row(
         "bug",
-        "new weights do not reach the engine, {since}: it goes on sampling with old ones",
-        "an engine at policy_lag 0 computes what the trainer computes, to rounding",
-        "print a checksum of one weight tensor in engine and trainer after a sync (columns "
+        "new weights do not reach the engine {since}: it goes on sampling with old ones",
+        "the engine has the weights of the version that the dump gives it",
+        "make a digest of one weight tensor in engine and trainer after the next sync (columns "
         "weight_digest_rollout and weight_digest_train), and list the adapters that the engine holds",
         "look at what carries the weights over: adapters that are never sent (vLLM: enable_lora, and the "
-        "LoRA request on every call), names that the engine does not know, a sync that is skipped; restart "
-        "the engine, and watch K3 at the first step after it",
-        "",
-        "",
+        "LoRA request on every call), names that the engine does not know, a sync that is skipped or fails",
+        "without these sequences",
     ),
     "sync_period": Row(
         "bug",
         "the engine gets new weights {every}, and the dump says policy_lag 0 throughout",
-        "an engine at policy_lag 0 computes what the trainer computes, to rounding",
+        "at policy lag 0 the engine has the trainer's weights",
         "count the syncs of one run, and the optimiser steps",
         "sync after every step; where this is meant, write policy_lag: the steps since the last sync",
-        "",
-        "",
+        "without these sequences",
     ),
     "sync_corrupts": Row(
         "bug",
-        "the engine computes something else since step {since}: weights arrive damaged",
+        "the engine computes something else since step {since}, and not because it is behind: weights arrive "
+        "damaged",
         "a sync leaves engine and trainer with the same weights",
         "compare each weight tensor of the engine with the trainer's after one sync (columns "
-        "weight_digest_rollout and weight_digest_train); start an engine from a checkpoint of that step and "
-        "score the same tokens",
+        "weight_digest_rollout and weight_digest_train), or score the same tokens by an engine that has just "
+        "loaded the checkpoint of that step",
         "look for weights that the engine repacks or quantises when it loads them and that a sync overwrites "
         "in another layout (fused experts, sleep level 2, fp8), and for buffers that are not sent",
-        "",
-        "",
     ),
     "replica_stale": Row(
         "bug",
         "one engine does not get the weights that the others get: {where}",
         "engines with the same weights and kernels differ alike",
-        "print a checksum of one weight tensor on every engine after a sync",
+        "make a digest of one weight tensor on every engine after a sync",
         "restart what is behind {where}; check that the sync waits for every engine and that none fails "
         "silently",
         "without these sequences",
-        "",
     ),
     "stale_prefix_cache": Row(
         "bug",
@@ -225,19 +220,15 @@ CAUSES: dict[str, Row] = {
         "the same step with the prefix cache off (vLLM: --no-enable-prefix-caching; SGLang: "
         "--disable-radix-cache): the mismatch falls to rounding",
         "reset the prefix cache after every sync (vLLM: reset_prefix_cache; SGLang: flush_cache)",
-        "",
-        "",
     ),
     "weights_differ": Row(
         "bug",
-        "the engine's weights move, but not as the trainer's do: a part of them or their scale differs",
-        "an engine at policy_lag 0 computes what the trainer computes, to rounding",
-        "compare each weight tensor of the engine with the trainer's after a sync: head, experts, and what "
-        "an adapter adds",
-        "check the adapter's scale (alpha over rank, merged once and not twice), tied embeddings and the "
-        "head, and that every expert is sent",
-        "",
-        "",
+        "the engine has other weights than the trainer {since}",
+        "at policy lag 0 the engine has the trainer's weights",
+        "make both digests again after the next sync, of each weight tensor by itself",
+        "compare the tensors that differ: the head and tied embeddings, experts, what an adapter adds and at "
+        "which scale, weights that the engine repacks when it loads them; or write the policy lag",
+        "without these sequences",
     ),
     "stale": Row(
         "honest",

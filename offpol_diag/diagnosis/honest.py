@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from offpol_diag.diagnosis.drift import Drift, enough, measure, numbers
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
+from offpol_diag.diagnosis.sync import ALIGNED, FOLLOWS, course, growth, split
 
 ROUNDED = 0.04
 """Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
@@ -30,6 +32,10 @@ OUTLYING = 0.08
 QUANTISED_K3 = 0.1
 """K3, nats, up to which quantised weights of 8 bits may be the whole cause: the published band above it is
 severe. (Of 4 bits, no bound: in the rollouts of `benchmarks/doctor` K3 reaches 0.13.)"""
+JUMPED = 1.5
+"""Factor below which a level does not grow after a jump."""
+LATE = 0.4
+"""Steps behind, by the drift, from which the engine is late: quantised weights give 0.2 at most."""
 RISING = 2.5
 """Factor between K3 at the smallest lag and at larger ones from which K3 rises over the lag."""
 GROWN = 4.0
@@ -173,6 +179,36 @@ class Seen:
         """Step → K3, within one lag where the dump records lags."""
         return sizes(self.of_one_lag, "step")
 
+    @cached_property
+    def drift(self) -> Drift | None:
+        """How far the engine is behind by the numbers, of rows of one lag; None where that cannot be seen."""
+        return measure(enough(self.of_one_lag))
+
+    @property
+    def late(self) -> bool:
+        """Whether the engine is measurably behind the trainer."""
+        whole = self.drift.whole if self.drift and self.drift.aligned > ALIGNED else None
+        return whole is not None and whole.value > LATE and whole.value - 3 * whole.error > LATE / 2
+
+    @property
+    def on_time(self) -> bool:
+        """Whether the engine is measurably not behind the trainer, nor ahead."""
+        whole = self.drift.whole if self.drift else None
+        return whole is not None and abs(whole.value) + 2 * whole.error < LATE
+
+    @cached_property
+    def jump(self) -> tuple[float, float, float] | None:
+        """Step at which the level of |Δ|/(1 − π) jumps for good, and both levels; None if it does not."""
+        seen = course(enough(self.of_one_lag))
+        high = split(seen) if seen else None
+        if high is None or high[0] or not high[int(np.argmax(high)) :].all():
+            return None
+        first = int(np.argmax(high))
+        levels = (float(np.mean(part)) for part in (seen.level[:first], seen.level[first:]))
+        low, after = levels
+        flat = len(high) - first >= 3 and growth(seen.level[first:]) < JUMPED
+        return (float(seen.steps[first]), low, after) if flat and after > ROUNDED else None
+
     @property
     def known(self) -> bool:
         """Whether the dump records the policy lag."""
@@ -224,7 +260,7 @@ class Seen:
         """Steps at which K3 falls back to rounding after a step at which it was large."""
         steps = self.steps
         top = max(steps.values(), default=0.0)
-        if len(steps) < 3 or top <= HEALTHY_K3:
+        if len(steps) < 3 or top <= HEALTHY_K3 or self.outlying:
             return []
         large = [step for step, k3 in steps.items() if k3 > top / 4]
         return [k for k, k3 in steps.items() if k3 < min(top / 20, HEALTHY_K3) and k > min(large)]
@@ -289,7 +325,7 @@ def grown(found: Sequence[float]) -> float | None:
 
 def named(seen: Seen, healthy: bool) -> Found | None:
     """Return the cause that the dump records or that has a shape of its own, or None."""
-    found = stale(seen) or quantised(seen) or experts(seen)
+    found = stale(seen) or late(seen) or quantised(seen) or experts(seen)
     return found or _numerics(seen, healthy or _alone(seen))
 
 
@@ -301,6 +337,26 @@ def stale(seen: Seen) -> Found | None:
     statistic = _by(seen.lags, "policy lag")
     if min(seen.lags) == 0 and first > HEALTHY_K3:
         statistic += "; what there is at lag 0 is more than rounding, and no lag explains it"
+    return Found.of_all("stale", statistic, seen.rows)
+
+
+def late(seen: Seen) -> Found | None:
+    """Find an engine that is a few steps behind by the drift of token ids; the recorded lag says no other."""
+    drift = seen.drift
+    if drift is None or not seen.late or (seen.known and not seen.behind):
+        return None
+    follows, most = drift.carried.low, np.inf
+    if seen.known:
+        follows, most = drift.carried.value, 2 * max(numbers(seen.of_one_lag.column("policy_lag")))
+    typical = float(np.median(drift.behind[drift.behind > LATE / 2]))
+    first, rest = (drift.among(at) for at in (seen.of_one_lag.position < 3, seen.of_one_lag.position > 30))
+    further = drift.behind.max() > 3 * typical or drift.whole.value > most
+    if follows < FOLLOWS or further or first.value - 2 * first.error > 1.25 * rest.value:
+        return None  # it does not follow, falls further behind, or is so only at the start of a response
+    statistic = (
+        f"by the drift of {drift.kinds} token ids the engine is {drift.whole.value:.1f} ± "
+        f"{drift.whole.error:.1g} steps behind the trainer, by step: {drift.text}"
+    )
     return Found.of_all("stale", statistic, seen.rows)
 
 
@@ -336,7 +392,7 @@ def _numerics(seen: Seen, alone: bool) -> Found | None:
     ):
         close = False  # what the few outliers are is not known
     noise = seen.noise and seen.body.scale <= STALE and not _other_weights(seen)  # at any lag
-    if not close and not noise:
+    if seen.jump is not None or (not close and not noise):
         return None
     return Found.of_all("numerics", seen.statistic, seen.rows)
 

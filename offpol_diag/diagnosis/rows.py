@@ -40,6 +40,7 @@ class Rows:
         entropy: logged entropy of the train policy, or of the one that sampled, [T] nats, or None.
         advantages: advantage of each token, [T], or None.
         scalars: name → other column of the sequences, S values each, None for null.
+        versions: version of the weights that sampled each token, [T], −1 where unknown; or None.
     """
 
     q: Floats
@@ -50,12 +51,13 @@ class Rows:
     entropy: Floats | None = None
     advantages: Floats | None = None
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    versions: Ints | None = None
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:
         """Build the rows from a sample."""
         values = sample.values
-        ids, entropy = values.get("token_ids"), values.get("entropy")
+        ids, entropy, versions = (values.get(name) for name in ("token_ids", "entropy", "weight_versions"))
         return cls(
             np.clip(values["q"], -LARGEST, LARGEST),
             np.clip(values["p"], -LARGEST, LARGEST),
@@ -65,6 +67,7 @@ class Rows:
             None if entropy is None else np.clip(entropy, -LARGEST, LARGEST),
             values.get("advantages"),
             sample.scalars,
+            None if versions is None else versions.astype(np.int64),
         )
 
     @property
@@ -155,6 +158,7 @@ class Rows:
                 name: [x for x, there in zip(column, filled, strict=True) if there]
                 for name, column in self.scalars.items()
             },
+            some(self.versions),
         )
 
     def only(self, sequences: Flags) -> Rows:

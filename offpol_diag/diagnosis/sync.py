@@ -1,44 +1,67 @@
 """Weights that do not arrive: signatures of the sync between trainer and engine, over the steps of a run.
 
-What is compared is the level of the mismatch: the mean of |Δ|/(1 − π_rollout) over uncertain tokens, by step.
-Unlike K3 it does not grow where text becomes harder. Policy lag as the dump records it is an honest cause; a
-level that contradicts the recorded lag is not.
+Two measurements decide. The level of the mismatch, the mean of |Δ|/(1 − π_rollout) over uncertain tokens, by
+step: unlike K3 it does not grow where text becomes harder. And the drift (`drift.measure`): how far the
+engine is behind, in steps of the trainer's own movement. Rounding, quantised weights, another task or other
+kernels raise the level and leave no drift; a policy lag as the dump records it explains both.
+
+All need a recorded policy lag. Whatever is not established is left to `candidates`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import Flags, Floats, Rows, clusters
-from offpol_diag.diagnosis.signatures import Found
+from offpol_diag.diagnosis.drift import Drift, Part, enough, measure, numbers, uncertain
+from offpol_diag.diagnosis.rows import Flags, Floats, Rows, estimate
+from offpol_diag.diagnosis.signatures import Found, percent
 
-APART = 2.0
-"""Least factor between the lowest level after a change and the highest before it."""
+DIGESTS = ("weight_digest_rollout", "weight_digest_train")
+"""Columns with a digest of the weights that sampled a row, and of those that scored it."""
+FEWEST_STEPS, FEWEST_BEHIND = 4, 8
+"""Fewest steps for a course; and where no row is recorded at lag 0."""
 ROUNDED = 0.05
-"""Level up to which the weights may be the same, computed in another precision."""
-FEWEST_TOKENS, FEWEST_STEPS = 50, 4
-"""Fewest uncertain tokens of a step for a level, and fewest steps for a course."""
-GROWN, RISING = 1.5, 1.2
-"""Factor over the steps from which the level grows; and after a change, if it rises from step to step."""
-STILL, MOVING = 2.5, 4.0
-"""Standard errors of its slope over the steps below which a mean stands still, and from which it moves."""
-DECAYED = 1.8
-"""Factor between the first tokens and late ones from which the mismatch decays along the response."""
+"""Level up to which the weights may be the same, computed in another precision of 8 bits or more."""
+UNQUANTISED = 0.3
+"""Level that no quantised rollout reaches: 4 bits give 0.10 to 0.14 in `benchmarks/doctor`."""
+APART = 3.0
+"""Least factor between high levels and low ones."""
+SAME, EXACTLY = 1e-3, 30.0
+"""Level of the same weights and kernels; and how far above it a level must rise to need no drift."""
+GROWN = 1.5
+"""Factor from the first third of the steps to the last from which a level grows."""
+STILL, PART = 0.35, (0.1, 0.8)
+"""Share of the trainer's movement: below it the engine stands still; between which it moves in part."""
+ALIGNED = 0.75
+"""Correlation of Δ with the trainer's drift where the engine's weights are older ones: 0.82 to 0.98 in the
+rollouts of `benchmarks/doctor`; damaged ones reach 0.65, quantised ones 0.33."""
+AGAINST = -0.45
+"""The same where the engine is ahead of the trainer: −0.5 and less."""
+FOLLOWS = 0.6
+"""Share of the trainer's movement from which the engine follows it."""
+NOT_BEHIND, BEHIND, AHEAD = 0.7, 0.25, -0.8
+"""Steps behind that quantised weights reach; from which a step is behind; and from which it is ahead."""
+ERRORS = 4.0
+"""Standard errors that a step must be away from these."""
+PLACES, DECAYED = ((0, 3), (7, 15), (31, 1 << 40)), 1.25
+"""Positions between which the mismatch of old keys decays, and by which factor at least."""
 
 
 class Course(NamedTuple):
-    """The level of the mismatch by step: of the same weights it stays the same.
+    """The level of the mismatch by step, with its standard error over prompts.
 
     Attributes:
         steps: rising, [N].
-        level: mean of |Δ|/(1 − π_rollout) over uncertain tokens, each at most `rows.CAP`, [N].
+        level: mean of |Δ|/(1 − π_rollout) over uncertain tokens, [N].
+        error: its standard error, [N].
     """
 
     steps: Floats
     level: Floats
+    error: Floats
 
     def __bool__(self) -> bool:
         return len(self.steps) >= FEWEST_STEPS
@@ -50,31 +73,14 @@ class Course(NamedTuple):
         return ", ".join(pairs if len(pairs) <= 9 else [*pairs[:4], "…", *pairs[-4:]])
 
 
-def uncertain(rows: Rows) -> Flags:
-    """Flag tokens whose logits show: −8 < log π_rollout < −0.02, [T]."""
-    return (rows.q < -0.02) & (rows.q > -8)
-
-
 def course(rows: Rows) -> Course:
-    """Return the level by step; steps with too few tokens are left out."""
-    some = uncertain(rows)
-    total, many = rows.sum(np.where(some, rows.scaled, 0.0)), rows.sum(some)
-    column = rows.column("step")
+    """Return the level by step."""
+    some, step = uncertain(rows), numbers(rows.column("step"))
     found = []
-    for step in sorted({one for one in column if isinstance(one, int | float)}):
-        at = np.array([one == step for one in column])
-        if many[at].sum() >= FEWEST_TOKENS:
-            found.append((float(step), float(total[at].sum() / many[at].sum())))
-    steps, level = np.array(found).reshape(-1, 2).T
-    return Course(steps, level)
-
-
-def split(level: Floats) -> Flags | None:
-    """Flag the high levels, [N], if they are apart from the low ones by `APART` and more; else None."""
-    order = np.sort(level)
-    gaps = order[1:] / np.maximum(order[:-1], 1e-12)
-    at = int(np.argmax(gaps))
-    return level > order[at] if gaps[at] >= APART and order[at] <= ROUNDED else None
+    for one in np.unique(step[np.isfinite(step)]):
+        at = estimate(rows, rows.scaled, some & (step == one)[rows.owner])
+        found.append((float(one), at.value, at.error))
+    return Course(*np.array(found).reshape(-1, 3).T)
 
 
 def growth(level: Floats) -> float:
@@ -83,197 +89,276 @@ def growth(level: Floats) -> float:
     return float(np.mean(level[-third:])) / max(float(np.mean(level[:third])), 1e-12)
 
 
-def trend(level: Floats) -> float:
-    """Return the rank correlation of levels with their order: 1 where each is above the one before."""
-    return float(np.corrcoef(np.argsort(np.argsort(level)), np.arange(len(level)))[0, 1])
+def split(seen: Course) -> Flags | None:
+    """Flag the high levels, [N], where they are apart from low ones: beyond chance, and beyond precision."""
+    order = np.sort(seen.level)
+    at = int(np.argmax(order[1:] / np.maximum(order[:-1], 1e-12)))
+    high = seen.level > order[at]
+    low, least = order[at], int(np.argmin(np.where(high, seen.level, np.inf)))
+    sure = seen.level[least] - ERRORS * seen.error[least] > 1.5 * low
+    return high if low <= ROUNDED and seen.level[least] >= APART * low and sure else None
 
 
-def of_lag(rows: Rows, lag: float) -> Rows:
-    """Return the rows whose recorded policy lag is this one."""
-    return rows.only(np.array([one == lag for one in rows.column("policy_lag")]))
+def at_lag_0(rows: Rows) -> Rows:
+    """Return the rows that are recorded as sampled with the trainer's own weights."""
+    return rows.only(numbers(rows.column("policy_lag")) == 0)
 
 
-def moves(rows: Rows, column: Sequence[Any]) -> float | None:
-    """Return by how many standard errors a number of each sequence, [S], rises or falls over the steps.
-
-    Standard errors are over prompts. None where fewer than `FEWEST_STEPS` steps have a value.
-    """
-    steps = rows.column("step")
-    known = np.array(
-        [
-            isinstance(s, int | float) and isinstance(x, int | float)
-            for s, x in zip(steps, column, strict=True)
-        ]
-    )
-    if not known.any() or len({s for s, k in zip(steps, known, strict=True) if k}) < FEWEST_STEPS:
-        return None
-    x = np.array([float(s) for s, k in zip(steps, known, strict=True) if k])
-    y = np.array([float(v) for v, k in zip(column, known, strict=True) if k])
-    group = np.unique(clusters(rows)[known], return_inverse=True)[1]
-    many = np.bincount(group)
-    x, y = np.bincount(group, x) / many, np.bincount(group, y) / many
-    off = x - x.mean()
-    if not (off @ off > 0) or len(x) < FEWEST_STEPS + 2:
-        return None
-    slope = off @ y / (off @ off)
-    rest = y - y.mean() - slope * off
-    error = np.sqrt(rest @ rest / (len(x) - 2) / (off @ off))
-    return float(slope / error) if error > 0 else 0.0
-
-
-def engine_moves(rows: Rows) -> float | None:
-    """Return by how many standard errors reward or surprisal of what is sampled moves over the steps."""
-    found = [moves(rows, rows.column("rewards")), moves(rows, rows.mean(rows.q).tolist())]
-    known = [abs(one) for one in found if one is not None]
-    return max(known) if known else None
+def after(rows: Rows, step: float) -> Rows:
+    """Return the rows from a step on."""
+    return rows.only(numbers(rows.column("step")) >= step)
 
 
 # ---------------------------------------------------------------- the causes
 
-DIGESTS = ("weight_digest_rollout", "weight_digest_train")
-"""Columns with a digest of the weights that sampled a row, and of those that scored it."""
 
+def weights(rows: Rows, plain: str = "") -> Found | None:
+    """Find weights that do not arrive, or others than the trainer's, against the recorded policy lag.
 
-def weights(rows: Rows) -> Found | None:
-    """Find weights that do not arrive, or not at every step: by digests, or by the recorded policy lag."""
-    return digests(rows) or by_lag(rows)
-
-
-def digests(rows: Rows) -> Found | None:
-    """Find rows of policy lag 0 whose weights are not the trainer's, by the digests that the dump records."""
-    lags, steps = rows.column("policy_lag"), rows.column("step")
-    pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
-    known = np.array(
-        [None not in pair and lag in (0, None) for pair, lag in zip(pairs, lags, strict=True)], np.bool_
-    )
-    differ = np.array([a != b for a, b in pairs], np.bool_) & known
-    if not differ.any():
+    Args:
+        rows: the sequences.
+        plain: what the metadata says of an engine that is not quantised, or nothing.
+    """
+    lags = numbers(rows.column("policy_lag"))
+    if not np.isfinite(lags).any():
         return None
-    since = ""
-    numbers = [one for one in steps if isinstance(one, int | float)]
-    if len(numbers) == len(steps):
-        at = np.array(numbers, np.float64)
-        first = at[differ].min()
-        sure = not differ[at < first].any() and differ[known & (at >= first)].all()
-        since = f"since step {first:g}" if sure and (at < first).any() else ""
-    if any(lag is None for lag in lags) and not since:
-        return None  # weights that are honestly older have another digest, too
-    held, wanted = (
-        {one for one, off in zip(x, differ, strict=True) if off} for x in zip(*pairs, strict=True)
-    )
-    statistic = (
-        f"engine and trainer have other digests in {int(differ.sum()):,} of {int(known.sum()):,} rows: "
-        f"{len(held):,} of the engine, {len(wanted):,} of the trainer"
-    )
-    cause = "sync_stopped" if len(held) == 1 < len(wanted) else "weights_differ"
-    fields = {"since": since or "at any step of this dump"}
-    return Found.of_sequences(cause, statistic, rows, differ, exact=True, fields=fields)
+    known = rows.only(np.isfinite(lags))
+    in_sync = enough(at_lag_0(known))
+    seen = course(in_sync) if in_sync.tokens else None
+    if seen:
+        drift = measure(in_sync)
+        for judge in (stale_cache, stopped, returning, jumped, partly):
+            if (found := judge(in_sync, seen, drift, plain)) is not None:
+                return found
+    return behind(enough(known))
 
 
-def by_lag(rows: Rows) -> Found | None:
-    """Find a course of the mismatch over the steps that the recorded policy lag contradicts."""
-    lags = {one for one in rows.column("policy_lag") if isinstance(one, int | float)}
-    if 0 in lags:
-        in_sync = of_lag(rows, 0)
-        found = stale_cache(in_sync) or _in_sync(in_sync)
-        if found is not None or len(lags) == 1:
-            return found
-    return _behind(rows) if lags else None
+def stopped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Found | None:
+    """Find an engine at lag 0 that stands still while the trainer moves on, always or from a step on."""
+    since, clear, high = "at any step of this dump", False, split(seen)
+    if drift is not None:
+        still = drift.carried.value + 2 * drift.carried.error < STILL
+        clear = still and _ends_behind(drift)
+    if high is not None and not high[0] and high[int(np.argmax(high)) :].all():
+        first = int(np.argmax(high))
+        since = f"since step {seen.steps[first]:g}"
+        rises = _rises(seen.level[first:])
+        clear |= rises and (
+            _exact(seen, high) if drift is None else first > 1 and _falls_behind(drift, first)
+        )
+    if not clear:
+        return None
+    return Found.of_all("sync_stopped", _said(seen, drift), rows, fields={"since": since})
 
 
-def stale_cache(rows: Rows) -> Found | None:
-    """Find a mismatch that is largest at the first tokens and decays, while it grows with the weights.
+def _falls_behind(drift: Drift, first: int) -> bool:
+    """Return whether the engine is in sync before a step, and further behind from step to step after it."""
+    before, later = drift.behind[:first], drift.behind[first:]
+    late = later - ERRORS * drift.errors[first:] > BEHIND
+    further = (np.diff(later) > -drift.errors[first + 1 :]).mean() >= 0.75 and later[-1] > GROWN * later[0]
+    return bool((np.abs(before) < BEHIND).all() and late.all() and further and drift.aligned > ALIGNED)
+
+
+def _ends_behind(drift: Drift) -> bool:
+    """Return whether the engine is behind at the last steps, and further than at the first."""
+    third = max(1, len(drift.steps) // 3)
+    ends = drift.behind[-third:] - ERRORS * drift.errors[-third:]
+    further = (ends > 2 * BEHIND).all() and ends.mean() > drift.behind[:third].mean()
+    return bool(further and drift.aligned > ALIGNED)
+
+
+def _rises(level: Floats) -> bool:
+    return bool(len(level) >= 3 and growth(level) >= GROWN and (np.diff(level) > 0).mean() >= 0.6)
+
+
+def _exact(seen: Course, high: Flags) -> bool:
+    """Return whether low levels are those of the same weights and kernels, and others far above them."""
+    low = float(seen.level[~high].max())
+    return bool(low <= SAME and seen.level[high].min() >= EXACTLY * max(low, 1e-9))
+
+
+def returning(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Found | None:
+    """Find new weights that arrive at some steps alone: the level climbs, and falls back at least twice.
+
+    One high step is no period, and steps that are high by turns may be of another task.
+    """
+    high = split(seen)
+    if high is None:
+        return None
+    fresh = np.flatnonzero(~high)
+    teeth = [(a + 1, b) for a, b in pairwise(fresh) if b > a + 1]
+    long = [(a, b) for a, b in teeth if b > a + 1]
+    if len(teeth) < 2 or not long or not all(seen.level[b - 1] > seen.level[a] for a, b in long):
+        return None
+    if drift is not None:
+        late = high & (drift.behind - ERRORS * drift.errors > BEHIND)
+        climbs = all(drift.behind[b - 1] > drift.behind[a] for a, b in long)
+        clear = climbs and late.sum() >= 0.7 * high.sum() and (drift.behind[~high] < BEHIND).all()
+        clear = clear and drift.aligned > ALIGNED
+    else:
+        clear = len(long) > 1 and _exact(seen, high)
+    if not clear:
+        return None
+    at, gaps = seen.steps[fresh], np.diff(seen.steps[fresh])
+    listed = ", ".join(f"{step:g}" for step in at[:6]) + (" …" if len(at) > 6 else "")
+    every = f"every {gaps[0]:g} steps" if np.ptp(gaps) == 0 else f"at steps {listed} alone"
+    return Found.of_all("sync_period", _said(seen, drift), rows, fields={"every": every})
+
+
+def jumped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Found | None:
+    """Find a level that jumps once and stays, though the engine moves with the trainer and is not behind.
+
+    A change of precision looks alike: the metadata or the level itself must rule it out.
+    """
+    high = split(seen)
+    if high is None or drift is None or high[0] or not high[-1] or len(np.flatnonzero(np.diff(high))) != 1:
+        return None
+    first = int(np.argmax(high))
+    level = seen.level[first:]
+    low = seen.level - ERRORS * seen.error
+    least = ROUNDED if plain else UNQUANTISED
+    on_time = drift.behind[first:] - 2 * drift.errors[first:] < NOT_BEHIND
+    if len(level) < 3 or growth(level) >= GROWN or low[first:].min() < least * 0.8 or level.min() < least:
+        return None
+    follows = drift.carried.value - 2 * drift.carried.error > FOLLOWS
+    other = drift.aligned < FOLLOWS or (on_time.all() and drift.whole.value < NOT_BEHIND)
+    if not (follows and other):
+        return None
+    said = _said(seen, drift) + (f"; the dump says {plain}" if plain else "")
+    return Found.of_all("sync_corrupts", said, rows, fields={"since": f"{seen.steps[first]:g}"})
+
+
+def partly(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Found | None:
+    """Find an engine at lag 0 that carries a part of the trainer's movement at every step, or exceeds it."""
+    high = split(seen)
+    level = seen.level if high is None else seen.level[high]
+    if drift is None or growth(level) < GROWN or level[-1] < ROUNDED:
+        return None  # what jumps at once and stays is damaged, and no part of a movement
+    part = PART[0] < drift.carried.low and drift.carried.high < PART[1]
+    middle = len(drift.steps) // 2
+    slow = part and _ends_behind(drift) and bool((np.diff(drift.behind) > -drift.errors[1:]).mean() >= 0.75)
+    ahead = drift.behind + 2 * drift.errors < AHEAD
+    fast = drift.whole.value + ERRORS * drift.whole.error < AHEAD and ahead[middle:].mean() >= 0.75
+    fast = fast and drift.aligned < AGAINST and bool((drift.behind < BEHIND).all())
+    if slow and high is not None and int(np.argmax(high)) > 2:
+        return None  # in sync for some steps: the weights did not stop at once, or not in every engine
+    fields = {
+        "since": "at every step: they move, but not as far as the trainer's"
+        if slow
+        else "at every step: they move further than the trainer's"
+    }
+    return Found.of_all("weights_differ", _said(seen, drift), rows, fields=fields) if slow or fast else None
+
+
+def stale_cache(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Found | None:
+    """Find an engine that is behind at the first tokens of a response and less and less along it.
 
     Keys and values of the prompt that an older version left in the prefix cache weigh most where there is
-    little else to attend to.
+    little else to attend to. Weights that change during a response leave no decay over its first tokens.
     """
-    seen = course(rows)
-    if not seen or growth(seen.level) < GROWN:
+    if drift is None or rows.versions is not None:
         return None
     some = uncertain(rows)
-    octave = np.log2(rows.position + 1).astype(np.int64)
-    many = np.bincount(octave[some])
-    few = np.flatnonzero(many < FEWEST_TOKENS)
-    octaves = int(few[0]) if len(few) else len(many)
-    if octaves < FEWEST_STEPS:
+    at = [(rows.position >= a) & (rows.position < b) for a, b in PLACES]
+    levels = [estimate(rows, rows.scaled, some & one) for one in at]
+    first, later, last = levels
+    steep = first.value - 3 * first.error > 2 * last.value and all(
+        a.value - 2 * a.error > DECAYED * b.value for a, b in pairwise(levels)
+    )
+    early, late = drift.among(at[0]), drift.among(at[2])
+    older = early.value > BEHIND and early.value - 3 * early.error > 1.5 * max(late.value, 0.0)
+    if not steep or not older or not later.value > 0 or drift.carried.low < PART[1]:
         return None
-    level = (np.bincount(octave[some], rows.scaled[some]) / np.maximum(many, 1))[:octaves]
-    if (np.diff(level) < 0).sum() < octaves - 2 or level[:3].mean() < DECAYED * level[-1]:
-        return None
-    said = ", ".join(f"{2**k - 1}: {x:.2g}" for k, x in enumerate(level))
-    statistic = f"|Δ|/(1 − q) by position (from): {said}; by step: {seen.text}"
+    said = ", ".join(f"from {a}: {x.value:.2g}" for (a, _), x in zip(PLACES, levels, strict=True))
+    statistic = (
+        f"|Δ|/(1 − q) by position, {said}; by the drift of {drift.kinds} token ids the engine is "
+        f"{early.value:.1f} ± {early.error:.1g} steps behind at the first {PLACES[0][1]} tokens and "
+        f"{late.value:.1f} ± {late.error:.1g} from {PLACES[2][0]} on"
+    )
     return Found.of_all("stale_prefix_cache", statistic, rows)
 
 
-def _in_sync(rows: Rows) -> Found | None:
-    """Judge the course of rows that are recorded as sampled with the trainer's own weights."""
-    seen = course(rows)
-    if not seen:
+def behind(rows: Rows) -> Found | None:
+    """Find an engine that stands still while the versions that the dump says it has rise."""
+    if not rows.tokens:
         return None
-    said = f"|Δ|/(1 − q) by step at a policy_lag of 0: {seen.text}"
-    high = split(seen.level)
-    if high is None:
-        grows = seen.level.min() > ROUNDED and growth(seen.level) >= GROWN
-        return _growing(rows, said, "at any step of this dump", always=True) if grows else None
-    changes = np.flatnonzero(high[1:] != high[:-1]) + 1
-    if len(changes) == 1 and high[-1]:
-        return _changed(rows, seen, int(changes[0]), said)
-    return _returning(rows, seen, high, said) if len(changes) > 1 else None
-
-
-def _changed(rows: Rows, seen: Course, at: int, said: str) -> Found | None:
-    """Judge a level that is higher from one step on: it goes on growing, or it stays where it is."""
-    after, since = seen.level[at:], f"{seen.steps[at]:g}"
-    if len(after) < 3:
+    drift = measure(rows)
+    if (
+        drift is None
+        or len(drift.steps) < FEWEST_BEHIND
+        or drift.carried.value + 2 * drift.carried.error >= STILL
+        or not _ends_behind(drift)
+    ):
         return None
-    if growth(after) >= (RISING if trend(after) >= 0.5 else GROWN):
-        return _growing(_from(rows, seen.steps[at]), said, f"since step {since}", always=at == 1)
-    return Found.of_all("sync_corrupts", said, rows, fields={"since": since})
+    fields = {"since": "at any step of this dump"}
+    return Found.of_all("sync_stopped", _said(course(rows), drift), rows, fields=fields)
 
 
-def _growing(rows: Rows, said: str, since: str, always: bool) -> Found | None:
-    """Tell weights that stand still from weights that move, but not as the trainer's do."""
-    moved = engine_moves(rows)
-    if moved is not None and moved >= MOVING and always:
-        said += f"; reward or surprisal of what is sampled moves by {moved:.2g} standard errors"
-        return Found.of_all("weights_differ", said, rows)
-    if moved is not None:
-        said += f"; reward and surprisal of what is sampled move by {moved:.2g} standard errors at most"
-    return Found.of_all("sync_stopped", said, rows, fields={"since": since})
-
-
-def _returning(rows: Rows, seen: Course, high: Flags, said: str) -> Found:
-    """State that the level falls back: new weights arrive at some steps alone."""
-    fresh = seen.steps[~high]
-    gaps = np.diff(fresh)
-    regular = len(gaps) > 1 and np.ptp(gaps) == 0
-    listed = ", ".join(f"{step:g}" for step in fresh[:6]) + (" …" if len(fresh) > 6 else "")
-    every = f"every {gaps[0]:g} steps" if regular else f"at steps {listed} alone"
-    return Found.of_all("sync_period", said, rows, fields={"every": every})
-
-
-def _behind(rows: Rows) -> Found | None:
-    """Judge rows that are all recorded as behind: the level grows while what is sampled stands still.
-
-    A recorded lag explains a level, and a warm-up of the learning rate lets it grow; but what the engine
-    samples moves, too. Without rewards that is not known.
-    """
-    column = [one for one in rows.column("policy_lag") if one is not None]
-    if moves(rows, rows.column("rewards")) is None:
+def replica(rows: Rows, own: Flags) -> tuple[Drift, Part] | None:
+    """Return how far one machine is behind, flagged [S], where others of policy lag 0 are not; or None."""
+    alike = numbers(rows.column("policy_lag")) == 0
+    some, own = rows.only(alike), own[alike]
+    drift = measure(some) if own.any() and not own.all() else None
+    if drift is None:
         return None
-    lag = max(dict.fromkeys(column), key=column.count)
-    some = of_lag(rows, lag)
-    seen, moved = course(some), engine_moves(some)
-    still = moved is not None and moved < STILL
-    if not seen or len(seen.steps) < 2 * FEWEST_STEPS or not still or growth(seen.level) < GROWN:
-        return None
-    said = (
-        f"|Δ|/(1 − q) by step at a policy_lag of {lag:g}: {seen.text}; reward and surprisal of what is "
-        f"sampled move by {moved:.2g} standard errors at most"
+    later = numbers(some.column("step")) > np.median(drift.steps)
+    one, rest = (drift.among((flags & later)[some.owner]) for flags in (own, ~own))
+    late = (
+        drift.aligned > ALIGNED
+        and one.value > NOT_BEHIND
+        and one.value - 3 * one.error > BEHIND > abs(rest.value) + 2 * rest.error
     )
-    return Found.of_all("sync_stopped", said, rows, fields={"since": "at any step of this dump"})
+    return (drift, one) if late else None
 
 
-def _from(rows: Rows, step: float) -> Rows:
-    """Return the rows from a step on."""
-    return rows.only(np.array([isinstance(one, int | float) and one >= step for one in rows.column("step")]))
+def _said(seen: Course, drift: Drift | None) -> str:
+    """Return the evidence in words."""
+    said = f"|Δ|/(1 − q) by step: {seen.text}"
+    if drift is None:
+        return said
+    return (
+        f"{said}; steps that the engine is behind, by the drift of {drift.kinds} token ids: {drift.text}; it "
+        f"carries {drift.share} of the trainer's movement"
+    )
+
+
+# ---------------------------------------------------------------- digests
+
+
+def digests(rows: Rows) -> Found | None:
+    """Find rows that are recorded at policy lag 0 and whose weights are not the trainer's, by their digests.
+
+    Older weights honestly have another digest at any other lag. Where no row has equal digests, the two
+    sides may be made of different tensors or dtypes, and nothing follows.
+    """
+    pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
+    lags = rows.column("policy_lag")
+    known = np.array([lag == 0 and None not in two for lag, two in zip(lags, pairs, strict=True)], np.bool_)
+    other = np.array([a != b for a, b in pairs], np.bool_)
+    differ = known & other
+    if not differ.any() or not (known & ~other).any():
+        return None
+    theirs = [pair for pair, off in zip(pairs, differ, strict=True) if off]
+    held, wanted = (len(set(side)) for side in zip(*theirs, strict=True))
+    statistic = (
+        f"engine and trainer have other digests in {int(differ.sum()):,} of {int(known.sum()):,} rows of "
+        f"policy lag 0: {held:,} of the engine, {wanted:,} of the trainer"
+    )
+    cause = "sync_stopped" if held == 1 < wanted else "weights_differ"
+    fields = {"since": f"in {percent(float(differ.mean()))} of the responses"}
+    if held > 1 and _of_earlier_steps(rows, differ):
+        step = numbers(rows.column("step"))
+        if not (step[known & ~other] > step[differ].min()).any():
+            return None  # a constant lag that is not written down is no fault of the sync
+        cause, fields = "sync_period", {"every": f"at some steps alone, and not {fields['since']}"}
+    repaired = rows.only(~differ)
+    return Found.of_sequences(cause, statistic, rows, differ, repaired=repaired, exact=True, fields=fields)
+
+
+def _of_earlier_steps(rows: Rows, differ: Flags) -> bool:
+    """Return whether each digest of the engine in the flagged rows is the trainer's of an earlier step."""
+    step, (held, scored) = numbers(rows.column("step")), (rows.column(name) for name in DIGESTS)
+    first: dict[object, float] = {}
+    for digest, one in zip(scored, step, strict=True):
+        first[digest] = min(first.get(digest, np.inf), one)
+    return all(first.get(held[i], np.inf) < step[i] for i in np.flatnonzero(differ))

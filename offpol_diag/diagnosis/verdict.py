@@ -224,18 +224,27 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
     )
 
 
-def weights(rows: Rows) -> Found | None:
-    """Find weights that do not arrive: on one machine, if the others are in sync, or everywhere."""
+def weights(rows: Rows, plain: str = "") -> Found | None:
+    """Find weights that do not arrive: on one machine, if the others get theirs, or everywhere."""
+    alike = _alike(rows)
+    logs = np.log(np.maximum(rows.level, 1e-9))
     for name, parts in partitions(rows):
         for value, at in parts.items() if MACHINES.search(name.lower()) else ():
-            if not 4 <= at.sum() <= 0.6 * len(at):
+            if not 16 <= at.sum() <= 0.6 * len(at):
                 continue
-            own, others = rows.only(at), rows.only(~at)
-            one = sync.weights(own) if own.level.mean() > sync.APART * others.level.mean() else None
-            if one is not None and sync.weights(others) is None:
-                rest: dict[str, Any] = {"repaired": others, "where": f"{name} = {value}"}
-                return Found.of_sequences("replica_stale", one.statistic, rows, at, **rest)
-    return sync.weights(rows)
+            gap, spread, compared = _apart(logs, at, alike)
+            if gap < max(np.log(2), 5 * spread):
+                continue
+            found = sync.replica(rows.only(compared), at[compared])
+            if found is not None:
+                drift, late = found
+                statistic = (
+                    f"by the drift of {drift.kinds} token ids it is {late.value:.1f} ± {late.error:.1g} "
+                    "steps behind on the average, and the others are not"
+                )
+                rest: dict[str, Any] = {"repaired": rows.only(~at), "where": f"{name} = {value}"}
+                return Found.of_sequences("replica_stale", statistic, rows, at, **rest)
+    return sync.weights(rows, plain)
 
 
 WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
@@ -306,7 +315,7 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
         elif not found:
             found.append(grouped)
     mended = not any(one.approximate or one.repaired is None for one in found)
-    if mended and (late := weights(seen.rest)) is not None:
+    if mended and (late := weights(seen.rest, _plain(summary))) is not None:
         found = [one for one in found if one.cause != "group_fault"] + [late]
     causes = [*_positive(summary), *map(_cause, found)]
     share = laws.systematic(seen.rest)
@@ -342,6 +351,11 @@ def _honest(rows: Rows, summary: Result, share: Estimate | None) -> honest.Seen:
     """Return what decides between honest causes; `rows` are those after all repairs."""
     recorded = honest.recorded(summary.dump.provenance)
     return honest.Seen(rows, recorded, share, Evidence(summary).errors("surrogate_gain"))
+
+
+def _plain(summary: Result) -> str:
+    """Return what the metadata says of the engine's number format, if that is no quantised one."""
+    return honest.recorded(summary.dump.provenance).plain
 
 
 def _beside(seen: honest.Seen, mended: bool) -> list[Cause]:
@@ -420,7 +434,8 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
         "tokens": rows.tokens,
     }
     if bugs:
-        causes = [*bugs, *_beside(seen, mended)]
+        late = any(one.id.startswith("sync_") for one in bugs)  # then the recorded lags are wrong
+        causes = [*bugs, *([] if late else _beside(seen, mended))]
         return Diagnosis(verdict="bug", headline=bugs[0].statement, causes=causes, **known)
     k3, ratio = evidence.number("k3"), laws.identities(seen.rows).ratio
     blunt = not ratio.error < ERRORS and not (k3.value is not None and k3.value < HEALTHY_K3)
