@@ -22,7 +22,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.diagnosis import honest, laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
-from offpol_diag.diagnosis.signatures import Found, boundaries
+from offpol_diag.diagnosis.signatures import Found, boundaries, special_tokens
 from offpol_diag.diagnosis.verdict import _side_effect
 from offpol_diag.engine import sample
 from offpol_diag.engine.context import BatchContext
@@ -453,6 +453,18 @@ def test_a_first_token_is_a_boundary_only_if_it_is_far_from_a_mismatch_of_all_to
     q[index == 0] = chance.choice([-0.5, -1.0, -2.0], 200)  # few first tokens, with values that do not fit
     rows = Rows(q, q - off, starts, index, scalars={"group_id": np.repeat(np.arange(25), 8).tolist()})
     assert (boundaries(rows) is not None) == found
+
+
+@pytest.mark.parametrize(("lag", "size", "found"), [(1, 0.18, False), (0, 0.18, True), (1, 1.0, True)])
+def test_an_id_that_an_update_moves_a_little_is_no_special_token(lag, size, found):
+    """One step of GRPO moved every space of a run by 0.18 nats, and other tokens by 0.04."""
+    chance = rng()
+    starts = np.arange(0, 8001, 40)
+    ids = chance.integers(0, 50, 8000)
+    q = -chance.exponential(1.5, 8000) - 0.3
+    p = np.minimum(q + np.where(ids == 32, size, 0.0) + chance.normal(0, 0.03, 8000), 0.0)
+    rows = Rows(q, p, starts, np.arange(8000) % 40, ids, scalars={"policy_lag": [lag] * 200})
+    assert (special_tokens(rows) is not None) == found
 
 
 def test_responses_after_another_prompt_are_told_from_an_update_of_the_weights(tmp_path):
