@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
+from offpol_diag.cli.other import explain
 from offpol_diag.cli.output import STDOUT, URL, Outputs, default_html, emit, note
 from offpol_diag.cli.settings import dumps
 from offpol_diag.errors import UsageError
@@ -54,7 +55,12 @@ def doctor(request: requests.Doctor) -> None:
     dump cannot decide. No correction is evaluated and none is recommended: `offpol-diag analyze` does both.
 
     The exit code is 0 whatever the verdict, and with --strict 1 where it is a bug.
+
+    With --explain no dump is read: it says what is known of one cause.
     """
+    if request.explain is not None:
+        explain(request, request.explain)
+        return
     read = dumps(request)
     fail_on_bug(request.strict, drawn(request, partial(computed, "doctor", read), *read))
 
