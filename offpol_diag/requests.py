@@ -211,7 +211,7 @@ class Gate(Written, OwnPresets, Computed):
     """What `gate` is asked."""
 
     dump: tuple[str, ...] = opt((), "DUMP|RESULT.json", required=True, only=SHELL)
-    """A dump, or a result that --json wrote, to be judged as it is."""
+    """A dump, or a result that --json wrote, to be judged as it is; - is stdin, with either."""
     fail_on: Names = opt((), "DIAGNOSIS", BOUNDS, many=True)
     """A diagnosis that fails, as every worse one does: bug, cannot_tell or honest_mismatch. Repeatable."""
     expect: Literal["bitwise"] | None = opt(None, "bitwise", BOUNDS)

@@ -80,7 +80,8 @@ def about(summary: Result) -> str:
     more = f" and {counted(len(dump.files) - 1, 'more file')}" if len(dump.files) > 1 else ""
     parts = [counted(dump.sequences, "sequence"), counted(dump.tokens, "token")]
     parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
-    parts += [f"steps {steps[0]} to {steps[-1]}"] if len(steps) > 1 else []
+    without = " and rows without a step" if len(steps) < len(summary.at("step")) else ""
+    parts += [f"steps {steps[0]} to {steps[-1]}{without}"] if len(steps) > 1 else []
     return f"{name}{more}: {', '.join(parts)}"
 
 
