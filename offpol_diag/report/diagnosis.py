@@ -169,9 +169,17 @@ def candidates(given: Diagnosis) -> Fact:
     many = len(given.candidates)
     title = "One fits, and is not established" if many == 1 else f"{many} that fit, the likeliest first"
     lines = (
-        Line(f"{place}. {one.statement}", "", spoken(one)) for place, one in enumerate(given.candidates, 1)
+        Line(f"{_weight(one, place)} {one.statement}", "", spoken(one))
+        for place, one in enumerate(given.candidates, 1)
     )
     return Fact("Candidates", "", title, tuple(lines), spelled=True)
+
+
+def _weight(one: CandidateCause, place: int) -> str:
+    """Return how probable a candidate is, to 5%, or where that is not known its place."""
+    if one.probability is None:
+        return f"{place}."
+    return f"{min(max(5 * round(20 * one.probability), 5), 95)}%"
 
 
 def spoken(one: CandidateCause) -> str:

@@ -55,6 +55,12 @@ class CandidateCause(Model):
 
     id: str
     statement: str
+    probability: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="calibrated on dumps of known causes; null: not known",
+    )
     for_: list[str] = Field([], alias="for", description="what speaks for it, a sentence each")
     against: list[str] = Field([], description="what speaks against it, a sentence each")
 
