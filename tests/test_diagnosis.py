@@ -22,7 +22,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.diagnosis import honest, laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
-from offpol_diag.diagnosis.signatures import Found
+from offpol_diag.diagnosis.signatures import Found, boundaries
 from offpol_diag.diagnosis.verdict import _side_effect
 from offpol_diag.engine import sample
 from offpol_diag.engine.context import BatchContext
@@ -439,6 +439,20 @@ def test_a_first_value_of_no_policy_is_a_boundary(tmp_path, known):
     drop = ("entropy", "sampled", *(() if known == "with ids" else ("group_id", "token_ids")))
     found = diagnosed(tmp_path / "d.parquet", RIGHT() | {"old_log_probs": wrong}, drop)
     assert [one.id for one in found.causes if one.kind == "bug"] == ["boundary"]
+
+
+@pytest.mark.parametrize(("times", "found"), [(1.4, False), (3.5, True)])
+def test_a_first_token_is_a_boundary_only_if_it_is_far_from_a_mismatch_of_all_tokens(times, found):
+    """An adapter at twice its scale moves the first token by more than others, and no position is wrong."""
+    chance = rng()
+    lengths = np.full(200, 40)
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    index = np.arange(starts[-1]) % 40
+    q = -chance.exponential(1.5, starts[-1]) - 0.1
+    off = np.where(index == 0, 0.8 * times, 0.8) * chance.normal(1, 0.3, starts[-1])
+    q[index == 0] = chance.choice([-0.5, -1.0, -2.0], 200)  # few first tokens, with values that do not fit
+    rows = Rows(q, q - off, starts, index, scalars={"group_id": np.repeat(np.arange(25), 8).tolist()})
+    assert (boundaries(rows) is not None) == found
 
 
 def test_responses_after_another_prompt_are_told_from_an_update_of_the_weights(tmp_path):

@@ -662,6 +662,10 @@ def jumps(rows: Rows) -> Found | None:
 # Places: the first or last token, one token id.
 
 
+APART = 2.5
+"""Least factor between the mean |Δ| of one position and that of all others."""
+
+
 def boundaries(rows: Rows) -> Found | None:
     """Find a mismatch at the first or last token, or beside masked tokens."""
     gaps = np.zeros(rows.tokens, bool)
@@ -697,7 +701,7 @@ def boundaries(rows: Rows) -> Found | None:
         if (
             share * many >= 5
             and share > max(0.2, min(12 * base, 0.5))
-            and mean > max(0.12, min(8 * usual, 1.0))
+            and mean > max(0.12, min(8 * usual, 1.0), APART * usual)
             and ("masked" not in name or share > (0.4 if usual < 0.03 else 0.9))  # where weights change most
         ):
             tokens = at & (rows.size > far) if share < 0.5 else at
