@@ -174,7 +174,7 @@ class Doctor(Written, Grouped, Computed):
 
     strict: bool = opt(False, only=SHELL)
     """Exit with 1 where the verdict is a bug."""
-    explain: str | None = opt(None, "CAUSE", only=SHELL, bare="list")
+    explain: str | None = opt(None, "[CAUSE]", only=SHELL, bare="list")
     """Say what is known of a cause (off_by_one, …): what it looks like, public threads, how to confirm it in
     verl, TRL, slime and NeMo-RL, the fix, look-alikes. Reads no dump; without a CAUSE it lists them."""
 
