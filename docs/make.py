@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import runpy
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -480,6 +481,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "crosswalk.md": crosswalk,
     "report.md": report,
+    **runpy.run_path(str(HERE / "causes.py"))["PAGES"],
     "dumps.md": dumps,
     "../README.md": readme,
     "guides/my-run-collapsed.md": guide,

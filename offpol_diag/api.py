@@ -223,7 +223,7 @@ def gate(
     What cannot be judged, such as a name that is no metric, has not passed; `Report.gates` says why.
 
     Args:
-        what: the dump, or a `Report` to be judged as it is.
+        what: the dump; or a `Report`, or the file of a result (RESULT.json), to be judged as it is.
         max: name → the largest value that passes.
         min: name → the smallest value that passes.
         gates: a file of bounds (docs/ci.md).
@@ -243,7 +243,8 @@ def gate(
     if isinstance(what, Report):
         return Report(commands.gate(what.summary, request, must))
     with sources(what) as (paths, label):
-        return Report(labelled(commands.gate(paths, request, must), label))
+        given = None if label else commands.saved(paths)
+        return Report(labelled(commands.gate(given or paths, request, must), label))
 
 
 @signed(requests.Check)

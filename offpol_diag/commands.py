@@ -175,6 +175,26 @@ def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say
     return found.model_copy(update={"gates": list(judged(found, must, base)), "not_compared": remark})
 
 
+def saved(names: Sequence[str]) -> Result | None:
+    """Return the result that is given in place of a dump; None where a dump is.
+
+    Raises:
+        UsageError: it is at a URL, or not alone.
+    """
+    results = [name for name in names if name.lower().endswith(".json")]
+    if not results:
+        return None
+    from offpol_diag.readers.urls import is_url
+
+    if any(map(is_url, results)):
+        raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
+    if len(names) > 1:
+        raise UsageError("a result is judged alone", f"give {results[0]} and nothing else, or only dumps")
+    from offpol_diag.result import load
+
+    return load(Path(results[0]))
+
+
 # ---------------------------------------------------------------- the engine
 
 

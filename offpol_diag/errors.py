@@ -15,7 +15,7 @@ Anything else that is raised is a bug of ours and keeps its traceback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 PUBLISHED = False
 """Whether a package registry has offpol-diag: a release sets it."""
@@ -83,10 +83,17 @@ class ClusterError(OffpolError):
     """The cluster cannot be reached, or fails."""
 
 
-def did_you_mean(word: str, known: list[str]) -> str:
-    """Suggest known words similar to `word`, ignoring case, as a hint; empty if none is similar."""
+def did_you_mean(word: str, known: list[str], key: Callable[[str], str] = str.lower, quote: str = "") -> str:
+    """Suggest known words similar to `word` as a hint; empty if none is similar.
+
+    Args:
+        word: what was given.
+        known: what there is.
+        key: what of a word is compared: all of it, ignoring case.
+        quote: what stands around each word.
+    """
     import difflib
 
-    lower = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(str(word).lower(), list(lower), n=3, cutoff=0.6)
-    return f"did you mean {', '.join(lower[one] for one in near)}?" if near else ""
+    keys = {key(one): one for one in known}
+    near = difflib.get_close_matches(key(str(word)), list(keys), n=3, cutoff=0.6)
+    return f"did you mean {', '.join(f'{quote}{keys[one]}{quote}' for one in near)}?" if near else ""

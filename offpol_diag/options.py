@@ -38,6 +38,7 @@ class Option(NamedTuple):
         many: whether its flag may be repeated.
         required: whether the command line must have it, though Python has no such argument.
         usual: the default in the help, where it is not the model's.
+        bare: its value on the command line where its flag stands without one; empty where it needs one.
     """
 
     metavar: str = ""
@@ -49,6 +50,7 @@ class Option(NamedTuple):
     many: bool = False
     required: bool = False
     usual: str = ""
+    bare: str = ""
 
 
 def opt(default: Any, metavar: str = "", panel: str = "", *flags: str, **more: Any) -> Any:

@@ -174,6 +174,9 @@ class Doctor(Written, Grouped, Computed):
 
     strict: bool = opt(False, only=SHELL)
     """Exit with 1 where the verdict is a bug."""
+    explain: str | None = opt(None, "[CAUSE]", only=SHELL, bare="list")
+    """Say what is known of a cause (off_by_one, …): what it looks like, public threads, how to confirm it in
+    verl, TRL, slime and NeMo-RL, the fix, look-alikes. Reads no dump; without a CAUSE it lists them."""
 
 
 class Compare(Written, Grouped, OwnPresets, Computed):
@@ -208,7 +211,7 @@ class Gate(Written, OwnPresets, Computed):
     """What `gate` is asked."""
 
     dump: tuple[str, ...] = opt((), "DUMP|RESULT.json", required=True, only=SHELL)
-    """A dump, or a result that --json wrote, to be judged as it is."""
+    """A dump, or a result that --json wrote, to be judged as it is; - is stdin, with either."""
     fail_on: Names = opt((), "DIAGNOSIS", BOUNDS, many=True)
     """A diagnosis that fails, as every worse one does: bug, cannot_tell or honest_mismatch. Repeatable."""
     expect: Literal["bitwise"] | None = opt(None, "bitwise", BOUNDS)

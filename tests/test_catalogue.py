@@ -173,7 +173,7 @@ def test_all_is_every_row() -> None:
 @pytest.mark.parametrize(
     ("spec", "message", "hint"),
     [
-        ("token_is,Seq-Miss", 'unknown preset "Seq-Miss"', "did you mean seq_mis"),
+        ("token_is,Seq-Miss", 'unknown preset "Seq-Miss"', 'did you mean "seq_mis"'),
         ("zzzzzzzz", 'unknown preset "zzzzzzzz"', "`offpol-diag presets` lists them"),
         ("", "no preset is named", "name some"),
         (" , ", "no preset is named", "name some"),

@@ -226,7 +226,7 @@ GIVEN = ("bad.parquet", "bad.json", "mine.toml", "pyproject.toml", "offpol-diag.
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--presets", "seq_miss"], ["seq_miss", "did you mean seq_mis"]),
+        (["--presets", "seq_miss"], ["seq_miss", 'did you mean "seq_mis"']),
         (["--columns", "rollout=nope"], ["nope"]),
         (["-o", "."], ["is a directory"]),
         (["-o", "missing/r.html"], ["missing/r.html", "mkdir"]),
@@ -244,7 +244,7 @@ def test_an_argument_that_cannot_be_meant_is_refused(dump, args, words):
 
 
 def test_meaningless_arguments_of_gate_and_compare_are_refused(dump, result):
-    assert_refused(run("gate", "missing.parquet", "--max", "token_iss.k3=1"), "did you mean token_is")
+    assert_refused(run("gate", "missing.parquet", "--max", "token_iss.k3=1"), 'did you mean "token_is"')
     assert_refused(run("gate", result, dump, "--max", "k3=1"), "alone")
     assert_refused(run("report", result, "-o", result), "is what is read")
     refused = run("compare", dump, "--presets", "pure_is")

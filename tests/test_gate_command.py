@@ -319,7 +319,7 @@ def test_a_comparison_and_a_diagnosis_end_in_an_exit_code(now, options, code):
     ("text", "said"),
     [
         (None, "cannot be read as a result"),
-        ("", "not a result"),
+        ("", "the file is empty"),
         ('{"format": 7}', "result format 7, this version reads format 2"),
         ('{"format": 1}', "result format 1, this version reads format 2"),
         ('{"format": 2}', "Field required"),
@@ -354,7 +354,7 @@ GONE = ("--max", "k3=1")
             ["--gates", "gates.toml"],
             'error: gates.toml: [[bound]] 1: unknown preset "token_iss"',
         ),
-        ("gone.parquet", ["--gates", "gates.toml"], "did you mean token_is"),
+        ("gone.parquet", ["--gates", "gates.toml"], 'did you mean "token_is"'),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_before_anything_is_read(source, options, said):

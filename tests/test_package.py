@@ -35,6 +35,8 @@ def test_the_wheel_holds_everything_that_is_read_at_run_time(wheel):
     needed = shipped | {
         "offpol_diag/presets/presets.toml",
         "offpol_diag/data/sample.parquet",
+        "offpol_diag/data/field_cases.toml",
+        "offpol_diag/data/causes/sync.toml",
         "offpol_diag/py.typed",
     }
 

@@ -326,6 +326,22 @@ def test_beside_a_bug_and_open_causes_a_run_is_resumed_only_where_that_helps(res
     assert todo("cannot_tell", **open_).startswith("Measure first. Resume from before step 4")
 
 
+@pytest.mark.parametrize(("known", "said"), [(True, ("55%", "30%", "5%")), (False, ("1.", "2.", "3."))])
+def test_candidates_have_their_probability_where_it_is_known_and_else_their_place(at, known, said):
+    found = [
+        CandidateCause(id="stale", statement=f"Cause {name}.", probability=value if known else None)
+        for name, value in (("a", 0.56), ("b", 0.31), ("c", 0.001))
+    ]
+    given = Diagnosis(verdict="cannot_tell", headline="Cannot tell.", candidates=found, decide="Measure.")
+    summary = make_summary(gates=[], diagnosis=given)
+
+    for drawn in (at(summary), markdown(summary)):
+        assert [
+            line.split("Cause ")[0].split()[-1] for line in drawn.splitlines() if "Cause " in line
+        ] == list(said)
+    assert at(summary, verbose=True).splitlines()[-1] == "explain offpol-diag doctor --explain stale"
+
+
 def test_verbose_is_stronger_than_quiet(results):
     assert "The three policy pairs" in terminal(results["collapse"], verbose=True, quiet=True)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from offpol_diag.analysis import pictures
 from offpol_diag.analysis.study import Study
-from offpol_diag.diagnosis import diagnose
+from offpol_diag.diagnosis.verdict import diagnose
 from offpol_diag.engine import (
     breakdowns,
     gap,

@@ -364,7 +364,9 @@ def _data(path: Path) -> bytes:
         raise ResultError(f"{path}: this is not a tally of offpol-diag", HINT)
     if int(result[1]) != FORMAT:
         what = f"tally format {int(result[1])}, this version reads format {FORMAT}"
-        raise ResultError(f"{path}: {what}", "analyze that piece again with this version")
+        newer = int(result[1]) > FORMAT
+        hint = "a newer version wrote it: update offpol-diag"
+        raise ResultError(f"{path}: {what}", hint if newer else "analyze that piece again with this version")
     if _digest(rest[DIGEST:]) != rest[:DIGEST]:
         raise ResultError(f"{path}: it is damaged", DAMAGED)
     return rest[DIGEST:]

@@ -97,6 +97,17 @@ def with_present_names(words: Sequence[str]) -> list[str]:
     return found
 
 
+def with_bare_values(command: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with a value for each flag that may stand without one."""
+    rows = options.options(MODELS[command], PYTHON)
+    bare = {flag: one.bare for name, one in rows.items() if one.bare for flag in flags(name, one)}
+    found = list(words)
+    for at in reversed(range(len(words))):
+        if words[at] in bare and (words[at + 1 : at + 2] or ["-"])[0].startswith("-"):
+            found.insert(at + 1, bare[words[at]])
+    return found
+
+
 def request_of(command: str, context: Any) -> Request:
     """Return what a command is asked: by flags, else by the environment, else by the settings file.
 

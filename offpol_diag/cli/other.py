@@ -1,4 +1,4 @@
-"""The commands that make no result of a dump: convert, recover, presets."""
+"""What makes no result of a dump: convert, recover, presets, and the pages about causes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from offpol_diag.trainers import Config
 
 
+EVERY = "list"
+"""What --explain is given for the list of causes."""
 FORM = ("form", "trainer", "files", "holds", "alignment")
 """Columns of the table of forms."""
 
@@ -133,6 +135,27 @@ def presets(request: requests.Presets) -> None:
     write_all({} if json is None else {json: text}, shown="" if json == STDOUT else drawn)
     if json not in (None, STDOUT) and not quiet:
         say_where("json", json, aside=True)
+
+
+def explain(request: requests.Doctor, cause: str) -> None:
+    """Print what is known of a cause, or the list of causes; with --md as Markdown."""
+    from offpol_diag.diagnosis.pages import page
+    from offpol_diag.report.explain import every_cause, explained
+    from offpol_diag.report.markdown import markdown
+    from offpol_diag.report.terminal import terminal
+
+    given = {"DUMP": request.dump, "-o": request.out, "--json": request.json_file, "--csv": request.csv}
+    for name, value in given.items():
+        if value and not request.from_file("dump"):
+            hint = "`offpol-diag doctor --explain CAUSE` writes text, and with --md Markdown"
+            raise UsageError(f"--explain reads no dump and has no result, and {name} is given", hint)
+    answer = every_cause() if cause == EVERY else explained(page(cause))
+    if request.md is not None:
+        check(request.md)
+    shown = terminal(answer, request.verbose, request.quiet)
+    write_all({} if request.md is None else {request.md: markdown(answer)}, shown=shown)
+    if request.md not in (None, STDOUT) and not request.quiet:
+        say_where("md", str(request.md), aside=True)
 
 
 def _described(preset: Preset) -> tuple[str | Table, ...]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
-from offpol_diag.cli.output import STDOUT, URL, Outputs, default_html, emit, note
+from offpol_diag.cli.other import explain
+from offpol_diag.cli.output import STDOUT, Outputs, default_html, emit, note
 from offpol_diag.cli.settings import dumps
 from offpol_diag.errors import UsageError
 
@@ -54,7 +55,12 @@ def doctor(request: requests.Doctor) -> None:
     dump cannot decide. No correction is evaluated and none is recommended: `offpol-diag analyze` does both.
 
     The exit code is 0 whatever the verdict, and with --strict 1 where it is a bug.
+
+    With --explain no dump is read: it says what is known of one cause.
     """
+    if request.explain is not None:
+        explain(request, request.explain)
+        return
     read = dumps(request)
     fail_on_bug(request.strict, drawn(request, partial(computed, "doctor", read), *read))
 
@@ -156,16 +162,17 @@ def gate(request: requests.Gate) -> None:
 
 def _result(request: requests.Gate) -> Result | None:
     """Load the result that is given; None where a dump is."""
-    results = [name for name in request.dump if name.lower().endswith(".json")]
-    if not results:
-        return None
-    if any(map(URL.match, results)):
-        raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
-    if len(request.dump) > 1:
-        raise UsageError("a result is judged alone", f"give {results[0]} and nothing else, or only dumps")
-    from offpol_diag.result import load
+    from offpol_diag.commands import saved
 
-    return load(Path(results[0]))
+    if request.dump == (str(STDOUT),):
+        from offpol_diag.readers.sources import STDIN_SHOWN, stdin_copy
+        from offpol_diag.result import loads, text_of
+
+        piped = stdin_copy()
+        with piped.open("rb") as file:
+            is_dump = not file.read(1 << 10).lstrip().startswith(b"{")
+        return None if is_dump else loads(text_of(piped), STDIN_SHOWN)
+    return saved(request.dump)
 
 
 def _report_to_github(summary: Result, aside: bool) -> None:

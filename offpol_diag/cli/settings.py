@@ -42,7 +42,7 @@ def settings(folder: Path = Path()) -> Settings:
     """
     for file, tables in HOMES.items():
         if table := _table(folder / file, tables):
-            return Settings(file, {_key(file, key): value for key, value in table.items()})
+            return Settings(file, _named(file, table))
     return Settings()
 
 
@@ -90,6 +90,20 @@ def allowed() -> list[str]:
     from offpol_diag.requests import MODELS
 
     return list(dict.fromkeys(key for model in MODELS.values() for key in of_model(model)))
+
+
+def _named(file: str, table: Mapping[str, object]) -> dict[str, object]:
+    """Return settings by their present names; a former name yields to its present one."""
+    from offpol_diag.options import RENAMED
+
+    found: dict[str, object] = {}
+    for key, value in table.items():
+        now = RENAMED.get(key.replace("-", "_"), "")
+        if now in table:
+            note(f"{file}: {key} is a former name of {now}, which is set as well: {now} = {table[now]} holds")
+        else:
+            found[_key(file, key)] = value
+    return found
 
 
 def _key(file: str, key: str) -> str:

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
-from offpol_diag.forms.files import Head
+from offpol_diag.forms.files import Head, undamaged
 from offpol_diag.forms.form import Form
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
 from offpol_diag.readers.columns import GROUP, NONE, form_of, resolve, unknown
 from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file, kind
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.readers.urls import is_url
+from offpol_diag.result.whole import SAVED
 
 PARQUET = ".parquet"
 
@@ -91,6 +92,8 @@ def _detected(files: Sequence[Local], columns: Mapping[str, str], always: bool, 
     """Return the form that all files have; in a directory a trainer's form goes before a guess."""
     kinds: dict[str, list[Path]] = {}
     for path, given, _ in files:
+        if given:
+            _require_content(path)
         head = Head.of(path)
         fits = next((one for one in FORMS if one.detect(head)), None)
         if not fits and head.fields and (joined or not head.fields.isdisjoint(columns.values())):
@@ -122,6 +125,18 @@ def _detected(files: Sequence[Local], columns: Mapping[str, str], always: bool, 
     for name, paths in sure.items():
         return Found.of(paths, named(name))
     return None
+
+
+def _require_content(path: Path) -> None:
+    """Raise DumpError where a file is empty, or is a result and no dump."""
+    with undamaged(path), path.open("rb") as file:
+        start = file.read(256)
+    if not start:
+        raise DumpError(f"{path}: the file is empty (0 bytes)", "its writer did not finish; dump again")
+    if found := SAVED.match(start.decode(errors="replace")):
+        judged = "" if "check" in found[1] else f", `offpol-diag gate {path}` judges it"
+        hint = f"`offpol-diag report {path}` draws it again{judged}"
+        raise DumpError(f"{path}: this is a result of offpol-diag, and no dump", hint)
 
 
 def named_by(columns: Mapping[str, str]) -> list[str]:

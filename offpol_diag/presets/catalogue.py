@@ -62,7 +62,7 @@ class Catalogue(Mapping[str, Preset]):
         found: dict[str, Preset] = {}
         for word in asked:
             if word not in self and plain(word) != ALL:
-                hint = did_you_mean(plain(word), sorted(self._found))
+                hint = did_you_mean(plain(word), sorted(self._found), quote='"')
                 raise UsageError(f'unknown preset "{word}"', hint or "`offpol-diag presets` lists them")
             some = self.values() if plain(word) == ALL else (self[word],)
             found |= {preset.name: preset for preset in some}

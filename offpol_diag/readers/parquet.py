@@ -129,7 +129,7 @@ def _damage(path: Location, error: Exception) -> tuple[str, str]:
     if head != MAGIC:
         return "not a Parquet file", "dumps are Parquet; other forms need converting first"
     if tail != MAGIC:
-        return "the file is truncated: its Parquet footer is missing", "copy it again; or its writer died"
+        return "the file is truncated: its Parquet footer is missing", "copy it again, or dump again"
     return f"the Parquet footer is corrupt ({first_line(error)})", "copy or dump the file again"
 
 

@@ -224,10 +224,16 @@ def _on_disk(source: str) -> Iterator[Location]:
     elif WILDCARDS.isdisjoint(source):
         path = Path(source)
         names = sorted(p.name for p in path.parent.iterdir()) if is_dir(path.parent) else []
-        hint = did_you_mean(path.name, names) or f"check the path; relative ones start at {Path.cwd()}"
+        near = did_you_mean(path.name, names, key=stem)
+        hint = near or f"check the path; relative ones start at {Path.cwd()}"
         raise DumpError(f"{source}: no such file or directory", hint)
     else:
         yield from _in_glob(Path(source))
+
+
+def stem(name: str) -> str:
+    """Return the name of a file without its ending, which files that are unlike share, in lower case."""
+    return (name.rpartition(".")[0] or name).lower()
 
 
 def _of_path(path: Path) -> Iterator[Location]:
@@ -331,5 +337,5 @@ def _missing(place: Location) -> DumpError:
     hint = "check the path; keys are taken as written, %20 is no blank"
     with suppress(Exception):  # failing to find a hint must not hide the error
         names = sorted(info.base_name for info in place.store.get_file_info(fs.FileSelector(above)))
-        hint = did_you_mean(name, names) or hint
+        hint = did_you_mean(name, names, key=stem) or hint
     return DumpError(f"{place}: no such file or directory", hint)

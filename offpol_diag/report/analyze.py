@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
 
+from offpol_diag.diagnosis.pages import pages
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, say, written
@@ -25,6 +26,7 @@ from offpol_diag.report.diagnosis import (
     sentence,
     verdict,
 )
+from offpol_diag.report.explain import COMMAND
 from offpol_diag.report.remedy import (
     ALIGNED,
     MERGE,
@@ -66,6 +68,7 @@ def answer(summary: Result) -> Answer:
         charts=pictures(summary),
         code=(("The configuration, ready to paste", given.config),) if given and given.config else (),
         next=tuple(_commands(summary)),
+        further=_explained(summary),
         remarks=columns.unlike(summary.dump),
     )
 
@@ -77,7 +80,8 @@ def about(summary: Result) -> str:
     more = f" and {counted(len(dump.files) - 1, 'more file')}" if len(dump.files) > 1 else ""
     parts = [counted(dump.sequences, "sequence"), counted(dump.tokens, "token")]
     parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
-    parts += [f"steps {steps[0]} to {steps[-1]}"] if len(steps) > 1 else []
+    without = " and rows without a step" if len(steps) < len(summary.at("step")) else ""
+    parts += [f"steps {steps[0]} to {steps[-1]}{without}"] if len(steps) > 1 else []
     return f"{name}{more}: {', '.join(parts)}"
 
 
@@ -347,6 +351,15 @@ def _resampled(summary: Result) -> str:
         return f"Without intervals: {counted(dump.groups, 'group')} to resample.{curves}"
     unit = "prompt" if "group_id" in dump.columns else "sequence"
     return f"95% intervals, resampling the {counted(dump.groups, unit)}.{curves}"
+
+
+def _explained(summary: Result) -> tuple[tuple[str, str], ...]:
+    """Return the command that explains the cause, or the likeliest candidate."""
+    given = summary.diagnosis
+    if given is None:
+        return ()
+    named = [*(one.id for one in given.causes), *(one.id for one in given.candidates)]
+    return tuple(("explain", f"{COMMAND} {name}") for name in named[:1] if name in pages())
 
 
 def _commands(summary: Result) -> Iterator[tuple[str, str]]:

@@ -114,7 +114,7 @@ class Answer:
         tables: `shown` says which of them stand where.
         charts: the charts.
         code: caption and text to paste.
-        next: label and command to go on with.
+        next: label and command to go on with; `further`: those that are told where there is room.
         remarks: how it was made, and what was left out.
         heading: the heading in a pull request.
     """
@@ -135,6 +135,7 @@ class Answer:
     charts: tuple[Picture, ...] = ()
     code: tuple[tuple[str, str], ...] = ()
     next: tuple[tuple[str, str], ...] = ()
+    further: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
     heading: str = "offpol-diag"
 

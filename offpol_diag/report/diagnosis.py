@@ -168,15 +168,18 @@ def candidates(given: Diagnosis) -> Fact:
     """Return the causes that fit, the likeliest first, each with what speaks for it and against it."""
     many = len(given.candidates)
     title = "One fits, and is not established" if many == 1 else f"{many} that fit, the likeliest first"
-    lines = [Line(f"{_likely(one.probability)} {one.statement}", "", spoken(one)) for one in given.candidates]
+    lines = [
+        Line(f"{_likely(one.probability) or f'{place}.'} {one.statement}", "", spoken(one))
+        for place, one in enumerate(given.candidates, 1)
+    ]
     if given.other is not None:
         lines.append(Line(f"{_likely(given.other)} Another cause."))
     return Fact("Candidates", "", title, tuple(lines), spelled=True)
 
 
 def _likely(probability: float | None) -> str:
-    """Return a probability in whole percent, or nothing where a result has none."""
-    return "" if probability is None else f"{min(max(round(100 * probability), 1), 99)}%"
+    """Return a probability to 5%, as exact as it is; nothing where it is not known."""
+    return "" if probability is None else f"{min(max(5 * round(20 * probability), 5), 95)}%"
 
 
 def spoken(one: CandidateCause) -> str:

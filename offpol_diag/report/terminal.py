@@ -100,15 +100,24 @@ def terminal(
         return f"{disarmed(plain(printable(answer.headline), console.encoding))}\n"
     room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
     room += sum(len(code.splitlines()) + 2 for _, code in answer.code)
-    found = []
+    found: list[str] = []
+    further = "".join(f"{_command(*one, console)}\n" for one in answer.further)
     shorten = not verbose and any(one.short for one in answer.tiles)
     for form in SHORTER if shorten else SHORTER[:1]:
         with console.capture() as drawn:
             _Screen(console, verbose, *form).draw(answer)
         found.append(_settled(drawn.get(), console))
         if found[-1].count("\n") <= room:
-            return found[-1]
-    return found[min(3, len(found) - 1)]  # where there is no room for it, no sentence is cut for it
+            break
+    else:
+        found = found[:4]  # where there is no room for it, no sentence is cut for it
+    fits = verbose or found[-1].count("\n") + len(answer.further) <= room
+    return found[-1] + further * fits
+
+
+def _command(label: str, command: str, console: Console) -> str:
+    """Return a command to go on with, on a line."""
+    return disarmed(plain(printable(f"{label:<8}{command}"), console.encoding))
 
 
 def tables(found: Sequence[str | Table]) -> str:

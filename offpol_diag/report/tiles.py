@@ -15,6 +15,9 @@ from offpol_diag.numerals import doubted, written
 from offpol_diag.report.answer import Tile
 from offpol_diag.result import Place, Result, Series
 
+NO_STEP = "∅"
+"""Key of the rows without a step."""
+
 TILES = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence", "khat_tokens")
 SHORT = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token")
 """Numbers with a tile; those that stand in the short answer too."""
@@ -136,8 +139,12 @@ def below_0(name: str, number: Number) -> str:
 
 
 def steps_of(summary: Result) -> list[str]:
-    """Return the training steps of the dump."""
-    return [one.key for one in summary.at("step")]
+    """Return the training steps of the dump, as far as its rows have one."""
+    return [one.key.removesuffix(".0") for one in _at_steps(summary)]
+
+
+def _at_steps(summary: Result) -> list[Place]:
+    return [one for one in summary.at("step") if one.key != NO_STEP]
 
 
 def curve(summary: Result, name: str) -> list[tuple[str, float | None]]:
@@ -215,5 +222,5 @@ def _mean(points: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[float, flo
 
 def _by_step(summary: Result, name: str) -> list[tuple[Place, Number]]:
     """Return a number at each step; there the main pair of policies has no prefix."""
-    prefix, places = summary.prefix, summary.at("step")
+    prefix, places = summary.prefix, _at_steps(summary)
     return [(one, one.numbers.get(prefix + name, one.numbers.get(name, Number()))) for one in places]

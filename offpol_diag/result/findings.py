@@ -57,7 +57,9 @@ class CandidateCause(Model):
     statement: str
     probability: float | None = Field(
         None,
-        description="of this cause where nothing is established, as often right in dumps of known cause",
+        ge=0,
+        le=1,
+        description="where nothing is established, as often right in dumps of known cause; null: not known",
     )
     for_: list[str] = Field([], alias="for", description="what speaks for it, a sentence each")
     against: list[str] = Field([], description="what speaks against it, a sentence each")

@@ -30,6 +30,8 @@ from offpol_diag.wholefiles import MOST_RESULT, read, up_to
 
 FORMAT = 2
 HINT = "give the file that `offpol-diag analyze --json` wrote"
+SAVED = re.compile(r'\s*\{\s*"format":\s*([0-9]+,\s*"(dump|run)"|"offpol-diag check)')
+"""How the JSON of a result or of a check begins."""
 KIND = re.compile("[/@]")
 """What ends the first word of a subject."""
 
@@ -217,6 +219,15 @@ def indented(value: Any, indent: str = "\n") -> Iterator[str]:
         yield json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
+def _unlike(text: str) -> str:
+    """Return why a text is no result."""
+    if not text.strip():
+        return "the file is empty"
+    if SAVED.match(text):
+        return "this result is cut off: its JSON has no end"
+    return "this is not a result of offpol-diag"
+
+
 class _Stamp(BaseModel):
     format: Whole
 
@@ -262,10 +273,11 @@ def loads(text: str, name: str) -> Result:
     try:
         stamp = _Stamp.model_validate_json(text)
     except ValidationError as error:
-        raise ResultError(f"{name}: this is not a result of offpol-diag", HINT) from error
+        raise ResultError(f"{name}: {_unlike(text)}", HINT) from error
     if stamp.format != FORMAT:
         message = f"{name}: result format {stamp.format}, this version reads format {FORMAT}"
-        raise ResultError(message, "analyze the dump again")
+        newer = "a newer version wrote it: update offpol-diag"
+        raise ResultError(message, newer if stamp.format > FORMAT else "analyze the dump again")
     try:
         return Result.model_validate_json(text)
     except ValidationError as error:

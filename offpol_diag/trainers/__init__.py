@@ -95,7 +95,7 @@ def trainer_named(name: str) -> str:
         known = list(TRAINERS)
         raise UsageError(
             f'unknown trainer "{name}"; there are {", ".join(known)}',
-            did_you_mean(result, known) or "write the preset for one of these",
+            did_you_mean(result, known) or "name one of these",
         )
     return result
 

@@ -228,7 +228,7 @@ class Reading:
     """Reads what trainers would have logged for a dump from its merged sums."""
 
     def __init__(self, sums: Mapping[str, Number], ends: Ends, columns: frozenset[str]) -> None:
-        self._sums, self._ends, self._scene = sums, ends, nothing(columns)
+        self._sums, self._ends, self._empty = sums, ends, nothing(columns)
         self._parts: dict[Hashable, Any] = {}
 
     def numbers(self, preset: Preset) -> dict[str, float]:
@@ -241,7 +241,7 @@ class Reading:
             low, high = self._ends[f"{preset.name}!{at}"]
             return np.float64(low), np.float64(high)
 
-        result = read(Tokens(self._scene, preset), Merged(sum_at, ends_at, self._parts))
+        result = read(Tokens(self._empty, preset), Merged(sum_at, ends_at, self._parts))
         return {name: float(x) for name, x in result.items()}
 
 
