@@ -3,7 +3,7 @@
     python benchmarks/doctor/learn.py [--write]
 
 Reads the examples of undecided.py. Weights are those of a multinomial logistic regression with a ridge, in
-which evidence for a cause never counts against it. --write writes them to offpol_diag/data/candidates.toml,
+which evidence for a cause never counts against it, and which begins from beliefs.toml. --write writes them to offpol_diag/data/candidates.toml,
 and docs/calibration.md: each architecture is judged by the weights that the others teach, and `HELD_BACK`,
 which teaches nothing, by those of all others.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ WEIGHTS = Path(candidates.__file__).parents[1] / "data" / "candidates.toml"
 PAGE = HERE.parents[1] / "docs" / "calibration.md"
 HELD_BACK = "gpt-neox"
 """The architecture that teaches nothing."""
-RIDGE = 0.05
-"""Penalty on the square of each weight, beside the sum of log-losses."""
+BELIEFS = HERE / "beliefs.toml"
+RIDGE = 0.5
+"""Penalty on the square of a weight's distance from what was believed, beside the sum of log-losses."""
 NONE = "none of them"
 Weights = dict[str, dict[str, float]]
 
@@ -52,8 +54,12 @@ def learned(known: Sequence[Mapping[str, Any]]) -> Weights:
         )
         rows.append((inside, right))
 
+    believed = tomllib.loads(BELIEFS.read_text(encoding="utf-8"))
+    begin = np.array([believed[cause][says] for cause, says in names])
+
     def loss(weights: Any) -> tuple[float, Any]:
-        total, slope = RIDGE * weights @ weights, 2 * RIDGE * weights
+        off = weights - begin
+        total, slope = RIDGE * off @ off, 2 * RIDGE * off
         for inside, right in rows:
             odds = inside @ weights
             likely = np.exp(odds - odds.max())
@@ -63,7 +69,7 @@ def learned(known: Sequence[Mapping[str, Any]]) -> Weights:
             slope = slope + (likely - among) @ inside
         return total, slope
 
-    best = minimize(loss, np.zeros(len(names)), jac=True, bounds=bounds, method="L-BFGS-B").x
+    best = minimize(loss, begin, jac=True, bounds=bounds, method="L-BFGS-B").x
     weights: Weights = {one.id: {} for one in CANDIDATES}
     for (cause, says), value in zip(names, best, strict=True):
         weights[cause][says] = round(float(value), 2) + 0.0

@@ -46,6 +46,15 @@ SEEDS = {
 """Architecture → task and seed of its model."""
 
 
+METADATA = {
+    "bf16": {"rollout_dtype": "bfloat16"},
+    "fp8": {"quantization": "fp8"},
+    "int8": {"quantization": "w8a8"},
+    "int4": {"quantization": "awq"},
+}
+"""Precision of an engine → what a dump may say of it."""
+
+
 def engines(experts: bool) -> dict[str, tuple[list[str], Callable[[int], Any]]]:
     """Return kinds of engines: name → (ids of the causes that are right, step → what the engine holds)."""
 
@@ -90,9 +99,7 @@ def examples(architecture: str, many: int, cache: Path) -> Iterator[dict[str, An
             "steps": [first, first + length - 1],
             "lag": chance.random() < (0.3 if stale else 0.4),
             "advantages": chance.random() < 0.6,
-            "metadata": {"rollout_dtype": "bfloat16"}
-            if held(1).precision == "bf16" and chance.random() < 0.3
-            else {},
+            "metadata": METADATA[held(1).precision] if chance.random() < 0.3 else {},
             "rows": chance.choice((16, 32, 32)),
         }
         if name == "every third" and stale and not how["lag"]:
