@@ -470,7 +470,8 @@ CANDIDATES: tuple[Candidate, ...] = (
 """The candidates; of equal weights the earlier one comes first."""
 
 _OF_STEPS = frozenset({"stale", "sync_stopped"})
-_OF_WEIGHTS = _OF_STEPS | {"weights_differ", "sync_corrupts"}
+OF_WEIGHTS = _OF_STEPS | {"weights_differ", "sync_corrupts"}
+"""Candidates of weights that are not the trainer's."""
 MEASUREMENTS = (
     Measurement(
         "Score the same 64 responses twice with the trainer: if the two scorings differ as much, it is noise "
@@ -501,7 +502,7 @@ MEASUREMENTS = (
         "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
         "just loaded the trainer's checkpoint: if only the second agrees with the trainer, the weights did "
         "not arrive. Or write the digests of both sides' weights (docs/dumps.md) into the next dump.",
-        _OF_WEIGHTS,
+        OF_WEIGHTS,
         lambda seen: True,
     ),
 )
