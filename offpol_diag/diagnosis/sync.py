@@ -29,8 +29,9 @@ UNQUANTISED = 0.3
 """Level that no quantised rollout reaches: 4 bits give 0.10 to 0.14 in `benchmarks/doctor`."""
 APART = 3.0
 """Least factor between high levels and low ones."""
-SAME, EXACTLY = 1e-3, 30.0
-"""Level of the same weights and kernels; and how far above it a level must rise to need no drift."""
+SAME, EXACTLY, BROAD = 1e-3, 30.0, 0.2
+"""Level of the same weights and kernels; and how far above it, and above 4-bit weights, others must be to need
+no drift."""
 GROWN = 1.5
 """Factor from the first third of the steps to the last from which a level grows."""
 STILL, PART = 0.35, (0.1, 0.8)
@@ -179,8 +180,8 @@ def _rises(level: Floats) -> bool:
 
 def _exact(seen: Course, high: Flags) -> bool:
     """Return whether low levels are those of the same weights and kernels, and others far above them."""
-    low = float(seen.level[~high].max())
-    return bool(low <= SAME and seen.level[high].min() >= EXACTLY * max(low, 1e-9))
+    low, far = float(seen.level[~high].max()), seen.level[high]
+    return bool(low <= SAME and far.min() >= EXACTLY * max(low, 1e-9) and far.max() > BROAD)
 
 
 def returning(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Found | None:
