@@ -30,8 +30,8 @@ UNQUANTISED = 0.3
 APART = 3.0
 """Least factor between high levels and low ones."""
 SAME, EXACTLY, BROAD = 1e-3, 30.0, 0.2
-"""Level of the same weights and kernels; and how far above it, and above 4-bit weights, others must be to need
-no drift."""
+"""Level of the same weights and kernels; how far above it others must be to need no drift; and a level above
+that of 4-bit weights."""
 GROWN = 1.5
 """Factor from the first third of the steps to the last from which a level grows."""
 STILL, PART = 0.35, (0.1, 0.8)
