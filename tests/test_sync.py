@@ -166,11 +166,14 @@ def test_a_jump_is_damage_only_if_the_metadata_or_its_size_rule_out_a_precision(
 
 
 def test_without_token_ids_only_levels_of_the_same_weights_and_kernels_decide():
-    every = {"engine": lambda s, h: s - s % 3, "ids": False}
+    every = {"engine": lambda s, h: s - s % 3, "ids": False, "speed": 0.3}
     assert verdict.weights(rows(**every)) is None
     assert verdict.weights(rows(**every, noise=1e-5)).cause == "sync_period"
-    assert verdict.weights(rows(engine=lambda s, h: min(s, 4), ids=False)) is None
-    assert verdict.weights(rows(engine=lambda s, h: min(s, 4), ids=False, noise=1e-5)).cause == "sync_stopped"
+    until = {"engine": lambda s, h: min(s, 4), "ids": False}
+    assert verdict.weights(rows(**until)) is None
+    assert verdict.weights(rows(**until, noise=1e-5)).cause == "sync_stopped"
+    by_turns = rows(noise=lambda s: (1e-5, 0.03, 0.13)[s % 3], ids=False)
+    assert verdict.weights(by_turns) is None
 
 
 @pytest.mark.parametrize(

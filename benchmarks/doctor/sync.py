@@ -270,7 +270,7 @@ def rows(split: str, only: list[str], cache: Path, out: Path) -> Iterator[Row]:
         if only and path.architecture not in only:
             continue
         for case in CASES:
-            if (case.warm or case.hard(0)) and path.architecture not in ("qwen3", "llama", "gpt-neox"):
+            if (case.warm or case.hard(0)) and path.architecture != "qwen3":
                 continue  # they need a training and responses of their own
             course = Path_(path.architecture, path.task, path.seed, WARM) if case.warm else path
             file = out / f"{path.architecture}-{CASES.index(case)}.parquet"

@@ -413,7 +413,8 @@ CANDIDATES: tuple[Candidate, ...] = (
 """The candidates; of equal weights the earlier one comes first."""
 
 _OF_STEPS = frozenset({"stale", "sync_stopped"})
-_OF_WEIGHTS = _OF_STEPS | {"weights_differ", "sync_corrupts"}
+OF_WEIGHTS = _OF_STEPS | {"weights_differ", "sync_corrupts"}
+"""Candidates of weights that are not the trainer's."""
 PLAIN = {
     "verl": "actor_rollout_ref.rollout.dtype=bfloat16 actor_rollout_ref.rollout.enforce_eager=True "
     "actor_rollout_ref.rollout.enable_prefix_caching=False",
@@ -459,7 +460,7 @@ MEASUREMENTS = (
         "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
         "just loaded the trainer's checkpoint: if only the second agrees with the trainer, the weights did "
         "not arrive. Or write the digests of both sides' weights (docs/dumps.md) into the next dump.",
-        _OF_WEIGHTS,
+        OF_WEIGHTS,
         lambda seen: True,
         {},
     ),

@@ -62,6 +62,7 @@ class Drift:
         errors: their standard errors, [N].
         followed: the tokens.
         theirs: slopes of the trainer's log-probs.
+        late: by how many steps tokens are behind.
     """
 
     carried: Part
@@ -71,6 +72,7 @@ class Drift:
     errors: Floats
     followed: Followed
     theirs: Slopes
+    late: Behind
 
     @property
     def kinds(self) -> int:
@@ -90,10 +92,10 @@ class Drift:
         """What the engine carries of the trainer's movement, in words."""
         return f"{100 * self.carried.value:.0f}% ± {max(100 * self.carried.error, 1):.0f}%"
 
-    @property
+    @cached_property
     def whole(self) -> Part:
         """The steps behind, of all tokens."""
-        return self.followed.behind(self.theirs, np.ones(len(self.followed.at), np.bool_))
+        return self.late.of(np.ones(len(self.followed.at), np.bool_))
 
     @cached_property
     def aligned(self) -> float:
@@ -108,7 +110,7 @@ class Drift:
 
     def among(self, tokens: Flags) -> Part:
         """Return the steps behind of some of the tokens that were measured, [T]."""
-        return self.followed.behind(self.theirs, tokens[self.followed.at])
+        return self.late.of(tokens[self.followed.at])
 
 
 def uncertain(rows: Rows) -> Flags:
@@ -184,8 +186,11 @@ def measure(rows: Rows) -> Drift | None:
     if not seen.value >= SEEN * seen.error:
         return None
     whole = followed.slopes(trainer, log, np.ones(len(log), np.bool_))
-    values, errors = np.array([followed.behind(whole, trainer == one) for one in steps]).T
-    return Drift(_part(carried / moved), seen.value / seen.error, steps, values, errors, followed, whole)
+    late = followed.measured(whole)
+    values, errors = np.array([late.of(trainer == one) for one in steps]).T
+    return Drift(
+        _part(carried / moved), seen.value / seen.error, steps, values, errors, followed, whole, late
+    )
 
 
 class Slopes(NamedTuple):
@@ -234,20 +239,31 @@ class Followed:
         x, y = (v - (self.by_kind(weight * v) / total)[self.kind] for v in (version, log))
         return Slopes(self.table(weight * x * y), self.by_kind(weight * x * x))
 
-    def behind(self, theirs: Slopes, tokens: Flags) -> Part:
-        """Return Δ of the flagged tokens in steps of the trainer's movement, as other prompts show it."""
-        sums, spread = theirs.sums, np.maximum(theirs.spread, 1e-12)
-        others = sums.sum(0) - sums
-        squares = others**2 - ((sums**2).sum(0) - sums**2)
-        weight = np.where(tokens, self.weight, 0.0)
-        above = (self.table(weight * np.clip(self.delta, -CAP, CAP)) * others / spread).sum(1)
-        below = (self.table(weight) * squares / spread**2).sum(1)
-        some = np.bincount(self.prompt, weight, self.shape[0]) > 0
-        parts, total = int(some.sum()), float(below.sum())
+    def measured(self, theirs: Slopes) -> Behind:
+        """Return what makes up the steps behind of any of the tokens, as other prompts show the trainer's."""
+        spread = np.maximum(theirs.spread, 1e-12)
+        others = theirs.sums.sum(0) - theirs.sums
+        squares = others**2 - (np.square(theirs.sums).sum(0) - np.square(theirs.sums))
+        own, moved = ((x / y)[self.prompt, self.kind] for x, y in ((others, spread), (squares, spread**2)))
+        return Behind(self.prompt, self.weight * np.clip(self.delta, -CAP, CAP) * own, self.weight * moved)
+
+
+class Behind(NamedTuple):
+    """Numbers of tokens [N] whose sums are in the ratio of the steps behind: products with Δ, and squares."""
+
+    prompt: Ints
+    above: Floats
+    below: Floats
+
+    def of(self, tokens: Flags) -> Part:
+        """Return the steps that the engine is behind at flagged tokens, [N]."""
+        prompts = np.unique(self.prompt[tokens], return_inverse=True)[1]
+        above, below = (np.bincount(prompts, x[tokens]) for x in (self.above, self.below))
+        total, parts = float(below.sum()), len(below)
         if parts < 2 or total <= 0:
             return Part(0.0, np.inf)
         value = float(above.sum()) / total
-        rest = (above - value * below)[some]
+        rest = above - value * below
         return Part(value, float(np.sqrt(rest @ rest * parts / (parts - 1))) / total)
 
 

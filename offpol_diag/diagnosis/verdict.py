@@ -471,6 +471,12 @@ def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagno
     """Return that the dump cannot tell, with the causes that fit; `tested`: E[r] = 1 could be tested."""
     found = candidates.fitting(seen)
     measurement = candidates.deciding(seen, found)
+    if any(one.id in candidates.OF_WEIGHTS for one in found):
+        known["undecidable"] += [
+            f"{question}: needs the column{s} {names}"
+            for question, s, names in _LACKING
+            if any(None in seen.rows.column(name) for name in names.split(" and "))
+        ]
     lined_up = "the columns line up" + (" and the sampling is the logged one" if tested else "")
     fit = f"{NUMBERS[len(found)]} cause{' fits' if len(found) == 1 else 's fit'}"
     return Diagnosis(
@@ -485,6 +491,11 @@ def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagno
     )
 
 
+_LACKING = (
+    ("whether the engine has the trainer's weights", "s", " and ".join(sync.DIGESTS)),
+    ("how far the engine is behind, by the drift of token ids", "", "step"),
+)
+"""Questions about weights of a dump that cannot tell, and the columns that decide them."""
 NUMBERS = ("no", "one", "two", "three", "four")
 
 
