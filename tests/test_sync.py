@@ -88,6 +88,11 @@ HONEST = {
         "lag": lambda s, h: 2,
         "rates": WARM,
     },
+    "two behind, as recorded, in a run that collapses": {
+        "engine": lambda s, h: s - 2,
+        "lag": lambda s, h: 2,
+        "rates": [1.6**step / 12 for step in range(STEPS)],
+    },
     "a recorded saw-tooth": {"engine": lambda s, h: s - s % 4, "lag": lambda s, h: s % 4},
     "a saw-tooth, no lag recorded": {"engine": lambda s, h: s - s % 4, "lag": None},
     "no lag recorded, and one sync in twelve steps": {"engine": lambda s, h: 0, "lag": None},

@@ -41,6 +41,8 @@ ALIGNED = 0.75
 rollouts of `benchmarks/doctor`; damaged ones reach 0.65, quantised ones 0.33."""
 AGAINST = -0.45
 """The same where the engine is ahead of the trainer: −0.5 and less."""
+FELL = 0.6
+"""Least share of the steps since the first that an engine is behind where its weights never change."""
 FOLLOWS = 0.6
 """Share of the trainer's movement from which the engine follows it."""
 NOT_BEHIND, BEHIND, AHEAD = 0.7, 0.25, -0.8
@@ -287,16 +289,19 @@ def stale_cache(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") 
 
 
 def behind(rows: Rows) -> Found | None:
-    """Find an engine that stands still while the versions that the dump says it has rise."""
-    if not rows.tokens:
+    """Find an engine that stands still while the versions that the dump says it has rise.
+
+    In a run that collapses the trainer moves fast at last, and an engine a few steps behind seems further
+    behind. One that stands still is behind by about all steps since the first.
+    """
+    drift = measure(rows) if rows.tokens else None
+    if drift is None or len(drift.steps) < FEWEST_BEHIND or not _ends_behind(drift):
         return None
-    drift = measure(rows)
-    if (
-        drift is None
-        or len(drift.steps) < FEWEST_BEHIND
-        or drift.carried.value + 2 * drift.carried.error >= STILL
-        or not _ends_behind(drift)
-    ):
+    last = drift.steps > np.quantile(drift.steps, 2 / 3)
+    passed = float(drift.steps[last].mean() - drift.steps[0])
+    recorded = float(np.nanmean(numbers(rows.column("policy_lag"))))
+    still = drift.carried.value + 2 * drift.carried.error < STILL
+    if not still or not _late(drift, last, max(FELL * passed, 2 * recorded)):
         return None
     fields = {"since": "at any step of this dump"}
     return Found.of_all("sync_stopped", _said(course(rows), drift), rows, fields=fields)
