@@ -13,6 +13,8 @@ import numpy as np
 from offpol_diag.analysis import pictures
 from offpol_diag.analysis.study import Study
 from offpol_diag.diagnosis import diagnose
+from offpol_diag.diagnosis.reference import in_dump
+from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.engine import (
     breakdowns,
     gap,
@@ -192,7 +194,10 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     result.lengths = pictures.with_tails(drawn, lengths)
     result.charts = pictures.charts_of(drawn)
     result.worst.typical = pictures.typical(drawn)
-    result.diagnosis = diagnose(result, Sample.read(tally.records["sample"]))
+    sample = Sample.read(tally.records["sample"])
+    result.diagnosis = diagnose(result, sample)
+    if "reference" in sample.values:
+        result.reference = in_dump(Rows.sampled(sample), facts.provenance, facts.columns)
     return result
 
 

@@ -34,6 +34,7 @@ from offpol_diag.report.remedy import (
     trainer_of,
     what_to_do,
 )
+from offpol_diag.report.rescore import reproduced
 from offpol_diag.report.tiles import heavy, steps_of, tiles
 from offpol_diag.result import DumpFacts, Fired, Recommendation, Result
 from offpol_diag.table import Cell, Table
@@ -151,6 +152,8 @@ def _facts(summary: Result) -> Iterator[Fact]:
     causes = given.causes if given else []
     if summary.is_bug:
         yield from of_bug(summary)
+        if summary.reference is not None:
+            yield reproduced(summary.reference)
         return
     checked = checks(summary)
     said = [
@@ -159,6 +162,8 @@ def _facts(summary: Result) -> Iterator[Fact]:
     no_sign = f"No sign of one. {' '.join(map(sentence, said))}".strip()
     bug = "Not examined." if given is None else given.headline if given.verdict == "cannot_tell" else no_sign
     yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)
+    if summary.reference is not None:
+        yield reproduced(summary.reference)
     if open_:
         yield candidates(open_)
         yield Fact("Decide", open_.decide, shortened="last")

@@ -140,7 +140,7 @@ def _adapters(given: Given) -> Iterator[Variant | Missing]:
     if not layers:
         yield Missing("adapter", "the model has none")
         return
-    off = "the base model without the adapter: it was never loaded"
+    off = "the base model without the adapter, which was never loaded"
     yield Variant("adapter off", "adapter off", off, LOAD, changes.adapter_off)
     rank = next(iter(layers[0].r.values()))
     scales = ((0.5, "alpha / r halved"), (2.0, "alpha / r doubled, or merged twice"))
@@ -149,7 +149,7 @@ def _adapters(given: Given) -> Iterator[Variant | Missing]:
         yield Variant(
             f"adapter x {by:.3g}",
             "adapter scale",
-            f"the adapter at {by:.3g} times its scale: {why}",
+            f"the adapter at {by:.3g} times its scale ({why})",
             SCALE,
             times,
         )
@@ -170,7 +170,7 @@ def _temperatures(given: Given) -> Iterator[Variant | Missing]:
         if own != {t}:
             yield Variant(f"temperature {t}", "temperature", f"temperature {t}", TEMPERATURE, head=Head(t))
     if own != {1.0}:
-        raw = "temperature 1: raw log-probs, before the temperature"
+        raw = "temperature 1, raw log-probs before the temperature"
         yield Variant("temperature 1", "temperature", raw, TEMPERATURE, head=Head(1.0))
         if len(own) == 1:
             (t,) = own
@@ -234,7 +234,7 @@ def _prompts(given: Given) -> Iterator[Variant | Missing]:
         yield Variant(
             "no BOS", "bos", "the prompt without its first token", PROMPT, rows=partial(inputs.cut, to=less)
         )
-        twice = "the first token twice: template and tokenizer each add one"
+        twice = "the prompt with its first token twice, as template and tokenizer each add one"
         yield Variant("two BOS", "bos", twice, PROMPT, rows=partial(inputs.cut, to=more))
     else:
         yield Missing("no BOS, two BOS", "the prompts begin with different tokens")
