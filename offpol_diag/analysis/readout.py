@@ -142,6 +142,7 @@ def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
         columns=dict(dump.info.columns),
         others=list(dump.info.others),
         ignored=list(dump.info.ignored),
+        prompts=dump.info.prompts,
         provenance=dict(dump.info.provenance),
         skipped=Skipped(count=skipped.count, examples=skipped.examples),
         notes=[*dump.notes, *made],

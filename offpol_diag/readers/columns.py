@@ -22,6 +22,8 @@ ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs
 MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
 TOKEN_IDS, ENTROPY, WEIGHT_VERSIONS = "token_ids", "entropy", "weight_versions"
 REFERENCE = "reference_log_probs"
+RESCORED = ("prompt_ids", "reference_entropy", "reference_rank")
+"""Columns that `rescore` alone reads and writes."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
 POSITION = "token_positions"
@@ -473,7 +475,7 @@ def ignored(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
     for part in parts[1:]:
         if not part.schema.equals(parts[0].schema):
             names |= dict.fromkeys(part.schema.names)
-    read = set(plan.names)
+    read = {*plan.names, *RESCORED}
     return tuple(name for name in names if name not in read)
 
 

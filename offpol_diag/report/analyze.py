@@ -359,6 +359,10 @@ def _commands(summary: Result) -> Iterator[tuple[str, str]]:
     if given is not None and given.method and not summary.is_bug:
         shown = command(given.method, given.settings)
         yield "config", f"{shown} --for {trainer_of(summary) or 'TRAINER'}"
+    ids = "token_ids" in summary.dump.columns and summary.dump.prompts
+    if summary.undecided and ids:
+        for _, said in analysis(summary.dump):
+            yield "rescore", f"{said.replace(' analyze ', ' rescore ')} --model CHECKPOINT"
     if k3 is not None:
         limit = ALIGNED if k3 < ALIGNED else MERGE
         yield "gate", f"offpol-diag gate NEXT.parquet --fail-on bug --max {prefix}k3={limit}"

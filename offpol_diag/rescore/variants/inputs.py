@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import numpy as np
 from offpol_diag.rescore.score import Ints, Row
 
 Rows = Sequence[Row]
+LEAST_PROMPTS = 4
+"""Different prompts from which their use says what is a special token."""
 
 
 def shared(prompts: Sequence[Ints]) -> int:
@@ -33,6 +36,18 @@ def cut(rows: Rows, to: Callable[[Ints], Ints]) -> list[Row]:
         prompt = prompt if len(prompt) else row.ids[row.start - 1 : row.start]
         found.append(replace(row, ids=np.concatenate((prompt, row.ids[row.start :])), start=len(prompt)))
     return found
+
+
+def likely_marks(rows: Rows) -> frozenset[int]:
+    """Return what are special tokens by their use: as often in every prompt, in responses only at the end."""
+    prompts = list({tuple(row.ids[: row.start].tolist()) for row in rows})
+    if len(prompts) < LEAST_PROMPTS:
+        return frozenset()
+    counts = [Counter(one) for one in prompts]
+    always = {one for one in counts[0] if all(each[one] == counts[0][one] for each in counts)}
+    for row in rows:
+        always -= set(row.ids[row.start : -1].tolist())
+    return frozenset(always)
 
 
 def system_block(prompt: Ints, marks: Collection[int]) -> tuple[int, int]:

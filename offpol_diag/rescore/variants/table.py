@@ -143,8 +143,9 @@ def _adapters(given: Given) -> Iterator[Variant | Missing]:
     off = "the base model without the adapter, which was never loaded"
     yield Variant("adapter off", "adapter off", off, LOAD, changes.adapter_off)
     rank = next(iter(layers[0].r.values()))
-    scales = ((0.5, "alpha / r halved"), (2.0, "alpha / r doubled, or merged twice"))
-    for by, why in (*scales, (rank**0.5, "alpha / sqrt(r), as rslora has it")):
+    scales = {rank**0.5: "alpha / sqrt(r), as rslora has it", 0.5: "alpha / r halved"}
+    scales |= {2.0: "alpha / r doubled, or merged twice"}  # a rank of 4 makes that of rslora
+    for by, why in scales.items():
         times = partial(changes.adapter_times, by=by)
         yield Variant(
             f"adapter x {by:.3g}",
@@ -211,7 +212,7 @@ def _precision_of_head(given: Given) -> Iterator[Variant | Missing]:
 
 
 def _prompts(given: Given) -> Iterator[Variant | Missing]:
-    prompts, marks = inputs.prompts_of(given.rows), given.marks
+    prompts, marks = inputs.prompts_of(given.rows), given.marks or inputs.likely_marks(given.rows)
     with_block = any(inputs.system_block(one, marks)[1] for one in prompts) if marks else False
     if with_block or inputs.shared(prompts) > 1:
         without = partial(inputs.without_system, marks=marks if with_block else ())
