@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -16,19 +18,21 @@ from typer.testing import CliRunner
 import offpol_diag
 from offpol_diag import DumpWriter
 from offpol_diag.cli import app
-from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.rescore import models, run
 from offpol_diag.rescore.rows import read
 from offpol_diag.rescore.score import Head, score
 from offpol_diag.rescore.variants import Given, table
 from offpol_diag.rescore.variants.rounding import in_bf16
 from offpol_diag.result import load
+from tests import tiny
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
 ]
-SAMPLE = Path(__file__).parents[1] / "sample_data" / "adapter_not_loaded"
+ROOT = Path(__file__).parents[1]
+SAMPLE = ROOT / "sample_data" / "adapter_not_loaded"
 GROUPS = 8
 
 
@@ -282,6 +286,46 @@ def test_every_hypothesis_is_undone(loaded, responses):
     assert loaded.model.config.to_dict() == config
 
 
+@pytest.mark.parametrize(
+    ("kind", "has"),
+    [
+        ("llama", {"RoPE scaling off"}),
+        ("mixtral", {"window off", "router bf16"}),
+        ("gemma2", {"window off"}),
+        ("gpt_oss", {"window off", "sinks off", "RoPE scaling off", "router bf16"}),
+        ("gpt2", set()),
+    ],
+)
+def test_hypotheses_of_an_architecture_are_made_and_undone(kind, has):
+    made, given = tiny.model(kind), tiny.rows()
+    before, state = score(made, given)[0].log_probs, {k: v.clone() for k, v in made.state_dict().items()}
+    found, left = table(Given(made, given))
+    named = {one.name for one in found}
+
+    assert has <= named
+    assert {"window off", "sinks off", "RoPE scaling off"} - has <= set(left)
+    assert "adapter" in left
+    for one in found:
+        with one.model(made):
+            values = score(made, one.rows(given) if one.rows else given, [one.head])[0].log_probs
+        assert np.isfinite(values).any()
+        absolute = kind == "gpt2" and one.name.startswith(
+            "positions"
+        )  # learned positions: no jump, but others
+        assert one.name == "as given" or absolute or (values != before).any(), one.name
+        assert (score(made, given)[0].log_probs == before).all(), one.name
+    assert all(torch.equal(one, state[name]) for name, one in made.state_dict().items())
+
+
+def test_eager_attention_that_would_not_fit_is_refused_at_once(monkeypatch):
+    made = tiny.model("gpt_oss")
+    made.config._attn_implementation = "eager"
+    monkeypatch.setattr(models, "free_memory", lambda device: 1000)
+    with pytest.raises(MemoryShortage, match="eager attention of") as caught:
+        models.Loaded(made, "it").judge(tiny.rows(), "d.parquet")
+    assert "flex_attention" in caught.value.hint
+
+
 def test_a_live_model_is_left_as_it_was(tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers["as given"], numbers["as given"])
     before = score(loaded.model, responses.rows)[0].log_probs
@@ -404,6 +448,48 @@ def test_bad_input_is_one_error_with_a_hint(tmp_path, monkeypatch, responses, nu
     assert "no response is left" in refused(dump, "--model", adapter, "--max-length", "5")
     assert "is what is read" in refused(dump, "--model", adapter, "--to", dump)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+BLOCKS = re.findall(
+    r"```python\n(.+?)```", (ROOT / "docs" / "rescore.md").read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+def test_the_recipes_are_short_and_give_prompts_without_padding():
+    verl, trl, slime, _ = BLOCKS
+    assert max(len(one.splitlines()) for one in (verl, trl, slime)) <= 10
+    space: dict = {}
+    for one in (verl, trl, slime):
+        exec(one, space)
+    prompts, seen = torch.tensor([[0, 0, 5], [6, 7, 8]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
+    responses = torch.tensor([[1, 2], [3, 0]])
+    batch = {"prompts": prompts, "attention_mask": seen, "responses": responses}
+    out = {"prompt_ids": prompts, "prompt_mask": seen[:, :3], "completion_ids": responses}
+    data = {"tokens": [torch.tensor([5, 1, 2]), torch.tensor([6, 7, 8, 3])], "response_lengths": [2, 1]}
+    for columns in (space["verl_columns"](SimpleNamespace(batch=batch)), space["trl_columns"](out)):
+        assert [one.tolist() for one in columns["prompt_ids"]] == [[5], [6, 7, 8]]
+        assert columns["token_ids"] is responses
+    columns = space["slime_columns"](data)
+    assert [one.tolist() for one in columns["prompt_ids"]] == [[5], [6, 7, 8]]
+    assert [one.tolist() for one in columns["token_ids"]] == [[1, 2], [3]]
+
+
+def test_the_guide_and_the_readme_show_what_is_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample_data").symlink_to(SAMPLE.parent)
+    place = "sample_data/adapter_not_loaded"
+    ran = CliRunner().invoke(
+        app, ["rescore", f"{place}/dump.parquet", "--model", f"{place}/adapter"], env={"COLUMNS": "100"}
+    )
+    assert ran.exit_code == 0, ran.output
+    for page in ("README.md", "docs/rescore.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        (shown,) = [
+            one for one in re.findall(r"```text\n(.+?)```", text, re.DOTALL) if "engine is not" in one
+        ]
+        assert [
+            line for line in shown.splitlines() if line != "…" and line not in ran.stdout.splitlines()
+        ] == []
 
 
 def test_python_refuses_what_is_no_model(tmp_path):

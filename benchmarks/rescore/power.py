@@ -160,7 +160,7 @@ def one(kind: str, folder: Path, seed: int, table: collections.Counter[str], wro
                     found = judged(loaded, responses_of(given, tokens, engine, column), Path(kept))
                     told = f"trainer {name}: {found.verdict}, {found.trainer.state} {found.trainer.variant}"
                     count("trainer faults: side", found.verdict == "trainer", told)
-                    count("trainer faults: hypothesis", found.trainer.variant == name, told)
+                    count("trainer faults: hypothesis", found.trainer.variant.startswith(name), told)
                     innocent(found.engine, f"trainer {name}, engine")
             elif fault.startswith("?"):
                 count("unlisted faults: side", found.verdict == "engine", said)
@@ -168,7 +168,7 @@ def one(kind: str, folder: Path, seed: int, table: collections.Counter[str], wro
             else:
                 small = "" if size > FLOORS + 0.5 else " below 1.5 floors"
                 count(f"engine faults{small}: side", found.verdict == "engine", said)
-                count(f"engine faults{small}: hypothesis", side.variant == fault, said)
+                count(f"engine faults{small}: hypothesis", side.variant.startswith(fault), said)
             if fault in MIXED and honest:
                 mixture(kind, loaded, right, folder, seed, fault, change, count)
     assert honest is not None

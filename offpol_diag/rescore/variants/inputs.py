@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
@@ -11,8 +10,6 @@ import numpy as np
 from offpol_diag.rescore.score import Ints, Row
 
 Rows = Sequence[Row]
-LEAST_PROMPTS = 4
-"""Different prompts from which their use says what is a special token."""
 
 
 def shared(prompts: Sequence[Ints]) -> int:
@@ -38,18 +35,6 @@ def cut(rows: Rows, to: Callable[[Ints], Ints]) -> list[Row]:
     return found
 
 
-def likely_marks(rows: Rows) -> frozenset[int]:
-    """Return what are special tokens by their use: as often in every prompt, in responses only at the end."""
-    prompts = list({tuple(row.ids[: row.start].tolist()) for row in rows})
-    if len(prompts) < LEAST_PROMPTS:
-        return frozenset()
-    counts = [Counter(one) for one in prompts]
-    always = {one for one in counts[0] if all(each[one] == counts[0][one] for each in counts)}
-    for row in rows:
-        always -= set(row.ids[row.start : -1].tolist())
-    return frozenset(always)
-
-
 def system_block(prompt: Ints, marks: Collection[int]) -> tuple[int, int]:
     """Return where the first block of a template begins and ends: before the next block of its kind, or role.
 
@@ -70,16 +55,21 @@ def system_block(prompt: Ints, marks: Collection[int]) -> tuple[int, int]:
 
 
 def without_system(rows: Rows, marks: Collection[int]) -> list[Row]:
-    """Drop the system block of the template, or what all prompts begin with where no marks are known."""
-    if marks:
+    """Drop the system block of the template."""
 
-        def dropped(prompt: Ints) -> Ints:
-            begin, end = system_block(prompt, marks)
-            return np.concatenate((prompt[:begin], prompt[end:]))
+    def dropped(prompt: Ints) -> Ints:
+        begin, end = system_block(prompt, marks)
+        return np.concatenate((prompt[:begin], prompt[end:]))
 
-        return cut(rows, dropped)
-    same = shared(prompts_of(rows))
-    return cut(rows, lambda prompt: np.concatenate((prompt[:1], prompt[same:])))
+    return cut(rows, dropped)
+
+
+def without_beginning(rows: Rows, keep: int) -> list[Row]:
+    """Drop what all prompts begin with, but for its last tokens (the header of the user's turn) and a BOS."""
+    prompts = prompts_of(rows)
+    first, same = prompts[0], shared(prompts)
+    end, begin = same - keep, 0 if (first[1:same] == first[0]).any() else 1
+    return cut(rows, lambda prompt: np.concatenate((prompt[:begin], prompt[max(end, begin) :])))
 
 
 def suffix(rows: Rows) -> int:

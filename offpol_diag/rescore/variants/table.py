@@ -19,6 +19,8 @@ HONEST = ("as given", "numerics")
 """Families that are no fault: another precision or another kernel of the same computation."""
 TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.2)
 TOP_K, TOP_P = (20, 50), (0.9, 0.95)
+HEADER = 5
+"""Most tokens of the header of a turn, which may be left of what all prompts begin with."""
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 WEIGHTS = (
     ("fp8 per tensor", "fp8", rounding.fp8_tensor),
@@ -212,13 +214,17 @@ def _precision_of_head(given: Given) -> Iterator[Variant | Missing]:
 
 
 def _prompts(given: Given) -> Iterator[Variant | Missing]:
-    prompts, marks = inputs.prompts_of(given.rows), given.marks or inputs.likely_marks(given.rows)
-    with_block = any(inputs.system_block(one, marks)[1] for one in prompts) if marks else False
-    if with_block or inputs.shared(prompts) > 1:
-        without = partial(inputs.without_system, marks=marks if with_block else ())
-        yield Variant(
-            "no system prompt", "system prompt", "the prompt without its system block", PROMPT, rows=without
-        )
+    prompts, marks = inputs.prompts_of(given.rows), given.marks
+    block = "the prompt without its system block"
+    same = inputs.shared(prompts) if len({one.tobytes() for one in prompts}) > 1 else 0
+    if any(inputs.system_block(one, marks)[1] for one in prompts):
+        without = partial(inputs.without_system, marks=marks)
+        yield Variant("no system prompt", "system prompt", block, PROMPT, rows=without)
+    elif same > 1:  # how long the header of the user's turn is, no tokenizer says
+        for keep in range(min(HEADER + 1, same - 1)):
+            name = f"no system prompt ({keep} of its tokens left)"
+            without = partial(inputs.without_beginning, keep=keep)
+            yield Variant(name, "system prompt", block, PROMPT, rows=without)
     else:
         yield Missing("no system prompt", "the prompts begin with nothing in common")
     if end := inputs.suffix(given.rows):
