@@ -108,7 +108,7 @@ class DumpInfo:
         others: columns that are read by their own names, for groups of sequences.
         ignored: columns that nobody reads.
         provenance: how the numbers were made; where files disagree, the list of their values.
-        prompts: whether there are prompt ids, which `rescore` needs.
+        prompts: column of prompt ids, which `rescore` needs; empty: none.
     """
 
     files: tuple[str, ...]
@@ -119,7 +119,7 @@ class DumpInfo:
     provenance: dict[str, object]
     others: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    prompts: bool = False
+    prompts: str = ""
 
 
 @dataclass
@@ -393,7 +393,7 @@ def open_dump(
         provenance=merged(part.provenance for part in parts),
         others=tuple(name for name in plan.names if name not in plan.columns.values()),
         ignored=ignored(filled, plan),
-        prompts=RESCORED[0] in filled[0].schema.names,
+        prompts=RESCORED[0] if RESCORED[0] in filled[0].schema.names else "",
     )
     return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens))
 
