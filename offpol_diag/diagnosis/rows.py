@@ -40,6 +40,7 @@ class Rows:
         entropy: logged entropy of the train policy, or of the one that sampled, [T] nats, or None.
         advantages: advantage of each token, [T], or None.
         scalars: name → other column of the sequences, S values each, None for null.
+        reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
     """
 
     q: Floats
@@ -50,6 +51,7 @@ class Rows:
     entropy: Floats | None = None
     advantages: Floats | None = None
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    reference: Floats | None = None
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:
@@ -65,6 +67,7 @@ class Rows:
             None if entropy is None else np.clip(entropy, -LARGEST, LARGEST),
             values.get("advantages"),
             sample.scalars,
+            values.get("reference"),
         )
 
     @property
@@ -155,6 +158,7 @@ class Rows:
                 name: [x for x, there in zip(column, filled, strict=True) if there]
                 for name, column in self.scalars.items()
             },
+            some(self.reference),
         )
 
     def only(self, sequences: Flags) -> Rows:
