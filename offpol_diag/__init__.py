@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offpol_diag.api import Report, analyze, check, compare, doctor, gate, sweep
+    from offpol_diag.api import Report, analyze, check, compare, doctor, gate, rescore, sweep
     from offpol_diag.journal import recover
     from offpol_diag.result import Result
     from offpol_diag.writer import DumpWriter
@@ -34,13 +34,16 @@ __all__ = [
     "doctor",
     "gate",
     "recover",
+    "rescore",
     "sweep",
 ]
 
 _HOMES = {
     "DumpWriter": "offpol_diag.writer",
     "Result": "offpol_diag.result",
-    **dict.fromkeys(("Report", "analyze", "check", "compare", "doctor", "gate", "sweep"), "offpol_diag.api"),
+    **dict.fromkeys(
+        ("Report", "analyze", "check", "compare", "doctor", "gate", "rescore", "sweep"), "offpol_diag.api"
+    ),
     "recover": "offpol_diag.journal",
 }
 

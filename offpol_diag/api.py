@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from offpol_diag.forms import Reading
     from offpol_diag.presets import Preset
 
-__all__ = ["Report", "analyze", "check", "compare", "doctor", "gate", "sweep"]
+__all__ = ["Report", "analyze", "check", "compare", "doctor", "gate", "rescore", "sweep"]
 
 Presets: TypeAlias = "str | Preset | Sequence[str | Preset]"
 Bounds: TypeAlias = Mapping[str, float] | Sequence[str]
@@ -245,6 +245,58 @@ def gate(
     with sources(what) as (paths, label):
         given = None if label else commands.saved(paths)
         return Report(labelled(commands.gate(given or paths, request, must), label))
+
+
+@signed(requests.Rescore)
+def rescore(
+    what: Any,
+    model: Any,
+    *,
+    to: File | None = None,
+    sample: int | Literal["all"] | None = requests.SAMPLE,
+    tries: str | Sequence[str] = (),
+    base: File | None = None,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    attention: str | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | Literal[False] | None = None,
+    **how: Unpack[Reads],
+) -> Report:
+    """Score a dump's responses with the run's model: which side is reproduced, and what the other computes.
+
+    Args:
+        what: the dump, with `token_ids` and `prompt_ids`; see `analyze`.
+        model: a folder or a name on the hub, or several, the run's own first; or a live causal model of
+            transformers, such as a trainer has in a debugger. It is left as it was.
+        to: where the scored responses go; nowhere by default.
+        sample: how many prompts are scored at first; "all" or None for all of them.
+        tries: hypotheses to try, by name or family; all by default.
+        base: the base model of an adapter that does not say it.
+        tokenizer: a folder, or with a live model its tokenizer.
+        max_length: sequences of more tokens are left out.
+        dtype: type of the body; "auto" is float32 where it fits.
+        attention: which attention of transformers.
+        device: see `analyze`.
+        seed: of the sample, and of the intervals.
+        progress: called with tokens done and in all.
+        **how: `columns`, `form`, `align`, `join`, `on`, `reading`, `on_bad_row`; see `analyze`.
+    """
+    given = locals()
+    live = None
+    if not isinstance(model, str | Path | list | tuple):
+        live, given["model"] = model, ("a live model",)
+    request = _asked(requests.Rescore, given)
+    if request.to is not None:
+        require_writable("to", request.to)
+    with sources(what) as (paths, label), wholefiles.TemporaryFolder() as folder:
+        asked = request.model_copy(update={"to": request.to or folder.path / "rescored.parquet"})
+        found = commands.rescore(paths, asked, model=live)
+        if request.to is None and found.reference is not None:
+            found.reference.written = ""
+    return Report(labelled(found, label))
 
 
 @signed(requests.Check)

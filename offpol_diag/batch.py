@@ -19,7 +19,10 @@ from offpol_diag.engine import segments
 from offpol_diag.engine.segments import Array
 
 POLICIES = ("rollout", "old", "current")
-PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy", "weight_versions")
+PER_TOKEN = (
+    *("rollout", "old", "current", "advantages", "position", "token_ids", "entropy", "weight_versions"),
+    "reference",
+)
 
 
 def label(value: object) -> str:
@@ -45,6 +48,7 @@ class Batch:
         token_ids: [T] int64, or None.
         entropy: entropy of the trainer's policy at each token, [T] float64, nats, or None.
         weight_versions: version of the weights that sampled each token, [T] int64, −1 where unknown, or None.
+        reference: log-prob under the run's model, computed again by `rescore`, [T] float64, nats, or None.
         scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host
             lists of length S, None where null.
         masked: tokens that the mask excluded, per sequence, [S] int64.
@@ -66,6 +70,7 @@ class Batch:
     token_ids: Array | None = None
     entropy: Array | None = None
     weight_versions: Array | None = None
+    reference: Array | None = None
     scalars: dict[str, list[object]] = field(default_factory=dict)
 
     @property

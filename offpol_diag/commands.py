@@ -150,6 +150,26 @@ def sweep(paths: Sequence[str], request: requests.Sweep, say: Say = silent) -> R
     return named(swept(paths, asked, **_where(request)), "sweep")
 
 
+def rescore(paths: Sequence[str], request: requests.Rescore, say: Say = silent, model: Any = None) -> Result:
+    """Score a dump's responses again, write them with what was computed, and say which side is reproduced.
+
+    Args:
+        paths: the dump.
+        request: what is asked.
+        say: told how long it takes.
+        model: a live model, with its tokenizer in `request.tokenizer`; None to load `request.model`.
+    """
+    from offpol_diag.options import asked
+    from offpol_diag.rescore.command import rescored
+
+    found, columns = rescored(paths, request, say, model)
+    again = asked(
+        requests.Doctor, {"seed": request.seed, "device": "cpu", "columns": columns, "progress": False}
+    )
+    result = named(examined([found.written], again, (), silent).summary(), "rescore")
+    return result.model_copy(update={"reference": found})
+
+
 def required(request: requests.Gate) -> Gates:
     """Return what must hold, by options and files."""
     from offpol_diag.gate import required as all_of

@@ -88,6 +88,10 @@ def _threads(value: Any) -> object:
     return None if value == "auto" else _whole(value)
 
 
+def _sample(value: Any) -> object:
+    return None if value == "all" else _whole(value)
+
+
 def _number(value: Any) -> object:
     if isinstance(value, bool):
         raise ValueError(f"it cannot be {value}")
@@ -115,6 +119,7 @@ Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
 Seed = Annotated[Whole, Field(ge=0, le=MOST_SEED)]
 Count = Annotated[Whole, Field(ge=1, le=MOST_SEED)]
 Threads = Annotated[Annotated[int, Field(strict=True, ge=1, le=9999)] | None, BeforeValidator(_threads)]
+Sample = Annotated[Annotated[int, Field(strict=True, ge=2)] | None, BeforeValidator(_sample)]
 Device = Annotated[str, Field(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")]
 Number = Annotated[float, BeforeValidator(_number)]
 Joined = Annotated[str, BeforeValidator(_joined)]
@@ -237,6 +242,7 @@ GIVE: Mapping[str, str] = {
     "min": BOUNDED,
     "progress": "a function of rows done and rows in all, or None or False for none",
     "seed": f"a whole number from 0 to {MOST_SEED}",
+    "sample": "a number of prompts from 2 on, or all",
     "which": "the name of a bound, such as weight.upper",
     "threads": "a number of threads from 1 to 9999, or auto for one per core",
 }

@@ -23,6 +23,7 @@ from offpol_diag.options import (
     Paths,
     Progress,
     Request,
+    Sample,
     Seed,
     Threads,
     opt,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from offpol_diag.forms import Reading
 
 READ, WRITE = "What is read", "What is written"
+SAMPLE = 16
+"""Prompts that `rescore` begins with."""
 BOUNDS, BASELINE = "What must hold", "Against an earlier result"
 
 
@@ -255,6 +258,38 @@ class Check(Written, OwnPresets, ReadDump):
     """Exit with 1 where a metric differs."""
 
 
+class Rescore(Written, ReadDump):
+    """What `rescore` is asked."""
+
+    model: Any = opt((), "FOLDER|HUB_ID", READ, many=True, required=True)
+    """The model that the run trains: a folder with config.json and safetensors, of an adapter of peft too, or
+    the name of a model on the hub. Repeated, further ones are other checkpoints, tried as hypotheses."""
+    to: Path | None = opt(None, "FILE.parquet", WRITE)
+    """Where the scored responses go, with reference_log_probs, reference_entropy and reference_rank beside
+    their columns; NAME-rescored.parquet in the working directory unless you name one."""
+    sample: Sample = opt(SAMPLE, "N|all")
+    """Prompts that are scored, with at least 4,000 tokens; more are taken while the verdict is open."""
+    tries: Names = opt((), "all|none|NAME,NAME", "", "--try")
+    """Hypotheses to try, by name or family (adapter off, checkpoint, fp8); all of the table by default."""
+    base: str | None = opt(None, "FOLDER|HUB_ID", READ)
+    """The base model, where --model is an adapter and does not say it."""
+    tokenizer: Any = opt(None, "FOLDER", READ)
+    """The tokenizer of prompts that are text or messages, where the dump has no prompt_ids."""
+    max_length: Count | None = opt(None, "<int range> [x>=1]", READ)
+    """Leave out sequences of more tokens, prompt included."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = opt("auto", "auto|float32|bfloat16|float16")
+    """Type of the model's body; the head is float32. auto: float32 where it fits, else bfloat16."""
+    attention: str | None = opt(None, "NAME")
+    """Attention of transformers: sdpa, eager, flex_attention, flash_attention_2."""
+    device: Device = opt("auto", "auto|cpu|cuda[:N]", env=True)
+    """Where to compute."""
+    seed: Seed = opt(0, f"<int range> [0<=x<={MOST_SEED}]", env=True)
+    """Seed of the sample, and of the bootstrap intervals."""
+    progress: Progress = opt(None, only=PYTHON)
+    strict: bool = opt(False, only=SHELL)
+    """Exit with 1 where a side is not reproduced."""
+
+
 class Merge(Pieces, Written, ForTrainer, Request):
     """What `merge` is asked."""
 
@@ -302,7 +337,7 @@ class Report(Texts, Drawn, Request):
     """What --json wrote; - is stdin."""
 
 
-COMMANDS = (Analyze, Check, Compare, Convert, Doctor, Gate, Merge, Presets, Recover, Report, Sweep)
+COMMANDS = (Analyze, Check, Compare, Convert, Doctor, Gate, Merge, Presets, Recover, Report, Rescore, Sweep)
 MODELS: Mapping[str, type[Request]] = {model.__name__.lower(): model for model in COMMANDS}
 """Command → what it is asked."""
 ARGUMENTS = ("dump", "tallies", "source", "name", "path", "result")

@@ -34,9 +34,14 @@ Array = npt.NDArray[Any]
 
 METADATA_KEY = b"offpol_diag"
 FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
-FLOAT_TOKENS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy")
+FLOAT_TOKENS = (
+    *("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy"),
+    *("reference_log_probs", "reference_entropy"),
+)
+PROMPT_IDS = "prompt_ids"
 VERSIONS = "weight_versions"
 INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32(), VERSIONS: pa.int64()}
+INT_TOKENS |= {"reference_rank": pa.int32()}
 TEXTS = ("weight_digest_rollout", "weight_digest_train", "finish_reason")
 DIGESTS = TEXTS[:2]
 NUMBERS = ("rewards", "advantages")
@@ -156,6 +161,7 @@ class DumpWriter:
         weight_digest_rollout: Any = None,
         weight_digest_train: Any = None,
         prompt_length: Any = None,
+        prompt_ids: Any = None,
         finish_reason: Any = None,
         **scalar_columns: Any,
     ) -> None:
@@ -184,6 +190,8 @@ class DumpWriter:
             weight_digest_rollout: A text made of the weights that sampled, as the engine holds them.
             weight_digest_train: The same text made of the trainer's weights that `old_log_probs` are of.
             prompt_length: Tokens of the prompt.
+            prompt_ids: The tokens before the response as the model saw them, without padding, a list or array
+                of its own length per sequence: with `token_ids`, what `rescore` needs.
             finish_reason: Why the response ended, such as "stop" or "length".
             **scalar_columns: Anything else with one value per sequence, for reports to group by.
 
@@ -348,7 +356,9 @@ def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> 
         versions.require_rising(tokens[VERSIONS].values, counted != 0, lengths)
     rows = len(lengths)
     arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
-    arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in tokens}
+    if PROMPT_IDS in columns:
+        arrays[PROMPT_IDS] = _prompts(columns[PROMPT_IDS], rows)
+    arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in arrays}
     _both(arrays)
     return pa.table(arrays)
 
@@ -397,7 +407,7 @@ def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
     if not columns.keys() & {"old_log_probs", "current_log_probs"}:
         raise ValueError("old_log_probs and current_log_probs are both missing; pass at least one of them")
     if schema is not None:
-        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS}
+        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS, PROMPT_IDS}
         if odd := (columns.keys() ^ set(schema.names)) & needed:
             names = ", ".join(sorted(odd))
             raise ValueError(f"{names}: not in every batch; pass the columns of the first batch every time")
@@ -480,6 +490,20 @@ def _ragged(name: str, value: Any, keep: Array | None, dtype: str) -> Ragged:
         if rows[i].ndim != 1:
             raise ValueError(f"{name}, sequence {i}: shape {rows[i].shape}; pass [S, L] or S arrays [length]")
     return Ragged(np.concatenate(rows or [np.empty(0)]), np.array([len(row) for row in rows], np.int64))
+
+
+def _prompts(value: Any, rows: int) -> pa.ListArray:
+    """Return the tokens of prompts, each with a length of its own."""
+    if _is_padded(value):
+        hint = "pass a list of S one-dimensional arrays, without padding"
+        raise ValueError(f"{PROMPT_IDS} is padded, and which tokens are padding is not said; {hint}")
+    found = _ragged(PROMPT_IDS, value, None, "int32")
+    if len(found.lengths) != rows:
+        raise ValueError(f"{PROMPT_IDS} has {len(found.lengths)} prompts for {rows} sequences; pass one each")
+    offsets = np.concatenate([[0], np.cumsum(found.lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        offsets, pa.array(_narrowed(PROMPT_IDS, found.values, np.int32), pa.int32())
+    )
 
 
 def _agree(tokens: Mapping[str, Ragged]) -> None:

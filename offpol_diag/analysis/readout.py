@@ -12,6 +12,8 @@ import numpy as np
 
 from offpol_diag.analysis import pictures
 from offpol_diag.analysis.study import Study
+from offpol_diag.diagnosis.reference import in_dump
+from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.diagnosis.verdict import diagnose
 from offpol_diag.engine import (
     breakdowns,
@@ -140,6 +142,7 @@ def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
         columns=dict(dump.info.columns),
         others=list(dump.info.others),
         ignored=list(dump.info.ignored),
+        prompts=dump.info.prompts,
         provenance=dict(dump.info.provenance),
         skipped=Skipped(count=skipped.count, examples=skipped.examples),
         notes=[*dump.notes, *made],
@@ -192,7 +195,10 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     result.lengths = pictures.with_tails(drawn, lengths)
     result.charts = pictures.charts_of(drawn)
     result.worst.typical = pictures.typical(drawn)
-    result.diagnosis = diagnose(result, Sample.read(tally.records["sample"]))
+    sample = Sample.read(tally.records["sample"])
+    result.diagnosis = diagnose(result, sample)
+    if "reference" in sample.values:
+        result.reference = in_dump(Rows.sampled(sample), facts.provenance, facts.columns)
     return result
 
 

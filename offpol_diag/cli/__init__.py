@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.cli.other import convert, presets, recover
-from offpol_diag.cli.results import analyze, check, compare, doctor, gate, merge, report, sweep
+from offpol_diag.cli.results import analyze, check, compare, doctor, gate, merge, report, rescore, sweep
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     analyze,
@@ -28,6 +28,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     presets,
     recover,
     report,
+    rescore,
     sweep,
 )
 

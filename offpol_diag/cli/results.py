@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
 from offpol_diag.cli.other import explain
-from offpol_diag.cli.output import STDOUT, Outputs, default_html, emit, note
+from offpol_diag.cli.output import STDOUT, Outputs, default_html, emit, note, say_where
 from offpol_diag.cli.settings import dumps
 from offpol_diag.errors import UsageError
 
@@ -201,6 +201,41 @@ def _report_to_github(summary: Result, aside: bool) -> None:
             sys.stderr.buffer.flush()
         else:
             emit(lines)
+
+
+def rescore(request: requests.Rescore) -> None:
+    """Who is wrong, the engine or the trainer? The run's model scores the responses again: a third opinion.
+
+    Says which column that model does not reproduce, and tries the hypotheses instead of guessing them:
+    without the adapter, at another scale, with other checkpoints, temperature, top-k and top-p, another
+    prompt, window, RoPE or sinks, weights or cache of fewer bits. Each column is judged by itself, of all
+    responses and by host, step and prompt, against what bf16 alone changes of the model.
+
+    Needs token_ids and prompt_ids in the dump (docs/dumps.md), and the extra rescore. The scored responses
+    are written with the reference's log-probs, entropies and ranks beside their columns. Interrupted, the
+    same command goes on where it was.
+
+    The exit code is 0 whatever is found, and with --strict 1 where a side is not reproduced.
+    """
+    from offpol_diag import commands
+    from offpol_diag.cli.output import check as writable
+    from offpol_diag.cli.running import progress
+    from offpol_diag.readers.urls import clean
+
+    read = dumps(request)
+    to = request.to or Path(f"{default_html(read).stem.removeprefix('offpol-diag-')}-rescored.parquet")
+    writable(to, *map(clean, read))
+
+    def made(asked: requests.Rescore) -> Result:
+        with progress(request.quiet, "scoring", "tokens") as report:
+            asked = asked.model_copy(update={"progress": report, "to": to})
+            return commands.rescore(read, asked, partial(note, quiet=request.quiet))
+
+    found = drawn(request, made, *read)
+    if not request.quiet:
+        say_where("dump", to, STDOUT in (request.out, request.json_file, request.md))
+    if request.strict and found.reference is not None and found.reference.odd:
+        raise SystemExit(FAILED)
 
 
 def merge(request: requests.Merge) -> None:

@@ -68,8 +68,10 @@ def _without_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function that shows (rows done, rows in all) as a bar on stderr; None if it is no terminal."""
+def progress(
+    quiet: bool, doing: str = "reading", unit: str = "rows"
+) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a function that shows (done, in all) as a bar on stderr; None if it is no terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -78,10 +80,10 @@ def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rate = TextColumn("rows, {task.fields[rate]} rows/s,")
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    rate = TextColumn(f"{unit}, {{task.fields[rate]}} {unit}/s,")
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=None, rate="–")
+        task = bar.add_task(doing, total=None, rate="–")
 
         def report(done: int, total: int) -> None:
             speed = bar.tasks[0].speed

@@ -41,6 +41,7 @@ class Rows:
         advantages: advantage of each token, [T], or None.
         scalars: name → other column of the sequences, S values each, None for null.
         versions: version of the weights that sampled each token, [T], −1 where unknown; or None.
+        reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
     """
 
     q: Floats
@@ -52,6 +53,7 @@ class Rows:
     advantages: Floats | None = None
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     versions: Ints | None = None
+    reference: Floats | None = None
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:
@@ -68,6 +70,7 @@ class Rows:
             values.get("advantages"),
             sample.scalars,
             None if versions is None else versions.astype(np.int64),
+            values.get("reference"),
         )
 
     @property
@@ -159,6 +162,7 @@ class Rows:
                 for name, column in self.scalars.items()
             },
             some(self.versions),
+            some(self.reference),
         )
 
     def only(self, sequences: Flags) -> Rows:

@@ -25,7 +25,10 @@ TOKENS, SEQUENCES = 1 << 17, 8192
 """The sample is the longest prefix, in hash order, of at most so many tokens and sequences."""
 FIRST, LAST = 1536, 512
 """Number of first and last tokens kept of a longer sequence; those between are dropped."""
-COLUMNS = ("q", "p", "position", "token_ids", "entropy", "advantages", "weight_versions")
+COLUMNS = (
+    *("q", "p", "position", "token_ids", "entropy", "advantages", "weight_versions"),
+    "reference",
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def sample(context: BatchContext, drift: Drift) -> Records:
         "entropy": batch.entropy,
         "advantages": batch.advantages,
         "weight_versions": batch.weight_versions,
+        "reference": batch.reference,
     }
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
     rewards = {} if batch.rewards is None else {"rewards": batch.rewards}

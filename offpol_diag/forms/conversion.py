@@ -32,7 +32,7 @@ from offpol_diag.readers.columns import (
 from offpol_diag.readers.sources import File, Location, Part, is_file
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.versions import UNKNOWN
-from offpol_diag.writer import DumpWriter
+from offpol_diag.writer import PROMPT_IDS, DumpWriter
 
 if TYPE_CHECKING:
     from offpol_diag.readers import Dump
@@ -236,6 +236,8 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) 
             columns |= {
                 name: [_as(row.scalars.get(name), kind) for row in batch] for name, kind in kinds.items()
             }
+            if PROMPT_IDS in columns:
+                columns[PROMPT_IDS] = [() if one is None else one for one in columns[PROMPT_IDS]]
             try:
                 with np.errstate(invalid="ignore"):  # what does not fit is an error below
                     writer.write(**columns)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms.files import Head
+from offpol_diag.writer import PROMPT_IDS
 
 Array = npt.NDArray[Any]
 Span = Literal["response", "full"]
@@ -70,6 +71,14 @@ def numbers(value: object, name: str, where: str) -> Array:
         hint = "give each token one number, in one flat list"
         raise DumpError(f"{where}: {name!r} is no list of numbers", hint)
     return found
+
+
+def prompt_ids(tokens: object) -> dict[str, Any]:
+    """Return the tokens of a prompt as a column, where they are ids that a dump can hold."""
+    found = np.asarray(tokens)
+    with np.errstate(invalid="ignore"):
+        whole = found.ndim == 1 and found.dtype.kind in "fiu" and (found == found.astype(np.int32)).all()
+    return {PROMPT_IDS: found.astype(np.int32)} if whole else {}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
-from offpol_diag.forms.form import Array, Row, numbers
+from offpol_diag.forms.form import Array, Row, numbers, prompt_ids
 from offpol_diag.forms.generic import Record, record_of
 from offpol_diag.forms.pickles import load, plain
 from offpol_diag.readers import columns as role
@@ -153,6 +153,7 @@ def _tell(row: Row, record: Record, columns: Mapping[str, str]) -> None:
     prompt = 0
     if type(response) is int and isinstance(tokens, list | np.ndarray) and len(tokens) >= response:
         prompt = row.scalars[role.PROMPT_LENGTH] = len(tokens) - response
+        row.scalars |= prompt_ids(tokens[:prompt])
     if isinstance(record.get("status"), str):
         row.scalars[role.FINISH_REASON] = record["status"]
     oldest, each = _versions(row, record.get("weight_versions"), prompt)

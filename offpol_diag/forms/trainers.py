@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.files import Head, records, undamaged
-from offpol_diag.forms.form import Array, Row
+from offpol_diag.forms.form import Array, Row, prompt_ids
 from offpol_diag.readers import columns as role
 
 
@@ -89,7 +89,8 @@ def _prompt(row: Row) -> dict[str, Any]:
         return {}
     prompt = row.tokens[role.TOKEN_IDS][: int(row.tokens[role.MASK].argmax())]
     with np.errstate(invalid="ignore"):  # an id beyond 64 bits names a group as well
-        return {role.GROUP: _named(prompt.astype(np.int64)), role.PROMPT_LENGTH: len(prompt)}
+        named = {role.GROUP: _named(prompt.astype(np.int64)), role.PROMPT_LENGTH: len(prompt)}
+        return named | prompt_ids(prompt)
 
 
 def _sampled(rollout: Array, train: Array | None) -> Array:
@@ -203,7 +204,7 @@ def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
         row.scalars |= {role.SEQUENCE: f"{step}/{record.get('sample_idx')}"}
         row.scalars |= {role.GROUP: f"{step}/{record.get('prompt_idx')}"}
         if isinstance(prompt := record.get("prompt_tokens"), list):
-            row.scalars[role.PROMPT_LENGTH] = len(prompt)
+            row.scalars |= {role.PROMPT_LENGTH: len(prompt)} | prompt_ids(prompt)
         yield row
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
 MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
 TOKEN_IDS, ENTROPY, WEIGHT_VERSIONS = "token_ids", "entropy", "weight_versions"
+REFERENCE = "reference_log_probs"
+RESCORED = ("prompt_ids", "reference_entropy", "reference_rank")
+"""Columns that `rescore` alone reads and writes."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
 POSITION = "token_positions"
@@ -172,6 +175,7 @@ ROLES = (
     Role(REWARDS, NUMBER, "reward"),
     Role(TOKEN_IDS, INTEGERS, "response_token_ids response_ids completion_ids", per_token="token_id"),
     Role(ENTROPY, FLOATS, "entropies rollout_entropy old_entropy"),
+    Role(REFERENCE, FLOATS, per_token="reference_log_prob"),
     Role(WEIGHT_VERSIONS, VERSIONS, "output_versions", per_token="weight_version output_version"),
     Role(POSITION, INTEGERS, short="position", per_token="position token_position pos t"),
     Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),
@@ -471,7 +475,7 @@ def ignored(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
     for part in parts[1:]:
         if not part.schema.equals(parts[0].schema):
             names |= dict.fromkeys(part.schema.names)
-    read = set(plan.names)
+    read = {*plan.names, *RESCORED}
     return tuple(name for name in names if name not in read)
 
 

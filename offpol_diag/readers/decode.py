@@ -366,6 +366,7 @@ PER_TOKEN: dict[str, tuple[str, type[np.generic]]] = {
     "token_ids": (columns.TOKEN_IDS, np.int64),
     "entropy": (columns.ENTROPY, np.float64),
     "weight_versions": (columns.WEIGHT_VERSIONS, np.int64),
+    "reference": (columns.REFERENCE, np.float64),
 }
 """Per-token field of a batch → its column and type."""
 

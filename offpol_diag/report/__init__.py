@@ -9,7 +9,7 @@ from offpol_diag.result import Result
 
 def answered(result: Result | Checked) -> Answer:
     """Return the answer to what was asked."""
-    from offpol_diag.report import analyze, check, compare, gate, sweep
+    from offpol_diag.report import analyze, check, compare, gate, rescore, sweep
 
     if isinstance(result, Checked):
         return check.answer(result)
@@ -19,4 +19,6 @@ def answered(result: Result | Checked) -> Answer:
         return compare.of_presets(result, result.comparison)
     if result.sweep is not None:
         return sweep.answer(result, result.sweep)
+    if result.reference is not None and result.run.command == "rescore":
+        return rescore.answer(result, result.reference)
     return gate.answer(result) if result.gates else analyze.answer(result)

@@ -36,6 +36,7 @@ from offpol_diag.report.remedy import (
     trainer_of,
     what_to_do,
 )
+from offpol_diag.report.rescore import reproduced
 from offpol_diag.report.tiles import heavy, steps_of, tiles
 from offpol_diag.result import DumpFacts, Fired, Recommendation, Result
 from offpol_diag.table import Cell, Table
@@ -155,6 +156,8 @@ def _facts(summary: Result) -> Iterator[Fact]:
     causes = given.causes if given else []
     if summary.is_bug:
         yield from of_bug(summary)
+        if summary.reference is not None:
+            yield reproduced(summary.reference)
         return
     checked = checks(summary)
     said = [
@@ -163,6 +166,8 @@ def _facts(summary: Result) -> Iterator[Fact]:
     no_sign = f"No sign of one. {' '.join(map(sentence, said))}".strip()
     bug = "Not examined." if given is None else given.headline if given.verdict == "cannot_tell" else no_sign
     yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)
+    if summary.reference is not None:
+        yield reproduced(summary.reference)
     if open_:
         yield candidates(open_)
         lines = tuple(Line(f"{name}: {text}") for name, text in open_.decide_by.items())
@@ -368,6 +373,10 @@ def _commands(summary: Result) -> Iterator[tuple[str, str]]:
     if given is not None and given.method and not summary.is_bug:
         shown = command(given.method, given.settings)
         yield "config", f"{shown} --for {trainer_of(summary) or 'TRAINER'}"
+    ids = "token_ids" in summary.dump.columns and summary.dump.prompts
+    if summary.undecided and ids:
+        for _, said in analysis(summary.dump):
+            yield "rescore", f"{said.replace(' analyze ', ' rescore ')} --model CHECKPOINT"
     if k3 is not None:
         limit = ALIGNED if k3 < ALIGNED else MERGE
         yield "gate", f"offpol-diag gate NEXT.parquet --fail-on bug --max {prefix}k3={limit}"

@@ -67,6 +67,7 @@ def page(result: Result | Checked, explore: bool = True) -> str:
     else:
         name, data, version = _named(result), embedded(result), result.run.version
         kind = "Thresholds" if result.sweep else "Off-policy mismatch"
+        kind = "Rescored" if result.run.command == "rescore" else kind
         kind = "Comparison" if result.against or result.comparison else "Gate" if result.gates else kind
         sections = list(parts(result, answer))
         charts = explored(result, answer) if explore else {}

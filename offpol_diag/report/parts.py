@@ -67,7 +67,8 @@ class Part:
 def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     """Yield the sections of a page; of an analysis all of them, of other answers their further numbers."""
     tables = tuple(table for table in answer.tables if table.shown != "always" and table.rows)
-    other = summary.comparison or summary.against or summary.sweep or summary.gates
+    rescored = summary.reference is not None and summary.run.command == "rescore"
+    other = summary.comparison or summary.against or summary.sweep or summary.gates or rescored
     if other:
         if tables:
             yield Part("numbers", "All numbers", "Numbers", tables=tables)

@@ -60,6 +60,7 @@ from offpol_diag.result.findings import (
     Recommendation,
 )
 from offpol_diag.result.parts import Model
+from offpol_diag.result.reference import Fit, Reference, Side, Token
 from offpol_diag.result.whole import (
     Against,
     Result,
@@ -94,6 +95,7 @@ __all__ = [
     "DumpFacts",
     "Example",
     "Fired",
+    "Fit",
     "GateVerdict",
     "Histogram",
     "Kept",
@@ -112,15 +114,18 @@ __all__ = [
     "RangeOfRatios",
     "Ranked",
     "Recommendation",
+    "Reference",
     "Result",
     "Run",
     "SequenceThresholds",
     "Series",
+    "Side",
     "Skipped",
     "SolvedWindow",
     "Subset",
     "Sweep",
     "SweptPoint",
+    "Token",
     "TokenThresholds",
     "TokenType",
     "TokenTypes",

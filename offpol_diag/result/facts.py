@@ -56,6 +56,7 @@ class DumpFacts(Model):
         [], description="columns read by their own names: of --group-by, and for groups that stand out"
     )
     ignored: list[str] | None = Field(None, description="columns that nobody reads; null: it is not known")
+    prompts: str = Field("", description="column of prompt ids, which `rescore` needs; empty: none")
     provenance: dict[str, object] = {}
     skipped: Skipped = Skipped()
     notes: list[str] = Field([], description="loud warnings about the data")

@@ -25,6 +25,7 @@ from offpol_diag.result.compared import Comparison, Contrast, Pairing, Sweep
 from offpol_diag.result.facts import Axis, DumpFacts, Histogram, Place, PresetFacts, Run, Worst
 from offpol_diag.result.findings import Diagnosis, GateVerdict, Recommendation
 from offpol_diag.result.parts import Model, Whole
+from offpol_diag.result.reference import Reference
 from offpol_diag.rows import Columns
 from offpol_diag.wholefiles import MOST_RESULT, read, up_to
 
@@ -81,6 +82,9 @@ class Result(Model):
     lengths: Lengths | None = None
     diagnosis: Diagnosis | None = None
     recommendation: Recommendation | None = None
+    reference: Reference | None = Field(
+        None, description="the verdict of three, of a dump with what `rescore` writes"
+    )
     charts: Charts = Charts()
     gates: list[GateVerdict] = []
     not_compared: str = Field("", description="what `gate` could not compare with the baseline, and why")

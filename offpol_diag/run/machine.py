@@ -40,14 +40,19 @@ def cores() -> int:
 
 def room() -> int:
     """Return the number of threads that compute: one per core, as free memory allows, at least one."""
-    limits = [cores()]
+    return max(1, min(cores(), available() // THREAD))
+
+
+def available() -> int:
+    """Return the free memory of this process in bytes; very much where that is unknown."""
+    limits = [1 << 62]
     if (free := _named(MEMORY, "MemAvailable:")) is not None:
-        limits.append(1024 * free // THREAD)
+        limits.append(1024 * free)
     most, taken = _words("memory.max"), _words("memory.current")
     if most and taken and most[0].isdecimal():
         cache = _named(GROUP / "memory.stat", "file") or 0  # it can be reclaimed, so it counts as free
-        limits.append((int(most[0]) - int(taken[0]) + cache) // THREAD)
-    return max(1, min(limits))
+        limits.append(int(most[0]) - int(taken[0]) + cache)
+    return min(limits)
 
 
 def _named(path: Path, name: str) -> int | None:

@@ -1,0 +1,126 @@
+"""`rescore` from the dump to the dump: what is read, scored, judged and written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offpol_diag.diagnosis.reference import KEY
+from offpol_diag.errors import OffpolError, UsageError
+from offpol_diag.forms import open_dump
+from offpol_diag.readers import Dump
+from offpol_diag.readers import columns as role
+from offpol_diag.rescore import models
+from offpol_diag.rescore.rows import REFERENCE, Responses, read
+from offpol_diag.rescore.run import GROWN, LEAST_TOKENS, fingerprint, forget
+from offpol_diag.rescore.run import rescored as judged
+from offpol_diag.result.reference import Reference
+from offpol_diag.wholefiles import beside
+from offpol_diag.writer import METADATA_KEY
+
+COLUMNS = {REFERENCE[0]: pa.float32(), REFERENCE[1]: pa.float32(), REFERENCE[2]: pa.int32()}
+ROWS = 4096
+"""Rows of a row group."""
+
+
+def rescored(
+    paths: Sequence[str], request: Any, say: Callable[[str], None], live: Any = None
+) -> tuple[Reference, dict[str, str]]:
+    """Score the responses of a dump again, and write them.
+
+    Args:
+        paths: the dump.
+        request: what is asked, a `requests.Rescore`.
+        say: told how long it takes.
+        live: a live model in place of `request.model`.
+
+    Returns:
+        The verdict, and the columns to name where what is written is read.
+    """
+    names = [
+        str(one) for one in ([request.model] if isinstance(request.model, str | Path) else request.model)
+    ]
+    if not names and live is None:
+        raise UsageError(
+            "rescore needs the model of the run", f"name it: {request.example('model', 'FOLDER')}"
+        )
+    overrides = request.columns or {}
+    dump = open_dump(paths, reading=request.way(), columns=overrides, on_bad_row=request.on_bad_row)
+    most = None if request.sample is None else GROWN * request.sample
+    tokenizer = None if live is not None or request.tokenizer is None else Path(str(request.tokenizer))
+    responses = read(dump, most, GROWN * LEAST_TOKENS, request.seed, tokenizer, request.max_length)
+    loaded = models.given(live, request.tokenizer) if live is not None else _loaded(names, request)
+    loaded.judge(responses.rows, dump.info.files[0])
+    target = request.to
+    assert target is not None
+    folder = None
+    if live is None:
+        key = fingerprint(dump.info.files, loaded, responses, request.tries)
+        folder = beside(target.resolve()).with_name(f".{target.name}.{key}")
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            say(f"going on where an interrupted run stopped ({folder})")
+    train = role.OLD if role.OLD in dump.info.columns else role.CURRENT
+    try:
+        found, passes, part = judged(
+            responses,
+            loaded,
+            groups=request.sample,
+            names=request.tries,
+            provenance=dump.info.provenance,
+            columns=(dump.info.columns[role.ROLLOUT], dump.info.columns[train]),
+            folder=folder,
+            say=say,
+            progress=request.progress or None,
+        )
+    except (KeyboardInterrupt, SystemExit, OffpolError):
+        if folder and any(folder.glob("*.npz")):
+            say(f"what was computed is kept in {folder}: the same command goes on from there")
+        elif folder:
+            forget(folder)
+        raise
+    _write(target, dump, part, passes.columns(), found)
+    if folder:
+        forget(folder)
+    kept = {name: one for name, one in overrides.items() if one == role.NONE}
+    return found.model_copy(update={"written": str(target)}), kept
+
+
+def _loaded(names: Sequence[str], request: Any) -> models.Loaded:
+    base = None if request.base is None else str(request.base)
+    device, dtype = request.device, request.dtype
+    return models.load(names, base=base, device=device, dtype=dtype, attention=request.attention)
+
+
+def _write(target: Path, dump: Dump, part: Responses, columns: Any, found: Reference) -> None:
+    """Write the responses with the reference's columns, under the canonical names of the others."""
+    roles = {name: ours for ours, name in dump.info.columns.items()}
+    taken, table = set(roles.values()) | set(REFERENCE), part.table
+    names = [roles.get(name, name) for name in table.column_names]
+    keep = [i for i, name in enumerate(table.column_names) if name in roles or names[i] not in taken]
+    table = table.select(keep).rename_columns([names[i] for i in keep])
+    offsets = pa.array(np.concatenate(([0], np.cumsum(part.sizes))), pa.int32())
+    for (name, kind), values in zip(COLUMNS.items(), columns, strict=True):
+        numbers = pa.array(values.astype(kind.to_pandas_dtype()))
+        table = table.append_column(name, pa.ListArray.from_arrays(offsets, numbers))
+    said = {"model": found.model, "floor": found.floor, "rests_on": found.rests_on}
+    provenance = {**dump.info.provenance, KEY: said}
+    table = table.replace_schema_metadata({METADATA_KEY: json.dumps(provenance, default=str)})
+    temporary = beside(target.resolve())
+    try:
+        pq.write_table(table, temporary, compression="zstd", row_group_size=ROWS)
+        temporary.replace(target.resolve())
+    except OSError as error:
+        raise UsageError(
+            f"{target}: cannot be written ({error.strerror or error})", "choose another place"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,265 @@
+"""Scoring by chunks of the head equals a plain loop, in every architecture; oracles in numpy for two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from offpol_diag.errors import MemoryShortage, UsageError
+from offpol_diag.rescore import score as scoring
+from offpol_diag.rescore.score import Head, Row, Size, batches, score
+from tests import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+SMALL = Size(64, 3 * 4 * tiny.VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_it_equals_a_plain_loop(kind, temperature):
+    made, given = tiny.model(kind), tiny.rows(temperature=temperature)
+
+    (found,) = score(made, given, size=SMALL)
+
+    want = np.concatenate(tiny.plainly(made, given))
+    assert np.abs(want).max() > 3  # the logits say something
+    assert np.abs(found.log_probs - want).max() <= 3e-5
+
+
+def test_adapters_on_body_and_head_are_the_models_own():
+    made = tiny.model("qwen3")
+    config = LoraConfig(r=4, target_modules=["q_proj", "down_proj", "lm_head"], init_lora_weights=False)
+    adapted, given = get_peft_model(made, config).eval(), tiny.rows()
+
+    (found,) = score(adapted, given, size=SMALL)
+
+    want = np.concatenate(tiny.plainly(adapted, given))
+    assert np.abs(found.log_probs - want).max() <= 3e-5
+    with adapted.disable_adapter():
+        assert np.abs(want - np.concatenate(tiny.plainly(adapted, given))).max() > 0.1
+
+
+def test_a_body_in_bf16_has_its_head_in_float32():
+    made, given = tiny.model("llama").to(torch.bfloat16), tiny.rows()
+    kept = {name: weight.clone() for name, weight in made.state_dict().items()}
+
+    (found,) = score(made, given, size=SMALL)
+
+    body = [made.base_model(input_ids=torch.tensor(row.ids)[None]).last_hidden_state[0] for row in given]
+    logits = [states.float() @ made.lm_head.weight.float().T for states in body]
+    want = np.concatenate(
+        [
+            one.log_softmax(-1)
+            .detach()
+            .numpy()[np.arange(row.start - 1, len(row.ids) - 1), row.ids[row.start :]]
+            for one, row in zip(logits, given, strict=True)
+        ]
+    )
+    rough = np.concatenate(tiny.plainly(made, given))
+    assert np.abs(found.log_probs - want).mean() < 0.3 * np.abs(rough - want).mean()
+    assert all(torch.equal(weight, kept[name]) for name, weight in made.state_dict().items())
+
+
+def test_entropy_and_rank():
+    made, given = tiny.model("gemma2"), tiny.rows(temperature=0.8)
+
+    (found,) = score(made, given, size=SMALL, more=True)
+
+    entropies, ranks = [], []
+    for row in given:
+        logits = (
+            made(input_ids=torch.tensor(row.ids)[None])
+            .logits[0, row.start - 1 : -1]
+            .detach()
+            .double()
+            .numpy()
+            / 0.8
+        )
+        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        entropies.append(-(np.exp(log_p) * log_p).sum(-1))
+        chosen = log_p[np.arange(row.size), row.ids[row.start :]]
+        ranks.append((log_p > chosen[:, None]).sum(-1) + 1)
+    assert np.abs(found.entropy - np.concatenate(entropies)).max() < 1e-4
+    assert (found.rank == np.concatenate(ranks)).all()
+
+
+@pytest.mark.parametrize(("k", "p"), [(5, 1.0), (0, 0.8)])
+def test_renormalised_over_what_top_k_and_top_p_leave(k, p):
+    made, given = tiny.model("qwen2"), tiny.rows()
+
+    (found,) = score(made, given, (Head(top_k=k, top_p=p),), size=SMALL)
+
+    want = []
+    for row in given:
+        logits = (
+            made(input_ids=torch.tensor(row.ids)[None])
+            .logits[0, row.start - 1 : -1]
+            .detach()
+            .double()
+            .numpy()
+        )
+        for values, token in zip(logits, row.ids[row.start :], strict=True):
+            share = np.exp(values - values.max()) / np.exp(values - values.max()).sum()
+            order = np.argsort(-share)
+            kept = order[:k] if k else order[: int(np.searchsorted(np.cumsum(share[order]), p)) + 1]
+            want.append(np.log(share[token] / share[kept].sum()) if token in kept else -np.inf)
+    want = np.array(want)
+    assert (np.isinf(want) == np.isinf(found.log_probs)).all()
+    kept = np.isfinite(want)
+    assert np.abs(found.log_probs[kept] - want[kept]).max() < 1e-4
+
+
+def test_several_heads_share_one_pass_and_do_not_touch_each_other():
+    made, given, passes = tiny.model("llama"), tiny.rows(), []
+    made.model.layers[0].register_forward_pre_hook(lambda *_: passes.append(1))
+    heads = (Head(), Head(0.5), Head(logits=torch.bfloat16), Head())
+
+    first, hot, rounded, last = (
+        one.log_probs for one in score(made, given, heads, size=Size(10_000, 1 << 20))
+    )
+
+    assert len(passes) == 1
+    assert (first == last).all()
+    assert np.abs(hot - first).mean() > 0.1
+    assert 0 < np.abs(rounded - first).mean() < 0.05
+
+
+def test_positions_with_a_jump_are_not_taken_for_packed_sequences():
+    made, row = tiny.model("llama"), tiny.rows(1)[0]
+    jumped = np.concatenate((np.arange(row.start), np.arange(row.start, len(row.ids)) + 5))
+
+    (found,) = score(made, [Row(row.ids, row.start, positions=jumped)])
+
+    ids, at = torch.tensor(row.ids)[None], torch.tensor(jumped)[None]
+    want = made(input_ids=ids, position_ids=at, attention_mask=torch.ones_like(ids)).logits[0].detach()
+    want = want.log_softmax(-1)[np.arange(row.start - 1, len(row.ids) - 1), row.ids[row.start :]].numpy()
+    assert np.abs(found.log_probs - want).max() < 3e-5
+
+
+def test_batches_are_of_similar_lengths_and_hold_every_row_once():
+    found = batches([5, 30, 7, 30, 29, 1], 64)
+
+    assert sorted(i for one in found for i in one) == list(range(6))
+    assert [max([5, 30, 7, 30, 29, 1][i] for i in one) * len(one) <= 64 for one in found] == [True] * len(
+        found
+    )
+    assert batches([100], 10) == [[0]]
+
+
+def test_memory_that_runs_out_halves_the_batch_and_then_is_one_error(monkeypatch):
+    made, given, real, tried = tiny.model("llama"), tiny.rows(), scoring._of_batch, []
+
+    def scarce(causal, rows, heads, size, more):
+        tried.append(len(rows))
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(causal, rows, heads, size, more)
+
+    monkeypatch.setattr(scoring, "_of_batch", scarce)
+    (found,) = score(made, given, size=Size(10_000, 1 << 20))
+    assert np.abs(found.log_probs - np.concatenate(tiny.plainly(made, given))).max() <= 3e-5
+    assert max(tried) == 7
+
+    def none(*_):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(scoring, "_of_batch", none)
+    with pytest.raises(MemoryShortage, match="not enough memory for one sequence of") as caught:
+        score(made, given)
+    assert "--max-length" in caught.value.hint
+
+
+def test_what_is_no_causal_model_is_an_error():
+    with pytest.raises(UsageError, match="a Linear is no causal language model"):
+        score(torch.nn.Linear(2, 2), tiny.rows(1))
+
+
+# ---------------------------------------------------------------- oracles in numpy
+
+
+def rotated(x, base=10000.0):
+    """RoPE of transformers' Llama, [heads, L, D]: halves are rotated."""
+    half = x.shape[-1] // 2
+    angle = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate((a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)), -1)
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def attended(q, k, v, scale):
+    """Causal attention, [heads, L, D]."""
+    scores = q @ k.transpose(0, 2, 1) * scale
+    scores = np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf)
+    return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+
+def of_qwen2(w, ids, heads=4, layers=2):
+    x = w["model.embed_tokens.weight"][ids]
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w[f"{name}.weight"]
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+    def split(x):
+        return x.reshape(len(ids), heads, -1).transpose(1, 0, 2)
+
+    for i in range(layers):
+        at, h = f"model.layers.{i}", norm(x, f"model.layers.{i}.input_layernorm")
+        q, k, v = (split(linear(h, f"{at}.self_attn.{one}_proj")) for one in "qkv")
+        x = x + linear(attended(rotated(q), rotated(k), v, q.shape[-1] ** -0.5), f"{at}.self_attn.o_proj")
+        h = norm(x, f"{at}.post_attention_layernorm")
+        gate = linear(h, f"{at}.mlp.gate_proj")
+        x = x + linear(gate / (1 + np.exp(-gate)) * linear(h, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
+    return norm(x, "model.norm") @ w["lm_head.weight"].T
+
+
+def of_gpt2(w, ids, heads=4, layers=2):
+    x = w["transformer.wte.weight"][ids] + w["transformer.wpe.weight"][: len(ids)]
+
+    def norm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    for i in range(layers):
+        at = f"transformer.h.{i}"
+        q, k, v = (
+            one.reshape(len(ids), heads, -1).transpose(1, 0, 2)
+            for one in np.split(linear(norm(x, f"{at}.ln_1"), f"{at}.attn.c_attn"), 3, -1)
+        )
+        x = x + linear(attended(q, k, v, q.shape[-1] ** -0.5), f"{at}.attn.c_proj")
+        h = linear(norm(x, f"{at}.ln_2"), f"{at}.mlp.c_fc")
+        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        x = x + linear(h, f"{at}.mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
+
+
+@pytest.mark.parametrize(("kind", "oracle"), [("qwen2", of_qwen2), ("gpt2", of_gpt2)])
+def test_it_equals_an_oracle_in_numpy(kind, oracle):
+    made, given = tiny.model(kind), tiny.rows()
+    weights = {name: weight.double().numpy() for name, weight in made.state_dict().items()}
+
+    (found,) = score(made, given, size=SMALL)
+
+    want = []
+    for row in given:
+        logits = oracle(weights, row.ids)
+        log_p = (
+            logits
+            - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+            - logits.max(-1, keepdims=True)
+        )
+        want.append(log_p[np.arange(row.start - 1, len(row.ids) - 1), row.ids[row.start :]])
+    assert np.abs(found.log_probs - np.concatenate(want)).max() <= 3e-5 * max(
+        1, np.abs(np.concatenate(want)).max() / 10
+    )
