@@ -1,4 +1,4 @@
-"""The probabilities of candidates: learned by the script from what is kept, and as often right as they say."""
+"""The probabilities of candidates: learned from what is kept, and as often right as they say."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python benchmarks/doctor/learn.py [--write]
 
-Reads the examples of undecided.py. Weights are those of a multinomial logistic regression with a ridge, in
-which evidence for a cause never counts against it, and which begins from beliefs.toml. --write writes them to offpol_diag/data/candidates.toml,
-and docs/calibration.md: each architecture is judged by the weights that the others teach, and `HELD_BACK`,
-which teaches nothing, by those of all others.
+Reads the examples of undecided.py. Weights are those of a multinomial logistic regression with a ridge that
+begins from beliefs.toml; evidence for a cause never counts against it. --write writes the weights to
+offpol_diag/data/candidates.toml, and docs/calibration.md: each architecture is judged by the weights that the
+others teach, and `HELD_BACK`, which teaches nothing, by those of all others.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ def engines(experts: bool) -> dict[str, tuple[list[str], Callable[[int], Any]]]:
         "bf16": (rounding, at(0)),
         "lag 1": (["stale"], at(1)),
         "lag 2": (["stale"], at(2)),
+        "lag 4": (["stale"], at(4)),
+        "lags 1 and 3": (["stale"], lambda step: (at(1)(step), at(3)(step))),
         "every third": (["stale"], lambda step: Held(step - step % 3)),
         "never": (stopped, lambda step: Held(0)),
         "until 5": (stopped, lambda step: Held(min(step, 5))),
@@ -99,7 +101,7 @@ def examples(architecture: str, many: int, cache: Path) -> Iterator[dict[str, An
             "steps": [first, first + length - 1],
             "lag": chance.random() < (0.3 if stale else 0.4),
             "advantages": chance.random() < 0.6,
-            "metadata": METADATA[held(1).precision] if chance.random() < 0.3 else {},
+            "metadata": METADATA[_each(held(1))[0].precision] if chance.random() < 0.3 else {},
             "rows": chance.choice((16, 32, 32)),
         }
         if name == "every third" and stale and not how["lag"]:
@@ -114,9 +116,12 @@ def compose(path: Path, run: Any, held: Callable[[int], Any], stale: bool, how: 
     """Write a dump of one kind of engine over some steps."""
     with DumpWriter(path, provenance=how["metadata"]) as writer:
         for step in range(how["steps"][0], how["steps"][1] + 1):
-            engine = held(step)
-            seen = run.responses(engine, step, step, rows=32)
-            seen = {name: values[: how["rows"]] for name, values in seen.items()}
+            several = _each(held(step))
+            runs = [run.responses(engine, step, step, rows=32) for engine in several]
+            which = np.arange(how["rows"]) // SAMPLES % len(several)  # prompts by turns
+            seen = {
+                name: np.stack([one[name] for one in runs])[which, np.arange(how["rows"])] for name in NAMES
+            }
             columns = {
                 "rollout_log_probs": seen["q"],
                 "old_log_probs": seen["p"],
@@ -128,8 +133,17 @@ def compose(path: Path, run: Any, held: Callable[[int], Any], stale: bool, how: 
             if how["advantages"]:
                 columns |= {"rewards": seen["rewards"], "advantages": normalised(seen["rewards"])}
             if how["lag"]:
-                columns["policy_lag"] = np.full(len(seen["q"]), step - engine.version if stale else 0)
+                behind = np.array([step - engine.version if stale else 0 for engine in several])
+                columns["policy_lag"] = behind[which]
             writer.write(**columns)
+
+
+NAMES = ("q", "p", "mask", "tokens", "rewards")
+"""Arrays of responses that a dump is composed of."""
+
+
+def _each(held: Held | tuple[Held, ...]) -> tuple[Held, ...]:
+    return held if isinstance(held, tuple) else (held,)
 
 
 def answer(path: Path) -> dict[str, Any]:
