@@ -119,9 +119,9 @@ def compose(path: Path, run: Any, held: Callable[[int], Any], stale: bool, how: 
             several = _each(held(step))
             runs = [run.responses(engine, step, step, rows=32) for engine in several]
             which = np.arange(how["rows"]) // SAMPLES % len(several)  # prompts by turns
-            seen = {
-                name: np.stack([one[name] for one in runs])[which, np.arange(how["rows"])] for name in NAMES
-            }
+            width = max(one["q"].shape[1] for one in runs)
+            row = np.arange(how["rows"])
+            seen = {name: np.stack([_padded(one[name], width) for one in runs])[which, row] for name in NAMES}
             columns = {
                 "rollout_log_probs": seen["q"],
                 "old_log_probs": seen["p"],
@@ -144,6 +144,10 @@ NAMES = ("q", "p", "mask", "tokens", "rewards")
 
 def _each(held: Held | tuple[Held, ...]) -> tuple[Held, ...]:
     return held if isinstance(held, tuple) else (held,)
+
+
+def _padded(x: Any, width: int) -> Any:
+    return x if x.ndim == 1 else np.pad(x, ((0, 0), (0, width - x.shape[1])))
 
 
 def answer(path: Path) -> dict[str, Any]:
