@@ -130,8 +130,8 @@ HONEST = {
 }
 
 
-def diagnosed(tmp_path, given):
-    names = ("rollout_log_probs", "old_log_probs", "token_ids", "group_id")
+def diagnosed(tmp_path, given, *more):
+    names = ("rollout_log_probs", "old_log_probs", "token_ids", "group_id", *more)
     pq.write_table(pa.table({name: given[name] for name in names}), tmp_path / "d.parquet")
     return analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
 
@@ -179,3 +179,53 @@ def test_zeros_of_a_peaked_policy_are_no_sentinels(tmp_path, share, causes):
     """A missing value stands at tokens of all kinds; another model is seldom far off where one is certain."""
     found = diagnosed(tmp_path, certain(share))
     assert [one.id for one in found.causes if one.kind == "bug"] == causes
+
+
+def off_by(sizes):
+    """Return a dump whose trainer is off by so much in each sequence, as a function of the token."""
+    ids = honest()["token_ids"]
+    return each("old_log_probs", lambda i, p, q: p + sizes[i] * np.expm1(p) * np.sin(37.0 * ids[i]) / 2)
+
+
+def scored_after(size):
+    """Return a dump of prompts of 8 to 47 tokens, its trainer off by `size` of the prompt's length."""
+    given = honest()
+    lengths = [8 + group for group in given["group_id"]]
+    off = off_by([size(length) for length in lengths])
+    return off | {"prompt_length": lengths}
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (lambda length: 0.02 * (47 - length), True),
+        (lambda length: 0.01 * length, False),
+        (lambda length: 0.4, False),
+    ],
+    ids=["padding", "absolute positions", "all alike"],
+)
+def test_padding_that_counts_is_told_by_the_length_of_the_prompt(tmp_path, size, told):
+    found = diagnosed(tmp_path, scored_after(size), "prompt_length")
+    assert ("prompt_positions" in [one.id for one in found.causes]) is told
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_the_first_of_a_pack_is_clean_where_packs_leak(tmp_path, leaks):
+    given = honest()
+    place = [i % 4 for i in range(len(given["group_id"]))]
+    size = [0.4 if at or not leaks else 0.0 for at in place]
+    off = off_by(size)
+    found = diagnosed(tmp_path, off | {"pack_index": place}, "pack_index")
+    assert ("packing_leak" in [one.id for one in found.causes]) is leaks
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_shift_behind_a_tools_answer_only_is_found(tmp_path, shift):
+    """The mask has a hole of five tokens; what comes after it is shifted against the other column."""
+    given = honest()
+    masks = [(np.arange(len(q)) < 15) | (np.arange(len(q)) >= 20) for q in given["rollout_log_probs"]]
+    moved = each("old_log_probs", lambda i, p, q: np.append(p[:20], np.roll(p[20:], shift)))
+    found = diagnosed(
+        tmp_path, moved | {"response_mask": [x.astype(np.int8) for x in masks]}, "response_mask"
+    )
+    assert [one.id for one in found.causes if one.kind == "bug"] == ["off_by_one"] * shift

@@ -131,6 +131,16 @@ CAUSES: dict[str, Row] = {
         "without all but the first of each pack",
         "sequences that see others of their pack",
     ),
+    "prompt_positions": Row(
+        "bug",
+        "padding before the prompt counts on one side: responses to the longest prompts agree, others differ",
+        "how long a prompt is makes no difference between two engines of one model",
+        "score one response with its prompt padded on the left and without padding",
+        "pass attention_mask, and position_ids that begin at the first token of the prompt, where the batch "
+        "is padded on the left",
+        "without the sequences that differ",
+        "padding before the prompt that counts",
+    ),
     "columns_exchanged": Row(
         "bug",
         "the two columns are exchanged: the tokens were sampled from what the train column holds",

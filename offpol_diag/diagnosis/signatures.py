@@ -8,7 +8,7 @@ faults are all found. Statistics cut |Δ| at `CAP` nats a token, so that no sing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -358,6 +358,28 @@ def shifts(rows: Rows) -> Found | None:
     if sequences.mean() > 0.8:
         sequences[:] = True  # the rest is too short, or too certain, to show it
     return _shifted(rows, sequences, lag, share)
+
+
+def turns(rows: Rows) -> Found | None:
+    """Find a shift that begins behind masked tokens, as after a tool's answer: in each run by itself."""
+    new = np.ones(rows.tokens, bool)
+    new[1:] = (np.diff(rows.position) != 1) | (rows.index[1:] == 0)
+    begins = np.flatnonzero(new)
+    owner = rows.owner[begins]
+    scalars = {name: [column[i] for i in owner] for name, column in rows.scalars.items()}
+    runs = replace(rows, starts=np.append(begins, rows.tokens), scalars=scalars)
+    later = np.append(False, owner[1:] == owner[:-1])
+    if later.sum() < 8:
+        return None
+    found = shifts(runs.only(later))
+    if found is None or found.sequences.mean() < 0.3:
+        return None
+    run = np.zeros(len(begins), bool)
+    run[np.flatnonzero(later)[found.sequences]] = True
+    tokens = run[np.cumsum(new) - 1]
+    statistic = f"behind masked tokens {found.statistic.replace('sequences', 'runs of tokens')}"
+    fields = found.fields | {"after": "without what lies behind masked tokens"}
+    return Found.of_tokens("off_by_one", statistic, rows, tokens, fields=fields, exact=True)
 
 
 def _periodic(rows: Rows, lag: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis import candidates, honest, laws, sampled, signatures, sync
+from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Ints, Rows, alike, measured
@@ -26,11 +26,14 @@ SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.sentinels,
     sampled.top1_logged,
     signatures.shifts,
+    signatures.turns,
     signatures.permutations,
     sync.digests,
+    definition.packing_leak,
     sampled.mixed_temperature,
     sampled.draft_log_probs,
     sampled.repetition_penalty,
+    definition.prompt_positions,
     signatures.boundaries,
     signatures.contexts,
     signatures.special_tokens,
