@@ -109,7 +109,6 @@ CAUSES: dict[str, Row] = {
         "sample with repetition_penalty=1.0 and without presence and frequency penalties (vLLM: "
         'generation_config="vllm" takes none from the model)',
         "without tokens that came before",
-        "a repetition penalty on one side",
     ),
     "stochastic_forward": Row(
         "bug",
@@ -118,8 +117,6 @@ CAUSES: dict[str, Row] = {
         "score the same 64 responses twice with the {side}: the two scorings differ as much as the columns",
         "switch off dropout and router noise where log-probs are computed (model.eval(), attention_dropout "
         "and hidden_dropout 0, router jitter 0), and let no sequence see others of its batch",
-        "",
-        "a forward with noise (dropout, router noise)",
     ),
     "packing_leak": Row(
         "bug",
@@ -129,7 +126,6 @@ CAUSES: dict[str, Row] = {
         "pass cu_seqlens (position_ids that restart alone do not do it) to attention, convolution and state "
         "space layers alike, or switch packing off",
         "without all but the first of each pack",
-        "sequences that see others of their pack",
     ),
     "prompt_positions": Row(
         "bug",
@@ -139,7 +135,6 @@ CAUSES: dict[str, Row] = {
         "pass attention_mask, and position_ids that begin at the first token of the prompt, where the batch "
         "is padded on the left",
         "without the sequences that differ",
-        "padding before the prompt that counts",
     ),
     "columns_exchanged": Row(
         "bug",
