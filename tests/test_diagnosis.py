@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults import Policy, anew, capped, colder, dump, joined, penalised
+from faults import Policy, anew, capped, colder, dump, joined
 from faults import responses as sampled
 from scipy import stats
 
@@ -386,7 +386,6 @@ HONEST = {
     ),
     "a prefix cache a little older than the weights": lambda: sampled(lambda t: prefix(0.3), OLD),
     "a prefix cache older than the weights": lambda: sampled(lambda t: prefix(0.6), OLD),
-    "a repetition penalty": lambda: sampled(lambda t: penalised(OLD), OLD),
     "a soft cap that the trainer lacks": lambda: sampled(lambda t: capped(OLD), OLD),
     "a soft cap that the engine lacks": lambda: sampled(lambda t: OLD, capped(OLD)),
     "another model": lambda: sampled(lambda t: OLD.moved(1.5), OLD),
@@ -538,17 +537,17 @@ def test_an_entropy_of_either_policy_fits_an_honest_mismatch(tmp_path, size, col
 
 @pytest.mark.parametrize("column", ["rollout", "old"])
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "cause", "said"),
     [
-        (lambda x: np.zeros_like(x), "holds nothing but the constant 0.0,"),
-        (lambda x: np.full_like(x, -3.7), "holds nothing but the constant -3.7"),
-        (lambda x: np.full_like(x, x.mean()), "holds one value for each sequence"),
+        (lambda x: np.zeros_like(x), "sentinel", "holds nothing but the constant 0.0,"),
+        (lambda x: np.full_like(x, -3.7), "sentinel", "holds nothing but the constant -3.7"),
+        (lambda x: np.full_like(x, x.mean()), "copied_mean", "holds one value for each sequence"),
     ],
 )
-def test_a_column_without_a_log_prob_is_a_sentinel_and_nothing_else(tmp_path, value, said, column):
+def test_a_column_without_a_log_prob_is_named_and_nothing_else(tmp_path, value, cause, said, column):
     key = f"{column}_log_probs"
     found = diagnosed(tmp_path / "d.parquet", RIGHT() | {key: [value(x) for x in RIGHT()[key]]})
-    assert ([one.id for one in found.causes], said in found.headline) == (["sentinel"], True)
+    assert ([one.id for one in found.causes], said in found.headline) == ([cause], True)
     assert found.causes[0].after is None
 
 

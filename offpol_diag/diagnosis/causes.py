@@ -44,6 +44,106 @@ CAUSES: dict[str, Row] = {
         "with these tokens masked",
         "constants in place of log-probs",
     ),
+    "copied_mean": Row(
+        "bug",
+        "the {column} column holds one value for each sequence, copied to all of its tokens",
+        "no two log-probs of a response are equal",
+        "print one sequence of the {column} column as the {side} returns it, before anything is averaged",
+        "write the log-prob of each sampled token: no mean over the sequence (a masked mean, or "
+        "cumulative_logprob / length) before it",
+    ),
+    "log_base": Row(
+        "bug",
+        "the {column} column holds logarithms to base {base}",
+        "log-probs are natural logarithms: both columns agree but for a small difference",
+        "compare a logged value with log-softmax of that token's logits",
+        "write natural logarithms (torch.log_softmax), or multiply the {column} column by log {base}",
+        "with natural logarithms",
+        "logarithms to another base",
+    ),
+    "summed_pieces": Row(
+        "bug",
+        "the {column} column holds sums over several tokens at the first of them, and 0 at the others",
+        "each log-prob belongs to one token",
+        "print token ids and {column} log-probs of one response beside each other",
+        "log one value a token: no sum over the pieces of a word or of a streamed chunk",
+        "with both columns summed over the pieces",
+        "sums over several tokens",
+    ),
+    "top1_logged": Row(
+        "bug",
+        "the {column} column holds the log-prob of the likeliest token, not of the sampled one",
+        "the log-prob of a sampled token is often below that of the likeliest one",
+        "print the dict of log-probs that the {side} returns for one token: the entry of the sampled id is "
+        "not always the first",
+        "take the entry of the sampled id, not the first (vLLM: logprobs[token_id].logprob)",
+        "without the tokens that were not the likeliest",
+        "the log-prob of the likeliest token in place of the sampled one's",
+    ),
+    "draft_log_probs": Row(
+        "bug",
+        "the rollout column holds the draft model's log-probs where a proposed token was accepted",
+        "E[r] = 1 for tokens sampled from the logged distribution",
+        "the same prompts without speculative decoding: the two columns then agree at all tokens",
+        "log the target model's log-probs with speculative decoding, or switch it off in rollouts",
+        "without these tokens",
+        "log-probs of a draft model",
+    ),
+    "mixed_temperature": Row(
+        "bug",
+        "{share} of the responses were sampled at another temperature (T ≈ {temperature}) than the {column} "
+        "column knows of",
+        "the same sampling parameters hold for all responses, on both sides",
+        "fit the temperature of each response, or print the sampling parameters of one of those named here",
+        "sample all responses that are trained on with one temperature (no evaluation or greedy ones among "
+        "them), or divide the logits of each by its own temperature on both sides",
+        "without these sequences",
+        "a temperature of a part of the responses",
+    ),
+    "repetition_penalty": Row(
+        "bug",
+        "the engine penalises tokens that came before, and only the rollout column knows of it",
+        "whether a token came before makes no difference between two engines of one model",
+        "the sampling parameters of the rollout and generation_config.json of the model: repetition_penalty, "
+        "presence_penalty, frequency_penalty",
+        "sample with repetition_penalty=1.0 and without presence and frequency penalties (vLLM: "
+        'generation_config="vllm" takes none from the model)',
+        "without tokens that came before",
+    ),
+    "stochastic_forward": Row(
+        "bug",
+        "the {column} column is no function of the prompt and the tokens before: it is computed with noise",
+        "the same weights after the same tokens give the same log-prob, but for rounding",
+        "score the same 64 responses twice with the {side}: the two scorings differ as much as the columns",
+        "switch off dropout and router noise where log-probs are computed (model.eval(), attention_dropout "
+        "and hidden_dropout 0, router jitter 0), and let no sequence see others of its batch",
+    ),
+    "packing_leak": Row(
+        "bug",
+        "the {column} column depends on what a sequence is packed with: all but the first see others",
+        "a log-prob depends on its own prompt and response only",
+        "score one response alone and packed behind another one",
+        "pass cu_seqlens (position_ids that restart alone do not do it) to attention, convolution and state "
+        "space layers alike, or switch packing off",
+        "without all but the first of each pack",
+    ),
+    "prompt_positions": Row(
+        "bug",
+        "padding before the prompt counts on one side: responses to the longest prompts agree, others differ",
+        "how long a prompt is makes no difference between two engines of one model",
+        "score one response with its prompt padded on the left and without padding",
+        "pass attention_mask, and position_ids that begin at the first token of the prompt, where the batch "
+        "is padded on the left",
+        "without the sequences that differ",
+    ),
+    "columns_exchanged": Row(
+        "bug",
+        "the two columns are exchanged: the tokens were sampled from what the train column holds",
+        "k1 ≥ 0 and E[r] = 1 for tokens sampled from what the rollout column holds",
+        "look at which tensor is written under which name",
+        "exchange rollout_log_probs and old_log_probs where they are written",
+        "with the columns exchanged",
+    ),
     "wrong_mask": Row(
         "bug",
         "the response mask includes tokens that were not sampled: {place}",
@@ -129,10 +229,10 @@ CAUSES: dict[str, Row] = {
     ),
     "truncated_sampling": Row(
         "bug",
-        "tokens were sampled with top-p or top-k, and only the rollout column knows of it",
+        "tokens were sampled with top-p, top-k or min-p, and only the rollout column knows of it",
         "E[r] = 1: here r = the probability mass that was kept, never above 1",
-        "the sampling parameters of the rollout: top_p < 1 or top_k > 0",
-        "sample with top_p=1.0 and top_k=-1, or apply the same filter to the trainer's logits",
+        "the sampling parameters of the rollout: top_p < 1, top_k > 0 or min_p > 0",
+        "sample with top_p=1.0, top_k=-1 and min_p=0, or apply the same filter to the trainer's logits",
         "with the rollout log-probs renormalised over the whole vocabulary (approximate)",
         "top-p or top-k on one side",
     ),

@@ -142,7 +142,7 @@ def sampling(rows: Rows) -> Found | None:
     fitted = fit_temperature(rows)
     negative = seen.k1.off(0) < 0 and seen.k1.value < -1e-5
     clear = fitted.fits if negative else fitted.clear
-    if not clear and (negative or seen.ratio.off(1) > 0) and _few_far(rows):
+    if not clear and (negative or seen.ratio.off(1) > 0) and few_far(rows):
         return None  # a few tokens that are logged far off are no temperature
     if clear or negative:
         raw = seen.k1.value < 0
@@ -176,7 +176,7 @@ def _twice(power: float) -> dict[str, str]:
     }
 
 
-def _few_far(rows: Rows) -> bool:
+def few_far(rows: Rows) -> bool:
     """Return whether only tokens with |Δ| > 1, fewer than one in 30, break the identities."""
     far = np.abs(rows.delta) > 1.0
     if not 0 < far.mean() < 1 / 30:
@@ -268,7 +268,7 @@ def positions(rows: Rows) -> Found | None:
         return None  # of two models that differ everywhere, E[r] misses what neither of them samples
     far = np.abs(rows.delta) > 1.0
     everywhere = far[tokens].mean() < 2 * far.mean()
-    if everywhere and _few_far(rows) and not _broken_octaves(rows.keep(~far))[1]:
+    if everywhere and few_far(rows) and not _broken_octaves(rows.keep(~far))[1]:
         return None  # a few tokens that are far off at any place
     places = [f"{2**k - 1}" if k == 0 else f"{2**k - 1}–{2 ** (k + 1) - 2}" for k, _ in broken]
     place = f"position {', '.join(places)}" if places != ["0"] else "the first token"

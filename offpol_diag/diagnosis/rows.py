@@ -232,6 +232,17 @@ def answered_again(rows: Rows) -> bool:
     return 2 * len(np.unique(clusters(rows))) <= rows.sequences
 
 
+WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
+"""Columns that say which weights sampled and scored a sequence."""
+
+
+def alike(rows: Rows) -> Ints:
+    """Return a number for each sequence, [S], equal where the same weights sampled and scored it."""
+    keys = list(zip(*(rows.column(name) for name in WEIGHTS), strict=True))
+    numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], np.int64)
+
+
 def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: bool = True) -> Estimate:
     """Estimate the mean of x [T] over tokens, with a ratio estimator's interval over groups.
 

@@ -8,7 +8,7 @@ faults are all found. Statistics cut |Δ| at `CAP` nats a token, so that no sing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ IMPOSSIBLE, LOWEST = -90.0, -1000.0
 """Log-prob below which no token is ever sampled, nats, and below which none is computed."""
 CHANCE = 0.9
 """`against_chance` from which the columns of a run of tokens are unrelated; honest ones stay below 0.85."""
+UNSURE = -0.05
+"""Log-prob below which a policy is not certain of a token, nats."""
 FAR = 0.7
 """|Δ| from which two log-probs of one token count as different, nats: a factor of 2."""
 
@@ -134,31 +136,29 @@ def _padding(rows: Rows) -> Found | None:
 def _whole_column(rows: Rows, column: str, x: Floats, other: Floats) -> Found | None:
     """Find a column of one value, or of one value in each sequence where the other column varies."""
     begins = rows.starts[:-1]
-    if x.min() == x.max():
-        if np.abs(x - other).max() <= 1e-3:
-            return None  # the policies agree: both are as good as certain of every token
-        text = _text(float(x[0]))
-        held, statistic = (
-            f"nothing but the constant {text}",
-            f"all {rows.tokens:,} tokens hold exactly {text}",
-        )
-    else:
+    tokens, fields = np.ones(rows.tokens, bool), {"column": column}
+    if x.min() < x.max():
         varies = np.maximum.reduceat(other, begins) - np.minimum.reduceat(other, begins) > 1e-3
         same = np.maximum.reduceat(x, begins) == np.minimum.reduceat(x, begins)
         told = varies & (rows.lengths >= 4)
         if told.sum() < 8 or not same[told].mean() > 0.95:
             return None
-        text, held = "one value of a sequence", "one value for each sequence, copied to all of its tokens"
-        statistic = f"{int(same[told].sum()):,} of {int(told.sum()):,} sequences hold one value throughout"
-    fields = {
+        off = float(np.median(np.abs(x[begins] - rows.mean(other))))
+        statistic = (
+            f"{int(same[told].sum()):,} of {int(told.sum()):,} sequences hold one value throughout in the "
+            f"{column} column, {off:.2g} nats from the mean of the other column (median)"
+        )
+        return Found.of_tokens("copied_mean", statistic, rows, tokens, fields=fields, exact=True)
+    if np.abs(x - other).max() <= 1e-3:
+        return None  # the policies agree: both are as good as certain of every token
+    text = _text(float(x[0]))
+    fields |= {
         "value": text,
-        "column": column,
-        "sentence": f"the {column} column holds {held}, in place of log-probs",
+        "sentence": f"the {column} column holds nothing but the constant {text}, in place of log-probs",
         "confirm": "look at one sequence of the {column} column: no two log-probs of a response are equal",
         "fix": "write the log-prob of each sampled token, as the {side} computed it",
     }
-    tokens = np.ones(rows.tokens, bool)
-    statistic += f" in the {column} column"
+    statistic = f"all {rows.tokens:,} tokens hold exactly {text} in the {column} column"
     return Found.of_tokens("sentinel", statistic, rows, tokens, fields=fields, exact=True)
 
 
@@ -212,7 +212,19 @@ def _zeros(x: Floats, other: Floats) -> bool:
         closer = (x < 0) & (x > least)
         near = closer if closer.sum() >= 100 or least == -1e-2 else near
     rate = (float(np.sum(other[near] < -FAR)) + 1) / (float(near.sum()) + 30)
-    return bool(far.sum() > 3 * rate * np.sum(x == 0))
+    return bool(far.sum() > 3 * rate * np.sum(x == 0)) and _ordinary(other[x == 0], other[x < 0])
+
+
+def _ordinary(other: Floats, usual: Floats) -> bool:
+    """Return whether tokens are as improbable under the other policy as tokens of any kind.
+
+    Of those of which it is not certain, 21 to 55% are below −1 in models of six architectures. Where one
+    policy is certain to the last bit, another model may not be, but is seldom that far off.
+    """
+    theirs, all_ = (x[x < UNSURE] for x in (other, usual))
+    if not len(theirs) or len(all_) < 30:
+        return True
+    return bool(np.mean(theirs < -1) > 0.5 * np.mean(all_ < -1))
 
 
 def _impossible(value: float) -> bool:
@@ -330,6 +342,8 @@ def shifts(rows: Rows) -> Found | None:
         return None  # short sequences that fit at one of so many lags by chance
     lag = LAGS[int(votes.argmax())]
     moved &= best == LAGS.index(lag)
+    if _periodic(among.only(moved), lag):
+        return None  # text that repeats itself fits there too
     telling = max(int(long[lag][bad].sum()), 1)
     share = moved.sum() / telling
     if moved.sum() < max(2, SHIFTED * long[lag].sum()) or not _whole(among, moved, lag):
@@ -344,6 +358,37 @@ def shifts(rows: Rows) -> Found | None:
     if sequences.mean() > 0.8:
         sequences[:] = True  # the rest is too short, or too certain, to show it
     return _shifted(rows, sequences, lag, share)
+
+
+def turns(rows: Rows) -> Found | None:
+    """Find a shift that begins behind masked tokens, as after a tool's answer: in each run by itself."""
+    new = np.ones(rows.tokens, bool)
+    new[1:] = (np.diff(rows.position) != 1) | (rows.index[1:] == 0)
+    begins = np.flatnonzero(new)
+    owner = rows.owner[begins]
+    scalars = {name: [column[i] for i in owner] for name, column in rows.scalars.items()}
+    runs = replace(rows, starts=np.append(begins, rows.tokens), scalars=scalars)
+    later = np.append(False, owner[1:] == owner[:-1])
+    if later.sum() < 8:
+        return None
+    found = shifts(runs.only(later))
+    if found is None or found.sequences.mean() < 0.3:
+        return None
+    run = np.zeros(len(begins), bool)
+    run[np.flatnonzero(later)[found.sequences]] = True
+    tokens = run[np.cumsum(new) - 1]
+    statistic = f"behind masked tokens {found.statistic.replace('sequences', 'runs of tokens')}"
+    fields = found.fields | {"after": "without what lies behind masked tokens"}
+    return Found.of_tokens("off_by_one", statistic, rows, tokens, fields=fields, exact=True)
+
+
+def _periodic(rows: Rows, lag: int) -> bool:
+    """Return whether most tokens have the id of the token at this distance."""
+    if rows.ids is None:
+        return False
+    k = abs(lag)
+    same = rows.owner[k:] == rows.owner[:-k]
+    return bool(np.mean((rows.ids[k:] == rows.ids[:-k])[same]) > 0.5)
 
 
 def _whole(rows: Rows, moved: Flags, lag: int) -> bool:

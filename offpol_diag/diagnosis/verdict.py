@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis import candidates, honest, laws, signatures, sync
+from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
-from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Ints, Rows, measured
+from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Ints, Rows, alike, measured
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.sample import Sample
 from offpol_diag.number import Number
@@ -21,14 +21,25 @@ from offpol_diag.result import After, Cause, Diagnosis, Example, Result
 
 SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     laws.storage,
+    sampled.log_base,
+    sampled.summed_pieces,
     signatures.sentinels,
+    sampled.top1_logged,
     signatures.shifts,
+    signatures.turns,
     signatures.permutations,
+    definition.packing_leak,
+    sampled.mixed_temperature,
+    sampled.draft_log_probs,
+    sampled.repetition_penalty,
+    definition.prompt_positions,
     signatures.boundaries,
     signatures.contexts,
     signatures.special_tokens,
     signatures.jumps,
     signatures.breaks,
+    sampled.stochastic_forward,
+    sampled.columns_exchanged,
     laws.sampling,
     laws.positions,
 )
@@ -37,6 +48,10 @@ TOKENS = 64
 """Fewest tokens for a diagnosis."""
 ERRORS = 0.02
 """Largest standard error of E[r] at which the identities can rule out a temperature or top-p."""
+
+
+CHOSEN = ("repetition_penalty", "draft_log_probs")
+"""Causes whose repair leaves out tokens by how likely they are: E[r] of the others is not 1."""
 
 
 class Findings(NamedTuple):
@@ -59,12 +74,10 @@ def run_signatures(rows: Rows) -> Findings:
         one = signature(rows)
         if one is None or one.cause in {other.cause for other in found}:
             continue
-        if (
-            found
-            and signature in (laws.sampling, laws.positions)
-            and one.fields.get("shape", "") in ("", "E")
-        ):
-            continue  # E[r] or K1 alone, beside a fault that may not be mended whole
+        if found and signature in (laws.sampling, laws.positions):
+            alone = one.fields.get("shape", "") in ("", "E")
+            if alone or any(other.cause in CHOSEN for other in found):
+                continue  # E[r] or K1 alone, beside a fault that may not be mended whole
         found.append(one)
         if one.repaired is not None and not one.repaired.tokens:
             return Findings((one,), one.repaired)  # a column without a log-prob: nothing else is to be seen
@@ -164,6 +177,15 @@ def locate(rows: Rows, sequences: Flags) -> str:
     return ""
 
 
+def _located(one: Found) -> Found:
+    """Return a finding with its group; a temperature of one machine is not one of a part of the responses."""
+    where = locate(one.rows, one.sequences)
+    if not where or one.cause != "mixed_temperature":
+        return replace(one, where=where)
+    cause = "rollout_raw_logprobs" if one.fields["column"] == "rollout" else "trainer_temperature"
+    return replace(one, cause=cause, where=where, fields=one.fields | {"after": "without these sequences"})
+
+
 def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
     """Format a group: `host = b`, `step 4 to 7`."""
     if name == "step" and len(inside) > 1:
@@ -181,12 +203,12 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
     step and policy lag: hosts that hold weights of different steps differ honestly.
     """
     best: tuple[float, str, Any, Flags, Flags] | None = None
-    logs, alike = np.log(np.maximum(rows.level, 1e-9)), _alike(rows)
+    logs, weights = np.log(np.maximum(rows.level, 1e-9)), alike(rows)
     for name, parts in partitions(rows):
         for value, at in parts.items() if name != "step" else ():
             if at.sum() < 6 or (~at).sum() < 6 or at.mean() > 0.6:
                 continue
-            gap, spread, compared = _apart(logs, at, alike)
+            gap, spread, compared = _apart(logs, at, weights)
             times = float(np.exp(gap))
             if gap / max(spread, 1e-9) > 5.5 and times > 2.5 and (best is None or times > best[0]):
                 best = times, name, value, at, compared
@@ -226,13 +248,13 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
 
 def weights(rows: Rows, plain: str = "") -> Found | None:
     """Find weights that do not arrive: on one machine, if the others get theirs, or everywhere."""
-    alike = _alike(rows)
+    same = alike(rows)
     logs = np.log(np.maximum(rows.level, 1e-9))
     for name, parts in partitions(rows):
         for value, at in parts.items() if MACHINES.search(name.lower()) else ():
             if not 16 <= at.sum() <= 0.6 * len(at):
                 continue
-            gap, spread, compared = _apart(logs, at, alike)
+            gap, spread, compared = _apart(logs, at, same)
             if gap < max(np.log(2), 5 * spread):
                 continue
             found = sync.replica(rows.only(compared), at[compared])
@@ -245,17 +267,6 @@ def weights(rows: Rows, plain: str = "") -> Found | None:
                 rest: dict[str, Any] = {"repaired": rows.only(~at), "where": f"{name} = {value}"}
                 return Found.of_sequences("replica_stale", statistic, rows, at, **rest)
     return sync.weights(rows, plain)
-
-
-WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
-"""Columns that say which weights sampled and scored a sequence."""
-
-
-def _alike(rows: Rows) -> Ints:
-    """Return a number for each sequence, [S], equal where the same weights sampled and scored it."""
-    keys = list(zip(*(rows.column(name) for name in WEIGHTS), strict=True))
-    numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    return np.array([numbers[key] for key in keys], np.int64)
 
 
 def _apart(logs: Floats, at: Flags, alike: Ints) -> tuple[float, float, Flags]:
@@ -306,7 +317,7 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
             verdict="cannot_tell", headline=headline, sequences=rows.sequences, tokens=rows.tokens
         )
     seen = run_signatures(rows)
-    found = [replace(one, where=locate(one.rows, one.sequences)) for one in seen.found]
+    found = [_located(one) for one in seen.found]
     grouped = by_group(rows, seen)
     if grouped is not None and not any(one.where for one in found):
         same = [one.cause == grouped.cause for one in found]

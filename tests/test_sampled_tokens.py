@@ -1,0 +1,231 @@
+"""What sampled tokens tell of a logged number: its base, token, model and sampler; and look-alikes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from faults import PROMPTS, WORDS, Policy, colder, draw, log_softmax, penalised, pick
+from faults import responses as sampled
+
+from offpol_diag.analyze import analyze
+
+OLD = Policy()
+NEW = OLD.moved(0.3)
+"""Weights of another step: what is honestly off by 0.2 nats a token."""
+
+
+@cache
+def honest(size=0.0, temperature=1.0):
+    """Return a dump whose trainer is right: the same weights, or others."""
+    return sampled(lambda t: colder(temperature, OLD.moved(size)), colder(temperature, OLD))
+
+
+def each(name, change, given=None):
+    """Return a dump with a column changed: `change` of (row, its values, the other column's)."""
+    given = given or honest()
+    other = "old_log_probs" if name == "rollout_log_probs" else "rollout_log_probs"
+    rows = zip(given[name], given[other], strict=True)
+    return given | {name: [np.float32(change(i, x, y)) for i, (x, y) in enumerate(rows)]}
+
+
+def rng(i):
+    return np.random.default_rng(i)
+
+
+def pieces(i, q, p):
+    """Sum over pieces of one to three tokens, written at the first."""
+    starts = np.unique(np.append(0, np.cumsum(rng(i).integers(1, 4, len(q)))))
+    starts = starts[starts < len(q)]
+    found = np.zeros(len(q))
+    found[starts] = np.add.reduceat(q, starts)
+    return found
+
+
+def likeliest(given):
+    """Log the likeliest token's log-prob: of the same policy, recomputed along the sampled tokens."""
+    rows = []
+    for ids, group in zip(given["token_ids"], given["group_id"], strict=True):
+        before = np.append(-1, ids[:-1])
+        logits = [OLD.begin[group] / (1 + t) + (OLD.after[b] if b >= 0 else 0) for t, b in enumerate(before)]
+        rows.append(np.float32(log_softmax(np.array(logits)).max(-1)))
+    return given | {"rollout_log_probs": rows}
+
+
+def drafted():
+    """Sample by speculative decoding, and log the draft model's log-prob of an accepted token."""
+    chance, draft, group = rng(3), OLD.moved(1.0), np.repeat(np.arange(PROMPTS), 8)
+    before, tried = None, np.zeros(len(group), int)
+    seen = np.zeros((len(group), WORDS), bool)
+    columns = {"rollout_log_probs": [], "old_log_probs": [], "token_ids": []}
+    for t in range(50):
+        own, theirs = (policy.log_probs(group, t, before, seen) for policy in (OLD, draft))
+        guess = draw(theirs, chance)
+        fits = np.exp(pick(own, guess) - pick(theirs, guess))
+        taken = (tried < 3) & (chance.random(len(group)) < fits)
+        left = np.log(np.maximum(np.exp(own) - np.exp(theirs), 1e-12))
+        other = np.where(tried < 3, draw(left, chance), draw(own, chance))
+        token = np.where(taken, guess, other)
+        columns["rollout_log_probs"].append(np.where(taken, pick(theirs, token), pick(own, token)))
+        noise = 1 + 0.005 * chance.normal(size=len(group))
+        columns["old_log_probs"].append(pick(own, token) * noise)
+        columns["token_ids"].append(token)
+        before, tried = token, np.where(taken, tried + 1, 0)
+    return {name: list(np.array(x).T) for name, x in columns.items()} | {"group_id": group.tolist()}
+
+
+def noisy(size):
+    """Compute the trainer's log-probs with noise of its logits, anew for each sequence."""
+    return each("old_log_probs", lambda i, p, q: p - size * np.expm1(p) * rng(i).normal(size=len(p)))
+
+
+def part(temperature, every, raw=False):
+    """Sample every so many sequences at another temperature that one column does not know of."""
+    cold = sampled(lambda t: colder(temperature, OLD), OLD, logged=OLD if raw else None, seed=5)
+    names = ("rollout_log_probs", "old_log_probs", "token_ids")
+    rows = {n: [(cold if i % every == 0 else honest())[n][i] for i in range(len(cold[n]))] for n in names}
+    scored = {"old_log_probs": rows["old_log_probs"]}
+    if raw:  # the trainer divides by the temperature, and the engine logs what it had before
+        right = sampled(lambda t: colder(temperature, OLD), colder(temperature, OLD), seed=5)
+        scored = {
+            "old_log_probs": [
+                right["old_log_probs"][i] if i % every == 0 else x
+                for i, x in enumerate(rows["old_log_probs"])
+            ]
+        }
+    return honest() | rows | scored
+
+
+def exchanged(given):
+    names = ("rollout_log_probs", "old_log_probs")
+    return given | dict(zip(names, (given[name] for name in reversed(names)), strict=True))
+
+
+FAULTS = {
+    "log 2 in the engine": ("log_base", lambda: each("rollout_log_probs", lambda i, q, p: q / np.log(2))),
+    "log 10 in the trainer": ("log_base", lambda: each("old_log_probs", lambda i, p, q: p / np.log(10))),
+    "sums over pieces": ("summed_pieces", lambda: each("rollout_log_probs", pieces)),
+    "the likeliest token": ("top1_logged", lambda: likeliest(honest())),
+    "a draft model": ("draft_log_probs", drafted),
+    "a penalty": ("repetition_penalty", lambda: sampled(lambda t: penalised(OLD, 1.3), OLD)),
+    "a small penalty": ("repetition_penalty", lambda: sampled(lambda t: penalised(OLD, 1.1), OLD)),
+    "dropout": ("stochastic_forward", lambda: noisy(0.2)),
+    "columns exchanged": ("columns_exchanged", lambda: exchanged(honest(0.3))),
+    "a part at 0.6": ("mixed_temperature", lambda: part(0.6, 4)),
+    "a part at 0.6, raw": ("mixed_temperature", lambda: part(0.6, 4, raw=True)),
+    "a mean": (
+        "copied_mean",
+        lambda: each("rollout_log_probs", lambda i, q, p: np.full(len(q), q.mean())),
+    ),
+}
+HONEST = {
+    "the same weights": honest,
+    "other weights": lambda: honest(0.3),
+    "another model": lambda: honest(1.0),
+    "a temperature on both sides": lambda: honest(temperature=0.6),
+    "both certain, other weights": lambda: honest(0.1, 0.2),
+}
+
+
+def diagnosed(tmp_path, given, *more):
+    names = ("rollout_log_probs", "old_log_probs", "token_ids", "group_id", *more)
+    pq.write_table(pa.table({name: given[name] for name in names}), tmp_path / "d.parquet")
+    return analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_named_and_nothing_else(tmp_path, name):
+    cause, make = FAULTS[name]
+    found = diagnosed(tmp_path, make())
+    assert (found.verdict, [one.id for one in found.causes if one.kind == "bug"]) == ("bug", [cause])
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_look_alike_is_no_bug(tmp_path, name):
+    assert diagnosed(tmp_path, HONEST[name]()).verdict != "bug"
+
+
+@pytest.mark.parametrize("name", ["log 2 in the engine", "log 10 in the trainer", "sums over pieces"])
+def test_what_is_undone_exactly_leaves_rounding(tmp_path, name):
+    (first,) = diagnosed(tmp_path, FAULTS[name][1]()).causes
+    assert first.exact
+    assert first.after.k3 < 1e-4
+
+
+def certain(share):
+    """Return a dump in which the engine logs 0.0 where it is certain, and the trainer doubts a few of these.
+
+    At a `share` of all tokens, whatever they are, 0.0 stands for a missing value.
+    """
+
+    def change(i, q, p):
+        chance = rng(i)
+        zero = chance.random(len(q)) < 0.1
+        doubt = -chance.exponential(0.4, len(q)) * (chance.random(len(q)) < 0.12) - 1e-4
+        p[:] = np.where(zero, doubt, p)
+        return np.where(zero | (chance.random(len(q)) < share), 0.0, q)
+
+    given = honest(0.3)
+    return each(
+        "rollout_log_probs", change, given | {"old_log_probs": [x.copy() for x in given["old_log_probs"]]}
+    )
+
+
+@pytest.mark.parametrize(("share", "causes"), [(0.0, []), (0.05, ["sentinel"])])
+def test_zeros_of_a_peaked_policy_are_no_sentinels(tmp_path, share, causes):
+    """A missing value stands at tokens of all kinds; another model is seldom far off where one is certain."""
+    found = diagnosed(tmp_path, certain(share))
+    assert [one.id for one in found.causes if one.kind == "bug"] == causes
+
+
+def off_by(sizes):
+    """Return a dump whose trainer is off by so much in each sequence, as a function of the token."""
+    ids = honest()["token_ids"]
+    return each("old_log_probs", lambda i, p, q: p + sizes[i] * np.expm1(p) * np.sin(37.0 * ids[i]) / 2)
+
+
+def scored_after(size):
+    """Return a dump of prompts of 8 to 47 tokens, its trainer off by `size` of the prompt's length."""
+    given = honest()
+    lengths = [8 + group for group in given["group_id"]]
+    off = off_by([size(length) for length in lengths])
+    return off | {"prompt_length": lengths}
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (lambda length: 0.02 * (47 - length), True),
+        (lambda length: 0.01 * length, False),
+        (lambda length: 0.4, False),
+    ],
+    ids=["padding", "absolute positions", "all alike"],
+)
+def test_padding_that_counts_is_told_by_the_length_of_the_prompt(tmp_path, size, told):
+    found = diagnosed(tmp_path, scored_after(size), "prompt_length")
+    assert ("prompt_positions" in [one.id for one in found.causes]) is told
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_the_first_of_a_pack_is_clean_where_packs_leak(tmp_path, leaks):
+    given = honest()
+    place = [i % 4 for i in range(len(given["group_id"]))]
+    size = [0.4 if at or not leaks else 0.0 for at in place]
+    off = off_by(size)
+    found = diagnosed(tmp_path, off | {"pack_index": place}, "pack_index")
+    assert ("packing_leak" in [one.id for one in found.causes]) is leaks
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_shift_behind_a_tools_answer_only_is_found(tmp_path, shift):
+    """The mask has a hole of five tokens; what comes after it is shifted against the other column."""
+    given = honest()
+    masks = [(np.arange(len(q)) < 15) | (np.arange(len(q)) >= 20) for q in given["rollout_log_probs"]]
+    moved = each("old_log_probs", lambda i, p, q: np.append(p[:20], np.roll(p[20:], shift)))
+    found = diagnosed(
+        tmp_path, moved | {"response_mask": [x.astype(np.int8) for x in masks]}, "response_mask"
+    )
+    assert [one.id for one in found.causes if one.kind == "bug"] == ["off_by_one"] * shift
