@@ -295,7 +295,7 @@ def spoiled(*records: Any) -> bytes:
 LOGS = {"logprobs": [-1.0], "old_logprobs": [-1.0]}
 LINES: Mapping[str, tuple[bytes, str]] = {
     "list": (spoiled(LOGS, [1]), "line 2: list, no JSON object"),
-    "empty": (b"", "not a form of dump"),
+    "empty": (b"", "the file is empty"),
     "other": (spoiled({"prompt": "a", "text": "b"}), "not a form of dump"),
     "text": (b"hello", "not a form of dump"),
     "nested": (spoiled(LOGS | {"logprobs": [[-1.0]]}), "'logprobs' is no list of num"),
