@@ -495,8 +495,11 @@ def fitting(seen: Seen) -> list[CandidateCause]:
 
 
 def able(seen: Seen) -> list[Candidate]:
-    """Return the candidates that nothing rules out."""
-    return [one for one in CANDIDATES if one.fits(seen)] or [one for one in CANDIDATES if one.id in ALWAYS]
+    """Return the candidates that nothing rules out, and `ALWAYS` where there is no other than the sync."""
+    fits = {one.id: one for one in CANDIDATES if one.fits(seen)}
+    if seen.returns or not fits.keys() <= {"sync_stopped"}:
+        return [*fits.values()]
+    return [one for one in CANDIDATES if one.id in fits or one.id in ALWAYS]
 
 
 def evidence(one: Candidate, seen: Seen) -> list[str]:

@@ -28,6 +28,7 @@ SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.shifts,
     signatures.turns,
     signatures.permutations,
+    sync.digests,
     definition.packing_leak,
     sampled.mixed_temperature,
     sampled.draft_log_probs,
