@@ -848,11 +848,15 @@ FAULTS: dict[str, tuple[str, Make]] = {
 """Name → the cause, and how the dump is made; None where an architecture has no such fault."""
 
 
-def dumps(architecture: str, folder: Path) -> Iterator[tuple[str, str, Path]]:
-    """Make the dumps of an architecture that are not there; yield name, cause and path."""
+def dumps(
+    architecture: str, folder: Path, wanted: Callable[[str, str], bool] = lambda name, cause: True
+) -> Iterator[tuple[str, str, Path]]:
+    """Make the wanted dumps of an architecture that are not there; yield name, cause and path."""
     made = Field(architecture, folder)
     table = {f"honest: {name}": ("honest", make) for name, make in HONEST.items()} | FAULTS
     for name, (cause, make) in table.items():
+        if not wanted(name, cause):
+            continue
         path = folder / "dumps" / architecture / f"{name.replace(' ', '_').replace(',', '')}.parquet"
         none = path.with_suffix(".none")
         if not path.exists() and not none.exists():

@@ -1,6 +1,6 @@
 """Compose dumps of known cause, some of which cannot be decided, and keep what the diagnosis says of each.
 
-    python benchmarks/doctor/undecided.py ARCHITECTURE … [--cache DIR] [--examples N]
+    python benchmarks/doctor/undecided.py ARCHITECTURE … [--cache DIR] [--examples N] [--faults]
 
 For each architecture (hub.py) a small model is trained, and then for some steps of GRPO (runs.py); dumps are
 composed of what its engines sample, with and without policy lag, advantages and metadata. evidence.json keeps
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.doctor.rollouts import SAMPLES
 from benchmarks.doctor.runs import STEPS, Held, Path_, Trajectory, normalised
+from benchmarks.doctor.sampled import dumps
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import candidates
@@ -83,7 +84,7 @@ def engines(experts: bool) -> dict[str, tuple[list[str], Callable[[int], Any]]]:
     return kinds | ({"experts": (differ, at(0, kind="experts"))} if experts else {})
 
 
-def examples(architecture: str, many: int, cache: Path) -> Iterator[dict[str, Any]]:
+def examples(architecture: str, cache: Path, many: int) -> Iterator[dict[str, Any]]:
     """Yield dumps of known cause, and what the diagnosis says of each."""
     run = Trajectory(Path_(architecture, *SEEDS[architecture]), cache)
     kinds = engines(architecture in ("qwen3-moe", "gpt-oss", "mixtral"))
@@ -110,6 +111,33 @@ def examples(architecture: str, many: int, cache: Path) -> Iterator[dict[str, An
             path = Path(folder) / "dump.parquet"
             compose(path, run, held, stale, how)
             yield {"architecture": architecture, **how, "right": right, **answer(path)}
+
+
+FAULTS = {
+    "model_differs": ["model_differs"],
+    "softcap": ["model_differs"],
+    "weights_differ": ["weights_differ"],
+    "honest: lag2": ["stale"],
+    "honest: tool lag2": ["stale"],
+    "honest: int4": ["quantized_rollout"],
+    "honest: T1.2 int4": ["quantized_rollout"],
+    "honest: small int4": ["quantized_rollout"],
+}
+"""Cause or name of a dump of sampled.py → causes that are right, of those that a dump may leave undecided."""
+
+
+def faults(architecture: str, cache: Path) -> Iterator[dict[str, Any]]:
+    """Yield the same for dumps of one step whose model, weights or engine differ (sampled.py)."""
+    for name, cause, path in dumps(
+        architecture, cache, lambda name, cause: bool({name, cause} & FAULTS.keys())
+    ):
+        how = {"kind": name, "steps": [0, 0], "lag": True, "advantages": True, "metadata": {}, "rows": 0}
+        yield {
+            "architecture": architecture,
+            **how,
+            "right": FAULTS.get(cause) or FAULTS[name],
+            **answer(path),
+        }
 
 
 def compose(path: Path, run: Any, held: Callable[[int], Any], stale: bool, how: Mapping[str, Any]) -> None:
@@ -181,11 +209,21 @@ def main() -> None:
     parser.add_argument("architectures", nargs="+", choices=list(SEEDS))
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--examples", type=int, default=70)
+    parser.add_argument("--faults", action="store_true", help="those of sampled.py in place of runs")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for architecture in given.architectures:
-        made = list(examples(architecture, given.examples, given.cache))
-        known = [one for one in kept() if one["architecture"] != architecture] + made
+        made = [
+            *(
+                faults(architecture, given.cache)
+                if given.faults
+                else examples(architecture, given.examples, given.cache)
+            )
+        ]
+        others = [
+            one for one in kept() if one["architecture"] != architecture or bool(one["rows"]) == given.faults
+        ]
+        known = others + made
         EVIDENCE.write_text("[\n" + ",\n".join(map(json.dumps, known)) + "\n]\n", encoding="utf-8")
 
 

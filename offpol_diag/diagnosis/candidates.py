@@ -382,6 +382,13 @@ CANDIDATES: tuple[Candidate, ...] = (
         (grows, noise, close, moves_along),
     ),
     Candidate(
+        "model_differs",
+        "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise.",
+        _possible_other,
+        (in_sync, wide, level_over_steps),
+        (grows, noise, close, moves_along, shared_much),
+    ),
+    Candidate(
         "sync_corrupts",
         "Weights that arrive damaged: a sync overwrites what the engine repacked or quantised at its start.",
         lambda seen: seen.jump is not None and not seen.late,

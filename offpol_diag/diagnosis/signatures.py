@@ -895,6 +895,9 @@ def special_tokens(rows: Rows) -> Found | None:
     tokens = np.isin(which, worst)
     if tokens.mean() > 0.3 or total[worst].sum() < 0.1 * total.sum():
         return None
+    others = ~tokens & (rows.q < -0.02) & (rows.q > -8)
+    if others.sum() >= 100 and 2 * rows.scaled[others].mean() > rows.scaled[tokens].mean():
+        return None  # wherever the other tokens are uncertain, they are off as well
     elsewhere = float(rows.size[~tokens].mean())
     names = ", ".join(str(values[at]) for at in worst)
     statistic = (
@@ -922,6 +925,10 @@ AT_FIRST = 1.8
 rule, and 0.2 to 1.5 where the weights were updated during the response."""
 
 
+FADES = 1.6
+"""Least factor of |Δ|/(1 − π_rollout), of uncertain tokens, by which the effect of another prompt fades."""
+
+
 def contexts(rows: Rows) -> Found | None:
     """Find responses scored after another prompt: a mismatch that is large at first and smaller later."""
     long = rows.lengths >= LATE + 8
@@ -947,6 +954,11 @@ def contexts(rows: Rows) -> Found | None:
         return None
     if rows.scaled[(rows.index == 0) & falling[rows.owner]].mean() < AT_FIRST:
         return None  # weights that changed during the response differ at its start as they do elsewhere
+    some = falling[rows.owner] & (rows.q < -0.02) & (rows.q > -8)
+    if (some & later).sum() < 100 or not (
+        rows.scaled[some & first].mean() > FADES * rows.scaled[some & later].mean()
+    ):
+        return None  # later tokens are more certain, and differ as much as that leaves room for
     sequences = falling if part else np.ones(rows.sequences, bool)
     statistic = (
         f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens differ "
