@@ -12,19 +12,26 @@ STEPS, ROWS, TOKENS = 8, 8, 40
 CASES = {
     "equal": (None, lambda step: f"w{step}", 0),
     "one that stays": ("sync_stopped", lambda step: f"w{min(step, 3)}", 0),
-    "others": ("weights_differ", lambda step: f"w{step}" if step < 4 else f"v{step}", 0),
+    "others at every other step": ("weights_differ", lambda step: f"v{step}" if step % 2 else f"w{step}", 0),
     "older ones, as the lag says": (None, lambda step: f"w{max(step - 1, 0)}", 1),
     "older ones, and no lag is recorded": (None, lambda step: f"w{max(step - 1, 0)}", None),
+    "older ones at lag 0": (None, lambda step: f"w{max(step - 1, 0)}", 0),
+    "of every other step": ("sync_period", lambda step: f"w{step - step % 2}", 0),
     "of another dtype in every row": (None, lambda step: f"b{step}", 0),
+    "of another dtype from a step on": (None, lambda step: f"w{step}" if step < 4 else f"b{step}", 0),
+    "of another dtype up to a step": (None, lambda step: f"b{step}" if step < 4 else f"w{step}", 0),
+}
+SHORT = {
+    "two steps, one behind": (2, lambda step: "w0"),
+    "three steps, two behind": (3, lambda step: "w0"),
+    "four optimiser steps of one batch": (4, lambda step: "w0"),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_digests_name_weights_that_are_not_the_trainers_at_policy_lag_0(tmp_path, case):
-    cause, engine, lag = CASES[case]
+def named(tmp_path, steps, engine, lag):
     chance = np.random.default_rng(3)
     with DumpWriter(tmp_path / "dump.parquet") as dump:
-        for step in range(STEPS):
+        for step in range(steps):
             log = -chance.exponential(1.0, (ROWS, TOKENS)) - 0.05
             columns = {} if lag is None else {"policy_lag": [lag] * ROWS}
             dump.write(
@@ -39,9 +46,31 @@ def test_digests_name_weights_that_are_not_the_trainers_at_policy_lag_0(tmp_path
             )
     found = analyze([str(tmp_path / "dump.parquet")], presets=(), threads=1).diagnosis
     assert found is not None
-    named = [one for one in found.causes if one.kind == "bug"]
-    assert [one.id for one in named] == ([] if cause is None else [cause])
-    if named:
-        assert named[0].exact
-        assert named[0].sequences == ROWS * 4
-        assert "32 of 64 rows of policy lag 0" in named[0].statistic
+    return [one for one in found.causes if one.kind == "bug"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_digests_name_weights_that_are_not_the_trainers_at_policy_lag_0(tmp_path, case):
+    cause, engine, lag = CASES[case]
+    found = named(tmp_path, STEPS, engine, lag)
+    assert [one.id for one in found] == ([] if cause is None else [cause])
+    if found:
+        assert found[0].exact
+        assert found[0].sequences == ROWS * 4
+        assert "32 of 64 rows of policy lag 0" in found[0].statistic
+
+
+def test_one_missed_sync_is_no_end_of_them(tmp_path):
+    (found,) = named(tmp_path, STEPS, lambda step: f"w{step - (step == 3)}", 0)
+    assert (found.id, found.sequences) == ("sync_period", ROWS)
+
+
+@pytest.mark.parametrize("case", SHORT)
+def test_a_dump_of_a_few_steps_may_begin_with_a_constant_lag(tmp_path, case):
+    assert named(tmp_path, *SHORT[case], 0) == []
+
+
+def test_a_batch_of_several_optimiser_steps_is_said_beside_a_period(tmp_path):
+    (found,) = named(tmp_path, STEPS, lambda step: f"w{step - step % 2}", 0)
+    assert "several optimiser steps per batch" in found.statement
+    assert "several steps, write policy_lag" in found.fix

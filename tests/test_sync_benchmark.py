@@ -105,7 +105,7 @@ def test_no_honest_dump_is_called_a_bug_and_no_answer_misleads():
 def test_most_causes_that_a_dump_decides_are_named():
     rows = [row for some in sync.results().values() for row in some]
     decidable = [row for row in rows if row["cause"] and row["decidable"]]
-    assert np.mean([row["said"] == "right" for row in decidable]) > 0.75
+    assert np.mean([row["said"] == "right" for row in decidable]) > 0.7
     assert np.mean([row["said"] in ("right", "candidate") for row in decidable]) > 0.9
 
 

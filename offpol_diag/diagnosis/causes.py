@@ -287,10 +287,12 @@ CAUSES: dict[str, Row] = {
     ),
     "sync_period": Row(
         "bug",
-        "the engine gets new weights {every}, and the dump says policy_lag 0 throughout",
+        "the engine gets new weights {every}, or the trainer takes several optimiser steps per batch, and "
+        "the dump says policy_lag 0 throughout",
         "at policy lag 0 the engine has the trainer's weights",
         "count the syncs of one run, and the optimiser steps",
-        "sync after every step; where this is meant, write policy_lag: the steps since the last sync",
+        "sync after every step; where this is meant, or a batch is trained on for several steps, write "
+        "policy_lag: the steps since the last sync",
         "without these sequences",
     ),
     "sync_corrupts": Row(

@@ -180,6 +180,8 @@ def measure(rows: Rows) -> Drift | None:
     if low >= high:
         return None
     scored, drawn = ((x >= low) & (x <= high) for x in (trainer, sampled))  # versions that both sides have
+    if min(len(np.unique(trainer[scored])), len(np.unique(sampled[drawn]))) < FEWEST_STEPS:
+        return None  # of one version there is no slope, and of few hardly any
     theirs, own = followed.slopes(trainer, log, scored), followed.slopes(sampled, rows.q[some], drawn)
     moved, carried = _product(theirs, theirs), _product(own, theirs)
     seen = _part(moved)

@@ -22,16 +22,17 @@ from offpol_diag.diagnosis.signatures import Found, percent
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
 """Columns with a digest of the weights that sampled a row, and of those that scored it."""
 FEWEST_STEPS, FEWEST_BEHIND = 4, 8
-"""Fewest steps for a course; and where no row is recorded at lag 0."""
+"""Fewest steps for a course; and for an engine that stands still or moves in part at all of them."""
 ROUNDED = 0.05
 """Level up to which the weights may be the same, computed in another precision of 8 bits or more."""
 UNQUANTISED = 0.3
 """Level that no quantised rollout reaches: 4 bits give 0.10 to 0.14 in `benchmarks/doctor`."""
+DAMAGED = 0.1
+"""Level of damaged weights where the metadata rules out a quantised rollout; harder text jumps to less."""
 APART = 3.0
 """Least factor between high levels and low ones."""
-SAME, EXACTLY, BROAD = 1e-3, 30.0, 0.2
-"""Level of the same weights and kernels; how far above it others must be to need no drift; and a level above
-that of 4-bit weights."""
+SAME, BROAD = 1e-3, 0.2
+"""Level of the same weights and kernels; and above that of 4-bit weights: steps of both need no drift."""
 GROWN = 1.5
 """Factor from the first third of the steps to the last from which a level grows."""
 STILL, PART = 0.35, (0.1, 0.8)
@@ -41,8 +42,9 @@ ALIGNED = 0.75
 rollouts of `benchmarks/doctor`; damaged ones reach 0.65, quantised ones 0.33."""
 AGAINST = -0.45
 """The same where the engine is ahead of the trainer: −0.5 and less."""
-FELL = 0.6
-"""Least share of the steps since the first that an engine is behind where its weights never change."""
+FELL, STOOD = 0.6, 0.8
+"""Least share of the steps since its weights last changed that an engine is behind; and where these are all
+steps of a dump, which also begins with a constant lag that is not written down."""
 FOLLOWS = 0.6
 """Share of the trainer's movement from which the engine follows it."""
 NOT_BEHIND, BEHIND, AHEAD = 0.7, 0.25, -0.8
@@ -51,6 +53,9 @@ ERRORS = 4.0
 """Standard errors that a step must be away from these."""
 PLACES, DECAYED = ((0, 3), (7, 15), (31, 1 << 40)), 1.25
 """Positions between which the mismatch of old keys decays, and by which factor at least."""
+DECAYS, LEFT = 0.5, 0.05
+"""Most that is left at the second of them of the steps behind at the first; and least at the third, where
+weights that changed within the first tokens leave nothing."""
 
 
 class Course(NamedTuple):
@@ -137,28 +142,53 @@ def weights(rows: Rows, plain: str = "") -> Found | None:
 
 
 def stopped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Found | None:
-    """Find an engine at lag 0 that stands still while the trainer moves on, always or from a step on."""
-    since, clear, high = "at any step of this dump", False, split(seen)
-    if drift is not None:
-        still = drift.carried.value + 2 * drift.carried.error < STILL
-        clear = still and _ends_behind(drift)
+    """Find an engine at lag 0 that stands still while the trainer moves on, always or from a step on.
+
+    Levels alone do not tell it from a lag that is not written down while the learning rate warms up.
+    """
+    if drift is None:
+        return None
+    since, high = "at any step of this dump", split(seen)
+    clear = _stands_still(rows, drift)
     if high is not None and not high[0] and high[int(np.argmax(high)) :].all():
         first = int(np.argmax(high))
         since = f"since step {seen.steps[first]:g}"
-        rises = _rises(seen.level[first:])
-        clear |= rises and (
-            _exact(seen, high) if drift is None else first > 1 and _falls_behind(drift, first)
-        )
+        clear |= first > 1 and _rises(seen.level[first:]) and _falls_behind(drift, first)
     if not clear:
         return None
     return Found.of_all("sync_stopped", _said(seen, drift), rows, fields={"since": since})
 
 
+def _stands_still(rows: Rows, drift: Drift) -> bool:
+    """Return whether the engine never moves, and is behind at last by about all steps since the first."""
+    last = np.arange(len(drift.steps)) >= len(drift.steps) * 2 // 3
+    passed = drift.steps[last].mean() - drift.steps[0]
+    still = drift.carried.value + 2 * drift.carried.error < STILL and len(drift.steps) >= FEWEST_BEHIND
+    fell = drift.behind[last].mean() >= STOOD * passed and _late(drift, last, FELL * passed)
+    return bool(still and fell and _ends_behind(drift) and not _catches_up(rows, drift))
+
+
+def _catches_up(rows: Rows, drift: Drift) -> bool | None:
+    """Return whether the engine carries more of the movement in the later half than in all steps, or None.
+
+    Where the learning rate rises, or a dump begins with the run, an engine a few steps behind moves little at
+    first. One that stands still, or has half of an adapter, goes on as it began.
+    """
+    measured = measure(after(rows, float(np.median(drift.steps))))
+    if measured is None:
+        return None
+    late = measured.carried
+    return bool(late.value > max(drift.carried.value + late.error, 2 * late.error))
+
+
 def _falls_behind(drift: Drift, first: int) -> bool:
-    """Return whether the engine is in sync before a step, and further behind from step to step after it."""
+    """Return whether the engine is in sync before a step, and then further behind by about a step a step."""
     before, later = drift.behind[:first], drift.behind[first:]
     late = later - 2 * drift.errors[first:] > BEHIND
     further = (np.diff(later) > -drift.errors[first + 1 :]).mean() >= 0.75 and later[-1] > GROWN * later[0]
+    third = max(1, len(later) // 3)
+    passed = drift.steps[-third:].mean() - drift.steps[first - 1]
+    further = further and later[-third:].mean() >= FELL * passed
     return bool((np.abs(before) < BEHIND).all() and late.mean() >= 0.9 and further and _ends_behind(drift))
 
 
@@ -181,9 +211,9 @@ def _rises(level: Floats) -> bool:
 
 
 def _exact(seen: Course, high: Flags) -> bool:
-    """Return whether low levels are those of the same weights and kernels, and others far above them."""
+    """Return whether low levels are those of the same weights and kernels, and others of no precision."""
     low, far = float(seen.level[~high].max()), seen.level[high]
-    return bool(low <= SAME and far.min() >= EXACTLY * max(low, 1e-9) and far.max() > BROAD)
+    return bool(low <= SAME and far.min() > BROAD)
 
 
 def returning(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Found | None:
@@ -205,7 +235,7 @@ def returning(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") ->
         clear = climbs and late.sum() >= 0.8 * high.sum() and (drift.behind[~high] < BEHIND).all()
         clear = clear and _late(drift, high) and drift.aligned > ALIGNED
     else:
-        clear = len(long) > 1 and _exact(seen, high)
+        clear = rows.ids is None and len(long) > 1 and _exact(seen, high)
     if not clear:
         return None
     at, gaps = seen.steps[fresh], np.diff(seen.steps[fresh])
@@ -225,13 +255,13 @@ def jumped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Fo
     first = int(np.argmax(high))
     level = seen.level[first:]
     low = seen.level - ERRORS * seen.error
-    least = ROUNDED if plain else UNQUANTISED
-    on_time = drift.behind[first:] - 2 * drift.errors[first:] < NOT_BEHIND
-    if len(level) < 3 or growth(level) >= GROWN or low[first:].min() < least * 0.8 or level.min() < least:
+    least = DAMAGED if plain else UNQUANTISED
+    on_time = np.abs(drift.behind[first:]) - 2 * drift.errors[first:] < NOT_BEHIND
+    if len(level) < 3 or growth(level) >= GROWN or low[first:].min() < least * 0.8 or level.mean() < least:
         return None
     follows = drift.carried.value - 2 * drift.carried.error > FOLLOWS
-    other = drift.aligned < FOLLOWS or (on_time.all() and drift.whole.value < NOT_BEHIND)
-    if not (follows and other):
+    other = drift.aligned < FOLLOWS or drift.whole.value < NOT_BEHIND
+    if not (follows and other and on_time.all()):
         return None
     said = _said(seen, drift) + (f"; the dump says {plain}" if plain else "")
     return Found.of_all("sync_corrupts", said, rows, fields={"since": f"{seen.steps[first]:g}"})
@@ -245,6 +275,8 @@ def partly(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Fo
         return None  # what jumps at once and stays is damaged, and no part of a movement
     part = PART[0] < drift.carried.low and drift.carried.high < PART[1]
     slow = part and _ends_behind(drift) and bool((np.diff(drift.behind) > -drift.errors[1:]).mean() >= 0.75)
+    slow = slow and bool((drift.behind[len(drift.steps) // 2 :] > BEHIND).all())
+    slow = slow and len(drift.steps) >= FEWEST_BEHIND and _catches_up(rows, drift) is False
     early = slice(
         1, 1 + len(drift.steps) // 2
     )  # later, an engine far ahead samples what the trainer hardly does
@@ -264,7 +296,8 @@ def stale_cache(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") 
     """Find an engine that is behind at the first tokens of a response and less and less along it.
 
     Keys and values of the prompt that an older version left in the prefix cache weigh most where there is
-    little else to attend to. Weights that change during a response leave no decay over its first tokens.
+    little else to attend to, and a little to the end. Weights that change during a response are behind alike
+    up to a change, and after the last one not at all.
     """
     if drift is None or rows.versions is not None:
         return None
@@ -275,8 +308,11 @@ def stale_cache(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") 
     steep = first.value - 3 * first.error > 2 * last.value and all(
         a.value - 2 * a.error > DECAYED * b.value for a, b in pairwise(levels)
     )
-    early, late = drift.among(at[0]), drift.among(at[2])
+    early, middle, late = map(drift.among, at)
     older = early.value > BEHIND and early.value - 3 * early.error > 1.5 * max(late.value, 0.0)
+    older = (
+        older and middle.value <= DECAYS * early.value and late.value - 2 * late.error > LEFT * early.value
+    )
     if not steep or not older or not later.value > 0 or drift.carried.low < PART[1]:
         return None
     said = ", ".join(f"from {a}: {x.value:.2g}" for (a, _), x in zip(PLACES, levels, strict=True))
@@ -295,13 +331,10 @@ def behind(rows: Rows) -> Found | None:
     behind. One that stands still is behind by about all steps since the first.
     """
     drift = measure(rows) if rows.tokens else None
-    if drift is None or len(drift.steps) < FEWEST_BEHIND or not _ends_behind(drift):
+    if drift is None or not _stands_still(rows, drift):
         return None
     last = drift.steps > np.quantile(drift.steps, 2 / 3)
-    passed = float(drift.steps[last].mean() - drift.steps[0])
-    recorded = float(np.nanmean(numbers(rows.column("policy_lag"))))
-    still = drift.carried.value + 2 * drift.carried.error < STILL
-    if not still or not _late(drift, last, max(FELL * passed, 2 * recorded)):
+    if not _late(drift, last, 2 * float(np.nanmean(numbers(rows.column("policy_lag"))))):
         return None
     fields = {"since": "at any step of this dump"}
     return Found.of_all("sync_stopped", _said(course(rows), drift), rows, fields=fields)
@@ -342,30 +375,42 @@ def digests(rows: Rows) -> Found | None:
     """Find rows that are recorded at policy lag 0 and whose weights are not the trainer's, by their digests.
 
     Older weights honestly have another digest at any other lag. Where no row has equal digests, the two
-    sides may be made of different tensors or dtypes, and nothing follows.
+    sides may be made of different tensors or dtypes, and nothing follows; nor where the engine's digests are
+    the trainer's of no step at all, up to a step or from it on.
     """
     pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
-    lags = rows.column("policy_lag")
+    lags, step = rows.column("policy_lag"), numbers(rows.column("step"))
     known = np.array([lag == 0 and None not in two for lag, two in zip(lags, pairs, strict=True)], np.bool_)
     other = np.array([a != b for a, b in pairs], np.bool_)
-    differ = known & other
-    if not differ.any() or not (known & ~other).any():
+    if not (known & ~other).any():
         return None
-    theirs = [pair for pair, off in zip(pairs, differ, strict=True) if off]
-    held, wanted = (len(set(side)) for side in zip(*theirs, strict=True))
+    trained = {theirs for _, theirs in pairs}
+    foreign = known & np.array([own not in trained for own, _ in pairs], np.bool_)
+    if foreign.any() and not _interleaved(step[foreign], step[known & ~foreign]):
+        known &= ~foreign
+    differ = known & other
+    if not differ.any():
+        return None
+    held, wanted = (len(set(side)) for side in zip(*(pairs[i] for i in np.flatnonzero(differ)), strict=True))
     statistic = (
         f"engine and trainer have other digests in {int(differ.sum()):,} of {int(known.sum()):,} rows of "
         f"policy lag 0: {held:,} of the engine, {wanted:,} of the trainer"
     )
-    cause = "sync_stopped" if held == 1 < wanted else "weights_differ"
-    fields = {"since": f"in {percent(float(differ.mean()))} of the responses"}
-    if held > 1 and _of_earlier_steps(rows, differ):
-        step = numbers(rows.column("step"))
-        if not (step[known & ~other] > step[differ].min()).any():
+    cause, fields = "weights_differ", {"since": f"in {percent(float(differ.mean()))} of the responses"}
+    if held == 1 and wanted >= FEWEST_STEPS:
+        cause = "sync_stopped"
+    elif _of_earlier_steps(rows, differ):
+        several = held > 1 or len(np.unique(step[known])) >= FEWEST_STEPS
+        if not several or not (step[known & ~other] > step[differ].min()).any():
             return None  # a constant lag that is not written down is no fault of the sync
         cause, fields = "sync_period", {"every": f"at some steps alone, and not {fields['since']}"}
     repaired = rows.only(~differ)
     return Found.of_sequences(cause, statistic, rows, differ, repaired=repaired, exact=True, fields=fields)
+
+
+def _interleaved(some: Floats, others: Floats) -> bool:
+    """Return whether steps are known, and not all of some before or after all of others."""
+    return bool(some.min() <= others.max() and others.min() <= some.max())
 
 
 def _of_earlier_steps(rows: Rows, differ: Flags) -> bool:
