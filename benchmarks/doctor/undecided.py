@@ -126,6 +126,10 @@ FAULTS = {
 """Cause or name of a dump of sampled.py → causes that are right, of those that a dump may leave undecided."""
 
 
+TEMPERED = ("head", "norm")
+"""Faults that scale the logits, as a temperature does: a larger head, a larger last norm."""
+
+
 def faults(architecture: str, cache: Path) -> Iterator[dict[str, Any]]:
     """Yield the same for dumps of one step whose model, weights or engine differ (sampled.py)."""
     for name, cause, path in dumps(
