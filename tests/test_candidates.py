@@ -623,6 +623,16 @@ def facts(**more):
     return {one.label: one for one in answered(undecided(**more)).facts}
 
 
+def test_the_page_says_each_candidate_with_its_probability_and_the_reference_beside_what_decides():
+    likely = [STALE.model_copy(update={"probability": 0.55}), OTHER.model_copy(update={"probability": 0.35})]
+    given = UNDECIDED.model_copy(
+        update={"candidates": likely, "other": 0.1, "decide_by": {"verl": "enforce_eager=True"}}
+    )
+    page = html(undecided(diagnosis=given))
+    for said in ("55% Stale weights", "35% Other weights", "10% Another cause.", "verl: enforce_eager=True"):
+        assert said in page
+
+
 def gated(summary):
     return summary.model_copy(update={"gates": list(judged(summary, required(fail_on=["bug"])))})
 
