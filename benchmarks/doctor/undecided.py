@@ -132,16 +132,13 @@ TEMPERED = ("head", "norm")
 
 def faults(architecture: str, cache: Path) -> Iterator[dict[str, Any]]:
     """Yield the same for dumps of one step whose model, weights or engine differ (sampled.py)."""
-    for name, cause, path in dumps(
-        architecture, cache, lambda name, cause: bool({name, cause} & FAULTS.keys())
-    ):
-        how = {"kind": name, "steps": [0, 0], "lag": True, "advantages": True, "metadata": {}, "rows": 0}
-        yield {
-            "architecture": architecture,
-            **how,
-            "right": FAULTS.get(cause) or FAULTS[name],
-            **answer(path),
-        }
+    how = {"steps": [0, 0], "lag": True, "advantages": True, "metadata": {}, "rows": 0}
+    for name, cause, path in dumps(architecture, cache, lambda *one: bool({*one} & FAULTS.keys())):
+        right = FAULTS.get(cause) or FAULTS[name]
+        if name in TEMPERED:
+            right = [*right, "trainer_temperature"]
+        kind = f"model: {name.removeprefix('honest: ')}"
+        yield {"architecture": architecture, "kind": kind, **how, "right": right, **answer(path)}
 
 
 def compose(path: Path, run: Any, held: Callable[[int], Any], stale: bool, how: Mapping[str, Any]) -> None:
@@ -217,17 +214,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     for architecture in given.architectures:
-        made = [
-            *(
-                faults(architecture, given.cache)
-                if given.faults
-                else examples(architecture, given.examples, given.cache)
-            )
-        ]
-        others = [
-            one for one in kept() if one["architecture"] != architecture or bool(one["rows"]) == given.faults
-        ]
-        known = others + made
+        if given.faults:
+            made = [*faults(architecture, given.cache)]
+        else:
+            made = [*examples(architecture, given.cache, given.examples)]
+        own = architecture, given.faults
+        known = [one for one in kept() if (one["architecture"], not one["rows"]) != own] + made
         EVIDENCE.write_text("[\n" + ",\n".join(map(json.dumps, known)) + "\n]\n", encoding="utf-8")
 
 

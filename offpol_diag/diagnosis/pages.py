@@ -22,7 +22,7 @@ TRAINERS = {"any": "any trainer", "verl": "verl", "trl": "TRL", "slime": "slime"
 KINDS = {
     "bug": "a bug",
     "honest": "an honest mismatch",
-    "": "not named by this version, which says “cannot tell” or another cause",
+    "": "never established by this version, at most a candidate",
 }
 """Kind of a cause → what is said of it."""
 UNTOLD = "cannot tell"
