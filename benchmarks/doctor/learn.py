@@ -11,6 +11,7 @@ others teach, and `HELD_BACK`, which teaches nothing, by those of all others.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,12 @@ from scipy.optimize import minimize
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.doctor.undecided import kept
 from offpol_diag.diagnosis import candidates
 from offpol_diag.diagnosis.candidates import CANDIDATES, Candidate
 
 HERE = Path(__file__).parent
+EVIDENCE = HERE / "evidence.json"
+"""The examples of undecided.py."""
 WEIGHTS = Path(candidates.__file__).parents[1] / "data" / "candidates.toml"
 PAGE = HERE.parents[1] / "docs" / "calibration.md"
 HELD_BACK = "gpt-neox"
@@ -37,6 +39,11 @@ RIDGE = 0.5
 """Penalty on the square of a weight's distance from what was believed, beside the sum of log-losses."""
 NONE = "none of them"
 Weights = dict[str, dict[str, float]]
+
+
+def kept() -> list[dict[str, Any]]:
+    """Load the examples that were kept."""
+    return list(json.loads(EVIDENCE.read_text(encoding="utf-8"))) if EVIDENCE.exists() else []
 
 
 def learned(known: Sequence[Mapping[str, Any]]) -> Weights:

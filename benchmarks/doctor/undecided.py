@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.doctor.learn import EVIDENCE, kept
 from benchmarks.doctor.rollouts import SAMPLES
 from benchmarks.doctor.runs import STEPS, Held, Path_, Trajectory, normalised
 from benchmarks.doctor.sampled import dumps
@@ -30,7 +31,6 @@ from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import candidates
 
-EVIDENCE = Path(__file__).parent / "evidence.json"
 CACHE = Path(__file__).parent / ".cache"
 SEEDS = {
     "qwen3": ("words", 41),
@@ -195,11 +195,6 @@ def answer(path: Path) -> dict[str, Any]:
         candidates.fitting = usual
     assert found is not None
     return {"verdict": found.verdict, "causes": [one.id for one in found.causes], "fits": kept}
-
-
-def kept() -> list[dict[str, Any]]:
-    """Load the examples that were kept."""
-    return list(json.loads(EVIDENCE.read_text(encoding="utf-8"))) if EVIDENCE.exists() else []
 
 
 def main() -> None:
