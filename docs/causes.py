@@ -23,7 +23,7 @@ READ = (
 def causes() -> str:
     """Every cause: what it looks like, public threads, how to confirm and fix it, what looks alike."""
     known = pages()
-    rows = [(f"[`{one.id}`](#{one.id})", one.kind or "not established yet", one.title) for one in known.values()]
+    rows = [(f"[`{one.id}`](#{one.id})", one.kind or "not established", one.title) for one in known.values()]
     return f"""{MADE}# Causes of a mismatch
 
 `offpol-diag doctor --explain CAUSE` prints one of these in the terminal, without a dump. Where `doctor` does

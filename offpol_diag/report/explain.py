@@ -62,7 +62,7 @@ def _said(label: str, *lines: str) -> Fact:
 def every_cause() -> Answer:
     """Return the list of causes."""
     known: Mapping[str, Page] = pages()
-    rows = [(one.id, one.kind or "not established yet", one.title) for one in known.values()]
+    rows = [(one.id, one.kind or "not established", one.title) for one in known.values()]
     table = Table("causes", "", ("cause", "kind", "what it is"), rows)
     return Answer(
         "what each looks like, how to confirm it in a trainer, and how to fix it",
