@@ -30,6 +30,19 @@ PROMPTS = 8
 """Prompts of a step; each has `SAMPLES` responses."""
 LIMITS = (24, 96)
 """Least and greatest limit of a response, tokens."""
+SEEDS = {
+    "qwen3": ("words", 41),
+    "llama": ("bytes", 42),
+    "olmo2": ("words", 43),
+    "phi": ("words", 44),
+    "qwen3-moe": ("words", 45),
+    "gpt-bigcode": ("bytes", 46),
+    "gpt-oss": ("words", 47),
+    "gemma3": ("words", 48),
+    "mixtral": ("bytes", 49),
+    "gpt-neox": ("words", 50),
+}
+"""Architecture → task and seed of its model."""
 EXACT = Sampling()
 Weights = dict[str, Tensor]
 

@@ -25,19 +25,9 @@ from torch import Tensor
 from benchmarks.doctor.hub import Hub
 from benchmarks.doctor.models import engine, learning_rate, quantised, text_loss
 from benchmarks.doctor.rollouts import SAMPLES, Inserter, _batch, _step
-from benchmarks.doctor.runs import Path_, Trajectory, normalised
+from benchmarks.doctor.runs import SEEDS, Path_, Trajectory, normalised
 from offpol_diag import DumpWriter
 
-FIELDS = {
-    "qwen3": ("words", 41),
-    "llama": ("bytes", 42),
-    "olmo2": ("words", 43),
-    "phi": ("words", 44),
-    "qwen3-moe": ("words", 45),
-    "gpt-bigcode": ("bytes", 46),
-    "gemma3": ("words", 48),
-}
-"""Architecture → task and seed of its trajectory."""
 STEPS = (4, 8, 12)
 """Versions of the trainer's weights, one for each step of a dump."""
 PROMPTS = (8, 48)
@@ -117,7 +107,7 @@ class Field(Trajectory):
     """A trained model of one architecture, its engines and its trainers."""
 
     def __init__(self, architecture: str, folder: Path) -> None:
-        task, seed = FIELDS[architecture]
+        task, seed = SEEDS[architecture]
         super().__init__(Path_(architecture, task, seed), folder)
 
     @cached_property
@@ -874,6 +864,6 @@ def dumps(
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    for one in sys.argv[2:] or FIELDS:
+    for one in sys.argv[2:] or SEEDS:
         for name, _, path in dumps(one, Path(sys.argv[1])):
             print(one, name, path.name, flush=True)

@@ -25,28 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.doctor.learn import EVIDENCE, kept
 from benchmarks.doctor.rollouts import SAMPLES
-from benchmarks.doctor.runs import STEPS, Held, Path_, Trajectory, normalised
+from benchmarks.doctor.runs import SEEDS, STEPS, Held, Path_, Trajectory, normalised
 from benchmarks.doctor.sampled import dumps
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import candidates
 
 CACHE = Path(__file__).parent / ".cache"
-SEEDS = {
-    "qwen3": ("words", 41),
-    "llama": ("bytes", 42),
-    "olmo2": ("words", 43),
-    "phi": ("words", 44),
-    "qwen3-moe": ("words", 45),
-    "gpt-bigcode": ("bytes", 46),
-    "gpt-oss": ("words", 47),
-    "gemma3": ("words", 48),
-    "mixtral": ("bytes", 49),
-    "gpt-neox": ("words", 50),
-}
-"""Architecture → task and seed of its model."""
-
-
 METADATA = {
     "bf16": {"rollout_dtype": "bfloat16"},
     "fp8": {"quantization": "fp8"},
