@@ -22,7 +22,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.diagnosis import honest, laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
-from offpol_diag.diagnosis.signatures import Found, boundaries, special_tokens
+from offpol_diag.diagnosis.signatures import Found, boundaries, contexts, special_tokens
 from offpol_diag.diagnosis.verdict import _side_effect
 from offpol_diag.engine import sample
 from offpol_diag.engine.context import BatchContext
@@ -463,6 +463,36 @@ def test_an_id_that_an_update_moves_a_little_is_no_special_token(lag, size, foun
     q = -chance.exponential(1.5, 8000) - 0.3
     p = np.minimum(q + np.where(ids == 32, size, 0.0) + chance.normal(0, 0.03, 8000), 0.0)
     rows = Rows(q, p, starts, np.arange(8000) % 40, ids, scalars={"policy_lag": [lag] * 200})
+    assert (special_tokens(rows) is not None) == found
+
+
+def certain(fades):
+    """Return rows whose later tokens are almost certain, and differ 10-fold less in logits if `fades`."""
+    chance = rng()
+    starts, index = np.arange(0, 100 * 80 + 1, 80), np.arange(100 * 80) % 80
+    unsure = (index < 16) | (chance.random(len(index)) < 0.15)
+    q = np.where(unsure, -chance.exponential(1.5, len(index)) - 0.3, -1e-4)
+    size = np.where((index < 16) | (not fades), 2.5, 0.25) * chance.normal(1, 0.1, len(index))
+    ids = np.where(unsure, chance.integers(0, 20, len(index)), 50)
+    return Rows(q, q + size * np.expm1(q), starts, index, ids, scalars={"policy_lag": [0] * 100})
+
+
+@pytest.mark.parametrize("fades", [True, False])
+def test_text_that_grows_certain_is_no_other_prompt(fades):
+    """Another model is off by as much at every uncertain token; later ones are few."""
+    assert (contexts(certain(fades)) is not None) == fades
+
+
+@pytest.mark.parametrize(("others", "found"), [(1.8, False), (0.1, True)])
+def test_ids_that_are_uncertain_in_text_that_is_certain_are_no_special_tokens(others, found):
+    """The other ids are off by as much wherever they are uncertain, which is seldom."""
+    chance = rng()
+    kind = chance.random(8000)
+    q = np.where(kind < 0.035, -2.0 - chance.exponential(1.0, 8000), -1e-4)
+    ids = np.where(kind < 0.02, 3, chance.integers(10, 30, 8000))
+    p = q - np.where(kind < 0.02, 3.0, others) * -np.expm1(q) * chance.normal(1, 0.05, 8000)
+    starts, index = np.arange(0, 8001, 80), np.arange(8000) % 80
+    rows = Rows(q, p, starts, index, ids, scalars={"policy_lag": [0] * 100})
     assert (special_tokens(rows) is not None) == found
 
 
