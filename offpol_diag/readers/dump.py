@@ -322,13 +322,7 @@ class Dump:
         before, most = self._before, min(TABLE, self.batch_tokens)
         for part in self.parts:
             names = [name for name in self._plan.names if name not in part.partitions]
-            at, done = -1, 0
-            for group, table in parquet.tables(part, names, most):
-                if group != at:
-                    at, done = group, sum(part.group_rows[:group])
-                numbers, done = np.arange(done, done + table.num_rows), done + table.num_rows
-                for key, value in part.partitions.items():
-                    table = table.append_column(key, pa.repeat(value, table.num_rows))
+            for group, table, numbers in parquet.numbered(part, names, most):
                 rows = Rows(table, self._plan, part.path, group, numbers, before)
                 lengths = pc.list_value_length(table.column(self._plan.columns[ROLLOUT])).fill_null(0)
                 for begin, end in cuts(starts(lengths.to_numpy()), most):

@@ -9,10 +9,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
+from numpy.typing import NDArray
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers.columns import is_list
@@ -163,6 +165,21 @@ def tables(
                 raise _corrupt(part, group, done, names, error) from error
             if done != rows:
                 raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
+
+
+def numbered(
+    part: Part, names: Sequence[str], most: int
+) -> Iterator[tuple[int, pa.RecordBatch, NDArray[np.int64]]]:
+    """Yield the same with hive partitions as columns, and the numbers of the rows in their file."""
+    at, done = -1, 0
+    for group, table in tables(part, names, most):
+        if group != at:
+            at, done = group, sum(part.group_rows[:group])
+        numbers, done = np.arange(done, done + table.num_rows), done + table.num_rows
+        for key, value in part.partitions.items():
+            table = table.append_column(key, pa.repeat(value, table.num_rows))
+        yield group, table, numbers
+        del table
 
 
 def tokens_in(part: Part, group: int) -> float:

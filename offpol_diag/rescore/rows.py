@@ -180,13 +180,7 @@ def _rows(dump: Dump, names: Sequence[str] | None = None) -> Iterator[Rows]:
         own = [name for name in part.schema.names if name not in part.partitions]
         own = own if names is None else [name for name in own if name in names]
         own.sort(key=lambda name: name != dump.info.columns[role.ROLLOUT])  # its values are counted
-        at, done = -1, 0
-        for group, table in parquet.tables(part, own, TABLE):
-            if group != at:
-                at, done = group, sum(part.group_rows[:group])
-            numbers, done = np.arange(done, done + table.num_rows), done + table.num_rows
-            for key, value in part.partitions.items():
-                table = table.append_column(key, pa.repeat(value, table.num_rows))
+        for group, table, numbers in parquet.numbered(part, own, TABLE):
             yield Rows(table, dump._plan, part.path, group, numbers, before)
         before += sum(part.group_rows)
 
