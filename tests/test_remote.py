@@ -260,7 +260,7 @@ def test_a_column_that_looks_like_a_mask_is_found_by_what_it_begins_with(gate, c
 @pytest.mark.parametrize(
     ("source", "says", "hint"),
     [
-        ("s3://runs/tree/d/c.parquet", "no such file or directory", "did you mean"),
+        ("s3://runs/tree/d/note.txt", "no such file or directory", "did you mean notes.txt?"),
         ("s3://runs/none/x.parquet", "no such file or directory", "check the path"),
         ("s3://nowhere/x.parquet", "there is no bucket 'nowhere'", "AWS_ENDPOINT_URL"),
         ("s3://nowhere/*.parquet", "no such bucket, file or directory", "AWS_ENDPOINT_URL"),
