@@ -19,6 +19,8 @@ import offpol_diag
 from offpol_diag import DumpWriter
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
+from offpol_diag.numerals import rounded
+from offpol_diag.report.rescore import PASSES
 from offpol_diag.rescore import models, run
 from offpol_diag.rescore.rows import read
 from offpol_diag.rescore.score import Head, score
@@ -129,6 +131,26 @@ def test_the_sample_is_told_on_the_command_line(tmp_path, monkeypatch):
         "r.json",
         "r.md",
     ]
+
+
+def test_the_estimate_of_time_counts_the_passes_that_this_model_takes(loaded, responses):
+    found, _ = table(Given(loaded.model, responses.rows))
+    assert run.Passes(loaded, responses, found).many == PASSES
+
+
+def test_the_page_draws_the_three_distances(tmp_path, loaded, responses, numbers):
+    path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"])
+    report = asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
+    found = report.summary.reference
+    sizes = [rounded(one) for one in (found.trainer.distance, found.engine.distance, found.apart)]
+    drawn = report.to_html()
+    sides = "trainer to reference {} nats; engine to reference {} nats; trainer to engine {} nats"
+    assert f'aria-label="{sides.format(*sizes)}"' in drawn
+    triangle = drawn[drawn.index('aria-label="trainer to') :].partition("</svg>")[0]
+    assert triangle.count('class="l c4"') == 1  # the trainer is reproduced
+    assert triangle.count('class="l th c2"') == 2
+    assert [f">{one}<" in triangle for one in sizes] == [True] * 3
+    assert sides.format(*sizes) in offpol_diag.doctor(tmp_path / "scored.parquet").to_html()
 
 
 def test_analyze_and_doctor_of_what_is_written_say_the_same(tmp_path, loaded, responses, numbers):
@@ -383,7 +405,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **more)
 
-    monkeypatch.setattr(run, "LEAST_TOKENS", 100)
+    monkeypatch.setattr(run, "SAMPLE_TOKENS", 100)
     monkeypatch.setattr(run, "score", counted)
     stopped = CliRunner().invoke(app, words)
     assert stopped.exit_code == 130
