@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 READ, WRITE = "What is read", "What is written"
 SAMPLE = 16
 """Prompts that `rescore` begins with."""
-SAMPLE_TOKENS = 4000
-"""Tokens that it begins with at least, where the dump has them."""
 BOUNDS, BASELINE = "What must hold", "Against an earlier result"
 
 

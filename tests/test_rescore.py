@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from offpol_diag.numerals import rounded
 from offpol_diag.report.rescore import PASSES
 from offpol_diag.rescore import models, run
 from offpol_diag.rescore.rows import read
-from offpol_diag.rescore.score import Head, score
+from offpol_diag.rescore.score import Head, Penalties, score
 from offpol_diag.rescore.variants import Given, table
 from offpol_diag.rescore.variants.rounding import in_bf16
 from offpol_diag.result import load
@@ -206,6 +207,26 @@ def test_the_side_and_what_it_computes(engine, trainer, verdict, named, tmp_path
     assert "recorded by ours" in found.rests_on
 
 
+@pytest.mark.parametrize("place", ["column", "metadata"])
+def test_penalties_are_tried_where_the_dump_gives_them(place, tmp_path, loaded, responses, numbers):
+    rows = [replace(row, penalties=Penalties(repetition=1.2)) for row in responses.rows]
+    with in_bf16(loaded.model):
+        (odd,) = score(loaded.model, rows, (Head(penalised=True, logits=torch.bfloat16),))
+    engine = np.split(odd.log_probs, np.cumsum(responses.sizes)[:-1])
+    given = {"repetition_penalty": np.full(len(rows), 1.2)} if place == "column" else {}
+    path = write(tmp_path / "d.parquet", responses, engine, numbers["as given"], **given)
+    if place == "metadata":
+        held = pq.read_table(path)
+        said = json.loads(held.schema.metadata[b"offpol_diag"]) | {"repetition_penalty": 1.2}
+        pq.write_table(held.replace_schema_metadata({"offpol_diag": json.dumps(said)}), path)
+
+    found = asked(path, loaded).summary.reference
+
+    assert (found.verdict, found.engine.variant, found.trainer.state) == ("engine", "penalties", "same")
+    assert found.engine.reproduced
+    assert "penalties" not in found.missing
+
+
 def test_a_fault_that_no_hypothesis_has_is_none_of_these(tmp_path, loaded, responses, numbers):
     layers = [
         one for name, one in loaded.model.named_modules() if ".layers.1." in name and hasattr(one, "lora_A")
@@ -378,6 +399,7 @@ def test_what_cannot_be_tested_says_why(tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers["as given"], numbers["as given"])
     report = asked(path, loaded)
     missing = report.summary.reference.missing
+    assert "neither the metadata nor a column gives one (repetition_penalty, " in missing["penalties"]
     assert {"window off", "RoPE scaling off", "sinks off", "other checkpoints", "AWQ, GPTQ"} <= set(missing)
     assert "the configuration has no window" in report.to_markdown()
 
@@ -405,7 +427,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **more)
 
-    monkeypatch.setattr(run, "SAMPLE_TOKENS", 100)
+    monkeypatch.setattr(run.three, "SAMPLE_TOKENS", 100)
     monkeypatch.setattr(run, "score", counted)
     stopped = CliRunner().invoke(app, words)
     assert stopped.exit_code == 130

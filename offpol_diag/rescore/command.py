@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offpol_diag.diagnosis.reference import KEY
+from offpol_diag.diagnosis.reference import KEY, SAMPLE_TOKENS
 from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.forms import open_dump
 from offpol_diag.readers import Dump
 from offpol_diag.readers import columns as role
-from offpol_diag.requests import SAMPLE_TOKENS
 from offpol_diag.rescore import models
 from offpol_diag.rescore.rows import REFERENCE, Responses, read
 from offpol_diag.rescore.run import GROWN, fingerprint, forget

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from offpol_diag.diagnosis import reference as three
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.numerals import counted, duration
-from offpol_diag.requests import SAMPLE_TOKENS
 from offpol_diag.rescore import verdict
 from offpol_diag.rescore.models import Loaded
 from offpol_diag.rescore.rows import Responses
@@ -220,7 +219,7 @@ def rescored(
         Given(loaded.model, responses.rows, loaded.checkpoints, loaded.marks, loaded.pad, provenance)
     )
     passes = Passes(loaded, responses, chosen(found, tuple(names)), folder, say, progress, size)
-    many = responses.here if groups is None else responses.enough(groups, SAMPLE_TOKENS)
+    many = responses.here if groups is None else responses.enough(groups, three.SAMPLE_TOKENS)
     peak = loaded.peak(responses.rows, size or Size.of(loaded.device))
     kind = str(loaded.dtype).removeprefix("torch.")
     say(
