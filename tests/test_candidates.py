@@ -706,6 +706,44 @@ def test_the_page_has_a_card_of_candidates():
     assert f"To decide:</b> {ASKED}" in card
 
 
+@pytest.mark.parametrize(
+    ("columns", "prompts", "lacks"),
+    [
+        (["token_ids"], "prompt_ids", ""),
+        (["token_ids"], "", "with prompt_ids in the dump"),
+        ([], "", "with token_ids and prompt_ids in the dump"),
+    ],
+)
+def test_scoring_again_is_offered_with_the_time_of_the_sample_and_what_that_rests_on(columns, prompts, lacks):
+    """16 of 100 prompts with 1,000 tokens each: 30 passes over 16,000 tokens at 14 GFLOP, 17 s of an H100."""
+    summary = undecided()
+    known = {one: one for one in (*columns, "rollout_log_probs", "old_log_probs")}
+    dump = {"tokens": 100_000, "groups": 100, "columns": known, "prompts": prompts}
+    summary = summary.model_copy(update={"dump": summary.dump.model_copy(update=dump)})
+    (found,) = [one for one in answered(summary).facts if one.label == "Rescore"]
+    assert "which side is off" in found.sentence
+    assert found.sentence.endswith("about 17 s for a 7B model on one H100.")
+    assert lacks in found.sentence
+    assert ("in the dump" in found.sentence) is bool(lacks)
+    assert "30 passes × 16,000 tokens × 2 × 7·10⁹ FLOP, at 40% of 989 TFLOP/s" in found.lines[0].text
+    for form in (html, partial(terminal, verbose=True), markdown):
+        assert "30 passes × 16,000 tokens" in " ".join(form(summary).split())
+
+
+def test_scoring_again_is_not_offered_between_kernels_and_routing():
+    noise = [CandidateCause(id=one, statement="Noise.") for one in ("moe_outliers", "numerics")]
+    assert "Rescore" in facts()
+    assert "Rescore" not in facts(diagnosis=UNDECIDED.model_copy(update={"candidates": noise}))
+    assert "Rescore" not in facts(diagnosis=make_summary().diagnosis)
+
+
+def test_the_page_and_verbose_text_show_the_command_that_explains_each_candidate():
+    page, text = html(undecided()), terminal(undecided(), verbose=True)
+    for one in (STALE, OTHER):
+        assert f"<code>offpol-diag doctor --explain {one.id}</code>" in page
+        assert f"explain offpol-diag doctor --explain {one.id}\n" in text
+
+
 def test_the_chart_of_the_lag_names_no_stale_weights_that_are_not_established():
     summary = analyze(["sample_data/collapse.parquet"], presets=())
     other = summary.model_copy(update={"diagnosis": UNDECIDED})

@@ -64,8 +64,7 @@ def engine_faults(kind: str) -> dict[str, dict[str, Any]]:
     if "rope_parameters" in given:
         found["RoPE scaling off"] = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     if "sliding_window" in given:
-        full = {"layer_types": 3 * ["full_attention"]} if "layer_types" in given else {}
-        found["window off"] = {"sliding_window": 4096, **full}
+        found["window off"] = {"sliding_window": 4096}
     if "num_local_experts" in given:
         found["? one expert"] = {"num_experts_per_tok": 1}
     if kind == "gpt_oss":
