@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from offpol_diag.diagnosis.definition import OCTAVES, faded
+from offpol_diag.diagnosis.drift import numbers, uncertain
 from offpol_diag.diagnosis.honest import (
     GROWN,
     NOISE,
@@ -27,7 +29,7 @@ from offpol_diag.diagnosis.honest import (
     unsystematic,
 )
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
-from offpol_diag.diagnosis.rows import SURE
+from offpol_diag.diagnosis.rows import SURE, estimate
 from offpol_diag.diagnosis.signatures import percent
 from offpol_diag.diagnosis.sync import FOLLOWS, PART, STILL
 from offpol_diag.numerals import rounded
@@ -323,6 +325,50 @@ def moves_partly(seen: Seen) -> str:
     return f"The engine moves by {seen.drift.share} of the trainer's drift."
 
 
+def at_step_0(seen: Seen) -> str:
+    """State that it is there at step 0, before any weight has changed, as at later steps."""
+    if seen.start is None or seen.body.scale <= ROUNDED:
+        return ""
+    return f"It is there at step 0, before any weight has changed: |Δ|/(1 − q) by step {seen.start.text}."
+
+
+def not_at_step_0(seen: Seen) -> str:
+    """State that it is not there at step 0, at a lag of 0."""
+    steps = seen.steps if seen.in_sync else {}
+    if len(steps) < 4 or 0 not in steps or steps[0] > max(steps.values()) / 10:
+        return ""
+    return f"At step 0, before any weight has changed, K3 is {steps[0]:.2g}, {CUT}."
+
+
+def by_place(seen: Seen) -> str:
+    """State that it grows with the place in prompt and response."""
+    lengths = numbers(seen.rows.column("prompt_length"))
+    if not np.isfinite(lengths).all():
+        return ""
+    place = seen.rows.position + lengths.astype(np.int64)[seen.rows.owner]
+    some = uncertain(seen.rows)
+    ends = np.quantile(place[some], (0.2, 0.8)) if some.any() else (0, 0)
+    near, far = (
+        estimate(seen.rows, seen.rows.scaled, some & at) for at in (place <= ends[0], place >= ends[1])
+    )
+    apart = far.value - near.value > 4 * np.hypot(near.error, far.error)
+    if not apart or far.value < 1.3 * near.value:
+        return ""
+    return (
+        f"|Δ|/(1 − q) grows with the place in prompt and response: {near.value:.2g} up to {ends[0]:.0f}, "
+        f"{far.value:.2g} from {ends[1]:.0f} on."
+    )
+
+
+def fades(seen: Seen) -> str:
+    """State that it fades along the response, as after another prompt."""
+    level = faded(seen.rows)
+    if level is None:
+        return ""
+    places = ", ".join(f"{a} to {b - 1}: {x:.2g}" for (a, b), x in zip(OCTAVES, level, strict=True))
+    return f"|Δ|/(1 − q) fades along the response: tokens {places}."
+
+
 # The candidates.
 
 
@@ -357,36 +403,36 @@ CANDIDATES: tuple[Candidate, ...] = (
         "stale",
         "Stale weights: the engine's are older than the trainer's.",
         _possible_stale,
-        (all_behind, follows_lag, moved, drifts, grows, shared_much, wide),
+        (all_behind, follows_lag, moved, drifts, grows, shared_much, wide, not_at_step_0),
         (in_time, stands_still, moves_partly, level_over_lag, noise, in_sync, close, unmoved),
     ),
     Candidate(
         "sync_stopped",
         "Weights that do not reach the engine, or not at every step.",
         _possible_frozen,
-        (stands_still, returns, drifts, grows, in_sync, shared_much),
-        (in_time, noise, moves_along, unmoved),
+        (stands_still, returns, drifts, grows, in_sync, shared_much, not_at_step_0),
+        (in_time, noise, moves_along, unmoved, at_step_0),
     ),
     Candidate(
         "quantized_rollout",
         "A quantised rollout: weights, activations or cache of few bits.",
         _possible_quantised,
-        (says_quantised, broad, shared_some, level_over_steps, in_sync, in_time, jumps),
-        (drifts, says_plain, close, grows, moved, wide, shared_much, noise, beyond_usual),
+        (says_quantised, broad, shared_some, level_over_steps, in_sync, in_time, jumps, at_step_0),
+        (by_place, fades, drifts, says_plain, close, grows, moved, wide, shared_much, noise, beyond_usual),
     ),
     Candidate(
         "weights_differ",
         "Other weights at every step: an adapter, a head or experts not loaded.",
         _possible_other,
-        (moves_partly, in_sync, shared_much, wide, level_over_steps),
-        (grows, noise, close, moves_along),
+        (moves_partly, in_sync, shared_much, wide, level_over_steps, not_at_step_0),
+        (grows, noise, close, moves_along, at_step_0),
     ),
     Candidate(
         "model_differs",
         "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise.",
         _possible_other,
-        (in_sync, wide, level_over_steps),
-        (grows, noise, close, moves_along, shared_much),
+        (in_sync, wide, level_over_steps, at_step_0, by_place),
+        (grows, noise, close, moves_along, shared_much, not_at_step_0, fades),
     ),
     Candidate(
         "sync_corrupts",
@@ -412,8 +458,8 @@ CANDIDATES: tuple[Candidate, ...] = (
     Candidate(
         "wrong_context",
         "Responses scored after another prompt, or as another text.",
-        lambda seen: bool(concentrated(seen)),
-        (concentrated,),
+        lambda seen: bool(concentrated(seen) or fades(seen)),
+        (concentrated, fades),
         (shared_at_all,),
     ),
 )
