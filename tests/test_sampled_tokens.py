@@ -313,3 +313,40 @@ def test_a_prompt_that_was_changed_is_told_by_a_mismatch_that_fades(tmp_path, pa
     """A pack that leaks has clean sequences; padding fades alike, and so do keys of older weights."""
     found = diagnosed(tmp_path, fading(part), *columns)
     assert ("wrong_context" in [one.id for one in found.causes]) is told
+
+
+@pytest.mark.parametrize(("size", "told"), [(0.4, True), (0.02, False)])
+def test_a_second_scoring_tells_a_forward_that_is_computed_with_noise(tmp_path, size, told):
+    first, second = noisy(size), off_by([0.0] * len(honest()["group_id"]))
+    again = [
+        np.float32(p - size * np.expm1(p) * rng(10_000 + i).normal(size=len(p)))
+        for i, p in enumerate(second["old_log_probs"])
+    ]
+    given = first | {"old_log_probs_repeat": again, "group_id": list(range(len(again)))}
+    found = diagnosed(tmp_path, given, "old_log_probs_repeat")
+    causes = [(one.id, one.statistic.partition(",")[0]) for one in found.causes if one.kind == "bug"]
+    assert (("stochastic_forward", "scored a second time") in causes) is told
+
+
+def test_another_model_scores_the_same_twice(tmp_path):
+    given = honest(1.0)
+    found = diagnosed(
+        tmp_path, given | {"old_log_probs_repeat": given["old_log_probs"]}, "old_log_probs_repeat"
+    )
+    assert "stochastic_forward" not in [one.id for one in found.causes]
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_kept_mass_undoes_truncated_sampling_exactly(tmp_path, knows):
+    """The engine renormalises over a part of the mass; a trainer that does so as well is right."""
+    given = honest()
+    own = [np.exp(np.float64(q)) for q in given["rollout_log_probs"]]
+    mass = [np.float32(p + (1 - p) * rng(i).uniform(0.5, 1.0, len(p))) for i, p in enumerate(own)]
+    cut = each("rollout_log_probs", lambda i, q, p: q - np.log(mass[i]))
+    if knows:
+        cut = each("old_log_probs", lambda i, p, q: p - np.log(mass[i]), cut)
+    found = diagnosed(tmp_path, cut | {"kept_mass": mass}, "kept_mass")
+    bugs = [one for one in found.causes if one.id == "truncated_sampling"]
+    assert bool(bugs) is not knows
+    if bugs:
+        assert (bugs[0].after.approximate, bugs[0].after.k3 < 1e-4) == (False, True)

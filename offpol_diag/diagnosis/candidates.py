@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from offpol_diag.diagnosis.honest import (
     STALE,
     SYSTEMATIC,
     Seen,
+    body,
     listed,
     unsystematic,
 )
@@ -49,6 +51,8 @@ USUAL_K3 = 0.015
 SHARED = 0.25
 """Systematic share of r above which other weights are likelier than quantised ones: weights of another step
 give 24% to 50% in the rollouts of `benchmarks/doctor`, quantised ones 10% to 28%."""
+APART = 0.3
+"""Share of a difference up to which two scorings agree."""
 CUT = "cut at 1 nat a token"
 
 Says = Callable[[Seen], str]
@@ -360,6 +364,61 @@ def by_place(seen: Seen) -> str:
     )
 
 
+def routed_otherwise(seen: Seen) -> str:
+    """State that tokens for which both sides chose other experts carry the mismatch."""
+    agreement = seen.rows.told.get("router_agreement")
+    if agreement is None:
+        return ""
+    least = min(float(np.quantile(agreement, 0.1)), 1 - 1e-6)
+    other, k3 = agreement <= least, seen.rows.k3_cut
+    carried = float(k3[other].sum() / k3.sum()) if k3.any() else 0.0
+    if carried < max(0.3, 2.5 * other.mean()):
+        return ""
+    return (
+        f"{percent(float(other.mean()))} of the tokens, with at most {least:.2g} of their experts in common, "
+        f"carry {percent(carried)} of K3."
+    )
+
+
+def routed_alike(seen: Seen) -> str:
+    """State that both sides chose the same experts."""
+    agreement = seen.rows.told.get("router_agreement")
+    if agreement is None or agreement.mean() < 0.999:
+        return ""
+    return f"router_agreement is {agreement.mean():.4f} on average: both sides chose the same experts."
+
+
+def _prefill(seen: Seen) -> tuple[float, float]:
+    """Return the scale of what prefill and decoding differ by, and of prefill and trainer; 0 if unknown."""
+    prefill = seen.rows.told.get("prefill")
+    if prefill is None:
+        return 0.0, 0.0
+    decoded, trained = (body(replace(seen.rows, p=p, q=prefill)).scale for p in (seen.rows.q, seen.rows.p))
+    return decoded, trained
+
+
+def decodes_otherwise(seen: Seen) -> str:
+    """State that the engine's prefill agrees with the trainer, and its decoding with neither."""
+    decoded, trained = _prefill(seen)
+    if decoded <= ROUNDED or trained > APART * decoded:
+        return ""
+    return (
+        f"The engine's prefill agrees with the trainer ({trained:.2g} for a usual token) and its decoding "
+        f"does not ({decoded:.2g})."
+    )
+
+
+def prefills_alike(seen: Seen) -> str:
+    """State that the engine's prefill repeats what it sampled with, and the trainer differs from both."""
+    decoded, trained = _prefill(seen)
+    if trained <= ROUNDED or decoded > APART * trained:
+        return ""
+    return (
+        f"The engine's prefill agrees with its decoding ({decoded:.2g} for a usual token), and the trainer "
+        f"with neither ({trained:.2g})."
+    )
+
+
 def fades(seen: Seen) -> str:
     """State that it fades along the response, as after another prompt."""
     level = faded(seen.rows)
@@ -391,7 +450,7 @@ def _possible_numerics(seen: Seen) -> bool:
 
 def _possible_experts(seen: Seen) -> bool:
     shaped = bool(outliers(seen)) and seen.body.scale <= 3 * ROUNDED
-    return (shaped or bool(seen.recorded.experts)) and not seen.returns
+    return (shaped or bool(seen.recorded.experts or routed_otherwise(seen))) and not seen.returns
 
 
 def _possible_other(seen: Seen) -> bool:
@@ -425,14 +484,14 @@ CANDIDATES: tuple[Candidate, ...] = (
         "Other weights at every step: an adapter, a head or experts not loaded.",
         _possible_other,
         (moves_partly, in_sync, shared_much, wide, level_over_steps, not_at_step_0),
-        (grows, noise, close, moves_along, at_step_0),
+        (grows, noise, close, moves_along, at_step_0, decodes_otherwise),
     ),
     Candidate(
         "model_differs",
         "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise.",
         _possible_other,
-        (in_sync, wide, level_over_steps, at_step_0, by_place),
-        (grows, noise, close, moves_along, shared_much, not_at_step_0, fades),
+        (in_sync, wide, level_over_steps, at_step_0, by_place, prefills_alike),
+        (grows, noise, close, moves_along, shared_much, not_at_step_0, fades, decodes_otherwise),
     ),
     Candidate(
         "sync_corrupts",
@@ -442,11 +501,18 @@ CANDIDATES: tuple[Candidate, ...] = (
         (says_quantised,),
     ),
     Candidate(
+        "decode_differs",
+        "The engine's decoding computes something else than its own prefill.",
+        lambda seen: bool(decodes_otherwise(seen)),
+        (decodes_otherwise,),
+        (),
+    ),
+    Candidate(
         "moe_outliers",
         "Experts routed otherwise in the engine than in the trainer.",
         _possible_experts,
-        (outliers, says_experts, noise),
-        (grows, shared_at_all, no_outliers, beyond_usual),
+        (outliers, says_experts, noise, routed_otherwise),
+        (routed_alike, grows, shared_at_all, no_outliers, beyond_usual),
     ),
     Candidate(
         "numerics",

@@ -21,6 +21,7 @@ from offpol_diag.result import After, Cause, Diagnosis, Example, Result
 
 SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     laws.storage,
+    sampled.truncated,
     sampled.log_base,
     sampled.summed_pieces,
     signatures.sentinels,
@@ -40,6 +41,7 @@ SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.special_tokens,
     signatures.jumps,
     signatures.breaks,
+    sampled.scored_twice,
     sampled.stochastic_forward,
     sampled.columns_exchanged,
     laws.sampling,
