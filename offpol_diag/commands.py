@@ -265,7 +265,8 @@ def within(summary: Result, rows: tuple[Floor, ...]) -> Result:
     from offpol_diag.diagnosis import floors
 
     found = floors.expected(summary.dump.provenance, rows)
-    return summary.model_copy(update={"charts": summary.charts.model_copy(update={"expected": found})})
+    charts = summary.charts.model_copy(update={"expected": [found] if found else []})
+    return summary.model_copy(update={"charts": charts})
 
 
 # ---------------------------------------------------------------- names in a request

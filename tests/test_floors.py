@@ -86,7 +86,7 @@ def test_it_is_said_and_marked_on_the_scale(dump):
     plain = CliRunner().invoke(app, ["doctor", str(dump / "d.parquet")])
     assert "K3 of 1.0e-5 to 0.0010 (dense model, BF16;" in plain.output
     found = offpol_diag.doctor(str(dump / "d.parquet"), floors=str(dump / "own.toml"))
-    assert found.result.charts.expected.source == "run 7"
+    assert found.result.charts.expected[0].source == "run 7"
     assert "expected: our model" in found.html()
 
 

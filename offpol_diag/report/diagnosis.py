@@ -118,9 +118,8 @@ def evidence(summary: Result) -> tuple[tuple[str, str], ...]:
 
 def expected(summary: Result) -> Iterator[Fact]:
     """Yield the range that K3 is expected in, where the metadata of the dump says enough."""
-    one = summary.charts.expected
-    if one is not None and one.low is not None and one.high is not None:
-        low, high = rounded(one.low), rounded(one.high)
+    for one in summary.charts.expected:
+        low, high = (rounded(end) for end in (one.low, one.high) if end is not None)
         yield Fact("Expected", f"K3 of {low} to {high} ({one.regime}; {one.source}).")
 
 
