@@ -21,6 +21,7 @@ from offpol_diag.report.diagnosis import (
     candidates,
     checks,
     evidence,
+    expected,
     lower,
     of_bug,
     sentence,
@@ -156,6 +157,7 @@ def _facts(summary: Result) -> Iterator[Fact]:
     causes = given.causes if given else []
     if summary.is_bug:
         yield from of_bug(summary)
+        yield from expected(summary)
         if summary.reference is not None:
             yield reproduced(summary.reference)
         return
@@ -168,6 +170,7 @@ def _facts(summary: Result) -> Iterator[Fact]:
     yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)
     if summary.reference is not None:
         yield reproduced(summary.reference)
+    yield from expected(summary)
     if open_:
         yield candidates(open_)
         lines = tuple(Line(f"{name}: {text}") for name, text in open_.decide_by.items())

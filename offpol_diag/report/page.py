@@ -205,7 +205,9 @@ def _meter(summary: Result) -> Any:
     lag = summary.charts.lag
     synced = lag.in_sync.value if lag and lag.in_sync else None
     near = (synced, say(Number(value=synced))) if synced and synced > 0 else None
-    return meter(named, k3.value, k3.interval, written(k3)[0], near)
+    one = summary.charts.expected
+    range_ = (one.low or 0.0, one.high, one.regime) if one and one.high else None
+    return meter(named, k3.value, k3.interval, written(k3)[0], near, range_)
 
 
 # ---------------------------------------------------------------- the file

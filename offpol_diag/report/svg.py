@@ -347,8 +347,9 @@ def meter(
     interval: tuple[float, float] | None,
     said: str,
     synced: tuple[float, str] | None,
+    expected: tuple[float, float, str] | None,
 ) -> Markup:
-    """Draw K3 on a log scale of its bands, with the value at policy lag 0 where it is known."""
+    """Draw K3 on a log scale of its bands, with its value at lag 0 and its expected range, if known."""
     low, high, width, margin = 1e-5, 1.0, 1116.0, 2.0
     axis = Axis("log", -5.0, 0.0, ())
 
@@ -373,8 +374,13 @@ def meter(
         parts.append(f'<circle class="m0" cx="{there:.1f}" cy="33" r="5"/>')
         anchor = "start" if there < 150 else "middle"
         parts.append(_text("n", there, 16, f"weights in sync (lag 0) {synced[1]}", anchor))
+    if expected:
+        left, right = at(max(expected[0], low), True), at(expected[1], False)
+        parts.append(_path("mi", f"M{left:.1f} 40v6H{right:.1f}v-6"))
+        parts.append(_text("k", (left + right) / 2, 86, f"expected: {expected[2]}", "middle"))
     label = f"K3 KL on a logarithmic scale with named bands: this dump {said}"
-    head = f'<svg class="meter" viewBox="0 0 1120 74" role="img" aria-label="{escape(label)}">'
+    tall = 92 if expected else 74
+    head = f'<svg class="meter" viewBox="0 0 1120 {tall}" role="img" aria-label="{escape(label)}">'
     return Markup(f"{head}{''.join(parts)}</svg>")
 
 
