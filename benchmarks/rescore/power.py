@@ -56,9 +56,6 @@ def engine_faults(kind: str) -> dict[str, dict[str, Any]]:
         "KV cache fp8": {"cache_fp8": True},
         **{name: {"weights": name} for name in engines.ROUND},
         "? norm eps": {"rms_norm_eps": 3e-2},
-        "? one expert or layer": {"num_experts_per_tok": 1}
-        if "Experts" in str(models.KINDS[kind][1])
-        else {},
     }
     given = models.KINDS[kind][1]
     if "rope_parameters" in given:
@@ -69,7 +66,6 @@ def engine_faults(kind: str) -> dict[str, dict[str, Any]]:
         found["? one expert"] = {"num_experts_per_tok": 1}
     if kind == "gpt_oss":
         found["sinks off"] = {"sinks": -1e9}
-    del found["? one expert or layer"]
     return found
 
 
