@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -342,8 +342,9 @@ def meter(
     interval: tuple[float, float] | None,
     said: str,
     synced: tuple[float, str] | None,
+    expected: tuple[float, float, str] | None,
 ) -> Markup:
-    """Draw K3 on a log scale of its bands, with the value at policy lag 0 where it is known."""
+    """Draw K3 on a log scale of its bands, with its value at lag 0 and its expected range, if known."""
     low, high, width, margin = 1e-5, 1.0, 1116.0, 2.0
     axis = Axis("log", -5.0, 0.0, ())
 
@@ -368,6 +369,33 @@ def meter(
         parts.append(f'<circle class="m0" cx="{there:.1f}" cy="33" r="5"/>')
         anchor = "start" if there < 150 else "middle"
         parts.append(_text("n", there, 16, f"weights in sync (lag 0) {synced[1]}", anchor))
+    if expected:
+        left, right = at(max(expected[0], low), True), at(expected[1], False)
+        parts.append(_path("mi", f"M{left:.1f} 40v6H{right:.1f}v-6"))
+        parts.append(_text("k", (left + right) / 2, 86, f"expected: {expected[2]}", "middle"))
     label = f"K3 KL on a logarithmic scale with named bands: this dump {said}"
-    head = f'<svg class="meter" viewBox="0 0 1120 74" role="img" aria-label="{escape(label)}">'
+    tall = 92 if expected else 74
+    head = f'<svg class="meter" viewBox="0 0 1120 {tall}" role="img" aria-label="{escape(label)}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")
+
+
+CORNERS = {"trainer": (70.0, 34.0), "reference": (306.0, 34.0), "engine": (188.0, 196.0)}
+CENTRE = complex(188, 88)
+"""Corners of the triangle, and what they surround."""
+
+
+def triangle(sides: Mapping[tuple[str, str], tuple[str, bool]]) -> Markup:
+    """Draw engine, trainer and reference with the distances between them, dashed where two differ."""
+    parts = list[str]()
+    for (one, two), (said, alike) in sides.items():
+        (a, b), (c, d) = CORNERS[one], CORNERS[two]
+        parts.append(_line("l c4" if alike else "l th c2", [(a, b), (c, d)]))
+        middle = complex(a + c, b + d) / 2
+        outside = middle + 24 * (middle - CENTRE) / abs(middle - CENTRE)
+        parts.append(_text("nb", outside.real, outside.imag + 4, said, "middle"))
+    for name, (x, y) in CORNERS.items():
+        parts.append(_dot("m0", x, y, "6"))
+        parts.append(_text("n", x, y + 22 if name == "engine" else y - 14, name, "middle"))
+    label = "; ".join(f"{one} to {two} {said} nats" for (one, two), (said, _) in sides.items())
+    head = f'<svg class="pic" viewBox="0 0 376 226" role="img" aria-label="{escape(label)}">'
     return Markup(f"{head}{''.join(parts)}</svg>")

@@ -246,6 +246,9 @@ class Charts(Model):
     bands: Annotated[list[Band], Columns(Band)] = Field(
         [], description="all published bands, best first within a metric"
     )
+    expected: Annotated[list[Band], Columns(Band)] = Field(
+        [], description="K3 of runs without a known fault that record the same, if known; or of --floors"
+    )
     band: dict[str, str] = Field({}, description="metric → the band that this dump is in, if reliable")
     crossings: Annotated[list[Crossing], Columns(Crossing)] = Field(
         [], description="steps at which a number first enters a worse band"
