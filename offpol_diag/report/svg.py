@@ -13,6 +13,7 @@ from offpol_diag.metrics import Tone
 from offpol_diag.numerals import minus, say
 from offpol_diag.report.picture import (
     COLOURS,
+    MARKED,
     TONES,
     Axis,
     Layer,
@@ -20,6 +21,7 @@ from offpol_diag.report.picture import (
     number,
     place_name,
     plain,
+    shade,
     x_axis,
     y_axis,
 )
@@ -33,7 +35,6 @@ SPECK, MUCH = 6, 60
 Point = tuple[float, float]
 Spot = tuple[float, float, str]
 """Position of a text, and the end of it that is there: x, y, anchor."""
-HEATS = 7
 
 
 def panel_svg(panel: Panel, label: str) -> tuple[Markup, list[tuple[float, float, str]]]:
@@ -91,17 +92,17 @@ class _Drawing:
         paths: dict[int, list[str]] = {}
         for i, row in enumerate(heat.counts):
             left, right = self.across(edges[i]), self.across(edges[i + 1])
-            shades = [level(count, most) if count else -1 for count in row]
+            shades = [shade(count, most) if count else -1 for count in row]
             for j, count in enumerate(row):
                 if count:
                     middle = (self.up(edges[j]) + self.up(edges[j + 1])) / 2
                     self.hover.append(((left + right) / 2, middle, f"{count:,} tokens"))
-            for shade, run in groupby(range(len(row)), shades.__getitem__):
+            for depth, run in groupby(range(len(row)), shades.__getitem__):
                 cells = list(run)
                 top, low = self.up(edges[cells[-1] + 1]), self.up(edges[cells[0]])
-                if shade >= 0:
+                if depth >= 0:
                     here = f"M{left:.1f} {top:.1f}h{right - left:.1f}v{low - top:.1f}h{left - right:.1f}z"
-                    paths.setdefault(shade, []).append(here)
+                    paths.setdefault(depth, []).append(here)
         for depth, drawn in sorted(paths.items()):
             yield f'<path class="q{depth}" d="{"".join(drawn)}"/>'
         yield _path("dg", f"M{LEFT} {self.bottom}L{self.right} {TOP}")
@@ -151,7 +152,7 @@ class _Drawing:
             dash = " th" if layer.dashed else ""
             for line in _runs(points):
                 yield _line(f"l {c}{dash}", line)
-        if layer.kind != "steps" and (layer.kind == "points" or len(points) <= 16) and not layer.dashed:
+        if layer.kind != "steps" and (layer.kind == "points" or len(points) <= MARKED) and not layer.dashed:
             for place, point in enumerate(points):
                 if point:
                     look = "h" if layer.hollow and layer.hollow[place] else "d"
@@ -269,11 +270,6 @@ def said(layer: Layer, panel: Panel, place: int) -> str:
     return (
         f"{name}{place_name(panel, layer.x[place])}: {minus(say(number(layer, place, panel.percent)))}{doubt}"
     )
-
-
-def level(count: int, most: int) -> int:
-    """Return the shade of a cell, 0 to 6, on a log scale."""
-    return 0 if most <= 1 else min(HEATS - 1, int(math.log(count) / math.log(most) * HEATS))
 
 
 def _runs(points: Sequence[Point | None]) -> list[list[Point]]:
