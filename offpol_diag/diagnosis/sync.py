@@ -57,10 +57,6 @@ ERRORS = 4.0
 """Standard errors that a step must be away from these."""
 PLACES, DECAYED = ((0, 3), (7, 15), (31, 1 << 40)), 1.1
 """Positions between which the mismatch of old keys decays, and by which factor at least."""
-DECAYS, LEFT = 0.65, 0.05
-"""Most that is left at the second of them of the steps behind at the first; and least at the third. Weights
-that change during a response leave more at the second, or nothing at the third, and where they change as
-often at any token no more than the share at the second to the power of three."""
 
 
 class Course(NamedTuple):
@@ -166,10 +162,10 @@ def _stands_still(drift: Drift) -> bool:
     passed = drift.steps[last].mean() - drift.steps[0]
     still = drift.carried.value + 2 * drift.carried.error < STILL and count >= FEWEST_BEHIND
     fell = drift.behind[last].mean() >= max(STOOD * passed, MOST_LAG) and _late(drift, last, FELL * passed)
-    return bool(still and fell and _ends_behind(drift)) and not _moves(drift, count // 2)
+    return bool(still and fell and _ends_behind(drift)) and not moves(drift, count // 2)
 
 
-def _moves(drift: Drift, first: int) -> bool:
+def moves(drift: Drift, first: int) -> bool:
     """Return whether the engine moves with the trainer from a step on, as one with a constant lag does."""
     carried = drift.carries(np.arange(len(drift.steps)) >= first)
     return carried.low > 0 or carried.value > FOLLOWS
@@ -193,7 +189,7 @@ def _falls_behind(drift: Drift, first: int) -> bool:
     further = (np.diff(later) > -drift.errors[first + 1 :]).mean() >= 0.75 and later[-1] > GROWN * later[0]
     third = max(1, len(later) // 3)
     passed = drift.steps[-third:].mean() - drift.steps[first - 1]
-    further = further and later[-third:].mean() >= FELL * passed and not _moves(drift, first)
+    further = further and later[-third:].mean() >= FELL * passed and not moves(drift, first)
     return bool((np.abs(before) < BEHIND).all() and late.mean() >= 0.9 and further and _ends_behind(drift))
 
 
@@ -302,7 +298,8 @@ def stale_cache(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") 
 
     Keys and values of the prompt that an older version left in the prefix cache weigh most where there is
     little else to attend to, and a little to the end. Weights that change during a response are behind alike
-    up to a change, and after the last one not at all.
+    up to a change, and after the last one not at all; what is left of them after 30 tokens is at most the
+    third power of what is left after 10, if they change as often at any token.
     """
     if drift is None or rows.versions is not None:
         return None
@@ -311,12 +308,11 @@ def stale_cache(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") 
     left = late.value - 2 * late.error
     older = early.low > max(1.5 * late.value, 0.0) and early.value > BEHIND
     share = middle.value / early.value if older else 0.0
-    older = older and 0 < share <= DECAYS and left > max(LEFT, share**3) * early.value
+    older = older and share > 0 and left > share**3 * early.value  # PLACES are 0, about 10 and at least 30
     if not levels or not older or drift.carried.low < PART[1]:
         return None
-    said = ", ".join(f"from {a}: {x.value:.2g}" for (a, _), x in zip(PLACES, levels, strict=True))
     statistic = (
-        f"|Δ|/(1 − q) by position, {said}; by the drift of {drift.kinds} token ids the engine is "
+        f"|Δ|/(1 − q) by position, {placed(levels)}; by the drift of {drift.kinds} token ids the engine is "
         f"{early.value:.1f} ± {early.error:.1g} steps behind at the first {PLACES[0][1]} tokens and "
         f"{late.value:.1f} ± {late.error:.1g} from {PLACES[2][0]} on"
     )
@@ -352,6 +348,11 @@ def fading(rows: Rows) -> list[Estimate]:
     steep = first.value - 2 * first.error > 2 * last.value
     falls = all(a.value - 2 * a.error > DECAYED * b.value for a, b in pairwise(levels))
     return levels if steep and falls else []
+
+
+def placed(levels: list[Estimate]) -> str:
+    """Return the levels at `PLACES` in words."""
+    return ", ".join(f"from {a}: {x.value:.2g}" for (a, _), x in zip(PLACES, levels, strict=True))
 
 
 def replica(rows: Rows, own: Flags) -> tuple[Drift, Part] | None:
