@@ -347,7 +347,7 @@ def seen(lag=None, share=None, said=NOTHING_RECORDED, moved=None, level=None, **
     )
     made = Seen(rows, said, share, moved)
     given = {"body": Body(0.1, 0.0, 0.0), "lags": {}, "steps": {}, "growth": None, "returns": [], "k3": 0.005}
-    vars(made).update(given | facts)
+    vars(made).update(given | {"decay": [], "ends": None} | facts)
     return made
 
 
@@ -583,6 +583,22 @@ EVIDENCE = {
         placed(flat, told={"prefill": lambda q, p, at: p + 0.01}),
         "The engine's prefill agrees with its decoding (0.024 for a usual token), and the trainer with "
         "neither (0.27).",
+    ),
+    "decays": (
+        seen(decay=[Estimate(x, 0.0, 1.0, 0.01, 9) for x in (0.12, 0.06, 0.02)]),
+        seen(),
+        "|Δ|/(1 − q) falls along a response: from 0: 0.12, from 7: 0.06, from 31: 0.02.",
+    ),
+    "older_first": (
+        seen(drift=drifted(0.3, 0.04, 0.98), ends=(Part(0.7, 0.1), Part(0.2, 0.03))),
+        seen(drift=drifted(0.3, 0.04, 0.98), ends=(Part(0.7, 0.3), Part(0.2, 0.03))),
+        "By the drift of 40 token ids the engine is 0.7 ± 0.1 steps behind at a response's first tokens, "
+        "and 0.2 ± 0.03 later.",
+    ),
+    "older_nowhere": (
+        seen(ends=(Part(0.05, 0.04), Part(0.02, 0.01))),
+        seen(ends=(Part(0.4, 0.2), Part(0.02, 0.01))),
+        "The engine is 0.05 ± 0.04 steps behind at a response's first tokens, and 0.02 ± 0.01 later.",
     ),
     "concentrated": (
         seen(level=[0.01, 0.01, 0.01, 1.0]),
