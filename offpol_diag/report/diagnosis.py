@@ -118,10 +118,9 @@ def evidence(summary: Result) -> tuple[tuple[str, str], ...]:
 
 def expected(summary: Result) -> Iterator[Fact]:
     """Yield the range that K3 is expected in, where the metadata of the dump says enough."""
-    one = summary.charts.expected
-    if one is not None and one.low is not None and one.high is not None:
-        low, high = rounded(one.low), rounded(one.high)
-        yield Fact("Expected", f"K3 of {low} to {high} ({one.regime}; {one.source}).")
+    for one in summary.charts.expected:
+        low, high = rounded(one.low or 0.0), rounded(one.high or 0.0)
+        yield Fact("Expected", f"K3 of {low} to {high} ({one.regime}).")
 
 
 def grew(summary: Result) -> bool:

@@ -193,8 +193,7 @@ def _meter(summary: Result) -> Any:
     lag = summary.charts.lag
     synced = lag.in_sync.value if lag and lag.in_sync else None
     near = (synced, say(Number(value=synced))) if synced and synced > 0 else None
-    one = summary.charts.expected
-    range_ = (one.low or 0.0, one.high, one.regime) if one and one.high else None
+    range_ = next(((one.low or 0.0, one.high or 0.0, one.regime) for one in summary.charts.expected), None)
     return meter(named, k3.value, k3.interval, written(k3)[0], near, range_)
 
 

@@ -268,8 +268,8 @@ class Charts(Model):
     bands: Annotated[list[Band], Columns(Band)] = Field(
         [], description="all published bands, best first within a metric"
     )
-    expected: Annotated[Band | None, Columns(Band)] = Field(
-        None,
+    expected: Annotated[list[Band], Columns(Band)] = Field(
+        [],
         description="K3 of runs without a known fault that record the same: published, or --floors",
     )
     band: dict[str, str] = Field({}, description="metric → the band that this dump is in, if reliable")
