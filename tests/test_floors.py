@@ -76,13 +76,13 @@ def test_a_file_with_a_slip_is_refused(says):
 @pytest.fixture
 def dump(tmp_path):
     q = -np.random.default_rng(0).exponential(1, (40, 30))
-    table = pa.table({"rollout_log_probs": list(q), "old_log_probs": list(q * 1.01)})
+    table = pa.table({"rollout_log_probs": list(q), "old_log_probs": list(2 * q)})
     pq.write_table(table.replace_schema_metadata({"offpol_diag": json.dumps(BF16)}), tmp_path / "d.parquet")
     (tmp_path / "own.toml").write_text(OWN)
     return tmp_path
 
 
-def test_it_is_said_and_marked_on_the_scale(dump):
+def test_it_is_said_beside_a_bug_and_marked_on_the_scale(dump):
     plain = CliRunner().invoke(app, ["doctor", str(dump / "d.parquet")])
     assert "K3 of 1.0e-5 to 0.0010 (dense model, BF16)." in plain.output
     found = offpol_diag.doctor(str(dump / "d.parquet"), floors=str(dump / "own.toml"))
