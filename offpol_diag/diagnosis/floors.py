@@ -94,8 +94,8 @@ def own(path: Path | None) -> tuple[Floor, ...]:
     return read(data.decode(errors="replace"), str(path))
 
 
-def expected(provenance: Mapping[str, Any], rows: tuple[Floor, ...] = ()) -> Band | None:
-    """Return the range of the row that fits the metadata and says most; the user's rows come first."""
+def expected(provenance: Mapping[str, Any], rows: tuple[Floor, ...] = ()) -> list[Band]:
+    """Return the range of the row that fits the metadata and says most, if any; the user's come first."""
     from offpol_diag.diagnosis.honest import recorded
 
     said = recorded(provenance)
@@ -109,9 +109,9 @@ def expected(provenance: Mapping[str, Any], rows: tuple[Floor, ...] = ()) -> Ban
         and all(word in text for word in one.says)
     ]
     if not fit:
-        return None
+        return []
     best = max(fit, key=lambda one: (len(one.says), one in rows))
-    return Band("k3", "expected", best.low, best.high, best.regime, best.source)
+    return [Band("k3", "expected", best.low, best.high, best.regime, best.source)]
 
 
 def _precision(quantised: str, four_bits: bool, plain: str) -> str:

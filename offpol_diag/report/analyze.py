@@ -170,8 +170,8 @@ def _facts(summary: Result) -> Iterator[Fact]:
     yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)
     if summary.reference is not None:
         yield reproduced(summary.reference)
-    yield from expected(summary)
     if open_:
+        yield from expected(summary)
         yield candidates(open_)
         lines = tuple(Line(f"{name}: {text}") for name, text in open_.decide_by.items())
         yield Fact("Decide", open_.decide, lines=lines, shortened="last")

@@ -119,8 +119,8 @@ def evidence(summary: Result) -> tuple[tuple[str, str], ...]:
 def expected(summary: Result) -> Iterator[Fact]:
     """Yield the range that K3 is expected in, where the metadata of the dump says enough."""
     for one in summary.charts.expected:
-        low, high = (rounded(end) for end in (one.low, one.high) if end is not None)
-        yield Fact("Expected", f"K3 of {low} to {high} ({one.regime}; {one.source}).")
+        low, high = rounded(one.low or 0.0), rounded(one.high or 0.0)
+        yield Fact("Expected", f"K3 of {low} to {high} ({one.regime}).")
 
 
 def grew(summary: Result) -> bool:

@@ -205,8 +205,8 @@ def _meter(summary: Result) -> Any:
     lag = summary.charts.lag
     synced = lag.in_sync.value if lag and lag.in_sync else None
     near = (synced, say(Number(value=synced))) if synced and synced > 0 else None
-    ranges = [(one.low or 0.0, one.high, one.regime) for one in summary.charts.expected if one.high]
-    return meter(named, k3.value, k3.interval, written(k3)[0], near, next(iter(ranges), None))
+    range_ = next(((one.low or 0.0, one.high or 0.0, one.regime) for one in summary.charts.expected), None)
+    return meter(named, k3.value, k3.interval, written(k3)[0], near, range_)
 
 
 # ---------------------------------------------------------------- the file

@@ -247,7 +247,8 @@ class Charts(Model):
         [], description="all published bands, best first within a metric"
     )
     expected: Annotated[list[Band], Columns(Band)] = Field(
-        [], description="K3 of runs without a known fault that record the same, if known; or of --floors"
+        [],
+        description="K3 of runs without a known fault that record the same: published, or --floors",
     )
     band: dict[str, str] = Field({}, description="metric → the band that this dump is in, if reliable")
     crossings: Annotated[list[Crossing], Columns(Crossing)] = Field(
