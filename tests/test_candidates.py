@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from offpol_diag.advice.recommend import advised
 from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
-from offpol_diag.diagnosis import candidates
+from offpol_diag.diagnosis import candidates, verdict
 from offpol_diag.diagnosis.candidates import CANDIDATES, MEASUREMENTS, deciding, fitting
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.drift import Drift, Part
@@ -613,6 +614,23 @@ def test_each_piece_of_evidence_is_a_sentence_with_its_number_or_nothing(name):
     holds, not_, said = EVIDENCE[name]
     says = getattr(candidates, name)
     assert (says(holds), says(not_)) == (said, "")
+
+
+def test_each_absent_column_that_decides_between_the_candidates_is_named():
+    def lacking(versions=None, **scalars):
+        given = seen([0] * 4, body=of(0.3), decay=[Estimate(x, 0.0, 1.0, 0.01, 9) for x in (0.3, 0.2, 0.1)])
+        rows = given.rows
+        vars(given)["rows"] = replace(rows, scalars={**rows.scalars, **scalars}, versions=versions)
+        found = verdict._undecided(given, True, {"undecidable": [], "sequences": 4, "tokens": 40})
+        assert "stale_prefix_cache" in [one.id for one in found.candidates]
+        return {one.split(" ", 1)[1] for one in (two.split(": needs the ")[1] for two in found.undecidable)}
+
+    digests = {name: ["a"] * 4 for name in ("weight_digest_rollout", "weight_digest_train")}
+    columns = {"step": [1, 2, 3, 4], "engine_rank": [0, 1, 0, 1], **digests}
+    wanted = {"weight_digest_rollout and weight_digest_train", "step", "host", "weight_versions"}
+    assert lacking() == wanted
+    assert lacking(np.zeros(40, np.int64), **columns) == set()
+    assert lacking(**columns) == {"weight_versions"}
 
 
 def test_every_piece_of_evidence_of_the_table_is_tested():

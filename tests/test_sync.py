@@ -283,6 +283,13 @@ def test_an_engine_that_stands_still_is_not_stale_as_recorded():
     assert stale(lambda s, h: 0) is None
 
 
+def test_rounding_is_not_named_where_the_first_tokens_are_of_older_weights():
+    old = honest.Seen(rows(older=lambda chance, many: 2 / (1 + np.arange(TOKENS)), speed=0.05))
+    assert honest.named(old, healthy=True) is None
+    vars(old)["decay"] = []
+    assert honest.named(old, healthy=True).cause == "numerics"
+
+
 def test_no_drift_is_measured_of_few_versions():
     assert drift.measure(rows(**HONEST["a recorded saw-tooth of eight steps"])) is None
 
