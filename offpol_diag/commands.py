@@ -16,6 +16,7 @@ from offpol_diag.options import Request, shown
 if TYPE_CHECKING:
     from offpol_diag.analyze import Examined
     from offpol_diag.check import Checked
+    from offpol_diag.diagnosis.floors import Floor
     from offpol_diag.gate import Gates
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
@@ -36,17 +37,18 @@ def silent(text: str) -> None:
 
 def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Result:
     """Analyse and diagnose a dump, and recommend a correction."""
-    trainer = trainer_of(request)
+    trainer, floors = trainer_of(request), floors_of(request)
     chosen = presets_of(request, say, ALL)
     more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "trainer": trainer or ""}
     more |= {"sequences": request.sequences, "tally": request.tally}
     found = examined(paths, request, chosen, say, every_log=request.presets is not None, **more)
-    return advised(found, "analyze", trainer)
+    return within(advised(found, "analyze", trainer), floors)
 
 
 def doctor(paths: Sequence[str], request: requests.Doctor, say: Say = silent) -> Result:
     """Diagnose a dump without any preset."""
-    return named(examined(paths, request, (), say).summary(), "doctor")
+    floors = floors_of(request)
+    return within(named(examined(paths, request, (), say).summary(), "doctor"), floors)
 
 
 def compare(
@@ -248,6 +250,23 @@ def advised(found: Examined, command: str, trainer: str | None = None) -> Result
 def named(summary: Result, command: str) -> Result:
     """Return the result with the name of its command."""
     return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
+
+
+def floors_of(request: requests.Analyze | requests.Doctor) -> tuple[Floor, ...]:
+    """Return the user's rows of what K3 is expected to be."""
+    from offpol_diag.diagnosis import floors
+
+    with request.judged("floors"):
+        return floors.own(request.floors)
+
+
+def within(summary: Result, rows: tuple[Floor, ...]) -> Result:
+    """Return the result with the range that K3 is expected in, where the metadata of the dump says enough."""
+    from offpol_diag.diagnosis import floors
+
+    found = floors.expected(summary.dump.provenance, rows)
+    charts = summary.charts.model_copy(update={"expected": [found] if found else []})
+    return summary.model_copy(update={"charts": charts})
 
 
 # ---------------------------------------------------------------- names in a request

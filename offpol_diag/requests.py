@@ -104,6 +104,13 @@ class OwnPresets(Fields):
     """Presets of your own (TOML, the grammar of the catalogue)."""
 
 
+class Expected(Fields):
+    """What the numbers are expected to be."""
+
+    floors: Path | None = opt(None, "FILE", READ, env=True)
+    """K3 of your own runs without a fault (TOML; docs/dumps.md), marked beside what others published."""
+
+
 class Grouped(Fields):
     """What numbers are broken down by."""
 
@@ -159,7 +166,7 @@ class Pieces(Fields):
 # ---------------------------------------------------------------- what each command is asked
 
 
-class Analyze(Texts, Pieces, Written, ForTrainer, Grouped, OwnPresets, Computed):
+class Analyze(Texts, Pieces, Written, ForTrainer, Grouped, Expected, OwnPresets, Computed):
     """What `analyze` is asked."""
 
     presets: Any = opt(None, "all|NAME,NAME", READ, env=True)
@@ -172,7 +179,7 @@ class Analyze(Texts, Pieces, Written, ForTrainer, Grouped, OwnPresets, Computed)
     """Write one row per sequence: its length, ΣΔ, and what each preset keeps of it."""
 
 
-class Doctor(Written, Grouped, Computed):
+class Doctor(Written, Grouped, Expected, Computed):
     """What `doctor` is asked."""
 
     strict: bool = opt(False, only=SHELL)

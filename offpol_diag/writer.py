@@ -37,6 +37,7 @@ FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float6
 FLOAT_TOKENS = (
     *("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy"),
     *("reference_log_probs", "reference_entropy"),
+    *("old_log_probs_repeat", "engine_prefill_log_probs", "router_agreement", "kept_mass"),
 )
 PROMPT_IDS = "prompt_ids"
 VERSIONS = "weight_versions"
@@ -163,6 +164,12 @@ class DumpWriter:
         prompt_length: Any = None,
         prompt_ids: Any = None,
         finish_reason: Any = None,
+        old_log_probs_repeat: Any = None,
+        engine_prefill_log_probs: Any = None,
+        kept_mass: Any = None,
+        router_agreement: Any = None,
+        rollout_experts: Any = None,
+        train_experts: Any = None,
         **scalar_columns: Any,
     ) -> None:
         """Append one batch of S sequences.
@@ -193,6 +200,13 @@ class DumpWriter:
             prompt_ids: The tokens before the response as the model saw them, without padding, a list or array
                 of its own length per sequence: with `token_ids`, what `rescore` needs.
             finish_reason: Why the response ended, such as "stop" or "length".
+            old_log_probs_repeat: `old_log_probs` computed a second time: what they differ by is noise.
+            engine_prefill_log_probs: Log-probs of the finished response by the engine's prefill.
+            kept_mass: Probability that top-p, top-k or min-p kept at each token, between 0 and 1.
+            router_agreement: Share of the experts that both sides chose for each token, between 0 and 1.
+            rollout_experts: Ids of the experts that the engine chose, [S, L, layers, k] or a list of
+                [length, layers, k], in any order within a layer; `router_agreement` is made of them and of
+            train_experts: Those that the trainer chose.
             **scalar_columns: Anything else with one value per sequence, for reports to group by.
 
         Raises:
@@ -209,7 +223,8 @@ class DumpWriter:
             if self._closed:
                 raise ValueError(f"{self.path} is closed; open a new DumpWriter")
             try:
-                table = _table({k: v for k, v in columns.items() if v is not None}, self._dtype, self._schema)
+                given = _routed({k: v for k, v in columns.items() if v is not None})
+                table = _table(given, self._dtype, self._schema)
                 table = _conformed(table, self._schema, self._negative)
             except (TypeError, ValueError, OverflowError, pa.ArrowException) as slip:
                 raise ValueError(f"batch {self._batches}: {slip}") from slip
@@ -411,6 +426,32 @@ def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
         if odd := (columns.keys() ^ set(schema.names)) & needed:
             names = ", ".join(sorted(odd))
             raise ValueError(f"{names}: not in every batch; pass the columns of the first batch every time")
+
+
+def _routed(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns with `router_agreement` in place of both sides' experts."""
+    sides = [columns.pop(name, None) for name in ("rollout_experts", "train_experts")]
+    if all(one is None for one in sides):
+        return columns
+    if any(one is None for one in sides) or "router_agreement" in columns:
+        raise ValueError("rollout_experts and train_experts: pass both, or router_agreement in their place")
+    one, two = sides
+    if getattr(one, "ndim", None) == 4:
+        return columns | {"router_agreement": _agreement(_numpy(one), _numpy(two))}
+    if len(one) != len(two):
+        raise ValueError(f"rollout_experts has {len(one)} sequences, and train_experts {len(two)}")
+    pairs = zip(one, two, strict=True)
+    return columns | {"router_agreement": [_agreement(_numpy(a), _numpy(b)) for a, b in pairs]}
+
+
+def _agreement(one: Array, two: Array) -> Array:
+    """Return the share of experts in common, [..., layers, k] of both → [...]."""
+    whole = {one.dtype.kind, two.dtype.kind} <= {*"iu"}
+    if not whole or one.shape != two.shape or one.ndim < 3 or 0 in one.shape[-2:]:
+        shapes = f"{one.dtype} {list(one.shape)} and {two.dtype} {list(two.shape)}"
+        raise ValueError(f"rollout_experts and train_experts: {shapes}; ids in [..., layers, k] are needed")
+    common = (one[..., :, None] == two[..., None, :]).any(-1)
+    return np.asarray(common.mean((-1, -2)))
 
 
 def _is_padded(value: Any) -> bool:

@@ -27,6 +27,7 @@ from offpol_diag.diagnosis.drift import Drift, Part
 from offpol_diag.diagnosis.honest import Body, Recorded, Seen, grown, recorded
 from offpol_diag.diagnosis.pages import pages
 from offpol_diag.diagnosis.rows import Estimate, Rows
+from offpol_diag.diagnosis.sync import Course
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.report import answered
@@ -368,6 +369,37 @@ def drifted(behind, error, carried):
     return made
 
 
+def placed(level, lengths=None, told=None, many=8):
+    """Return what was seen of rows of 64 tokens, off by `level` of (token, prompt length) and its sign."""
+    at = np.tile(np.arange(64), many)
+    prompts = np.repeat(np.resize(lengths or [0], many), 64)
+    sign = np.random.default_rng(0).choice([-1, 1], len(at))
+    q = np.full(len(at), -1.0)
+    scalars = {"group_id": list(range(many))}
+    scalars |= {} if lengths is None else {"prompt_length": np.resize(lengths, many).tolist()}
+    p = q + sign * level(at, prompts) * -np.expm1(q)
+    columns = {name: make(q, p, at) for name, make in (told or {}).items()}
+    rows = Rows(q, p, np.arange(0, 64 * many + 1, 64), at, scalars=scalars, told=columns)
+    return Seen(rows, NOTHING_RECORDED, None, None)
+
+
+def flat(at, prompts):
+    return np.full(len(at), 0.2)
+
+
+def falling(at, prompts):
+    return 0.8 / np.sqrt(1 + at)
+
+
+def in_third(share):
+    """Return the share of experts in common: `share` at every third token, where the mismatch is large."""
+    return {"router_agreement": lambda q, p, at: np.where(at % 3 == 0, share, 1.0)}
+
+
+def thirds(at, prompts):
+    return np.where(at % 3 == 0, 0.5, 0.01)
+
+
 FLAT_STEPS = {0: 0.010, 1: 0.012, 2: 0.011, 3: 0.009}
 EVIDENCE = {
     "all_behind": (seen([2] * 4), seen([0, 2, 2, 2]), "policy_lag is 2: no row is at lag 0."),
@@ -509,6 +541,49 @@ EVIDENCE = {
         seen(jump=(4.0, 0.01, 0.12)),
         seen(),
         "|Δ|/(1 − q) jumps at step 4, from 0.01 to 0.12, and stays there.",
+    ),
+    "at_step_0": (
+        seen(start=Course(np.array([0.0, 4.0]), np.array([0.3, 0.25]), np.zeros(2))),
+        seen(start=None),
+        "It is there at step 0, before any weight has changed: |Δ|/(1 − q) by step 0: 0.3, 4: 0.25.",
+    ),
+    "not_at_step_0": (
+        seen([0] * 4, steps={0: 0.0001, 1: 0.01, 2: 0.02, 3: 0.02}),
+        seen([0] * 4, steps={0: 0.01, 1: 0.01, 2: 0.02, 3: 0.02}),
+        "At step 0, before any weight has changed, K3 is 0.0001, cut at 1 nat a token.",
+    ),
+    "by_place": (
+        placed(lambda at, prompts: (at + prompts) / 200, [10, 40, 20, 60]),
+        placed(flat, [10, 40, 20, 60]),
+        "|Δ|/(1 − q) grows with the place in prompt and response: 0.14 up to 40, 0.51 from 88 on.",
+    ),
+    "fades": (
+        placed(falling, many=40),
+        placed(flat, many=40),
+        "|Δ|/(1 − q) fades along the response: tokens 0 to 7: 0.44, 8 to 15: 0.23, 16 to 31: 0.16, 32 to 63: "
+        "0.12.",
+    ),
+    "routed_otherwise": (
+        placed(thirds, told=in_third(0.5)),
+        placed(flat, told=in_third(0.5)),
+        "34% of the tokens, with at most 0.5 of their experts in common, carry 99.9% of K3.",
+    ),
+    "routed_alike": (
+        placed(flat, told=in_third(1.0)),
+        placed(flat, told=in_third(0.5)),
+        "router_agreement is 1.0000 on average: both sides chose the same experts.",
+    ),
+    "decodes_otherwise": (
+        placed(flat, told={"prefill": lambda q, p, at: p + 0.01}),
+        placed(flat, told={"prefill": lambda q, p, at: q + 0.01}),
+        "The engine's prefill agrees with the trainer (0.026 for a usual token) and its decoding does not "
+        "(0.35).",
+    ),
+    "prefills_alike": (
+        placed(flat, told={"prefill": lambda q, p, at: q + 0.01}),
+        placed(flat, told={"prefill": lambda q, p, at: p + 0.01}),
+        "The engine's prefill agrees with its decoding (0.024 for a usual token), and the trainer with "
+        "neither (0.27).",
     ),
     "decays": (
         seen(decay=[Estimate(x, 0.0, 1.0, 0.01, 9) for x in (0.12, 0.06, 0.02)]),
@@ -738,6 +813,44 @@ def test_the_page_has_a_card_of_candidates():
     assert card.count("<li>") == 2
     assert "For and against: nothing in this dump." in card
     assert f"To decide:</b> {ASKED}" in card
+
+
+@pytest.mark.parametrize(
+    ("columns", "prompts", "lacks"),
+    [
+        (["token_ids"], "prompt_ids", ""),
+        (["token_ids"], "", "with prompt_ids in the dump"),
+        ([], "", "with token_ids and prompt_ids in the dump"),
+    ],
+)
+def test_scoring_again_is_offered_with_the_time_of_the_sample_and_what_that_rests_on(columns, prompts, lacks):
+    """16 of 100 prompts with 1,000 tokens each: 30 passes over 16,000 tokens at 14 GFLOP, 17 s of an H100."""
+    summary = undecided()
+    known = {one: one for one in (*columns, "rollout_log_probs", "old_log_probs")}
+    dump = {"tokens": 100_000, "groups": 100, "columns": known, "prompts": prompts}
+    summary = summary.model_copy(update={"dump": summary.dump.model_copy(update=dump)})
+    (found,) = [one for one in answered(summary).facts if one.label == "Rescore"]
+    assert "which side is off" in found.sentence
+    assert found.sentence.endswith("about 17 s for a 7B model on one H100.")
+    assert lacks in found.sentence
+    assert ("in the dump" in found.sentence) is bool(lacks)
+    assert "30 passes × 16,000 tokens × 2 × 7·10⁹ FLOP, at 40% of 989 TFLOP/s" in found.lines[0].text
+    for form in (html, partial(terminal, verbose=True), markdown):
+        assert "30 passes × 16,000 tokens" in " ".join(form(summary).split())
+
+
+def test_scoring_again_is_not_offered_between_kernels_and_routing():
+    noise = [CandidateCause(id=one, statement="Noise.") for one in ("moe_outliers", "numerics")]
+    assert "Rescore" in facts()
+    assert "Rescore" not in facts(diagnosis=UNDECIDED.model_copy(update={"candidates": noise}))
+    assert "Rescore" not in facts(diagnosis=make_summary().diagnosis)
+
+
+def test_the_page_and_verbose_text_show_the_command_that_explains_each_candidate():
+    page, text = html(undecided()), terminal(undecided(), verbose=True)
+    for one in (STALE, OTHER):
+        assert f"<code>offpol-diag doctor --explain {one.id}</code>" in page
+        assert f"explain offpol-diag doctor --explain {one.id}\n" in text
 
 
 def test_the_chart_of_the_lag_names_no_stale_weights_that_are_not_established():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import numpy as np
@@ -130,9 +131,12 @@ HONEST = {
 }
 
 
-def diagnosed(tmp_path, given, *more):
+def diagnosed(tmp_path, given, *more, recorded=None):
     names = ("rollout_log_probs", "old_log_probs", "token_ids", "group_id", *more)
-    pq.write_table(pa.table({name: given[name] for name in names}), tmp_path / "d.parquet")
+    table = pa.table({name: given[name] for name in names})
+    if recorded:
+        table = table.replace_schema_metadata({"offpol_diag": json.dumps(recorded)})
+    pq.write_table(table, tmp_path / "d.parquet")
     return analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
 
 
@@ -229,3 +233,120 @@ def test_a_shift_behind_a_tools_answer_only_is_found(tmp_path, shift):
         tmp_path, moved | {"response_mask": [x.astype(np.int8) for x in masks]}, "response_mask"
     )
     assert [one.id for one in found.causes if one.kind == "bug"] == ["off_by_one"] * shift
+
+
+BF16 = {"rollout_dtype": "bfloat16"}
+
+
+def by_step(given, first=0, lag=0):
+    """Give each of four steps a part of the prompts, at a recorded lag."""
+    step = [first + group % 4 for group in given["group_id"]]
+    return given | {"step": step, "policy_lag": [lag] * len(step)}
+
+
+OTHERS = {
+    "from step 0 on": (True, lambda: by_step(honest(1.0)), BF16),
+    "nothing recorded": (False, lambda: by_step(honest(1.0)), None),
+    "fp8 recorded": (False, lambda: by_step(honest(1.0)), {"rollout_dtype": "fp8"}),
+    "step 0 not in the dump": (False, lambda: by_step(honest(1.0), 1), BF16),
+    "at a lag": (False, lambda: by_step(honest(1.0), lag=1), BF16),
+    "small": (False, lambda: by_step(honest(0.1)), BF16),
+    "not at step 0": (False, lambda: by_step(late()), BF16),
+    "noise of single tokens, and experts": (
+        False,
+        lambda: by_step(noisy(0.6)),
+        BF16 | {"model": "Mixtral-8x7B"},
+    ),
+}
+
+
+def late():
+    """Return another model whose first step is that of the same weights."""
+    right = honest()
+    other = honest(1.0)
+    names = ("rollout_log_probs", "old_log_probs", "token_ids")
+    first = [group % 4 == 0 for group in right["group_id"]]
+    return right | {name: [(right if at else other)[name][i] for i, at in enumerate(first)] for name in names}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_two_models_are_told_where_no_weights_and_no_format_explain_it(tmp_path, name):
+    told, make, recorded = OTHERS[name]
+    found = diagnosed(tmp_path, make(), "step", "policy_lag", recorded=recorded)
+    assert ("model_differs" in [one.id for one in found.causes]) is told
+    if told:
+        assert "offpol-diag rescore" in found.causes[0].fix
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_edge_at_a_place_in_prompt_and_response_is_found_by_the_length_of_the_prompt(tmp_path, known):
+    given = honest()
+    lengths = [8 + group % 32 for group in given["group_id"]]
+    off = off_by([1.0] * len(lengths))["old_log_probs"]
+    edge = each("old_log_probs", lambda i, p, q: np.where(np.arange(len(p)) + lengths[i] < 45, p, off[i]))
+    found = diagnosed(tmp_path, edge | {"prompt_length": lengths}, *(["prompt_length"] if known else []))
+    said = "Beyond about token 45 of prompt and response the engine computes something else."
+    assert (said in [one.statement for one in found.causes]) is known
+
+
+def fading(part=1.0):
+    """Return a dump whose mismatch falls with the place in the response, in a part of the sequences."""
+    off = off_by([0.8] * len(honest()["group_id"]))["old_log_probs"]
+
+    def change(i, p, q):
+        there = i % 8 < 8 * part
+        return p + there * (off[i] - p) / np.sqrt(1 + np.arange(len(p)))
+
+    given = each("old_log_probs", change)
+    return by_step(given) | {"prompt_length": [8 + group for group in given["group_id"]]}
+
+
+FADING = ("step", "policy_lag", "prompt_length")
+
+
+@pytest.mark.parametrize(
+    ("part", "columns", "told"),
+    [(1.0, FADING, True), (0.5, FADING, False), (1.0, FADING[:2], False), (1.0, FADING[1:], False)],
+    ids=["every sequence", "a part of them", "no prompt_length", "no step"],
+)
+def test_a_prompt_that_was_changed_is_told_by_a_mismatch_that_fades(tmp_path, part, columns, told):
+    """A pack that leaks has clean sequences; padding fades alike, and so do keys of older weights."""
+    found = diagnosed(tmp_path, fading(part), *columns)
+    assert ("wrong_context" in [one.id for one in found.causes]) is told
+
+
+@pytest.mark.parametrize(("size", "told"), [(0.4, True), (0.02, False)])
+def test_a_second_scoring_tells_a_forward_that_is_computed_with_noise(tmp_path, size, told):
+    first, second = noisy(size), off_by([0.0] * len(honest()["group_id"]))
+    again = [
+        np.float32(p - size * np.expm1(p) * rng(10_000 + i).normal(size=len(p)))
+        for i, p in enumerate(second["old_log_probs"])
+    ]
+    given = first | {"old_log_probs_repeat": again, "group_id": list(range(len(again)))}
+    found = diagnosed(tmp_path, given, "old_log_probs_repeat")
+    causes = [(one.id, one.statistic.partition(",")[0]) for one in found.causes if one.kind == "bug"]
+    assert (("stochastic_forward", "scored a second time") in causes) is told
+
+
+def test_another_model_scores_the_same_twice(tmp_path):
+    given = honest(1.0)
+    found = diagnosed(
+        tmp_path, given | {"old_log_probs_repeat": given["old_log_probs"]}, "old_log_probs_repeat"
+    )
+    assert "stochastic_forward" not in [one.id for one in found.causes]
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_kept_mass_undoes_truncated_sampling_exactly(tmp_path, knows):
+    """The engine renormalises over a part of the mass; a trainer that does so as well is right."""
+    given = honest()
+    own = [np.exp(np.float64(q)) for q in given["rollout_log_probs"]]
+    mass = [np.float32(p + (1 - p) * rng(i).uniform(0.5, 1.0, len(p))) for i, p in enumerate(own)]
+    cut = each("rollout_log_probs", lambda i, q, p: q - np.log(mass[i]))
+    if knows:
+        cut = each("old_log_probs", lambda i, p, q: p - np.log(mass[i]), cut)
+    found = diagnosed(tmp_path, cut | {"kept_mass": mass}, "kept_mass")
+    bugs = [one for one in found.causes if one.id == "truncated_sampling"]
+    assert bool(bugs) is not knows
+    if bugs:
+        assert (bugs[0].after.approximate, bugs[0].after.k3 < 1e-4) == (False, True)

@@ -249,3 +249,82 @@ def test_the_versions_of_verl_are_known_where_a_response_has_one(tmp_path: Path)
     for i, row in enumerate(rows):
         assert {*row["weight_versions"]} == {-1 if i % 2 else 4}
         assert row["rollout_version"] == 4
+
+
+# ---------------------------------------------------------------- second scorings and shares
+
+SHARES = ("router_agreement", "kept_mass")
+SECOND: dict[str, Any] = {
+    "old_log_probs_repeat": [[-0.25] * n for n in LENGTHS],
+    "engine_prefill_log_probs": [[-0.75] * n for n in LENGTHS],
+    "router_agreement": [[0.5] * n for n in LENGTHS],
+    "kept_mass": [[1.0] * n for n in LENGTHS],
+}
+FIELDS = dict(zip(SECOND, ("old_repeat", "prefill", "router_agreement", "kept_mass"), strict=True))
+
+
+def test_second_scorings_and_shares_reach_the_diagnosis(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path / "a.parquet") as out:
+        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, **SECOND)
+    (one,) = open_dump([str(tmp_path / "a.parquet")]).batches()
+    found = Sample.read(sample(BatchContext.of(one, 0, 1), DRIFTS[0]))
+    for name, field in FIELDS.items():
+        assert set(found.values[field]) == {SECOND[name][0][0]}
+
+
+@pytest.mark.parametrize("name", SHARES)
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
+def test_a_share_that_is_none_is_bad_input(tmp_path: Path, name: str, value: float) -> None:
+    given = [[0.5, value, 1.0, 1.0], [1.0], [0.0] * 3]
+    path = write(tmp_path / "a.parquet", **{name: given})
+    ran = CliRunner().invoke(app, ["doctor", str(path)])
+    assert ran.exit_code == 2
+    said = " ".join(ran.output.split())
+    assert f"column {name!r}: token 1 is {value:g}" in said.replace(f"column '{name}'", f"column {name!r}")
+    assert "hint: " in said
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_a_second_column_of_another_length_is_bad_input(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.parquet", **{name: [SECOND[name][0][:3], *SECOND[name][1:]]})
+    ran = CliRunner().invoke(app, ["doctor", str(path)])
+    assert ran.exit_code == 2
+    assert f"column '{name}': it holds 3 values and rollout_log_probs holds 4" in " ".join(ran.output.split())
+    out = DumpWriter(tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=name):
+        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, **{name: [[0.5], *SECOND[name][1:]]})
+    out.discard()
+
+
+def test_the_writer_makes_the_agreement_of_experts_of_both_sides(tmp_path: Path) -> None:
+    """Two layers, two experts of each: all in common in any order, half of them, none."""
+    engine = np.array([[[[1, 2], [3, 4]], [[1, 2], [3, 4]], [[1, 2], [3, 4]]]])
+    trainer = np.array([[[[2, 1], [3, 4]], [[1, 5], [3, 6]], [[5, 6], [7, 8]]]])
+    logs, mask = -np.ones((1, 3)), np.ones((1, 3))
+    for given in ((engine, trainer), (list(engine), list(trainer))):
+        with DumpWriter(tmp_path / "a.parquet") as out:
+            experts = dict(zip(("rollout_experts", "train_experts"), given, strict=True))
+            out.write(rollout_log_probs=logs, old_log_probs=logs, response_mask=mask, **experts)
+        assert pq.read_table(tmp_path / "a.parquet")["router_agreement"].to_pylist() == [[1.0, 0.5, 0.0]]
+
+
+ROUTES = np.zeros((3, 4, 2, 2), int)
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [
+        {"rollout_experts": ROUTES},
+        {"rollout_experts": ROUTES, "train_experts": ROUTES[:, :, :1]},
+        {"rollout_experts": ROUTES * 0.5, "train_experts": ROUTES},
+        {"rollout_experts": list(ROUTES), "train_experts": list(ROUTES[:2])},
+        {"rollout_experts": ROUTES, "train_experts": ROUTES, "router_agreement": np.ones((3, 4))},
+    ],
+    ids=["one side", "other layers", "no ids", "other rows", "both"],
+)
+def test_experts_that_cannot_be_compared_are_refused(tmp_path: Path, experts: dict[str, Any]) -> None:
+    logs = -np.ones((3, 4))
+    out = DumpWriter(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="rollout_experts"):
+        out.write(rollout_log_probs=logs, old_log_probs=logs, response_mask=np.ones((3, 4)), **experts)
+    out.discard()

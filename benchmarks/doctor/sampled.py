@@ -50,6 +50,7 @@ class How:
         lengths: least and greatest limit of a response.
         prompts: prompts of a step.
         seed: of the prompts.
+        steps: of the dump, each with the trainer's weights of that version.
     """
 
     precision: str = "bf16"
@@ -65,6 +66,7 @@ class How:
     lengths: tuple[int, int] = (24, 96)
     prompts: int = 10
     seed: int = 0
+    steps: tuple[int, ...] = STEPS
 
 
 @dataclass
@@ -128,7 +130,11 @@ class Field(Trajectory):
     def drawn(self, how: How) -> Drawn:
         """Return the responses of all steps."""
         key = hashlib.sha256(repr(how).encode()).hexdigest()[:12]
-        return self._kept(f"drawn-{key}.pt", lambda: Drawn.joined([self._step(how, v) for v in STEPS]))
+
+        def made() -> dict[str, Array]:
+            return vars(Drawn.joined([self._step(how, version) for version in how.steps]))
+
+        return Drawn(**self._kept(f"drawn-{key}.pt", made))
 
     def _step(self, how: How, version: int) -> Drawn:
         seed = int(hashlib.sha256(repr((self.path, version, how.seed)).encode()).hexdigest()[:8], 16)
@@ -503,6 +509,7 @@ class Dump:
         lag: of every row.
         extra: further columns.
         without: columns to leave out.
+        recorded: further metadata.
     """
 
     drawn: Drawn
@@ -511,6 +518,7 @@ class Dump:
     lag: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    recorded: dict[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write it as a trainer would."""
@@ -531,7 +539,7 @@ class Dump:
         }
         columns |= self.extra
         path.parent.mkdir(parents=True, exist_ok=True)
-        with DumpWriter(path, provenance={"trainer": "verl"}) as writer:
+        with DumpWriter(path, provenance={"trainer": "verl"} | self.recorded) as writer:
             for version in np.unique(one.version):
                 at = np.flatnonzero(one.version == version)
                 given = {n: x for n, x in columns.items() if n not in self.without}
@@ -728,9 +736,17 @@ def _padded_counted(lm: Hub, drawn: Drawn) -> Tensor:
 
 
 BF16, PEAKED, COLD = _dump(), How(temperature=0.15), How(temperature=0.6, seed=1)
+FROM_0 = (0, 4, 8, 12)
+START = How(steps=FROM_0)
 ROPE = "qwen3 llama olmo2 phi qwen3-moe gemma3"
 MOE = "qwen3-moe"
 _peaked = _dump(PEAKED)
+
+
+def _recorded(make: Make) -> Make:
+    """Return a maker of the same dumps that say which number format the engine has."""
+    return _then(make, lambda dump: setattr(dump, "recorded", {"rollout_dtype": "bfloat16"}))
+
 
 HONEST: dict[str, Make] = {
     "bf16": BF16,
@@ -763,6 +779,12 @@ HONEST: dict[str, Make] = {
     "temperatures by row": _part(BF16, _dump(COLD), 0.3),
     "midway": _midway,
     "fp8, no ids": _then(_dump(How("fp8")), lambda dump: setattr(dump, "without", ("token_ids",))),
+    "from step 0": _recorded(_dump(START)),
+    "int8 from step 0": _dump(replace(START, precision="int8")),
+    "int4 from step 0": _dump(replace(START, precision="int4")),
+    "int4 T0.6 from step 0": _dump(replace(START, precision="int4", temperature=0.6)),
+    "peaked from step 0": _recorded(_dump(replace(PEAKED, steps=FROM_0))),
+    "lag2 from step 0": _recorded(_dump(replace(START, lag=2))),
     "lag2, no columns": _then(
         _dump(How(lag=2)),
         lambda dump: setattr(dump, "without", ("policy_lag", "prompt_length", "step", "host")),
@@ -819,7 +841,7 @@ FAULTS: dict[str, tuple[str, Make]] = {
     "window 16": ("model_differs", _dump(score=lambda lm, x: windowed(lm, x, 16))),
     "window 48": ("model_differs", _dump(score=lambda lm, x: windowed(lm, x, 48))),
     "packing": ("packing_leak", _packed(4, True)),
-    "packing, positions": ("packing_leak", _packed(4, False)),
+    "packing, positions": ("packing_leak", _only(f"{ROPE} gpt-neox", _packed(4, False))),
     "adapter missing": ("weights_differ", _dump(model=lambda f: adapted(f, 0.0))),
     "adapter twice": ("weights_differ", _dump(model=lambda f: adapted(f, 2.0))),
     "head": ("weights_differ", _dump(model=lambda f: scaled(f, ("lm_head", "embed_out"), 1.15))),
@@ -828,14 +850,50 @@ FAULTS: dict[str, tuple[str, Make]] = {
         _dump(model=lambda f: scaled(f, ("q_proj", "q_norm", "c_attn"), 1.5)),
     ),
     "norm": ("model_differs", _dump(model=lambda f: scaled(f, ("layernorm", "ln_", "norm.w"), 1.1))),
-    "soft cap": ("softcap", _dump(score=capped(6.0))),
+    "soft cap": ("model_differs", _dump(score=capped(6.0))),
     "zeros, peaked": ("sentinel", _then(_peaked, _lost(0.0, 0.03))),
     "zeros": ("sentinel", _then(BF16, _lost(0.0, 0.03))),
     "zero blocks, peaked": ("wrong_mask", _then(_peaked, _lost(0.0, 0.05, True))),
     "model, peaked": ("model_differs", _dump(PEAKED, score=lambda lm, x: windowed(lm, x, 16))),
+    "RoPE base from step 0": (
+        "model_differs",
+        _only(ROPE, _recorded(_dump(START, model=lambda f: configured(f, rope(1e6))))),
+    ),
+    "RoPE factor from step 0": (
+        "model_differs",
+        _only(ROPE, _recorded(_dump(START, model=lambda f: configured(f, rope(factor=4.0))))),
+    ),
+    "RoPE factor from step 0, nothing recorded": (
+        "model_differs",
+        _only(ROPE, _dump(START, model=lambda f: configured(f, rope(factor=4.0)))),
+    ),
+    "window 16 from step 0": (
+        "model_differs",
+        _recorded(_dump(START, score=lambda lm, x: windowed(lm, x, 16))),
+    ),
+    "queries from step 0": (
+        "model_differs",
+        _recorded(_dump(START, model=lambda f: scaled(f, ("q_proj", "q_norm", "c_attn"), 2.0))),
+    ),
+    "norm from step 0": (
+        "model_differs",
+        _recorded(_dump(START, model=lambda f: scaled(f, ("layernorm", "ln_", "norm.w"), 1.2))),
+    ),
+    "adapter missing from step 0": (
+        "weights_differ",
+        _recorded(_dump(START, model=lambda f: adapted(f, 0.0))),
+    ),
+    "template head from step 0": ("wrong_context", _recorded(_dump(START, score=_template(drop=6)))),
     "adapter missing, peaked": ("weights_differ", _dump(PEAKED, model=lambda f: adapted(f, 0.0))),
 }
 """Name → the cause, and how the dump is made; None where an architecture has no such fault."""
+ALSO = {
+    "head": ("trainer_temperature",),
+    "norm": ("trainer_temperature",),
+    **dict.fromkeys(("window 16", "window 48", "window 16 from step 0", "model, peaked"), ("long_context",)),
+}
+"""Name → other causes that are right: a larger head or last norm scales the logits as a temperature does, and
+a window is another model beyond some position."""
 
 
 def dumps(

@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -279,25 +279,25 @@ def rows(split: str, only: list[str], cache: Path, out: Path) -> Iterator[Row]:
             yield row
 
 
-def results() -> dict[str, list[Row]]:
+def results(file: Path = RESULTS) -> dict[str, list[Row]]:
     """Load the stored rows, by split."""
-    return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
-def keep(split: str, found: list[Row]) -> None:
+def keep(split: str, found: list[Row], file: Path = RESULTS) -> None:
     """Replace the stored rows of the architectures that were made, in one split."""
     made = {row["architecture"] for row in found}
-    kept = results()
+    kept = results(file)
     kept[split] = [row for row in kept.get(split, []) if row["architecture"] not in made] + found
     lines = ",\n".join(
         f'"{name}": [\n' + ",\n".join(json.dumps(row, ensure_ascii=False) for row in some) + "\n]"
         for name, some in kept.items()
     )
-    RESULTS.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
-def text(kept: dict[str, list[Row]]) -> str:
-    """Render docs/doctor-sync.md."""
+def text(kept: dict[str, list[Row]], page: str = "sync.md.j2", cases: Sequence[Any] = CASES) -> str:
+    """Render docs/doctor-sync.md, or the page of other cases with the same tables."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         undefined=jinja2.StrictUndefined,
@@ -306,7 +306,7 @@ def text(kept: dict[str, list[Row]]) -> str:
         keep_trailing_newline=True,
     )
     words = ("right", "candidate", "cannot tell", "missed", "misleading")
-    return environment.get_template("sync.md.j2").render(kept=kept, words=words, cases=CASES)
+    return environment.get_template(page).render(kept=kept, words=words, cases=cases)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.doctor.learn import EVIDENCE, kept
 from benchmarks.doctor.rollouts import SAMPLES
 from benchmarks.doctor.runs import SEEDS, STEPS, Held, Path_, Trajectory, normalised
-from benchmarks.doctor.sampled import dumps
+from benchmarks.doctor.sampled import ALSO, dumps
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import candidates
@@ -102,19 +102,17 @@ def examples(architecture: str, cache: Path, many: int, only: list[str]) -> Iter
 
 FAULTS = {
     "model_differs": ["model_differs"],
-    "softcap": ["model_differs"],
     "weights_differ": ["weights_differ"],
     "honest: lag2": ["stale"],
     "honest: tool lag2": ["stale"],
     "honest: int4": ["quantized_rollout"],
     "honest: T1.2 int4": ["quantized_rollout"],
     "honest: small int4": ["quantized_rollout"],
+    "honest: int4 from step 0": ["quantized_rollout"],
+    "honest: lag2 from step 0": ["stale"],
+    "template head": ["wrong_context"],
 }
 """Cause or name of a dump of sampled.py → causes that are right, of those that a dump may leave undecided."""
-
-
-TEMPERED = ("head", "norm")
-"""Faults that scale the logits, as a temperature does: a larger head, a larger last norm."""
 
 
 def faults(architecture: str, cache: Path) -> Iterator[dict[str, Any]]:
@@ -122,8 +120,7 @@ def faults(architecture: str, cache: Path) -> Iterator[dict[str, Any]]:
     how = {"steps": [0, 0], "lag": True, "advantages": True, "metadata": {}, "rows": 0}
     for name, cause, path in dumps(architecture, cache, lambda *one: bool({*one} & FAULTS.keys())):
         right = FAULTS.get(cause) or FAULTS[name]
-        if name in TEMPERED:
-            right = [*right, "trainer_temperature"]
+        right = [*right, *ALSO.get(name, ())]
         kind = f"model: {name.removeprefix('honest: ')}"
         yield {"architecture": architecture, "kind": kind, **how, "right": right, **answer(path)}
 

@@ -287,7 +287,7 @@ STAGED = {"sequences": ("Parquet", "rows.parquet"), "tally": ("a tally", "piece.
 """Files that the analysis itself writes → what they hold, and an example of their name."""
 FIELDS = {"out": "html", "json_file": "json", "md": "markdown", "junit": "junit"}
 """Field of a request → one of `FORMATS`."""
-SOURCES = ("preset_file", "tokenizer", "gates")
+SOURCES = ("preset_file", "floors", "tokenizer", "gates")
 """Fields of requests that name files that are read."""
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
 
+from offpol_diag.diagnosis.definition import OCTAVES, faded
+from offpol_diag.diagnosis.drift import numbers, uncertain
 from offpol_diag.diagnosis.honest import (
     GROWN,
     NOISE,
@@ -23,11 +26,12 @@ from offpol_diag.diagnosis.honest import (
     STALE,
     SYSTEMATIC,
     Seen,
+    body,
     listed,
     unsystematic,
 )
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
-from offpol_diag.diagnosis.rows import SURE
+from offpol_diag.diagnosis.rows import SURE, estimate
 from offpol_diag.diagnosis.signatures import percent
 from offpol_diag.diagnosis.sync import BEHIND, FOLLOWS, PART, STILL, placed
 from offpol_diag.numerals import rounded
@@ -47,6 +51,8 @@ USUAL_K3 = 0.015
 SHARED = 0.25
 """Systematic share of r above which other weights are likelier than quantised ones: weights of another step
 give 24% to 50% in the rollouts of `benchmarks/doctor`, quantised ones 10% to 28%."""
+APART = 0.3
+"""Share of a difference up to which two scorings agree."""
 CUT = "cut at 1 nat a token"
 
 Says = Callable[[Seen], str]
@@ -323,6 +329,105 @@ def moves_partly(seen: Seen) -> str:
     return f"The engine moves by {seen.drift.share} of the trainer's drift."
 
 
+def at_step_0(seen: Seen) -> str:
+    """State that it is there at step 0, before any weight has changed, as at later steps."""
+    if seen.start is None or seen.body.scale <= ROUNDED:
+        return ""
+    return f"It is there at step 0, before any weight has changed: |Δ|/(1 − q) by step {seen.start.text}."
+
+
+def not_at_step_0(seen: Seen) -> str:
+    """State that it is not there at step 0, at a lag of 0."""
+    steps = seen.steps if seen.in_sync else {}
+    if len(steps) < 4 or 0 not in steps or steps[0] > max(steps.values()) / 10:
+        return ""
+    return f"At step 0, before any weight has changed, K3 is {steps[0]:.2g}, {CUT}."
+
+
+def by_place(seen: Seen) -> str:
+    """State that it grows with the place in prompt and response."""
+    lengths = numbers(seen.rows.column("prompt_length"))
+    if not np.isfinite(lengths).all():
+        return ""
+    place = seen.rows.position + lengths.astype(np.int64)[seen.rows.owner]
+    some = uncertain(seen.rows)
+    ends = np.quantile(place[some], (0.2, 0.8)) if some.any() else (0, 0)
+    near, far = (
+        estimate(seen.rows, seen.rows.scaled, some & at) for at in (place <= ends[0], place >= ends[1])
+    )
+    apart = far.value - near.value > 4 * np.hypot(near.error, far.error)
+    if not apart or far.value < 1.3 * near.value:
+        return ""
+    return (
+        f"|Δ|/(1 − q) grows with the place in prompt and response: {near.value:.2g} up to {ends[0]:.0f}, "
+        f"{far.value:.2g} from {ends[1]:.0f} on."
+    )
+
+
+def routed_otherwise(seen: Seen) -> str:
+    """State that tokens for which both sides chose other experts carry the mismatch."""
+    agreement = seen.rows.told.get("router_agreement")
+    if agreement is None:
+        return ""
+    least = min(float(np.quantile(agreement, 0.1)), 1 - 1e-6)
+    other, k3 = agreement <= least, seen.rows.k3_cut
+    carried = float(k3[other].sum() / k3.sum()) if k3.any() else 0.0
+    if carried < max(0.3, 2.5 * other.mean()):
+        return ""
+    return (
+        f"{percent(float(other.mean()))} of the tokens, with at most {least:.2g} of their experts in common, "
+        f"carry {percent(carried)} of K3."
+    )
+
+
+def routed_alike(seen: Seen) -> str:
+    """State that both sides chose the same experts."""
+    agreement = seen.rows.told.get("router_agreement")
+    if agreement is None or agreement.mean() < 0.999:
+        return ""
+    return f"router_agreement is {agreement.mean():.4f} on average: both sides chose the same experts."
+
+
+def _prefill(seen: Seen) -> tuple[float, float]:
+    """Return the scale of what prefill and decoding differ by, and of prefill and trainer; 0 if unknown."""
+    prefill = seen.rows.told.get("prefill")
+    if prefill is None:
+        return 0.0, 0.0
+    decoded, trained = (body(replace(seen.rows, p=p, q=prefill)).scale for p in (seen.rows.q, seen.rows.p))
+    return decoded, trained
+
+
+def decodes_otherwise(seen: Seen) -> str:
+    """State that the engine's prefill agrees with the trainer, and its decoding with neither."""
+    decoded, trained = _prefill(seen)
+    if decoded <= ROUNDED or trained > APART * decoded:
+        return ""
+    return (
+        f"The engine's prefill agrees with the trainer ({trained:.2g} for a usual token) and its decoding "
+        f"does not ({decoded:.2g})."
+    )
+
+
+def prefills_alike(seen: Seen) -> str:
+    """State that the engine's prefill repeats what it sampled with, and the trainer differs from both."""
+    decoded, trained = _prefill(seen)
+    if trained <= ROUNDED or decoded > APART * trained:
+        return ""
+    return (
+        f"The engine's prefill agrees with its decoding ({decoded:.2g} for a usual token), and the trainer "
+        f"with neither ({trained:.2g})."
+    )
+
+
+def fades(seen: Seen) -> str:
+    """State that it fades along the response, as after another prompt."""
+    level = faded(seen.rows)
+    if level is None:
+        return ""
+    places = ", ".join(f"{a} to {b - 1}: {x:.2g}" for (a, b), x in zip(OCTAVES, level, strict=True))
+    return f"|Δ|/(1 − q) fades along the response: tokens {places}."
+
+
 def decays(seen: Seen) -> str:
     """State that the level falls along a response."""
     return f"|Δ|/(1 − q) falls along a response: {placed(seen.decay)}." if seen.decay else ""
@@ -372,7 +477,7 @@ def _possible_numerics(seen: Seen) -> bool:
 
 def _possible_experts(seen: Seen) -> bool:
     shaped = bool(outliers(seen)) and seen.body.scale <= 3 * ROUNDED
-    return (shaped or bool(seen.recorded.experts)) and not seen.returns
+    return (shaped or bool(seen.recorded.experts or routed_otherwise(seen))) and not seen.returns
 
 
 def _possible_other(seen: Seen) -> bool:
@@ -384,36 +489,36 @@ CANDIDATES: tuple[Candidate, ...] = (
         "stale",
         "Stale weights: the engine's are older than the trainer's.",
         _possible_stale,
-        (all_behind, follows_lag, moved, drifts, grows, shared_much, wide),
+        (all_behind, follows_lag, moved, drifts, grows, shared_much, wide, not_at_step_0),
         (in_time, stands_still, moves_partly, level_over_lag, noise, in_sync, close, unmoved),
     ),
     Candidate(
         "sync_stopped",
         "Weights that do not reach the engine, or not at every step.",
         _possible_frozen,
-        (stands_still, returns, drifts, grows, in_sync, shared_much),
-        (in_time, noise, moves_along, unmoved),
+        (stands_still, returns, drifts, grows, in_sync, shared_much, not_at_step_0),
+        (in_time, noise, moves_along, unmoved, at_step_0),
     ),
     Candidate(
         "quantized_rollout",
         "A quantised rollout: weights, activations or cache of few bits.",
         _possible_quantised,
-        (says_quantised, broad, shared_some, level_over_steps, in_sync, in_time, jumps),
-        (drifts, says_plain, close, grows, moved, wide, shared_much, noise, beyond_usual),
+        (says_quantised, broad, shared_some, level_over_steps, in_sync, in_time, jumps, at_step_0),
+        (by_place, fades, drifts, says_plain, close, grows, moved, wide, shared_much, noise, beyond_usual),
     ),
     Candidate(
         "weights_differ",
         "Other weights at every step: an adapter, a head or experts not loaded.",
         _possible_other,
-        (moves_partly, in_sync, shared_much, wide, level_over_steps),
-        (grows, noise, close, moves_along),
+        (moves_partly, in_sync, shared_much, wide, level_over_steps, not_at_step_0),
+        (grows, noise, close, moves_along, at_step_0, decodes_otherwise),
     ),
     Candidate(
         "model_differs",
         "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise.",
         _possible_other,
-        (in_sync, wide, level_over_steps),
-        (grows, noise, close, moves_along, shared_much),
+        (in_sync, wide, level_over_steps, at_step_0, by_place, prefills_alike),
+        (grows, noise, close, moves_along, shared_much, not_at_step_0, fades, decodes_otherwise),
     ),
     Candidate(
         "sync_corrupts",
@@ -421,6 +526,13 @@ CANDIDATES: tuple[Candidate, ...] = (
         lambda seen: seen.jump is not None and not seen.late,
         (jumps, in_time),
         (says_quantised,),
+    ),
+    Candidate(
+        "decode_differs",
+        "The engine's decoding computes something else than its own prefill.",
+        lambda seen: bool(decodes_otherwise(seen)),
+        (decodes_otherwise,),
+        (),
     ),
     Candidate(
         "stale_prefix_cache",
@@ -433,8 +545,8 @@ CANDIDATES: tuple[Candidate, ...] = (
         "moe_outliers",
         "Experts routed otherwise in the engine than in the trainer.",
         _possible_experts,
-        (outliers, says_experts, noise),
-        (grows, shared_at_all, no_outliers, beyond_usual),
+        (outliers, says_experts, noise, routed_otherwise),
+        (routed_alike, grows, shared_at_all, no_outliers, beyond_usual),
     ),
     Candidate(
         "numerics",
@@ -446,8 +558,8 @@ CANDIDATES: tuple[Candidate, ...] = (
     Candidate(
         "wrong_context",
         "Responses scored after another prompt, or as another text.",
-        lambda seen: bool(concentrated(seen)),
-        (concentrated,),
+        lambda seen: bool(concentrated(seen) or fades(seen)),
+        (concentrated, fades),
         (shared_at_all,),
     ),
 )

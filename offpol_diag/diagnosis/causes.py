@@ -136,6 +136,15 @@ CAUSES: dict[str, Row] = {
         "is padded on the left",
         "without the sequences that differ",
     ),
+    "model_differs": Row(
+        "bug",
+        "engine and trainer compute different models, from the first step on",
+        "two engines of one model in an unquantised format differ by rounding",
+        "score the same responses once more with the checkpoint that both sides loaded: offpol-diag rescore "
+        "DUMP --model CHECKPOINT --try all",
+        "measure which side is another model: offpol-diag rescore DUMP --model CHECKPOINT --try all says "
+        "which of them the checkpoint reproduces, and which change of the model reproduces the other",
+    ),
     "columns_exchanged": Row(
         "bug",
         "the two columns are exchanged: the tokens were sampled from what the train column holds",

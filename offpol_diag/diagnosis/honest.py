@@ -18,7 +18,19 @@ from offpol_diag.diagnosis.drift import Drift, Part, enough, measure, numbers
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.diagnosis.sync import ALIGNED, FOLLOWS, STILL, course, fading, growth, moves, places, split
+from offpol_diag.diagnosis.sync import (
+    ALIGNED,
+    FOLLOWS,
+    STILL,
+    Course,
+    course,
+    fading,
+    from_start,
+    growth,
+    moves,
+    places,
+    split,
+)
 
 ROUNDED = 0.04
 """Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
@@ -245,6 +257,11 @@ class Seen:
         low, after = levels
         flat = len(high) - first >= 3 and growth(seen.level[first:]) < JUMPED
         return (float(seen.steps[first]), low, after) if flat and after > ROUNDED else None
+
+    @cached_property
+    def start(self) -> Course | None:
+        """Levels by step, if step 0 is as far off as any other at lag 0; None if it is not, or not known."""
+        return from_start(self.rows)
 
     @property
     def known(self) -> bool:

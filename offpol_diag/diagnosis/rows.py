@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offpol_diag.batch import TOLD
 from offpol_diag.engine.formula import quantile
 from offpol_diag.engine.sample import Sample
 
@@ -42,6 +43,8 @@ class Rows:
         scalars: name → other column of the sequences, S values each, None for null.
         versions: version of the weights that sampled each token, [T], −1 where unknown; or None.
         reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
+        told: name → further values of the tokens, [T]: `old_repeat`, `prefill`, `router_agreement`,
+            `kept_mass` of a batch, where the dump has them.
     """
 
     q: Floats
@@ -54,6 +57,7 @@ class Rows:
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     versions: Ints | None = None
     reference: Floats | None = None
+    told: Mapping[str, Floats] = field(default_factory=dict)
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:
@@ -71,6 +75,7 @@ class Rows:
             sample.scalars,
             None if versions is None else versions.astype(np.int64),
             values.get("reference"),
+            {name: values[name] for name in TOLD if name in values},
         )
 
     @property
@@ -163,6 +168,7 @@ class Rows:
             },
             some(self.versions),
             some(self.reference),
+            {name: x[tokens] for name, x in self.told.items()},
         )
 
     def only(self, sequences: Flags) -> Rows:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis import laws
+from offpol_diag.diagnosis.drift import uncertain
 from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, alike, bound, clusters, estimate
 from offpol_diag.diagnosis.signatures import FAR, Found, percent
 
@@ -252,6 +253,45 @@ def columns_exchanged(rows: Rows) -> Found | None:
     )
     repaired = replace(rows, q=rows.p, p=rows.q, entropy=None)
     return Found.of_all("columns_exchanged", statistic, rows, repaired=repaired)
+
+
+def scored_twice(rows: Rows) -> Found | None:
+    """Find a trainer whose second scoring differs from its first about as much as from the engine."""
+    again, some = rows.told.get("old_repeat"), uncertain(rows)
+    if again is None or some.sum() < 100:
+        return None
+    scale = -np.expm1(rows.q[some]) * 0.6745
+    noise, size = (float(np.median(np.abs(x[some]) / scale)) for x in (rows.p - again, rows.delta))
+    if noise < NOISY or noise < 0.5 * size:
+        return None
+    statistic = (
+        f"scored a second time, the train column differs by {noise:.2g} of the uncertainty of a token, and "
+        f"from the rollout column by {size:.2g}"
+    )
+    return Found.of_all("stochastic_forward", statistic, rows, fields={"column": "train"})
+
+
+NOISY = 0.1
+"""Scale of the difference of two scorings, over 1 − π, that no rounding reaches: in bf16 it is 0.04."""
+
+
+def truncated(rows: Rows) -> Found | None:
+    """Find truncated sampling that only the rollout column knows of, by the mass that was kept."""
+    mass = rows.told.get("kept_mass")
+    if mass is None:
+        return None
+    whole, some = rows.q + np.log(np.clip(mass, 1e-9, 1.0)), mass < 0.999
+    if some.sum() < 50:
+        return None
+    logged, undone = (float(np.median(np.abs(rows.p - q)[some])) for q in (rows.q, whole))
+    if undone > 0.3 * logged:
+        return None  # the trainer knows of it too, or something else is larger
+    statistic = (
+        f"kept_mass is below 0.999 at {percent(float(some.mean()))} of the tokens; log π_train differs there "
+        f"by {logged:.2g} nats from log π_rollout, and by {undone:.2g} from log π_rollout + log kept_mass"
+    )
+    fields = {"after": "with the kept mass given back to the rollout log-probs"}
+    return Found.of_all("truncated_sampling", statistic, rows, repaired=rows.with_q(whole), fields=fields)
 
 
 def stochastic_forward(rows: Rows) -> Found | None:

@@ -7,12 +7,13 @@ faults are all found. Statistics cut |Δ| at `CAP` nats a token, so that no sing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from offpol_diag.diagnosis.drift import numbers
 from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, bound, clusters, estimate
 
 IMPOSSIBLE, LOWEST = -90.0, -1000.0
@@ -674,11 +675,28 @@ JUMPS = tuple(round(2 ** (k / 4)) for k in range(16, 51))
 
 
 def jumps(rows: Rows) -> Found | None:
-    """Find a position at which the mismatch jumps in nearly all sequences that reach it."""
+    """Find a position at which the mismatch jumps in nearly all sequences that reach it.
+
+    Positions are those in the response and, where the dump has prompt_length, in prompt and response.
+    """
+    found = [one for position, place in _positions(rows) if (one := _jump(rows, position, place))]
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _positions(rows: Rows) -> Iterator[tuple[Ints, str]]:
+    """Yield the position of each token, [T], in the response and in the whole context, with its name."""
+    yield rows.position, ""
+    lengths = numbers(rows.column("prompt_length"))
+    if np.isfinite(lengths).all():
+        yield rows.position + lengths.astype(np.int64)[rows.owner], " of prompt and response"
+
+
+def _jump(rows: Rows, position: Ints, place: str) -> tuple[float, Found] | None:
+    """Return by which factor the mismatch jumps most, and the finding; None if it does not jump."""
     best: tuple[float, int, float, float] | None = None
     for at in JUMPS:
-        before = (rows.position >= at / 1.5) & (rows.position < at)
-        after = (rows.position >= at) & (rows.position < 1.5 * at)
+        before = (position >= at / 1.5) & (position < at)
+        after = (position >= at) & (position < 1.5 * at)
         enough = (rows.sum(before) >= 3) & (rows.sum(after) >= 3)
         if enough.sum() < 6:
             continue
@@ -689,7 +707,7 @@ def jumps(rows: Rows) -> Found | None:
         if (
             np.mean(high > 2 * low + 0.01) >= 0.6  # no sequences that break, each at its own token
             and times > 3
-            and errors > bound(len(gain), len(JUMPS))
+            and errors > bound(len(gain), 2 * len(JUMPS))
             and high.mean() > 0.03
             and (best is None or times > best[0])
         ):
@@ -698,10 +716,11 @@ def jumps(rows: Rows) -> Found | None:
         return None
     times, at, below, above = best
     statistic = (
-        f"tokens {at / 1.5:.0f} to {at} differ by {below:.2g} nats on average, tokens {at} to {1.5 * at:.0f} "
-        f"by {above:.2g}, {times:.1f} times as much"
+        f"tokens {at / 1.5:.0f} to {at}{place} differ by {below:.2g} nats on average, tokens {at} to "
+        f"{1.5 * at:.0f} by {above:.2g}, {times:.1f} times as much"
     )
-    return Found.of_tokens("long_context", statistic, rows, rows.position >= at, fields={"where": str(at)})
+    fields = {"where": f"{at}{place}"}
+    return times, Found.of_tokens("long_context", statistic, rows, position >= at, fields=fields)
 
 
 # Places: the first or last token, one token id.
@@ -923,10 +942,18 @@ EARLY, LATE = 8, 32
 AT_FIRST = 1.8
 """Least mean |Δ|/(1 − π_rollout), cut at `CAP`, of first tokens after another prompt: it is 2.4 to 2.9 as a
 rule, and 0.2 to 1.5 where the weights were updated during the response."""
+STEEP = (1.0, 3.0)
+"""The same where it fades at once: its least size, and least factor of it in that of the fourth to eighth
+token, which is at most 1.7 where the weights were updated."""
 
 
 FADES = 1.6
 """Least factor of |Δ|/(1 − π_rollout), of uncertain tokens, by which the effect of another prompt fades."""
+
+
+FADED = 0.2
+"""Most mean |Δ| from `LATE` on where all responses follow another prompt, nats: at most 0.12 in the rollouts
+of `benchmarks/doctor`, and 0.29 where an adapter counts twice and moves the first tokens most."""
 
 
 def contexts(rows: Rows) -> Found | None:
@@ -952,13 +979,17 @@ def contexts(rows: Rows) -> Found | None:
         or falling.sum() < 10 * rising.sum()
     ):
         return None
-    if rows.scaled[(rows.index == 0) & falling[rows.owner]].mean() < AT_FIRST:
+    begin = rows.scaled[(rows.index == 0) & falling[rows.owner]].mean()
+    near = (rows.index > 2) & first & falling[rows.owner]
+    if begin < AT_FIRST and not begin > max(STEEP[0], STEEP[1] * rows.scaled[near].mean()):
         return None  # weights that changed during the response differ at its start as they do elsewhere
     some = falling[rows.owner] & (rows.q < -0.02) & (rows.q > -8)
     if (some & later).sum() < 100 or not (
         rows.scaled[some & first].mean() > FADES * rows.scaled[some & later].mean()
     ):
         return None  # later tokens are more certain, and differ as much as that leaves room for
+    if not part and late[falling].mean() > FADED:
+        return None
     sequences = falling if part else np.ones(rows.sequences, bool)
     statistic = (
         f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens differ "

@@ -31,6 +31,8 @@ DAMAGED = 0.1
 """Level of damaged weights where the metadata rules out a quantised rollout; harder text jumps to less."""
 APART = 3.0
 """Least factor between high levels and low ones."""
+AT_ONCE = 0.5
+"""Least level of step 0, in the highest of all steps, of what is there before any weight has changed."""
 SAME, BROAD = 1e-3, 0.2
 """Level of the same weights and kernels; and above that of 4-bit weights: steps of both need no drift."""
 GROWN = 1.5
@@ -90,6 +92,18 @@ def course(rows: Rows) -> Course:
         at = estimate(rows, rows.scaled, some & (step == one)[rows.owner])
         found.append((float(one), at.value, at.error))
     return Course(*np.array(found).reshape(-1, 3).T)
+
+
+def from_start(rows: Rows) -> Course | None:
+    """Return the levels by step if all is at a recorded lag of 0 and step 0 is as far off as any other.
+
+    An adapter that is missing, and weights that do not arrive, are the trainer's own at step 0.
+    """
+    if not (numbers(rows.column("policy_lag")) == 0).all():
+        return None
+    seen = course(enough(rows))
+    known = bool(seen) and seen.steps[0] == 0
+    return seen if known and seen.level[0] >= AT_ONCE * seen.level.max() else None
 
 
 def growth(level: Floats) -> float:

@@ -21,6 +21,7 @@ from offpol_diag.result import After, Cause, Diagnosis, Example, Result
 
 SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     laws.storage,
+    sampled.truncated,
     sampled.log_base,
     sampled.summed_pieces,
     signatures.sentinels,
@@ -34,11 +35,13 @@ SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     sampled.draft_log_probs,
     sampled.repetition_penalty,
     definition.prompt_positions,
+    definition.fading,
     signatures.boundaries,
     signatures.contexts,
     signatures.special_tokens,
     signatures.jumps,
     signatures.breaks,
+    sampled.scored_twice,
     sampled.stochastic_forward,
     sampled.columns_exchanged,
     laws.sampling,
@@ -329,9 +332,12 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
     mended = not any(one.approximate or one.repaired is None for one in found)
     if mended and (late := weights(seen.rest, _plain(summary))) is not None:
         found = [one for one in found if one.cause != "group_fault"] + [late]
-    causes = [*_positive(summary), *map(_cause, found)]
     share = laws.systematic(seen.rest)
-    judged = _judged(Evidence(summary), rows, _honest(seen.rest, summary, share), causes, mended)
+    rest = _honest(seen.rest, summary, share)
+    if not found and (other := definition.model_differs(rest)) is not None:
+        found = [other]
+    causes = [*_positive(summary), *map(_cause, found)]
+    judged = _judged(Evidence(summary), rows, rest, causes, mended)
     if share is None:
         return judged
     systematic = Number(

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offpol_diag.batch import Batch
+from offpol_diag.batch import TOLD, Batch
 from offpol_diag.engine import bootstrap
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
@@ -27,7 +27,7 @@ FIRST, LAST = 1536, 512
 """Number of first and last tokens kept of a longer sequence; those between are dropped."""
 COLUMNS = (
     *("q", "p", "position", "token_ids", "entropy", "advantages", "weight_versions"),
-    "reference",
+    *TOLD,
 )
 
 
@@ -91,8 +91,7 @@ def sample(context: BatchContext, drift: Drift) -> Records:
         "entropy": batch.entropy,
         "advantages": batch.advantages,
         "weight_versions": batch.weight_versions,
-        "reference": batch.reference,
-    }
+    } | {name: getattr(batch, name) for name in TOLD}
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
     rewards = {} if batch.rewards is None else {"rewards": batch.rewards}
     scalars = [{name: column[i] for name, column in (batch.scalars | rewards).items()} for i in at]

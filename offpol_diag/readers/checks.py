@@ -37,6 +37,7 @@ HINTS = {
     "number": SKIP,
     "versions": f"a response has the version of each token's weights, or runs [[0, 5], [120, 6]]; {SKIP}",
     "falls": f"write the engine's counter of updates, and tokens in the order of sampling; {SKIP}",
+    "share": f"it is no percentage and no logarithm: 0.98 of the mass, 0.75 of the experts; {SKIP}",
     "prompt": f"it is the number of tokens of the prompt; {SKIP}",
     "digests": f"digests are compared: write both of a sequence, or null for both; {SKIP}",
 }
@@ -93,6 +94,14 @@ def token_values(rows: Rows) -> Iterator[Problem]:
             yield from _at_tokens(role, column, bad, "a token that counts needs a finite value", "value")
 
 
+def share_values(rows: Rows) -> Iterator[Problem]:
+    """Find shares that are none, at unmasked tokens."""
+    for role in columns.SHARES:
+        if (column := rows.lists.get(role)) is not None:
+            none = ((column.values < 0) | (column.values > 1 + TOLERANCE)) & rows.live
+            yield from _at_tokens(role, column, none, "a share is between 0 and 1", "share")
+
+
 def version_values(rows: Rows) -> Iterator[Problem]:
     """Find versions of weights that are none, or that fall within a response."""
     column = rows.lists.get(columns.WEIGHT_VERSIONS)
@@ -141,7 +150,7 @@ def digests(rows: Rows) -> Iterator[Problem]:
         yield from _at_rows(role, odd, lambda _, what=what: what, "digests")  # type: ignore[misc]
 
 
-CHECKS = (shapes, mask_values, token_values, version_values, rollout_signs, row_values, digests)
+CHECKS = (shapes, mask_values, token_values, share_values, version_values, rollout_signs, row_values, digests)
 """Checks in order; each runs on the rows that passed the earlier ones, so values may assume equal lengths."""
 
 

@@ -22,6 +22,11 @@ ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs
 MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
 TOKEN_IDS, ENTROPY, WEIGHT_VERSIONS = "token_ids", "entropy", "weight_versions"
 REFERENCE = "reference_log_probs"
+OLD_REPEAT, PREFILL = "old_log_probs_repeat", "engine_prefill_log_probs"
+"""The trainer's log-probs computed a second time, and the engine's of the finished response."""
+ROUTER_AGREEMENT, KEPT_MASS = "router_agreement", "kept_mass"
+SHARES = (ROUTER_AGREEMENT, KEPT_MASS)
+"""Shares per token: of experts that both sides chose, and of probability that truncated sampling kept."""
 RESCORED = ("prompt_ids", "reference_entropy", "reference_rank")
 """Columns that `rescore` alone reads and writes."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
@@ -176,6 +181,9 @@ ROLES = (
     Role(TOKEN_IDS, INTEGERS, "response_token_ids response_ids completion_ids", per_token="token_id"),
     Role(ENTROPY, FLOATS, "entropies rollout_entropy old_entropy"),
     Role(REFERENCE, FLOATS, per_token="reference_log_prob"),
+    Role(OLD_REPEAT, FLOATS, per_token="old_log_prob_repeat"),
+    Role(PREFILL, FLOATS, per_token="engine_prefill_log_prob"),
+    *(Role(name, FLOATS) for name in SHARES),
     Role(WEIGHT_VERSIONS, VERSIONS, "output_versions", per_token="weight_version output_version"),
     Role(POSITION, INTEGERS, short="position", per_token="position token_position pos t"),
     Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),

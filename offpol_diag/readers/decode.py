@@ -367,6 +367,10 @@ PER_TOKEN: dict[str, tuple[str, type[np.generic]]] = {
     "entropy": (columns.ENTROPY, np.float64),
     "weight_versions": (columns.WEIGHT_VERSIONS, np.int64),
     "reference": (columns.REFERENCE, np.float64),
+    "old_repeat": (columns.OLD_REPEAT, np.float64),
+    "prefill": (columns.PREFILL, np.float64),
+    "router_agreement": (columns.ROUTER_AGREEMENT, np.float64),
+    "kept_mass": (columns.KEPT_MASS, np.float64),
 }
 """Per-token field of a batch → its column and type."""
 

@@ -116,6 +116,13 @@ def evidence(summary: Result) -> tuple[tuple[str, str], ...]:
     return (*said, ("At the source:", first.fix)) if first.fix else tuple(said)
 
 
+def expected(summary: Result) -> Iterator[Fact]:
+    """Yield the range that K3 is expected in, where the metadata of the dump says enough."""
+    for one in summary.charts.expected:
+        low, high = rounded(one.low or 0.0), rounded(one.high or 0.0)
+        yield Fact("Expected", f"K3 of {low} to {high} ({one.regime}).")
+
+
 def grew(summary: Result) -> bool:
     """Return whether stale weights are the cause, and K3 grows at a constant lag: so the updates do."""
     lag, given = summary.charts.lag, summary.diagnosis

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from offpol_diag.diagnosis.floors import observed
 from offpol_diag.metrics import METRICS, REGIMES, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, rounded, say_value, size
@@ -120,7 +121,7 @@ def _bands(summary: Result) -> Table:
         rows.append((one.metric, one.name, span, one.regime, one.source))
     header = ("number", "band", "range", "regime", "source")
     said = "Where the bands come from; a value is only comparable within its regime"
-    return Table("bands", said, header, [*rows, *REGIMES] if rows else (), shown="page")
+    return Table("bands", said, header, [*rows, *observed(), *REGIMES] if rows else (), shown="page")
 
 
 # ---------------------------------------------------------------- as trainers log it

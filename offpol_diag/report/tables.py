@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from offpol_diag.diagnosis.floors import observed
 from offpol_diag.frames import Data, Value, named
 from offpol_diag.metrics import REGIMES
 from offpol_diag.number import Number, Numbers
@@ -210,7 +211,7 @@ def _bands(_: Table, summary: Result) -> Iterator[Data]:
         (one.metric, one.name, one.low, one.high, None, one.regime, one.source)
         for one in summary.charts.bands
     ]
-    rows += [(metric, None, None, None, *rest) for metric, _, *rest in REGIMES]
+    rows += [(metric, None, None, None, *rest) for metric, _, *rest in (*observed(), *REGIMES)]
     yield Data("bands", ("number", "band", "low", "high", "observed", "regime", "source"), rows)
 
 

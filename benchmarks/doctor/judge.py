@@ -1,0 +1,98 @@
+"""Make the dumps of sampled.py, diagnose them, and write docs/doctor-sampled.md.
+
+    python benchmarks/doctor/judge.py [--split NAME] [--only ARCHITECTURE …] [--cache DIR] [--write]
+
+--write keeps the rows and writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+import transformers
+
+from benchmarks.doctor import sync
+from benchmarks.doctor.sampled import ALSO, FAULTS, HONEST, dumps
+from offpol_diag.analyze import analyze
+
+CACHE = sync.HERE / ".cache"
+RESULTS = sync.HERE / "sampled.json"
+DOCS = sync.DOCS.with_name("doctor-sampled.md")
+SPLITS = {
+    "development": ("qwen3", "llama", "olmo2", "phi", "qwen3-moe", "gpt-neox"),
+    "final": ("gpt-bigcode",),
+}
+
+
+class Case(NamedTuple):
+    """A kind of dump, and its cause, empty for an honest one."""
+
+    name: str
+    cause: str
+
+
+CASES = [*(Case(f"honest: {name}", "") for name in HONEST), *(Case(n, c) for n, (c, _) in FAULTS.items())]
+
+
+def diagnosed(name: str, cause: str, path: Path) -> sync.Row:
+    """Diagnose a dump; return what is known of it with what the diagnosis says."""
+    found = analyze([str(path)], presets=(), device="cpu", threads=1).diagnosis
+    assert found is not None
+    cause = "" if cause == "honest" else cause
+    named, fitting = [one.id for one in found.causes], [one.id for one in found.candidates]
+    said = [sync.judged(one, found.verdict, named, fitting) for one in (cause, *ALSO.get(name, ()))]
+    return {
+        "case": name,
+        "cause": cause,
+        "verdict": found.verdict,
+        "named": named,
+        "candidates": fitting,
+        "answer": f"`{named[0]}`" if named else found.verdict,
+        "said": "right" if "right" in said else said[0],
+    }
+
+
+def rows(architectures: tuple[str, ...], cache: Path) -> Iterator[sync.Row]:
+    """Make and diagnose the dumps of some architectures."""
+    for architecture in architectures:
+        for name, cause, path in dumps(architecture, cache):
+            row: dict[str, Any] = {"architecture": architecture} | diagnosed(name, cause, path)
+            print(f"{architecture:12s} {name:45s} {row['said']:12s} {row['named']} {row['candidates']}")
+            yield row
+
+
+def text() -> str:
+    """Render docs/doctor-sampled.md."""
+    return sync.text(sync.results(RESULTS), "sampled.md.j2", CASES)
+
+
+def main() -> None:
+    """Make, diagnose, print and store the dumps of a split."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--split", choices=SPLITS, default="development")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--write", action="store_true", help="keep the rows and write docs/doctor-sampled.md")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    some = tuple(one for one in SPLITS[given.split] if not given.only or one in given.only)
+    found = list(rows(some, given.cache))
+    if given.write:
+        sync.keep(given.split, found, RESULTS)
+        DOCS.write_text(text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

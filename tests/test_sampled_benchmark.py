@@ -1,0 +1,49 @@
+"""benchmarks/doctor/judge.py: how answers to dumps of sampled.py are judged, and the kept figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.doctor import judge, sync
+from benchmarks.doctor.sampled import ALSO, FAULTS
+from offpol_diag.diagnosis.causes import CAUSES
+from offpol_diag.diagnosis.pages import pages
+
+KEPT = sync.results(judge.RESULTS)
+ROWS = [row for some in KEPT.values() for row in some]
+HONEST = [row for row in ROWS if not row["cause"]]
+FAULTY = [row for row in ROWS if row["cause"]]
+
+
+def test_every_cause_is_known():
+    assert {cause for cause, _ in FAULTS.values()} <= set(pages())
+    assert {one for some in ALSO.values() for one in some} <= set(CAUSES)
+    assert set(ALSO) <= set(FAULTS)
+
+
+def test_six_architectures_are_kept_and_one_is_held_back():
+    assert len({row["architecture"] for row in ROWS}) >= 6
+    assert {row["architecture"] for row in KEPT["final"]} == set(judge.SPLITS["final"])
+    assert not {*judge.SPLITS["final"]} & {*judge.SPLITS["development"]}
+
+
+def test_no_honest_dump_is_called_a_bug():
+    assert len(HONEST) >= 200
+    assert [(row["architecture"], row["case"]) for row in HONEST if row["verdict"] == "bug"] == []
+
+
+def test_hardly_an_answer_misleads():
+    wrong = [(row["architecture"], row["case"]) for row in FAULTY if row["said"] == "misleading"]
+    assert len(wrong) <= 0.01 * len(FAULTY), wrong
+
+
+@pytest.mark.parametrize("split", judge.SPLITS)
+def test_most_faults_are_named_or_a_candidate(split):
+    said = [row["said"] for row in KEPT[split] if row["cause"]]
+    assert np.mean([one == "right" for one in said]) > 0.7
+    assert np.mean([one in ("right", "candidate") for one in said]) > 0.9
+
+
+def test_the_page_is_made_of_the_results_that_are_kept():
+    assert judge.DOCS.read_text(encoding="utf-8") == judge.text()
