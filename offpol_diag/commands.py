@@ -265,8 +265,7 @@ def within(summary: Result, rows: tuple[Floor, ...]) -> Result:
     from offpol_diag.diagnosis import floors
 
     found = floors.expected(summary.dump.provenance, rows)
-    charts = summary.charts.model_copy(update={"expected": [found] if found else []})
-    return summary.model_copy(update={"charts": charts})
+    return summary.model_copy(update={"charts": summary.charts.model_copy(update={"expected": found})})
 
 
 # ---------------------------------------------------------------- names in a request
