@@ -174,7 +174,8 @@ def _stands_still(drift: Drift) -> bool:
     count = len(drift.steps)
     last = np.arange(count) >= count * 2 // 3
     passed = drift.steps[last].mean() - drift.steps[0]
-    still = drift.carried.value + 2 * drift.carried.error < STILL and count >= FEWEST_BEHIND
+    carried = drift.carried, drift.carries(drift.steps >= 0)
+    still = min(one.value + 2 * one.error for one in carried) < STILL and count >= FEWEST_BEHIND
     fell = drift.behind[last].mean() >= max(STOOD * passed, MOST_LAG) and _late(drift, last, FELL * passed)
     return bool(still and fell and _ends_behind(drift)) and not moves(drift, count // 2)
 
