@@ -39,7 +39,7 @@ MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
     "as GRPO does"
 )
-ROWS = 3 << 18
+ROWS = 3 << 17
 """Sequences × presets processed at once; a batch with more is split."""
 
 

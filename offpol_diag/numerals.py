@@ -152,6 +152,13 @@ def counted(value: int, noun: str) -> str:
     return f"{count(value)} {noun}{'' if value == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
 def size(number_of_bytes: int) -> str:
     """Format bytes in the largest unit that keeps the number at 1 or more: 512 MiB."""
     power = min(int(math.log2(max(number_of_bytes, 1)) // 10), 4)

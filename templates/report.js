@@ -108,6 +108,7 @@ const sortable = table => {
   if (table.tBodies[0].rows.length < 3) return
   const heads = all("thead th", table)
   heads.forEach((head, column) => {
+    if (!head.textContent.trim()) return
     const button = document.createElement("button")
     button.type = "button"
     button.append(...head.childNodes)

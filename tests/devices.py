@@ -18,7 +18,6 @@ from tests import pretended
 REAL = torch.cuda.is_available()
 _GPU = pytest.mark.skipif(not REAL, reason="NO GPU HERE: what runs on CUDA was not tested")
 _PRETENDED = pytest.mark.skipif(REAL, reason="a real GPU is here")
-_LIBRARY = None if REAL else pretended.install()
 
 
 def gpu(*values: Any, name: str | None = None) -> Any:

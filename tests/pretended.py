@@ -199,10 +199,9 @@ def _spoilt(x: Tensor) -> Tensor:
     return x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).min)
 
 
-def install() -> torch.library.Library:
-    """Let tensors be made on a pretended GPU from now on; for where there is no real one only."""
-    assert not torch.cuda.is_available()
-    torch.cuda._lazy_init = lambda: None
+@contextmanager
+def installed() -> Iterator[None]:
+    """Let tensors be made on an emulated GPU within the block; for where there is no real one only."""
     library = torch.library.Library("aten", "IMPL", "CUDA")
     library.impl("empty.memory_format", _made(torch.empty, filled=False))
     library.impl("empty_strided", _made(torch.empty_strided, filled=False))
@@ -216,9 +215,15 @@ def install() -> torch.library.Library:
         wait("torch.tensor")
         return There(found, at(device))
 
-    torch.tensor = tensor
-    Tensor.pin_memory = pinned  # type: ignore[method-assign, assignment]
-    return library
+    try:
+        with (
+            patch.object(torch.cuda, "_lazy_init", lambda: None),
+            patch.object(torch, "tensor", tensor),
+            patch.object(Tensor, "pin_memory", pinned),
+        ):
+            yield
+    finally:
+        library._destroy()
 
 
 def pinned(x: Tensor) -> Tensor:
@@ -232,5 +237,5 @@ def pinned(x: Tensor) -> Tensor:
 def gpus(many: int = 1) -> Iterator[None]:
     """Let there be emulated GPUs, to which tensors can be copied."""
     found = {"is_available": lambda: True, "device_count": lambda: many}
-    with patch.multiple(torch.cuda, **found), patch.object(devices, "present", lambda: True):
+    with installed(), patch.multiple(torch.cuda, **found), patch.object(devices, "present", lambda: True):
         yield

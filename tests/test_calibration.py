@@ -19,7 +19,7 @@ def answers(known):
 
 
 def test_the_weights_are_those_that_the_kept_examples_teach(known):
-    taught = learn.learned([one for one in known if one["architecture"] != learn.HELD_BACK])
+    taught = learn.learned([one for one in known if one["architecture"] not in learn.HELD_BACK])
     assert taught.keys() == WEIGHTS.keys()
     for cause, weights in taught.items():
         assert WEIGHTS[cause] == pytest.approx(weights, abs=0.02), cause
@@ -40,3 +40,20 @@ def test_no_honest_dump_of_the_examples_is_called_a_bug(known):
 
 def test_the_page_is_what_the_script_writes(known):
     assert learn.PAGE.read_text(encoding="utf-8") == learn.page(known)
+
+
+def test_the_table_by_cause_counts_what_is_named_first_and_what_is_called_a_bug():
+    def one(cause, said, right, of="logged"):
+        return {"of": of, "cause": cause, "said": said, "right": right}
+
+    found = learn.by_cause(
+        [one("sentinel", "sentinel", True)] * 99
+        + [one("off_by_one", "off_by_one", True), one("off_by_one", "cannot_tell", False)]
+        + [one("stale", "sentinel", False, learn.DECIDED), one("sentinel", "stale", False, learn.DECIDED)]
+    )
+
+    assert found["share"] == "100 / 101 (99%)"  # of what is to be named, without the dumps of the candidates
+    assert found["short"] == ["`off_by_one` 1 / 2 (50%)"]
+    assert found["alarms"] == 1
+    assert found["rows"][0] == ("`off_by_one`", ["1 / 2 (50%)", ""], "cannot_tell 1")
+    assert found["rows"][-1] == ("all bugs", ["100 / 101 (99%)", "0 / 1 (0%)"], "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from offpol_diag.advice.recommend import advised
 from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
-from offpol_diag.diagnosis import candidates
+from offpol_diag.diagnosis import candidates, verdict
 from offpol_diag.diagnosis.candidates import CANDIDATES, MEASUREMENTS, deciding, fitting
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.drift import Drift, Part
@@ -347,7 +348,7 @@ def seen(lag=None, share=None, said=NOTHING_RECORDED, moved=None, level=None, **
     )
     made = Seen(rows, said, share, moved)
     given = {"body": Body(0.1, 0.0, 0.0), "lags": {}, "steps": {}, "growth": None, "returns": [], "k3": 0.005}
-    vars(made).update(given | facts)
+    vars(made).update(given | {"decay": [], "ends": None} | facts)
     return made
 
 
@@ -584,6 +585,22 @@ EVIDENCE = {
         "The engine's prefill agrees with its decoding (0.024 for a usual token), and the trainer with "
         "neither (0.27).",
     ),
+    "decays": (
+        seen(decay=[Estimate(x, 0.0, 1.0, 0.01, 9) for x in (0.12, 0.06, 0.02)]),
+        seen(),
+        "|Δ|/(1 − q) falls along a response: from 0: 0.12, from 7: 0.06, from 31: 0.02.",
+    ),
+    "older_first": (
+        seen(drift=drifted(0.3, 0.04, 0.98), ends=(Part(0.7, 0.1), Part(0.2, 0.03))),
+        seen(drift=drifted(0.3, 0.04, 0.98), ends=(Part(0.7, 0.3), Part(0.2, 0.03))),
+        "By the drift of 40 token ids the engine is 0.7 ± 0.1 steps behind at a response's first tokens, "
+        "and 0.2 ± 0.03 later.",
+    ),
+    "older_nowhere": (
+        seen(ends=(Part(0.05, 0.04), Part(0.02, 0.01))),
+        seen(ends=(Part(0.4, 0.2), Part(0.02, 0.01))),
+        "The engine is 0.05 ± 0.04 steps behind at a response's first tokens, and 0.02 ± 0.01 later.",
+    ),
     "concentrated": (
         seen(level=[0.01, 0.01, 0.01, 1.0]),
         seen(level=[0.1, 0.1, 0.1, 0.1]),
@@ -597,6 +614,23 @@ def test_each_piece_of_evidence_is_a_sentence_with_its_number_or_nothing(name):
     holds, not_, said = EVIDENCE[name]
     says = getattr(candidates, name)
     assert (says(holds), says(not_)) == (said, "")
+
+
+def test_each_absent_column_that_decides_between_the_candidates_is_named():
+    def lacking(versions=None, **scalars):
+        given = seen([0] * 4, body=of(0.3), decay=[Estimate(x, 0.0, 1.0, 0.01, 9) for x in (0.3, 0.2, 0.1)])
+        rows = given.rows
+        vars(given)["rows"] = replace(rows, scalars={**rows.scalars, **scalars}, versions=versions)
+        found = verdict._undecided(given, True, {"undecidable": [], "sequences": 4, "tokens": 40})
+        assert "stale_prefix_cache" in [one.id for one in found.candidates]
+        return {one.split(" ", 1)[1] for one in (two.split(": needs the ")[1] for two in found.undecidable)}
+
+    digests = {name: ["a"] * 4 for name in ("weight_digest_rollout", "weight_digest_train")}
+    columns = {"step": [1, 2, 3, 4], "engine_rank": [0, 1, 0, 1], **digests}
+    wanted = {"weight_digest_rollout and weight_digest_train", "step", "host", "weight_versions"}
+    assert lacking() == wanted
+    assert lacking(np.zeros(40, np.int64), **columns) == set()
+    assert lacking(**columns) == {"weight_versions"}
 
 
 def test_every_piece_of_evidence_of_the_table_is_tested():
@@ -779,6 +813,44 @@ def test_the_page_has_a_card_of_candidates():
     assert card.count("<li>") == 2
     assert "For and against: nothing in this dump." in card
     assert f"To decide:</b> {ASKED}" in card
+
+
+@pytest.mark.parametrize(
+    ("columns", "prompts", "lacks"),
+    [
+        (["token_ids"], "prompt_ids", ""),
+        (["token_ids"], "", "with prompt_ids in the dump"),
+        ([], "", "with token_ids and prompt_ids in the dump"),
+    ],
+)
+def test_scoring_again_is_offered_with_the_time_of_the_sample_and_what_that_rests_on(columns, prompts, lacks):
+    """16 of 100 prompts with 1,000 tokens each: 30 passes over 16,000 tokens at 14 GFLOP, 17 s of an H100."""
+    summary = undecided()
+    known = {one: one for one in (*columns, "rollout_log_probs", "old_log_probs")}
+    dump = {"tokens": 100_000, "groups": 100, "columns": known, "prompts": prompts}
+    summary = summary.model_copy(update={"dump": summary.dump.model_copy(update=dump)})
+    (found,) = [one for one in answered(summary).facts if one.label == "Rescore"]
+    assert "which side is off" in found.sentence
+    assert found.sentence.endswith("about 17 s for a 7B model on one H100.")
+    assert lacks in found.sentence
+    assert ("in the dump" in found.sentence) is bool(lacks)
+    assert "30 passes × 16,000 tokens × 2 × 7·10⁹ FLOP, at 40% of 989 TFLOP/s" in found.lines[0].text
+    for form in (html, partial(terminal, verbose=True), markdown):
+        assert "30 passes × 16,000 tokens" in " ".join(form(summary).split())
+
+
+def test_scoring_again_is_not_offered_between_kernels_and_routing():
+    noise = [CandidateCause(id=one, statement="Noise.") for one in ("moe_outliers", "numerics")]
+    assert "Rescore" in facts()
+    assert "Rescore" not in facts(diagnosis=UNDECIDED.model_copy(update={"candidates": noise}))
+    assert "Rescore" not in facts(diagnosis=make_summary().diagnosis)
+
+
+def test_the_page_and_verbose_text_show_the_command_that_explains_each_candidate():
+    page, text = html(undecided()), terminal(undecided(), verbose=True)
+    for one in (STALE, OTHER):
+        assert f"<code>offpol-diag doctor --explain {one.id}</code>" in page
+        assert f"explain offpol-diag doctor --explain {one.id}\n" in text
 
 
 def test_the_chart_of_the_lag_names_no_stale_weights_that_are_not_established():

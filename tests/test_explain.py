@@ -24,7 +24,7 @@ AHEAD = (
     ),
     *("model_differs", "packing_leak", "repetition_penalty", "log_base", "top1_logged", "draft_log_probs"),
     *("stochastic_forward", "prompt_positions", "mixed_temperature", "summed_pieces", "copied_mean"),
-    *("columns_exchanged", "softcap", "vocabulary_shard", "frozen_sync"),
+    *("columns_exchanged", "softcap", "vocabulary_shard"),
 )
 """Causes that have a page, whether or not this version names them."""
 
@@ -95,6 +95,7 @@ def test_without_a_cause_all_are_listed(words):
 REFUSED = [
     (("sync_stoped",), "there is no cause 'sync_stoped'", "did you mean sync_stopped"),
     (("lora",), "there is no cause 'lora'", "it stands in the pages of sync_stopped, weights_differ"),
+    (("frozen-sync",), "frozen_sync is issued no more", "`--explain sync_stopped`"),
     (("zzz",), "there is no cause 'zzz'", "`offpol-diag doctor --explain list` lists all"),
     (
         ("stale", "dump.parquet"),

@@ -39,10 +39,10 @@ def test_every_stored_result_has_its_case() -> None:
 @pytest.mark.parametrize(
     ("path", "index"),
     [
-        ("metrics.k3.value", 0),
-        ("presets.token_is.metrics.ess_tokens.interval", 1),
+        ("numbers.dump.k3", 0),
+        ("numbers.preset/token_is.ess_tokens", 2),
         ("presets.token_is.as_logged.rollout_corr/kl", 0),
-        ("by.step.places[3].metrics.k3.value", 0),
+        ("numbers.dump@step/6.k3", 0),
         ("sequences.token_is.weight_sum", 17),
         ("histograms.log_ratio.counts", 40),
     ],
@@ -89,9 +89,9 @@ def test_numbers_may_differ_by_rounding_only(old: list[float], new: list[float],
 @pytest.mark.parametrize(
     ("path", "old", "new", "same"),
     [
-        ("presets.x.metrics.chi2_token.value", 1e-9, 1e-9 + 2e-16, True),  # the mean of w², less 1
-        ("presets.x.metrics.chi2_token.value", 1e-9, 1e-9 + 2e-13, False),
-        ("metrics.k3.value", 1e-9, 1e-9 + 2e-16, False),
+        ("numbers.preset/x.chi2_token", 1e-9, 1e-9 + 2e-16, True),  # the mean of w², less 1
+        ("numbers.preset/x.chi2_token", 1e-9, 1e-9 + 2e-13, False),
+        ("numbers.dump.k3", 1e-9, 1e-9 + 2e-16, False),
         ("presets.x.as_logged.rollout_corr/rollout_is_std", 2e-6, 2.0001e-6, True),
         ("presets.x.as_logged.rollout_corr/rollout_is_std", 2e-3, 2.0001e-3, False),
     ],

@@ -6,6 +6,7 @@ import math
 import statistics
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,27 +20,9 @@ from offpol_diag.cli.results import EXITS
 from offpol_diag.cli.settings import sample
 from offpol_diag.engine import breakdowns
 from offpol_diag.errors import UsageError
-from offpol_diag.gate import (
-    Baseline,
-    Bound,
-    FailOn,
-    Gates,
-    Name,
-    not_compared,
-    outcome,
-)
+from offpol_diag.gate import Baseline, Bound, FailOn, Gates, Name, not_compared, outcome, required
 from offpol_diag.gate import judged as judged_by
-from offpol_diag.gate.bounds import (
-    ORDER,
-    bound,
-    comparable,
-    diagnosed,
-    name,
-    named_tolerance,
-    quantile,
-    span,
-    tolerance,
-)
+from offpol_diag.gate.bounds import ORDER, name, quantile, span, tolerance
 from offpol_diag.gate.judge import difference, rule
 from offpol_diag.metrics import METRICS, WATCHED_GAP, WATCHED_PRESET
 from offpol_diag.number import Number
@@ -241,7 +224,8 @@ def test_a_name_has_a_quantifier_over_steps_a_gap_and_a_preset(text, number, ove
     said = "" if logged == number else logged
 
     assert (name(text), name(text).said) == (Name(number, over), said)
-    assert (bound(MAX, f"{text} = 1e-3 ").name, bound(MAX, f"{text} = 1e-3 ").max) == (name(text), 0.001)
+    (bound,) = required(max=[f"{text} = 1e-3 "]).bound
+    assert (bound.name, bound.max) == (name(text), 0.001)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +245,7 @@ def test_a_name_has_a_quantifier_over_steps_a_gap_and_a_preset(text, number, ove
     ],
 )
 def test_a_name_that_is_no_number_is_answered_and_never_passes(name, said):
-    (verdict,) = judge(make_summary(), [bound(MAX, f"{name}=1e9")])
+    (verdict,) = judge(make_summary(), [limit(name, MAX, 1e9)])
 
     assert verdict.passed is None
     assert said in verdict.reason
@@ -275,44 +259,47 @@ def test_a_preset_is_found_by_its_alias_in_any_spelling_and_only_those_named_are
     assert [Name(one).preset({"a", "b.1"}) for one in names] == ["", "", "", "a", "b.1", "nobody"]
 
 
-TO_MAX = partial(bound, MAX)
 REFUSED = [
     *(
-        (TO_MAX, f"k3{rest}", "write --max")
+        ("max", f"k3{rest}", "write --max")
         for rest in ("", "=", "=abc", "=nan", "=inf", "=-inf", "=1=2", ":1")
     ),
-    *((TO_MAX, text, "write --max") for text in ("=1", "")),
-    (TO_MAX, "steps:k3=1", "did you mean step"),
-    (TO_MAX, "Median:k3=1", "did you mean median"),
-    (TO_MAX, "avg:k3=1", "a quantifier is step, first, last"),
-    (TO_MAX, "p0:k3=1", "say min"),
-    (TO_MAX, "p100:k3=1", "say max"),
-    (TO_MAX, "p1000:k3=1", "a quantifier is"),
-    (TO_MAX, ":k3=1", "a quantifier is"),
-    (TO_MAX, "median:=1", "median:k3"),
-    (TO_MAX, "seq_mis:ess_tokens=1", "quantifier"),
-    *((span, text, "span of steps") for text in ("", "..", "a..b", "1-5", "1.5..2", "1..2..3", "nan", "1e3")),
-    (span, "5..1", 'ends before it begins write "1..5"'),
+    *(("max", text, "names no number") for text in ("=1", "")),
+    ("max", "steps:k3=1", "did you mean step"),
+    ("max", "Median:k3=1", "did you mean median"),
+    ("max", "avg:k3=1", "a quantifier is step, first, last"),
+    ("max", "p0:k3=1", "say min"),
+    ("max", "p100:k3=1", "say max"),
+    ("max", "p1000:k3=1", "a quantifier is"),
+    ("max", ":k3=1", "a quantifier is"),
+    ("max", "median:=1", "median:k3"),
+    ("min", "seq_mis:ess_tokens=1", "quantifier"),
     *(
-        (named_tolerance, text, "no tolerance")
-        for text in ("", "%", "-1", "-5%", "nan", "inf%", "10%%", "1+2")
+        ("tolerance", text, "no tolerance")
+        for text in ("", "%", "-1", "-5%", "nan", "inf%", "10%%", "1+2", "5%+6%", "a", "1%+", "+1")
     ),
-    *((named_tolerance, text, "no tolerance") for text in ("5%+6%", "a", "1%+", "+1")),
-    (named_tolerance, "k3=1=2", "names no number"),
-    (comparable, "step:k3", "different steps"),
-    (diagnosed, "healthy", '"healthy" is no diagnosis to fail on'),
+    ("tolerance", "k3=1=2", "names no number"),
+    ("tolerance", "step:k3=1", "different steps"),
+    ("only", "step:k3", "different steps; compare max:k3"),
+    ("fail_on", "healthy", "'healthy' is not honest_mismatch, cannot_tell or bug"),
 ]
 
 
-@pytest.mark.parametrize(("read", "text", "said"), REFUSED)
-def test_invalid_bounds_spans_tolerances_and_diagnoses_are_refused_with_an_example(read, text, said):
+@pytest.mark.parametrize(("option", "text", "said"), REFUSED)
+def test_options_that_cannot_be_meant_are_refused_with_an_example(option, text, said):
     with pytest.raises(UsageError) as caught:
-        read(text)
+        required(baseline=Path("base.json"), **{option: [text]})
 
-    option = {TO_MAX: "--max", named_tolerance: "--tolerance"}.get(read, '"')
-    assert caught.value.message.startswith(option)
-    assert caught.value.hint
+    flag = f"--{option.replace('_', '-')}"
+    assert caught.value.message.startswith(flag)
+    assert caught.value.hint.startswith(f"write {flag} ")
     assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("text", ["", "..", "a..b", "1-5", "1.5..2", "1..2..3", "nan", "1e3", "5..1"])
+def test_what_is_no_span_is_refused(text):
+    with pytest.raises(ValueError, match='write "1..5"' if text == "5..1" else "is no span of steps"):
+        span(text)
 
 
 SPANS = {  # span → steps inside it, and outside
@@ -345,9 +332,10 @@ def test_a_span_of_steps_holds_both_its_ends(text):
     ],
 )
 def test_a_tolerance_is_a_share_an_amount_or_both_of_one_number_or_of_all(text, of, share, amount):
-    named, found = named_tolerance(text)
+    baseline = required(baseline=Path("base.json"), tolerance=[text]).baseline
+    found = baseline.tolerances[of] if of else baseline.tolerance
 
-    assert (named, found.share, found.amount) == (of, pytest.approx(share), pytest.approx(amount))
+    assert (found.share, found.amount) == (pytest.approx(share), pytest.approx(amount))
     assert tolerance(str(found)) == found
 
 
@@ -401,7 +389,7 @@ def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everythin
 
 @pytest.mark.parametrize(("logged", "ours"), [(name, row.near) for name, row in ROWS if row.near])
 def test_names_that_equal_no_number_are_refused_with_meaning_and_nearest(logged, ours):
-    (verdict,) = judge(make_summary(), [bound(MAX, f"{logged}=1")])
+    (verdict,) = judge(make_summary(), [limit(logged, MAX, 1.0)])
 
     assert (verdict.name, verdict.said, verdict.passed) == (logged, "", None)
     assert "logs it: " in verdict.reason
@@ -409,9 +397,9 @@ def test_names_that_equal_no_number_are_refused_with_meaning_and_nearest(logged,
 
 
 def test_a_verdict_on_a_logged_name_says_as_what_it_was_taken():
-    (verdict,) = judge(make_summary(), [bound(MAX, "kl=1")])
-    (against,) = compare(make_summary(), make_summary(), Baseline(only=[name("mismatch/k3_kl")]))
-    (bounded,) = judge(make_summary(), [bound(MIN, "token_is.rollout_is_eff_sample_size=0")])
+    (verdict,) = judge(make_summary(), [limit("kl", MAX, 1.0)])
+    (against,) = compare(make_summary(), make_summary(), Baseline(only=["mismatch/k3_kl"]))
+    (bounded,) = judge(make_summary(), [limit("token_is.rollout_is_eff_sample_size", MIN, 0.0)])
 
     assert (verdict.name, verdict.said, verdict.passed) == ("k1", "kl", True)
     assert title(verdict) == "kl, taken as k1"
@@ -621,7 +609,7 @@ def test_asking_by_step_lists_every_step(dump, monkeypatch):
 
 
 def compared(name, now, base, allowed="0", **more):
-    asked = Baseline(only=[Name(name)], tolerance=allowed, **more)
+    asked = Baseline(only=[name], tolerance=allowed, **more)
     (verdict,) = compare(having(name, now), having(name, base), asked)
     return verdict
 
@@ -972,4 +960,4 @@ def test_the_reason_names_the_cause_and_what_to_change_first():
     )
     assert honest.startswith("honest mismatch: The two engines disagree")
     assert "--fail-on cannot_tell fails for that" in unsure
-    assert [diagnosed(one) for one in ("bug", " Cannot-Tell ", "honest_mismatch")] == list(ORDER[:0:-1])
+    assert FailOn(fail_on=["bug", " Cannot-Tell ", "honest_mismatch"]).fail_on == list(ORDER[:0:-1])

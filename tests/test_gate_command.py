@@ -174,7 +174,7 @@ SLIPS = [
     ("[[bound]]\nname = ''\nmax = 1\n", 'name: "" names no number'),
     ("[[bound]]\nname = 'k3'\nmax = '0.002'\n", "[[bound]] 1 (k3), max: it must be a number"),
     ("[[bound]]\nname = 'k3'\nmax = nan\n", "max: it must be finite"),
-    ("[[bound]]\nname = 'k3'\nmax = 1\nmin = 2\n", "[[bound]] 1 (k3), min: it is above max"),
+    ("[[bound]]\nname = 'k3'\nmax = 1\nmin = 2\n", "[[bound]] 1 (k3): min is above max"),
     (BOUND + "level = 'warning'\n", "level: 'warning' is not error or warn; did you mean warn?"),
     (BOUND + "judge = 'value'\n", "judge: 'value' is not interval or point"),
     (BOUND + "steps = '1..'\n", "steps: k3 is a number of the whole dump; write step:k3 or median:k3"),
@@ -185,7 +185,7 @@ SLIPS = [
     ("[[bound]]\nname = 'a.k3'\nmax = 1\npresets = ['b']\n", "presets: the name has a preset already: a.k3"),
     (
         STEP + "[[bound.override]]\nsteps = 3\nmax = 2\n",
-        "(step:k3), override: there is no such table: write a second [[bound]] with steps or presets",
+        "(step:k3), override: no such key; the keys are name",
     ),
     ("[[bound]]\nname = 'k3'\nmax = 1\npresets = ['a=b']\n", 'presets: "a=b" is no name of a preset'),
     (BOUND + "source = 'x'\n", "source: no such key"),
@@ -198,10 +198,16 @@ SLIPS = [
     ("[baseline]\ntolerance = true\n", "it must be an amount"),
     ("[baseline]\nonly = ['step:k3']\n", '[baseline] only: "step:k3": two runs have different steps'),
     ("[baseline.tolerances]\nk3 = 'x'\n", '[baseline] tolerances.k3: "x" is no tolerance'),
-    ("[baseline.tolerances]\n'avg:k3' = 1\n", '[baseline] tolerances: "avg:k3": "avg" is no quantifier'),
+    (
+        "[baseline.tolerances]\n'avg:k3' = 1\n",
+        '[baseline] tolerances.avg:k3: "avg:k3": "avg" is no quantifier',
+    ),
     ("[defaults]\nlevle = 'warn'\n", "did you mean level?"),
-    ("[diagnosis]\nfail_on = ['bugs']", 'fail_on: "bugs" is no diagnosis to fail on; did you mean bug?'),
-    ("[diagnosis]\nfail_on = ['healthy']", "it is bug, cannot_tell or honest_mismatch"),
+    (
+        "[diagnosis]\nfail_on = ['bugs']",
+        "fail_on: 'bugs' is not honest_mismatch, cannot_tell or bug; did you mean bug?",
+    ),
+    ("[diagnosis]\nfail_on = ['healthy']", "is not honest_mismatch, cannot_tell or bug"),
     ("[diagnosis]\nfail_on = []", "fail_on: it is empty"),
     ("[diagnosis]\nfail_on = 'bug'", "fail_on: it must be a list"),
     ("[diagnosis]\nlevel = 'warn'", "fail_on: it is missing"),
@@ -243,7 +249,11 @@ def test_every_slip_is_told_at_once_a_line_each_and_no_file_is_written_over():
 
 def test_a_file_that_cannot_be_read_is_named():
     Path("bytes").write_bytes(b"\xff\xfe")
-    for path, said in {"gone": "no such file", "bytes": "not UTF-8 (byte 0)", ".": "cannot be read"}.items():
+    for path, said in {
+        "gone": "cannot be read (No such file",
+        "bytes": "not TOML",
+        ".": "cannot be read",
+    }.items():
         with pytest.raises(GateFileError) as caught:
             read(Path(path))
         assert caught.value.message.startswith(f"{path}: {said}")

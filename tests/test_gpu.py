@@ -266,6 +266,13 @@ def test_the_sums_of_presets_are_started_before_the_host_computes_its_own(batch,
 # ---------------------------------------------------------------- the emulated GPU
 
 
+@pytest.fixture
+def emulator():
+    """Let there be an emulated GPU that tensors can be made on."""
+    with pretended.installed():
+        yield
+
+
 def on(*values: float, device: Any = GPU) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64).to(device)
 
@@ -293,6 +300,7 @@ REFUSED = {
 
 
 @emulated
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("asks", REFUSED.values(), ids=REFUSED)
 def test_calls_that_a_gpu_refuses_are_refused(asks):
     with pytest.raises((RuntimeError, TypeError)):
@@ -300,10 +308,23 @@ def test_calls_that_a_gpu_refuses_are_refused(asks):
 
 
 @emulated
+@pytest.mark.usefixtures("emulator")
 def test_memory_that_nothing_wrote_holds_no_numbers():
     assert torch.empty(2, dtype=torch.float64, device=GPU).isnan().all()
     assert torch.empty(2, dtype=torch.int64, device=GPU).tolist() == [torch.iinfo(torch.int64).min] * 2
     assert torch.zeros(2, device=GPU).tolist() == torch.empty(2, device=GPU).fill_(0).tolist() == [0, 0]
+
+
+@emulated
+def test_nothing_is_left_of_the_emulated_gpu():
+    """Models that are made later would have tensors that nothing initialised."""
+    plain = torch.tensor, torch.Tensor.pin_memory, torch.cuda._lazy_init
+    with pretended.gpus():
+        assert torch.zeros(2, device=GPU).is_cuda
+        assert torch.tensor is not plain[0]
+    assert (torch.tensor, torch.Tensor.pin_memory, torch.cuda._lazy_init) == plain
+    with pytest.raises((RuntimeError, AssertionError)):
+        torch.empty(2, device=GPU)
 
 
 WAITS = {
@@ -322,6 +343,7 @@ WAITS = {
 
 
 @emulated
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("asks", WAITS.values(), ids=WAITS)
 def test_waits_of_the_host_are_counted(asks):
     x = on(1, 2, 3)
@@ -332,6 +354,7 @@ def test_waits_of_the_host_are_counted(asks):
 
 
 @emulated
+@pytest.mark.usefixtures("emulator")
 def test_calls_without_an_answer_do_not_wait():
     x = on(1, 2, 3)
     with pretended.counted() as seen:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -111,6 +116,9 @@ def test_links_are_followed_and_modes_kept():
     assert Path("not-yet.md").read_text().startswith("#")
     output.write_all({Path("/dev/null"): "new"})
     assert not Path("/dev/null").is_file()
+    Path("loop.md").symlink_to("loop.md")
+    refused = run("report", "now.json", "-o", "x.html", "--md", "loop.md")
+    assert (refused.exit_code, Path("x.html").exists()) == (2, False), refused.stderr
 
 
 def test_a_dump_follows_links_and_keeps_the_mode():
@@ -207,3 +215,92 @@ def test_a_closed_stdout_is_an_error_and_no_file_appears():
     assert ran.returncode == 2
     assert ran.stderr.startswith("error: ")
     assert not Path("x.html").exists()
+
+
+# ---------------------------------------------------------------- every command
+
+WRITES = "-o out.html --json out.json --md out.md"
+LINES = {
+    "analyze": f"analyze a.parquet --presets token_is {WRITES} --tally out.tally --sequences out.parquet",
+    "merge": f"merge a.tally {WRITES}",
+    "compare": f"compare a.parquet --presets token_is,seq_is {WRITES}",
+    "sweep": f"sweep a.parquet --preset token_is {WRITES}",
+    "gate": f"gate a.parquet --max k3=1 {WRITES} --junit out.xml",
+    "doctor": f"doctor a.parquet {WRITES}",
+    "check": f"check a.parquet --logged curves.jsonl --trainer trl {WRITES}",
+    "convert": "convert rows.jsonl --to out.parquet",
+    "recover": "recover lost.parquet --to out.parquet",
+    "report": "report r.json -o out.html --md out.md",
+}
+LOSE = """
+import os, signal
+from offpol_diag import DumpWriter
+writer = DumpWriter("lost.parquet")
+writer.write(rollout_log_probs=[[-1.0, -2.0]] * 400, old_log_probs=[[-1.0, -2.0]] * 400)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Write what the lines read; recover reads the journal of a writer that was killed."""
+    place = tmp_path_factory.mktemp("given")
+    logs = [[-1.0, -0.5, -2.0], [-0.25, -3.0]] * 9
+    with DumpWriter(place / "a.parquet") as writer:
+        writer.write(rollout_log_probs=logs, old_log_probs=[[x - 0.01 for x in row] for row in logs], step=1)
+    (place / "rows.jsonl").write_text('{"rollout_log_probs": [-1.0], "old_log_probs": [-1.5]}\n' * 99)
+    (place / "curves.jsonl").write_text('{"_step": 1, "sampling/sampling_logp_difference/mean": 0.1}')
+    first = shlex.split("analyze a.parquet -q --no-html --presets token_is --json r.json --tally a.tally")
+    subprocess.run([*SCRIPT, *first], cwd=place, check=True)
+    assert subprocess.run([sys.executable, "-c", LOSE], cwd=place).returncode == -signal.SIGKILL
+    return place
+
+
+@pytest.fixture
+def there(given, tmp_path, monkeypatch):
+    """Go to a copy of it; return the names in it."""
+    monkeypatch.chdir(shutil.copytree(given, tmp_path / "there"))
+    return names()
+
+
+def names():
+    return {path.name for path in Path().iterdir()}
+
+
+def ran(line, limit=None, **env):
+    words, env = [*SCRIPT, *shlex.split(line), "-q"], os.environ | env | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(words, capture_output=True, text=True, env=env, preexec_fn=limit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_on_a_full_disk_a_command_leaves_no_file(line, there):
+    found = ran(line, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400)))
+
+    assert (found.returncode, names()) == (2, there), found.stderr
+    assert re.search("cannot be (written|converted)|not written", found.stderr)
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_command_works_with_few_files_without_a_home_and_with_bad_streams(line, there):
+    def limit():
+        os.close(0)
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+
+    found = ran(line, limit, HOME="/proc", TMPDIR="/proc")
+    wanted = {word for word in line.split() if word.startswith("out.")}
+
+    assert found.returncode == 0
+    assert wanted <= names() <= wanted | there
+
+
+@pytest.mark.slow
+def test_runs_at_once_that_write_one_file_leave_that_of_one_of_them(there):
+    with ThreadPoolExecutor() as pool:
+        assert [one.returncode for one in pool.map(ran, [LINES["analyze"]] * 3)] == [0, 0, 0]
+    assert json.loads(Path("out.json").read_text())["format"] == 2
+    assert len(pq.read_table("out.parquet")) == 18
+    assert not [name for name in names() if name.endswith(".tmp")]

@@ -341,6 +341,14 @@ def test_a_batch_has_so_many_rows_at_most_however_few_tokens_they_have(tmp_path,
     assert (sum(found), max(found) <= 10) == (100, True)
 
 
+def test_a_sequence_has_so_many_tokens_at_most(tmp_path):
+    logs = pa.LargeListArray.from_arrays(
+        pa.array([0, 5_000_000]), pa.repeat(pa.scalar(0.0, pa.float32()), 5_000_000)
+    )
+    said = refusal(write(tmp_path / "a.parquet", None, **both(logs))).message
+    assert "holds 5000000 tokens, and a sequence has at most 4194304" in said
+
+
 # ---------------------------------------------------------------- files
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,11 @@ import offpol_diag
 from offpol_diag import DumpWriter
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
+from offpol_diag.numerals import rounded
+from offpol_diag.report.rescore import PASSES
 from offpol_diag.rescore import models, run
 from offpol_diag.rescore.rows import read
-from offpol_diag.rescore.score import Head, score
+from offpol_diag.rescore.score import Head, Penalties, score
 from offpol_diag.rescore.variants import Given, table
 from offpol_diag.rescore.variants.rounding import in_bf16
 from offpol_diag.result import load
@@ -131,6 +134,26 @@ def test_the_sample_is_told_on_the_command_line(tmp_path, monkeypatch):
     ]
 
 
+def test_the_estimate_of_time_counts_the_passes_that_this_model_takes(loaded, responses):
+    found, _ = table(Given(loaded.model, responses.rows))
+    assert run.Passes(loaded, responses, found).many == PASSES
+
+
+def test_the_page_draws_the_three_distances(tmp_path, loaded, responses, numbers):
+    path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"])
+    report = asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
+    found = report.summary.reference
+    sizes = [rounded(one) for one in (found.trainer.distance, found.engine.distance, found.apart)]
+    drawn = report.to_html()
+    sides = "trainer to reference {} nats; engine to reference {} nats; trainer to engine {} nats"
+    assert f'aria-label="{sides.format(*sizes)}"' in drawn
+    triangle = drawn[drawn.index('aria-label="trainer to') :].partition("</svg>")[0]
+    assert triangle.count('class="l c4"') == 1  # the trainer is reproduced
+    assert triangle.count('class="l th c2"') == 2
+    assert [f">{one}<" in triangle for one in sizes] == [True] * 3
+    assert sides.format(*sizes) in offpol_diag.doctor(tmp_path / "scored.parquet").to_html()
+
+
 def test_analyze_and_doctor_of_what_is_written_say_the_same(tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"])
     asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
@@ -182,6 +205,26 @@ def test_the_side_and_what_it_computes(engine, trainer, verdict, named, tmp_path
             assert side.fits[0].name == name
     assert "temperature 1" in found.rests_on
     assert "recorded by ours" in found.rests_on
+
+
+@pytest.mark.parametrize("place", ["column", "metadata"])
+def test_penalties_are_tried_where_the_dump_gives_them(place, tmp_path, loaded, responses, numbers):
+    rows = [replace(row, penalties=Penalties(repetition=1.2)) for row in responses.rows]
+    with in_bf16(loaded.model):
+        (odd,) = score(loaded.model, rows, (Head(penalised=True, logits=torch.bfloat16),))
+    engine = np.split(odd.log_probs, np.cumsum(responses.sizes)[:-1])
+    given = {"repetition_penalty": np.full(len(rows), 1.2)} if place == "column" else {}
+    path = write(tmp_path / "d.parquet", responses, engine, numbers["as given"], **given)
+    if place == "metadata":
+        held = pq.read_table(path)
+        said = json.loads(held.schema.metadata[b"offpol_diag"]) | {"repetition_penalty": 1.2}
+        pq.write_table(held.replace_schema_metadata({"offpol_diag": json.dumps(said)}), path)
+
+    found = asked(path, loaded).summary.reference
+
+    assert (found.verdict, found.engine.variant, found.trainer.state) == ("engine", "penalties", "same")
+    assert found.engine.reproduced
+    assert "penalties" not in found.missing
 
 
 def test_a_fault_that_no_hypothesis_has_is_none_of_these(tmp_path, loaded, responses, numbers):
@@ -356,6 +399,7 @@ def test_what_cannot_be_tested_says_why(tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers["as given"], numbers["as given"])
     report = asked(path, loaded)
     missing = report.summary.reference.missing
+    assert "neither the metadata nor a column gives one (repetition_penalty, " in missing["penalties"]
     assert {"window off", "RoPE scaling off", "sinks off", "other checkpoints", "AWQ, GPTQ"} <= set(missing)
     assert "the configuration has no window" in report.to_markdown()
 
@@ -383,7 +427,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **more)
 
-    monkeypatch.setattr(run, "LEAST_TOKENS", 100)
+    monkeypatch.setattr(run.three, "SAMPLE_TOKENS", 100)
     monkeypatch.setattr(run, "score", counted)
     stopped = CliRunner().invoke(app, words)
     assert stopped.exit_code == 130

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from offpol_diag.errors import MemoryShortage, UsageError
 from offpol_diag.rescore import score as scoring
-from offpol_diag.rescore.score import Head, Row, Size, batches, score
+from offpol_diag.rescore.score import Head, Penalties, Row, Size, batches, score
 from tests import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -109,6 +111,30 @@ def test_renormalised_over_what_top_k_and_top_p_leave(k, p):
     assert (np.isinf(want) == np.isinf(found.log_probs)).all()
     kept = np.isfinite(want)
     assert np.abs(found.log_probs[kept] - want[kept]).max() < 1e-4
+
+
+def test_penalties_fall_on_tokens_seen_before():
+    """An oracle that counts: repetition in prompt and response, presence and frequency in the response."""
+    made, own = tiny.model("qwen2"), [Penalties(1.3, 0.5, 0.2), Penalties(), Penalties(frequency=-0.4)]
+    given = [replace(row, penalties=own[i % 3]) for i, row in enumerate(tiny.rows(temperature=0.7))]
+
+    (found,) = score(made, given, (Head(penalised=True),), size=SMALL)
+
+    want = []
+    for row in given:
+        every = made(input_ids=torch.tensor(row.ids)[None]).logits[0].detach().double().numpy()
+        for at in range(row.start, len(row.ids)):
+            logits = every[at - 1].copy()
+            for token in set(row.ids[:at].tolist()):
+                factor = row.penalties.repetition
+                logits[token] *= 1 / factor if logits[token] > 0 else factor
+                times = int((row.ids[row.start : at] == token).sum())
+                logits[token] -= row.penalties.presence * (times > 0) + row.penalties.frequency * times
+            logits /= 0.7
+            want.append(logits[row.ids[at]] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
+    (bare,) = score(made, given, size=SMALL)
+    assert np.abs(found.log_probs - want).max() < 1e-4
+    assert np.abs(found.log_probs - bare.log_probs).max() > 0.1
 
 
 def test_several_heads_share_one_pass_and_do_not_touch_each_other():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offpol_diag.diagnosis import drift, sync, verdict
+from offpol_diag.diagnosis import drift, honest, sync, verdict
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.rows import Rows
 
@@ -95,6 +95,11 @@ def in_flight(chance, many):
     return (chance.integers(1, 20, (many, 3))[:, :, None] > np.arange(TOKENS)).sum(1)
 
 
+def at_any_token(chance, many):
+    """Return ages of tokens whose weights changed three times, after 20 tokens each on the average."""
+    return (1 + chance.exponential(20, (many, 3))[:, :, None] > np.arange(TOKENS)).sum(1)
+
+
 LATER = (0.02, 0.02, 0.02, *[0.3 * step for step in range(1, STEPS - 2)])
 RISING = [2 * (step + 1) / STEPS for step in range(STEPS)]
 WARM = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, *[1.5] * (STEPS - 6))
@@ -140,6 +145,12 @@ HONEST = {
     "three behind, not recorded, the learning rate rises": {"engine": lambda s, h: s - 3, "rates": RISING},
     "three behind, not recorded, in five steps": {"engine": lambda s, h: s - 3, "speed": 0.3, "steps": 5},
     "six behind, not recorded": {"engine": lambda s, h: s - 6, "rates": [1.1**step for step in range(STEPS)]},
+    "three behind, not recorded, the learning rate rises late": {
+        "engine": lambda s, h: s - 3,
+        "rates": LATER,
+    },
+    "six behind, not recorded, in eight steps": {"engine": lambda s, h: s - 6, "steps": 8, "prompts": 8},
+    "one ahead, the learning rate rises": {"engine": lambda s, h: s + 1, "rates": RISING},
     "four optimiser steps a batch while the learning rate warms up": {
         "engine": lambda s, h: s - s % 4,
         "rates": WARM,
@@ -157,6 +168,7 @@ HONEST = {
         "ids": False,
     },
     "weights that change within the first tokens": {"older": in_flight},
+    "weights that change as often at any token": {"older": at_any_token},
 }
 BUGS = {
     "weights never arrive": ("sync_stopped", {"engine": lambda s, h: 0}),
@@ -220,6 +232,11 @@ def test_a_jump_is_damage_only_if_the_metadata_or_its_size_rule_out_a_precision(
     assert (large.cause, large.fields["since"]) == ("sync_corrupts", "3")
 
 
+def test_damage_that_looks_as_if_the_engine_were_ahead_is_damage():
+    made = rows(engine=lambda s, h: s + 3 * (s > 2), noise=lambda s: 0.01 if s < 3 else 0.8)
+    assert verdict.weights(made).cause == "sync_corrupts"
+
+
 def test_one_step_behind_from_a_step_on_is_no_damage():
     made = rows(engine=lambda s, h: s - (s > 4), wander=6, speed=0.2, noise=0.005)
     assert verdict.weights(made, plain="rollout_dtype: bfloat16") is None
@@ -252,6 +269,25 @@ def test_the_drift_tells_how_far_the_engine_is_behind(held, late, share, noise):
     found = drift.measure(made)
     assert abs(found.whole.value - late) < max(0.3 * late, 0.15)  # of the first steps it has version 0
     assert abs(found.carried.value - share) < max(4 * found.carried.error, 0.25)
+    later = found.carries(found.steps > 5)
+    assert abs(later.value - share) < max(4 * later.error, 0.1)
+
+
+def test_an_engine_that_stands_still_is_not_stale_as_recorded():
+    """Its K3 rises with a lag of 0, 1 and then 2, but it falls behind by more."""
+
+    def stale(engine):
+        return honest.stale(honest.Seen(rows(engine=engine, lag=lambda s, h: min(s, 2))))
+
+    assert stale(lambda s, h: s - 2) is not None
+    assert stale(lambda s, h: 0) is None
+
+
+def test_rounding_is_not_named_where_the_first_tokens_are_of_older_weights():
+    old = honest.Seen(rows(older=lambda chance, many: 2 / (1 + np.arange(TOKENS)), speed=0.05))
+    assert honest.named(old, healthy=True) is None
+    vars(old)["decay"] = []
+    assert honest.named(old, healthy=True).cause == "numerics"
 
 
 def test_no_drift_is_measured_of_few_versions():

@@ -96,42 +96,13 @@ def test_the_answer_has_few_lines_and_none_wider_than_the_terminal(results, at, 
     assert at(results[name], quiet=True) == f"{answered(results[name]).headline}\n"
 
 
-SAID = [
-    ("collapse", "SEVERE off-policy mismatch: K3 KL is 0.26 nats per token [0.19, 0.34]"),
-    ("collapse", "It collapses: K3 rises from 0.00072 (step 0) to 0.73 (step 8)"),
-    ("collapse", "while the mean reward falls from 0.52 to 0"),
-    (
-        "collapse",
-        "No sign of one. K1 is not negative. In sync (lag 0) K3 is 0.00072. E[r] = 1 cannot be",
-    ),
-    (
-        "collapse",
-        "Resume from before step 4: from there K3 is above 0.015 (perhaps from step 3). Make",
-    ),
-    ("collapse", "Then token TIS at 2.0 (ESS 93%, 0.62% truncated): alone it does not save the run."),
-    ("collapse", "* Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.97 and 0.81); K3 can."),
-    ("collapse", "Without a correction the estimated error is 3.0% [1.6%, 4.4%] lower; token TIS at 2.0 is"),
-    ("collapse", "at a constant lag of 2, K3 rises from 0.014"),
-    ("collapse", "86% → 1.6%"),
-    ("collapse", "token IcePop 0.5–5.0 93% [91%, 95%] 91% [88%, 93%] runner-up"),
-    ("collapse", "--max k3=0.015"),
-    ("collapse", "presets token_is --for"),
-    ("healthy", "TYPICAL off-policy mismatch"),
-    ("healthy", "No correction is needed."),
-    ("healthy", "--max k3=0.001"),
-    ("stale", "ELEVATED off-policy mismatch"),
-    ("stale", "At the source: fewer steps between weight syncs"),
-    ("stale", "The default: no alternative has a measurably lower estimated error. A toss-up with token"),
-    ("stale", "* Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.75); K3 can."),
-    ("stale", "token TIS at 2.0 100% 99.2% [98.9%, 99.4%] recommended"),
+SAID = [  # of the samples, `tests/frozen/seen` has all
     ("onestep", "TOO LITTLE DATA for a verdict"),
     ("onestep", "(severe)"),
     ("onedrift", "(rollout → current)"),
     ("onedrift", "--max total.k3=0.015"),
     ("tiny", "TOO LITTLE DATA for a verdict"),
     ("tiny", "3 sequences, 489 tokens, 1 prompt"),
-    ("shift", "BUG: the rollout column is shifted by one token"),
-    ("shift", "0.0039 after the fix"),
     ("raw", "BUG: the rollout column does not hold"),
     ("raw", "To confirm"),
     ("raw", "log processed log-probs in the"),
@@ -142,13 +113,6 @@ SAID = [
 def test_the_answer_says(results, at, name, words):
     drawn = " ".join(at(results[name]).split())
     assert words.lower() in drawn.lower(), drawn
-
-
-def test_published_levels_are_warned_of_where_there_is_room_and_with_v_in_a_table(results, at):
-    assert "9 published levels are crossed (-v)" in at(results["collapse"], 120)
-    drawn = at(results["collapse"], 120, verbose=True)
-    assert "9 published warning levels are crossed" in drawn
-    assert "(-v)" not in drawn
 
 
 def test_with_v_a_fact_gives_the_evidence_that_its_sentence_does_not(results, at):
@@ -204,21 +168,12 @@ def test_what_was_masked_is_told_by_the_tokens_with_a_weight_and_not_as_truncate
 
 
 OPENINGS = ("Sequence rules", "Token rules", "Nearly all", "nearly all", "flat", "even", "highest", "alike")
-TITLES = {
-    "stale": (
-        "±0.1% on the geometric mean keeps 22% of tokens, [0.5, 2] on the product 56%",
-        "A cap on r from 1.5 to 5 truncates at most 0.28% of tokens and keeps ESS at 98% or more",
-    ),
-    "healthy": ("No token differs by more than a factor of 2",),
-    "collapse": ("K3 passes 0.1 at step 4; from step 3 to 8 the mean reward falls from 0.69 to 0",),
-}
 
 
-@pytest.mark.parametrize("name", TITLES)
-def test_titles_of_charts_give_their_numbers_and_no_opening_chosen_by_another(results, name):
+@pytest.mark.parametrize("name", ["stale", "healthy", "collapse"])
+def test_titles_of_charts_have_no_opening_chosen_by_another(results, name):
     titles = [one.title for one in pictures(results[name])]
     assert [title for title in titles if any(word in title.split() for word in OPENINGS)] == []
-    assert set(TITLES[name]) <= set(titles)
 
 
 def charted(summary, name, **changes):

@@ -45,10 +45,8 @@ SPLITS: dict[str, tuple[Path_, ...]] = {
         Path_("phi", "words", 44),
         Path_("qwen3-moe", "words", 45),
         Path_("gpt-bigcode", "bytes", 46),
-        Path_("gpt-oss", "words", 47),
-        Path_("gemma3", "words", 48),
-        Path_("mixtral", "bytes", 49),
     ),
+    "later": (Path_("gpt-oss", "words", 47), Path_("gemma3", "words", 48), Path_("mixtral", "bytes", 49)),
     "final": (Path_("gpt-neox", "words", 50),),
 }
 BF16 = {"rollout_dtype": "bfloat16"}

@@ -65,14 +65,16 @@ def engines(experts: bool) -> dict[str, tuple[list[str], Callable[[int], Any]]]:
         "twice": (differ, at(0, kind="scaled", factor=2.0)),
         "head": (differ, at(0, kind="head")),
         "shuffled": (["weights_differ", "sync_corrupts"], at(0, kind="shuffled", factor=0.3)),
+        "cache": (["stale_prefix_cache"], lambda step: Held(step, kind="cache", older=max(step - 3, 0))),
     }
     return kinds | ({"experts": (differ, at(0, kind="experts"))} if experts else {})
 
 
-def examples(architecture: str, cache: Path, many: int) -> Iterator[dict[str, Any]]:
-    """Yield dumps of known cause, and what the diagnosis says of each."""
+def examples(architecture: str, cache: Path, many: int, only: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield dumps of known cause, of some kinds of engines or of all, and what the diagnosis says of each."""
     run = Trajectory(Path_(architecture, *SEEDS[architecture]), cache)
     kinds = engines(architecture in ("qwen3-moe", "gpt-oss", "mixtral"))
+    kinds = {name: kinds[name] for name in only or kinds}
     for number in range(many):
         chance = random.Random(f"{architecture} {number}")
         name = list(kinds)[number % len(kinds)]
@@ -187,6 +189,7 @@ def main() -> None:
     parser.add_argument("architectures", nargs="+", choices=list(SEEDS))
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--examples", type=int, default=70)
+    parser.add_argument("--kinds", nargs="+", default=[], help="of engines; default: all")
     parser.add_argument("--faults", action="store_true", help="those of sampled.py in place of runs")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -194,9 +197,9 @@ def main() -> None:
         if given.faults:
             made = [*faults(architecture, given.cache)]
         else:
-            made = [*examples(architecture, given.cache, given.examples)]
-        own = architecture, given.faults
-        known = [one for one in kept() if (one["architecture"], not one["rows"]) != own] + made
+            made = [*examples(architecture, given.cache, given.examples, given.kinds)]
+        own = {(one["architecture"], one["kind"]) for one in made}
+        known = [one for one in kept() if (one["architecture"], one["kind"]) not in own] + made
         EVIDENCE.write_text("[\n" + ",\n".join(map(json.dumps, known)) + "\n]\n", encoding="utf-8")
 
 

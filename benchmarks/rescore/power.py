@@ -56,21 +56,16 @@ def engine_faults(kind: str) -> dict[str, dict[str, Any]]:
         "KV cache fp8": {"cache_fp8": True},
         **{name: {"weights": name} for name in engines.ROUND},
         "? norm eps": {"rms_norm_eps": 3e-2},
-        "? one expert or layer": {"num_experts_per_tok": 1}
-        if "Experts" in str(models.KINDS[kind][1])
-        else {},
     }
     given = models.KINDS[kind][1]
     if "rope_parameters" in given:
         found["RoPE scaling off"] = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     if "sliding_window" in given:
-        full = {"layer_types": 3 * ["full_attention"]} if "layer_types" in given else {}
-        found["window off"] = {"sliding_window": 4096, **full}
+        found["window off"] = {"sliding_window": 4096}
     if "num_local_experts" in given:
         found["? one expert"] = {"num_experts_per_tok": 1}
     if kind == "gpt_oss":
         found["sinks off"] = {"sinks": -1e9}
-    del found["? one expert or layer"]
     return found
 
 

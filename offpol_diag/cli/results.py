@@ -97,8 +97,7 @@ def sweep(request: requests.Sweep) -> None:
     """Threshold against what is kept, ESS, bias and variance: one preset at many thresholds, in one reading.
 
     Shown overall and by quartile of response length, with a warning where a threshold drops long responses,
-    lies under numerical noise, or beside the data. With --keep the bounds that keep an asked share, and what
-    they would keep of responses of other lengths. With -o an HTML report.
+    or tokens of policy lag 0. With --keep the bounds that keep an asked share. With -o an HTML report.
     """
     read = dumps(request)
     drawn(request, partial(computed, "sweep", read), *read)

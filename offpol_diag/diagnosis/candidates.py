@@ -33,7 +33,7 @@ from offpol_diag.diagnosis.honest import (
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, estimate
 from offpol_diag.diagnosis.signatures import percent
-from offpol_diag.diagnosis.sync import FOLLOWS, PART, STILL
+from offpol_diag.diagnosis.sync import BEHIND, FOLLOWS, PART, STILL, placed
 from offpol_diag.numerals import rounded
 from offpol_diag.result import CandidateCause
 
@@ -428,6 +428,33 @@ def fades(seen: Seen) -> str:
     return f"|Δ|/(1 − q) fades along the response: tokens {places}."
 
 
+def decays(seen: Seen) -> str:
+    """State that the level falls along a response."""
+    return f"|Δ|/(1 − q) falls along a response: {placed(seen.decay)}." if seen.decay else ""
+
+
+def older_first(seen: Seen) -> str:
+    """State that the engine is further behind at the first tokens of a response."""
+    if not seen.older_first or seen.drift is None or seen.ends is None:
+        return ""
+    early, late = seen.ends
+    by = f"By the drift of {seen.drift.kinds} token ids the engine is {early.value:.1f} ± {early.error:.1g}"
+    return f"{by} steps behind at a response's first tokens, and {late.value:.1f} ± {late.error:.1g} later."
+
+
+def older_nowhere(seen: Seen) -> str:
+    """State that the engine is no further behind at the first tokens of a response than later."""
+    if seen.ends is None or seen.older_first:
+        return ""
+    early, late = seen.ends
+    if early.value + 2 * early.error > BEHIND + max(late.value, 0.0):
+        return ""
+    return (
+        f"The engine is {early.value:.2f} ± {early.error:.1g} steps behind at a response's first tokens, and "
+        f"{late.value:.2f} ± {late.error:.1g} later."
+    )
+
+
 # The candidates.
 
 
@@ -508,6 +535,13 @@ CANDIDATES: tuple[Candidate, ...] = (
         (),
     ),
     Candidate(
+        "stale_prefix_cache",
+        "Keys and values of older weights: a prefix cache that a sync does not empty.",
+        lambda seen: bool(decays(seen) or older_first(seen)),
+        (decays, older_first),
+        (noise, stands_still, older_nowhere),
+    ),
+    Candidate(
         "moe_outliers",
         "Experts routed otherwise in the engine than in the trainer.",
         _possible_experts,
@@ -541,6 +575,12 @@ PLAIN = {
     "slime": "--sglang-dtype bfloat16 --sglang-disable-cuda-graph --sglang-disable-radix-cache",
 }
 """Trainer → what makes its engine compute in bf16, eager, without prefix cache."""
+UNCACHED = {
+    "verl": "actor_rollout_ref.rollout.enable_prefix_caching=False",
+    "TRL": "trl vllm-serve --enable_prefix_caching False",
+    "slime": "--sglang-disable-radix-cache",
+}
+"""Trainer → what makes its engine compute the keys of every prompt anew."""
 LAG = {
     name: f"docs/trainers/{name.lower()}.md has a hook that writes it" for name in ("verl", "TRL", "slime")
 }
@@ -567,6 +607,13 @@ MEASUREMENTS = (
         frozenset({"stale"}),
         lambda seen: seen.behind,
         LAG,
+    ),
+    Measurement(
+        "The same step without prefix cache: if the first tokens of a response are then as close as later "
+        "ones, the cache held keys of older weights; if they stay off, it is another text or fault.",
+        frozenset({"stale_prefix_cache"}),
+        lambda seen: bool(decays(seen)),
+        UNCACHED,
     ),
     Measurement(
         "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "

@@ -14,11 +14,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis.drift import Drift, enough, measure, numbers
+from offpol_diag.diagnosis.drift import Drift, Part, enough, measure, numbers
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.diagnosis.sync import ALIGNED, FOLLOWS, Course, course, from_start, growth, split
+from offpol_diag.diagnosis.sync import (
+    ALIGNED,
+    FOLLOWS,
+    STILL,
+    Course,
+    course,
+    fading,
+    from_start,
+    growth,
+    moves,
+    places,
+    split,
+)
 
 ROUNDED = 0.04
 """Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
@@ -134,6 +146,11 @@ def _leaves(value: object, path: tuple[str, ...] = ("",)) -> Iterator[tuple[tupl
 # What is measured.
 
 
+OLDER = 0.5
+"""Correlation of Δ with the trainer's drift where the prefix cache is old, 0.58 to 0.84 in
+`benchmarks/doctor`; quantised and damaged weights, of which some tokens look older, reach 0.25."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """All that decides between honest causes.
@@ -183,6 +200,38 @@ class Seen:
     def drift(self) -> Drift | None:
         """How far the engine is behind by the numbers, of rows of one lag; None where that cannot be seen."""
         return measure(enough(self.of_one_lag))
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the engine stands still while its recorded versions rise, and ends further behind."""
+        lags = numbers(self.rows.column("policy_lag"))
+        drift = measure(enough(self.rows.only(np.isfinite(lags)))) if self.known else None
+        if drift is None or (drift.carried.high >= STILL and moves(drift, len(drift.steps) // 2)):
+            return False
+        last = slice(-max(1, len(drift.steps) // 3), None)
+        return bool((drift.behind[last] - 2 * drift.errors[last]).mean() > 2 * np.nanmax(lags))
+
+    @cached_property
+    def decay(self) -> list[Estimate]:
+        """Levels at the places of a response where they decay along it; else nothing."""
+        return fading(self.of_one_lag)
+
+    @cached_property
+    def ends(self) -> tuple[Part, Part] | None:
+        """Steps behind at the first tokens of a response and late in it; None without a drift."""
+        if self.drift is None:
+            return None
+        first, _, last = (self.drift.among(at) for at in places(enough(self.of_one_lag)))
+        return first, last
+
+    @property
+    def older_first(self) -> bool:
+        """Whether the engine is measurably further behind at the first tokens of a response."""
+        if self.drift is None or self.ends is None:
+            return False
+        first, last = self.ends
+        further = first.low > 0 and first.value - 2 * first.error > last.value
+        return further and self.drift.aligned > OLDER
 
     @property
     def late(self) -> bool:
@@ -337,7 +386,7 @@ def named(seen: Seen, healthy: bool) -> Found | None:
 def stale(seen: Seen) -> Found | None:
     """Find a mismatch that grows with the recorded policy lag."""
     first, *later = seen.lags.values() or [0.0]
-    if not later or float(np.mean(later)) <= RISING * max(first, 1e-7):
+    if not later or float(np.mean(later)) <= RISING * max(first, 1e-7) or seen.frozen:
         return None
     statistic = _by(seen.lags, "policy lag")
     if min(seen.lags) == 0 and first > HEALTHY_K3:
@@ -397,7 +446,7 @@ def _numerics(seen: Seen, alone: bool) -> Found | None:
     ):
         close = False  # what the few outliers are is not known
     noise = seen.noise and seen.body.scale <= STALE and not _other_weights(seen)  # at any lag
-    if seen.jump is not None or (not close and not noise):
+    if seen.jump is not None or (seen.decay and seen.older_first) or (not close and not noise):
         return None
     return Found.of_all("numerics", seen.statistic, seen.rows)
 

@@ -26,6 +26,8 @@ KINDS = {
 }
 """Kind of a cause → what is said of it."""
 UNTOLD = "cannot tell"
+GONE = {"frozen_sync": "sync_stopped"}
+"""Cause of older results → the cause that is issued in its place."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ def page(cause: str) -> Page:
     """
     known = pages()
     name = cause.strip().lower().replace("-", "_")
+    if name in GONE:
+        raise UsageError(f"{name} is issued no more", f"`--explain {GONE[name]}`, which is in its place")
     if name not in known:
         hint = did_you_mean(name, list(known)) or _mentioned(cause.strip().lower())
         every = "`offpol-diag doctor --explain list` lists all"

@@ -951,6 +951,11 @@ FADES = 1.6
 """Least factor of |Δ|/(1 − π_rollout), of uncertain tokens, by which the effect of another prompt fades."""
 
 
+FADED = 0.2
+"""Most mean |Δ| from `LATE` on where all responses follow another prompt, nats: at most 0.12 in the rollouts
+of `benchmarks/doctor`, and 0.29 where an adapter counts twice and moves the first tokens most."""
+
+
 def contexts(rows: Rows) -> Found | None:
     """Find responses scored after another prompt: a mismatch that is large at first and smaller later."""
     long = rows.lengths >= LATE + 8
@@ -983,6 +988,8 @@ def contexts(rows: Rows) -> Found | None:
         rows.scaled[some & first].mean() > FADES * rows.scaled[some & later].mean()
     ):
         return None  # later tokens are more certain, and differ as much as that leaves room for
+    if not part and late[falling].mean() > FADED:
+        return None
     sequences = falling if part else np.ones(rows.sequences, bool)
     statistic = (
         f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens differ "

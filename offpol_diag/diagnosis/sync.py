@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offpol_diag.diagnosis.drift import Drift, Part, enough, measure, numbers, uncertain
-from offpol_diag.diagnosis.rows import Flags, Floats, Rows, estimate
+from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
 
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
@@ -47,17 +47,18 @@ AGAINST = -0.45
 FELL, STOOD = 0.6, 0.8
 """Least share of the steps since its weights last changed that an engine is behind; and where these are all
 steps of a dump, which also begins with a constant lag that is not written down."""
+MOST_LAG = 8
+"""Steps that no engine is behind where the dump writes 0."""
+CAUGHT = 1.2
+"""Standard errors by which an engine that catches up carries more of the trainer's movement at last."""
 FOLLOWS = 0.6
 """Share of the trainer's movement from which the engine follows it."""
-NOT_BEHIND, BEHIND, AHEAD = 0.7, 0.25, -0.8
+NOT_BEHIND, BEHIND, AHEAD = 0.7, 0.25, -1.1
 """Steps behind that quantised weights reach; from which a step is behind; and from which it is ahead."""
 ERRORS = 4.0
 """Standard errors that a step must be away from these."""
-PLACES, DECAYED = ((0, 3), (7, 15), (31, 1 << 40)), 1.25
+PLACES, DECAYED = ((0, 3), (7, 15), (31, 1 << 40)), 1.1
 """Positions between which the mismatch of old keys decays, and by which factor at least."""
-DECAYS, LEFT = 0.5, 0.05
-"""Most that is left at the second of them of the steps behind at the first; and least at the third, where
-weights that changed within the first tokens leave nothing."""
 
 
 class Course(NamedTuple):
@@ -126,11 +127,6 @@ def at_lag_0(rows: Rows) -> Rows:
     return rows.only(numbers(rows.column("policy_lag")) == 0)
 
 
-def after(rows: Rows, step: float) -> Rows:
-    """Return the rows from a step on."""
-    return rows.only(numbers(rows.column("step")) >= step)
-
-
 # ---------------------------------------------------------------- the causes
 
 
@@ -163,7 +159,7 @@ def stopped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> F
     if drift is None:
         return None
     since, high = "at any step of this dump", split(seen)
-    clear = _stands_still(rows, drift)
+    clear = _stands_still(drift)
     if high is not None and not high[0] and high[int(np.argmax(high)) :].all():
         first = int(np.argmax(high))
         since = f"since step {seen.steps[first]:g}"
@@ -173,26 +169,37 @@ def stopped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> F
     return Found.of_all("sync_stopped", _said(seen, drift), rows, fields={"since": since})
 
 
-def _stands_still(rows: Rows, drift: Drift) -> bool:
+def _stands_still(drift: Drift) -> bool:
     """Return whether the engine never moves, and is behind at last by about all steps since the first."""
-    last = np.arange(len(drift.steps)) >= len(drift.steps) * 2 // 3
+    count = len(drift.steps)
+    last = np.arange(count) >= count * 2 // 3
     passed = drift.steps[last].mean() - drift.steps[0]
-    still = drift.carried.value + 2 * drift.carried.error < STILL and len(drift.steps) >= FEWEST_BEHIND
-    fell = drift.behind[last].mean() >= STOOD * passed and _late(drift, last, FELL * passed)
-    return bool(still and fell and _ends_behind(drift) and not _catches_up(rows, drift))
+    still = drift.carried.value + 2 * drift.carried.error < STILL and count >= FEWEST_BEHIND
+    fell = drift.behind[last].mean() >= max(STOOD * passed, MOST_LAG) and _late(drift, last, FELL * passed)
+    return bool(still and fell and _ends_behind(drift)) and not moves(drift, count // 2)
 
 
-def _catches_up(rows: Rows, drift: Drift) -> bool | None:
-    """Return whether the engine carries more of the movement in the later half than in all steps, or None.
+def moves(drift: Drift, first: int) -> bool:
+    """Return whether the engine moves with the trainer from a step on, and further than over all steps.
+
+    One with a constant lag does. Very unlikely tokens are cut, so that one that stands still seems to move
+    by up to a third, at first as at last.
+    """
+    steps = np.arange(len(drift.steps))
+    late, whole = drift.carries(steps >= first), drift.carries(steps >= 0)
+    further = late.value > whole.value + CAUGHT * np.hypot(late.error, whole.error)
+    return bool((late.low > 0 and further) or late.value > FOLLOWS)
+
+
+def _catches_up(drift: Drift) -> bool:
+    """Return whether the engine carries more of the movement in the last half or third than in all steps.
 
     Where the learning rate rises, or a dump begins with the run, an engine a few steps behind moves little at
-    first. One that stands still, or has half of an adapter, goes on as it began.
+    first. One that has half of an adapter goes on as it began.
     """
-    measured = measure(after(rows, float(np.median(drift.steps))))
-    if measured is None:
-        return None
-    late = measured.carried
-    return bool(late.value > max(drift.carried.value + late.error, 2 * late.error))
+    count, whole = len(drift.steps), drift.carried
+    late = [drift.carries(np.arange(count) >= count - count // part) for part in (2, 3)]
+    return any(one.value > whole.value + CAUGHT * np.hypot(one.error, whole.error) for one in late)
 
 
 def _falls_behind(drift: Drift, first: int) -> bool:
@@ -202,7 +209,7 @@ def _falls_behind(drift: Drift, first: int) -> bool:
     further = (np.diff(later) > -drift.errors[first + 1 :]).mean() >= 0.75 and later[-1] > GROWN * later[0]
     third = max(1, len(later) // 3)
     passed = drift.steps[-third:].mean() - drift.steps[first - 1]
-    further = further and later[-third:].mean() >= FELL * passed
+    further = further and later[-third:].mean() >= FELL * passed and not moves(drift, first)
     return bool((np.abs(before) < BEHIND).all() and late.mean() >= 0.9 and further and _ends_behind(drift))
 
 
@@ -270,7 +277,7 @@ def jumped(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Fo
     level = seen.level[first:]
     low = seen.level - ERRORS * seen.error
     least = DAMAGED if plain else UNQUANTISED
-    on_time = np.abs(drift.behind[first:]) - 2 * drift.errors[first:] < NOT_BEHIND
+    on_time = drift.behind[first:] - 2 * drift.errors[first:] < NOT_BEHIND
     if len(level) < 3 or growth(level) >= GROWN or low[first:].min() < least * 0.8 or level.mean() < least:
         return None
     follows = drift.carried.value - 2 * drift.carried.error > FOLLOWS
@@ -290,7 +297,7 @@ def partly(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") -> Fo
     part = PART[0] < drift.carried.low and drift.carried.high < PART[1]
     slow = part and _ends_behind(drift) and bool((np.diff(drift.behind) > -drift.errors[1:]).mean() >= 0.75)
     slow = slow and bool((drift.behind[len(drift.steps) // 2 :] > BEHIND).all())
-    slow = slow and len(drift.steps) >= FEWEST_BEHIND and _catches_up(rows, drift) is False
+    slow = slow and len(drift.steps) >= FEWEST_BEHIND and not _catches_up(drift)
     early = slice(
         1, 1 + len(drift.steps) // 2
     )  # later, an engine far ahead samples what the trainer hardly does
@@ -311,27 +318,21 @@ def stale_cache(rows: Rows, seen: Course, drift: Drift | None, plain: str = "") 
 
     Keys and values of the prompt that an older version left in the prefix cache weigh most where there is
     little else to attend to, and a little to the end. Weights that change during a response are behind alike
-    up to a change, and after the last one not at all.
+    up to a change, and after the last one not at all; what is left of them after 30 tokens is at most the
+    third power of what is left after 10, if they change as often at any token.
     """
     if drift is None or rows.versions is not None:
         return None
-    some = uncertain(rows)
-    at = [(rows.position >= a) & (rows.position < b) for a, b in PLACES]
-    levels = [estimate(rows, rows.scaled, some & one) for one in at]
-    first, later, last = levels
-    steep = first.value - 3 * first.error > 2 * last.value and all(
-        a.value - 2 * a.error > DECAYED * b.value for a, b in pairwise(levels)
-    )
-    early, middle, late = map(drift.among, at)
-    older = early.value > BEHIND and early.value - 3 * early.error > 1.5 * max(late.value, 0.0)
-    older = (
-        older and middle.value <= DECAYS * early.value and late.value - 2 * late.error > LEFT * early.value
-    )
-    if not steep or not older or not later.value > 0 or drift.carried.low < PART[1]:
+    levels, behind = fading(rows), [drift.among(one) for one in places(rows)]
+    early, middle, late = behind
+    left = late.value - 2 * late.error
+    older = early.low > max(1.5 * late.value, 0.0) and early.value > BEHIND
+    share = middle.value / early.value if older else 0.0
+    older = older and share > 0 and left > share**3 * early.value  # PLACES are 0, about 10 and at least 30
+    if not levels or not older or drift.carried.low < PART[1]:
         return None
-    said = ", ".join(f"from {a}: {x.value:.2g}" for (a, _), x in zip(PLACES, levels, strict=True))
     statistic = (
-        f"|Δ|/(1 − q) by position, {said}; by the drift of {drift.kinds} token ids the engine is "
+        f"|Δ|/(1 − q) by position, {placed(levels)}; by the drift of {drift.kinds} token ids the engine is "
         f"{early.value:.1f} ± {early.error:.1g} steps behind at the first {PLACES[0][1]} tokens and "
         f"{late.value:.1f} ± {late.error:.1g} from {PLACES[2][0]} on"
     )
@@ -345,13 +346,33 @@ def behind(rows: Rows) -> Found | None:
     behind. One that stands still is behind by about all steps since the first.
     """
     drift = measure(rows) if rows.tokens else None
-    if drift is None or not _stands_still(rows, drift):
+    if drift is None or not _stands_still(drift):
         return None
     last = drift.steps > np.quantile(drift.steps, 2 / 3)
     if not _late(drift, last, 2 * float(np.nanmean(numbers(rows.column("policy_lag"))))):
         return None
     fields = {"since": "at any step of this dump"}
     return Found.of_all("sync_stopped", _said(course(rows), drift), rows, fields=fields)
+
+
+def places(rows: Rows) -> list[Flags]:
+    """Flag the uncertain tokens at each of `PLACES` in responses that reach the last."""
+    some = uncertain(rows) & (rows.lengths > PLACES[-1][0])[rows.owner]
+    return [some & (rows.position >= a) & (rows.position < b) for a, b in PLACES]
+
+
+def fading(rows: Rows) -> list[Estimate]:
+    """Return the levels of the mismatch at `PLACES` if it decays along a response, else nothing."""
+    levels = [estimate(rows, rows.scaled, at) for at in places(rows)]
+    first, _, last = levels
+    steep = first.value - 2 * first.error > 2 * last.value
+    falls = all(a.value - 2 * a.error > DECAYED * b.value for a, b in pairwise(levels))
+    return levels if steep and falls else []
+
+
+def placed(levels: list[Estimate]) -> str:
+    """Return the levels at `PLACES` in words."""
+    return ", ".join(f"from {a}: {x.value:.2g}" for (a, _), x in zip(PLACES, levels, strict=True))
 
 
 def replica(rows: Rows, own: Flags) -> tuple[Drift, Part] | None:

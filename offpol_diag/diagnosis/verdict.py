@@ -489,12 +489,12 @@ def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagno
     """Return that the dump cannot tell, with the causes that fit; `tested`: E[r] = 1 could be tested."""
     found = candidates.fitting(seen)
     measurement = candidates.deciding(seen, found)
-    if any(one.id in candidates.OF_WEIGHTS for one in found):
-        known["undecidable"] += [
-            f"{question}: needs the column{s} {names}"
-            for question, s, names in _LACKING
-            if any(None in seen.rows.column(name) for name in names.split(" and "))
-        ]
+    fitting = {one.id for one in found}
+    known["undecidable"] += [
+        f"{question}: needs the column{s} {names}"
+        for question, s, names, decides in _LACKING
+        if decides & fitting and not all(_recorded(seen.rows, name) for name in names.split(" and "))
+    ]
     lined_up = "the columns line up" + (" and the sampling is the logged one" if tested else "")
     fit = f"{NUMBERS[len(found)]} cause{' fits' if len(found) == 1 else 's fit'}"
     return Diagnosis(
@@ -509,11 +509,28 @@ def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagno
     )
 
 
+def _recorded(rows: Rows, column: str) -> bool:
+    """Return whether a dump has a column; of machines, under any name."""
+    if column == "weight_versions":
+        return rows.versions is not None
+    if column == "host":
+        return any(MACHINES.search(name.lower()) for name in rows.scalars)
+    return None not in rows.column(column)
+
+
+_ARRIVING = candidates.OF_WEIGHTS - {"stale"}
 _LACKING = (
-    ("whether the engine has the trainer's weights", "s", " and ".join(sync.DIGESTS)),
-    ("how far the engine is behind, by the drift of token ids", "", "step"),
+    ("whether the engine has the trainer's weights", "s", " and ".join(sync.DIGESTS), candidates.OF_WEIGHTS),
+    ("how far the engine is behind, by the drift of token ids", "", "step", candidates.OF_WEIGHTS),
+    ("whether one machine alone has other weights", "", "host", _ARRIVING),
+    (
+        "whether weights changed within a response",
+        "",
+        "weight_versions",
+        frozenset({"stale_prefix_cache", "stale"}),
+    ),
 )
-"""Questions about weights of a dump that cannot tell, and the columns that decide them."""
+"""Questions that a dump cannot tell, the columns that decide them, and the candidates they decide between."""
 NUMBERS = ("no", "one", "two", "three", "four")
 
 

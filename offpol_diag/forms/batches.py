@@ -13,7 +13,7 @@ import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
-from offpol_diag.forms.form import Array, Row
+from offpol_diag.forms.form import Array, Row, named, step_in
 from offpol_diag.forms.pickles import DTYPES, Record, load, load_bytes, plain, typed
 from offpol_diag.readers import columns as role
 from offpol_diag.versions import UNKNOWN
@@ -101,7 +101,7 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         if isinstance(tokens, np.ndarray) and tokens.ndim == 2 and tokens.shape[1] >= masks.shape[1]:
             arrays["sequences"] = tokens[:, tokens.shape[1] - masks.shape[1] :]
         _summed(arrays, "rewards")
-        step, groups = _step(path.name, "global_step_"), _groups(state.get("metadata"), len(masks))
+        step, groups = step_in(path.name, r"global_step_(\d+)_"), _groups(state.get("metadata"), len(masks))
         for i, (where, record) in enumerate(generic.sequences(arrays, path)):
             row = generic.by_names(record, where, SKYRL, columns)
             rollout, old, mask = (row.tokens.get(name) for name in (role.ROLLOUT, role.OLD, role.MASK))
@@ -109,14 +109,8 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
                 whole = len(rollout) == len(old) == len(mask) > 0
                 if whole and mask[-1] and not rollout[-1] and old[-1] < APPENDED:
                     row.tokens[role.MASK] = np.append(mask[:-1], np.zeros(1, mask.dtype))
-            row.scalars |= _named(step, str(i)) | ({role.GROUP: groups[i]} if i in groups else {})
+            row.scalars |= named(step, i) | ({role.GROUP: groups[i]} if i in groups else {})
             yield row
-
-
-def _step(name: str, before: str) -> int | None:
-    """Return the number after a word in a file's name."""
-    digits = name.partition(before)[2].split("_")[0]
-    return int(digits) if digits.isdecimal() and len(digits) < 18 else None
 
 
 def _groups(metadata: object, count: int) -> dict[int, int]:
@@ -127,11 +121,6 @@ def _groups(metadata: object, count: int) -> dict[int, int]:
         if isinstance(pair, tuple | list) and len(pair) == 2 and all(type(at) is int for at in pair):
             found |= dict.fromkeys(range(max(0, pair[0]), min(count, pair[1])), group)
     return found
-
-
-def _named(step: int | None, within: str) -> dict[str, Any]:
-    """Return the step, and an id of the sequence."""
-    return {role.SEQUENCE: within} if step is None else {role.STEP: step, role.SEQUENCE: f"{step}/{within}"}
 
 
 # ---------------------------------------------------------------- verl
@@ -172,7 +161,7 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         uids, *ends = (plain(others.get(name)) if isinstance(others, dict) else None for name in names)
         for i, (where, record) in enumerate(generic.sequences(arrays, path)):
             row = generic.by_names(record, where, VERL, columns, used=("attention_mask", *SCORES))
-            row.scalars |= _named(step, str(i))
+            row.scalars |= named(step, i)
             uid = _element(uids, i)
             if isinstance(uid, str):
                 row.scalars[role.GROUP] = str(uid)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms.files import Head
+from offpol_diag.readers.columns import SEQUENCE, STEP
 from offpol_diag.writer import PROMPT_IDS
 
 Array = npt.NDArray[Any]
@@ -79,6 +80,18 @@ def prompt_ids(tokens: object) -> dict[str, Any]:
     with np.errstate(invalid="ignore"):
         whole = found.ndim == 1 and found.dtype.kind in "fiu" and (found == found.astype(np.int32)).all()
     return {PROMPT_IDS: found.astype(np.int32)} if whole else {}
+
+
+def step_in(name: str, pattern: str) -> int | None:
+    """Return the training step that a pattern finds in the name of a file, if it is a whole number there."""
+    found = re.search(pattern, name)
+    return int(found[1]) if found and len(found[1]) < 18 else None
+
+
+def named(step: int | None, *within: object) -> dict[str, Any]:
+    """Return the step, and an id of the sequence made of it and of the place within the step."""
+    name = "/".join(str(part) for part in (step, *within) if part is not None)
+    return ({SEQUENCE: name} if name else {}) | ({} if step is None else {STEP: step})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
-from offpol_diag.forms.form import Array, Row, numbers, prompt_ids
+from offpol_diag.forms.form import Array, Row, named, numbers, prompt_ids, step_in
 from offpol_diag.forms.generic import Record, record_of
 from offpol_diag.forms.pickles import load, plain
 from offpol_diag.readers import columns as role
@@ -78,7 +78,7 @@ def slime_rollout(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
             row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
             if record.get("remove_sample") is True:
                 row.tokens[role.MASK] = np.zeros_like(row.tokens[role.MASK])
-            row.scalars |= _named(rollout, _integer(record.get("index"), i))
+            row.scalars |= named(rollout, _integer(record.get("index"), i))
             _tell(row, record, columns)
             yield row
 
@@ -121,7 +121,7 @@ def _completed(
     row = generic.by_names(record, where, SLIME, columns, used=OF_A_SAMPLE)
     if role.TOKEN_IDS in row.tokens:
         row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_lengths"))
-    row.scalars |= _named(rollout, index)
+    row.scalars |= named(rollout, index)
     other = sampled.get(index, {})
     if type(other.get("reward")) in (int, float):
         row.scalars[role.REWARDS] = other["reward"]
@@ -140,11 +140,6 @@ def _response(row: Row, length: object) -> Any:
         what = f"{row.where}: the response has no length, or one that exceeds the {len(tokens)} tokens"
         raise DumpError(what, "slime writes it; was the file changed?")
     return tokens[len(tokens) - length :]
-
-
-def _named(rollout: int, index: int) -> dict[str, Any]:
-    """Return the step, and an id of the sequence."""
-    return {role.STEP: rollout, role.SEQUENCE: f"{rollout}/{index}"}
 
 
 def _tell(row: Row, record: Record, columns: Mapping[str, str]) -> None:
@@ -345,8 +340,8 @@ def miles_columns(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
         row = generic.by_names(record, where, names, columns, used=OF_A_SAMPLE)
         row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_length"))
         row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
-        found = re.search(r"rollout_(\d+)\.parquet", where)
-        row.scalars |= _named(int(found[1]) if found else 0, _integer(record.get("sample_index")))
+        step = step_in(where, r"rollout_(\d+)\.parquet") or 0
+        row.scalars |= named(step, _integer(record.get("sample_index")))
         yield row
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,14 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.files import Head, records, undamaged
-from offpol_diag.forms.form import Array, Row, prompt_ids
+from offpol_diag.forms.form import Array, Row, named, prompt_ids, step_in
 from offpol_diag.readers import columns as role
 
 
-def _named(values: object) -> str:
+def _short(values: object) -> str:
     """Return a short name that is the same for the same prompt."""
     data = values.tobytes() if isinstance(values, np.ndarray) else repr(values).encode()
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def _step(path: str, pattern: str) -> int | None:
-    """Return the number that a pattern finds in the name of a file."""
-    found = re.search(pattern, path)
-    return int(found[1]) if found else None
 
 
 # ---------------------------------------------------------------- NeMo-RL
@@ -72,15 +65,9 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             row.tokens[role.MASK] = _sampled(row.tokens[role.ROLLOUT], row.tokens.get(role.OLD))
         row.tokens.get(role.MASK, np.zeros(1))[:1] = 0
         _without_placeholder(row, role.OLD)
-        step = _step(where, r"train_data_step(\d+)\.jsonl")
-        row.scalars |= _id(step, one.get("idx")) | _prompt(row)
+        step = step_in(where, r"train_data_step(\d+)\.jsonl")
+        row.scalars |= named(step, one.get("idx")) | _prompt(row)
         yield row
-
-
-def _id(step: int | None, *within: object) -> dict[str, object]:
-    """Return the step, and an id made of it and of the place within the step."""
-    name = "/".join(str(part) for part in (step, *within) if part is not None)
-    return ({role.SEQUENCE: name} if name else {}) | ({} if step is None else {role.STEP: step})
 
 
 def _prompt(row: Row) -> dict[str, Any]:
@@ -89,8 +76,8 @@ def _prompt(row: Row) -> dict[str, Any]:
         return {}
     prompt = row.tokens[role.TOKEN_IDS][: int(row.tokens[role.MASK].argmax())]
     with np.errstate(invalid="ignore"):  # an id beyond 64 bits names a group as well
-        named = {role.GROUP: _named(prompt.astype(np.int64)), role.PROMPT_LENGTH: len(prompt)}
-        return named | prompt_ids(prompt)
+        found = {role.GROUP: _short(prompt.astype(np.int64)), role.PROMPT_LENGTH: len(prompt)}
+        return found | prompt_ids(prompt)
 
 
 def _sampled(rollout: Array, train: Array | None) -> Array:
@@ -172,7 +159,7 @@ def roll(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         _without_placeholder(row, role.OLD)
         row.scalars |= {role.SEQUENCE: count}
         if record.get("prompt") is not None:
-            row.scalars |= {role.GROUP: _named(record["prompt"])}
+            row.scalars |= {role.GROUP: _short(record["prompt"])}
         yield row
 
 
@@ -220,7 +207,7 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         if uid is not None:  # {uid}_{session}_{index}
             row.scalars |= {role.SEQUENCE: uid, role.GROUP: str(uid).rsplit("_", 2)[0]}
         elif record.get("input") is not None:
-            row.scalars |= {role.GROUP: _named(record["input"])}
+            row.scalars |= {role.GROUP: _short(record["input"])}
         yield row
 
 
@@ -245,7 +232,7 @@ def _completions(each: Iterator[tuple[str, dict[str, Any]]], columns: Mapping[st
             record["step"] = int(record["step"])
         row = generic.row_of(record, where, columns, TEXTS, ("prompt",))
         if record.get("prompt") is not None:
-            row.scalars.setdefault(role.GROUP, _named(record["prompt"]))
+            row.scalars.setdefault(role.GROUP, _short(record["prompt"]))
         yield row
 
 

@@ -7,7 +7,7 @@
     TOLERANCE  = SHARE "%" | AMOUNT | SHARE "%" "+" AMOUNT
     STEPS      = FIRST ".." LAST | FIRST ".." | ".." LAST | STEP
 
-Options and the file fill the same models, which are the form of the file (`Gates`).
+Options are written as a table of the file (`Gates`), so that one set of models checks both.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -31,17 +30,17 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from offpol_diag.errors import GateFileError, OffpolError, UsageError, did_you_mean
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.result import DiagnosisVerdict
+from offpol_diag.result.facts import sound
 from offpol_diag.trainers.ours import ours
 from offpol_diag.wholefiles import MOST_TOML, toml
 from offpol_diag.wholefiles import read as read_whole
 
-T = TypeVar("T")
 Kind = Literal["max", "min"]
 Level = Literal["error", "warn"]
 Judge = Literal["interval", "point"]
@@ -55,21 +54,6 @@ GAPS = ("drift2", "total")
 """Prefixes of the metrics of the other two policy gaps; any other prefix is a preset."""
 
 # ---------------------------------------------------------------- quantifiers
-
-
-@dataclass(frozen=True)
-class Quantifier:
-    """How the numbers of the training steps are judged: each of them, or one made of them.
-
-    Attributes:
-        pick: values of the steps → the index of the one that is judged.
-        pool: values of the steps → one value of them all; without `pick` and `pool` each is judged.
-        needs_all: whether every step of the dump must be in the result.
-    """
-
-    pick: Callable[[Sequence[float]], int] | None = None
-    pool: Callable[[Sequence[float]], float] | None = None
-    needs_all: bool = True
 
 
 def mean(values: Sequence[float]) -> float:
@@ -86,41 +70,37 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 EVERY = "step"
-QUANTIFIERS: Mapping[str, Quantifier] = {
-    EVERY: Quantifier(),
-    "first": Quantifier(pick=lambda values: 0, needs_all=False),
-    "last": Quantifier(pick=lambda values: len(values) - 1, needs_all=False),
-    "min": Quantifier(pick=lambda values: values.index(min(values))),
-    "max": Quantifier(pick=lambda values: values.index(max(values))),
-    "mean": Quantifier(pool=mean),
-    "median": Quantifier(pool=partial(quantile, share=0.5)),
+"""The quantifier by which each step is judged."""
+PICKED: Mapping[str, Callable[[Sequence[float]], int]] = {
+    "first": lambda values: 0,
+    "last": lambda values: len(values) - 1,
+    "min": lambda values: values.index(min(values)),
+    "max": lambda values: values.index(max(values)),
 }
+"""Quantifier → values of the steps → the index of the one that is judged."""
+POOLED: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": mean,
+    "median": partial(quantile, share=0.5),
+}
+"""Quantifier → values of the steps → one value of them all; percentiles are such as well."""
+QUANTIFIERS = (EVERY, *PICKED, *POOLED)
 PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 GRAMMAR = f"a quantifier is {', '.join(QUANTIFIERS)} or pNN (p90: the 90th percentile over steps)"
 
 
-def quantifier(word: str) -> Quantifier | None:
-    """Return a row of the table, or the quantifier of a percentile (`p90`)."""
+def pooled(word: str) -> Callable[[Sequence[float]], float] | None:
+    """Return what makes one value of those of the steps: a mean, median or percentile (`p90`)."""
     found = PERCENTILE.fullmatch(word)
     share = float(found[1]) / 100 if found else 0.0
-    return Quantifier(pool=partial(quantile, share=share)) if share else QUANTIFIERS.get(word)
+    return partial(quantile, share=share) if share else POOLED.get(word)
 
 
-# ---------------------------------------------------------------- names, steps, tolerances, diagnoses
+# ---------------------------------------------------------------- names, steps, tolerances
 
 
 def joined(*parts: str | None) -> str:
     """Join the non-empty parts of a reason."""
     return "; ".join(part for part in parts if part)
-
-
-@contextmanager
-def prefixed(place: str, hint: str = "") -> Iterator[None]:
-    """Put the place of a mistake before its message, and a hint beside it where it has none."""
-    try:
-        yield
-    except OffpolError as error:
-        raise UsageError(f"{place}{error.message}", error.hint or hint) from error
 
 
 @dataclass(frozen=True)
@@ -145,11 +125,11 @@ def name(text: str) -> Name:
     """Parse `k3`, `seq_mis.ess_tokens`, `p90:k3`, or a name that a trainer logs (`rollout_corr/kl`)."""
     over, colon, number = (part.strip() for part in text.rpartition(":"))
     if not number or "=" in text:
-        raise UsageError(f'"{text}" names no number', "a name is k3, seq_mis.ess_tokens or median:k3")
-    if colon and quantifier(over) is None:
+        raise ValueError(f'"{text}" names no number; a name is k3, seq_mis.ess_tokens or median:k3')
+    if colon and over not in QUANTIFIERS and not pooled(over):
         ends = {"p0": "say min", "p100": "say max"}.get(re.sub(r"\.0*$", "", over))
         hint = ends or did_you_mean(over, list(QUANTIFIERS)) or GRAMMAR
-        raise UsageError(f'"{text}": "{over}" is no quantifier', hint)
+        raise ValueError(f'"{text}": "{over}" is no quantifier; {hint}')
     found = ours(number)
     return Name(found, over, number if found != number else "")
 
@@ -159,7 +139,7 @@ def comparable(text: str) -> Name:
     found = name(text)
     if found.over == EVERY:
         hint = f"compare max:{found.number} or median:{found.number}"
-        raise UsageError(f'"{text}": two runs have different steps', hint)
+        raise ValueError(f'"{text}": two runs have different steps; {hint}')
     return found
 
 
@@ -193,11 +173,11 @@ def span(text: str) -> Span:
     """Parse `100..200`, `100..`, `..99` or `7`."""
     found = SPAN.fullmatch(text.strip())
     if not found or text.strip() == "..":
-        raise UsageError(f'"{text}" is no span of steps', 'write "100..200", "100..", "..99" or "7"')
+        raise ValueError(f'"{text}" is no span of steps; write "100..200", "100..", "..99" or "7"')
     low, high, one = found.groups()
     made = Span(float(one or low or -math.inf), float(one or high or math.inf))
     if made.last < made.first:
-        raise UsageError(f'"{text}" ends before it begins', f'write "{high}..{low}"')
+        raise ValueError(f'"{text}" ends before it begins; write "{high}..{low}"')
     return made
 
 
@@ -219,46 +199,34 @@ class Tolerance(NamedTuple):
 def tolerance(text: str) -> Tolerance:
     """Parse `10%`, `0.001` or `10% + 0.001`."""
     parts = [part.strip() for part in re.split(r"(?<![eE])\+", text)]
-    shares = [_finite(part[:-1]) for part in parts if part.endswith("%")]
-    amounts = [_finite(part) for part in parts if not part.endswith("%")]
-    if len(shares) > 1 or len(amounts) > 1 or min(-1.0 if x is None else x for x in shares + amounts) < 0:
-        example = 'write "10%" (of the baseline), "0.001" (in its unit) or "10% + 0.001"'
-        raise UsageError(f'"{text}" is no tolerance', example)
-    return Tolerance(sum(x or 0.0 for x in shares) / 100, sum(x or 0.0 for x in amounts))
+    shares, amounts = (
+        [_number(part.removesuffix("%")) for part in parts if part.endswith("%") is share]
+        for share in (True, False)
+    )
+    if len(shares) > 1 or len(amounts) > 1 or not all(0 <= x < math.inf for x in shares + amounts):
+        example = '"10%" (of the baseline), "0.001" (in its unit) or "10% + 0.001"'
+        raise ValueError(f'"{text}" is no tolerance; write {example}')
+    return Tolerance(sum(shares) / 100, sum(amounts))
 
 
-def diagnosed(text: str) -> DiagnosisVerdict:
-    """Parse `bug`, `cannot_tell` or `honest_mismatch`; case and `-` for `_` do not matter."""
-    plain, names = text.strip().lower().replace("-", "_"), [str(one) for one in ORDER[:0:-1]]
-    for verdict in ORDER[1:]:
-        if plain == verdict:
-            return verdict
-    near = did_you_mean(plain, names) or f"it is {', '.join(names[:-1])} or {names[-1]}"
-    raise UsageError(f'"{text}" is no diagnosis to fail on', near)
-
-
-def _finite(text: str) -> float | None:
+def _number(text: str) -> float:
+    """Return a text as a number; NaN if it is none."""
     try:
-        return value if math.isfinite(value := float(text)) else None
+        return float(text)
     except ValueError:
-        return None
+        return math.nan
 
 
 # ---------------------------------------------------------------- the models
 
 
-def _parsed(parse: Callable[[str], T], kinds: tuple[type, ...], rule: str) -> PlainValidator:
-    """Return a validator that parses values of the given types from their text, and keeps parsed ones."""
+def _parsed(parse: Callable[[str], object], kinds: tuple[type, ...], rule: str) -> PlainValidator:
+    """Return a validator that parses values of some types from their text."""
 
     def validate(value: object) -> object:
-        if isinstance(value, Name | Span | Tolerance):
-            return value
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise ValueError(rule)
-        try:
-            return parse(str(value))
-        except OffpolError as error:
-            raise ValueError(joined(error.message, error.hint)) from error
+        return parse(str(value))
 
     return PlainValidator(validate)
 
@@ -269,12 +237,12 @@ A_SPAN = 'it must be a step (7) or a span of steps ("100..200", "100..", "..99")
 Steps = Annotated[Span, _parsed(span, (int, str), A_SPAN)]
 AN_AMOUNT = 'it must be an amount (0.001) or a share ("10%")'
 Tolerated = Annotated[Tolerance, _parsed(tolerance, (int, float, str), AN_AMOUNT)]
-FailsOn = Annotated[DiagnosisVerdict, _parsed(diagnosed, (str,), "it must be a diagnosis (bug)")]
+FailsOn = Annotated[
+    Literal["honest_mismatch", "cannot_tell", "bug"],
+    BeforeValidator(lambda one: one.strip().lower().replace("-", "_") if isinstance(one, str) else one),
+]
 Text = Annotated[str, Field(min_length=1)]
 Note = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
-
-Mistake = tuple[tuple[int | str, ...], str]
-"""The path of a mistake within its table, and its message."""
 
 
 class Table(BaseModel):
@@ -294,16 +262,6 @@ class Table(BaseModel):
         made = self.model_copy(update={key: x for key, x in of.items() if key not in self.model_fields_set})
         made._source = source
         return made
-
-    def mistakes(self) -> Iterator[Mistake]:
-        """Yield mistakes that checking the type of each value cannot find."""
-        yield from ()
-
-    @model_validator(mode="after")
-    def _sound(self) -> Self:
-        if found := list(self.mistakes()):
-            raise PydanticCustomError("mistakes", "mistakes", {"mistakes": found})
-        return self
 
 
 class Defaults(Table):
@@ -340,19 +298,21 @@ class Bound(Table):
         found = tuple(replace(name(f"{preset}.{given}"), over=self.name.over) for preset in self.presets)
         return found or (self.name,)
 
-    def mistakes(self) -> Iterator[Mistake]:
-        """Yield contradictions."""
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        """Refuse contradictions."""
         if self.max is None and self.min is None:
-            yield (), "it has no limit: give max, min or both"
+            raise ValueError("it has no limit: give max, min or both")
         if self.max is not None and self.min is not None and self.min > self.max:
-            yield ("min",), "it is above max: no number can satisfy both"
+            raise ValueError("min is above max: no number can satisfy both")
         if self.steps != ALL_STEPS and not self.name.over:
             instead = f"write {EVERY}:{self.name} or median:{self.name}"
-            yield ("steps",), f"{self.name} is a number of the whole dump; {instead}"
+            raise ValueError(f"steps: {self.name} is a number of the whole dump; {instead}")
         if self.presets and "." in self.name.number:
-            yield ("presets",), f"the name has a preset already: {self.name.number}"
-        elif odd := [preset for preset in self.presets if set(preset) & set(":=")]:
-            yield ("presets",), f'"{odd[0]}" is no name of a preset'
+            raise ValueError(f"presets: the name has a preset already: {self.name.number}")
+        if odd := [preset for preset in self.presets if set(preset) & set(":=")]:
+            raise ValueError(f'presets: "{odd[0]}" is no name of a preset')
+        return self
 
 
 class Baseline(Table):
@@ -382,21 +342,11 @@ class Gates(Table):
 
     defaults: Defaults = Defaults()
     diagnosis: Annotated[
-        list[FailOn], BeforeValidator(lambda given: [given] if isinstance(given, dict) else given)
+        list[FailOn], BeforeValidator(lambda given: given if isinstance(given, list) else [given])
     ] = []
     expect: Expected | None = None
     bound: list[Bound] = []
     baseline: Baseline | None = None
-
-    def mistakes(self) -> Iterator[Mistake]:
-        """Yield bounds that repeat an earlier one for the same number, side, level, presets and steps."""
-        seen: dict[object, int] = {}
-        for at, row in enumerate(self.bound):
-            level = row.filled("", self.defaults).level
-            for kind in KINDS:
-                key = (row.name, kind, level, tuple(row.presets), row.steps)
-                if getattr(row, kind) is not None and (first := seen.setdefault(key, at)) != at:
-                    yield ("bound", at, kind), f"[[bound]] {first + 1} has one already"
 
     @property
     def result(self) -> Path | None:
@@ -410,15 +360,18 @@ class Gates(Table):
         return tuple(dict.fromkeys(one.number for one in names if one.over))
 
     def presets(self, known: Catalogue) -> tuple[Preset, ...]:
-        """Return the presets to compute; the error on an unknown one says where it is used."""
+        """Return the presets to compute; the error on an unknown one says which table names it."""
         named = [(row.source, [one.preset(known) for one in row.names]) for row in self.bound]
         named.append(("", [one.preset(known) for one in self._compared]))
         named.append(("", self.baseline.presets if self.baseline else []))
         found: dict[str, Preset] = {}
         for source, presets in named:
-            with prefixed("" if not source or source.startswith("--") else f"{source}: "):
+            try:
                 if spec := ",".join(filter(None, presets)):
                     found |= {one.name: one for one in known.resolve(spec)}
+            except OffpolError as error:
+                place = f"{source}: " if "[[" in source else ""
+                raise UsageError(f"{place}{error.message}", error.hint) from error
         return tuple(found.values())
 
     @property
@@ -454,50 +407,75 @@ def required(
         GateFileError: the file has mistakes in it.
     """
     file = read(gates) if gates else Gates()
-    bounds = [*(bound("max", one) for one in max), *(bound("min", one) for one in min), *file.bound]
-    with prefixed("--fail-on "):
-        asked = [FailOn(fail_on=[diagnosed(one)]).filled("--fail-on", Defaults()) for one in fail_on]
-    against, own = file.baseline or Baseline(), dict(named_tolerance(one) for one in tolerance)
-    given = {
+    limits = [("--max", one) for one in max] + [("--min", one) for one in min]
+    pairs = [text.rpartition("=") for text in tolerance]
+    given: dict[str, Any] = {
         "result": str(baseline) if baseline else None,
-        "tolerance": own.get(None),
-        "tolerances": against.tolerances | {name: one for name, one in own.items() if name},
-        "only": [comparable(one) for one in only],
+        "tolerance": next((text for _, equals, text in pairs[::-1] if not equals), None),
+        "tolerances": {name: text for name, equals, text in pairs if equals},
+        "only": list(only),
         "presets": list(presets),
         "judge": "point" if point else None,
     }
-    against = against.model_copy(update={key: value for key, value in given.items() if value})
+    given = {key: value for key, value in given.items() if value or value == ""}
+    table = {
+        "bound": [_limit(*one) for one in limits],
+        "diagnosis": [{"fail_on": [one]} for one in fail_on],
+        "baseline": given,
+    }
+    try:
+        own = Gates.model_validate(sound(table))
+    except ValidationError as error:
+        detail = error.errors()[0]
+        option = _option(detail["loc"], limits)
+        raise UsageError(f"{option}: {_rule(detail)}", f"write {USUAL[option.split()[0]]}") from error
+    against, asked = file.baseline or Baseline(), own.baseline or Baseline()
+    update = {key: getattr(asked, key) for key in given}
+    update["tolerances"] = against.tolerances | asked.tolerances
+    against = against.model_copy(update=update)
     if not against.result and (tolerance or only or file.baseline):
         raise UsageError("there is a tolerance and no baseline", "name it: --baseline RESULT.json")
-    expected = expect or file.expect
-    if not (bounds or asked or file.diagnosis or expected or against.result):
+    bounds = [one.filled(flag, Defaults()) for one, (flag, _) in zip(own.bound, limits, strict=True)]
+    diagnoses = [one.filled("--fail-on", Defaults()) for one in own.diagnosis]
+    found: dict[str, Any] = {
+        "bound": [*bounds, *file.bound],
+        "diagnosis": diagnoses + file.diagnosis,
+        "expect": expect or file.expect,
+        "baseline": against if against.result else None,
+    }
+    if not any(found.values()):
         raise UsageError("no bound is given", EXAMPLE)
     if point:
-        bounds = [one.model_copy(update={"judge": "point"}) for one in bounds]
-    found = {"bound": bounds, "diagnosis": asked + file.diagnosis, "expect": expected}
-    made = file.model_copy(update=found | {"baseline": against if against.result else None})
+        found["bound"] = [one.model_copy(update={"judge": "point"}) for one in found["bound"]]
+    made = file.model_copy(update=found)
     made._source = "--expect" if expect else file.source
     return made
 
 
-def bound(kind: Kind, text: str) -> Bound:
-    """Parse `k3=0.002` of --max or --min."""
-    said, equals, limit = (part.strip() for part in text.partition("="))
-    if not (said and equals and limit):
-        raise UsageError(f'--{kind} "{text}": a bound is NAME=NUMBER', f"write --{kind} k3=0.002")
-    with prefixed(f"--{kind} ", f"write --{kind} k3=0.002"):
-        found = name(said)
-    value = _finite(limit)
-    if value is None:
-        raise UsageError(f'--{kind} "{text}": "{limit}" is no finite number', f"write --{kind} {said}=0.002")
-    return Bound.model_validate({"name": found, kind: value}).filled(f"--{kind}", Defaults())
+USUAL = {
+    "--max": "--max k3=0.002",
+    "--min": "--min ess_tokens=0.5",
+    "--fail-on": "--fail-on bug",
+    "--tolerance": "--tolerance 10% or --tolerance k3=0.001",
+    "--only": "--only k3,median:k3",
+    "--presets": "--presets seq_mis",
+}
+"""Option → how it is written."""
 
 
-def named_tolerance(text: str) -> tuple[Name | None, Tolerance]:
-    """Parse `10%` (for all numbers) or `k3=5%` (for one)."""
-    before, equals, after = text.rpartition("=")
-    with prefixed(f'--tolerance "{text}": '):
-        return (comparable(before) if equals else None), tolerance(after)
+def _limit(flag: str, text: str) -> dict[str, Any]:
+    """Return `k3=0.002` of --max or --min as a table of the file; what is no number stays text."""
+    said, _, limit = (part.strip() for part in text.partition("="))
+    value = _number(limit)
+    return {"name": said, flag.removeprefix("--"): limit if math.isnan(value) else value}
+
+
+def _option(loc: Sequence[int | str], limits: Sequence[tuple[str, str]]) -> str:
+    """Return the option that a mistake is in: `--max "k3=abc"`."""
+    if loc[0] == "bound":
+        flag, text = limits[int(loc[1])]
+        return f'{flag} "{text}"'
+    return "--fail-on" if loc[0] == "diagnosis" else f"--{str(loc[1]).removesuffix('s')}"
 
 
 # ---------------------------------------------------------------- the file
@@ -511,21 +489,21 @@ def read(path: Path) -> Gates:
     Raises:
         GateFileError: it cannot be read, is not TOML, holds no bound, or has mistakes in it (all are listed).
     """
+    table: dict[str, Any] = {}
     try:
         table = toml(read_whole(path, MOST_TOML).decode("utf-8-sig"))
         found = Gates.model_validate(table)
-    except FileNotFoundError as error:
-        raise GateFileError(f"{path}: no such file", "give a gate file, see docs/ci.md") from error
     except OSError as error:
-        raise GateFileError(f"{path}: cannot be read ({error.strerror})", "give a gate file") from error
-    except UnicodeDecodeError as error:
-        raise GateFileError(f"{path}: not UTF-8 (byte {error.start})", FORM) from error
+        hint = "give a gate file, see docs/ci.md"
+        raise GateFileError(f"{path}: cannot be read ({error.strerror})", hint) from error
     except ValidationError as error:
-        lines = list(dict.fromkeys(f"{path}: {one}" for row in error.errors() for one in _told(row, table)))
+        lines = [f"{path}: {_place(one['loc'], table)}{_rule(one)}" for one in error.errors()]
         head = lines if len(lines) == 1 else [f"{path}: {len(lines)} mistakes", *lines]
         raise GateFileError(head[0], FORM, head[1:]) from error
     except ValueError as error:
         raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
+    if twice := _repeated(found):
+        raise GateFileError(f"{path}: {twice}", FORM)
     if not (found.bound or found.diagnosis or found.expect or found.baseline):
         raise GateFileError(f"{path}: holds no bound", FORM)
     of, base = found.defaults, found.baseline
@@ -541,7 +519,19 @@ def read(path: Path) -> Gates:
     return made
 
 
-TABLES: Mapping[str, type[Table]] = {
+def _repeated(found: Gates) -> str:
+    """Return that a bound repeats an earlier one for the same number, side, level, presets and steps."""
+    seen: dict[object, int] = {}
+    for at, row in enumerate(found.bound, 1):
+        level = row.filled("", found.defaults).level
+        for kind in (kind for kind in KINDS if getattr(row, kind) is not None):
+            key = (row.name, kind, level, tuple(row.presets), row.steps)
+            if (first := seen.setdefault(key, at)) != at:
+                return f"[[bound]] {at} ({row.name}), {kind}: [[bound]] {first} has one already"
+    return ""
+
+
+TABLES: Mapping[object, type[Table]] = {
     "defaults": Defaults,
     "diagnosis": FailOn,
     "bound": Bound,
@@ -560,53 +550,31 @@ RULES = {
     "model_type": "it must be a table",
 }
 """pydantic's error type → the message."""
-OF_KEY = {
-    ("list_type", "bound"): "it must be a list of tables: write [[bound]]",
-    ("list_type", "diagnosis"): "it must be a table",
-    ("extra_forbidden", "override"): "there is no such table: write a second [[bound]] with steps or presets",
-}
-"""pydantic's error type and a key → its message."""
-
-
-def _told(detail: ErrorDetails, table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the mistakes of one of pydantic's errors."""
-    loc = detail["loc"]
-    if detail["type"] == "mistakes":
-        for at, rule in detail["ctx"]["mistakes"]:
-            yield f"{_place((*loc, *at), table)}: {rule}"
-        return
-    if loc[-1] == "[key]":  # of a table whose keys are values: the key itself is wrong
-        loc = loc[:-2]
-    elif isinstance(loc[-1], int):
-        loc = loc[:-1]
-    yield f"{_place(loc, table)}: {_rule(detail, loc)}"
 
 
 def _place(loc: Sequence[int | str], table: Mapping[str, Any]) -> str:
-    """Return where a mistake is: `[[bound]] 2 (k3), max`."""
+    """Return where a mistake is: `[[bound]] 2 (k3), max: `."""
     head, *rest = loc
-    keys = ".".join(key for key in rest if isinstance(key, str))
-    if head != "bound" or not rest or not isinstance(rest[0], int):
-        return f"[{head}] {keys}" if keys else str(head)
-    row = table["bound"][rest[0]]
-    named = f" ({row['name']})" if isinstance(row, dict) and isinstance(row.get("name"), str) else ""
-    return f"[[bound]] {rest[0] + 1}{named}{f', {keys}' if keys else ''}"
+    keys = ".".join(key for key in rest if isinstance(key, str) and key != "[key]")
+    if head != "bound" or not rest:
+        return f"[{head}] {keys}: " if keys else f"{head}: "
+    at = int(rest[0])
+    name = table["bound"][at].get("name") if isinstance(table["bound"][at], dict) else None
+    named = f" ({name})" if isinstance(name, str) else ""
+    return f"[[bound]] {at + 1}{named}{f', {keys}' if keys else ''}: "
 
 
-def _rule(detail: ErrorDetails, loc: Sequence[int | str]) -> str:
+def _rule(detail: ErrorDetails) -> str:
     """Return what one of pydantic's errors says, in our words."""
-    kind, given, key = detail["type"], detail["input"], str(loc[-1])
-    if found := OF_KEY.get((kind, key)) or RULES.get(kind):
-        return found
+    kind, given, loc = detail["type"], detail["input"], detail["loc"]
+    if kind == "list_type" and loc == ("bound",):
+        return "it must be a list of tables: write [[bound]]"
     if kind == "extra_forbidden":
-        known = list((Gates if len(loc) == 1 else TABLES[str(loc[0])]).model_fields)
-        return joined(f"no such key; the keys are {', '.join(known)}", did_you_mean(key, known))
+        known = list((Gates if len(loc) == 1 else TABLES[loc[0]]).model_fields)
+        return joined(f"no such key; the keys are {', '.join(known)}", did_you_mean(str(loc[-1]), known))
     if kind == "literal_error":
         words = str(detail["ctx"]["expected"]).replace("'", "")
-        near = did_you_mean(given, words.split(" or ")) if isinstance(given, str) else ""
+        near = did_you_mean(given, re.split(", | or ", words)) if isinstance(given, str) else ""
         return joined(f"{given!r} is not {words}", near)
-    return (
-        str(detail["ctx"]["error"])
-        if kind == "value_error"
-        else detail["msg"][:1].lower() + detail["msg"][1:]
-    )
+    said = str(detail["ctx"]["error"]) if kind == "value_error" else detail["msg"]
+    return RULES.get(kind) or said[:1].lower() + said[1:]

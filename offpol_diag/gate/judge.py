@@ -19,6 +19,7 @@ from offpol_diag.gate.bounds import (
     GAPS,
     KINDS,
     ORDER,
+    PICKED,
     Baseline,
     Bound,
     FailOn,
@@ -27,7 +28,7 @@ from offpol_diag.gate.bounds import (
     Name,
     Span,
     joined,
-    quantifier,
+    pooled,
     splits,
 )
 from offpol_diag.gate.expect import expectation
@@ -97,25 +98,25 @@ class Lookup:
         The interval of a mean, median or percentile is made of the steps' lower ends and of their upper ends:
         this is conservative, and assumes nothing about how steps depend on each other.
         """
-        way = quantifier(name.over)
-        if way is None:
+        if not name.over:
             return [("", self.find(name.number))], ""
         rows, missing = self.at_steps(name.number, steps)
         values = [size(number) for _, number in rows]
-        if rows[0][0] == "" or not (way.pick or way.pool):
+        if rows[0][0] == "" or name.over == EVERY:
             return rows, missing
-        if way.needs_all:
+        if name.over not in ("first", "last"):  # which are in every result
             unknown = (f"at step {key}: {silence(one)}" for key, one in rows if math.isnan(size(one)))
             if why := missing or next(unknown, ""):
                 return [("", Number(unknown=why))], ""
-        if way.pick:
-            return [rows[way.pick(values)]], ""
-        assert way.pool is not None
-        numbers, value = [number for _, number in rows], way.pool(values)
+        if pick := PICKED.get(name.over):
+            return [rows[pick(values)]], ""
+        pool, numbers = pooled(name.over), [number for _, number in rows]
+        assert pool is not None
+        value = pool(values)
         if not math.isfinite(value):
             return [("", Number(unknown="overflows float64 at some steps", unit=numbers[0].unit))], ""
         ends = zip(*(one.interval or (size(one), size(one)) for one in numbers), strict=True)
-        low, high = (finite(way.pool(some)) for some in ends)
+        low, high = (finite(pool(some)) for some in ends)
         note = next((one.note for one in numbers if doubted(one)), None)
         interval = (low, high) if any(one.interval for one in numbers) else None
         return [("", Number(value=value, interval=interval, unit=numbers[0].unit, note=note))], ""

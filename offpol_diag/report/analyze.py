@@ -37,7 +37,7 @@ from offpol_diag.report.remedy import (
     trainer_of,
     what_to_do,
 )
-from offpol_diag.report.rescore import reproduced
+from offpol_diag.report.rescore import deciding, reproduced
 from offpol_diag.report.tiles import heavy, steps_of, tiles
 from offpol_diag.result import DumpFacts, Fired, Recommendation, Result
 from offpol_diag.table import Cell, Table
@@ -175,6 +175,7 @@ def _facts(summary: Result) -> Iterator[Fact]:
         yield candidates(open_)
         lines = tuple(Line(f"{name}: {text}") for name, text in open_.decide_by.items())
         yield Fact("Decide", open_.decide, lines=lines, shortened="last")
+        yield from deciding(summary)
     elif found := evidence(summary):
         short = found[0][0].startswith("Growing")  # which says more than the cause's own clause
         clause = causes[0].statement.partition(":")[0] if short else causes[0].statement
@@ -197,7 +198,7 @@ def _facts(summary: Result) -> Iterator[Fact]:
         yield Fact("Missing", f"{'; '.join(lacks)}.")
     if warned := _warnings(summary):
         yield Fact("Warnings", warned, shortened="first")
-    if advised is None or not advised.title:
+    if not open_ and (advised is None or not advised.title):
         yield from (Fact("Also", one) for one in _findings(summary))
 
 
@@ -362,12 +363,12 @@ def _resampled(summary: Result) -> str:
 
 
 def _explained(summary: Result) -> tuple[tuple[str, str], ...]:
-    """Return the command that explains the cause, or the likeliest candidate."""
+    """Return the commands that explain the causes, or the candidates."""
     given = summary.diagnosis
     if given is None:
         return ()
     named = [*(one.id for one in given.causes), *(one.id for one in given.candidates)]
-    return tuple(("explain", f"{COMMAND} {name}") for name in named[:1] if name in pages())
+    return tuple(("explain", f"{COMMAND} {name}") for name in named if name in pages())
 
 
 def _commands(summary: Result) -> Iterator[tuple[str, str]]:

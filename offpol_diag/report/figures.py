@@ -24,6 +24,8 @@ from offpol_diag.report.embedded import UNSEEN, templates_dir
 from offpol_diag.report.picture import (
     COLOURS,
     FARTHEST,
+    HEATS,
+    MARKED,
     TONES,
     Axis,
     Heat,
@@ -33,6 +35,7 @@ from offpol_diag.report.picture import (
     number,
     place_name,
     plain,
+    shade,
     x_axis,
     y_axis,
 )
@@ -48,9 +51,8 @@ ROW, TALL, GAP, APART = 236, 420, 44, 0.16
 MARGIN = {"l": 66, "r": 18, "t": 30, "b": 48}
 LINE, LEGEND = 20, 34
 """Pixels that each line of the title, and a legend, take above a figure for notebooks."""
-MARKED, MOST = 16, 400
-"""Points of a line up to which each is marked; most ticks that a page chooses from."""
-HEATS = 7
+MOST = 400
+"""Most ticks that a page chooses from."""
 INTERVAL = "95% interval"
 NAMES = (
     *(f"{kind}{i}" for kind in "cfr" for i in range(len(COLOURS))),
@@ -528,7 +530,7 @@ class _Part:
             "type": "heatmap",
             "x": edges,
             "y": edges,
-            "z": [[_shade(heat.counts[i][j], most) for i in bins] for j in bins],
+            "z": [[shade(n, most) if (n := heat.counts[i][j]) else None for i in bins] for j in bins],
             "text": [[self.cell(heat, i, j) for i in bins] for j in bins],
             "hovertemplate": "%{text}<extra></extra>",
             "hoverongaps": False,
@@ -634,10 +636,3 @@ def _digits(value: float) -> str:
     if value >= 1e-3 or float(lead) == 1:
         return plain(float(f"{value:.7g}"))
     return f"{float(lead):g}·{plain(10.0 ** int(power))}"
-
-
-def _shade(cell: int, most: int) -> int | None:
-    """Return the shade of a cell, 0 to 6, on a log scale; None for an empty one."""
-    if not cell:
-        return None
-    return 0 if most <= 1 else min(HEATS - 1, int(math.log(cell) / math.log(most) * HEATS))

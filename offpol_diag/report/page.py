@@ -12,7 +12,7 @@ from typing import Any
 from offpol_diag.check import Checked
 from offpol_diag.metrics import tone
 from offpol_diag.number import Number
-from offpol_diag.numerals import counted, minus, say, written
+from offpol_diag.numerals import counted, minus, rounded, say, written
 from offpol_diag.report import answered
 from offpol_diag.report.answer import Answer, Tile
 from offpol_diag.report.cells import shown
@@ -31,8 +31,9 @@ from offpol_diag.report.layout import TableView, breakable, laid_out
 from offpol_diag.report.parts import Part, parts
 from offpol_diag.report.picture import Picture, listed
 from offpol_diag.report.remedy import forms
-from offpol_diag.report.svg import meter, panel_svg, spark
+from offpol_diag.report.svg import meter, panel_svg, spark, triangle
 from offpol_diag.result import Result
+from offpol_diag.result.reference import Reference
 
 _WHOLE = re.compile(
     r"--\w[\w-]*|\[(?:&[lg]t;)?[−\-\d.,%]+, (?:&[lg]t;)?[−\-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
@@ -127,6 +128,7 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
         "facts": [fact for fact in answer.facts if fact.sentence],
         "others": [fact for fact in answer.facts if fact.label in ("Missing", "Also")],
         "meter": _meter(result) if of_analysis and isinstance(result, Result) else "",
+        "triangle": _triangle(result.reference) if isinstance(result, Result) and result.reference else "",
         "cause": next((_drawn(fact.chart) for fact in answer.facts if fact.chart), None),
         "tiles": [_tile(one, {}) for one in answer.tiles],
         "tables": [laid_out(one) for one in answer.tables if one.shown == "always" and one.rows],
@@ -177,6 +179,16 @@ def _drawn(one: Picture) -> Chart:
     panels = [panel_svg(panel, f"{one.title}: {panel.y_title}") for panel in one.panels]
     hover = json.dumps([points for _, points in panels], ensure_ascii=False, separators=(",", ":"))
     return Chart(one, tuple(svg for svg, _ in panels), script_json(hover), laid_out(one.data or listed(one)))
+
+
+def _triangle(found: Reference) -> Any:
+    """Draw the three distances; lines of sides that are reproduced are whole."""
+    alike = found.verdict in ("same", "reference")
+    sides = {
+        (name, "reference"): (rounded(one.distance), one.state == "same")
+        for name, one in (("trainer", found.trainer), ("engine", found.engine))
+    }
+    return triangle(sides | {("trainer", "engine"): (rounded(found.apart), alike)})
 
 
 def _calm(text: str) -> str:

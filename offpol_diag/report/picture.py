@@ -18,6 +18,8 @@ COLOURS: tuple[Colour, ...] = ("grey", "blue", "orange", "slate", "teal", "purpl
 SERIES: tuple[Colour, ...] = ("blue", "orange", "teal", "purple", "slate", "grey")
 """Colours of lines side by side."""
 TONES: tuple[Tone, ...] = ("good", "info", "warn", "bad")
+HEATS, MARKED = 7, 16
+"""Shades of counts; points of a line up to which each is marked."""
 
 Values = Sequence[float | None]
 
@@ -273,6 +275,11 @@ def number(layer: Layer, place: int, percent: bool) -> Number:
     )
     interval = None if low is None or high is None else (low, high)
     return Number(value=value, interval=interval, unit="share" if percent else "")
+
+
+def shade(count: int, most: int) -> int:
+    """Return the shade of a count above 0, 0 to 6, on a log scale."""
+    return 0 if most <= 1 else min(HEATS - 1, int(math.log(count) / math.log(most) * HEATS))
 
 
 def place_name(panel: Panel, x: float) -> str:

@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
+from offpol_diag.diagnosis.reference import SAMPLE_TOKENS
 from offpol_diag.metrics import Tone
-from offpol_diag.numerals import count, counted, rounded
-from offpol_diag.report.answer import Answer, Fact, listed
+from offpol_diag.numerals import count, counted, duration, rounded
+from offpol_diag.report.answer import Answer, Fact, Line, listed
 from offpol_diag.report.diagnosis import capital
+from offpol_diag.requests import SAMPLE
 from offpol_diag.result import Result
 from offpol_diag.result.reference import Outcome, Reference, Side
 from offpol_diag.table import Table
@@ -27,6 +29,11 @@ HEADER = ("hypothesis", "tokens reproduced", "K3 left", "mean |Δ|", "")
 FIRST = 6
 """Hypotheses in the short table."""
 MOST_NAMED = 4
+PASSES, PARAMETERS, PEAK, USED = 30, 7e9, 989e12, 0.4
+"""Of the estimate: passes over the sample, as with the adapter of `sample_data`; parameters of the model;
+FLOP/s of an H100 in bf16, and the share of them that is assumed to be reached."""
+NOISE = {"numerics", "moe_outliers"}
+"""Candidates that scoring again does not tell apart: kernels and routing are others there too."""
 TRIANGLE = """\
 trainer ── {trainer:^8} ── reference
        \\                  /
@@ -64,6 +71,30 @@ def triangle(found: Reference) -> str:
 def reproduced(found: Reference) -> Fact:
     """Return what a dump with the reference's column says, for other answers."""
     return Fact("Reference", f"Given {found.rests_on}, {found.headline}.", shortened="last")
+
+
+def deciding(summary: Result) -> Iterator[Fact]:
+    """Yield what scoring the responses again decides between candidates, and how long it takes."""
+    open_, dump = summary.undecided, summary.dump
+    if open_ is None or summary.reference is not None or {one.id for one in open_.candidates} <= NOISE:
+        return
+    tokens = round(min(dump.tokens, max(SAMPLE * dump.tokens / max(dump.groups, 1), SAMPLE_TOKENS)))
+    took = PASSES * tokens * 2 * PARAMETERS / (USED * PEAK)
+    held = {"token_ids": "token_ids" in dump.columns, "prompt_ids": bool(dump.prompts)}
+    lacks = listed([name for name, here in held.items() if not here] or [""])
+    needs = f", with {lacks} in the dump" if lacks else ""
+    reckoned = (
+        f"Reckoned, not measured: {PASSES} passes × {count(tokens)} tokens × 2 × {PARAMETERS / 1e9:.0f}·10⁹ "
+        f"FLOP, at {USED:.0%} of {PEAK / 1e12:.0f} TFLOP/s in bf16; prompts add to it, and float32 takes 8 "
+        "times as long."
+    )
+    yield Fact(
+        "Rescore",
+        f"Scoring again with the trainer's checkpoint tells which side is off{needs}: about {duration(took)} "
+        "for a 7B model on one H100.",
+        lines=(Line(reckoned),),
+        shortened="last",
+    )
 
 
 def _about(summary: Result, found: Reference) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -13,6 +12,7 @@ from offpol_diag.metrics import Tone
 from offpol_diag.numerals import minus, say
 from offpol_diag.report.picture import (
     COLOURS,
+    MARKED,
     TONES,
     Axis,
     Layer,
@@ -20,6 +20,7 @@ from offpol_diag.report.picture import (
     number,
     place_name,
     plain,
+    shade,
     x_axis,
     y_axis,
 )
@@ -33,7 +34,6 @@ SPECK, MUCH = 6, 60
 Point = tuple[float, float]
 Spot = tuple[float, float, str]
 """Position of a text, and the end of it that is there: x, y, anchor."""
-HEATS = 7
 
 
 def panel_svg(panel: Panel, label: str) -> tuple[Markup, list[tuple[float, float, str]]]:
@@ -91,17 +91,17 @@ class _Drawing:
         paths: dict[int, list[str]] = {}
         for i, row in enumerate(heat.counts):
             left, right = self.across(edges[i]), self.across(edges[i + 1])
-            shades = [level(count, most) if count else -1 for count in row]
+            shades = [shade(count, most) if count else -1 for count in row]
             for j, count in enumerate(row):
                 if count:
                     middle = (self.up(edges[j]) + self.up(edges[j + 1])) / 2
                     self.hover.append(((left + right) / 2, middle, f"{count:,} tokens"))
-            for shade, run in groupby(range(len(row)), shades.__getitem__):
+            for depth, run in groupby(range(len(row)), shades.__getitem__):
                 cells = list(run)
                 top, low = self.up(edges[cells[-1] + 1]), self.up(edges[cells[0]])
-                if shade >= 0:
+                if depth >= 0:
                     here = f"M{left:.1f} {top:.1f}h{right - left:.1f}v{low - top:.1f}h{left - right:.1f}z"
-                    paths.setdefault(shade, []).append(here)
+                    paths.setdefault(depth, []).append(here)
         for depth, drawn in sorted(paths.items()):
             yield f'<path class="q{depth}" d="{"".join(drawn)}"/>'
         yield _path("dg", f"M{LEFT} {self.bottom}L{self.right} {TOP}")
@@ -151,7 +151,7 @@ class _Drawing:
             dash = " th" if layer.dashed else ""
             for line in _runs(points):
                 yield _line(f"l {c}{dash}", line)
-        if layer.kind != "steps" and (layer.kind == "points" or len(points) <= 16) and not layer.dashed:
+        if layer.kind != "steps" and (layer.kind == "points" or len(points) <= MARKED) and not layer.dashed:
             for place, point in enumerate(points):
                 if point:
                     look = "h" if layer.hollow and layer.hollow[place] else "d"
@@ -271,11 +271,6 @@ def said(layer: Layer, panel: Panel, place: int) -> str:
     )
 
 
-def level(count: int, most: int) -> int:
-    """Return the shade of a cell, 0 to 6, on a log scale."""
-    return 0 if most <= 1 else min(HEATS - 1, int(math.log(count) / math.log(most) * HEATS))
-
-
 def _runs(points: Sequence[Point | None]) -> list[list[Point]]:
     """Split points where one is missing; a single one is no run."""
     runs = ([one for one in run if one] for there, run in groupby(points, bool) if there)
@@ -381,4 +376,26 @@ def meter(
     label = f"K3 KL on a logarithmic scale with named bands: this dump {said}"
     tall = 92 if expected else 74
     head = f'<svg class="meter" viewBox="0 0 1120 {tall}" role="img" aria-label="{escape(label)}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")
+
+
+CORNERS = {"trainer": (70.0, 34.0), "reference": (306.0, 34.0), "engine": (188.0, 196.0)}
+CENTRE = complex(188, 88)
+"""Corners of the triangle, and what they surround."""
+
+
+def triangle(sides: Mapping[tuple[str, str], tuple[str, bool]]) -> Markup:
+    """Draw engine, trainer and reference with the distances between them, dashed where two differ."""
+    parts = list[str]()
+    for (one, two), (said, alike) in sides.items():
+        (a, b), (c, d) = CORNERS[one], CORNERS[two]
+        parts.append(_line("l c4" if alike else "l th c2", [(a, b), (c, d)]))
+        middle = complex(a + c, b + d) / 2
+        outside = middle + 24 * (middle - CENTRE) / abs(middle - CENTRE)
+        parts.append(_text("nb", outside.real, outside.imag + 4, said, "middle"))
+    for name, (x, y) in CORNERS.items():
+        parts.append(_dot("m0", x, y, "6"))
+        parts.append(_text("n", x, y + 22 if name == "engine" else y - 14, name, "middle"))
+    label = "; ".join(f"{one} to {two} {said} nats" for (one, two), (said, _) in sides.items())
+    head = f'<svg class="pic" viewBox="0 0 376 226" role="img" aria-label="{escape(label)}">'
     return Markup(f"{head}{''.join(parts)}</svg>")

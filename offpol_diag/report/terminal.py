@@ -101,7 +101,7 @@ def terminal(
     room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
     room += sum(len(code.splitlines()) + 2 for _, code in answer.code)
     found: list[str] = []
-    further = "".join(f"{_command(*one, console)}\n" for one in answer.further)
+    further = "".join(f"{_command(*one, console)}\n" for one in answer.further[: None if verbose else 1])
     shorten = not verbose and any(one.short for one in answer.tiles)
     for form in SHORTER if shorten else SHORTER[:1]:
         with console.capture() as drawn:
@@ -111,7 +111,7 @@ def terminal(
             break
     else:
         found = found[:4]  # where there is no room for it, no sentence is cut for it
-    fits = verbose or found[-1].count("\n") + len(answer.further) <= room
+    fits = verbose or found[-1].count("\n") < room
     return found[-1] + further * fits
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offpol_diag.diagnosis.reference import KEY
+from offpol_diag.diagnosis.reference import KEY, SAMPLE_TOKENS
 from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.forms import open_dump
 from offpol_diag.readers import Dump
 from offpol_diag.readers import columns as role
 from offpol_diag.rescore import models
 from offpol_diag.rescore.rows import REFERENCE, Responses, read
-from offpol_diag.rescore.run import GROWN, LEAST_TOKENS, fingerprint, forget
+from offpol_diag.rescore.run import GROWN, fingerprint, forget
 from offpol_diag.rescore.run import rescored as judged
 from offpol_diag.result.reference import Reference
 from offpol_diag.wholefiles import beside
@@ -55,7 +55,7 @@ def rescored(
     dump = open_dump(paths, reading=request.way(), columns=overrides, on_bad_row=request.on_bad_row)
     most = None if request.sample is None else GROWN * request.sample
     tokenizer = None if live is not None or request.tokenizer is None else Path(str(request.tokenizer))
-    responses = read(dump, most, GROWN * LEAST_TOKENS, request.seed, tokenizer, request.max_length)
+    responses = read(dump, most, GROWN * SAMPLE_TOKENS, request.seed, tokenizer, request.max_length)
     loaded = models.given(live, request.tokenizer) if live is not None else _loaded(names, request)
     loaded.judge(responses.rows, dump.info.files[0])
     target = request.to

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from offpol_diag.readers import columns as role
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Skipped, good_rows
 from offpol_diag.readers.decode import Rows, labels, plain, ragged
-from offpol_diag.rescore.score import Row
+from offpol_diag.rescore.score import UNPENALISED, Penalties, Row
 
 if TYPE_CHECKING:
     from offpol_diag.readers import Dump
@@ -35,8 +35,11 @@ REFERENCE = ("reference_log_probs", "reference_entropy", "reference_rank")
 TABLE = 1 << 18
 """Tokens that are read at once."""
 PER_TOKEN = ("live", "engine", "trainer")
+PENALTIES = tuple(f"{name}_penalty" for name in Penalties._fields)
+"""Names of the penalties, in the metadata or as columns."""
 NOT_UNITS = (
     *(role.SEQUENCE, role.GROUP, role.PROMPT_LENGTH, role.FINISH_REASON, *role.DIGESTS, "temperature"),
+    *PENALTIES,
 )
 """Labels that are no place where a fault could be."""
 
@@ -149,7 +152,11 @@ def read(
         )
     found.sort(key=lambda one: (one[0], one[1]["number"]))
     heat = _temperatures(dump, [one for _, one, _ in found])
-    made = [Row(one["ids"], one["start"], t) for (_, one, _), t in zip(found, heat.each, strict=True)]
+    said = dump.info.provenance
+    made = [
+        Row(one["ids"], one["start"], t, penalties=_penalties(one["penalties"], said))
+        for (_, one, _), t in zip(found, heat.each, strict=True)
+    ]
     joined = {name: np.concatenate([one[name] for _, one, _ in found]) for name in PER_TOKEN}
     _, at = np.unique([one[0] for one in found], return_inverse=True)
     named = dict.fromkeys(name for _, one, _ in found for name in one["labels"] if name not in NOT_UNITS)
@@ -226,17 +233,28 @@ def _each(rows: Rows, prompts: _Prompts) -> Iterator[tuple[dict[str, Any], pa.Ta
             "engine": engine[begin:end],
             "trainer": trainer[begin:end],
             "labels": {name: column[i] for name, column in named.items()},
-            "temperature": _number(rows, i),
+            "temperature": _number(rows, i, "temperature"),
+            "penalties": [_number(rows, i, name) for name in PENALTIES],
         }
         yield own, whole.slice(i, 1)
 
 
-def _number(rows: Rows, i: int) -> float | None:
-    """Return the row's own temperature."""
-    if "temperature" not in rows.table.schema.names:
+def _number(rows: Rows, i: int, name: str) -> float | None:
+    """Return the row's own value of a column, if it has one."""
+    if name not in rows.table.schema.names:
         return None
-    value = rows.table.column("temperature")[i].as_py()
+    value = rows.table.column(name)[i].as_py()
     return float(value) if isinstance(value, int | float) else None
+
+
+def _penalties(own: Sequence[float | None], said: Mapping[str, Any]) -> Penalties:
+    """Return the penalties of a row: its own, else what the provenance says, else none."""
+    found = []
+    for value, name, none in zip(own, PENALTIES, UNPENALISED, strict=True):
+        given = said.get(name) if value is None else value
+        number = float(given) if isinstance(given, int | float) and not isinstance(given, bool) else none
+        found.append(number if math.isfinite(number) and (none == 0 or number > 0) else none)
+    return Penalties(*found)
 
 
 # ---------------------------------------------------------------- prompts

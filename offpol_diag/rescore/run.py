@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from offpol_diag.diagnosis import reference as three
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
-from offpol_diag.numerals import counted
+from offpol_diag.numerals import counted, duration
 from offpol_diag.rescore import verdict
 from offpol_diag.rescore.models import Loaded
 from offpol_diag.rescore.rows import Responses
@@ -28,8 +28,6 @@ from offpol_diag.result.reference import Reference, Side
 
 Floats = NDArray[np.float64]
 
-LEAST_TOKENS = 4000
-"""Tokens of a sample at least, where the dump has them."""
 GROWN = 8
 """A sample grows to so many times its prompts at most."""
 OF_BF16 = 3.0
@@ -170,13 +168,6 @@ class Passes:
             self.progress(min(self._done, self._total), self._total)
 
 
-def duration(seconds: float) -> str:
-    """Return a time in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
 def chosen(variants: Sequence[Variant], names: Sequence[str]) -> list[Variant]:
     """Return the hypotheses that are to be tried, by name or family; "as given" and honest ones always.
 
@@ -228,7 +219,7 @@ def rescored(
         Given(loaded.model, responses.rows, loaded.checkpoints, loaded.marks, loaded.pad, provenance)
     )
     passes = Passes(loaded, responses, chosen(found, tuple(names)), folder, say, progress, size)
-    many = responses.here if groups is None else responses.enough(groups, LEAST_TOKENS)
+    many = responses.here if groups is None else responses.enough(groups, three.SAMPLE_TOKENS)
     peak = loaded.peak(responses.rows, size or Size.of(loaded.device))
     kind = str(loaded.dtype).removeprefix("torch.")
     say(

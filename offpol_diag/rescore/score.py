@@ -28,6 +28,22 @@ NO_MEMORY = ("t allocate memory", "not enough memory", "annot allocate memory", 
 """In messages of torch where memory is short, besides its own class of errors."""
 
 
+class Penalties(NamedTuple):
+    """What lowers the logits of tokens that were seen before, as vLLM does.
+
+    Attributes:
+        repetition: factor for tokens of prompt and response.
+        presence, frequency: what is taken from tokens of the response, once and for each time.
+    """
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+
+
+UNPENALISED = Penalties()
+
+
 @dataclass(frozen=True)
 class Row:
     """One response with its prompt.
@@ -37,12 +53,14 @@ class Row:
         start: index of the first response token, at least 1: it is predicted at start − 1.
         temperature: what the logits of this response are divided by.
         positions: the positions, where they are not 0, 1, 2, …
+        penalties: of the run, for a hypothesis; they lower no logit else.
     """
 
     ids: Ints
     start: int
     temperature: float = 1.0
     positions: Ints | None = None
+    penalties: Penalties = UNPENALISED
 
     @property
     def size(self) -> int:
@@ -58,6 +76,7 @@ class Head(NamedTuple):
         softmax: the type in which the log-softmax is taken.
         logits: the type to which logits are rounded before; None for float32, as they are.
         top_k, top_p: what the distribution is cut to and renormalised over.
+        penalised: whether each row's penalties are applied.
     """
 
     temperature: float | None = None
@@ -65,6 +84,7 @@ class Head(NamedTuple):
     logits: torch.dtype | None = None
     top_k: int = 0
     top_p: float = 1.0
+    penalised: bool = False
 
 
 class Scores(NamedTuple):
@@ -179,6 +199,22 @@ def of_logits(logits: Tensor, wanted: Tensor, temperature: Tensor, head: Head, m
         mean = (logits - total[:, None]).exp_().mul_(logits).sum(-1)
         found += [total - mean, rank.float()]
     return found
+
+
+def penalised(logits: Tensor, rows: Sequence[Row], ids: Tensor, row_of: Tensor, at: Tensor) -> Tensor:
+    """Return logits [n, V] with each row's penalties on what stands up to position `at` [n] in ids [R, L]."""
+    place = torch.arange(ids.shape[1], device=ids.device)
+    starts = torch.tensor([row.start for row in rows], device=ids.device)[row_of, None]
+    before = place[None] <= at[:, None]
+    of_prompt, of_response = (
+        torch.zeros_like(logits).scatter_add_(1, ids[row_of], some.to(logits.dtype))
+        for some in (before & (place[None] < starts), before & (place[None] >= starts))
+    )
+    each = torch.tensor([row.penalties for row in rows], dtype=logits.dtype, device=ids.device)[row_of]
+    repetition, presence, frequency = (each[:, i, None] for i in range(3))
+    lowered = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(of_prompt + of_response > 0, lowered, logits)
+    return logits - frequency * of_response - presence * (of_response > 0)
 
 
 def score(
@@ -296,6 +332,8 @@ def _of_batch(
             logits = logits_of(outputs, states[some]).float()
             for i, (part, head) in enumerate(zip(parts, heads, strict=True)):
                 own = logits if i == len(heads) - 1 else logits.clone()
+                if head.penalised:
+                    own = penalised(own, rows, given, row_of[some], predicted_at[some])
                 part.append(of_logits(own, wanted[some], temperature[some], head, more and i == 0))
     return [
         [torch.cat(pieces).cpu().numpy() for pieces in zip(*part, strict=True)] if part else []

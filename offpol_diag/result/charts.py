@@ -40,8 +40,6 @@ class Lengths(Model):
 class Series(Points):
     """A number along an axis: one entry per point, null where it is not known there."""
 
-    PARALLEL = ("values", "low", "high")
-
     unit: str = Field("", description="nats, fraction, tokens; empty: a pure number")
     values: list[float | None]
     low: list[float | None] = Field([], description="lower ends of the 95% intervals; empty: none are known")
@@ -50,8 +48,6 @@ class Series(Points):
 
 class BySteps(Points):
     """Numbers by training step, each group of equally many adjacent steps together where there are many."""
-
-    PARALLEL = ("first", "last", "tokens", "sequences")
 
     first: list[Whole] = Field(description="first step of each group, [G]")
     last: list[Whole] = Field(description="last step of each group; equal to `first` for groups of one step")
@@ -115,8 +111,6 @@ class Corner(Model):
 class Noise(Points):
     """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
 
-    PARALLEL = ("edges", "tokens", "median", "p90", "p99", "in_sync_tokens", "in_sync_median", "in_sync_p90")
-
     edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
     tokens: list[Whole] = Field(description="[N]")
     median: list[float | None] = Field(description="nats, [N]")
@@ -157,8 +151,6 @@ class Positions(Model):
 class TokenThresholds(Points):
     """Rules on single tokens at many thresholds b, of the raw ratios of the main drift; [N] each."""
 
-    PARALLEL = ("b", "ess_tokens", "truncated", "weight_mean", "kept")
-
     b: list[float]
     ess_tokens: list[float | None] = Field(description="of min(r, b) over the tokens")
     truncated: list[float] = Field(description="share of tokens with r ≥ b")
@@ -168,16 +160,6 @@ class TokenThresholds(Points):
 
 class SequenceThresholds(Points):
     """Rules on whole sequences at many thresholds b; w = ∏r of a sequence, g its geometric mean; [N] each."""
-
-    PARALLEL = (
-        "b",
-        "kept_geometric",
-        "kept_product",
-        "sequences_geometric",
-        "sequences_product",
-        "ess_tokens",
-        "ess_sequences",
-    )
 
     b: list[float]
     kept_geometric: list[float] = Field(description="tokens in sequences with 1/b ≤ g < b, share of tokens")
@@ -190,8 +172,6 @@ class SequenceThresholds(Points):
 
 class ParetoTail(Points):
     """The largest importance weights, and the generalised Pareto distribution fitted to them."""
-
-    PARALLEL = ("rank", "log_weight", "log_fitted")
 
     over: Literal["tokens", "sequences"]
     weights: Whole = Field(description="n, weights in all")
@@ -207,8 +187,6 @@ class ParetoTail(Points):
 
 class Kept(Points):
     """Shares that a method keeps, at its own threshold, by length and by the sign of the advantage."""
-
-    PARALLEL = ("lengths", "by_length", "weight_by_length")
 
     lengths: list[str] = Field(description="quartiles of response length in words, short first, [4]")
     by_length: list[float | None] = Field(description="share not rejected of the tokens of the quartile, [4]")

@@ -96,8 +96,6 @@ class Place(NamedTuple):
 class Axis(Points):
     """The places along an axis: training step, position, length or another column."""
 
-    PARALLEL = ("places", "order", "tokens", "sequences")
-
     title: str
     numeric: bool = Field(description="whether the axis is a number line")
     places: list[str] = Field(description="their numbers are those of `dump@AXIS/PLACE`")
@@ -109,8 +107,6 @@ class Axis(Points):
 
 class Histogram(Points):
     """Counts over bins; `edges` has one entry more than `counts`."""
-
-    PARALLEL = ("edges", "counts", "in_sync")
 
     title: str
     unit: str

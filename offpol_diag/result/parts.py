@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
@@ -18,19 +18,15 @@ class Model(BaseModel):
 
 
 class Points(Model):
-    """A part with lists of equal length, an entry for each point; of `edges`, one more.
+    """A part whose lists are of equal length, an entry for each point; those with a default may be empty.
 
-    Attributes:
-        PARALLEL: names of the lists; those with a default may be empty.
+    Of `edges`, there is one more.
     """
-
-    PARALLEL: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
     def _of_equal_length(self) -> Self:
-        required = {name for name, field in type(self).model_fields.items() if field.is_required()}
-        sizes = {name: len(getattr(self, name)) for name in self.PARALLEL}
-        sizes = {name: size for name, size in sizes.items() if size or name in required}
+        fields, lists = type(self).model_fields, {name: x for name, x in self if isinstance(x, list)}
+        sizes = {name: len(x) for name, x in lists.items() if x or fields[name].is_required()}
         edges = {"edges less one": sizes.pop("edges") - 1} if "edges" in sizes else {}
         equal(edges | sizes)
         return self

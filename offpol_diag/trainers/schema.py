@@ -256,18 +256,12 @@ class Schema:
         Raises:
             ConfigError: none does.
         """
-        scopes = [*_scopes(settings)]
-        places = {
-            at
-            for at, accepted in enumerate(self._accepted(scopes))
-            if accepted and not any(any(self._unmet(scope, self.versions[at])) for scope in scopes)
-        }
-        valid = [at in places for at in range(len(self.versions))]
-        if not places:
-            cannot("; ".join(self.errors(settings, self.versions[-1])))
-        last = max(i for i, one in enumerate(valid) if one)
-        first = next(i for i in range(last + 1) if all(valid[i : last + 1]))
-        return first, last
+        wrong = [self.errors(settings, version) for version in self.versions]
+        last = max((at for at, errors in enumerate(wrong) if not errors), default=None)
+        if last is None:
+            cannot("; ".join(wrong[-1]))
+        refused = (at for at in range(last, -1, -1) if wrong[at])
+        return next(refused, -1) + 1, last
 
     def heading(self, first: int, last: int) -> str:
         """Return a span as a heading, `verl from 0.6.1, before 0.7.1`; "" if there is only one version."""
@@ -275,24 +269,6 @@ class Schema:
             return ""
         end = f", before {self.versions[last + 1]}" if last + 1 < len(self.versions) else ""
         return f"{self.name} from {self.versions[first]}{end}"
-
-    def _accepted(self, scopes: Sequence[Settings]) -> list[bool]:
-        """Return whether each version has all keys and accepts their values, whatever its rules say."""
-        valid = [True] * len(self.versions)
-        for scope in scopes:
-            for name, value in scope.items():
-                here = [False] * len(valid)
-                for key in self.keys.get(name, ()):
-                    if not key.error(value):
-                        first, last = self._places(key)
-                        here[first : last + 1] = [True] * (last + 1 - first)
-                valid = [one and two for one, two in zip(valid, here, strict=True)]
-        return valid
-
-    def _places(self, row: Key | Rule) -> tuple[int, int]:
-        """Return the places in `versions` of the first and last that a row holds for."""
-        at = self.versions.index
-        return at(row.since or self.versions[0]), at(row.until or self.versions[-1])
 
     def _error(self, name: str, value: Any, version: str) -> str:
         rows = [key for key in self.keys.get(name, ()) if self._holds(key, version)]
@@ -314,8 +290,8 @@ class Schema:
                         yield f"{', '.join(rule.when)}: {rule.why}"
 
     def _holds(self, row: Key | Rule, version: str) -> bool:
-        first, last = self._places(row)
-        return first <= self.versions.index(version) <= last
+        at = self.versions.index
+        return at(row.since or self.versions[0]) <= at(version) <= at(row.until or self.versions[-1])
 
 
 def _is(value: Any, want: Any) -> bool:

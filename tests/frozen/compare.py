@@ -102,23 +102,17 @@ class Report:
 
 
 def kind(path: str) -> str:
-    """Return the metric of a path, in any preset or place: `presets.x.metrics.k3.value` → `k3`."""
-    for before in (".metrics.", ".as_logged.", ".asked."):
-        path = path.rpartition(before)[2]
-    if path.startswith("sequences."):
-        return f"sequences.*.{path.rpartition('.')[2]}".partition("[")[0]
-    bare = path.rpartition("[")[0] if path.endswith("]") else path
-    return _number(bare)
-
-
-def _number(path: str) -> str:
-    return path.removesuffix(".value").removesuffix(".interval")
+    """Return the metric of a path, in any preset or place: `numbers.preset/x.k3` → `k3`."""
+    bare = re.sub(r"\[[^][]*\]$", "", path)
+    logged = bare.rpartition(".as_logged.")
+    name = logged[2] if logged[1] else bare.rpartition(".")[2]
+    return f"sequences.*.{name}" if path.startswith("sequences.") else name
 
 
 def scale_group(path: str) -> str:
     """Name the numbers that round alike: a value and its interval, or what all presets log under one name."""
     before, found, name = path.rpartition(".as_logged.")
-    return f"{before.rpartition('.')[0]}{found}{name}" if found else _number(path)
+    return f"{before.rpartition('.')[0]}{found}{name}" if found else path
 
 
 def compare(old: Values, new: Values, rtol: float = RTOL) -> Report:

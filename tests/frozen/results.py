@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,17 +36,18 @@ from tests.frozen.dumps import (
     sentinels,
     turns,
 )
-from tests.frozen.format1 import as_format_1
 
-SKIPPED = frozenset({"run", "provenance", "diagnosis", "recommendation", "format", "strip"})
-"""Keys of the JSON that are not frozen: how it was made, conclusions from the numbers, copied tokens."""
-LABELS = ("key", "name", "sequence_id", "threshold", "dropped_by")
+SKIPPED = frozenset({"run", "provenance", "diagnosis", "recommendation", "format"})
+"""Keys of the JSON that are not frozen: how it was made, and conclusions from the numbers."""
+COPIED = re.compile(r"worst\.\w+\.(first|positions|token_ids|log_ratios|\w+_log_probs)(\[\d+\])?")
+"""Paths of copied tokens, which are not frozen either."""
+LABELS = ("name", "threshold", "dropped_by")
 """Keys that identify the entries of a JSON list; the first that they have counts."""
 COMMON = "--quiet --device cpu --threads 1 --seed 0"
 
 Values = dict[str, npt.NDArray[Any]]
-"""Path of a number, or of an array of them, e.g. `presets.token_is.metrics.k3.interval` → [N] int64 (counts,
-truth values) or float64 (everything else; NaN where a table has null)."""
+"""Path of an array of numbers, e.g. `numbers.preset/token_is.k3` (value, low, high, note, log10, clamped) →
+[N] int64 (counts, truth values) or float64 (everything else; NaN where there is null or text)."""
 
 
 @dataclass(frozen=True)
@@ -170,29 +172,24 @@ def _run(arguments: list[str]) -> None:
 
 def of_json(path: Path) -> Values:
     """Return the numbers of a result written by `--json`."""
-    return dict(_walk(as_format_1(json.loads(path.read_text())), ""))
+    return dict(_walk(json.loads(path.read_text()), ""))
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Yield every number under a path; a list of numbers alone is one array."""
+    """Yield every number under a path; a list without lists or objects is one array."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name not in SKIPPED:
                 yield from _walk(inner, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        if value and all(isinstance(one, int | float) for one in value):
-            yield path, _array(value)
-        else:
-            for label, inner in zip(_labels(value), value, strict=True):
-                yield from _walk(inner, f"{path}[{label}]")
-    elif isinstance(value, int | float):
-        yield path, _array([value])
-
-
-def _array(numbers: list[Any]) -> npt.NDArray[Any]:
-    """Return an int64 array if all are integers by their type, else a float64 one."""
-    counts = all(isinstance(one, int) for one in numbers)
-    return np.array(numbers, np.int64 if counts else np.float64)
+    elif isinstance(value, list) and any(isinstance(one, list | dict) for one in value):
+        for label, inner in zip(_labels(value), value, strict=True):
+            yield from _walk(inner, f"{path}[{label}]")
+    else:
+        found = value if isinstance(value, list) else [value]
+        numbers = [one if isinstance(one, int | float) else np.nan for one in found]
+        if not np.isnan(numbers).all() and not COPIED.fullmatch(path):
+            counts = all(isinstance(one, int) for one in numbers)
+            yield path, np.array(numbers, np.int64 if counts else np.float64)
 
 
 def _labels(entries: list[Any]) -> list[str]:

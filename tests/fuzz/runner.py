@@ -79,7 +79,6 @@ class Answer:
         err: stderr.
         changed: files that are new or not as they were.
         folder: where they lie.
-        memory: the most that it held, in bytes.
     """
 
     given: Input
@@ -88,7 +87,6 @@ class Answer:
     err: bytes
     changed: tuple[str, ...]
     folder: Path
-    memory: int
 
     @property
     def text(self) -> str:
@@ -131,8 +129,8 @@ def warm() -> None:
     gc.freeze()
 
 
-def answer(given: Input, folder: Path, limit: Callable[[], None] = lambda: None) -> Answer:
-    """Run one input in a folder of its own, and wait for it; `limit` is called in its process."""
+def answer(given: Input, folder: Path) -> Answer:
+    """Run one input in a folder of its own, and wait for it."""
     work, said = folder / "work", folder / "said"
     for place in (work, said):
         place.mkdir(parents=True, exist_ok=True)
@@ -145,13 +143,13 @@ def answer(given: Input, folder: Path, limit: Callable[[], None] = lambda: None)
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
-        _run(given, work, said, limit)
-    code, memory = _waited(child)
+        _run(given, work, said)
+    code = _waited(child)
     after = _stamps(work)
     changed = tuple(name for name in after if before.get(name) != after[name])
     gone = tuple(name for name in before if name not in after)
     out, err = ((said / name).read_bytes() for name in ("out", "err"))
-    return Answer(given, code, out, err, (*changed, *gone), work, memory)
+    return Answer(given, code, out, err, (*changed, *gone), work)
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
@@ -159,18 +157,18 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(name): (stat.st_size, stat.st_mtime_ns) for name, stat in found.items() if name.name}
 
 
-def _waited(child: int) -> tuple[int | None, int]:
-    """Return the exit status, None if the run was stopped with its processes, and its memory in bytes."""
+def _waited(child: int) -> int | None:
+    """Return the exit status, None if the run was stopped with its processes."""
     end = time.monotonic() + WALL_SECONDS
     while time.monotonic() < end:
-        found, status, used = os.wait4(child, os.WNOHANG)
+        found, status = os.waitpid(child, os.WNOHANG)
         if found:
             _stop_all(child)
-            return os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024
+            return os.waitstatus_to_exitcode(status)
         time.sleep(0.002)
     _stop_all(child)
     os.waitpid(child, 0)
-    return None, 0
+    return None
 
 
 def _stop_all(group: int) -> None:
@@ -178,7 +176,7 @@ def _stop_all(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _run(given: Input, work: Path, said: Path, limit: Callable[[], None]) -> NoReturn:
+def _run(given: Input, work: Path, said: Path) -> NoReturn:
     """Run the program in the fork, as its own process would."""
     code = 70
     try:
@@ -186,7 +184,6 @@ def _run(given: Input, work: Path, said: Path, limit: Callable[[], None]) -> NoR
         os.chdir(work)
         _rewire(said)
         _limit()
-        limit()
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         os.environ.clear()
         os.environ.update(kept | {"OMP_NUM_THREADS": "1"} | dict(given.environment))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from offpol_diag.rescore.score import Head, Row, unwrapped
+from offpol_diag.rescore.score import UNPENALISED, Head, Penalties, Row, unwrapped
 from offpol_diag.rescore.variants import changes, inputs, rounding
 
 Change = Callable[[Any], contextlib.AbstractContextManager[Any]]
@@ -21,7 +21,6 @@ TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.2)
 TOP_K, TOP_P = (20, 50), (0.9, 0.95)
 HEADER = 5
 """Most tokens of the header of a turn, which may be left of what all prompts begin with."""
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 WEIGHTS = (
     ("fp8 per tensor", "fp8", rounding.fp8_tensor),
     ("fp8 per channel", "fp8", rounding.fp8_channel),
@@ -73,6 +72,7 @@ SCALE = "Compare lora_alpha, r and use_rslora of both sides, and look for an ada
 SYNC = "Look at what copies the weights to the {side}: it has older ones."
 TEMPERATURE = "Divide the logits of both sides by the same temperature, once."
 CUT = "Log what the model says, not what is left after top-k and top-p, or cut the other side alike."
+CUT_PENALTIES = "Sample without penalties: what is trained is the distribution without them."
 PROMPT = "Send both sides the same token ids, not text through two templates."
 POSITIONS = "Give the {side} positions that count real tokens, and a mask over padding."
 CONFIG = "Compare config.json of both sides: the {side} leaves this out."
@@ -199,11 +199,15 @@ def _truncated(given: Given) -> Iterator[Variant | Missing]:
             CUT,
             head=Head(top_p=share),
         )
-    for name in PENALTIES:
-        if given.said.get(name) not in (None, 0, 0.0, 1, 1.0):
-            yield Missing(
-                name, "penalties depend on what was counted before each token, which no column says"
-            )
+
+
+def _penalties(given: Given) -> Iterator[Variant | Missing]:
+    if all(row.penalties == UNPENALISED for row in given.rows):
+        names = ", ".join(f"{name}_penalty" for name in Penalties._fields)
+        yield Missing("penalties", f"neither the metadata nor a column gives one ({names})")
+        return
+    meaning = "the distribution under the penalties of the run, as the engine sampled it"
+    yield Variant("penalties", "penalties", meaning, CUT_PENALTIES, head=Head(penalised=True))
 
 
 def _precision_of_head(given: Given) -> Iterator[Variant | Missing]:
@@ -311,6 +315,7 @@ RULES: tuple[Rule, ...] = (
     _checkpoints,
     _temperatures,
     _truncated,
+    _penalties,
     _precision_of_head,
     _prompts,
     _positions,
