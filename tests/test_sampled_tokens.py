@@ -13,6 +13,8 @@ from faults import PROMPTS, WORDS, Policy, colder, draw, log_softmax, penalised,
 from faults import responses as sampled
 
 from offpol_diag.analyze import analyze
+from offpol_diag.diagnosis.definition import faded
+from offpol_diag.diagnosis.rows import Rows
 
 OLD = Policy()
 NEW = OLD.moved(0.3)
@@ -115,6 +117,7 @@ FAULTS = {
     "a small penalty": ("repetition_penalty", lambda: sampled(lambda t: penalised(OLD, 1.1), OLD)),
     "dropout": ("stochastic_forward", lambda: noisy(0.2)),
     "columns exchanged": ("columns_exchanged", lambda: exchanged(honest(0.3))),
+    "exchanged, of weights that hardly differ": ("columns_exchanged", lambda: exchanged(honest(0.1))),
     "a part at 0.6": ("mixed_temperature", lambda: part(0.6, 4)),
     "a part at 0.6, raw": ("mixed_temperature", lambda: part(0.6, 4, raw=True)),
     "a mean": (
@@ -350,3 +353,50 @@ def test_kept_mass_undoes_truncated_sampling_exactly(tmp_path, knows):
     assert bool(bugs) is not knows
     if bugs:
         assert (bugs[0].after.approximate, bugs[0].after.k3 < 1e-4) == (False, True)
+
+
+STEEP = [1.4, 0.7, 0.4, *[0.25] * 5]
+"""|Δ|/(1 − π) of the first tokens after another prompt."""
+
+
+@pytest.mark.parametrize(("begin", "told"), [(STEEP, True), ([1.4] * 3 + [0.9] * 5, False)])
+def test_a_first_token_that_is_far_off_is_another_prompt_where_it_fades_at_once(tmp_path, begin, told):
+    """Weights that were updated during a response are off alike for a while."""
+
+    def change(i, p, q):
+        size = np.append(begin, np.full(len(p), 0.01))[: len(p)]
+        return p + size * np.expm1(p) * rng(i).choice([-1, 1], len(p), p=[0.3, 0.7])
+
+    found = diagnosed(tmp_path, each("old_log_probs", change))
+    assert ("wrong_context" in [one.id for one in found.causes]) is told
+
+
+def rows_of(size, certain=0.0):
+    """Return 40 sequences of 64 tokens, off by `size` [40, 64] of what they are uncertain of.
+
+    From the middle on a part of the tokens is certain.
+    """
+    chance = rng(0)
+    sure = (np.arange(64) >= 32) & (chance.random((40, 64)) < certain)
+    q = np.where(sure, -1e-3, -1.0).ravel()
+    p = q - size.ravel() * np.expm1(q) * chance.choice([-1, 1], q.shape)
+    return Rows(q, p, np.arange(0, 40 * 64 + 1, 64), np.tile(np.arange(64), 40))
+
+
+ALONG = np.tile(0.8 / np.sqrt(1 + np.arange(64)), (40, 1))
+CUT = rng(1).uniform(0, 64, (40, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (rows_of(ALONG), True),
+        (rows_of(ALONG, certain=0.4), False),
+        (rows_of(np.where(np.arange(64) < CUT, 0.3, 0.005)), False),
+        (rows_of(ALONG * (np.arange(40) % 4 > 0)[:, None]), False),
+        (rows_of(np.full((40, 64), 0.3)), False),
+    ],
+    ids=["another prompt", "text that grows certain", "an update on the way", "packs", "level"],
+)
+def test_what_fades_for_another_reason_is_no_other_prompt(rows, told):
+    assert (faded(rows) is not None) is told

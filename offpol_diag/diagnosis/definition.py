@@ -115,10 +115,11 @@ def model_differs(seen: Seen) -> Found | None:
 
 
 OCTAVES = ((0, 8), (8, 16), (16, 32), (32, 64))
-EACH, WHOLE, UNEVEN = 1.1, 2.0, 0.06
+EACH, WHOLE, FAR, NEAR = 1.1, 2.0, 0.06, 0.15
 """Least factor between octaves of a response, and from the first to the last, of |Δ|/(1 − π_rollout) after a
-changed prompt: 1.11 and 2.1. And share of outliers from which only a part of the tokens is off: 0.12 where
-weights were updated during the response, 0.02 after another prompt."""
+changed prompt: 1.11 and 2.1. And shares of tokens above 8 times the usual size and below an eighth of it from
+which two kinds of tokens are mixed: 0.12 and 0.16 where weights were updated on the way, 0.02 and 0.12 after
+another prompt."""
 
 
 def faded(rows: Rows) -> list[float] | None:
@@ -140,7 +141,8 @@ def faded(rows: Rows) -> list[float] | None:
     rows_ = begin.mean(begin.scaled)
     usual = float(np.median(rows.scaled[some])) / 0.6745
     clean = float(np.quantile(rows_, 0.1)) < 0.3 * float(np.median(rows_))
-    return None if clean or np.mean(rows.scaled[some] > 8 * usual) > UNEVEN else level
+    size = rows.scaled[some] / usual
+    return None if clean or np.mean(size > 8) > FAR or np.mean(size < 1 / 8) > NEAR else level
 
 
 def fading(rows: Rows) -> Found | None:

@@ -231,6 +231,8 @@ def mixed_temperature(rows: Rows) -> Found | None:
 
 
 MOST_BENT = 0.2
+BELOW = 3.0
+"""Standard errors of k1 below 0 from which columns may be exchanged, where E[r] is off beyond doubt."""
 
 
 def columns_exchanged(rows: Rows) -> Found | None:
@@ -239,7 +241,7 @@ def columns_exchanged(rows: Rows) -> Found | None:
     Where log π_train follows a power of log π_rollout, it is the temperature that one column lacks.
     """
     k1 = estimate(rows, -rows.delta)
-    if k1.off(0) >= 0 or k1.value > -1e-4:
+    if k1.errors_from(0.0) > -BELOW or k1.value > -1e-4:
         return None
     ratio, inverse = (estimate(rows, 1 + np.expm1(np.minimum(x, 3.0))) for x in (rows.delta, -rows.delta))
     if ratio.off(1) <= 0 or inverse.off(1) or abs(inverse.value - 1) > 0.25 * (ratio.value - 1):
