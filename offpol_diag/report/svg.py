@@ -371,10 +371,10 @@ def meter(
         parts.append(_text("n", there, 16, f"weights in sync (lag 0) {synced[1]}", anchor))
     if expected:
         left, right = at(max(expected[0], low), True), at(expected[1], False)
-        parts.append(_path("mi", f"M{left:.1f} 40v6H{right:.1f}v-6"))
-        parts.append(_text("k", (left + right) / 2, 86, f"expected: {expected[2]}", "middle"))
+        parts.append(_path("me", f"M{left:.1f} 78v6H{right:.1f}v-6"))
+        parts.append(_text("k", (left + right) / 2, 108, f"expected: {expected[2]}", "middle"))
     label = f"K3 KL on a logarithmic scale with named bands: this dump {said}"
-    tall = 92 if expected else 74
+    tall = 116 if expected else 74
     head = f'<svg class="meter" viewBox="0 0 1120 {tall}" role="img" aria-label="{escape(label)}">'
     return Markup(f"{head}{''.join(parts)}</svg>")
 
