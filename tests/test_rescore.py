@@ -427,7 +427,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **more)
 
-    monkeypatch.setattr(run.three, "SAMPLE_TOKENS", 100)
+    monkeypatch.setattr(run, "SAMPLE_TOKENS", 100)
     monkeypatch.setattr(run, "score", counted)
     stopped = CliRunner().invoke(app, words)
     assert stopped.exit_code == 130

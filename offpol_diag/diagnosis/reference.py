@@ -23,8 +23,6 @@ LEAST_GROUPS = 2
 """Prompts without which there is no standard error, and no verdict."""
 STRIP = 24
 """Tokens of the strip."""
-SAMPLE_TOKENS = 4000
-"""Tokens that `rescore` begins with at least, where the dump has them."""
 KEY = "reference"
 """Where the provenance of a dump says what its column `reference_log_probs` is."""
 

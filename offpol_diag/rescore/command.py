@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offpol_diag.diagnosis.reference import KEY, SAMPLE_TOKENS
+from offpol_diag.diagnosis.reference import KEY
 from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.forms import open_dump
 from offpol_diag.readers import Dump
@@ -21,7 +21,7 @@ from offpol_diag.rescore import models
 from offpol_diag.rescore.rows import REFERENCE, Responses, read
 from offpol_diag.rescore.run import GROWN, fingerprint, forget
 from offpol_diag.rescore.run import rescored as judged
-from offpol_diag.result.reference import Reference
+from offpol_diag.result.reference import SAMPLE_TOKENS, Reference
 from offpol_diag.wholefiles import beside
 from offpol_diag.writer import METADATA_KEY
 

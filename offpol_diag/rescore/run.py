@@ -24,7 +24,7 @@ from offpol_diag.rescore.rows import Responses
 from offpol_diag.rescore.score import Head, Row, Scores, Size, score
 from offpol_diag.rescore.variants import AS_GIVEN, Given, Variant, table
 from offpol_diag.rescore.variants.rounding import in_bf16
-from offpol_diag.result.reference import Reference, Side
+from offpol_diag.result.reference import SAMPLE_TOKENS, Reference, Side
 
 Floats = NDArray[np.float64]
 
@@ -219,7 +219,7 @@ def rescored(
         Given(loaded.model, responses.rows, loaded.checkpoints, loaded.marks, loaded.pad, provenance)
     )
     passes = Passes(loaded, responses, chosen(found, tuple(names)), folder, say, progress, size)
-    many = responses.here if groups is None else responses.enough(groups, three.SAMPLE_TOKENS)
+    many = responses.here if groups is None else responses.enough(groups, SAMPLE_TOKENS)
     peak = loaded.peak(responses.rows, size or Size.of(loaded.device))
     kind = str(loaded.dtype).removeprefix("torch.")
     say(
