@@ -7,17 +7,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch
-import transformers
 
 from benchmarks.doctor import sync
 from benchmarks.doctor.sampled import ALSO, FAULTS, HONEST, dumps
@@ -76,17 +72,7 @@ def text() -> str:
 
 def main() -> None:
     """Make, diagnose, print and store the dumps of a split."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--split", choices=SPLITS, default="development")
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--write", action="store_true", help="keep the rows and write docs/doctor-sampled.md")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
+    given = sync.asked(__doc__, SPLITS, CACHE, DOCS)
     some = tuple(one for one in SPLITS[given.split] if not given.only or one in given.only)
     found = list(rows(some, given.cache))
     if given.write:

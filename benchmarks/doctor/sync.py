@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -309,19 +309,22 @@ def text(kept: dict[str, list[Row]], page: str = "sync.md.j2", cases: Sequence[A
     return environment.get_template(page).render(kept=kept, words=words, cases=cases)
 
 
-def main() -> None:
-    """Make, diagnose, print and store the dumps of a split."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--split", choices=SPLITS, default="development")
+def asked(about: str | None, splits: Iterable[str], cache: Path, docs: Path) -> argparse.Namespace:
+    """Return the arguments of a script that makes, diagnoses, prints and stores the dumps of a split."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--split", choices=splits, default="development")
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--write", action="store_true", help="keep the rows and write docs/doctor-sync.md")
-    given = parser.parse_args()
+    parser.add_argument("--cache", type=Path, default=cache)
+    parser.add_argument("--write", action="store_true", help=f"keep the rows and write docs/{docs.name}")
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Make, diagnose, print and store the dumps of a split."""
+    given = asked(__doc__, SPLITS, CACHE, DOCS)
     with tempfile.TemporaryDirectory() as out:
         found = list(rows(given.split, given.only, given.cache, Path(out)))
     if given.write:
