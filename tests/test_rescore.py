@@ -462,6 +462,7 @@ def test_bad_input_is_one_error_with_a_hint(tmp_path, monkeypatch, responses, nu
     monkeypatch.chdir(tmp_path)
     dump, adapter = SAMPLE / "dump.parquet", SAMPLE / "adapter"
     (tmp_path / "empty").mkdir()
+    assert "there is no such folder" in refused(dump, "--model", "runs/1/checkpoint")
     assert "it has no config.json" in refused(dump, "--model", tmp_path / "empty")
     shutil.copytree(SAMPLE / "base", tmp_path / "bare")
     (tmp_path / "bare" / "model.safetensors").unlink()

@@ -20,6 +20,8 @@ from offpol_diag.rescore.variants.table import Change
 
 ADAPTER, CONFIG = "adapter_config.json", "config.json"
 WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
+WHICH = "give a folder with config.json and safetensors, or the name of a model on the hub"
+"""What --model takes."""
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SPARE = 1.6
 """Memory of a model in bytes of its weights, with a copy of the largest part that is changed."""
@@ -154,6 +156,8 @@ def _opened(name: str, *, base: str | None, device: torch.device, dtype: str, at
     folder = Path(name)
     if folder.exists():
         _require_files(folder)
+    elif folder.is_absolute() or len(folder.parts) > 2:  # a model on the hub is NAME or OWNER/NAME
+        raise UsageError(f"{name}: there is no such folder", WHICH)
     try:
         if (folder / ADAPTER).is_file():
             return _with_adapter(folder, base, device, dtype, attention)
@@ -165,8 +169,7 @@ def _opened(name: str, *, base: str | None, device: torch.device, dtype: str, at
         if any(words in str(error) for words in NO_MEMORY):
             what = f"{name}: there is not enough memory for the model on {device} ({why})"
             raise MemoryShortage(what, "give --dtype bfloat16, or --device cpu") from error
-        hint = "give a folder with config.json and safetensors, or the name of a model on the hub"
-        raise UsageError(f"{name}: the model cannot be loaded ({why})", hint) from error
+        raise UsageError(f"{name}: the model cannot be loaded ({why})", WHICH) from error
 
 
 def _model(name: str, dtype: str, device: torch.device, attention: str | None) -> Any:
