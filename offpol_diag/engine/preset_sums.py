@@ -24,7 +24,7 @@ from offpol_diag.pipeline.plan import COLUMNS, Plan, weighted
 from offpol_diag.pipeline.tables import Sums, beside
 from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject, Weight
 
-BLOCK = {"plain": 1 << 13, "compiled": 1 << 16, "gpu": 1 << 18}
+BLOCK = {"plain": 1 << 13, "compiled": 1 << 18, "gpu": 1 << 18}
 """Way of computing → about the number of tokens at a time: rows of plain code stay in a core's cache."""
 NORMS = ("norm", "norm_units")
 """Names of the sums that the mean weight is computed from: Σ of weights, and their number."""

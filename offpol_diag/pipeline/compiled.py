@@ -307,12 +307,12 @@ def mask_rows(t, X, n, K):
         value, kept, lower, upper = X[t.value[i]], K[t.mask[i]], t.lower[i], t.upper[i]
         if t.counts_above[i] == ONE and t.counts_below[i] == ONE:
             for k in range(n):
-                kept[k] = 0 if f.outside(value[k], lower, upper) else kept[k]
+                kept[k] &= np.uint8(0 if f.outside(value[k], lower, upper) else 1)
         else:
             above, below = X[t.counts_above[i]], X[t.counts_below[i]]
             for k in range(n):
                 failed = f.rejected(value[k], lower, upper, above[k], below[k])
-                kept[k] = 0 if failed else kept[k]
+                kept[k] &= np.uint8(0 if failed else 1)
 
 
 @of_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -190,7 +191,7 @@ class Plan:
     left: list[Left]
     before: Plan | None
 
-    @property
+    @cached_property
     def nothing(self):
         """Weights, rules, losses and sums without a line: what a pass for rows alone computes."""
         every = self.weights, self.rules, self.losses, self.sums
