@@ -188,6 +188,17 @@ def test_zeros_of_a_peaked_policy_are_no_sentinels(tmp_path, share, causes):
     assert [one.id for one in found.causes if one.kind == "bug"] == causes
 
 
+def test_a_token_that_truncated_sampling_left_alone_is_no_sentinel(tmp_path):
+    """Its log-prob is exactly 0.0; the trainer's is no further below it than below all others."""
+    given = honest()
+    own = [np.exp(np.float64(q)) for q in given["rollout_log_probs"]]
+    least = [rng(i).uniform(0.1, 0.4, len(p)) for i, p in enumerate(own)]
+    mass = [np.where(p >= x, p, np.maximum(x, p / 0.7)) for p, x in zip(own, least, strict=True)]
+    cut = each("rollout_log_probs", lambda i, q, p: np.log(own[i] / mass[i]))
+    assert np.mean(np.concatenate(cut["rollout_log_probs"]) == 0.0) > 0.05
+    assert [one.id for one in diagnosed(tmp_path, cut).causes] == ["truncated_sampling"]
+
+
 def off_by(sizes):
     """Return a dump whose trainer is off by so much in each sequence, as a function of the token."""
     ids = honest()["token_ids"]
@@ -214,6 +225,20 @@ def scored_after(size):
 def test_padding_that_counts_is_told_by_the_length_of_the_prompt(tmp_path, size, told):
     found = diagnosed(tmp_path, scored_after(size), "prompt_length")
     assert ("prompt_positions" in [one.id for one in found.causes]) is told
+
+
+@pytest.mark.parametrize("fades", [False, True])
+def test_what_fades_within_a_window_may_be_padding_or_another_beginning_of_the_prompt(tmp_path, fades):
+    """Where only short prompts differ, and those soon no more, the fix is not of padding alone."""
+    given = scored_after(lambda length: 0.02 * (47 - length))
+    if fades:
+        q, p = given["rollout_log_probs"], given["old_log_probs"]
+        soon = [np.exp(-np.arange(len(one)) / 6) for one in q]
+        given["old_log_probs"] = [a + (b - a) * x for a, b, x in zip(q, p, soon, strict=True)]
+    found = next(
+        one for one in diagnosed(tmp_path, given, "prompt_length").causes if one.id == "prompt_positions"
+    )
+    assert ("another beginning of the prompt" in found.statement) is fades
 
 
 @pytest.mark.parametrize("leaks", [True, False])

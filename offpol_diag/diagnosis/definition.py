@@ -56,8 +56,33 @@ def prompt_positions(rows: Rows) -> Found | None:
         f"prompts); prompts explain {percent(own)} of its variance, and it falls with their length (rank "
         f"correlation {together:.2f} within a step)"
     )
-    tokens = rows.mean(rows.scaled) > 3 * low
-    return Found.of_sequences("prompt_positions", statistic, rows, tokens, repaired=rows.only(~tokens))
+    off = rows.mean(rows.scaled) > 3 * low
+    fields = EITHER if _fades(rows.only(off)) > HIDDEN else {}
+    return Found.of_sequences(
+        "prompt_positions", statistic, rows, off, repaired=rows.only(~off), fields=fields
+    )
+
+
+HIDDEN = 6.0
+"""Factor by which |Δ|/(1 − π) falls from tokens 0 to 7 to those from 32 on where layers with a window soon
+hide what precedes the prompt: 14 to 20 after another beginning of it, 4 to 16 of padding, which is 1.4 to 3.1
+without windows. Without them another beginning is seen after long prompts, too."""
+EITHER = {
+    "sentence": "what precedes the prompt differs between the two sides: padding that counts on one, or "
+    "another beginning of the prompt (template, system prompt)",
+    "confirm": "print token ids, attention_mask and position_ids of a short prompt on both sides",
+    "fix": "give both sides the same ids from the first token on, and pass attention_mask and position_ids "
+    "that begin there where the batch is padded on the left",
+}
+
+
+def _fades(rows: Rows) -> float:
+    """Return by what factor the level of uncertain tokens falls along a response, or 1."""
+    some = uncertain(rows)
+    early, late = some & (rows.index < 8), some & (rows.index >= 32)
+    if min(early.sum(), late.sum()) < 100:
+        return 1.0
+    return float(rows.scaled[early].mean() / max(rows.scaled[late].mean(), 1e-9))
 
 
 def _ranks(x: Floats) -> Floats:

@@ -213,7 +213,21 @@ def _zeros(x: Floats, other: Floats) -> bool:
         closer = (x < 0) & (x > least)
         near = closer if closer.sum() >= 100 or least == -1e-2 else near
     rate = (float(np.sum(other[near] < -FAR)) + 1) / (float(near.sum()) + 30)
-    return bool(far.sum() > 3 * rate * np.sum(x == 0)) and _ordinary(other[x == 0], other[x < 0])
+    if not far.sum() > 3 * rate * np.sum(x == 0) or _truncated(x, other):
+        return False
+    return _ordinary(other[x == 0], other[x < 0])
+
+
+def _truncated(x: Floats, other: Floats) -> bool:
+    """Return whether zeros are of tokens that truncated sampling left alone.
+
+    Then the other policy gives a lower log-prob to all tokens, and to these by no more than to the rest.
+    """
+    difference, zero = other - x, x == 0
+    rest = difference[~zero]
+    return len(rest) >= 100 and bool(
+        np.mean(rest < 0) > 0.98 and np.quantile(difference[zero], 0.05) > np.quantile(rest, 0.01)
+    )
 
 
 def _ordinary(other: Floats, usual: Floats) -> bool:
@@ -904,7 +918,7 @@ def special_tokens(rows: Rows) -> Found | None:
         nearly_all = (
             share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
         )
-        anew = share[at] > 0.85 and mean[at] > 2.0 and mean[at] > 4 * _before(rows, which == at)
+        anew = share[at] > 0.85 and mean[at] > 2.0 and mean[at] > 12 * _before(rows, which == at)
         if many[at] < 8 or mean[at] < least or not (beyond or nearly_all or anew):
             continue
         if mean[at] > 3 * _usual(rows, np.isin(which, [*worst, at])):
