@@ -17,7 +17,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice, scope
 from offpol_diag.engine.advantages import GroupRewards
 from offpol_diag.engine.evaluator import Evaluator, Packed
-from offpol_diag.engine.scope import BatchFits, Label, Smooth
+from offpol_diag.engine.scope import BatchFits, Label
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import TAIL, Tail, smooth
 from offpol_diag.engine.tally import Arrays, ByKey, largest_of
@@ -249,10 +249,6 @@ def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> FirstPass:
         for key in asked.tails
     }
     return FirstPass(BatchFits(cuts, tails), seen.rewards)
-
-
-def _smoothed(one: Arrays) -> Smooth | None:
-    return smooth(Tail.read(one.largest["tail"], float(one.sums["n"])))
 
 
 def _of(seen: Seen, key: Cut | Smoothed) -> Iterator[tuple[Label, Arrays]]:
