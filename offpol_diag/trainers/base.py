@@ -17,9 +17,11 @@ from offpol_diag.presets import Over, Preset, Reject, Veto
 if TYPE_CHECKING:
     import numpy as np
 
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.logs import Totals
     from offpol_diag.trainers.tokens import Tokens
 else:
+    Array = Tokens = Totals = Any  # they import numpy
 
     class _Numpy:
         """numpy, imported when a function of it is first used."""
@@ -36,11 +38,14 @@ else:
 __all__ = [
     "EPS",
     "SAFETY",
+    "Array",
     "Log",
     "Number",
     "Numbers",
     "Ours",
     "Side",
+    "Tokens",
+    "Totals",
     "half",
     "half_veto",
     "named",

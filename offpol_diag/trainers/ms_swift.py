@@ -8,17 +8,12 @@ rank, here of the dump. Its "sequence" is the geometric mean.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Ours, named, np
+from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Ours, Tokens, Totals, named, np
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.trl import loss, threshold
-
-if TYPE_CHECKING:
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 ESS_LEAST = 1e-10
 """Lower bound on the normalised second moment."""

@@ -12,29 +12,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import SMALLEST_NORM, Preset, Reject
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
     SAFETY,
+    Array,
     Log,
     Number,
     Numbers,
     Ours,
     Side,
+    Tokens,
+    Totals,
     half,
     named,
     np,
     weighs,
 )
 from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Guards, Parts, Settings, Snippet, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 # ---------------------------------------------------------------- without the helper
 

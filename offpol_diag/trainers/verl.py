@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import SMALLEST_NORM, Over, Preset, Reject, Statistic, Weight
@@ -23,21 +22,19 @@ from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
     EPS,
     SAFETY,
+    Array,
     Log,
     Number,
     Numbers,
     Ours,
+    Tokens,
+    Totals,
     named,
     np,
     of_rows,
     std,
 )
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 # ---------------------------------------------------------------- what a generation logs
 
