@@ -19,14 +19,15 @@ from offpol_diag.engine import (
     gap,
     loglattice,
     method,
+    prefixes,
     selection,
     stepgroups,
     tails,
     worst,
 )
-from offpol_diag.engine.formula import AS_SEEN, POSITIVE, Formula, Reader, mean
+from offpol_diag.engine.formula import AS_SEEN, Formula, Reader, mean
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.tails import ESS_TOKENS, Tail
+from offpol_diag.engine.tails import ESS_SEQUENCES, ESS_TOKENS, Tail
 from offpol_diag.engine.tally import Arrays, Tally
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets.candidates import MARK
@@ -196,27 +197,21 @@ _NEEDS = {"reward": "reward", "policy_lag": "lag"}
 _OF_METHODS = tuple(
     row for row in method.WEIGHTS if row.name in ("truncated_high", "tokens_rejected", "tokens_weighted")
 )
-_ESS = Formula("ess_sequences", "fraction", "sequences", "", lambda get: get("ess"))
 
 
 def _by_steps(drawn: Drawn) -> BySteps | None:
     groups = drawn.groups
     if not groups:
         return None
-    each = [_of_step(drawn, step) for _, _, step in groups]
-    units = {name: row.unit for _, rows in each for name, (row, _) in rows.items()}
-    units |= dict.fromkeys(("khat_tokens", "khat_sequences"), "")
+    read = [_of_step(drawn, step) for _, _, step in groups]
+    units = {name: number.unit for one in read for name, number in one.items()}
+    sizes = [step.read("columns") for _, _, step in groups]
     blank = Number(value=None)
-    read = [reader.estimates(rows) for reader, rows in each]
-    for result, (_, _, step) in zip(read, groups, strict=True):
-        sums = step.read("columns")
-        for over in ("tokens", "sequences"):
-            result[f"khat_{over}"] = _khat(sums[over][0], step.largest[over])
     return BySteps(
         first=[first for first, _, _ in groups],
         last=[last for _, last, _ in groups],
-        tokens=[round(float(reader.sums["tokens"][0])) for reader, _ in each],
-        sequences=[round(float(reader.sums["sequences"][0])) for reader, _ in each],
+        tokens=[round(float(sums["tokens"][0])) for sums in sizes],
+        sequences=[round(float(sums["sequences"][0])) for sums in sizes],
         series={name: _series([one.get(name, blank) for one in read], unit) for name, unit in units.items()},
     )
 
@@ -226,11 +221,10 @@ def _reader(drawn: Drawn, sums: Mapping[str, Array]) -> Reader:
     return Reader(sums, min(drawn.reader.groups, round(float(sums["sequences"][0]))))
 
 
-def _of_step(drawn: Drawn, step: Arrays) -> tuple[Reader, dict[str, tuple[Formula, Array]]]:
-    """Compute the numbers of a group of steps, [1+B] each."""
+def _of_step(drawn: Drawn, step: Arrays) -> Numbers:
+    """Read the numbers of a group of steps."""
     sums = step.read("columns")
     reader, prefix = _reader(drawn, sums), drawn.study.main.prefix
-    ess = tails.ess_of_sequences(reader, step.log_sums["products"])
     rows = [(row.name, row, prefix) for row in _OF_STEPS]
     rows += [(row.name, row, "") for row in _PLAIN if _NEEDS[row.name] in sums]
     kl = [row for row in _OF_STEPS if row.name in ("k1", "k3")]
@@ -240,8 +234,13 @@ def _of_step(drawn: Drawn, step: Arrays) -> tuple[Reader, dict[str, tuple[Formul
         for row in _OF_METHODS:
             read = replace(row, counts=row.counts and row.name not in idle)
             rows.append((f"{preset.name.removeprefix(MARK)}.{row.name}", read, f"{preset.name}|"))
-    result = {name: (row, row.of(partial(reader.column, prefix=own))) for name, row, own in rows}
-    return reader, result | {_ESS.name: (_ESS, ess)}
+    values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
+    rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))
+    values.append(tails.ess_of_sequences(reader, step.log_sums["products"]))
+    names, formulas, _ = zip(*rows, strict=True)
+    result = dict(zip(names, reader.wrapped(formulas, np.stack(values)), strict=True))
+    of = {f"khat_{over}": _khat(sums[over][0], step.largest[over]) for over in ("tokens", "sequences")}
+    return result | of
 
 
 def _khat(n: float, kept: Array) -> Number:
@@ -389,13 +388,11 @@ def _of_groups(drawn: Drawn, groups: Sequence[tuple[int, int, Arrays]], many: in
     names = [name for name in each[0] if "@" in name or name in ("tokens", "sequences")]
     reader = _reader(drawn, {name: sum((one[name] for one in each[1:]), each[0][name]) for name in names})
     tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
-    values = {str(at): (_K3, reader.sums[f"k3@{at}"] / n) for at, n in enumerate(tokens)}
-    k3 = _series(list(reader.estimates(values).values()), "nats")
+    values = np.stack([reader.sums[f"k3@{at}"] / n for at, n in enumerate(tokens)])
+    row = next(row for row in gap.ROWS if row.name == "k3")
+    k3 = _series(reader.wrapped([row] * many, values), "nats")
     counts = [round(float(n[0])) for n in tokens]
     return PositionSteps(first_step=groups[0][0], last_step=groups[-1][1], tokens=counts, k3=k3)
-
-
-_K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
 
 
 # ---------------------------------------------------------------- rules at many thresholds
@@ -458,17 +455,16 @@ def _tail(tail: Tail) -> ParetoTail | None:
     )
 
 
-def with_tails(drawn: Drawn, result: Lengths) -> Lengths:
-    """Add k̂ by length, the median length and the log-normal rule to the curve of sequence weights."""
-    many, top = drawn.sums["prefixes.many"][:, 0].tolist(), drawn.tally.whole.largest["prefixes"]
-    curve = [at._replace(khat=_khat(n, row)) for at, n, row in zip(result.curve, many, top, strict=False)]
-    k3 = drawn.result.whole[f"{drawn.study.main.prefix}k3"].value
-    return result.model_copy(
-        update={
-            "curve": curve,
-            "median": _length_at(drawn.sums["kept"][:, 0], 0.5),
-            "log_normal": _finite(math.log(10) / (2 * k3)) if k3 else None,
-        }
+def lengths(drawn: Drawn) -> Lengths:
+    """Read out sequence weights by length, with k̂ of each, the median length and the log-normal rule."""
+    whole, k3 = drawn.tally.whole, drawn.result.whole[f"{drawn.study.main.prefix}k3"].value
+    many, curve = whole.sums["prefixes.many"][:, 0].tolist(), list(prefixes.curve(drawn.reader, whole))
+    tops = zip(curve, many, whole.largest["prefixes"], strict=False)
+    return Lengths(
+        longest=prefixes.longest(curve),
+        curve=[at._replace(khat=_khat(n, row)) for at, n, row in tops],
+        median=_length_at(drawn.sums["kept"][:, 0], 0.5),
+        log_normal=_finite(math.log(10) / (2 * k3)) if k3 else None,
     )
 
 
