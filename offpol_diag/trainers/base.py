@@ -37,6 +37,8 @@ else:
 
 __all__ = [
     "EPS",
+    "PERPLEXITIES",
+    "PERPLEXITY_ENDS",
     "SAFETY",
     "Array",
     "Log",
@@ -80,6 +82,17 @@ class Ours(NamedTuple):
     preset: str = ""
     near: str = ""
     unlike: str = ""
+
+
+PERPLEXITIES = {
+    "training_ppl": Ours("ppl_train"),
+    "rollout_ppl": Ours("ppl_rollout"),
+    "ppl_ratio": Ours("ppl_ratio"),
+    "log_ppl_diff": Ours("log_ppl_diff"),
+    "log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
+}
+PERPLEXITY_ENDS = {name: Ours(name) for name in ("log_ppl_diff_max", "log_ppl_diff_min")}
+"""Names of verl's, which others log as well."""
 
 
 @dataclass(frozen=True, eq=False)

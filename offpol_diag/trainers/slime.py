@@ -17,6 +17,7 @@ from offpol_diag.errors import ConfigError
 from offpol_diag.presets import SMALLEST_NORM, Preset, Reject
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
+    PERPLEXITIES,
     SAFETY,
     Array,
     Log,
@@ -225,11 +226,7 @@ MIS_OURS = {
     "train/mis_k3_kl": Ours(near="k3"),
     "train/mis_chi2_token": Ours(near="chi2_token"),
     "train/mis_chi2_seq": Ours("chi2_sequence"),
-    "train/mis_training_ppl": Ours("ppl_train"),
-    "train/mis_rollout_ppl": Ours("ppl_rollout"),
-    "train/mis_ppl_ratio": Ours("ppl_ratio"),
-    "train/mis_log_ppl_diff": Ours("log_ppl_diff"),
-    "train/mis_log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
+    **named("train/mis_", PERPLEXITIES),
 }
 LOG, MIS = Log("slime", log, OURS), Log("slime-mis", mis_log, OURS | MIS_OURS)
 
