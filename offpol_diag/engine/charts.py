@@ -17,7 +17,6 @@ from offpol_diag.engine import (
     gap,
     loglattice,
     method,
-    segments,
     selection,
     stepgroups,
 )
@@ -252,16 +251,9 @@ def tally(context: BatchContext, drifts: Sequence[Drift], weighed: PresetSums) -
     whole = pictures.arrays.merge(by_sequence(context.batch.lengths, total))
     by_key = {"token_ids": pictures.token_ids, "step_groups": _by_step(context, drifts, weighed, total)}
     return Tally(
-        whole.merge(Arrays(sums={"kept": _kept(weighed)})),
+        whole.merge(Arrays(sums={"kept": selection.by_length(weighed, weighed.sums["w"])})),
         {name: one for name, one in by_key.items() if one is not None},
     )
-
-
-def _kept(weighed: PresetSums) -> Array:
-    """Sum by length: sequences, tokens, and the weights of each candidate."""
-    at = selection.length_bin(weighed.batch.lengths)
-    rows = (segments.numbers(weighed.n > 0), weighed.n, *weighed.sums["w"].all)
-    return np.stack([sum_by(at, selection.LENGTH_BINS, row) for row in rows], axis=1)
 
 
 OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
@@ -289,7 +281,7 @@ def _by_step(
         result |= zip(("lagged", "lag", "lag2"), np.array(known).reshape(-1, 3).T, strict=True)
     weights = method.weight_columns(weighed)
     wanted = [at for at, name in enumerate(weights.names) if name.rpartition("|")[2] in OF_METHODS]
-    few = weights.only(wanted).trimmed
+    few = weights.only(wanted)
     result |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
     table = np.concatenate(collected(context, main, breakdowns.ByPlace).parts[axis.name], -1)
