@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -232,8 +232,8 @@ def _of_step(drawn: Drawn, step: Arrays) -> Numbers:
     for preset in drawn.study.candidates:
         idle = method.idle(preset)
         for row in _OF_METHODS:
-            read = replace(row, counts=row.counts and row.name not in idle)
-            rows.append((f"{preset.name.removeprefix(MARK)}.{row.name}", read, f"{preset.name}|"))
+            name, read = f"{preset.name.removeprefix(MARK)}.{row.name}", method.row_of(row, preset, idle)
+            rows.append((name, read, f"{preset.name}|"))
     values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
     rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))
     values.append(tails.ess_of_sequences(reader, step.log_sums["products"]))

@@ -388,7 +388,7 @@ def candidate_numbers(out: Readout) -> dict[str, Numbers]:
     errors, found = ranking.numbers(out.reader, out.study.candidates), {}
     for preset in out.study.candidates:
         idle = method.idle(preset)
-        read = (replace(row, counts=row.counts and row.name not in idle) for row in method.WEIGHTS)
+        read = (method.row_of(row, preset, idle) for row in method.WEIGHTS)
         result = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
         result |= _weight_range(out, preset) | errors.get(preset.name, {})
         found[f"candidate/{preset.name.removeprefix(candidates.MARK)}"] = result

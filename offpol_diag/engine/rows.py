@@ -133,11 +133,9 @@ class Columns:
         if not self.parts:
             return self
         rows, which = np.unique(self._places, return_inverse=True)
-        begins = np.array([0, *accumulate(len(part) for part in self.parts)][:-1])
-        part = np.searchsorted(begins, rows, side="right") - 1
-        own = np.split(rows - begins[part], np.searchsorted(part, np.arange(1, len(begins))))
-        parts = tuple(x[at] for x, at in zip(self.parts, own, strict=True))
-        return Columns(self.names, parts, which)
+        lines = [line for part in self.parts for line in part]
+        few = np.array([lines[row] for row in rows]).reshape(len(rows), self.parts[0].shape[1])
+        return Columns(self.names, (few,), which)
 
     @property
     def height(self) -> int:
