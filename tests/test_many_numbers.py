@@ -94,7 +94,7 @@ def test_each_row_of_intervals_has_as_many_replicates_as_are_finite_there() -> N
     values = np.random.default_rng(1).random((3, 1 + B))
     values[1, 1:5] = (math.inf, -math.inf, math.nan, math.inf)
     values[2, 1:20] = math.nan
-    found = interval.intervals(values, 30.0, GROUPS, SHARE)
+    found = interval.intervals(values, 30.0, GROUPS, [SHARE] * 3)
     shorter = np.concatenate((values[1, :1], values[1, 5:]))
     wanted = [
         interval.interval(values[0], 30.0, GROUPS, SHARE),
@@ -102,4 +102,4 @@ def test_each_row_of_intervals_has_as_many_replicates_as_are_finite_there() -> N
     ]
     assert found == [*wanted, None]
     for few in ((30.0, 4), (2.9, GROUPS)):
-        assert interval.intervals(values, *few, SHARE) == [None] * 3
+        assert interval.intervals(values, *few, [SHARE] * 3) == [None] * 3

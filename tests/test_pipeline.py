@@ -225,7 +225,7 @@ def test_the_error_of_an_update_is_made_of_weighted_advantages(case):
             assert done.exact["rA"][s] == pytest.approx(math.fsum(r[own] * a[own]), rel=1e-9, abs=1e-9)
             at = [one.name for one in few].index("token_is")
             total = math.fsum(token_is[own] * a[own])
-            assert done.total("advantage").of_preset(at)[s] == pytest.approx(total, rel=1e-9, abs=1e-9)
+            assert done.total("advantage").all[at, s] == pytest.approx(total, rel=1e-9, abs=1e-9)
 
 
 # ---------------------------------------------------------------- any preset

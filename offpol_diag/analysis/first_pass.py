@@ -7,8 +7,9 @@ tail that is replaced, and advantages made of rewards the mean and deviation of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice, scope
 from offpol_diag.engine.advantages import GroupRewards
 from offpol_diag.engine.evaluator import Evaluator, Packed
-from offpol_diag.engine.scope import BatchFits, Label, Smooth
+from offpol_diag.engine.scope import BatchFits, Label
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import TAIL, Tail, smooth
 from offpol_diag.engine.tally import Arrays, ByKey, largest_of
@@ -205,38 +206,26 @@ def falls_at(bins: Array, at: int, inside: Array | None, rule: Reject) -> float:
     return float(rising[np.flatnonzero(enough)[-1]])
 
 
-class _Whole:
-    """One batch, as the dump and as the engine that `read_ahead` takes."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    def only(self, roles: Any) -> Any:
-        """Return itself."""
-        return self
-
-    def reduce(self, dump: Any, job: Any, each: Any = None) -> Any:
-        """Run the job on the batch."""
-        return job(self._batch)
-
-
 def of_batch(batch: Batch, presets: Sequence[Preset], rewards: bool = False) -> FirstPass:
     """Return what presets need of a dump that is one batch; `rewards`: advantages are made of rewards."""
-    whole: Any = _Whole(batch)
-    return read_ahead(whole, whole, Needs.of(presets, rewards))
+    return _first_pass(lambda _, job: job(batch), Needs.of(presets, rewards))
+
+
+def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> FirstPass:
+    """Read the dump, and once more where a cut falls inside a bin of the lattice."""
+    return _first_pass(partial(_read, engine, dump), asked)
 
 
 @np.errstate(all="ignore")
-def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> FirstPass:
-    """Read the dump, and once more where a cut falls inside a bin of the lattice."""
-    seen = _read(engine, dump, asked, Look(asked)) or Seen({})
+def _first_pass(read: Callable[[Needs, Job[Any]], Any], asked: Needs) -> FirstPass:
+    seen: Seen = read(asked, Look(asked)) or Seen({})
     result: dict[tuple[Cut, Label], Array] = {
         (cut, label): one.sums["bins"] for cut in asked.cuts for label, one in _of(seen, cut)
     }
     bins = {key: bin_of(each, key[0][1]) for key, each in result.items()}
     within = {key: at for key, at in bins.items() if at}
     only = Needs(tuple(dict.fromkeys(cut for cut, _ in within)), (), rewards=False)
-    inside = _read(engine, dump, only, Gather(within)) if within else None
+    inside: Inside | None = read(only, Gather(within)) if within else None
     cuts: dict[Cut, dict[Label, float]] = {cut: {} for cut in asked.cuts}
     for (cut, label), at in bins.items():
         values = inside.values[cut, label] if inside and at else None
@@ -249,10 +238,6 @@ def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> FirstPass:
         for key in asked.tails
     }
     return FirstPass(BatchFits(cuts, tails), seen.rewards)
-
-
-def _smoothed(one: Arrays) -> Smooth | None:
-    return smooth(Tail.read(one.largest["tail"], float(one.sums["n"])))
 
 
 def _of(seen: Seen, key: Cut | Smoothed) -> Iterator[tuple[Label, Arrays]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -19,17 +19,17 @@ from offpol_diag.engine import (
     gap,
     loglattice,
     method,
+    prefixes,
     selection,
     stepgroups,
     tails,
     worst,
 )
-from offpol_diag.engine.formula import AS_SEEN, POSITIVE, Formula, Reader, mean
+from offpol_diag.engine.formula import AS_SEEN, Formula, Reader, mean
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.tails import ESS_TOKENS, Tail
+from offpol_diag.engine.tails import ESS_SEQUENCES, ESS_TOKENS, Tail
 from offpol_diag.engine.tally import Arrays, Tally
 from offpol_diag.number import Number, Numbers
-from offpol_diag.numerals import doubted
 from offpol_diag.presets.candidates import MARK
 from offpol_diag.result import (
     BySteps,
@@ -59,10 +59,6 @@ POINTS = 60
 """Most points of a tail."""
 TYPES = 20
 """Most token ids listed."""
-GRID = 16
-"""Most groups of steps by position."""
-STEPS = 20
-"""Most steps listed by number."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Drawn:
     @cached_property
     def synced(self) -> float:
         """Number of tokens with lag 0; 0 where no lag is known."""
-        return float(self.sums["between"][-1].sum())
+        return float(self.sums["in_sync"].sum())
 
     def tail(self, prefix: str, over: str) -> Tail:
         """Return the largest log-weights of a drift, over tokens or sequences."""
@@ -108,15 +104,14 @@ class Drawn:
 def charts_of(drawn: Drawn) -> Charts:
     """Read out every picture."""
     steps = _by_steps(drawn)
-    every, crossings = list(_bands(drawn)), list(_crossings(steps)) if steps else []
+    crossings = list(_crossings(steps)) if steps else []
     known = {
-        drift.prefix + over: _tail(drawn.tail(drift.prefix, over), over)
+        drift.prefix + over: _tail(drawn.tail(drift.prefix, over))
         for drift in drawn.study.drifts
         for over in ("tokens", "sequences")
     }
     return Charts(
-        bands=every,
-        band=_band(drawn, every),
+        bands=list(_bands(drawn)),
         crossings=crossings,
         steps=steps,
         gap_shares=gap_shares(drawn),
@@ -173,22 +168,6 @@ def _bands(drawn: Drawn) -> Iterator[metrics.Band]:
             yield metrics.Band(metric=metric, name=name, low=low, high=high, regime=_LIMIT, source=_TAIL)
 
 
-def _band(drawn: Drawn, every: Sequence[metrics.Band]) -> dict[str, str]:
-    """Name the band of every number of the main drift that has one."""
-    result: dict[str, str] = {}
-    for band in every:
-        metric = band.metric
-        number = drawn.result.whole.get(drawn.study.main.prefix + metric, Number())
-        if doubted(number):  # what cannot be estimated is in no band
-            continue
-        if metric in metrics.BANDS:
-            row = metrics.band(metric, number)
-            result |= {metric: row.name} if row else {}
-        elif number.value is not None and (number.value > (band.low or band.high or 0.0)) == (not band.high):
-            result[metric] = band.name
-    return result
-
-
 def _crossings(steps: BySteps) -> Iterator[Crossing]:
     """Yield the first step at which a number is in a band worse than at all steps before, band by band."""
     for metric, rows in metrics.BANDS.items():
@@ -212,37 +191,27 @@ _OF_STEPS = (
 )
 _PLAIN = (
     Formula("reward", "", "sequences", "mean reward", mean("reward", "sequences"), AS_SEEN),
-    Formula("entropy", "nats", "tokens", "mean entropy", mean("entropy"), POSITIVE),
-    Formula("length", "tokens", "sequences", "unmasked tokens", mean("tokens", "sequences"), AS_SEEN),
     Formula("policy_lag", "updates", "sequences", "mean policy lag", mean("lag", "lagged"), AS_SEEN),
 )
-_NEEDS = {"reward": "reward", "entropy": "entropy", "policy_lag": "lag", "length": "tokens"}
+_NEEDS = {"reward": "reward", "policy_lag": "lag"}
 _OF_METHODS = tuple(
-    row
-    for row in method.WEIGHTS
-    if row.name in ("truncated_high", "tokens_rejected", "tokens_weighted", "ess_tokens")
+    row for row in method.WEIGHTS if row.name in ("truncated_high", "tokens_rejected", "tokens_weighted")
 )
-_ESS = Formula("ess_sequences", "fraction", "sequences", "", lambda get: get("ess"))
 
 
 def _by_steps(drawn: Drawn) -> BySteps | None:
     groups = drawn.groups
     if not groups:
         return None
-    each = [_of_step(drawn, step) for _, _, step in groups]
-    units = {name: row.unit for _, rows in each for name, (row, _) in rows.items()}
-    units |= dict.fromkeys(("khat_tokens", "khat_sequences"), "")
+    read = [_of_step(drawn, step) for _, _, step in groups]
+    units = {name: number.unit for one in read for name, number in one.items()}
+    sizes = [step.read("columns") for _, _, step in groups]
     blank = Number(value=None)
-    read = [reader.estimates(rows) for reader, rows in each]
-    for result, (_, _, step) in zip(read, groups, strict=True):
-        sums = step.read("columns")
-        for over in ("tokens", "sequences"):
-            result[f"khat_{over}"] = _khat(sums[over][0], step.largest[over])
     return BySteps(
         first=[first for first, _, _ in groups],
         last=[last for _, last, _ in groups],
-        tokens=[round(float(reader.sums["tokens"][0])) for reader, _ in each],
-        sequences=[round(float(reader.sums["sequences"][0])) for reader, _ in each],
+        tokens=[round(float(sums["tokens"][0])) for sums in sizes],
+        sequences=[round(float(sums["sequences"][0])) for sums in sizes],
         series={name: _series([one.get(name, blank) for one in read], unit) for name, unit in units.items()},
     )
 
@@ -252,11 +221,10 @@ def _reader(drawn: Drawn, sums: Mapping[str, Array]) -> Reader:
     return Reader(sums, min(drawn.reader.groups, round(float(sums["sequences"][0]))))
 
 
-def _of_step(drawn: Drawn, step: Arrays) -> tuple[Reader, dict[str, tuple[Formula, Array]]]:
-    """Compute the numbers of a group of steps, [1+B] each."""
+def _of_step(drawn: Drawn, step: Arrays) -> Numbers:
+    """Read the numbers of a group of steps."""
     sums = step.read("columns")
     reader, prefix = _reader(drawn, sums), drawn.study.main.prefix
-    ess = tails.ess_of_sequences(reader, step.log_sums["products"])
     rows = [(row.name, row, prefix) for row in _OF_STEPS]
     rows += [(row.name, row, "") for row in _PLAIN if _NEEDS[row.name] in sums]
     kl = [row for row in _OF_STEPS if row.name in ("k1", "k3")]
@@ -264,10 +232,15 @@ def _of_step(drawn: Drawn, step: Arrays) -> tuple[Reader, dict[str, tuple[Formul
     for preset in drawn.study.candidates:
         idle = method.idle(preset)
         for row in _OF_METHODS:
-            read = replace(row, counts=row.counts and row.name not in idle)
-            rows.append((f"{preset.name.removeprefix(MARK)}.{row.name}", read, f"{preset.name}|"))
-    result = {name: (row, row.of(partial(reader.column, prefix=own))) for name, row, own in rows}
-    return reader, result | {_ESS.name: (_ESS, ess)}
+            name, read = f"{preset.name.removeprefix(MARK)}.{row.name}", method.row_of(row, preset, idle)
+            rows.append((name, read, f"{preset.name}|"))
+    values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
+    rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))
+    values.append(tails.ess_of_sequences(reader, step.log_sums["products"]))
+    names, formulas, _ = zip(*rows, strict=True)
+    result = dict(zip(names, reader.wrapped(formulas, np.stack(values)), strict=True))
+    of = {f"khat_{over}": _khat(sums[over][0], step.largest[over]) for over in ("tokens", "sequences")}
+    return result | of
 
 
 def _khat(n: float, kept: Array) -> Number:
@@ -309,7 +282,7 @@ def _ranges(drawn: Drawn) -> list[RangeOfRatios]:
     bounds = [None, *(b if b > 0 else -1 / b for b in _RANGES), None]
     result = []
     for (first, last), (low, high) in zip(pairwise(cuts), pairwise(bounds), strict=True):
-        tokens, _, _, k3, synced = between[:, first:last].sum(1).tolist()
+        tokens, _, _, k3 = between[:, first:last].sum(1).tolist()
         result.append(
             RangeOfRatios(
                 low=low,
@@ -317,7 +290,6 @@ def _ranges(drawn: Drawn) -> list[RangeOfRatios]:
                 tokens=round(tokens),
                 share=tokens / drawn.tokens,
                 k3_share=_share(k3, drawn.k3),
-                in_sync=round(synced) if drawn.synced else None,
             )
         )
     return result
@@ -325,38 +297,26 @@ def _ranges(drawn: Drawn) -> list[RangeOfRatios]:
 
 def _density(drawn: Drawn) -> Density:
     size = charts.BINS
-    out, synced = drawn.sums["density"].round().astype(np.int64).reshape(2, size, size)
-    return Density(
-        edges=charts.probabilities(charts.DENSITY_LOGS),
-        counts=(out + synced).tolist(),
-        in_sync=synced.tolist() if drawn.synced else [],
-    )
+    counts = drawn.sums["density"].round().astype(np.int64).reshape(size, size)
+    return Density(edges=charts.probabilities(charts.DENSITY_LOGS), counts=counts.tolist())
 
 
 def _corner(drawn: Drawn, at: int) -> Corner:
-    tokens, k3, synced = drawn.sums["corners"][:, at].tolist()
-    return Corner(
-        tokens=round(tokens),
-        share=tokens / drawn.tokens,
-        k3_share=_share(k3, drawn.k3),
-        in_sync_share=_share(synced, drawn.synced),
-    )
+    tokens, k3 = drawn.sums["corners"][:, at].tolist()
+    return Corner(tokens=round(tokens), share=tokens / drawn.tokens, k3_share=_share(k3, drawn.k3))
 
 
 def _noise(drawn: Drawn) -> Noise:
     out, synced = drawn.sums["noise"].reshape(2, -1, charts.SIZES)
     every = out + synced
-    of_synced: dict[str, Any] = {}
-    if drawn.synced:
-        of_synced["in_sync_tokens"] = [round(n) for n in synced.sum(1).tolist()]
-        of_synced |= {f"in_sync_{name}": _quantiles(synced, q) for name, q in (("median", 0.5), ("p90", 0.9))}
     return Noise(
         edges=charts.probabilities(charts.NOISE_LOGS),
         tokens=[round(n) for n in every.sum(1).tolist()],
         median=_quantiles(every, 0.5),
         p90=_quantiles(every, 0.9),
         p99=_quantiles(every, 0.99),
-        **of_synced,
+        in_sync_tokens=[round(n) for n in synced.sum(1).tolist()] if drawn.synced else [],
+        in_sync_p90=_quantiles(synced, 0.9) if drawn.synced else [],
     )
 
 
@@ -410,16 +370,8 @@ def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
     if len(groups) < 2:
         return result
     at, why = _split(drawn, crossings)
-    width = math.ceil(len(groups) / GRID)
-    parts = [groups[i : i + width] for i in range(0, len(groups), width)]
-    return result.model_copy(
-        update={
-            "early": _of_groups(drawn, groups[:at], many),
-            "late": _of_groups(drawn, groups[at:], many),
-            "split": why,
-            "grid": [_of_groups(drawn, part, many, plain=True) for part in parts],
-        }
-    )
+    early, late = (_of_groups(drawn, some, many) for some in (groups[:at], groups[at:]))
+    return result.model_copy(update={"early": early, "late": late, "split": why})
 
 
 def _split(drawn: Drawn, crossings: Sequence[Crossing]) -> tuple[int, str]:
@@ -431,31 +383,25 @@ def _split(drawn: Drawn, crossings: Sequence[Crossing]) -> tuple[int, str]:
     return (len(firsts) + 1) // 2, "first and second half of the steps"
 
 
-def _of_groups(
-    drawn: Drawn, groups: Sequence[tuple[int, int, Arrays]], many: int, plain: bool = False
-) -> PositionSteps:
+def _of_groups(drawn: Drawn, groups: Sequence[tuple[int, int, Arrays]], many: int) -> PositionSteps:
     each = [step.read("columns") for _, _, step in groups]
     names = [name for name in each[0] if "@" in name or name in ("tokens", "sequences")]
     reader = _reader(drawn, {name: sum((one[name] for one in each[1:]), each[0][name]) for name in names})
     tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
-    values = {str(at): (_K3, reader.sums[f"k3@{at}"] / n) for at, n in enumerate(tokens)}
-    k3 = Series(unit="nats", values=[_finite(float(x[0])) for _, x in values.values()])
-    if not plain:
-        k3 = _series(list(reader.estimates(values).values()), "nats")
+    values = np.stack([reader.sums[f"k3@{at}"] / n for at, n in enumerate(tokens)])
+    row = next(row for row in gap.ROWS if row.name == "k3")
+    k3 = _series(reader.wrapped([row] * many, values), "nats")
     counts = [round(float(n[0])) for n in tokens]
     return PositionSteps(first_step=groups[0][0], last_step=groups[-1][1], tokens=counts, k3=k3)
-
-
-_K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
 
 
 # ---------------------------------------------------------------- rules at many thresholds
 
 
 def _token_thresholds(drawn: Drawn) -> TokenThresholds:
-    tokens, r1, r11, *_ = drawn.sums["between"]
+    tokens, r1, r11, _ = drawn.sums["between"]
     many, n = len(charts.THRESHOLDS), drawn.tokens
-    ess, truncated, means, inside = [], [], [], []
+    ess, truncated, inside = [], [], []
     for i, b in enumerate(charts.THRESHOLDS):
         cut = many + 1 + i  # the first bin whose ratios are at least b
         above = float(tokens[cut:].sum())
@@ -463,35 +409,28 @@ def _token_thresholds(drawn: Drawn) -> TokenThresholds:
         twice = n - above + 2 * float(r1[:cut].sum()) + float(r11[:cut].sum()) + above * b * b
         ess.append(_share(once * once, n * twice))
         truncated.append(above / n)
-        means.append(_finite(once / n))
         inside.append(float(tokens[many - i : cut].sum()) / n)
-    at = list(charts.THRESHOLDS)
-    return TokenThresholds(b=at, ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside)
+    return TokenThresholds(b=list(charts.THRESHOLDS), ess_tokens=ess, truncated=truncated, kept=inside)
 
 
 def _sequence_thresholds(drawn: Drawn) -> SequenceThresholds:
-    sums, means = drawn.sums["by_sum"], drawn.sums["by_mean"]
-    many = len(charts.SEQUENCE_THRESHOLDS)
-    sequences, tokens = (float(x) for x in sums[:2].sum(1))
+    (product, nw, nww), geometric = drawn.sums["by_sum"], drawn.sums["by_mean"]
+    many, tokens = len(charts.SEQUENCE_THRESHOLDS), float(product.sum())
     rows: dict[str, list[float | None]] = {name: [] for name in SequenceThresholds.model_fields}
     for i, b in enumerate(charts.SEQUENCE_THRESHOLDS):
         cut, first = many + 1 + i, many - i
-        _, _, w, ww, nw, nww = sums[:, :cut].sum(1).tolist()
-        above, above_tokens = sums[:2, cut:].sum(1).tolist()
+        once, twice, above = (float(x.sum()) for x in (nw[:cut], nww[:cut], product[cut:]))
         rows["b"].append(b)
-        for name, x in (("geometric", means), ("product", sums)):
-            kept_sequences, kept_tokens = x[:2, first:cut].sum(1).tolist()
-            rows[f"kept_{name}"].append(kept_tokens / tokens)
-            rows[f"sequences_{name}"].append(kept_sequences / sequences)
-        rows["ess_tokens"].append(_share((nw + above_tokens * b) ** 2, tokens * (nww + above_tokens * b * b)))
-        rows["ess_sequences"].append(_share((w + above * b) ** 2, sequences * (ww + above * b * b)))
+        rows["kept_geometric"].append(float(geometric[first:cut].sum()) / tokens)
+        rows["kept_product"].append(float(product[first:cut].sum()) / tokens)
+        rows["ess_tokens"].append(_share((once + above * b) ** 2, tokens * (twice + above * b * b)))
     return SequenceThresholds.model_validate(rows)
 
 
 # ---------------------------------------------------------------- tails
 
 
-def _tail(tail: Tail, over: str) -> ParetoTail | None:
+def _tail(tail: Tail) -> ParetoTail | None:
     fitted = tails.fit(tail)
     if fitted is None:
         return None
@@ -505,33 +444,27 @@ def _tail(tail: Tail, over: str) -> ParetoTail | None:
         p = 1 - (rank - 0.5) / size
         beyond = math.expm1(-fitted.k * math.log1p(-p)) / fitted.k if fitted.k else -math.log1p(-p)
         logs.append(_finite(largest + math.log(cut + fitted.scale * beyond)))
-    return ParetoTail.model_validate(
-        {
-            "over": over,
-            "weights": tail.n,
-            "tail": size,
-            "khat": _estimate(fitted),
-            "limit": tails.limit(tail.n),
-            "log_cut": fitted.above,
-            "log_scale": largest + math.log(fitted.scale),
-            "rank": ranks,
-            "log_weight": [float(top[rank - 1]) for rank in ranks],
-            "log_fitted": logs,
-        }
+    return ParetoTail(
+        weights=tail.n,
+        tail=size,
+        khat=_estimate(fitted),
+        limit=tails.limit(tail.n),
+        rank=ranks,
+        log_weight=[float(top[rank - 1]) for rank in ranks],
+        log_fitted=logs,
     )
 
 
-def with_tails(drawn: Drawn, result: Lengths) -> Lengths:
-    """Add k̂ by length, the median length and the log-normal rule to the curve of sequence weights."""
-    many, top = drawn.sums["prefixes.many"][:, 0].tolist(), drawn.tally.whole.largest["prefixes"]
-    curve = [at._replace(khat=_khat(n, row)) for at, n, row in zip(result.curve, many, top, strict=False)]
-    k3 = drawn.result.whole[f"{drawn.study.main.prefix}k3"].value
-    return result.model_copy(
-        update={
-            "curve": curve,
-            "median": _length_at(drawn.sums["kept"][:, 0], 0.5),
-            "log_normal": _finite(math.log(10) / (2 * k3)) if k3 else None,
-        }
+def lengths(drawn: Drawn) -> Lengths:
+    """Read out sequence weights by length, with k̂ of each, the median length and the log-normal rule."""
+    whole, k3 = drawn.tally.whole, drawn.result.whole[f"{drawn.study.main.prefix}k3"].value
+    many, curve = whole.sums["prefixes.many"][:, 0].tolist(), list(prefixes.curve(drawn.reader, whole))
+    tops = zip(curve, many, whole.largest["prefixes"], strict=False)
+    return Lengths(
+        longest=prefixes.longest(curve),
+        curve=[at._replace(khat=_khat(n, row)) for at, n, row in tops],
+        median=_length_at(drawn.sums["kept"][:, 0], 0.5),
+        log_normal=_finite(math.log(10) / (2 * k3)) if k3 else None,
     )
 
 
@@ -547,24 +480,16 @@ def _length_at(sequences: Array, q: float) -> int | None:
 
 
 def _kept(drawn: Drawn) -> dict[str, Kept]:
-    values, presets = drawn.sums["kept"], drawn.study.candidates
-    many = len(presets)
-    sequences, quarters = values[:, 0], selection.by_quartile(values)
-    n, own, weights = quarters[:, 1], quarters[:, 2 : 2 + many], quarters[:, 2 + many : 2 + 2 * many]
-    by_sign = values[:, 2 + 2 * many :].sum(0).tolist()
-    cuts = [_length_at(sequences, q) or 0 for q in (0.25, 0.5, 0.75)]
-    low, middle, high = cuts
+    values = drawn.sums["kept"]
+    low, middle, high = (_length_at(values[:, 0], q) or 0 for q in (0.25, 0.5, 0.75))
     labels = [f"up to {low} tokens", f"{low + 1}–{middle}", f"{middle + 1}–{high}", f"over {high}"]
-    result = {}
-    for i, preset in enumerate(presets):
-        result[preset.name.removeprefix(MARK)] = Kept(
-            lengths=labels,
-            by_length=[_finite(x) for x in (own[:, i] / n).tolist()],
-            weight_by_length=[_finite(x) for x in (weights[:, i] / n).tolist()],
-            positive=_share(by_sign[1 + i], by_sign[0]) if by_sign else None,
-            negative=_share(by_sign[many + 2 + i], by_sign[many + 1]) if by_sign else None,
+    _, n, *weights = selection.by_quartile(values).T
+    return {
+        preset.name.removeprefix(MARK): Kept(
+            lengths=labels, weight_by_length=[_finite(x) for x in (own / n).tolist()]
         )
-    return result
+        for preset, own in zip(drawn.study.candidates, weights, strict=True)
+    }
 
 
 def _token_types(drawn: Drawn) -> TokenTypes | None:
@@ -622,7 +547,6 @@ def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
         level, interval = zero.numbers["k3"].value, zero.numbers["k3"].interval
         result["in_sync"] = Number(value=level, interval=interval)
         result["in_sync_share"] = _share(level, whole) if level is not None and whole else None
-        result["tokens_in_sync"] = zero.tokens / drawn.tokens
     own = _steps_of_one_lag(drawn) if steps else []
     if steps is None or not own:
         return LagEvidence(**result)
@@ -633,7 +557,6 @@ def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
             by_lag.setdefault(lag, []).append(at)
     firsts = {lag: k3.values[at[0]] for lag, at in sorted(by_lag.items()) if lag}
     ratios = {str(lag): _share(x, level) for lag, x in firsts.items() if level and x is not None}
-    result["in_sync_steps"] = [steps.first[at] for at in by_lag.get(0, [])[:STEPS]]
     result["ratio_by_lag"] = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}
     most = max(by_lag, key=lambda one: (len(by_lag[one]), one), default=None)
     if most is not None and len(by_lag[most]) > 1:

@@ -22,7 +22,6 @@ from offpol_diag.engine import (
     method,
     normal,
     policyloss,
-    prefixes,
     ranking,
     residual,
     selection,
@@ -172,7 +171,6 @@ def counts(tally: Tally) -> dict[str, Any]:
 def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Result:
     """Read out every number of the report, and diagnose."""
     out = Readout(study, tally)
-    lengths = prefixes.lengths(out.reader, tally.whole)
     sequences = worst.read(tally.records["worst.sequences"], WorstSequence)
     axes, at_places = places(out)
     found = {preset.name: preset_numbers(out, preset) for preset in presets}
@@ -192,7 +190,7 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     drawn = pictures.Drawn(study, tally, out.reader, result)
     main = result.histograms[f"{study.main.prefix}log_ratio"]
     main.in_sync = pictures.in_sync(drawn, main.edges)
-    result.lengths = pictures.with_tails(drawn, lengths)
+    result.lengths = pictures.lengths(drawn)
     result.charts = pictures.charts_of(drawn)
     result.worst.typical = pictures.typical(drawn)
     sample = Sample.read(tally.records["sample"])
@@ -273,7 +271,7 @@ MEANS_OF_RATIOS = {
 """Means over tokens of quantities that grow like r → the function that qualifies them under a heavy tail."""
 
 
-def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
+def histogram(out: Readout, drift: Drift) -> Histogram:
     """Count Δ in whole tokens, in bins that reach from the smallest Δ to the largest.
 
     Bins are about equally wide within the 0.01% and 99.99% quantiles, and grow by a quarter each beyond;
@@ -288,7 +286,7 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     fine = loglattice.edges()
     occupied = np.flatnonzero(counts)
     first, last = int(occupied[0]), int(occupied[-1]) + 1
-    at = np.unique(np.searchsorted(fine, _edges(reach, max(-low, high, reach), bins)))
+    at = np.unique(np.searchsorted(fine, _edges(reach, max(-low, high, reach))))
     inner = at[(at > first) & (at < last)]
     below = np.concatenate(([0.0], np.cumsum(counts)))
     cuts = [first, *inner, last]
@@ -301,17 +299,19 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     )
 
 
+BINS = 81
+"""Number of about equally wide bins."""
 GROWTH = 1.25
 """Factor by which each bin beyond the equal ones is wider than the one before it."""
 
 
-def _edges(reach: float, furthest: float, bins: int) -> Array:
+def _edges(reach: float, furthest: float) -> Array:
     """Compute target edges, rising and symmetric: equal steps within ±reach, growing ones to ±furthest."""
     tails = [reach]
     while tails[-1] < furthest:
         tails.append(tails[-1] * GROWTH)
     beyond = np.array(tails[1:])
-    inner = np.linspace(-reach, reach, bins + 1)
+    inner = np.linspace(-reach, reach, BINS + 1)
     return np.concatenate((-beyond[::-1], inner, beyond))
 
 
@@ -388,7 +388,7 @@ def candidate_numbers(out: Readout) -> dict[str, Numbers]:
     errors, found = ranking.numbers(out.reader, out.study.candidates), {}
     for preset in out.study.candidates:
         idle = method.idle(preset)
-        read = (replace(row, counts=row.counts and row.name not in idle) for row in method.WEIGHTS)
+        read = (method.row_of(row, preset, idle) for row in method.WEIGHTS)
         result = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
         result |= _weight_range(out, preset) | errors.get(preset.name, {})
         found[f"candidate/{preset.name.removeprefix(candidates.MARK)}"] = result

@@ -205,9 +205,8 @@ def _extremes(ranges: Ranges) -> Arrays:
 def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Tally, Ranges]:
     """Tally all presets, and candidates; the per-sequence columns are freed on return."""
     context, apart = sums.context, frozenset(preset.name for preset in study.normalised)
-    columns = Columns.joined(*(part.columns(sums) for part in PARTS))
-    if study.lag_0:
-        columns = Columns.joined(columns, selection.at_lag_0(sums))
+    parts = [part.columns for part in PARTS] + [selection.at_lag_0] * study.lag_0
+    columns = Columns.joined(*(columns_of(sums) for columns_of in parts if sums.presets))
     of_whole, normalised = (columns.only(at) for at in _parted(columns.names, apart))
     of_all = context.counts | update.shared(context) | gap.rewards(context)
     of_all |= selection.lag_0(context) if study.lag_0 else {}
@@ -218,7 +217,7 @@ def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Ta
     arrays = Arrays(
         sums={
             "columns": resampled(whole.parts, context.draws, context.batch.key),
-            "length": selection.by_length(sums),
+            "length": selection.by_length(sums, sums.kept),
         },
         names={"columns": Names(whole.names, whole.which)},
     )
@@ -248,5 +247,5 @@ def _ranges(study: Study, sums: PresetSums) -> Ranges:
     result = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
         result |= gap.ranges(sums.context, drift)
-    weights = method.ranges(sums)
+    weights = method.ranges(sums) if sums.presets else {}
     return result | {name: weights[name] for name in (f"{preset.name}|weight" for preset in study.of_whole)}

@@ -32,7 +32,7 @@ from offpol_diag.readers.checks import remarks
 from offpol_diag.readers.sources import Part
 from offpol_diag.result import DumpFacts, Model, Run
 
-FORMAT = 3
+FORMAT = 4
 MAGIC = "offpol-diag tally {}\n"
 """The first line of a file, with the number of its format."""
 DIGEST = 16
@@ -177,10 +177,6 @@ class Held(NamedTuple):
 
 def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=DIGEST).digest()
-
-
-def _mark(part: Part) -> str:
-    return _digest(parquet.fingerprint(part)).hex()
 
 
 def _id(part: Part, name: str, at: int) -> str:

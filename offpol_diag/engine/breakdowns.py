@@ -18,7 +18,7 @@ from offpol_diag.batch import label as text_of
 from offpol_diag.engine import gap, method, normal, policyloss, residual, segments, update
 from offpol_diag.engine.bootstrap import resampled, resampled_by
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
+from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import Array, sum_by, sums_by
@@ -137,17 +137,10 @@ SEQUENCE_AXES = (
     LENGTH,
 )
 
-_T = "tokens"
-ROWS = (
-    Formula("k3", "nats", _T, "mean(e^Δ − 1 − Δ)", mean("k3"), POSITIVE),
-    Formula("k1", "nats", _T, "mean(−Δ)", lambda get: -get("d") / get("tokens")),
-    Formula("mean_ratio", "", _T, "mean(r)", mean("r1", plus=1.0), POSITIVE),
-    ESS_TOKENS,
-    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
-    Formula("prob_diff_mean", "", _T, "mean |π_train − π_rollout|", mean("pd"), POSITIVE),
-    Formula("f_2", "fraction", _T, "P(|Δ| > ln 2)", mean("f_2"), counts=True),
-)
-
+_SHOWN = ("k3", "k1", "mean_ratio", "ess_tokens", "abs_log_ratio", "prob_diff_mean", "f_2")
+_GAP = (*gap.ROWS, ESS_TOKENS)
+ROWS = tuple(row for name in _SHOWN for row in _GAP if row.name == name)
+"""Numbers at every place."""
 
 COLUMNS = ("d", "k3", "r1", "abs", "pd", "r2", "f_2", "tokens", "sequences")
 """Columns summed for each place."""
@@ -361,7 +354,6 @@ def _place(key: str, order: float, reader: Reader) -> Place:
 
 # ---------------------------------------------------------------- any number by step
 
-_GAP = (*gap.ROWS, ESS_TOKENS)
 _PRESET = (*method.ROWS, *method.SIGN_ROWS, *residual.ROWS, *update.ROWS, *policyloss.ROWS)
 
 

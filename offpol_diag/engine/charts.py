@@ -17,13 +17,11 @@ from offpol_diag.engine import (
     gap,
     loglattice,
     method,
-    segments,
     selection,
     stepgroups,
 )
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.segments import Array, count_by, sum_by
 from offpol_diag.engine.tally import Arrays, ByKey, Tally
 from offpol_diag.engine.terms import Drift, Terms, collected
@@ -51,8 +49,8 @@ CORNER = (0.9, 0.5)
 
 MOST_IDS = 1 << 19
 """Token ids from here on are counted together."""
-SUMMED = ("tokens", "r1", "r11", "k3", "in_sync")
-"""Terms summed between edges: tokens, r − 1, (r − 1)², K3, tokens in sync."""
+SUMMED = ("tokens", "r1", "r11", "k3")
+"""Terms summed between edges: tokens, r − 1, (r − 1)², K3."""
 
 
 # ---------------------------------------------------------------- bins
@@ -123,10 +121,10 @@ class Pictures:
         self.ids = batch.token_ids
         lags = batch.scalars.get("policy_lag")
         self.synced = None if lags is None else np.array([lag == 0 for lag in lags], np.bool_)
-        self.density = np.zeros(2 * BINS * BINS)
+        self.density = np.zeros(BINS * BINS)
         self.noise = np.zeros(2 * (len(NOISE_EDGES) + 1) * SIZES)
         self.between = np.zeros((len(SUMMED), len(EDGES) + 1))
-        self.corners = np.zeros((3, 2))
+        self.corners = np.zeros((2, 2))
         self.in_sync = np.zeros(loglattice.SIZE)
         self.by_id = None if self.ids is None else np.zeros((3, self._most_ids(self.ids) + 1))
 
@@ -138,9 +136,8 @@ class Pictures:
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
-        synced = self._synced(terms)
-        self._bin(terms, synced)
-        self._sum(terms, synced)
+        self._bin(terms, self._synced(terms))
+        self._sum(terms)
         if self.ids is not None and self.by_id is not None:
             ids = self.ids[terms.block.tokens]
             ids = np.where((ids < 0) | (ids > MOST_IDS), MOST_IDS, ids)
@@ -164,38 +161,36 @@ class Pictures:
         first += trained.take(loglattice.code(p), mode="clip")
         second += sizes.take(loglattice.code(size), mode="clip")
         if synced is not None:
-            first += synced * (BINS * BINS)
             second += synced * ((len(NOISE_EDGES) + 1) * SIZES)
             self.in_sync += sum_by(loglattice.index(delta), loglattice.SIZE, synced.astype(np.float64))
         self.density += count_by(first, len(self.density))
         self.noise += count_by(second, len(self.noise))
 
-    def _sum(self, terms: Terms, synced: Array | None) -> None:
+    def _sum(self, terms: Terms) -> None:
         """Sum between edges, and in the corners."""
         delta, r1, k3, q, p = terms.delta, terms.r1, terms.k3, terms.q, terms.p
-        sync = np.zeros_like(delta) if synced is None else synced.astype(np.float64)
         far = terms.far  # only these are looked at one by one
-        self.between[:, len(THRESHOLDS)] += _without(far, r1, k3, sync)
-        delta, r1, k3, q, p, sync = (x[far] for x in (delta, r1, k3, q, p, sync))
+        self.between[:, len(THRESHOLDS)] += _without(far, r1, k3)
+        delta, r1, k3, q, p = (x[far] for x in (delta, r1, k3, q, p))
         at = np.searchsorted(EDGES, delta, side="right")
-        for row, x in zip(self.between, (np.ones_like(r1), r1, r1 * r1, k3, sync), strict=True):
+        for row, x in zip(self.between, (np.ones_like(r1), r1, r1 * r1, k3), strict=True):
             row += sum_by(at, len(row), x)
         likely, unlikely = math.log(CORNER[0]), math.log(CORNER[1])
         for i, here_ in enumerate(((q > likely) & (p < unlikely), (q < unlikely) & (p > likely))):
-            self.corners[:, i] += (here_.sum(), k3[here_].sum(), sync[here_].sum())
+            self.corners[:, i] += (here_.sum(), k3[here_].sum())
 
     @property
     def arrays(self) -> Arrays:
         """Binned tokens.
 
-        density: tokens by rollout and trainer bin, without and with lag 0, [2, BINS²].
+        density: tokens by rollout and trainer bin, [BINS²].
         noise: tokens by rollout probability and |Δ|, without and with lag 0, [2, Q · SIZES].
-        between: `SUMMED` over the tokens between `EDGES`, [5, E+1].
-        corners: tokens, K3, tokens in sync in the two corners (lost, found), [3, 2].
+        between: `SUMMED` over the tokens between `EDGES`, [4, E+1].
+        corners: tokens and K3 in the two corners (lost, found), [2, 2].
         in_sync: Δ of tokens with lag 0, on the lattice.
         """
         result = {
-            "density": self.density.reshape(2, -1),
+            "density": self.density,
             "noise": self.noise.reshape(2, -1),
             "between": self.between,
             "corners": self.corners,
@@ -212,11 +207,11 @@ class Pictures:
         return ByKey(at, Arrays(sums={"terms": np.ascontiguousarray(self.by_id[:, at].T)}))
 
 
-def _without(far: Array, r1: Array, k3: Array, sync: Array) -> tuple[float, ...]:
-    """Sum over the tokens that are not far: how many, r − 1, (r − 1)², K3, in sync."""
+def _without(far: Array, r1: Array, k3: Array) -> tuple[float, ...]:
+    """Sum over the tokens that are not far: how many, r − 1, (r − 1)², K3."""
     r1, k3 = r1.copy(), k3.copy()
     r1[far] = k3[far] = 0.0
-    return len(r1) - len(far), r1.sum(), np.dot(r1, r1), k3.sum(), sync.sum() - sync[far].sum()
+    return len(r1) - len(far), r1.sum(), np.dot(r1, r1), k3.sum()
 
 
 # ---------------------------------------------------------------- rules on sequences
@@ -228,28 +223,21 @@ SEQUENCE_THRESHOLDS = (
 """Thresholds b of rules on sequences."""
 _SEQUENCE_LOGS = tuple(math.log(b) for b in SEQUENCE_THRESHOLDS)
 SEQUENCE_EDGES = (*(-x for x in reversed(_SEQUENCE_LOGS)), *_SEQUENCE_LOGS)
-OF_SUMS = ("sequences", "tokens", "w", "ww", "nw", "nww")
-"""Terms summed by ΣΔ: sequences, their tokens, w = ∏r, w², and both times the tokens of the sequence."""
 
 
 def by_sequence(lengths: Array, total: Array) -> Arrays:
     """Sum sequences by ΣΔ and by mean Δ; both inputs are [S], and empty sequences are left out.
 
-    by_sum: `OF_SUMS` of the sequences whose ΣΔ lies between `SEQUENCE_EDGES`, [6, E+1]; weights only up to
-        the last edge.
-    by_mean: sequences and tokens by mean Δ, [2, E+1].
+    by_sum: tokens of the sequences whose ΣΔ lies between `SEQUENCE_EDGES`, and w = ∏r and w² times their
+        tokens, these only up to the last edge, [3, E+1].
+    by_mean: tokens by mean Δ, [E+1].
     """
-    n = lengths.astype(np.float64)
-    there = (lengths > 0).astype(np.float64)
-    edges = np.array(SEQUENCE_EDGES)
-    bounded = there * (total < SEQUENCE_EDGES[-1])
-    w = np.exp(np.minimum(total, SEQUENCE_EDGES[-1])) * bounded
+    n, edges = lengths.astype(np.float64), np.array(SEQUENCE_EDGES)
+    w = np.exp(np.minimum(total, SEQUENCE_EDGES[-1])) * (total < SEQUENCE_EDGES[-1])
     at, size = np.searchsorted(edges, total, side="right"), len(edges) + 1
-    of_sums = (there, n, w, w * w, n * w, n * w * w)
-    sums = np.stack([sum_by(at, size, x) for x in of_sums])
+    sums = np.stack([sum_by(at, size, x) for x in (n, n * w, n * w * w)])
     at = np.searchsorted(edges, total / np.maximum(n, 1), side="right")
-    means = np.stack([sum_by(at, size, x) for x in (there, n)])
-    return Arrays(sums={"by_sum": sums, "by_mean": means})
+    return Arrays(sums={"by_sum": sums, "by_mean": sum_by(at, size, n)})
 
 
 # ---------------------------------------------------------------- all of them
@@ -263,29 +251,14 @@ def tally(context: BatchContext, drifts: Sequence[Drift], weighed: PresetSums) -
     whole = pictures.arrays.merge(by_sequence(context.batch.lengths, total))
     by_key = {"token_ids": pictures.token_ids, "step_groups": _by_step(context, drifts, weighed, total)}
     return Tally(
-        whole.merge(Arrays(sums={"kept": _kept(weighed)})),
+        whole.merge(Arrays(sums={"kept": selection.by_length(weighed, weighed.sums["w"])})),
         {name: one for name, one in by_key.items() if one is not None},
     )
 
 
-def _kept(weighed: PresetSums) -> Array:
-    """Sum by length: sequences, tokens, kept tokens and weights of candidates; tokens by sign, kept ones."""
-    there = segments.numbers(weighed.n > 0)
-    signs = method.by_sign(weighed)
-    rows = [there[None], weighed.n[None], weighed.kept.all, weighed.sums["w"].all]
-    for name in ("positive", "negative") if signs else ():
-        every, kept = signs[name], signs[f"{name}_kept"]
-        assert isinstance(every, np.ndarray)
-        assert isinstance(kept, Rows)
-        rows += [every[None], kept.all]
-    at = selection.length_bin(weighed.batch.lengths)
-    columns = [sum_by(at, selection.LENGTH_BINS, row) for row in np.concatenate(rows)]
-    return np.stack(columns, axis=1)
-
-
 OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
 """Columns of the main drift that are summed by step."""
-OF_METHODS = ("w", "ww", "kept", "weighted", "high", "units")
+OF_METHODS = ("kept", "weighted", "high", "units")
 """Columns of each candidate that are summed by step."""
 
 
@@ -302,15 +275,13 @@ def _by_step(
         result |= {drift.prefix + name: columns[drift.prefix + name] for name in names}
     if batch.rewards is not None:
         result["reward"] = batch.rewards * context.counts["sequences"]
-    if batch.entropy is not None:
-        result["entropy"] = segments.total(batch.entropy, batch.cu_seqlens)
     if (lags := batch.scalars.get("policy_lag")) is not None:
         ints = [lag if type(lag) is int else None for lag in lags]
         known = [(0.0, 0.0, 0.0) if lag is None else (1.0, float(lag), float(lag) ** 2) for lag in ints]
         result |= zip(("lagged", "lag", "lag2"), np.array(known).reshape(-1, 3).T, strict=True)
     weights = method.weight_columns(weighed)
     wanted = [at for at, name in enumerate(weights.names) if name.rpartition("|")[2] in OF_METHODS]
-    few = weights.only(wanted).trimmed
+    few = weights.only(wanted)
     result |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
     table = np.concatenate(collected(context, main, breakdowns.ByPlace).parts[axis.name], -1)

@@ -15,7 +15,6 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import segments, worst
 from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.evaluator import Evaluator
 from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, Names, Records, Tally
@@ -48,21 +47,13 @@ def tally(context: BatchContext, drift: Drift, pairs: Sequence[Pair]) -> Tally:
 
 
 def _kept(context: BatchContext, preset: Preset) -> Array:
-    """Return the tokens that contribute to the loss under a preset as applied, [T] bool."""
-    used = preset.applied
-    key = ("left", used.policy, used.weight, used.reject, used.veto)
-    return context.cached(key, lambda: kept_tokens(context.evaluator, used))
-
-
-def kept_tokens(evaluator: Evaluator, preset: Preset) -> Array:
-    """Return the tokens that a preset keeps in the loss with a weight that is not 0, [T] bool."""
-    kept: Array = evaluator.kept(preset)
-    if preset.weight is None:
+    """Return the tokens that a preset as applied keeps with a weight that is not 0, [T] bool."""
+    used, evaluator = preset.applied, context.evaluator
+    kept: Array = evaluator.kept(used)
+    if used.weight is None:
         return kept
-    nonzero: Array = evaluator.weight(preset) != 0
-    if not preset.weight.on_tokens:
-        nonzero = evaluator.layout.spread(nonzero)
-    return kept & nonzero
+    nonzero: Array = evaluator.weight(used) != 0
+    return kept & (nonzero if used.weight.on_tokens else evaluator.layout.spread(nonzero))
 
 
 def _gone(batch: Batch, lost: Array, left: Array) -> Array:

@@ -102,20 +102,19 @@ def interval(values: Array, groups: float, many: int, within: Range) -> Ends | N
     Returns:
         Its ends, or None with too few groups or defined replicates.
     """
-    return intervals(values[None], groups, many, within)[0]
+    return intervals(values[None], groups, many, [within])[0]
 
 
-def intervals(values: Array, groups: float, many: int, within: Range | Sequence[Range]) -> list[Ends | None]:
+def intervals(values: Array, groups: float, many: int, within: Sequence[Range]) -> list[Ends | None]:
     """Compute `interval` for every row of [N, 1+B] values, at less overhead than one by one."""
     if many < FEWEST_GROUPS or groups < FEWEST_EFFECTIVE:
         return [None] * len(values)
     halves = _halves(np.ascontiguousarray(values[:, 1:]), groups)
-    every_range = [within] * len(values) if isinstance(within, Range) else within
-    each = zip(values[:, 0].tolist(), halves, every_range, strict=True)
+    each = zip(values[:, 0].tolist(), halves, within, strict=True)
     result = [own.around(value, half) if math.isfinite(half) else None for value, half, own in each]
     return [
         _held(ends, row) if ends and own.seen else ends
-        for ends, row, own in zip(result, values, every_range, strict=True)
+        for ends, row, own in zip(result, values, within, strict=True)
     ]
 
 
@@ -252,48 +251,33 @@ class Reader:
 
     def wrap(self, values: Array, row: Formula) -> Number:
         """Turn [1+B] values into a Number."""
-        return self._wrapped(values[None], row)[0]
+        return self.wrapped([row], values[None])[0]
 
     def _read(self, row: Formula, get: Lookup, many: int) -> list[Number]:
         """Compute a metric of `many` prefixes at once."""
         if row.log is None:
-            return self._wrapped(_rows(row.of(get), many), row)
+            return self.wrapped([row] * many, _rows(row.of(get), many))
         logs = _rows(row.log(get), many)
-        each = intervals(logs, self._effective, self.groups, ANYWHERE)
-        blank = describe(row.unit, row.over, row.text)
+        each = intervals(logs, self._effective, self.groups, [ANYWHERE] * many)
+        blank = describe(row)
         return [power(blank, float(own[0]), ends) for own, ends in zip(logs, each, strict=True)]
 
-    def _wrapped(self, values: Array, row: Formula) -> list[Number]:
-        """Turn [N, 1+B] values into Numbers."""
-        first, blank = values[:, 0].tolist(), describe(row.unit, row.over, row.text)
+    def wrapped(self, rows: Sequence[Formula], values: Array) -> list[Number]:
+        """Turn the values [N, 1+B] of N metrics into Numbers, at less overhead than one by one."""
+        first = values[:, 0].tolist()
         known = [at for at, value in enumerate(first) if math.isfinite(value)]
         there = values if len(known) == len(first) else values[known]
-        each = intervals(there, self._effective, self.groups, row.range)
+        each = intervals(there, self._effective, self.groups, [rows[at].range for at in known])
         ends = dict(zip(known, each, strict=True))
         return [
-            self._known(blank, value, ends[at], row) if at in ends else _unknown(blank, value)
-            for at, value in enumerate(first)
+            self._known(row, value, ends[at]) if at in ends else _unknown(describe(row), value)
+            for at, (row, value) in enumerate(zip(rows, first, strict=True))
         ]
 
-    def _known(self, blank: Number, value: float, ends: Ends | None, row: Formula) -> Number:
+    def _known(self, row: Formula, value: float, ends: Ends | None) -> Number:
         if row.counts and value in (0.0, 1.0) and ends == (value, value):
             ends = _unseen(value, float(self.sums["sequences"][0]))
-        return replace(blank, value=value, **_between(ends))
-
-    def estimates(self, wanted: Mapping[str, tuple[Formula, Array]]) -> dict[str, Number]:
-        """Compute metrics, given with their [1+B] values, at less overhead than as Numbers."""
-        known = {name: one for name, one in wanted.items() if math.isfinite(float(one[1][0]))}
-        if not known:
-            return {name: Number(value=None) for name in wanted}
-        rows, values = zip(*known.values(), strict=True)
-        ends = intervals(np.stack(values), self._effective, self.groups, [row.range for row in rows])
-        result = {}
-        for name, row, own, between in zip(known, rows, values, ends, strict=True):
-            value = float(own[0])
-            unseen = row.counts and value in (0.0, 1.0) and between == (value, value)
-            between = _unseen(value, float(self.sums["sequences"][0])) if unseen else between
-            result[name] = Number(value=value, interval=between)
-        return {name: result.get(name, Number(value=None)) for name in wanted}
+        return Number(value, unit=row.unit, over=row.over, formula=row.text, **_between(ends))
 
     def around(self, values: Array, within: Range = ANYWHERE) -> tuple[float, float] | None:
         """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""
@@ -348,23 +332,21 @@ SHARED = frozenset({"tokens", "sequences", "rows", "longest", "mass_positive", "
 """Columns that belong to the dump, not to a drift or a preset."""
 
 
-def describe(unit: str, over: str, text: str) -> Number:
+def describe(row: Formula) -> Number:
     """Build a Number without a value."""
-    return Number(unit=unit, over=over, formula=text)
+    return Number(unit=row.unit, over=row.over, formula=row.text)
 
 
 def plain(value: float, unit: str, over: str, text: str) -> Number:
     """Build a Number without an interval (an extreme, a tail index); unknown when it is not finite."""
-    number = describe(unit, over, text)
     if not math.isfinite(value):
-        return replace(number, unknown="undefined for this dump")
-    return replace(number, value=value)
+        return Number(unit=unit, over=over, formula=text, unknown="undefined for this dump")
+    return Number(value, unit=unit, over=over, formula=text)
 
 
 def missing(row: Formula, columns: list[str]) -> Number:
     """Build a Number that is unknown because the dump lacks columns."""
-    unknown = "missing column " + ", ".join(columns)
-    return replace(describe(row.unit, row.over, row.text), unknown=unknown)
+    return replace(describe(row), unknown="missing column " + ", ".join(columns))
 
 
 def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Lookup], Array]:

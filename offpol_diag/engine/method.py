@@ -18,8 +18,6 @@ from offpol_diag.presets import Preset
 
 def columns(sums: PresetSums) -> Columns:
     """Compute the per-sequence columns [S] of this module's formulas, for every preset."""
-    if not sums.presets:
-        return Columns((), ())
     n, kept, there = sums.n, sums.kept, sums.n > 0
     result = {
         **_weights(sums),
@@ -34,7 +32,7 @@ def columns(sums: PresetSums) -> Columns:
 
 def weight_columns(sums: PresetSums) -> Columns:
     """Compute only the columns that `WEIGHTS` reads."""
-    return sums.named(_weights(sums) if sums.presets else {})
+    return sums.named(_weights(sums))
 
 
 def _weights(sums: PresetSums) -> dict[str, Rows]:
@@ -77,8 +75,6 @@ SIGNS = ("positive", "negative")
 
 def ranges(sums: PresetSums) -> dict[str, tuple[float, float]]:
     """Return the smallest and largest final weight of a kept token, for every preset."""
-    if not sums.presets:
-        return {}
     lows, highs = sums.spans
     low, high = lows.values.min(axis=1), highs.values.max(axis=1)
     names = [f"{preset.name}|weight" for preset in sums.presets]

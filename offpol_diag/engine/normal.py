@@ -6,7 +6,7 @@ presets that normalise are kept per trainer batch and rescaled when they are rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
@@ -124,22 +124,12 @@ def rescaled(read: Mapping[str, Array], preset: Preset) -> Columns:
 
 def read(by_key: ByKey, presets: Sequence[Preset]) -> Columns:
     """Add up the rescaled sums of all trainer batches."""
-    every = (arrays.read("columns") for _, arrays in by_key.items())
-    return _added(rescaled(one, preset) for one in every for preset in presets)
-
-
-def norms(by_key: ByKey, presets: Sequence[Preset]) -> Columns:
-    """Add up the normalisation sums of all trainer batches."""
-    names = [f"{preset.name}|{norm}" for preset in presets for norm in NORMS]
-    each = (arrays.read("columns") for _, arrays in by_key.items())
-    return _added({name: sums[name] for name in names} for sums in each)
-
-
-def _added(parts: Iterable[Columns]) -> Columns:
     total: Columns = {}
-    for one in parts:
-        for name, values in one.items():
-            total[name] = total[name] + values if name in total else values
+    for _, arrays in by_key.items():
+        sums = arrays.read("columns")
+        for preset in presets:
+            for name, values in rescaled(sums, preset).items():
+                total[name] = total[name] + values if name in total else values
     return total
 
 

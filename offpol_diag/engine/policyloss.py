@@ -12,7 +12,7 @@ from offpol_diag.engine.rows import Columns, joined
 def columns(sums: PresetSums) -> Columns:
     """Compute the weighted loss over kept tokens, its mean per sequence, clip counts and ppo_kl."""
     batch = sums.batch
-    if not sums.presets or batch.current is None or batch.advantages is None:
+    if batch.current is None or batch.advantages is None:
         return Columns((), ())
     kept = sums.kept
     summed = joined(np.multiply, sums.total("loss", 0), sums.loss_weights)

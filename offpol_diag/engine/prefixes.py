@@ -21,7 +21,7 @@ from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.number import Number
-from offpol_diag.result import AtLength, Lengths
+from offpol_diag.result import AtLength
 
 GRID = tuple(sorted({round(2 ** (half / 2)) for half in range(35)}))
 """T in tokens, two values to an octave, up to 131,072."""
@@ -92,13 +92,7 @@ def arrays(context: BatchContext, drift: Drift) -> Arrays:
 # ---------------------------------------------------------------- read out
 
 
-def lengths(reader: Reader, arrays: Arrays) -> Lengths:
-    """Read out ESS by length, and the longest response at which a tenth is kept."""
-    curve = list(_curve(reader, arrays))
-    return Lengths(longest=_longest(curve), curve=curve)
-
-
-def _curve(reader: Reader, arrays: Arrays) -> Iterator[AtLength]:
+def curve(reader: Reader, arrays: Arrays) -> Iterator[AtLength]:
     """Yield the points of the curve, as long as there are enough responses."""
     many_of, (once, twice) = arrays.sums["prefixes.many"], arrays.log_sums["prefixes"]
     every = np.exp(2 * once - twice) / many_of
@@ -108,7 +102,7 @@ def _curve(reader: Reader, arrays: Arrays) -> Iterator[AtLength]:
         yield AtLength(tokens=tokens, sequences=round(many), ess_sequences=reader.wrap(ess, ESS))
 
 
-def _longest(curve: Sequence[AtLength]) -> Number:
+def longest(curve: Sequence[AtLength]) -> Number:
     """Find the length where the curve first falls below `KEPT`, with an interval."""
     number = Number(
         unit="tokens",

@@ -259,46 +259,40 @@ class PresetSums:
         w: Σw; ww: Σw²; deviation: Σ(w − 1); about_one: Σ(w − 1)²; weighted: tokens with w ≠ 0. The first two
         stay exact when every weight is tiny, the others when every weight is near 1.
         """
-        own, others = self._by_weights
-        names = ("w", "ww", "deviation", "about_one", "weighted")
-        parts: list[dict[tuple[int, ...], Rows]] = [{} for _ in names]
-        if others:
-            some = self._picked(others)
-            each = joined(_of_equal_weights, some.weights, some.passed)
-            for at, part in enumerate(parts):
-                part[others] = Rows(each.values[:, at], each.at)
-        if own:
-            some = self._picked(own)
-            for at, part in enumerate(parts):
-                part[own] = some.total("weight", at)
-        return {
-            name: joined(np.multiply, merged(part), self.sequences)
-            for name, part in zip(names, parts, strict=True)
-        }
+        result = {}
+        for at, (name, formula) in enumerate(OF_EQUAL_WEIGHTS.items()):
+            each = self._either(
+                lambda some, at=at: some.total("weight", at),  # type: ignore[misc]
+                lambda some, formula=formula: joined(formula, some.weights, some.passed),  # type: ignore[misc]
+            )
+            result[name] = joined(np.multiply, each, self.sequences)
+        return result
 
     @cached_property
     def spans(self) -> tuple[Rows, Rows]:
         """Smallest and largest final weight of each sequence's kept tokens; (+inf, −inf) if none."""
-        own, others = self._by_weights
-        parts: list[dict[tuple[int, ...], Rows]] = [{}, {}]
-        if others:
-            weights = self._picked(others).weights
-            parts[0][others], parts[1][others] = weights, weights.map(np.negative)
-        if own:
-            some = self._picked(own)
-            for at, part in enumerate(parts):
-                part[own] = some._rows(self.of_plan.spans[:, at], self.plan.of_preset.weight)
+        lines, spans = self.plan.of_preset.weight, self.of_plan.spans
+        high = self._either(lambda some: some._rows(spans[:, 0], lines), lambda some: some.weights)
+        minus = self._either(
+            lambda some: some._rows(spans[:, 1], lines), lambda some: some.weights.map(np.negative)
+        )
         high, minus = (
-            joined(lambda x, kept: np.where(kept > 0, x, -math.inf), merged(part), self.kept)
-            for part in parts
+            joined(lambda x, kept: np.where(kept > 0, x, -math.inf), one, self.kept) for one in (high, minus)
         )
         return minus.map(np.negative), high
 
-    @property
-    def _by_weights(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Places of the presets whose tokens have weights of their own, and of all others."""
+    def _either(
+        self, of_tokens: Callable[[PresetSums], Rows], of_sequences: Callable[[PresetSums], Rows]
+    ) -> Rows:
+        """Return rows of presets whose tokens have weights of their own, beside those of all others."""
+        makes = {True: of_tokens, False: of_sequences}
+        return merged({places: makes[own](some) for own, places, some in self._by_weights})
+
+    @cached_property
+    def _by_weights(self) -> tuple[tuple[bool, tuple[int, ...], PresetSums], ...]:
         tokens = np.asarray(self.plan.of_preset.weight)[list(self.at)] >= 0
-        return tuple(np.flatnonzero(tokens).tolist()), tuple(np.flatnonzero(~tokens).tolist())
+        each = ((own, tuple(np.flatnonzero(tokens == own).tolist())) for own in (False, True))
+        return tuple((own, places, self._picked(places)) for own, places in each if places)
 
     def _picked(self, places: Sequence[int]) -> PresetSums:
         presets, at = tuple(self.presets[i] for i in places), tuple(self.at[i] for i in places)
@@ -330,13 +324,11 @@ class PresetSums:
     @cached_property
     def over_all(self) -> Rows:
         """Sum of the final weights over all tokens, rejected or not; of presets whose plan has it."""
-        own, others = self._by_weights
-        parts = {}
-        if others:
-            parts[others] = self._picked(others).weights.map(lambda w: w * self.n)
-        if own:
-            parts[own] = self._picked(own)._rows(self.of_plan.over_tokens.weight[:, 0], self.plan.over_all)
-        return merged(parts)
+        values = self.of_plan.over_tokens.weight[:, 0]
+        return self._either(
+            lambda some: some._rows(values, self.plan.over_all),
+            lambda some: some.weights.map(lambda w: w * self.n),
+        )
 
     def norms(self) -> Columns:
         """Return the sums of the normalising mean, of presets that divide by it.
@@ -353,9 +345,14 @@ class PresetSums:
         return some.named(dict(zip(NORMS, (joined(np.divide, over, divisors), units), strict=True)))
 
 
-def _of_equal_weights(w: Array, n: Array) -> Array:
-    """Return the sums of n tokens that share a weight, in the order of `PresetSums.sums`: [R, 5, S]."""
-    return np.stack((w * n, w * w * n, (w - 1) * n, np.square(w - 1) * n, np.where(w != 0, n, 0.0)), 1)
+OF_EQUAL_WEIGHTS: dict[str, Callable[[Array, Array], Array]] = {
+    "w": lambda w, n: w * n,
+    "ww": lambda w, n: w * w * n,
+    "deviation": lambda w, n: (w - 1) * n,
+    "about_one": lambda w, n: np.square(w - 1) * n,
+    "weighted": lambda w, n: np.where(w != 0, n, 0.0),
+}
+"""Sums of weights, in the order of a plan, of n tokens that share the weight w."""
 
 
 @cache

@@ -16,8 +16,6 @@ from offpol_diag.pipeline.formulas import LARGEST
 
 def columns(sums: PresetSums) -> Columns:
     """Compute the per-sequence columns [S]: Σ k3 over kept tokens, their perplexity ratio and w² − 1."""
-    if not sums.presets:
-        return Columns((), ())
     kept, of_weights, n = sums.kept, sums.sums, np.maximum(sums.n, 1)
     columns = {
         "residual_k3": joined(np.multiply, sums.total("gap", 0), sums.sequences),

@@ -27,23 +27,11 @@ class Rows:
     @property
     def all(self) -> Array:
         """A row for each preset, [P, S]."""
-        return self._picked(self.at)
-
-    def of_preset(self, preset: int) -> Array:
-        """Return the row of one preset, [S]."""
-        row: Array = self.values[self.at[preset]]
-        return row
-
-    def of(self, presets: Sequence[int]) -> Rows:
-        """Select some presets."""
-        return Rows(self.values, tuple([self.at[preset] for preset in presets]))
+        return of_rows(self.values, self.at)
 
     def map(self, function: Callable[[Array], Array]) -> Rows:
         """Apply a function to all rows."""
         return Rows(function(self.values), self.at)
-
-    def _picked(self, at: tuple[int, ...]) -> Array:
-        return of_rows(self.values, at)
 
 
 def of_rows(x: Array, at: tuple[int, ...]) -> Array:
@@ -55,7 +43,7 @@ def of_rows(x: Array, at: tuple[int, ...]) -> Array:
 def together(*rows: Rows) -> tuple[list[Array], tuple[int, ...]]:
     """Return, for each combination of rows that occurs, [R, S] of each; and each preset's combination."""
     places, at = _combined(tuple([one.at for one in rows]))
-    return [one._picked(own) for one, own in zip(rows, places, strict=True)], at
+    return [of_rows(one.values, own) for one, own in zip(rows, places, strict=True)], at
 
 
 @lru_cache(256)
@@ -134,11 +122,6 @@ class Columns:
         which = [begin + one._places for begin, one in zip(begins, each, strict=False)]
         return cls(names, parts, np.concatenate(which))
 
-    @classmethod
-    def beside(cls, each: Sequence[Columns]) -> Columns:
-        """Concatenate the sequences of several; names and rows must be the same."""
-        return cls(each[0].names, (np.concatenate([one.rows for one in each], axis=1),), each[0].which)
-
     def only(self, columns: Sequence[int]) -> Columns:
         """Select columns by index; rows of others are not dropped."""
         names = tuple([self.names[at] for at in columns])
@@ -150,11 +133,9 @@ class Columns:
         if not self.parts:
             return self
         rows, which = np.unique(self._places, return_inverse=True)
-        begins = np.array([0, *accumulate(len(part) for part in self.parts)][:-1])
-        part = np.searchsorted(begins, rows, side="right") - 1
-        own = np.split(rows - begins[part], np.searchsorted(part, np.arange(1, len(begins))))
-        parts = tuple(x[at] for x, at in zip(self.parts, own, strict=True))
-        return Columns(self.names, parts, which)
+        lines = [line for part in self.parts for line in part]
+        few = np.array([lines[row] for row in rows]).reshape(len(rows), self.parts[0].shape[1])
+        return Columns(self.names, (few,), which)
 
     @property
     def height(self) -> int:

@@ -12,7 +12,7 @@ from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Formula, Reader, mean, plain
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, Rows
-from offpol_diag.engine.segments import Array
+from offpol_diag.engine.segments import Array, sum_by
 from offpol_diag.engine.tally import SAMPLE, Arrays, ByKey
 from offpol_diag.number import Number, Numbers
 
@@ -56,13 +56,12 @@ def length_bin(lengths: Array) -> Array:
     return result
 
 
-def by_length(sums: PresetSums) -> Array:
-    """Count sequences, tokens and each preset's kept tokens by length: [LENGTH_BINS, 2 + P]."""
-    there = (sums.n > 0).astype(np.float64)
-    stacked = np.concatenate((there[None], sums.n[None], sums.kept.values)).T
-    grid = np.zeros((LENGTH_BINS, stacked.shape[1]))
-    np.add.at(grid, length_bin(sums.batch.lengths), stacked)
-    return _of_every(sums, grid)
+def by_length(sums: PresetSums, of_presets: Rows) -> Array:
+    """Sum sequences, their tokens and a number of each preset by length: [LENGTH_BINS, 2 + P]."""
+    at = length_bin(sums.batch.lengths)
+    rows = ((sums.n > 0).astype(np.float64), sums.n, *of_presets.values)
+    grid = np.stack([sum_by(at, LENGTH_BINS, row) for row in rows], axis=1)
+    return grid[:, [0, 1, *(2 + row for row in of_presets.at)]]
 
 
 def by_group(sums: PresetSums) -> ByKey:
@@ -73,38 +72,24 @@ def by_group(sums: PresetSums) -> ByKey:
     counts = np.zeros((len(keys), columns.shape[1]))
     np.add.at(counts, which, columns)
     few = slice(0, SAMPLE + 1)
-    return ByKey(keys[few], Arrays(sums={"counts": _of_every(sums, counts[few])}), "sample")
+    counts = counts[few][:, [0, *(1 + row for row in sums.kept.at)]]
+    return ByKey(keys[few], Arrays(sums={"counts": counts}), "sample")
 
 
-def _of_every(sums: PresetSums, x: Array) -> Array:
-    """Expand the last R of k + R columns [N, k + R], shared by equal presets, to a column per preset."""
-    shared = x.shape[1] - len(sums.kept.values)
-    at = (*range(shared), *(shared + row for row in sums.kept.at))
-    return Rows(x.T, at).all.T
+QUARTER = "share not rejected of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
+LOST = "share of groups (prompts) with no sequence left"
 
 
 def numbers(grid: Array, groups: SampledGroups) -> list[Numbers]:
     """Read the numbers of every preset, in their order."""
-    shares, lost = _quartile_shares(grid), _lost(groups.counts)
-    return [_of_one(*each) for each in zip(shares, lost, strict=True)]
-
-
-def _of_one(shares: list[float], lost: float) -> Numbers:
-    text = (
-        "share not rejected of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
-    )
-    result = {f"kept_length_q{i}": plain(x, "fraction", "tokens", text) for i, x in enumerate(shares, 1)}
-    result["groups_lost"] = plain(
-        lost, "fraction", "groups", "share of groups (prompts) with no sequence left"
-    )
-    return result
-
-
-def _quartile_shares(grid: Array) -> list[list[float]]:
-    """Compute the kept share of tokens in each quarter of the sequences by length; NaN without tokens."""
-    sums = by_quartile(grid)
-    result: list[list[float]] = (sums[:, 2:] / sums[:, 1:2]).T.tolist()
-    return result
+    sums, there = by_quartile(grid), groups.counts[:, :1] > 0
+    shares = (sums[:, 2:] / sums[:, 1:2]).T.tolist()  # NaN without tokens
+    lost = ((groups.counts[:, 1:] == 0) & there).sum(0) / max(there.sum(), 1)
+    return [
+        {f"kept_length_q{i}": plain(x, "fraction", "tokens", QUARTER) for i, x in enumerate(own, 1)}
+        | {"groups_lost": plain(share, "fraction", "groups", LOST)}
+        for own, share in zip(shares, lost.tolist(), strict=True)
+    ]
 
 
 def by_quartile(grid: Array) -> Array:
@@ -114,14 +99,6 @@ def by_quartile(grid: Array) -> Array:
     how the states were merged.
     """
     result: Array = (quartile_parts(grid[:, 0])[:, :, None] * np.ascontiguousarray(grid)).sum(axis=1)
-    return result
-
-
-def _lost(groups: Array) -> list[float]:
-    """Compute the share of groups without a kept sequence, for each preset."""
-    there = groups[:, :1] > 0
-    lost = ((groups[:, 1:] == 0) & there).sum(0) / max(there.sum(), 1)
-    result: list[float] = lost.tolist()
     return result
 
 
@@ -172,7 +149,7 @@ def lag_0(context: BatchContext) -> dict[str, Array]:
 def at_lag_0(sums: PresetSums) -> Columns:
     """Count each preset's tokens of policy lag 0 that have a weight above 0."""
     tokens = lag_0(sums.context).get("tokens_at_lag_0")
-    if tokens is None or not sums.presets:
+    if tokens is None:
         return Columns((), ())
     return sums.named({"kept_at_lag_0": sums.sums["weighted"].map(lambda x: np.where(tokens > 0, x, 0.0))})
 

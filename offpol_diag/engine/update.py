@@ -33,7 +33,7 @@ def shared(context: BatchContext) -> dict[str, Array]:
 
 def columns(sums: PresetSums) -> Columns:
     """Compute Σ|slope · w| of the remaining update, and Σ|A| by sign of what is removed, [S] each."""
-    if sums.batch.advantages is None or not sums.presets:
+    if sums.batch.advantages is None:
         return Columns((), ())
     whole, mass = sums.loss_weights, shared(sums.context)
     result = {"update": joined(np.multiply, sums.total("loss", 1), whole)}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from offpol_diag.batch import Batch
@@ -71,10 +70,7 @@ def sequences(context: BatchContext, drift: Drift) -> Records:
     """Find the sequences with the largest mean k3 above 0."""
     batch, columns = context.batch, gap.columns(context, drift)
     k3 = np.nan_to_num(columns[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1))
-    at = _largest(k3, SEQUENCES)
-    whole = np.stack((at, batch.cu_seqlens[at], batch.lengths[at]), axis=1)
-    best = _best(whole, _table(context, drift, k3)[at], SEQUENCES)
-    rows = _sequences(batch, drift, [ints for ints, _ in best], [reals for _, reals in best])
+    rows = _sequences(batch, drift, _largest(k3, SEQUENCES), _table(context, drift, k3))
     return records(SEQUENCES, [(row.k3_mean, row) for row in rows])
 
 
@@ -82,19 +78,13 @@ def typical(context: BatchContext, drift: Drift) -> Records:
     """Choose a few sequences by hash, those with policy lag 0 first."""
     batch, lags = context.batch, context.batch.scalars.get("policy_lag")
     k3 = gap.columns(context, drift)[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1)
-    chance = sample.hashes(batch, *_policies(batch, drift)).astype(np.float64) / 2.0**64 + 0.5
-    starts = np.stack((chance, batch.cu_seqlens[:-1], batch.lengths), axis=1)
-    known = np.concatenate((starts, _table(context, drift, k3)), axis=1)
-    scores = known[:, 0]
+    table = _table(context, drift, k3)
+    scores = sample.hashes(batch, *_policies(batch, drift)).astype(np.float64) / 2.0**64 + 0.5
     if lags is not None:
         scores += [lag == 0 for lag in lags]
-    scores[~np.isfinite(known).all(axis=1)] = -1.0  # an empty sequence has no largest |Δ|
-    least = np.sort(scores)[-SOME:][0] if len(scores) else 0.0
-    few = np.flatnonzero((scores >= least) & (scores >= 0)).tolist()
-    few.sort(key=lambda row: (-scores[row], sequence_id(batch, row)))
-    few = few[:SOME]
-    whole = [[row, *known[row, 1:3].astype(np.int64).tolist()] for row in few]
-    rows = _sequences(batch, drift, whole, known[few, 3:].tolist())
+    scores[~np.isfinite(table).all(axis=1)] = -1.0  # an empty sequence has no largest |Δ|
+    few = _largest(scores, SOME)
+    rows = _sequences(batch, drift, few, table)
     return records(SOME, list(zip(scores[few].tolist(), rows, strict=True)))
 
 
@@ -106,24 +96,6 @@ def _table(context: BatchContext, drift: Drift, k3: Array) -> Array:
     return np.stack((k3, total, most, np.zeros_like(k3) if rewards is None else rewards), axis=1)
 
 
-def _sequences(
-    batch: Batch, drift: Drift, whole: list[list[int]], numbers: list[list[float]]
-) -> list[WorstSequence]:
-    """Describe sequences (row, first token, length), with their tokens: at most `STRIP`, of largest ΣK3."""
-    if not whole:
-        return []
-    rows, begins, lengths = zip(*whole, strict=True)
-    index = np.concatenate([np.arange(begin, begin + n) for begin, n in zip(begins, lengths, strict=True)])
-    q, p = _policies(batch, drift)
-    columns = [q, p, batch.position, *([] if batch.token_ids is None else [batch.token_ids])]
-    copied = np.stack([x[index].astype(np.float64) for x in columns])
-    ends = np.cumsum(lengths)
-    return [
-        _sequence(batch, row, each, copied[:, end - n : end])
-        for row, each, n, end in zip(rows, numbers, lengths, ends.tolist(), strict=True)
-    ]
-
-
 def _policies(batch: Batch, drift: Drift) -> tuple[Array, Array]:
     """Return the log-probs of both policies of a drift, [T] each."""
     q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
@@ -132,21 +104,41 @@ def _policies(batch: Batch, drift: Drift) -> tuple[Array, Array]:
     return q, p
 
 
-def _strip(columns: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Return a sequence's tokens as fields, from log-probs, positions and ids, [3 or 4, n]."""
-    q, p, *_ = columns
-    first, many = 0, columns.shape[1]
-    delta = p - q
-    if many > STRIP:
+def _sequences(batch: Batch, drift: Drift, rows: Array, table: Array) -> list[WorstSequence]:
+    """Describe some sequences, with the numbers of `_table` and at most `STRIP` tokens of each."""
+    lags, (q, p) = batch.scalars.get("policy_lag"), _policies(batch, drift)
+    result = []
+    for row, (k3, total, most, reward) in zip(rows.tolist(), table[rows].tolist(), strict=True):
+        lag = None if lags is None else lags[row]
+        result.append(
+            WorstSequence(
+                sequence_id=sequence_id(batch, row),
+                step=step(batch, row),
+                length=int(batch.lengths[row]),
+                log_ratio_sum=total,
+                k3_mean=k3,
+                max_abs_log_ratio=most,
+                policy_lag=lag if isinstance(lag, int) else None,
+                reward=None if batch.rewards is None else reward,
+                **_strip(batch, q, p, *batch.cu_seqlens[row : row + 2].tolist()),
+            )
+        )
+    return result
+
+
+def _strip(batch: Batch, q: Array, p: Array, begin: int, end: int) -> dict[str, Any]:
+    """Return the tokens of a sequence as fields: at most `STRIP`, those of largest ΣK3."""
+    first = 0
+    if end - begin > STRIP:
+        delta = p[begin:end] - q[begin:end]
         total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(np.expm1(delta) - delta))))
         first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
-    here_ = slice(first, first + STRIP)
-    position, *ids = columns[2:, here_].astype(np.int64).tolist()
+    here_ = slice(begin + first, min(begin + first + STRIP, end))
     return {
         "first": first,
-        "positions": position,
-        "token_ids": ids[0] if ids else [],
-        "log_ratios": np.nan_to_num(delta[here_]).tolist(),
+        "positions": batch.position[here_].tolist(),
+        "token_ids": [] if batch.token_ids is None else batch.token_ids[here_].tolist(),
+        "log_ratios": np.nan_to_num(p[here_] - q[here_]).tolist(),
         "rollout_log_probs": np.nan_to_num(q[here_]).tolist(),
         "train_log_probs": np.nan_to_num(p[here_]).tolist(),
     }
@@ -158,9 +150,7 @@ def tokens(context: BatchContext, drift: Drift) -> Records:
     q, p = _policies(batch, drift)
     at = _among(batch, collected(context, drift, Largest).most)
     at = at[_largest(np.abs(p[at] - q[at]), TOKENS)]
-    around = _around(q, p, at)
-    real = np.concatenate((np.abs(around[:, CONTEXT : CONTEXT + 1]), _columns(at, q, p), around), axis=1)
-    rows = [_token(batch, ints, reals) for ints, reals in _best(_whole(batch, at), real, TOKENS)]
+    rows = [_token(batch, q, p, one) for one in at.tolist()]
     return records(TOKENS, [(abs(row.log_ratio), row) for row in rows])
 
 
@@ -183,63 +173,22 @@ def _largest(scores: Array, many: int) -> Array:
     return candidates[np.argsort(-scores[candidates], kind="stable")[: many + TIES]]
 
 
-def _best(whole: Array, real: Array, many: int) -> list[tuple[list[int], list[float]]]:
-    """Return both tables' rows, if the score (first real) is above 0 and among the best."""
-    rows: list[tuple[list[int], list[float]]] = list(zip(whole.tolist(), real.tolist(), strict=True))
-    last = rows[min(many, len(rows)) - 1][1][0] if rows else 0.0
-    return [row for row in rows if row[1][0] >= last and row[1][0] > 0]
-
-
-def _sequence(batch: Batch, at: int, numbers: list[float], columns: npt.NDArray[np.float64]) -> WorstSequence:
-    k3, total, most, reward = numbers
-    lags = batch.scalars.get("policy_lag")
-    lag = None if lags is None else lags[at]
-    return WorstSequence(
-        sequence_id=sequence_id(batch, at),
-        step=step(batch, at),
-        length=columns.shape[1],
-        log_ratio_sum=total,
-        k3_mean=k3,
-        max_abs_log_ratio=most,
-        policy_lag=lag if isinstance(lag, int) else None,
-        reward=None if batch.rewards is None else reward,
-        **_strip(columns),
-    )
-
-
-def _columns(at: Array, *values: Array) -> Array:
-    return np.stack([x[at] for x in values], axis=1)
-
-
-def _whole(batch: Batch, at: Array) -> Array:
-    """Return integers of tokens: sequence, index in it, its length, position, token id."""
-    owner = np.searchsorted(batch.cu_seqlens, at, side="right") - 1
-    start, end = batch.cu_seqlens[owner], batch.cu_seqlens[owner + 1]
-    ids = at if batch.token_ids is None else batch.token_ids[at]
-    return np.stack((owner, at - start, end - start, batch.position[at], ids), axis=1)
-
-
-def _around(q: Array, p: Array, at: Array) -> Array:
-    """Return Δ of tokens and their neighbours, [many, 2 · CONTEXT + 1], also across sequence borders."""
-    near = np.clip(at[:, None] + np.arange(-CONTEXT, CONTEXT + 1), 0, max(len(q) - 1, 0))
-    delta: Array = np.nan_to_num(p[near] - q[near])
-    return delta
-
-
-def _token(batch: Batch, ints: list[int], reals: list[float]) -> WorstToken:
-    sequence, at, length, position, token = ints
-    _, q, p, *around = reals
+def _token(batch: Batch, q: Array, p: Array, at: int) -> WorstToken:
+    sequence = int(np.searchsorted(batch.cu_seqlens, at, side="right")) - 1
+    first, last = batch.cu_seqlens[sequence : sequence + 2].tolist()
+    begin, end = max(at - CONTEXT, first), min(at + CONTEXT + 1, last)
+    around = np.nan_to_num(p[begin:end] - q[begin:end]).tolist()
     return WorstToken(
         sequence_id=sequence_id(batch, sequence),
         step=step(batch, sequence),
-        position=position,
-        length=length,
-        token_id=None if batch.token_ids is None else token,
-        rollout_log_prob=q,
-        train_log_prob=p,
-        log_ratio=around[CONTEXT],
-        before=around[max(CONTEXT - at, 0) : CONTEXT],
-        after=around[CONTEXT + 1 : CONTEXT + length - at],
+        position=int(batch.position[at]),
+        length=last - first,
+        token_id=None if batch.token_ids is None else int(batch.token_ids[at]),
+        rollout_log_prob=float(q[at]),
+        train_log_prob=float(p[at]),
+        log_ratio=around[at - begin],
+        before=around[: at - begin],
+        after=around[at - begin + 1 :],
     )
 
 

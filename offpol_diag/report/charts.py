@@ -539,7 +539,7 @@ def _kept(summary: Result) -> Picture | None:
         return None
     lengths = next(iter(named.values())).lengths
     colours: tuple[Colour, ...] = ("teal", "blue", "orange", "purple")
-    weights = {name: one.weight_by_length or one.by_length for name, one in named.items()}
+    weights = {name: one.weight_by_length for name, one in named.items()}
     layers = [
         Layer(name.replace("_", " "), range(4), some, colour)
         for (name, some), colour in zip(weights.items(), colours, strict=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -55,9 +55,8 @@ class BySteps(Points):
     sequences: list[Whole]
     series: dict[str, Series] = Field(
         description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
-        "khat_tokens, khat_sequences, reward, entropy, length, policy_lag, f_2; k1, k3 also with drift2. and "
-        "total.; of each method in `weights`: METHOD.truncated_high, .tokens_rejected, .tokens_weighted, "
-        ".ess_tokens; [G] each"
+        "khat_tokens, khat_sequences, reward, policy_lag, f_2; k1, k3 also with drift2. and total.; of each "
+        "candidate METHOD.truncated_high, .tokens_rejected, .tokens_weighted; [G] each"
     )
 
     @model_validator(mode="after")
@@ -69,18 +68,13 @@ class BySteps(Points):
 
 
 class RangeOfRatios(NamedTuple):
-    """Tokens whose importance ratio r lies in [low, high): their share, and that of the sum of K3.
-
-    Attributes:
-        in_sync: tokens with lag 0 among them; null: no lag is known.
-    """
+    """Tokens whose importance ratio r lies in [low, high): their share, and that of the sum of K3."""
 
     low: float | None
     high: float | None
     tokens: int
     share: float
     k3_share: float | None
-    in_sync: int | None = None
 
 
 class Density(Model):
@@ -88,14 +82,12 @@ class Density(Model):
 
     edges: list[float] = Field(description="probabilities that bound the bins, rising from 0 to 1, [N+1]")
     counts: list[list[Whole]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
-    in_sync: list[list[Whole]] = Field([], description="the same of tokens with lag 0; empty: none are known")
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         bins = len(self.edges) - 1
-        for table in (self.counts, self.in_sync or self.counts):
-            if len(table) != bins or any(len(row) != bins for row in table):
-                raise ValueError(f"{bins} bins do not hold a table of {len(table)} rows")
+        if len(self.counts) != bins or any(len(row) != bins for row in self.counts):
+            raise ValueError(f"{bins} bins do not hold a table of {len(self.counts)} rows")
         return self
 
 
@@ -105,7 +97,6 @@ class Corner(Model):
     tokens: Whole
     share: float = Field(description="of all tokens, 0 to 1")
     k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
-    in_sync_share: float | None = Field(None, description="of the tokens with lag 0; null: none are known")
 
 
 class Noise(Points):
@@ -117,7 +108,6 @@ class Noise(Points):
     p90: list[float | None]
     p99: list[float | None]
     in_sync_tokens: list[Whole] = Field([], description="tokens with lag 0; empty: no lag is known")
-    in_sync_median: list[float | None] = []
     in_sync_p90: list[float | None] = []
 
 
@@ -138,11 +128,10 @@ class Positions(Model):
     early: PositionSteps | None = Field(None, description="null: one step, or none known")
     late: PositionSteps | None = None
     split: str = Field("", description="why it is cut there, e.g. 'K3 passes 0.1 at step 4'")
-    grid: list[PositionSteps] = Field([], description="at most 16 groups of steps, in order, no intervals")
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        for one in (self.every, self.early, self.late, *self.grid):
+        for one in (self.every, self.early, self.late):
             if one is not None:
                 equal({"labels": len(self.labels), "tokens": len(one.tokens), "k3": len(one.k3.values)})
         return self
@@ -154,7 +143,6 @@ class TokenThresholds(Points):
     b: list[float]
     ess_tokens: list[float | None] = Field(description="of min(r, b) over the tokens")
     truncated: list[float] = Field(description="share of tokens with r ≥ b")
-    weight_mean: list[float | None] = Field(description="mean of min(r, b)")
     kept: list[float] = Field(description="share of tokens with 1/b ≤ r < b")
 
 
@@ -164,35 +152,26 @@ class SequenceThresholds(Points):
     b: list[float]
     kept_geometric: list[float] = Field(description="tokens in sequences with 1/b ≤ g < b, share of tokens")
     kept_product: list[float] = Field(description="tokens in sequences with 1/b ≤ w < b, share of tokens")
-    sequences_geometric: list[float] = Field(description="share of sequences with 1/b ≤ g < b")
-    sequences_product: list[float] = Field(description="share of sequences with 1/b ≤ w < b")
     ess_tokens: list[float | None] = Field(description="of min(w, b), every token weighed by its sequence")
-    ess_sequences: list[float | None] = Field(description="of min(w, b) over the sequences")
 
 
 class ParetoTail(Points):
     """The largest importance weights, and the generalised Pareto distribution fitted to them."""
 
-    over: Literal["tokens", "sequences"]
     weights: Whole = Field(description="n, weights in all")
     tail: Whole = Field(description="M, weights in the fitted tail")
     khat: Number = Field(description="interval: k̂ ± 1.96 (1 + k̂)/√M, weights taken as independent")
     limit: float = Field(description="k̂ above which means of the weights are unreliable at this n")
-    log_cut: float = Field(description="log-weight at which the tail begins, nats")
-    log_scale: float = Field(description="log of the scale of the fit, nats")
     rank: list[Whole] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
     log_weight: list[float] = Field(description="the weight of that rank, as logged, nats")
     log_fitted: list[float | None] = Field(description="the same by the fit: quantile 1 − (rank − ½)/M")
 
 
 class Kept(Points):
-    """Shares that a method keeps, at its own threshold, by length and by the sign of the advantage."""
+    """The weights of a method, at its own threshold, by length."""
 
     lengths: list[str] = Field(description="quartiles of response length in words, short first, [4]")
-    by_length: list[float | None] = Field(description="share not rejected of the tokens of the quartile, [4]")
-    weight_by_length: list[float | None] = Field([], description="its mean weight, 0 of rejected tokens, [4]")
-    positive: float | None = Field(None, description="the same where A > 0; null: no advantages")
-    negative: float | None = Field(None, description="the same where A < 0")
+    weight_by_length: list[float | None] = Field(description="mean weight, 0 of rejected tokens, [4]")
 
 
 class TokenType(NamedTuple):
@@ -220,9 +199,7 @@ class LagEvidence(Model):
     """Evidence of policy lag about the cause; the points to draw are `by.policy_lag` and `charts.steps`."""
 
     in_sync: Number | None = Field(None, description="K3 at lag 0, nats")
-    in_sync_steps: list[Whole] = Field([], description="steps whose sequences all have lag 0, at most 20")
     in_sync_share: float | None = Field(None, description="K3 at lag 0 over K3 of the dump")
-    tokens_in_sync: float | None = Field(None, description="share of tokens with lag 0")
     ratio_by_lag: dict[str, float] = Field({}, description="lag → K3 of its first step over K3 at lag 0")
     lag: Whole | None = Field(None, description="the lag that most steps have, if all of their sequences do")
     steps: tuple[Whole, Whole] | None = Field(None, description="first and last step of that lag")
@@ -250,7 +227,6 @@ class Charts(Model):
         [],
         description="K3 of runs without a known fault that record the same: published, or --floors",
     )
-    band: dict[str, str] = Field({}, description="metric → the band that this dump is in, if reliable")
     crossings: Annotated[list[Crossing], Columns(Crossing)] = Field(
         [], description="steps at which a number first enters a worse band"
     )

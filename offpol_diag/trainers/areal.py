@@ -9,18 +9,12 @@ behave_imp_weight_* before.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, Ours, named, np
+from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Tokens, Totals, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 SCOPE = "ppo_actor/update/"
 

@@ -17,9 +17,11 @@ from offpol_diag.presets import Over, Preset, Reject, Veto
 if TYPE_CHECKING:
     import numpy as np
 
+    from offpol_diag.engine.segments import Array
     from offpol_diag.trainers.logs import Totals
     from offpol_diag.trainers.tokens import Tokens
 else:
+    Array = Tokens = Totals = Any  # they import numpy
 
     class _Numpy:
         """numpy, imported when a function of it is first used."""
@@ -35,12 +37,17 @@ else:
 
 __all__ = [
     "EPS",
+    "PERPLEXITIES",
+    "PERPLEXITY_ENDS",
     "SAFETY",
+    "Array",
     "Log",
     "Number",
     "Numbers",
     "Ours",
     "Side",
+    "Tokens",
+    "Totals",
     "half",
     "half_veto",
     "named",
@@ -75,6 +82,17 @@ class Ours(NamedTuple):
     preset: str = ""
     near: str = ""
     unlike: str = ""
+
+
+PERPLEXITIES = {
+    "training_ppl": Ours("ppl_train"),
+    "rollout_ppl": Ours("ppl_rollout"),
+    "ppl_ratio": Ours("ppl_ratio"),
+    "log_ppl_diff": Ours("log_ppl_diff"),
+    "log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
+}
+PERPLEXITY_ENDS = {name: Ours(name) for name in ("log_ppl_diff_max", "log_ppl_diff_min")}
+"""Names of verl's, which others log as well."""
 
 
 @dataclass(frozen=True, eq=False)

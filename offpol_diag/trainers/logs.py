@@ -2,17 +2,24 @@
 
 A log is a function `log(t, s)` of the trainer's own formulas, which returns {logged name: number}. `t` is
 a batch under a preset (`Tokens`): numbers of its tokens [T] and of its sequences, which trainers call rows,
-[S]. `s` adds numbers of sequences up (`Totals`). It runs on every batch with an `s` that collects
-(`Collected`), and once more on an empty batch with one that reads the merged sums back (`Merged`). So it may
-branch on the preset and on which columns there are, and never on data: what `s` returns is a number only when
-it is read.
+[S]. `s` adds numbers of sequences up:
+
+    s.sum(x)          the sum of a number of each sequence, [S], or how many flags are set
+    s.max(x)          the largest of a number of each sequence, [S]; −∞ stands for none
+    s.min(x)          the smallest of a number of each sequence, [S]; +∞ stands for none
+    s.given(flag, x)  x, or None, which is not logged, where a condition on sums does not hold
+    s.part(log, t)    log(t, s), computed once for all presets of which `t.only` leaves the same
+
+It runs on every batch with an `s` that collects (`Collected`), and once more on an empty batch with one that
+reads the merged sums back in the same order (`Merged`). So it may branch on the preset and on which columns
+there are, and never on data: what `s` returns is a number only when it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,34 +43,7 @@ Ends = dict[str, tuple[float, float]]
 # ---------------------------------------------------------------- adding up
 
 
-class Totals(Protocol):
-    """Sums and extremes over all batches, in the order in which a log asks for them."""
-
-    def sum(self, x: Array) -> Number:
-        """Return the sum of a number (or how many flags are set) of each sequence, [S]."""
-        ...
-
-    def max(self, x: Array) -> Number:
-        """Return the largest of a number of each sequence, [S]; −∞ stands for none."""
-        ...
-
-    def min(self, x: Array) -> Number:
-        """Return the smallest of a number of each sequence, [S]; +∞ stands for none."""
-        ...
-
-    def given(self, flag: Number, x: Number) -> Number:
-        """Return x, or None, which is not logged, where a condition on sums does not hold.
-
-        The trainer adds these sums up over all parts of a batch: `check` does not average x over them.
-        """
-        ...
-
-    def part(self, log: Callable[..., T], t: Tokens, *more: Hashable) -> T:
-        """Return log(t, s, *more), computed once for all presets of which `t.only` leaves the same."""
-        ...
-
-
-class Collected(Totals):
+class Collected:
     """What a log asks to add up of one batch.
 
     Attributes:
@@ -109,7 +89,7 @@ class Collected(Totals):
         return result
 
 
-class Merged(Totals):
+class Merged:
     """Merged sums and extremes, given back in the order in which they were asked for.
 
     Attributes:
@@ -144,7 +124,7 @@ class Merged(Totals):
         return self.ends(self.end - 1)[0]
 
     def given(self, flag: Number, x: Number) -> Number:
-        """Return x if the condition holds (in all parts)."""
+        """Return x if the condition holds in all parts: the trainer adds its sums up over them."""
         return x if np.all(flag) else None
 
     def part(self, log: Callable[..., T], t: Tokens, *more: Hashable) -> T:
@@ -157,6 +137,10 @@ class Merged(Totals):
         result, sums, ends = self.parts[key]
         self.at, self.end = self.at + sums, self.end + ends
         return result  # type: ignore[no-any-return]
+
+
+Totals = Collected | Merged
+"""Sums and extremes over all batches, in the order in which a log asks for them."""
 
 
 def log_of(preset: Preset) -> Callable[[Tokens, Totals], Numbers]:

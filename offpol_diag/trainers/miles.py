@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offpol_diag.trainers import slime
-from offpol_diag.trainers.base import SAFETY, Log, Numbers, Ours, np
+from offpol_diag.trainers.base import SAFETY, Array, Log, Numbers, Ours, Tokens, Totals, np
 from offpol_diag.trainers.config import Trainer
 from offpol_diag.trainers.slime import of_samples
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 LEAST = 1e-8
 """Lower bound on Σw² of a sample."""

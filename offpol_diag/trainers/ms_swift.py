@@ -8,17 +8,24 @@ rank, here of the dump. Its "sequence" is the geometric mean.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Ours, named, np
+from offpol_diag.trainers.base import (
+    EPS,
+    PERPLEXITIES,
+    PERPLEXITY_ENDS,
+    SAFETY,
+    Log,
+    Numbers,
+    Ours,
+    Tokens,
+    Totals,
+    named,
+    np,
+)
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.trl import loss, threshold
-
-if TYPE_CHECKING:
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 ESS_LEAST = 1e-10
 """Lower bound on the normalised second moment."""
@@ -86,13 +93,7 @@ OURS = {
     f"{SPACE}k3_kl": Ours(near="k3"),
     f"{SPACE}chi2_token": Ours("chi2_token"),
     f"{SPACE}chi2_seq": Ours(near="chi2_sequence"),
-    f"{SPACE}training_ppl": Ours("ppl_train"),
-    f"{SPACE}rollout_ppl": Ours("ppl_rollout"),
-    f"{SPACE}ppl_ratio": Ours("ppl_ratio"),
-    f"{SPACE}log_ppl_diff": Ours("log_ppl_diff"),
-    f"{SPACE}log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
-    f"{SPACE}log_ppl_diff_max": Ours("log_ppl_diff_max"),
-    f"{SPACE}log_ppl_diff_min": Ours("log_ppl_diff_min"),
+    **named(SPACE, PERPLEXITIES | PERPLEXITY_ENDS),
     f"{SPACE}ess": Ours(near="ess_tokens"),
     f"{SPACE}is_weight_mean": Ours(preset="weight_mean"),
     f"{SPACE}clipped_frac": Ours(preset="truncated_high"),

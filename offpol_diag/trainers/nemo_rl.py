@@ -14,17 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from offpol_diag.presets import FLOAT32_MAX, FLOAT32_OVERFLOW, Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import EPS, Log, Number, Numbers, Ours, named, np
+from offpol_diag.trainers.base import EPS, Array, Log, Number, Numbers, Ours, Tokens, Totals, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 """Half of e^x is 0 in float32 below this x, nats."""

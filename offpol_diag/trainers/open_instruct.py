@@ -6,17 +6,10 @@ which may hold several responses; here a row is a response. Means over tokens do
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, Ours, Side, half, named, np, std
+from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Side, Tokens, Totals, half, named, np, std
 from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Settings, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 
 def log(t: Tokens, s: Totals) -> Numbers:

@@ -9,16 +9,11 @@ September 2026; before, is_correction_type with two bounds.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, Ours, named
+from offpol_diag.trainers.base import Log, Numbers, Ours, Tokens, Totals, named
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 
 def log(t: Tokens, s: Totals) -> Numbers:

@@ -8,17 +8,11 @@ DPPO or IPO; ratios and their masks before 0.5.0.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Reject
 from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import Log, Number, Numbers, Ours, Side, np, std
+from offpol_diag.trainers.base import Array, Log, Number, Numbers, Ours, Side, Tokens, Totals, np, std
 from offpol_diag.trainers.config import Parts, Settings, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 LARGEST = 1e30
 """Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""

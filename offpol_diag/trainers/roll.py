@@ -8,17 +8,11 @@ over the sequence); sequence (a product, or a sum); segment (a mean over a turn)
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Over, Preset, Reject, Statistic
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import EPS, Log, Numbers, named, np, weighs
+from offpol_diag.trainers.base import EPS, Array, Log, Numbers, Tokens, Totals, named, np, weighs
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 GRANULARITIES: dict[str, Over] = {
     "token": "token",

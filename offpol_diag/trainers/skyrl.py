@@ -8,17 +8,24 @@ left. Its fractions of sequences count rows without a token too. Three losses ar
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Clip, Preset
 from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import SAFETY, Log, Number, Numbers, Ours, Side, named, np, std
+from offpol_diag.trainers.base import (
+    SAFETY,
+    Array,
+    Log,
+    Number,
+    Numbers,
+    Ours,
+    Side,
+    Tokens,
+    Totals,
+    named,
+    np,
+    std,
+)
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Settings, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 
 def log(t: Tokens, s: Totals) -> Numbers:

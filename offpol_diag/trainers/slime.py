@@ -12,29 +12,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import SMALLEST_NORM, Preset, Reject
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
+    PERPLEXITIES,
     SAFETY,
+    Array,
     Log,
     Number,
     Numbers,
     Ours,
     Side,
+    Tokens,
+    Totals,
     half,
     named,
     np,
     weighs,
 )
 from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Guards, Parts, Settings, Snippet, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 # ---------------------------------------------------------------- without the helper
 
@@ -228,11 +226,7 @@ MIS_OURS = {
     "train/mis_k3_kl": Ours(near="k3"),
     "train/mis_chi2_token": Ours(near="chi2_token"),
     "train/mis_chi2_seq": Ours("chi2_sequence"),
-    "train/mis_training_ppl": Ours("ppl_train"),
-    "train/mis_rollout_ppl": Ours("ppl_rollout"),
-    "train/mis_ppl_ratio": Ours("ppl_ratio"),
-    "train/mis_log_ppl_diff": Ours("log_ppl_diff"),
-    "train/mis_log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
+    **named("train/mis_", PERPLEXITIES),
 }
 LOG, MIS = Log("slime", log, OURS), Log("slime-mis", mis_log, OURS | MIS_OURS)
 

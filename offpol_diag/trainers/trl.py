@@ -7,17 +7,11 @@ one process.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, Ours, named, np
+from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Tokens, Totals, named, np
 from offpol_diag.trainers.config import ClipKeys, Parts, Settings, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 
 def log(t: Tokens, s: Totals) -> Numbers:

@@ -15,29 +15,28 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import SMALLEST_NORM, Over, Preset, Reject, Statistic, Weight
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
     EPS,
+    PERPLEXITIES,
+    PERPLEXITY_ENDS,
     SAFETY,
+    Array,
     Log,
     Number,
     Numbers,
     Ours,
+    Tokens,
+    Totals,
     named,
     np,
     of_rows,
     std,
 )
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
-
-if TYPE_CHECKING:
-    from offpol_diag.engine.segments import Array
-    from offpol_diag.trainers.logs import Totals
-    from offpol_diag.trainers.tokens import Tokens
 
 # ---------------------------------------------------------------- what a generation logs
 
@@ -346,13 +345,8 @@ GAP = {
     "k3_kl": Ours("k3"),
     "chi2_token": Ours("chi2_token"),
     "chi2_seq": Ours("chi2_sequence"),
-    "training_ppl": Ours("ppl_train"),
-    "rollout_ppl": Ours("ppl_rollout"),
-    "ppl_ratio": Ours("ppl_ratio"),
-    "log_ppl_diff": Ours("log_ppl_diff"),
-    "log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
-    "log_ppl_diff_max": Ours("log_ppl_diff_max"),
-    "log_ppl_diff_min": Ours("log_ppl_diff_min"),
+    **PERPLEXITIES,
+    **PERPLEXITY_ENDS,
     "rollout_is_eff_sample_size": Ours("ess_tokens", "ess_tokens", unlike=BOUNDED),
 }
 PRESET = {
