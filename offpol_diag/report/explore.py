@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +11,7 @@ from typing import Any
 from offpol_diag.report import figures
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.charts import DRIFTS, by_drift
-from offpol_diag.report.embedded import digest
+from offpol_diag.report.embedded import digest, packed
 from offpol_diag.report.picture import Picture
 from offpol_diag.result import Result
 
@@ -41,11 +39,6 @@ def _library(path: Any) -> Future[tuple[str, str]]:
 
 def _read(source: str) -> tuple[str, str]:
     return packed(source), digest(source)
-
-
-def packed(text: str) -> str:
-    """Gzip a text, in base 64; equal texts give equal ones."""
-    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 9, mtime=0)).decode()
 
 
 def drawn(charts: Drawn) -> str:

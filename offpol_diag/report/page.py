@@ -18,7 +18,6 @@ from offpol_diag.report.answer import Answer, Tile
 from offpol_diag.report.cells import shown
 from offpol_diag.report.compare import named
 from offpol_diag.report.embedded import (
-    DATA_ID,
     UNSEEN,
     digest,
     embedded,
@@ -103,7 +102,7 @@ def _page(charts: Drawn, **facts: Any) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    assets = {"policy": policy, "style": style, "early": early, "script": script, "data_id": DATA_ID}
+    assets = {"policy": policy, "style": style, "early": early, "script": script}
     page: str = _environment().get_template("report.html.j2").render(**facts, **assets, **carried)
     return UNSEEN.sub("\ufffd", page)
 
