@@ -229,10 +229,10 @@ def write(path: Path, tally: TallyFile) -> None:
         pieces = [one.model_copy(update={"groups": None}) for one in pieces]
     about = About(offpol_diag=version("offpol-diag"), settings=tally.settings, pieces=pieces)
     data = _packed(tally.tally, about)
-    beside = wholefiles.beside(path)
+    beside = wholefiles.beside(path.resolve())
     try:
         beside.write_bytes(framed(data))
-        beside.replace(path)
+        wholefiles.placed(beside, path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})", "choose another place") from error
     finally:
