@@ -149,7 +149,7 @@ class Piece(Model):
         """Describe a dump that was read, and the tally computed from it."""
         said = remarks(dump.signs)
         keys = result.rewards.keys if result.rewards else None
-        tokens = getattr(dump.made, "parts", ())  # files of one row per token
+        tokens = dump.of_tokens
         name = dump.info.columns["sequence_id"] if tokens else ""
         return cls(
             facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
