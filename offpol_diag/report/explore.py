@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+from offpol_diag.metrics import PAIRS
 from offpol_diag.report import figures
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.charts import DRIFTS, by_drift
@@ -49,7 +50,7 @@ def drawn(charts: Drawn) -> str:
 
 
 def _one(drift: str, picture: Picture) -> dict[str, Any]:
-    label = "total" if drift == "total" else DRIFTS[drift][1] if drift else ""
+    label = "total" if drift == "total" else PAIRS[DRIFTS[drift]] if drift else ""
     words = {"title": figures.escaped(picture.title), "sub": figures.escaped(picture.sub)}
     return {"drift": drift, "label": label, "file": picture.id, **words, **figures.figure(picture)}
 
@@ -70,7 +71,7 @@ def explored(summary: Result, answer: Answer) -> dict[str, dict[str, Picture]]:
 
 def _of_runs(one: Picture, shown: list[Picture]) -> dict[str, Picture]:
     """Return the distributions of two runs by pair of policies."""
-    names = {f"runs-{prefix}log_ratio": drift for drift, (prefix, _) in DRIFTS.items()}
+    names = {f"runs-{prefix}log_ratio": drift for drift, prefix in DRIFTS.items()}
     return {names[other.id]: other for other in shown if other.id in names} if one.id in names else {}
 
 
