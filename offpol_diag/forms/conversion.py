@@ -100,7 +100,9 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
     if target.exists() and not target.is_file():
         raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
     unread = Unread()
-    made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
+    made = Converted(
+        target, found.files, [f"{_named(found.files)} read as {what}; log-probs: {how}", *found.notes]
+    )
     with _room(str(found.files[0])):
         rows = _joined(found.form.read(found.files, columns), how, reading, made.notes)
         whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
@@ -142,9 +144,9 @@ def _of_one_version(rows: Iterator[Row], found: Found, reading: Reading) -> Iter
             raise DumpError(f"{new[0]}: the file was changed while it was read", hint)
 
 
-def _named(found: Found) -> str:
+def _named(files: Sequence[object]) -> str:
     """Return the name of the first file, and how many more there are."""
-    return f"{found.files[0]}{f' and {len(found.files) - 1} more' if len(found.files) > 1 else ''}"
+    return f"{files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}"
 
 
 def _joined(rows: Iterator[Row], how: Alignment, reading: Reading, notes: list[str]) -> Iterator[Row]:
@@ -295,7 +297,7 @@ def open_dump(
         return readers.open_dump(files, columns=columns, **how)
     folder = wholefiles.TemporaryFolder()
     made = convert(found, folder.path / "dump.parquet", reading, chosen)
-    shown = _named(found)
+    shown = _named(found.files)
     try:
         none = {role: name for role, name in chosen.items() if name == NONE}
         dump = readers.open_dump([str(made.path)], columns=none, **how)
@@ -338,7 +340,7 @@ def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[s
     target = folder.path / "dump.parquet"
     with _room(str(filled[0].path)):
         notes = long.convert(filled, plan, target, skip)
-    shown = f"{filled[0].path}{f' and {len(filled) - 1} more' if len(filled) > 1 else ''}"
+    shown = _named([part.path for part in filled])
     given = {role: name for role, name in columns.items() if name == NONE} | plan.columns
     location = replace(Location.local(target, shown), origin=long.place)
     dump = readers.open_dump([File(location)], columns=given, **how)
