@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from offpol_diag.advice.recommend import advised as decided
-from offpol_diag.analyze import analyze, examine
+from offpol_diag.analyze import analyze, examine, opened
 from offpol_diag.check import Checked
 from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
@@ -369,7 +369,7 @@ def _analyzed() -> Result:
 
 def _excerpt() -> str:
     found = examine(
-        [str(sample())], presets=load().resolve("token_is,seq_mis"), device="cpu", against="token_is"
+        opened(str(sample())), presets=load().resolve("token_is,seq_mis"), device="cpu", against="token_is"
     )
     two = found.summary()
     two = two.model_copy(update={"comparison": of_presets(found, two, "token_is")})

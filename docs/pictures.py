@@ -5,6 +5,9 @@ Needs Debian's chromium and the test extra (playwright). The pictures are writte
 
 from __future__ import annotations
 
+import base64
+import gzip
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,10 +62,11 @@ def explored(browser: Browser, page: Path) -> None:
 def in_python(browser: Browser, page: Path, folder: Path) -> None:
     """Write the figure that a notebook's cell shows, as PNG."""
     from offpol_diag.api import Report
-    from offpol_diag.report.embedded import read_back
     from offpol_diag.result import loads
 
-    report = Report(loads(read_back(page.read_text(encoding="utf-8")), "page"))
+    held = re.search('id="offpol-diag-data">(.*?)</script>', page.read_text(encoding="utf-8"))
+    assert held is not None
+    report = Report(loads(gzip.decompress(base64.b64decode(held[1])).decode(), "page"))
     figure = folder / "figure.html"
     report.figure("by_step", drift="total").write_html(figure, include_plotlyjs=True)
     view = browser.new_page(viewport={"width": 900, "height": 930}, color_scheme="light")

@@ -43,9 +43,40 @@ ROWS = 3 << 17
 """Sequences × presets processed at once; a batch with more is split."""
 
 
-def analyze(sources: str | Path | Sequence[str | Path], **how: Any) -> Result:
-    """Return the Result of a dump, with the diagnosis, without recommendation and gates; see `examine`."""
-    return examine(sources, **how).summary()
+def opened(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    columns: Mapping[str, str] | None = None,
+    group_by: Sequence[str] = (),
+    on_bad_row: Literal["error", "skip"] = "error",
+    batch_tokens: int | None = None,
+    reading: Reading | None = None,
+) -> Dump:
+    """Open a dump for an analysis; see `forms.open_dump`, and None stands for `TOKENS` and for detection."""
+    each = [sources] if isinstance(sources, str | Path) else sources
+    how: dict[str, Any] = {"columns": columns, "group_by": group_by, "on_bad_row": on_bad_row}
+    return open_dump(
+        [*map(str, each)], reading=reading or Reading(), batch_tokens=batch_tokens or TOKENS, **how
+    )
+
+
+def analyze(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    columns: Mapping[str, str] | None = None,
+    group_by: Sequence[str] = (),
+    on_bad_row: Literal["error", "skip"] = "error",
+    batch_tokens: int | None = None,
+    reading: Reading | None = None,
+    **how: Any,
+) -> Result:
+    """Return the Result of a dump, with the diagnosis, without recommendation and gates.
+
+    The arguments are those of `opened` and of `examine`.
+    """
+    more: dict[str, Any] = {"columns": columns, "on_bad_row": on_bad_row, "reading": reading}
+    dump = opened(sources, group_by=group_by, batch_tokens=batch_tokens, **more)
+    return examine(dump, group_by=group_by, **how).summary()
 
 
 @dataclass(frozen=True)
@@ -65,23 +96,19 @@ class Examined:
 
 @np.errstate(all="ignore")  # inf − inf is a NaN, which readers of sums handle
 def examine(
-    sources: str | Path | Sequence[str | Path],
+    dump: Dump,
     *,
     presets: str | Sequence[Preset | str] = (),
-    columns: Mapping[str, str] | None = None,
     group_by: Sequence[str] = (),
-    on_bad_row: Literal["error", "skip"] = "error",
     device: str = "auto",
     seed: int = 0,
     sequences: Path | None = None,
     tally: Path | None = None,
     progress: Progress | None = None,
-    batch_tokens: int | None = None,
     engine: str = "local",
     threads: int | None = None,
     against: str | None = None,
     by_step: Sequence[str] = (),
-    reading: Reading | None = None,
     every_log: bool = True,
     trainer: str = "",
     lag_0: bool = False,
@@ -89,23 +116,19 @@ def examine(
     """Analyse a dump under some presets: compute the states from which all numbers are read.
 
     Args:
-        sources: files, directories, globs.
+        dump: the dump, opened with the same columns to group by.
         presets: corrections to try, by name ("token_is,seq_mis", "all") or as `catalogue.load()` has them.
-        columns: our column name → the dump's, where they differ and are not known aliases.
         group_by: scalar columns to break the mismatch down by.
-        on_bad_row: whether a bad row is an error or is skipped and counted.
         device: auto, cpu, cuda (all GPUs here) or cuda:N; with the engine ray, auto is cpu, and cuda a GPU
             for each task.
         seed: of the bootstrap.
         sequences: where to write one row per sequence (Parquet), or None.
         tally: where to write the tally, to be merged with those of other pieces (`analysis.merge`), or None.
         progress: called as rows are done.
-        batch_tokens: tokens of a batch; None for `TOKENS`.
         engine: where it runs, one of `ENGINES`.
         threads: how many compute; None for one per core. The numbers are the same to the last bit.
         against: a preset whose drops are compared with those of each other one; it excludes `tally`.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
-        reading: how files are read that are no canonical dump; None to detect it.
         every_log: whether to compute what the trainer of every preset logs, or only what somebody reads: of
             the presets that can be recommended, and of the trainer.
         trainer: the trainer; empty for the one that the dump's provenance names.
@@ -113,19 +136,10 @@ def examine(
 
     Raises:
         DumpError: the dump cannot be read.
-        UsageError: the engine or the device is not there, or has no such threads.
+        UsageError: the device is not there, or the engine has no such threads.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
-    sources, presets = paths(sources), catalogue.chosen(presets)
-    start = engine_named(engine)
-    dump = open_dump(
-        sources,
-        reading=reading or Reading(),
-        columns=columns,
-        group_by=group_by,
-        on_bad_row=on_bad_row,
-        batch_tokens=batch_tokens or TOKENS,
-    )
+    presets = catalogue.chosen(presets)
     study = Study.of(dump.info.columns, presets, group_by, seed)
     if not every_log:
         study = study.logging_for(trainer or named_in(dump.info.provenance))
@@ -135,7 +149,7 @@ def examine(
     choice = chosen_devices(engine, device, kernels.worth_a_gpu(dump.tokens, len(study.presets)))
     # workers of a cluster have no machine code in their folders
     compiled = engine == "local" and choice.on_cpu and kernels.compiled(dump.tokens, len(study.presets))
-    with start(choice, threads, progress) as runs:
+    with ENGINES[engine](choice, threads, progress) as runs:
         found = read_ahead_for(runs, dump, study)
         with SequenceWriter.open(sequences) as writer:
             each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
@@ -182,23 +196,10 @@ def largest_groups(kept: breakdowns.Kept) -> str:
     return f"{whole}; the {many:,} largest groups, by their rows, are listed, and the other {others:,} as one"
 
 
-def paths(sources: str | Path | Sequence[str | Path]) -> list[str]:
-    """List the names of files, directories and globs given by a program."""
-    each = [sources] if isinstance(sources, str | Path) else sources
-    listed = each if isinstance(each, list | tuple) else [each]
-    strange = [one for one in listed if not isinstance(one, str | Path)]
-    if strange:
-        kind = type(strange[0])
-        name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
-        hint = "write a table to a Parquet file first, or log with offpol_diag.DumpWriter, and give the path"
-        raise UsageError(f"a dump is given by its path, not as {name}", hint)
-    return [str(one) for one in listed]
-
-
-def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze") -> Run:
+def record(runs: Engine, study: Study, facts: DumpFacts) -> Run:
     """Record how the numbers were made: device, seed, amount of data, time, memory."""
     return Run(
-        command=command,
+        command="analyze",
         version=version("offpol-diag"),
         device=runs.device,
         engine=runs.name,
@@ -228,13 +229,6 @@ def _there(choice: Choice, threads: int | None, progress: Progress | None) -> Ab
 
 ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}
 """Engine → the function that starts it, from devices, number of threads and progress callback."""
-
-
-def engine_named(name: str) -> Start:
-    """Return the function that starts an engine."""
-    if name not in ENGINES:
-        raise UsageError(f"engine {name!r} is not known", f"give {' or '.join(ENGINES)}")
-    return ENGINES[name]
 
 
 def read_ahead_for(engine: Engine, dump: Dump, study: Study) -> FirstPass:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from offpol_diag.gate import Gates
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
+    from offpol_diag.readers import Dump
     from offpol_diag.result import Result
 
 Say = Callable[[str], None]
@@ -41,14 +42,15 @@ def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) 
     chosen = presets_of(request, say, ALL)
     more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "trainer": trainer or ""}
     more |= {"sequences": request.sequences, "tally": request.tally}
-    found = examined(paths, request, chosen, say, every_log=request.presets is not None, **more)
+    dump = opened(paths, request)
+    found = examined(dump, request, chosen, say, every_log=request.presets is not None, **more)
     return within(advised(found, "analyze", trainer), floors)
 
 
 def doctor(paths: Sequence[str], request: requests.Doctor, say: Say = silent) -> Result:
     """Diagnose a dump without any preset."""
     floors = floors_of(request)
-    return within(named(examined(paths, request, (), say).summary(), "doctor"), floors)
+    return within(named(examined(opened(paths, request), request, (), say).summary(), "doctor"), floors)
 
 
 def compare(
@@ -58,19 +60,19 @@ def compare(
     if others is not None:
         return _compare_runs(paths, others, request, say)
     from offpol_diag.compare import lacking, of_presets, reference
-    from offpol_diag.forms import open_dump
 
     chosen, base = presets_of(request, say, ALL), None
     if request.against is not None:
         one = one_preset(request, "against")
         chosen, base = tuple(dict.fromkeys((*chosen, one))), one.name
-    columns = open_dump(paths, reading=request.way(), columns=request.columns or None).info.columns
+    dump = opened(paths, request)
+    columns = dump.info.columns
     lacks = lacking(columns, chosen)
     if all(lacks.values()):
         raise _nothing_to_compare(request, columns, lacks)
     base = reference(lacks, base)
     assert base is not None  # or there would have been an error
-    found = examined(paths, request, chosen, say, against=base, every_log=request.presets is not None)
+    found = examined(dump, request, chosen, say, against=base, every_log=request.presets is not None)
     summary = advised(found, "compare")
     return summary.model_copy(update={"comparison": of_presets(found, summary, base)})
 
@@ -88,7 +90,7 @@ def _compare_runs(paths: Sequence[str], others: Sequence[str], request: requests
     from offpol_diag.compare import of_runs
 
     chosen = presets_of(request, say, ())
-    one, other = examined(paths, request, chosen, say), examined(others, request, chosen, say)
+    one, other = (examined(opened(run, request), request, chosen, say) for run in (paths, others))
     first, second = named(one.summary(), "compare"), other.summary()
     return first.model_copy(update={"against": of_runs(one, other, first, second)})
 
@@ -117,14 +119,10 @@ def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> C
         raise UsageError("check needs the trainer's curves", "offpol-diag check DUMP --logged history.jsonl")
     from offpol_diag.check.curves import read
     from offpol_diag.check.verdict import check as checked
-    from offpol_diag.forms import open_dump
 
     known, ran = catalogue(request, say), (request.preset, request.micro_batch, request.dp)
     trainer, curves = trainer_of(request), read(request.logged)
-    dump = open_dump(
-        paths, reading=request.way(), columns=request.columns or None, on_bad_row=request.on_bad_row
-    )
-    found = checked(dump, curves, known, trainer, *ran)
+    found = checked(opened(paths, request), curves, known, trainer, *ran)
     return found.model_copy(update={"logged": [str(one) for one in request.logged]})
 
 
@@ -149,7 +147,7 @@ def sweep(paths: Sequence[str], request: requests.Sweep, say: Say = silent) -> R
 
     preset = one_preset(request, "preset", say)
     asked = SweepOptions.of(preset, request.which, request.at, request.keep, request.trainer)
-    return named(swept(paths, asked, **_where(request)), "sweep")
+    return named(swept(opened(paths, request), asked, **_where(request)), "sweep")
 
 
 def rescore(paths: Sequence[str], request: requests.Rescore, say: Say = silent, model: Any = None) -> Result:
@@ -168,7 +166,7 @@ def rescore(paths: Sequence[str], request: requests.Rescore, say: Say = silent, 
     again = asked(
         requests.Doctor, {"seed": request.seed, "device": "cpu", "columns": columns, "progress": False}
     )
-    result = named(examined([found.written], again, (), silent).summary(), "rescore")
+    result = named(examined(opened([found.written], again), again, (), silent).summary(), "rescore")
     return result.model_copy(update={"reference": found})
 
 
@@ -191,7 +189,8 @@ def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say
         found = given
     else:
         chosen = must.presets(catalogue(request, say))
-        found = advised(examined(given, request, chosen, say, by_step=must.by_step), "gate")
+        examination = examined(opened(given, request), request, chosen, say, by_step=must.by_step)
+        found = advised(examination, "gate")
     remark = not_compared(base, must.baseline) if base and must.baseline else ""
     found = as_expected(found, must)
     return found.model_copy(update={"gates": list(judged(found, must, base)), "not_compared": remark})
@@ -220,24 +219,32 @@ def saved(names: Sequence[str]) -> Result | None:
 # ---------------------------------------------------------------- the engine
 
 
+def opened(paths: Sequence[str], request: requests.ReadDump) -> Dump:
+    """Open a dump as a request says that it is read."""
+    from offpol_diag.analyze import opened as open_dump
+
+    more = {name: getattr(request, name) for name in ("group_by", "batch_tokens") if hasattr(request, name)}
+    how: dict[str, Any] = {"on_bad_row": request.on_bad_row, "reading": request.way(), **more}
+    return open_dump(paths, columns=request.columns or None, **how)
+
+
 def examined(
-    paths: Sequence[str], request: requests.Computed, presets: Sequence[Preset], say: Say, **more: Any
+    dump: Dump, request: requests.Computed, presets: Sequence[Preset], say: Say, **more: Any
 ) -> Examined:
     """Analyse a dump under presets; `more` goes to `analyze.examine`."""
     from offpol_diag.analyze import examine, largest_groups
 
     group_by: tuple[str, ...] = getattr(request, "group_by", ())
-    found = examine(paths, presets=presets, group_by=group_by, **_where(request), **more)
+    found = examine(dump, presets=presets, group_by=group_by, **_where(request), **more)
     for one in found.study.kept:
         say(largest_groups(one))
     return found
 
 
 def _where(request: requests.Computed) -> dict[str, Any]:
-    """Return the arguments on reading and computing of every pass over a dump."""
-    same = ("on_bad_row", "device", "seed", "engine", "threads", "progress", "batch_tokens")
-    own = {"columns": request.columns or None, "reading": request.way()}
-    return own | {name: getattr(request, name) for name in same}
+    """Return the arguments on computing of every pass over a dump."""
+    same = ("device", "seed", "engine", "threads", "progress")
+    return {name: getattr(request, name) for name in same}
 
 
 def advised(found: Examined, command: str, trainer: str | None = None) -> Result:

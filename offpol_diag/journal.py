@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import re
-import stat
 import struct
 import weakref
 import zlib
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from offpol_diag.wholefiles import beside, put, sync, sync_directory
+from offpol_diag.wholefiles import beside, placed, put, sync, sync_directory
 
 JOURNAL = ".journal"
 LOG = logging.getLogger("offpol_diag")
@@ -84,9 +83,7 @@ class Made:
             if durable:
                 sync(self._file.fileno())
             self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                self.path.chmod(stat.S_IMODE(target.stat().st_mode))
-            self.path.replace(target)
+            placed(self.path, target)
             if durable:
                 sync_directory(target.parent)
         except BaseException:

@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from offpol_diag.analyze import engine_named, examine
+from offpol_diag.analyze import ENGINES, examine
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice, segments, selection
 from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
-from offpol_diag.forms import Reading, open_dump
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import say_value
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto, Weight
@@ -24,7 +23,7 @@ from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.readers import Dump
 from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
 from offpol_diag.run.devices import ON_CPU
-from offpol_diag.run.threads import TOKENS, Engine, Progress
+from offpol_diag.run.threads import Engine, Progress
 from offpol_diag.trainers import config_for, trainer_named
 
 Side = Literal["upper", "lower", "window"]
@@ -298,18 +297,13 @@ class SweepOptions:
 
 @np.errstate(all="ignore")
 def sweep(
-    sources: Sequence[str],
+    dump: Dump,
     options: SweepOptions,
     *,
-    columns: Mapping[str, str] | None = None,
-    on_bad_row: Literal["error", "skip"] = "error",
-    device: str = "auto",
-    seed: int = 0,
-    progress: Progress | None = None,
-    batch_tokens: int | None = None,
     engine: str = "local",
     threads: int | None = None,
-    reading: Reading | None = None,
+    progress: Progress | None = None,
+    **how: Any,
 ) -> Result:
     """Analyse a preset at many thresholds; arguments other than `options` are those of `examine`.
 
@@ -320,9 +314,7 @@ def sweep(
         UsageError: the dump lacks a column that the preset reads, or the bounds cannot be solved for.
         DumpError, ClusterError: as of `examine`.
     """
-    preset, bound, start = options.preset, options.bound, engine_named(engine)
-    read: dict[str, Any] = {"reading": reading or Reading(), "columns": columns, "on_bad_row": on_bad_row}
-    dump = open_dump(sources, batch_tokens=batch_tokens or TOKENS, **read)
+    preset, bound = options.preset, options.bound
     have = set(dump.info.columns)
     lacking = preset.lacking(have | ({"advantages"} if {"rewards", "group_id"} <= have else set()))
     if lacking:
@@ -333,12 +325,12 @@ def sweep(
     values = options.values or round_numbers(preset, bound)
     every, counts = [bound.bounds(value) for value in values], dict[str, int]()
     if options.keep is not None:
-        with start(ON_CPU, threads, progress) as runs:
+        with ENGINES[engine](ON_CPU, threads, progress) as runs:
             solved, counts = solve(runs, dump, options)
         every.append(solved)
     moved = [_named(preset, bound, bounds) for bounds in every]
-    read |= {"engine": engine, "threads": threads, "progress": progress, "batch_tokens": batch_tokens}
-    found = examine(sources, presets=(preset, *moved), lag_0=True, device=device, seed=seed, **read)
+    how |= {"engine": engine, "threads": threads, "progress": progress}
+    found = examine(dump, presets=(preset, *moved), lag_0=True, **how)
     whole = found.summary()
     points = [
         SweptPoint(

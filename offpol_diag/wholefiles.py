@@ -15,6 +15,7 @@ import tempfile
 import tomllib
 import weakref
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -64,6 +65,13 @@ def beside(path: Path) -> Path:
     name = os.fsencode(path.name)
     kept = path.name if len(name) <= LONGEST else f"offpol-diag-{zlib.crc32(name):08x}"
     return path.absolute().with_name(f".{kept}.{os.getpid()}.tmp")
+
+
+def placed(file: Path, target: Path) -> None:
+    """Rename a finished file to its target: links are followed, and what is replaced keeps its mode."""
+    with suppress(FileNotFoundError):
+        file.chmod(stat.S_IMODE(target.stat().st_mode))
+    file.replace(target.resolve())
 
 
 def put(file: io.FileIO, at: int, *parts: Any) -> int:

@@ -11,18 +11,9 @@ const frame = () => new Promise(requestAnimationFrame)
 const whole = () => document.readyState === "loading" && new Promise(done => addEventListener("DOMContentLoaded", done))
 
 // --- What stands in the page, packed. The hash of plotly's text is in the page's policy, so it may run.
-const unpacked = async id => {
-  const text = document.getElementById(id).textContent
-  const bytes = Uint8Array.fromBase64?.(text) ?? (letters => {
-    const found = new Uint8Array(letters.length)
-    for (let i = 0; i < letters.length; i++) found[i] = letters.charCodeAt(i)
-    return found
-  })(atob(text))
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text()
-}
 let loading
 const load = () => loading ??= (async () => {
-  const [plotly, figures] = await Promise.all([unpacked("plotly"), unpacked("figures")])
+  const [plotly, figures] = await Promise.all(["plotly", "figures"].map(id => unpacked(document.getElementById(id))))
   await frame()
   const script = make("script", { textContent: plotly })
   document.head.append(script)

@@ -1,5 +1,15 @@
 "use strict"
 // Everything here is an extra: the page reads without it.
+// What is packed in the page: gzip in base 64.
+const unpacked = async element => {
+  const text = element.textContent
+  const bytes = Uint8Array.fromBase64?.(text) ?? (letters => {
+    const found = new Uint8Array(letters.length)
+    for (let i = 0; i < letters.length; i++) found[i] = letters.charCodeAt(i)
+    return found
+  })(atob(text))
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text()
+}
 {
 const root = document.documentElement
 const all = (selector, within = document) => [...within.querySelectorAll(selector)]
@@ -120,19 +130,6 @@ const sortable = table => {
   })
 }
 all("table.t").forEach(sortable)
-
-// --- What is compressed in the page: base 85 with "," for "<", and gzip.
-const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~"
-const unpacked = element => {
-  const text = element.textContent, bytes = new DataView(new ArrayBuffer(Math.ceil(text.length / 5) * 4))
-  for (let i = 0; i < text.length; i += 5) {
-    let word = 0
-    for (const digit of text.slice(i, i + 5).padEnd(5, "~")) word = word * 85 + DIGITS.indexOf(digit)
-    bytes.setUint32(i / 5 * 4, word)
-  }
-  const data = new Blob([bytes.buffer.slice(0, Math.floor(text.length * 4 / 5))]).stream()
-  return new Response(data.pipeThrough(new DecompressionStream("gzip"))).text()
-}
 
 // --- Presets: search, trainer, kind, which of them, and sorting of whole rows with their cards.
 const presets = one(".ps")

@@ -1,12 +1,16 @@
 """Results drawn as the commands draw them."""
 
+import base64
+import gzip
+import re
+
 from offpol_diag.report import answered
 from offpol_diag.report import markdown as _markdown
 from offpol_diag.report import terminal as _terminal
 from offpol_diag.report.explore import explored as _explored
 from offpol_diag.report.page import page as html
 
-__all__ = ["explored", "html", "markdown", "terminal"]
+__all__ = ["explored", "html", "markdown", "read_back", "terminal", "unpacked"]
 
 
 def markdown(result):
@@ -22,3 +26,13 @@ def terminal(result, verbose=False, quiet=False):
 def explored(result):
     """Return every chart of a result's page."""
     return _explored(result, answered(result))
+
+
+def unpacked(text):
+    """Return what a script element of a page holds."""
+    return gzip.decompress(base64.b64decode(text)).decode()
+
+
+def read_back(page):
+    """Return the JSON of the summary that a page carries."""
+    return unpacked(re.search('id="offpol-diag-data">(.*?)</script>', page)[1])

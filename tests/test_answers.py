@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from drawn import html, markdown, terminal
+from drawn import html, markdown, terminal, unpacked
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
@@ -23,7 +23,6 @@ from offpol_diag.report.analyze import policies
 from offpol_diag.report.cells import shown
 from offpol_diag.report.columns import in_short
 from offpol_diag.report.diagnosis import checks
-from offpol_diag.report.embedded import unpacked
 from offpol_diag.report.markdown import LIMIT
 from offpol_diag.report.parts import parts
 from offpol_diag.report.presets import cards as browser

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from offpol_diag.analysis.merge import merge, summary
-from offpol_diag.analyze import analyze, examine
+from offpol_diag.analyze import analyze, examine, opened
 from offpol_diag.engine import charts, tails
 from offpol_diag.engine.tails import Tail
 from offpol_diag.engine.tally import MOST_STEPS
@@ -365,7 +365,7 @@ def test_states_do_not_grow_with_tokens(tmp_path):
     sizes = []
     for many in (100, 400):
         path = oracles.write(rows_of(0.5, 8, many, steps=90), tmp_path / f"{many}.parquet")
-        tally = examine([path], presets=()).tally
+        tally = examine(opened(path), presets=()).tally
         sizes.append({name: x.shape for name, x in tally.whole.sums.items()})
         assert len(tally.by_key["step_groups"]) <= MOST_STEPS
     assert sizes[0] == sizes[1]

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import offpol_diag
 from offpol_diag import DumpWriter
 from offpol_diag.analysis.replicates import Groups, holm, p_value
-from offpol_diag.analyze import examine
+from offpol_diag.analyze import examine, opened
 from offpol_diag.cli import app
 from offpol_diag.compare import of_runs
 from offpol_diag.compare.runs import Side, _repeats, _shared, effect, rank, size
@@ -60,7 +60,7 @@ def make(path, noise, seed, prompts=range(24), per=3, without=""):
 
 
 def read(path, seed=0, presets=NAMED):
-    return examine([path], presets=presets, device="cpu", seed=seed)
+    return examine(opened(path), presets=presets, device="cpu", seed=seed)
 
 
 def against(a, b):

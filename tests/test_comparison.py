@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from offpol_diag import api
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, of_preset
-from offpol_diag.analyze import examine
+from offpol_diag.analyze import examine, opened
 from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader
 from offpol_diag.engine import bootstrap
@@ -52,7 +52,7 @@ def path(tmp_path_factory):
 
 def compare(path, presets, against, **options):
     """Examine a dump and compare its presets with the one named `against`."""
-    found = examine([path], presets=presets, device="cpu", against=against, **options)
+    found = examine(opened(path), presets=presets, device="cpu", against=against, **options)
     return found, of_presets(found, found.summary(), against)
 
 
@@ -283,7 +283,7 @@ def test_without_rewards_and_advantages_the_table_says_what_is_missing(tmp_path)
 def test_nothing_is_looked_at_that_was_not_asked_for(path, found):
     many = tuple(Preset(f"p{i}", "", weight=Weight("token", upper=2.0 + i)) for i in range(9))
     without, crowd = (
-        examine([path], presets=presets, device="cpu", against=against)
+        examine(opened(path), presets=presets, device="cpu", against=against)
         for presets, against in ((SOME, None), (many, "p0"))
     )
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 from offpol_diag.cli import app, exits, output
 from offpol_diag.cli.exits import complain
-from offpol_diag.cli.output import FORMATS
+from offpol_diag.cli.output import FORMS
 from offpol_diag.errors import OffpolError
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
@@ -197,11 +197,11 @@ def hostile() -> Any:
     return summary.model_copy(update={"gates": list(judged(summary, asked))})
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_result_is_harmless(form: str) -> None:
     text = output.render(form, hostile())
     text.encode()
-    if form == "html":
+    if form == "out":
         assert not set("\x1b\x9b\x07") & set(text)
     else:
         harmless(text)
@@ -601,5 +601,5 @@ def test_json_holds_any_provenance_of_a_writer() -> None:
     assert again.dump.files == [r"a\udcff"]
     assert again.dump.provenance[r"k\ud800"] == [r"\udfff"]
     assert "…" in again.to_json()
-    for form in FORMATS:
+    for form in FORMS:
         output.render(form, again).encode()

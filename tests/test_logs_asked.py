@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offpol_diag.analysis import merge
-from offpol_diag.analyze import examine
+from offpol_diag.analyze import analyze
 
 SAMPLE = Path(__file__).parents[1] / "sample_data" / "healthy.parquet"
 NAMES = "token_is,slime_mis,areal_decoupled,recompute"
@@ -32,6 +32,6 @@ def logged(summary):
 )
 def test_logs_that_nobody_reads_are_left_out_and_named(tmp_path, how, found, left_out):
     tally = tmp_path / "healthy.tally"
-    summary = examine([str(SAMPLE)], presets=NAMES, tally=tally, **how).summary()
+    summary = analyze([str(SAMPLE)], presets=NAMES, tally=tally, **how)
     assert logged(summary) == (found, left_out)
     assert logged(merge.summary(merge.merge([tally]))) == (found, left_out), "as the tally was asked for"

@@ -19,7 +19,7 @@ from typer.testing import Result as Ran
 from offpol_diag.analysis import tally_file
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.tally_file import read, write
-from offpol_diag.analyze import analyze, examine
+from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.cli.settings import sample
 from offpol_diag.errors import OffpolError, ResultError, UsageError
@@ -85,7 +85,7 @@ def analysed(files: Sequence[str], folder: Path, ending: str = ".json", **option
     made = []
     for number, file in enumerate(files):
         made.append(folder / f"{number}.tally{ending}")
-        examine([file], tally=made[-1], **{"presets": SOME, **options})
+        analyze([file], tally=made[-1], **{"presets": SOME, **options})
     return made
 
 
@@ -368,7 +368,7 @@ def test_no_tally_and_rows_that_are_read_twice_are_refused(halves, half, tmp_pat
     a, (b,) = half, analysed(halves[1:], tmp_path)
     copy, both, branch = tmp_path / "another name.parquet", tmp_path / "both.json", tmp_path / "branch.json"
     copy.write_bytes(Path(halves[0]).read_bytes())
-    examine([halves[1], str(copy)], tally=both, presets=SOME)
+    analyze([halves[1], str(copy)], tally=both, presets=SOME)
     write(branch, merge([a, b]))
 
     with pytest.raises(UsageError, match="no tally is given"):

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from cluster_jobs import Ids, Look, length
 
+import offpol_diag
 from offpol_diag.analyze import ENGINES, analyze
 from offpol_diag.errors import ClusterError, DumpError, UsageError, install
 from offpol_diag.presets.catalogue import load
@@ -564,8 +565,8 @@ def test_a_particular_gpu_cannot_be_asked_of_a_cluster_and_an_engine_must_be_kno
     with pytest.raises(UsageError, match="cuda:1"):
         analyze(["sample_data/healthy.parquet"], engine="ray", device="cuda:1")
     with pytest.raises(UsageError, match="spark") as caught:
-        analyze(["sample_data/healthy.parquet"], engine="spark")
-    assert caught.value.hint == "give local or ray"
+        offpol_diag.analyze("sample_data/healthy.parquet", engine="spark")
+    assert caught.value.hint == "give 'local' or 'ray'"
 
 
 @pytest.mark.parametrize(

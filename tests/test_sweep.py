@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag import DumpWriter
-from offpol_diag.analyze import analyze
+from offpol_diag.analyze import analyze, opened
 from offpol_diag.cli.settings import sample
 from offpol_diag.errors import UsageError
 from offpol_diag.number import Number
@@ -73,8 +73,9 @@ def preset(name):
 
 def swept(one, values=None, path=None, which=None, threads=1, **more):
     options = {key: more.pop(key) for key in ("keep", "trainer", "chosen") if key in more}
+    read = {key: more.pop(key) for key in ("batch_tokens", "columns") if key in more}
     asked = SweepOptions(one, pick(one, which), values, **options)
-    return sweep([str(path or sample())], asked, threads=threads, **more).sweep
+    return sweep(opened(path or sample(), **read), asked, threads=threads, **more).sweep
 
 
 def same(one, other):
@@ -122,7 +123,7 @@ def test_a_threshold_is_the_preset_that_differs_in_this_bound(case, dump, alone)
 
 def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump):
     one = CATALOGUE["geo_rs"]
-    found = sweep([dump], SweepOptions(one, pick(one, None), (1.001, 1.01)), threads=1)
+    found = sweep(opened(dump), SweepOptions(one, pick(one, None), (1.001, 1.01)), threads=1)
     alone = analyze([dump], presets=[one], threads=1)
 
     assert [*found.presets] == ["geo_rs"]

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag import DumpWriter
+from offpol_diag.analyze import opened
 from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError
 from offpol_diag.presets import Preset, Reject, Weight
@@ -40,7 +41,7 @@ def write(path, deltas, **more):
 
 
 def swept(path, one=GEO, values=(1.001, 1.01, 1.5), **more):
-    return sweep([path], SweepOptions(one, pick(one, None), values, **more), threads=1).sweep
+    return sweep(opened(path), SweepOptions(one, pick(one, None), values, **more), threads=1).sweep
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -170,7 +171,7 @@ def test_the_chart_by_length_speaks_of_the_bound_that_the_warning_speaks_of(tmp_
     )
 
     def chart(one, values):
-        found = answered(sweep([path], SweepOptions(one, pick(one, None), values), threads=1))
+        found = answered(sweep(opened(path), SweepOptions(one, pick(one, None), values), threads=1))
         return tuple(fact.sentence for fact in found.facts if fact.label == "Warning"), found.charts[-1].title
 
     said, title = chart(wide, (1.001, 1.01, 1.5))
@@ -233,7 +234,7 @@ def test_quiet_says_what_the_preset_keeps():
 def test_a_sweep_of_one_threshold_goes_nowhere_and_has_no_chart(tmp_path):
     path = write(tmp_path / "d.parquet", [np.full(2 + i, 0.002 * (i % 7 - 3)) for i in range(40)])
     one, two = (
-        answered(sweep([path], SweepOptions(GEO, pick(GEO, None), at), threads=1))
+        answered(sweep(opened(path), SweepOptions(GEO, pick(GEO, None), at), threads=1))
         for at in ((1.003,), (1.003, 1.5))
     )
     assert [("→" in tile.below) for tile in (*one.tiles[:1], *two.tiles[:1])] == [False, True]

@@ -15,7 +15,7 @@ from offpol_diag.analysis import tally_file
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.study import Study
 from offpol_diag.analysis.tally_file import Settings, read, write
-from offpol_diag.analyze import analyze, examine
+from offpol_diag.analyze import analyze, examine, opened
 from offpol_diag.cli.settings import sample
 from offpol_diag.errors import OffpolError, ResultError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
@@ -64,7 +64,7 @@ def written(tmp_path_factory, dump):
 
 def test_a_file_holds_what_was_analysed_to_the_last_bit(written, dump, tmp_path):
     found = read(written)
-    assert equal(found.tally, examine([str(dump)], presets=FEW).tally)
+    assert equal(found.tally, examine(opened(str(dump)), presets=FEW).tally)
 
     write(tmp_path / "b", found)
     assert (tmp_path / "b").read_bytes() == written.read_bytes()

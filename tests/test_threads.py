@@ -136,7 +136,7 @@ def test_threads_of_a_cluster_are_refused():
 def test_the_environment_and_a_file_say_how_many_threads_also_by_the_former_name(
     tmp_path, monkeypatch, caplog
 ):
-    reported = []
+    reported, dump = [], str(Path(SAMPLE).absolute())
     module = sys.modules["offpol_diag.analyze"]
     monkeypatch.setattr(module, "examine", lambda *_, threads, **__: reported.append(threads) or 1 / 0)
     monkeypatch.chdir(tmp_path)
@@ -150,7 +150,7 @@ def test_the_environment_and_a_file_say_how_many_threads_also_by_the_former_name
     runner.invoke(app, ["compare", "-q"])
     monkeypatch.delenv("OFFPOL_DIAG_THREADS")
     Path("offpol-diag.toml").write_text("workers = 7\n")
-    runner.invoke(app, ["gate", "x.parquet", "--max", "k3=1", "-q"])
+    runner.invoke(app, ["gate", dump, "--max", "k3=1", "-q"])
     with pytest.raises(OffpolError, match="threads: it cannot be 0"):
         analyze("x.parquet", workers=0)
     assert reported == [None, 3, 4, 5, 6, 7]

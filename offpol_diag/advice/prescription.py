@@ -9,16 +9,13 @@ from offpol_diag.presets import Policy, catalogue
 from offpol_diag.presets.candidates import NOTHING
 from offpol_diag.presets.tuning import tuned
 from offpol_diag.result import Recommendation
-from offpol_diag.trainers import config_for
+from offpol_diag.trainers import config_for, sayable
 
 
 def expressible(name: str, settings: Mapping[str, str], trainer: str) -> bool:
     """Return whether a trainer can be configured for a preset with these settings."""
     presets = catalogue.load()
-    try:
-        return name in presets and bool(config_for(tuned(presets[name], settings), trainer))
-    except ConfigError:
-        return False
+    return name in presets and bool(sayable(tuned(presets[name], settings), (trainer,)))
 
 
 def prescribed(given: Recommendation, trainer: str, policy: Policy = "old") -> str | None:

@@ -15,7 +15,7 @@ from offpol_diag.engine import scope, segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.errors import UsageError
-from offpol_diag.wholefiles import beside
+from offpol_diag.wholefiles import beside, placed
 
 Factors = Mapping[str, Mapping[scope.Label, float]]
 """Preset → trainer batch → the factor that its weights are divided by."""
@@ -31,7 +31,7 @@ class SequenceWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temp = beside(path)
+        self._temp = beside(path.resolve())
         self._writer: pq.ParquetWriter | None = None
 
     @classmethod
@@ -67,7 +67,7 @@ class SequenceWriter:
             self._writer = None
         if factors:
             _rescale(self._temp, factors)
-        self._temp.replace(self._path)
+        placed(self._temp, self._path)
 
 
 def table(context: BatchContext, study: Study) -> pa.Table:

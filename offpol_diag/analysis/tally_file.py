@@ -149,7 +149,7 @@ class Piece(Model):
         """Describe a dump that was read, and the tally computed from it."""
         said = remarks(dump.signs)
         keys = result.rewards.keys if result.rewards else None
-        tokens = getattr(dump.made, "parts", ())  # files of one row per token
+        tokens = dump.of_tokens
         name = dump.info.columns["sequence_id"] if tokens else ""
         return cls(
             facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
@@ -225,10 +225,10 @@ def write(path: Path, tally: TallyFile) -> None:
         pieces = [one.model_copy(update={"groups": None}) for one in pieces]
     about = About(offpol_diag=version("offpol-diag"), settings=tally.settings, pieces=pieces)
     data = _packed(tally.tally, about)
-    beside = wholefiles.beside(path)
+    beside = wholefiles.beside(path.resolve())
     try:
         beside.write_bytes(framed(data))
-        beside.replace(path)
+        wholefiles.placed(beside, path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})", "choose another place") from error
     finally:

@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -35,8 +35,8 @@ WILDCARD = re.compile(r"\[[^\]]*\]|[*?]+")
 FILE_URL = "file://"
 LONGEST_NAME, STEM = 255, 100
 """Maximum bytes of a file name, and characters of a dump's name used in a report's name."""
-FORMATS = {"html": "report", "json": "json", "markdown": "md", "junit": "junit"}
-"""Form of a result → its label."""
+FORMS = {"out": "report", "json_file": "json", "md": "md", "junit": "junit"}
+"""Field of a request that names the file of a form of the result → its label."""
 
 
 # ---------------------------------------------------------------- streams
@@ -107,16 +107,16 @@ def check(target: Path, *sources: object) -> None:
             raise UsageError(f"{target}: is what is read", "write to another file")
 
 
-def check_folder(option: str, folder: Path) -> None:
-    """Refuse, before any work is done, a folder in which no file can be written.
+def check_folder(folder: Path) -> None:
+    """Refuse, before any work is done, a folder of --csv in which no file can be written.
 
     Raises:
         UsageError: it is a file or lies in one, is read-only, a URL or stdout, or no file has such a name.
     """
-    hint = f"name a folder: {option} tables"
+    hint = "name a folder: --csv tables"
     check_names(folder)
     if folder == STDOUT:
-        raise UsageError(f"{option} -: stdout is no folder, and every table is a file of its own", hint)
+        raise UsageError("--csv -: stdout is no folder, and every table is a file of its own", hint)
     if URL.match(str(folder)):
         raise UsageError("results are written on this disk, and a URL is named", hint)
     with _writing(folder):
@@ -164,7 +164,7 @@ def check_names(*names: object) -> None:
             raise UsageError(f"{name}: no file has such a name", rule)
 
 
-def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = None, shown: str = "") -> None:
+def write_all(texts: Mapping[Path, str], shown: str = "") -> None:
     """Write texts to their files atomically, and none before all can be written; `-` is stdout.
 
     Stdout, devices and pipes are written first, as they cannot be staged. If stdout is closed early, which is
@@ -172,16 +172,15 @@ def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = No
 
     Args:
         texts: target → text.
-        staged: target → complete temporary file to be renamed to it.
         shown: text for stdout, if stdout is no target.
 
     Raises:
         UsageError: a target cannot be written.
         BrokenPipeError: stdout was closed.
     """
-    from offpol_diag.wholefiles import beside
+    from offpol_diag.wholefiles import beside, placed
 
-    ready = dict(staged or {})
+    ready = dict[Path, Path]()
     try:
         for target, text in texts.items():
             if _replaceable(target):
@@ -205,9 +204,7 @@ def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = No
             left = error
         for target, file in ready.items():
             with _writing(target):
-                if target.exists():
-                    file.chmod(stat.S_IMODE(target.stat().st_mode))
-                file.replace(target.resolve())
+                placed(file, target)
         if left:
             raise left
     finally:
@@ -257,12 +254,12 @@ def _stem(name: str) -> str:
 
 
 def render(form: str, result: Result | Checked, explore: bool = True) -> str:
-    """Return a result in one of the `FORMATS`; `explore` says whether a page carries plotly."""
-    if form == "html":
+    """Return a result in one of the `FORMS`; `explore` says whether a page carries plotly."""
+    if form == "out":
         from offpol_diag.report.page import page
 
         return page(result, explore)
-    if form == "json":
+    if form == "json_file":
         return result.to_json()
     if form == "junit":
         from offpol_diag.report.junit import render_junit
@@ -283,10 +280,8 @@ def tables_of(result: Result | Checked) -> Mapping[str, Data]:
     return tables(result)  # type: ignore[arg-type]
 
 
-STAGED = {"sequences": ("Parquet", "rows.parquet"), "tally": ("a tally", "piece.tally")}
+MADE = {"sequences": ("Parquet", "rows.parquet"), "tally": ("a tally", "piece.tally")}
 """Files that the analysis itself writes → what they hold, and an example of their name."""
-FIELDS = {"out": "html", "json_file": "json", "md": "markdown", "junit": "junit"}
-"""Field of a request → one of `FORMATS`."""
 SOURCES = ("preset_file", "floors", "tokenizer", "gates")
 """Fields of requests that name files that are read."""
 
@@ -296,12 +291,11 @@ class Outputs:
     """What is written of a result.
 
     Args:
-        targets: one of `FORMATS`, `sequences` or `tally` → its file, or `-` for stdout.
+        targets: one of `FORMS`, `sequences` or `tally` → its file, or `-` for stdout.
         csv: folder of a CSV file for each table, or None.
         explore: whether a page carries plotly, to draw its charts large.
         quiet: whether remarks are left out.
         sources: files that are read, which no file may replace.
-        staged: `sequences` and `tally`, where asked for, → the file that the analysis is to write.
     """
 
     targets: Mapping[str, Path]
@@ -309,7 +303,6 @@ class Outputs:
     explore: bool
     quiet: bool
     sources: Sequence[object]
-    staged: Mapping[str, Path]
 
     @classmethod
     def of(cls, request: Request, *sources: object, html: Path | None = None) -> Outputs:
@@ -321,47 +314,31 @@ class Outputs:
         given: dict[str, Any] = {"out": html} | {name: one for name, one in request if one is not None}
         if given.get("no_html"):
             del given["out"]
-        named = {FIELDS.get(name, name): given[name] for name in (*FIELDS, *STAGED) if given.get(name)}
+        named = {name: given[name] for name in (*FORMS, *MADE) if given.get(name)}
         sources = (*sources, *(given[name] for name in SOURCES if name in given))
-        made = cls(named, given.get("csv"), not given["no_explore"], request.quiet, sources, {})
-        return replace(made, staged=made._checked())
+        made = cls(named, given.get("csv"), not given["no_explore"], request.quiet, sources)
+        made._check()
+        return made
 
-    def _checked(self) -> dict[str, Path]:
-        """Check the targets, and return the temporary files."""
-        from offpol_diag.wholefiles import beside
-
+    def _check(self) -> None:
         check_names(*self.sources)
-        if "html" in self.targets and self.explore:
+        if "out" in self.targets and self.explore:
             require_plotly()
         if self.csv is not None:
-            check_folder("--csv", self.csv)
-        staged = {}
-        for name in self.targets.keys() & STAGED:
-            target, (form, example) = self.targets[name], STAGED[name]
+            check_folder(self.csv)
+        for name in self.targets.keys() & MADE:
+            target, (form, example) = self.targets[name], MADE[name]
             check_names(target)
             with _writing(target):
                 if not _replaceable(target):
                     hint = f"name one: --{name} {example}"
                     raise UsageError(f"--{name} {target}: {form} needs a file", hint)
-                file = beside(target.resolve())
-            staged[name] = file.with_name(f"{file.name}{target.suffix}")
         targets = list(self.targets.values())
         for target in targets:
             check(target, *self.sources)
         if len({target.resolve() for target in targets}) < len(targets):
             place = "stdout" if targets.count(STDOUT) > 1 else "one file"
             raise UsageError(f"two results cannot both go to {place}", "give each a file of its own")
-        return staged
-
-    @contextmanager
-    def begin(self) -> Iterator[Mapping[str, Path]]:
-        """Yield `staged` for work that needs no result, and remove those files at the end of the block."""
-        try:
-            yield self.staged
-        finally:
-            for file in self.staged.values():
-                with suppress(OSError):
-                    file.unlink(missing_ok=True)
 
     def write(self, result: Result | Checked, verbose: bool = False) -> None:
         """Write every requested form, and draw the result on stdout unless that holds a form.
@@ -372,18 +349,17 @@ class Outputs:
         from offpol_diag.report import answered
         from offpol_diag.report.terminal import terminal
 
-        forms = {form: target for form, target in self.targets.items() if form in FORMATS}
-        texts = {target: render(form, result, self.explore) for form, target in forms.items()}
+        forms = [form for form in FORMS if form in self.targets]
+        texts = {self.targets[form]: render(form, result, self.explore) for form in forms}
         tables = {} if self.csv is None else self._tables(self.csv, result)
         drawn = "" if self.takes_stdout() else terminal(answered(result), verbose, self.quiet)
         with _made(self.csv):
-            staged = {self.targets[name]: file for name, file in self.staged.items()}
-            write_all(texts | tables, staged, drawn)
+            write_all(texts | tables, drawn)
         if self.quiet:
             return
-        for form in (*FORMATS, *STAGED):
+        for form in (*FORMS, *MADE):
             if self.targets.get(form, STDOUT) != STDOUT:
-                say_where(FORMATS.get(form, form), self.targets[form], self.takes_stdout())
+                say_where(FORMS.get(form, form), self.targets[form], self.takes_stdout())
         if tables:
             names = ", ".join(target.name for target in tables)
             say_where("csv", f"{self.csv} ({counted(len(tables), 'file')}: {names})", self.takes_stdout())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from offpol_diag.readers.columns import (
     form_of,
     ignored,
 )
-from offpol_diag.readers.sources import File, Location, Part, is_file
+from offpol_diag.readers.sources import File, Location, is_file
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.versions import UNKNOWN
 from offpol_diag.writer import PROMPT_IDS, DumpWriter
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 BATCH = 1 << 16
 """Tokens that are given to the writer at once."""
-KEPT = 2
-"""Converted dumps that are kept for the next command on the same files: those of two runs compared."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,6 @@ class Converted:
         columns: canonical column → what it is called in the files, or the file it is joined from.
         ignored: fields of the files that nobody reads.
         tokens: number of tokens, masked ones included.
-        parts: files of one row per token that it is made of.
-        folder: the directory that holds it, if that is to be removed with this object.
     """
 
     path: Path
@@ -87,12 +83,6 @@ class Converted:
     ignored: tuple[str, ...] = ()
     sequences: int = 0
     tokens: int = 0
-    parts: Sequence[Part] = ()
-    folder: wholefiles.TemporaryFolder | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Leave this out where a dump is sent to another process, which is not to remove the file."""
-        return type(None), ()
 
 
 def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, str]) -> Converted:
@@ -110,7 +100,9 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
     if target.exists() and not target.is_file():
         raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
     unread = Unread()
-    made = Converted(target, found.files, [f"{_named(found)} read as {what}; log-probs: {how}", *found.notes])
+    made = Converted(
+        target, found.files, [f"{_named(found.files)} read as {what}; log-probs: {how}", *found.notes]
+    )
     with _room(str(found.files[0])):
         rows = _joined(found.form.read(found.files, columns), how, reading, made.notes)
         whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
@@ -152,9 +144,9 @@ def _of_one_version(rows: Iterator[Row], found: Found, reading: Reading) -> Iter
             raise DumpError(f"{new[0]}: the file was changed while it was read", hint)
 
 
-def _named(found: Found) -> str:
+def _named(files: Sequence[object]) -> str:
     """Return the name of the first file, and how many more there are."""
-    return f"{found.files[0]}{f' and {len(found.files) - 1} more' if len(found.files) > 1 else ''}"
+    return f"{files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}"
 
 
 def _joined(rows: Iterator[Row], how: Alignment, reading: Reading, notes: list[str]) -> Iterator[Row]:
@@ -279,9 +271,6 @@ def _as(value: object, kind: type) -> object:
 # ---------------------------------------------------------------- open
 
 
-_KEPT: dict[object, Converted] = {}
-
-
 def open_dump(
     sources: Sequence[str],
     *,
@@ -306,9 +295,9 @@ def open_dump(
         if _is_long(files[0], chosen):
             return _of_tokens(files, chosen, how)
         return readers.open_dump(files, columns=columns, **how)
-    key = (_states(found, reading), found.form.name, reading, tuple(chosen.items()))
-    made = _temporary(key, lambda target: convert(found, target, reading, chosen))
-    shown = _named(found)
+    folder = wholefiles.TemporaryFolder()
+    made = convert(found, folder.path / "dump.parquet", reading, chosen)
+    shown = _named(found.files)
     try:
         none = {role: name for role, name in chosen.items() if name == NONE}
         dump = readers.open_dump([str(made.path)], columns=none, **how)
@@ -323,7 +312,7 @@ def open_dump(
         bytes=sum(path.stat().st_size for path in found.files),
     )
     parts = [replace(part, path=replace(part.path, shown=shown)) for part in dump.parts]
-    return replace(dump, info=info, parts=parts, remarks=tuple(made.notes), made=made)
+    return replace(dump, info=info, parts=parts, remarks=tuple(made.notes), folder=folder)
 
 
 def _is_long(file: File, overrides: Mapping[str, str]) -> bool:
@@ -347,38 +336,20 @@ def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[s
         return readers.open_dump(files, columns=columns, **how)  # which says so
     plan = agree(filled, columns, how["group_by"])
     skip = how["on_bad_row"] == "skip"
-
-    def make(target: Path) -> Converted:
-        with _room(str(filled[0].path)):
-            notes = long.convert(filled, plan, target, skip)
-        return Converted(target, tuple(Path(str(one.path)) for one in filled), notes, parts=filled)
-
-    key = (tuple((one.path, one.state) for one in parts), tuple(columns.items()), *plan.names, skip)
-    made = _temporary(key, make)
-    shown = f"{filled[0].path}{f' and {len(filled) - 1} more' if len(filled) > 1 else ''}"
+    folder = wholefiles.TemporaryFolder()
+    target = folder.path / "dump.parquet"
+    with _room(str(filled[0].path)):
+        notes = long.convert(filled, plan, target, skip)
+    shown = _named([part.path for part in filled])
     given = {role: name for role, name in columns.items() if name == NONE} | plan.columns
-    location = replace(Location.local(made.path, shown), origin=long.place)
+    location = replace(Location.local(target, shown), origin=long.place)
     dump = readers.open_dump([File(location)], columns=given, **how)
     info = replace(
         dump.info,
         files=tuple(str(part.path) for part in parts),
-        row_groups=sum(len(part.group_rows) for part in parts),
         bytes=sum(part.bytes for part in parts),
         columns={{POSITION: "position"}.get(role, role): name for role, name in plan.columns.items()},
         provenance=merged(part.provenance for part in parts),
         ignored=ignored(filled, plan),
     )
-    return replace(dump, info=info, remarks=tuple(made.notes), made=made)
-
-
-def _temporary(key: object, make: Callable[[Path], Converted]) -> Converted:
-    """Convert to a temporary file, or return the one of the same files that is kept."""
-    made = _KEPT.pop(key, None)
-    if made is None:
-        folder = wholefiles.TemporaryFolder()
-        made = make(folder.path / "dump.parquet")
-        made.folder = folder
-    _KEPT[key] = made
-    while len(_KEPT) > KEPT:
-        _KEPT.pop(next(iter(_KEPT)))
-    return made
+    return replace(dump, info=info, remarks=tuple(notes), folder=folder, of_tokens=tuple(filled))

@@ -105,7 +105,9 @@ def _detected(files: Sequence[Local], columns: Mapping[str, str], always: bool, 
         elif given and head.fault:
             raise head.fault
         elif (
-            given and head.fields and (absent := [one for one in named_by(columns) if one not in head.fields])
+            given
+            and head.fields
+            and (absent := [one for one in columns.values() if one not in (NONE, *head.fields)])
         ):
             some = "no fields" if len(absent) > 1 else "no field"
             what = f"{path}: it has {some} {' and '.join(map(repr, absent))}"
@@ -137,11 +139,6 @@ def _require_content(path: Path) -> None:
         judged = "" if "check" in found[1] else f", `offpol-diag gate {path}` judges it"
         hint = f"`offpol-diag report {path}` draws it again{judged}"
         raise DumpError(f"{path}: this is a result of offpol-diag, and no dump", hint)
-
-
-def named_by(columns: Mapping[str, str]) -> list[str]:
-    """Return the names of columns that the user gives."""
-    return [one for one in columns.values() if one != NONE]
 
 
 def _of_one_form(files: Sequence[Local]) -> None:

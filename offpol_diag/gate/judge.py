@@ -162,8 +162,7 @@ class Lookup:
             why = "no row of this dump has a step" if axis else "the dump has no column step"
             why = f"no step of this dump is among {steps}" if axis and steps != ALL_STEPS else why
             return [("", Number(unknown=why))], ""
-        metrics, rows = self.summary.whole, []
-        main = next((gap for gap in GAPS_BY_STEP if metrics.get(f"{gap}k3", Number()).known), "")
+        main, rows = self.summary.prefix, list[Row]()
         preset, _, metric = self.preset_of(name)
         for place in chosen:
             own = place.numbers if preset is None else self._of_preset(preset, place)
@@ -196,9 +195,6 @@ class Lookup:
     def _hint(self) -> bool:
         self._hints -= 1
         return self._hints >= 0
-
-
-GAPS_BY_STEP = ("", "drift2.", "total.")
 
 
 def _number(key: str) -> float:

@@ -337,10 +337,6 @@ def _given(
     return given
 
 
-def _exists(column: str, names: Sequence[str], file: str) -> None:
-    _exist([column], names, file)
-
-
 def _exist(columns: Sequence[str], names: Sequence[str], file: str) -> None:
     absent = [one for one in columns if one not in names]
     if absent:
@@ -465,7 +461,7 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
     known = {name for name in SCALARS if name in mapping} | ({LAG} if versioned else set())
     extra = tuple(name for name in group_by if name not in known)
     for name in extra:
-        _exists(name, names, f"{file}: --group-by")
+        _exist([name], names, f"{file}: --group-by")
         _once(name, names, file)
         if form.long and name in {mapping.get(role) for role in TOKENS}:
             raise DumpError(f"{file}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)

@@ -113,7 +113,6 @@ class DumpInfo:
 
     files: tuple[str, ...]
     rows: int
-    row_groups: int
     bytes: int
     columns: dict[str, str]
     provenance: dict[str, object]
@@ -158,7 +157,8 @@ class Dump:
         batch_tokens: tokens per batch, masked ones included.
         seen: what the latest pass has seen; complete when the pass has ended.
         remarks: what is to be said about how its files were made.
-        made: what keeps a temporary file alive, or None.
+        folder: what keeps its temporary file alive, or None.
+        of_tokens: files of one row per token that it was made of.
     """
 
     info: DumpInfo
@@ -170,7 +170,8 @@ class Dump:
     _shard: bool = False
     _before: int = 0
     remarks: tuple[str, ...] = ()
-    made: object = field(default=None, compare=False, repr=False)
+    folder: object = field(default=None, compare=False, repr=False)
+    of_tokens: tuple[Part, ...] = ()
 
     def only(self, roles: Collection[str]) -> Dump:
         """Return the dump with some columns only, by canonical name; batches lack positions, turns and keys.
@@ -214,7 +215,7 @@ class Dump:
         return [*found, self._shard_of(held, before)] if held else found
 
     def _shard_of(self, parts: list[Part], before: int) -> Dump:
-        return replace(self, parts=parts, seen=Seen(), made=None, _shard=True, _before=before)
+        return replace(self, parts=parts, seen=Seen(), folder=None, _shard=True, _before=before)
 
     @property
     def rows(self) -> int:
@@ -381,7 +382,6 @@ def open_dump(
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
         rows=sum(part.rows for part in parts),
-        row_groups=sum(len(part.group_rows) for part in parts),
         bytes=sum(part.bytes for part in parts),
         columns=dict(plan.columns),
         provenance=merged(part.provenance for part in parts),

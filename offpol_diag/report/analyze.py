@@ -177,13 +177,13 @@ def _facts(summary: Result) -> Iterator[Fact]:
         yield Fact("Decide", open_.decide, lines=lines, shortened="last")
         yield from deciding(summary)
     elif found := evidence(summary):
-        short = found[0][0].startswith("Growing")  # which says more than the cause's own clause
+        short = found[0].startswith("Growing")  # which says more than the cause's own clause
         clause = causes[0].statement.partition(":")[0] if short else causes[0].statement
-        lines = tuple(Line(f"{bold} {text}") for bold, text in found)
+        lines = tuple(map(Line, found))
         lines += tuple(Line(f"Also: {one.statement} {one.statistic}") for one in causes[1:])
         yield Fact(
             "Cause",
-            f"{sentence(clause)} {' '.join(found[0])}",
+            f"{sentence(clause)} {found[0]}",
             causes[0].statement,
             lines,
             chart=cause(summary),

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from offpol_diag.metrics import tone
+from offpol_diag.metrics import PAIRS, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say, say_value
 from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, at_places
@@ -22,17 +22,10 @@ OVER, DRIFT, ALONG, COSTS = (
     "Along the response",
     "What a threshold costs",
 )
-PAIRS: tuple[tuple[str, str, Colour], ...] = (
-    ("", "rollout → old", "blue"),
-    ("drift2.", "old → current", "orange"),
-    ("total.", "rollout → current", "slate"),
-)
-DRIFTS: Mapping[str, tuple[str, str]] = {
-    "rollout_old": ("", "rollout → old"),
-    "old_current": ("drift2.", "old → current"),
-    "total": ("total.", "rollout → current"),
-}
-"""Pair of policies by name → the prefix of its numbers, and how it is written."""
+DRIFTS: Mapping[str, str] = {"rollout_old": "", "old_current": "drift2.", "total": "total."}
+"""Pair of policies by name → the prefix of its numbers."""
+COLOURS: Mapping[str, Colour] = {"": "blue", "drift2.": "orange", "total.": "slate"}
+"""Prefix of a pair of policies → its colour."""
 TENTH, FEW, FACTOR_2 = 0.1, 30, 0.6931
 """ESS below which sequence weights are called unusable; tokens below which a mean is not drawn; log 2."""
 SMALL = 12
@@ -75,17 +68,13 @@ def pictures(summary: Result) -> tuple[Picture, ...]:
 def by_drift(summary: Result, name: str) -> dict[str, Picture]:
     """Return a picture, by its id, of each pair of policies that the result has its numbers for."""
     make = BY_DRIFT.get("histogram" if name.startswith("histogram-") else name)
-    made = {drift: make(summary, prefix) if make else None for drift, (prefix, _) in DRIFTS.items()}
+    made = {drift: make(summary, prefix) if make else None for drift, prefix in DRIFTS.items()}
     return {drift: one for drift, one in made.items() if one is not None}
 
 
 def _main(known: Container[str], metric: str) -> str:
     """Return the prefix of the pair of policies that a chart shows first: rollout → old, else the whole."""
     return next((prefix for prefix in ("", "total.") if f"{prefix}{metric}" in known), "")
-
-
-def _label(prefix: str) -> str:
-    return next(label for one, label in DRIFTS.values() if one == prefix)
 
 
 def _tints(summary: Result, metric: str, named: bool = True) -> tuple[Tint, ...]:
@@ -147,7 +136,7 @@ def _by_step(summary: Result, drift: str | None = None) -> Picture | None:
     values = _known(k3.values)
     if not values:
         return None
-    of = f"K3 of {_label(drift)}" if drift else "K3"
+    of = f"K3 of {PAIRS[drift]}" if drift else "K3"
     if worst:
         title = f"{of} passes {say_value(worst.bound)} at step {worst.step}"
         if reward and rewards and rewards[-1] < max(rewards) - 0.2 * abs(max(rewards)):
@@ -181,7 +170,7 @@ def cause(summary: Result, drift: str = "") -> Picture | None:
     panel = _k3_panel(summary, "policy lag, updates behind", (layer,), whole=True)
     named = {one.id for one in summary.diagnosis.causes} if summary.diagnosis else set()
     title = "Stale rollouts" if "stale" in named else "K3 by policy lag"
-    title = f"K3 of {_label(drift)} by policy lag" if drift else title
+    title = f"K3 of {PAIRS[drift]} by policy lag" if drift else title
     if "stale" in named and lag and lag.growth and lag.growth > 2 and lag.lag is not None:
         title += f" and growing updates: K3 rises {rounded(lag.growth)}-fold at lag {lag.lag}"
     elif lag and lag.in_sync and lag.in_sync.value:
@@ -193,8 +182,8 @@ def cause(summary: Result, drift: str = "") -> Picture | None:
 
 
 def _drifts(summary: Result) -> Picture | None:
-    found = [(title, summary.whole.get(f"{prefix}k1", Number()), colour) for prefix, title, colour in PAIRS]
-    known = [(title, one, colour) for title, one, colour in found if one.value is not None]
+    found = {prefix: summary.whole.get(f"{prefix}k1", Number()) for prefix in COLOURS}
+    known = [(PAIRS[prefix], one, COLOURS[prefix]) for prefix, one in found.items() if one.value is not None]
     if len(known) < 2:
         return None
     bars = [
@@ -272,9 +261,9 @@ def _histogram(summary: Result, drift: str | None = None) -> Picture | None:
         sub += f" r < ½: {left}; r > 2: {right}."
     axis, name = "Δ = log π_train − log π_rollout, nats", "histogram"
     if drift != main:
-        name, (before, after) = f"histogram-{drift}log_ratio", _label(drift).split(" → ")
+        name, (before, after) = f"histogram-{drift}log_ratio", PAIRS[drift].split(" → ")
         axis = f"Δ = log π_{after} − log π_{before}, nats"
-        title = f"{_label(drift)}: {title[:1].lower()}{title[1:]}"
+        title = f"{PAIRS[drift]}: {title[:1].lower()}{title[1:]}"
     panel = Panel(axis, "tokens (log)", layers, y_scale="log", y_range=(0.7, None))
     return Picture(name, DRIFT, title, sub, (panel,), telling=bool(off) and drift == main)
 
@@ -290,7 +279,7 @@ def _bars(one: Histogram, colour: Colour) -> Layer:
 def _other_histograms(summary: Result) -> Iterator[Picture]:
     """Yield those of the other pairs of policies, and of whatever else there is."""
     main = _main(summary.histograms, "log_ratio")
-    ratios = {f"{prefix}log_ratio": prefix for prefix, _ in DRIFTS.values()}
+    ratios = {f"{prefix}log_ratio": prefix for prefix in DRIFTS.values()}
     for name, one in summary.histograms.items():
         if name in ratios:
             found = _histogram(summary, ratios[name]) if ratios[name] != main else None
@@ -379,7 +368,7 @@ def _tail(summary: Result, drift: str | None = None) -> Picture | None:
     khats = [f"{rounded(one.khat.value)} of {name}" for name, one, _ in found if one.khat.value is not None]
     heavy = [name for name, one, _ in found if (one.khat.value or 0) > one.limit]
     whose, weight = (f" of {' and '.join(heavy)}", "too heavy") if heavy else ("", "light enough")
-    of = f" ({_label(drift)})" if drift else ""
+    of = f" ({PAIRS[drift]})" if drift else ""
     title = f"The tail of the weights{whose}{of} is {weight} for their means to be trusted"
     title += f": k̂ is {', '.join(khats)}"
     sub = "The largest weights against their rank. Dashed: the fitted Pareto tail."

@@ -82,38 +82,32 @@ def checks(summary: Result) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def evidence(summary: Result) -> tuple[tuple[str, str], ...]:
-    """Return the evidence for the cause, the most telling first: (bold opening, sentence)."""
+def evidence(summary: Result) -> tuple[str, ...]:
+    """Return the evidence for the cause in sentences, the most telling first."""
     given, lag = summary.diagnosis, summary.charts.lag
     first = given.causes[0] if given and given.causes else None
     if given is None or first is None:
         return ()
     if summary.is_bug:
-        return tuple(
-            (f"{bold}:", text)
-            for bold, _, text in (line.partition(": ") for line in cause_details(first, given, summary.whole))
-        )
-    said: list[tuple[str, str]] = []
+        return cause_details(first, given, summary.whole)
+    said = []
     if grew(summary) and lag and lag.start and lag.end and lag.steps:
         ends = (
             f"{rounded(one.value)} (step {step})"
             for one, step in zip((lag.start, lag.end), lag.steps, strict=True)
             if one.value is not None
         )
-        said.append(
-            ("Growing updates:", f"at a constant lag of {lag.lag}, K3 rises from {' to '.join(ends)}.")
-        )
+        said.append(f"Growing updates: at a constant lag of {lag.lag}, K3 rises from {' to '.join(ends)}.")
     synced = lag.in_sync.value if lag and lag.in_sync else None
     if lag and synced is not None and lag.in_sync_share is not None and lag.in_sync_share < 0.5:
         share = rounded(lag.in_sync_share, "share")
-        there = f"as far as lag 0 shows: there K3 is {rounded(synced)}, {share} of all."
-        said.append(("Not the engine,", there))
+        said.append(f"Not the engine, as far as lag 0 shows: there K3 is {rounded(synced)}, {share} of all.")
     if lag and lag.ratio_by_lag:
         times = [f"{key} behind, {rounded(one)} times" for key, one in lag.ratio_by_lag.items()]
-        said.append(("Lag:", f"K3 against lag 0, in updates: {'; '.join(times[:3])}."))
-    said += [("Evidence:", sentence(first.statistic))] if not said else []
-    said += [("To confirm:", first.confirm)] if first.confirm else []
-    return (*said, ("At the source:", first.fix)) if first.fix else tuple(said)
+        said.append(f"Lag: K3 against lag 0, in updates: {'; '.join(times[:3])}.")
+    said += [f"Evidence: {sentence(first.statistic)}"] if not said else []
+    said += [f"To confirm: {first.confirm}"] if first.confirm else []
+    return (*said, f"At the source: {first.fix}") if first.fix else tuple(said)
 
 
 def expected(summary: Result) -> Iterator[Fact]:
@@ -143,7 +137,7 @@ def of_bug(summary: Result) -> Iterator[Fact]:
     also = f" Also: {' '.join(one.statement for one in others)}" if others else ""
     _, _, until = given.sentence.partition("Until then, ") if given else ("", "", "")
     leave = f" Until then, {until}" if until else ""
-    lines = tuple(Line(f"{bold} {text}") for bold, text in evidence(summary))
+    lines = tuple(map(Line, evidence(summary)))
     lines += tuple(Line(f"Also: {one.statement} {one.statistic}") for one in others)
     yield Fact(
         "Bug?", f"Yes ({first.id}): {sentence(first.statistic)}{also}", verdict(summary), checks(summary)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+from offpol_diag.metrics import PAIRS
 from offpol_diag.report import figures
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.charts import DRIFTS, by_drift
-from offpol_diag.report.embedded import digest
+from offpol_diag.report.embedded import digest, packed
 from offpol_diag.report.picture import Picture
 from offpol_diag.result import Result
 
@@ -43,11 +42,6 @@ def _read(source: str) -> tuple[str, str]:
     return packed(source), digest(source)
 
 
-def packed(text: str) -> str:
-    """Gzip a text, in base 64; equal texts give equal ones."""
-    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 9, mtime=0)).decode()
-
-
 def drawn(charts: Drawn) -> str:
     """Return all figures and the look that they share, as packed JSON."""
     every = {name: [_one(drift, picture) for drift, picture in some.items()] for name, some in charts.items()}
@@ -56,7 +50,7 @@ def drawn(charts: Drawn) -> str:
 
 
 def _one(drift: str, picture: Picture) -> dict[str, Any]:
-    label = "total" if drift == "total" else DRIFTS[drift][1] if drift else ""
+    label = "total" if drift == "total" else PAIRS[DRIFTS[drift]] if drift else ""
     words = {"title": figures.escaped(picture.title), "sub": figures.escaped(picture.sub)}
     return {"drift": drift, "label": label, "file": picture.id, **words, **figures.figure(picture)}
 
@@ -77,7 +71,7 @@ def explored(summary: Result, answer: Answer) -> dict[str, dict[str, Picture]]:
 
 def _of_runs(one: Picture, shown: list[Picture]) -> dict[str, Picture]:
     """Return the distributions of two runs by pair of policies."""
-    names = {f"runs-{prefix}log_ratio": drift for drift, (prefix, _) in DRIFTS.items()}
+    names = {f"runs-{prefix}log_ratio": drift for drift, prefix in DRIFTS.items()}
     return {names[other.id]: other for other in shown if other.id in names} if one.id in names else {}
 
 

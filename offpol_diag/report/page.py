@@ -18,7 +18,6 @@ from offpol_diag.report.answer import Answer, Tile
 from offpol_diag.report.cells import shown
 from offpol_diag.report.compare import named
 from offpol_diag.report.embedded import (
-    DATA_ID,
     UNSEEN,
     digest,
     embedded,
@@ -79,7 +78,7 @@ def page(result: Result | Checked, explore: bool = True) -> str:
         title=f"{kind} · {name} · offpol-diag",
         name=name,
         head=_head(result, answer),
-        parts=[(part, *_part(part, result)) for part in sections],
+        parts=[(one, _view(one, result), list(map(laid_out, one.tables))) for one in sections],
         data=data,
         version=version,
     )
@@ -103,7 +102,7 @@ def _page(charts: Drawn, **facts: Any) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    assets = {"policy": policy, "style": style, "early": early, "script": script, "data_id": DATA_ID}
+    assets = {"policy": policy, "style": style, "early": early, "script": script}
     page: str = _environment().get_template("report.html.j2").render(**facts, **assets, **carried)
     return UNSEEN.sub("\ufffd", page)
 
@@ -138,19 +137,15 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _part(part: Part, result: Result | Checked) -> tuple[list[tuple[str, Any]], list[TableView]]:
-    """Return what the macros draw of a section, and its tables."""
-    return [(kind, _view(kind, one, result)) for kind, one in part.drawn], list(map(laid_out, part.tables))
-
-
-def _view(kind: str, drawn: Any, result: Result | Checked) -> Any:
-    """Return what a macro takes."""
-    if kind == "Tiles" and isinstance(result, Result):
+def _view(part: Part, result: Result | Checked) -> Any:
+    """Return what the macro of a section takes."""
+    drawn = part.drawn
+    if part.macro == "Tiles" and isinstance(result, Result):
         bands: dict[str, list[Any]] = {}
         for one in result.charts.bands:
             bands.setdefault(one.metric, []).append(one)
         return drawn.lead, [_tile(tile, bands) for tile in drawn.tiles], drawn.heavy
-    if kind == "Charts":
+    if part.macro == "Charts":
         pictures, bands_, tables = drawn
         telling = [one for one in pictures if one.telling]
         rest = [_drawn(one) for one in pictures if not one.telling]

@@ -54,14 +54,15 @@ class Part:
 
     Attributes:
         id: its anchor; `short`: its name in the contents.
-        drawn: name of the macro → what it draws.
+        macro: the macro of the page that draws something of it; `drawn`: what it draws.
     """
 
     id: str
     title: str
     short: str
     text: tuple[str, ...] = ()
-    drawn: tuple[tuple[str, Any], ...] = ()
+    macro: str = ""
+    drawn: Any = None
     tables: tuple[Table, ...] = ()
 
 
@@ -77,22 +78,21 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
         return
     extra = tuple(one for one in (_meanings(summary), _bands(summary)) if one.rows)
     numbers = tuple(one for one in tables if one.id not in ("ranking", "steps", "pairs"))
-    yield Part("numbers", "Headline numbers", "Numbers", drawn=(("Tiles", answer),), tables=numbers + extra)
+    yield Part("numbers", "Headline numbers", "Numbers", macro="Tiles", drawn=answer, tables=numbers + extra)
     if answer.charts:
         bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
-        drawn = (("Charts", (answer.charts, bands, by_place(summary))),)
-        yield Part("charts", "Where the mismatch is", "Charts", drawn=drawn)
+        drawn = (answer.charts, bands, by_place(summary))
+        yield Part("charts", "Where the mismatch is", "Charts", macro="Charts", drawn=drawn)
     if browser := cards(summary):
         some = tuple(
             one for one in (*tables, missing(summary)) if one.id in ("ranking", "needs") and one.rows
         )
-        yield Part(
-            "presets", "Every correction on this batch", "Presets", drawn=(("Cards", browser),), tables=some
-        )
+        title = "Every correction on this batch"
+        yield Part("presets", title, "Presets", macro="Cards", drawn=browser, tables=some)
     worst, of_tokens_ = strips(summary), tuple(one for one in of_tokens(summary) if one.rows)
     if worst or of_tokens_:
         title = worst.title if worst else "Worst sequences and tokens"
-        yield Part("tokens", title, "Tokens", drawn=(("Strips", worst),) if worst else (), tables=of_tokens_)
+        yield Part("tokens", title, "Tokens", macro="Strips" * bool(worst), drawn=worst, tables=of_tokens_)
     if logged := logs(summary):
         more = f" The {len(summary.run.logs_left_out)} other presets' are computed with `--presets all`."
         text = LEAD + (more if summary.run.logs_left_out else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from offpol_diag.errors import ConfigError
 from offpol_diag.metrics import title
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import minus, written
@@ -13,7 +12,7 @@ from offpol_diag.presets import Preset, catalogue, formulas
 from offpol_diag.report.remedy import trainer_of
 from offpol_diag.result import PresetFacts, Result
 from offpol_diag.table import Table
-from offpol_diag.trainers import config_for
+from offpol_diag.trainers import TRAINERS, sayable
 
 Presets = Mapping[str, PresetFacts]
 COLUMNS = ("tokens_weighted", "ess_tokens", "ess_sequences", "truncated_high", "k3")
@@ -225,13 +224,9 @@ def _command(name: str, one: PresetFacts, shipped: Preset | None, own: str) -> s
     """
     if shipped is None or formulas.method(shipped) != one.method:
         return ""
-    for trainer in dict.fromkeys([*([own] if own else []), *one.trainers]):
-        try:
-            config_for(shipped, trainer)
-        except (ConfigError, LookupError):
-            continue
-        return f"offpol-diag presets {name} --for {trainer}"
-    return f"offpol-diag presets {name}"
+    named = (trainer for trainer in (own, *one.trainers) if trainer in TRAINERS)
+    able = next((trainer for trainer in named if sayable(shipped, (trainer,))), "")
+    return f"offpol-diag presets {name}{able and f' --for {able}'}"
 
 
 def _known(metrics: Numbers, name: str) -> bool:

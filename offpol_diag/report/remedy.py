@@ -65,7 +65,7 @@ def what_to_do(summary: Result, given: Recommendation, causes: list[Cause]) -> F
     )
     return Fact(
         "What to do",
-        _remedy(summary, causes),
+        _remedy(summary, given, causes),
         _action(summary, given, open_ is not None),
         tuple(one for one in lines if one.text),
         table=_weights(summary, given),
@@ -135,7 +135,7 @@ def _beyond(names: list[str], values: list[float | None]) -> str:
 def _before(summary: Result) -> str:
     """Return what a run whose K3 grows needs before a correction: the last good step, and smaller updates."""
     sure, likely = _last_good(summary)
-    if summary.is_bug or not sure:
+    if not sure:
         return ""
     perhaps = f" (perhaps from step {likely})" if likely != sure else ""
     said = f"Resume from before step {sure}: from there K3 is above {MERGE:g}{perhaps}."
@@ -145,10 +145,6 @@ def _before(summary: Result) -> str:
 def _action(summary: Result, given: Recommendation, open_: bool) -> str:
     if open_ and given.title:
         return f"Measure first; until the cause is known, {given.title}"
-    if summary.is_bug:
-        causes = summary.diagnosis.causes if summary.diagnosis else []
-        fix = causes[0].fix if causes else ""
-        return f"Fix the bug first{f': {fix}' if fix else ''}"
     at = f"{given.method} at {given.threshold}" if given.threshold else given.method
     named, step = given.title or at, _last_good(summary)[0]
     if step and named:
@@ -287,11 +283,8 @@ def _reasons(given: Recommendation) -> tuple[str, ...]:
     )
 
 
-def _remedy(summary: Result, causes: list[Cause]) -> str:
+def _remedy(summary: Result, given: Recommendation, causes: list[Cause]) -> str:
     """Return the correction, what it changes, and the fix at the source."""
-    given = summary.recommendation
-    if given is None:
-        return ""
     if summary.undecided:
         return _until_decided(summary, given)
     fix = next((one.fix for one in causes if one.kind == "honest" and one.fix), "")

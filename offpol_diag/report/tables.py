@@ -47,12 +47,11 @@ def _all(summary: Result) -> Iterator[Data]:
     for part in parts(summary, answer):
         if part.id == "charts":
             yield from (_places(axis, summary) for axis in summary.axes)
-        for _, drawn in part.drawn:
-            if isinstance(drawn, Cards):
-                yield _presets(drawn)
-                yield from _as_logged(summary)
-            elif isinstance(drawn, Strips):
-                yield _responses(summary)
+        if isinstance(part.drawn, Cards):
+            yield _presets(part.drawn)
+            yield from _as_logged(summary)
+        elif isinstance(part.drawn, Strips):
+            yield _responses(summary)
         for table in part.tables:
             if table not in answer.tables:
                 yield from _of(table, summary)
