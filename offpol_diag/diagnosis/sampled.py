@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis import laws
-from offpol_diag.diagnosis.drift import uncertain
+from offpol_diag.diagnosis.drift import numbers, uncertain
 from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, alike, bound, clusters, estimate
 from offpol_diag.diagnosis.signatures import FAR, Found, percent
 
@@ -271,6 +271,75 @@ def scored_twice(rows: Rows) -> Found | None:
         f"from the rollout column by {size:.2g}"
     )
     return Found.of_all("stochastic_forward", statistic, rows, fields={"column": "train"})
+
+
+def current_anew(rows: Rows) -> Found | None:
+    """Find log-probs that differ before any update as noise does: of tokens with the same past, each anew."""
+    part = rows.only(_not_updated(rows))
+    moved = current_drift(part)
+    if moved is None or moved.ids is None or current_size(part) < NOISY:
+        return None
+    cell, again = _repeated(moved)
+    if len(cell) < 24:
+        return None
+    off = moved.delta[again] / -np.expm1(moved.q[again])
+    size, scatter = float(np.median(np.abs(off))), float(np.median(_within(cell, off)))
+    if scatter < 0.5 * size:
+        return None  # weights that were updated, or another code path, are off alike
+    statistic = (
+        f"in minibatch 0, before any update, current_log_probs differ from old_log_probs by "
+        f"{current_size(part):.2g} of the uncertainty of a token ({part.sequences:,} sequences); at "
+        f"{len(cell):,} tokens with the same tokens before them as another, the differences scatter by "
+        f"{scatter:.2g} around their mean, {scatter / size:.2f} of their size"
+    )
+    return Found.of_all("stochastic_forward", statistic, rows, fields={"column": "current"})
+
+
+def _not_updated(rows: Rows) -> Flags:
+    """Return which sequences the dump says were scored before the first update of their step, [S]."""
+    first = np.asarray(numbers(rows.column("minibatch")) == 0)
+    steps = np.unique([str(one) for one in rows.column("step")], return_inverse=True)[1]
+    for name in rows.scalars:  # minibatches may count from 0 in each epoch
+        if "epoch" not in name.lower():
+            continue
+        epoch = numbers(rows.column(name))
+        least = np.full(int(steps.max(initial=0)) + 1, np.inf)
+        np.minimum.at(least, steps, np.where(np.isnan(epoch), np.inf, epoch))
+        first &= epoch == least[steps]
+    return first
+
+
+def current_drift(rows: Rows) -> Rows | None:
+    """Return the rows with log π_old and log π_current in place of the columns; None for too few tokens."""
+    current = rows.told.get("current")
+    if current is None or uncertain(rows).sum() < 100:
+        return None
+    return replace(rows, q=rows.p, p=current)
+
+
+def current_size(rows: Rows) -> float:
+    """Return by what part of its uncertainty a token's current log-prob differs from the old one."""
+    moved = current_drift(rows)
+    if moved is None:
+        return 0.0
+    some = moved.keep(uncertain(moved))
+    return float(np.median(some.scaled)) / 0.6745 if some.tokens else 0.0
+
+
+def current_untold(rows: Rows) -> str:
+    """Return what the dump cannot tell of current log-probs that differ from the old ones, or nothing."""
+    part = rows.only(_not_updated(rows))
+    if current_size(part) >= NOISY:
+        return (
+            "current_log_probs that differ from old_log_probs in minibatch 0, by noise, another code path or "
+            "an update before they were written: needs the column old_log_probs_repeat"
+        )
+    if part.sequences or current_size(rows) < NOISY:
+        return ""
+    return (
+        "current_log_probs that differ from old_log_probs by training, or by noise as well (dropout, "
+        "router): needs the column minibatch"
+    )
 
 
 NOISY = 0.1
