@@ -6,20 +6,15 @@ log-probs of the sampled tokens, are those of one forward over the finished resp
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 from torch import Tensor
 
 from benchmarks.doctor.hub import Hub
 from benchmarks.doctor.models import engine
-from benchmarks.doctor.runs import SEEDS
 from benchmarks.doctor.sampled import (
     MOE,
     Array,
@@ -63,12 +58,17 @@ class Side:
     lost: float = 0.0
     top1: bool = False
 
+    def known(self, vocabulary: int) -> int:
+        """Return how many ids it has."""
+        return round(vocabulary * (1 - self.lost))
+
+
+BF16 = How()
+
 
 def engines(field: Field, how: How) -> Callable[[int], Any]:
     """Return the engine of each version of the trainer."""
-    return lambda version: half(
-        engine(field.model(field.versions[max(version - how.lag, 0)]), how.precision)
-    )
+    return lambda version: half(engine(field.model(field.versions[max(version - how.lag, 0)]), how.precision))
 
 
 def distributions(field: Field, drawn: Drawn, side: Side, model: Callable[[int], Any]) -> Array:
@@ -77,14 +77,13 @@ def distributions(field: Field, drawn: Drawn, side: Side, model: Callable[[int],
     for version in np.unique(drawn.version):
         rows = np.flatnonzero(drawn.version == version)
         logits = side.score(model(int(version)), drawn.take(rows)) / side.temperature
-        if side.lost:
-            logits[..., round(logits.shape[-1] * (1 - side.lost)) :] = -torch.inf
-        for i, one in zip(rows, logits.log_softmax(-1).numpy(), strict=True):
+        known = logits[..., : side.known(logits.shape[-1])]
+        for i, one in zip(rows, (logits - known.logsumexp(-1, keepdim=True)).numpy(), strict=True):
             parts[i] = one
     return np.stack(parts)
 
 
-def listed(how: How = How(), q: Side | None = None, p: Side | None = None) -> Make:
+def listed(how: How = BF16, q: Side | None = None, p: Side | None = None) -> Make:
     """Return a maker of dumps with the lists of both sides, whose temperature is that of sampling."""
     sides = tuple(one or Side(how.temperature) for one in (q, p))
 
@@ -93,11 +92,12 @@ def listed(how: How = How(), q: Side | None = None, p: Side | None = None) -> Ma
         models = (engines(field, how), sides[1].model(field) if sides[1].model else field.trainer)
         for name, side, model, k in zip(("rollout", "train"), sides, models, K, strict=True):
             log_p = distributions(field, drawn, side, model)
-            ids = np.argsort(-log_p, -1, kind="stable")[..., :k]
-            listed = np.take_along_axis(log_p, ids, -1)
+            known = log_p[..., : side.known(log_p.shape[-1])]
+            ids = np.argsort(-known, -1, kind="stable")[..., :k]
+            top = np.take_along_axis(known, ids, -1)
             picked = np.take_along_axis(log_p, drawn.tokens[..., None], -1)[..., 0]
-            columns.append(np.where(drawn.mask, listed[..., 0] if side.top1 else np.maximum(picked, -60), 0.0))
-            extra |= {f"{name}_top_ids": ids, f"{name}_top_log_probs": listed}
+            columns.append(np.where(drawn.mask, top[..., 0] if side.top1 else picked, 0.0))
+            extra |= {f"{name}_top_ids": ids, f"{name}_top_log_probs": top}
         return Dump(drawn, columns[0], columns[1], how.lag, extra)
 
     return make
@@ -122,15 +122,22 @@ def parts(first: Make, second: Make, share: float) -> Make:
             many, width = min(len(one.q) for one in made), dump.drawn.tokens.shape[1]
             some = np.random.default_rng(5).random(many) < share
             for name in made[0].extra:
-                pad = [np.pad(x, ((0, 0), (0, width - x.shape[1]), (0, 0))) for x in (m.extra[name] for m in made)]
+                pad = [
+                    np.pad(x, ((0, 0), (0, width - x.shape[1]), (0, 0)))
+                    for x in (m.extra[name] for m in made)
+                ]
                 dump.extra[name] = np.where(some[:, None, None], pad[1][:many], pad[0][:many])
         return dump
 
     return make
 
 
+def _later(field: Field, on: int) -> Callable[[int], Hub]:
+    return lambda version: field.trainer(min(version + on, len(field.versions) - 1))
+
+
 def current(
-    score: Score = plain, rate: int = 0, minibatches: int = 4, how: How = How(), named: str = "minibatch"
+    score: Score = plain, rate: int = 0, minibatches: int = 4, how: How = BF16, named: str = "minibatch"
 ) -> Make:
     """Return a maker of dumps with `current_log_probs`.
 
@@ -150,9 +157,9 @@ def current(
         moved = np.zeros(drawn.q.shape)
         for at in range(minibatches):
             rows = np.flatnonzero(index == at)
-            last = len(field.versions) - 1
-            later = lambda v, at=at: field.trainer(min(v + rate * at // max(minibatches - 1, 1), last))  # noqa: E731
-            moved[rows] = field.scored(drawn.take(rows), how.temperature, model=later, score=score)
+            on = rate * at // (minibatches - 1) if minibatches > 1 else rate
+            model = _later(field, on)
+            moved[rows] = field.scored(drawn.take(rows), how.temperature, model=model, score=score)
         dump.extra = {"current_log_probs": moved} | ({named: index} if named else {})
         return dump
 
@@ -171,7 +178,7 @@ HONEST: dict[str, Make] = {
     "lists temperatures by row": parts(listed(), listed(How(temperature=0.6, seed=1)), 0.3),
     "current of several minibatches": current(rate=1),
     "current far off": current(rate=3),
-    "current after the step": current(rate=0, minibatches=1),
+    "current after the step": current(rate=3, minibatches=1),
     "current, nothing recorded": current(rate=2, named=""),
     "current fp8": current(rate=1, how=How("fp8")),
 }
@@ -195,7 +202,10 @@ FAULTS: dict[str, tuple[str, Make]] = {
     "lists, shard int8": ("vocabulary_shard", listed(How("int8"), p=Side(lost=0.5))),
     "lists, window 16": ("model_differs", listed(p=Side(score=lambda lm, x: windowed(lm, x, 16)))),
     "lists, soft cap": ("model_differs", listed(p=Side(score=capped(6.0)))),
-    "lists, head": ("weights_differ", listed(p=Side(model=lambda f: scaled(f, ("lm_head", "embed_out"), 1.15)))),
+    "lists, head": (
+        "weights_differ",
+        listed(p=Side(model=lambda f: scaled(f, ("lm_head", "embed_out"), 1.15))),
+    ),
     "lists, adapter missing": ("weights_differ", listed(p=Side(model=lambda f: adapted(f, 0.0)))),
     "current with dropout": ("stochastic_forward", current(dropped(0.1), rate=1)),
     "current with dropout 0.05 fp8": ("stochastic_forward", current(dropped(0.05), how=How("fp8"))),
@@ -210,28 +220,3 @@ ALSO = {
     "lists, head": ("trainer_temperature",),
     "lists, window 16": ("long_context",),
 }
-
-
-def paths(architecture: str, folder: Path) -> Any:
-    """Make the dumps of an architecture that are not there; yield name, cause and path."""
-    field = Field(architecture, folder)
-    for name, (cause, make) in TABLE.items():
-        path = folder / "dumps" / architecture / f"{name.replace(' ', '_').replace(',', '')}.parquet"
-        if not path.exists():
-            torch.manual_seed(11)
-            dump = make(field)
-            if dump is None:
-                continue
-            dump.write(path)
-        yield name, cause, path
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    from offpol_diag.analyze import analyze
-
-    for one in sys.argv[2:] or SEEDS:
-        for name, cause, path in paths(one, Path(sys.argv[1])):
-            d = analyze([str(path)], presets=(), device="cpu", threads=1).diagnosis
-            print(f"{one:10s} {name:40s} {cause:22s} {d.verdict} {[(x.id, x.fields if hasattr(x,'fields') else x.statement[-60:]) for x in d.causes]} {[x.id for x in d.candidates]}", flush=True)

@@ -200,6 +200,6 @@ def partial_kl(rows: Rows) -> dict[str, Estimate]:
     """Estimate both directions of the KL over what both sides list: a lower bound; none without lists."""
     names = {"kl_listed": "kl", "kl_listed_reverse": "kl_reverse"}
     there = rows.told.get("shared")
-    if there is None or not np.isfinite(there).all():
+    if there is None or not np.isfinite(there).all() or len(np.unique(clusters(rows))) < 2:
         return {}
     return {name: estimate(rows, rows.told[told]) for name, told in names.items()}

@@ -340,12 +340,14 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
     rest = _honest(seen.rest, summary, share)
     if not found and (other := definition.model_differs(rest)) is not None:
         found = [other]
-    causes = [*_positive(summary), *map(_cause, found)]
+    positive = () if any(one.cause == "vocabulary_shard" for one in found) else _positive(summary)
+    causes = [*positive, *map(_cause, found)]
     judged = _judged(Evidence(summary), rows, rest, causes, mended)
+    estimates = {"systematic": share, **toplists.partial_kl(rows)}
     numbers = {
         name: Number(value=one.value, interval=(one.low, one.high), unit=unit, over=over, formula=formula)
         for name, (unit, over, formula) in _NUMBERS.items()
-        if (one := {"systematic": share, **toplists.partial_kl(rows)}.get(name)) is not None
+        if (one := estimates.get(name)) is not None
     }
     return judged.model_copy(update=numbers)
 
@@ -362,6 +364,7 @@ _NUMBERS = {
         "KL(train ‖ rollout) of the ids that both list, all others as one",
     ),
 }
+"""Number of the diagnosis → its unit, what it is over, and how it is computed."""
 
 
 def _positive(summary: Result) -> Iterator[Cause]:
