@@ -274,37 +274,41 @@ def scored_twice(rows: Rows) -> Found | None:
 
 
 def current_anew(rows: Rows) -> Found | None:
-    """Find log-probs that differ before any update as noise does: of tokens with the same past, each anew."""
-    part = rows.only(_not_updated(rows))
-    moved = current_drift(part)
-    if moved is None or moved.ids is None or current_size(part) < NOISY:
+    """Find current log-probs that differ before any update, and between tokens of one past and weights."""
+    first, moved = rows.only(_not_updated(rows)), current_drift(rows)
+    if moved is None or moved.ids is None or current_size(first) < NOISY:
         return None
-    cell, again = _repeated(moved)
-    if len(cell) < 24:
+    keys = zip(*(rows.column(name) for name in ("group_id", "minibatch", *_epochs(rows))), strict=True)
+    within = [None if key[0] is None else str(key) for key in keys]
+    cell, again = _repeated(replace(moved, scalars={**rows.scalars, "group_id": within}))
+    if len(cell) < 8:
         return None
     off = moved.delta[again] / -np.expm1(moved.q[again])
-    size, scatter = float(np.median(np.abs(off))), float(np.median(_within(cell, off)))
-    if scatter < 0.5 * size:
+    size, scatter = (float(np.median(x)) / 0.6745 for x in (np.abs(off), _within(cell, off)))
+    if scatter < max(0.5 * size, 0.7 * NOISY):
         return None  # weights that were updated, or another code path, are off alike
     statistic = (
         f"in minibatch 0, before any update, current_log_probs differ from old_log_probs by "
-        f"{current_size(part):.2g} of the uncertainty of a token ({part.sequences:,} sequences); at "
-        f"{len(cell):,} tokens with the same tokens before them as another, the differences scatter by "
-        f"{scatter:.2g} around their mean, {scatter / size:.2f} of their size"
+        f"{current_size(first):.2g} of the uncertainty of a token ({first.sequences:,} sequences); at "
+        f"{len(cell):,} tokens of one minibatch with the same tokens before them as another, the differences "
+        f"scatter by {scatter:.2g} around their mean, and are {size:.2g} large"
     )
     return Found.of_all("stochastic_forward", statistic, rows, fields={"column": "current"})
+
+
+def _epochs(rows: Rows) -> list[str]:
+    """Return the columns that number epochs, in each of which minibatches may count from 0."""
+    return [name for name in rows.scalars if "epoch" in name.lower()]
 
 
 def _not_updated(rows: Rows) -> Flags:
     """Return which sequences the dump says were scored before the first update of their step, [S]."""
     first = np.asarray(numbers(rows.column("minibatch")) == 0)
     steps = np.unique([str(one) for one in rows.column("step")], return_inverse=True)[1]
-    for name in rows.scalars:  # minibatches may count from 0 in each epoch
-        if "epoch" not in name.lower():
-            continue
-        epoch = numbers(rows.column(name))
+    for name in _epochs(rows):
+        epoch = np.nan_to_num(numbers(rows.column(name)), nan=np.inf)
         least = np.full(int(steps.max(initial=0)) + 1, np.inf)
-        np.minimum.at(least, steps, np.where(np.isnan(epoch), np.inf, epoch))
+        np.minimum.at(least, steps, epoch)
         first &= epoch == least[steps]
     return first
 
