@@ -124,6 +124,8 @@ FAULTS = {
     "the likeliest token": ("top1_logged", likeliest, None),
     "a shard of the trainer": ("vocabulary_shard", lambda: sharded(range(30, 40)), None),
     "a shard of the engine": ("vocabulary_shard", lambda: suppressed(range(20)), None),
+    "the last ids of the trainer": ("vocabulary_shard", lambda: sharded(range(32, 40)), None),
+    "special tokens that the engine suppresses": ("truncated_sampling", lambda: suppressed([38, 39]), None),
     "an id that the engine suppresses": ("truncated_sampling", lambda: suppressed([7]), None),
 }
 HONEST = {
@@ -197,6 +199,7 @@ def test_what_is_kept_of_lists_is_what_single_tokens_give():
         x, y = (np.array([side[i] for i in shared]) for side in (one, two))
         assert found["shared"][t] == len(shared)
         assert found["top_q"][t] == max(one.values())
+        assert found["last_p"][t] == max(two)
         assert one[int(found["top_id_q"][t])] == max(one.values())
         assert found["listed_p"][t] == pytest.approx(two.get(int(sampled_ids[t]), np.nan), nan_ok=True)
         if shared:
@@ -215,7 +218,7 @@ def test_one_side_alone_has_no_comparison():
     ids = np.array([[1, 2]])
     found = toplists.reduced(toplists.Lists(ids, np.array([[-1.0, -2.0]])), None, None)[0]
     kept = dict(zip(toplists.COLUMNS, found, strict=True))
-    assert {name for name, value in kept.items() if np.isfinite(value)} == {"top_q", "top_id_q"}
+    assert {name for name, value in kept.items() if np.isfinite(value)} == {"top_q", "top_id_q", "last_q"}
 
 
 # ---------------------------------------------------------------- reading and writing

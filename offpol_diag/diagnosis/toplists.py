@@ -47,8 +47,9 @@ def top1(rows: Rows) -> Found | None:
     return None
 
 
-MISSED, OFTEN = 0.01, 30
-"""Smallest share and number of tokens that miss an id of a missing shard."""
+MISSED, OFTEN, KINDS, BEYOND = 0.002, 30, 8, 0.05
+"""Smallest share and number of tokens that miss an id of a missing shard, number of such ids (an engine may
+suppress a few), and share of the other side's lists that hold an id beyond all that this side ever lists."""
 
 
 def shard(rows: Rows) -> Found | None:
@@ -66,12 +67,18 @@ def shard(rows: Rows) -> Found | None:
         }
         many = len(np.unique(lacks[some]))
         theirs = inside["p" if side == "q" else "q"]
-        if inside[side].any() or theirs.sum() < OFTEN or many < 8:
+        last = rows.told[f"last_{side}"].max()
+        beyond = float(np.mean(rows.told[f"last_{'p' if side == 'q' else 'q'}"] > last))
+        said = f"as the likeliest, and the other side at {percent(float(theirs.mean()))} of the tokens"
+        if many < KINDS:
+            continue
+        if last < low and beyond > BEYOND:
+            said = f"or any later id, and the other side at {percent(beyond)} of the tokens"
+        elif inside[side].any() or theirs.sum() < OFTEN:
             continue
         statistic = (
-            f"of ids {low:.0f} to {high:.0f} the {name} side never lists one as the likeliest, and the other "
-            f"side at {percent(float(theirs.mean()))} of the tokens; {percent(float(some.mean()))} of the "
-            f"{name} side's lists miss one of {many:,} ids there that belong in them"
+            f"of ids {low:.0f} to {high:.0f} the {name} side never lists one {said}; "
+            f"{percent(float(some.mean()))} of its lists miss one of {many:,} ids there that belong in them"
         )
         fields = {"column": name, "low": f"{low:.0f}", "high": f"{high:.0f}"}
         return Found.of_tokens(

@@ -15,7 +15,8 @@ from offpol_diag.engine.segments import Array
 MOST = 64
 """Most ids that a list may hold for a token."""
 COLUMNS = (
-    *("listed_q", "listed_p", "top_q", "top_p", "top_id_q", "top_id_p", "lacks_q", "lacks_p"),
+    *("listed_q", "listed_p", "top_q", "top_p", "top_id_q", "top_id_p", "last_q", "last_p"),
+    *("lacks_q", "lacks_p"),
     *("shared", "mean_q", "mean_p", "square_q", "square_p", "product", "head_q", "head_p"),
     *("kl", "kl_reverse"),
 )
@@ -23,6 +24,7 @@ COLUMNS = (
 
 listed: log-prob that the list has for the sampled id; NaN where it is not listed or not known.
 top, top_id: log-prob and id of the likeliest token.
+last: largest id in the list.
 lacks: likeliest id of the other list that should be in this one, by what the other says of it, and is not.
 shared: number of ids in both lists, with a probability above 0 in both.
 mean: of the log-probs of the shared ids.
@@ -71,6 +73,7 @@ def _reduced(sides: Mapping[str, Lists], sampled: Array | None) -> dict[str, Arr
     for name, one in sides.items():
         rows, first = np.arange(len(one.ids)), one.log_probs.argmax(1)
         found[f"top_{name}"], found[f"top_id_{name}"] = one.log_probs[rows, first], one.ids[rows, first]
+        found[f"last_{name}"] = np.where(np.isfinite(one.log_probs), one.ids, -1).max(1)
         if sampled is not None:
             same = one.ids == sampled[:, None]
             found[f"listed_{name}"] = np.where(
