@@ -392,16 +392,14 @@ def falling(at, prompts):
 
 
 def anew(noise, moved):
-    rows = Rows(p - 0.1, p, np.arange(0, len(at) + 1, 64), at, ids, told=told)
-    return Seen(rows, NOTHING_RECORDED, None, None)
+    """Return what was seen of current log-probs that differ by noise, and by what a token id has in common."""
     chance, at = np.random.default_rng(0), np.tile(np.arange(64), 40)
     ids = chance.integers(0, 12, len(at))
     p = -1.0 - 0.1 * ids
     off = noise * chance.normal(size=len(at)) + moved * np.sin(37.0 * ids)
     told = {"current": p - off * np.expm1(p)}
-    return Seen(
-        Rows(p - 0.1, p, np.arange(0, len(at) + 1, 64), at, ids, told=told), NOTHING_RECORDED, None, None
-    )
+    rows = Rows(p - 0.1, p, np.arange(0, len(at) + 1, 64), at, ids, told=told)
+    return Seen(rows, NOTHING_RECORDED, None, None)
 
 
 def in_third(share):
