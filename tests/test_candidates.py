@@ -392,7 +392,7 @@ def falling(at, prompts):
 
 
 def anew(noise, moved):
-    """Return what was seen of current log-probs that differ by noise, and by what a token id has in common."""
+    """Return what was seen of current log-probs that differ by noise, and by what ids have in common."""
     chance, at = np.random.default_rng(0), np.tile(np.arange(64), 40)
     ids = chance.integers(0, 12, len(at))
     p = -1.0 - 0.1 * ids

@@ -367,7 +367,7 @@ CURRENT = {
     "training": (lambda: trained(moved=1.0), False, None, ("minibatch",)),
     "written after the update": (lambda: trained(moved=1.0, first=1.0), False, "again", ("minibatch",)),
     "dropout, no minibatch": (lambda: trained(noise=0.3), False, "minibatch", ()),
-    "training, no minibatch": (lambda: trained(moved=1.0, first=0.8), False, "minibatch", ()),
+    "training, no minibatch": (lambda: trained(moved=1.0, first=0.8), False, None, ()),
     "minibatches of each epoch": (
         lambda: trained(moved=1.0, minibatch=[0] * 320, ppo_epoch=[i % 2 for i in range(320)]),
         False,

@@ -11,6 +11,7 @@ import numpy as np
 
 from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.drift import numbers, uncertain
+from offpol_diag.diagnosis.honest import unsystematic
 from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, alike, bound, clusters, estimate
 from offpol_diag.diagnosis.signatures import FAR, Found, percent
 
@@ -341,8 +342,12 @@ def current_untold(rows: Rows) -> str:
             "current_log_probs that differ from old_log_probs in minibatch 0, by noise, another code path or "
             "an update before they were written: needs the column old_log_probs_repeat"
         )
-    if part.sequences or current_size(rows) < NOISY:
+    moved = current_drift(rows)
+    if part.sequences or moved is None or current_size(rows) < NOISY:
         return ""
+    share = laws.systematic(moved)
+    if share is not None and not unsystematic(share):
+        return ""  # training moves tokens of one kind alike
     return (
         "current_log_probs that differ from old_log_probs by training, or by noise as well (dropout, "
         "router): needs the column minibatch"
