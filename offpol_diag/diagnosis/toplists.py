@@ -47,7 +47,7 @@ def top1(rows: Rows) -> Found | None:
     return None
 
 
-MISSED, OFTEN, KINDS, BEYOND = 0.002, 30, 8, 0.05
+MISSED, OFTEN, KINDS, BEYOND = 0.002, 30, 6, 0.05
 """Smallest share and number of tokens that miss an id of a missing shard, number of such ids (an engine may
 suppress a few), and share of the other side's lists that hold an id beyond all that this side ever lists."""
 
