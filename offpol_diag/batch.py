@@ -23,7 +23,7 @@ TOLD = ("reference", "old_repeat", "prefill", "router_agreement", "kept_mass")
 """Columns of tokens that the diagnosis alone reads."""
 PER_TOKEN = (
     *("rollout", "old", "current", "advantages", "position", "token_ids", "entropy", "weight_versions"),
-    *TOLD,
+    *(*TOLD, "tops"),
 )
 
 
@@ -55,6 +55,7 @@ class Batch:
         prefill: log-prob by the engine's own forward of the finished response, [T] float64, nats, or None.
         router_agreement: share of the experts that both sides chose, [T] float64, or None.
         kept_mass: probability that truncated sampling kept, [T] float64, or None.
+        tops: what is kept of the lists of likeliest ids, [T, `engine.toplists.COLUMNS`] float64, or None.
         scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host
             lists of length S, None where null.
         masked: tokens that the mask excluded, per sequence, [S] int64.
@@ -81,6 +82,7 @@ class Batch:
     prefill: Array | None = None
     router_agreement: Array | None = None
     kept_mass: Array | None = None
+    tops: Array | None = None
     scalars: dict[str, list[object]] = field(default_factory=dict)
 
     @property

@@ -40,9 +40,14 @@ FLOAT_TOKENS = (
     *("old_log_probs_repeat", "engine_prefill_log_probs", "router_agreement", "kept_mass"),
 )
 PROMPT_IDS = "prompt_ids"
+TOPS = {"rollout_top_ids": "rollout_top_log_probs", "train_top_ids": "train_top_log_probs"}
+"""Lists of the likeliest ids of each token → their log-probs."""
+MOST_TOP = 64
 VERSIONS = "weight_versions"
 INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32(), VERSIONS: pa.int64()}
 INT_TOKENS |= {"reference_rank": pa.int32()}
+OF_TOPS = dict.fromkeys(TOPS, "int32") | dict.fromkeys(TOPS.values(), "")
+"""Columns with k values for each token, and how they are stored; empty: as floats are."""
 TEXTS = ("weight_digest_rollout", "weight_digest_train", "finish_reason")
 DIGESTS = TEXTS[:2]
 NUMBERS = ("rewards", "advantages")
@@ -168,6 +173,10 @@ class DumpWriter:
         engine_prefill_log_probs: Any = None,
         kept_mass: Any = None,
         router_agreement: Any = None,
+        rollout_top_ids: Any = None,
+        rollout_top_log_probs: Any = None,
+        train_top_ids: Any = None,
+        train_top_log_probs: Any = None,
         rollout_experts: Any = None,
         train_experts: Any = None,
         **scalar_columns: Any,
@@ -204,6 +213,11 @@ class DumpWriter:
             engine_prefill_log_probs: Log-probs of the finished response by the engine's prefill.
             kept_mass: Probability that top-p, top-k or min-p kept at each token, between 0 and 1.
             router_agreement: Share of the experts that both sides chose for each token, between 0 and 1.
+            rollout_top_ids: Ids of the k likeliest tokens in the engine's distribution at each token, k at
+                most 64, in any order, [S, L, k] or a list of [length, k]; an id may be among them twice.
+            rollout_top_log_probs: Their log-probs, alike; -inf for an id that cannot be sampled.
+            train_top_ids: Those of the trainer's distribution that `old_log_probs` are of; k may differ.
+            train_top_log_probs: Their log-probs.
             rollout_experts: Ids of the experts that the engine chose, [S, L, layers, k] or a list of
                 [length, layers, k], in any order within a layer; `router_agreement` is made of them and of
             train_experts: Those that the trainer chose.
@@ -370,11 +384,18 @@ def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> 
         counted = tokens["response_mask"].values if mask is not None else np.ones(lengths.sum())
         versions.require_rising(tokens[VERSIONS].values, counted != 0, lengths)
     rows = len(lengths)
+    for name in OF_TOPS.keys() & columns.keys():
+        tokens[name] = _lists(name, columns[name], keep, lengths, dtype)
     arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
     if PROMPT_IDS in columns:
         arrays[PROMPT_IDS] = _prompts(columns[PROMPT_IDS], rows)
     arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in arrays}
     _both(arrays)
+    for ids, log_probs in TOPS.items():
+        if (ids in arrays) is not (log_probs in arrays) or (
+            ids in arrays and arrays[ids].offsets != arrays[log_probs].offsets
+        ):
+            raise ValueError(f"{ids} and {log_probs}: pass both, with as many values for each token")
     return pa.table(arrays)
 
 
@@ -422,7 +443,7 @@ def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
     if not columns.keys() & {"old_log_probs", "current_log_probs"}:
         raise ValueError("old_log_probs and current_log_probs are both missing; pass at least one of them")
     if schema is not None:
-        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS, PROMPT_IDS}
+        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS, PROMPT_IDS, *OF_TOPS}
         if odd := (columns.keys() ^ set(schema.names)) & needed:
             names = ", ".join(sorted(odd))
             raise ValueError(f"{names}: not in every batch; pass the columns of the first batch every time")
@@ -533,6 +554,25 @@ def _ragged(name: str, value: Any, keep: Array | None, dtype: str) -> Ragged:
     return Ragged(np.concatenate(rows or [np.empty(0)]), np.array([len(row) for row in rows], np.int64))
 
 
+def _lists(name: str, value: Any, keep: Array | None, lengths: Array, dtype: str) -> Ragged:
+    """Return the k values of each token in one list for each sequence."""
+    kind = OF_TOPS[name] or dtype
+    if getattr(value, "ndim", None) == 3:
+        if keep is None or value.shape[:2] != keep.shape:
+            raise ValueError(f"{name} is {tuple(value.shape)}; pass a response_mask {tuple(value.shape[:2])}")
+        rows = [row[some] for row, some in zip(_numbers(name, value, kind), keep, strict=True)]
+    else:
+        rows = [_numbers(name, row, kind, i) for i, row in enumerate(value)]
+    if len(rows) != len(lengths):
+        raise ValueError(f"{name} has {len(rows)} sequences but rollout_log_probs has {len(lengths)}")
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if length and (row.ndim != 2 or len(row) != length or not 1 <= row.shape[1] <= MOST_TOP):
+            wanted = f"[{length}, k] with k from 1 to {MOST_TOP} is needed"
+            raise ValueError(f"{name}, sequence {i}: shape {row.shape}; {wanted}")
+    flat = [row.ravel() for row in rows]
+    return Ragged(np.concatenate(flat or [np.empty(0)]), np.array([len(row) for row in flat], np.int64))
+
+
 def _prompts(value: Any, rows: int) -> pa.ListArray:
     """Return the tokens of prompts, each with a length of its own."""
     if _is_padded(value):
@@ -576,7 +616,7 @@ def _both(arrays: Mapping[str, pa.Array]) -> None:
 
 
 def _token_array(name: str, ragged: Ragged, dtype: str) -> pa.ListArray:
-    kind = INT_TOKENS.get(name, FLOATS[dtype])
+    kind = pa.int32() if name in TOPS else INT_TOKENS.get(name, FLOATS[dtype])
     values = _narrowed(name, ragged.values, kind.to_pandas_dtype())
     if name == "response_mask" and not np.isin(values, (0, 1)).all():
         raise ValueError("response_mask holds values besides 0 and 1; pass 1 for a token that counts")

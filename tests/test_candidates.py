@@ -391,6 +391,17 @@ def falling(at, prompts):
     return 0.8 / np.sqrt(1 + at)
 
 
+def anew(noise, moved):
+    """Return what was seen of current log-probs that differ by noise, and by what ids have in common."""
+    chance, at = np.random.default_rng(0), np.tile(np.arange(64), 40)
+    ids = chance.integers(0, 12, len(at))
+    p = -1.0 - 0.1 * ids
+    off = noise * chance.normal(size=len(at)) + moved * np.sin(37.0 * ids)
+    told = {"current": p - off * np.expm1(p)}
+    rows = Rows(p - 0.1, p, np.arange(0, len(at) + 1, 64), at, ids, told=told)
+    return Seen(rows, NOTHING_RECORDED, None, None)
+
+
 def in_third(share):
     """Return the share of experts in common: `share` at every third token, where the mismatch is large."""
     return {"router_agreement": lambda q, p, at: np.where(at % 3 == 0, share, 1.0)}
@@ -584,6 +595,12 @@ EVIDENCE = {
         placed(flat, told={"prefill": lambda q, p, at: p + 0.01}),
         "The engine's prefill agrees with its decoding (0.024 for a usual token), and the trainer with "
         "neither (0.27).",
+    ),
+    "current_scatters": (
+        anew(0.3, 0.0),
+        anew(0.0, 0.3),
+        "current_log_probs differ from old_log_probs by 0.3 of the uncertainty of a token, and tokens of one "
+        "kind have nothing in common in it: an update moves them alike.",
     ),
     "decays": (
         seen(decay=[Estimate(x, 0.0, 1.0, 0.01, 9) for x in (0.12, 0.06, 0.02)]),

@@ -13,7 +13,10 @@ from faults import PROMPTS, WORDS, Policy, colder, draw, log_softmax, penalised,
 from faults import responses as sampled
 
 from offpol_diag.analyze import analyze
+from offpol_diag.diagnosis.candidates import deciding, fitting
 from offpol_diag.diagnosis.definition import faded
+from offpol_diag.diagnosis.honest import Seen
+from offpol_diag.diagnosis.laws import systematic
 from offpol_diag.diagnosis.rows import Rows
 
 OLD = Policy()
@@ -362,6 +365,72 @@ def test_another_model_scores_the_same_twice(tmp_path):
         tmp_path, given | {"old_log_probs_repeat": given["old_log_probs"]}, "old_log_probs_repeat"
     )
     assert "stochastic_forward" not in [one.id for one in found.causes]
+
+
+def scattered(i, p, noise):
+    """Return log-probs with noise of the logits."""
+    return np.float32(np.minimum(p - noise * np.expm1(p) * rng(20_000 + i).normal(size=len(p)), 0.0))
+
+
+def trained(noise=0.0, moved=0.0, first=0.0, **columns):
+    """Return a dump with the log-probs of the policy that is trained, in two minibatches a step.
+
+    They differ by noise that is drawn anew, in minibatch 1 by `moved` as other weights do, in 0 by `first`.
+    """
+    given = honest()
+    size = [first if i % 2 == 0 else moved for i in range(len(given["group_id"]))]
+    off = off_by(size)["old_log_probs"]
+    current = [scattered(i, p, noise) for i, p in enumerate(off)]
+    index = [i % 2 for i in range(len(off))]
+    return given | {"current_log_probs": current, "minibatch": index} | columns
+
+
+NEEDS = {"minibatch": "needs the column minibatch", "again": "needs the column old_log_probs_repeat"}
+CURRENT = {
+    "dropout": (lambda: trained(noise=0.3), True, None, ("minibatch",)),
+    "dropout and training": (lambda: trained(noise=0.3, moved=1.0), True, None, ("minibatch",)),
+    "training": (lambda: trained(moved=1.0), False, None, ("minibatch",)),
+    "written after the update": (lambda: trained(moved=1.0, first=1.0), False, "again", ("minibatch",)),
+    "dropout, no minibatch": (lambda: trained(noise=0.3), False, "minibatch", ()),
+    "training, no minibatch": (lambda: trained(moved=1.0, first=0.8), False, None, ()),
+    "minibatches of each epoch": (
+        lambda: trained(moved=1.0, minibatch=[0] * 320, ppo_epoch=[i % 2 for i in range(320)]),
+        False,
+        None,
+        ("minibatch", "ppo_epoch"),
+    ),
+    "rounding": (lambda: trained(noise=0.03), False, None, ("minibatch",)),
+}
+
+
+@pytest.mark.parametrize("name", CURRENT)
+def test_current_log_probs_before_any_update_tell_noise_from_training(tmp_path, name):
+    make, told, needs, columns = CURRENT[name]
+    found = diagnosed(tmp_path, make(), "current_log_probs", *columns)
+    said = [(one.id, one.statement) for one in found.causes if one.kind == "bug"]
+    assert [one for one, _ in said] == ["stochastic_forward"] * told
+    assert all("current column" in statement for _, statement in said)
+    untold = [one for one in found.undecidable if "current_log_probs" in one]
+    assert [one.partition(": ")[2].rpartition(": ")[2] or one for one in untold] == (
+        [NEEDS[needs]] if needs else []
+    )
+
+
+@pytest.mark.parametrize(("noise", "moved", "told"), [(0.3, 0.0, True), (0.0, 0.3, False), (0.0, 0.0, False)])
+def test_a_current_column_that_scatters_makes_noise_of_the_trainer_a_candidate(noise, moved, told):
+    """What training moves is common to tokens of one kind."""
+    chance, many = rng(0), 40 * 64
+    ids = chance.integers(0, 12, many)
+    p = -1.0 - 0.1 * ids
+    q = p + 0.2 * chance.normal(size=many) * np.expm1(p)
+    current = p - (noise * chance.normal(size=many) + moved * np.sin(37.0 * ids)) * np.expm1(p)
+    rows = Rows(q, p, np.arange(0, many + 1, 64), np.tile(np.arange(64), 40), ids, told={"current": current})
+    seen = Seen(rows, share=systematic(rows))
+    found = {one.id: one for one in fitting(seen)}
+    assert ("stochastic_forward" in found) is told
+    if told:
+        assert "current_log_probs differ" in found["stochastic_forward"].for_[0]
+        assert "old_log_probs_repeat" in deciding(seen, [found["stochastic_forward"]]).text
 
 
 @pytest.mark.parametrize("knows", [False, True])

@@ -30,8 +30,10 @@ from offpol_diag.diagnosis.honest import (
     listed,
     unsystematic,
 )
+from offpol_diag.diagnosis.laws import systematic
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, estimate
+from offpol_diag.diagnosis.sampled import NOISY, current_drift, current_size
 from offpol_diag.diagnosis.signatures import percent
 from offpol_diag.diagnosis.sync import BEHIND, FOLLOWS, PART, STILL, placed
 from offpol_diag.numerals import rounded
@@ -419,6 +421,17 @@ def prefills_alike(seen: Seen) -> str:
     )
 
 
+def current_scatters(seen: Seen) -> str:
+    """State that the trainer's current log-probs differ from its old ones as noise does."""
+    moved, size = current_drift(seen.rows), current_size(seen.rows)
+    if moved is None or size < NOISY or not unsystematic(systematic(moved)):
+        return ""
+    return (
+        f"current_log_probs differ from old_log_probs by {size:.2g} of the uncertainty of a token, and "
+        "tokens of one kind have nothing in common in it: an update moves them alike."
+    )
+
+
 def fades(seen: Seen) -> str:
     """State that it fades along the response, as after another prompt."""
     level = faded(seen.rows)
@@ -556,6 +569,13 @@ CANDIDATES: tuple[Candidate, ...] = (
         (off, grows, beyond_dense),
     ),
     Candidate(
+        "stochastic_forward",
+        "A trainer that computes with noise: dropout, or noise of the router.",
+        lambda seen: bool(current_scatters(seen)),
+        (current_scatters, noise),
+        (shared_at_all,),
+    ),
+    Candidate(
         "wrong_context",
         "Responses scored after another prompt, or as another text.",
         lambda seen: bool(concentrated(seen) or fades(seen)),
@@ -591,6 +611,13 @@ MEASUREMENTS = (
         "of kernels or of the router; if they are equal, engine and trainer compute different things.",
         frozenset({"moe_outliers", "numerics"}),
         lambda seen: seen.outlying,
+        {},
+    ),
+    Measurement(
+        "Write old_log_probs_repeat, the trainer's scoring a second time without an update between: if the "
+        "two differ as current_log_probs do, its forward is computed with noise; if they agree, it is not.",
+        frozenset({"stochastic_forward"}),
+        lambda seen: "current" in seen.rows.told and "old_repeat" not in seen.rows.told,
         {},
     ),
     Measurement(

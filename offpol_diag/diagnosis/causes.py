@@ -80,6 +80,15 @@ CAUSES: dict[str, Row] = {
         "without the tokens that were not the likeliest",
         "the log-prob of the likeliest token in place of the sampled one's",
     ),
+    "vocabulary_shard": Row(
+        "bug",
+        "the {column} side never lists ids {low} to {high}: a shard of the vocabulary is missing there",
+        "every id that is likely on one side is likely on the other",
+        "print the largest logit of the {side} among these ids for a token where the other side lists one",
+        "gather the logits of all tensor-parallel ranks before log-softmax and top-k, and load the head's "
+        "rows of all of them",
+        "renormalised over the ids that both sides list",
+    ),
     "draft_log_probs": Row(
         "bug",
         "the rollout column holds the draft model's log-probs where a proposed token was accepted",
@@ -91,8 +100,8 @@ CAUSES: dict[str, Row] = {
     ),
     "mixed_temperature": Row(
         "bug",
-        "{share} of the responses were sampled at another temperature (T ≈ {temperature}) than the {column} "
-        "column knows of",
+        "{share} of the responses were sampled at another temperature{temperature} than the {column} column "
+        "knows of",
         "the same sampling parameters hold for all responses, on both sides",
         "fit the temperature of each response, or print the sampling parameters of one of those named here",
         "sample all responses that are trained on with one temperature (no evaluation or greedy ones among "

@@ -156,7 +156,7 @@ def sampling(rows: Rows) -> Found | None:
             )
         fields = {"temperature": f"{temperature:.2g}", "shape": "temperature"} if clear else {}
         if clear and not raw and fitted.power > 1:
-            fields |= _twice(fitted.power)
+            fields |= twice(fitted.power)
         repaired = rows.with_q(tempered(rows.q, fitted.power, fitted.rest)) if clear else None
         cause = "rollout_raw_logprobs" if raw else "trainer_temperature"
         return Found.of_all(cause, statistic, rows, repaired=repaired, fields=fields, approximate=True)
@@ -165,7 +165,7 @@ def sampling(rows: Rows) -> Found | None:
     return _unlogged(rows, seen)
 
 
-def _twice(power: float) -> dict[str, str]:
+def twice(power: float) -> dict[str, str]:
     """Return the words for a trainer whose distribution is the sharper one."""
     return {
         "temperature": f"{1 / power:.2g}",

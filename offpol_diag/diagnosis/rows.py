@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offpol_diag.batch import TOLD
 from offpol_diag.engine.formula import quantile
-from offpol_diag.engine.sample import Sample
+from offpol_diag.engine.sample import COLUMNS, Sample
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -43,8 +42,8 @@ class Rows:
         scalars: name → other column of the sequences, S values each, None for null.
         versions: version of the weights that sampled each token, [T], −1 where unknown; or None.
         reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
-        told: name → further values of the tokens, [T]: `old_repeat`, `prefill`, `router_agreement`,
-            `kept_mass` of a batch, where the dump has them.
+        told: name → further values of the tokens, [T], where the dump has them: `current`, `old_repeat`,
+            `prefill`, `router_agreement`, `kept_mass` of a batch, and what `toplists.COLUMNS` holds.
     """
 
     q: Floats
@@ -75,7 +74,7 @@ class Rows:
             sample.scalars,
             None if versions is None else versions.astype(np.int64),
             values.get("reference"),
-            {name: values[name] for name in TOLD if name in values},
+            {name: values[name] for name in COLUMNS[COLUMNS.index("current") :] if name in values},
         )
 
     @property

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis import laws
-from offpol_diag.diagnosis.drift import uncertain
+from offpol_diag.diagnosis.drift import numbers, uncertain
+from offpol_diag.diagnosis.honest import unsystematic
 from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, alike, bound, clusters, estimate
 from offpol_diag.diagnosis.signatures import FAR, Found, percent
 
@@ -98,6 +99,9 @@ def top1_logged(rows: Rows) -> Found | None:
     one distribution: together they are at most 1.
     """
     for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
+        side = f"listed_{'q' if name == 'rollout' else 'p'}"
+        if side in rows.told and np.isfinite(rows.told[side]).any():
+            continue  # the lists have told
         above = x - other
         far = above > FAR
         near = np.abs(above) < 0.1
@@ -271,6 +275,83 @@ def scored_twice(rows: Rows) -> Found | None:
         f"from the rollout column by {size:.2g}"
     )
     return Found.of_all("stochastic_forward", statistic, rows, fields={"column": "train"})
+
+
+def current_anew(rows: Rows) -> Found | None:
+    """Find current log-probs that differ before any update, and between tokens of one past and weights."""
+    first, moved = rows.only(_not_updated(rows)), current_drift(rows)
+    if moved is None or moved.ids is None or current_size(first) < NOISY:
+        return None
+    keys = zip(*(rows.column(name) for name in ("group_id", "minibatch", *_epochs(rows))), strict=True)
+    within = [None if key[0] is None else str(key) for key in keys]
+    cell, again = _repeated(replace(moved, scalars={**rows.scalars, "group_id": within}))
+    if len(cell) < 8:
+        return None
+    off = moved.delta[again] / -np.expm1(moved.q[again])
+    size, scatter = (float(np.median(x)) / 0.6745 for x in (np.abs(off), _within(cell, off)))
+    if scatter < max(0.5 * size, 0.7 * NOISY):
+        return None  # weights that were updated, or another code path, are off alike
+    statistic = (
+        f"in minibatch 0, before any update, current_log_probs differ from old_log_probs by "
+        f"{current_size(first):.2g} of the uncertainty of a token ({first.sequences:,} sequences); at "
+        f"{len(cell):,} tokens of one minibatch with the same tokens before them as another, the differences "
+        f"scatter by {scatter:.2g} around their mean, and are {size:.2g} large"
+    )
+    return Found.of_all("stochastic_forward", statistic, rows, fields={"column": "current"})
+
+
+def _epochs(rows: Rows) -> list[str]:
+    """Return the columns that number epochs, in each of which minibatches may count from 0."""
+    return [name for name in rows.scalars if "epoch" in name.lower()]
+
+
+def _not_updated(rows: Rows) -> Flags:
+    """Return which sequences the dump says were scored before the first update of their step, [S]."""
+    first = np.asarray(numbers(rows.column("minibatch")) == 0)
+    steps = np.unique([str(one) for one in rows.column("step")], return_inverse=True)[1]
+    for name in _epochs(rows):
+        epoch = np.nan_to_num(numbers(rows.column(name)), nan=np.inf)
+        least = np.full(int(steps.max(initial=0)) + 1, np.inf)
+        np.minimum.at(least, steps, epoch)
+        first &= epoch == least[steps]
+    return first
+
+
+def current_drift(rows: Rows) -> Rows | None:
+    """Return the rows with log π_old and log π_current in place of the columns; None for too few tokens."""
+    current = rows.told.get("current")
+    if current is None or uncertain(rows).sum() < 100:
+        return None
+    return replace(rows, q=rows.p, p=current)
+
+
+def current_size(rows: Rows) -> float:
+    """Return by what part of its uncertainty a token's current log-prob differs from the old one."""
+    moved = current_drift(rows)
+    if moved is None:
+        return 0.0
+    some = moved.keep(uncertain(moved))
+    return float(np.median(some.scaled)) / 0.6745 if some.tokens else 0.0
+
+
+def current_untold(rows: Rows) -> str:
+    """Return what the dump cannot tell of current log-probs that differ from the old ones, or nothing."""
+    part = rows.only(_not_updated(rows))
+    if current_size(part) >= NOISY:
+        return (
+            "current_log_probs that differ from old_log_probs in minibatch 0, by noise, another code path or "
+            "an update before they were written: needs the column old_log_probs_repeat"
+        )
+    moved = current_drift(rows)
+    if part.sequences or moved is None or current_size(rows) < NOISY:
+        return ""
+    share = laws.systematic(moved)
+    if share is not None and not unsystematic(share):
+        return ""  # training moves tokens of one kind alike
+    return (
+        "current_log_probs that differ from old_log_probs by training, or by noise as well (dropout, "
+        "router): needs the column minibatch"
+    )
 
 
 NOISY = 0.1

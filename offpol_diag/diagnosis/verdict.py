@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync
+from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync, toplists
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Ints, Rows, alike, measured
@@ -24,7 +24,10 @@ SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     sampled.truncated,
     sampled.log_base,
     sampled.summed_pieces,
+    toplists.shard,
     signatures.sentinels,
+    toplists.top1,
+    toplists.temperature,
     sampled.top1_logged,
     signatures.shifts,
     signatures.turns,
@@ -42,6 +45,7 @@ SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.jumps,
     signatures.breaks,
     sampled.scored_twice,
+    sampled.current_anew,
     sampled.stochastic_forward,
     sampled.columns_exchanged,
     laws.sampling,
@@ -336,18 +340,31 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
     rest = _honest(seen.rest, summary, share)
     if not found and (other := definition.model_differs(rest)) is not None:
         found = [other]
-    causes = [*_positive(summary), *map(_cause, found)]
+    positive = () if any(one.cause == "vocabulary_shard" for one in found) else _positive(summary)
+    causes = [*positive, *map(_cause, found)]
     judged = _judged(Evidence(summary), rows, rest, causes, mended)
-    if share is None:
-        return judged
-    systematic = Number(
-        value=share.value,
-        interval=(share.low, share.high),
-        unit="fraction",
-        over="variance of min(r, 2)",
-        formula="what tokens of one kind (a token id after another) have in common",
-    )
-    return judged.model_copy(update={"systematic": systematic})
+    estimates = {"systematic": share, **toplists.partial_kl(rows)}
+    numbers = {
+        name: Number(value=one.value, interval=(one.low, one.high), unit=unit, over=over, formula=formula)
+        for name, (unit, over, formula) in _NUMBERS.items()
+        if (one := estimates.get(name)) is not None
+    }
+    return judged.model_copy(update=numbers)
+
+
+_NUMBERS = {
+    "systematic": (
+        *("fraction", "variance of min(r, 2)"),
+        "what tokens of one kind (a token id after another) have in common",
+    ),
+    "kl_listed": ("nats", "tokens", "KL(rollout ‖ train) of the ids that both list, all others as one"),
+    "kl_listed_reverse": (
+        "nats",
+        "tokens",
+        "KL(train ‖ rollout) of the ids that both list, all others as one",
+    ),
+}
+"""Number of the diagnosis → its unit, what it is over, and how it is computed."""
 
 
 def _positive(summary: Result) -> Iterator[Cause]:
@@ -446,8 +463,10 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
         "single tokens that are scored differently: needs the column token_ids": rows.ids,
         "stale weights or weights that do not arrive: needs the column policy_lag": seen.known or None,
     }
+    told = any(one.id == "stochastic_forward" for one in bugs)
+    untold = [one for one in (sampled.current_untold(rows),) if one and not told]
     known: dict[str, Any] = {
-        "undecidable": [question for question, column in missing.items() if column is None],
+        "undecidable": [question for question, column in missing.items() if column is None] + untold,
         "sequences": rows.sequences,
         "tokens": rows.tokens,
     }

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offpol_diag.batch import TOLD, Batch
-from offpol_diag.engine import bootstrap
+from offpol_diag.engine import bootstrap, toplists
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Records
@@ -27,7 +27,7 @@ FIRST, LAST = 1536, 512
 """Number of first and last tokens kept of a longer sequence; those between are dropped."""
 COLUMNS = (
     *("q", "p", "position", "token_ids", "entropy", "advantages", "weight_versions"),
-    *TOLD,
+    *("current", *TOLD, *toplists.COLUMNS),
 )
 
 
@@ -91,7 +91,10 @@ def sample(context: BatchContext, drift: Drift) -> Records:
         "entropy": batch.entropy,
         "advantages": batch.advantages,
         "weight_versions": batch.weight_versions,
+        "current": batch.current if drift.numerator == "old" else None,
     } | {name: getattr(batch, name) for name in TOLD}
+    if batch.tops is not None:
+        columns |= dict(zip(toplists.COLUMNS, batch.tops.T, strict=True))
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
     rewards = {} if batch.rewards is None else {"rewards": batch.rewards}
     scalars = [{name: column[i] for name, column in (batch.scalars | rewards).items()} for i in at]

@@ -28,6 +28,7 @@ from offpol_diag.readers.columns import (
     POSITION,
     PROMPT_LENGTH,
     ROLLOUT,
+    TOP_ROLES,
     WEIGHT_VERSIONS,
     assigned,
     is_list,
@@ -59,7 +60,7 @@ def row_of(
     has `used`.
     """
     names = [name for name in record if name not in without]
-    mapping = assigned(names, columns, where)
+    mapping = {role: name for role, name in assigned(names, columns, where).items() if role not in TOP_ROLES}
     tokens: dict[str, Array] = {}
     scalars: dict[str, Any] = {}
     for role, name in mapping.items():

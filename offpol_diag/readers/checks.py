@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from offpol_diag import versions
+from offpol_diag.engine import toplists
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.decode import MOST_TOKENS, Flags, Floats, Ints, Ragged, Rows, span, starts
@@ -38,6 +39,7 @@ HINTS = {
     "versions": f"a response has the version of each token's weights, or runs [[0, 5], [120, 6]]; {SKIP}",
     "falls": f"write the engine's counter of updates, and tokens in the order of sampling; {SKIP}",
     "share": f"it is no percentage and no logarithm: 0.98 of the mass, 0.75 of the experts; {SKIP}",
+    "tops": f"write the k likeliest ids of the first token, then those of the second, and so on; {SKIP}",
     "prompt": f"it is the number of tokens of the prompt; {SKIP}",
     "digests": f"digests are compared: write both of a sequence, or null for both; {SKIP}",
 }
@@ -102,6 +104,41 @@ def share_values(rows: Rows) -> Iterator[Problem]:
             yield from _at_tokens(role, column, none, "a share is between 0 and 1", "share")
 
 
+def top_shapes(rows: Rows) -> Iterator[Problem]:
+    """Find lists of likeliest ids without an equal number of values for each token."""
+
+    def odd(row: int, many: Ints) -> str:
+        needed = f"an equal number for each, of 1 to {toplists.MOST}, is needed"
+        return f"it holds {many[row]} values for {rows.lengths[row]} tokens, and {needed}"
+
+    for pair in columns.TOPS.values():
+        found = [rows.tops[role] for role in pair if role in rows.tops]
+        for role, column in zip(pair, found, strict=False):
+            each = column.lengths // np.maximum(rows.lengths, 1)
+            wrong = (each * rows.lengths != column.lengths) | (each > toplists.MOST)
+            wrong |= (each < 1) & (rows.lengths > 0)
+            yield from _at_rows(role, column.absent, lambda _: "there is null where a list belongs", "null")
+            yield from _at_rows(role, wrong & ~column.absent, partial(odd, many=column.lengths), "tops")
+        if found:
+            differs = found[0].lengths != found[1].lengths
+            what = f"it holds more or fewer values than {pair[0]}"
+            yield from _at_rows(pair[1], differs, lambda _, what=what: what, "tops")  # type: ignore[misc]
+
+
+def top_values(rows: Rows) -> Iterator[Problem]:
+    """Find ids and log-probs of the likeliest that are none, at unmasked tokens; −inf is a log-prob."""
+    for pair in columns.TOPS.values():
+        for role in (role for role in pair if role in rows.tops):
+            column = rows.tops[role]
+            each = column.lengths // np.maximum(rows.lengths, 1)
+            live = np.repeat(rows.live, np.repeat(each, rows.lengths))
+            if role == pair[0]:
+                bad, why = (column.values < 0) | (column.values >= 1 << 31), "an id is between 0 and 2^31"
+            else:
+                bad, why = ~(column.values <= TOLERANCE), "a log-probability is a number, and at most 0"
+            yield from _at_tokens(role, column, _with_null(bad, column) & live, why, "tops", "value")
+
+
 def version_values(rows: Rows) -> Iterator[Problem]:
     """Find versions of weights that are none, or that fall within a response."""
     column = rows.lists.get(columns.WEIGHT_VERSIONS)
@@ -150,7 +187,10 @@ def digests(rows: Rows) -> Iterator[Problem]:
         yield from _at_rows(role, odd, lambda _, what=what: what, "digests")  # type: ignore[misc]
 
 
-CHECKS = (shapes, mask_values, token_values, share_values, version_values, rollout_signs, row_values, digests)
+CHECKS = (
+    *(shapes, mask_values, token_values, share_values, version_values, rollout_signs, row_values, digests),
+    *(top_shapes, top_values),
+)
 """Checks in order; each runs on the rows that passed the earlier ones, so values may assume equal lengths."""
 
 
@@ -176,7 +216,9 @@ def _at_rows(role: str, bad: Flags, detail: Callable[[int], str], hint: str) -> 
         yield Problem(role, found, lambda i: detail(found[i]), HINTS[hint])
 
 
-def _at_tokens(role: str, column: Ragged, bad: Flags, why: str, hint: str) -> Iterator[Problem]:
+def _at_tokens(
+    role: str, column: Ragged, bad: Flags, why: str, hint: str, what: str = "token"
+) -> Iterator[Problem]:
     """Yield a Problem for rows with tokens flagged in `bad` [T]; it names each row's first such token."""
     found = np.flatnonzero(bad)
     if not found.size:
@@ -188,7 +230,7 @@ def _at_tokens(role: str, column: Ragged, bad: Flags, why: str, hint: str) -> It
     def detail(i: int) -> str:
         null = column.null is not None and column.null[tokens[i]]
         shown = "null" if null else f"{column.values[tokens[i]]:.6g}"
-        return f"token {tokens[i] - offsets[rows[i]]} is {shown}, and {why}"
+        return f"{what} {tokens[i] - offsets[rows[i]]} is {shown}, and {why}"
 
     yield Problem(role, rows, detail, HINTS[hint])
 

@@ -27,6 +27,9 @@ OLD_REPEAT, PREFILL = "old_log_probs_repeat", "engine_prefill_log_probs"
 ROUTER_AGREEMENT, KEPT_MASS = "router_agreement", "kept_mass"
 SHARES = (ROUTER_AGREEMENT, KEPT_MASS)
 """Shares per token: of experts that both sides chose, and of probability that truncated sampling kept."""
+TOPS = {"q": ("rollout_top_ids", "rollout_top_log_probs"), "p": ("train_top_ids", "train_top_log_probs")}
+"""Side → the likeliest ids for each token and their log-probs: k of each a token, one list for a row."""
+TOP_ROLES = tuple(name for pair in TOPS.values() for name in pair)
 RESCORED = ("prompt_ids", "reference_entropy", "reference_rank")
 """Columns that `rescore` alone reads and writes."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
@@ -35,7 +38,8 @@ POSITION = "token_positions"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
 PROMPT_LENGTH, FINISH_REASON = "prompt_length", "finish_reason"
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
-COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION, PROMPT_LENGTH)
+MINIBATCH = "minibatch"
+COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION, PROMPT_LENGTH, MINIBATCH)
 SCALARS = (SEQUENCE, GROUP, *COUNTS, FINISH_REASON, *DIGESTS)
 """Columns passed to a batch as `scalars`; those in `COUNTS` are numeric."""
 
@@ -101,6 +105,10 @@ FLAGS = Kind("a list of 0 and 1 per row", _list_of(*NUMBERS))
 VERSIONS = Kind(
     "a list of integers or of pairs [start, version] per row",
     lambda dtype: INTEGERS.accepts(dtype) or has_runs(dtype),
+)
+TOP_IDS, TOP_LOG_PROBS = (
+    Kind(f"one flat list of {what} per row, k for each token", kind.accepts)
+    for what, kind in (("integers", INTEGERS), ("floats", FLOATS))
 )
 NUMBER = Kind("one number per row", _one(*NUMBERS))
 COUNT = Kind(
@@ -184,6 +192,11 @@ ROLES = (
     Role(OLD_REPEAT, FLOATS, per_token="old_log_prob_repeat"),
     Role(PREFILL, FLOATS, per_token="engine_prefill_log_prob"),
     *(Role(name, FLOATS) for name in SHARES),
+    *(
+        Role(name, kind)
+        for pair in TOPS.values()
+        for name, kind in zip(pair, (TOP_IDS, TOP_LOG_PROBS), strict=True)
+    ),
     Role(WEIGHT_VERSIONS, VERSIONS, "output_versions", per_token="weight_version output_version"),
     Role(POSITION, INTEGERS, short="position", per_token="position token_position pos t"),
     Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),
@@ -193,6 +206,7 @@ ROLES = (
     Role(ROLLOUT_VERSION, COUNT),
     Role(TRAIN_VERSION, COUNT),
     Role(PROMPT_LENGTH, COUNT, "prompt_len prompt_lengths"),
+    Role(MINIBATCH, COUNT, "mini_batch"),
     Role(FINISH_REASON, TEXT),
     *(Role(name, TEXT) for name in DIGESTS),
 )
@@ -220,7 +234,9 @@ class Form:
 LIST = Form(ROLES)
 LONG = Form(
     tuple(
-        replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}") for r in ROLES
+        replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}")
+        for r in ROLES
+        if r.name not in TOP_ROLES
     ),
     long=True,
 )
@@ -233,6 +249,8 @@ TOKENS = tuple(role.name for role in ROLES if role.kind in PER_TOKEN)
 
 MOST_LISTED = 50
 """Most columns that a message lists, where none can be guessed."""
+PAIRS = {DIGESTS: "digests are compared"} | dict.fromkeys(TOPS.values(), "each id has a log-prob")
+"""Columns of which one is of no use without the other, and why."""
 NONE = "none"
 """Given to `--columns` for a column's name: no column has that role."""
 
@@ -304,11 +322,12 @@ def resolve(
         raise lacking(f"no column holds {', and none '.join(absent)}", hint)
     for column in mapping.values():
         _once(column, names, file)
-    if len(one_sided := mapping.keys() & set(DIGESTS)) == 1:
-        (there,) = one_sided
-        (lacks,) = set(DIGESTS) - one_sided
-        hint = f"digests are compared: write both, or leave this one out with --columns {there}={NONE}"
-        raise DumpError(f"{file}: column {mapping[there]!r} is there without {lacks!r}", hint)
+    for pair, why in PAIRS.items():
+        if len(one_sided := mapping.keys() & set(pair)) == 1:
+            (there,) = one_sided
+            (lacks,) = set(pair) - one_sided
+            hint = f"{why}: write both, or leave this one out with --columns {there}={NONE}"
+            raise DumpError(f"{file}: column {mapping[there]!r} is there without {lacks!r}", hint)
     return {role.name: mapping[role.name] for role in form.roles if role.name in mapping}
 
 

@@ -71,6 +71,13 @@ def checks(summary: Result) -> tuple[Line, ...]:
     elif ratio.interval is not None:
         low, high = ratio.interval
         found.append(Line(f"E[r] is {say(ratio)}", "ok" if low <= 1 <= high else "un", CHECKED["centre"]))
+    if given.kl_listed and given.kl_listed_reverse:
+        ways = (
+            f"{say(given.kl_listed)} (rollout ‖ train) and {say(given.kl_listed_reverse)} (train ‖ rollout)"
+        )
+        k3 = summary.whole.get(f"{prefix}k3", Number())
+        detail = f"A lower bound: all other ids count as one. K3 of the sampled tokens is {say(k3)}."
+        found.append(Line(f"Over the ids that both sides list the KL is {ways} nats", "un", detail))
     if given.ruled_out:
         said = f"{counted(len(given.ruled_out), 'further fault')} ruled out"
         found.append(Line(said, "ok", "; ".join(given.ruled_out) + "."))

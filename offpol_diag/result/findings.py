@@ -89,6 +89,12 @@ class Diagnosis(Model):
         description="share of the variance of min(r, 2) that tokens of one kind (a token id after another) "
         "have in common: 0 for noise of single tokens; null without token ids",
     )
+    kl_listed: Number | None = Field(
+        None,
+        description="KL(rollout ‖ train) over the ids that both sides list, all others as one: a lower bound "
+        "of the KL; null without lists of the likeliest ids",
+    )
+    kl_listed_reverse: Number | None = Field(None, description="KL(train ‖ rollout) over the same ids")
     sequences: Whole | None = Field(None, description="size of the sample that was examined, in sequences")
     tokens: Whole | None = Field(None, description="size of the sample that was examined, in tokens")
 

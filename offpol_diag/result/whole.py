@@ -161,8 +161,9 @@ class Result(Model):
                 yield "recommendation", {"behind": one} if one else {}
             longest = given.longest_response
             yield "recommendation", {"longest_response": longest} if longest else {}
-        if self.diagnosis and self.diagnosis.systematic:
-            yield "diagnosis", {"systematic": self.diagnosis.systematic}
+        for name in ("systematic", "kl_listed", "kl_listed_reverse") if self.diagnosis else ():
+            if one := getattr(self.diagnosis, name):
+                yield "diagnosis", {name: one}
         if self.lengths:
             yield "length", {"longest": self.lengths.longest}
             for at in self.lengths.curve:
