@@ -25,6 +25,7 @@ from offpol_diag.diagnosis.candidates import CANDIDATES, MEASUREMENTS, deciding,
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.drift import Drift, Part
 from offpol_diag.diagnosis.honest import Body, Recorded, Seen, grown, recorded
+from offpol_diag.diagnosis.laws import SHAPES
 from offpol_diag.diagnosis.pages import pages
 from offpol_diag.diagnosis.rows import Estimate, Rows
 from offpol_diag.diagnosis.sync import Course
@@ -348,6 +349,7 @@ def seen(lag=None, share=None, said=NOTHING_RECORDED, moved=None, level=None, **
     )
     made = Seen(rows, said, share, moved)
     given = {"body": Body(0.1, 0.0, 0.0), "lags": {}, "steps": {}, "growth": None, "returns": [], "k3": 0.005}
+    given["carried"] = {}
     vars(made).update(given | {"decay": [], "ends": None} | facts)
     return made
 
@@ -576,15 +578,40 @@ EVIDENCE = {
     "decodes_otherwise": (
         placed(flat, told={"prefill": lambda q, p, at: p + 0.01}),
         placed(flat, told={"prefill": lambda q, p, at: q + 0.01}),
-        "The engine's prefill agrees with the trainer (0.026 for a usual token) and its decoding does not "
-        "(0.35).",
+        "The engine's prefill agrees with the trainer (K3 5e-05, cut at 1 nat a token), and its decoding "
+        "with neither (0.0083).",
     ),
     "prefills_alike": (
         placed(flat, told={"prefill": lambda q, p, at: q + 0.01}),
         placed(flat, told={"prefill": lambda q, p, at: p + 0.01}),
-        "The engine's prefill agrees with its decoding (0.024 for a usual token), and the trainer with "
-        "neither (0.27).",
+        "The engine's prefill agrees with its decoding (K3 5e-05, cut at 1 nat a token), and the trainer "
+        "with neither (0.0079).",
     ),
+    "scored_unlike": (
+        placed(flat, told={"old_repeat": lambda q, p, at: q}),
+        placed(flat, told={"old_repeat": lambda q, p, at: p + 0.01}),
+        "Scored a second time, the trainer differs from itself: K3 is 0.008, cut at 1 nat a token.",
+    ),
+    "scored_alike": (
+        placed(flat, told={"old_repeat": lambda q, p, at: p + 0.01}),
+        placed(flat, told={"old_repeat": lambda q, p, at: q}),
+        "Scored a second time, the trainer repeats itself: K3 is 5e-05, cut at 1 nat a token.",
+    ),
+    **{
+        f"goes_with_{name}": (
+            seen(carried={key: (what, 0.814, 0.031)}),
+            seen(carried={}),
+            f"81% of its variance goes with the {what} (with shuffled rows 3.1%): {SHAPES[key].means}.",
+        )
+        for name, key, what in (
+            ("kind", "kind", "token id"),
+            ("length", "length", "length of prompt and response"),
+            ("prompt", "prompt", "prompt"),
+            ("pack", "pack", "pack"),
+            ("images", "image", "number of images"),
+            ("group", "group", "env"),
+        )
+    },
     "decays": (
         seen(decay=[Estimate(x, 0.0, 1.0, 0.01, 9) for x in (0.12, 0.06, 0.02)]),
         seen(),

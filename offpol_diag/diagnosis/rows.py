@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from offpol_diag.batch import TOLD
 from offpol_diag.engine.formula import quantile
-from offpol_diag.engine.sample import Sample
+from offpol_diag.engine.sample import IN_PROMPT, Sample
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -44,7 +45,7 @@ class Rows:
         versions: version of the weights that sampled each token, [T], −1 where unknown; or None.
         reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
         told: name → further values of the tokens, [T]: `old_repeat`, `prefill`, `router_agreement`,
-            `kept_mass` of a batch, where the dump has them.
+            `kept_mass` of a batch, and `in_prompt`, where the dump has them.
     """
 
     q: Floats
@@ -75,7 +76,7 @@ class Rows:
             sample.scalars,
             None if versions is None else versions.astype(np.int64),
             values.get("reference"),
-            {name: values[name] for name in TOLD if name in values},
+            {name: values[name] for name in (*TOLD, IN_PROMPT) if name in values},
         )
 
     @property
@@ -226,9 +227,9 @@ class Estimate:
         return off / self.error if self.error > 0 else float(np.sign(off)) * float("inf") if off else 0.0
 
 
-def clusters(rows: Rows) -> Ints:
-    """Return the group (prompt) index of each sequence, [S]; one group per sequence without group_id."""
-    column = rows.column("group_id")
+def clusters(rows: Rows, name: str = "group_id") -> Ints:
+    """Return the group index of each sequence, [S]: its prompt where there is no group_id, or it alone."""
+    column = rows.column(name if name in rows.scalars else "prompt_ids")
     known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
     return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
 
@@ -273,6 +274,41 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: 
     error = float(np.sqrt((residual**2).sum() * len(count) / (len(count) - 1)) / count.sum())
     half = error * quantile(max(len(count) - 1, 2))
     return Estimate(value, value - half, value + half, error, len(count))
+
+
+NOT_GROUPS = (
+    *("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version"),
+    *("rewards", "prompt_length", "weight_digest_rollout", "weight_digest_train"),
+    *("prompt_ids", "image_spans", "pack_id", "pack_index"),
+)
+IMAGES = "images"
+"""Group of the sequences that have some, or none."""
+MOST_VALUES = 64
+MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
+"""Words in the names of columns that say where a sequence was computed."""
+
+
+def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
+    """Yield columns with few values that describe a sequence's origin, and value → flags [S].
+
+    A number is a quantity (prompt_length), and no origin, but for steps and the numbers of machines.
+    """
+    for name, column in rows.scalars.items():
+        if name in NOT_GROUPS:
+            continue
+        numeric = all(isinstance(one, int | float | None) and not isinstance(one, bool) for one in column)
+        if numeric and name != "step" and not MACHINES.search(name.lower()):
+            continue
+        values = list(dict.fromkeys(column))
+        if not 2 <= len(values) <= MOST_VALUES:
+            continue
+        parts = {value: np.array([one == value for one in column]) for value in values}
+        if sum(at.sum() >= 4 for at in parts.values()) >= 2:
+            yield name, parts
+    if None not in rows.column("image_spans"):
+        some = np.array([len(spans) > 0 for spans in rows.column("image_spans")], bool)
+        if some.any() and not some.all():
+            yield IMAGES, {"some": some, "none": ~some}
 
 
 def measured(rows: Rows) -> dict[str, float]:

@@ -6,13 +6,26 @@ Each takes `Rows` and returns a `Found` or None, as those of `signatures` do.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.drift import uncertain
-from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, alike, bound, clusters, estimate
+from offpol_diag.diagnosis.rows import (
+    CAP,
+    Estimate,
+    Flags,
+    Floats,
+    Ints,
+    Rows,
+    alike,
+    bound,
+    clusters,
+    estimate,
+)
 from offpol_diag.diagnosis.signatures import FAR, Found, percent
+from offpol_diag.engine.sample import IN_PROMPT
 
 BASES = {
     np.log(2): ("rollout", "2"),
@@ -138,30 +151,86 @@ def _seen(rows: Rows) -> Flags:
     return found
 
 
-def repetition_penalty(rows: Rows) -> Found | None:
-    """Find tokens that the engine makes less likely once they have come: those seen before stand apart."""
-    if rows.ids is None:
-        return None
-    seen = _seen(rows)
-    some = (rows.q > UNCERTAIN[0]) & (rows.q < UNCERTAIN[1])
-    old, new = some & seen, some & ~seen
-    if min(old.sum(), new.sum()) < 50:
+class Gap(NamedTuple):
+    """What a flag explains of Δ: means of flagged and other tokens, and the share of the variance."""
+
+    seen: Flags
+    after: Estimate
+    before: Estimate
+    explained: float
+
+    @property
+    def size(self) -> float:
+        """The difference of the means, nats."""
+        return self.after.value - self.before.value
+
+    @property
+    def sure(self) -> bool:
+        """Whether the difference is beyond doubt."""
+        return self.size > bound(self.after.groups) * float(np.hypot(self.after.error, self.before.error))
+
+
+def _gap(rows: Rows, some: Flags, seen: Flags) -> Gap | None:
+    """Compare flagged tokens with others, among some; None where there are few of a kind."""
+    if min((some & seen).sum(), (some & ~seen).sum()) < 50:
         return None
     delta = np.clip(rows.delta, -CAP, CAP)
-    after, before = (estimate(rows, delta, part) for part in (old, new))
-    gap, error = after.value - before.value, float(np.hypot(after.error, before.error))
+    after, before = (estimate(rows, delta, some & part) for part in (seen, ~seen))
     among, expected = delta[some], np.where(seen[some], after.value, before.value)
     left, whole = np.square(among - expected).sum(), np.square(among - among.mean()).sum()
-    explained = float(1 - left / whole) if whole > 0 else 0.0
-    if gap < LEAST_GAP or explained < LEAST_EXPLAINED or not gap > bound(after.groups) * error:
+    return Gap(seen, after, before, float(1 - left / whole) if whole > 0 else 0.0)
+
+
+def repetition_penalty(rows: Rows) -> Found | None:
+    """Find tokens that the engine makes less likely once they have come: those seen before stand apart.
+
+    A repetition penalty counts the ids of the prompt too; presence and frequency penalties do not.
+    """
+    if rows.ids is None:
+        return None
+    came, prompt = _seen(rows), rows.told.get(IN_PROMPT)
+    some = (rows.q > UNCERTAIN[0]) & (rows.q < UNCERTAIN[1])
+    whole = came if prompt is None else came | (prompt > 0)
+    found = [one for one in (_gap(rows, some, came), _gap(rows, some, whole)) if one is not None]
+    if not found:
+        return None
+    best = max(found, key=lambda one: one.explained)
+    if best.size < LEAST_GAP or best.explained < LEAST_EXPLAINED or not best.sure:
         return None
     statistic = (
-        f"log π_train − log π_rollout of tokens whose id came before in the response lies {gap:.2g} nats "
-        f"above that of others ({after.value:.2g} and {before.value:.2g}), which explains "
-        f"{percent(explained)} of its variance"
+        "log π_train − log π_rollout of tokens whose id came before in the "
+        f"{'response' if best.seen is came else 'prompt or response'} lies {best.size:.2g} nats "
+        f"above that of others ({best.after.value:.2g} and {best.before.value:.2g}), which explains "
+        f"{percent(best.explained)} of its variance"
     )
-    repaired = rows.keep(~seen)
-    return Found.of_tokens("repetition_penalty", statistic, rows, seen, repaired=repaired, approximate=True)
+    alone = None if prompt is None else _gap(rows, some & ~came, whole)
+    fields = {}
+    if alone is not None and alone.sure and alone.size > 0.5 * best.size:
+        fields = PENALTIES["prompt"]
+    elif alone is not None and alone.size < 0.25 * best.size:
+        fields = PENALTIES["response"]
+    if alone is not None:
+        statistic += f"; ids that only the prompt holds lie {alone.size:.2g} above ids that are new"
+    repaired = rows.keep(~best.seen)
+    return Found.of_tokens(
+        "repetition_penalty", statistic, rows, best.seen, repaired=repaired, fields=fields, approximate=True
+    )
+
+
+PENALTIES = {
+    "prompt": {
+        "sentence": "the engine penalises tokens that came before, in the prompt too, as repetition_penalty "
+        "does, and only the rollout column knows of it",
+        "fix": "sample with repetition_penalty=1.0 (vLLM: "
+        'generation_config="vllm" takes none from the model)',
+    },
+    "response": {
+        "sentence": "the engine penalises tokens that came before in the response, not those of the prompt, "
+        "as presence_penalty and frequency_penalty do, and only the rollout column knows of it",
+        "fix": "sample with presence_penalty=0 and frequency_penalty=0",
+    },
+}
+"""What is penalised → the sentences, of vLLM and SGLang alike."""
 
 
 def draft_log_probs(rows: Rows) -> Found | None:
@@ -326,7 +395,7 @@ def stochastic_forward(rows: Rows) -> Found | None:
 def _repeated(rows: Rows) -> tuple[Ints, Ints]:
     """Return tokens that come again after one prompt and prefix: number of the context and index of each."""
     assert rows.ids is not None
-    group = clusters(rows)
+    group = clusters(rows, "prompt_ids" if "prompt_ids" in rows.scalars else "group_id")
     which = alike(rows) * (int(group.max()) + 1) + group
     chance = np.random.default_rng(0)
     values, ids = np.unique(rows.ids, return_inverse=True)
