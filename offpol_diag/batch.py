@@ -19,11 +19,11 @@ from offpol_diag.engine import segments
 from offpol_diag.engine.segments import Array
 
 POLICIES = ("rollout", "old", "current")
-TOLD = ("reference", "old_repeat", "prefill", "router_agreement", "kept_mass")
+DIAGNOSED = ("reference", "old_repeat", "prefill", "router_agreement", "kept_mass")
 """Columns of tokens that the diagnosis alone reads."""
 PER_TOKEN = (
     *("rollout", "old", "current", "advantages", "position", "token_ids", "entropy", "weight_versions"),
-    *(*TOLD, "tops"),
+    *(*DIAGNOSED, "tops"),
 )
 
 

@@ -39,7 +39,8 @@ FLOAT_TOKENS = (
     *("reference_log_probs", "reference_entropy"),
     *("old_log_probs_repeat", "engine_prefill_log_probs", "router_agreement", "kept_mass"),
 )
-PROMPT_IDS = "prompt_ids"
+PROMPT_IDS, IMAGE_SPANS = "prompt_ids", "image_spans"
+OF_PROMPTS = (PROMPT_IDS, IMAGE_SPANS)
 TOPS = {"rollout_top_ids": "rollout_top_log_probs", "train_top_ids": "train_top_log_probs"}
 """Lists of the likeliest ids of each token → their log-probs."""
 MOST_TOP = 64
@@ -168,6 +169,7 @@ class DumpWriter:
         weight_digest_train: Any = None,
         prompt_length: Any = None,
         prompt_ids: Any = None,
+        image_spans: Any = None,
         finish_reason: Any = None,
         old_log_probs_repeat: Any = None,
         engine_prefill_log_probs: Any = None,
@@ -208,6 +210,8 @@ class DumpWriter:
             prompt_length: Tokens of the prompt.
             prompt_ids: The tokens before the response as the model saw them, without padding, a list or array
                 of its own length per sequence: with `token_ids`, what `rescore` needs.
+            image_spans: Where images lie, [start, end, start, end, …] of each sequence, counted from the
+                first token of the prompt on; an empty list is a sequence without any.
             finish_reason: Why the response ended, such as "stop" or "length".
             old_log_probs_repeat: `old_log_probs` computed a second time: what they differ by is noise.
             engine_prefill_log_probs: Log-probs of the finished response by the engine's prefill.
@@ -387,8 +391,7 @@ def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> 
     for name in OF_TOPS.keys() & columns.keys():
         tokens[name] = _lists(name, columns[name], keep, lengths, dtype)
     arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
-    if PROMPT_IDS in columns:
-        arrays[PROMPT_IDS] = _prompts(columns[PROMPT_IDS], rows)
+    arrays |= {k: _of_prompts(k, columns[k], rows) for k in OF_PROMPTS if k in columns}
     arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in arrays}
     _both(arrays)
     for ids, log_probs in TOPS.items():
@@ -443,7 +446,7 @@ def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
     if not columns.keys() & {"old_log_probs", "current_log_probs"}:
         raise ValueError("old_log_probs and current_log_probs are both missing; pass at least one of them")
     if schema is not None:
-        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS, PROMPT_IDS, *OF_TOPS}
+        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS, *OF_PROMPTS, *OF_TOPS}
         if odd := (columns.keys() ^ set(schema.names)) & needed:
             names = ", ".join(sorted(odd))
             raise ValueError(f"{names}: not in every batch; pass the columns of the first batch every time")
@@ -573,18 +576,16 @@ def _lists(name: str, value: Any, keep: Array | None, lengths: Array, dtype: str
     return Ragged(np.concatenate(flat or [np.empty(0)]), np.array([len(row) for row in flat], np.int64))
 
 
-def _prompts(value: Any, rows: int) -> pa.ListArray:
-    """Return the tokens of prompts, each with a length of its own."""
+def _of_prompts(name: str, value: Any, rows: int) -> pa.ListArray:
+    """Return lists of whole numbers, each with a length of its own."""
     if _is_padded(value):
         hint = "pass a list of S one-dimensional arrays, without padding"
-        raise ValueError(f"{PROMPT_IDS} is padded, and which tokens are padding is not said; {hint}")
-    found = _ragged(PROMPT_IDS, value, None, "int32")
+        raise ValueError(f"{name} is padded, and what is padding is not said; {hint}")
+    found = _ragged(name, value, None, "int32")
     if len(found.lengths) != rows:
-        raise ValueError(f"{PROMPT_IDS} has {len(found.lengths)} prompts for {rows} sequences; pass one each")
+        raise ValueError(f"{name} has {len(found.lengths)} lists for {rows} sequences; pass one each")
     offsets = np.concatenate([[0], np.cumsum(found.lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(
-        offsets, pa.array(_narrowed(PROMPT_IDS, found.values, np.int32), pa.int32())
-    )
+    return pa.ListArray.from_arrays(offsets, pa.array(_narrowed(name, found.values, np.int32), pa.int32()))
 
 
 def _agree(tokens: Mapping[str, Ragged]) -> None:

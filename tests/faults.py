@@ -96,7 +96,7 @@ class Policy:
         return log_softmax(self.change(logits, seen))
 
 
-def responses(engine, trainer, lengths=(40, 60), group=None, noise=0.005, logged=None, seed=0):
+def responses(engine, trainer, lengths=(40, 60), group=None, noise=0.005, logged=None, seed=0, known=None):
     """Sample responses from `engine(t)` and score them with a trainer; return the columns of a dump.
 
     Args:
@@ -107,11 +107,12 @@ def responses(engine, trainer, lengths=(40, 60), group=None, noise=0.005, logged
         noise: of the trainer's log-probs, nats, times 1 − π.
         logged: the policy whose log-probs the engine logs; None for the one that samples.
         seed: of the random numbers.
+        known: ids that count as sampled from the beginning, by prompt, [PROMPTS, WORDS]; None for none.
     """
     rng = np.random.default_rng(seed)
     group = np.repeat(np.arange(PROMPTS), ANSWERS) if group is None else group
     many = rng.integers(*lengths, len(group), endpoint=True)
-    before, seen = None, np.zeros((len(group), WORDS), bool)
+    before, seen = None, np.zeros((len(group), WORDS), bool) if known is None else known[group]
     columns = {name: [] for name in ("rollout_log_probs", "old_log_probs", "token_ids", "entropy", "sampled")}
     for t in range(many.max()):
         sampled, scored = (policy.log_probs(group, t, before, seen) for policy in (engine(t), trainer))

@@ -25,6 +25,7 @@ from offpol_diag.diagnosis.candidates import CANDIDATES, MEASUREMENTS, deciding,
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.drift import Drift, Part
 from offpol_diag.diagnosis.honest import Body, Recorded, Seen, grown, recorded
+from offpol_diag.diagnosis.laws import SHAPES
 from offpol_diag.diagnosis.pages import pages
 from offpol_diag.diagnosis.rows import Estimate, Rows
 from offpol_diag.diagnosis.sync import Course
@@ -348,6 +349,7 @@ def seen(lag=None, share=None, said=NOTHING_RECORDED, moved=None, level=None, **
     )
     made = Seen(rows, said, share, moved)
     given = {"body": Body(0.1, 0.0, 0.0), "lags": {}, "steps": {}, "growth": None, "returns": [], "k3": 0.005}
+    given["carried"] = {}
     vars(made).update(given | {"decay": [], "ends": None} | facts)
     return made
 
@@ -369,7 +371,7 @@ def drifted(behind, error, carried):
     return made
 
 
-def placed(level, lengths=None, told=None, many=8):
+def placed(level, lengths=None, extra=None, many=8):
     """Return what was seen of rows of 64 tokens, off by `level` of (token, prompt length) and its sign."""
     at = np.tile(np.arange(64), many)
     prompts = np.repeat(np.resize(lengths or [0], many), 64)
@@ -378,8 +380,8 @@ def placed(level, lengths=None, told=None, many=8):
     scalars = {"group_id": list(range(many))}
     scalars |= {} if lengths is None else {"prompt_length": np.resize(lengths, many).tolist()}
     p = q + sign * level(at, prompts) * -np.expm1(q)
-    columns = {name: make(q, p, at) for name, make in (told or {}).items()}
-    rows = Rows(q, p, np.arange(0, 64 * many + 1, 64), at, scalars=scalars, told=columns)
+    columns = {name: make(q, p, at) for name, make in (extra or {}).items()}
+    rows = Rows(q, p, np.arange(0, 64 * many + 1, 64), at, scalars=scalars, extra=columns)
     return Seen(rows, NOTHING_RECORDED, None, None)
 
 
@@ -397,8 +399,8 @@ def anew(noise, moved):
     ids = chance.integers(0, 12, len(at))
     p = -1.0 - 0.1 * ids
     off = noise * chance.normal(size=len(at)) + moved * np.sin(37.0 * ids)
-    told = {"current": p - off * np.expm1(p)}
-    rows = Rows(p - 0.1, p, np.arange(0, len(at) + 1, 64), at, ids, told=told)
+    extra = {"current": p - off * np.expm1(p)}
+    rows = Rows(p - 0.1, p, np.arange(0, len(at) + 1, 64), at, ids, extra=extra)
     return Seen(rows, NOTHING_RECORDED, None, None)
 
 
@@ -575,26 +577,26 @@ EVIDENCE = {
         "0.12.",
     ),
     "routed_otherwise": (
-        placed(thirds, told=in_third(0.5)),
-        placed(flat, told=in_third(0.5)),
+        placed(thirds, extra=in_third(0.5)),
+        placed(flat, extra=in_third(0.5)),
         "34% of the tokens, with at most 0.5 of their experts in common, carry 99.9% of K3.",
     ),
     "routed_alike": (
-        placed(flat, told=in_third(1.0)),
-        placed(flat, told=in_third(0.5)),
+        placed(flat, extra=in_third(1.0)),
+        placed(flat, extra=in_third(0.5)),
         "router_agreement is 1.0000 on average: both sides chose the same experts.",
     ),
     "decodes_otherwise": (
-        placed(flat, told={"prefill": lambda q, p, at: p + 0.01}),
-        placed(flat, told={"prefill": lambda q, p, at: q + 0.01}),
-        "The engine's prefill agrees with the trainer (0.026 for a usual token) and its decoding does not "
-        "(0.35).",
+        placed(flat, extra={"prefill": lambda q, p, at: p + 0.01}),
+        placed(flat, extra={"prefill": lambda q, p, at: q + 0.01}),
+        "The engine's prefill agrees with the trainer (K3 5e-05, cut at 1 nat a token), and its decoding "
+        "with neither (0.0083).",
     ),
     "prefills_alike": (
-        placed(flat, told={"prefill": lambda q, p, at: q + 0.01}),
-        placed(flat, told={"prefill": lambda q, p, at: p + 0.01}),
-        "The engine's prefill agrees with its decoding (0.024 for a usual token), and the trainer with "
-        "neither (0.27).",
+        placed(flat, extra={"prefill": lambda q, p, at: q + 0.01}),
+        placed(flat, extra={"prefill": lambda q, p, at: p + 0.01}),
+        "The engine's prefill agrees with its decoding (K3 5e-05, cut at 1 nat a token), and the trainer "
+        "with neither (0.0079).",
     ),
     "current_scatters": (
         anew(0.3, 0.0),
@@ -602,6 +604,31 @@ EVIDENCE = {
         "current_log_probs differ from old_log_probs by 0.3 of the uncertainty of a token, and tokens of one "
         "kind have nothing in common in it: an update moves them alike.",
     ),
+    "scored_unlike": (
+        placed(flat, extra={"old_repeat": lambda q, p, at: q}),
+        placed(flat, extra={"old_repeat": lambda q, p, at: p + 0.01}),
+        "Scored a second time, the trainer differs from itself: K3 is 0.008, cut at 1 nat a token.",
+    ),
+    "scored_alike": (
+        placed(flat, extra={"old_repeat": lambda q, p, at: p + 0.01}),
+        placed(flat, extra={"old_repeat": lambda q, p, at: q}),
+        "Scored a second time, the trainer repeats itself: K3 is 5e-05, cut at 1 nat a token.",
+    ),
+    **{
+        f"goes_with_{name}": (
+            seen(carried={key: (what, 0.814, 0.031)}),
+            seen(carried={}),
+            f"81% of its variance goes with the {what} (with shuffled rows 3.1%): {SHAPES[key].means}.",
+        )
+        for name, key, what in (
+            ("kind", "kind", "token id"),
+            ("length", "length", "length of prompt and response"),
+            ("prompt", "prompt", "prompt"),
+            ("pack", "pack", "pack"),
+            ("images", "image", "number of images"),
+            ("group", "group", "env"),
+        )
+    },
     "decays": (
         seen(decay=[Estimate(x, 0.0, 1.0, 0.01, 9) for x in (0.12, 0.06, 0.02)]),
         seen(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +17,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis.candidates import deciding, fitting
 from offpol_diag.diagnosis.definition import faded
 from offpol_diag.diagnosis.honest import Seen
-from offpol_diag.diagnosis.laws import systematic
+from offpol_diag.diagnosis.laws import carried, systematic
 from offpol_diag.diagnosis.rows import Rows
 
 OLD = Policy()
@@ -254,6 +255,93 @@ def test_the_first_of_a_pack_is_clean_where_packs_leak(tmp_path, leaks):
     assert ("packing_leak" in [one.id for one in found.causes]) is leaks
 
 
+@pytest.mark.parametrize("clean", [1, 2, 0])
+def test_without_a_place_in_the_pack_one_clean_sequence_of_each_says_that_packs_leak(tmp_path, clean):
+    """Two clean ones of four, or none, are another fault."""
+    many = len(honest()["group_id"])
+    off = off_by([0.4 if rng(i // 4).permutation(4)[i % 4] >= clean else 0.0 for i in range(many)])
+    given = off | {"pack_id": [i // 4 for i in range(many)], "group_id": list(range(many))}
+    found = diagnosed(tmp_path, given, "pack_id")
+    assert ("packing_leak" in [one.id for one in found.causes]) is (clean == 1)
+
+
+IN_PROMPTS = rng(8).random((PROMPTS, WORDS)) < 0.2
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_which_penalty_it_is_is_told_by_the_ids_of_the_prompt(tmp_path, counts):
+    """A repetition penalty counts them, presence and frequency penalties do not."""
+    given = sampled(lambda t: penalised(OLD, 1.3), OLD, known=IN_PROMPTS if counts else None)
+    prompts = [np.flatnonzero(IN_PROMPTS[group]) for group in given["group_id"]]
+    (one,) = diagnosed(tmp_path, given | {"prompt_ids": prompts}, "prompt_ids").causes
+    assert one.id == "repetition_penalty"
+    assert ("in the prompt too, as repetition_penalty does" in one.statement) is counts
+    assert ("as presence_penalty and frequency_penalty do" in one.statement) is not counts
+    assert one.fix.startswith("sample with repetition_penalty=1.0" if counts else "sample with presence")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_tokens_after_equal_prompts_are_compared_and_no_others(tmp_path, same):
+    """Rows of one group may follow different prompts, as turns of a conversation do."""
+    given = noisy(0.2)
+    prompts = [[group, 0 if same else row] for row, group in enumerate(given["group_id"])]
+    found = diagnosed(tmp_path, given | {"prompt_ids": prompts}, "prompt_ids")
+    assert ("stochastic_forward" in [one.id for one in found.causes]) is same
+
+
+def test_a_context_that_differs_where_there_are_images_is_told_to_be_theirs(tmp_path):
+    given = fading()
+    image = [i % 8 < 3 for i in range(len(given["group_id"]))]
+    right = honest()["old_log_probs"]
+
+    def change(i, p, q):
+        size = 2.0 * np.exp(-np.arange(len(p)) / 3) * image[i]
+        return right[i] + size * np.expm1(right[i]) * rng(i).choice([-1, 1], len(p), p=[0.2, 0.8])
+
+    spans = [[1, 7] if there else [] for there in image]
+    for told in (spans, None):
+        off = each("old_log_probs", change) | ({"image_spans": spans} if told else {})
+        found = diagnosed(tmp_path, off, *(["image_spans"] if told else []))
+        (one,) = [one for one in found.causes if one.id == "wrong_context"]
+        assert ("images = some" in one.statement, "mrope" in one.fix) == (bool(told), bool(told))
+
+
+ROW = np.arange(48)
+
+
+def carriers(labels=None, scalars=None, ids=None):
+    """Return what a mismatch of 48 rows of 64 tokens goes with; its level is given by row, its sign by id."""
+    chance = rng(0)
+    size = np.repeat(0.05 * (1.0 + (ROW * 0 if labels is None else labels)), 64)
+    sign = chance.choice([-1, 1], 48 * 64)
+    kinds = chance.integers(0, 12, 48 * 64)
+    if ids:
+        sign = np.where(kinds % 2, 1, -1)
+    size = size * chance.uniform(0.8, 1.2, 48 * 64)
+    q = np.full(48 * 64, -1.0)
+    rows = Rows(q, q - sign * size * np.expm1(q), np.arange(0, 48 * 64 + 1, 64), np.tile(np.arange(64), 48))
+    return carried(replace(rows, ids=kinds, scalars=scalars or {}))
+
+
+@pytest.mark.parametrize(
+    ("key", "labels", "scalars"),
+    [
+        ("length", ROW // 12, {"prompt_length": (64 * (1 + ROW // 12)).tolist()}),
+        ("prompt", ROW % 8, {"group_id": (ROW % 8).tolist()}),
+        ("pack", ROW // 4 % 3, {"pack_id": (ROW // 4).tolist()}),
+        ("image", ROW % 3 == 0, {"image_spans": [[0, 9] if row % 3 == 0 else [] for row in ROW]}),
+        ("group", ROW % 4 == 1, {"env": [("code", "math", "web", "qa")[row % 4] for row in ROW]}),
+        ("kind", None, None),
+    ],
+)
+def test_what_a_mismatch_goes_with_is_measured_against_shuffled_rows(key, labels, scalars):
+    found = carriers(labels, scalars, ids=key == "kind")
+    assert list(found) == [key]
+    assert found[key][1] > 0.8
+    shuffled = None if labels is None else rng(1).permutation(labels)
+    assert key not in carriers(shuffled, scalars)
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 def test_a_shift_behind_a_tools_answer_only_is_found(tmp_path, shift):
     """The mask has a hole of five tokens; what comes after it is shifted against the other column."""
@@ -424,7 +512,7 @@ def test_a_current_column_that_scatters_makes_noise_of_the_trainer_a_candidate(n
     p = -1.0 - 0.1 * ids
     q = p + 0.2 * chance.normal(size=many) * np.expm1(p)
     current = p - (noise * chance.normal(size=many) + moved * np.sin(37.0 * ids)) * np.expm1(p)
-    rows = Rows(q, p, np.arange(0, many + 1, 64), np.tile(np.arange(64), 40), ids, told={"current": current})
+    rows = Rows(q, p, np.arange(0, many + 1, 64), np.tile(np.arange(64), 40), ids, extra={"current": current})
     seen = Seen(rows, share=systematic(rows))
     found = {one.id: one for one in fitting(seen)}
     assert ("stochastic_forward" in found) is told

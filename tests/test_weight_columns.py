@@ -296,6 +296,62 @@ def test_a_second_column_of_another_length_is_bad_input(tmp_path: Path, name: st
     out.discard()
 
 
+OF_PROMPTS: dict[str, Any] = {
+    "prompt_ids": [[7, 8, 9, 9], [5], None],
+    "image_spans": [[0, 2, 3, 4], [], None],
+}
+
+
+def test_prompts_and_images_reach_the_diagnosis_with_lengths_of_their_own(tmp_path: Path) -> None:
+    ids = [[9, 1, 7, 2], [5], [5, 5, 5]]
+    path = write(tmp_path / "a.parquet", token_ids=ids, **OF_PROMPTS)
+    (one,) = open_dump([str(path)]).batches()
+    assert one.scalars["prompt_length"] == [4, 1, None]
+    found = Sample.read(sample(BatchContext.of(one, 0, 1), DRIFTS[0]))
+    rows = {one: i for i, one in enumerate(found.scalars["sequence_id"])}
+    parts = np.split(found.values["in_prompt"], np.cumsum(found.lengths)[:-1])
+    assert [parts[rows[i]].tolist() for i in range(3)] == [[1, 0, 1, 0], [1], [0, 0, 0]]
+    assert [found.scalars["image_spans"][rows[i]] for i in range(3)] == [[0, 2, 3, 4], [], None]
+    digests = [found.scalars["prompt_ids"][rows[i]] for i in range(3)]
+    assert (digests[2], len({*digests})) == (None, 3)
+
+
+ODD = {
+    "an end without a start": ("image_spans", [[0, 2, 3], [], []], "it is no list of rising starts and ends"),
+    "an end before its start": ("image_spans", [[4, 2], [], []], "it is no list of rising starts and ends"),
+    "below 0": ("image_spans", [[-1, 2], [], []], "it is no list of rising starts and ends"),
+    "null in a span": ("image_spans", [[0, None], [], []], "there is null among its values"),
+    "null in a prompt": ("prompt_ids", [[1, None], [2], [3]], "there is null among its values"),
+    "floats": ("prompt_ids", [[1.5], [2.0], [3.0]], "a list of integers per row is needed"),
+    "one number": ("image_spans", [1, 2, 3], "a list of integers per row is needed"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_prompts_and_images_that_are_none_are_bad_input(tmp_path: Path, name: str) -> None:
+    column, given, says = ODD[name]
+    ran = CliRunner().invoke(app, ["doctor", str(write(tmp_path / "a.parquet", **{column: given}))])
+    assert ran.exit_code == 2
+    said = " ".join(ran.output.split())
+    assert f"column '{column}'" in said
+    assert says in said
+    assert "hint: " in said
+
+
+def test_a_column_of_prompts_that_not_all_files_have_is_left_out(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "a.parquet", **OF_PROMPTS), write(tmp_path / "b.parquet")]
+    batches = open_dump([str(path) for path in paths]).batches()
+    assert all("prompt_ids" not in one.scalars for one in batches)
+
+
+def test_the_writer_stores_images_and_refuses_padded_spans(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path / "a.parquet") as out:
+        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, image_spans=[[0, 2], [], [1, 3]])
+        with pytest.raises(ValueError, match="image_spans is padded"):
+            out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, image_spans=np.zeros((3, 2), int))
+    assert pq.read_table(tmp_path / "a.parquet")["image_spans"].to_pylist() == [[0, 2], [], [1, 3]]
+
+
 def test_the_writer_makes_the_agreement_of_experts_of_both_sides(tmp_path: Path) -> None:
     """Two layers, two experts of each: all in common in any order, half of them, none."""
     engine = np.array([[[[1, 2], [3, 4]], [[1, 2], [3, 4]], [[1, 2], [3, 4]]]])

@@ -1,4 +1,4 @@
-"""Make the dumps of sampled.py, diagnose them, and write docs/doctor-sampled.md.
+"""Make the dumps of sampled.py and columns.py, diagnose them, and write docs/doctor-sampled.md.
 
     python benchmarks/doctor/judge.py [--split NAME] [--only ARCHITECTURE …] [--cache DIR] [--write]
 
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
-from benchmarks.doctor import sync
-from benchmarks.doctor.sampled import ALSO, FAULTS, HONEST, dumps
+from benchmarks.doctor import columns, sync
+from benchmarks.doctor.sampled import ALSO, TABLE, dumps
 from offpol_diag.analyze import analyze
 
 CACHE = sync.HERE / ".cache"
@@ -25,7 +25,10 @@ DOCS = sync.DOCS.with_name("doctor-sampled.md")
 SPLITS = {
     "development": ("qwen3", "llama", "olmo2", "phi", "qwen3-moe", "gpt-neox"),
     "final": ("gpt-bigcode",),
+    "columns": ("qwen3", "llama", "olmo2", "phi", "qwen3-moe", "gpt-neox", "mixtral"),
 }
+TABLES = {name: columns.TABLE if name == "columns" else TABLE for name in SPLITS}
+"""Split → its dumps."""
 
 
 class Case(NamedTuple):
@@ -35,7 +38,8 @@ class Case(NamedTuple):
     cause: str
 
 
-CASES = [*(Case(f"honest: {name}", "") for name in HONEST), *(Case(n, c) for n, (c, _) in FAULTS.items())]
+CASES = [Case(n, "" if c == "honest" else c) for n, (c, _) in (TABLE | columns.TABLE).items()]
+ALSO_RIGHT = ALSO | columns.ALSO
 
 
 def diagnosed(name: str, cause: str, path: Path) -> sync.Row:
@@ -44,7 +48,7 @@ def diagnosed(name: str, cause: str, path: Path) -> sync.Row:
     assert found is not None
     cause = "" if cause == "honest" else cause
     named, fitting = [one.id for one in found.causes], [one.id for one in found.candidates]
-    said = [sync.judged(one, found.verdict, named, fitting) for one in (cause, *ALSO.get(name, ()))]
+    said = [sync.judged(one, found.verdict, named, fitting) for one in (cause, *ALSO_RIGHT.get(name, ()))]
     return {
         "case": name,
         "cause": cause,
@@ -56,10 +60,10 @@ def diagnosed(name: str, cause: str, path: Path) -> sync.Row:
     }
 
 
-def rows(architectures: tuple[str, ...], cache: Path) -> Iterator[sync.Row]:
-    """Make and diagnose the dumps of some architectures."""
+def rows(split: str, architectures: tuple[str, ...], cache: Path) -> Iterator[sync.Row]:
+    """Make and diagnose the dumps of a split, of some architectures."""
     for architecture in architectures:
-        for name, cause, path in dumps(architecture, cache):
+        for name, cause, path in dumps(architecture, cache, table=TABLES[split]):
             row: dict[str, Any] = {"architecture": architecture} | diagnosed(name, cause, path)
             print(f"{architecture:12s} {name:45s} {row['said']:12s} {row['named']} {row['candidates']}")
             yield row
@@ -74,7 +78,7 @@ def main() -> None:
     """Make, diagnose, print and store the dumps of a split."""
     given = sync.asked(__doc__, SPLITS, CACHE, DOCS)
     some = tuple(one for one in SPLITS[given.split] if not given.only or one in given.only)
-    found = list(rows(some, given.cache))
+    found = list(rows(given.split, some, given.cache))
     if given.write:
         sync.keep(given.split, found, RESULTS)
         DOCS.write_text(text(), encoding="utf-8")

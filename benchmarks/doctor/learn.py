@@ -99,6 +99,8 @@ def _points(one: Candidate) -> list[str]:
 def _bounds(one: Candidate, says: str) -> tuple[float | None, float | None]:
     if says == "prior":
         return None, None
+    if says in {each.__name__ for each in candidates.UNWEIGHED}:
+        return 0.0, 0.0
     return (0.0, None) if says in {each.__name__ for each in one.speaks_for} else (None, 0.0)
 
 

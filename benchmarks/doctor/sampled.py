@@ -11,7 +11,7 @@ import copy
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +46,8 @@ class How:
         temperature, top_p, min_p, penalty, presence: of sampling.
         tool: whether text is inserted into responses.
         draft: whether a draft model proposes tokens.
+        decode: what decoding does otherwise than prefill: "cache" (keys and values in fp8), "window" (sees
+            the last 24 tokens) or "place" (positions that skip four behind the prompt).
         cap: soft cap of the engine's logits; 0 is none.
         lengths: least and greatest limit of a response.
         prompts: prompts of a step.
@@ -62,6 +64,7 @@ class How:
     presence: float = 0.0
     tool: bool = False
     draft: bool = False
+    decode: str = ""
     cap: float = 0.0
     lengths: tuple[int, int] = (24, 96)
     prompts: int = 10
@@ -191,19 +194,22 @@ class Field(Trajectory):
         return found
 
 
-def half(model: Any) -> Any:
-    """Return an engine of bf16 that computes in float32 and rounds what every layer returns.
+def half(model: Any, inputs: bool = False) -> Any:
+    """Return an engine of bf16 that computes in float32 and rounds what every layer returns, or is given.
 
-    Processors without bf16 are ten times as fast so, and accelerators accumulate in float32 too.
+    The one is what decoding does, and the other prefill. Processors without bf16 are ten times as fast so,
+    and accelerators accumulate in float32 too.
     """
     model = model.float()
 
-    def cut(module: Any, args: Any, out: Any) -> Any:
-        return out.bfloat16().float() if isinstance(out, Tensor) else out
+    def cut(x: Any) -> Any:
+        return x.bfloat16().float() if isinstance(x, Tensor) and x.is_floating_point() else x
 
     for module in model.lm.modules():
-        if next(module.children(), None) is None:
-            module.register_forward_hook(cut)
+        if next(module.children(), None) is None and inputs:
+            module.register_forward_pre_hook(lambda _, args: tuple(map(cut, args)))
+        elif next(module.children(), None) is None:
+            module.register_forward_hook(lambda _m, _a, out: cut(out))
     return model
 
 
@@ -211,8 +217,20 @@ def _logits(lm: Hub, tokens: Tensor, **given: Any) -> Tensor:
     return lm.lm(input_ids=tokens, use_cache=False, **given).logits.float()
 
 
-def _warped(logits: Tensor, how: How, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits after penalties, and those after temperature and truncation."""
+class Eighth(transformers.DynamicCache):
+    """A cache that holds keys and values in fp8."""
+
+    def update(self, keys: Tensor, values: Tensor, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        """Round them before they are held."""
+        keys, values = (x.to(torch.float8_e4m3fn).to(x.dtype) for x in (keys, values))
+        return super().update(keys, values, *rest, **more)
+
+
+def _warped(logits: Tensor, how: How, seen: Tensor, came: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits before penalties, and those after temperature and truncation.
+
+    `seen` are ids of prompt and response, as repetition_penalty counts them; `came` those of the response.
+    """
     if how.cap:
         logits = how.cap * torch.tanh(logits / how.cap)
     raw = logits
@@ -220,7 +238,7 @@ def _warped(logits: Tensor, how: How, seen: Tensor) -> tuple[Tensor, Tensor]:
         logits = torch.where(
             seen, torch.where(logits > 0, logits / how.penalty, logits * how.penalty), logits
         )
-    logits = (logits - how.presence * seen) / how.temperature
+    logits = (logits - how.presence * came) / how.temperature
     log_p = logits.log_softmax(-1)
     keep = torch.ones_like(log_p, dtype=torch.bool)
     if how.min_p:
@@ -249,18 +267,22 @@ def _sampled(
     attend = (torch.arange(width) >= width - lengths[:, None]).long()
     names = ("tokens", "mask", "q", "raw", "top1", "draft", "kept")
     columns: dict[str, list[Tensor]] = {name: [] for name in names}
-    keys, aside = (transformers.DynamicCache(config=model.lm.config) for _ in range(2))
+    kept = Eighth if how.decode == "cache" else transformers.DynamicCache
+    keys, aside = kept(config=model.lm.config), transformers.DynamicCache(config=model.lm.config)
     fresh, places = prompts, (attend.cumsum(1) - 1).clamp(min=0)
     ended, ends = torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.long)
     seen: Tensor | None = None
     pending = torch.zeros(rows, dtype=torch.long)
     for at in range(longest):
         given = {"attention_mask": attend, "position_ids": places}
+        if at and how.decode == "window":
+            given["attention_mask"] = attend * (torch.arange(attend.shape[1]) >= attend.shape[1] - 24)
         logits = model.lm(fresh, past_key_values=keys, use_cache=True, **given).logits[:, -1].float()
         if seen is None:
-            seen = torch.zeros(logits.shape, dtype=torch.bool).scatter(1, prompts, True)
+            came = torch.zeros(logits.shape, dtype=torch.bool)
+            seen = came.scatter(1, prompts, True)
             seen[:, 0] = False
-        raw, warped = _warped(logits, how, seen)
+        raw, warped = _warped(logits, how, seen, came)
         log_p = warped.log_softmax(-1)
         drawn = torch.multinomial(log_p.exp(), 1, generator=chance)
         by = log_p.gather(1, drawn)
@@ -297,8 +319,8 @@ def _sampled(
             tool.append(token)
         ends = torch.where(ended, ends, at + 1)
         ended = ended | (own & (token == 0)) | (ends >= limits)
-        seen = seen.scatter(1, pick, True)
-        fresh, places = pick, (lengths + at)[:, None]
+        seen, came = seen.scatter(1, pick, True), came.scatter(1, pick, True)
+        fresh, places = pick, (lengths + at + 4 * (how.decode == "place"))[:, None]
         attend = torch.cat([attend, torch.ones(rows, 1, dtype=torch.long)], dim=1)
         if bool(ended.all()):
             break
@@ -896,13 +918,18 @@ ALSO = {
 a window is another model beyond some position."""
 
 
+TABLE = {f"honest: {name}": ("honest", make) for name, make in HONEST.items()} | FAULTS
+
+
 def dumps(
-    architecture: str, folder: Path, wanted: Callable[[str, str], bool] = lambda name, cause: True
+    architecture: str,
+    folder: Path,
+    wanted: Callable[[str, str], bool] = lambda name, cause: True,
+    table: Mapping[str, tuple[str, Make]] | None = None,
 ) -> Iterator[tuple[str, str, Path]]:
-    """Make the wanted dumps of an architecture that are not there; yield name, cause and path."""
+    """Make the wanted dumps of a table, or all of this file; yield name, cause and path."""
     made = Field(architecture, folder)
-    table = {f"honest: {name}": ("honest", make) for name, make in HONEST.items()} | FAULTS
-    for name, (cause, make) in table.items():
+    for name, (cause, make) in (TABLE if table is None else table).items():
         if not wanted(name, cause):
             continue
         path = folder / "dumps" / architecture / f"{name.replace(' ', '_').replace(',', '')}.parquet"

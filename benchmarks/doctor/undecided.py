@@ -1,6 +1,6 @@
 """Compose dumps of known cause, some of which cannot be decided, and keep what the diagnosis says of each.
 
-    python benchmarks/doctor/undecided.py ARCHITECTURE … [--cache DIR] [--examples N] [--faults]
+    python benchmarks/doctor/undecided.py ARCHITECTURE … [--cache DIR] [--examples N] [--faults | --columns]
 
 For each architecture (hub.py) a small model is trained, and then for some steps of GRPO (runs.py); dumps are
 composed of what its engines sample, with and without policy lag, advantages and metadata. evidence.json keeps
@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.doctor import columns
 from benchmarks.doctor.learn import EVIDENCE, kept
 from benchmarks.doctor.rollouts import SAMPLES
 from benchmarks.doctor.runs import SEEDS, STEPS, Held, Path_, Trajectory, normalised
@@ -113,16 +114,31 @@ FAULTS = {
     "template head": ["wrong_context"],
 }
 """Cause or name of a dump of sampled.py → causes that are right, of those that a dump may leave undecided."""
+BY_COLUMNS = {
+    **{f"honest: {name}": ["stale"] for name in columns.HONEST if "lag2" in name},
+    "honest: prefill, cache in fp8": ["decode_differs", "quantized_rollout"],
+    **{cause: [cause] for cause, _ in columns.FAULTS.values() if cause in candidates.WEIGHTS},
+}
+"""The same of columns.py."""
+HOW: dict[str, Any] = {"steps": [0, 0], "lag": True, "advantages": True, "metadata": {}, "rows": 0}
 
 
 def faults(architecture: str, cache: Path) -> Iterator[dict[str, Any]]:
     """Yield the same for dumps of one step whose model, weights or engine differ (sampled.py)."""
-    how = {"steps": [0, 0], "lag": True, "advantages": True, "metadata": {}, "rows": 0}
     for name, cause, path in dumps(architecture, cache, lambda *one: bool({*one} & FAULTS.keys())):
         right = FAULTS.get(cause) or FAULTS[name]
         right = [*right, *ALSO.get(name, ())]
         kind = f"model: {name.removeprefix('honest: ')}"
-        yield {"architecture": architecture, "kind": kind, **how, "right": right, **answer(path)}
+        yield {"architecture": architecture, "kind": kind, **HOW, "right": right, **answer(path)}
+
+
+def by_columns(architecture: str, cache: Path) -> Iterator[dict[str, Any]]:
+    """Yield the same for dumps with the columns that decide (columns.py)."""
+    some = dumps(architecture, cache, lambda *one: bool({*one} & BY_COLUMNS.keys()), columns.TABLE)
+    for name, cause, path in some:
+        right = [*(BY_COLUMNS.get(cause) or BY_COLUMNS[name]), *columns.ALSO.get(name, ())]
+        kind = f"columns: {right[0]}"
+        yield {"architecture": architecture, "kind": kind, **HOW, "right": right, **answer(path)}
 
 
 def compose(path: Path, run: Any, held: Callable[[int], Any], stale: bool, how: Mapping[str, Any]) -> None:
@@ -191,11 +207,12 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=70)
     parser.add_argument("--kinds", nargs="+", default=[], help="of engines; default: all")
     parser.add_argument("--faults", action="store_true", help="those of sampled.py in place of runs")
+    parser.add_argument("--columns", action="store_true", help="those of columns.py")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for architecture in given.architectures:
-        if given.faults:
-            made = [*faults(architecture, given.cache)]
+        if given.faults or given.columns:
+            made = [*(faults if given.faults else by_columns)(architecture, given.cache)]
         else:
             made = [*examples(architecture, given.cache, given.examples, given.kinds)]
         own = {(one["architecture"], one["kind"]) for one in made}

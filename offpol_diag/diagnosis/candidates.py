@@ -18,6 +18,7 @@ import numpy as np
 from offpol_diag.diagnosis.definition import OCTAVES, faded
 from offpol_diag.diagnosis.drift import numbers, uncertain
 from offpol_diag.diagnosis.honest import (
+    APART,
     GROWN,
     NOISE,
     OUTLYING,
@@ -26,11 +27,10 @@ from offpol_diag.diagnosis.honest import (
     STALE,
     SYSTEMATIC,
     Seen,
-    body,
     listed,
     unsystematic,
 )
-from offpol_diag.diagnosis.laws import systematic
+from offpol_diag.diagnosis.laws import SHAPES, systematic
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, estimate
 from offpol_diag.diagnosis.sampled import NOISY, current_drift, current_size
@@ -53,8 +53,6 @@ USUAL_K3 = 0.015
 SHARED = 0.25
 """Systematic share of r above which other weights are likelier than quantised ones: weights of another step
 give 24% to 50% in the rollouts of `benchmarks/doctor`, quantised ones 10% to 28%."""
-APART = 0.3
-"""Share of a difference up to which two scorings agree."""
 CUT = "cut at 1 nat a token"
 
 Says = Callable[[Seen], str]
@@ -368,7 +366,7 @@ def by_place(seen: Seen) -> str:
 
 def routed_otherwise(seen: Seen) -> str:
     """State that tokens for which both sides chose other experts carry the mismatch."""
-    agreement = seen.rows.told.get("router_agreement")
+    agreement = seen.rows.extra.get("router_agreement")
     if agreement is None:
         return ""
     least = min(float(np.quantile(agreement, 0.1)), 1 - 1e-6)
@@ -384,40 +382,31 @@ def routed_otherwise(seen: Seen) -> str:
 
 def routed_alike(seen: Seen) -> str:
     """State that both sides chose the same experts."""
-    agreement = seen.rows.told.get("router_agreement")
+    agreement = seen.rows.extra.get("router_agreement")
     if agreement is None or agreement.mean() < 0.999:
         return ""
     return f"router_agreement is {agreement.mean():.4f} on average: both sides chose the same experts."
 
 
-def _prefill(seen: Seen) -> tuple[float, float]:
-    """Return the scale of what prefill and decoding differ by, and of prefill and trainer; 0 if unknown."""
-    prefill = seen.rows.told.get("prefill")
-    if prefill is None:
-        return 0.0, 0.0
-    decoded, trained = (body(replace(seen.rows, p=p, q=prefill)).scale for p in (seen.rows.q, seen.rows.p))
-    return decoded, trained
-
-
 def decodes_otherwise(seen: Seen) -> str:
     """State that the engine's prefill agrees with the trainer, and its decoding with neither."""
-    decoded, trained = _prefill(seen)
-    if decoded <= ROUNDED or trained > APART * decoded:
+    decoded, trained = seen.prefill
+    if not seen.decodes_otherwise:
         return ""
     return (
-        f"The engine's prefill agrees with the trainer ({trained:.2g} for a usual token) and its decoding "
-        f"does not ({decoded:.2g})."
+        f"The engine's prefill agrees with the trainer (K3 {trained:.2g}, {CUT}), and its decoding with "
+        f"neither ({decoded:.2g})."
     )
 
 
 def prefills_alike(seen: Seen) -> str:
     """State that the engine's prefill repeats what it sampled with, and the trainer differs from both."""
-    decoded, trained = _prefill(seen)
-    if trained <= ROUNDED or decoded > APART * trained:
+    decoded, trained = seen.prefill
+    if trained <= HEALTHY_K3 or decoded >= APART * trained:
         return ""
     return (
-        f"The engine's prefill agrees with its decoding ({decoded:.2g} for a usual token), and the trainer "
-        f"with neither ({trained:.2g})."
+        f"The engine's prefill agrees with its decoding (K3 {decoded:.2g}, {CUT}), and the trainer with "
+        f"neither ({trained:.2g})."
     )
 
 
@@ -430,6 +419,57 @@ def current_scatters(seen: Seen) -> str:
         f"current_log_probs differ from old_log_probs by {size:.2g} of the uncertainty of a token, and "
         "tokens of one kind have nothing in common in it: an update moves them alike."
     )
+
+
+def _again(seen: Seen) -> float | None:
+    """Return K3 of the trainer's second scoring to its first; None where there is none."""
+    again = seen.rows.extra.get("old_repeat")
+    return None if again is None else float(replace(seen.rows, q=again).k3_cut.mean())
+
+
+def _goes_with(key: str, name: str) -> Says:
+    """Return evidence that the mismatch goes with something: a measurement, which names no cause."""
+
+    def says(seen: Seen) -> str:
+        found = seen.carried.get(key)
+        if found is None:
+            return ""
+        what, share, chance = found
+        return (
+            f"{percent(share)} of its variance goes with the {what} (with shuffled rows {percent(chance)}): "
+            f"{SHAPES[key].means}."
+        )
+
+    says.__name__ = name
+    return says
+
+
+goes_with_kind = _goes_with("kind", "goes_with_kind")
+goes_with_length = _goes_with("length", "goes_with_length")
+goes_with_prompt = _goes_with("prompt", "goes_with_prompt")
+goes_with_pack = _goes_with("pack", "goes_with_pack")
+goes_with_images = _goes_with("image", "goes_with_images")
+goes_with_group = _goes_with("group", "goes_with_group")
+
+
+UNWEIGHED = (goes_with_kind, goes_with_length, goes_with_pack, goes_with_group)
+"""Evidence that is said and weighs nothing: where to look, whatever the cause."""
+
+
+def scored_unlike(seen: Seen) -> str:
+    """State that the trainer's second scoring differs from its first about as much as the engine does."""
+    again = _again(seen)
+    if again is None or not again > max(APART * seen.k3, HEALTHY_K3):
+        return ""
+    return f"Scored a second time, the trainer differs from itself: K3 is {again:.2g}, {CUT}."
+
+
+def scored_alike(seen: Seen) -> str:
+    """State that the trainer's second scoring repeats its first, and the engine differs from both."""
+    again = _again(seen)
+    if again is None or not again < APART**2 * seen.k3:
+        return ""
+    return f"Scored a second time, the trainer repeats itself: K3 is {again:.2g}, {CUT}."
 
 
 def fades(seen: Seen) -> str:
@@ -502,8 +542,11 @@ CANDIDATES: tuple[Candidate, ...] = (
         "stale",
         "Stale weights: the engine's are older than the trainer's.",
         _possible_stale,
-        (all_behind, follows_lag, moved, drifts, grows, shared_much, wide, not_at_step_0),
-        (in_time, stands_still, moves_partly, level_over_lag, noise, in_sync, close, unmoved),
+        (all_behind, follows_lag, moved, drifts, grows, shared_much, goes_with_kind, wide, not_at_step_0),
+        (
+            *(in_time, stands_still, moves_partly, level_over_lag, noise, in_sync, close, unmoved),
+            *(decodes_otherwise, scored_unlike),
+        ),
     ),
     Candidate(
         "sync_stopped",
@@ -517,21 +560,33 @@ CANDIDATES: tuple[Candidate, ...] = (
         "A quantised rollout: weights, activations or cache of few bits.",
         _possible_quantised,
         (says_quantised, broad, shared_some, level_over_steps, in_sync, in_time, jumps, at_step_0),
-        (by_place, fades, drifts, says_plain, close, grows, moved, wide, shared_much, noise, beyond_usual),
+        (
+            *(by_place, fades, drifts, says_plain, close, grows, moved, wide, shared_much, noise),
+            *(beyond_usual, goes_with_length, goes_with_prompt, goes_with_images, scored_unlike),
+        ),
     ),
     Candidate(
         "weights_differ",
         "Other weights at every step: an adapter, a head or experts not loaded.",
         _possible_other,
-        (moves_partly, in_sync, shared_much, wide, level_over_steps, not_at_step_0),
-        (grows, noise, close, moves_along, at_step_0, decodes_otherwise),
+        (
+            *(moves_partly, in_sync, shared_much, goes_with_kind, goes_with_group, wide),
+            *(level_over_steps, not_at_step_0),
+        ),
+        (grows, noise, close, moves_along, at_step_0, decodes_otherwise, scored_unlike),
     ),
     Candidate(
         "model_differs",
         "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise.",
         _possible_other,
-        (in_sync, wide, level_over_steps, at_step_0, by_place, prefills_alike),
-        (grows, noise, close, moves_along, shared_much, not_at_step_0, fades, decodes_otherwise),
+        (
+            *(in_sync, wide, level_over_steps, at_step_0, by_place, prefills_alike),
+            *(goes_with_length, goes_with_pack, goes_with_group),
+        ),
+        (
+            *(grows, noise, close, moves_along, shared_much, not_at_step_0, fades, decodes_otherwise),
+            *(goes_with_kind, scored_unlike),
+        ),
     ),
     Candidate(
         "sync_corrupts",
@@ -558,29 +613,36 @@ CANDIDATES: tuple[Candidate, ...] = (
         "moe_outliers",
         "Experts routed otherwise in the engine than in the trainer.",
         _possible_experts,
-        (outliers, says_experts, noise, routed_otherwise),
-        (routed_alike, grows, shared_at_all, no_outliers, beyond_usual),
+        (outliers, says_experts, noise, routed_otherwise, scored_unlike),
+        (routed_alike, grows, shared_at_all, no_outliers, beyond_usual, scored_alike),
     ),
     Candidate(
         "numerics",
         "Other kernels: the same weights, computed otherwise.",
         _possible_numerics,
-        (close, noise),
-        (off, grows, beyond_dense),
+        (close, noise, scored_unlike),
+        (off, grows, beyond_dense, scored_alike),
     ),
     Candidate(
         "stochastic_forward",
         "A trainer that computes with noise: dropout, or noise of the router.",
-        lambda seen: bool(current_scatters(seen)),
-        (current_scatters, noise),
+        lambda seen: bool(current_scatters(seen) or scored_unlike(seen)),
+        (current_scatters, scored_unlike, noise),
         (shared_at_all,),
     ),
     Candidate(
         "wrong_context",
         "Responses scored after another prompt, or as another text.",
-        lambda seen: bool(concentrated(seen) or fades(seen)),
-        (concentrated, fades),
+        lambda seen: bool(concentrated(seen) or fades(seen) or goes_with_prompt(seen)),
+        (concentrated, fades, goes_with_prompt),
         (shared_at_all,),
+    ),
+    Candidate(
+        "image_differs",
+        "Images that one side sees otherwise: their pixels, placeholders or positions.",
+        lambda seen: bool(goes_with_images(seen)),
+        (goes_with_images,),
+        (),
     ),
 )
 """The candidates; of equal weights the earlier one comes first."""
@@ -617,7 +679,22 @@ MEASUREMENTS = (
         "Write old_log_probs_repeat, the trainer's scoring a second time without an update between: if the "
         "two differ as current_log_probs do, its forward is computed with noise; if they agree, it is not.",
         frozenset({"stochastic_forward"}),
-        lambda seen: "current" in seen.rows.told and "old_repeat" not in seen.rows.told,
+        lambda seen: "current" in seen.rows.extra and "old_repeat" not in seen.rows.extra,
+        {},
+    ),
+    Measurement(
+        "Print, for one row with an image, the prompt ids with their placeholders, pixel_values (shape and "
+        "sum), image_grid_thw and position_ids of engine and trainer: what differs is the cause; if nothing "
+        "does, the vision tower is computed otherwise.",
+        frozenset({"image_differs"}),
+        lambda seen: bool(goes_with_images(seen)),
+        {},
+    ),
+    Measurement(
+        "Score the same 64 responses twice with dropout and the router's noise switched off (model.eval()): "
+        "if the two scorings are then equal, it was that; if not, it is noise of kernels.",
+        frozenset({"stochastic_forward"}),
+        lambda seen: bool(scored_unlike(seen)),
         {},
     ),
     Measurement(
@@ -645,7 +722,7 @@ MEASUREMENTS = (
     Measurement(
         "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
         "the precision or a kernel; if it stays, the weights or the texts differ.",
-        frozenset({"quantized_rollout", "numerics", "moe_outliers"}),
+        frozenset({"quantized_rollout", "numerics", "moe_outliers", "decode_differs"}),
         lambda seen: True,
         PLAIN,
     ),

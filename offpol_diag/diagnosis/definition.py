@@ -11,7 +11,13 @@ import numpy as np
 
 from offpol_diag.diagnosis.drift import numbers, uncertain
 from offpol_diag.diagnosis.honest import Seen, unsystematic
-from offpol_diag.diagnosis.rows import Floats, Rows, alike, bound, clusters
+from offpol_diag.diagnosis.rows import (
+    Floats,
+    Rows,
+    alike,
+    bound,
+    clusters,
+)
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.diagnosis.sync import from_start
 
@@ -96,24 +102,45 @@ CLEAN = 0.2
 
 
 def packing_leak(rows: Rows) -> Found | None:
-    """Find sequences that see others of their pack: the first of each pack agrees, all others differ."""
-    place = numbers(rows.column("pack_index"))
-    if np.isnan(place).any():
-        return None
-    first, level = place == 0, rows.mean(rows.scaled)
-    if min(first.sum(), (~first).sum()) < 8:
+    """Find sequences that see others of their pack: the first of each pack agrees, all others differ.
+
+    Where their places are not known, one sequence of nearly every pack is clean, and one only.
+    """
+    place, level = numbers(rows.column("pack_index")), rows.mean(rows.scaled)
+    known = not np.isnan(place).any()
+    if not known and (ranked := _ranked(rows, level)) is not None:
+        place = ranked
+    first = place == 0
+    if np.isnan(place).any() or min(first.sum(), (~first).sum()) < 8:
         return None
     clean, others = float(np.median(level[first])), float(np.median(level[~first]))
     if others < 0.02 or clean > CLEAN * others or np.mean(level[~first] > 2 * clean) < 0.8:
         return None
+    which = "first sequences of a pack" if known else "sequences that differ least, one of each pack"
     statistic = (
-        f"|Δ|/(1 − q) is {clean:.2g} in the {int(first.sum()):,} first sequences of a pack and {others:.2g} "
+        f"|Δ|/(1 − q) is {clean:.2g} in the {int(first.sum()):,} {which}, and {others:.2g} "
         f"in the {int((~first).sum()):,} others (medians)"
     )
     fields = {"column": "train"}
     return Found.of_sequences(
         "packing_leak", statistic, rows, ~first, repaired=rows.only(first), fields=fields
     )
+
+
+def _ranked(rows: Rows, level: Floats) -> Floats | None:
+    """Return the rank of each sequence within its pack, by its level; None where not one alone is clean."""
+    if None in rows.column("pack_id"):
+        return None
+    pack = clusters(rows, "pack_id")
+    order = np.lexsort((level, pack))
+    begins = np.flatnonzero(np.diff(pack[order], prepend=-1))
+    sizes = np.diff(begins, append=len(order))
+    ranks = np.empty(len(order))
+    ranks[order] = np.arange(len(order)) - np.repeat(begins, sizes)
+    some = begins[sizes > 2]
+    if len(some) < 8 or np.mean(level[order[some]] < CLEAN * level[order[some + 1]]) < 0.8:
+        return None
+    return ranks
 
 
 DIFFERENT = 0.25

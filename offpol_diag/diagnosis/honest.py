@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from offpol_diag.diagnosis.drift import Drift, Part, enough, measure, numbers
+from offpol_diag.diagnosis.laws import carried
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
@@ -44,6 +45,8 @@ OUTLYING = 0.08
 QUANTISED_K3 = 0.1
 """K3, nats, up to which quantised weights of 8 bits may be the whole cause: the published band above it is
 severe. (Of 4 bits, no bound: in the rollouts of `benchmarks/doctor` K3 reaches 0.13.)"""
+APART = 0.3
+"""Share of the K3 of two scorings up to which a third agrees with one of them."""
 JUMPED = 1.5
 """Factor below which a level does not grow after a jump."""
 LATE = 0.4
@@ -259,6 +262,27 @@ class Seen:
         return (float(seen.steps[first]), low, after) if flat and after > ROUNDED else None
 
     @cached_property
+    def carried(self) -> dict[str, tuple[str, float, float]]:
+        """What the mismatch goes with (`laws.carried`)."""
+        return carried(self.rows)
+
+    @cached_property
+    def prefill(self) -> tuple[float, float]:
+        """K3 (cut at 1 nat) of the engine's prefill to its decoding, and to the trainer; 0 if unknown."""
+        prefill = self.rows.extra.get("prefill")
+        if prefill is None:
+            return 0.0, 0.0
+        rows = self.rows
+        decoded, trained = (replace(rows, q=q, p=p).k3_cut for q, p in ((rows.q, prefill), (prefill, rows.p)))
+        return float(decoded.mean()), float(trained.mean())
+
+    @property
+    def decodes_otherwise(self) -> bool:
+        """Whether the engine's prefill agrees with the trainer, and its decoding with neither."""
+        decoded, trained = self.prefill
+        return decoded > HEALTHY_K3 and trained < APART * decoded
+
+    @cached_property
     def start(self) -> Course | None:
         """Levels by step, if step 0 is as far off as any other at lag 0; None if it is not, or not known."""
         return from_start(self.rows)
@@ -446,7 +470,9 @@ def _numerics(seen: Seen, alone: bool) -> Found | None:
     ):
         close = False  # what the few outliers are is not known
     noise = seen.noise and seen.body.scale <= STALE and not _other_weights(seen)  # at any lag
-    if seen.jump is not None or (seen.decay and seen.older_first) or (not close and not noise):
+    other = seen.jump is not None or (seen.decay and seen.older_first) or seen.decodes_otherwise
+    other = other or bool(seen.carried.keys() & {"prompt", "pack", "image"})
+    if other or (not close and not noise):
         return None
     return Found.of_all("numerics", seen.statistic, seen.rows)
 

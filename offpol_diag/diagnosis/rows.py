@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -42,8 +43,8 @@ class Rows:
         scalars: name → other column of the sequences, S values each, None for null.
         versions: version of the weights that sampled each token, [T], −1 where unknown; or None.
         reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
-        told: name → further values of the tokens, [T], where the dump has them: `current`, `old_repeat`,
-            `prefill`, `router_agreement`, `kept_mass` of a batch, and what `toplists.COLUMNS` holds.
+        extra: name → further values of the tokens, [T], where the dump has them: `current`, `old_repeat`,
+            `prefill`, `router_agreement`, `kept_mass` of a batch, `in_prompt`, `toplists.COLUMNS`.
     """
 
     q: Floats
@@ -56,7 +57,7 @@ class Rows:
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     versions: Ints | None = None
     reference: Floats | None = None
-    told: Mapping[str, Floats] = field(default_factory=dict)
+    extra: Mapping[str, Floats] = field(default_factory=dict)
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:
@@ -167,7 +168,7 @@ class Rows:
             },
             some(self.versions),
             some(self.reference),
-            {name: x[tokens] for name, x in self.told.items()},
+            {name: x[tokens] for name, x in self.extra.items()},
         )
 
     def only(self, sequences: Flags) -> Rows:
@@ -225,9 +226,9 @@ class Estimate:
         return off / self.error if self.error > 0 else float(np.sign(off)) * float("inf") if off else 0.0
 
 
-def clusters(rows: Rows) -> Ints:
-    """Return the group (prompt) index of each sequence, [S]; one group per sequence without group_id."""
-    column = rows.column("group_id")
+def clusters(rows: Rows, name: str = "group_id") -> Ints:
+    """Return the group index of each sequence, [S]: its prompt where there is no group_id, or it alone."""
+    column = rows.column(name if name in rows.scalars else "prompt_ids")
     known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
     return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
 
@@ -272,6 +273,41 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: 
     error = float(np.sqrt((residual**2).sum() * len(count) / (len(count) - 1)) / count.sum())
     half = error * quantile(max(len(count) - 1, 2))
     return Estimate(value, value - half, value + half, error, len(count))
+
+
+NOT_GROUPS = (
+    *("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version"),
+    *("rewards", "prompt_length", "weight_digest_rollout", "weight_digest_train"),
+    *("prompt_ids", "image_spans", "pack_id", "pack_index"),
+)
+IMAGES = "images"
+"""Group of the sequences that have some, or none."""
+MOST_VALUES = 64
+MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
+"""Words in the names of columns that say where a sequence was computed."""
+
+
+def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
+    """Yield columns with few values that describe a sequence's origin, and value → flags [S].
+
+    A number is a quantity (prompt_length), and no origin, but for steps and the numbers of machines.
+    """
+    for name, column in rows.scalars.items():
+        if name in NOT_GROUPS:
+            continue
+        numeric = all(isinstance(one, int | float | None) and not isinstance(one, bool) for one in column)
+        if numeric and name != "step" and not MACHINES.search(name.lower()):
+            continue
+        values = list(dict.fromkeys(column))
+        if not 2 <= len(values) <= MOST_VALUES:
+            continue
+        parts = {value: np.array([one == value for one in column]) for value in values}
+        if sum(at.sum() >= 4 for at in parts.values()) >= 2:
+            yield name, parts
+    if None not in rows.column("image_spans"):
+        some = np.array([len(spans) > 0 for spans in rows.column("image_spans")], bool)
+        if some.any() and not some.all():
+            yield IMAGES, {"some": some, "none": ~some}
 
 
 def measured(rows: Rows) -> dict[str, float]:

@@ -6,14 +6,27 @@ Each takes `Rows` and returns a `Found` or None, as those of `signatures` do.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.drift import numbers, uncertain
 from offpol_diag.diagnosis.honest import unsystematic
-from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, alike, bound, clusters, estimate
+from offpol_diag.diagnosis.rows import (
+    CAP,
+    Estimate,
+    Flags,
+    Floats,
+    Ints,
+    Rows,
+    alike,
+    bound,
+    clusters,
+    estimate,
+)
 from offpol_diag.diagnosis.signatures import FAR, Found, percent
+from offpol_diag.engine.sample import IN_PROMPT
 
 BASES = {
     np.log(2): ("rollout", "2"),
@@ -64,10 +77,10 @@ def summed_pieces(rows: Rows) -> Found | None:
         first = np.flatnonzero(~zero)
         whole = np.bincount(which, other)
         behind = np.bincount(which, np.where(zero, other, 0.0))
-        told = (behind < -0.5) & (whole > -40)
-        if told.sum() < 20:
+        known = (behind < -0.5) & (whole > -40)
+        if known.sum() < 20:
             continue
-        summed, alone = np.abs(whole - x[first])[told], np.abs(other[first] - x[first])[told]
+        summed, alone = np.abs(whole - x[first])[known], np.abs(other[first] - x[first])[known]
         if np.median(summed) > 0.25 * np.median(alone):
             continue
         share = float(np.mean(summed < np.maximum(0.5 * alone, 0.02)))
@@ -76,7 +89,7 @@ def summed_pieces(rows: Rows) -> Found | None:
         statistic = (
             f"{int(zero.sum()):,} tokens hold 0 in the {name} column; the value before them is the sum of "
             f"the other column over both, to {np.median(summed):.2g} nats, in {percent(share)} of "
-            f"{int(told.sum()):,} places"
+            f"{int(known.sum()):,} places"
         )
         total = other.copy()
         total[first] = whole
@@ -100,8 +113,8 @@ def top1_logged(rows: Rows) -> Found | None:
     """
     for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
         side = f"listed_{'q' if name == 'rollout' else 'p'}"
-        if side in rows.told and np.isfinite(rows.told[side]).any():
-            continue  # the lists have told
+        if side in rows.extra and np.isfinite(rows.extra[side]).any():
+            continue  # the lists say it
         above = x - other
         far = above > FAR
         near = np.abs(above) < 0.1
@@ -142,30 +155,86 @@ def _seen(rows: Rows) -> Flags:
     return found
 
 
-def repetition_penalty(rows: Rows) -> Found | None:
-    """Find tokens that the engine makes less likely once they have come: those seen before stand apart."""
-    if rows.ids is None:
-        return None
-    seen = _seen(rows)
-    some = (rows.q > UNCERTAIN[0]) & (rows.q < UNCERTAIN[1])
-    old, new = some & seen, some & ~seen
-    if min(old.sum(), new.sum()) < 50:
+class Gap(NamedTuple):
+    """What a flag explains of Δ: means of flagged and other tokens, and the share of the variance."""
+
+    seen: Flags
+    after: Estimate
+    before: Estimate
+    explained: float
+
+    @property
+    def size(self) -> float:
+        """The difference of the means, nats."""
+        return self.after.value - self.before.value
+
+    @property
+    def sure(self) -> bool:
+        """Whether the difference is beyond doubt."""
+        return self.size > bound(self.after.groups) * float(np.hypot(self.after.error, self.before.error))
+
+
+def _gap(rows: Rows, some: Flags, seen: Flags) -> Gap | None:
+    """Compare flagged tokens with others, among some; None where there are few of a kind."""
+    if min((some & seen).sum(), (some & ~seen).sum()) < 50:
         return None
     delta = np.clip(rows.delta, -CAP, CAP)
-    after, before = (estimate(rows, delta, part) for part in (old, new))
-    gap, error = after.value - before.value, float(np.hypot(after.error, before.error))
+    after, before = (estimate(rows, delta, some & part) for part in (seen, ~seen))
     among, expected = delta[some], np.where(seen[some], after.value, before.value)
     left, whole = np.square(among - expected).sum(), np.square(among - among.mean()).sum()
-    explained = float(1 - left / whole) if whole > 0 else 0.0
-    if gap < LEAST_GAP or explained < LEAST_EXPLAINED or not gap > bound(after.groups) * error:
+    return Gap(seen, after, before, float(1 - left / whole) if whole > 0 else 0.0)
+
+
+def repetition_penalty(rows: Rows) -> Found | None:
+    """Find tokens that the engine makes less likely once they have come: those seen before stand apart.
+
+    A repetition penalty counts the ids of the prompt too; presence and frequency penalties do not.
+    """
+    if rows.ids is None:
+        return None
+    came, prompt = _seen(rows), rows.extra.get(IN_PROMPT)
+    some = (rows.q > UNCERTAIN[0]) & (rows.q < UNCERTAIN[1])
+    whole = came if prompt is None else came | (prompt > 0)
+    found = [one for one in (_gap(rows, some, came), _gap(rows, some, whole)) if one is not None]
+    if not found:
+        return None
+    best = max(found, key=lambda one: one.explained)
+    if best.size < LEAST_GAP or best.explained < LEAST_EXPLAINED or not best.sure:
         return None
     statistic = (
-        f"log π_train − log π_rollout of tokens whose id came before in the response lies {gap:.2g} nats "
-        f"above that of others ({after.value:.2g} and {before.value:.2g}), which explains "
-        f"{percent(explained)} of its variance"
+        "log π_train − log π_rollout of tokens whose id came before in the "
+        f"{'response' if best.seen is came else 'prompt or response'} lies {best.size:.2g} nats "
+        f"above that of others ({best.after.value:.2g} and {best.before.value:.2g}), which explains "
+        f"{percent(best.explained)} of its variance"
     )
-    repaired = rows.keep(~seen)
-    return Found.of_tokens("repetition_penalty", statistic, rows, seen, repaired=repaired, approximate=True)
+    alone = None if prompt is None else _gap(rows, some & ~came, whole)
+    fields = {}
+    if alone is not None and alone.sure and alone.size > 0.5 * best.size:
+        fields = PENALTIES["prompt"]
+    elif alone is not None and alone.size < 0.25 * best.size:
+        fields = PENALTIES["response"]
+    if alone is not None:
+        statistic += f"; ids that only the prompt holds lie {alone.size:.2g} above ids that are new"
+    repaired = rows.keep(~best.seen)
+    return Found.of_tokens(
+        "repetition_penalty", statistic, rows, best.seen, repaired=repaired, fields=fields, approximate=True
+    )
+
+
+PENALTIES = {
+    "prompt": {
+        "sentence": "the engine penalises tokens that came before, in the prompt too, as repetition_penalty "
+        "does, and only the rollout column knows of it",
+        "fix": "sample with repetition_penalty=1.0 (vLLM: "
+        'generation_config="vllm" takes none from the model)',
+    },
+    "response": {
+        "sentence": "the engine penalises tokens that came before in the response, not those of the prompt, "
+        "as presence_penalty and frequency_penalty do, and only the rollout column knows of it",
+        "fix": "sample with presence_penalty=0 and frequency_penalty=0",
+    },
+}
+"""What is penalised → the sentences, of vLLM and SGLang alike."""
 
 
 def draft_log_probs(rows: Rows) -> Found | None:
@@ -263,7 +332,7 @@ def columns_exchanged(rows: Rows) -> Found | None:
 
 def scored_twice(rows: Rows) -> Found | None:
     """Find a trainer whose second scoring differs from its first about as much as from the engine."""
-    again, some = rows.told.get("old_repeat"), uncertain(rows)
+    again, some = rows.extra.get("old_repeat"), uncertain(rows)
     if again is None or some.sum() < 100:
         return None
     scale = -np.expm1(rows.q[some]) * 0.6745
@@ -319,7 +388,7 @@ def _not_updated(rows: Rows) -> Flags:
 
 def current_drift(rows: Rows) -> Rows | None:
     """Return the rows with log π_old and log π_current in place of the columns; None for too few tokens."""
-    current = rows.told.get("current")
+    current = rows.extra.get("current")
     if current is None or uncertain(rows).sum() < 100:
         return None
     return replace(rows, q=rows.p, p=current)
@@ -334,7 +403,7 @@ def current_size(rows: Rows) -> float:
     return float(np.median(some.scaled)) / 0.6745 if some.tokens else 0.0
 
 
-def current_untold(rows: Rows) -> str:
+def current_undecided(rows: Rows) -> str:
     """Return what the dump cannot tell of current log-probs that differ from the old ones, or nothing."""
     part = rows.only(_not_updated(rows))
     if current_size(part) >= NOISY:
@@ -360,7 +429,7 @@ NOISY = 0.1
 
 def truncated(rows: Rows) -> Found | None:
     """Find truncated sampling that only the rollout column knows of, by the mass that was kept."""
-    mass = rows.told.get("kept_mass")
+    mass = rows.extra.get("kept_mass")
     if mass is None:
         return None
     whole, some = rows.q + np.log(np.clip(mass, 1e-9, 1.0)), mass < 0.999
@@ -407,7 +476,7 @@ def stochastic_forward(rows: Rows) -> Found | None:
 def _repeated(rows: Rows) -> tuple[Ints, Ints]:
     """Return tokens that come again after one prompt and prefix: number of the context and index of each."""
     assert rows.ids is not None
-    group = clusters(rows)
+    group = clusters(rows, "prompt_ids" if "prompt_ids" in rows.scalars else "group_id")
     which = alike(rows) * (int(group.max()) + 1) + group
     chance = np.random.default_rng(0)
     values, ids = np.unique(rows.ids, return_inverse=True)

@@ -141,13 +141,13 @@ def _whole_column(rows: Rows, column: str, x: Floats, other: Floats) -> Found | 
     if x.min() < x.max():
         varies = np.maximum.reduceat(other, begins) - np.minimum.reduceat(other, begins) > 1e-3
         same = np.maximum.reduceat(x, begins) == np.minimum.reduceat(x, begins)
-        told = varies & (rows.lengths >= 4)
-        if told.sum() < 8 or not same[told].mean() > 0.95:
+        varied = varies & (rows.lengths >= 4)
+        if varied.sum() < 8 or not same[varied].mean() > 0.95:
             return None
         off = float(np.median(np.abs(x[begins] - rows.mean(other))))
         statistic = (
-            f"{int(same[told].sum()):,} of {int(told.sum()):,} sequences hold one value throughout in the "
-            f"{column} column, {off:.2g} nats from the mean of the other column (median)"
+            f"{int(same[varied].sum()):,} of {int(varied.sum()):,} sequences hold one value throughout in "
+            f"the {column} column, {off:.2g} nats from the mean of the other column (median)"
         )
         return Found.of_tokens("copied_mean", statistic, rows, tokens, fields=fields, exact=True)
     if np.abs(x - other).max() <= 1e-3:

@@ -24,7 +24,7 @@ FEWEST = 3
 def top1(rows: Rows) -> Found | None:
     """Find a column that holds the log-prob of the likeliest token where another one was sampled."""
     for side, name in SIDES.items():
-        x, listed, top = getattr(rows, side), rows.told.get(f"listed_{side}"), rows.told.get(f"top_{side}")
+        x, listed, top = getattr(rows, side), rows.extra.get(f"listed_{side}"), rows.extra.get(f"top_{side}")
         if listed is None or top is None or np.isnan(listed).all():
             continue
         other = ~(listed > top - 0.01)  # not listed is another one, too
@@ -38,7 +38,7 @@ def top1(rows: Rows) -> Found | None:
             f"list; in {percent(share)} of them the column holds the log-prob of the likeliest one"
         )
         kept = rows.keep(np.isfinite(listed))
-        right = kept.told[f"listed_{side}"]
+        right = kept.extra[f"listed_{side}"]
         repaired = kept.with_q(right) if side == "q" else replace(kept, p=right)
         fields = {"column": name, "after": "with the log-probs that the list has for the sampled tokens"}
         return Found.of_tokens(
@@ -55,7 +55,7 @@ suppress a few), and share of the other side's lists that hold an id beyond all 
 def shard(rows: Rows) -> Found | None:
     """Find a range of ids that one side never lists, though they are likely on the other side."""
     for side, name in SIDES.items():
-        lacks = rows.told.get(f"lacks_{side}")
+        lacks = rows.extra.get(f"lacks_{side}")
         if lacks is None:
             continue
         some = np.isfinite(lacks)
@@ -63,12 +63,12 @@ def shard(rows: Rows) -> Found | None:
             continue
         low, high = np.quantile(lacks[some], (0.005, 0.995))
         inside = {
-            one: (rows.told[f"top_id_{one}"] >= low) & (rows.told[f"top_id_{one}"] <= high) for one in SIDES
+            one: (rows.extra[f"top_id_{one}"] >= low) & (rows.extra[f"top_id_{one}"] <= high) for one in SIDES
         }
         many = len(np.unique(lacks[some]))
         theirs = inside["p" if side == "q" else "q"]
-        last = rows.told[f"last_{side}"].max()
-        beyond = float(np.mean(rows.told[f"last_{'p' if side == 'q' else 'q'}"] > last))
+        last = rows.extra[f"last_{side}"].max()
+        beyond = float(np.mean(rows.extra[f"last_{'p' if side == 'q' else 'q'}"] > last))
         said = f"as the likeliest, and the other side at {percent(float(theirs.mean()))} of the tokens"
         if many < KINDS:
             continue
@@ -92,9 +92,9 @@ def _levelled(rows: Rows, power: float) -> Rows:
 
     Tokens with too few of them are left out.
     """
-    told = rows.told
-    q = told["mean_p"] + power * (rows.q - told["mean_q"])
-    return rows.with_q(np.where(told["shared"] > 0, q, rows.q)).keep(told["shared"] >= FEWEST)
+    extra = rows.extra
+    q = extra["mean_p"] + power * (rows.q - extra["mean_q"])
+    return rows.with_q(np.where(extra["shared"] > 0, q, rows.q)).keep(extra["shared"] >= FEWEST)
 
 
 LEAST, PLAIN, BENT = 0.03, 0.7, 0.3
@@ -126,9 +126,9 @@ class Fit(NamedTuple):
 
 def fit(rows: Rows) -> Fit:
     """Fit the power by the ratio of the sums of squares, so that neither side's noise makes it smaller."""
-    told, group = rows.told, clusters(rows)
+    extra, group = rows.extra, clusters(rows)
     many = int(group.max()) + 1
-    below, above = (np.bincount(group, rows.sum(told[name]), many) for name in ("square_q", "square_p"))
+    below, above = (np.bincount(group, rows.sum(extra[name]), many) for name in ("square_q", "square_p"))
     there = below > 0
     below, above, groups = below[there], above[there], int(there.sum())
     ratio = above.sum() / below.sum()
@@ -136,14 +136,14 @@ def fit(rows: Rows) -> Fit:
     power, error = float(np.sqrt(ratio)), float(error / (2 * np.sqrt(ratio)))
     half = error * quantile(max(groups - 1, 2))
     explained = float(1 - _left(rows, power).sum() / max(_left(rows, 1.0).sum(), 1e-300))
-    head = float(np.sqrt(told["head_p"].sum() / max(told["head_q"].sum(), 1e-300)))
+    head = float(np.sqrt(extra["head_p"].sum() / max(extra["head_q"].sum(), 1e-300)))
     bent = float(np.log(max(head, 1e-9)) / np.log(power)) - 1 if power != 1 else 0.0
     return Fit(Estimate(power, power - half, power + half, error, groups), explained, bent)
 
 
 def _left(rows: Rows, power: float | Floats) -> Floats:
     """Return what a power, of all or of each sequence, leaves of the sum of squares of each, [S]."""
-    q, p, both = (rows.sum(rows.told[name]) for name in ("square_q", "square_p", "product"))
+    q, p, both = (rows.sum(rows.extra[name]) for name in ("square_q", "square_p", "product"))
     return np.asarray(p - 2 * power * both + power**2 * q)
 
 
@@ -151,10 +151,10 @@ def temperature(rows: Rows) -> Found | None:
     """Find a temperature on one side: over the ids of one token one log-prob is a multiple of the other."""
     if not partial_kl(rows) or not _of_the_columns(rows):
         return None
-    rows = rows.keep(rows.told["shared"] >= FEWEST)
+    rows = rows.keep(rows.extra["shared"] >= FEWEST)
     if rows.tokens < 100:
         return None
-    squares = [np.maximum(rows.sum(rows.told[name]), 1e-300) for name in ("square_p", "square_q")]
+    squares = [np.maximum(rows.sum(rows.extra[name]), 1e-300) for name in ("square_p", "square_q")]
     logs = 0.5 * np.log(squares[0] / squares[1])
     part, apart = rows, np.ones(rows.sequences, np.bool_)
     fitted = fit(rows)
@@ -193,20 +193,20 @@ def temperature(rows: Rows) -> Found | None:
 
 def _of_the_columns(rows: Rows) -> bool:
     """Return whether the lists are of the distributions that the columns are of, as far as ids tell."""
-    gaps = (np.abs(getattr(rows, side) - rows.told[f"listed_{side}"]) for side in SIDES)
+    gaps = (np.abs(getattr(rows, side) - rows.extra[f"listed_{side}"]) for side in SIDES)
     return not any(np.isfinite(gap).sum() >= 30 and np.nanmedian(gap) > 0.1 for gap in gaps)
 
 
 def _sampled_from_train(rows: Rows) -> bool:
     """Return whether the mean of Δ is nearer to KL(train ‖ rollout) than to −KL(rollout ‖ train)."""
-    own, other = rows.told["kl"].mean(), rows.told["kl_reverse"].mean()
+    own, other = rows.extra["kl"].mean(), rows.extra["kl_reverse"].mean()
     return bool(rows.delta.mean() > (other - own) / 2)
 
 
 def partial_kl(rows: Rows) -> dict[str, Estimate]:
     """Estimate both directions of the KL over what both sides list: a lower bound; none without lists."""
     names = {"kl_listed": "kl", "kl_listed_reverse": "kl_reverse"}
-    there = rows.told.get("shared")
+    there = rows.extra.get("shared")
     if there is None or not np.isfinite(there).all() or len(np.unique(clusters(rows))) < 2:
         return {}
-    return {name: estimate(rows, rows.told[told]) for name, told in names.items()}
+    return {name: estimate(rows, rows.extra[key]) for name, key in names.items()}

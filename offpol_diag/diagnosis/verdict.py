@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,7 +11,18 @@ import numpy as np
 from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync, toplists
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
-from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Ints, Rows, alike, measured
+from offpol_diag.diagnosis.rows import (
+    IMAGES,
+    MACHINES,
+    Estimate,
+    Flags,
+    Floats,
+    Ints,
+    Rows,
+    alike,
+    measured,
+    partitions,
+)
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.sample import Sample
 from offpol_diag.number import Number
@@ -79,6 +89,8 @@ def run_signatures(rows: Rows) -> Findings:
             map(_misplaced, found)
         ):
             continue
+        if signature is signatures.jumps and any(one.cause in CHOSEN for one in found):
+            continue  # the more tokens were penalised, the likelier are the others
         one = signature(rows)
         if one is None or one.cause in {other.cause for other in found}:
             continue
@@ -134,33 +146,6 @@ def _side_effect(one: Found, found: Sequence[Found]) -> bool:
 
 # Groups: a fault that only some engines, hosts or steps have.
 
-NOT_GROUPS = (
-    *("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version"),
-    *("rewards", "prompt_length", "weight_digest_rollout", "weight_digest_train"),
-)
-MOST_VALUES = 64
-MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
-"""Words in the names of columns that say where a sequence was computed."""
-
-
-def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
-    """Yield columns with few values that describe a sequence's origin, and value → flags [S].
-
-    A number is a quantity (prompt_length), and no origin, but for steps and the numbers of machines.
-    """
-    for name, column in rows.scalars.items():
-        if name in NOT_GROUPS:
-            continue
-        numeric = all(isinstance(one, int | float | None) and not isinstance(one, bool) for one in column)
-        if numeric and name != "step" and not MACHINES.search(name.lower()):
-            continue
-        values = list(dict.fromkeys(column))
-        if not 2 <= len(values) <= MOST_VALUES:
-            continue
-        parts = {value: np.array([one == value for one in column]) for value in values}
-        if sum(at.sum() >= 4 for at in parts.values()) >= 2:
-            yield name, parts
-
 
 def locate(rows: Rows, sequences: Flags) -> str:
     """Return the group of nearly all affected sequences and hardly any others (`host = b`), or ''."""
@@ -185,9 +170,20 @@ def locate(rows: Rows, sequences: Flags) -> str:
     return ""
 
 
+OF_IMAGES = {
+    "confirm": "print, for one of these sequences, the prompt ids with their placeholders, pixel_values "
+    "(shape and sum), image_grid_thw and position_ids of engine and trainer",
+    "fix": "give the trainer the images that the engine got, made by one processor with the same limits of "
+    "pixels, as many placeholders for each, and the position ids of the model (mrope)",
+}
+"""What to do about a context that differs where there are images, and only there."""
+
+
 def _located(one: Found) -> Found:
     """Return a finding with its group; a temperature of one machine is not one of a part of the responses."""
     where = locate(one.rows, one.sequences)
+    if where == f"{IMAGES} = some" and one.cause == "wrong_context":
+        return replace(one, where=where, fields=one.fields | OF_IMAGES)
     if not where or one.cause != "mixed_temperature":
         return replace(one, where=where)
     cause = "rollout_raw_logprobs" if one.fields["column"] == "rollout" else "trainer_temperature"
@@ -213,7 +209,7 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
     best: tuple[float, str, Any, Flags, Flags] | None = None
     logs, weights = np.log(np.maximum(rows.level, 1e-9)), alike(rows)
     for name, parts in partitions(rows):
-        for value, at in parts.items() if name != "step" else ():
+        for value, at in parts.items() if name not in ("step", IMAGES) else ():
             if at.sum() < 6 or (~at).sum() < 6 or at.mean() > 0.6:
                 continue
             gap, spread, compared = _apart(logs, at, weights)
@@ -463,10 +459,10 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
         "single tokens that are scored differently: needs the column token_ids": rows.ids,
         "stale weights or weights that do not arrive: needs the column policy_lag": seen.known or None,
     }
-    told = any(one.id == "stochastic_forward" for one in bugs)
-    untold = [one for one in (sampled.current_untold(rows),) if one and not told]
+    noisy = any(one.id == "stochastic_forward" for one in bugs)
+    undecided = [one for one in (sampled.current_undecided(rows),) if one and not noisy]
     known: dict[str, Any] = {
-        "undecidable": [question for question, column in missing.items() if column is None] + untold,
+        "undecidable": [question for question, column in missing.items() if column is None] + undecided,
         "sequences": rows.sequences,
         "tokens": rows.tokens,
     }

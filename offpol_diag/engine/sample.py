@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offpol_diag.batch import TOLD, Batch
+from offpol_diag.batch import DIAGNOSED, Batch
 from offpol_diag.engine import bootstrap, toplists
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift
+from offpol_diag.readers.columns import PROMPT_IDS
 
 TOKENS, SEQUENCES = 1 << 17, 8192
 """The sample is the longest prefix, in hash order, of at most so many tokens and sequences."""
 FIRST, LAST = 1536, 512
 """Number of first and last tokens kept of a longer sequence; those between are dropped."""
+IN_PROMPT = "in_prompt"
+"""Whether the id of a token occurs in its prompt."""
 COLUMNS = (
     *("q", "p", "position", "token_ids", "entropy", "advantages", "weight_versions"),
-    *("current", *TOLD, *toplists.COLUMNS),
+    *("current", *DIAGNOSED, IN_PROMPT, *toplists.COLUMNS),
 )
 
 
@@ -92,12 +96,14 @@ def sample(context: BatchContext, drift: Drift) -> Records:
         "advantages": batch.advantages,
         "weight_versions": batch.weight_versions,
         "current": batch.current if drift.numerator == "old" else None,
-    } | {name: getattr(batch, name) for name in TOLD}
+    } | {name: getattr(batch, name) for name in DIAGNOSED}
     if batch.tops is not None:
         columns |= dict(zip(toplists.COLUMNS, batch.tops.T, strict=True))
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
-    rewards = {} if batch.rewards is None else {"rewards": batch.rewards}
-    scalars = [{name: column[i] for name, column in (batch.scalars | rewards).items()} for i in at]
+    more: dict[str, Any] = {} if batch.rewards is None else {"rewards": batch.rewards}
+    if (prompts := batch.scalars.get(PROMPT_IDS)) is not None:
+        more[PROMPT_IDS] = {i: _digest(prompts[i]) for i in at}
+    scalars = [{name: column[i] for name, column in (batch.scalars | more).items()} for i in at]
     result = {
         "score": pa.array(~order[at]),  # the lower the hash, the higher the score
         "size": pa.array(lengths),
@@ -107,12 +113,21 @@ def sample(context: BatchContext, drift: Drift) -> Records:
         if x is not None:
             values = pa.array(x[tokens].astype(np.float64))
             result[name] = pa.LargeListArray.from_arrays(offsets, values)
+    if prompts is not None and batch.token_ids is not None:
+        cut = zip(np.split(batch.token_ids[tokens], np.cumsum(lengths)[:-1]), at, strict=True)
+        known = [np.isin(ids, () if prompts[i] is None else prompts[i]).astype(np.float64) for ids, i in cut]
+        result[IN_PROMPT] = pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(known)))
     return Records.of(SEQUENCES, pa.table(result), TOKENS, len(rank))
 
 
 def _plain(value: object) -> object:
     """Return a value of a column that JSON lacks as a number or a text."""
-    return value.item() if isinstance(value, np.generic) else str(value)
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
+
+
+def _digest(prompt: Any) -> str | None:
+    """Return a text that is equal for equal prompts only."""
+    return None if prompt is None else blake2b(prompt.astype(np.int64).tobytes(), digest_size=8).hexdigest()
 
 
 def _prefix(lengths: NDArray[np.int64]) -> int:

@@ -40,7 +40,7 @@ PER_TOKEN = frozenset(
     role.name for role in LIST.roles if role.kind.needs.startswith("a list") or role.name == ADVANTAGES
 )
 """Canonical columns with a list per row; advantages may also be one number."""
-TOLD = tuple(
+RECORDED = tuple(
     role for role in LIST.roles if role.name in (WEIGHT_VERSIONS, PROMPT_LENGTH, FINISH_REASON, *DIGESTS)
 )
 ROWS = 256
@@ -107,7 +107,9 @@ def by_names(
     Columns that tell of weights and ends of responses are read by their usual names. Of the others the
     caller has `used` some.
     """
-    usual = {role.name: name for role in TOLD for name in role.names if name in record and name not in used}
+    usual = {
+        role.name: name for role in RECORDED for name in role.names if name in record and name not in used
+    }
     chosen = {role: name for role, name in {**usual, **names}.items() if record.get(name) is not None}
     chosen |= {role_named(word): name for word, name in columns.items()}
     kept = {name: record[name] for name in (*chosen.values(), *more) if name in record}

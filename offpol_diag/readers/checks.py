@@ -41,6 +41,8 @@ HINTS = {
     "share": f"it is no percentage and no logarithm: 0.98 of the mass, 0.75 of the experts; {SKIP}",
     "tops": f"write the k likeliest ids of the first token, then those of the second, and so on; {SKIP}",
     "prompt": f"it is the number of tokens of the prompt; {SKIP}",
+    "ids": f"a prompt has the id of each of its tokens, or null where it is unknown; {SKIP}",
+    "images": f"write [start, end] of each image, one behind the other: [4, 260, 300, 556]; {SKIP}",
     "digests": f"digests are compared: write both of a sequence, or null for both; {SKIP}",
 }
 
@@ -178,6 +180,21 @@ def row_values(rows: Rows) -> Iterator[Problem]:
     )
 
 
+def prompt_values(rows: Rows) -> Iterator[Problem]:
+    """Find prompts with a null among their tokens, and spans of images that are none."""
+    for name, lists in rows.of_prompts.items():
+        many = len(lists.lengths)
+        row = np.repeat(np.arange(many), lists.lengths)
+        if lists.null is not None:
+            holes = np.bincount(row[lists.null], minlength=many) > 0
+            yield from _at_rows(name, holes, lambda _: "there is null among its values", "ids")
+        if name == columns.IMAGE_SPANS:
+            before = np.append(-1, lists.values)[:-1]
+            falls = lists.values <= np.where(np.diff(row, prepend=-1) > 0, -1, before)
+            odd = (np.bincount(row[falls], minlength=many) > 0) | (lists.lengths % 2 > 0)
+            yield from _at_rows(name, odd, lambda _: "it is no list of rising starts and ends", "images")
+
+
 def digests(rows: Rows) -> Iterator[Problem]:
     """Find sequences that have the digest of one side's weights without the other's."""
     null = {role: rows.columns[role].is_null() for role in columns.DIGESTS if role in rows.columns}
@@ -188,8 +205,8 @@ def digests(rows: Rows) -> Iterator[Problem]:
 
 
 CHECKS = (
-    *(shapes, mask_values, token_values, share_values, version_values, rollout_signs, row_values, digests),
-    *(top_shapes, top_values),
+    *(shapes, mask_values, token_values, share_values, version_values, rollout_signs),
+    *(row_values, prompt_values, digests, top_shapes, top_values),
 )
 """Checks in order; each runs on the rows that passed the earlier ones, so values may assume equal lengths."""
 

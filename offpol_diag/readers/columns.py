@@ -30,8 +30,11 @@ SHARES = (ROUTER_AGREEMENT, KEPT_MASS)
 TOPS = {"q": ("rollout_top_ids", "rollout_top_log_probs"), "p": ("train_top_ids", "train_top_log_probs")}
 """Side → the likeliest ids for each token and their log-probs: k of each a token, one list for a row."""
 TOP_ROLES = tuple(name for pair in TOPS.values() for name in pair)
-RESCORED = ("prompt_ids", "reference_entropy", "reference_rank")
+RESCORED = ("reference_entropy", "reference_rank")
 """Columns that `rescore` alone reads and writes."""
+PROMPT_IDS, IMAGE_SPANS = "prompt_ids", "image_spans"
+OF_PROMPTS = (PROMPT_IDS, IMAGE_SPANS)
+"""Lists of a length of their own: the tokens before the response, and start and end of each image in both."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
 POSITION = "token_positions"
@@ -442,6 +445,7 @@ class Plan:
         columns: canonical name → the column's name.
         extra: group-by columns without a role.
         described: further small columns, which the diagnosis searches for conspicuous groups.
+        of_prompts: those of `OF_PROMPTS` that all files have.
         unmasked: whether the user says that there is no mask.
         bare: whether batches lack positions, turns and keys.
     """
@@ -451,12 +455,13 @@ class Plan:
     form: Form = LIST
     bare: bool = False
     described: tuple[str, ...] = ()
+    of_prompts: tuple[str, ...] = ()
     unmasked: bool = False
 
     @property
     def names(self) -> list[str]:
         """All columns to read, without duplicates."""
-        return list(dict.fromkeys((*self.columns.values(), *self.extra, *self.described)))
+        return list(dict.fromkeys((*self.columns.values(), *self.extra, *self.described, *self.of_prompts)))
 
     @property
     def labels(self) -> list[str]:
@@ -467,7 +472,7 @@ class Plan:
     def only(self, roles: Collection[str]) -> Plan:
         """Return a plan that reads only the columns of some roles."""
         found = {role: name for role, name in self.columns.items() if role in roles}
-        return replace(self, columns=found, extra=(), described=(), bare=True)
+        return replace(self, columns=found, extra=(), described=(), of_prompts=(), bare=True)
 
 
 def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
@@ -484,7 +489,7 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
         _once(name, names, file)
         if form.long and name in {mapping.get(role) for role in TOKENS}:
             raise DumpError(f"{file}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
-    plan = Plan(mapping, extra, form, unmasked=no_mask(overrides))
+    plan = Plan(mapping, extra, form, of_prompts=_of_prompts(parts, form), unmasked=no_mask(overrides))
     _check_types(first, plan)
     for other in parts[1:]:
         _check_same(first, other, plan, overrides)
@@ -504,7 +509,7 @@ def ignored(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
 
 def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
     """Return text, integer or boolean columns without a role that all files have with one type."""
-    taken = {*plan.columns.values(), *plan.extra}
+    taken = {*plan.columns.values(), *plan.extra, *plan.of_prompts}
 
     def everywhere(field: pa.Field) -> bool:
         return all(
@@ -517,9 +522,18 @@ def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
     return () if plan.form.long else tuple(found)
 
 
+def _of_prompts(parts: Sequence[Part], form: Form) -> tuple[str, ...]:
+    return (
+        ()
+        if form.long
+        else tuple(name for name in OF_PROMPTS if all(part.schema.names.count(name) == 1 for part in parts))
+    )
+
+
 def _check_types(part: Part, plan: Plan) -> None:
     needs = [(name, plan.form.kind(role), OTHER_COLUMN) for role, name in plan.columns.items()]
     needs += [(name, LABEL, OTHER_GROUPS) for name in plan.extra]
+    needs += [(name, INTEGERS, "write it in that type, or under another name") for name in plan.of_prompts]
     for name, kind, hint in needs:
         dtype = part.schema.field(name).type
         if not kind.accepts(dtype):

@@ -156,6 +156,11 @@ class Rows:
         return {role: ragged(one) for role, one in self.columns.items() if role in columns.TOP_ROLES}
 
     @cached_property
+    def of_prompts(self) -> dict[str, Ragged]:
+        """The columns of lists that have a length of their own."""
+        return {name: ragged(self.table.column(name)) for name in self.plan.of_prompts}
+
+    @cached_property
     def spread(self) -> Ragged:
         """The version of each token where the dump has runs of them; see `odd_runs`."""
         column = self.columns[columns.WEIGHT_VERSIONS]
@@ -340,6 +345,18 @@ def labels(rows: Rows) -> dict[str, list[object]]:
     return found
 
 
+def _of_prompts(rows: Rows) -> dict[str, list[Any]]:
+    """Return the lists of prompts as arrays, None where null, and the lengths of the prompts."""
+    found: dict[str, list[Any]] = {}
+    for name, lists in rows.of_prompts.items():
+        cut = zip(np.split(lists.values, starts(lists.lengths)[1:-1]), lists.absent, strict=True)
+        found[name] = [None if none else one for one, none in cut]
+    if columns.PROMPT_IDS in found:
+        lengths = [None if x is None else len(x) for x in found[columns.PROMPT_IDS]]
+        found = {columns.PROMPT_LENGTH: lengths} | found
+    return found
+
+
 def _listed(rows: Rows, name: str) -> list[Any]:
     """Return a column's values; bytes are decoded as text, since some writers store text as bytes."""
     column = plain(rows.table.column(name))
@@ -387,7 +404,8 @@ def pack(rows: Rows) -> Batch:
     Where the plan is `bare`, a batch has values, lengths and labels alone: its positions and keys are zeros,
     and a turn is a sequence.
     """
-    plan, scalars = rows.plan, labels(rows)  # first: it refuses text that the keys could not hash
+    plan = rows.plan
+    scalars = _of_prompts(rows) | labels(rows)  # first: it refuses text that the keys could not hash
     lengths = rows.kept_lengths
     arrays = _values(rows, lengths)
     arrays |= {"cu_seqlens": starts(lengths), "masked": rows.lengths - lengths}

@@ -19,7 +19,7 @@ from offpol_diag.batch import Batch, joined, label
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Skipped, count_signs, good_rows, remarks
-from offpol_diag.readers.columns import MASK, RESCORED, ROLLOUT, TEXTS, Plan, agree, ignored
+from offpol_diag.readers.columns import MASK, PROMPT_IDS, ROLLOUT, TEXTS, Plan, agree, ignored
 from offpol_diag.readers.decode import Ints, Rows, pack, plain, starts
 from offpol_diag.readers.masks import Ends, require_mask
 from offpol_diag.readers.parquet import MOST_ROWS
@@ -387,7 +387,7 @@ def open_dump(
         provenance=merged(part.provenance for part in parts),
         others=tuple(name for name in plan.names if name not in plan.columns.values()),
         ignored=ignored(filled, plan),
-        prompts=RESCORED[0] if RESCORED[0] in filled[0].schema.names else "",
+        prompts=PROMPT_IDS if PROMPT_IDS in filled[0].schema.names else "",
     )
     return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens))
 
