@@ -401,6 +401,16 @@ HONEST = {
 NEW = OLD.moved(0.3)
 
 
+@pytest.mark.parametrize(("noise", "named"), [(0.3, True), (1.2, False)])
+def test_other_text_is_far_worse_than_what_is_around_it(tmp_path, noise, named):
+    """Outliers of few bits come in runs, too, in a policy that is nearly certain of its tokens."""
+    given, chance = FAULTS["retokenization"](columns("healthy")), np.random.default_rng(0)
+    old = [np.asarray(p, np.float64) for p in given["old_log_probs"]]
+    old = [np.minimum(p + noise * np.expm1(p) * chance.normal(size=len(p)), 0.0) for p in old]
+    found = diagnosed(tmp_path / "d.parquet", given | {"old_log_probs": old})
+    assert ("retokenization" in [one.id for one in found.causes]) is named
+
+
 @pytest.mark.parametrize("known", ["with ids", "without ids"])
 @pytest.mark.parametrize("name", HONEST)
 def test_right_values_of_two_policies_are_no_bug(tmp_path, name, known):

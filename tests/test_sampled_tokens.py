@@ -447,6 +447,19 @@ def test_a_second_scoring_tells_a_forward_that_is_computed_with_noise(tmp_path, 
     assert (("stochastic_forward", "scored a second time") in causes) is told
 
 
+@pytest.mark.parametrize("leaks", [False, True])
+def test_scatter_that_first_sequences_of_packs_lack_is_a_leak(tmp_path, leaks):
+    """They are off, too, but each token as its like: nothing of another sequence stands before them."""
+    given, alike = noisy(0.2), off_by([0.4] * len(honest()["group_id"]))
+    place = [i % 4 for i in range(len(given["group_id"]))]
+    old = [
+        b if leaks and at == 0 else a
+        for at, a, b in zip(place, given["old_log_probs"], alike["old_log_probs"], strict=True)
+    ]
+    found = diagnosed(tmp_path, given | {"old_log_probs": old, "pack_index": place}, "pack_index")
+    assert [one.id for one in found.causes] == ["packing_leak" if leaks else "stochastic_forward"]
+
+
 def test_another_model_scores_the_same_twice(tmp_path):
     given = honest(1.0)
     found = diagnosed(

@@ -1,4 +1,4 @@
-"""Make the dumps of sampled.py and columns.py, diagnose them, and write docs/doctor-sampled.md.
+"""Make the dumps of sampled.py, columns.py and lists.py, diagnose them, write docs/doctor-sampled.md.
 
     python benchmarks/doctor/judge.py [--split NAME] [--only ARCHITECTURE …] [--cache DIR] [--write]
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
-from benchmarks.doctor import columns, sync
+from benchmarks.doctor import columns, lists, sync
 from benchmarks.doctor.sampled import ALSO, TABLE, dumps
 from offpol_diag.analyze import analyze
 
@@ -24,10 +24,11 @@ RESULTS = sync.HERE / "sampled.json"
 DOCS = sync.DOCS.with_name("doctor-sampled.md")
 SPLITS = {
     "development": ("qwen3", "llama", "olmo2", "phi", "qwen3-moe", "gpt-neox"),
-    "final": ("gpt-bigcode",),
+    "final": ("gpt-bigcode", "gemma3", "gpt-oss"),
     "columns": ("qwen3", "llama", "olmo2", "phi", "qwen3-moe", "gpt-neox", "mixtral"),
 }
-TABLES = {name: columns.TABLE if name == "columns" else TABLE for name in SPLITS}
+DECIDING = columns.TABLE | lists.TABLE
+TABLES = {name: DECIDING if name == "columns" else TABLE for name in SPLITS}
 """Split → its dumps."""
 
 
@@ -38,8 +39,8 @@ class Case(NamedTuple):
     cause: str
 
 
-CASES = [Case(n, "" if c == "honest" else c) for n, (c, _) in (TABLE | columns.TABLE).items()]
-ALSO_RIGHT = ALSO | columns.ALSO
+CASES = [Case(n, "" if c == "honest" else c) for n, (c, _) in (TABLE | DECIDING).items()]
+ALSO_RIGHT = ALSO | columns.ALSO | lists.ALSO
 
 
 def diagnosed(name: str, cause: str, path: Path) -> sync.Row:

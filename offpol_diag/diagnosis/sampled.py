@@ -468,9 +468,19 @@ def stochastic_forward(rows: Rows) -> Found | None:
     )
     cause, fields = "stochastic_forward", {"column": column}
     level = rows.mean(rows.scaled)
-    if 0.03 < np.mean(level < 0.1 * np.median(level)) < 0.6:
+    if 0.03 < np.mean(level < 0.1 * np.median(level)) < 0.6 or _first_repeat(rows, both):
         cause = "packing_leak"
     return Found.of_all(cause, statistic, rows, fields=fields)
+
+
+def _first_repeat(rows: Rows, scatter: float) -> bool:
+    """Return whether first sequences of packs, which have none before them, scatter far less than all."""
+    first = rows.only(numbers(rows.column("pack_index")) == 0)
+    if first.sequences < 8:
+        return False
+    cell, again = _repeated(first)
+    off = first.delta[again] / -np.expm1(first.q[again])
+    return len(cell) >= 8 and float(np.median(_within(cell, off))) < 0.3 * scatter
 
 
 def _repeated(rows: Rows) -> tuple[Ints, Ints]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as pt
 
+from offpol_diag.batch import PROMPT_IDS as PROMPT_IDS
 from offpol_diag.errors import DumpError, did_you_mean
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ TOPS = {"q": ("rollout_top_ids", "rollout_top_log_probs"), "p": ("train_top_ids"
 TOP_ROLES = tuple(name for pair in TOPS.values() for name in pair)
 RESCORED = ("reference_entropy", "reference_rank")
 """Columns that `rescore` alone reads and writes."""
-PROMPT_IDS, IMAGE_SPANS = "prompt_ids", "image_spans"
+IMAGE_SPANS = "image_spans"
 OF_PROMPTS = (PROMPT_IDS, IMAGE_SPANS)
 """Lists of a length of their own: the tokens before the response, and start and end of each image in both."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
