@@ -51,8 +51,8 @@ def path(tmp_path_factory):
 
 
 def compare(path, presets, against, **options):
-    """Examine a dump and compare its presets with the one named `against`."""
-    found = examine(opened(path), presets=presets, device="cpu", against=against, **options)
+    """Examine a dump, opened with options, and compare its presets with the one named `against`."""
+    found = examine(opened(path, **options), presets=presets, device="cpu", against=against)
     return found, of_presets(found, found.summary(), against)
 
 

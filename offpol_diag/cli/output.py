@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -164,7 +164,7 @@ def check_names(*names: object) -> None:
             raise UsageError(f"{name}: no file has such a name", rule)
 
 
-def write_all(texts: Mapping[Path, str], shown: str = "") -> None:
+def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = None, shown: str = "") -> None:
     """Write texts to their files atomically, and none before all can be written; `-` is stdout.
 
     Stdout, devices and pipes are written first, as they cannot be staged. If stdout is closed early, which is
@@ -172,6 +172,7 @@ def write_all(texts: Mapping[Path, str], shown: str = "") -> None:
 
     Args:
         texts: target → text.
+        staged: target → complete temporary file to be renamed to it.
         shown: text for stdout, if stdout is no target.
 
     Raises:
@@ -180,7 +181,7 @@ def write_all(texts: Mapping[Path, str], shown: str = "") -> None:
     """
     from offpol_diag.wholefiles import beside, placed
 
-    ready = dict[Path, Path]()
+    ready = dict(staged or {})
     try:
         for target, text in texts.items():
             if _replaceable(target):
@@ -280,7 +281,7 @@ def tables_of(result: Result | Checked) -> Mapping[str, Data]:
     return tables(result)  # type: ignore[arg-type]
 
 
-MADE = {"sequences": ("Parquet", "rows.parquet"), "tally": ("a tally", "piece.tally")}
+STAGED = {"sequences": ("Parquet", "rows.parquet"), "tally": ("a tally", "piece.tally")}
 """Files that the analysis itself writes → what they hold, and an example of their name."""
 SOURCES = ("preset_file", "floors", "tokenizer", "gates")
 """Fields of requests that name files that are read."""
@@ -296,6 +297,7 @@ class Outputs:
         explore: whether a page carries plotly, to draw its charts large.
         quiet: whether remarks are left out.
         sources: files that are read, which no file may replace.
+        staged: `sequences` and `tally`, where asked for, → the file that the analysis is to write.
     """
 
     targets: Mapping[str, Path]
@@ -303,6 +305,7 @@ class Outputs:
     explore: bool
     quiet: bool
     sources: Sequence[object]
+    staged: Mapping[str, Path]
 
     @classmethod
     def of(cls, request: Request, *sources: object, html: Path | None = None) -> Outputs:
@@ -314,31 +317,47 @@ class Outputs:
         given: dict[str, Any] = {"out": html} | {name: one for name, one in request if one is not None}
         if given.get("no_html"):
             del given["out"]
-        named = {name: given[name] for name in (*FORMS, *MADE) if given.get(name)}
+        named = {name: given[name] for name in (*FORMS, *STAGED) if given.get(name)}
         sources = (*sources, *(given[name] for name in SOURCES if name in given))
-        made = cls(named, given.get("csv"), not given["no_explore"], request.quiet, sources)
-        made._check()
-        return made
+        made = cls(named, given.get("csv"), not given["no_explore"], request.quiet, sources, {})
+        return replace(made, staged=made._checked())
 
-    def _check(self) -> None:
+    def _checked(self) -> dict[str, Path]:
+        """Check the targets, and return the temporary files."""
+        from offpol_diag.wholefiles import beside
+
         check_names(*self.sources)
         if "out" in self.targets and self.explore:
             require_plotly()
         if self.csv is not None:
             check_folder(self.csv)
-        for name in self.targets.keys() & MADE:
-            target, (form, example) = self.targets[name], MADE[name]
+        staged = {}
+        for name in self.targets.keys() & STAGED:
+            target, (form, example) = self.targets[name], STAGED[name]
             check_names(target)
             with _writing(target):
                 if not _replaceable(target):
                     hint = f"name one: --{name} {example}"
                     raise UsageError(f"--{name} {target}: {form} needs a file", hint)
+                file = beside(target.resolve())
+            staged[name] = file.with_name(f"{file.name}{target.suffix}")
         targets = list(self.targets.values())
         for target in targets:
             check(target, *self.sources)
         if len({target.resolve() for target in targets}) < len(targets):
             place = "stdout" if targets.count(STDOUT) > 1 else "one file"
             raise UsageError(f"two results cannot both go to {place}", "give each a file of its own")
+        return staged
+
+    @contextmanager
+    def begin(self) -> Iterator[Mapping[str, Path]]:
+        """Yield `staged` for work that needs no result, and remove those files at the end of the block."""
+        try:
+            yield self.staged
+        finally:
+            for file in self.staged.values():
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)
 
     def write(self, result: Result | Checked, verbose: bool = False) -> None:
         """Write every requested form, and draw the result on stdout unless that holds a form.
@@ -354,10 +373,11 @@ class Outputs:
         tables = {} if self.csv is None else self._tables(self.csv, result)
         drawn = "" if self.takes_stdout() else terminal(answered(result), verbose, self.quiet)
         with _made(self.csv):
-            write_all(texts | tables, drawn)
+            staged = {self.targets[name]: file for name, file in self.staged.items()}
+            write_all(texts | tables, staged, drawn)
         if self.quiet:
             return
-        for form in (*FORMS, *MADE):
+        for form in (*FORMS, *STAGED):
             if self.targets.get(form, STDOUT) != STDOUT:
                 say_where(FORMS.get(form, form), self.targets[form], self.takes_stdout())
         if tables:

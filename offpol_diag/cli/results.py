@@ -291,8 +291,9 @@ def computed(command: str, dumps: Sequence[str], request: Any, **more: Any) -> R
 def drawn(request: Any, make: Callable[[Any], Any], *sources: object, html: Path | None = None) -> Any:
     """Make a result, and write all that is asked for of it; `html` is where a page goes anyway."""
     files = Outputs.of(request, *sources, html=html)
-    found = make(request)
-    files.write(found, request.verbose)
+    with files.begin() as staged:
+        found = make(request.model_copy(update=staged))
+        files.write(found, request.verbose)
     return found
 
 
