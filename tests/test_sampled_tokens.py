@@ -19,6 +19,7 @@ from offpol_diag.diagnosis.definition import faded
 from offpol_diag.diagnosis.honest import Seen
 from offpol_diag.diagnosis.laws import carried, systematic
 from offpol_diag.diagnosis.rows import Rows
+from offpol_diag.diagnosis.sampled import _not_updated as before_updates
 
 OLD = Policy()
 NEW = OLD.moved(0.3)
@@ -595,3 +596,11 @@ CUT = rng(1).uniform(0, 64, (40, 1))
 )
 def test_what_fades_for_another_reason_is_no_other_prompt(rows, told):
     assert (faded(rows) is not None) is told
+
+
+def test_minibatches_that_count_anew_in_each_epoch_are_before_an_update_in_the_first_alone():
+    p = np.full(8, -1.0)
+    epoch, minibatch = [0, 0, 1, 1], [0, 1, 0, 1]
+    scalars = {"step": [3] * 4, "ppo_epoch": epoch, "minibatch": minibatch}
+    rows = Rows(p, p, np.arange(0, 9, 2), np.tile([0, 1], 4), scalars=scalars)
+    assert before_updates(rows).tolist() == [True, False, False, False]

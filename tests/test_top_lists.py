@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -325,3 +326,12 @@ def test_the_writer_refuses_lists_that_do_not_fit(tmp_path, change):
     with pytest.raises(ValueError, match="rollout_top_"):
         out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, **(GIVEN | change))
     out.discard()
+
+
+@pytest.mark.parametrize(("log_prob", "lacks"), [(-1.0, 2.0), (-2.0, math.nan)])
+def test_an_id_is_lacking_where_it_is_two_nats_likelier_than_what_the_list_ends_with(log_prob, lacks):
+    """The likelihoods near a list's end differ between two engines, and so do the ids that are cut."""
+    q = toplists.Lists(np.array([[1, 2, 3]]), np.array([[-0.5, log_prob, -3.0]]))
+    p = toplists.Lists(np.array([[1, 3, 4]]), np.array([[-0.6, -3.2, -4.0]]))
+    found = toplists.reduced(q, p, None)[0, toplists.COLUMNS.index("lacks_p")]
+    assert found == lacks or (math.isnan(found) and math.isnan(lacks))
