@@ -20,6 +20,7 @@ from offpol_diag.diagnosis.honest import Seen
 from offpol_diag.diagnosis.laws import carried, systematic
 from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.diagnosis.sampled import _not_updated as before_updates
+from offpol_diag.diagnosis.signatures import sentinels, special_tokens
 
 OLD = Policy()
 NEW = OLD.moved(0.3)
@@ -193,15 +194,27 @@ def test_zeros_of_a_peaked_policy_are_no_sentinels(tmp_path, share, causes):
     assert [one.id for one in found.causes if one.kind == "bug"] == causes
 
 
-def test_a_token_that_truncated_sampling_left_alone_is_no_sentinel(tmp_path):
+@pytest.mark.parametrize(("lowest", "causes"), [(-1.45, []), (-6.0, ["wrong_mask"])])
+def test_a_token_that_truncated_sampling_left_alone_is_no_sentinel(lowest, causes):
     """Its log-prob is exactly 0.0; the trainer's is no further below it than below all others."""
-    given = honest()
-    own = [np.exp(np.float64(q)) for q in given["rollout_log_probs"]]
-    least = [rng(i).uniform(0.1, 0.4, len(p)) for i, p in enumerate(own)]
-    mass = [np.where(p >= x, p, np.maximum(x, p / 0.7)) for p, x in zip(own, least, strict=True)]
-    cut = each("rollout_log_probs", lambda i, q, p: np.log(own[i] / mass[i]))
-    assert np.mean(np.concatenate(cut["rollout_log_probs"]) == 0.0) > 0.05
-    assert [one.id for one in diagnosed(tmp_path, cut).causes] == ["truncated_sampling"]
+    chance, many = rng(0), 40 * 64
+    q, alone = -chance.uniform(0.1, 3.0, many), np.arange(many) % 16 < 3
+    q[alone] = 0.0
+    p = q - np.where(alone, -chance.uniform(lowest, -0.5, many), chance.uniform(0.1, 1.5, many))
+    rows = Rows(q, p, np.arange(0, many + 1, 64), np.tile(np.arange(64), 40), chance.integers(0, 99, many))
+    found = sentinels(rows)
+    assert [one.cause for one in (found,) if one] == causes
+
+
+@pytest.mark.parametrize(("around", "named"), [(0.04, True), (0.47, False)])
+def test_an_id_is_scored_differently_where_the_tokens_before_it_agree(around, named):
+    """Where weights differ, some id differs most."""
+    chance, many = rng(0), 40 * 64
+    ids = chance.integers(0, 31, many)
+    q = np.where(ids == 5, -1.0, -3.0)
+    p = q - np.where(ids == 5, 3.0, around * chance.choice([-1, 1], many))
+    rows = Rows(q, p, np.arange(0, many + 1, 64), np.tile(np.arange(64), 40), ids)
+    assert (special_tokens(rows) is not None) is named
 
 
 def off_by(sizes):
@@ -238,7 +251,7 @@ def test_what_fades_within_a_window_may_be_padding_or_another_beginning_of_the_p
     given = scored_after(lambda length: 0.02 * (47 - length))
     if fades:
         q, p = given["rollout_log_probs"], given["old_log_probs"]
-        soon = [np.exp(-np.arange(len(one)) / 6) for one in q]
+        soon = [np.exp(-np.arange(len(one)) / 12) for one in q]
         given["old_log_probs"] = [a + (b - a) * x for a, b, x in zip(q, p, soon, strict=True)]
     found = next(
         one for one in diagnosed(tmp_path, given, "prompt_length").causes if one.id == "prompt_positions"
