@@ -127,7 +127,7 @@ def test_another_format_or_version_is_refused_by_its_number(written, tmp_path):
     data = written.read_bytes()
     old = data.replace(b"tally 4\n", b"tally 1\n", 1)
     new = changed(written, offpol_diag="9.9.9")
-    assert "tally format 1, this version reads format 4" in refused(old, tmp_path).message
+    assert "tally format 1, this version reads format 5" in refused(old, tmp_path).message
     assert f"offpol-diag 9.9.9 made it, and this is {VERSION}" in refused(new, tmp_path).message
 
 

@@ -32,7 +32,7 @@ from offpol_diag.readers.checks import remarks
 from offpol_diag.readers.sources import Part
 from offpol_diag.result import DumpFacts, Model, Run
 
-FORMAT = 4
+FORMAT = 5
 MAGIC = "offpol-diag tally {}\n"
 """The first line of a file, with the number of its format."""
 DIGEST = 16

@@ -156,8 +156,8 @@ class ByPlace:
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
-        arrays = {"d": "delta", "abs": "size", "pd": "pd", **gap.ratios(terms)}
-        x = {name: getattr(terms, array) for name, array in arrays.items()}
+        x = {"d": terms.delta, "abs": terms.size, "pd": terms.pd}
+        x |= {"r1": terms.r1, "r11": terms.r11, "k3": terms.k3}
         x |= {"f_2": segments.numbers(terms.size > math.log(2)), "tokens": terms.block.out("ones")}
         places = {axis: at for axis in TOKEN_AXES if (at := axis.at(terms.block)) is not None}
         offsets = terms.block.offsets
@@ -172,7 +172,6 @@ class ByPlace:
                 result = {name: sum_by(codes, many, one) for name, one in of_runs.items()}
             else:
                 result = sums_by(rows * size + at, many, x)
-            result = gap.with_ratio(result)
             result["r2"] = result["r11"] + 2 * result["r1"]
             result["sequences"] = (result["tokens"] > 0).astype(np.float64)
             table = np.stack([result[name] for name in COLUMNS])  # [C, s · size]

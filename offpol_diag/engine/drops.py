@@ -103,7 +103,7 @@ def _examples(context: BatchContext, drift: Drift, preset: Preset, lost: Array) 
     best = np.argsort(-scores, kind="stable")[:EXAMPLES]
     at = [i for i in best.tolist() if scores[i] >= 0]
     rows = [_example(context, i, int(tokens[i]), float(total[i]), preset) for i in at]
-    return worst.records(EXAMPLES, [(abs(row.log_ratio_sum), row) for row in rows])
+    return worst.records(EXAMPLES, LostSequence, [(abs(row.log_ratio_sum), row) for row in rows])
 
 
 def _example(context: BatchContext, at: int, tokens: int, total: float, preset: Preset) -> LostSequence:

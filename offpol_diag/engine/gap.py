@@ -92,20 +92,10 @@ def _columns(context: BatchContext, drift: Drift) -> dict[str, Array]:
 
 def _token_sums(terms: Terms) -> dict[str, Array]:
     """Compute sums of Δ, Δ², |Δ|, r and related terms."""
-    names = {"d": "delta", "dd": "dd", "abs": "size", **ratios(terms), "mult": "mult", "tv": "off"}
-    result = with_ratio({name: terms.sum(array) for name, array in names.items()})
-    return result | _counts(terms)
-
-
-def ratios(terms: Terms) -> dict[str, str]:
-    """Name the arrays that r and r² are summed from: for large Δ, r − 1 is summed itself, not as Δ + k3."""
-    result = {"k3": "k3", "r11": "r11"}
-    return result if terms.tame else {**result, "r1": "r1"}
-
-
-def with_ratio(sums: Mapping[str, Array]) -> dict[str, Array]:
-    """Add the sum of r − 1, where it is not there yet."""
-    return {"r1": sums["d"] + sums["k3"], **sums}
+    names = {"d": "delta", "dd": "dd", "abs": "size", "r1": "r1", "r11": "r11", "k3": "k3", "mult": "mult"}
+    return (
+        {name: terms.sum(array) for name, array in names.items()} | {"tv": terms.sum("off")} | _counts(terms)
+    )
 
 
 def _counts(terms: Terms) -> dict[str, Array]:
@@ -121,16 +111,9 @@ _BEYOND = {"overflow": LARGEST, **{factor_name(tau): math.log(tau) for tau in FA
 
 def _probabilities(terms: Terms) -> dict[str, Array]:
     """Compute sums of the probabilities q (denominator) and p (numerator), their products and differences."""
-    block, pd, pdd = terms.block, terms.sum("pd"), terms.sum("pdd")
-    q, qq = block.prob_sums(terms.denominator)
-    if terms.tame:  # p is near q: its sums are those of q and of the small p − q
-        cross = terms.sum("cross")
-        pq = qq + cross
-        block.learn(terms.numerator, q + terms.sum("diff"), pq + cross + pdd)
-    else:
-        pq = terms.sum("pq")
-    p, pp = block.prob_sums(terms.numerator)
-    return {"q": q, "qq": qq, "p": p, "pp": pp, "pd": pd, "pdd": pdd, "pq": pq}
+    (q, qq), (p, pp) = map(terms.block.prob_sums, (terms.denominator, terms.numerator))
+    result = {name: terms.sum(name) for name in ("pd", "pdd", "pq")}
+    return result | {"q": q, "qq": qq, "p": p, "pp": pp}
 
 
 def _surrogate(terms: Terms) -> dict[str, Array]:

@@ -22,8 +22,8 @@ BLOCK = 1 << 17
 
 FAR = math.log(1.1)
 """Smallest |Δ| above which tokens are counted."""
-TAME = 3.0
-"""Largest |Δ| for which r − 1 gives r, r² and e^|Δ| to 13 digits."""
+INVERSE_LIMIT = 3.0
+"""Largest −Δ for which r − 1 gives e^|Δ| to 13 digits."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,6 @@ class Block:
             self._sums[policy] = self.sum(prob), self.sum(np.square(prob, out=self.out("")))
         return self._sums[policy]
 
-    def learn(self, policy: Policy, once: Array, twice: Array) -> None:
-        """Store the sums of a policy's probabilities and of their squares, computed elsewhere."""
-        self._sums[policy] = once, twice
-
 
 @dataclass(eq=False)
 class Terms:
@@ -165,11 +161,6 @@ class Terms:
         """Largest |Δ|."""
         low, high = self.span
         return max(-low, high)
-
-    @cached_property
-    def tame(self) -> bool:
-        """Return whether |Δ| is small enough everywhere to compute r and e^|Δ| from r − 1."""
-        return self.reach <= TAME
 
     @cached_property
     def far(self) -> Array:
@@ -215,22 +206,22 @@ class Terms:
     def mult(self) -> Array:
         """e^|Δ| − 1, [t]: the larger of r − 1 and |r − 1| / r; a temporary, overwritten by the next."""
         out = self.block.out("")
-        if self.tame:
-            inverse = np.divide(self.off, np.add(self.r1, 1.0, out=out), out=out)
-            return np.maximum(self.r1, inverse, out=out)
-        return np.expm1(np.clip(self.size, 0.0, LARGEST, out=out), out=out)
+        inverse = np.divide(self.off, np.add(self.r1, 1.0, out=out), out=out)
+        result = np.maximum(self.r1, inverse, out=out)
+        small = self.far[self.delta[self.far] < -INVERSE_LIMIT]  # r is not r − 1 plus 1 there
+        result[small] = np.expm1(np.minimum(self.size[small], LARGEST))
+        return result
 
     @cached_property
     def diff(self) -> Array:
         """π_train − π_rollout of the sampled token, [t]: sign(Δ) · max(π_train, π_rollout) · (1 − e^−|Δ|).
 
-        π_rollout · (r − 1), which is the same, would be 0 where π_rollout underflows, and r is bounded.
+        1 − e^−|Δ| is |r − 1| over the larger of r and 1. π_rollout · (r − 1), which is the same, would be 0
+        where π_rollout underflows, and r is bounded.
         """
-        q, out = self.block.prob(self.denominator), self.block.out("diff")
-        if self.tame:
-            return np.multiply(q, self.r1, out=out)
-        larger = np.maximum(self.block.prob(self.numerator), q, out=out)
-        part = np.expm1(np.negative(self.size, out=self.block.out("")), out=self.block.out(""))
+        prob, out, part = self.block.prob, self.block.out("diff"), self.block.out("")
+        part = np.divide(self.off, np.maximum(np.add(self.r1, 1.0, out=part), 1.0, out=part), out=part)
+        larger = np.maximum(prob(self.numerator), prob(self.denominator), out=out)
         return np.copysign(np.multiply(larger, part, out=out), self.delta, out=out)
 
     @cached_property
@@ -242,11 +233,6 @@ class Terms:
     def pdd(self) -> Array:
         """(π_train − π_rollout)², [t]; a temporary, overwritten by the next."""
         return np.square(self.diff, out=self.block.out(""))
-
-    @property
-    def cross(self) -> Array:
-        """π_rollout (π_train − π_rollout), [t]; a temporary, overwritten by the next."""
-        return np.multiply(self.block.prob(self.denominator), self.diff, out=self.block.out(""))
 
     @property
     def pq(self) -> Array:

@@ -17,6 +17,7 @@ from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.number import LARGEST
 from offpol_diag.result import WorstSequence, WorstToken
+from offpol_diag.result.facts import STRIP as TOKEN_COLUMNS
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 SOME, STRIP = 9, 256
@@ -41,16 +42,29 @@ class Largest:
         return np.concatenate(self.parts)
 
 
-def records(most: int, scored: Sequence[tuple[float, NamedTuple]]) -> Records:
-    """Keep the records of highest score, as JSON; equal scores are ordered by that text."""
-    scores, texts = ([score for score, _ in scored], [json.dumps(row._asdict()) for _, row in scored])
-    columns = {"score": pa.array(scores, pa.float64()), "record": pa.array(texts, pa.string())}
-    return Records.of(most, pa.table(columns))
+def records(most: int, kind: type[NamedTuple], scored: Sequence[tuple[float, NamedTuple]]) -> Records:
+    """Keep the records of a kind that score highest as JSON, numbers of tokens as the bytes of an array.
+
+    Equal scores are ordered by that text, then by those bytes.
+    """
+    columns: dict[str, pa.Array] = {"score": pa.array([score for score, _ in scored], pa.float64())}
+    rows = [row._asdict() for _, row in scored]
+    of_tokens = {
+        name: pa.array([np.asarray(row.pop(name), dtype).tobytes() for row in rows], pa.binary())
+        for name, dtype in TOKEN_COLUMNS.items()
+        if name in kind._fields
+    }
+    columns["record"] = pa.array([json.dumps(row) for row in rows], pa.string())
+    return Records.of(most, pa.table(columns | of_tokens))
 
 
 def read(kept: Records, kind: type[M]) -> list[M]:
     """Read what `records` kept, best first."""
-    return [kind(**json.loads(text)) for text in kept.table["record"].to_pylist()]
+    rows = [json.loads(text) for text in kept.table["record"].to_pylist()]
+    for name in TOKEN_COLUMNS.keys() & set(kept.table.column_names):
+        for row, data in zip(rows, kept.table[name].to_pylist(), strict=True):
+            row[name] = np.frombuffer(data, TOKEN_COLUMNS[name]).tolist()
+    return [kind(**row) for row in rows]
 
 
 def renumbered(kept: Records, rows: int) -> Records:
@@ -71,7 +85,7 @@ def sequences(context: BatchContext, drift: Drift) -> Records:
     batch, columns = context.batch, gap.columns(context, drift)
     k3 = np.nan_to_num(columns[f"{drift.prefix}k3"] / np.maximum(batch.lengths, 1))
     rows = _sequences(batch, drift, _largest(k3, SEQUENCES), _table(context, drift, k3))
-    return records(SEQUENCES, [(row.k3_mean, row) for row in rows])
+    return records(SEQUENCES, WorstSequence, [(row.k3_mean, row) for row in rows])
 
 
 def typical(context: BatchContext, drift: Drift) -> Records:
@@ -85,7 +99,7 @@ def typical(context: BatchContext, drift: Drift) -> Records:
     scores[~np.isfinite(table).all(axis=1)] = -1.0  # an empty sequence has no largest |Δ|
     few = _largest(scores, SOME)
     rows = _sequences(batch, drift, few, table)
-    return records(SOME, list(zip(scores[few].tolist(), rows, strict=True)))
+    return records(SOME, WorstSequence, list(zip(scores[few].tolist(), rows, strict=True)))
 
 
 def _table(context: BatchContext, drift: Drift, k3: Array) -> Array:
@@ -136,11 +150,11 @@ def _strip(batch: Batch, q: Array, p: Array, begin: int, end: int) -> dict[str, 
     here_ = slice(begin + first, min(begin + first + STRIP, end))
     return {
         "first": first,
-        "positions": batch.position[here_].tolist(),
-        "token_ids": [] if batch.token_ids is None else batch.token_ids[here_].tolist(),
-        "log_ratios": np.nan_to_num(p[here_] - q[here_]).tolist(),
-        "rollout_log_probs": np.nan_to_num(q[here_]).tolist(),
-        "train_log_probs": np.nan_to_num(p[here_]).tolist(),
+        "positions": batch.position[here_],
+        "token_ids": [] if batch.token_ids is None else batch.token_ids[here_],
+        "log_ratios": np.nan_to_num(p[here_] - q[here_]),
+        "rollout_log_probs": np.nan_to_num(q[here_]),
+        "train_log_probs": np.nan_to_num(p[here_]),
     }
 
 
@@ -151,7 +165,7 @@ def tokens(context: BatchContext, drift: Drift) -> Records:
     at = _among(batch, collected(context, drift, Largest).most)
     at = at[_largest(np.abs(p[at] - q[at]), TOKENS)]
     rows = [_token(batch, q, p, one) for one in at.tolist()]
-    return records(TOKENS, [(abs(row.log_ratio), row) for row in rows])
+    return records(TOKENS, WorstToken, [(abs(row.log_ratio), row) for row in rows])
 
 
 def _among(batch: Batch, most: Array) -> Array:

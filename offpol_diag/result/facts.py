@@ -141,8 +141,14 @@ class WorstSequence(NamedTuple):
     train_log_probs: list[float] = []
 
 
-STRIP = ("positions", "token_ids", "log_ratios", "rollout_log_probs", "train_log_probs")
-"""Columns of a sequence with an entry for each token."""
+STRIP = {
+    "positions": "<i8",
+    "token_ids": "<i8",
+    "log_ratios": "<f8",
+    "rollout_log_probs": "<f8",
+    "train_log_probs": "<f8",
+}
+"""Column of a sequence with an entry for each token → the type of an array of them."""
 
 
 class WorstToken(NamedTuple):
