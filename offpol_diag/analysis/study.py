@@ -104,7 +104,12 @@ class Study:
     @cached_property
     def candidates(self) -> tuple[Preset, ...]:
         """Corrections that can be recommended for this dump; their weights are summed beside the presets'."""
-        return candidates.presets("old" if "old_log_probs" in self.columns else "current")
+        return candidates.presets(self.policy)
+
+    @property
+    def policy(self) -> Policy:
+        """The numerator of the ratio that a recommended correction weighs by: π_old, else π_θ."""
+        return "old" if "old_log_probs" in self.columns else "current"
 
     @property
     def main(self) -> Drift:
@@ -144,8 +149,7 @@ class Study:
 
     def logging_for(self, trainer: str) -> Study:
         """Return the study with those logs alone that are read: of a trainer, and of what is recommended."""
-        policies: tuple[Policy, ...] = ("old", "current")
-        names = {one.preset_name(policy) for one in candidates.CANDIDATES for policy in policies}
+        names = {one.preset_name(self.policy) for one in candidates.CANDIDATES}
         own = {one.name for one in self.presets if trainer in one.trainers}
         return replace(self, logs=frozenset(names | own))
 

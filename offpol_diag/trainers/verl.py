@@ -191,7 +191,7 @@ def ratios(t: Tokens, s: Totals, over: Over, low: float, high: float, share_of_r
     """
     by_row = of_rows(over)
     log = t.aggregate("ratio", over)
-    raw = np.exp(log.clip(-SAFETY, SAFETY))
+    raw = t.ratio(SAFETY) if over == "token" else np.exp(log.clip(-SAFETY, SAFETY))
     everyone = t.one > 0
     if t.preset.weight is None:
         result = distribution(t, s, raw, by_row, low, high, 1.0, everyone)
