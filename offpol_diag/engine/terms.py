@@ -17,7 +17,7 @@ from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Policy
 
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 """Tokens per block: in smaller ones, the overhead of calls exceeds the work."""
 
 FAR = math.log(1.1)
@@ -65,7 +65,7 @@ class Block:
 
     @classmethod
     def all(cls, batch: Batch) -> Iterator[Block]:
-        """Yield a batch in blocks that fit in a core's cache."""
+        """Yield a batch in blocks of whole sequences."""
         starts, memory = batch.cu_seqlens, dict[str, Array]()
         spans = segments.spans(starts, BLOCK)
         size = max((int(starts[last] - starts[first]) for first, last in spans), default=0)

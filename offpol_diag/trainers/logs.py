@@ -33,7 +33,7 @@ from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Number, Numbers
 from offpol_diag.trainers.tokens import Tokens
 
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 """Tokens at a time: in smaller blocks the overhead of calls exceeds the work, preset by preset."""
 T = TypeVar("T")
 Ends = dict[str, tuple[float, float]]
