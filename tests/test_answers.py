@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.number import Number
-from offpol_diag.numerals import counted, minus, say, size, written
+from offpol_diag.numerals import counted, minus, size, written
 from offpol_diag.presets import catalogue, formulas
 from offpol_diag.presets.candidates import CANDIDATES
 from offpol_diag.report import answered
@@ -168,29 +168,6 @@ def test_a_summary_with_the_bare_minimum_still_makes_a_report():
     summary = make_summary(**bare, diagnosis=None, recommendation=None)
     for draw in (html, markdown, terminal):
         assert "no pair of policies" in draw(summary)
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (number(2.03e-3, 1.5e-4), "0.0020 [0.0019, 0.0022]"),
-        (number(0.9954, 4e-4, "fraction"), "99.54% [99.50%, 99.58%]"),
-        (number(0.999996, 2e-6, "fraction"), ">99.99% [>99.99%, >99.99%]"),
-        (number(3.71e-4, 5e-5, "fraction"), "0.037% [0.032%, 0.042%]"),
-        (number(0.0, 0.0), "0"),
-        (number(1.0, 1e-4), "1.0000 [0.9999, 1.0001]"),
-        (number(0.0, unit="fraction"), "0%"),
-        (number(0.0, 2e-6), "0 [-2.0e-6, 2.0e-6]"),
-        (number(-1.5e-3, 2.1e-3), "-0.0015 [-0.0036, 0.0006]"),
-        (number(1234567.0), "1,234,567"),
-        (number(-0.0), "0"),
-        (Number(log10=45.2), "10^45.2"),
-        (unknown("missing column entropy"), "cannot be known: missing column entropy"),
-        (Number(), "cannot be known"),
-    ],
-)
-def test_a_number_is_written_with_the_digits_its_interval_supports(given, text):
-    assert say(given) == text
 
 
 def test_bytes_and_counts_are_written_in_words():

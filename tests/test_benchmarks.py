@@ -559,29 +559,6 @@ def test_the_ratios_of_the_peers_are_the_right_way_up(monkeypatch):
     )
 
 
-def test_numbers_of_a_shape_that_do_not_agree_are_a_failure(monkeypatch):
-    monkeypatch.setattr(peers, "load", Few)
-    real = duck.Duck.nine
-    monkeypatch.setattr(
-        duck.Duck, "nine", lambda self, path: real(self, path) | ({"k3": 1.0} if "short" in path.name else {})
-    )
-
-    with pytest.raises(duck.Disagreement, match="k3"):
-        peers.shapes(3, 1, duck.Duck(1), Few().resolve("all"))
-
-
-def test_pages_of_results_without_other_shapes_have_no_row_for_them():
-    found = report.results()
-    peers_, memory_ = (found[name]["result"] for name in ("peers", "memory"))
-    peers_ = {name: value for name, value in peers_.items() if name not in ("shapes", "one_over_duckdb")}
-    peers_["seconds"] = {name: value for name, value in peers_["seconds"].items() if name != "one"}
-    rows = [{k: v for k, v in row.items() if k != "over_ordinary"} for row in memory_["rows"]]
-
-    assert "other shapes" not in report.body("peers", peers_)
-    assert "one preset" not in report.body("peers", peers_)
-    assert "× ordinary" not in report.body("memory", {"rows": rows})
-
-
 def test_a_further_preset_is_a_share_of_an_analysis_with_one(monkeypatch):
     timed(monkeypatch, {"1": 10, "3": 10.4, "5": 10.8})
     monkeypatch.setattr(presets, "load", Few)
@@ -782,20 +759,3 @@ def test_scale_is_reckoned_from_the_seconds_of_processor():
     assert row["disk"] == 13e12
     assert row["per_second"] == pytest.approx(13e12 / 3600)
     assert row["pieces"] == 100
-
-
-def test_the_page_of_scale_says_what_is_known_and_what_was_not_measured():
-    bare = scale.costs(MEASURED)
-    tallies = {"result": {"rows": [{"tally_bytes": 2e6}, {"tally_bytes": 3e6}], "merge_seconds": 0.36}}
-    full = scale.costs(
-        MEASURED | {"gpu": GPU, "tallies": tallies, "memory": {"result": {"rows": [{"peak": 6e8}]}}}
-    )
-
-    assert "It has not been measured yet" in report._page("scale", c=bare)
-    assert "The size of a tally file has not been measured yet" in report._page("scale", c=bare)
-    text = report._page("scale", c=full)
-    assert "not been measured" not in text
-    assert "One H1 computes presets as fast as 4,000 cores" in text
-    assert "| 10¹⁴ | 10,000 | 30 GB | 1 |" in text
-    assert "| a tally file, packed | 3 MB |" in text
-    assert "dump of any size, also of a collapsed run | 600 MB |" in text

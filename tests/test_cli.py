@@ -252,12 +252,6 @@ def test_meaningless_arguments_of_gate_and_compare_are_refused(dump, result):
     assert "--columns" not in refused.stderr
 
 
-def test_a_preset_file_with_a_slip_is_refused():
-    Path("mine.toml").write_text("[mine]\nwieght = 1\n")
-
-    assert_refused(run("presets", "--preset-file", "mine.toml"), "mine.toml", "wieght", "did you mean weight")
-
-
 def test_a_preset_file_that_changes_a_built_in_name_is_told_so(dump):
     Path("mine.toml").write_text("[token_is]\nweight = { over = 'token', upper = 3 }\n")
 

@@ -255,7 +255,6 @@ def test_every_trainer_that_a_row_names_can_say_it_and_every_correction_is_said_
 
 # ---------------------------------------------------------------- quirks
 
-DUAL = PRESETS["dual"]
 SETTINGS = [  # what the functions of trainer_settings do not look at
     ("dual", "verl", 0, {"actor_rollout_ref.actor.clip_ratio_c": 4.0}),
     ("dual", "trl", 0, {"epsilon_high": 0.28, "delta": 4.0}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -20,7 +19,7 @@ from scipy import stats
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
-from offpol_diag.diagnosis import honest, laws
+from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.diagnosis.signatures import Found, boundaries, contexts, special_tokens
 from offpol_diag.diagnosis.verdict import _side_effect
@@ -829,19 +828,6 @@ def test_a_diagnosis_has_the_systematic_share_where_there_are_token_ids(tmp_path
         low, high = found.interval
         assert least < low < found.value < high < 0.5
         assert found.unit == "fraction"
-
-
-@pytest.mark.parametrize(
-    ("lags", "shift", "cause"),
-    [([2, 2], 0.3, None), ([0, 0], 0.3, None), ([0, 2], 0.3, "stale"), ([None, None], 0.3, None)],
-)
-def test_weights_are_stale_where_the_mismatch_rises_over_the_recorded_lag(lags, shift, cause):
-    rows = rows_of(responses(rng(), many=60, shift=shift, noise=0.0))
-    lag = (lags * 30)[: rows.sequences]
-    times = np.array([0.1 if one == 0 else 1.0 for one in lag])[rows.owner]
-    rows = replace(rows, p=rows.q + times * rows.delta, scalars={"policy_lag": lag})
-    found = honest.stale(honest.Seen(rows))
-    assert (found and found.cause) == cause
 
 
 # ---------------------------------------------------------------- whether the trainer has moved

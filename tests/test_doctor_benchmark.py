@@ -212,12 +212,6 @@ def test_a_cause_that_is_named_and_one_that_is_a_candidate_are_counted_apart(
     assert tuple(one(diagnosed) for one in found) == (in_causes, in_candidates, likeliest, misled, judged)
 
 
-def test_rows_that_were_kept_before_there_were_candidates_count_none():
-    old = row("stale", "honest_mismatch", ["stale"])
-    del old["candidates"]
-    assert (page.considered(old), page.likeliest(old), page.judged(old)) == (False, False, True)
-
-
 def test_every_other_dump_records_the_precision_of_its_engine():
     found = {one.base: make._recorded(one) for one in make.plan("development")}
     said = [make._recorded(one) for one in make.plan("development")]

@@ -88,8 +88,9 @@ def test_a_two_policy_dump_knows_the_total_and_says_what_the_rest_needs(tmp_path
     pq.write_table(pa.table(DUMPS["two policies"]), tmp_path / "dump.parquet")
     summary = analyze([str(tmp_path / "dump.parquet")], presets=presets)
 
-    assert summary.whole["k3"].unknown == "missing column old_log_probs"
-    assert summary.whole["drift2.k3"].unknown == "missing column old_log_probs"
+    for name in ("k3", "chi2_sequence", "ess_tokens", "ess_sequences"):
+        for prefix in ("", "drift2."):
+            assert summary.whole[f"{prefix}{name}"].unknown == "missing column old_log_probs"
     assert summary.whole["total.k3"].value == pytest.approx((2 * (math.exp(-0.1) - 0.9)) / 3, rel=1e-12)
     assert summary.presets["token_is"].needs == ["old_log_probs"]
     assert summary.preset("token_is") == {}
@@ -365,10 +366,12 @@ def test_an_unbounded_weight_beyond_the_overflow_guard_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("lowest", [-400.0, -1e155, -1e300])
-def test_k3_of_what_a_preset_keeps_is_not_negative_where_its_ratio_is_clamped(tmp_path, lowest):
+def test_k3_of_a_dump_and_of_what_a_preset_keeps_is_not_negative_where_the_ratio_is_clamped(tmp_path, lowest):
     dump = {"rollout_log_probs": [[lowest, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
     found = run(tmp_path, dump, catalogue.load().resolve("recompute"))
-    assert found.preset("recompute")["k3"].value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
+    for k3 in (found.whole["k3"], found.preset("recompute")["k3"]):
+        assert k3.value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
+    assert found.whole["k3"].clamped == 0.5
 
 
 @pytest.mark.parametrize(
@@ -458,13 +461,3 @@ def test_groups_are_counted_exactly_up_to_the_sample_and_estimated_beyond(tmp_pa
 
     assert facts.groups_exact is exact
     assert facts.groups == pytest.approx(groups, rel=0.0 if exact else 0.1)
-
-
-@pytest.mark.parametrize("lowest", [-400.0, -1e155, -1e300])
-def test_k3_is_not_negative_where_its_ratio_is_clamped(tmp_path, lowest):
-    dump = {"rollout_log_probs": [[lowest, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
-    pq.write_table(pa.table(dump), tmp_path / "dump.parquet")
-    k3 = analyze([str(tmp_path / "dump.parquet")], presets=(), threads=1).whole["k3"]
-
-    assert k3.value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
-    assert k3.clamped == 0.5

@@ -437,15 +437,15 @@ def test_without_the_package_a_page_is_refused_before_any_work_and_made_without_
         figures.library()
 
 
-def test_no_command_imports_plotly(tmp_path):
-    """Its objects take 0.3 s to import: a page needs dicts alone."""
+def test_no_command_imports_plotly_or_polars(tmp_path):
+    """Plotly's objects take 0.3 s to import: a page needs dicts alone. Polars is for tables."""
     commands = [[*map(str, COMMANDS[name]), "-q"] for name in ("doctor", "gate")]
     commands.append([*map(str, COMMANDS["analyze"]), "-q", "-o", str(tmp_path / "a.html")])
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom offpol_diag.cli import app\n"
         f"for command in {commands!r}:\n"
         "    found = CliRunner().invoke(app, command)\n    assert found.exit_code == 0, found.output\n"
-        "assert not [name for name in sys.modules if name.partition('.')[0] in ('plotly', 'narwhals')]"
+        "assert not {'plotly', 'narwhals', 'polars'} & {name.partition('.')[0] for name in sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert 'id="plotly"' in (tmp_path / "a.html").read_text()

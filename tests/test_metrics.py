@@ -1,11 +1,10 @@
 """The table of numbers: names, directions, bands and published levels."""
 
-import math
 from itertools import pairwise
 
 import pytest
 
-from offpol_diag.metrics import BANDS, METRICS, band, better, crossed, start, start_of_next, worse
+from offpol_diag.metrics import BANDS, METRICS, band, better, start, start_of_next, worse
 from offpol_diag.number import Number
 
 
@@ -29,27 +28,6 @@ def test_bands_follow_each_other_towards_the_worse(name):
 )
 def test_a_prefix_changes_no_direction(name, of):
     assert worse(name) == METRICS[of].worse
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "levels"),
-    [
-        ("k3", 0.015, []),
-        ("k3", 0.02, ["above the merge gate"]),
-        ("k3", 2.0, ["configuration", "above the merge gate"]),
-        ("k1", -0.2, ["large KL"]),
-        ("mean_ratio", 1.6, ["weights off centre"]),
-        ("mean_ratio", 0.4, ["weights off centre"]),
-        ("mean_ratio", 1.2, []),
-        ("ess_tokens", 0.2, ["low ESS"]),
-        ("ess_tokens", 0.4, []),
-        ("ess_sequences", 0.05, ["product ratios unusable"]),
-        ("prob_diff_mean", math.nan, []),
-        ("weight_min", -5.0, []),
-    ],
-)
-def test_a_level_is_crossed_in_the_worse_direction(name, value, levels):
-    assert [one.name for one in crossed(METRICS[name], value)] == levels
 
 
 def test_better_is_said_of_ranked_numbers_alone():

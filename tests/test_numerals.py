@@ -101,6 +101,8 @@ def test_nothing_is_set_beside_the_power_of_a_value_that_rounds_to_0():
         (1.0012, None, "", "1.001"),
         (0.000721, None, "nats", "0.00072"),
         (2.03e-5, (1.9e-5, 2.2e-5), "nats", "2.0e-5 [1.9e-5, 2.2e-5]"),
+        (0.0, (0.0, 0.0), "", "0"),
+        (-0.0, None, "", "0"),
         (0.0123456789, (0.0123456788, 0.012345679), "", "0.0123457 [0.0123457, 0.0123457]"),
         (0.0123456789, (0.0123456789, math.nextafter(0.0123456789, 1)), "", "0.012"),
         (0.3, (0.29995, 0.30005), "", "0.30000 [0.29995, 0.30005]"),
@@ -109,6 +111,12 @@ def test_nothing_is_set_beside_the_power_of_a_value_that_rounds_to_0():
 )
 def test_digits(value, interval, unit, text):
     assert say(Number(value=value, interval=interval, unit=unit)) == text
+
+
+def test_a_number_without_a_value_is_its_power_of_ten_or_the_reason():
+    assert say(Number(log10=45.2)) == "10^45.2"
+    assert say(Number(unknown="missing column entropy")) == "cannot be known: missing column entropy"
+    assert say(Number()) == "cannot be known"
 
 
 @pytest.mark.parametrize(

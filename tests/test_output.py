@@ -21,7 +21,6 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app, exits, output
-from offpol_diag.errors import UsageError
 from offpol_diag.writer import DumpWriter
 from tests.factory import make_summary
 
@@ -54,23 +53,6 @@ def shell(*args, into="", **env):
         timeout=60,
         env=os.environ | env,
     )
-
-
-def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(monkeypatch):
-    target = Path("report.html")
-    target.write_text("old")
-    write = Path.write_bytes
-
-    def torn(path, data):
-        write(path, data[: len(data) // 2])
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Path, "write_bytes", torn)
-    with pytest.raises(UsageError, match="cannot be written"):
-        output.write_all({target: "a new report"})
-
-    assert target.read_text() == "old"
-    assert sorted(one.name for one in Path().iterdir()) == ["dumps", "now.json", "report.html"]
 
 
 # ---------------------------------------------------------------- what is read is not written over

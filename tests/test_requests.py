@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 
 import pytest
 from typer import Context
@@ -107,6 +108,7 @@ WRONG = [
     ("sweep", "which", "weight.uper", 'has no bound "weight.uper"'),
     ("sweep", "keep", "x", "keep: it cannot be 'x'"),
     ("sweep", "keep", 2.0, "keep 2"),
+    ("sweep", "keep", math.nan, "above 0 and at most 1"),
     ("sweep", "at", "2,1", "thresholds must rise"),
     ("sweep", "trainer", "verl", "prints the bounds that"),
     ("gate", "max", "k3", "max"),

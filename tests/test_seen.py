@@ -13,7 +13,6 @@ import termios
 from pathlib import Path
 
 import pytest
-import typer
 
 from tests.frozen import seen
 from tests.frozen.dumps import sample
@@ -84,68 +83,3 @@ def test_a_word_that_changes_is_shown_as_a_diff_with_the_command_that_accepts_it
     assert re.search(r"^-.*No sign of one.*\n\+.*No trace", said, re.MULTILINE)
     assert "--- frozen/doctor-stale.txt\n" in said
     assert "If that is meant: python tests/frozen/seen.py --update --only doctor\n" in said
-
-
-def test_an_update_writes_what_is_seen_and_removes_what_is_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for file in ("doctor-gone.txt", "doctor-new.txt", "gone-stale.txt"):
-        (tmp_path / file).write_text("before\n")
-    monkeypatch.setattr(seen, "FOLDER", tmp_path)
-    monkeypatch.setattr(seen, "COMMANDS", {"doctor": seen.COMMANDS["doctor"]})
-    monkeypatch.setattr(seen, "seen", lambda name: {"doctor-new.txt": "after\n"})
-
-    assert seen.main(["--update"]) == 0
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"doctor-new.txt": "after\n"}
-    assert "-before\n+after\n" in capsys.readouterr().out
-
-
-def test_seconds_memory_version_and_digits_beyond_the_seventh_are_no_part_of_the_text() -> None:
-    before = (
-        "| offpol-diag | 0.1.0 |\n| seconds, total | 3.887 |\n| peak memory | 814.4 MiB |\n| seed | 0 |\n"
-        "peak memory        814.4 MiB\nseed               0\n"
-        '<testsuite time="1.5698"><properties><property name="version" value="0.1.0" />\n'
-        "5.32231154883e-06 of 0.0123456789, 12.3456789, 0.02886267 and 44,941.123"
-    )
-
-    assert seen.settled(before) == (
-        "| offpol-diag | … |\n| seconds, total | … |\n| peak memory | … |\n| seed | 0 |\n"
-        "peak memory        …\nseed               0\n"
-        '<testsuite time="…">\n<properties>\n<property name="version" value="…" />\n'
-        "5.322311…e-06 of 0.01234567…, 12.34567…, 0.02886267 and 44,941.123"
-    )
-
-
-def test_keys_of_a_json_stand_once_whatever_the_names_and_the_numbers() -> None:
-    number = {"unit": "nats", "over": "tokens", "formula": "", "worse": "higher"}
-    metrics = {"k3": number, "drift2.k3": number, "total.k3": number}
-    one = {
-        "presets": {"a": {"metrics": metrics, "note": None}, "b": {"metrics": metrics}},
-        "steps": [{"at": 1}, {"at": 2, "end": 3}],
-        "sweep": None,
-    }
-    other = one | {"sweep": {"points": [1, 2]}}
-
-    assert seen.keys_text({"x": seen.keys_of(one), "y": seen.keys_of(other)}) == (
-        "all: presets, steps, sweep\n"
-        "METRIC: formula, over, unit, worse\n"
-        "presets: *\n"
-        "presets.*: metrics, note\n"
-        "presets.*.metrics: drift2.*, k3, total.*\n"
-        "steps[]: at, end\n"
-        "sweep (y): points\n"
-    )
-    assert seen.keys_of(one, ("steps",)) == {"": {"presets", "steps", "sweep"}, "steps[]": {"at", "end"}}
-
-
-def test_a_command_that_crashes_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def crash() -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(seen, "app", app)
-
-    with pytest.raises(RuntimeError):
-        seen.run("")

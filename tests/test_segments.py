@@ -1,4 +1,4 @@
-"""Reductions over ragged runs against lists; rows of many presets; normalised sums."""
+"""Rows of many presets, and sums of weights that are divided by their mean."""
 
 from __future__ import annotations
 
@@ -6,56 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from offpol_diag.engine import normal, segments
+from offpol_diag.engine import normal
 from offpol_diag.engine.rows import Columns, Rows, joined
 from offpol_diag.presets import catalogue
-
-RUNS = st.lists(st.lists(st.floats(-1e6, 1e6), max_size=7), max_size=8)
-
-
-def packed(runs: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
-    x = np.array([v for run in runs for v in run], dtype=np.float64)
-    return x, np.cumsum([0, *(len(run) for run in runs)])
-
-
-@given(runs=RUNS, rows=st.integers(1, 3))
-def test_every_reduction_is_that_of_the_list(runs, rows):
-    x, offsets = packed(runs)
-
-    assert segments.lengths(offsets).tolist() == [len(run) for run in runs]
-    assert segments.total(x, offsets).tolist() == pytest.approx([math.fsum(run) for run in runs], abs=1e-8)
-    assert segments.largest(x, offsets).tolist() == [max(run, default=-math.inf) for run in runs]
-    assert segments.smallest(x, offsets).tolist() == [min(run, default=math.inf) for run in runs]
-    means = [math.fsum(run) / len(run) if run else 0.0 for run in runs]
-    assert segments.mean(x, offsets).tolist() == pytest.approx(means, abs=1e-8)
-    assert segments.count(x > 0, offsets).tolist() == [sum(v > 0 for v in run) for run in runs]
-    every = np.stack([x + row for row in range(rows)])
-    for reduce in (segments.total, segments.largest, segments.smallest):
-        assert reduce(every, offsets).tolist() == [reduce(row, offsets).tolist() for row in every]
-
-
-@given(RUNS, RUNS)
-def test_runs_do_not_feel_their_neighbours(left, right):
-    x, offsets = packed(left + right)
-    y, own = packed(right)
-    assert np.array_equal(segments.total(x, offsets)[len(left) :], segments.total(y, own))
-    assert np.array_equal(segments.largest(x, offsets)[len(left) :], segments.largest(y, own))
-    spread = segments.spread(np.arange(len(left + right)), offsets)
-    assert spread.tolist() == [i for i, run in enumerate(left + right) for _ in run]
-
-
-def test_no_runs_and_empty_runs_reduce_to_their_neutral_elements():
-    nothing = np.zeros(0, dtype=np.float64)
-    for many in (0, 1, 3):
-        offsets = np.zeros(many + 1, dtype=np.int64)
-        assert segments.total(nothing, offsets).tolist() == [0.0] * many
-        assert segments.mean(nothing, offsets).tolist() == [0.0] * many
-        assert segments.largest(nothing, offsets).tolist() == [-math.inf] * many
-        assert segments.smallest(nothing, offsets).tolist() == [math.inf] * many
-
 
 # ---------------------------------------------------------------- many presets at once
 

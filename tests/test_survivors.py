@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -25,10 +23,10 @@ from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
 from offpol_diag.report.parts import parts
 from offpol_diag.report.terminal import sparkline
-from offpol_diag.result import Diagnosis, Place, Result
+from offpol_diag.result import Place, Result
 from offpol_diag.table import Table
 from tests import oracles
-from tests.factory import Location, Row, dump_facts, gates, make_summary, with_numbers
+from tests.factory import Location, Row, dump_facts, make_summary, with_numbers
 from tests.kinds import EACH
 
 
@@ -36,12 +34,6 @@ def numbered(**numbers: Number) -> Result:
     """Return the factory's Result with some metrics replaced."""
     summary = make_summary()
     return with_numbers(summary, "dump", summary.whole | numbers)
-
-
-def about(value: float, target: float, errors: float) -> Number:
-    """Return a number whose interval puts it that many standard errors away from `target`."""
-    half = 1.96 * abs(value - target) / errors
-    return Number(value=value, interval=(value - half, value + half))
 
 
 def along(axis: str, *k3: float) -> dict[str, Location]:
@@ -69,34 +61,6 @@ def table(name: str, summary: Result) -> Table:
 
 
 # ---------------------------------------------------------------- the recommendation
-
-
-@pytest.mark.parametrize(
-    ("facts", "enough"),
-    [
-        ({"sequences": 49}, False),
-        ({"sequences": 50}, True),
-        ({"tokens": 999}, False),
-        ({"tokens": 1000}, True),
-    ],
-)
-def test_each_of_the_three_counts_can_be_too_small_to_choose(facts: dict[str, Any], enough: bool) -> None:
-    columns = {name: name for name in ("rollout_log_probs", "old_log_probs", "group_id")}
-    given = recommend(make_summary(dump=dump_facts(columns=columns, **facts)))
-
-    assert (given.rule != "few") is enough
-
-
-def test_numbers_behind_a_rule_are_named_with_their_drift() -> None:
-    total = {
-        f"total.{name}": Number(value=value)
-        for name, value in {"k3": 1.5, "f_2": 0.6, "ess_tokens": 0.9, "ess_sequences": 0.2}.items()
-    }
-    summary = make_summary(metrics=total, diagnosis=Diagnosis(verdict="honest_mismatch", headline=""))
-
-    saw = recommend(summary).fired[0].saw
-
-    assert saw == {"total.k3": 1.5, "total.f_2": 0.6}
 
 
 @pytest.mark.parametrize(
@@ -161,12 +125,6 @@ def test_a_long_sparkline_shows_all_of_its_curve() -> None:
     assert drawn[-1] == "█"
 
 
-def test_a_gate_that_could_not_say_is_not_counted_as_passed() -> None:
-    said = answered(make_summary(gates=gates())).headline
-    assert said.startswith("Failed: ess_sequences is 0.031 [0.019, 0.043], must be ≥ 0.5")
-    assert said.endswith("Of the others 1 holds, 1 could not be judged")
-
-
 def test_a_column_that_only_some_of_the_worst_tokens_have_is_shown() -> None:
     shown = table("worst-tokens", make_summary(gates=[]))
 
@@ -200,15 +158,6 @@ def test_the_overflow_guard_is_counted_for_each_drift_by_itself(tmp_path: Path) 
         assert [found[f"{prefix}{name}"].clamped for prefix in ("", "drift2.", "total.")] == [0.0, 0.5, 0.5]
 
 
-def test_every_mean_that_shares_a_heavy_tail_says_so_and_no_other(tmp_path: Path) -> None:
-    d = np.random.default_rng(0).normal(0, 3, 2000)
-    found = measured([row([-40.0] * 2000, (d - 40.0).tolist())], tmp_path).whole
-
-    for name in ("mean_ratio", "chi2_token", "ess_tokens", "k3", "tv", "mult_prob_error"):
-        assert "k̂" in (found[name].note or ""), name
-    assert [found[name].note for name in ("k1", "k2", "abs_log_ratio", "pearson")] == [None] * 4
-
-
 def test_the_tail_of_sequences_is_no_word_about_tokens(tmp_path: Path) -> None:
     d = np.random.default_rng(0).normal(0, 0.3, (100, 400))
     found = measured([row([-9.0] * 400, (x - 9.0).tolist()) for x in d], tmp_path).whole
@@ -218,13 +167,6 @@ def test_the_tail_of_sequences_is_no_word_about_tokens(tmp_path: Path) -> None:
         False,
         False,
     ]
-
-
-@pytest.mark.parametrize("name", ["k3", "chi2_sequence", "ess_tokens", "ess_sequences"])
-def test_a_drift_that_cannot_be_known_lists_its_numbers_with_the_reason(tmp_path: Path, name: str) -> None:
-    found = measured([row([-1.0], [-1.1])], tmp_path).whole
-
-    assert found[f"drift2.{name}"].unknown == "missing column current_log_probs"
 
 
 def test_the_mean_length_is_over_sequences_that_have_a_token(tmp_path: Path) -> None:
@@ -242,16 +184,6 @@ def test_the_bars_of_a_histogram_hold_every_token(tmp_path: Path) -> None:
     assert sum(found.counts) == 30_000
     assert (found.edges[0], found.edges[-1]) == (d.min() - 1e6 + 1e6, d.max() - 1e6 + 1e6)
     assert all(low < high for low, high in pairwise(found.edges))
-
-
-def test_bars_of_a_histogram_count_whole_tokens_between_their_edges(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    d = np.concatenate((rng.normal(0, 0.02, 4000), [-20.125, 3.0, 0.0]))
-    found = measured([row([-25.0] * len(d), (d - 25.0).tolist())], tmp_path).histograms["log_ratio"]
-    logged = (d - 25.0) + 25.0
-
-    assert found.counts == np.histogram(logged, found.edges)[0].tolist()
-    assert (found.edges[0], found.edges[-1]) == (logged.min(), logged.max())
 
 
 def test_a_histogram_of_equal_values_has_one_bar(tmp_path: Path) -> None:
@@ -380,24 +312,6 @@ def test_the_seed_of_every_command_moves_its_intervals(command: str, tmp_path: P
         drawn[seed] = found.whole["k3"].interval
 
     assert drawn["1"] != drawn["2"]
-
-
-@pytest.mark.parametrize("command", ["analyze", "compare"])
-def test_group_by_adds_an_axis_under_every_command_that_has_it(command: str, tmp_path: Path) -> None:
-    dump = Path(oracles.write(oracles.make_rows(0.3), tmp_path / "dump.parquet"))
-    code, found = asked(command, dump, tmp_path / "r.json", "--group-by", "host")
-
-    assert (code, found is not None and "host" in found.axes) == (0, True)
-
-
-@COMMANDS
-def test_columns_are_renamed_under_every_command(command: str, tmp_path: Path) -> None:
-    dump = tmp_path / "dump.parquet"
-    p = [-1.0, -2.0]
-    pq.write_table(pa.table({"mine": [p, p], "old_log_probs": [p, p]}), dump)
-    code, found = asked(command, dump, tmp_path / "r.json", "--columns", "rollout=mine")
-
-    assert (code, found and found.dump.columns["rollout_log_probs"]) == (0, "mine")
 
 
 def test_every_preset_can_be_looked_at_without_its_weights_being_applied() -> None:

@@ -555,21 +555,6 @@ def test_reports_without_rows_of_sequences_say_so(dump, tmp_path):
 # ---------------------------------------------------------------- what is imported
 
 
-@pytest.mark.parametrize(
-    ("command", "needs"),
-    [
-        ("analyze {} --presets token_is -o x.html --threads 1", False),
-        ("doctor {} --threads 1", False),
-        ("gate {} --max k3=9 --threads 1", False),
-        ("doctor {} --threads 1 --csv tables", True),
-    ],
-)
-def test_polars_is_imported_for_tables_alone(command, needs, dump, tmp_path):
-    words = [sys.executable, "-X", "importtime", "-m", "offpol_diag", *command.format(dump).split()]
-    ran = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert any("| polars" in line or "|   polars" in line for line in ran.stderr.splitlines()) == needs
-
-
 def test_a_report_imports_polars_for_frames_alone():
     code = "import sys\nfrom offpol_diag.api import Report\nfrom factory import make_summary\n"
     code += (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from functools import reduce
 from itertools import permutations
 from typing import Any
@@ -105,30 +104,6 @@ def test_merging_is_associative_and_commutative_and_changes_neither_side(name):
     assert all(equal(x, y) for x, y in zip((a, b, c), before, strict=True))
 
 
-def test_the_four_kinds_are_what_plain_python_computes():
-    parts = [arrays() for _ in range(5)]
-    whole = reduce(Arrays.merge, parts)
-
-    at = (1, 2)
-    assert whole.sums["a"][at] == pytest.approx(math.fsum(one.sums["a"][at] for one in parts), rel=1e-13)
-    assert whole.maxima["m"][1] == max(one.maxima["m"][1] for one in parts)
-    logs = [float(one.log_sums["l"][0]) for one in parts]
-    top = max(logs)
-    exact = top + math.log(math.fsum(math.exp(x - top) for x in logs))
-    assert whole.log_sums["l"][0] == pytest.approx(exact, rel=1e-14)
-    every = sorted((x for one in parts for x in one.largest["t"].tolist()), reverse=True)
-    assert whole.largest["t"].tolist() == every[:5]
-
-
-def test_lines_are_read_by_name_and_equal_names_share_one():
-    found = arrays()
-
-    assert [*found.read("a")] == ["x", "y", "z", "x2"]
-    assert found.read("a")["x2"] is found.read("a")["x"] or np.array_equal(
-        found.read("a")["x2"], found.sums["a"][0]
-    )
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -139,16 +114,6 @@ def test_lines_are_read_by_name_and_equal_names_share_one():
 def test_sums_of_other_columns_do_not_merge(other):
     with pytest.raises(ValueError, match="different columns"):
         arrays().merge(Arrays(sums={"a": np.ones((3, 4))}, names={"a": other}))
-
-
-def test_a_place_that_one_part_lacks_holds_what_the_other_has():
-    one, two = places("a", "b"), places("b", "c")
-    whole = dict(one.merge(two).items())
-
-    assert [*whole] == ["a", "b", "c"]
-    assert equal(whole["a"], dict(one.items())["a"])
-    assert equal(whole["c"], dict(two.items())["c"])
-    assert equal(whole["b"], dict(one.items())["b"].merge(dict(two.items())["b"]))
 
 
 def test_places_beyond_the_bound_are_added_up_as_others():

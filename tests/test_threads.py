@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -210,14 +209,3 @@ def test_a_signal_ends_a_run_after_the_batches_under_way(small, tmp_path, number
     assert running.returncode == code
     assert said == ("interrupted\n" if code == 130 else "")
     assert len(list((tmp_path / "seen").iterdir())) < 10
-
-
-def test_a_command_writes_the_same_result_with_any_number_of_threads(tmp_path):
-    found = []
-    for threads in ("1", "3"):
-        path = tmp_path / f"{threads}.json"
-        words = ["analyze", SAMPLE, "--presets", PRESETS, "--no-html", "-q", "--threads", threads]
-        assert CliRunner().invoke(app, [*words, "--json", str(path)]).exit_code == 0
-        found.append(json.loads(path.read_text()))
-        assert found[-1].pop("run")["engine"] == "local"
-    assert found[0] == found[1]

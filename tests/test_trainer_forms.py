@@ -183,20 +183,8 @@ TRIPS: dict[str, Trip] = {
     "verl without uid": Trip(partial(written.verl, uid=False), join=TOKENS, groups=True),
     "trl": Trip(written.trl, LOGS, lambda made, i: {"advantages": made.advantages[i]}, groups=True),
     **{f"ms-swift, {kind}": swift(kind) for kind in ("hf", "megatron", "ray")},
-    "slime": Trip(
-        pickled.slime,
-        EVERY,
-        lambda made, i: (
-            ids(made, i) | {"group_id": None, "rollout_version": None, "entropy": [0.5] * len(made.mask[i])}
-        ),
-        notes=(SLIME,),
-    ),
-    "slime beside rollouts": Trip(
-        beside(pickled.slime),
-        EVERY,
-        lambda made, i: ids(made, i) | {"group_id": i // 2, "rollout_version": 11},
-        notes=(SLIME,),
-    ),
+    "slime": Trip(pickled.slime, EVERY, of_slime, notes=(SLIME,)),
+    "slime beside rollouts": Trip(beside(pickled.slime), EVERY, of_both, notes=(SLIME,)),
     "rollouts of slime": Trip(pickled.slime_rollout, join=pickled.slime),
     "rollouts of slime, by row": Trip(pickled.slime_rollout, join=OLD),
     "rollouts of miles": Trip(partial(pickled.slime_rollout, miles=True), join=pickled.slime),

@@ -1,7 +1,6 @@
-"""Check the base metrics of one walk over the tokens against plain sums over all of them."""
+"""Check that a walk over the tokens in blocks leaves what is seen at once; sums are in `test_oracle.py`."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -103,125 +102,10 @@ def same(one, two, rel=1e-12):
         np.testing.assert_allclose(two[name], values, rtol=rel, atol=1e-14 * finite, err_msg=name)
 
 
-def fsums(of, drift):
-    """Compute the sums of one drift over each sequence, in plain Python."""
-    q, p = of.policy(drift.denominator).tolist(), of.policy(drift.numerator).tolist()
-    at = of.cu_seqlens.tolist()
-    found = {}
-    for first, last in pairwise(at):
-        for name, value in _plain(q[first:last], p[first:last]).items():
-            found.setdefault(name, []).append(value)
-    return found
-
-
-def _plain(q, p):
-    d = [b - a for a, b in zip(q, p, strict=True)]
-    r1 = [math.expm1(max(min(x, 345.0), -345.0)) for x in d]
-    eq, ep = list(map(math.exp, q)), list(map(math.exp, p))
-    diff = [a * r for a, r in zip(eq, r1, strict=True)]
-    total = math.fsum
-    return {
-        "d": total(d),
-        "dd": total(x * x for x in d),
-        "abs": total(map(abs, d)),
-        "k3": total(r - x for r, x in zip(r1, d, strict=True)),
-        "r1": total(r1),
-        "r2": total([r * r for r in r1] + [2 * r for r in r1]),
-        "mult": total(math.expm1(min(abs(x), 345.0)) for x in d),
-        "tv": total(map(abs, r1)) / 2,
-        "q": total(eq),
-        "p": total(ep),
-        "qq": total(x * x for x in eq),
-        "pp": total(x * x for x in ep),
-        "pq": total(x * y for x, y in zip(eq, ep, strict=True)),
-        "pd": total(map(abs, diff)),
-        "pdd": total(x * x for x in diff),
-        "overflow": sum(abs(x) > 345.0 for x in d),
-        **{gap.factor_name(tau): sum(abs(x) > math.log(tau) for x in d) for tau in gap.FACTORS},
-    }
-
-
-@pytest.mark.parametrize("block", [1, 50, 10_000])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("drift", DRIFTS)
-def test_sums_over_sequences_are_plain_sums(size, drift, block, monkeypatch):
-    monkeypatch.setattr(terms, "BLOCK", block)
-    of = batch(SIZES[size])
-    one = context(of)
-    walk(one, dict.fromkeys(DRIFTS, (gap.Gap,)))
-    found = gap.columns(one, drift)
-
-    expected = fsums(of, drift)
-    for name, values in expected.items():
-        largest = max(map(abs, expected["abs"] if name in ("d", "r1", "r2") and SIZES[size] < 1 else values))
-        close = pytest.approx(values, rel=1e-12, abs=1e-14 * max(largest, SIZES[size]))
-        assert found[drift.prefix + name].tolist() == close, name
-
-
-@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-3])
-def test_a_tiny_drift_is_summed_without_cancellation(size):
-    of = batch(size)
-    found, expected = gap.columns(context(of), DRIFTS[0]), fsums(of, DRIFTS[0])
-
-    for name in ("dd", "abs", "mult", "tv", "pd", "pdd"):
-        assert found[name].tolist() == pytest.approx(expected[name], rel=1e-12, abs=0), name
-    assert found["k3"].tolist() == pytest.approx(expected["k3"], rel=1e-12, abs=1e-16 * size)
-
-
-def test_a_token_far_below_leaves_the_small_probabilities_of_its_block_exact():
-    of = batch(0.0, lengths=[30])
-    of.old[:] -= 25.0
-    found, expected = gap.columns(context(of), DRIFTS[0]), fsums(of, DRIFTS[0])
-
-    for name in ("p", "pp", "pq", "mult"):
-        assert found[name].tolist() == pytest.approx(expected[name], rel=1e-12, abs=0), name
-
-
-def tables_of(of, drift, name):
-    """Sum by sequence and place along one axis: [places][sequence] → list of tokens."""
-    q, at = of.rollout.tolist(), of.cu_seqlens.tolist()
-    code = {
-        "position": lambda i: min((int(of.position[i]) + 1).bit_length() - 1, 17),
-        "rollout_probability": lambda i: sum(q[i] > math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99)),
-        "advantage_sign": lambda i: int(np.sign(float(of.advantages[i]))) + 1,
-    }[name]
-    members = {}
-    for row, (first, last) in enumerate(pairwise(at)):
-        for i in range(first, last):
-            members.setdefault((row, code(i)), []).append(i)
-    return members
-
-
 def by_place(one, axis):
     """Return the sums of a batch along an axis, [C, S, places]."""
     parts = one.cached((breakdowns.ByPlace, ""), lambda: None).parts[axis.name]
     return np.concatenate(parts, axis=1).reshape(len(breakdowns.COLUMNS), -1, len(axis.labels))
-
-
-@pytest.mark.parametrize("block", [1, 50, 10_000])
-@pytest.mark.parametrize("advantages", ["of sequences", "of tokens", "of parts"])
-@pytest.mark.parametrize("axis", breakdowns.TOKEN_AXES, ids=lambda axis: axis.name)
-@pytest.mark.parametrize("size", [0.02, 2.0])
-@pytest.mark.parametrize("lengths", [LENGTHS, [1, 1, 0, 600, 1, 1, 1, 400]], ids=["short runs", "long runs"])
-def test_sums_by_place_are_plain_sums(axis, advantages, block, size, lengths, monkeypatch):
-    monkeypatch.setattr(terms, "BLOCK", block)
-    of, drift = batch(size, lengths, advantages), DRIFTS[0]
-    one = context(of)
-    walk(one, {drift: (breakdowns.ByPlace, gap.Gap)})
-    table = by_place(one, axis)
-    found = dict(zip(breakdowns.COLUMNS, table, strict=True))
-
-    q, p = of.rollout.tolist(), of.old.tolist()
-    wanted = {
-        name: np.zeros((len(lengths), len(axis.labels))) for name in ("d", "k3", "r1", "abs", "pd", "f_2")
-    }
-    wanted["tokens"] = np.zeros_like(wanted["d"])
-    for at, tokens in tables_of(of, drift, axis.name).items():
-        plain = _plain([q[i] for i in tokens], [p[i] for i in tokens]) | {"tokens": len(tokens)}
-        for name, table in wanted.items():
-            table[at] = plain[name]
-    for name, table in wanted.items():
-        np.testing.assert_allclose(found[name], table, rtol=1e-11, atol=1e-13, err_msg=name)
 
 
 def test_positions_below_zero_lose_no_token():

@@ -139,15 +139,6 @@ def skyrl_distances(log_ratio, mask, stem, ddof, smallest=None):
     return {f"policy/{stem}_abs_diff_{name}": value for name, value in found.items()}
 
 
-def skyrl_sequences(x, low, high, stem):
-    over, under = x > high, x < low
-    return over | under, {
-        f"{stem}_masked_ratio": (over | under).mean(),
-        f"{stem}_over_high_ratio": over.mean(),
-        f"{stem}_under_low_ratio": under.mean(),
-    }
-
-
 def skyrl(
     d,
     tis_ratio_type=None,
