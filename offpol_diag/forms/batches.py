@@ -14,7 +14,7 @@ import numpy as np
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Array, Row, named, step_in
-from offpol_diag.forms.pickles import DTYPES, Record, load, load_bytes, plain, typed
+from offpol_diag.forms.pickles import DTYPES, Record, load, plain, typed
 from offpol_diag.readers import columns as role
 from offpol_diag.versions import UNKNOWN
 
@@ -29,7 +29,7 @@ def _tensor(value: object, path: Path, name: str) -> Array | list[Any] | None:
     if _is_array(value) or (isinstance(value, list) and all(map(_is_array, value))):
         return value  # type: ignore[return-value]
     if isinstance(value, dict) and value.get("format") == "torch" and isinstance(value.get("data"), bytes):
-        found = load_bytes(value["data"], path)
+        found = load(path, value["data"])
         return found if isinstance(found, np.ndarray) else None
     if isinstance(value, dict) and "data" in value:
         value = value.get("dtype"), value.get("shape"), value["data"]
@@ -145,7 +145,7 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             raise DumpError(f"{path}: holds no DataProto", CHANGED)
         stored, others, meta = state
         if isinstance(stored, bytes):
-            stored = load_bytes(stored, path)
+            stored = load(path, stored)
         elif isinstance(stored, tuple) and len(stored) == 3:  # VERL_DATAPROTO_SERIALIZATION_METHOD=numpy
             stored = stored[2]
         arrays = _tensors(stored, path)

@@ -56,7 +56,7 @@ def require_mask(parts: Sequence[Part], plan: Plan, overrides: Mapping[str, str]
         return
     read, many = set(plan.names), Counter(parts[0].schema.names)
     unread = (one for one in parts[0].schema if one.name not in read and many[one.name] == 1)
-    within = [one.name for one in unread if is_list(one.type) and may_mask(one.name, one.type, plan.form)]
+    within = [one.name for one in unread if is_list(one.type) and may_mask(one.name, one.type, plan.long)]
     found = list[str]()
     with suppress(DumpError):  # what is damaged is refused where it is read
         found = list(_like_masks(parts, plan, within[:MOST])) if within else []
