@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as pt
 
-from offpol_diag.batch import PROMPT_IDS as PROMPT_IDS
 from offpol_diag.errors import DumpError, did_you_mean
+from offpol_diag.writer import IMAGE_SPANS as IMAGE_SPANS
+from offpol_diag.writer import OF_PROMPTS
+from offpol_diag.writer import PROMPT_IDS as PROMPT_IDS
 
 if TYPE_CHECKING:
     from offpol_diag.readers.sources import Part
@@ -33,9 +35,6 @@ TOPS = {"q": ("rollout_top_ids", "rollout_top_log_probs"), "p": ("train_top_ids"
 TOP_ROLES = tuple(name for pair in TOPS.values() for name in pair)
 RESCORED = ("reference_entropy", "reference_rank")
 """Columns that `rescore` alone reads and writes."""
-IMAGE_SPANS = "image_spans"
-OF_PROMPTS = (PROMPT_IDS, IMAGE_SPANS)
-"""Lists of a length of their own: the tokens before the response, and start and end of each image in both."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
 POSITION = "token_positions"

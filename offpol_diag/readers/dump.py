@@ -21,7 +21,7 @@ from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Skipped, count_signs, good_rows, remarks
 from offpol_diag.readers.columns import MASK, PROMPT_IDS, ROLLOUT, TEXTS, Plan, agree, ignored
 from offpol_diag.readers.decode import Ints, Rows, pack, plain, starts
-from offpol_diag.readers.masks import Ends, require_mask
+from offpol_diag.readers.masks import next_ends, refuse_padding, require_mask
 from offpol_diag.readers.parquet import MOST_ROWS
 from offpol_diag.readers.sources import Location, Part, find
 
@@ -277,7 +277,7 @@ class Dump:
         """
         for count in self.seen.signs.values():
             count.judge()
-        Ends(self._plan, self.seen.ends).judge(_named(self.parts), self.info.rows)
+        refuse_padding(self.seen.ends, self._plan, _named(self.parts), self.info.rows)
         if not self.seen.tokens:
             raise self._nothing()
 
@@ -287,12 +287,10 @@ class Dump:
 
     def _see(self, rows: Rows) -> Batch | None:
         """Pack the good ones of some rows, and note what is seen of all of them."""
-        found, ends = Seen(rows=len(rows.rows)), Ends(self._plan, self.seen.ends)
+        many = len(rows.rows)
         rows = good_rows(rows, self.seen.skipped if self._skip else None)
-        if ends.wanted():
-            found.ends = ends.see(rows)
-        found.signs, found.tokens = count_signs(rows), rows.kept
-        self.seen.add(found)
+        ends = next_ends(rows, self.seen.ends)
+        self.seen.add(Seen(many, rows.kept, signs=count_signs(rows), ends=ends))
         return pack(rows) if len(rows.rows) else None
 
     def _rows(self, progress: Progress) -> Iterator[Rows]:

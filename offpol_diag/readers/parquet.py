@@ -21,8 +21,8 @@ from offpol_diag.readers.columns import is_list
 from offpol_diag.readers.decode import plain
 from offpol_diag.readers.sources import Location, Part
 from offpol_diag.readers.stores import outage
+from offpol_diag.writer import METADATA_KEY
 
-PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
 BUFFER, REMOTE_BUFFER = 1 << 20, 8 << 20
 """Bytes of a column per read; larger for remote files, where each read costs a round trip."""
@@ -91,7 +91,7 @@ def footer(path: Location, numeric: set[str]) -> Part:
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
             rows = tuple(group.num_rows for group in groups)
             sizes = tuple(group.total_byte_size for group in groups)
-            provenance = _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}"))
+            provenance = _provenance((metadata.metadata or {}).get(METADATA_KEY, b"{}"))
             return Part(path, state, schema, partitions, rows, sizes, provenance)
     except READ_ERRORS as error:
         raise unreadable(path, error) from error
