@@ -19,8 +19,6 @@ from offpol_diag.engine import segments
 from offpol_diag.engine.segments import Array
 
 POLICIES = ("rollout", "old", "current")
-PROMPT_IDS = "prompt_ids"
-"""Scalar column of the tokens of prompts: a list each."""
 DIAGNOSED = ("reference", "old_repeat", "prefill", "router_agreement", "kept_mass")
 """Columns of tokens that the diagnosis alone reads."""
 PER_TOKEN = (

@@ -41,6 +41,7 @@ FLOAT_TOKENS = (
 )
 PROMPT_IDS, IMAGE_SPANS = "prompt_ids", "image_spans"
 OF_PROMPTS = (PROMPT_IDS, IMAGE_SPANS)
+"""Lists of a length of their own: the tokens before the response, and start and end of each image in both."""
 TOPS = {"rollout_top_ids": "rollout_top_log_probs", "train_top_ids": "train_top_log_probs"}
 """Lists of the likeliest ids of each token → their log-probs."""
 MOST_TOP = 64

@@ -15,7 +15,7 @@ from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import open_dump
 from offpol_diag.readers import columns as roles
-from offpol_diag.readers.columns import LIST, LONG
+from offpol_diag.readers.columns import LONG_ROLES, ROLES
 from tests import factory
 from tests.factory import refusal
 
@@ -351,7 +351,7 @@ def test_two_candidates_are_settled_by_the_line_in_the_hint(tmp_path):
     assert open_dump([path], columns={"rollout": "logprobs"}).info.columns["rollout_log_probs"] == "logprobs"
 
 
-@pytest.mark.parametrize("form", [LIST, LONG], ids=["list", "long"])
+@pytest.mark.parametrize("form", [ROLES, LONG_ROLES], ids=["list", "long"])
 def test_a_canonical_name_beside_an_alias_is_ambiguous_in_every_role(tmp_path, form):
     values = {
         roles.NUMBER: [1.0] * 4,
@@ -366,10 +366,10 @@ def test_a_canonical_name_beside_an_alias_is_ambiguous_in_every_role(tmp_path, f
         roles.INTEGER: [0, 1, 0, 1],
         roles.PER_TOKEN[roles.FLAGS]: [1] * 4,
     }
-    logs = [-1.0] * 4 if form.long else GOOD
+    logs = [-1.0] * 4 if form is LONG_ROLES else GOOD
     columns = {"rollout_log_probs": logs, "old_log_probs": logs}
-    columns |= {"sequence_id": [0, 0, 1, 1]} if form.long else {}
-    pairs = [(role, alias) for role in form.roles for alias in role.aliases.split() if alias != "mask"]
+    columns |= {"sequence_id": [0, 0, 1, 1]} if form is LONG_ROLES else {}
+    pairs = [(role, alias) for role in form for alias in role.aliases.split() if alias != "mask"]
     for role, alias in pairs:
         both = {role.name: values[role.kind], alias: values[role.kind]}
         path = write(tmp_path / "a.parquet", **columns | both)

@@ -47,7 +47,7 @@ def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
     Path("hard.parquet").hardlink_to("d/a.parquet")
     same = ["./d/a.parquet", str(tmp_path / "d"), f"file://{tmp_path}/d/a.parquet", "d/../d/*.parquet"]
     found = find(["d/a.parquet", *same, "link.parquet", "hard.parquet"])
-    assert [str(file.path) for file in found] == ["d/a.parquet"]
+    assert [str(file) for file in found] == ["d/a.parquet"]
     shutil.copy("d/a.parquet", "copy.parquet")
     assert len(find(["d/a.parquet", "copy.parquet"])) == 2
 
@@ -59,7 +59,7 @@ def test_a_pipe_or_a_device_is_refused_and_not_waited_for_or_left_out(tmp_path, 
     write(tmp_path / "a.parquet")
     monkeypatch.chdir(tmp_path)
     assert refusal(source).message.endswith("a device or a pipe, no file")
-    assert [file.path.parts[-1] for file in find([str(tmp_path)])] == ["a.parquet"]
+    assert [file.parts[-1] for file in find([str(tmp_path)])] == ["a.parquet"]
 
 
 def shifted(path, by):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import offpol_diag
 from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError
-from offpol_diag.readers.sources import stdin_copy
+from offpol_diag.readers.sources import _stdin_folder
 from tests.factory import make_summary
 
 SAMPLE = Path(__file__).parents[1] / "sample_data" / "healthy.parquet"
@@ -131,9 +131,9 @@ PIPED = {"r.json": 0, "line.json": 0, "sampled.parquet": 0, "cut.json": 2, "newe
 
 @pytest.mark.parametrize(("name", "code"), PIPED.items())
 def test_the_gate_takes_a_result_or_a_dump_from_a_pipe(name, code):
-    stdin_copy.cache_clear()
+    _stdin_folder.cache_clear()
     ran = CliRunner().invoke(app, ["gate", "-", "--max", "k3=100", "-q"], input=Path(name).read_bytes())
-    stdin_copy.cache_clear()
+    _stdin_folder.cache_clear()
 
     assert ran.exit_code == code, ran.stderr
     assert code == 0 or ran.stderr.startswith("error: standard input: ")

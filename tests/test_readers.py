@@ -353,7 +353,7 @@ def test_a_sequence_has_so_many_tokens_at_most(tmp_path):
 
 
 def names(*sources):
-    return [str(file.path) for file in find(sources)]
+    return [str(file) for file in find(sources)]
 
 
 def test_directories_and_globs_are_searched_and_hidden_files_left_out(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
-from offpol_diag.readers.sources import stdin_copy
+from offpol_diag.readers.sources import _stdin_folder, stdin_copy
 from tests.factory import write
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +32,7 @@ def spool(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    stdin_copy.cache_clear()
+    _stdin_folder.cache_clear()
     return folder
 
 
@@ -71,18 +71,13 @@ def test_a_pipe_and_a_file_are_one_dump(data, spool):
         (["-", "-"], b"", "-: standard input is named twice"),
     ],
 )
-def test_other_input_than_a_dump_is_refused_and_nothing_of_it_is_left(
-    spool, monkeypatch, sources, data, says
-):
-    at_exit = []
-    monkeypatch.setattr("atexit.register", at_exit.append)
+def test_other_input_than_a_dump_is_refused_and_nothing_of_it_is_left(spool, sources, data, says):
     ran = CliRunner().invoke(app, ["analyze", *sources], input=data)
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert f"error: {says}" in ran.stderr
     assert ran.stderr.count("hint: ") == 1
-    assert len(list(spool.iterdir())) == len(at_exit) == (len(sources) == 1)
-    for remove in at_exit:
-        remove()
+    assert len(list(spool.iterdir())) == (len(sources) == 1)
+    _stdin_folder.cache_clear()
     assert [*spool.iterdir(), *Path().glob("*.html")] == []
 
 

@@ -325,8 +325,7 @@ def test_a_large_batch_is_known_by_its_beginning(tmp_path: Path) -> None:
     made.responses[0] = np.arange(30_000)
     for column in (made.rollout, made.old, made.mask):
         column[0] = np.resize(column[0], 30_000)
-    words, fault = pickles.peek(pickled.skyrl(tmp_path, made))
-    assert ("_rebuild_tensor_batch" in words, fault) == (True, None)
+    assert "_rebuild_tensor_batch" in pickles.peek(pickled.skyrl(tmp_path, made))
 
 
 FORMS = {"nemo-rl": written.nemo_rl, "prime-rl": written.prime_rl, "roll": written.roll}

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offpol_diag.batch import DIAGNOSED, PROMPT_IDS, Batch
+from offpol_diag.batch import DIAGNOSED, Batch
 from offpol_diag.engine import bootstrap, toplists
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift
+from offpol_diag.writer import PROMPT_IDS
 
 TOKENS, SEQUENCES = 1 << 17, 8192
 """The sample is the longest prefix, in hash order, of at most so many tokens and sequences."""

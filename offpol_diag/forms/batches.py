@@ -14,7 +14,7 @@ import numpy as np
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Array, Row, named, step_in
-from offpol_diag.forms.pickles import DTYPES, Record, load, load_bytes, plain, typed
+from offpol_diag.forms.pickles import Record, load, plain, typed
 from offpol_diag.readers import columns as role
 from offpol_diag.versions import UNKNOWN
 
@@ -29,24 +29,20 @@ def _tensor(value: object, path: Path, name: str) -> Array | list[Any] | None:
     if _is_array(value) or (isinstance(value, list) and all(map(_is_array, value))):
         return value  # type: ignore[return-value]
     if isinstance(value, dict) and value.get("format") == "torch" and isinstance(value.get("data"), bytes):
-        found = load_bytes(value["data"], path)
+        found = load(path, value["data"])
         return found if isinstance(found, np.ndarray) else None
     if isinstance(value, dict) and "data" in value:
         value = value.get("dtype"), value.get("shape"), value["data"]
     if not isinstance(value, tuple) or len(value) != 3:
         return None
-    dtype, shape, data = value[0], value[1], plain(value[2])
-    if isinstance(data, np.ndarray):
-        data = data.tobytes()
-    if (
-        dtype not in DTYPES
-        or not isinstance(shape, tuple)
-        or not all(type(n) is int and n >= 0 for n in shape)
-        or not isinstance(data, bytes | bytearray)
-        or len(data) != math.prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize)
-    ):
-        raise DumpError(f"{path}: {name!r} is a damaged tensor", CHANGED)
-    return typed(np.frombuffer(data, np.uint8), dtype).reshape(shape)
+    dtype, shape, data = value
+    try:
+        found = typed(np.frombuffer(plain(data), np.uint8), dtype)
+        if found.size != math.prod(shape):
+            raise ValueError("its size is not that of its shape")
+        return found.reshape(shape)
+    except (TypeError, ValueError) as error:
+        raise DumpError(f"{path}: {name!r} is a damaged tensor", CHANGED) from error
 
 
 def _is_array(value: object) -> bool:
@@ -145,22 +141,18 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             raise DumpError(f"{path}: holds no DataProto", CHANGED)
         stored, others, meta = state
         if isinstance(stored, bytes):
-            stored = load_bytes(stored, path)
+            stored = load(path, stored)
         elif isinstance(stored, tuple) and len(stored) == 3:  # VERL_DATAPROTO_SERIALIZATION_METHOD=numpy
             stored = stored[2]
-        arrays = _tensors(stored, path)
         step = meta.get("global_steps") if isinstance(meta, dict) else None
         if type(step) is not int:
             step = None
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 said = json.loads(path.with_name("meta.json").read_text())["global_steps"]  # of a skip cache
                 step = said if type(said) is int else None
-        _verl_mask(arrays)
-        _summed(arrays, *SCORES)
         names = ("uid", "min_global_steps", "max_global_steps")
         uids, *ends = (plain(others.get(name)) if isinstance(others, dict) else None for name in names)
-        for i, (where, record) in enumerate(generic.sequences(arrays, path)):
-            row = generic.by_names(record, where, VERL, columns, used=("attention_mask", *SCORES))
+        for i, row in enumerate(_verl_rows(stored, path, columns)):
             row.scalars |= named(step, i)
             uid = _element(uids, i)
             if isinstance(uid, str):
@@ -175,16 +167,12 @@ def verl_queue(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Ro
         found = load(path)
         if not isinstance(found, dict):
             raise DumpError(f"{path}: {type(found).__name__}, no batch of tensors", CHANGED)
-        arrays = _tensors(found.get("tensordict"), path)
-        _verl_mask(arrays)
-        _summed(arrays, *SCORES)
         keys, tags, step = found.get("keys"), found.get("tags"), found.get("global_steps")
-        for i, (where, record) in enumerate(generic.sequences(arrays, path)):
+        for i, row in enumerate(_verl_rows(found.get("tensordict"), path, columns)):
             tag, key = _element(tags, i), _element(keys, i)
             tag = tag if isinstance(tag, dict) else {}
             if tag.get("is_padding") is True:
                 continue
-            row = generic.by_names(record, where, VERL, columns, used=("attention_mask", *SCORES))
             row.scalars |= {role.STEP: step} if type(step) is int else {}
             if isinstance(key, str):
                 row.scalars |= {role.SEQUENCE: key, role.GROUP: key.rsplit("_", 2)[0]}
@@ -206,8 +194,12 @@ def _element(values: object, i: int) -> Any:
     return values[i] if isinstance(values, list | np.ndarray) and i < len(values) else None
 
 
-def _verl_mask(arrays: dict[str, Array | list[Any]]) -> None:
-    """Make the response mask of the attention mask where there is none, and the length of prompts."""
+def _verl_rows(stored: object, path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the sequences of a batch.
+
+    Its response mask is made of the attention mask where there is none, and so is the length of prompts.
+    """
+    arrays = _tensors(stored, path)
     both = (arrays.get(name) for name in ("attention_mask", "responses"))
     padded = [values for values in both if isinstance(values, np.ndarray) and values.ndim == 2]
     if len(padded) == 2:
@@ -215,3 +207,6 @@ def _verl_mask(arrays: dict[str, Array | list[Any]]) -> None:
         prompt = max(0, attention.shape[1] - responses.shape[1])
         arrays.setdefault("response_mask", attention[:, prompt:])
         arrays.setdefault("prompt_length", (attention[:, :prompt] != 0).sum(axis=1))
+    _summed(arrays, *SCORES)
+    for where, record in generic.sequences(arrays, path):
+        yield generic.by_names(record, where, VERL, columns, used=("attention_mask", *SCORES))

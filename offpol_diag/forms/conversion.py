@@ -26,10 +26,10 @@ from offpol_diag.readers.columns import (
     ROLLOUT,
     WEIGHT_VERSIONS,
     agree,
-    form_of,
     ignored,
+    is_long,
 )
-from offpol_diag.readers.sources import File, Location, is_file
+from offpol_diag.readers.sources import Location, is_file
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.versions import UNKNOWN
 from offpol_diag.writer import PROMPT_IDS, DumpWriter
@@ -315,17 +315,17 @@ def open_dump(
     return replace(dump, info=info, parts=parts, remarks=tuple(made.notes), folder=folder)
 
 
-def _is_long(file: File, overrides: Mapping[str, str]) -> bool:
+def _is_long(file: Location, overrides: Mapping[str, str]) -> bool:
     """Return whether a file has a row per token; False where it cannot be read, which the reader explains."""
     try:
-        with file.path.open() as stream:
+        with file.open() as stream:
             schema = pq.read_schema(stream)
     except (pa.ArrowException, OSError, ValueError):
         return False
-    return form_of(schema, overrides).long
+    return is_long(schema, overrides)
 
 
-def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[str, Any]) -> Dump:
+def _of_tokens(files: Sequence[Location], columns: Mapping[str, str], how: Mapping[str, Any]) -> Dump:
     """Open a dump of one row per token, converted to one row per sequence."""
     from offpol_diag import readers
     from offpol_diag.readers.dump import describe, merged
@@ -343,7 +343,7 @@ def _of_tokens(files: Sequence[File], columns: Mapping[str, str], how: Mapping[s
     shown = _named([part.path for part in filled])
     given = {role: name for role, name in columns.items() if name == NONE} | plan.columns
     location = replace(Location.local(target, shown), origin=long.place)
-    dump = readers.open_dump([File(location)], columns=given, **how)
+    dump = readers.open_dump([location], columns=given, **how)
     info = replace(
         dump.info,
         files=tuple(str(part.path) for part in parts),

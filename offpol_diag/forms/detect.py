@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.forms.files import Head, undamaged
 from offpol_diag.forms.form import Form
+from offpol_diag.forms.pickles import load
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
-from offpol_diag.readers.columns import GROUP, NONE, form_of, resolve, unknown
+from offpol_diag.readers.columns import GROUP, NONE, is_long, resolve, unknown
 from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, identity, is_dir, is_file, kind
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.readers.urls import is_url
@@ -102,23 +103,8 @@ def _detected(files: Sequence[Local], columns: Mapping[str, str], always: bool, 
             return None  # the reader says what is missing
         if fits:
             kinds.setdefault(fits.name, []).append(path)
-        elif given and head.fault:
-            raise head.fault
-        elif (
-            given
-            and head.fields
-            and (absent := [one for one in columns.values() if one not in (NONE, *head.fields)])
-        ):
-            some = "no fields" if len(absent) > 1 else "no field"
-            what = f"{path}: it has {some} {' and '.join(map(repr, absent))}"
-            raise DumpError(what, unknown(absent, sorted(head.fields)))
         elif given:
-            raise DumpError(
-                f"{path}: not a form of dump that is known",
-                f"it holds {', '.join(sorted(head.fields)[:12])}; name them with --columns rollout=…,old=…"
-                if head.fields
-                else "see `offpol-diag convert --list`, or write Parquet with offpol_diag.DumpWriter",
-            )
+            raise _unknown(head, columns)
     sure = {name: paths for name, paths in kinds.items() if not named(name).guess} or kinds
     if len(sure) > 1:
         several = "; ".join(f"{paths[0]} is {name}" for name, paths in sure.items())
@@ -127,6 +113,22 @@ def _detected(files: Sequence[Local], columns: Mapping[str, str], always: bool, 
     for name, paths in sure.items():
         return Found.of(paths, named(name))
     return None
+
+
+def _unknown(head: Head, columns: Mapping[str, str]) -> DumpError:
+    """Return the error of a file of no form that is known."""
+    if head.kind in ("pickle", "torch"):
+        load(head.path)  # which says what is damaged, or not read
+    if not head.fields:
+        hint = "see `offpol-diag convert --list`, or write Parquet with offpol_diag.DumpWriter"
+        return DumpError(f"{head.path}: not a form of dump that is known", hint)
+    if absent := [one for one in columns.values() if one not in (NONE, *head.fields)]:
+        some = "no fields" if len(absent) > 1 else "no field"
+        what = f"{head.path}: it has {some} {' and '.join(map(repr, absent))}"
+        return DumpError(what, unknown(absent, sorted(head.fields)))
+    held = ", ".join(sorted(head.fields)[:12])
+    hint = f"it holds {held}; name them with --columns rollout=…,old=…"
+    return DumpError(f"{head.path}: not a form of dump that is known", hint)
 
 
 def _require_content(path: Path) -> None:
@@ -166,7 +168,7 @@ def _canonical(sources: Sequence[str], files: Sequence[Local], columns: Mapping[
     except (pa.ArrowException, OSError, ValueError):
         return found.suffix == PARQUET  # the reader says what is wrong
     try:
-        mapping = resolve(schema.names, columns, str(found), form_of(schema, columns))
+        mapping = resolve(schema.names, columns, str(found), is_long(schema, columns))
     except DumpError:
         return False
     head = Head(found, "parquet", frozenset(schema.names))

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import pickles
-from offpol_diag.readers.columns import form_of
+from offpol_diag.readers.columns import is_long
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,12 @@ class Head:
     Attributes:
         kind: one of the kinds of `MAGIC`, or empty.
         fields: names of its columns, or of the fields of its first record.
-        fault: why a pickle is not read.
         long: whether a row is a token.
     """
 
     path: Path
     kind: str
     fields: frozenset[str] = frozenset()
-    fault: DumpError | None = None
     long: bool = False
 
     @classmethod
@@ -52,12 +50,11 @@ class Head:
         if kind == "jsonl":
             return cls(path, kind, frozenset(next((one for _, one in records([path])), {})))
         if kind in ("torch", "pickle"):
-            names, fault = pickles.peek(path)
-            return cls(path, kind, frozenset(names), fault=fault)
+            return cls(path, kind, frozenset(pickles.peek(path)))
         if kind == "parquet":
             with undamaged(path):
                 schema = pq.read_schema(path)
-            return cls(path, kind, frozenset(schema.names), long=form_of(schema, {}).long)
+            return cls(path, kind, frozenset(schema.names), long=is_long(schema, {}))
         return cls(path, kind, frozenset(_names(path, kind)))
 
 

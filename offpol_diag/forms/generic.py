@@ -24,9 +24,9 @@ from offpol_diag.readers.columns import (
     ADVANTAGES,
     DIGESTS,
     FINISH_REASON,
-    LIST,
     POSITION,
     PROMPT_LENGTH,
+    ROLES,
     ROLLOUT,
     TOP_ROLES,
     WEIGHT_VERSIONS,
@@ -37,11 +37,11 @@ from offpol_diag.readers.decode import plain, starts
 
 Record = Mapping[str, Any]
 PER_TOKEN = frozenset(
-    role.name for role in LIST.roles if role.kind.needs.startswith("a list") or role.name == ADVANTAGES
+    role.name for role in ROLES if role.kind.needs.startswith("a list") or role.name == ADVANTAGES
 )
 """Canonical columns with a list per row; advantages may also be one number."""
 RECORDED = tuple(
-    role for role in LIST.roles if role.name in (WEIGHT_VERSIONS, PROMPT_LENGTH, FINISH_REASON, *DIGESTS)
+    role for role in ROLES if role.name in (WEIGHT_VERSIONS, PROMPT_LENGTH, FINISH_REASON, *DIGESTS)
 )
 ROWS = 256
 """Rows of a table that are turned into `Row`s at once."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.forms.form import Array, Row
-from offpol_diag.readers.columns import LIST, SEQUENCE
+from offpol_diag.readers.columns import ROLES, SEQUENCE
 
 ORDER = "row"
 """The word for `--on` that joins by the order of the rows."""
@@ -31,7 +31,7 @@ def parse(text: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
 
 def role_named(name: str) -> str:
     """Return the canonical name of a column, or the name itself."""
-    return next((role.name for role in LIST.roles if name in (*role.names, role.short)), name)
+    return next((role.name for role in ROLES if name in (*role.names, role.short)), name)
 
 
 @dataclass

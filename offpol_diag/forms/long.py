@@ -129,7 +129,7 @@ class _Gathering:
         last: latest row of each sequence.
         sizes: rows of each sequence.
         read: rows so far.
-        groups: first row of each row group, the number of its file, its own, and its first row in the file.
+        tables_read: first row of each table, number of its file, its row group, its first row in the file.
         skipped: what is wrong with each sequence that is left to skip.
     """
 
@@ -140,7 +140,7 @@ class _Gathering:
     last: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     sizes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     read: int = 0
-    groups: list[tuple[int, int, int, int]] = field(default_factory=list)
+    tables_read: list[tuple[int, int, int, int]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -173,13 +173,8 @@ class _Gathering:
         """Yield the rows with the numbers of their sequences and their own in the dump."""
         for at, part in enumerate(self.parts):
             names = [name for name in (*self.tokens, *self.constants) if name not in part.partitions]
-            group = -1
-            for now, table in parquet.tables(part, names, AT_ONCE):
-                if now != group:
-                    group = now
-                    self.groups.append((self.read, at, group, sum(part.group_rows[:group])))
-                for key, value in part.partitions.items():
-                    table = table.append_column(key, pa.repeat(value, table.num_rows))
+            for group, table, numbers in parquet.numbered(part, names, AT_ONCE):
+                self.tables_read.append((self.read, at, group, int(numbers[0])))
                 made = {ROW: np.arange(self.read, self.read + table.num_rows)}
                 made[NUMBER] = self._numbered(table)
                 for name, kind in self.tokens.items():
@@ -190,7 +185,8 @@ class _Gathering:
 
     def place(self, row: int) -> tuple[str, int, int]:
         """Return file, row group and row in the file of a row in the dump."""
-        first, at, group, before = self.groups[bisect_right(self.groups, row, key=itemgetter(0)) - 1]
+        latest = bisect_right(self.tables_read, row, key=itemgetter(0)) - 1
+        first, at, group, before = self.tables_read[latest]
         return str(self.parts[at].path), group, before + row - first
 
     def _numbered(self, table: pa.RecordBatch) -> Ints:
@@ -319,7 +315,7 @@ def _like_a_mask(parts: Sequence[Part], plan: Plan) -> list[str]:
     if MASK in plan.columns or plan.unmasked:
         return []
     read, schema = set(plan.names), parts[0].schema
-    unread = [one.name for one in schema if one.name not in read and may_mask(one.name, one.type, plan.form)]
+    unread = [one.name for one in schema if one.name not in read and may_mask(one.name, one.type, True)]
     once = [name for name in unread if all(part.schema.names.count(name) == 1 for part in parts)]
     names = [name for name in once if name not in parts[0].partitions][:MOST]
     sequence = plan.columns[SEQUENCE]

@@ -176,27 +176,6 @@ class Unpickler(pickle.Unpickler):
         return typed(np.frombuffer(self._storage(pid[2]), np.uint8), pid[1])
 
 
-class Anything(Record):
-    """What takes the place of every object while only names are looked at."""
-
-    def __setitem__(self, *_: object) -> None:
-        """Take an item."""
-
-    extend = append = add = lambda self, _: None
-
-
-class Names(Unpickler):
-    """Looks up the names of a pickle, and makes nothing of them."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Refuse what is in no table."""
-        super().find_class(module, name)
-        return Anything
-
-    def persistent_load(self, _: Any) -> Any:
-        """Return nothing."""
-
-
 def _unpickled(file: Any) -> Any:
     if file.read(2) != b"PK":
         file.seek(0)
@@ -215,57 +194,34 @@ def _pickle_of(archive: zipfile.ZipFile) -> tuple[str, bytes]:
     return name, archive.read(name)  # whole, so that its checksum is compared
 
 
-def _fault(path: Path, error: Exception) -> DumpError:
-    """Return what went wrong as an error for the user."""
-    if isinstance(error, Refused):
-        return DumpError(
-            f"{path}: holds {error}, which is not read: a pickle can run any code",
-            "convert it in the trainer's own environment: load it there, and write its columns with "
-            "offpol_diag.DumpWriter",
-        )
-    said = " ".join(str(error).split())[:80] or type(error).__name__
-    return DumpError(f"{path}: a damaged pickle ({said})", "write or copy it again")
-
-
-def load(path: Path) -> Any:
-    """Read a pickle or a `torch.save` file: plain values, arrays and records."""
-    with path.open("rb") as file:
+def load(path: Path, data: bytes | None = None) -> Any:
+    """Read a pickle or a `torch.save` file, or bytes within one: plain values, arrays and records."""
+    with path.open("rb") if data is None else io.BytesIO(data) as file:
         try:
             return _unpickled(file)
+        except Refused as error:
+            raise DumpError(
+                f"{path}: holds {error}, which is not read: a pickle can run any code",
+                "convert it in the trainer's own environment: load it there, and write its columns with "
+                "offpol_diag.DumpWriter",
+            ) from error
         except Exception as error:  # a damaged pickle raises whatever its instructions meet
-            raise _fault(path, error) from error
+            said = " ".join(str(error).split())[:80] or type(error).__name__
+            raise DumpError(f"{path}: a damaged pickle ({said})", "write or copy it again") from error
 
 
-def load_bytes(data: bytes, path: Path) -> Any:
-    """Read what `torch.save` wrote to memory; see `load`."""
-    try:
-        return _unpickled(io.BytesIO(data))
-    except Exception as error:
-        raise _fault(path, error) from error
-
-
-def peek(path: Path) -> tuple[set[str], DumpError | None]:
-    """Return the words at the beginning of a file, by which its form is known, and what is wrong there."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-            if head[:2] == b"PK":
-                with zipfile.ZipFile(file) as archive:
-                    head = _pickle_of(archive)[1][:HEAD]
-    except Exception as error:
-        return set(), _fault(path, error)
+def peek(path: Path) -> set[str]:
+    """Return the words at the beginning of a file, by which its form is known."""
     words = set[str]()
-    with suppress(Exception):  # the beginning ends anywhere
+    with suppress(Exception), path.open("rb") as file:  # it ends anywhere; `load` says what is damaged
+        head = file.read(HEAD)
+        if head[:2] == b"PK":
+            with zipfile.ZipFile(file) as archive:
+                head = _pickle_of(archive)[1][:HEAD]
         for code, word, _ in pickletools.genops(head):
             if isinstance(word, str):
                 words.add(word.partition(" ")[2] if code.name == "GLOBAL" else word)
-    try:
-        Names(io.BytesIO(head)).load()
-    except Refused as error:
-        return words, _fault(path, error)
-    except Exception as error:
-        return words, _fault(path, error) if len(head) < HEAD else None
-    return words, None
+    return words
 
 
 def plain(value: object) -> Any:

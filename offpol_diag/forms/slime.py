@@ -72,15 +72,20 @@ def slime_rollout(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
             record = record_of(one, where)
             if type(record.get("reward")) not in (int, float):
                 record["reward"] = None
-            row = generic.by_names(record, where, SAMPLE, columns, used=OF_A_SAMPLE)
-            length = record.get("response_length")
-            row.tokens[role.TOKEN_IDS] = _response(row, length)
-            row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
+            row = _of_sample(record, where, SAMPLE, columns)
             if record.get("remove_sample") is True:
                 row.tokens[role.MASK] = np.zeros_like(row.tokens[role.MASK])
             row.scalars |= named(rollout, _integer(record.get("index"), i))
             _tell(row, record, columns)
             yield row
+
+
+def _of_sample(record: Record, where: str, names: Mapping[str, str], columns: Mapping[str, str]) -> Row:
+    """Return a sample of a rollout as a row; without a mask all of its response counts."""
+    row = generic.by_names(record, where, names, columns, used=OF_A_SAMPLE)
+    row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_length"))
+    row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
+    return row
 
 
 def _dump(path: Path, name: str, kind: type = list) -> dict[str, Any]:
@@ -337,9 +342,7 @@ def miles_columns(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
     """Read `dashboard_columns`: the rollout's log-probs, mask and tokens, without the trainer's."""
     names = {key: SAMPLE[key] for key in (role.ROLLOUT, role.MASK, role.TOKEN_IDS)}
     for where, record in generic.table_records(files):
-        row = generic.by_names(record, where, names, columns, used=OF_A_SAMPLE)
-        row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_length"))
-        row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
+        row = _of_sample(record, where, names, columns)
         step = step_in(where, r"rollout_(\d+)\.parquet") or 0
         row.scalars |= named(step, _integer(record.get("sample_index")))
         yield row

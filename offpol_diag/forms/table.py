@@ -5,16 +5,14 @@ from __future__ import annotations
 from offpol_diag.forms import batches, generic, long, slime, trainers
 from offpol_diag.forms.files import Head
 from offpol_diag.forms.form import Alignment, Form, Read, having
-from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
+from offpol_diag.readers.columns import CURRENT, OLD, ROLES, ROLLOUT
 
 WRITTEN = (
     *(".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".feather", ".ipc"),
     *(".npz", ".pt", ".pth", ".pkl", ".pickle", ".dp"),
 )
 """Endings of files that are looked at in a directory."""
-LOG_PROBS = frozenset(
-    name for role in LIST.roles if role.name in (ROLLOUT, OLD, CURRENT) for name in role.names
-)
+LOG_PROBS = frozenset(name for role in ROLES if role.name in (ROLLOUT, OLD, CURRENT) for name in role.names)
 
 
 def _guess(name: str, files: str, holds: str, read: Read, kind: str = "", padded: bool = False) -> Form:

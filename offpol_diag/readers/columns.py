@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as pt
 
-from offpol_diag.batch import PROMPT_IDS as PROMPT_IDS
 from offpol_diag.errors import DumpError, did_you_mean
+from offpol_diag.writer import IMAGE_SPANS as IMAGE_SPANS
+from offpol_diag.writer import OF_PROMPTS
+from offpol_diag.writer import PROMPT_IDS as PROMPT_IDS
 
 if TYPE_CHECKING:
     from offpol_diag.readers.sources import Part
@@ -33,9 +35,6 @@ TOPS = {"q": ("rollout_top_ids", "rollout_top_log_probs"), "p": ("train_top_ids"
 TOP_ROLES = tuple(name for pair in TOPS.values() for name in pair)
 RESCORED = ("reference_entropy", "reference_rank")
 """Columns that `rescore` alone reads and writes."""
-IMAGE_SPANS = "image_spans"
-OF_PROMPTS = (PROMPT_IDS, IMAGE_SPANS)
-"""Lists of a length of their own: the tokens before the response, and start and end of each image in both."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
 POSITION = "token_positions"
@@ -219,31 +218,24 @@ ROLES = (
 # ---------------------------------------------------------------- a row is a sequence or a token
 
 
-@dataclass(frozen=True)
-class Form:
-    """Form of a dump: wide (a row is a sequence, with lists) or long (a row is a token, with numbers)."""
-
-    roles: tuple[Role, ...]
-    long: bool = False
-
-    def __reduce__(self) -> str:
-        """Pickle by name, since the lambdas in `Kind` cannot be pickled."""
-        return "LONG" if self.long else "LIST"
-
-    def kind(self, name: str) -> Kind:
-        """Return the type requirement of a role's column."""
-        return next(role.kind for role in self.roles if role.name == name)
-
-
-LIST = Form(ROLES)
-LONG = Form(
-    tuple(
-        replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}")
-        for r in ROLES
-        if r.name not in TOP_ROLES
-    ),
-    long=True,
+LONG_ROLES = tuple(
+    replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}")
+    for r in ROLES
+    if r.name not in TOP_ROLES
 )
+"""Roles of the long form: a row is a token, with numbers in place of lists."""
+
+
+def roles_of(long: bool) -> tuple[Role, ...]:
+    """Return the roles of the long form, or of the wide one."""
+    return LONG_ROLES if long else ROLES
+
+
+def kind_of(name: str, long: bool) -> Kind:
+    """Return the type requirement of a role's column."""
+    return next(role.kind for role in roles_of(long) if role.name == name)
+
+
 TOKENS = tuple(role.name for role in ROLES if role.kind in PER_TOKEN)
 """Roles with a value per token in the long form."""
 
@@ -259,33 +251,33 @@ NONE = "none"
 """Given to `--columns` for a column's name: no column has that role."""
 
 
-def form_of(schema: pa.Schema, overrides: Mapping[str, str]) -> Form:
-    """Determine the form of a file.
+def is_long(schema: pa.Schema, overrides: Mapping[str, str]) -> bool:
+    """Return whether a file has the long form.
 
-    It is the long form if a column that can be the rollout log-probs holds one float per row and no column
+    It has if a column that can be the rollout log-probs holds one float per row and no column
     with a value per token holds lists.
     """
     types: dict[str, list[pa.DataType]] = {}
-    for role in LONG.roles:
+    for role in LONG_ROLES:
         if role.name in TOKENS:
             given = [overrides[word] for word in (role.name, role.short) if word in overrides]
             names = [name for name in given or role.names if schema.names.count(name) == 1]
             types[role.name] = [schema.field(name).type for name in names]
     lists = any(is_list(one) for some in types.values() for one in some)
-    return LONG if not lists and any(pt.is_floating(stored(one)) for one in types[ROLLOUT]) else LIST
+    return not lists and any(pt.is_floating(stored(one)) for one in types[ROLLOUT])
 
 
 def assigned(
-    names: Sequence[str], overrides: Mapping[str, str], file: str, form: Form = LIST
+    names: Sequence[str], overrides: Mapping[str, str], file: str, long: bool = False
 ) -> dict[str, str]:
     """Assign columns to roles: canonical name → the column's name, for the roles found.
 
     Overrides take precedence; `NONE` leaves a role without a column. Otherwise a role goes to the one column
     with its canonical name or one of its aliases. A column named in an override has no other role.
     """
-    mapping = _given(names, overrides, file, form.roles)
+    mapping = _given(names, overrides, file, roles_of(long))
     free = set(names).difference(mapping.values())
-    for role in form.roles:
+    for role in roles_of(long):
         candidates = [name for name in dict.fromkeys(role.names) if name in free]
         if role.name in mapping or not candidates or declined(role, overrides):
             continue
@@ -302,10 +294,10 @@ def assigned(
 
 
 def resolve(
-    names: Sequence[str], overrides: Mapping[str, str], file: str, form: Form = LIST
+    names: Sequence[str], overrides: Mapping[str, str], file: str, long: bool = False
 ) -> dict[str, str]:
     """Assign columns to roles as `assigned` does, and require those that an analysis needs."""
-    mapping = assigned(names, overrides, file, form)
+    mapping = assigned(names, overrides, file, long)
 
     def lacking(what: str, hint: str) -> DumpError:
         return DumpError(f"{file}: {what}", f"{hint}; the columns are {_some(names)}")
@@ -315,7 +307,7 @@ def resolve(
         absent[ROLLOUT] = "rollout"
     if OLD not in mapping and CURRENT not in mapping:
         absent[f"{OLD} or {CURRENT}"] = "old"
-    if form.long and SEQUENCE not in mapping:
+    if long and SEQUENCE not in mapping:
         absent[f"{SEQUENCE} (there is one row per token)"] = SEQUENCE
     if absent:
         which = "it" if len(absent) == 1 else "them"
@@ -332,7 +324,7 @@ def resolve(
             (lacks,) = set(pair) - one_sided
             hint = f"{why}: write both, or leave this one out with --columns {there}={NONE}"
             raise DumpError(f"{file}: column {mapping[there]!r} is there without {lacks!r}", hint)
-    return {role.name: mapping[role.name] for role in form.roles if role.name in mapping}
+    return {role.name: mapping[role.name] for role in roles_of(long) if role.name in mapping}
 
 
 def declined(role: Role, overrides: Mapping[str, str]) -> bool:
@@ -395,7 +387,7 @@ def _once(column: str, names: Sequence[str], file: str) -> None:
 
 OTHERS = re.compile("(?i)(?!.*mask).*(reward|score|return|advantage)")
 """Names of columns whose 0 and 1 are no mask."""
-OTHER_ROLES = frozenset(name for role in LONG.roles if role.name != MASK for name in role.names)
+OTHER_ROLES = frozenset(name for role in LONG_ROLES if role.name != MASK for name in role.names)
 MOST_NAMED = 3
 
 
@@ -409,9 +401,9 @@ def named_otherwise(name: str) -> bool:
     return bool(OTHERS.match(name)) or name in OTHER_ROLES
 
 
-def may_mask(name: str, dtype: pa.DataType, form: Form) -> bool:
+def may_mask(name: str, dtype: pa.DataType, long: bool) -> bool:
     """Return whether a column could be a mask, by its name and type."""
-    numbers = form.kind(MASK).accepts(dtype) and _family(dtype) == "number"
+    numbers = kind_of(MASK, long).accepts(dtype) and _family(dtype) == "number"
     return numbers and not named_otherwise(name)
 
 
@@ -446,6 +438,7 @@ class Plan:
         columns: canonical name → the column's name.
         extra: group-by columns without a role.
         described: further small columns, which the diagnosis searches for conspicuous groups.
+        long: whether a row is a token.
         of_prompts: those of `OF_PROMPTS` that all files have.
         unmasked: whether the user says that there is no mask.
         bare: whether batches lack positions, turns and keys.
@@ -453,7 +446,7 @@ class Plan:
 
     columns: dict[str, str]
     extra: tuple[str, ...]
-    form: Form = LIST
+    long: bool = False
     bare: bool = False
     described: tuple[str, ...] = ()
     of_prompts: tuple[str, ...] = ()
@@ -480,17 +473,18 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
     """Return a plan that fits all files."""
     first = parts[0]
     names, file = first.schema.names, str(first.path)
-    form = form_of(first.schema, overrides)
-    mapping = resolve(names, overrides, file, form)
+    long = is_long(first.schema, overrides)
+    mapping = resolve(names, overrides, file, long)
     versioned = {ROLLOUT_VERSION, TRAIN_VERSION} <= mapping.keys()
     known = {name for name in SCALARS if name in mapping} | ({LAG} if versioned else set())
     extra = tuple(name for name in group_by if name not in known)
     for name in extra:
         _exist([name], names, f"{file}: --group-by")
         _once(name, names, file)
-        if form.long and name in {mapping.get(role) for role in TOKENS}:
+        if long and name in {mapping.get(role) for role in TOKENS}:
             raise DumpError(f"{file}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
-    plan = Plan(mapping, extra, form, of_prompts=_of_prompts(parts, form), unmasked=no_mask(overrides))
+    of_prompts = () if long else tuple(name for name in OF_PROMPTS if _everywhere(name, parts))
+    plan = Plan(mapping, extra, long, of_prompts=of_prompts, unmasked=no_mask(overrides))
     _check_types(first, plan)
     for other in parts[1:]:
         _check_same(first, other, plan, overrides)
@@ -510,29 +504,19 @@ def ignored(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
 
 def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
     """Return text, integer or boolean columns without a role that all files have with one type."""
-    taken = {*plan.columns.values(), *plan.extra, *plan.of_prompts}
-
-    def everywhere(field: pa.Field) -> bool:
-        return all(
-            part.schema.names.count(field.name) == 1 and part.schema.field(field.name).type == field.type
-            for part in parts
-        )
-
-    fields = (field for field in parts[0].schema if _is_any(stored(field.type), DESCRIBED))
-    found = [field.name for field in fields if field.name not in taken and everywhere(field)]
-    return () if plan.form.long else tuple(found)
+    if plan.long:
+        return ()
+    fields = (one for one in parts[0].schema if _is_any(stored(one.type), DESCRIBED))
+    free = [one for one in fields if one.name not in plan.names and _everywhere(one.name, parts)]
+    return tuple(x.name for x in free if len({part.schema.field(x.name).type for part in parts}) == 1)
 
 
-def _of_prompts(parts: Sequence[Part], form: Form) -> tuple[str, ...]:
-    return (
-        ()
-        if form.long
-        else tuple(name for name in OF_PROMPTS if all(part.schema.names.count(name) == 1 for part in parts))
-    )
+def _everywhere(name: str, parts: Sequence[Part]) -> bool:
+    return all(part.schema.names.count(name) == 1 for part in parts)
 
 
 def _check_types(part: Part, plan: Plan) -> None:
-    needs = [(name, plan.form.kind(role), OTHER_COLUMN) for role, name in plan.columns.items()]
+    needs = [(name, kind_of(role, plan.long), OTHER_COLUMN) for role, name in plan.columns.items()]
     needs += [(name, LABEL, OTHER_GROUPS) for name in plan.extra]
     needs += [(name, INTEGERS, "write it in that type, or under another name") for name in plan.of_prompts]
     for name, kind, hint in needs:
@@ -552,7 +536,7 @@ def _check_same(first: Part, other: Part, plan: Plan, overrides: Mapping[str, st
     for name in plan.names:
         if name not in there:
             raise differ(f"{name!r} is in the first and missing in the second")
-    for role, name in resolve(there, overrides, str(other.path), plan.form).items():
+    for role, name in resolve(there, overrides, str(other.path), plan.long).items():
         if plan.columns.get(role) != name:
             raise differ(f"{name!r} is in the second and missing in the first")
     for name in plan.names:

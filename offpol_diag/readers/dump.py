@@ -21,9 +21,9 @@ from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Skipped, count_signs, good_rows, remarks
 from offpol_diag.readers.columns import MASK, PROMPT_IDS, ROLLOUT, TEXTS, Plan, agree, ignored
 from offpol_diag.readers.decode import Ints, Rows, pack, plain, starts
-from offpol_diag.readers.masks import Ends, require_mask
+from offpol_diag.readers.masks import next_ends, refuse_padding, require_mask
 from offpol_diag.readers.parquet import MOST_ROWS
-from offpol_diag.readers.sources import File, Part, find
+from offpol_diag.readers.sources import Location, Part, find
 
 Progress = Callable[[int], None]
 
@@ -40,48 +40,25 @@ MOST_COUNTED = 1 << 21
 """Labels of a column beyond which they are not counted."""
 MOST_DESCRIBED = 16
 """Maximum number of columns without a role that are read for the diagnosis."""
-MOST_DIGITS = 64
-"""Maximum digits of an integer in a directory name, leading zeros included."""
 
 
 # ---------------------------------------------------------------- files
 
 
-def describe(files: Sequence[File]) -> list[Part]:
+def describe(files: Sequence[Location]) -> list[Part]:
     """Read the footers of all files."""
     pairs = [(key, text) for file in files for key, text in file.partitions.items()]
     words = {key for key, text in pairs if text is not None and not _is_integer(text)}
     numeric = {key for key, _ in pairs} - words
-    if not any(file.path.store for file in files):
-        return [_describe(file, numeric) for file in files]
+    if not any(file.store for file in files):
+        return [parquet.footer(file, numeric) for file in files]
     with ThreadPoolExecutor(FOOTERS_AT_ONCE, "offpol-diag-footers") as pool:
-        return list(pool.map(_describe, files, repeat(numeric)))
-
-
-def _describe(file: File, numeric: set[str]) -> Part:
-    """Read a footer; partition columns in `numeric` hold integers, the others text."""
-    try:
-        partitions = {
-            key: pa.scalar(int(text) if text is not None and key in numeric else text, dtype)
-            for key, text in file.partitions.items()
-            for dtype in [pa.int64() if key in numeric else pa.string()]
-        }
-        state = file.path.state()
-        footer = parquet.footer(file.path)
-    except parquet.READ_ERRORS as error:
-        raise parquet.unreadable(file.path, error) from error
-    schema = footer.schema
-    partitions = {key: value for key, value in partitions.items() if key not in schema.names}
-    for key, value in partitions.items():
-        schema = schema.append(pa.field(key, value.type))
-    known = vars(footer) | {"schema": schema}
-    return Part(path=file.path, partitions=partitions, state=state, **known)
+        return list(pool.map(parquet.footer, files, repeat(numeric)))
 
 
 def _is_integer(text: str) -> bool:
     """Return whether text is a 64-bit integer."""
-    digits = text.removeprefix("-").isdecimal() and len(text) <= MOST_DIGITS
-    return digits and -(2**63) <= int(text) < 2**63
+    return text.removeprefix("-").isdecimal() and -(2**63) <= int(text) < 2**63
 
 
 def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
@@ -300,7 +277,7 @@ class Dump:
         """
         for count in self.seen.signs.values():
             count.judge()
-        Ends(self._plan, self.seen.ends).judge(_named(self.parts), self.info.rows)
+        refuse_padding(self.seen.ends, self._plan, _named(self.parts), self.info.rows)
         if not self.seen.tokens:
             raise self._nothing()
 
@@ -310,12 +287,10 @@ class Dump:
 
     def _see(self, rows: Rows) -> Batch | None:
         """Pack the good ones of some rows, and note what is seen of all of them."""
-        found, ends = Seen(rows=len(rows.rows)), Ends(self._plan, self.seen.ends)
+        many = len(rows.rows)
         rows = good_rows(rows, self.seen.skipped if self._skip else None)
-        if ends.wanted():
-            found.ends = ends.see(rows)
-        found.signs, found.tokens = count_signs(rows), rows.kept
-        self.seen.add(found)
+        ends = next_ends(rows, self.seen.ends)
+        self.seen.add(Seen(many, rows.kept, signs=count_signs(rows), ends=ends))
         return pack(rows) if len(rows.rows) else None
 
     def _rows(self, progress: Progress) -> Iterator[Rows]:
@@ -346,7 +321,7 @@ class Dump:
 
 
 def open_dump(
-    sources: Sequence[str | File],
+    sources: Sequence[str | Location],
     *,
     columns: Mapping[str, str] | None = None,
     group_by: Sequence[str] = (),

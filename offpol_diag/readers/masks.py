@@ -13,9 +13,8 @@ rows of equal length lie together, and their zeros at the end are more than else
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ import pyarrow.compute as pc
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns, parquet
 from offpol_diag.readers.columns import NONE, Plan, is_list, may_mask, no_mask, unnamed_mask
-from offpol_diag.readers.decode import Array, Flags, Ints, Ragged, Rows, ragged, starts
+from offpol_diag.readers.decode import Flags, Ints, Ragged, Rows, ragged, starts
 from offpol_diag.readers.sources import Part
 
 ROWS, TOKENS = 1 << 12, 1 << 18
@@ -56,7 +55,7 @@ def require_mask(parts: Sequence[Part], plan: Plan, overrides: Mapping[str, str]
         return
     read, many = set(plan.names), Counter(parts[0].schema.names)
     unread = (one for one in parts[0].schema if one.name not in read and many[one.name] == 1)
-    within = [one.name for one in unread if is_list(one.type) and may_mask(one.name, one.type, plan.form)]
+    within = [one.name for one in unread if is_list(one.type) and may_mask(one.name, one.type, plan.long)]
     found = list[str]()
     with suppress(DumpError):  # what is damaged is refused where it is read
         found = list(_like_masks(parts, plan, within[:MOST])) if within else []
@@ -110,10 +109,6 @@ def _of_0_and_1(parts: Sequence[Part], name: str) -> bool:
     return seen == {0, 1}
 
 
-def _joined(arrays: Iterable[Array]) -> Array:
-    return np.concatenate(list(arrays))
-
-
 # ---------------------------------------------------------------- padding
 
 
@@ -125,65 +120,50 @@ class Padding(NamedTuple):
     share: float
 
 
-@dataclass
-class Ends:
-    """How the first sequences end, at most `ROWS` of them and `TOKENS` tokens.
+def next_ends(rows: Rows, seen: Sequence[Ints]) -> list[Ints]:
+    """Return how the next sequences end; `seen` are the ends of those before.
 
-    Attributes:
-        plan: its columns; nothing is looked for if one is the mask, or the user says that there is none.
-        rows: for each, its tokens, the zeros of both columns at its end, and the longest run of them before
-            its last token that is not zero, [S, 3].
+    Nothing is looked for if a column is the mask, or the user says that there is none, nor after the first
+    `ROWS` sequences and `TOKENS` tokens.
     """
+    enough = sum(map(len, seen)) >= ROWS or sum(int(one[:, 0].sum()) for one in seen) >= TOKENS
+    train = rows.lists.get(columns.OLD, rows.lists.get(columns.CURRENT))
+    if columns.MASK in rows.plan.columns or rows.plan.unmasked or enough or train is None:
+        return []
+    many = min(len(rows.lengths), ROWS, int(np.searchsorted(rows.offsets[:-1], TOKENS)))
+    end = int(rows.offsets[many])
+    zero = (rows.lists[columns.ROLLOUT].values[:end] == 0) & (train.values[:end] == 0)
+    return [ends(rows.lengths[:many], zero)]
 
-    plan: Plan
-    rows: list[Ints] = field(default_factory=list)
 
-    def wanted(self) -> bool:
-        """Return whether padding is looked for, and more of the dump is needed for it."""
-        if columns.MASK in self.plan.columns or self.plan.unmasked:
-            return False
-        return sum(map(len, self.rows)) < ROWS and sum(int(one[:, 0].sum()) for one in self.rows) < TOKENS
+def refuse_padding(seen: Sequence[Ints], plan: Plan, name: str, total: int) -> None:
+    """Refuse the dump `name` of `total` sequences for how the first ones end.
 
-    def see(self, rows: Rows) -> list[Ints]:
-        """Look at the next rows; return what to add to `rows`."""
-        train = rows.lists.get(columns.OLD, rows.lists.get(columns.CURRENT))
-        if train is None:
-            return []
-        many = min(len(rows.lengths), ROWS)
-        many = min(many, int(np.searchsorted(rows.offsets[:-1], TOKENS)))
-        end = int(rows.offsets[many])
-        zero = (rows.lists[columns.ROLLOUT].values[:end] == 0) & (train.values[:end] == 0)
-        return [ends(rows.lengths[:many], zero)]
-
-    def judge(self, name: str, total: int) -> None:
-        """Refuse padding.
-
-        Args:
-            name: of the dump.
-            total: sequences of the dump.
-
-        Raises:
-            DumpError: most of these sequences end in padding.
-        """
-        head = _joined(self.rows)[:ROWS] if self.rows else np.zeros((0, 3), np.int64)
-        head = head[: int(np.searchsorted(starts(head[:, 0])[:-1], TOKENS))]
-        found = padding(head)
-        if found is None:
-            return
-        one = self.plan.columns[columns.ROLLOUT]
-        two = self.plan.columns.get(columns.OLD) or self.plan.columns[columns.CURRENT]
-        first = "the first " if total > len(head) else ""
-        raise DumpError(
-            f"{name}: columns {one!r} and {two!r} are both exactly 0 from some token to the end in "
-            f"{found.padded:,} of {first}{found.rows:,} sequences, in {found.share:.0%} of the tokens: "
-            "padding, and nothing says which column is the mask",
-            f"name it with --columns mask=NAME, or add it with --join FILE:{columns.MASK}; if those tokens "
-            f"were sampled, say --columns mask={NONE}",
-        )
+    Raises:
+        DumpError: most of these sequences end in padding.
+    """
+    head = np.concatenate([np.zeros((0, 3), np.int64), *seen])[:ROWS]
+    head = head[: int(np.searchsorted(starts(head[:, 0])[:-1], TOKENS))]
+    found = padding(head)
+    if found is None:
+        return
+    one = plan.columns[columns.ROLLOUT]
+    two = plan.columns.get(columns.OLD) or plan.columns[columns.CURRENT]
+    first = "the first " if total > len(head) else ""
+    raise DumpError(
+        f"{name}: columns {one!r} and {two!r} are both exactly 0 from some token to the end in "
+        f"{found.padded:,} of {first}{found.rows:,} sequences, in {found.share:.0%} of the tokens: "
+        "padding, and nothing says which column is the mask",
+        f"name it with --columns mask=NAME, or add it with --join FILE:{columns.MASK}; if those tokens "
+        f"were sampled, say --columns mask={NONE}",
+    )
 
 
 def ends(lengths: Ints, zero: Flags) -> Ints:
-    """Return how sequences end, [S, 3] as `Ends.rows`.
+    """Return how sequences end, [S, 3].
+
+    These are the tokens of each, the zeros of both columns at its end, and the longest run of them before its
+    last token that is not zero.
 
     Args:
         lengths: tokens per sequence, [S].
@@ -205,7 +185,7 @@ def ends(lengths: Ints, zero: Flags) -> Ints:
 
 
 def padding(rows: Ints) -> Padding | None:
-    """Find padding at the end of most sequences; `rows` are those of `Ends` [S, 3]."""
+    """Find padding at the end of most sequences; `rows` are their `ends`, [S, 3]."""
     rows = rows[rows[:, 0] > 0]
     lengths, tail, longest = rows.T
     if len(rows) < FEWEST or np.mean(lengths[1:] == lengths[:-1]) < TOGETHER:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from offpol_diag.errors import DumpError
 from offpol_diag.readers.columns import is_list
 from offpol_diag.readers.decode import plain
-from offpol_diag.readers.sources import Footer, Location, Part
+from offpol_diag.readers.sources import Location, Part
 from offpol_diag.readers.stores import outage
+from offpol_diag.writer import METADATA_KEY
 
-PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
 BUFFER, REMOTE_BUFFER = 1 << 20, 8 << 20
 """Bytes of a column per read; larger for remote files, where each read costs a round trip."""
@@ -74,17 +74,27 @@ def _unchanged(part: Part) -> None:
         raise DumpError(f"{part.path}: the file was changed while it was read", hint)
 
 
-def footer(path: Location) -> Footer:
-    """Read the footer of a file."""
-    with open_parquet(path) as parquet:
-        metadata = parquet.metadata
-        groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-        return Footer(
-            parquet.schema_arrow,
-            tuple(group.num_rows for group in groups),
-            tuple(group.total_byte_size for group in groups),
-            _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}")),
-        )
+def footer(path: Location, numeric: set[str]) -> Part:
+    """Read the footer of a file; partition columns in `numeric` hold integers, the others text."""
+    try:
+        partitions = {
+            key: pa.scalar(int(text) if text is not None and key in numeric else text, dtype)
+            for key, text in path.partitions.items()
+            for dtype in [pa.int64() if key in numeric else pa.string()]
+        }
+        state = path.state()
+        with open_parquet(path) as parquet:
+            schema, metadata = parquet.schema_arrow, parquet.metadata
+            partitions = {key: value for key, value in partitions.items() if key not in schema.names}
+            for key, value in partitions.items():
+                schema = schema.append(pa.field(key, value.type))
+            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+            rows = tuple(group.num_rows for group in groups)
+            sizes = tuple(group.total_byte_size for group in groups)
+            provenance = _provenance((metadata.metadata or {}).get(METADATA_KEY, b"{}"))
+            return Part(path, state, schema, partitions, rows, sizes, provenance)
+    except READ_ERRORS as error:
+        raise unreadable(path, error) from error
 
 
 def _provenance(text: bytes) -> dict[str, object]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import platform
-import secrets
 import shutil
 import stat
 import sys
@@ -25,6 +22,7 @@ from pyarrow import fs
 from offpol_diag.errors import DumpError, did_you_mean
 from offpol_diag.readers.stores import explaining, locate
 from offpol_diag.readers.urls import clean, is_url, split
+from offpol_diag.wholefiles import TemporaryFolder
 
 STDIN, STDIN_SHOWN = "-", "standard input"
 FILE_URL = "file://"
@@ -69,6 +67,15 @@ class Location:
         """Path components as shown, by which files are sorted."""
         return (PurePosixPath if self.store else Path)(self.shown).parts
 
+    @property
+    def partitions(self) -> dict[str, str | None]:
+        """The hive partition values of its directories (`step=3/`); None is null.
+
+        A converted file has none: they are columns of it.
+        """
+        pairs = (part.split("=", 1) for part in self.parts[:-1] if "=" in part and not self.origin)
+        return {unquote(key): None if value == HIVE_NULL else unquote(value) for key, value in pairs if key}
+
     def open(self) -> pa.NativeFile | BinaryIO:
         """Open it for reading bytes."""
         return self.store.open_input_file(self.path) if self.store else Path(self.path).open("rb")
@@ -88,41 +95,25 @@ class Location:
 
 
 @dataclass(frozen=True)
-class File:
-    """A file of the dump, with the hive partition values of its directories (`step=3/`); None is null."""
-
-    path: Location
-    partitions: dict[str, str | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Footer:
-    """The contents of a file, known without reading its rows.
+class Part:
+    """A file of a dump, or some of its rows: what is known without reading them.
 
     Attributes:
-        group_bytes: bytes of each row group before compression; 0 where unknown.
-        provenance: how the numbers were made, from its metadata.
-    """
-
-    schema: pa.Schema
-    group_rows: tuple[int, ...]
-    group_bytes: tuple[int, ...]
-    provenance: dict[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part(Footer):
-    """A file of a dump, or some of its rows.
-
-    Attributes:
-        partitions: hive partition column → value; `schema` includes them.
         state: the file's `Location.state` when it was opened; its size comes first.
+        schema: its columns, hive partitions included.
+        partitions: hive partition column → value.
+        group_rows, group_bytes: rows of each row group, and its bytes before compression.
+        provenance: how the numbers were made, from the file's metadata.
         span: the row groups that are read, as (begin, end); None for all.
     """
 
     path: Location
-    partitions: dict[str, pa.Scalar]
     state: tuple[Any, ...]
+    schema: pa.Schema
+    partitions: dict[str, pa.Scalar]
+    group_rows: tuple[int, ...]
+    group_bytes: tuple[int, ...]
+    provenance: dict[str, object]
     span: tuple[int, int] | None = None
 
     @property
@@ -141,13 +132,13 @@ class Part(Footer):
         return sum(self.group_rows[group] for group in self.groups)
 
 
-def find(sources: Sequence[str | File]) -> list[File]:
+def find(sources: Sequence[str | Location]) -> list[Location]:
     """List the files that `sources` stand for, in order, each file once, however it is spelled.
 
     They are files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin. Files that
     were found before stay as they are.
     """
-    if found := [source for source in sources if isinstance(source, File)]:
+    if found := [source for source in sources if isinstance(source, Location)]:
         return found
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
@@ -160,7 +151,7 @@ def find(sources: Sequence[str | File]) -> list[File]:
     for source in named:
         for path in sorted(_expand(source), key=lambda path: path.parts):
             paths.setdefault((id(path.store), path.path) if path.store else identity(Path(path.path)), path)
-    return [File(path, _partitions(path)) for path in paths.values()]
+    return [*paths.values()]
 
 
 def _expand(source: str) -> list[Location]:
@@ -175,11 +166,6 @@ def _expand(source: str) -> list[Location]:
         hint = "a directory is searched for files named *.parquet"
         raise DumpError(f"{clean(source)}: no Parquet file is there", hint)
     return found
-
-
-def _partitions(path: Location) -> dict[str, str | None]:
-    pairs = (part.split("=", 1) for part in path.parts[:-1] if "=" in part)
-    return {unquote(key): None if value == HIVE_NULL else unquote(value) for key, value in pairs if key}
 
 
 def hidden(names: Iterable[str]) -> bool:
@@ -261,31 +247,30 @@ def _in_glob(pattern: Path) -> Iterator[Location]:
             yield from _of_path(match)
 
 
-@lru_cache(maxsize=1)
 def stdin_copy() -> Path:
-    """Copy standard input to a temporary file that is removed when the process ends; it is read once.
+    """Return a copy of standard input, which stays as long as the process."""
+    return _stdin_folder().path / "dump.parquet"
+
+
+@lru_cache(maxsize=1)
+def _stdin_folder() -> TemporaryFolder:
+    """Copy standard input to a temporary directory that goes when the process ends; it is read once.
 
     Parquet is read from the end of the file, which a pipe cannot seek to.
     """
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         hint = "pipe one Parquet file in: cat step_100.parquet | offpol-diag analyze -"
         raise DumpError(f"{STDIN}: nothing is piped into standard input", hint)
-    path, owner = Path(tempfile.gettempdir(), f"offpol-diag-{secrets.token_hex(8)}.parquet"), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # not when a child process exits
-            path.unlink(missing_ok=True)
-
-    atexit.register(remove)  # registered before the file exists, since a signal may come at any time
     try:
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        folder = TemporaryFolder()
+        with (folder.path / "dump.parquet").open("xb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
     except OSError as error:
         raise DumpError(
-            f"{STDIN}: standard input cannot be kept in {path.parent} ({error.strerror})",
+            f"{STDIN}: standard input cannot be kept in {tempfile.gettempdir()} ({error.strerror})",
             "Parquet is not read from a pipe as it comes: make room there, or set TMPDIR to another place",
         ) from error
-    return path
+    return folder
 
 
 # ---------------------------------------------------------------- stores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from offpol_diag.readers import Dump
 from offpol_diag.readers import columns as role
 from offpol_diag.rescore import models
 from offpol_diag.rescore.rows import REFERENCE, Responses, read
-from offpol_diag.rescore.run import GROWN, fingerprint, forget
+from offpol_diag.rescore.run import GROWN, fingerprint
 from offpol_diag.rescore.run import rescored as judged
 from offpol_diag.result.reference import SAMPLE_TOKENS, Reference
 from offpol_diag.wholefiles import beside
@@ -56,7 +57,12 @@ def rescored(
     most = None if request.sample is None else GROWN * request.sample
     tokenizer = None if live is not None or request.tokenizer is None else Path(str(request.tokenizer))
     responses = read(dump, most, GROWN * SAMPLE_TOKENS, request.seed, tokenizer, request.max_length)
-    loaded = models.given(live, request.tokenizer) if live is not None else _loaded(names, request)
+    if live is not None:
+        loaded = models.given(live, request.tokenizer)
+    else:
+        base = None if request.base is None else str(request.base)
+        device, dtype = request.device, request.dtype
+        loaded = models.load(names, base=base, device=device, dtype=dtype, attention=request.attention)
     loaded.judge(responses.rows, dump.info.files[0])
     target = request.to
     assert target is not None
@@ -84,19 +90,13 @@ def rescored(
         if folder and any(folder.glob("*.npz")):
             say(f"what was computed is kept in {folder}: the same command goes on from there")
         elif folder:
-            forget(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     _write(target, dump, part, passes.columns(), found)
     if folder:
-        forget(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     kept = {name: one for name, one in overrides.items() if one == role.NONE}
     return found.model_copy(update={"written": str(target)}), kept
-
-
-def _loaded(names: Sequence[str], request: Any) -> models.Loaded:
-    base = None if request.base is None else str(request.base)
-    device, dtype = request.device, request.dtype
-    return models.load(names, base=base, device=device, dtype=dtype, attention=request.attention)
 
 
 def _write(target: Path, dump: Dump, part: Responses, columns: Any, found: Reference) -> None:

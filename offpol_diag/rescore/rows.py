@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,16 +88,11 @@ class Responses:
         """Return the responses of the first prompts."""
         many = int(np.searchsorted(self.group, groups))
         end = int(self.sizes[:many].sum())
-        return Responses(
-            self.table.slice(0, many),
-            self.rows[:many],
-            self.live[:end],
-            self.engine[:end],
-            self.trainer[:end],
-            self.group[:many],
-            {name: column[:many] for name, column in self.labels.items()},
-            self.groups,
-            self.notes,
+        labels = {name: column[:many] for name, column in self.labels.items()}
+        per_token = {name: getattr(self, name)[:end] for name in PER_TOKEN}
+        rows, group = self.rows[:many], self.group[:many]
+        return replace(
+            self, table=self.table.slice(0, many), rows=rows, group=group, labels=labels, **per_token
         )
 
     def enough(self, groups: int, tokens: int) -> int:
@@ -154,21 +149,23 @@ def read(
     heat = _temperatures(dump, [one for _, one, _ in found])
     said = dump.info.provenance
     made = [
-        Row(one["ids"], one["start"], t, penalties=_penalties(one["penalties"], said))
-        for (_, one, _), t in zip(found, heat.each, strict=True)
+        Row(one["ids"], one["start"], t if t > 0 else 1.0, penalties=_penalties(one["penalties"], said))
+        for (_, one, _), t in zip(found, heat, strict=True)
     ]
-    joined = {name: np.concatenate([one[name] for _, one, _ in found]) for name in PER_TOKEN}
+    live, engine, trainer = (np.concatenate([one[name] for _, one, _ in found]) for name in PER_TOKEN)
     _, at = np.unique([one[0] for one in found], return_inverse=True)
     named = dict.fromkeys(name for _, one, _ in found for name in one["labels"] if name not in NOT_UNITS)
-    notes = [*prompts.notes, *heat.notes]
+    notes = [*prompts.notes]
+    if not all(t > 0 for t in heat):
+        notes.append("Temperature 0 is read as 1: nothing was sampled by it.")
     notes += [f"{left:,} sequences of more than {longest:,} tokens are left out."] if left else []
     notes += [f"{skipped.count:,} bad rows are left out."] if skipped and skipped.count else []
     return Responses(
         pa.concat_tables([table for *_, table in found], promote_options="permissive"),
         made,
-        joined["live"],
-        joined["engine"],
-        joined["trainer"],
+        live,
+        engine,
+        trainer,
         at,
         {name: [one["labels"].get(name) for _, one, _ in found] for name in named},
         len(names),
@@ -322,18 +319,8 @@ def _prompts(dump: Dump, tokenizer: Path | None) -> _Prompts:
     return _Prompts(texts[0], False, made, (note,))
 
 
-@dataclass(frozen=True)
-class _Heat:
-    each: list[float]
-    notes: tuple[str, ...]
-
-
-def _temperatures(dump: Dump, rows: Sequence[dict[str, Any]]) -> _Heat:
+def _temperatures(dump: Dump, rows: Sequence[dict[str, Any]]) -> list[float]:
     """Return what divides the logits of each row: its own column, else what the provenance says, else 1."""
     said = dump.info.provenance.get("temperature")
     general = float(said) if isinstance(said, int | float) and not isinstance(said, bool) else 1.0
-    each = [general if row["temperature"] is None else row["temperature"] for row in rows]
-    notes = (
-        () if all(one > 0 for one in each) else ("Temperature 0 is read as 1: nothing was sampled by it.",)
-    )
-    return _Heat([one if one > 0 else 1.0 for one in each], notes)
+    return [general if row["temperature"] is None else row["temperature"] for row in rows]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from offpol_diag.rescore import verdict
 from offpol_diag.rescore.models import Loaded
 from offpol_diag.rescore.rows import Responses
 from offpol_diag.rescore.score import Head, Row, Scores, Size, score
-from offpol_diag.rescore.variants import AS_GIVEN, Given, Variant, table
+from offpol_diag.rescore.variants import AS_GIVEN, HONEST, Given, Variant, table
 from offpol_diag.rescore.variants.rounding import in_bf16
 from offpol_diag.result.reference import SAMPLE_TOKENS, Reference, Side
 
@@ -181,8 +180,7 @@ def chosen(variants: Sequence[Variant], names: Sequence[str]) -> list[Variant]:
         if name not in known and name != "none":
             hint = did_you_mean(name, list(known)) or f"there are all, none, {', '.join(known)}"
             raise UsageError(f"--try {name}: no hypothesis is called so", hint)
-    honest = ("as given", "numerics")
-    return [one for one in variants if one.family in honest or {one.name, one.family} & {*names}]
+    return [one for one in variants if one.family in HONEST or {one.name, one.family} & {*names}]
 
 
 def rescored(
@@ -237,7 +235,9 @@ def rescored(
     if not np.isfinite(seen.reference).all():
         what = f"{loaded.name} gives log-probs that are not finite"
         raise OffpolError(what, "check its weights, or give --dtype float32")
-    sides = [_side(name, one, seen, passes, part) for name, one in zip(columns, judged, strict=True)]
+    by_name = {one.name: one for one in passes.variants}
+    own = [passes.noise(by_name[one.best])[part.live] if one.named else None for one in judged]
+    sides = [verdict.side(*one) for one in zip(columns, judged, [seen] * len(own), own, strict=True)]
     return _reference(part, passes, seen, sides, left, provenance), passes, part
 
 
@@ -268,14 +268,6 @@ def _decided(judged: Sequence[verdict.Judged], seen: verdict.Evidence) -> bool:
         if one.named and any(needed.get(name, 0) < tokens for name in one.alike):
             return False
     return True
-
-
-def _side(name: str, one: verdict.Judged, seen: verdict.Evidence, passes: Passes, part: Responses) -> Side:
-    own = None
-    if one.named:
-        variant = next(each for each in seen.variants if each.name == one.best)
-        own = passes.noise(variant)[part.live]
-    return verdict.side(name, one, seen, own)
 
 
 def _reference(
@@ -338,8 +330,3 @@ def fingerprint(files: Sequence[str], loaded: Loaded, responses: Responses, name
     for row in responses.rows:
         state.update(row.ids.tobytes() + np.array([row.start, row.temperature]).tobytes())
     return state.hexdigest()
-
-
-def forget(folder: Path) -> None:
-    """Remove what was kept."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -103,15 +103,15 @@ class Ray:
         """Run one pass, see `Engine.reduce`; lost tasks are retried."""
         shards, done, seen = dump.shards(self.shard), 0, Seen()
         merges = _Merges(remote(_merge))
-        order = Order(job, each.pick if each else None)
-        for report, picked in self._reports(shards, order, merges):
+        order = job, each.pick if each else None
+        for (of_shard, rows, clock), picked in self._reports(shards, order, merges):
             for one in self._fetched(picked) if each else ():
                 each.use(one)  # type: ignore[union-attr]
-            seen.add(report.seen)
+            seen.add(of_shard)
             self.tasks += 1
-            self.clock.read += report.read
-            self.clock.compute += report.compute
-            done += report.rows
+            self.clock.read += clock.read
+            self.clock.compute += clock.compute
+            done += rows
             if self.progress:
                 self.progress(done, dump.rows)
         dump.seen = seen
@@ -200,24 +200,10 @@ class _Merges:
 # ---------------------------------------------------------------- a task
 
 
-@dataclass(frozen=True)
-class Order:
-    """A job to run on every shard of a dump; `pick` extracts further data from each batch's result."""
-
-    job: Job[Any]
-    pick: Callable[[Any], Any] | None
-
-
-@dataclass(frozen=True)
-class Report:
-    """A task's report on its shard, small whatever its size; seconds of reading and computing."""
-
-    seen: Seen
-    rows: int
-    read: float
-    compute: float
-
-
+Order = tuple[Job[Any], Callable[[Any], Any] | None]
+"""A job to run on every shard of a dump, and what extracts further data from each batch's result."""
+Report = tuple[Seen, int, Clock]
+"""What a task reports of its shard, small whatever its size: what it has seen, its rows, and the time."""
 Result = tuple[bytes, list[Any], Report]
 """The merged state, pickled, since what Ray shares cannot be written to; the data picked from every batch, in
 order; the report."""
@@ -252,19 +238,10 @@ def _work(ours: str, device: str, retries: int, order: Order, shard: Dump) -> Re
 @np.errstate(all="ignore")
 def _read(order: Order, shard: Dump, device: str) -> Result:
     """Read one shard and merge its results."""
-    picked: list[Any] = []
+    (job, pick), picked = order, list[Any]()
     engine = Threads(1, choice=Choice((device,)))
-    state = engine.reduce(shard, order.job, Each(order.pick, picked.append) if order.pick else None)
-    return (
-        pickle.dumps(state, pickle.HIGHEST_PROTOCOL),
-        picked,
-        Report(shard.seen, shard.rows, engine.clock.read, engine.clock.compute),
-    )
-
-
-def merge(one: M | None, two: M | None) -> M | None:
-    """Merge two states; None stands for a dump without batches."""
-    return two if one is None else one if two is None else one.merge(two)
+    state = engine.reduce(shard, job, Each(pick, picked.append) if pick else None)
+    return pickle.dumps(state, pickle.HIGHEST_PROTOCOL), picked, (shard.seen, shard.rows, engine.clock)
 
 
 def _of_this_node(error: DumpError) -> DumpError:
@@ -285,4 +262,7 @@ def _of_this_node(error: DumpError) -> DumpError:
 
 
 def _merge(*states: bytes) -> bytes:
-    return pickle.dumps(reduce(merge, map(pickle.loads, states)), pickle.HIGHEST_PROTOCOL)
+    """Merge pickled states; None is that of a shard without batches."""
+    there = [state for state in map(pickle.loads, states) if state is not None]
+    merged = reduce(lambda one, two: one.merge(two), there) if there else None
+    return pickle.dumps(merged, pickle.HIGHEST_PROTOCOL)

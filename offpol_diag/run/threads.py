@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -127,7 +126,7 @@ class Threads:
         """One pass, see `Engine.reduce`."""
         share_heap()
         threads, state = self.threads or room(), None
-        with one_thread(), numbered(threads) as pool:
+        with threadpool_limits(1, user_api="blas"), numbered(threads) as pool:  # BLAS would take their cores
             for found in in_order(pool, self._calls(dump, job), threads):
                 if each:
                     each.use(each.pick(found))
@@ -175,13 +174,6 @@ def in_order(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> Ite
     finally:
         for future in waiting:
             future.cancel()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit BLAS to one thread within the block, so that the threads here keep their cores."""
-    with threadpool_limits(1, user_api="blas"):
-        yield
 
 
 # ---------------------------------------------------------------- threads and GPUs
