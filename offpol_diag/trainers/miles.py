@@ -11,7 +11,7 @@ from functools import partial
 
 from offpol_diag.trainers import slime
 from offpol_diag.trainers.base import SAFETY, Array, Log, Numbers, Ours, Tokens, Totals, np
-from offpol_diag.trainers.config import Trainer
+from offpol_diag.trainers.config import FLAGS, Trainer
 from offpol_diag.trainers.slime import of_samples
 
 LEAST = 1e-8
@@ -55,7 +55,6 @@ def effective(t: Tokens) -> Array:
 
 
 PATHS = slime.Paths(
-    "miles",
     "miles.backends.training_utils.loss_hub.corrections.icepop_function",
     "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     False,
@@ -65,4 +64,4 @@ OURS = slime.OURS | {
     "train/ess_ratio": Ours(near="ess_tokens"),
 }
 LOGS = (Log("miles", log, OURS), Log("miles-mis", mis_log, OURS | slime.MIS_OURS))
-TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), slime.guards, slime.CLIP, LOGS)
+TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), FLAGS, slime.guards, slime.CLIP, LOGS)

@@ -16,9 +16,10 @@ import math
 from collections.abc import Callable
 
 from offpol_diag.presets import FLOAT32_MAX, FLOAT32_OVERFLOW, Preset
-from offpol_diag.trainers import config, schema
+from offpol_diag.trainers import config
 from offpol_diag.trainers.base import EPS, Array, Log, Number, Numbers, Ours, Tokens, Totals, named, np
-from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
 FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 """Half of e^x is 0 in float32 below this x, nats."""
@@ -180,7 +181,7 @@ def nemo_rl(parts: Parts) -> Translation:
     block = config.prefixed("loss_fn.", settings)
     if error is not None:
         block["grpo.seq_logprob_error_threshold"] = error.upper
-    return schema.yaml_and_hydra("nemo-rl", block), config.remarks(
+    return (block,), (
         settings.get(TYPE) == "tis"
         and not settings[LOW]
         and f"before NeMo-RL 0.6.0 there is no {TYPE}: the ratio alone means tis",
@@ -197,7 +198,7 @@ def _weight_settings(parts: Parts) -> Settings:
     on = {"use_importance_sampling_correction": True}
     sequence = parts.loss == "gspo"
     if parts.weight.over == "sum" and not sequence:
-        config.cannot("weights of the product ratio without the GSPO loss")
+        cannot("weights of the product ratio without the GSPO loss")
     band = None if sequence else parts.take_band("token")
     if band is not None:
         return on | _bounded("icepop", *band)
@@ -206,14 +207,14 @@ def _weight_settings(parts: Parts) -> Settings:
         rule = None if sequence else parts.take("ratio", "mean")
         return on | (_bounded("seq-mask-tis", rule.lower, rule.upper) if rule else RAW)
     if weight.upper is None:
-        config.cannot("weights truncated from below alone")
+        cannot("weights truncated from below alone")
     return {**on, TYPE: "tis", CAP: weight.upper, LOW: weight.lower}
 
 
 def _bounded(kind: str, low: float | None, high: float | None) -> Settings:
     """icepop and seq-mask-tis need both bounds; a ratio is never below 0."""
     if high is None:
-        config.cannot(f"{kind} without an upper bound")
+        cannot(f"{kind} without an upper bound")
     return {TYPE: kind, CAP: high, LOW: 0.0 if low is None else low}
 
 
@@ -233,4 +234,4 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(denominator="kept" if error else "all", overflow=overflow)
 
 
-TRAINER = Trainer("nemo-rl", nemo_rl, _guards, CLIP, (LOG,))
+TRAINER = Trainer("nemo-rl", nemo_rl, config.YAML_AND_HYDRA, _guards, CLIP, (LOG,))

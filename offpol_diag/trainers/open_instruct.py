@@ -7,9 +7,10 @@ which may hold several responses; here a row is a response. Means over tokens do
 from __future__ import annotations
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config, schema
+from offpol_diag.trainers import config
 from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Side, Tokens, Totals, half, named, np, std
-from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
@@ -82,7 +83,7 @@ def open_instruct(parts: Parts) -> Translation:
     settings |= _rho(parts) if on else {}
     parts.finish()
     settings |= _loss(parts.preset)
-    return (schema.block("open-instruct", "flags", settings),), config.remarks(
+    return (settings,), (
         on and "a bound of 0 is off; before 2026-05-07 the key was truncated_importance_sampling_ratio_cap",
         "rho_mask_sequence_level" in settings
         and "a sequence is a packed row here, which may hold several responses",
@@ -101,10 +102,10 @@ def _rho(parts: Parts) -> Settings:
     parts.split_mask()
     weight = parts.take_weight("token", "mean", lower=True)
     if weight is None or (tv is not None and weight.over != "token"):
-        config.cannot("this weight")
+        cannot("this weight")
     band = None if tv is not None else parts.take("ratio", weight.over)
     if weight.over == "mean" and band is None:
-        config.cannot("weights of the geometric mean without its mask")
+        cannot("weights of the geometric mean without its mask")
     return {
         **_bounds("rho_clamp", (weight.lower, weight.upper)),
         **_bounds("rho_mask", (band.lower, band.upper) if band else (None, tv)),
@@ -117,9 +118,9 @@ def _bounds(name: str, bounds: Band) -> Settings:
     """0 is off; its validator wants the lower bound in (0, 1) and the upper one above 1."""
     low, high = bounds
     if low is not None and not 0 < low < 1:
-        config.cannot("a lower bound that is not between 0 and 1")
+        cannot("a lower bound that is not between 0 and 1")
     if high is not None and high <= 1:
-        config.cannot("an upper bound that is not above 1")
+        cannot("an upper bound that is not above 1")
     return {f"{name}_lower_bound": low or 0.0, f"{name}_upper_bound": high or 0.0}
 
 
@@ -129,4 +130,5 @@ def _loss(preset: Preset) -> Settings:
     return config.clip_settings(preset, CLIP)
 
 
-TRAINER = Trainer("open-instruct", open_instruct, Guards(10.0, "token", "token"), CLIP, (LOG,))
+GUARDS = Guards(10.0, "token", "token")
+TRAINER = Trainer("open-instruct", open_instruct, config.FLAGS, GUARDS, CLIP, (LOG,))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 
 from offpol_diag.presets import Reject
-from offpol_diag.trainers import base, config, schema
+from offpol_diag.trainers import base, config
 from offpol_diag.trainers.base import Array, Log, Number, Numbers, Ours, Side, Tokens, Totals, np, std
-from offpol_diag.trainers.config import Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.config import Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot, toml
 
 LARGEST = 1e30
 """Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
@@ -148,25 +149,23 @@ def prime_rl(parts: Parts) -> Translation:
     parts.need(("current",), ("surrogate", "reinforce"))
     forms, remarks = (_probability_mask if parts.loss == "surrogate" else _ratio_masks)(parts)
     parts.finish()
-    named = (config.prefixed(TABLE, settings) for settings in forms)
-    snippets = tuple(one for settings in named for one in schema.older("prime-rl", "toml", settings))
-    return snippets or config.cannot("bounds that its classes refuse"), remarks
+    return [config.prefixed(TABLE, settings) for settings in forms], remarks
 
 
 def _probability_mask(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
     """DPPO or IPO, the newest spelling first."""
     weight = parts.take_weight("token", actions=("none",))
     if weight is None or len(parts.rules) != 1:
-        config.cannot("this loss without exactly one mask on the probability difference")
+        cannot("this loss without exactly one mask on the probability difference")
     rule = parts.rules.pop()
     plain = (rule.statistic, rule.over, rule.strict, rule.policy) == ("prob_diff", "token", False, None)
     low, high = rule.lower, rule.upper
     if not plain or low is None or high is None or high < 0 < low:
-        config.cannot("a mask on anything but the token's probability difference, with both bounds")
+        cannot("a mask on anything but the token's probability difference, with both bounds")
     terms = {"adv_tau": 1.0, "kl_tau": 0.0}
     kind = {"against_or_zero": "dppo", "any": "ipo"}.get(rule.advantage)
     if kind is None:
-        config.cannot(f"this condition on the advantage ({rule.advantage})")
+        cannot(f"this condition on the advantage ({rule.advantage})")
     forms: Forms = ({"type": "default", f"{kind}_mask_low": -low, f"{kind}_mask_high": high, **terms},)
     if kind == "ipo" and low == -high:
         forms = ({"type": "ipo", "ipo_threshold": high, **terms}, *forms)
@@ -179,18 +178,18 @@ def _ratio_masks(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
     parts.drop_idle()
     weight = parts.take_weight("token", "sum")
     if weight is None or (weight.over, weight.action) not in (("token", "none"), ("sum", "truncate")):
-        config.cannot("truncated token weights, or no weight")
+        cannot("truncated token weights, or no weight")
     bounds = {"token": parts.take("ratio", "token"), "geo": parts.take("ratio", "mean")}
     settings: Settings = {"ratio_type": "token" if weight.over == "token" else "sequence"}
     for name, part in {**bounds, "sequence": parts.take_veto(upper=True)}.items():
         low, high = config.open_bounds(*((part.lower, part.upper) if part else (None, None)))
         settings |= {f"{name}_mask_low": low, f"{name}_mask_high": high}
     if weight.upper is not None and weight.upper > math.exp(10):
-        config.cannot("a product above e^10, where it clamps the log-ratio")
+        cannot("a product above e^10, where it clamps the log-ratio")
     if weight.upper is not None:
         settings["sequence_clip_high"] = weight.upper
     by_length = ("each sequence is divided by its length here",) if weight.over == "sum" else ()
     return ({**settings, "kl_tau": 0.0},), (OLD, *by_length)
 
 
-TRAINER = Trainer("prime-rl", prime_rl, logs=(PRIME_LOG,))
+TRAINER = Trainer("prime-rl", prime_rl, {"toml": toml}, logs=(PRIME_LOG,))

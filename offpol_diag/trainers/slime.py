@@ -15,7 +15,7 @@ from functools import partial
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import SMALLEST_NORM, Preset, Reject
-from offpol_diag.trainers import config, schema
+from offpol_diag.trainers import config
 from offpol_diag.trainers.base import (
     PERPLEXITIES,
     SAFETY,
@@ -32,7 +32,8 @@ from offpol_diag.trainers.base import (
     np,
     weighs,
 )
-from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Guards, Parts, Settings, Snippet, Translation
+from offpol_diag.trainers.config import FLAGS, IDLE_LOW, ClipKeys, Guards, Parts, Translation
+from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
 # ---------------------------------------------------------------- without the helper
 
@@ -241,14 +242,12 @@ FILE = "mis.yaml"
 class Paths:
     """Paths of a trainer's functions, and the features that it lacks."""
 
-    trainer: str
     icepop: str
     mis: str
     cispo: bool
 
 
 SLIME = Paths(
-    "slime",
     "slime.backends.megatron_utils.loss.icepop_function",
     "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     True,
@@ -264,7 +263,7 @@ def slime(parts: Parts, paths: Paths) -> Translation:
         return _bypass(parts, paths, loss)
     if parts.bare:
         parts.finish()
-        return (schema.block(paths.trainer, "flags", loss),), ("nothing is corrected without --use-tis",)
+        return (loss,), ("nothing is corrected without --use-tis",)
     if preset.logs not in ("slime-mis", "miles-mis"):
         try:
             return (_flags(Parts(preset), paths, loss),), ()
@@ -289,11 +288,10 @@ def _bypass(parts: Parts, paths: Paths, loss: Settings) -> Translation:
     remark = (
         "opsm asks each token's advantage: the same as the sequence's where all its tokens have one (GRPO)"
     )
-    snippet = schema.block(paths.trainer, "flags", {"use-rollout-logprobs": True, **opsm, **loss})
-    return (snippet,), ((remark,) if opsm else ())
+    return ({"use-rollout-logprobs": True, **opsm, **loss},), ((remark,) if opsm else ())
 
 
-def _flags(parts: Parts, paths: Paths, loss: Settings) -> Snippet:
+def _flags(parts: Parts, paths: Paths, loss: Settings) -> Settings:
     """--use-tis alone."""
     band = parts.take_band("token")
     settings: Settings = {"use-tis": True}
@@ -305,24 +303,18 @@ def _flags(parts: Parts, paths: Paths, loss: Settings) -> Snippet:
         low, high = (None, None) if weight is None else (weight.lower, weight.upper)
     parts.finish()
     low, high = config.open_bounds(low, high)
-    settings |= {"tis-clip": high, "tis-clip-low": low}
-    return schema.block(paths.trainer, "flags", {**settings, **loss})
+    return {**settings, "tis-clip": high, "tis-clip-low": low, **loss}
 
 
 def _helper(parts: Parts, paths: Paths, loss: Settings) -> Translation:
     """The MIS helper: flags, and its own file."""
     if parts.weight is None:
-        config.cannot("a rejection or a veto without weights (the helper rejects only beside use_tis)")
+        cannot("a rejection or a veto without weights (the helper rejects only beside use_tis)")
     parts.split_mask()
     settings = _mis_weights(parts) | _mis_rules(parts)
     parts.finish()
     run = {"use-tis": True, "custom-config-path": FILE, "custom-tis-function-path": paths.mis, **loss}
-    both = {**run, **{f"{FILE}/{key}": value for key, value in settings.items()}}
-    snippets = (
-        schema.block(paths.trainer, "yaml", both, file=FILE, shown=settings),
-        schema.block(paths.trainer, "flags", both, "flags", shown=run),
-    )
-    return snippets, config.remarks(
+    return (run | config.prefixed(f"{FILE}/", settings),), (
         config.idle(settings)
         and "bounds of 1.0e-9 and 1.0e+9 are idle: the helper clamps the log-ratio to ±20",
         settings["rs_veto_threshold"] and "the veto is looked at only inside use_rs",
@@ -337,7 +329,7 @@ def _mis_weights(parts: Parts) -> Settings:
     normalize = ("token", "sum") if parts.weight and parts.weight.normalize else tuple(LEVELS)
     weight = parts.take_weight(*normalize, lower=True, normalize=True)
     if weight is None:
-        config.cannot("this weight")
+        cannot("this weight")
     mode, low, high = "truncate" if weight.lower is None else "clip", weight.lower, weight.upper
     rule = parts.take("ratio", weight.over) if weight.action == "none" and not weight.normalize else None
     if rule is not None:
@@ -372,4 +364,4 @@ def guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(20.0) if any(one.file for one in snippets) else Guards()
 
 
-TRAINER = config.Trainer("slime", partial(slime, paths=SLIME), guards, CLIP, (LOG, MIS))
+TRAINER = config.Trainer("slime", partial(slime, paths=SLIME), FLAGS, guards, CLIP, (LOG, MIS))

@@ -7,11 +7,13 @@ one process.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config, schema
+from offpol_diag.trainers import config
 from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Tokens, Totals, named, np
-from offpol_diag.trainers.config import ClipKeys, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot, python
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
@@ -112,21 +114,17 @@ def trl(parts: Parts) -> Translation:
     parts.need(("old",), ("ppo_clip", "gspo", "luspo", "cispo", "sapo", "vespo"))
     over = parts.weight.over if parts.weight else ""
     if (over, parts.loss) == ("sum", "vespo"):
-        config.cannot("weights of sequences under the VESPO loss, which takes token modes")
+        cannot("weights of sequences under the VESPO loss, which takes token modes")
     if (over, parts.loss) == ("token", "luspo"):
-        config.cannot("weights of tokens under the LUSPO loss, whose terms are of sequences")
+        cannot("weights of tokens under the LUSPO loss, whose terms are of sequences")
     delta = parts.take_opsm()
     weights = _weights(parts)
     parts.finish()
     settings = {"use_vllm": True, **weights, **threshold("off_policy_mask_threshold", delta)}
     settings |= loss(parts.preset, CLIP)
     before = {key.replace("_clip_max", "_cap"): value for key, value in settings.items()}
-    snippets = (
-        schema.block("trl", "python", settings, name="GRPOConfig"),
-        *(schema.older("trl", "python", before, name="GRPOConfig") if before != settings else ()),
-    )
     notes = ("off_policy_mask_threshold is in nats per token",) if delta is not None else ()
-    return snippets, notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
+    return (settings, before), notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
 
 
 NO_DUMP = "without a correction TRL computes no old log-probs to dump: docs/trainers/trl.md says what does"
@@ -143,7 +141,7 @@ def _weights(parts: Parts) -> Settings:
         if weight is not None and weight.action == "truncate":
             mode, low, high = "truncate", weight.lower, weight.upper
     if over not in MODES:
-        config.cannot("weights of the geometric mean of the sequence")
+        cannot("weights of the geometric mean of the sequence")
     result = {f"{KEY}correction": True, f"{KEY}mode": f"{MODES[over]}_{mode}", f"{KEY}clip_max": high}
     return result if low is None else {**result, f"{KEY}clip_min": low}
 
@@ -165,4 +163,4 @@ def loss(preset: Preset, keys: ClipKeys) -> Settings:
     return {**kind, **level, **config.clip_settings(preset, keys)}
 
 
-TRAINER = Trainer("trl", trl, clip=CLIP, logs=(LOG,))
+TRAINER = Trainer("trl", trl, {"python": partial(python, "GRPOConfig")}, clip=CLIP, logs=(LOG,))

@@ -36,7 +36,8 @@ from offpol_diag.trainers.base import (
     of_rows,
     std,
 )
-from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
 # ---------------------------------------------------------------- what a generation logs
 
@@ -399,7 +400,8 @@ OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_m
 def verl(parts: Parts) -> Translation:
     """Today's keys, and those of the generation whose logs the preset has, or that could still express it."""
     preset = parts.preset
-    result: list[Translation] = []
+    forms: list[Settings] = []
+    notes: list[object] = []
     failed: list[ConfigError] = []
     refused = ""
     for keys in (january, november, october):
@@ -408,23 +410,25 @@ def verl(parts: Parts) -> Translation:
         if keys is october and preset.logs != "verl-2025-10":
             break
         try:
-            result.append(keys(Parts(preset)))
+            (settings,), differs = keys(Parts(preset))
+            schema.schema("verl").span(settings)
         except ConfigError as error:
             failed.append(error)
             if keys is january:
                 refused = f"verl from 0.7.1 cannot say this: {error.message}"
-    if not result:
+        else:
+            forms.append(settings)
+            notes += differs
+    if not forms:
         raise failed[0]
-    texts = dict.fromkeys(text for _, remarks in result for text in remarks)
-    return tuple(one for snippets, _ in result for one in snippets), (*texts, *config.remarks(refused))
+    return forms, (*notes, refused)
 
 
-def _translation(settings: Settings, preset: Preset, *notes: object, added: str = "") -> Translation:
+def _translation(settings: Settings, preset: Preset, *notes: object) -> Translation:
     config.no_dual_clip(preset)
     settings = {**settings, **LOG_PROBS, **config.clip_settings(preset, CLIP, ACTOR)}
     idle = "bounds of 1.0e-9 and 1.0e+9 are idle: the log-ratio is clamped to ±20"
-    result = config.remarks(*notes, config.idle(settings) and idle, CLIP.remark(preset))
-    return schema.yaml_and_hydra("verl", settings, added), result
+    return (settings,), (*notes, config.idle(settings) and idle, CLIP.remark(preset))
 
 
 def october(parts: Parts) -> Translation:
@@ -437,7 +441,7 @@ def october(parts: Parts) -> Translation:
         settings |= _october_weight(parts)
     veto = parts.take_veto()
     if veto is not None and not weighted:
-        config.cannot("a veto without a weight")
+        cannot("a veto without a weight")
     settings["rollout_is_veto_threshold"] = veto.lower if veto else None
     parts.preset = Preset(preset.name, preset.summary)  # `apply` is in the settings
     parts.finish()
@@ -448,7 +452,7 @@ def october(parts: Parts) -> Translation:
 
 def _october_weight(parts: Parts) -> Settings:
     over = parts.weight.over if parts.weight else ""
-    level = LEVELS.get(over) or config.cannot("weights of a turn")
+    level = LEVELS.get(over) or cannot("weights of a turn")
     band = parts.take_band(over) if parts.rules or (parts.weight and parts.weight.action == "mask") else None
     if band is not None:
         low, high = config.idle_bounds(*band)
@@ -468,7 +472,7 @@ def november(parts: Parts) -> Translation:
     bypass = parts.policy == "current"
     parts.need(("old", "current"), ("ppo_clip",))
     if bypass and not parts.bare:
-        config.cannot("weights or rules of π_θ")
+        cannot("weights or rules of π_θ")
     parts.split_mask()
     settings: Settings = {"rollout_is": None}
     weight = parts.take_weight("token", "sum")
@@ -497,17 +501,13 @@ def january(parts: Parts) -> Translation:
         anchored = "needs the V1 trainer (the default): the legacy one replaces loss_mode in bypass mode"
         return _translation(dppo, parts.preset, anchored)
     if parts.loss == "gmpo" and parts.weight is not None and parts.weight.over == "token":
-        config.cannot("weights of tokens under GMPO, of which it takes the sequence's geometric mean")
+        cannot("weights of tokens under GMPO, of which it takes the sequence's geometric mean")
     if bypass and parts.loss == "ppo_clip" and parts.weight is not None:
-        config.cannot(
-            "weights of π_θ under a PPO clip: bypass_mode applies them to loss_type reinforce alone"
-        )
+        cannot("weights of π_θ under a PPO clip: bypass_mode applies them to loss_type reinforce alone")
     settings = {**_january_weight(parts), **_january_rules(parts)}
     settings |= {"bypass_mode": bypass, **({"loss_type": parts.loss} if bypass else {})}
     if parts.veto is not None:
-        config.cannot(
-            "a veto on one token, which is gone since 2026-01-14 (its nearest is rollout_rs=seq_max_k2)"
-        )
+        cannot("a veto on one token, which is gone since 2026-01-14 (its nearest is rollout_rs=seq_max_k2)")
     parts.finish()
     block = config.prefixed(BLOCK, settings)
     if bypass:
@@ -529,7 +529,6 @@ def january(parts: Parts) -> Translation:
         and not bypass
         and "the V1 trainer (the default) counts rejected tokens in the denominator, the legacy one not",
         bypass and "without the second block the loss falls back to sequence weights with threshold 2",
-        added=LOSS + "rollout_correction",
     )
 
 
@@ -545,7 +544,7 @@ def _dppo(parts: Parts) -> Settings | None:
     rule = parts.rules.pop()
     low = rule.upper if mode == "dppo_kl" else rule.lower and -rule.lower
     if parts.rules or rule.over != "token" or config.unusual(rule) or None in (low, rule.upper):
-        config.cannot(f"this rule beside {mode}")
+        cannot(f"this rule beside {mode}")
     parts.take_weight("token", actions=("truncate",))
     return {
         BLOCK + "bypass_mode": True,
@@ -609,7 +608,7 @@ def flash_rl(parts: Parts) -> Translation:
     clip = config.clip_settings(parts.preset, CLIP, ACTOR)
     remark = "key of the fork yaof20/verl, main; its branch flash-rl calls it imp_ratio_cap"
     settings = {ACTOR + "tis_imp_ratio_cap": cap, **LOG_PROBS, **clip}
-    return schema.yaml_and_hydra("flash-rl", settings), (remark,)
+    return (settings,), (remark,)
 
 
 def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
@@ -620,5 +619,6 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(20.0, "aggregate", "token", unclamped, None if preset.policy == "old" else "all")
 
 
-TRAINER = Trainer("verl", verl, _guards, logs=LOGS)
-FLASH_RL = Trainer("flash-rl", flash_rl, clip=CLIP)
+OVERRIDES = partial(schema.hydra, added=LOSS + "rollout_correction")
+TRAINER = Trainer("verl", verl, {"yaml": schema.yaml, "hydra": OVERRIDES}, _guards, logs=LOGS)
+FLASH_RL = Trainer("flash-rl", flash_rl, config.YAML_AND_HYDRA, clip=CLIP)
