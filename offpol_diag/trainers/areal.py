@@ -13,7 +13,7 @@ import math
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Tokens, Totals, named, np
+from offpol_diag.trainers.base import Array, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import YAML, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
@@ -107,11 +107,7 @@ def filtered(t: Tokens, s: Totals) -> Numbers:
     return {"rs_filtered_fraction": s.sum(changed) / np.maximum(s.sum(tokens), 1.0)}
 
 
-OURS = {
-    "ppo_actor/update/approx_kl/min": Ours("drift2.log_ratio_min"),
-    "ppo_actor/update/behave_imp_weight/max": Ours(preset="weight_max"),
-}
-LOGS = (Log("areal", log, OURS), Log("areal-v1.0.3", log_v1_0_3, OURS))
+LOGS = (Log("areal", log), Log("areal-v1.0.3", log_v1_0_3))
 
 # ---------------------------------------------------------------- configuration
 

@@ -10,7 +10,7 @@ import math
 from functools import partial
 
 from offpol_diag.trainers import slime
-from offpol_diag.trainers.base import SAFETY, Array, Log, Numbers, Ours, Tokens, Totals, np
+from offpol_diag.trainers.base import SAFETY, Array, Log, Numbers, Tokens, Totals, np
 from offpol_diag.trainers.config import FLAGS, Trainer
 from offpol_diag.trainers.slime import of_samples
 
@@ -59,9 +59,5 @@ PATHS = slime.Paths(
     "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     False,
 )
-OURS = slime.OURS | {
-    "train/train_rollout_kl": Ours(near="k3"),
-    "train/ess_ratio": Ours(near="ess_tokens"),
-}
-LOGS = (Log("miles", log, OURS), Log("miles-mis", mis_log, OURS | slime.MIS_OURS))
+LOGS = (Log("miles", log), Log("miles-mis", mis_log))
 TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), FLAGS, slime.guards, slime.CLIP, LOGS)

@@ -11,19 +11,7 @@ import math
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import (
-    EPS,
-    PERPLEXITIES,
-    PERPLEXITY_ENDS,
-    SAFETY,
-    Log,
-    Numbers,
-    Ours,
-    Tokens,
-    Totals,
-    named,
-    np,
-)
+from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import FLAGS, IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Settings, cannot
 from offpol_diag.trainers.trl import loss, threshold
@@ -88,18 +76,7 @@ def _gate(preset: Preset) -> float | None:
     return next((rule.upper for rule in rules if rule.policy in (None, preset.policy)), None)
 
 
-SPACE = "rollout_correction/"
-OURS = {
-    f"{SPACE}kl": Ours("k1"),
-    f"{SPACE}k3_kl": Ours(near="k3"),
-    f"{SPACE}chi2_token": Ours("chi2_token"),
-    f"{SPACE}chi2_seq": Ours(near="chi2_sequence"),
-    **named(SPACE, PERPLEXITIES | PERPLEXITY_ENDS),
-    f"{SPACE}ess": Ours(near="ess_tokens"),
-    f"{SPACE}is_weight_mean": Ours(preset="weight_mean"),
-    f"{SPACE}clipped_frac": Ours(preset="truncated_high"),
-}
-LOG = Log("ms-swift", log, OURS)
+LOG = Log("ms-swift", log)
 
 # ---------------------------------------------------------------- configuration
 

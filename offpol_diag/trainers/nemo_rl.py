@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from offpol_diag.presets import FLOAT32_MAX, FLOAT32_OVERFLOW, Preset
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import EPS, Array, Log, Number, Numbers, Ours, Tokens, Totals, named, np
+from offpol_diag.trainers.base import EPS, Array, Log, Number, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
@@ -153,11 +153,7 @@ def seq_errors(t: Tokens, s: Totals) -> Numbers:
     return result
 
 
-OURS = {
-    "train/gen_kl_error": Ours(near="k3"),
-    "train/token_mult_prob_error": Ours(near="mult_prob_error"),
-}
-LOG = Log("nemo-rl", log, OURS)
+LOG = Log("nemo-rl", log)
 
 # ---------------------------------------------------------------- configuration
 

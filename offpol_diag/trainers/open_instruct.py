@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Side, Tokens, Totals, half, named, np, std
+from offpol_diag.trainers.base import Array, Log, Numbers, Side, Tokens, Totals, half, named, np, std
 from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Settings, cannot
 
@@ -59,14 +59,7 @@ def debug(t: Tokens, s: Totals) -> Numbers:
     }
 
 
-RAISED = "open-instruct counts the weights that its lower bound raises as well"
-OURS = {
-    "debug/vllm_vs_local_logprob_diff_mean": Ours("total.abs_log_ratio"),
-    "val/ratio": Ours("drift2.mean_ratio"),
-    "val/rho_clipfrac": Ours(preset="truncated_high", unlike=RAISED),
-    "val/rho_drop_frac": Ours(preset="tokens_rejected"),
-}
-LOG = Log("open-instruct", log, OURS)
+LOG = Log("open-instruct", log)
 
 # ---------------------------------------------------------------- configuration
 

@@ -12,7 +12,7 @@ import math
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import Log, Numbers, Ours, Tokens, Totals, named
+from offpol_diag.trainers.base import Log, Numbers, Tokens, Totals, named
 from offpol_diag.trainers.config import FLAGS, Band, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Settings, cannot
 
@@ -69,9 +69,8 @@ def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
     return {"is_filter_ratio": s.sum(outside) / s.sum(t.one if of_sequences else t.counted)}
 
 
-OURS = {"vllm_kl": Ours("k1"), "ppo_kl": Ours(near="drift2.k1")}
-LOG, SINCE_2026_09 = Log("openrlhf", log, OURS), Log("openrlhf-2026-09", log_2026_09, OURS)
-MOLT_LOG = Log("molt", log_molt, {"vllm_kl": Ours("k1")})
+LOG, SINCE_2026_09 = Log("openrlhf", log), Log("openrlhf-2026-09", log_2026_09)
+MOLT_LOG = Log("molt", log_molt)
 
 # ---------------------------------------------------------------- configuration
 

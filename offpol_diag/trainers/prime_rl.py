@@ -11,7 +11,7 @@ import math
 
 from offpol_diag.presets import Reject
 from offpol_diag.trainers import base, config
-from offpol_diag.trainers.base import Array, Log, Number, Numbers, Ours, Side, Tokens, Totals, np, std
+from offpol_diag.trainers.base import Array, Log, Number, Numbers, Side, Tokens, Totals, np, std
 from offpol_diag.trainers.config import Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Settings, cannot, toml
 
@@ -133,8 +133,7 @@ def bands(t: Tokens, over: str, side: Side) -> list[Reject]:
     return [one for rule in rules if (one := base.half(rule, side))]
 
 
-OURS = {"mismatch_kl/all/mean": Ours("total.k3"), "mismatch_kl/mean": Ours(near="total.k3")}
-PRIME_LOG = Log("prime-rl", log, OURS)
+PRIME_LOG = Log("prime-rl", log)
 
 # ---------------------------------------------------------------- configuration
 

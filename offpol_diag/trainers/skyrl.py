@@ -17,7 +17,6 @@ from offpol_diag.trainers.base import (
     Log,
     Number,
     Numbers,
-    Ours,
     Side,
     Tokens,
     Totals,
@@ -154,14 +153,7 @@ def anchored(t: Tokens, s: Totals) -> Numbers:
     return result
 
 
-OURS = {
-    "is_ratio_mean": Ours("mean_ratio"),
-    "policy/rollout_train_logprobs_abs_diff_mean": Ours("abs_log_ratio"),
-    "policy/minibatch_rollout_logprobs_abs_diff_mean": Ours("total.abs_log_ratio"),
-    "cispo/ratio_mean": Ours("total.mean_ratio"),
-    "tis_seq_clip_high_ratio": Ours(preset="truncated_high"),
-}
-LOG = Log("skyrl", log, OURS)
+LOG = Log("skyrl", log)
 
 # ---------------------------------------------------------------- configuration
 

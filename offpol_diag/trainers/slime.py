@@ -17,13 +17,11 @@ from offpol_diag.errors import ConfigError
 from offpol_diag.presets import SMALLEST_NORM, Preset, Reject
 from offpol_diag.trainers import config
 from offpol_diag.trainers.base import (
-    PERPLEXITIES,
     SAFETY,
     Array,
     Log,
     Number,
     Numbers,
-    Ours,
     Side,
     Tokens,
     Totals,
@@ -218,18 +216,7 @@ def tis_mode(preset: Preset) -> str:
     return "clip" if weight.lower is not None else "truncate"
 
 
-OURS = {
-    "train/ppo_kl": Ours(near="drift2.k1"),
-    "train/train_rollout_logprob_abs_diff": Ours(near="abs_log_ratio"),
-}
-MIS_OURS = {
-    "train/mis_kl": Ours("log_ppl_diff"),
-    "train/mis_k3_kl": Ours(near="k3"),
-    "train/mis_chi2_token": Ours(near="chi2_token"),
-    "train/mis_chi2_seq": Ours("chi2_sequence"),
-    **named("train/mis_", PERPLEXITIES),
-}
-LOG, MIS = Log("slime", log, OURS), Log("slime-mis", mis_log, OURS | MIS_OURS)
+LOG, MIS = Log("slime", log), Log("slime-mis", mis_log)
 
 # ---------------------------------------------------------------- configuration
 

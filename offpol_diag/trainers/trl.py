@@ -11,7 +11,7 @@ from functools import partial
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Tokens, Totals, named, np
+from offpol_diag.trainers.base import Array, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import ClipKeys, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Settings, cannot, python
 
@@ -86,12 +86,7 @@ def phi(t: Tokens) -> Array:
     return result
 
 
-OURS = {
-    "sampling/sampling_logp_difference/mean": Ours("abs_log_ratio"),
-    "sampling/importance_sampling_ratio/max": Ours(preset="weight_max"),
-    "sampling/importance_sampling_ratio/min": Ours(preset="weight_min"),
-}
-LOG = Log("trl", log, OURS)
+LOG = Log("trl", log)
 
 # ---------------------------------------------------------------- configuration
 

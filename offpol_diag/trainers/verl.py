@@ -21,14 +21,11 @@ from offpol_diag.presets import SMALLEST_NORM, Over, Preset, Reject, Statistic, 
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
     EPS,
-    PERPLEXITIES,
-    PERPLEXITY_ENDS,
     SAFETY,
     Array,
     Log,
     Number,
     Numbers,
-    Ours,
     Tokens,
     Totals,
     named,
@@ -338,39 +335,8 @@ def update(t: Tokens, s: Totals) -> Numbers:
     return {name: of_kept(x) for name, x in clips.items()} | {"ppo_kl": of_kept(t.loss_kl)}
 
 
-SPACES = ("", "rollout_corr/", "mismatch/", "mismatch/mismatch_")
-"""What stands before a word of the correction, of all generations; users leave it out, too."""
-BOUNDED = "verl bounds the weights before it takes their effective sample size"
-GAP = {
-    "kl": Ours("k1"),  # of π_old, as under verl's decoupled presets
-    "k3_kl": Ours("k3"),
-    "chi2_token": Ours("chi2_token"),
-    "chi2_seq": Ours("chi2_sequence"),
-    **PERPLEXITIES,
-    **PERPLEXITY_ENDS,
-    "rollout_is_eff_sample_size": Ours("ess_tokens", "ess_tokens", unlike=BOUNDED),
-}
-PRESET = {
-    "rollout_is_veto_fraction": Ours(preset="vetoed"),
-    "rollout_is_catastrophic_token_fraction": Ours(preset="catastrophic_tokens"),
-    "rollout_is_ratio_fraction_high": Ours(preset="truncated_high"),  # not before 2025-11
-    "rollout_rs_masked_fraction": Ours(preset="tokens_rejected"),
-    "rollout_rs_seq_masked_fraction": Ours(preset="sequences_touched"),
-}
-PROBS = {
-    "rollout_actor_probs_pearson_corr": Ours("pearson"),
-    "rollout_probs_diff_mean": Ours("prob_diff_mean"),
-    "rollout_probs_diff_max": Ours("prob_diff_max"),
-}
-OURS = {
-    **{space + word: row for space in SPACES for word, row in GAP.items() if space + word != row.gap},
-    **{space + word: row for space in SPACES[:2] for word, row in PRESET.items()},
-    **{space + word: row for space in ("", "training/") for word, row in PROBS.items()},
-    **{f"actor/{word}": Ours(preset=word) for word in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")},
-}
 LOGS = tuple(
-    Log(f"verl-{one}", partial(log, generation=one), OURS)
-    for one in ("2025-10", "2025-11", "2026-01", "2026-03")
+    Log(f"verl-{one}", partial(log, generation=one)) for one in ("2025-10", "2025-11", "2026-01", "2026-03")
 )
 
 # ---------------------------------------------------------------- configuration
