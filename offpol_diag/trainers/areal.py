@@ -33,7 +33,9 @@ def log_v1_0_3(t: Tokens, s: Totals) -> Numbers:
 def statistics(t: Tokens, s: Totals) -> Numbers:
     """Return statistics of the update, over valid tokens, and of the mismatch, over behave tokens."""
     weight, result = t.preset.weight, {}
-    if t.current is not None and t.preset.loss != "gspo":  # whose ratio over kept tokens is not computed here
+    if (
+        t.batch.current is not None and t.preset.loss != "gspo"
+    ):  # whose ratio over kept tokens is not computed here
         result = s.part(importance_weight, t.only("reject", "veto", "loss"))
         result = result | s.part(approx_kl, t.under(*_over_batch(t.preset)).only("reject", "loss"))
     if weight is None:
@@ -58,7 +60,7 @@ def mismatch(t: Tokens, s: Totals, samples: bool) -> Numbers:
     result, of = {}, behave(t)
     if samples:
         result = statistic(t, s, "behave_approx_kl", t.log_ratio, of)
-    if t.current is not None:
+    if t.batch.current is not None:
         both = t.of("current")
         result |= statistic(t, s, "compute_logp/kl_div_direct", -both.log_ratio, of)
         result |= statistic(t, s, "compute_logp/kl_div_taylor", both.log_ratio**2 / 2, of)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from offpol_diag.presets import Over, Preset, Reject, Veto
 
@@ -46,7 +46,6 @@ __all__ = [
     "Tokens",
     "Totals",
     "half",
-    "half_veto",
     "named",
     "np",
     "of_rows",
@@ -121,15 +120,11 @@ def of_rows(over: Over) -> bool:
 
 
 Side = Literal["lower", "upper"]
+Part = TypeVar("Part", Reject, Veto)
 
 
-def half(rule: Reject, side: Side) -> Reject | None:
-    """Return the rule with only its lower or upper bound; None if it has no such bound."""
-    if getattr(rule, side) is None:
+def half(rule: Part | None, side: Side) -> Part | None:
+    """Return a rule or veto with only its lower or upper bound; None if it has no such bound."""
+    if rule is None or getattr(rule, side) is None:
         return None
     return replace(rule, upper=None) if side == "lower" else replace(rule, lower=None)
-
-
-def half_veto(veto: Veto | None, side: Side) -> Veto:
-    """Return the veto with only that bound, if it has it."""
-    return Veto(**{side: getattr(veto, side)}) if veto else Veto()

@@ -30,7 +30,7 @@ def mis_log(t: Tokens, s: Totals) -> Numbers:
 
 def own(t: Tokens, s: Totals, result: Numbers, left: Tokens) -> Numbers:
     """Return slime's numbers, and what miles adds; `left` has the tokens that are not 0 in the loss's."""
-    if t.current is not None:
+    if t.batch.current is not None:
         result["train/ess_ratio"] = of_samples(t, s, effective(t))
     kl = of_samples(t, s, mean_k3(left))
     result["train/train_rollout_kl"] = kl

@@ -29,7 +29,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 def gap(t: Tokens, s: Totals) -> Numbers:
     """Return means over tokens and over rows, where one without a token has mean log-probs of 0."""
     tokens, rows, d = s.sum(t.counted), s.sum(t.one), t.log_ratio
-    train, rollout, difference = t.row_mean(t.train), t.row_mean(t.rollout), t.row_mean(-d)
+    train, rollout, difference = t.row_mean(t.train), t.row_mean(t.batch.rollout), t.row_mean(-d)
     return {
         "training_ppl": s.sum(np.exp(-train)) / rows,
         "training_log_ppl": s.sum(-train) / rows,

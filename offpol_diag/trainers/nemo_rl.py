@@ -30,7 +30,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
     rules = [r for r in t.applied.preset.reject if r.statistic == "mult_prob_error" and not r.on_tokens]
     masked = t.under(*rules).only("reject")
     result = s.part(gap, masked) | weights(t.applied, masked, s)
-    if t.current is not None:
+    if t.batch.current is not None:
         result |= probs_ratio(t, masked, s) | s.part(approx_entropy, masked)
     return named("train/", result | s.part(seq_errors, masked))
 
@@ -65,7 +65,7 @@ def single(x: Number) -> Number:
 def gap(t: Tokens, s: Totals) -> Numbers:
     """Return how far π_old is off the rollout."""
     mean, d = averaged(t, s), t.log_ratio
-    neither = (t.train < FLOAT32_VANISHES) & (t.rollout < FLOAT32_VANISHES)
+    neither = (t.train < FLOAT32_VANISHES) & (t.batch.rollout < FLOAT32_VANISHES)
     vanished = added(t, s, t.row_sum(neither))
     divergence = mean(np.log1p(2 * np.sinh(d / 4) ** 2))  # log cosh(Δ/2): half of both k3 to the mean
     return {
@@ -112,8 +112,8 @@ def out_of_bounds(t: Tokens) -> Array:
 def probs_ratio(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
     """Return the loss's own ratio, raw and clipped whatever the sign of A; of REINFORCE log π_θ."""
     if t.preset.loss == "reinforce":
-        assert t.current is not None
-        raw = clamped = t.current
+        assert t.batch.current is not None
+        raw = clamped = t.batch.current
     else:
         raw, clamped = t.update_ratio, t.clipped(t.update_ratio)
     mean = averaged(masked, s)
@@ -126,7 +126,7 @@ def probs_ratio(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
 
 def approx_entropy(t: Tokens, s: Totals) -> Numbers:
     """Return the mean of −(π_θ/π_rollout) log π_θ."""
-    mean, current, drift = averaged(t, s), t.current, t.of("current")
+    mean, current, drift = averaged(t, s), t.batch.current, t.of("current")
     assert current is not None
     nan = (drift.log_ratio > FLOAT32_OVERFLOW) & (current == 0)  # ∞ · 0
     return {"approx_entropy": mean(np.where(nan, math.nan, -drift.ratio() * current))}

@@ -39,23 +39,23 @@ def dropped(t: Tokens, side: Side) -> Array:
 
 def ratio(t: Tokens, s: Totals) -> Numbers:
     """Return the mean of π_θ/π_old, unclamped, and how far its row means spread, weighted by length."""
-    if t.current is None or t.old is None:
+    if t.batch.current is None or t.batch.old is None:
         return {}
     tokens = s.sum(t.counted)
-    moved = t.row_mean(np.expm1(t.current - t.old))
+    moved = t.row_mean(np.expm1(t.batch.current - t.batch.old))
     mean, square = s.sum(moved * t.n) / tokens, s.sum(moved**2 * t.n) / tokens
     return {"ratio": mean + 1, "ratio_var": np.maximum(square - mean * mean, 0.0)}
 
 
 def debug(t: Tokens, s: Totals) -> Numbers:
     """Return |log π_local − log π_rollout|: π_θ where the dump has it, else π_old, there a copy of π_θ."""
-    tokens, d = s.sum(t.counted), t.of("old" if t.current is None else "current").log_ratio
+    tokens, d = s.sum(t.counted), t.of("old" if t.batch.current is None else "current").log_ratio
     total, square = s.sum(t.row_sum(abs(d))), s.sum(t.row_sum(d**2))
     return {
         "vllm_vs_local_logprob_diff_mean": total / tokens,
         "vllm_vs_local_logprob_diff_max": s.max(t.row_max(abs(d))),
         "vllm_vs_local_logprob_diff_std": np.where(tokens > 1, std(total, square, tokens), 0.0),
-        "vllm_local_reverse_kl": -s.sum(t.row_sum(np.exp(t.rollout) * d)) / tokens,
+        "vllm_local_reverse_kl": -s.sum(t.row_sum(np.exp(t.batch.rollout) * d)) / tokens,
     }
 
 

@@ -35,10 +35,10 @@ def log_molt(t: Tokens, s: Totals) -> Numbers:
 def update(t: Tokens, s: Totals) -> Numbers:
     """Return the share of tokens that the loss clips, masked or not, and k1 of the update from π_old."""
     result, tokens = {}, s.sum(t.counted)
-    if t.current is not None and t.advantage is not None:
+    if t.batch.current is not None and t.batch.advantages is not None:
         result["clip_ratio"] = s.sum(t.row_sum(t.clip_decides)) / tokens
-    if t.current is not None and t.old is not None:
-        result["kl"] = s.sum(t.row_sum(t.old - t.current)) / tokens
+    if t.batch.current is not None and t.batch.old is not None:
+        result["kl"] = s.sum(t.row_sum(t.batch.old - t.batch.current)) / tokens
     return result
 
 
@@ -49,9 +49,9 @@ def corrects(preset: Preset) -> bool:
 
 def vllm_kl(t: Tokens, s: Totals) -> Numbers:
     """Return k1 of the mismatch, with the correction on."""
-    if not corrects(t.preset) or t.old is None:
+    if not corrects(t.preset) or t.batch.old is None:
         return {}
-    return {"vllm_kl": s.sum(t.row_sum(t.rollout - t.old)) / s.sum(t.counted)}
+    return {"vllm_kl": s.sum(t.row_sum(t.batch.rollout - t.batch.old)) / s.sum(t.counted)}
 
 
 def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:

@@ -54,7 +54,7 @@ def over_entropy(t: Tokens, s: Totals, x: Number) -> Number:
 
 def masks(t: Tokens, s: Totals) -> Numbers:
     """Return means over tokens of each sequence: of these the mean and the largest."""
-    x, a, kept = mismatch_kl(t), t.advantage, t.applied.kept
+    x, a, kept = mismatch_kl(t), t.batch.advantages, t.applied.kept
     result = {
         "masked_mismatch_kl": mean(t, x, ~kept),
         "unmasked_mismatch_kl": mean(t, x, kept),
@@ -115,7 +115,7 @@ def masks_v02(t: Tokens, s: Totals) -> Numbers:
     for word, side in SIDES.items():
         result[f"is_masked_{word}/mean"] = s.sum(t.dropped_by(*bands(t, "token", side))) / tokens
     for word, side in SIDES.items():
-        hits = t.veto_hits(base.half_veto(veto, side)) > 0
+        hits = t.veto_hits(base.half(veto, side)) > 0
         result[f"sequence_masked_{word}/mean"] = s.sum(hits) / rows
     for word, side in SIDES.items():
         beyond = [~t.passes(rule) for rule in bands(t, "mean", side) if not rule.on_tokens]

@@ -83,7 +83,7 @@ def corrections(t: Tokens, s: Totals) -> Numbers:
     of_tokens = [rule for rule in p.reject if rule.over == "token"]
     inliers, left = t.under(veto=p.veto), t.under(*of_tokens, veto=p.veto)
     if p.veto is not None:
-        above, below = base.half_veto(p.veto, "upper"), base.half_veto(p.veto, "lower")
+        above, below = base.half(p.veto, "upper"), base.half(p.veto, "lower")
         result["outlier_seq_masked_ratio"] = s.sum(t.veto_hits(p.veto) > 0) / rows
         result["outlier_seq_over_high_ratio"] = s.sum(t.veto_hits(above) > 0) / rows
         result["outlier_seq_under_low_ratio"] = s.sum(t.veto_hits(below) > 0) / rows
@@ -123,8 +123,8 @@ def beyond(x: Array, edge: float | None, side: Side) -> Array:
 
 def clip_ratio(t: Tokens, s: Totals) -> Numbers:
     """Return the share of tokens where PPO's clip of π_θ/π_old acts, dropped or not; SAPO has none."""
-    a, clip = t.advantage, Clip(None, None) if t.preset.loss == "sapo" else t.preset.clip
-    if a is None or t.current is None:
+    a, clip = t.batch.advantages, Clip(None, None) if t.preset.loss == "sapo" else t.preset.clip
+    if a is None or t.batch.current is None:
         return {}
     u = t.token_u
     high = None if clip.high is None else 1 + clip.high

@@ -42,7 +42,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
     result = s.part(loss, t.only("loss", "clip"), corrects)
     if corrects:
         result = result | s.part(tis, t.only("weight"))
-    if t.preset.apply and opsm_rule(t.preset) is not None and t.advantage is not None:
+    if t.preset.apply and opsm_rule(t.preset) is not None and t.batch.advantages is not None:
         result = result | {"opsm_clipfrac": of_samples(t, s, opsm_masks(t))}
     return named("train/", result)
 
@@ -60,9 +60,9 @@ def loss(t: Tokens, s: Totals, corrected: bool) -> Numbers:
         return of_samples(t, s, t.row_mean(x & kept if x.dtype == bool else np.where(kept, x, 0.0)))
 
     result = {"train_rollout_logprob_abs_diff": mean(abs(t.log_ratio))}
-    if t.current is None:
+    if t.batch.current is None:
         return result
-    if t.advantage is not None:
+    if t.batch.advantages is not None:
         result["pg_clipfrac"] = mean(clip_acts(t))
     result["ppo_kl"] = mean(-t.u)
     if corrected:
@@ -106,7 +106,7 @@ def opsm_rule(preset: Preset) -> Reject | None:
 
 def opsm_masks(t: Tokens) -> Array:
     """Return the tokens with A < 0 of samples that drifted, masked ones too, over those of the loss, [S]."""
-    rule, a, outside = opsm_rule(t.preset), t.advantage, t.batch.masked_negative
+    rule, a, outside = opsm_rule(t.preset), t.batch.advantages, t.batch.masked_negative
     assert rule is not None
     assert a is not None
     negative = t.row_sum(a < 0)
@@ -128,7 +128,7 @@ def mis_log(t: Tokens, s: Totals) -> Numbers:
 def policy_gap(t: Tokens, s: Totals) -> Numbers:
     """Return the helper's perplexities, KL and χ² estimates, averaged per sample first."""
     d, x, difference = t.log_ratio, t.ratio_minus_one(SAFETY), -t.row_mean(t.log_ratio)
-    train, rollout = t.row_mean(t.train), t.row_mean(t.rollout)
+    train, rollout = t.row_mean(t.train), t.row_mean(t.batch.rollout)
 
     def mean(x: Array) -> Number:
         return of_samples(t, s, np.where(t.there, x, 0.0))

@@ -19,14 +19,14 @@ from offpol_diag.trainers.schema import Settings, cannot, python
 def log(t: Tokens, s: Totals) -> Numbers:
     """Return `sampling/` while the correction is on, and what the clip does (grpo_trainer.py:3218-3258)."""
     result = {} if t.preset.weight is None else named("sampling/", sampling(t, s))
-    if t.current is None or t.advantage is None:
+    if t.batch.current is None or t.batch.advantages is None:
         return result
     if t.preset.loss in ("ppo_clip", "gspo", "luspo"):
         result |= named("clip_ratio/", clip_ratio(t, s))
     if t.preset.loss == "cispo":
         _, high = cut(t)
         result["cispo_clip_ratio"] = s.sum(t.row_sum(high)) / s.sum(t.counted)
-    if t.preset.loss == "vespo" and t.old is not None:
+    if t.preset.loss == "vespo" and t.batch.old is not None:
         result["vespo/phi_seq_mean"] = s.sum(phi(t)) / s.sum(t.one)
     return result
 
@@ -62,7 +62,7 @@ def clip_ratio(t: Tokens, s: Totals) -> Numbers:
 
 def cut(t: Tokens) -> tuple[Array, Array]:
     """Flag tokens that the clip acts on: below 1 − epsilon with A < 0, and above 1 + epsilon with A > 0."""
-    clip, a = t.preset.clip, t.advantage
+    clip, a = t.preset.clip, t.batch.advantages
     assert a is not None
     low, high, dual = (math.inf if x is None else x for x in (clip.low, clip.high, clip.dual))
     r = np.minimum(t.update_ratio, dual)
@@ -73,7 +73,7 @@ def phi(t: Tokens) -> Array:
     """Return φ(w) of each completion under VESPO, by the sign of its advantages, [S]."""
     from offpol_diag.pipeline import formulas
 
-    shape, most, a = t.preset.shape, formulas.LOG_W_HIGHEST, t.advantage
+    shape, most, a = t.preset.shape, formulas.LOG_W_HIGHEST, t.batch.advantages
     assert a is not None
     log_w = t.row_sum(t.token_u.clip(-most, most))
     if t.preset.weight is not None:

@@ -63,7 +63,7 @@ def log(t: Tokens, s: Totals, generation: str) -> Numbers:
         result |= named(prefix + stem, s.part(masked, t.only("reject"), not by_option))
     if newest and preset.policy == "old":
         result |= named("training/", s.part(probabilities, t.only()))
-    if newest and t.current is not None and t.advantage is not None:
+    if newest and t.batch.current is not None and t.batch.advantages is not None:
         parts = ("reject", "veto", "loss", "clip", "shape")
         result |= named("actor/", s.part(update, t.applied.only(*parts)))
     return result
@@ -85,7 +85,7 @@ def over_tokens(t: Tokens, s: Totals, x: Array) -> Number:
 def policy_gap(t: Tokens, s: Totals, chi2: bool) -> Numbers:
     """Return perplexities of rows, and KL and χ² estimates of tokens."""
     n, d, rows = t.counted + EPS, t.log_ratio, s.sum(t.one)
-    train, rollout = t.row_sum(t.train) / n, t.row_sum(t.rollout) / n
+    train, rollout = t.row_sum(t.train) / n, t.row_sum(t.batch.rollout) / n
 
     def average(x: Array) -> Number:
         return s.sum(x) / rows
@@ -309,7 +309,7 @@ def ratio_band(rule: Reject) -> Reject:
 
 def probabilities(t: Tokens, s: Totals) -> Numbers:
     """Return `training/`, of decoupled presets: how the two probabilities of a token differ."""
-    n, gap, p, q = s.sum(t.counted), abs(t.difference), np.exp(t.train), np.exp(t.rollout)
+    n, gap, p, q = s.sum(t.counted), abs(t.difference), np.exp(t.train), np.exp(t.batch.rollout)
     first, second = s.sum(t.row_sum(gap)), s.sum(t.row_sum(gap**2))
     x, y, xx, yy, xy = (s.sum(t.row_sum(z)) / n for z in (p, q, p * p, q * q, p * q))
     of_x, of_y = xx - x * x, yy - y * y
