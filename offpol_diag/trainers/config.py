@@ -187,14 +187,14 @@ class Parts:
         self.rules.remove(result)
         return result
 
-    def take_opsm(self) -> float | None:
-        """Consume OPSM: a mask on sequences with A < 0 by mean log π_rollout/π_θ; return its bound, nats."""
+    def take_opsm(self, key: str) -> Settings:
+        """Consume OPSM, a mask on sequences with A < 0 by mean log π_rollout/π_θ; its bound, nats, by key."""
         for rule in self.rules:
             kind = (rule.statistic, rule.over, rule.advantage, rule.lower, rule.policy or self.policy)
             if kind == ("k1", "mean", "negative", None, "current") and not unusual(rule, policy=False):
                 self.rules.remove(rule)
-                return rule.upper
-        return None
+                return {} if rule.upper is None else {key: rule.upper}
+        return {}
 
     def take_veto(self, upper: bool = False) -> Veto | None:
         """Consume the veto; refuse one with an upper bound unless `upper` is supported."""
@@ -430,6 +430,6 @@ class Trainer:
         snippets = schema.blocks(self.name, self.writers, forms)
         guards = self.guards if isinstance(self.guards, Guards) else self.guards(preset, snippets)
         clip = self.clip.remark(preset) if self.clip else ""
-        every = dict.fromkeys((*notes, clip, *differences(preset, guards)))
-        remarks = tuple(note for note in every if isinstance(note, str) and note)
-        return Config(preset.name, self.name, snippets, remarks)
+        every = (*notes, clip, *differences(preset, guards))
+        remarks = dict.fromkeys(note for note in every if isinstance(note, str) and note)
+        return Config(preset.name, self.name, snippets, tuple(remarks))

@@ -54,10 +54,11 @@ def effective(t: Tokens) -> Array:
     return result
 
 
-PATHS = slime.Paths(
-    "miles.backends.training_utils.loss_hub.corrections.icepop_function",
-    "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
-    False,
+MILES = partial(
+    slime.slime,
+    icepop="miles.backends.training_utils.loss_hub.corrections.icepop_function",
+    mis="examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+    losses=("ppo_clip", "gspo"),
 )
 LOGS = (Log("miles", log), Log("miles-mis", mis_log))
-TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), FLAGS, slime.guards, slime.CLIP, LOGS)
+TRAINER = Trainer("miles", MILES, FLAGS, slime.guards, slime.CLIP, LOGS)

@@ -14,7 +14,7 @@ from offpol_diag.trainers import config
 from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import FLAGS, IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Settings, cannot
-from offpol_diag.trainers.trl import loss, threshold
+from offpol_diag.trainers.trl import loss
 
 ESS_LEAST = 1e-10
 """Lower bound on the normalised second moment."""
@@ -87,7 +87,7 @@ MODE = "rollout_importance_sampling_mode"
 def ms_swift(parts: Parts) -> Translation:
     """rollout_importance_sampling_mode with an upper bound; its "sequence" is the geometric mean."""
     parts.need(("old",), ("ppo_clip", "gspo", "cispo", "sapo", "fipo"))
-    delta = parts.take_opsm()
+    mask = parts.take_opsm("off_policy_sequence_mask_delta")
     settings: Settings = {}
     upper = None
     if parts.weight is not None:
@@ -97,7 +97,7 @@ def ms_swift(parts: Parts) -> Translation:
         bound = IDLE_HIGH if upper is None else upper
         settings = {MODE: mode, "rollout_importance_sampling_threshold": bound}
     parts.finish()
-    settings |= threshold("off_policy_sequence_mask_delta", delta)
+    settings |= mask
     settings = ({"use_vllm": "true"} if settings else {}) | settings | _loss(parts.preset)
     return (settings,), (
         parts.loss == "gspo"
@@ -109,7 +109,7 @@ def ms_swift(parts: Parts) -> Translation:
         MODE in settings
         and upper is None
         and "a threshold of 1.0e+9 is idle: the log-ratio is clamped to ±20",
-        delta is not None
+        mask
         and "off_policy_sequence_mask_delta is in nats per token; rows leave the denominator under bnpo only",
     )
 

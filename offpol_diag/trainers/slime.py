@@ -10,7 +10,8 @@ still divides (up to v0.2.4 it left the denominator).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from offpol_diag.errors import ConfigError
@@ -225,38 +226,22 @@ CLIP = ClipKeys("eps-clip", "eps-clip-high", "eps-clip-c")
 FILE = "mis.yaml"
 
 
-@dataclass(frozen=True)
-class Paths:
-    """Paths of a trainer's functions, and the features that it lacks."""
-
-    icepop: str
-    mis: str
-    cispo: bool
-
-
-SLIME = Paths(
-    "slime.backends.megatron_utils.loss.icepop_function",
-    "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
-    True,
-)
-
-
-def slime(parts: Parts, paths: Paths) -> Translation:
-    """Flags where they can express it, else the helper."""
+def slime(parts: Parts, icepop: str, mis: str, losses: Sequence[str]) -> Translation:
+    """Flags where they can express it, else the helper; `icepop` and `mis` are paths of its functions."""
     preset = parts.preset
-    parts.need(("old", "current"), ("ppo_clip", "gspo", "cispo") if paths.cispo else ("ppo_clip", "gspo"))
+    parts.need(("old", "current"), losses)
     loss = _loss(preset)
     if parts.policy == "current":
-        return _bypass(parts, paths, loss)
+        return _bypass(parts, loss)
     if parts.bare:
         parts.finish()
         return (loss,), ("nothing is corrected without --use-tis",)
     if preset.logs not in ("slime-mis", "miles-mis"):
         try:
-            return (_flags(Parts(preset), paths, loss),), ()
+            return (_flags(Parts(preset), icepop) | loss,), ()
         except ConfigError:
             pass
-    return _helper(parts, paths, loss)
+    return _helper(parts, mis, loss)
 
 
 def _loss(preset: Preset) -> Settings:
@@ -267,40 +252,40 @@ def _loss(preset: Preset) -> Settings:
     return {**gspo, **config.clip_settings(preset, CLIP)}
 
 
-def _bypass(parts: Parts, paths: Paths, loss: Settings) -> Translation:
+def _bypass(parts: Parts, loss: Settings) -> Translation:
     """The rollout's log-probs for the old ones; OPSM asks the sign of each token's advantage."""
-    delta = parts.take_opsm()
+    delta = parts.take_opsm("opsm-delta")
     parts.finish()
-    opsm = {} if delta is None else {"use-opsm": True, "opsm-delta": delta}
+    opsm = {"use-opsm": True, **delta} if delta else {}
     remark = (
         "opsm asks each token's advantage: the same as the sequence's where all its tokens have one (GRPO)"
     )
     return ({"use-rollout-logprobs": True, **opsm, **loss},), ((remark,) if opsm else ())
 
 
-def _flags(parts: Parts, paths: Paths, loss: Settings) -> Settings:
+def _flags(parts: Parts, icepop: str) -> Settings:
     """--use-tis alone."""
     band = parts.take_band("token")
     settings: Settings = {"use-tis": True}
     if band is not None:
         low, high = band
-        settings["custom-tis-function-path"] = paths.icepop
+        settings["custom-tis-function-path"] = icepop
     else:
         weight = parts.take_weight("token", lower=True)
         low, high = (None, None) if weight is None else (weight.lower, weight.upper)
     parts.finish()
     low, high = config.open_bounds(low, high)
-    return {**settings, "tis-clip": high, "tis-clip-low": low, **loss}
+    return {**settings, "tis-clip": high, "tis-clip-low": low}
 
 
-def _helper(parts: Parts, paths: Paths, loss: Settings) -> Translation:
+def _helper(parts: Parts, mis: str, loss: Settings) -> Translation:
     """The MIS helper: flags, and its own file."""
     if parts.weight is None:
         cannot("a rejection or a veto without weights (the helper rejects only beside use_tis)")
     parts.split_mask()
     settings = _mis_weights(parts) | _mis_rules(parts)
     parts.finish()
-    run = {"use-tis": True, "custom-config-path": FILE, "custom-tis-function-path": paths.mis, **loss}
+    run = {"use-tis": True, "custom-config-path": FILE, "custom-tis-function-path": mis, **loss}
     return (run | config.prefixed(f"{FILE}/", settings),), (
         config.idle(settings)
         and "bounds of 1.0e-9 and 1.0e+9 are idle: the helper clamps the log-ratio to ±20",
@@ -351,4 +336,10 @@ def guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(20.0) if any(one.file for one in snippets) else Guards()
 
 
-TRAINER = config.Trainer("slime", partial(slime, paths=SLIME), FLAGS, guards, CLIP, (LOG, MIS))
+SLIME = partial(
+    slime,
+    icepop="slime.backends.megatron_utils.loss.icepop_function",
+    mis="examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+    losses=("ppo_clip", "gspo", "cispo"),
+)
+TRAINER = config.Trainer("slime", SLIME, FLAGS, guards, CLIP, (LOG, MIS))

@@ -112,13 +112,13 @@ def trl(parts: Parts) -> Translation:
         cannot("weights of sequences under the VESPO loss, which takes token modes")
     if (over, parts.loss) == ("token", "luspo"):
         cannot("weights of tokens under the LUSPO loss, whose terms are of sequences")
-    delta = parts.take_opsm()
+    mask = parts.take_opsm("off_policy_mask_threshold")
     weights = _weights(parts)
     parts.finish()
-    settings = {"use_vllm": True, **weights, **threshold("off_policy_mask_threshold", delta)}
+    settings = {"use_vllm": True, **weights, **mask}
     settings |= loss(parts.preset, CLIP)
     before = {key.replace("_clip_max", "_cap"): value for key, value in settings.items()}
-    notes = ("off_policy_mask_threshold is in nats per token",) if delta is not None else ()
+    notes = ("off_policy_mask_threshold is in nats per token",) if mask else ()
     return (settings, before), notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
 
 
@@ -139,11 +139,6 @@ def _weights(parts: Parts) -> Settings:
         cannot("weights of the geometric mean of the sequence")
     result = {f"{KEY}correction": True, f"{KEY}mode": f"{MODES[over]}_{mode}", f"{KEY}clip_max": high}
     return result if low is None else {**result, f"{KEY}clip_min": low}
-
-
-def threshold(key: str, delta: float | None) -> Settings:
-    """The setting of a mask on negative advantages, if there is one."""
-    return {} if delta is None else {key: delta}
 
 
 def loss(preset: Preset, keys: ClipKeys) -> Settings:
