@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import tempfile
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
@@ -28,7 +29,6 @@ from offpol_diag.number import Numbers
 from offpol_diag.pipeline.plan import BOUNDS
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
-from offpol_diag.presets.families import FAMILIES
 from offpol_diag.presets.formulas import NOTHING, rejection, veto, weight
 from offpol_diag.report import answered
 from offpol_diag.report.terminal import terminal
@@ -38,6 +38,7 @@ from offpol_diag.trainers.schema import Key, Rule, Schema, schema
 from offpol_diag.writer import DumpWriter
 
 HERE = Path(__file__).parent
+FAMILIES: Mapping[str, str] = tomllib.loads((HERE / "families.toml").read_text("utf-8"))
 PRESET_HEADER = (
     "preset",
     "aliases",

@@ -31,6 +31,7 @@ from offpol_diag.presets import catalogue
 from offpol_diag.report.gate import title
 from offpol_diag.result import CandidateCause, Cause, Diagnosis, GateVerdict, Place
 from offpol_diag.trainers import LOGS
+from offpol_diag.trainers.ours import rows
 from tests import oracles
 from tests.factory import Location, make_summary, number, put
 
@@ -341,8 +342,8 @@ def test_a_tolerance_is_a_share_an_amount_or_both_of_one_number_or_of_all(text, 
 
 # ---------------------------------------------------------------- names that trainers log
 
-ROWS = sorted({(name, row) for log in LOGS.values() for name, row in log.ours.items()})
-VERL = [log for log in LOGS.values() if log.name.startswith("verl")]
+ROWS = sorted(rows().items())
+NAMES = {name for log in LOGS.values() for name in log.names()}
 EQUAL = [(name, row, ours) for name, row in ROWS for ours in {row.gap, row.preset} if ours]
 
 
@@ -363,24 +364,25 @@ def logging(summary, logged, ours):
     ]
 
 
-@pytest.mark.parametrize("log", LOGS.values(), ids=LOGS)
-def test_a_row_is_of_a_name_that_is_logged_and_ours_come_first(log):
-    for logged, row in log.ours.items():
-        assert logged in log.names() or log in VERL  # whose generations share theirs
+def spaced(logged):
+    """Return the names that verl logs in a namespace for a word without one, or with another one."""
+    word = logged.rpartition("/")[2].removeprefix("mismatch_")
+    return [name for one in ("rollout_corr/", "training/") if (name := f"{one}{word}") in NAMES]
+
+
+def test_a_row_is_of_a_name_that_is_logged_and_ours_come_first():
+    for logged, row in ROWS:
+        assert logged in NAMES or any(rows()[name] == row for name in spaced(logged)), logged
         assert row.near or logged not in METRICS
-    assert all(ours.rpartition(".")[2] in {*METRICS, ""} for row in log.ours.values() for ours in row[:3])
+        assert all(ours.rpartition(".")[2] in {*METRICS, ""} for ours in row[:3])
 
 
 @pytest.mark.parametrize(("logged", "row", "ours"), EQUAL)
 def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everything, logged, row, ours):
-    rows = logging(everything, logged, ours)
-    if not rows and logged in VERL[0].ours:  # verl's words without their namespace, or under another one
-        word = logged.rpartition("/")[2].removeprefix("mismatch_")
-        spaced = [f"{one}{word}" for one in ("rollout_corr/", "training/")]
-        assert any(one in log.names() and log.ours[one] == row for log in VERL for one in spaced)
-        return
-    assert rows, "no preset of the catalogue logs it"
-    for one in rows if not row.unlike else ():
+    found = logging(everything, logged, ours)
+    if not found:
+        assert any(rows()[name] == row for name in spaced(logged)), "no preset of the catalogue logs it"
+    for one in found if not row.unlike else ():
         number = everything.whole[ours] if ours == row.gap else everything.preset(one)[ours]
         assert number.value is not None
         logs = everything.presets[one].as_logged

@@ -103,11 +103,11 @@ def test_a_log_reads_back_what_it_has_collected(dump, log):
         logs.read(Tokens(BatchContext.of(batch.rows(0, 0), 0, 2, found.fits), preset), totals)
         assert (totals.at, totals.end) == (len(had.sums), len(had.ends)), preset
 
-        both = Logged(preset, context, had, Tokens(context, preset).counted).values(halves)
+        both = Logged(Tokens(context, preset), had).values(halves)
         for rows, got in zip(halves, both, strict=True):
             part = BatchContext.of(batch.rows(rows[0], rows[-1] + 1), 0, 2, found.fits)
             t = Tokens(part, preset)
-            (want,) = Logged(preset, part, logs.collected(t), t.counted).values([range(part.batch.sequences)])
+            (want,) = Logged(t, logs.collected(t)).values([range(part.batch.sequences)])
             assert got.keys() <= want.keys(), preset  # a number that one part lacks has none
             for name, x in got.items():
                 assert x == pytest.approx(want[name], rel=1e-9, abs=1e-9, nan_ok=True), (preset, name)
@@ -126,7 +126,7 @@ def logged(dump, preset):
     """Return what is logged of the whole dump."""
     context = BatchContext.of(dump[2], 0, 4, dump[1].fits)
     t = Tokens(context, preset)
-    (found,) = Logged(preset, context, logs.collected(t), t.counted).values([range(context.batch.sequences)])
+    (found,) = Logged(t, logs.collected(t)).values([range(context.batch.sequences)])
     return found
 
 

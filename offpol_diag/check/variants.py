@@ -132,29 +132,16 @@ class Logged:
     """What a trainer's log adds up, of each sequence of one training step.
 
     Attributes:
-        preset: the correction that runs.
-        context: the sequences.
+        t: the sequences under the correction that runs.
         found: summands and numbers whose extremes are logged, of each sequence.
-        counted: tokens of each sequence that denominators count, [S].
     """
 
-    preset: Preset
-    context: BatchContext
+    t: Tokens
     found: logs.Collected
-    counted: Array
-
-    @classmethod
-    def of(cls, batch: Batch, preset: Preset, columns: frozenset[str], masked: bool = False) -> Logged:
-        """Compute them; `columns` are the canonical ones of the dump, `masked` counts masked tokens too."""
-        study = Study.of(columns, (preset,), (), 0, 2)
-        found = of_batch(batch, [preset], "advantages" in study.columns and batch.advantages is None)
-        context = BatchContext.of(found.filled(batch), 0, 2, found.fits)
-        t = Tokens(context, preset, masked)
-        return cls(preset, context, logs.collected(t), t.counted)
 
     def values(self, parts: Parts) -> list[Values]:
         """Return what is logged of each part of the sequences, those without a token left out."""
-        which = np.zeros(len(self.counted), np.int64)
+        which = np.zeros(len(self.t.counted), np.int64)
         for part, rows in enumerate(parts):
             which[list(rows)] = part
 
@@ -167,10 +154,11 @@ class Logged:
             np.maximum.at(high, which, self.found.ends[at])
             return low, high
 
-        none = BatchContext(self.context.batch.rows(0, 0), self.context.draws[:0], self.context.fits)
-        read = logs.read(Tokens(none, self.preset), logs.Merged(sum_at, ends_at))
+        whole = self.t.context
+        none = BatchContext(whole.batch.rows(0, 0), whole.draws[:0], whole.fits)
+        read = logs.read(Tokens(none, self.t.preset), logs.Merged(sum_at, ends_at))
         made = {name: np.broadcast_to(x, len(parts)).tolist() for name, x in read.items()}
-        there = np.flatnonzero(sum_by(which, len(parts), self.counted) > 0).tolist()
+        there = np.flatnonzero(sum_by(which, len(parts), self.t.counted) > 0).tolist()
         return [{name: x[part] for name, x in made.items()} for part in there]
 
     def averaged(self, parts: Parts, weighted: bool, outermost: bool) -> Values:
@@ -181,7 +169,7 @@ class Logged:
         made = self.values(parts)
         if len(parts) == 1 or not made:
             return made[0] if made else {}
-        sizes = [size for rows in parts if (size := float(self.counted[list(rows)].sum()))]
+        sizes = [size for rows in parts if (size := float(self.t.counted[list(rows)].sum()))]
         shares = [(size if weighted else 1.0) / (sum(sizes) if weighted else len(sizes)) for size in sizes]
         found = {
             name: sum(one[name] * share for one, share in zip(made, shares, strict=True))
@@ -189,8 +177,8 @@ class Logged:
             if all(name in one for one in made)
         }
         if outermost:
-            (whole,) = self.values([range(len(self.counted))])
-            found |= {name: whole[name] for name in logs.of_whole(self.preset) & whole.keys()}
+            (whole,) = self.values([range(len(self.t.counted))])
+            found |= {name: whole[name] for name in logs.of_whole(self.t.preset) & whole.keys()}
         return found
 
 
@@ -230,7 +218,11 @@ class Step:
         if batch is None:
             return None
         self.tokens += batch.tokens
-        return Logged.of(batch, of.preset or self.preset, self.columns, of.masked)
+        preset = of.preset or self.preset
+        study = Study.of(self.columns, (preset,), (), 0, 2)
+        found = of_batch(batch, [preset], "advantages" in study.columns and batch.advantages is None)
+        t = Tokens(BatchContext.of(found.filled(batch), 0, 2, found.fits), preset, of.masked)
+        return Logged(t, logs.collected(t))
 
     @np.errstate(all="ignore")
     def values(self, of: Variant = BASE) -> Values:
@@ -243,7 +235,7 @@ class Step:
         how = split(rows, ranks, micro, of.strided), of.weighted, of.outermost and not (of.ranks or of.micro)
         found: Values = self._once((key, how), lambda: logged.averaged(*how))
         if of.factor:
-            by, ends = of.factor, logs.of_whole(logged.preset)
+            by, ends = of.factor, logs.of_whole(logged.t.preset)
             if isinstance(by, str):
                 by = rows if by == "rows" else self.batch.tokens
             found = {name: x * by for name, x in found.items() if name not in ends}

@@ -28,7 +28,8 @@ from offpol_diag.trainers import (
     verl,
 )
 from offpol_diag.trainers.base import Log
-from offpol_diag.trainers.config import Config, Snippet, Trainer
+from offpol_diag.trainers.config import Config, Trainer
+from offpol_diag.trainers.schema import Snippet
 
 __all__ = ["LOGS", "TRAINERS", "Config", "Snippet", "Trainer", "config_for", "sayable", "trainer_named"]
 

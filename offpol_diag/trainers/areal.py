@@ -12,9 +12,10 @@ import math
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Tokens, Totals, named, np
-from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers import config
+from offpol_diag.trainers.base import Array, Log, Numbers, Tokens, Totals, named, np
+from offpol_diag.trainers.config import YAML, ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
 SCOPE = "ppo_actor/update/"
 
@@ -32,7 +33,9 @@ def log_v1_0_3(t: Tokens, s: Totals) -> Numbers:
 def statistics(t: Tokens, s: Totals) -> Numbers:
     """Return statistics of the update, over valid tokens, and of the mismatch, over behave tokens."""
     weight, result = t.preset.weight, {}
-    if t.current is not None and t.preset.loss != "gspo":  # whose ratio over kept tokens is not computed here
+    if (
+        t.batch.current is not None and t.preset.loss != "gspo"
+    ):  # whose ratio over kept tokens is not computed here
         result = s.part(importance_weight, t.only("reject", "veto", "loss"))
         result = result | s.part(approx_kl, t.under(*_over_batch(t.preset)).only("reject", "loss"))
     if weight is None:
@@ -57,7 +60,7 @@ def mismatch(t: Tokens, s: Totals, samples: bool) -> Numbers:
     result, of = {}, behave(t)
     if samples:
         result = statistic(t, s, "behave_approx_kl", t.log_ratio, of)
-    if t.current is not None:
+    if t.batch.current is not None:
         both = t.of("current")
         result |= statistic(t, s, "compute_logp/kl_div_direct", -both.log_ratio, of)
         result |= statistic(t, s, "compute_logp/kl_div_taylor", both.log_ratio**2 / 2, of)
@@ -106,11 +109,7 @@ def filtered(t: Tokens, s: Totals) -> Numbers:
     return {"rs_filtered_fraction": s.sum(changed) / np.maximum(s.sum(tokens), 1.0)}
 
 
-OURS = {
-    "ppo_actor/update/approx_kl/min": Ours("drift2.log_ratio_min"),
-    "ppo_actor/update/behave_imp_weight/max": Ours(preset="weight_max"),
-}
-LOGS = (Log("areal", log, OURS), Log("areal-v1.0.3", log_v1_0_3, OURS))
+LOGS = (Log("areal", log), Log("areal-v1.0.3", log_v1_0_3))
 
 # ---------------------------------------------------------------- configuration
 
@@ -127,12 +126,11 @@ def areal(parts: Parts) -> Translation:
     preset = parts.preset
     parts.need(("old", "current"), ("ppo_clip", "gspo", "cispo", "sapo"))
     if parts.loss == "sapo" and not parts.bare:
-        config.cannot("weights or rules under the SAPO loss, which refuses use_decoupled_loss")
+        cannot("weights or rules under the SAPO loss, which refuses use_decoupled_loss")
     settings = {**_correction(parts), **_loss(preset)}
     parts.finish()
     metric = str(settings.get(RULE + "metric", ""))
-    now = schema.block("areal", "yaml", config.prefixed(ACTOR, settings))
-    return (now, *_before(preset)), config.remarks(
+    return [config.prefixed(ACTOR, form) for form in (settings, *_before(preset))], (
         metric and "a log-ratio that is not finite counts as 0 here (weight 1)",
         metric == "kl_k1" and "kl_k1 is +log r here, the opposite sign of k1 elsewhere",
         metric == "kl_k3" and "kl_k3 is of π_rollout/π_train here, whatever its help says",
@@ -151,7 +149,7 @@ def _correction(parts: Parts) -> Settings:
             return {"use_decoupled_loss": False, "recompute_logprob": True}
         return {**DECOUPLED, "rejection_sampling": None, "m2_threshold": 2 * (moment.upper or 0.0)}
     if parts.loss == "gspo":
-        config.cannot("weights under the GSPO loss")
+        cannot("weights under the GSPO loss")
     return {**DECOUPLED, **config.prefixed(RULE, _rule(parts))}
 
 
@@ -160,7 +158,7 @@ def _rule(parts: Parts) -> Settings:
     parts.drop_idle()
     weight = parts.take_weight(*LEVELS, lower=True)
     if weight is None:
-        config.cannot("this weight")
+        cannot("this weight")
     if weight.action == "truncate":
         return _bounded(LEVELS[weight.over], "clamp", "ratio", weight.lower, weight.upper)
     for rule in tuple(parts.rules):
@@ -170,7 +168,7 @@ def _rule(parts: Parts) -> Settings:
                 low, high = (None if bound is None else -bound for bound in (rule.upper, rule.lower))
             level = "token" if rule.over == "token" else "sequence"
             return _bounded(level, "mask", METRICS[rule.statistic], low, high, rule.over)
-    return config.cannot("untruncated weights without a rejection by one of its metrics")
+    return cannot("untruncated weights without a rejection by one of its metrics")
 
 
 def _fits(rule: Reject, over: str) -> bool:
@@ -186,9 +184,9 @@ def _bounded(
     level: str, action: str, metric: str, low: float | None, high: float | None, agg: str = "mean"
 ) -> Settings:
     if high is None:
-        config.cannot("a rule without an upper bound")
+        cannot("a rule without an upper bound")
     if metric == "ratio" and high <= 1:
-        config.cannot("an upper bound of the ratio that is not above 1")
+        cannot("an upper bound of the ratio that is not above 1")
     aggregate = {"agg": agg} if level == "sequence" else {}
     return {"level": level, "action": action, "metric": metric, **aggregate, "upper": high, "lower": low}
 
@@ -200,19 +198,18 @@ def _loss(preset: Preset) -> Settings:
     if preset.loss == "cispo":
         low, high = config.clip_bounds(preset)
         if high <= 0:
-            config.cannot("CISPO without an upper bound above 1")
+            cannot("CISPO without an upper bound above 1")
         return {"use_cispo_loss": True, CLIP.low: low, CLIP.high: high}
     gspo = {"importance_sampling_level": "sequence"} if preset.loss == "gspo" else {}
     return {**gspo, **config.clip_settings(preset, CLIP)}
 
 
-def _before(preset: Preset) -> tuple[Snippet, ...]:
+def _before(preset: Preset) -> tuple[Settings, ...]:
     """The keys of before 1.0.4, where they suffice: an upper bound, or M2PO without weights."""
     try:
-        settings = {**DECOUPLED, **_cap(Parts(preset)), **_loss(preset)}
+        return ({**DECOUPLED, **_cap(Parts(preset)), **_loss(preset)},)
     except ConfigError:
         return ()
-    return schema.older("areal", "yaml", config.prefixed(ACTOR, settings))
 
 
 def _cap(parts: Parts) -> Settings:
@@ -227,7 +224,7 @@ def _cap(parts: Parts) -> Settings:
             "m2_threshold": threshold,
         }
     over = parts.weight.over if parts.weight else ""
-    level = LEVELS.get(over) or config.cannot("no weight")
+    level = LEVELS.get(over) or cannot("no weight")
     band, mode = parts.take_band(over), "mask"
     low, high = band or (None, None)
     if band is None:
@@ -235,7 +232,7 @@ def _cap(parts: Parts) -> Settings:
         high = weight.upper if weight else None
     parts.finish()
     if low is not None or high is None:
-        config.cannot("a lower bound")
+        cannot("a lower bound")
     return {"behave_imp_weight_cap": high, "behave_imp_weight_mode": f"{level}_{mode}"}
 
 
@@ -243,4 +240,4 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(denominator="kept" if _over_batch(preset) else "all")
 
 
-TRAINER = Trainer("areal", areal, _guards, CLIP, LOGS)
+TRAINER = Trainer("areal", areal, YAML, _guards, CLIP, LOGS)

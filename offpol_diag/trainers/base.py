@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from offpol_diag.presets import Over, Preset, Reject, Veto
 
@@ -37,19 +37,15 @@ else:
 
 __all__ = [
     "EPS",
-    "PERPLEXITIES",
-    "PERPLEXITY_ENDS",
     "SAFETY",
     "Array",
     "Log",
     "Number",
     "Numbers",
-    "Ours",
     "Side",
     "Tokens",
     "Totals",
     "half",
-    "half_veto",
     "named",
     "np",
     "of_rows",
@@ -68,33 +64,6 @@ Numbers = dict[str, Number]
 """Logged name → number; None where there is nothing to log, as `Totals.given` says."""
 
 
-class Ours(NamedTuple):
-    """Which number of ours a logged one is.
-
-    Attributes:
-        gap: the number of a policy gap that it equals, on every dump.
-        preset: the number of the preset that it equals.
-        near: the number of a policy gap that is nearest, where none is equal.
-        unlike: in what it may differ all the same.
-    """
-
-    gap: str = ""
-    preset: str = ""
-    near: str = ""
-    unlike: str = ""
-
-
-PERPLEXITIES = {
-    "training_ppl": Ours("ppl_train"),
-    "rollout_ppl": Ours("ppl_rollout"),
-    "ppl_ratio": Ours("ppl_ratio"),
-    "log_ppl_diff": Ours("log_ppl_diff"),
-    "log_ppl_abs_diff": Ours("log_ppl_abs_diff"),
-}
-PERPLEXITY_ENDS = {name: Ours(name) for name in ("log_ppl_diff_max", "log_ppl_diff_min")}
-"""Names of verl's, which others log as well."""
-
-
 @dataclass(frozen=True, eq=False)
 class Log:
     """What one trainer, or one generation of it, logs.
@@ -102,12 +71,10 @@ class Log:
     Attributes:
         name: the value of `logs` in presets.
         of: the trainer's own formulas, of a batch under a preset and of what adds them up over batches.
-        ours: logged name → which number of ours it is, where it is any (definitions: `docs/crosswalk.md`).
     """
 
     name: str
     of: Callable[[Tokens, Totals], Numbers]
-    ours: Mapping[str, Ours] = field(default_factory=dict)
 
     def names(self) -> Mapping[str, str]:
         """Return logged name → meaning; `*` stands for the part of a name that a rule decides."""
@@ -153,15 +120,11 @@ def of_rows(over: Over) -> bool:
 
 
 Side = Literal["lower", "upper"]
+Part = TypeVar("Part", Reject, Veto)
 
 
-def half(rule: Reject, side: Side) -> Reject | None:
-    """Return the rule with only its lower or upper bound; None if it has no such bound."""
-    if getattr(rule, side) is None:
+def half(rule: Part | None, side: Side) -> Part | None:
+    """Return a rule or veto with only its lower or upper bound; None if it has no such bound."""
+    if rule is None or getattr(rule, side) is None:
         return None
     return replace(rule, upper=None) if side == "lower" else replace(rule, lower=None)
-
-
-def half_veto(veto: Veto | None, side: Side) -> Veto:
-    """Return the veto with only that bound, if it has it."""
-    return Veto(**{side: getattr(veto, side)}) if veto else Veto()

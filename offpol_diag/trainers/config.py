@@ -10,36 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from offpol_diag.errors import ConfigError
 from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Shape, Statistic, Veto, Weight
+from offpol_diag.trainers import schema
 from offpol_diag.trainers.base import Log
+from offpol_diag.trainers.schema import Settings, Snippet, Writers, cannot
 
 # ---------------------------------------------------------------- output
-
-Language = Literal["yaml", "toml", "python", "flags", "hydra"]
-
-
-@dataclass(frozen=True)
-class Snippet:
-    """A block of configuration to paste.
-
-    Attributes:
-        language: yaml, toml, python, flags (of a command line) or hydra (overrides on a command line).
-        text: the block; empty if there is nothing to set.
-        title: distinguishes blocks for the same versions: `as overrides`.
-        file: name of the file it belongs in, if the trainer reads a fixed one.
-        versions: the trainer's versions that accept it: `verl from 0.7.1`; empty if its table has only one.
-        age: of the newest and the oldest of them, in changes of the trainer's keys; 0 is the current one.
-    """
-
-    language: Language
-    text: str
-    title: str = ""
-    file: str = ""
-    versions: str = ""
-    age: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -87,8 +65,9 @@ NUMERATORS = {
 }
 IDLE_LOW, IDLE_HIGH = 1e-9, 1e9
 """Bounds that a ratio whose logarithm is clamped to ±20 never reaches: e^20 = 4.9e8."""
-Settings = dict[str, Any]
-"""Key, with dots between the parts of its path, → value."""
+YAML: Writers = {"yaml": schema.yaml}
+FLAGS: Writers = {"flags": schema.flags}
+YAML_AND_HYDRA: Writers = {"yaml": schema.yaml, "hydra": schema.hydra}
 
 
 def idle_bounds(low: float | None, high: float | None) -> tuple[float, float]:
@@ -109,11 +88,6 @@ def prefixed(prefix: str, settings: Mapping[str, Any]) -> Settings:
 def idle(settings: Mapping[str, Any]) -> bool:
     """Return whether any bound is an idle one."""
     return any(isinstance(value, float) and value in (IDLE_LOW, IDLE_HIGH) for value in settings.values())
-
-
-def cannot(part: str) -> NoReturn:
-    """Raise ConfigError, naming the part that the trainer cannot express."""
-    raise ConfigError(part)
 
 
 class Parts:
@@ -213,14 +187,14 @@ class Parts:
         self.rules.remove(result)
         return result
 
-    def take_opsm(self) -> float | None:
-        """Consume OPSM: a mask on sequences with A < 0 by mean log π_rollout/π_θ; return its bound, nats."""
+    def take_opsm(self, key: str) -> Settings:
+        """Consume OPSM, a mask on sequences with A < 0 by mean log π_rollout/π_θ; its bound, nats, by key."""
         for rule in self.rules:
             kind = (rule.statistic, rule.over, rule.advantage, rule.lower, rule.policy or self.policy)
             if kind == ("k1", "mean", "negative", None, "current") and not unusual(rule, policy=False):
                 self.rules.remove(rule)
-                return rule.upper
-        return None
+                return {} if rule.upper is None else {key: rule.upper}
+        return {}
 
     def take_veto(self, upper: bool = False) -> Veto | None:
         """Consume the veto; refuse one with an upper bound unless `upper` is supported."""
@@ -419,8 +393,11 @@ def no_dual_clip(preset: Preset) -> None:
 
 # ---------------------------------------------------------------- a trainer
 
-Translation = tuple[tuple[Snippet, ...], tuple[str, ...]]
-"""Snippets, and remarks on what the trainer does differently."""
+Translation = tuple[Sequence[Settings], tuple[object, ...]]
+"""The settings in each form that they have had, and remarks on what the trainer does differently.
+
+A remark is a text, or a condition `and`ed with it.
+"""
 
 
 @dataclass(frozen=True)
@@ -429,7 +406,8 @@ class Trainer:
 
     Attributes:
         name: canonical name; its keys are in `keys/NAME.toml`.
-        translate: translates the parts of a preset into snippets and remarks.
+        translate: translates the parts of a preset into settings and remarks.
+        writers: the languages that these are written in.
         guards: its numerical guards, or a function of the preset and its snippets that returns them.
         clip: its keys for the clip, if the remark on its dual clip is to follow the others.
         logs: its logged metrics, one `Log` per generation.
@@ -437,6 +415,7 @@ class Trainer:
 
     name: str
     translate: Callable[[Parts], Translation]
+    writers: Writers
     guards: Guards | Callable[[Preset, tuple[Snippet, ...]], Guards] = Guards()
     clip: ClipKeys | None = None
     logs: tuple[Log, ...] = ()
@@ -447,18 +426,10 @@ class Trainer:
         Raises:
             ConfigError: the trainer cannot express it; the message is the part that it cannot express.
         """
-        snippets, result = self.translate(Parts(preset))
+        forms, notes = self.translate(Parts(preset))
+        snippets = schema.blocks(self.name, self.writers, forms)
         guards = self.guards if isinstance(self.guards, Guards) else self.guards(preset, snippets)
-        shown: list[Snippet] = []  # none whose versions all accept a newer block of the same kind
-        for one in sorted(snippets, key=lambda one: one.age[0]):
-            same = [o for o in shown if (o.language, o.file, o.title) == (one.language, one.file, one.title)]
-            if not any(newer.age[1] >= one.age[1] for newer in same):
-                shown.append(one)
         clip = self.clip.remark(preset) if self.clip else ""
-        every = dict.fromkeys((*result, *remarks(clip), *differences(preset, guards)))
-        return Config(preset.name, self.name, tuple(shown), tuple(every))
-
-
-def remarks(*result: object) -> tuple[str, ...]:
-    """Keep the remarks that apply: arguments are conditions `and`ed with a text."""
-    return tuple(text for text in result if isinstance(text, str) and text)
+        every = (*notes, clip, *differences(preset, guards))
+        remarks = dict.fromkeys(note for note in every if isinstance(note, str) and note)
+        return Config(preset.name, self.name, snippets, tuple(remarks))

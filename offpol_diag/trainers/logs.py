@@ -143,23 +143,18 @@ Totals = Collected | Merged
 """Sums and extremes over all batches, in the order in which a log asks for them."""
 
 
-def log_of(preset: Preset) -> Callable[[Tokens, Totals], Numbers]:
-    """Return the log of the preset's trainer."""
-    return LOGS[preset.logs or ""].of
-
-
 @np.errstate(all="ignore")
 def collected(t: Tokens) -> Collected:
     """Run the log of the preset's trainer on a batch."""
     result = Collected(t.batch.sequences)
-    log_of(t.preset)(t, result)
+    LOGS[t.preset.logs or ""].of(t, result)
     return result
 
 
 @np.errstate(all="ignore")
 def read(t: Tokens, totals: Merged) -> Numbers:
     """Return logged name → number from merged sums; `t` is of an empty batch with the dump's columns."""
-    return {name: x for name, x in log_of(t.preset)(t, totals).items() if x is not None}
+    return {name: x for name, x in LOGS[t.preset.logs or ""].of(t, totals).items() if x is not None}
 
 
 # ---------------------------------------------------------------- a batch, a dump

@@ -10,8 +10,8 @@ import math
 from functools import partial
 
 from offpol_diag.trainers import slime
-from offpol_diag.trainers.base import SAFETY, Array, Log, Numbers, Ours, Tokens, Totals, np
-from offpol_diag.trainers.config import Trainer
+from offpol_diag.trainers.base import SAFETY, Array, Log, Numbers, Tokens, Totals, np
+from offpol_diag.trainers.config import FLAGS, Trainer
 from offpol_diag.trainers.slime import of_samples
 
 LEAST = 1e-8
@@ -30,7 +30,7 @@ def mis_log(t: Tokens, s: Totals) -> Numbers:
 
 def own(t: Tokens, s: Totals, result: Numbers, left: Tokens) -> Numbers:
     """Return slime's numbers, and what miles adds; `left` has the tokens that are not 0 in the loss's."""
-    if t.current is not None:
+    if t.batch.current is not None:
         result["train/ess_ratio"] = of_samples(t, s, effective(t))
     kl = of_samples(t, s, mean_k3(left))
     result["train/train_rollout_kl"] = kl
@@ -54,15 +54,11 @@ def effective(t: Tokens) -> Array:
     return result
 
 
-PATHS = slime.Paths(
-    "miles",
-    "miles.backends.training_utils.loss_hub.corrections.icepop_function",
-    "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
-    False,
+MILES = partial(
+    slime.slime,
+    icepop="miles.backends.training_utils.loss_hub.corrections.icepop_function",
+    mis="examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+    losses=("ppo_clip", "gspo"),
 )
-OURS = slime.OURS | {
-    "train/train_rollout_kl": Ours(near="k3"),
-    "train/ess_ratio": Ours(near="ess_tokens"),
-}
-LOGS = (Log("miles", log, OURS), Log("miles-mis", mis_log, OURS | slime.MIS_OURS))
-TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), slime.guards, slime.CLIP, LOGS)
+LOGS = (Log("miles", log), Log("miles-mis", mis_log))
+TRAINER = Trainer("miles", MILES, FLAGS, slime.guards, slime.CLIP, LOGS)

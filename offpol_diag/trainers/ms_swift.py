@@ -10,22 +10,11 @@ from __future__ import annotations
 import math
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    EPS,
-    PERPLEXITIES,
-    PERPLEXITY_ENDS,
-    SAFETY,
-    Log,
-    Numbers,
-    Ours,
-    Tokens,
-    Totals,
-    named,
-    np,
-)
-from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.trl import loss, threshold
+from offpol_diag.trainers import config
+from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Tokens, Totals, named, np
+from offpol_diag.trainers.config import FLAGS, IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot
+from offpol_diag.trainers.trl import loss
 
 ESS_LEAST = 1e-10
 """Lower bound on the normalised second moment."""
@@ -40,7 +29,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 def gap(t: Tokens, s: Totals) -> Numbers:
     """Return means over tokens and over rows, where one without a token has mean log-probs of 0."""
     tokens, rows, d = s.sum(t.counted), s.sum(t.one), t.log_ratio
-    train, rollout, difference = t.row_mean(t.train), t.row_mean(t.rollout), t.row_mean(-d)
+    train, rollout, difference = t.row_mean(t.train), t.row_mean(t.batch.rollout), t.row_mean(-d)
     return {
         "training_ppl": s.sum(np.exp(-train)) / rows,
         "training_log_ppl": s.sum(-train) / rows,
@@ -87,18 +76,7 @@ def _gate(preset: Preset) -> float | None:
     return next((rule.upper for rule in rules if rule.policy in (None, preset.policy)), None)
 
 
-SPACE = "rollout_correction/"
-OURS = {
-    f"{SPACE}kl": Ours("k1"),
-    f"{SPACE}k3_kl": Ours(near="k3"),
-    f"{SPACE}chi2_token": Ours("chi2_token"),
-    f"{SPACE}chi2_seq": Ours(near="chi2_sequence"),
-    **named(SPACE, PERPLEXITIES | PERPLEXITY_ENDS),
-    f"{SPACE}ess": Ours(near="ess_tokens"),
-    f"{SPACE}is_weight_mean": Ours(preset="weight_mean"),
-    f"{SPACE}clipped_frac": Ours(preset="truncated_high"),
-}
-LOG = Log("ms-swift", log, OURS)
+LOG = Log("ms-swift", log)
 
 # ---------------------------------------------------------------- configuration
 
@@ -109,19 +87,19 @@ MODE = "rollout_importance_sampling_mode"
 def ms_swift(parts: Parts) -> Translation:
     """rollout_importance_sampling_mode with an upper bound; its "sequence" is the geometric mean."""
     parts.need(("old",), ("ppo_clip", "gspo", "cispo", "sapo", "fipo"))
-    delta = parts.take_opsm()
-    settings: config.Settings = {}
+    mask = parts.take_opsm("off_policy_sequence_mask_delta")
+    settings: Settings = {}
     upper = None
     if parts.weight is not None:
         if parts.weight.over == "sum":
-            config.cannot("weights of the product ratio (its sequence modes take the geometric mean)")
+            cannot("weights of the product ratio (its sequence modes take the geometric mean)")
         mode, upper = _mode(parts)
         bound = IDLE_HIGH if upper is None else upper
         settings = {MODE: mode, "rollout_importance_sampling_threshold": bound}
     parts.finish()
-    settings |= threshold("off_policy_sequence_mask_delta", delta)
+    settings |= mask
     settings = ({"use_vllm": "true"} if settings else {}) | settings | _loss(parts.preset)
-    return (schema.block("ms-swift", "flags", settings),), config.remarks(
+    return (settings,), (
         parts.loss == "gspo"
         and "importance_sampling_level sequence_token has the same loss and, with one advantage per "
         "sequence, the same gradient",
@@ -131,12 +109,12 @@ def ms_swift(parts: Parts) -> Translation:
         MODE in settings
         and upper is None
         and "a threshold of 1.0e+9 is idle: the log-ratio is clamped to ±20",
-        delta is not None
+        mask
         and "off_policy_sequence_mask_delta is in nats per token; rows leave the denominator under bnpo only",
     )
 
 
-def _loss(preset: Preset) -> config.Settings:
+def _loss(preset: Preset) -> Settings:
     shape = preset.shape
     if preset.loss == "sapo":
         taus = {"tau_positive": "tau_pos", "tau_negative": "tau_neg"}
@@ -145,8 +123,8 @@ def _loss(preset: Preset) -> config.Settings:
         return loss(preset, CLIP)
     reach = round(shape.highest - 1, 12)
     if reach <= 0 or shape.lowest not in (1, round(1 - reach, 12)):
-        config.cannot("an influence within other bounds than 1 or 1 − c, and 1 + c")
-    result: config.Settings = {"loss_type": "fipo", **config.clip_settings(preset, CLIP)}
+        cannot("an influence within other bounds than 1 or 1 − c, and 1 + c")
+    result: Settings = {"loss_type": "fipo", **config.clip_settings(preset, CLIP)}
     result |= config.shape_settings(
         preset, {"half_life": "fipo_decay_rate", "threshold": "fipo_safety_threshold"}
     )
@@ -160,9 +138,7 @@ def _mode(parts: Parts) -> tuple[str, float | None]:
     band = parts.take_band(over)
     if band is not None:
         if band[0] is not None or over != "token":
-            config.cannot(
-                "a lower bound of the mask" if over == "token" else "weights zeroed by the geometric mean"
-            )
+            cannot("a lower bound of the mask" if over == "token" else "weights zeroed by the geometric mean")
         return "token_mask", band[1]
     weight = parts.take_weight("token", "mean")
     raw = weight is not None and weight.action == "none"
@@ -174,4 +150,4 @@ def _mode(parts: Parts) -> tuple[str, float | None]:
 
 
 GUARDS = Guards(20.0, "token", "token", frozenset({"k1"}))
-TRAINER = Trainer("ms-swift", ms_swift, GUARDS, CLIP, (LOG,))
+TRAINER = Trainer("ms-swift", ms_swift, FLAGS, GUARDS, CLIP, (LOG,))

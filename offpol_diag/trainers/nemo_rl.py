@@ -16,9 +16,10 @@ import math
 from collections.abc import Callable
 
 from offpol_diag.presets import FLOAT32_MAX, FLOAT32_OVERFLOW, Preset
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import EPS, Array, Log, Number, Numbers, Ours, Tokens, Totals, named, np
-from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers import config
+from offpol_diag.trainers.base import EPS, Array, Log, Number, Numbers, Tokens, Totals, named, np
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
 FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 """Half of e^x is 0 in float32 below this x, nats."""
@@ -29,7 +30,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
     rules = [r for r in t.applied.preset.reject if r.statistic == "mult_prob_error" and not r.on_tokens]
     masked = t.under(*rules).only("reject")
     result = s.part(gap, masked) | weights(t.applied, masked, s)
-    if t.current is not None:
+    if t.batch.current is not None:
         result |= probs_ratio(t, masked, s) | s.part(approx_entropy, masked)
     return named("train/", result | s.part(seq_errors, masked))
 
@@ -64,7 +65,7 @@ def single(x: Number) -> Number:
 def gap(t: Tokens, s: Totals) -> Numbers:
     """Return how far π_old is off the rollout."""
     mean, d = averaged(t, s), t.log_ratio
-    neither = (t.train < FLOAT32_VANISHES) & (t.rollout < FLOAT32_VANISHES)
+    neither = (t.train < FLOAT32_VANISHES) & (t.batch.rollout < FLOAT32_VANISHES)
     vanished = added(t, s, t.row_sum(neither))
     divergence = mean(np.log1p(2 * np.sinh(d / 4) ** 2))  # log cosh(Δ/2): half of both k3 to the mean
     return {
@@ -111,8 +112,8 @@ def out_of_bounds(t: Tokens) -> Array:
 def probs_ratio(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
     """Return the loss's own ratio, raw and clipped whatever the sign of A; of REINFORCE log π_θ."""
     if t.preset.loss == "reinforce":
-        assert t.current is not None
-        raw = clamped = t.current
+        assert t.batch.current is not None
+        raw = clamped = t.batch.current
     else:
         raw, clamped = t.update_ratio, t.clipped(t.update_ratio)
     mean = averaged(masked, s)
@@ -125,7 +126,7 @@ def probs_ratio(t: Tokens, masked: Tokens, s: Totals) -> Numbers:
 
 def approx_entropy(t: Tokens, s: Totals) -> Numbers:
     """Return the mean of −(π_θ/π_rollout) log π_θ."""
-    mean, current, drift = averaged(t, s), t.current, t.of("current")
+    mean, current, drift = averaged(t, s), t.batch.current, t.of("current")
     assert current is not None
     nan = (drift.log_ratio > FLOAT32_OVERFLOW) & (current == 0)  # ∞ · 0
     return {"approx_entropy": mean(np.where(nan, math.nan, -drift.ratio() * current))}
@@ -152,11 +153,7 @@ def seq_errors(t: Tokens, s: Totals) -> Numbers:
     return result
 
 
-OURS = {
-    "train/gen_kl_error": Ours(near="k3"),
-    "train/token_mult_prob_error": Ours(near="mult_prob_error"),
-}
-LOG = Log("nemo-rl", log, OURS)
+LOG = Log("nemo-rl", log)
 
 # ---------------------------------------------------------------- configuration
 
@@ -180,7 +177,7 @@ def nemo_rl(parts: Parts) -> Translation:
     block = config.prefixed("loss_fn.", settings)
     if error is not None:
         block["grpo.seq_logprob_error_threshold"] = error.upper
-    return schema.yaml_and_hydra("nemo-rl", block), config.remarks(
+    return (block,), (
         settings.get(TYPE) == "tis"
         and not settings[LOW]
         and f"before NeMo-RL 0.6.0 there is no {TYPE}: the ratio alone means tis",
@@ -197,7 +194,7 @@ def _weight_settings(parts: Parts) -> Settings:
     on = {"use_importance_sampling_correction": True}
     sequence = parts.loss == "gspo"
     if parts.weight.over == "sum" and not sequence:
-        config.cannot("weights of the product ratio without the GSPO loss")
+        cannot("weights of the product ratio without the GSPO loss")
     band = None if sequence else parts.take_band("token")
     if band is not None:
         return on | _bounded("icepop", *band)
@@ -206,14 +203,14 @@ def _weight_settings(parts: Parts) -> Settings:
         rule = None if sequence else parts.take("ratio", "mean")
         return on | (_bounded("seq-mask-tis", rule.lower, rule.upper) if rule else RAW)
     if weight.upper is None:
-        config.cannot("weights truncated from below alone")
+        cannot("weights truncated from below alone")
     return {**on, TYPE: "tis", CAP: weight.upper, LOW: weight.lower}
 
 
 def _bounded(kind: str, low: float | None, high: float | None) -> Settings:
     """icepop and seq-mask-tis need both bounds; a ratio is never below 0."""
     if high is None:
-        config.cannot(f"{kind} without an upper bound")
+        cannot(f"{kind} without an upper bound")
     return {TYPE: kind, CAP: high, LOW: 0.0 if low is None else low}
 
 
@@ -233,4 +230,4 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(denominator="kept" if error else "all", overflow=overflow)
 
 
-TRAINER = Trainer("nemo-rl", nemo_rl, _guards, CLIP, (LOG,))
+TRAINER = Trainer("nemo-rl", nemo_rl, config.YAML_AND_HYDRA, _guards, CLIP, (LOG,))

@@ -7,9 +7,10 @@ which may hold several responses; here a row is a response. Means over tokens do
 from __future__ import annotations
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Side, Tokens, Totals, half, named, np, std
-from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers import config
+from offpol_diag.trainers.base import Array, Log, Numbers, Side, Tokens, Totals, half, named, np, std
+from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
@@ -38,34 +39,27 @@ def dropped(t: Tokens, side: Side) -> Array:
 
 def ratio(t: Tokens, s: Totals) -> Numbers:
     """Return the mean of π_θ/π_old, unclamped, and how far its row means spread, weighted by length."""
-    if t.current is None or t.old is None:
+    if t.batch.current is None or t.batch.old is None:
         return {}
     tokens = s.sum(t.counted)
-    moved = t.row_mean(np.expm1(t.current - t.old))
+    moved = t.row_mean(np.expm1(t.batch.current - t.batch.old))
     mean, square = s.sum(moved * t.n) / tokens, s.sum(moved**2 * t.n) / tokens
     return {"ratio": mean + 1, "ratio_var": np.maximum(square - mean * mean, 0.0)}
 
 
 def debug(t: Tokens, s: Totals) -> Numbers:
     """Return |log π_local − log π_rollout|: π_θ where the dump has it, else π_old, there a copy of π_θ."""
-    tokens, d = s.sum(t.counted), t.of("old" if t.current is None else "current").log_ratio
+    tokens, d = s.sum(t.counted), t.of("old" if t.batch.current is None else "current").log_ratio
     total, square = s.sum(t.row_sum(abs(d))), s.sum(t.row_sum(d**2))
     return {
         "vllm_vs_local_logprob_diff_mean": total / tokens,
         "vllm_vs_local_logprob_diff_max": s.max(t.row_max(abs(d))),
         "vllm_vs_local_logprob_diff_std": np.where(tokens > 1, std(total, square, tokens), 0.0),
-        "vllm_local_reverse_kl": -s.sum(t.row_sum(np.exp(t.rollout) * d)) / tokens,
+        "vllm_local_reverse_kl": -s.sum(t.row_sum(np.exp(t.batch.rollout) * d)) / tokens,
     }
 
 
-RAISED = "open-instruct counts the weights that its lower bound raises as well"
-OURS = {
-    "debug/vllm_vs_local_logprob_diff_mean": Ours("total.abs_log_ratio"),
-    "val/ratio": Ours("drift2.mean_ratio"),
-    "val/rho_clipfrac": Ours(preset="truncated_high", unlike=RAISED),
-    "val/rho_drop_frac": Ours(preset="tokens_rejected"),
-}
-LOG = Log("open-instruct", log, OURS)
+LOG = Log("open-instruct", log)
 
 # ---------------------------------------------------------------- configuration
 
@@ -82,7 +76,7 @@ def open_instruct(parts: Parts) -> Translation:
     settings |= _rho(parts) if on else {}
     parts.finish()
     settings |= _loss(parts.preset)
-    return (schema.block("open-instruct", "flags", settings),), config.remarks(
+    return (settings,), (
         on and "a bound of 0 is off; before 2026-05-07 the key was truncated_importance_sampling_ratio_cap",
         "rho_mask_sequence_level" in settings
         and "a sequence is a packed row here, which may hold several responses",
@@ -101,10 +95,10 @@ def _rho(parts: Parts) -> Settings:
     parts.split_mask()
     weight = parts.take_weight("token", "mean", lower=True)
     if weight is None or (tv is not None and weight.over != "token"):
-        config.cannot("this weight")
+        cannot("this weight")
     band = None if tv is not None else parts.take("ratio", weight.over)
     if weight.over == "mean" and band is None:
-        config.cannot("weights of the geometric mean without its mask")
+        cannot("weights of the geometric mean without its mask")
     return {
         **_bounds("rho_clamp", (weight.lower, weight.upper)),
         **_bounds("rho_mask", (band.lower, band.upper) if band else (None, tv)),
@@ -117,9 +111,9 @@ def _bounds(name: str, bounds: Band) -> Settings:
     """0 is off; its validator wants the lower bound in (0, 1) and the upper one above 1."""
     low, high = bounds
     if low is not None and not 0 < low < 1:
-        config.cannot("a lower bound that is not between 0 and 1")
+        cannot("a lower bound that is not between 0 and 1")
     if high is not None and high <= 1:
-        config.cannot("an upper bound that is not above 1")
+        cannot("an upper bound that is not above 1")
     return {f"{name}_lower_bound": low or 0.0, f"{name}_upper_bound": high or 0.0}
 
 
@@ -129,4 +123,5 @@ def _loss(preset: Preset) -> Settings:
     return config.clip_settings(preset, CLIP)
 
 
-TRAINER = Trainer("open-instruct", open_instruct, Guards(10.0, "token", "token"), CLIP, (LOG,))
+GUARDS = Guards(10.0, "token", "token")
+TRAINER = Trainer("open-instruct", open_instruct, config.FLAGS, GUARDS, CLIP, (LOG,))

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Numbers, Ours, Tokens, Totals, named
-from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers import config
+from offpol_diag.trainers.base import Log, Numbers, Tokens, Totals, named
+from offpol_diag.trainers.config import FLAGS, Band, ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
@@ -34,10 +35,10 @@ def log_molt(t: Tokens, s: Totals) -> Numbers:
 def update(t: Tokens, s: Totals) -> Numbers:
     """Return the share of tokens that the loss clips, masked or not, and k1 of the update from π_old."""
     result, tokens = {}, s.sum(t.counted)
-    if t.current is not None and t.advantage is not None:
+    if t.batch.current is not None and t.batch.advantages is not None:
         result["clip_ratio"] = s.sum(t.row_sum(t.clip_decides)) / tokens
-    if t.current is not None and t.old is not None:
-        result["kl"] = s.sum(t.row_sum(t.old - t.current)) / tokens
+    if t.batch.current is not None and t.batch.old is not None:
+        result["kl"] = s.sum(t.row_sum(t.batch.old - t.batch.current)) / tokens
     return result
 
 
@@ -48,9 +49,9 @@ def corrects(preset: Preset) -> bool:
 
 def vllm_kl(t: Tokens, s: Totals) -> Numbers:
     """Return k1 of the mismatch, with the correction on."""
-    if not corrects(t.preset) or t.old is None:
+    if not corrects(t.preset) or t.batch.old is None:
         return {}
-    return {"vllm_kl": s.sum(t.row_sum(t.rollout - t.old)) / s.sum(t.counted)}
+    return {"vllm_kl": s.sum(t.row_sum(t.batch.rollout - t.batch.old)) / s.sum(t.counted)}
 
 
 def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
@@ -68,9 +69,8 @@ def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
     return {"is_filter_ratio": s.sum(outside) / s.sum(t.one if of_sequences else t.counted)}
 
 
-OURS = {"vllm_kl": Ours("k1"), "ppo_kl": Ours(near="drift2.k1")}
-LOG, SINCE_2026_09 = Log("openrlhf", log, OURS), Log("openrlhf-2026-09", log_2026_09, OURS)
-MOLT_LOG = Log("molt", log_molt, {"vllm_kl": Ours("k1")})
+LOG, SINCE_2026_09 = Log("openrlhf", log), Log("openrlhf-2026-09", log_2026_09)
+MOLT_LOG = Log("molt", log_molt)
 
 # ---------------------------------------------------------------- configuration
 
@@ -94,7 +94,7 @@ def openrlhf(parts: Parts) -> Translation:
     bypass = parts.policy == "current"
     parts.need(("old", "current"), ("gspo",) if bypass else ("ppo_clip", "gspo"))
     if not bypass and parts.loss == "gspo" and parts.weight is not None:
-        config.cannot("weights under the GSPO loss, which takes the rollout for its anchor instead")
+        cannot("weights under the GSPO loss, which takes the rollout for its anchor instead")
     if bypass or parts.weight is None:
         parts.finish()
         nothing = "OpenRLHF corrects nothing unless its correction is on"
@@ -104,16 +104,14 @@ def openrlhf(parts: Parts) -> Translation:
     gated = _gate(parts)
     if gated:
         parts.finish()
-        return (schema.block("openrlhf", "flags", gated | _loss(parts.preset)),), config.remarks(
-            "both probabilities are clamped to [1e-6, 1 - 1e-6]"
-        )
+        return (gated | _loss(parts.preset),), ("both probabilities are clamped to [1e-6, 1 - 1e-6]",)
     kind, (low, high) = _type(parts)
     parts.finish()
     bounds = config.open_bounds(low, high)
     level, mode = LEVELS[kind]
     newest: Settings = {"level": level, "mode": mode, "gating": "ratio", "threshold": bounds}
     before: Settings = {"enable": True, "type": kind, "threshold": bounds}
-    return _forms(_loss(parts.preset), newest, before), config.remarks(
+    return _forms(_loss(parts.preset), newest, before), (
         bounds[0] == 0 and "a lower bound of 0 is idle; the default, 0.5, is not",
         bounds[1] == math.inf and "an upper bound of inf is idle",
         "before 0.9.1 the threshold was one upper bound",
@@ -133,7 +131,7 @@ def _gate(parts: Parts) -> Settings:
     return {}
 
 
-def _type(parts: Parts) -> tuple[str, config.Band]:
+def _type(parts: Parts) -> tuple[str, Band]:
     band = parts.take_band("token")
     if band is not None:
         return "icepop", band
@@ -144,7 +142,7 @@ def _type(parts: Parts) -> tuple[str, config.Band]:
     return "tis", (None, None) if weight is None else (weight.lower, weight.upper)
 
 
-def _forms(loss: Settings, newest: Settings, before: Settings) -> tuple[Snippet, ...]:
+def _forms(loss: Settings, newest: Settings, before: Settings) -> list[Settings]:
     """The correction in each spelling that has had it, the newest first; the same spellings once."""
     flat = {key.removeprefix("actor."): value for key, value in loss.items()}
     former = {**before, "type": FORMER.get(before.get("type", ""), before.get("type"))} if before else {}
@@ -154,9 +152,7 @@ def _forms(loss: Settings, newest: Settings, before: Settings) -> tuple[Snippet,
         {VLLM[key]: value for key, value in before.items()} | flat,
         {VLLM[key]: value for key, value in former.items()} | flat,
     ]
-    distinct = [one for i, one in enumerate(spelt) if one not in spelt[:i]]
-    result = tuple(form for one in distinct for form in schema.older("openrlhf", "flags", one))
-    return result or config.cannot("bounds that its command line refuses")
+    return [one for i, one in enumerate(spelt) if one not in spelt[:i]]
 
 
 def _loss(preset: Preset, key: str = "actor.policy_loss_type") -> Settings:
@@ -165,7 +161,7 @@ def _loss(preset: Preset, key: str = "actor.policy_loss_type") -> Settings:
     return {**({key: "gspo"} if preset.loss == "gspo" else {}), **bounds, **result}
 
 
-TRAINER = Trainer("openrlhf", openrlhf, clip=CLIP, logs=(LOG, SINCE_2026_09))
+TRAINER = Trainer("openrlhf", openrlhf, FLAGS, clip=CLIP, logs=(LOG, SINCE_2026_09))
 
 # ---------------------------------------------------------------- Molt
 
@@ -175,7 +171,7 @@ def molt(parts: Parts) -> Translation:
     parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
     settings = _molt_correction(parts)
     parts.finish()
-    return (schema.block("molt", "flags", settings | _molt_loss(parts.preset)),), config.remarks(
+    return (settings | _molt_loss(parts.preset),), (
         settings.get(CORRECTION + "mode") == "trunc"
         and "the lower of the two bounds is not read in mode trunc",
         not settings and "Molt refuses asynchronous rollouts without a correction",
@@ -196,10 +192,10 @@ def _molt_correction(parts: Parts) -> Settings:
         elif weight is not None and weight.action == "truncate":
             band = weight.lower, weight.upper
             if weight.upper is None:
-                config.cannot("a weight truncated from below alone")
+                cannot("a weight truncated from below alone")
             mode = "trunc" if weight.lower is None else "clip"
         else:
-            config.cannot("raw weights without bounds")
+            cannot("raw weights without bounds")
     keys = {"level": level, "mode": mode, "threshold": config.open_bounds(*band)}
     return config.prefixed(CORRECTION, keys)
 
@@ -211,8 +207,4 @@ def _molt_loss(preset: Preset) -> Settings:
     return _loss(preset, "actor.loss_mode")
 
 
-def _molt_guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
-    return Guards(30.0, rule_at="token")
-
-
-MOLT = Trainer("molt", molt, _molt_guards, CLIP, (MOLT_LOG,))
+MOLT = Trainer("molt", molt, FLAGS, Guards(30.0, rule_at="token"), CLIP, (MOLT_LOG,))

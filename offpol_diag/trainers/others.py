@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.config import ClipKeys, Parts, Snippet, Trainer, Translation
+from functools import partial
+
+from offpol_diag.trainers import config
+from offpol_diag.trainers.config import ClipKeys, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import cannot, python
 
 CLIP = ClipKeys("clip_eps_low", "clip_eps_high")
 FORGE = ("token", "truncate", 0.1, 10.0, False)
@@ -14,7 +17,7 @@ def colossalai(parts: Parts) -> Translation:
     parts.need(("current",), ("ppo_clip",))
     parts.finish()
     low, high = config.clip_bounds(parts.preset)
-    return (schema.block("colossalai", "python", {CLIP.low: low, CLIP.high: high}, name="grpo_config"),), ()
+    return ({CLIP.low: low, CLIP.high: high},), ()
 
 
 def torchforge(parts: Parts) -> Translation:
@@ -22,13 +25,11 @@ def torchforge(parts: Parts) -> Translation:
     weight = parts.weight
     same = weight and (weight.over, weight.action, weight.lower, weight.upper, weight.normalize) == FORGE
     if not same or parts.policy != "current" or parts.loss != "reinforce":
-        config.cannot(
-            "anything but r clamped to [0.1, 10] under REINFORCE, which stands in its code without a key"
-        )
+        cannot("anything but r clamped to [0.1, 10] under REINFORCE, which stands in its code without a key")
     parts.weight = None
     parts.finish()
-    return (Snippet("python", ""),), ("nothing to paste: reinforce_loss.py has these bounds in its code",)
+    return ({},), ("nothing to paste: reinforce_loss.py has these bounds in its code",)
 
 
-COLOSSALAI = Trainer("colossalai", colossalai, clip=CLIP)
-TORCHFORGE = Trainer("torchforge", torchforge)
+COLOSSALAI = Trainer("colossalai", colossalai, {"python": partial(python, "grpo_config")}, clip=CLIP)
+TORCHFORGE = Trainer("torchforge", torchforge, {"python": partial(python, "")})

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
+from importlib import resources
+from typing import NamedTuple
 
 from offpol_diag.errors import did_you_mean
 from offpol_diag.metrics import METRICS, PAIRS
-from offpol_diag.trainers.base import Ours
 
 GAPS = tuple(filter(None, PAIRS))
+
+
+class Ours(NamedTuple):
+    """Which number of ours a logged one is, as the tables of `ours.toml` say; "" for none."""
+
+    gap: str = ""
+    preset: str = ""
+    near: str = ""
+    unlike: str = ""
 
 
 @cache
 def rows() -> Mapping[str, Ours]:
     """Return the rows of all trainers' logs by logged name."""
-    from offpol_diag.trainers import LOGS
-
-    return {name: row for log in LOGS.values() for name, row in log.ours.items()}
+    text = resources.files("offpol_diag.trainers").joinpath("ours.toml").read_text("utf-8")
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for kind, numbers in tomllib.loads(text).items():
+        for number, names in numbers.items():
+            for name in names:
+                found[name][kind] = number
+    return {name: Ours(**row) for name, row in found.items()}
 
 
 def ours(name: str) -> str:

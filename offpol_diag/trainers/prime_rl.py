@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 
 from offpol_diag.presets import Reject
-from offpol_diag.trainers import base, config, schema
-from offpol_diag.trainers.base import Array, Log, Number, Numbers, Ours, Side, Tokens, Totals, np, std
-from offpol_diag.trainers.config import Parts, Settings, Trainer, Translation
+from offpol_diag.trainers import base, config
+from offpol_diag.trainers.base import Array, Log, Number, Numbers, Side, Tokens, Totals, np, std
+from offpol_diag.trainers.config import Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot, toml
 
 LARGEST = 1e30
 """Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
@@ -53,7 +54,7 @@ def over_entropy(t: Tokens, s: Totals, x: Number) -> Number:
 
 def masks(t: Tokens, s: Totals) -> Numbers:
     """Return means over tokens of each sequence: of these the mean and the largest."""
-    x, a, kept = mismatch_kl(t), t.advantage, t.applied.kept
+    x, a, kept = mismatch_kl(t), t.batch.advantages, t.applied.kept
     result = {
         "masked_mismatch_kl": mean(t, x, ~kept),
         "unmasked_mismatch_kl": mean(t, x, kept),
@@ -114,7 +115,7 @@ def masks_v02(t: Tokens, s: Totals) -> Numbers:
     for word, side in SIDES.items():
         result[f"is_masked_{word}/mean"] = s.sum(t.dropped_by(*bands(t, "token", side))) / tokens
     for word, side in SIDES.items():
-        hits = t.veto_hits(base.half_veto(veto, side)) > 0
+        hits = t.veto_hits(base.half(veto, side)) > 0
         result[f"sequence_masked_{word}/mean"] = s.sum(hits) / rows
     for word, side in SIDES.items():
         beyond = [~t.passes(rule) for rule in bands(t, "mean", side) if not rule.on_tokens]
@@ -132,8 +133,7 @@ def bands(t: Tokens, over: str, side: Side) -> list[Reject]:
     return [one for rule in rules if (one := base.half(rule, side))]
 
 
-OURS = {"mismatch_kl/all/mean": Ours("total.k3"), "mismatch_kl/mean": Ours(near="total.k3")}
-PRIME_LOG = Log("prime-rl", log, OURS)
+PRIME_LOG = Log("prime-rl", log)
 
 # ---------------------------------------------------------------- configuration
 
@@ -148,25 +148,23 @@ def prime_rl(parts: Parts) -> Translation:
     parts.need(("current",), ("surrogate", "reinforce"))
     forms, remarks = (_probability_mask if parts.loss == "surrogate" else _ratio_masks)(parts)
     parts.finish()
-    named = (config.prefixed(TABLE, settings) for settings in forms)
-    snippets = tuple(one for settings in named for one in schema.older("prime-rl", "toml", settings))
-    return snippets or config.cannot("bounds that its classes refuse"), remarks
+    return [config.prefixed(TABLE, settings) for settings in forms], remarks
 
 
 def _probability_mask(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
     """DPPO or IPO, the newest spelling first."""
     weight = parts.take_weight("token", actions=("none",))
     if weight is None or len(parts.rules) != 1:
-        config.cannot("this loss without exactly one mask on the probability difference")
+        cannot("this loss without exactly one mask on the probability difference")
     rule = parts.rules.pop()
     plain = (rule.statistic, rule.over, rule.strict, rule.policy) == ("prob_diff", "token", False, None)
     low, high = rule.lower, rule.upper
     if not plain or low is None or high is None or high < 0 < low:
-        config.cannot("a mask on anything but the token's probability difference, with both bounds")
+        cannot("a mask on anything but the token's probability difference, with both bounds")
     terms = {"adv_tau": 1.0, "kl_tau": 0.0}
     kind = {"against_or_zero": "dppo", "any": "ipo"}.get(rule.advantage)
     if kind is None:
-        config.cannot(f"this condition on the advantage ({rule.advantage})")
+        cannot(f"this condition on the advantage ({rule.advantage})")
     forms: Forms = ({"type": "default", f"{kind}_mask_low": -low, f"{kind}_mask_high": high, **terms},)
     if kind == "ipo" and low == -high:
         forms = ({"type": "ipo", "ipo_threshold": high, **terms}, *forms)
@@ -179,18 +177,18 @@ def _ratio_masks(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
     parts.drop_idle()
     weight = parts.take_weight("token", "sum")
     if weight is None or (weight.over, weight.action) not in (("token", "none"), ("sum", "truncate")):
-        config.cannot("truncated token weights, or no weight")
+        cannot("truncated token weights, or no weight")
     bounds = {"token": parts.take("ratio", "token"), "geo": parts.take("ratio", "mean")}
     settings: Settings = {"ratio_type": "token" if weight.over == "token" else "sequence"}
     for name, part in {**bounds, "sequence": parts.take_veto(upper=True)}.items():
         low, high = config.open_bounds(*((part.lower, part.upper) if part else (None, None)))
         settings |= {f"{name}_mask_low": low, f"{name}_mask_high": high}
     if weight.upper is not None and weight.upper > math.exp(10):
-        config.cannot("a product above e^10, where it clamps the log-ratio")
+        cannot("a product above e^10, where it clamps the log-ratio")
     if weight.upper is not None:
         settings["sequence_clip_high"] = weight.upper
     by_length = ("each sequence is divided by its length here",) if weight.over == "sum" else ()
     return ({**settings, "kl_tau": 0.0},), (OLD, *by_length)
 
 
-TRAINER = Trainer("prime-rl", prime_rl, logs=(PRIME_LOG,))
+TRAINER = Trainer("prime-rl", prime_rl, {"toml": toml}, logs=(PRIME_LOG,))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 
 from offpol_diag.presets import Over, Preset, Reject, Statistic
-from offpol_diag.trainers import config, schema
+from offpol_diag.trainers import config
 from offpol_diag.trainers.base import EPS, Array, Log, Numbers, Tokens, Totals, named, np, weighs
-from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot
 
 GRANULARITIES: dict[str, Over] = {
     "token": "token",
@@ -130,7 +131,7 @@ def roll(parts: Parts) -> Translation:
     parts.finish()
     settings |= {"enable_old_logprobs_recompute": True, **_loss(parts.preset)}
     rules = bool(parts.preset.reject)
-    return (schema.block("roll", "yaml", settings),), config.remarks(
+    return (settings,), (
         rules and "with enable_old_logprobs_recompute the filters act on the whole batch",
         rules and "under loss_agg_mode token-mean the sum ignores the mask: filtered tokens still push there",
         parts.loss == "gspo"
@@ -170,21 +171,19 @@ def _variant(preset: Preset) -> str:
         return "vanilla"
     if preset.loss == "dro":
         if preset.shape.penalty != KIMI15:
-            config.cannot(
-                "a penalty of kimi15 other than 0.1: it stands in its code, and kimi15_tau is dropped"
-            )
+            cannot("a penalty of kimi15 other than 0.1: it stands in its code, and kimi15_tau is dropped")
         return "kimi15"
     bounds = config.clip_bounds(preset)
     if preset.loss == "topr" or bounds == CAPPED:
         if bounds != CAPPED:
-            config.cannot("bounds of TOPR's weight other than 0 and 1: they stand in its code")
+            cannot("bounds of TOPR's weight other than 0 and 1: they stand in its code")
         return "topr" if preset.loss == "topr" else "tis"
     if bounds != CISPO:
-        config.cannot(
+        cannot(
             "bounds of CISPO's weight other than 0.1 and 0.1: they stand in its code, "
             "and cispo_epsilon_low and cispo_epsilon_high in YAML are dropped"
         )
     return "cispo"
 
 
-TRAINER = Trainer("roll", roll, Guards(denominator="kept"), CLIP, (Log("roll", log),))
+TRAINER = Trainer("roll", roll, config.YAML, Guards(denominator="kept"), CLIP, (Log("roll", log),))

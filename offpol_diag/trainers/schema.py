@@ -12,16 +12,20 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.trainers.config import Language, Settings, Snippet, cannot
 
+Settings = dict[str, Any]
+"""Key, with dots between the parts of its path, → value. Keys of a file of its own begin with `FILE/`."""
+Language = Literal["yaml", "toml", "python", "flags", "hydra"]
+Writers = Mapping[Language, Callable[[Settings], str]]
+"""The languages that a trainer's settings are written in, the first one first."""
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 """Words that a YAML reader takes for something else than a string."""
@@ -308,6 +312,11 @@ def _scopes(settings: Settings) -> Iterator[Settings]:
             yield {**settings, **{f"{name}[].{key}": one for key, one in item.items()}}
 
 
+def cannot(part: str) -> NoReturn:
+    """Raise ConfigError, naming the part that the trainer cannot express."""
+    raise ConfigError(part)
+
+
 @cache
 def schema(trainer: str) -> Schema:
     """Return the schema of one trainer."""
@@ -328,57 +337,62 @@ def schema(trainer: str) -> Schema:
 # ---------------------------------------------------------------- blocks
 
 
-def block(
-    trainer: str,
-    language: Language,
-    settings: Settings,
-    title: str = "",
-    *,
-    file: str = "",
-    name: str = "",
-    added: str = "",
-    shown: Settings | None = None,
-) -> Snippet:
-    """Return a block of configuration to paste, with the versions that accept its settings.
+@dataclass(frozen=True)
+class Snippet:
+    """A block of configuration to paste.
 
-    Args:
-        trainer: the trainer's name.
-        language: its language.
-        settings: all that is set together with it, as the trainer's table of keys names it.
-        title: distinguishes it from blocks for the same versions.
-        file: the file it belongs in.
-        name: in Python, the class that is called, or the dict.
-        added: Hydra keys below this one may be absent from the trainer's own YAML.
-        shown: the settings that this block itself holds; None: all.
+    Attributes:
+        language: yaml, toml, python, flags (of a command line) or hydra (overrides on a command line).
+        text: the block; empty if there is nothing to set.
+        title: distinguishes blocks for the same versions: `as overrides`.
+        file: name of the file it belongs in, if the trainer reads a fixed one.
+        versions: the trainer's versions that accept it: `verl from 0.7.1`; empty if its table has only one.
+        age: of the newest and the oldest of them, in changes of the trainer's keys; 0 is the current one.
+    """
+
+    language: Language
+    text: str
+    title: str = ""
+    file: str = ""
+    versions: str = ""
+    age: tuple[int, int] = (0, 0)
+
+
+def blocks(trainer: str, writers: Writers, forms: Sequence[Settings]) -> tuple[Snippet, ...]:
+    """Return the forms that some version accepts, in every language; `forms` has the newest first.
+
+    None of a form whose versions all accept a newer one.
 
     Raises:
-        ConfigError: no version accepts them.
+        ConfigError: no version accepts any form.
     """
-    table, shown = schema(trainer), settings if shown is None else shown
-    first, last = table.span(settings)
+    table, result, refused = schema(trainer), list[Snippet](), list[ConfigError]()
     newest = len(table.versions) - 1
-    text = {
-        "yaml": lambda: yaml(shown),
-        "hydra": lambda: hydra(shown, added),
-        "toml": lambda: toml(shown),
-        "flags": lambda: flags(shown),
-        "python": lambda: python(name, shown),
-    }[language]()
-    versions = table.heading(first, last) if settings else ""
-    return Snippet(language, text, title, file, versions, (newest - last, newest - first))
+    for settings in forms:
+        try:
+            first, last = table.span(settings)
+        except ConfigError as error:
+            refused.append(error)
+            continue
+        age = newest - last, newest - first
+        if all(newer.age[1] < age[1] for newer in result):
+            versions = table.heading(first, last) if settings else ""
+            result += [replace(one, versions=versions, age=age) for one in _written(writers, settings)]
+    if not result:
+        raise refused[0]
+    return tuple(result)
 
 
-def older(trainer: str, language: Language, settings: Settings, name: str = "") -> tuple[Snippet, ...]:
-    """Return the block of an older spelling; nothing if no version accepts it."""
-    try:
-        return (block(trainer, language, settings, name=name),)
-    except ConfigError:
-        return ()
+def _written(writers: Writers, settings: Settings) -> Iterator[Snippet]:
+    apart = {key: value for key, value in settings.items() if "/" in key}
+    if apart:
+        file = next(iter(apart)).partition("/")[0]
+        yield Snippet("yaml", yaml({key.removeprefix(f"{file}/"): x for key, x in apart.items()}), file=file)
+    own = {key: value for key, value in settings.items() if key not in apart}
+    for at, (language, write) in enumerate(writers.items()):
+        title = TITLES[language] if at else language if apart else ""
+        yield Snippet(language, write(own) if own else "", title)
 
 
-def yaml_and_hydra(trainer: str, settings: Settings, added: str = "") -> tuple[Snippet, ...]:
-    """Return the settings as a YAML block and as command-line overrides."""
-    return (
-        block(trainer, "yaml", settings),
-        block(trainer, "hydra", settings, "as overrides", added=added),
-    )
+TITLES = {"yaml": "as YAML", "hydra": "as overrides"}
+"""Title of a block that has the settings in a second language."""

@@ -17,7 +17,6 @@ from offpol_diag.trainers.base import (
     Log,
     Number,
     Numbers,
-    Ours,
     Side,
     Tokens,
     Totals,
@@ -25,7 +24,8 @@ from offpol_diag.trainers.base import (
     np,
     std,
 )
-from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
@@ -83,7 +83,7 @@ def corrections(t: Tokens, s: Totals) -> Numbers:
     of_tokens = [rule for rule in p.reject if rule.over == "token"]
     inliers, left = t.under(veto=p.veto), t.under(*of_tokens, veto=p.veto)
     if p.veto is not None:
-        above, below = base.half_veto(p.veto, "upper"), base.half_veto(p.veto, "lower")
+        above, below = base.half(p.veto, "upper"), base.half(p.veto, "lower")
         result["outlier_seq_masked_ratio"] = s.sum(t.veto_hits(p.veto) > 0) / rows
         result["outlier_seq_over_high_ratio"] = s.sum(t.veto_hits(above) > 0) / rows
         result["outlier_seq_under_low_ratio"] = s.sum(t.veto_hits(below) > 0) / rows
@@ -123,8 +123,8 @@ def beyond(x: Array, edge: float | None, side: Side) -> Array:
 
 def clip_ratio(t: Tokens, s: Totals) -> Numbers:
     """Return the share of tokens where PPO's clip of π_θ/π_old acts, dropped or not; SAPO has none."""
-    a, clip = t.advantage, Clip(None, None) if t.preset.loss == "sapo" else t.preset.clip
-    if a is None or t.current is None:
+    a, clip = t.batch.advantages, Clip(None, None) if t.preset.loss == "sapo" else t.preset.clip
+    if a is None or t.batch.current is None:
         return {}
     u = t.token_u
     high = None if clip.high is None else 1 + clip.high
@@ -153,14 +153,7 @@ def anchored(t: Tokens, s: Totals) -> Numbers:
     return result
 
 
-OURS = {
-    "is_ratio_mean": Ours("mean_ratio"),
-    "policy/rollout_train_logprobs_abs_diff_mean": Ours("abs_log_ratio"),
-    "policy/minibatch_rollout_logprobs_abs_diff_mean": Ours("total.abs_log_ratio"),
-    "cispo/ratio_mean": Ours("total.mean_ratio"),
-    "tis_seq_clip_high_ratio": Ours(preset="truncated_high"),
-}
-LOG = Log("skyrl", log, OURS)
+LOG = Log("skyrl", log)
 
 # ---------------------------------------------------------------- configuration
 
@@ -181,9 +174,8 @@ def skyrl(parts: Parts) -> Translation:
     parts.finish()
     named = config.prefixed(ALGORITHM, settings)
     named["generator.sampling_params.logprobs"] = 1
-    snippets = schema.block("skyrl", "hydra", named), schema.block("skyrl", "yaml", named, "as YAML")
     several = len(rules) + bool(preset.veto) > 1 or any(rule.among == "left" for rule in rules)
-    return snippets, config.remarks(
+    return (named,), (
         config.idle(settings) and "bounds of 1.0e-9 and 1.0e+9 are idle: log-ratios are clamped to ±20",
         several
         and "outliers, token mask, weights, sequence mask, in that order: each over what the one "
@@ -213,7 +205,7 @@ def _weight(parts: Parts, on_tokens: bool) -> Settings:
     if weight is None:
         return {"tis_ratio_type": None}
     if weight.over == "sum" and on_tokens and weight.among != "left":
-        config.cannot("a product over tokens that its token mask has taken out")
+        cannot("a product over tokens that its token mask has taken out")
     parts.take_weight("token", "sum")
     name = {"token": "token", "sum": "sequence"}[weight.over]
     upper = IDLE_HIGH if weight.upper is None or weight.action == "none" else weight.upper
@@ -241,7 +233,7 @@ def _loss(preset: Preset) -> Settings:
     config.no_dual_clip(preset)
     if (preset.loss, preset.clip.low, preset.clip.high, preset.clip.dual) == ("ppo_clip", None, None, None):
         if preset.weight is not None or preset.reject or preset.veto is not None:
-            config.cannot("weights or rules under importance_sampling, which applies no correction")
+            cannot("weights or rules under importance_sampling, which applies no correction")
         return {"policy_loss_type": "importance_sampling"}
     clip = config.clip_settings(preset, CLIP)
     dual = clip.pop(DUAL, None)
@@ -265,16 +257,16 @@ def _bypass(parts: Parts) -> Settings:
     parts.need(("current",), ("reinforce",))
     weight = parts.weight
     if weight is None or weight.over != "token" or weight.normalize:
-        config.cannot("REINFORCE against the rollout without token weights")
+        cannot("REINFORCE against the rollout without token weights")
     if weight.action == "mask" and weight.strict:
         if weight.lower is None or weight.upper is None:
-            config.cannot("rollout_is without both bounds")
+            cannot("rollout_is without both bounds")
         parts.weight = None
         bounds = {"eps_clip_low": 1 - weight.lower, "eps_clip_high": weight.upper - 1}
         return {"policy_loss_type": "rollout_is", **_short(bounds)}
     result = parts.take_weight("token", actions=("truncate",), lower=True)
     if result is None or result.upper is None:
-        config.cannot("this weight")
+        cannot("this weight")
     bounds = _cispo_bounds(1 - (result.lower or 0.0), result.upper - 1)
     return {"policy_loss_type": "cispo", "cispo.cispo_anchor": "rollout", **_short(bounds)}
 
@@ -287,16 +279,16 @@ def _short(bounds: dict[str, float]) -> Settings:
 def _dppo(parts: Parts) -> Settings:
     parts.take_weight("token", actions=("none",))
     if len(parts.rules) != 1 or parts.preset.weight is None:
-        config.cannot("this loss without exactly one mask")
+        cannot("this loss without exactly one mask")
     rule = parts.rules.pop()
     kinds = {("prob_diff", "against"): "binary_tv", ("binary_kl", "away"): "binary_kl"}
     kind = kinds.get((rule.statistic, rule.advantage))
     low = rule.upper if kind == "binary_kl" else None if rule.lower is None else -rule.lower
     if kind is None or rule.over != "token" or rule.strict or low is None or rule.upper is None:
-        config.cannot(f"a mask by {rule.statistic} with this condition on the advantage ({rule.advantage})")
+        cannot(f"a mask by {rule.statistic} with this condition on the advantage ({rule.advantage})")
     bounds = {"dppo.delta_low": low, "dppo.delta_high": rule.upper}
     return {"policy_loss_type": "dppo", "dppo.dppo_type": kind, **bounds}
 
 
 GUARDS = Guards(20.0, unclamped=frozenset({"prob_diff", "binary_kl"}))
-TRAINER = Trainer("skyrl", skyrl, GUARDS, CLIP, (LOG,))
+TRAINER = Trainer("skyrl", skyrl, {"hydra": schema.hydra, "yaml": schema.yaml}, GUARDS, CLIP, (LOG,))

@@ -10,20 +10,19 @@ still divides (up to v0.2.4 it left the denominator).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import SMALLEST_NORM, Preset, Reject
-from offpol_diag.trainers import config, schema
+from offpol_diag.trainers import config
 from offpol_diag.trainers.base import (
-    PERPLEXITIES,
     SAFETY,
     Array,
     Log,
     Number,
     Numbers,
-    Ours,
     Side,
     Tokens,
     Totals,
@@ -32,7 +31,8 @@ from offpol_diag.trainers.base import (
     np,
     weighs,
 )
-from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Guards, Parts, Settings, Snippet, Translation
+from offpol_diag.trainers.config import FLAGS, IDLE_LOW, ClipKeys, Guards, Parts, Translation
+from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
 # ---------------------------------------------------------------- without the helper
 
@@ -43,7 +43,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
     result = s.part(loss, t.only("loss", "clip"), corrects)
     if corrects:
         result = result | s.part(tis, t.only("weight"))
-    if t.preset.apply and opsm_rule(t.preset) is not None and t.advantage is not None:
+    if t.preset.apply and opsm_rule(t.preset) is not None and t.batch.advantages is not None:
         result = result | {"opsm_clipfrac": of_samples(t, s, opsm_masks(t))}
     return named("train/", result)
 
@@ -61,9 +61,9 @@ def loss(t: Tokens, s: Totals, corrected: bool) -> Numbers:
         return of_samples(t, s, t.row_mean(x & kept if x.dtype == bool else np.where(kept, x, 0.0)))
 
     result = {"train_rollout_logprob_abs_diff": mean(abs(t.log_ratio))}
-    if t.current is None:
+    if t.batch.current is None:
         return result
-    if t.advantage is not None:
+    if t.batch.advantages is not None:
         result["pg_clipfrac"] = mean(clip_acts(t))
     result["ppo_kl"] = mean(-t.u)
     if corrected:
@@ -107,7 +107,7 @@ def opsm_rule(preset: Preset) -> Reject | None:
 
 def opsm_masks(t: Tokens) -> Array:
     """Return the tokens with A < 0 of samples that drifted, masked ones too, over those of the loss, [S]."""
-    rule, a, outside = opsm_rule(t.preset), t.advantage, t.batch.masked_negative
+    rule, a, outside = opsm_rule(t.preset), t.batch.advantages, t.batch.masked_negative
     assert rule is not None
     assert a is not None
     negative = t.row_sum(a < 0)
@@ -129,7 +129,7 @@ def mis_log(t: Tokens, s: Totals) -> Numbers:
 def policy_gap(t: Tokens, s: Totals) -> Numbers:
     """Return the helper's perplexities, KL and χ² estimates, averaged per sample first."""
     d, x, difference = t.log_ratio, t.ratio_minus_one(SAFETY), -t.row_mean(t.log_ratio)
-    train, rollout = t.row_mean(t.train), t.row_mean(t.rollout)
+    train, rollout = t.row_mean(t.train), t.row_mean(t.batch.rollout)
 
     def mean(x: Array) -> Number:
         return of_samples(t, s, np.where(t.there, x, 0.0))
@@ -217,18 +217,7 @@ def tis_mode(preset: Preset) -> str:
     return "clip" if weight.lower is not None else "truncate"
 
 
-OURS = {
-    "train/ppo_kl": Ours(near="drift2.k1"),
-    "train/train_rollout_logprob_abs_diff": Ours(near="abs_log_ratio"),
-}
-MIS_OURS = {
-    "train/mis_kl": Ours("log_ppl_diff"),
-    "train/mis_k3_kl": Ours(near="k3"),
-    "train/mis_chi2_token": Ours(near="chi2_token"),
-    "train/mis_chi2_seq": Ours("chi2_sequence"),
-    **named("train/mis_", PERPLEXITIES),
-}
-LOG, MIS = Log("slime", log, OURS), Log("slime-mis", mis_log, OURS | MIS_OURS)
+LOG, MIS = Log("slime", log), Log("slime-mis", mis_log)
 
 # ---------------------------------------------------------------- configuration
 
@@ -237,40 +226,22 @@ CLIP = ClipKeys("eps-clip", "eps-clip-high", "eps-clip-c")
 FILE = "mis.yaml"
 
 
-@dataclass(frozen=True)
-class Paths:
-    """Paths of a trainer's functions, and the features that it lacks."""
-
-    trainer: str
-    icepop: str
-    mis: str
-    cispo: bool
-
-
-SLIME = Paths(
-    "slime",
-    "slime.backends.megatron_utils.loss.icepop_function",
-    "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
-    True,
-)
-
-
-def slime(parts: Parts, paths: Paths) -> Translation:
-    """Flags where they can express it, else the helper."""
+def slime(parts: Parts, icepop: str, mis: str, losses: Sequence[str]) -> Translation:
+    """Flags where they can express it, else the helper; `icepop` and `mis` are paths of its functions."""
     preset = parts.preset
-    parts.need(("old", "current"), ("ppo_clip", "gspo", "cispo") if paths.cispo else ("ppo_clip", "gspo"))
+    parts.need(("old", "current"), losses)
     loss = _loss(preset)
     if parts.policy == "current":
-        return _bypass(parts, paths, loss)
+        return _bypass(parts, loss)
     if parts.bare:
         parts.finish()
-        return (schema.block(paths.trainer, "flags", loss),), ("nothing is corrected without --use-tis",)
+        return (loss,), ("nothing is corrected without --use-tis",)
     if preset.logs not in ("slime-mis", "miles-mis"):
         try:
-            return (_flags(Parts(preset), paths, loss),), ()
+            return (_flags(Parts(preset), icepop) | loss,), ()
         except ConfigError:
             pass
-    return _helper(parts, paths, loss)
+    return _helper(parts, mis, loss)
 
 
 def _loss(preset: Preset) -> Settings:
@@ -281,48 +252,41 @@ def _loss(preset: Preset) -> Settings:
     return {**gspo, **config.clip_settings(preset, CLIP)}
 
 
-def _bypass(parts: Parts, paths: Paths, loss: Settings) -> Translation:
+def _bypass(parts: Parts, loss: Settings) -> Translation:
     """The rollout's log-probs for the old ones; OPSM asks the sign of each token's advantage."""
-    delta = parts.take_opsm()
+    delta = parts.take_opsm("opsm-delta")
     parts.finish()
-    opsm = {} if delta is None else {"use-opsm": True, "opsm-delta": delta}
+    opsm = {"use-opsm": True, **delta} if delta else {}
     remark = (
         "opsm asks each token's advantage: the same as the sequence's where all its tokens have one (GRPO)"
     )
-    snippet = schema.block(paths.trainer, "flags", {"use-rollout-logprobs": True, **opsm, **loss})
-    return (snippet,), ((remark,) if opsm else ())
+    return ({"use-rollout-logprobs": True, **opsm, **loss},), ((remark,) if opsm else ())
 
 
-def _flags(parts: Parts, paths: Paths, loss: Settings) -> Snippet:
+def _flags(parts: Parts, icepop: str) -> Settings:
     """--use-tis alone."""
     band = parts.take_band("token")
     settings: Settings = {"use-tis": True}
     if band is not None:
         low, high = band
-        settings["custom-tis-function-path"] = paths.icepop
+        settings["custom-tis-function-path"] = icepop
     else:
         weight = parts.take_weight("token", lower=True)
         low, high = (None, None) if weight is None else (weight.lower, weight.upper)
     parts.finish()
     low, high = config.open_bounds(low, high)
-    settings |= {"tis-clip": high, "tis-clip-low": low}
-    return schema.block(paths.trainer, "flags", {**settings, **loss})
+    return {**settings, "tis-clip": high, "tis-clip-low": low}
 
 
-def _helper(parts: Parts, paths: Paths, loss: Settings) -> Translation:
+def _helper(parts: Parts, mis: str, loss: Settings) -> Translation:
     """The MIS helper: flags, and its own file."""
     if parts.weight is None:
-        config.cannot("a rejection or a veto without weights (the helper rejects only beside use_tis)")
+        cannot("a rejection or a veto without weights (the helper rejects only beside use_tis)")
     parts.split_mask()
     settings = _mis_weights(parts) | _mis_rules(parts)
     parts.finish()
-    run = {"use-tis": True, "custom-config-path": FILE, "custom-tis-function-path": paths.mis, **loss}
-    both = {**run, **{f"{FILE}/{key}": value for key, value in settings.items()}}
-    snippets = (
-        schema.block(paths.trainer, "yaml", both, file=FILE, shown=settings),
-        schema.block(paths.trainer, "flags", both, "flags", shown=run),
-    )
-    return snippets, config.remarks(
+    run = {"use-tis": True, "custom-config-path": FILE, "custom-tis-function-path": mis, **loss}
+    return (run | config.prefixed(f"{FILE}/", settings),), (
         config.idle(settings)
         and "bounds of 1.0e-9 and 1.0e+9 are idle: the helper clamps the log-ratio to ±20",
         settings["rs_veto_threshold"] and "the veto is looked at only inside use_rs",
@@ -337,7 +301,7 @@ def _mis_weights(parts: Parts) -> Settings:
     normalize = ("token", "sum") if parts.weight and parts.weight.normalize else tuple(LEVELS)
     weight = parts.take_weight(*normalize, lower=True, normalize=True)
     if weight is None:
-        config.cannot("this weight")
+        cannot("this weight")
     mode, low, high = "truncate" if weight.lower is None else "clip", weight.lower, weight.upper
     rule = parts.take("ratio", weight.over) if weight.action == "none" and not weight.normalize else None
     if rule is not None:
@@ -372,4 +336,10 @@ def guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(20.0) if any(one.file for one in snippets) else Guards()
 
 
-TRAINER = config.Trainer("slime", partial(slime, paths=SLIME), guards, CLIP, (LOG, MIS))
+SLIME = partial(
+    slime,
+    icepop="slime.backends.megatron_utils.loss.icepop_function",
+    mis="examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+    losses=("ppo_clip", "gspo", "cispo"),
+)
+TRAINER = config.Trainer("slime", SLIME, FLAGS, guards, CLIP, (LOG, MIS))

@@ -16,7 +16,6 @@ import numpy as np
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.evaluator import Evaluator
 from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline import formulas
 from offpol_diag.pipeline.plan import LOSSES
@@ -62,11 +61,6 @@ class Tokens:
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key for all presets of the batch with this numerator."""
         return self.context.cached(("logs", self.preset.policy, key), make)
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """What applies presets to the batch, one at a time."""
-        return self.context.evaluator
 
     @property
     def batch(self) -> Batch:
@@ -119,61 +113,41 @@ class Tokens:
     # ------------------------------------------------------------ numbers of tokens, [T]
 
     @property
-    def rollout(self) -> Array:
-        """log π_rollout, [T] nats."""
-        return self.batch.rollout
-
-    @property
     def train(self) -> Array:
         """log of the preset's numerator (π_old, or π_θ in bypass), [T] nats."""
-        train: Array = self.evaluator.layout.log_prob(self.preset.policy)
+        train: Array = self.context.evaluator.layout.log_prob(self.preset.policy)
         return train
-
-    @property
-    def old(self) -> Array | None:
-        """log π_old, [T] nats; None without the column."""
-        return self.batch.old
-
-    @property
-    def current(self) -> Array | None:
-        """log π_θ, [T] nats; None without the column."""
-        return self.batch.current
-
-    @property
-    def advantage(self) -> Array | None:
-        """A, [T]; None without the column."""
-        return self.batch.advantages
 
     @property
     def log_ratio(self) -> Array:
         """Δ = log π_train − log π_rollout, [T] nats."""
-        return self.evaluator.log_ratio(self.preset.policy)
+        return self.context.evaluator.log_ratio(self.preset.policy)
 
     def ratio(self, safety: float | None = None) -> Array:
         """r = e^Δ, Δ clamped to ±safety, [T]."""
         return self.cached(
-            ("r", safety), lambda: np.exp(self.evaluator.log_ratio(self.preset.policy, safety))
+            ("r", safety), lambda: np.exp(self.context.evaluator.log_ratio(self.preset.policy, safety))
         )
 
     def ratio_minus_one(self, safety: float | None = None) -> Array:
         """r − 1, Δ clamped to ±safety, [T]; precise near 0."""
-        return self.evaluator.ratio_minus_one(self.preset.policy, safety)
+        return self.context.evaluator.ratio_minus_one(self.preset.policy, safety)
 
     def k3(self, safety: float | None = None) -> Array:
         """r − 1 − Δ, Δ clamped to ±safety, [T]."""
-        return self.evaluator.token_statistic("k3", self.preset.policy, safety)
+        return self.context.evaluator.token_statistic("k3", self.preset.policy, safety)
 
     @property
     def difference(self) -> Array:
         """π_train − π_rollout, [T]."""
-        return self.evaluator.probability_difference(self.preset.policy)
+        return self.context.evaluator.probability_difference(self.preset.policy)
 
     @property
     def token_u(self) -> Array:
         """log π_θ − log π_anchor of each token, [T]: π_old, or the rollout where the trainer has no π_old."""
         if self.preset.policy != "old":
-            return self.evaluator.log_ratio("current")
-        current, old = self.current, self.old
+            return self.context.evaluator.log_ratio("current")
+        current, old = self.batch.current, self.batch.old
         assert current is not None
         assert old is not None
         return self.cached("u", lambda: current - old)
@@ -202,26 +176,21 @@ class Tokens:
 
         Each token's Δ is clamped to ±safety first.
         """
-        return self.evaluator.aggregate(statistic, over, self.preset.policy, safety)
+        return self.context.evaluator.aggregate(statistic, over, self.preset.policy, safety)
 
     def passes(self, rule: Reject) -> Array:
         """Flag the tokens [T] or sequences [S] (`rule.on_tokens`) that pass one rule, bool."""
-        return self.evaluator.passes(rule, rule.policy or self.preset.policy)
-
-    @property
-    def kept_tokens(self) -> Array:
-        """Tokens that pass the rules on tokens, [T] bool, whether rules are applied or not."""
-        return self.evaluator.passing(self.preset)[0]
+        return self.context.evaluator.passes(rule, rule.policy or self.preset.policy)
 
     @property
     def kept_rows(self) -> Array:
         """Sequences that pass the rules on sequences and the veto, [S] bool, whether applied or not."""
-        return self.evaluator.passing(self.preset)[1]
+        return self.context.evaluator.passing(self.preset)[1]
 
     @property
     def kept(self) -> Array:
         """Tokens that pass all rules and the veto, [T] bool, whether they are applied or not."""
-        return self.evaluator.kept(self.preset)
+        return self.context.evaluator.kept(self.preset)
 
     @property
     def n_kept(self) -> Array:
@@ -239,7 +208,7 @@ class Tokens:
 
     def veto_hits(self, veto: Veto | None) -> Array:
         """Count the tokens of each sequence beyond a veto's bounds, [S]."""
-        return self.evaluator.veto_hits(veto, self.preset.policy)
+        return self.context.evaluator.veto_hits(veto, self.preset.policy)
 
     @property
     def weighs_rows(self) -> bool:
@@ -254,14 +223,14 @@ class Tokens:
 
         Before rejection, not normalised, applied or not.
         """
-        return self.evaluator.weight(self.preset)
+        return self.context.evaluator.weight(self.preset)
 
     @property
     def raw_unit_weight(self) -> Array:
         """The same before truncation, masking or smoothing, within the safety bound."""
         weight = self.preset.weight
         assert weight is not None
-        return self.evaluator.weight(replace(self.preset, weight=replace(weight, action="none")))
+        return self.context.evaluator.weight(replace(self.preset, weight=replace(weight, action="none")))
 
     @property
     def weight(self) -> Array:
@@ -273,12 +242,12 @@ class Tokens:
     @property
     def n_above(self) -> Array:
         """Weights above the upper bound by sequence, [S]: of its tokens, or 1 for its own."""
-        return self.evaluator.beyond_bounds(self.preset)[0]
+        return self.context.evaluator.beyond_bounds(self.preset)[0]
 
     @property
     def n_below(self) -> Array:
         """Weights below the lower bound by sequence, [S]: of its tokens, or 1 for its own."""
-        return self.evaluator.beyond_bounds(self.preset)[1]
+        return self.context.evaluator.beyond_bounds(self.preset)[1]
 
     @property
     def n_bounded(self) -> Array:
@@ -299,7 +268,7 @@ class Tokens:
     @property
     def clip_decides(self) -> Array:
         """Tokens whose clipped term is the larger loss, [T] bool: −A clip(e^u) > −A e^u."""
-        r, a = self.update_ratio, self.advantage
+        r, a = self.update_ratio, self.batch.advantages
         assert a is not None
         if self.pooled:  # by the sign of A: products of rounded factors may be equal
             return ((a > 0) & (self.clipped(r) < r)) | ((a < 0) & (self.clipped(r) > r))
@@ -315,7 +284,7 @@ class Tokens:
         return self.cached(("loss", one.loss, one.clip), self._loss_acts)
 
     def _loss_acts(self) -> tuple[Array, Array]:
-        kind, clip, a = self.preset.loss, self.preset.clip, self.advantage
+        kind, clip, a = self.preset.loss, self.preset.clip, self.batch.advantages
         assert a is not None
         low = 0.0 if clip.low is None else 1 - clip.low
         high, dual = (math.inf if x is None else x for x in (clip.high, clip.dual))

@@ -7,24 +7,26 @@ one process.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Array, Log, Numbers, Ours, Tokens, Totals, named, np
-from offpol_diag.trainers.config import ClipKeys, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers import config
+from offpol_diag.trainers.base import Array, Log, Numbers, Tokens, Totals, named, np
+from offpol_diag.trainers.config import ClipKeys, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, cannot, python
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
     """Return `sampling/` while the correction is on, and what the clip does (grpo_trainer.py:3218-3258)."""
     result = {} if t.preset.weight is None else named("sampling/", sampling(t, s))
-    if t.current is None or t.advantage is None:
+    if t.batch.current is None or t.batch.advantages is None:
         return result
     if t.preset.loss in ("ppo_clip", "gspo", "luspo"):
         result |= named("clip_ratio/", clip_ratio(t, s))
     if t.preset.loss == "cispo":
         _, high = cut(t)
         result["cispo_clip_ratio"] = s.sum(t.row_sum(high)) / s.sum(t.counted)
-    if t.preset.loss == "vespo" and t.old is not None:
+    if t.preset.loss == "vespo" and t.batch.old is not None:
         result["vespo/phi_seq_mean"] = s.sum(phi(t)) / s.sum(t.one)
     return result
 
@@ -60,7 +62,7 @@ def clip_ratio(t: Tokens, s: Totals) -> Numbers:
 
 def cut(t: Tokens) -> tuple[Array, Array]:
     """Flag tokens that the clip acts on: below 1 − epsilon with A < 0, and above 1 + epsilon with A > 0."""
-    clip, a = t.preset.clip, t.advantage
+    clip, a = t.preset.clip, t.batch.advantages
     assert a is not None
     low, high, dual = (math.inf if x is None else x for x in (clip.low, clip.high, clip.dual))
     r = np.minimum(t.update_ratio, dual)
@@ -71,7 +73,7 @@ def phi(t: Tokens) -> Array:
     """Return φ(w) of each completion under VESPO, by the sign of its advantages, [S]."""
     from offpol_diag.pipeline import formulas
 
-    shape, most, a = t.preset.shape, formulas.LOG_W_HIGHEST, t.advantage
+    shape, most, a = t.preset.shape, formulas.LOG_W_HIGHEST, t.batch.advantages
     assert a is not None
     log_w = t.row_sum(t.token_u.clip(-most, most))
     if t.preset.weight is not None:
@@ -84,12 +86,7 @@ def phi(t: Tokens) -> Array:
     return result
 
 
-OURS = {
-    "sampling/sampling_logp_difference/mean": Ours("abs_log_ratio"),
-    "sampling/importance_sampling_ratio/max": Ours(preset="weight_max"),
-    "sampling/importance_sampling_ratio/min": Ours(preset="weight_min"),
-}
-LOG = Log("trl", log, OURS)
+LOG = Log("trl", log)
 
 # ---------------------------------------------------------------- configuration
 
@@ -112,21 +109,17 @@ def trl(parts: Parts) -> Translation:
     parts.need(("old",), ("ppo_clip", "gspo", "luspo", "cispo", "sapo", "vespo"))
     over = parts.weight.over if parts.weight else ""
     if (over, parts.loss) == ("sum", "vespo"):
-        config.cannot("weights of sequences under the VESPO loss, which takes token modes")
+        cannot("weights of sequences under the VESPO loss, which takes token modes")
     if (over, parts.loss) == ("token", "luspo"):
-        config.cannot("weights of tokens under the LUSPO loss, whose terms are of sequences")
-    delta = parts.take_opsm()
+        cannot("weights of tokens under the LUSPO loss, whose terms are of sequences")
+    mask = parts.take_opsm("off_policy_mask_threshold")
     weights = _weights(parts)
     parts.finish()
-    settings = {"use_vllm": True, **weights, **threshold("off_policy_mask_threshold", delta)}
+    settings = {"use_vllm": True, **weights, **mask}
     settings |= loss(parts.preset, CLIP)
     before = {key.replace("_clip_max", "_cap"): value for key, value in settings.items()}
-    snippets = (
-        schema.block("trl", "python", settings, name="GRPOConfig"),
-        *(schema.older("trl", "python", before, name="GRPOConfig") if before != settings else ()),
-    )
-    notes = ("off_policy_mask_threshold is in nats per token",) if delta is not None else ()
-    return snippets, notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
+    notes = ("off_policy_mask_threshold is in nats per token",) if mask else ()
+    return (settings, before), notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
 
 
 NO_DUMP = "without a correction TRL computes no old log-probs to dump: docs/trainers/trl.md says what does"
@@ -143,14 +136,9 @@ def _weights(parts: Parts) -> Settings:
         if weight is not None and weight.action == "truncate":
             mode, low, high = "truncate", weight.lower, weight.upper
     if over not in MODES:
-        config.cannot("weights of the geometric mean of the sequence")
+        cannot("weights of the geometric mean of the sequence")
     result = {f"{KEY}correction": True, f"{KEY}mode": f"{MODES[over]}_{mode}", f"{KEY}clip_max": high}
     return result if low is None else {**result, f"{KEY}clip_min": low}
-
-
-def threshold(key: str, delta: float | None) -> Settings:
-    """The setting of a mask on negative advantages, if there is one."""
-    return {} if delta is None else {key: delta}
 
 
 def loss(preset: Preset, keys: ClipKeys) -> Settings:
@@ -165,4 +153,4 @@ def loss(preset: Preset, keys: ClipKeys) -> Settings:
     return {**kind, **level, **config.clip_settings(preset, keys)}
 
 
-TRAINER = Trainer("trl", trl, clip=CLIP, logs=(LOG,))
+TRAINER = Trainer("trl", trl, {"python": partial(python, "GRPOConfig")}, clip=CLIP, logs=(LOG,))

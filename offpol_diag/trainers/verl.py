@@ -21,14 +21,11 @@ from offpol_diag.presets import SMALLEST_NORM, Over, Preset, Reject, Statistic, 
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
     EPS,
-    PERPLEXITIES,
-    PERPLEXITY_ENDS,
     SAFETY,
     Array,
     Log,
     Number,
     Numbers,
-    Ours,
     Tokens,
     Totals,
     named,
@@ -36,7 +33,8 @@ from offpol_diag.trainers.base import (
     of_rows,
     std,
 )
-from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Settings, Snippet, cannot
 
 # ---------------------------------------------------------------- what a generation logs
 
@@ -65,7 +63,7 @@ def log(t: Tokens, s: Totals, generation: str) -> Numbers:
         result |= named(prefix + stem, s.part(masked, t.only("reject"), not by_option))
     if newest and preset.policy == "old":
         result |= named("training/", s.part(probabilities, t.only()))
-    if newest and t.current is not None and t.advantage is not None:
+    if newest and t.batch.current is not None and t.batch.advantages is not None:
         parts = ("reject", "veto", "loss", "clip", "shape")
         result |= named("actor/", s.part(update, t.applied.only(*parts)))
     return result
@@ -87,7 +85,7 @@ def over_tokens(t: Tokens, s: Totals, x: Array) -> Number:
 def policy_gap(t: Tokens, s: Totals, chi2: bool) -> Numbers:
     """Return perplexities of rows, and KL and χ² estimates of tokens."""
     n, d, rows = t.counted + EPS, t.log_ratio, s.sum(t.one)
-    train, rollout = t.row_sum(t.train) / n, t.row_sum(t.rollout) / n
+    train, rollout = t.row_sum(t.train) / n, t.row_sum(t.batch.rollout) / n
 
     def average(x: Array) -> Number:
         return s.sum(x) / rows
@@ -311,7 +309,7 @@ def ratio_band(rule: Reject) -> Reject:
 
 def probabilities(t: Tokens, s: Totals) -> Numbers:
     """Return `training/`, of decoupled presets: how the two probabilities of a token differ."""
-    n, gap, p, q = s.sum(t.counted), abs(t.difference), np.exp(t.train), np.exp(t.rollout)
+    n, gap, p, q = s.sum(t.counted), abs(t.difference), np.exp(t.train), np.exp(t.batch.rollout)
     first, second = s.sum(t.row_sum(gap)), s.sum(t.row_sum(gap**2))
     x, y, xx, yy, xy = (s.sum(t.row_sum(z)) / n for z in (p, q, p * p, q * q, p * q))
     of_x, of_y = xx - x * x, yy - y * y
@@ -337,39 +335,8 @@ def update(t: Tokens, s: Totals) -> Numbers:
     return {name: of_kept(x) for name, x in clips.items()} | {"ppo_kl": of_kept(t.loss_kl)}
 
 
-SPACES = ("", "rollout_corr/", "mismatch/", "mismatch/mismatch_")
-"""What stands before a word of the correction, of all generations; users leave it out, too."""
-BOUNDED = "verl bounds the weights before it takes their effective sample size"
-GAP = {
-    "kl": Ours("k1"),  # of π_old, as under verl's decoupled presets
-    "k3_kl": Ours("k3"),
-    "chi2_token": Ours("chi2_token"),
-    "chi2_seq": Ours("chi2_sequence"),
-    **PERPLEXITIES,
-    **PERPLEXITY_ENDS,
-    "rollout_is_eff_sample_size": Ours("ess_tokens", "ess_tokens", unlike=BOUNDED),
-}
-PRESET = {
-    "rollout_is_veto_fraction": Ours(preset="vetoed"),
-    "rollout_is_catastrophic_token_fraction": Ours(preset="catastrophic_tokens"),
-    "rollout_is_ratio_fraction_high": Ours(preset="truncated_high"),  # not before 2025-11
-    "rollout_rs_masked_fraction": Ours(preset="tokens_rejected"),
-    "rollout_rs_seq_masked_fraction": Ours(preset="sequences_touched"),
-}
-PROBS = {
-    "rollout_actor_probs_pearson_corr": Ours("pearson"),
-    "rollout_probs_diff_mean": Ours("prob_diff_mean"),
-    "rollout_probs_diff_max": Ours("prob_diff_max"),
-}
-OURS = {
-    **{space + word: row for space in SPACES for word, row in GAP.items() if space + word != row.gap},
-    **{space + word: row for space in SPACES[:2] for word, row in PRESET.items()},
-    **{space + word: row for space in ("", "training/") for word, row in PROBS.items()},
-    **{f"actor/{word}": Ours(preset=word) for word in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")},
-}
 LOGS = tuple(
-    Log(f"verl-{one}", partial(log, generation=one), OURS)
-    for one in ("2025-10", "2025-11", "2026-01", "2026-03")
+    Log(f"verl-{one}", partial(log, generation=one)) for one in ("2025-10", "2025-11", "2026-01", "2026-03")
 )
 
 # ---------------------------------------------------------------- configuration
@@ -399,7 +366,8 @@ OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_m
 def verl(parts: Parts) -> Translation:
     """Today's keys, and those of the generation whose logs the preset has, or that could still express it."""
     preset = parts.preset
-    result: list[Translation] = []
+    forms: list[Settings] = []
+    notes: list[object] = []
     failed: list[ConfigError] = []
     refused = ""
     for keys in (january, november, october):
@@ -408,23 +376,25 @@ def verl(parts: Parts) -> Translation:
         if keys is october and preset.logs != "verl-2025-10":
             break
         try:
-            result.append(keys(Parts(preset)))
+            (settings,), differs = keys(Parts(preset))
+            schema.schema("verl").span(settings)
         except ConfigError as error:
             failed.append(error)
             if keys is january:
                 refused = f"verl from 0.7.1 cannot say this: {error.message}"
-    if not result:
+        else:
+            forms.append(settings)
+            notes += differs
+    if not forms:
         raise failed[0]
-    texts = dict.fromkeys(text for _, remarks in result for text in remarks)
-    return tuple(one for snippets, _ in result for one in snippets), (*texts, *config.remarks(refused))
+    return forms, (*notes, refused)
 
 
-def _translation(settings: Settings, preset: Preset, *notes: object, added: str = "") -> Translation:
+def _translation(settings: Settings, preset: Preset, *notes: object) -> Translation:
     config.no_dual_clip(preset)
     settings = {**settings, **LOG_PROBS, **config.clip_settings(preset, CLIP, ACTOR)}
     idle = "bounds of 1.0e-9 and 1.0e+9 are idle: the log-ratio is clamped to ±20"
-    result = config.remarks(*notes, config.idle(settings) and idle, CLIP.remark(preset))
-    return schema.yaml_and_hydra("verl", settings, added), result
+    return (settings,), (*notes, config.idle(settings) and idle, CLIP.remark(preset))
 
 
 def october(parts: Parts) -> Translation:
@@ -437,7 +407,7 @@ def october(parts: Parts) -> Translation:
         settings |= _october_weight(parts)
     veto = parts.take_veto()
     if veto is not None and not weighted:
-        config.cannot("a veto without a weight")
+        cannot("a veto without a weight")
     settings["rollout_is_veto_threshold"] = veto.lower if veto else None
     parts.preset = Preset(preset.name, preset.summary)  # `apply` is in the settings
     parts.finish()
@@ -448,7 +418,7 @@ def october(parts: Parts) -> Translation:
 
 def _october_weight(parts: Parts) -> Settings:
     over = parts.weight.over if parts.weight else ""
-    level = LEVELS.get(over) or config.cannot("weights of a turn")
+    level = LEVELS.get(over) or cannot("weights of a turn")
     band = parts.take_band(over) if parts.rules or (parts.weight and parts.weight.action == "mask") else None
     if band is not None:
         low, high = config.idle_bounds(*band)
@@ -468,7 +438,7 @@ def november(parts: Parts) -> Translation:
     bypass = parts.policy == "current"
     parts.need(("old", "current"), ("ppo_clip",))
     if bypass and not parts.bare:
-        config.cannot("weights or rules of π_θ")
+        cannot("weights or rules of π_θ")
     parts.split_mask()
     settings: Settings = {"rollout_is": None}
     weight = parts.take_weight("token", "sum")
@@ -497,17 +467,13 @@ def january(parts: Parts) -> Translation:
         anchored = "needs the V1 trainer (the default): the legacy one replaces loss_mode in bypass mode"
         return _translation(dppo, parts.preset, anchored)
     if parts.loss == "gmpo" and parts.weight is not None and parts.weight.over == "token":
-        config.cannot("weights of tokens under GMPO, of which it takes the sequence's geometric mean")
+        cannot("weights of tokens under GMPO, of which it takes the sequence's geometric mean")
     if bypass and parts.loss == "ppo_clip" and parts.weight is not None:
-        config.cannot(
-            "weights of π_θ under a PPO clip: bypass_mode applies them to loss_type reinforce alone"
-        )
+        cannot("weights of π_θ under a PPO clip: bypass_mode applies them to loss_type reinforce alone")
     settings = {**_january_weight(parts), **_january_rules(parts)}
     settings |= {"bypass_mode": bypass, **({"loss_type": parts.loss} if bypass else {})}
     if parts.veto is not None:
-        config.cannot(
-            "a veto on one token, which is gone since 2026-01-14 (its nearest is rollout_rs=seq_max_k2)"
-        )
+        cannot("a veto on one token, which is gone since 2026-01-14 (its nearest is rollout_rs=seq_max_k2)")
     parts.finish()
     block = config.prefixed(BLOCK, settings)
     if bypass:
@@ -529,7 +495,6 @@ def january(parts: Parts) -> Translation:
         and not bypass
         and "the V1 trainer (the default) counts rejected tokens in the denominator, the legacy one not",
         bypass and "without the second block the loss falls back to sequence weights with threshold 2",
-        added=LOSS + "rollout_correction",
     )
 
 
@@ -545,7 +510,7 @@ def _dppo(parts: Parts) -> Settings | None:
     rule = parts.rules.pop()
     low = rule.upper if mode == "dppo_kl" else rule.lower and -rule.lower
     if parts.rules or rule.over != "token" or config.unusual(rule) or None in (low, rule.upper):
-        config.cannot(f"this rule beside {mode}")
+        cannot(f"this rule beside {mode}")
     parts.take_weight("token", actions=("truncate",))
     return {
         BLOCK + "bypass_mode": True,
@@ -609,7 +574,7 @@ def flash_rl(parts: Parts) -> Translation:
     clip = config.clip_settings(parts.preset, CLIP, ACTOR)
     remark = "key of the fork yaof20/verl, main; its branch flash-rl calls it imp_ratio_cap"
     settings = {ACTOR + "tis_imp_ratio_cap": cap, **LOG_PROBS, **clip}
-    return schema.yaml_and_hydra("flash-rl", settings), (remark,)
+    return (settings,), (remark,)
 
 
 def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
@@ -620,5 +585,6 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(20.0, "aggregate", "token", unclamped, None if preset.policy == "old" else "all")
 
 
-TRAINER = Trainer("verl", verl, _guards, logs=LOGS)
-FLASH_RL = Trainer("flash-rl", flash_rl, clip=CLIP)
+OVERRIDES = partial(schema.hydra, added=LOSS + "rollout_correction")
+TRAINER = Trainer("verl", verl, {"yaml": schema.yaml, "hydra": OVERRIDES}, _guards, logs=LOGS)
+FLASH_RL = Trainer("flash-rl", flash_rl, config.YAML_AND_HYDRA, clip=CLIP)
