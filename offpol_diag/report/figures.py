@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +34,7 @@ from offpol_diag.report.picture import (
     number,
     place_name,
     plain,
+    runs,
     shade,
     x_axis,
     y_axis,
@@ -156,10 +156,7 @@ def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
         layout["meta"]["panels"].append(part.meta(first))
         layout[f"xaxis{part.end}"] = part.x_layout() | {"anchor": f"y{part.end}"}
         layout[f"yaxis{part.end}"] = part.y_layout() | {"anchor": f"x{part.end}"}
-    _rows(layout, shared)
-    if shared:
-        for part in parts[1:]:
-            layout[f"xaxis{part.end}"]["matches"] = "x"
+    _arrange(layout, beside=False)
     data = [trace for part in parts for trace in part.traces()]
     leads = {trace["name"]: trace for trace in data[::-1] if "meta" in trace and trace["name"]}
     for trace in leads.values():
@@ -167,31 +164,21 @@ def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
     return {"data": data, "layout": layout}
 
 
-def _axes(layout: Dict, letter: str) -> list[Dict]:
-    names = [f"{letter}axis{'' if i == 0 else i + 1}" for i in range(len(layout["annotations"]))]
-    return [layout[name] for name in names]
-
-
-def _rows(layout: Dict, shared: bool) -> None:
-    """Set the panels below each other; those that share an axis name it once."""
-    xs, ys = _axes(layout, "x"), _axes(layout, "y")
-    gap = GAP / (layout["height"] - MARGIN["t"] - MARGIN["b"])
-    each = (1 - gap * (len(ys) - 1)) / len(ys)
-    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        top = 1 - i * (each + gap)
-        x["domain"], y["domain"] = [0.0, 1.0], [max(top - each, 0.0), top]
-        if shared and i < len(ys) - 1:
+def _arrange(layout: Dict, beside: bool) -> None:
+    """Set the panels side by side, or below each other; those that then share an axis name it once."""
+    many = len(layout["annotations"])
+    height, shared = layout["height"] - MARGIN["t"] - MARGIN["b"], layout["meta"]["shared"]
+    gap = APART / many if beside else GAP / height
+    each = (1 - gap * (many - 1)) / many
+    for i in range(many):
+        x, y = (layout[f"{letter}axis{i + 1 if i else ''}"] for letter in "xy")
+        left, top = i * (each + gap), 1 - i * (each + gap)
+        x["domain"] = [left, left + each] if beside else [0.0, 1.0]
+        y["domain"] = [0.0, 1.0] if beside else [max(top - each, 0.0), top]
+        if shared and i < many - 1:
             x["showticklabels"], x["title"] = False, {"text": ""}
-
-
-def _columns(layout: Dict) -> None:
-    """Set the panels side by side."""
-    xs, ys = _axes(layout, "x"), _axes(layout, "y")
-    gap = APART / len(xs)
-    each = (1 - gap * (len(xs) - 1)) / len(xs)
-    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        x["domain"], y["domain"] = [i * (each + gap), i * (each + gap) + each], [0.0, 1.0]
-    layout["height"] = max(TALL, ROW) + MARGIN["t"] + MARGIN["b"]
+        if shared and i:
+            x["matches"] = "x"
 
 
 def joined(picture: Picture, paint: Palette) -> go.Figure:
@@ -201,7 +188,8 @@ def joined(picture: Picture, paint: Palette) -> go.Figure:
     found = figure(picture, paint)
     layout = found["layout"]
     if len(picture.panels) > 1 and not layout["meta"]["shared"]:
-        _columns(layout)
+        _arrange(layout, beside=True)
+        layout["height"] = TALL + MARGIN["t"] + MARGIN["b"]
     del layout["meta"]
     for name in [name for name in layout if re.match("[xy]axis", name)]:
         if layout[name]["type"] == "log":  # plotly finds the ticks, also after a zoom
@@ -494,18 +482,16 @@ class _Part:
         """Yield the 95% band of a line, one area for each run of known intervals."""
         if not layer.low or layer.kind != "line":
             return
-        for known, run in groupby(self.ends(layer), bool):
-            some = [one for one in run if one] if known else []
-            if len(some) > 1:
-                yield {
-                    "type": "scatter",
-                    "x": [*(x for x, _, _ in some), *(x for x, _, _ in some[::-1])],
-                    "y": [*(high for _, _, high in some), *(low for _, low, _ in some[::-1])],
-                    "fill": "toself",
-                    "fillcolor": self.paint[f"r{COLOURS.index(layer.colour)}"],
-                    "mode": "none",
-                    "hoverinfo": "skip",
-                }
+        for some in runs(self.ends(layer)):
+            yield {
+                "type": "scatter",
+                "x": [*(x for x, _, _ in some), *(x for x, _, _ in some[::-1])],
+                "y": [*(high for _, _, high in some), *(low for _, low, _ in some[::-1])],
+                "fill": "toself",
+                "fillcolor": self.paint[f"r{COLOURS.index(layer.colour)}"],
+                "mode": "none",
+                "hoverinfo": "skip",
+            }
 
     def ends(self, layer: Layer) -> Iterable[tuple[float, float, float] | None]:
         """Yield place, low and high of each point, None where they are not known or not reliable."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import groupby
+from typing import Literal, TypeVar
 
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
@@ -22,6 +23,7 @@ HEATS, MARKED = 7, 16
 """Shades of counts; points of a line up to which each is marked."""
 
 Values = Sequence[float | None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -257,14 +259,25 @@ def plain(value: float) -> str:
 def listed(picture: Picture) -> Table:
     """Return the numbers of a picture as a table, one row per point."""
     rows = [
-        (layer.name or panel.y_title, place_name(panel, x), number(layer, place, panel.percent))
-        for panel in picture.panels
-        for layer in panel.layers
-        for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True))
-        if y is not None and math.isfinite(y)
+        (layer.name or panel.y_title, place_name(panel, x), one) for panel, layer, x, one in points(picture)
     ]
     header = ("series", picture.panels[0].x_title or "of", "value")
     return Table(f"{picture.id}-data", f"Data of “{picture.title}”", header, rows)
+
+
+def points(picture: Picture) -> Iterator[tuple[Panel, Layer, float, Number]]:
+    """Yield every point that is known: its panel, its layer, its place on the x axis, and its number."""
+    for panel in picture.panels:
+        for layer in panel.layers:
+            for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True)):
+                if y is not None and math.isfinite(y):
+                    yield panel, layer, x, number(layer, place, panel.percent)
+
+
+def runs(points: Iterable[T | None]) -> list[list[T]]:
+    """Split points where one is missing; a single one is no run."""
+    found = [[one for one in run if one is not None] for there, run in groupby(points, bool) if there]
+    return [run for run in found if len(run) > 1]
 
 
 def number(layer: Layer, place: int, percent: bool) -> Number:

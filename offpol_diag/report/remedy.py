@@ -15,7 +15,7 @@ from offpol_diag.presets.candidates import DEFAULT, NOTHING
 from offpol_diag.presets.tuning import command
 from offpol_diag.report.answer import Fact, Line
 from offpol_diag.report.diagnosis import capital, grew, lower, sentence
-from offpol_diag.report.tiles import curve, intervals_of
+from offpol_diag.report.tiles import curve
 from offpol_diag.result import MARGIN, Cause, Diagnosis, Recommendation, Result
 from offpol_diag.table import Table
 from offpol_diag.trainers import TRAINERS, named_in
@@ -84,14 +84,14 @@ def how_sure(given: Recommendation) -> Fact:
 
 def growth(summary: Result) -> str:
     """Return a sentence on a collapse: K3 that grows over the steps, and the mean reward that falls."""
-    known = [(key, value) for key, value in curve(summary, "k3") if value is not None]
+    known = [(key, value) for key, value, _ in curve(summary, "k3") if value is not None]
     third = len(known) // 3
     if not third:
         return ""
     first, last = (median(v for _, v in part) for part in (known[:third], known[-third:]))
     if last <= max(GROWN * first, 1e-4):
         return ""
-    rewards = [value for _, value in curve(summary, "reward") if value is not None]
+    rewards = [one.value for one in curve(summary, "reward") if one.value is not None]
     fell = len(rewards) > 1 and rewards[-1] < rewards[0] - 0.5 * abs(rewards[0])
     word = "It collapses" if fell and last > MERGE else "It grows"
     (a, low), (b, high) = known[0], known[-1]
@@ -115,10 +115,9 @@ def _last_good(summary: Result) -> tuple[str, str]:
     if not growth(summary):
         return "", ""
     steps = summary.charts.steps
-    names = [str(one) for one in steps.first] if steps else [key for key, _ in known]
-    ends = intervals_of(summary, "k3")
-    lows = [value if end is None else end[0] for (_, value), end in zip(known, ends, strict=True)]
-    sure, likely = _beyond(names, lows), _beyond(names, [value for _, value in known])
+    names = [str(one) for one in steps.first] if steps else [one.step for one in known]
+    sure = _beyond(names, [one.interval[0] if one.interval else one.value for one in known])
+    likely = _beyond(names, [one.value for one in known])
     return ("", "") if sure == names[0] else (sure, likely)
 
 

@@ -20,6 +20,7 @@ from offpol_diag.report.picture import (
     number,
     place_name,
     plain,
+    runs,
     shade,
     x_axis,
     y_axis,
@@ -139,8 +140,9 @@ class _Drawing:
             yield from self.bars(layer, c)
             return
         if layer.low and layer.kind == "line":
-            for run in self.runs(layer):
-                yield _path(f"r {c}", "M" + "L".join(run) + "z")
+            for run in runs(self.ends(layer)):
+                outline = [*(top for top, _ in run), *(low for _, low in run[::-1])]
+                yield _path(f"r {c}", "M" + "L".join(outline) + "z")
         if layer.low and layer.kind == "points":
             for x, low, high in zip(layer.x, layer.low, layer.high, strict=True):
                 if low is not None and high is not None:
@@ -149,7 +151,7 @@ class _Drawing:
                         yield _path(f"e {c}", f"M{b[0]:.1f} {b[1]:.1f}V{a[1] if a else self.bottom:.1f}")
         if layer.kind in ("line", "steps"):
             dash = " th" if layer.dashed else ""
-            for line in _runs(points):
+            for line in runs(points):
                 yield _line(f"l {c}{dash}", line)
         if layer.kind != "steps" and (layer.kind == "points" or len(points) <= MARKED) and not layer.dashed:
             for place, point in enumerate(points):
@@ -166,18 +168,15 @@ class _Drawing:
             top, low = self.up(self.y.held(base + y, True)), self.up(self.y.held(base, True))
             yield _box(f"b {c}", ends[0], min(top, low), ends[1] - ends[0], abs(low - top))
 
-    def runs(self, layer: Layer) -> list[list[str]]:
-        """Return the outlines of the 95% band, one for each run of known intervals."""
-        found: list[list[tuple[str, str]]] = [[]]
+    def ends(self, layer: Layer) -> Iterable[tuple[str, str] | None]:
+        """Yield the ends of the interval of each point, None where it is not known or not reliable."""
         for place, x in enumerate(layer.x):
             low, high, at = layer.low[place], layer.high[place], self.x.at(x)
             if low is None or high is None or at is None or (layer.hollow and layer.hollow[place]):
-                found.append([])
+                yield None
             else:
-                ends = (self.y.held(high, False), self.y.held(low, True))
-                top, bottom = (f"{self.across(at):.1f} {self.up(end):.1f}" for end in ends)
-                found[-1].append((top, bottom))
-        return [[*(a for a, _ in run), *(b for _, b in run[::-1])] for run in found if len(run) > 1]
+                ups = (self.up(self.y.held(high, False)), self.up(self.y.held(low, True)))
+                yield f"{self.across(at):.1f} {ups[0]:.1f}", f"{self.across(at):.1f} {ups[1]:.1f}"
 
     def point(self, x: float, y: float | None) -> Point | None:
         a, b = self.x.at(x), self.y.at(y)
@@ -204,7 +203,7 @@ class _Drawing:
 
         ink = np.zeros((self.height, WIDTH), dtype=np.int32)
         for layer, points in zip(self.panel.layers, self.points, strict=True):
-            for (x0, y0), (x1, y1) in (pair for run in _runs(points) for pair in pairwise(run)):
+            for (x0, y0), (x1, y1) in (pair for run in runs(points) for pair in pairwise(run)):
                 many = int(max(abs(x1 - x0), abs(y1 - y0))) + 2
                 ink[np.linspace(y0, y1, many).astype(int), np.linspace(x0, x1, many).astype(int)] = 1
             for x, y in (point for point in points if point and layer.kind != "steps"):
@@ -271,12 +270,6 @@ def said(layer: Layer, panel: Panel, place: int) -> str:
     )
 
 
-def _runs(points: Sequence[Point | None]) -> list[list[Point]]:
-    """Split points where one is missing; a single one is no run."""
-    runs = ([one for one in run if one] for there, run in groupby(points, bool) if there)
-    return [run for run in runs if len(run) > 1]
-
-
 def _thinned(axis: Axis) -> list[tuple[float, str]]:
     """Leave out ticks whose labels would touch."""
     kept: list[tuple[float, str]] = []
@@ -330,7 +323,7 @@ def spark(
             for end, first in ((top, False), (low, True))
         ]
         parts.append(_box(f"z{TONES.index(tone) + 1}", 3, ends[0], 230, max(ends[1] - ends[0], 0)))
-    parts += [_line("l sp", run) for run in _runs(points)]
+    parts += [_line("l sp", run) for run in runs(points)]
     last = next((point for point in reversed(points) if point), None)
     parts += [_dot("spd", *last, "3.2")] if last else []
     return Markup(f'<svg class="spark" viewBox="0 0 {wide} {high}" aria-hidden="true">{"".join(parts)}</svg>')

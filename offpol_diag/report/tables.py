@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -14,7 +13,7 @@ from offpol_diag.report import answered
 from offpol_diag.report.analyze import alerts
 from offpol_diag.report.answer import Tile
 from offpol_diag.report.parts import parts
-from offpol_diag.report.picture import Picture, number
+from offpol_diag.report.picture import Picture, points
 from offpol_diag.report.presets import Cards
 from offpol_diag.report.tokens import Strips
 from offpol_diag.result import Contrast, Place, Result, WorstSequence, place_of
@@ -102,18 +101,15 @@ def _of_presets(axis: str, place: Place, summary: Result) -> Numbers:
 
 def _points(picture: Picture) -> Iterator[Data]:
     """Yield the points of a chart, and the cells of a density."""
-    rows = [
-        (panel.y_title, layer.name or None, _x(panel.names, x), number(layer, place, panel.percent))
-        for panel in picture.panels
-        for layer in panel.layers
-        for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True))
-        if y is not None and math.isfinite(y)
-    ]
+    rows: list[Row] = []
+    for panel, layer, x, number in points(picture):
+        at: Value = panel.names[int(x)] if panel.names and 0 <= x < len(panel.names) else x
+        rows.append((panel.y_title, layer.name or None, at, number))
     if picture.data:
         yield Data(picture.data.id, picture.data.header, picture.data.rows)
     if rows:
-        points = f"{picture.id}-points" if picture.data else f"{picture.id}-data"
-        yield Data(points, ("panel", "series", "x", "value"), rows)
+        name = f"{picture.id}-points" if picture.data else f"{picture.id}-data"
+        yield Data(name, ("panel", "series", "x", "value"), rows)
     for heat in (panel.heat for panel in picture.panels if panel.heat):
         ends = heat.edges
         cells = [
@@ -123,10 +119,6 @@ def _points(picture: Picture) -> Iterator[Data]:
             if many
         ]
         yield Data(f"{picture.id}-cells", ("x_low", "x_high", "y_low", "y_high", "count"), cells)
-
-
-def _x(names: Sequence[str], x: float) -> Value:
-    return names[int(x)] if names and 0 <= x < len(names) else x
 
 
 def _tiles(tiles: Sequence[Tile]) -> Data:
