@@ -303,7 +303,7 @@ def test_the_total_stands_in_where_there_are_two_policies_and_a_pair_that_is_lac
     assert ("total.k3", number(4e-3, 1e-4)) in [row[:2] for row in table("headline", metrics=two).rows]
     lacking = {"drift2.k1": unknown("missing column x"), "drift2.k3": unknown("missing column x")}
     gap = {"k3": Number(value=0.1), "total.k3": Number(log10=400.0)} | lacking
-    found = policies(make_summary(metrics=metrics() | gap), "page")
+    _, found = policies(make_summary(metrics=metrics() | gap))
     assert found.header == ("number", "rollout → old", "rollout → current")
 
 

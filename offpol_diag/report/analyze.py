@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Literal
 
 from offpol_diag.diagnosis.pages import pages
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, tone
@@ -256,8 +255,7 @@ def _tables(summary: Result) -> Iterator[Table]:
     if ranked:
         yield ranking(ranked)
     yield _steps(summary)
-    yield policies(summary, "more")
-    yield policies(summary, "page")
+    yield from policies(summary)
 
 
 def _corrections(summary: Result, given: Recommendation) -> Table:
@@ -322,8 +320,8 @@ def _steps(summary: Result) -> Table:
     return Table("steps", "By training step", ("step", "tokens", *names), rows[:MOST_STEPS], shown="more")
 
 
-def policies(summary: Result, shown: Literal["more", "page"]) -> Table:
-    """Return the numbers of each pair of policies, side by side: the main ones, or on the page all."""
+def policies(summary: Result) -> Iterator[Table]:
+    """Yield the numbers of each pair of policies, side by side: the main ones, and for the page all."""
     known = summary.whole
     pairs = {
         prefix: PAIRS[prefix]
@@ -335,19 +333,18 @@ def policies(summary: Result, shown: Literal["more", "page"]) -> Table:
     )
     names |= {name: None for name, one in METRICS.items() if names and one.meaning and name in known}
     none = Number(unknown="not computed for this pair")
-    rows: list[tuple[Cell, ...]] = [
-        (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs
-    ]
-    caption = "All numbers of the three policy pairs"
+    rows: dict[str, tuple[Cell, ...]] = {
+        name: (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs
+    }
+    main = [row for name, row in rows.items() if METRICS[name].meaning or METRICS[name].first]
     note = (
         "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "
-        "adds up over the two; K3 of old → current is the size of the update, not a KL."
+        "adds up over the two; K3 of old → current is the size of the update, not a KL.",
     )
     header = ("number", *pairs.values())
-    if shown == "more":
-        rows = [row for row in rows if METRICS[str(row[0])].meaning or METRICS[str(row[0])].first]
-        return Table("pairs", "The three policy pairs", header, rows, (note,), shown=shown)
-    return Table("policies", caption, header, rows, (note,), shown=shown)
+    yield Table("pairs", "The three policy pairs", header, main, note, shown="more")
+    caption = "All numbers of the three policy pairs"
+    yield Table("policies", caption, header, [*rows.values()], note, shown="page")
 
 
 def _resampled(summary: Result) -> str:
