@@ -377,7 +377,7 @@ def logged(names, more=""):
 def test_names_in_a_trainer_stand_in_a_column_what_is_alike_once_and_the_recommended_has_all():
     alone = logged({"token_is": {"kl": 0.00205, "chi2_seq": None}})
     assert alone.header == ("name in the trainer", "token_is")
-    assert alone.rows == (("kl", Number(value=0.00205)), ("chi2_seq", Number()))
+    assert alone.rows == [("kl", Number(value=0.00205)), ("chi2_seq", Number())]
     same = logged({"a": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6, "veto": 0.0}}, "-same")
     assert same.rows == [("kl", Number(value=0.1))]
     recommended = logged({"token_is": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6}})

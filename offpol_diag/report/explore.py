@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from offpol_diag.metrics import PAIRS
@@ -30,16 +31,15 @@ def library() -> Future[tuple[str, str]]:
 
 
 @cache
-def _library(path: Any) -> Future[tuple[str, str]]:
+def _library(path: Path) -> Future[tuple[str, str]]:
+    def read() -> tuple[str, str]:
+        source = path.read_text(encoding="utf-8")
+        return packed(source), digest(source)
+
     pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(lambda: _read(path.read_text(encoding="utf-8")))
-    finally:
-        pool.shutdown(wait=False)
-
-
-def _read(source: str) -> tuple[str, str]:
-    return packed(source), digest(source)
+    found = pool.submit(read)
+    pool.shutdown(wait=False)
+    return found
 
 
 def drawn(charts: Drawn) -> str:

@@ -52,20 +52,17 @@ class Figures(Base):
 
     def make(self, name: str, drift: str | None = None, theme: Theme = "light") -> go.Figure:
         """Return a figure by name; see `Report.figure`."""
-        if name not in list(self):
+        if name not in self._pictures:
             hint = did_you_mean(name, list(self)) or f"there are {', '.join(self)}"
             raise UnknownFigure(f'unknown figure "{name}"', hint if len(self) else "the result has no charts")
         known = self._pictures[name]
+        if drift is not None and drift not in (*known, *DRIFTS):
+            hint = did_you_mean(drift, list(DRIFTS)) or f"say {', '.join(DRIFTS)}"
+            raise UsageError(f'unknown drift "{drift}"', hint)
         if drift is not None and drift not in known:
-            self._refuse(name, drift)
+            able = ", ".join(filter(None, known))
+            hint = f"it can be drawn of {able}" if able else "leave out `drift`"
+            raise UsageError(f'the figure "{name}" cannot be drawn of the drift "{drift}"', hint)
         if theme not in ("light", "dark"):
             raise UsageError(f'unknown theme "{theme}"', "say light or dark")
         return joined(known[drift] if drift else next(iter(known.values())), palette(theme))
-
-    def _refuse(self, name: str, drift: str) -> None:
-        able = [one for one in self._pictures[name] if one]
-        if drift not in DRIFTS:
-            hint = did_you_mean(drift, list(DRIFTS)) or f"say {', '.join(DRIFTS)}"
-            raise UsageError(f'unknown drift "{drift}"', hint)
-        hint = f"it can be drawn of {', '.join(able)}" if able else "leave out `drift`"
-        raise UsageError(f'the figure "{name}" cannot be drawn of the drift "{drift}"', hint)
