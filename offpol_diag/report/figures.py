@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from offpol_diag.errors import OffpolError
@@ -140,7 +141,7 @@ def escaped(text: str) -> str:
 def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
     """Return a picture as a figure: its data and layout, as plotly's JSON has them."""
     parts = [_Part(panel, i, paint) for i, panel in enumerate(picture.panels)]
-    shared = len(parts) > 1 and all(part.same_x(parts[0]) for part in parts)
+    shared = len(parts) > 1 and len({(part.x, tuple(part.panel.names)) for part in parts}) == 1
     height = sum(TALL if panel.tall else ROW for panel in picture.panels) + GAP * (len(parts) - 1)
     layout: Dict = {
         "height": height + MARGIN["t"] + MARGIN["b"],
@@ -155,7 +156,8 @@ def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
         layout["annotations"].append(part.y_title())
         layout["meta"]["panels"].append(part.meta(first))
         layout[f"xaxis{part.end}"] = part.x_layout() | {"anchor": f"y{part.end}"}
-        layout[f"yaxis{part.end}"] = part.y_layout() | {"anchor": f"x{part.end}"}
+        y_layout = _axis(part.y, part.panel.percent) | {"nticks": 8, "anchor": f"x{part.end}"}
+        layout[f"yaxis{part.end}"] = y_layout
     _arrange(layout, beside=False)
     data = [trace for part in parts for trace in part.traces()]
     leads = {trace["name"]: trace for trace in data[::-1] if "meta" in trace and trace["name"]}
@@ -196,8 +198,8 @@ def joined(picture: Picture, paint: Palette) -> go.Figure:
             kept = {k: v for k, v in layout[name].items() if k not in ("tickvals", "ticktext")}
             layout[name] = kept | {"tickformat": ",.6~g", "nticks": 4}
     several = sum(trace["showlegend"] for trace in found["data"]) > 1
-    heads = [f"<b>{line}</b>" for line in _wrapped(picture.title, 88)]
-    heads += [f'<span style="font-size:12px">{line}</span>' for line in _wrapped(picture.sub, 120)]
+    heads = [f"<b>{escaped(line)}</b>" for line in wrap(picture.title, 88)]
+    heads += [f'<span style="font-size:12px">{escaped(line)}</span>' for line in wrap(picture.sub, 120)]
     text, above = "<br>".join(heads), LINE * len(heads) + (LEGEND if several else 0)
     layout["height"] += above
     layout["margin"] = MARGIN | {"t": MARGIN["t"] + above}
@@ -216,13 +218,6 @@ def joined(picture: Picture, paint: Palette) -> go.Figure:
     layout |= {"template": template(paint), "showlegend": several, "legend": {"y": 1 + 22 / inner}}
     layout |= {"paper_bgcolor": paint["card"], "plot_bgcolor": paint["card"]}
     return go.Figure(found["data"], layout)
-
-
-def _wrapped(text: str, most: int) -> list[str]:
-    """Break a text into lines of at most so many characters, each escaped."""
-    from textwrap import wrap
-
-    return [escaped(line) for line in wrap(text, most)]
 
 
 # ---------------------------------------------------------------- words
@@ -258,6 +253,8 @@ def _signed(text: str) -> str:
 
 
 def _said_cell(panel: Panel, heat: Heat, i: int, j: int) -> str:
+    if not heat.counts[i][j]:
+        return ""
     ends = ((f"{heat.edges[k]:.4g}", f"{heat.edges[k + 1]:.4g}") for k in (i, j))
     names = (quantity(title)[0] for title in (panel.x_title, panel.y_title))
     where = ", ".join(f"{name} {low} to {high}" for name, (low, high) in zip(names, ends, strict=True))
@@ -281,12 +278,10 @@ class _Part:
         self.end = "" if place == 0 else str(place + 1)
         self.x, self.y = x_axis(panel), y_axis(panel)
         self.across = {"xref": f"x{self.end} domain", "x0": 0, "x1": 1, "yref": f"y{self.end}"}
+        self.axes = {"xaxis": f"x{self.end}", "yaxis": f"y{self.end}"}
         self.up = {"yref": f"y{self.end} domain", "y0": 0, "y1": 1, "xref": f"x{self.end}"}
 
     # ------------------------------------------------------------ axes
-
-    def same_x(self, other: _Part) -> bool:
-        return (self.x, self.panel.names) == (other.x, other.panel.names)
 
     def x_layout(self) -> Dict:
         title = f"{escaped(self.panel.x_title)} →" if self.panel.x_title else ""
@@ -295,9 +290,6 @@ class _Part:
             return found
         ticks = self.x_ticks()[:: -(-len(self.panel.names) // 40)]
         return found | {"tickvals": [at for at, _ in ticks], "ticktext": [text for _, text in ticks]}
-
-    def y_layout(self) -> Dict:
-        return _axis(self.y, self.panel.percent) | {"nticks": 8}
 
     def y_title(self) -> Dict:
         at = {"xref": f"x{self.end} domain", "x": 0, "yref": f"y{self.end} domain", "y": 1}
@@ -330,7 +322,7 @@ class _Part:
         if self.x.scale != "log" or self.panel.heat:
             return {}
         other = x_axis(replace(self.panel, x_scale="linear"))
-        return {one.scale: _scale(one, f"{self.panel.x_title} →") for one in (self.x, other)}
+        return {one.scale: _scale(one, "{} →", self.panel.x_title) for one in (self.x, other)}
 
     def y_scales(self) -> dict[str, Dict]:
         """Return the ranges and titles of the y axis on both scales, its own first; empty if it has one."""
@@ -345,7 +337,7 @@ class _Part:
             other = y_axis(replace(panel, y_scale="log", y_range=(None, None)))
         else:
             return {}
-        return {one.scale: _scale(one, f"↑ {panel.y_title}", panel.percent) for one in (self.y, other)}
+        return {one.scale: _scale(one, "↑ {}", panel.y_title, panel.percent) for one in (self.y, other)}
 
     # ------------------------------------------------------------ beside the data
 
@@ -408,19 +400,16 @@ class _Part:
 
     def traces(self) -> Iterable[Dict]:
         if self.panel.heat:
-            yield self.heat(self.panel.heat) | self.axes()
+            yield self.heat(self.panel.heat) | self.axes
         name = ""
         for place, layer in enumerate(self.panel.layers):
             name = self.named(layer, name)
             colour = self.paint[f"c{COLOURS.index(layer.colour)}"]
-            same = {"name": escaped(name), "legendgroup": escaped(name), "showlegend": False, **self.axes()}
+            same = {"name": escaped(name), "legendgroup": escaped(name), "showlegend": False, **self.axes}
             for ribbon in self.ribbons(layer):
                 yield ribbon | same
             drawn = self.bars(layer, colour) if layer.kind == "bars" else self.scatter(layer, colour)
             yield drawn | same | self.hover(layer) | {"meta": self.raw(place, layer)}
-
-    def axes(self) -> Dict:
-        return {"xaxis": f"x{self.end}", "yaxis": f"y{self.end}"}
 
     def named(self, layer: Layer, before: str) -> str:
         """Return the name of a layer in the legend, where layers of one name are one."""
@@ -517,7 +506,7 @@ class _Part:
             "x": edges,
             "y": edges,
             "z": [[shade(n, most) if (n := heat.counts[i][j]) else None for i in bins] for j in bins],
-            "text": [[self.cell(heat, i, j) for i in bins] for j in bins],
+            "text": [[escaped(_said_cell(self.panel, heat, i, j)) for i in bins] for j in bins],
             "hovertemplate": "%{text}<extra></extra>",
             "hoverongaps": False,
             "colorscale": [[(i + end) / HEATS, self.paint[f"q{i}"]] for i in range(HEATS) for end in (0, 1)],
@@ -532,9 +521,6 @@ class _Part:
                 "counts": [[int(n) for n in row] for row in heat.counts],
             },
         }
-
-    def cell(self, heat: Heat, i: int, j: int) -> str:
-        return escaped(_said_cell(self.panel, heat, i, j)) if heat.counts[i][j] else ""
 
     def hover(self, layer: Layer) -> Dict:
         if not layer.named:
@@ -583,11 +569,9 @@ def _axis(axis: Axis, percent: bool = False) -> Dict:
     return found | {"tickvals": [at for at, _ in ticks], "ticktext": [text for _, text in ticks]}
 
 
-def _scale(axis: Axis, title: str, percent: bool = False) -> Dict:
-    """Return what changes with the scale of an axis."""
-    log = axis.scale == "log"
-    arrow = title.endswith(" →")
-    title = escaped(_scaled(title.removesuffix(" →"), log)) + (" →" if arrow else "")
+def _scale(axis: Axis, form: str, title: str, percent: bool = False) -> Dict:
+    """Return what changes with the scale of an axis; `form` is its title with an arrow."""
+    title = form.format(escaped(_scaled(title, axis.scale == "log")))
     shape = {"type": axis.scale, "range": [axis.low, axis.high], "tickformat": ".6~%" if percent else ",.6~g"}
     return {"axis": shape, "ticks": _ticks(axis, percent), "title": title}
 
@@ -605,13 +589,11 @@ def _ticks(axis: Axis, percent: bool = False) -> list[tuple[float, str]]:
     else:
         powers = range(math.floor(axis.low) - 1, math.ceil(axis.high) + 2)
         known = [10.0**p * m for m in (1, 2, 5, 3, 1.5, 7) for p in powers if abs(p) < 308]
-    finer = [(at, _tick(value, percent)) for value in known if (at := axis.at(value)) is not None]
-    rough = [] if percent else [*axis.ticks]
-    return [*dict([*rough, *finer]).items()][:MOST]
-
-
-def _tick(value: float, percent: bool) -> str:
-    return f"{value * 100:.3g}%" if percent else _digits(value)
+    spelled = [f"{value * 100:.3g}%" if percent else _digits(value) for value in known]
+    finer = [
+        (at, text) for value, text in zip(known, spelled, strict=True) if (at := axis.at(value)) is not None
+    ]
+    return [*dict([*(() if percent else axis.ticks), *finer]).items()][:MOST]
 
 
 def _digits(value: float) -> str:

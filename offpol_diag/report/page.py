@@ -65,7 +65,8 @@ def page(result: Result | Checked, explore: bool = True) -> str:
         sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[-1:])]
         charts = {one.id: {"": one} for one in answer.charts} if explore else {}
     else:
-        name, data, version = _named(result), embedded(result), result.run.version
+        dumps = [result.dump, *([result.against.b.dump] if result.against else [])]
+        name, data, version = " against ".join(map(named, dumps)), embedded(result), result.run.version
         kind = "Thresholds" if result.sweep else "Off-policy mismatch"
         kind = "Rescored" if result.run.command == "rescore" else kind
         kind = "Comparison" if result.against or result.comparison else "Gate" if result.gates else kind
@@ -234,8 +235,3 @@ def _unbroken(text: str) -> Any:
 
     whole = _WHOLE.sub(r'<span class="nw">\g<0></span>', str(escape(minus(text))))
     return Markup(_CODE.sub(r"<code>\1</code>", whole))
-
-
-def _named(summary: Result) -> str:
-    dumps = [summary.dump, *([summary.against.b.dump] if summary.against else [])]
-    return " against ".join(map(named, dumps))

@@ -81,7 +81,7 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     yield Part("numbers", "Headline numbers", "Numbers", macro="Tiles", drawn=answer, tables=numbers + extra)
     if answer.charts:
         bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
-        drawn = (answer.charts, bands, by_place(summary))
+        drawn = (answer.charts, bands, tuple(by_place(summary)))
         yield Part("charts", "Where the mismatch is", "Charts", macro="Charts", drawn=drawn)
     if browser := cards(summary):
         some = tuple(
