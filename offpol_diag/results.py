@@ -163,7 +163,7 @@ class Report:
     @property
     def figures(self) -> Mapping[str, go.Figure]:
         """The charts of the page by name, as figures of plotly, each made when it is asked for."""
-        from offpol_diag.report.named import Figures
+        from offpol_diag.report.explore import Figures
 
         return Figures(self.summary)
 
@@ -181,7 +181,7 @@ class Report:
         Raises:
             UsageError: there is no such figure, or not of that drift.
         """
-        from offpol_diag.report.named import Figures
+        from offpol_diag.report.explore import Figures
 
         return Figures(self.summary).make(name, drift, theme)
 

@@ -11,7 +11,7 @@ from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, QUARTERS, Tone, 
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
-from offpol_diag.report.analyze import about, cautions
+from offpol_diag.report.analyze import cautions, of_dump
 from offpol_diag.report.answer import Answer, Fact, Line, Tile, listed
 from offpol_diag.report.diagnosis import candidates, cause_details
 from offpol_diag.report.picture import SERIES, Layer, Panel, Picture, Values, at_places
@@ -72,12 +72,7 @@ def of_presets(summary: Result, found: Comparison) -> Answer:
     able = {name: summary.preset(name) for name, one in facts.items() if not one.needs}
     lacking = [f"{name} needs {listed(one.needs)}" for name, one in facts.items() if one.needs]
     missing = (f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else ()
-    answered = partial(
-        Answer,
-        about(summary) + columns.all_read(summary.dump),
-        cautions=(*cautions(summary.dump), *missing),
-        remarks=columns.unlike(summary.dump),
-    )
+    answered = of_dump(summary, *missing)
     if not able:
         return answered("", "None of these presets can be computed from this dump", "warn")
     by_ess = sorted(able, key=lambda name: (idle(able[name]), -(_ess(able[name]).value or 0.0)))

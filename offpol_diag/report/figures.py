@@ -19,7 +19,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from offpol_diag.errors import OffpolError
-from offpol_diag.numerals import counted, written
+from offpol_diag.numerals import counted, minus, written
 from offpol_diag.report.embedded import UNSEEN, templates_dir
 from offpol_diag.report.picture import (
     COLOURS,
@@ -236,20 +236,14 @@ def said(panel: Panel, layer: Layer, place: int) -> str:
     (of, of_unit), (name, unit) = quantity(panel.x_title), quantity(panel.y_title)
     x = layer.x[place]
     where = place_name(panel, round(x) if panel.whole else x)
-    where = where if panel.names else _signed(where)
     unitless = panel.names and not where[:1].isdigit()
     where = " ".join(part for part in (of, where, "" if unitless else of_unit) if part)
     value, interval = written(number(layer, place, panel.percent))
     unit = unit if layer.y[place] is not None else ""
-    amount = " ".join(part for part in (name, _signed(value), unit, _signed(interval)) if part)
+    amount = " ".join(part for part in (name, minus(value), unit, minus(interval)) if part)
     doubt = ", unreliable: k̂ above 0.7" if layer.hollow and layer.hollow[place] else ""
     series = f"{layer.name}: " if layer.name else ""
     return f"{series}{where}, {amount}{doubt}"
-
-
-def _signed(text: str) -> str:
-    """Return a number, or an interval, with minus signs."""
-    return re.sub(r"(?<![\w.])-(?=\d)", "−", text)
 
 
 def _said_cell(panel: Panel, heat: Heat, i: int, j: int) -> str:

@@ -177,10 +177,6 @@ def x_axis(panel: Panel) -> Axis:
     return _axis(panel.x_scale, low - room, high + room, False, whole, most=9)
 
 
-_HUGE = 1e300
-"""Largest end of an axis, so that its length does not overflow."""
-
-
 def y_axis(panel: Panel) -> Axis:
     """Return the axis that holds all points and intervals; ends close to 0 do not stretch a log axis."""
     if panel.heat:
@@ -202,7 +198,7 @@ def y_axis(panel: Panel) -> Axis:
     pad = ((high - low) or 1.0) * PAD
     low = low - pad if bottom is None else bottom
     high = high + 2 * pad if top is None else top
-    low, high = max(low, -_HUGE), min(high, _HUGE)
+    low, high = max(low, -FARTHEST), min(high, FARTHEST)  # so that the length does not overflow
     high = high if high - low > abs(low) * 1e-9 + 1e-99 else low + max(1.0, abs(low) * 1e-6)
     return _axis(panel.y_scale, low, high, panel.percent, False, most=6)
 

@@ -10,8 +10,7 @@ from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.tuning import command
-from offpol_diag.report import columns
-from offpol_diag.report.analyze import about, analysis, cautions
+from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact, Tile
 from offpol_diag.report.picture import SERIES, Panel, Picture, at_places
 from offpol_diag.report.tiles import below_0
@@ -60,14 +59,12 @@ def answer(summary: Result, found: Sweep) -> Answer:
     facts += [Fact("Bug?", given.headline)] if given is not None else []
     where = f"at the preset's own {own.threshold:.7g}" if own.own else f"at {own.threshold:.7g}"
     goes = "; the small curves run over all thresholds" if len(found.points) > 1 else ""
-    return Answer(
-        about(summary) + columns.all_read(summary.dump),
+    return of_dump(summary)(
         "",
         sentence,
         "warn" if found.remarks else "info",
         interval,
         _change(found),
-        cautions=cautions(summary.dump),
         facts=tuple(facts),
         lead=f"{found.preset} {'within these bounds' if window else where}{goes}.",
         tiles=tuple(_tiles(found, point)),
@@ -75,7 +72,6 @@ def answer(summary: Result, found: Sweep) -> Answer:
         charts=tuple(_charts(found)),
         code=((f"For {window.trainer}", window.config),) if window and window.config else (),
         next=tuple(_commands(summary, found)),
-        remarks=columns.unlike(summary.dump),
     )
 
 
