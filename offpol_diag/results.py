@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,7 @@ class Report:
 
     def __init__(self, summary: Result, rows: Callable[[], pl.LazyFrame] | None = None) -> None:
         self.summary = summary
-        self._rows = rows
+        self._rows = rows and cache(rows)
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -115,10 +115,6 @@ class Report:
         Raises:
             UsageError: the report is of another function, or of a dump that lay in memory or came by stdin.
         """
-        return self._sequences
-
-    @cached_property
-    def _sequences(self) -> pl.LazyFrame:
         if self._rows is None:
             what = "the report holds no rows of sequences"
             raise UsageError(what, "call analyze with paths, or with sequences='rows.parquet'")
@@ -167,7 +163,7 @@ class Report:
     @property
     def figures(self) -> Mapping[str, go.Figure]:
         """The charts of the page by name, as figures of plotly, each made when it is asked for."""
-        from offpol_diag.report.named import Figures
+        from offpol_diag.report.explore import Figures
 
         return Figures(self.summary)
 
@@ -185,7 +181,7 @@ class Report:
         Raises:
             UsageError: there is no such figure, or not of that drift.
         """
-        from offpol_diag.report.named import Figures
+        from offpol_diag.report.explore import Figures
 
         return Figures(self.summary).make(name, drift, theme)
 

@@ -63,11 +63,6 @@ KINDS: Mapping[str, Kind] = {
 """Annotation of a field → what its cells are; any may be followed by `| None`."""
 
 
-def _kind(annotation: str) -> Kind:
-    plain = annotation.removesuffix(" | None")
-    return KINDS[plain] if plain == annotation else _or_none(KINDS[plain])
-
-
 class Columns:
     """Let pydantic read and write a list of named tuples as columns: `Annotated[list[Row], Columns(Row)]`.
 
@@ -77,7 +72,10 @@ class Columns:
     def __init__(self, row: Any, *alike: str) -> None:
         self.alike = alike
         said = {name: one.__forward_arg__ for name, one in row.__annotations__.items()}
-        self.row, self.kinds = row, {name: _kind(text) for name, text in said.items()}
+        self.row, self.kinds = row, dict[str, Kind]()
+        for name, text in said.items():
+            kind = KINDS[text.removesuffix(" | None")]
+            self.kinds[name] = _or_none(kind) if text.endswith(" | None") else kind
 
     def read(self, table: object) -> list[Any]:
         """Return the rows of an object of columns.

@@ -284,15 +284,15 @@ class SweepOptions:
         values = None if at is None else parse(at, preset, bound)
         if keep is not None:
             check_share(keep, preset, bound)
-        if trainer is None:
-            return cls(preset, bound, values, keep, which is not None)
-        if keep is None:
+        if trainer is not None and keep is None:
             raise UsageError(
                 "--for prints the bounds that --keep solves for",
                 f"add --keep 0.95, or print the preset: offpol-diag presets {preset.name} --for {trainer}",
             )
-        config_for(preset, trainer)  # which refuses a preset that it cannot express
-        return cls(preset, bound, values, keep, which is not None, trainer_named(trainer))
+        if trainer is not None:
+            config_for(preset, trainer)  # which refuses a preset that it cannot express
+        named = trainer_named(trainer) if trainer is not None else ""
+        return cls(preset, bound, values, keep, which is not None, named)
 
 
 @np.errstate(all="ignore")
@@ -337,7 +337,7 @@ def sweep(
             threshold=bounds.get("upper", bounds.get("lower", 0.0)),
             bounds={f"{bound.place}.{side}": end for side, end in bounds.items()},
             own=bounds == bound.bounds(bound.threshold(preset) or 0.0),
-            numbers=_listed(whole.preset(one.name)),
+            numbers={name: x for name in METRICS if (x := whole.preset(one.name).get(name))},
         )
         for bounds, one in zip(every, moved, strict=True)
     ]
@@ -364,10 +364,6 @@ def sweep(
     others = {f"preset/{one.name}" for one in moved}
     numbers = {subject: one for subject, one in whole.numbers.items() if subject not in others}
     return whole.model_copy(update={"presets": only, "numbers": numbers, "run": run, "sweep": result})
-
-
-def _listed(numbers: Numbers) -> Numbers:
-    return {name: numbers[name] for name in METRICS if name in numbers}
 
 
 def _named(preset: Preset, bound: SweptBound, bounds: Mapping[str, float]) -> Preset:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from offpol_diag.number import Number
@@ -28,3 +28,14 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     notes: tuple[str, ...] = ()
     shown: Literal["always", "more", "page"] = "always"
+
+    @property
+    def empty(self) -> list[int]:
+        """The columns that no row has a cell of."""
+        return [i for i in range(len(self.header)) if all(row[i] is None for row in self.rows)]
+
+    def without(self, columns: Container[int]) -> Table:
+        """Return the table without some columns."""
+        header = [head for i, head in enumerate(self.header) if i not in columns]
+        rows = [[cell for i, cell in enumerate(row) if i not in columns] for row in self.rows]
+        return replace(self, header=header, rows=rows)

@@ -280,7 +280,7 @@ def test_the_total_stands_in_where_there_are_two_policies_and_a_pair_that_is_lac
     assert ("total.k3", number(4e-3, 1e-4)) in [row[:2] for row in table("headline", metrics=two).rows]
     lacking = {"drift2.k1": unknown("missing column x"), "drift2.k3": unknown("missing column x")}
     gap = {"k3": Number(value=0.1), "total.k3": Number(log10=400.0)} | lacking
-    found = policies(make_summary(metrics=metrics() | gap), "page")
+    _, found = policies(make_summary(metrics=metrics() | gap))
     assert found.header == ("number", "rollout → old", "rollout → current")
 
 
@@ -354,7 +354,7 @@ def logged(names, more=""):
 def test_names_in_a_trainer_stand_in_a_column_what_is_alike_once_and_the_recommended_has_all():
     alone = logged({"token_is": {"kl": 0.00205, "chi2_seq": None}})
     assert alone.header == ("name in the trainer", "token_is")
-    assert alone.rows == (("kl", Number(value=0.00205)), ("chi2_seq", Number()))
+    assert alone.rows == [("kl", Number(value=0.00205)), ("chi2_seq", Number())]
     same = logged({"a": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6, "veto": 0.0}}, "-same")
     assert same.rows == [("kl", Number(value=0.1))]
     recommended = logged({"token_is": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6}})

@@ -71,18 +71,8 @@ def _held(seen: Evidence) -> dict[str, float | None]:
     return {"groups": groups, "sequences": dump.sequences, "tokens": dump.tokens}
 
 
-def _identical(seen: Evidence) -> bool:
-    """Return whether Δ is exactly 0 at every token: one column may be a copy of the other."""
-    return seen.value("log_ratio_min") == 0.0 == seen.value("log_ratio_max")
-
-
 def _verdict(seen: Evidence) -> str:
     return seen.summary.diagnosis.verdict if seen.summary.diagnosis else ""
-
-
-def _undecided(seen: Evidence) -> bool:
-    """Return whether several causes fit, and nothing decides between them."""
-    return seen.summary.diagnosis is not None and bool(seen.summary.diagnosis.candidates)
 
 
 def _above(seen: Evidence, one: Candidate, other: Candidate) -> Number:
@@ -172,7 +162,7 @@ RULES = (
     ),
     Rule(
         "identical",
-        _identical,
+        lambda seen: seen.value("log_ratio_min") == 0.0 == seen.value("log_ratio_max"),
         ("log_ratio_min", "log_ratio_max"),
         "The same numbers twice: was one column copied from the other? Check what is logged; if both engines "
         "really agree to the last bit, no correction is needed.",
@@ -241,7 +231,7 @@ RULES = (
     ),
     Rule(
         "undecided",
-        _undecided,
+        lambda seen: seen.summary.undecided is not None,
         _measured,
         "This limits the harm until the cause is known, and mends nothing: several causes fit this dump. "
         "Measure first what decides between them.",

@@ -20,8 +20,6 @@ from offpol_diag.number import Number
 from offpol_diag.presets import Preset
 from offpol_diag.result import Comparison, Result, idle
 
-NO_DIRECTION, EQUAL, UNDECIDED, UNKNOWN = "–", "equal", "undecided", "unknown"
-
 
 def lacking(columns: Collection[str], presets: Sequence[Preset]) -> dict[str, list[str]]:
     """Return the columns that a dump with these canonical columns lacks for each preset."""
@@ -125,14 +123,14 @@ def leader(
     replicates (the largest weight) the values decide.
     """
     if direction == "neither" or len(numbers) < 2:
-        return NO_DIRECTION
+        return "–"
     values = {name: number.value for name, number in numbers.items() if number.value is not None}
     if len(values) < len(numbers):
-        return UNKNOWN
+        return "unknown"
     sign = 1 if direction == "higher" else -1
     first, second = sorted(values, key=lambda name: sign * values[name], reverse=True)[:2]
     if values[first] == values[second]:
-        return EQUAL
+        return "equal"
     if first not in drawn or second not in drawn:
         return first
-    return first if sure(less(drawn[first], drawn[second], numbers[first], groups, "")) else UNDECIDED
+    return first if sure(less(drawn[first], drawn[second], numbers[first], groups, "")) else "undecided"

@@ -36,6 +36,8 @@ from offpol_diag.numerals import FRACTIONS, count, doubted, say, written
 from offpol_diag.result import Against, Contrast, Pairing, Result
 
 CORRECTION = "Holm"
+KEPT = ("dump", "run", "axes", "presets", "histograms", "diagnosis")
+"""What of run B is kept beside its numbers."""
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
 UNTESTED = "no metric of the mismatch: it is not tested"
 COUNTED = "it says whether policies differ, not by how much: it is not tested"
@@ -79,8 +81,9 @@ def of_runs(a: Examined, b: Examined, one: Result, other: Result) -> Against:
     same = len(set(a.facts.files) & set(b.facts.files))
     files = "a file" if same == 1 else f"{same} files"
     shared = f"A and B share {files}: those rows are compared with themselves."
+    numbers = {key: one for key, one in other.numbers.items() if not key.startswith("candidate/")}
     return Against(
-        b=_compared(other),
+        b=Result(numbers=numbers, **{name: getattr(other, name) for name in KEPT}),
         headline=_headline(tested, differing, prefix, groups),
         pairing=pairing(a, b),
         correction=CORRECTION,
@@ -91,13 +94,6 @@ def of_runs(a: Examined, b: Examined, one: Result, other: Result) -> Against:
         needs=_needs(a, b),
         notes=[shared] if same else [],
     )
-
-
-def _compared(other: Result) -> Result:
-    """Return what of run B is kept: what it is, its numbers and their places, and its diagnosis."""
-    kept = ("dump", "run", "axes", "presets", "histograms", "diagnosis")
-    numbers = {key: one for key, one in other.numbers.items() if not key.startswith("candidate/")}
-    return Result(numbers=numbers, **{name: getattr(other, name) for name in kept})
 
 
 # ---------------------------------------------------------------- one number

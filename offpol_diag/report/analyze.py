@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
-from typing import Literal
 
 from offpol_diag.diagnosis.pages import pages
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, tone
@@ -52,15 +52,13 @@ TIED = "The recommended one is not first, but the intervals of those before it i
 def answer(summary: Result) -> Answer:
     """Return the answer of an analysis."""
     given, found, steps = summary.recommendation, tiles(summary), steps_of(summary)
-    word, text, interval, more = headline(summary)
-    return Answer(
-        about(summary) + columns.all_read(summary.dump),
+    word, text, tone, interval, more = headline(summary)
+    return of_dump(summary)(
         word,
         text,
-        _tone(summary),
+        tone,
         interval,
         more,
-        cautions=cautions(summary.dump),
         facts=tuple(_facts(summary)),
         lead=_resampled(summary),
         tiles=found,
@@ -71,12 +69,11 @@ def answer(summary: Result) -> Answer:
         code=(("The configuration, ready to paste", given.config),) if given and given.config else (),
         next=tuple(_commands(summary)),
         further=_explained(summary),
-        remarks=columns.unlike(summary.dump),
     )
 
 
-def about(summary: Result) -> str:
-    """Return what was read, in one line."""
+def of_dump(summary: Result, *more_cautions: str) -> partial[Answer]:
+    """Return an answer on one dump so far: what was read, in one line, and what limits every number."""
     dump, steps = summary.dump, steps_of(summary)
     name = PurePath(dump.files[0]).name if dump.files else "dump"
     more = f" and {counted(len(dump.files) - 1, 'more file')}" if len(dump.files) > 1 else ""
@@ -84,7 +81,9 @@ def about(summary: Result) -> str:
     parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
     without = " and rows without a step" if len(steps) < len(summary.at("step")) else ""
     parts += [f"steps {steps[0]} to {steps[-1]}{without}"] if len(steps) > 1 else []
-    return f"{name}{more}: {', '.join(parts)}"
+    about = f"{name}{more}: {', '.join(parts)}{columns.all_read(dump)}"
+    limits = (*cautions(dump), *more_cautions)
+    return partial(Answer, about, cautions=limits, remarks=columns.unlike(dump))
 
 
 def analysis(dump: DumpFacts) -> tuple[tuple[str, str], ...]:
@@ -102,29 +101,14 @@ def cautions(dump: DumpFacts) -> tuple[str, ...]:
     return (*left_out, *dump.notes)
 
 
-def _tone(summary: Result) -> Tone:
-    row, given = band("k3", summary.number("k3")), summary.diagnosis
-    if summary.is_bug:
-        return "bad"
-    found: Tone = "warn" if row is None or _few(summary) else tone(row.name)
-    untold = given is not None and given.verdict == "cannot_tell"
-    return "warn" if found in ("good", "info") and (untold or _identical(summary)) else found
-
-
-def _identical(summary: Result) -> bool:
-    return summary.recommendation is not None and summary.recommendation.rule == "identical"
-
-
 def _few(summary: Result) -> bool:
-    if summary.recommendation is not None:
-        return summary.recommendation.rule == "few"
-    from offpol_diag.diagnosis.numbers import Evidence
+    from offpol_diag.diagnosis.numbers import Evidence  # which imports numpy
 
     return Evidence(summary).few
 
 
-def headline(summary: Result) -> tuple[str, str, str, str]:
-    """Return the verdict: a word, a sentence, its interval, and what follows: growth, or K3 of a bug."""
+def headline(summary: Result) -> tuple[str, str, Tone, str, str]:
+    """Return word, sentence, tone and interval of the verdict, and what follows: growth, or K3 of a bug."""
     prefix, given, k3 = summary.prefix, summary.diagnosis, summary.number("k3")
     size, ends = "", ""
     if k3.known:
@@ -134,18 +118,20 @@ def headline(summary: Result) -> tuple[str, str, str, str]:
         after = given.causes[0].after if given.causes else None
         fixed = f"; {approximately(after)} after the fix" if after else ""
         logged = f"As logged, {size}{f' {ends}' if ends else ''}{fixed}." if size else ""
-        return "BUG", lower(given.headline).rstrip("."), "", logged
-    if not size:
-        return "", "The dump holds no pair of policies whose mismatch could be measured", "", ""
+        return "BUG", lower(given.headline).rstrip("."), "bad", "", logged
     row = band("k3", k3)
-    name = row.name if row else ""
-    if _few(summary):
-        return "TOO LITTLE DATA for a verdict", f"{size} ({name})", ends, growth(summary)
-    if _identical(summary):
-        return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "", ""
-    if given is not None and given.verdict == "cannot_tell" and not given.candidates:
-        return "CANNOT TELL a bug from a mismatch", f"{size} ({name})", ends, growth(summary)
-    return f"{name.upper()} off-policy mismatch", size, ends, growth(summary)
+    if row is None:
+        return "", "The dump holds no pair of policies whose mismatch could be measured", "warn", "", ""
+    advised, untold = summary.recommendation, given is not None and given.verdict == "cannot_tell"
+    if advised.rule == "few" if advised else _few(summary):
+        return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", ends, growth(summary)
+    if advised and advised.rule == "identical":
+        return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", "", ""
+    found = tone(row.name)
+    found = "warn" if untold and found in ("good", "info") else found
+    if untold and not summary.undecided:
+        return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", found, ends, growth(summary)
+    return f"{row.name.upper()} off-policy mismatch", size, found, ends, growth(summary)
 
 
 # ---------------------------------------------------------------- facts
@@ -256,8 +242,7 @@ def _tables(summary: Result) -> Iterator[Table]:
     if ranked:
         yield ranking(ranked)
     yield _steps(summary)
-    yield policies(summary, "more")
-    yield policies(summary, "page")
+    yield from policies(summary)
 
 
 def _corrections(summary: Result, given: Recommendation) -> Table:
@@ -322,8 +307,8 @@ def _steps(summary: Result) -> Table:
     return Table("steps", "By training step", ("step", "tokens", *names), rows[:MOST_STEPS], shown="more")
 
 
-def policies(summary: Result, shown: Literal["more", "page"]) -> Table:
-    """Return the numbers of each pair of policies, side by side: the main ones, or on the page all."""
+def policies(summary: Result) -> Iterator[Table]:
+    """Yield the numbers of each pair of policies, side by side: the main ones, and for the page all."""
     known = summary.whole
     pairs = {
         prefix: PAIRS[prefix]
@@ -335,19 +320,18 @@ def policies(summary: Result, shown: Literal["more", "page"]) -> Table:
     )
     names |= {name: None for name, one in METRICS.items() if names and one.meaning and name in known}
     none = Number(unknown="not computed for this pair")
-    rows: list[tuple[Cell, ...]] = [
-        (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs
-    ]
-    caption = "All numbers of the three policy pairs"
+    rows: dict[str, tuple[Cell, ...]] = {
+        name: (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs
+    }
+    main = [row for name, row in rows.items() if METRICS[name].meaning or METRICS[name].first]
     note = (
         "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "
-        "adds up over the two; K3 of old → current is the size of the update, not a KL."
+        "adds up over the two; K3 of old → current is the size of the update, not a KL.",
     )
     header = ("number", *pairs.values())
-    if shown == "more":
-        rows = [row for row in rows if METRICS[str(row[0])].meaning or METRICS[str(row[0])].first]
-        return Table("pairs", "The three policy pairs", header, rows, (note,), shown=shown)
-    return Table("policies", caption, header, rows, (note,), shown=shown)
+    yield Table("pairs", "The three policy pairs", header, main, note, shown="more")
+    caption = "All numbers of the three policy pairs"
+    yield Table("policies", caption, header, [*rows.values()], note, shown="page")
 
 
 def _resampled(summary: Result) -> str:

@@ -27,11 +27,8 @@ def annotated(verdicts: Sequence[GateVerdict]) -> Iterator[str]:
         if seen[kind] > MOST:
             continue
         tail = f" ({more} more like this: see the log)" if seen[kind] == MOST and more > 0 else ""
-        yield f"::{kind} title={escaped(_title(one), PROPERTY)}::{escaped(explained(one) + tail, DATA)}"
-
-
-def _title(one: GateVerdict) -> str:
-    return f"offpol-diag gate: {title(one)} {word(one).lstrip('✓~✗? ')}"
+        heading = f"offpol-diag gate: {title(one)} {word(one)[2:]}"
+        yield f"::{kind} title={escaped(heading, PROPERTY)}::{escaped(explained(one) + tail, DATA)}"
 
 
 def _kind(one: GateVerdict) -> str:

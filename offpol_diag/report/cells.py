@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from offpol_diag.number import Number
 from offpol_diag.numerals import count, minus, say_value, written
 from offpol_diag.table import Cell
 
@@ -40,34 +39,20 @@ def shown(cell: Cell, terse: bool = False) -> Shown:
         return Shown(cell)
     if isinstance(cell, int):
         return Shown(count(cell), kind="number")
-    return _unknown(cell, terse) if cell.value is None and cell.log10 is None else _known(cell)
+    value, interval = written(cell)
+    parts = (cell.formula, cell.over and f"over {cell.over}", cell.unit and f"unit: {cell.unit}")
+    meaning = " · ".join(filter(None, parts))
+    if not cell.known:
+        text = "unknown" if terse and cell.unknown else value
+        note = ". ".join(filter(None, (value if text != value else "", cell.note)))
+        return Shown(text, "", note, meaning, kind="unknown")
+    note = minus((cell.note or "").removeprefix("unreliable: "))
+    share = say_value(cell.clamped, "fraction")
+    bound = f"safety bound acted on {share} of terms" if cell.clamped else ""
+    return Shown(minus(value), minus(interval), note, meaning, bound, "number")
 
 
 def footnotes(rows: Iterable[Iterable[Shown]]) -> dict[str, int]:
     """Number the notes of a table's cells in reading order; equal notes share a number."""
     notes = dict.fromkeys(cell.note for row in rows for cell in row if cell.note)
     return {note: number for number, note in enumerate(notes, 1)}
-
-
-def meaning(number: Number) -> str:
-    """Return the formula, averaging and unit of a number in one line."""
-    parts = (number.formula, number.over and f"over {number.over}", number.unit and f"unit: {number.unit}")
-    return " · ".join(part for part in parts if part)
-
-
-def _bound(number: Number) -> str:
-    share = say_value(number.clamped, "fraction") if number.clamped else ""
-    return share and f"safety bound acted on {share} of terms"
-
-
-def _known(number: Number) -> Shown:
-    text, interval = map(minus, written(number))
-    note = minus((number.note or "").removeprefix("unreliable: "))
-    return Shown(text, interval, note, meaning(number), _bound(number), "number")
-
-
-def _unknown(number: Number, terse: bool) -> Shown:
-    reason = written(number).value
-    text = "unknown" if terse and number.unknown else reason
-    note = ". ".join(part for part in (reason if text != reason else "", number.note) if part)
-    return Shown(text, "", note, meaning(number), kind="unknown")

@@ -41,22 +41,18 @@ PREDICTABLE = (
 """Axes along which K3 differs in any dump, so that their charts are folded."""
 
 
-def by_place(summary: Result) -> tuple[Table, ...]:
-    """Return a table of all numbers for each axis."""
-    return tuple(_table(axis, summary) for axis in summary.axes)
-
-
-def _table(axis: str, summary: Result) -> Table:
-    found, places = summary.axes[axis], summary.at(axis)
-    names = dict.fromkeys(name for place in places for name in place.numbers)
-    rows: list[tuple[Cell, ...]] = [
-        (place.key, place.tokens, place.sequences, *(place.numbers.get(name, Number()) for name in names))
-        for place in places
-    ]
-    more = (f"{count(found.left_out)} more places are not listed.",) if found.left_out else ()
-    header = (found.title, "tokens", "sequences", *names)
-    caption = f"All numbers by {found.title}"
-    return Table(f"by-{axis}", caption, header, tuple(rows), more, shown="page")
+def by_place(summary: Result) -> Iterator[Table]:
+    """Yield a table of all numbers for each axis."""
+    for axis, found in summary.axes.items():
+        places = summary.at(axis)
+        names = dict.fromkeys(name for place in places for name in place.numbers)
+        rows: list[tuple[Cell, ...]] = [
+            (place.key, place.tokens, place.sequences, *(place.numbers.get(name, Number()) for name in names))
+            for place in places
+        ]
+        more = (f"{count(found.left_out)} more places are not listed.",) if found.left_out else ()
+        header = (found.title, "tokens", "sequences", *names)
+        yield Table(f"by-{axis}", f"All numbers by {found.title}", header, rows, more, shown="page")
 
 
 def pictures(summary: Result) -> tuple[Picture, ...]:
@@ -230,15 +226,11 @@ def _histogram(summary: Result, drift: str | None = None) -> Picture | None:
         ("more likely under the trainer", "blue", lambda x: x > FACTOR_2),
     )
     whole = _bars(found, "grey")
-    parts = {
-        said: [(x, y) for x, y in zip(whole.x, whole.y, strict=True) if within(x)]
-        for said, _, within in sides
-    }
-    layers = [
-        replace(whole, name=said, colour=colour, x=[x for x, _ in some], y=[y for _, y in some])
-        for said, colour, _ in sides
-        if (some := parts[said])
-    ]
+    layers = []
+    for said, colour, within in sides:
+        some = [(x, y) for x, y in zip(whole.x, whole.y, strict=True) if within(x)]
+        x, y = [x for x, _ in some], [y for _, y in some]
+        layers += [replace(whole, name=said, colour=colour, x=x, y=y)] if some else []
     if found.in_sync and any(found.in_sync):
         synced = _bars(found.model_copy(update={"counts": found.in_sync}), "slate")
         layers.append(Layer("lag 0", synced.x, synced.y, "slate", "steps", dashed=True, at=0))
@@ -394,18 +386,10 @@ def _positions(summary: Result) -> Picture | None:
     def sure(values: Sequence[float | None]) -> list[float | None]:
         return [one if some else None for one, some in zip(values, enough, strict=False)][: len(labels)]
 
-    layers = [
-        Layer(
-            name,
-            range(len(labels)),
-            sure(one.k3.values),
-            colour,
-            low=sure(one.k3.low),
-            high=sure(one.k3.high),
-            at=-2,
-        )
-        for name, one, colour in parts
-    ]
+    layers = []
+    for name, one, colour in parts:
+        values, low, high = (sure(some) for some in (one.k3.values, one.k3.low, one.k3.high))
+        layers.append(Layer(name, range(len(labels)), values, colour, low=low, high=high, at=-2))
     panel = _k3_panel(summary, "position in the response, tokens", layers, names=labels)
     known = _known(layers[-1].y)
     if not known:

@@ -161,13 +161,10 @@ def picture(one: MetricCheck) -> Picture:
         Panel("training step", one.name, (expected, logged)),
         Panel("training step", "logged − dump", (off,), levels=((0.0, ""),)),
     )
-    return Picture(f"check-{one.name.replace('/', '-')}", "", _title(one), one.text or "", panels, wide=True)
-
-
-def _title(one: MetricCheck) -> str:
     at = one.at(one.worst)
-    logged = "not finite" if at.logged is None else f"{at.logged:.4g}"
-    return f"{one.name} is {logged} at step {at.step} where the dump says {at.expected:.4g}"
+    said = "not finite" if at.logged is None else f"{at.logged:.4g}"
+    finding = f"{one.name} is {said} at step {at.step} where the dump says {at.expected:.4g}"
+    return Picture(f"check-{one.name.replace('/', '-')}", "", finding, one.text or "", panels, wide=True)
 
 
 def _weight(one: MetricCheck) -> tuple[bool, bool, float]:

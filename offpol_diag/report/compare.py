@@ -11,7 +11,7 @@ from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, QUARTERS, Tone, 
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
-from offpol_diag.report.analyze import about, cautions
+from offpol_diag.report.analyze import cautions, of_dump
 from offpol_diag.report.answer import Answer, Fact, Line, Tile, listed
 from offpol_diag.report.diagnosis import candidates, cause_details
 from offpol_diag.report.picture import SERIES, Layer, Panel, Picture, Values, at_places
@@ -72,12 +72,7 @@ def of_presets(summary: Result, found: Comparison) -> Answer:
     able = {name: summary.preset(name) for name, one in facts.items() if not one.needs}
     lacking = [f"{name} needs {listed(one.needs)}" for name, one in facts.items() if one.needs]
     missing = (f"Not computed: {'; '.join(lacking[:5])}.",) if lacking else ()
-    answered = partial(
-        Answer,
-        about(summary) + columns.all_read(summary.dump),
-        cautions=(*cautions(summary.dump), *missing),
-        remarks=columns.unlike(summary.dump),
-    )
+    answered = of_dump(summary, *missing)
     if not able:
         return answered("", "None of these presets can be computed from this dump", "warn")
     by_ess = sorted(able, key=lambda name: (idle(able[name]), -(_ess(able[name]).value or 0.0)))
@@ -325,7 +320,7 @@ def _kinds(found: Comparison, tokens: Subset, sequences: Subset) -> Table:
     absent = {i for i, cell in enumerate(rows[0]) if isinstance(cell, Number) and cell.unknown}
     lacking = tuple(f"The dump does not say: {header[i]}." for i in sorted(absent))
     caption = "What one drops and the other keeps"
-    return _without(absent, Table("drops", caption, header, rows, (DROPPED, *lacking), shown="more"))
+    return Table("drops", caption, header, rows, (DROPPED, *lacking), shown="more").without(absent)
 
 
 def _examples(found: Comparison) -> Table:
@@ -347,15 +342,9 @@ def _examples(found: Comparison) -> Table:
     ]
     where = ("sequence", "dropped by", "kept by", "step", "length")
     header = (*where, "tokens lost", "ΣΔ, nats", "reward", "what dropped them")
-    absent = {i for i in range(len(header)) if all(row[i] is None for row in rows)}
     caption = "Sequences that lose tokens to one preset only, the largest |ΣΔ| first"
-    return _without(absent, Table("dropped", caption, header, rows, shown="page"))
-
-
-def _without(absent: set[int], table: Table) -> Table:
-    """Return a table without some columns."""
-    header, *rows = ([x for i, x in enumerate(row) if i not in absent] for row in (table.header, *table.rows))
-    return Table(table.id, table.caption, [*map(str, header)], rows, table.notes, shown=table.shown)
+    table = Table("dropped", caption, header, rows, shown="page")
+    return table.without(table.empty)
 
 
 # ---------------------------------------------------------------- charts of presets
@@ -388,7 +377,11 @@ def _charts(some: Presets, found: Comparison) -> Iterator[Picture]:
         panel = Panel("", "difference of ESS", (layer,), names=[*apart], percent=True, levels=level)
         yield Picture("differences", "", finding, sub, (panel,), telling=sure > 0)
     kept_by = {name: [one.get(key) for key in QUARTERS] for name, one in some.items()}
-    spread = {name: _spread(kept[0], kept[-1]) for name, kept in kept_by.items() if kept[0] and kept[-1]}
+    spread = {
+        name: abs((kept[0].value or 0) - (kept[-1].value or 0))
+        for name, kept in kept_by.items()
+        if kept[0] and kept[-1]
+    }
     if spread:
         order = sorted(spread, key=lambda name: -spread[name])[: len(SERIES)]
         first, last = (value_or_dash(kept_by[order[0]][end]) for end in (0, -1))
@@ -400,10 +393,6 @@ def _charts(some: Presets, found: Comparison) -> Iterator[Picture]:
         panel = share("response length", "tokens not rejected", layers, names=[*QUARTERS.values()])
         telling = spread[order[0]] > 0.05
         yield Picture("lengths", "", finding, "By quartile of response length.", (panel,), telling=telling)
-
-
-def _spread(a: Number | None, b: Number | None) -> float:
-    return abs((a.value or 0) - (b.value or 0)) if a and b else 0.0
 
 
 # ---------------------------------------------------------------- run A against run B

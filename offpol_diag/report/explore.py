@@ -1,20 +1,32 @@
-"""What a page needs to draw its charts large: the script of plotly and all figures, packed until a click."""
+"""The charts of a result as figures of plotly: packed into the page until a click, and by name for Python."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from offpol_diag.errors import UsageError, did_you_mean
 from offpol_diag.metrics import PAIRS
-from offpol_diag.report import figures
+from offpol_diag.report import answered, figures
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.charts import DRIFTS, by_drift
 from offpol_diag.report.embedded import digest, packed
 from offpol_diag.report.picture import Picture
 from offpol_diag.result import Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    Base = Mapping[str, go.Figure]
+else:
+    Base = Mapping
+
+Theme = Literal["light", "dark"]
 
 Drawn = Mapping[str, Mapping[str, Picture]]
 """Id of a chart → name of a pair of policies (`DRIFTS`; "" where there is but one picture) → picture."""
@@ -30,16 +42,15 @@ def library() -> Future[tuple[str, str]]:
 
 
 @cache
-def _library(path: Any) -> Future[tuple[str, str]]:
+def _library(path: Path) -> Future[tuple[str, str]]:
+    def read() -> tuple[str, str]:
+        source = path.read_text(encoding="utf-8")
+        return packed(source), digest(source)
+
     pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(lambda: _read(path.read_text(encoding="utf-8")))
-    finally:
-        pool.shutdown(wait=False)
-
-
-def _read(source: str) -> tuple[str, str]:
-    return packed(source), digest(source)
+    found = pool.submit(read)
+    pool.shutdown(wait=False)
+    return found
 
 
 def drawn(charts: Drawn) -> str:
@@ -82,3 +93,50 @@ def places(charts: Drawn) -> dict[str, tuple[str, str]]:
         for drift, one in some.items():
             found.setdefault(one.id, (name, drift))
     return found
+
+
+# ---------------------------------------------------------------- for Python
+
+
+class UnknownFigure(UsageError, KeyError):
+    """A result has no figure of this name."""
+
+    __str__ = UsageError.__str__
+
+
+class Figures(Base):
+    """Name → figure, made when it is asked for."""
+
+    def __init__(self, summary: Result) -> None:
+        self._pictures: dict[str, dict[str, Picture]] = {}
+        for name, some in explored(summary, answered(summary)).items():
+            self._pictures.setdefault(re.sub(r"[^\w.]+", "_", name), some)
+
+    def __getitem__(self, name: str) -> go.Figure:
+        return self.make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pictures)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __repr__(self) -> str:
+        return f"Figures({', '.join(self)})"
+
+    def make(self, name: str, drift: str | None = None, theme: Theme = "light") -> go.Figure:
+        """Return a figure by name; see `Report.figure`."""
+        if name not in self._pictures:
+            hint = did_you_mean(name, list(self)) or f"there are {', '.join(self)}"
+            raise UnknownFigure(f'unknown figure "{name}"', hint if len(self) else "the result has no charts")
+        known = self._pictures[name]
+        if drift is not None and drift not in (*known, *DRIFTS):
+            hint = did_you_mean(drift, list(DRIFTS)) or f"say {', '.join(DRIFTS)}"
+            raise UsageError(f'unknown drift "{drift}"', hint)
+        if drift is not None and drift not in known:
+            able = ", ".join(filter(None, known))
+            hint = f"it can be drawn of {able}" if able else "leave out `drift`"
+            raise UsageError(f'the figure "{name}" cannot be drawn of the drift "{drift}"', hint)
+        if theme not in ("light", "dark"):
+            raise UsageError(f'unknown theme "{theme}"', "say light or dark")
+        return figures.joined(known[drift] if drift else next(iter(known.values())), figures.palette(theme))

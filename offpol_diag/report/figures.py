@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from offpol_diag.errors import OffpolError
-from offpol_diag.numerals import counted, written
+from offpol_diag.numerals import counted, minus, written
 from offpol_diag.report.embedded import UNSEEN, templates_dir
 from offpol_diag.report.picture import (
     COLOURS,
@@ -35,6 +35,7 @@ from offpol_diag.report.picture import (
     number,
     place_name,
     plain,
+    runs,
     shade,
     x_axis,
     y_axis,
@@ -140,7 +141,7 @@ def escaped(text: str) -> str:
 def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
     """Return a picture as a figure: its data and layout, as plotly's JSON has them."""
     parts = [_Part(panel, i, paint) for i, panel in enumerate(picture.panels)]
-    shared = len(parts) > 1 and all(part.same_x(parts[0]) for part in parts)
+    shared = len(parts) > 1 and len({(part.x, tuple(part.panel.names)) for part in parts}) == 1
     height = sum(TALL if panel.tall else ROW for panel in picture.panels) + GAP * (len(parts) - 1)
     layout: Dict = {
         "height": height + MARGIN["t"] + MARGIN["b"],
@@ -155,11 +156,9 @@ def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
         layout["annotations"].append(part.y_title())
         layout["meta"]["panels"].append(part.meta(first))
         layout[f"xaxis{part.end}"] = part.x_layout() | {"anchor": f"y{part.end}"}
-        layout[f"yaxis{part.end}"] = part.y_layout() | {"anchor": f"x{part.end}"}
-    _rows(layout, shared)
-    if shared:
-        for part in parts[1:]:
-            layout[f"xaxis{part.end}"]["matches"] = "x"
+        y_layout = _axis(part.y, part.panel.percent) | {"nticks": 8, "anchor": f"x{part.end}"}
+        layout[f"yaxis{part.end}"] = y_layout
+    _arrange(layout, beside=False)
     data = [trace for part in parts for trace in part.traces()]
     leads = {trace["name"]: trace for trace in data[::-1] if "meta" in trace and trace["name"]}
     for trace in leads.values():
@@ -167,31 +166,21 @@ def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
     return {"data": data, "layout": layout}
 
 
-def _axes(layout: Dict, letter: str) -> list[Dict]:
-    names = [f"{letter}axis{'' if i == 0 else i + 1}" for i in range(len(layout["annotations"]))]
-    return [layout[name] for name in names]
-
-
-def _rows(layout: Dict, shared: bool) -> None:
-    """Set the panels below each other; those that share an axis name it once."""
-    xs, ys = _axes(layout, "x"), _axes(layout, "y")
-    gap = GAP / (layout["height"] - MARGIN["t"] - MARGIN["b"])
-    each = (1 - gap * (len(ys) - 1)) / len(ys)
-    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        top = 1 - i * (each + gap)
-        x["domain"], y["domain"] = [0.0, 1.0], [max(top - each, 0.0), top]
-        if shared and i < len(ys) - 1:
+def _arrange(layout: Dict, beside: bool) -> None:
+    """Set the panels side by side, or below each other; those that then share an axis name it once."""
+    many = len(layout["annotations"])
+    height, shared = layout["height"] - MARGIN["t"] - MARGIN["b"], layout["meta"]["shared"]
+    gap = APART / many if beside else GAP / height
+    each = (1 - gap * (many - 1)) / many
+    for i in range(many):
+        x, y = (layout[f"{letter}axis{i + 1 if i else ''}"] for letter in "xy")
+        left, top = i * (each + gap), 1 - i * (each + gap)
+        x["domain"] = [left, left + each] if beside else [0.0, 1.0]
+        y["domain"] = [0.0, 1.0] if beside else [max(top - each, 0.0), top]
+        if shared and i < many - 1:
             x["showticklabels"], x["title"] = False, {"text": ""}
-
-
-def _columns(layout: Dict) -> None:
-    """Set the panels side by side."""
-    xs, ys = _axes(layout, "x"), _axes(layout, "y")
-    gap = APART / len(xs)
-    each = (1 - gap * (len(xs) - 1)) / len(xs)
-    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        x["domain"], y["domain"] = [i * (each + gap), i * (each + gap) + each], [0.0, 1.0]
-    layout["height"] = max(TALL, ROW) + MARGIN["t"] + MARGIN["b"]
+        if shared and i:
+            x["matches"] = "x"
 
 
 def joined(picture: Picture, paint: Palette) -> go.Figure:
@@ -201,15 +190,16 @@ def joined(picture: Picture, paint: Palette) -> go.Figure:
     found = figure(picture, paint)
     layout = found["layout"]
     if len(picture.panels) > 1 and not layout["meta"]["shared"]:
-        _columns(layout)
+        _arrange(layout, beside=True)
+        layout["height"] = TALL + MARGIN["t"] + MARGIN["b"]
     del layout["meta"]
     for name in [name for name in layout if re.match("[xy]axis", name)]:
         if layout[name]["type"] == "log":  # plotly finds the ticks, also after a zoom
             kept = {k: v for k, v in layout[name].items() if k not in ("tickvals", "ticktext")}
             layout[name] = kept | {"tickformat": ",.6~g", "nticks": 4}
     several = sum(trace["showlegend"] for trace in found["data"]) > 1
-    heads = [f"<b>{line}</b>" for line in _wrapped(picture.title, 88)]
-    heads += [f'<span style="font-size:12px">{line}</span>' for line in _wrapped(picture.sub, 120)]
+    heads = [f"<b>{escaped(line)}</b>" for line in wrap(picture.title, 88)]
+    heads += [f'<span style="font-size:12px">{escaped(line)}</span>' for line in wrap(picture.sub, 120)]
     text, above = "<br>".join(heads), LINE * len(heads) + (LEGEND if several else 0)
     layout["height"] += above
     layout["margin"] = MARGIN | {"t": MARGIN["t"] + above}
@@ -230,13 +220,6 @@ def joined(picture: Picture, paint: Palette) -> go.Figure:
     return go.Figure(found["data"], layout)
 
 
-def _wrapped(text: str, most: int) -> list[str]:
-    """Break a text into lines of at most so many characters, each escaped."""
-    from textwrap import wrap
-
-    return [escaped(line) for line in wrap(text, most)]
-
-
 # ---------------------------------------------------------------- words
 
 
@@ -253,23 +236,19 @@ def said(panel: Panel, layer: Layer, place: int) -> str:
     (of, of_unit), (name, unit) = quantity(panel.x_title), quantity(panel.y_title)
     x = layer.x[place]
     where = place_name(panel, round(x) if panel.whole else x)
-    where = where if panel.names else _signed(where)
     unitless = panel.names and not where[:1].isdigit()
     where = " ".join(part for part in (of, where, "" if unitless else of_unit) if part)
     value, interval = written(number(layer, place, panel.percent))
     unit = unit if layer.y[place] is not None else ""
-    amount = " ".join(part for part in (name, _signed(value), unit, _signed(interval)) if part)
+    amount = " ".join(part for part in (name, minus(value), unit, minus(interval)) if part)
     doubt = ", unreliable: k̂ above 0.7" if layer.hollow and layer.hollow[place] else ""
     series = f"{layer.name}: " if layer.name else ""
     return f"{series}{where}, {amount}{doubt}"
 
 
-def _signed(text: str) -> str:
-    """Return a number, or an interval, with minus signs."""
-    return re.sub(r"(?<![\w.])-(?=\d)", "−", text)
-
-
 def _said_cell(panel: Panel, heat: Heat, i: int, j: int) -> str:
+    if not heat.counts[i][j]:
+        return ""
     ends = ((f"{heat.edges[k]:.4g}", f"{heat.edges[k + 1]:.4g}") for k in (i, j))
     names = (quantity(title)[0] for title in (panel.x_title, panel.y_title))
     where = ", ".join(f"{name} {low} to {high}" for name, (low, high) in zip(names, ends, strict=True))
@@ -293,12 +272,10 @@ class _Part:
         self.end = "" if place == 0 else str(place + 1)
         self.x, self.y = x_axis(panel), y_axis(panel)
         self.across = {"xref": f"x{self.end} domain", "x0": 0, "x1": 1, "yref": f"y{self.end}"}
+        self.axes = {"xaxis": f"x{self.end}", "yaxis": f"y{self.end}"}
         self.up = {"yref": f"y{self.end} domain", "y0": 0, "y1": 1, "xref": f"x{self.end}"}
 
     # ------------------------------------------------------------ axes
-
-    def same_x(self, other: _Part) -> bool:
-        return (self.x, self.panel.names) == (other.x, other.panel.names)
 
     def x_layout(self) -> Dict:
         title = f"{escaped(self.panel.x_title)} →" if self.panel.x_title else ""
@@ -307,9 +284,6 @@ class _Part:
             return found
         ticks = self.x_ticks()[:: -(-len(self.panel.names) // 40)]
         return found | {"tickvals": [at for at, _ in ticks], "ticktext": [text for _, text in ticks]}
-
-    def y_layout(self) -> Dict:
-        return _axis(self.y, self.panel.percent) | {"nticks": 8}
 
     def y_title(self) -> Dict:
         at = {"xref": f"x{self.end} domain", "x": 0, "yref": f"y{self.end} domain", "y": 1}
@@ -342,7 +316,7 @@ class _Part:
         if self.x.scale != "log" or self.panel.heat:
             return {}
         other = x_axis(replace(self.panel, x_scale="linear"))
-        return {one.scale: _scale(one, f"{self.panel.x_title} →") for one in (self.x, other)}
+        return {one.scale: _scale(one, "{} →", self.panel.x_title) for one in (self.x, other)}
 
     def y_scales(self) -> dict[str, Dict]:
         """Return the ranges and titles of the y axis on both scales, its own first; empty if it has one."""
@@ -357,7 +331,7 @@ class _Part:
             other = y_axis(replace(panel, y_scale="log", y_range=(None, None)))
         else:
             return {}
-        return {one.scale: _scale(one, f"↑ {panel.y_title}", panel.percent) for one in (self.y, other)}
+        return {one.scale: _scale(one, "↑ {}", panel.y_title, panel.percent) for one in (self.y, other)}
 
     # ------------------------------------------------------------ beside the data
 
@@ -420,19 +394,16 @@ class _Part:
 
     def traces(self) -> Iterable[Dict]:
         if self.panel.heat:
-            yield self.heat(self.panel.heat) | self.axes()
+            yield self.heat(self.panel.heat) | self.axes
         name = ""
         for place, layer in enumerate(self.panel.layers):
             name = self.named(layer, name)
             colour = self.paint[f"c{COLOURS.index(layer.colour)}"]
-            same = {"name": escaped(name), "legendgroup": escaped(name), "showlegend": False, **self.axes()}
+            same = {"name": escaped(name), "legendgroup": escaped(name), "showlegend": False, **self.axes}
             for ribbon in self.ribbons(layer):
                 yield ribbon | same
             drawn = self.bars(layer, colour) if layer.kind == "bars" else self.scatter(layer, colour)
             yield drawn | same | self.hover(layer) | {"meta": self.raw(place, layer)}
-
-    def axes(self) -> Dict:
-        return {"xaxis": f"x{self.end}", "yaxis": f"y{self.end}"}
 
     def named(self, layer: Layer, before: str) -> str:
         """Return the name of a layer in the legend, where layers of one name are one."""
@@ -494,18 +465,16 @@ class _Part:
         """Yield the 95% band of a line, one area for each run of known intervals."""
         if not layer.low or layer.kind != "line":
             return
-        for known, run in groupby(self.ends(layer), bool):
-            some = [one for one in run if one] if known else []
-            if len(some) > 1:
-                yield {
-                    "type": "scatter",
-                    "x": [*(x for x, _, _ in some), *(x for x, _, _ in some[::-1])],
-                    "y": [*(high for _, _, high in some), *(low for _, low, _ in some[::-1])],
-                    "fill": "toself",
-                    "fillcolor": self.paint[f"r{COLOURS.index(layer.colour)}"],
-                    "mode": "none",
-                    "hoverinfo": "skip",
-                }
+        for some in runs(self.ends(layer)):
+            yield {
+                "type": "scatter",
+                "x": [*(x for x, _, _ in some), *(x for x, _, _ in some[::-1])],
+                "y": [*(high for _, _, high in some), *(low for _, low, _ in some[::-1])],
+                "fill": "toself",
+                "fillcolor": self.paint[f"r{COLOURS.index(layer.colour)}"],
+                "mode": "none",
+                "hoverinfo": "skip",
+            }
 
     def ends(self, layer: Layer) -> Iterable[tuple[float, float, float] | None]:
         """Yield place, low and high of each point, None where they are not known or not reliable."""
@@ -531,7 +500,7 @@ class _Part:
             "x": edges,
             "y": edges,
             "z": [[shade(n, most) if (n := heat.counts[i][j]) else None for i in bins] for j in bins],
-            "text": [[self.cell(heat, i, j) for i in bins] for j in bins],
+            "text": [[escaped(_said_cell(self.panel, heat, i, j)) for i in bins] for j in bins],
             "hovertemplate": "%{text}<extra></extra>",
             "hoverongaps": False,
             "colorscale": [[(i + end) / HEATS, self.paint[f"q{i}"]] for i in range(HEATS) for end in (0, 1)],
@@ -546,9 +515,6 @@ class _Part:
                 "counts": [[int(n) for n in row] for row in heat.counts],
             },
         }
-
-    def cell(self, heat: Heat, i: int, j: int) -> str:
-        return escaped(_said_cell(self.panel, heat, i, j)) if heat.counts[i][j] else ""
 
     def hover(self, layer: Layer) -> Dict:
         if not layer.named:
@@ -597,11 +563,9 @@ def _axis(axis: Axis, percent: bool = False) -> Dict:
     return found | {"tickvals": [at for at, _ in ticks], "ticktext": [text for _, text in ticks]}
 
 
-def _scale(axis: Axis, title: str, percent: bool = False) -> Dict:
-    """Return what changes with the scale of an axis."""
-    log = axis.scale == "log"
-    arrow = title.endswith(" →")
-    title = escaped(_scaled(title.removesuffix(" →"), log)) + (" →" if arrow else "")
+def _scale(axis: Axis, form: str, title: str, percent: bool = False) -> Dict:
+    """Return what changes with the scale of an axis; `form` is its title with an arrow."""
+    title = form.format(escaped(_scaled(title, axis.scale == "log")))
     shape = {"type": axis.scale, "range": [axis.low, axis.high], "tickformat": ".6~%" if percent else ",.6~g"}
     return {"axis": shape, "ticks": _ticks(axis, percent), "title": title}
 
@@ -619,13 +583,11 @@ def _ticks(axis: Axis, percent: bool = False) -> list[tuple[float, str]]:
     else:
         powers = range(math.floor(axis.low) - 1, math.ceil(axis.high) + 2)
         known = [10.0**p * m for m in (1, 2, 5, 3, 1.5, 7) for p in powers if abs(p) < 308]
-    finer = [(at, _tick(value, percent)) for value in known if (at := axis.at(value)) is not None]
-    rough = [] if percent else [*axis.ticks]
-    return [*dict([*rough, *finer]).items()][:MOST]
-
-
-def _tick(value: float, percent: bool) -> str:
-    return f"{value * 100:.3g}%" if percent else _digits(value)
+    spelled = [f"{value * 100:.3g}%" if percent else _digits(value) for value in known]
+    finer = [
+        (at, text) for value, text in zip(known, spelled, strict=True) if (at := axis.at(value)) is not None
+    ]
+    return [*dict([*(() if percent else axis.ticks), *finer]).items()][:MOST]
 
 
 def _digits(value: float) -> str:

@@ -10,8 +10,7 @@ from offpol_diag.gate.bounds import tolerance
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value
-from offpol_diag.report import columns
-from offpol_diag.report.analyze import about, analysis, cautions
+from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.report.picture import Layer, Panel, Picture
 from offpol_diag.result import GateVerdict, Result
@@ -42,10 +41,10 @@ SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 def answer(summary: Result) -> Answer:
     """Return the verdict, the reasons where a bound did not simply pass, the bounds, and the bug check."""
     verdicts = sorted(summary.gates, key=weight)
-    word, tone = SAID[outcome(verdicts)]
+    judgement, tone = SAID[outcome(verdicts)]
     unlike = [one for one in verdicts if one.passed is not True or (one.open and beyond(one))]
     first = next((one for one in verdicts if one.level == "error" and one.passed is False), None)
-    facts = [Fact(_word(one), explained(one, one is first)) for one in unlike[:MOST]]
+    facts = [Fact(word(one)[2:].capitalize(), explained(one, one is first)) for one in unlike[:MOST]]
     given = summary.diagnosis
     judged = any(one.bound == "diagnosis" for one in verdicts)
     claimed = [one for one in verdicts if one.expects and one.passed]
@@ -53,17 +52,14 @@ def answer(summary: Result) -> Answer:
     if given is not None and not judged and not (claimed and given.verdict == "healthy"):
         facts.append(Fact("Bug?", given.headline))
     charts = tuple(one for verdict in verdicts if (one := _stepwise(summary, verdict)))
-    return Answer(
-        about(summary) + columns.all_read(summary.dump),
-        word,
+    return of_dump(summary)(
+        judgement,
         headline(verdicts).rstrip("."),
         tone,
-        cautions=cautions(summary.dump),
         facts=tuple(facts),
         tables=(_table(summary.gates, (*_left(len(unlike), "such bounds"), summary.not_compared)),),
         charts=charts,
         next=analysis(summary.dump),
-        remarks=columns.unlike(summary.dump),
         heading="offpol-diag gate",
     )
 
@@ -85,11 +81,6 @@ def _left(number: int, what: str) -> tuple[str, ...]:
     return (
         (f"{count(number - MOST)} more {what}: --json, --csv and --junit have all.",) if number > MOST else ()
     )
-
-
-def _word(one: GateVerdict) -> str:
-    """Return the verdict without its sign."""
-    return word(one).partition(" ")[2].capitalize()
 
 
 def opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:

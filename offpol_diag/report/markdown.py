@@ -33,7 +33,11 @@ def markdown(answer: Answer) -> str:
         *(f"{escaped(caption)}:\n\n````\n{text.replace('````', '')}\n````" for caption, text in answer.code),
         *map(escaped, answer.remarks),
         *_evidence(answer),
-        *(_folded(table.caption, _table(table, False)) for table in _more(answer)),
+        *(
+            _folded(one.caption, _table(one, False))
+            for one in answer.tables
+            if one.rows and one.shown == "more"
+        ),
         *_charts(answer),
     ]
     return printable_lines("\n\n".join(_within([part for part in parts if part])) + "\n")
@@ -79,10 +83,6 @@ def _tiles(answer: Answer) -> Iterator[str]:
     if rows:
         notes = (f"* {answer.heavy}",) if answer.heavy else ()
         yield _table(Table("tiles", "", ("number", "value", "band", answer.over), rows, notes))
-
-
-def _more(answer: Answer) -> Iterator[Table]:
-    yield from (table for table in answer.tables if table.rows and table.shown == "more")
 
 
 def _charts(answer: Answer) -> Iterator[str]:

@@ -10,9 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from offpol_diag.check import Checked
-from offpol_diag.metrics import tone
-from offpol_diag.number import Number
-from offpol_diag.numerals import counted, minus, rounded, say, written
+from offpol_diag.numerals import counted, minus
 from offpol_diag.report import answered
 from offpol_diag.report.answer import Answer, Tile
 from offpol_diag.report.cells import shown
@@ -32,7 +30,6 @@ from offpol_diag.report.picture import Picture, listed
 from offpol_diag.report.remedy import forms
 from offpol_diag.report.svg import meter, panel_svg, spark, triangle
 from offpol_diag.result import Result
-from offpol_diag.result.reference import Reference
 
 _WHOLE = re.compile(
     r"--\w[\w-]*|\[(?:&[lg]t;)?[−\-\d.,%]+, (?:&[lg]t;)?[−\-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
@@ -65,7 +62,8 @@ def page(result: Result | Checked, explore: bool = True) -> str:
         sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[-1:])]
         charts = {one.id: {"": one} for one in answer.charts} if explore else {}
     else:
-        name, data, version = _named(result), embedded(result), result.run.version
+        dumps = [result.dump, *([result.against.b.dump] if result.against else [])]
+        name, data, version = " against ".join(map(named, dumps)), embedded(result), result.run.version
         kind = "Thresholds" if result.sweep else "Off-policy mismatch"
         kind = "Rescored" if result.run.command == "rescore" else kind
         kind = "Comparison" if result.against or result.comparison else "Gate" if result.gates else kind
@@ -127,7 +125,7 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
         "facts": [fact for fact in answer.facts if fact.sentence],
         "others": [fact for fact in answer.facts if fact.label in ("Missing", "Also")],
         "meter": _meter(result) if of_analysis and isinstance(result, Result) else "",
-        "triangle": _triangle(result.reference) if isinstance(result, Result) and result.reference else "",
+        "triangle": triangle(result.reference) if isinstance(result, Result) and result.reference else "",
         "cause": next((_drawn(fact.chart) for fact in answer.facts if fact.chart), None),
         "tiles": [_tile(one, {}) for one in answer.tiles],
         "tables": [laid_out(one) for one in answer.tables if one.shown == "always" and one.rows],
@@ -165,7 +163,7 @@ def _view(part: Part, result: Result | Checked) -> Any:
 def _tile(tile: Tile, bands: Mapping[str, list[Any]]) -> tuple[Tile, str]:
     """Return a tile and its small curve, tinted by the band it lies in if that is not a good one."""
     rows = [one for one in bands.get(tile.key.rpartition(".")[2], ()) if one.name == tile.band]
-    tints = [(one.low, one.high, tone(one.name)) for one in rows if tile.tone not in ("good", None)]
+    tints = rows if tile.tone not in ("good", None) else []
     log = tile.log and all(one is None or one > 0 for one in tile.curve)
     return tile, spark(tile.curve, tints, log) if len(tile.curve) > 1 else ""
 
@@ -176,16 +174,6 @@ def _drawn(one: Picture) -> Chart:
     return Chart(one, tuple(svg for svg, _ in panels), script_json(hover), laid_out(one.data or listed(one)))
 
 
-def _triangle(found: Reference) -> Any:
-    """Draw the three distances; lines of sides that are reproduced are whole."""
-    alike = found.verdict in ("same", "reference")
-    sides = {
-        (name, "reference"): (rounded(one.distance), one.state == "same")
-        for name, one in (("trainer", found.trainer), ("engine", found.engine))
-    }
-    return triangle(sides | {("trainer", "engine"): (rounded(found.apart), alike)})
-
-
 def _calm(text: str) -> str:
     """Return an opening such as SEVERE off-policy mismatch without its capitals."""
     words = [word.lower() if word.isupper() and len(word) > 3 else word for word in text.split(" ")]
@@ -193,15 +181,12 @@ def _calm(text: str) -> str:
 
 
 def _meter(summary: Result) -> Any:
-    k3, rows = summary.number("k3"), [one for one in summary.charts.bands if one.metric == "k3"]
-    if k3.value is None or k3.value <= 0 or not rows:
+    k3, bands = summary.number("k3"), [one for one in summary.charts.bands if one.metric == "k3"]
+    if k3.value is None or k3.value <= 0 or not bands:
         return ""
-    named = [(one.low, one.high, tone(one.name), one.name) for one in rows]
     lag = summary.charts.lag
     synced = lag.in_sync.value if lag and lag.in_sync else None
-    near = (synced, say(Number(value=synced))) if synced and synced > 0 else None
-    range_ = next(((one.low or 0.0, one.high or 0.0, one.regime) for one in summary.charts.expected), None)
-    return meter(named, k3.value, k3.interval, written(k3)[0], near, range_)
+    return meter(k3, bands, synced, next(iter(summary.charts.expected), None))
 
 
 # ---------------------------------------------------------------- the file
@@ -234,8 +219,3 @@ def _unbroken(text: str) -> Any:
 
     whole = _WHOLE.sub(r'<span class="nw">\g<0></span>', str(escape(minus(text))))
     return Markup(_CODE.sub(r"<code>\1</code>", whole))
-
-
-def _named(summary: Result) -> str:
-    dumps = [summary.dump, *([summary.against.b.dump] if summary.against else [])]
-    return " against ".join(map(named, dumps))

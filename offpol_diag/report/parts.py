@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from offpol_diag.diagnosis.floors import observed
@@ -81,7 +81,7 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     yield Part("numbers", "Headline numbers", "Numbers", macro="Tiles", drawn=answer, tables=numbers + extra)
     if answer.charts:
         bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
-        drawn = (answer.charts, bands, by_place(summary))
+        drawn = (answer.charts, bands, tuple(by_place(summary)))
         yield Part("charts", "Where the mismatch is", "Charts", macro="Charts", drawn=drawn)
     if browser := cards(summary):
         some = tuple(
@@ -132,36 +132,30 @@ def logs(summary: Result) -> tuple[Table, ...]:
     every = {name: one for name, one in by_family(summary).items() if one.as_logged}
     chosen, own = (summary.recommendation and summary.recommendation.method) or "", trainer_of(summary)
     first = {name: one for name, one in every.items() if name == chosen}
-    tables = [_differing(next(iter(first.values())).logs or "", first)] if first else []
+    tables = [_logged(every[chosen].logs or "", first)] if first else []
     for name in dict.fromkeys(one.logs or "" for one in every.values()):
         some = {key: one for key, one in every.items() if (one.logs or "") == name}
-        tables += _same(name, some) if len(some) > 1 else [] if first == some else [_differing(name, some)]
-    return tuple(sorted(tables, key=lambda one: not (own and one.id.startswith(f"logged-{own}"))))
+        if some != first:
+            tables.append(_logged(name, some, same=len(some) > 1))
+    ranked = sorted(tables, key=lambda one: not (own and one.id.startswith(f"logged-{own}")))
+    return tuple(one for one in ranked if one.rows)
 
 
-def _same(logs: str, presets: Presets) -> list[Table]:
-    """Return the names that all presets of one set log with one number."""
-    first, *others = (one.as_logged for one in presets.values())
-    rows = [
-        (name, Number(value=value))
-        for name, value in first.items()
-        if all(name in one and one[name] == value for one in others)
-    ]
-    caption = f"As {logs} logs it: the same under {len(presets)} presets"
-    header = ("name in the trainer", "number")
-    return [Table(f"logged-{logs}-same", caption, header, rows, shown="page")] if rows else []
-
-
-def _differing(logs: str, presets: Presets) -> Table:
-    """Return all names of some presets, side by side."""
+def _logged(logs: str, presets: Presets, same: bool = False) -> Table:
+    """Return all names of some presets, side by side; or those that all log with the `same` number."""
     names = dict.fromkeys(name for one in presets.values() for name in one.as_logged)
-    rows = tuple(
+    rows = [
         (name, *(Number(value=o.as_logged[name]) if name in o.as_logged else None for o in presets.values()))
         for name in names
-    )
+    ]
+    header, said = "name in the trainer", f"As {logs} logs it"
+    if same:
+        equal = [row[:2] for row in rows if all(cell == row[1] for cell in row[2:])]
+        caption = f"{said}: the same under {len(presets)} presets"
+        return Table(f"logged-{logs}-same", caption, (header, "number"), equal, shown="page")
     notes = (NOTE,) if any(None in row for row in rows) else ()
-    caption = f"As {logs} logs it, under {', '.join(presets)}"
-    return Table(f"logged-{logs}", caption, ("name in the trainer", *presets), rows, notes, shown="page")
+    caption = f"{said}, under {', '.join(presets)}"
+    return Table(f"logged-{logs}", caption, (header, *presets), rows, notes, shown="page")
 
 
 # ---------------------------------------------------------------- the dump and the run
@@ -171,18 +165,27 @@ def _data(summary: Result) -> Part:
     """Return counts, columns, provenance, files and the run."""
     run, other = summary.run, summary.against
     runs = {"": summary.dump} if other is None else {"A": summary.dump, "B": other.b.dump}
-    text = [f"{f'{name}: ' if name else ''}{_sentence(facts)}" for name, facts in runs.items()]
+    text = [f"{name and f'{name}: '}{_sentence(facts)}" for name, facts in runs.items()]
     text += [f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."]
     silent = "The files say nothing of their provenance (trainer, engine, temperature, top-p)."
-    text += [_titled(silent, name) for name, facts in runs.items() if not facts.provenance]
-    tables = [table for name, facts in runs.items() for table in _of_dump(facts, name)]
-    tables += [Table("run", "The run", WHAT, _run(run), shown="page")]
-    tables += [_files(facts, name) for name, facts in runs.items()]
-    return Part("data", "Data and provenance", "Data", tuple(text), tables=tuple(tables))
+    text += [f"{name and f'{name}: '}{silent}" for name, facts in runs.items() if not facts.provenance]
+    tables = [[_of_run(name, table) for table in _of_dump(facts)] for name, facts in runs.items()]
+    every = [
+        *(table for some in tables for table in some[:-1]),
+        Table("run", "The run", WHAT, _run(run), shown="page"),
+        *(some[-1] for some in tables),
+    ]
+    return Part("data", "Data and provenance", "Data", tuple(text), tables=tuple(every))
 
 
-def _of_dump(facts: DumpFacts, run: str) -> Iterator[Table]:
-    """Return counts, columns and provenance of a dump; `run` is A or B where there are two."""
+def _of_run(run: str, table: Table) -> Table:
+    """Return a table of a dump, named after its run where there are two, A and B."""
+    name = f"{table.id}-b" if run == "B" else table.id
+    return replace(table, id=name, caption=f"{run}: {table.caption}" if run else table.caption)
+
+
+def _of_dump(facts: DumpFacts) -> Iterator[Table]:
+    """Yield counts, columns, provenance and files of a dump."""
     lacks = columns.missing(facts)
     if {"rewards", "group_id"} <= set(facts.columns):
         lacks["advantages"] = "made of the rewards, within each group of a step"
@@ -195,29 +198,16 @@ def _of_dump(facts: DumpFacts, run: str) -> Iterator[Table]:
     named += [("read by their own names", columns.whole(facts.others))] if facts.others else []
     named += [("ignored", columns.ignored(facts))]
     read_from = "Columns: what was read, under which name, and what was ignored"
-    yield Table(_id("counts", run), _titled("Counts", run), WHAT, _counts(facts), shown="page")
-    yield Table(_id("columns", run), _titled(read_from, run), ("name", "read from"), named, shown="page")
+    yield Table("counts", "Counts", WHAT, _counts(facts), shown="page")
+    yield Table("columns", read_from, ("name", "read from"), named, shown="page")
     if facts.provenance:
         rows = [
             (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
             for key, value in facts.provenance.items()
         ]
-        title = _titled("Provenance, as the files state it", run)
-        yield Table(_id("provenance", run), title, WHAT, rows, shown="page")
-
-
-def _files(facts: DumpFacts, run: str) -> Table:
+        yield Table("provenance", "Provenance, as the files state it", WHAT, rows, shown="page")
     files = list(enumerate(facts.files, 1))
-    title = _titled(f"Files ({count(len(files))})", run)
-    return Table(_id("files", run), title, ("no.", "file"), files, shown="page")
-
-
-def _id(name: str, run: str) -> str:
-    return f"{name}-b" if run == "B" else name
-
-
-def _titled(title: str, run: str) -> str:
-    return f"{run}: {title}" if run else title
+    yield Table("files", f"Files ({count(len(files))})", ("no.", "file"), files, shown="page")
 
 
 def _sentence(facts: DumpFacts) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import groupby
+from typing import Literal, TypeVar
 
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
@@ -22,6 +23,7 @@ HEATS, MARKED = 7, 16
 """Shades of counts; points of a line up to which each is marked."""
 
 Values = Sequence[float | None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,6 @@ def x_axis(panel: Panel) -> Axis:
     return _axis(panel.x_scale, low - room, high + room, False, whole, most=9)
 
 
-_HUGE = 1e300
-"""Largest end of an axis, so that its length does not overflow."""
-
-
 def y_axis(panel: Panel) -> Axis:
     """Return the axis that holds all points and intervals; ends close to 0 do not stretch a log axis."""
     if panel.heat:
@@ -200,7 +198,7 @@ def y_axis(panel: Panel) -> Axis:
     pad = ((high - low) or 1.0) * PAD
     low = low - pad if bottom is None else bottom
     high = high + 2 * pad if top is None else top
-    low, high = max(low, -_HUGE), min(high, _HUGE)
+    low, high = max(low, -FARTHEST), min(high, FARTHEST)  # so that the length does not overflow
     high = high if high - low > abs(low) * 1e-9 + 1e-99 else low + max(1.0, abs(low) * 1e-6)
     return _axis(panel.y_scale, low, high, panel.percent, False, most=6)
 
@@ -257,14 +255,25 @@ def plain(value: float) -> str:
 def listed(picture: Picture) -> Table:
     """Return the numbers of a picture as a table, one row per point."""
     rows = [
-        (layer.name or panel.y_title, place_name(panel, x), number(layer, place, panel.percent))
-        for panel in picture.panels
-        for layer in panel.layers
-        for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True))
-        if y is not None and math.isfinite(y)
+        (layer.name or panel.y_title, place_name(panel, x), one) for panel, layer, x, one in points(picture)
     ]
     header = ("series", picture.panels[0].x_title or "of", "value")
     return Table(f"{picture.id}-data", f"Data of “{picture.title}”", header, rows)
+
+
+def points(picture: Picture) -> Iterator[tuple[Panel, Layer, float, Number]]:
+    """Yield every point that is known: its panel, its layer, its place on the x axis, and its number."""
+    for panel in picture.panels:
+        for layer in panel.layers:
+            for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True)):
+                if y is not None and math.isfinite(y):
+                    yield panel, layer, x, number(layer, place, panel.percent)
+
+
+def runs(points: Iterable[T | None]) -> list[list[T]]:
+    """Split points where one is missing; a single one is no run."""
+    found = [[one for one in run if one is not None] for there, run in groupby(points, bool) if there]
+    return [run for run in found if len(run) > 1]
 
 
 def number(layer: Layer, place: int, percent: bool) -> Number:

@@ -96,12 +96,16 @@ def cards(summary: Result) -> Cards | None:
     """Return the presets that could be computed, families together; None where there is none."""
     if not summary.presets:
         return None
-    able = by_family(summary)
+    able, shipped, own = by_family(summary), catalogue.load(), trainer_of(summary)
     used = {one.policy for one in able.values()}
     raw = tuple((title, _raw(summary, prefix)) for policy, prefix, title in RAW if policy in used)
     lacking = tuple((name, ", ".join(one.needs)) for name, one in summary.presets.items() if one.needs)
-    own = trainer_of(summary)
-    return Cards((*_pinned(summary), *_cards(summary, able, own)), lacking, own, summary.is_bug, raw)
+    first = {one.family: name for name, one in reversed(able.items())}
+    found = [
+        _card(name, one, summary.preset(name), shipped.get(name), first[one.family] == name, own)
+        for name, one in able.items()
+    ]
+    return Cards((*_pinned(summary), *found), lacking, own, summary.is_bug, raw)
 
 
 def missing(summary: Result) -> Table:
@@ -159,15 +163,6 @@ def _cell(number: Number) -> tuple[float | None, str]:
     return value, minus(written(number).value)
 
 
-def _cards(summary: Result, able: Presets, own: str) -> tuple[Card, ...]:
-    shipped, seen = catalogue.load(), set[str]()
-    found = []
-    for name, one in able.items():
-        found.append(_card(name, one, summary.preset(name), shipped.get(name), one.family not in seen, own))
-        seen.add(one.family)
-    return tuple(found)
-
-
 def _kind(one: PresetFacts) -> str:
     over = one.aspects.get("over what", "")
     words = ("sum", "mean", "sequence", "max", "min")
@@ -192,8 +187,11 @@ def _card(
         ("", "" if one.applied else "metrics only: the trainer does not apply it to the loss"),
     )
     keeps = [(f"length, quartile {q}", numbers.get(f"kept_length_q{q}", Number())) for q in range(1, 5)]
-    keeps += [(f"A {sign} 0", numbers.get(f"kept_{word}", Number())) for sign, word in SIGNS]
-    known = {key: numbers[key] for key in MORE if _known(numbers, key)}
+    keeps += [
+        ("A > 0", numbers.get("kept_positive", Number())),
+        ("A < 0", numbers.get("kept_negative", Number())),
+    ]
+    more = [(key, written(cell)) for key in MORE if (cell := numbers.get(key, Number())).known]
     return Card(
         name,
         "",
@@ -206,15 +204,10 @@ def _card(
         first,
         distinct=not one.same_as,
         lines=tuple(line for line in lines if line[1] and line[1] != "none"),
-        more=tuple(
-            (key, minus(" ".join(part for part in written(cell) if part))) for key, cell in known.items()
-        ),
+        more=tuple((key, minus(" ".join(filter(None, parts)))) for key, parts in more),
         keeps=tuple((key, _cell(cell)[1]) for key, cell in keeps if cell.value is not None),
         command=_command(name, one, shipped, own),
     )
-
-
-SIGNS = ((">", "positive"), ("<", "negative"))
 
 
 def _command(name: str, one: PresetFacts, shipped: Preset | None, own: str) -> str:
@@ -227,7 +220,3 @@ def _command(name: str, one: PresetFacts, shipped: Preset | None, own: str) -> s
     named = (trainer for trainer in (own, *one.trainers) if trainer in TRAINERS)
     able = next((trainer for trainer in named if sayable(shipped, (trainer,))), "")
     return f"offpol-diag presets {name}{able and f' --for {able}'}"
-
-
-def _known(metrics: Numbers, name: str) -> bool:
-    return metrics.get(name, Number()).known

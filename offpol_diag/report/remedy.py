@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
 from statistics import median
 
 from offpol_diag.advice.prescription import expressible, prescribed
@@ -15,7 +16,7 @@ from offpol_diag.presets.candidates import DEFAULT, NOTHING
 from offpol_diag.presets.tuning import command
 from offpol_diag.report.answer import Fact, Line
 from offpol_diag.report.diagnosis import capital, grew, lower, sentence
-from offpol_diag.report.tiles import curve, intervals_of
+from offpol_diag.report.tiles import curve
 from offpol_diag.result import MARGIN, Cause, Diagnosis, Recommendation, Result
 from offpol_diag.table import Table
 from offpol_diag.trainers import TRAINERS, named_in
@@ -84,14 +85,14 @@ def how_sure(given: Recommendation) -> Fact:
 
 def growth(summary: Result) -> str:
     """Return a sentence on a collapse: K3 that grows over the steps, and the mean reward that falls."""
-    known = [(key, value) for key, value in curve(summary, "k3") if value is not None]
+    known = [(key, value) for key, value, _ in curve(summary, "k3") if value is not None]
     third = len(known) // 3
     if not third:
         return ""
     first, last = (median(v for _, v in part) for part in (known[:third], known[-third:]))
     if last <= max(GROWN * first, 1e-4):
         return ""
-    rewards = [value for _, value in curve(summary, "reward") if value is not None]
+    rewards = [one.value for one in curve(summary, "reward") if one.value is not None]
     fell = len(rewards) > 1 and rewards[-1] < rewards[0] - 0.5 * abs(rewards[0])
     word = "It collapses" if fell and last > MERGE else "It grows"
     (a, low), (b, high) = known[0], known[-1]
@@ -115,21 +116,17 @@ def _last_good(summary: Result) -> tuple[str, str]:
     if not growth(summary):
         return "", ""
     steps = summary.charts.steps
-    names = [str(one) for one in steps.first] if steps else [key for key, _ in known]
-    ends = intervals_of(summary, "k3")
-    lows = [value if end is None else end[0] for (_, value), end in zip(known, ends, strict=True)]
-    sure, likely = _beyond(names, lows), _beyond(names, [value for _, value in known])
+    names = [str(one) for one in steps.first] if steps else [one.step for one in known]
+    sure = _beyond(names, [one.interval[0] if one.interval else one.value for one in known])
+    likely = _beyond(names, [one.value for one in known])
     return ("", "") if sure == names[0] else (sure, likely)
 
 
 def _beyond(names: list[str], values: list[float | None]) -> str:
     """Return the first step from which on all values are above the merge gate."""
-    first = ""
-    for name, value in zip(reversed(names), reversed(values), strict=True):
-        if value is None or value <= MERGE:
-            break
-        first = name
-    return first
+    ends = zip(reversed(names), reversed(values), strict=True)
+    above = [name for name, _ in takewhile(lambda end: end[1] is not None and end[1] > MERGE, ends)]
+    return above[-1] if above else ""
 
 
 def _before(summary: Result) -> str:
@@ -285,30 +282,23 @@ def _reasons(given: Recommendation) -> tuple[str, ...]:
 
 def _remedy(summary: Result, given: Recommendation, causes: list[Cause]) -> str:
     """Return the correction, what it changes, and the fix at the source."""
+    before, effect = _before(summary), _effect(summary, given)
     if summary.undecided:
-        return _until_decided(summary, given)
+        harm = f"Until the cause is known, {given.title} limits the harm{f': {effect}' if effect else ''}"
+        said = sentence(harm) if given.title else given.sentence
+        return " ".join(filter(None, ("Measure first.", before, said)))
     fix = next((one.fix for one in causes if one.kind == "honest" and one.fix), "")
     also = f" At the source: {lower(sentence(fix))}" if fix else ""
     if not given.title:
         label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
         said = f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
-        return f"{_before(summary)} {said}".strip()
-    named, effect = capital(given.title), _effect(summary, given)
-    if before := _before(summary):
+        return f"{before} {said}".strip()
+    if before:
         then = f"Then {given.title}{f' ({effect})' if effect else ''}: alone it does not save the run."
         return f"{before} {then}{'' if grew(summary) else also}"
     small = summary.diagnosis is not None and summary.diagnosis.verdict == "healthy"
     why = f" {given.sentence}" if effect and small else ""  # although the mismatch is small
-    return f"{named}: {sentence(effect or given.sentence)}{why}{also}"
-
-
-def _until_decided(summary: Result, given: Recommendation) -> str:
-    """Return what limits the harm while the cause is not known."""
-    if not given.title:
-        return " ".join(filter(None, ("Measure first.", _before(summary), given.sentence)))
-    effect = _effect(summary, given)
-    harm = f"Until the cause is known, {given.title} limits the harm{f': {effect}' if effect else ''}"
-    return " ".join(filter(None, ("Measure first.", _before(summary), sentence(harm))))
+    return f"{capital(given.title)}: {sentence(effect or given.sentence)}{why}{also}"
 
 
 def trainer_of(summary: Result) -> str:

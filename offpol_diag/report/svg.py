@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from offpol_diag.metrics import Tone
-from offpol_diag.numerals import minus, say
+from offpol_diag.metrics import Band, tone
+from offpol_diag.number import Number
+from offpol_diag.numerals import minus, rounded, say, written
 from offpol_diag.report.picture import (
     COLOURS,
     MARKED,
@@ -20,10 +21,12 @@ from offpol_diag.report.picture import (
     number,
     place_name,
     plain,
+    runs,
     shade,
     x_axis,
     y_axis,
 )
+from offpol_diag.result.reference import Reference
 
 WIDTH, HEIGHT, TALL = 360, 216, 290
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 24, 38
@@ -139,8 +142,9 @@ class _Drawing:
             yield from self.bars(layer, c)
             return
         if layer.low and layer.kind == "line":
-            for run in self.runs(layer):
-                yield _path(f"r {c}", "M" + "L".join(run) + "z")
+            for run in runs(self.ends(layer)):
+                outline = [*(top for top, _ in run), *(low for _, low in run[::-1])]
+                yield _path(f"r {c}", "M" + "L".join(outline) + "z")
         if layer.low and layer.kind == "points":
             for x, low, high in zip(layer.x, layer.low, layer.high, strict=True):
                 if low is not None and high is not None:
@@ -149,7 +153,7 @@ class _Drawing:
                         yield _path(f"e {c}", f"M{b[0]:.1f} {b[1]:.1f}V{a[1] if a else self.bottom:.1f}")
         if layer.kind in ("line", "steps"):
             dash = " th" if layer.dashed else ""
-            for line in _runs(points):
+            for line in runs(points):
                 yield _line(f"l {c}{dash}", line)
         if layer.kind != "steps" and (layer.kind == "points" or len(points) <= MARKED) and not layer.dashed:
             for place, point in enumerate(points):
@@ -166,18 +170,15 @@ class _Drawing:
             top, low = self.up(self.y.held(base + y, True)), self.up(self.y.held(base, True))
             yield _box(f"b {c}", ends[0], min(top, low), ends[1] - ends[0], abs(low - top))
 
-    def runs(self, layer: Layer) -> list[list[str]]:
-        """Return the outlines of the 95% band, one for each run of known intervals."""
-        found: list[list[tuple[str, str]]] = [[]]
+    def ends(self, layer: Layer) -> Iterable[tuple[str, str] | None]:
+        """Yield the ends of the interval of each point, None where it is not known or not reliable."""
         for place, x in enumerate(layer.x):
             low, high, at = layer.low[place], layer.high[place], self.x.at(x)
             if low is None or high is None or at is None or (layer.hollow and layer.hollow[place]):
-                found.append([])
+                yield None
             else:
-                ends = (self.y.held(high, False), self.y.held(low, True))
-                top, bottom = (f"{self.across(at):.1f} {self.up(end):.1f}" for end in ends)
-                found[-1].append((top, bottom))
-        return [[*(a for a, _ in run), *(b for _, b in run[::-1])] for run in found if len(run) > 1]
+                ups = (self.up(self.y.held(high, False)), self.up(self.y.held(low, True)))
+                yield f"{self.across(at):.1f} {ups[0]:.1f}", f"{self.across(at):.1f} {ups[1]:.1f}"
 
     def point(self, x: float, y: float | None) -> Point | None:
         a, b = self.x.at(x), self.y.at(y)
@@ -204,7 +205,7 @@ class _Drawing:
 
         ink = np.zeros((self.height, WIDTH), dtype=np.int32)
         for layer, points in zip(self.panel.layers, self.points, strict=True):
-            for (x0, y0), (x1, y1) in (pair for run in _runs(points) for pair in pairwise(run)):
+            for (x0, y0), (x1, y1) in (pair for run in runs(points) for pair in pairwise(run)):
                 many = int(max(abs(x1 - x0), abs(y1 - y0))) + 2
                 ink[np.linspace(y0, y1, many).astype(int), np.linspace(x0, x1, many).astype(int)] = 1
             for x, y in (point for point in points if point and layer.kind != "steps"):
@@ -271,12 +272,6 @@ def said(layer: Layer, panel: Panel, place: int) -> str:
     )
 
 
-def _runs(points: Sequence[Point | None]) -> list[list[Point]]:
-    """Split points where one is missing; a single one is no run."""
-    runs = ([one for one in run if one] for there, run in groupby(points, bool) if there)
-    return [run for run in runs if len(run) > 1]
-
-
 def _thinned(axis: Axis) -> list[tuple[float, str]]:
     """Leave out ticks whose labels would touch."""
     kept: list[tuple[float, str]] = []
@@ -311,9 +306,7 @@ def _text(look: str, x: float, y: float, text: str, anchor: str) -> str:
 # ---------------------------------------------------------------- small curves and the scale
 
 
-def spark(
-    values: Sequence[float | None], bands: Sequence[tuple[float | None, float | None, Tone]], log: bool
-) -> Markup:
+def spark(values: Sequence[float | None], bands: Sequence[Band], log: bool) -> Markup:
     """Draw a curve by step, with the band that its last point is in."""
     wide, high = 240, 46
     layer = Layer("", range(len(values)), values, "slate")
@@ -324,55 +317,49 @@ def spark(
         for place, value in enumerate(values)
     ]
     parts: list[str] = []
-    for low, top, tone in bands:
+    for one in bands:
         ends = [
             high - 5 - (y.held(end, first) - y.low) / (y.high - y.low) * (high - 9)
-            for end, first in ((top, False), (low, True))
+            for end, first in ((one.high, False), (one.low, True))
         ]
-        parts.append(_box(f"z{TONES.index(tone) + 1}", 3, ends[0], 230, max(ends[1] - ends[0], 0)))
-    parts += [_line("l sp", run) for run in _runs(points)]
+        parts.append(_box(f"z{TONES.index(tone(one.name)) + 1}", 3, ends[0], 230, max(ends[1] - ends[0], 0)))
+    parts += [_line("l sp", run) for run in runs(points)]
     last = next((point for point in reversed(points) if point), None)
     parts += [_dot("spd", *last, "3.2")] if last else []
     return Markup(f'<svg class="spark" viewBox="0 0 {wide} {high}" aria-hidden="true">{"".join(parts)}</svg>')
 
 
-def meter(
-    bands: Sequence[tuple[float | None, float | None, Tone, str]],
-    value: float,
-    interval: tuple[float, float] | None,
-    said: str,
-    synced: tuple[float, str] | None,
-    expected: tuple[float, float, str] | None,
-) -> Markup:
+def meter(k3: Number, bands: Sequence[Band], synced: float | None, expected: Band | None) -> Markup:
     """Draw K3 on a log scale of its bands, with its value at lag 0 and its expected range, if known."""
     low, high, width, margin = 1e-5, 1.0, 1116.0, 2.0
+    said, interval = written(k3)[0], k3.interval
     axis = Axis("log", -5.0, 0.0, ())
 
     def at(number: float | None, first: bool) -> float:
         return margin + (axis.held(number, first) + 5) / 5 * width
 
     parts = [_text("k", margin, 70, plain(low), "start"), _text("k", margin + width, 70, plain(high), "end")]
-    for start, end, tone, name in bands:
-        left, right = at(start, True), at(end, False)
-        parts.append(_box(f"zz{TONES.index(tone) + 1}", left, 26, right - left, 14))
-        parts.append(_text("n", (left + right) / 2, 55, name, "middle"))
-        if start:
-            parts.append(_text("k", left, 70, plain(start), "middle"))
+    for one in bands:
+        left, right = at(one.low, True), at(one.high, False)
+        parts.append(_box(f"zz{TONES.index(tone(one.name)) + 1}", left, 26, right - left, 14))
+        parts.append(_text("n", (left + right) / 2, 55, one.name, "middle"))
+        if one.low:
+            parts.append(_text("k", left, 70, plain(one.low), "middle"))
     if interval:
         parts.append(_path("mi", f"M{at(max(interval[0], low), True):.1f} 33H{at(interval[1], False):.1f}"))
-    here = at(max(value, low), True)
+    here = at(max(k3.value or 0.0, low), True)
     parts.append(_path("mk", f"M{here:.1f} 22v22"))
     anchor = "end" if here > 1040 else "start" if here < 80 else "middle"
     parts.append(_text("nb", here, 16, f"this dump {said}", anchor))
-    if synced and abs(at(synced[0], True) - here) > 190:
-        there = at(max(synced[0], low), True)
+    if synced and synced > 0 and abs(at(synced, True) - here) > 190:
+        there = at(max(synced, low), True)
         parts.append(f'<circle class="m0" cx="{there:.1f}" cy="33" r="5"/>')
         anchor = "start" if there < 150 else "middle"
-        parts.append(_text("n", there, 16, f"weights in sync (lag 0) {synced[1]}", anchor))
+        parts.append(_text("n", there, 16, f"weights in sync (lag 0) {rounded(synced)}", anchor))
     if expected:
-        left, right = at(max(expected[0], low), True), at(expected[1], False)
+        left, right = at(max(expected.low or 0.0, low), True), at(expected.high or 0.0, False)
         parts.append(_path("me", f"M{left:.1f} 78v6H{right:.1f}v-6"))
-        parts.append(_text("k", (left + right) / 2, 108, f"expected: {expected[2]}", "middle"))
+        parts.append(_text("k", (left + right) / 2, 108, f"expected: {expected.regime}", "middle"))
     label = f"K3 KL on a logarithmic scale with named bands: this dump {said}"
     tall = 116 if expected else 74
     head = f'<svg class="meter" viewBox="0 0 1120 {tall}" role="img" aria-label="{escape(label)}">'
@@ -384,8 +371,13 @@ CENTRE = complex(188, 88)
 """Corners of the triangle, and what they surround."""
 
 
-def triangle(sides: Mapping[tuple[str, str], tuple[str, bool]]) -> Markup:
+def triangle(found: Reference) -> Markup:
     """Draw engine, trainer and reference with the distances between them, dashed where two differ."""
+    sides = {
+        ("trainer", "reference"): (rounded(found.trainer.distance), found.trainer.state == "same"),
+        ("engine", "reference"): (rounded(found.engine.distance), found.engine.state == "same"),
+        ("trainer", "engine"): (rounded(found.apart), found.verdict in ("same", "reference")),
+    }
     parts = list[str]()
     for (one, two), (said, alike) in sides.items():
         (a, b), (c, d) = CORNERS[one], CORNERS[two]

@@ -10,8 +10,7 @@ from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.tuning import command
-from offpol_diag.report import columns
-from offpol_diag.report.analyze import about, analysis, cautions
+from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact, Tile
 from offpol_diag.report.picture import SERIES, Panel, Picture, at_places
 from offpol_diag.report.tiles import below_0
@@ -51,7 +50,8 @@ def answer(summary: Result, found: Sweep) -> Answer:
     sentence = f"{found.preset} at {point.threshold:.7g} keeps {what}{value}{of}"
     facts = [Fact("Bound", _bound(found))]
     if window:
-        sentence, interval = f"{_bounds(found, window)} keeps {_share(window)} of the {found.unit}s", ""
+        share = say_value(window.kept / window.of, "fraction")
+        sentence, interval = f"{_bounds(found, window)} keeps {share} of the {found.unit}s", ""
         held = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
         facts.append(Fact("Asked", f"{say_value(window.asked, 'fraction')}; kept are {held}."))
     facts += [Fact("Warning", one) for one in found.remarks]
@@ -59,14 +59,12 @@ def answer(summary: Result, found: Sweep) -> Answer:
     facts += [Fact("Bug?", given.headline)] if given is not None else []
     where = f"at the preset's own {own.threshold:.7g}" if own.own else f"at {own.threshold:.7g}"
     goes = "; the small curves run over all thresholds" if len(found.points) > 1 else ""
-    return Answer(
-        about(summary) + columns.all_read(summary.dump),
+    return of_dump(summary)(
         "",
         sentence,
         "warn" if found.remarks else "info",
         interval,
         _change(found),
-        cautions=cautions(summary.dump),
         facts=tuple(facts),
         lead=f"{found.preset} {'within these bounds' if window else where}{goes}.",
         tiles=tuple(_tiles(found, point)),
@@ -74,7 +72,6 @@ def answer(summary: Result, found: Sweep) -> Answer:
         charts=tuple(_charts(found)),
         code=((f"For {window.trainer}", window.config),) if window and window.config else (),
         next=tuple(_commands(summary, found)),
-        remarks=columns.unlike(summary.dump),
     )
 
 
@@ -99,22 +96,14 @@ def _bounds(found: Sweep, window: SolvedWindow) -> str:
     return f"{left}{found.statistic}{right}"
 
 
-def _share(window: SolvedWindow) -> str:
-    return say_value(window.kept / window.of, "fraction")
-
-
 def _commands(summary: Result, found: Sweep) -> Iterator[tuple[str, str]]:
     """Yield the preset with the bounds that were solved for, on π_train/π_rollout, and the analysis."""
     if found.window:
-        yield "preset", _command(found, found.window)
+        settings = {place: repr(bound) for place, bound in found.window.point.bounds.items()}
+        # a user's preset needs its file, which is unknown here
+        file = "" if found.preset in catalogue.load() else " --preset-file FILE"
+        yield "preset", f"{command(found.preset, settings)}{file}"
     yield from analysis(summary.dump)
-
-
-def _command(found: Sweep, window: SolvedWindow) -> str:
-    settings = {place: repr(bound) for place, bound in window.point.bounds.items()}
-    # a user's preset needs its file, which is unknown here
-    file = "" if found.preset in catalogue.load() else " --preset-file FILE"
-    return f"{command(found.preset, settings)}{file}"
 
 
 def _change(found: Sweep) -> str:
@@ -196,7 +185,7 @@ def _tiles(found: Sweep, point: SweptPoint) -> Iterator[Tile]:
 
 
 def _charts(found: Sweep) -> Iterator[Picture]:
-    names = [label(one).removesuffix(" ←") for one in found.points]
+    names = [f"{one.threshold:.9g}" for one in found.points]
     own = [(float(i), "as it stands") for i, one in enumerate(found.points) if one.own]
     panel = partial(
         Panel, f"threshold b of {found.which}", names=names, percent=True, y_range=(0, None), uprights=own

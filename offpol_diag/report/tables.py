@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from offpol_diag.diagnosis.floors import observed
 from offpol_diag.frames import Data, Value, named
@@ -14,7 +13,7 @@ from offpol_diag.report import answered
 from offpol_diag.report.analyze import alerts
 from offpol_diag.report.answer import Tile
 from offpol_diag.report.parts import parts
-from offpol_diag.report.picture import Picture, number
+from offpol_diag.report.picture import Picture, points
 from offpol_diag.report.presets import Cards
 from offpol_diag.report.tokens import Strips
 from offpol_diag.result import Contrast, Place, Result, WorstSequence, place_of
@@ -31,17 +30,15 @@ def tables(summary: Result) -> dict[str, Data]:
 
 def _all(summary: Result) -> Iterator[Data]:
     answer = answered(summary)
-    if summary.gates:
-        yield _gates(summary)
     evidence = [fact.chart for fact in answer.facts if fact.chart]
     if answer.tiles and not summary.against and not summary.comparison:
         yield _tiles(answer.tiles)
     for fact in answer.facts:
         if fact.table:
-            yield from _of(fact.table, summary)
+            yield _of(fact.table, summary)
     for table in answer.tables:
         if table.id not in FEWER:
-            yield from _of(table, summary)
+            yield _of(table, summary)
     for picture in (*answer.charts, *evidence):
         yield from _points(picture)
     for part in parts(summary, answer):
@@ -54,17 +51,16 @@ def _all(summary: Result) -> Iterator[Data]:
             yield _responses(summary)
         for table in part.tables:
             if table not in answer.tables:
-                yield from _of(table, summary)
+                yield _of(table, summary)
 
 
 FEWER = {"corrections", "decisive", "pairs", "steps"}
 """Tables whose rows and columns another one has too."""
 
 
-def _of(table: Table, summary: Result) -> Iterable[Data]:
-    if table.id in EXACT:
-        return EXACT[table.id](table, summary)
-    return (Data(table.id, table.header, table.rows),)
+def _of(table: Table, summary: Result) -> Data:
+    exact = EXACT.get(table.id)
+    return exact(table, summary) if exact else Data(table.id, table.header, table.rows)
 
 
 def _wide(header: Sequence[str], rows: Sequence[tuple[Row, Numbers]]) -> tuple[Sequence[str], list[Row]]:
@@ -102,18 +98,15 @@ def _of_presets(axis: str, place: Place, summary: Result) -> Numbers:
 
 def _points(picture: Picture) -> Iterator[Data]:
     """Yield the points of a chart, and the cells of a density."""
-    rows = [
-        (panel.y_title, layer.name or None, _x(panel.names, x), number(layer, place, panel.percent))
-        for panel in picture.panels
-        for layer in panel.layers
-        for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True))
-        if y is not None and math.isfinite(y)
-    ]
+    rows: list[Row] = []
+    for panel, layer, x, number in points(picture):
+        at: Value = panel.names[int(x)] if panel.names and 0 <= x < len(panel.names) else x
+        rows.append((panel.y_title, layer.name or None, at, number))
     if picture.data:
         yield Data(picture.data.id, picture.data.header, picture.data.rows)
     if rows:
-        points = f"{picture.id}-points" if picture.data else f"{picture.id}-data"
-        yield Data(points, ("panel", "series", "x", "value"), rows)
+        name = f"{picture.id}-points" if picture.data else f"{picture.id}-data"
+        yield Data(name, ("panel", "series", "x", "value"), rows)
     for heat in (panel.heat for panel in picture.panels if panel.heat):
         ends = heat.edges
         cells = [
@@ -123,10 +116,6 @@ def _points(picture: Picture) -> Iterator[Data]:
             if many
         ]
         yield Data(f"{picture.id}-cells", ("x_low", "x_high", "y_low", "y_high", "count"), cells)
-
-
-def _x(names: Sequence[str], x: float) -> Value:
-    return names[int(x)] if names and 0 <= x < len(names) else x
 
 
 def _tiles(tiles: Sequence[Tile]) -> Data:
@@ -176,7 +165,7 @@ def _responses(summary: Result) -> Data:
 # ---------------------------------------------------------------- of tables with numbers in words
 
 
-def _gates(summary: Result) -> Data:
+def _gates(_: Table, summary: Result) -> Data:
     fields = ("name", "said", "bound", "level", "passed", "open", "limit", "centre")
     more = ("baseline", "tolerance", "diagnosis", "steps", "where", "reason", "note", "source")
     rows = [
@@ -190,58 +179,58 @@ def _gates(summary: Result) -> Data:
     return Data("gates", (*fields, "value", *more), rows)
 
 
-def _ranking(_: Table, summary: Result) -> Iterator[Data]:
+def _ranking(_: Table, summary: Result) -> Data:
     given = summary.recommendation
     rows = [(one.title, one.score, one.behind, one.tie) for one in (given.ranking if given else ())]
-    yield Data("ranking", ("correction", "score", "error_above", "tie"), rows)
+    return Data("ranking", ("correction", "score", "error_above", "tie"), rows)
 
 
-def _alerts(_: Table, summary: Result) -> Iterator[Data]:
+def _alerts(_: Table, summary: Result) -> Data:
     rows = []
     for one in alerts(summary):
         for key, value in one.saw.items():
             metric = summary.whole.get(key, Number())
             rows.append((one.sentence, key, metric if metric.value == value else value, one.source))
-    yield Data("alerts", ("level", "number", "value", "source"), rows)
+    return Data("alerts", ("level", "number", "value", "source"), rows)
 
 
-def _bands(_: Table, summary: Result) -> Iterator[Data]:
+def _bands(_: Table, summary: Result) -> Data:
     rows: list[Row] = [
         (one.metric, one.name, one.low, one.high, None, one.regime, one.source)
         for one in summary.charts.bands
     ]
     rows += [(metric, None, None, None, *rest) for metric, _, *rest in (*observed(), *REGIMES)]
-    yield Data("bands", ("number", "band", "low", "high", "observed", "regime", "source"), rows)
+    return Data("bands", ("number", "band", "low", "high", "observed", "regime", "source"), rows)
 
 
-def _run(_: Table, summary: Result) -> Iterator[Data]:
+def _run(_: Table, summary: Result) -> Data:
     run = summary.run.model_dump()
     seconds = run.pop("seconds")
     rows = [*run.items(), *((f"seconds, {name}", value) for name, value in seconds.items())]
-    yield Data("run", ("what", "value"), rows)
+    return Data("run", ("what", "value"), rows)
 
 
-def _types(_: Table, summary: Result) -> Iterator[Data]:
+def _types(_: Table, summary: Result) -> Data:
     fields = ("tokens", "share", "k3_share", "k3", "mean_log_ratio")
     texts, found = summary.charts.token_texts, summary.charts.token_types
     rows = [
         (one.token_id, texts.get(str(one.token_id)), *(getattr(one, name) for name in fields))
         for one in (found.worst if found else ())
     ]
-    yield Data("types", ("token_id", "text", *fields), rows)
+    return Data("types", ("token_id", "text", *fields), rows)
 
 
-def _worst_sequences(_: Table, summary: Result) -> Iterator[Data]:
+def _worst_sequences(_: Table, summary: Result) -> Data:
     fields = WorstSequence._fields[: WorstSequence._fields.index("first")]
     rows = [tuple(getattr(one, name) for name in fields) for one in summary.worst.sequences]
-    yield Data("worst-sequences", fields, rows)
+    return Data("worst-sequences", fields, rows)
 
 
 AROUND = (*(f"log_ratio_before_{i}" for i in (3, 2, 1)), *(f"log_ratio_after_{i}" for i in (1, 2, 3)))
 """Columns of the log-ratios around a token, in reading order."""
 
 
-def _worst_tokens(_: Table, summary: Result) -> Iterator[Data]:
+def _worst_tokens(_: Table, summary: Result) -> Data:
     fields = ("sequence_id", "step", "position", "length", "token_id")
     logs = ("rollout_log_prob", "train_log_prob", "log_ratio")
     texts = summary.charts.token_texts
@@ -255,45 +244,40 @@ def _worst_tokens(_: Table, summary: Result) -> Iterator[Data]:
         )
         for one in summary.worst.tokens
     ]
-    yield Data("worst-tokens", (*fields, "text", *logs, *AROUND), rows)
+    return Data("worst-tokens", (*fields, "text", *logs, *AROUND), rows)
 
 
-def _dropped(_: Table, summary: Result) -> Iterator[Data]:
+def _dropped(_: Table, summary: Result) -> Data:
     fields = ("sequence_id", "step", "length", "tokens", "log_ratio_sum", "reward")
     rows = [
         (one.dropped_by, one.kept_by, *(getattr(row, name) for name in fields), "; ".join(row.fired))
         for one in (summary.comparison.drops if summary.comparison else ())
         for row in one.examples
     ]
-    yield Data("dropped", ("dropped_by", "kept_by", *fields, "fired"), rows)
+    return Data("dropped", ("dropped_by", "kept_by", *fields, "fired"), rows)
 
 
-def _contrasts(table: Table, summary: Result) -> Iterator[Data]:
+def _contrasts(table: Table, summary: Result) -> Data:
     found = {one.name: one for one in (summary.against.contrasts if summary.against else ())}
     some: list[Contrast] = [found[str(row[0])] for row in table.rows]
     rows = [
         (one.name, one.a, one.b, one.difference, one.p_value, one.p_adjusted, one.effect or one.reason)
         for one in some
     ]
-    yield Data(table.id, ("metric", "a", "b", "difference", "p", "p_corrected", "said"), rows)
+    return Data(table.id, ("metric", "a", "b", "difference", "p", "p_corrected", "said"), rows)
 
 
-def _sweep(_: Table, summary: Result) -> Iterator[Data]:
+def _sweep(_: Table, summary: Result) -> Data:
     points = summary.sweep.points if summary.sweep else []
     rows: list[tuple[Row, Numbers]] = [((one.threshold, one.own), one.numbers) for one in points]
-    yield Data("sweep", *_wide(("threshold", "own"), rows))
+    return Data("sweep", *_wide(("threshold", "own"), rows))
 
 
-def _nothing(_: Table, __: Result) -> Iterable[Data]:
-    """Leave out a table that another one holds."""
-    return ()
-
-
-EXACT: Mapping[str, Callable[[Table, Result], Iterable[Data]]] = {
-    "gates": _nothing,  # which come first
+EXACT: Mapping[str, Callable[[Table, Result], Data]] = {
     "alerts": _alerts,
     "bands": _bands,
     "dropped": _dropped,
+    "gates": _gates,
     "ranking": _ranking,
     "run": _run,
     "sweep": _sweep,

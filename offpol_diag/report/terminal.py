@@ -25,7 +25,7 @@ from offpol_diag.number import Number
 from offpol_diag.numerals import minus, written
 from offpol_diag.printable import disarmed, printable
 from offpol_diag.report.answer import Answer, Fact, Tile
-from offpol_diag.report.cells import Shown, shown
+from offpol_diag.report.cells import footnotes, shown
 from offpol_diag.table import Table
 
 PIPE_WIDTH, PROSE_WIDTH = 120, 100
@@ -246,33 +246,29 @@ class _Screen:
         for ends in (True, False):  # of the curves, where there is room
             rows = [(one.label, tile_text(one), one.band, _course(one, ends)) for one in tiles]
             table = Table("tiles", "", header, rows, notes)
-            if self.whole or _fits([_column(table, i, (), False) for i in range(4)], self.console.width):
+            if self.whole or _fits(_columns(table, False)[0], self.console.width):
                 break
         self.table(table)
 
     def table(self, table: Table) -> None:
         """Draw a table, a grid below the other where its columns do not fit, or else without them."""
-        columns = self._columns(table)
+        columns, notes = _columns(table, self.whole)
         pages = _pages(columns, self.console.width)
         some = len(columns) if self.whole or table.shown == "always" else len(pages[0])
         left = [one.header for one in columns[some:]]
         if left:  # no note is said of them
             table = replace(table, header=table.header[:some], rows=[row[:some] for row in table.rows])
-            pages = [self._columns(table)]
+            columns, notes = _columns(table, self.whole)
+            pages = [columns]
         self.blank()
         self.text(table.caption)
         for page in pages:
             for line in _grid(page, self.console.width):
                 self.console.print(Styled(line), soft_wrap=True)
-        notes = _notes(table)
-        numbered = [f"({place}) {note}" for place, note in enumerate(notes, 1)]
+        numbered = [f"({place}) {note}" for note, place in notes.items()]
         more = [f"Left out for want of width: {', '.join(left)} (--csv has all)."] if left else []
         for note in (" ".join(numbered), *table.notes, *more):
             self.text(note, "dim", 2 if note.startswith("*") else 0)
-
-    def _columns(self, table: Table) -> list[_Column]:
-        places, notes = range(len(table.header)), _notes(table)
-        return [_column(table, place, notes, self.whole or place == 0) for place in places]
 
 
 def evidence(fact: Fact) -> Iterator[str]:
@@ -285,11 +281,6 @@ def evidence(fact: Fact) -> Iterator[str]:
         between = ": " if line.detail[:1].islower() or line.detail[:1].isdigit() else ". "
         if text:
             yield minus(f"{mark}{text.rstrip('.')}{between}{line.detail}" if line.detail else f"{mark}{text}")
-
-
-def _notes(table: Table) -> list[str]:
-    found = (shown(cell, terse=True).note for row in table.rows for cell in row)
-    return list(dict.fromkeys(note for note in found if note))
 
 
 def _course(one: Tile, ends: bool) -> str:
@@ -330,20 +321,21 @@ class _Column:
     least: int
 
 
-def _column(table: Table, place: int, notes: Sequence[str], unbroken: bool) -> _Column:
-    cells = [row[place] for row in table.rows]
-    texts = tuple(_written(shown(cell, terse=True), notes) for cell in cells)
-    numeric = any(isinstance(cell, int | Number) for cell in cells) or table.id == "tiles"
-    header = printable(table.header[place])
-    natural = max(cell_len(text) for text in (header, *texts))
-    words = max((cell_len(word) for text in texts for word in text.split()), default=0) if unbroken else 0
-    least = natural if numeric else min(natural, max(TEXT_WIDTH, min(words, WORD_WIDTH)))
-    return _Column(header, texts, natural, least)
-
-
-def _written(cell: Shown, notes: Sequence[str]) -> str:
-    mark = f"({notes.index(cell.note) + 1})" if cell.note else ""
-    return printable(" ".join(part for part in (cell.text, cell.interval, mark) if part))
+def _columns(table: Table, whole: bool) -> tuple[list[_Column], dict[str, int]]:
+    """Return the columns of a table as text, and the notes on its cells by their number."""
+    cells = [[shown(cell, terse=True) for cell in row] for row in table.rows]
+    notes, columns = footnotes(cells), []
+    for place, head in enumerate(table.header):
+        marked = ((one, f"({notes[one.note]})" if one.note else "") for one in (row[place] for row in cells))
+        texts = tuple(printable(" ".join(filter(None, (*one[:2], mark)))) for one, mark in marked)
+        numeric = any(isinstance(row[place], int | Number) for row in table.rows) or table.id == "tiles"
+        header = printable(head)
+        natural = max(cell_len(text) for text in (header, *texts))
+        unbroken = (word for text in texts if whole or place == 0 for word in text.split())
+        words = max(map(cell_len, unbroken), default=0)
+        least = natural if numeric else min(natural, max(TEXT_WIDTH, min(words, WORD_WIDTH)))
+        columns.append(_Column(header, texts, natural, least))
+    return columns, notes
 
 
 def _pages(columns: Sequence[_Column], width: int) -> list[Sequence[_Column]]:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from offpol_diag.metrics import METRICS, Tone, band, title, tone
 from offpol_diag.number import Number
@@ -23,6 +24,14 @@ SHORT = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token")
 """Numbers with a tile; those that stand in the short answer too."""
 FEWEST = 6
 """Fewest values without intervals whose scatter tells whether a curve is flat."""
+
+
+class Point(NamedTuple):
+    """A number at a training step, and its interval."""
+
+    step: str
+    value: float | None
+    interval: tuple[float, float] | None
 
 
 def heavy(summary: Result) -> str:
@@ -45,16 +54,15 @@ def heavy(summary: Result) -> str:
 def tiles(summary: Result) -> tuple[Tile, ...]:
     """Return the headline numbers of the mismatch, and what the recommendation rejects or truncates."""
     found = [tile for name in TILES if (tile := _tile(summary, name))]
-    reward, rewards = summary.whole.get("mean_reward", Number()), [v for _, v in curve(summary, "reward")]
-    if reward.value is not None or len(set(rewards)) > 1:
-        values = tuple(rewards) if len(rewards) > 1 else ()
+    reward, rewards = summary.whole.get("mean_reward", Number()), curve(summary, "reward")
+    if reward.value is not None or len({one.value for one in rewards}) > 1:
         found.append(
             Tile(
                 title("mean_reward"),
                 reward,
                 key="mean_reward",
                 short=True,
-                **_course(summary, "reward", reward.unit, values),
+                **_course(summary, "reward", reward.unit, rewards if len(rewards) > 1 else ()),
             )
         )
     given = summary.recommendation
@@ -71,7 +79,7 @@ def tiles(summary: Result) -> tuple[Tile, ...]:
             label, key, number = "With a weight", "tokens_weighted", weighted
         method = next((name for name, one in summary.candidates.items() if one == weighed), "")
         name = f"{method}.{key}"
-        course = _course(summary, name, number.unit, tuple(v for _, v in curve(summary, name)))
+        course = _course(summary, name, number.unit, curve(summary, name))
         found.append(Tile(label, number, "recommended", short=True, **course))
     return tuple(found)
 
@@ -79,8 +87,7 @@ def tiles(summary: Result) -> tuple[Tile, ...]:
 def _tile(summary: Result, key: str) -> Tile | None:
     prefix = summary.prefix
     number = summary.whole.get(prefix + key, Number())
-    values = tuple(value for _, value in curve(summary, key))
-    values = values if sum(one is not None for one in values) > 1 else ()
+    points = curve(summary, key)
     if not number.known:
         return None
     row, interval, doubt = band(key, number), "", ""
@@ -105,29 +112,24 @@ def _tile(summary: Result, key: str) -> Tile | None:
         remark=remark,
         short=key in SHORT,
         log=METRICS[key].log,
-        **_course(summary, key, number.unit, values),
+        **_course(
+            summary, key, number.unit, points if sum(one.value is not None for one in points) > 1 else ()
+        ),
     )
 
 
-def _course(summary: Result, name: str, unit: str, values: tuple[float | None, ...]) -> dict[str, Any]:
+def _course(summary: Result, name: str, unit: str, points: Sequence[Point]) -> dict[str, Any]:
     """Return the curve of a tile, whether it is flat, and its ends in words."""
-    if not values:
-        return {}
-    intervals = intervals_of(summary, name) or (None,) * len(values)
-    known = [pair for pair in zip(values, intervals, strict=True) if pair[0] is not None]
-    flat = is_flat(summary, name)
+    known = [(one.value, one.interval) for one in points if one.value is not None]
+    values = tuple(one.value for one in points)
     if not known:
         return {"curve": values}
-
-    def spelled(value: float | None, interval: tuple[float, float] | None) -> str:
-        return written(Number(value=value, interval=interval, unit=unit)).value
-
-    if flat:
-        known = sorted(known, key=lambda pair: pair[0] or 0.0)
-        ends = " to ".join(dict.fromkeys(spelled(*pair) for pair in (known[0], known[-1])))
-    else:
-        ends = " → ".join(spelled(*pair) for pair in (known[0], known[-1]))
-    return {"curve": values, "flat": flat, "below": ends}
+    flat = is_flat(summary, name)
+    ordered = sorted(known, key=itemgetter(0)) if flat else known
+    first, last = (Number(value=value, interval=ends, unit=unit) for value, ends in (ordered[0], ordered[-1]))
+    spelled = [written(one).value for one in (first, last)]
+    below = " to ".join(dict.fromkeys(spelled)) if flat else " → ".join(spelled)
+    return {"curve": values, "flat": flat, "below": below}
 
 
 def below_0(name: str, number: Number) -> str:
@@ -147,24 +149,20 @@ def _at_steps(summary: Result) -> list[Place]:
     return [one for one in summary.at("step") if one.key != NO_STEP]
 
 
-def curve(summary: Result, name: str) -> list[tuple[str, float | None]]:
+def curve(summary: Result, name: str) -> list[Point]:
     """Return a number of the main pair of policies by training step."""
     steps = summary.charts.steps
     if steps is None:
-        return [(one.key, number.value) for one, number in _by_step(summary, name)]
-    values = steps.series[name].values if name in steps.series else []
-    return [(str(last), value) for last, value in zip(steps.last, values, strict=False)]
-
-
-def intervals_of(summary: Result, name: str) -> tuple[tuple[float, float] | None, ...]:
-    """Return the interval of each value of `curve`."""
-    steps = summary.charts.steps
-    if steps is None:
-        return tuple(number.interval for _, number in _by_step(summary, name))
+        prefix, places = summary.prefix, _at_steps(summary)  # where the main pair has no prefix
+        each = [(one.key, one.numbers.get(prefix + name, one.numbers.get(name, Number()))) for one in places]
+        return [Point(key, one.value, one.interval) for key, one in each]
     found = steps.series.get(name, Series(values=[]))
     none = [None] * len(found.values)
-    ends = zip(steps.last, found.low or none, found.high or none, strict=False)
-    return tuple(None if low is None or high is None else (low, high) for _, low, high in ends)
+    ends = zip(steps.last, found.values, found.low or none, found.high or none, strict=False)
+    return [
+        Point(str(last), value, None if low is None or high is None else (low, high))
+        for last, value, low, high in ends
+    ]
 
 
 def is_flat(summary: Result, name: str) -> bool:
@@ -172,7 +170,11 @@ def is_flat(summary: Result, name: str) -> bool:
 
     Of too few points without intervals nothing is known, and the curve is not called flat.
     """
-    points = _with_halves(summary, name)
+    points = [
+        (value, (value - ends[0], ends[1] - value) if ends else None)
+        for _, value, ends in curve(summary, name)
+        if value is not None
+    ]
     third = max(1, round(len(points) / 3))
     parts = [part for part in (points[:third], points[third:-third], points[-third:]) if part]
     if len(points) < 2 or not any(halves for _, halves in points):
@@ -183,22 +185,6 @@ def is_flat(summary: Result, name: str) -> bool:
     widest = tuple(max(end) for end in zip(*(halves for _, halves in points if halves), strict=True))
     means = [_mean([(value, halves or widest) for value, halves in part]) for part in parts]
     return max(low for low, _ in means) <= min(high for _, high in means)
-
-
-def _with_halves(summary: Result, name: str) -> list[tuple[float, tuple[float, ...] | None]]:
-    """Return the known values of a curve, each with how far its interval reaches below and above."""
-    steps = summary.charts.steps
-    if steps is None:
-        each = [(one.value, *(one.interval or (None, None))) for _, one in _by_step(summary, name)]
-    else:
-        found = steps.series.get(name, Series(values=[]))
-        none = [None] * len(found.values)
-        each = list(zip(found.values, found.low or none, found.high or none, strict=True))
-    return [
-        (value, None if low is None or high is None else (value - low, high - value))
-        for value, low, high in each
-        if value is not None
-    ]
 
 
 def _scatter(values: Sequence[float]) -> float:
@@ -218,9 +204,3 @@ def _mean(points: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[float, flo
     mean = math.fsum(value for value, _ in points) / len(points)
     below, above = (math.hypot(*(halves[side] for _, halves in points)) / len(points) for side in (0, 1))
     return mean - below, mean + above
-
-
-def _by_step(summary: Result, name: str) -> list[tuple[Place, Number]]:
-    """Return a number at each step; there the main pair of policies has no prefix."""
-    prefix, places = summary.prefix, _at_steps(summary)
-    return [(one, one.numbers.get(prefix + name, one.numbers.get(name, Number()))) for one in places]

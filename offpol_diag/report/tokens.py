@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from offpol_diag.number import Number
 from offpol_diag.numerals import counted, rounded
@@ -69,15 +69,20 @@ def strips(summary: Result) -> Strips | None:
 
 def tables(summary: Result) -> Iterator[Table]:
     """Yield the token ids that carry the mismatch, the worst sequences and the worst tokens."""
-    texts = summary.charts.token_texts
-    sequences = [_sequence(one) for one in summary.worst.sequences]
-    rows = [_token(one, texts) for one in summary.worst.tokens]
-    first = f"{counted(len(sequences), 'sequence')} with the largest mean K3"
-    then = f"{counted(len(rows), 'token')} with the largest |Δ|, in context"
+    texts, worst = summary.charts.token_texts, summary.worst
     if types := _types(summary):
         yield types
-    yield _table("worst-sequences", first, SEQUENCES, sequences)
-    yield _table("worst-tokens", then, TOKENS, rows)
+    caption = f"{counted(len(worst.sequences), 'sequence')} with the largest mean K3"
+    yield _told(Table("worst-sequences", caption, SEQUENCES, [*map(_sequence, worst.sequences)]))
+    caption = f"{counted(len(worst.tokens), 'token')} with the largest |Δ|, in context"
+    yield _told(Table("worst-tokens", caption, TOKENS, [_token(one, texts) for one in worst.tokens]))
+
+
+def _told(table: Table) -> Table:
+    """Return a table without columns that the dump lacks, which the notes name."""
+    notes = (NOTE, *(f"The dump does not say: {table.header[i]}." for i in table.empty))
+    rows = [["not in the dump" if cell is None else cell for cell in row] for row in table.rows]
+    return replace(table, rows=rows, notes=notes, shown="page").without(table.empty)
 
 
 def _title(summary: Result, worst: list[WorstSequence]) -> str:
@@ -159,19 +164,3 @@ def token_name(token_id: int, texts: Mapping[str, str]) -> str:
     """Return a token's id, and its text if it is known."""
     text = texts.get(str(token_id), "")
     return f"{token_id} {text}" if text else str(token_id)
-
-
-def _table(
-    name: str,
-    caption: str,
-    header: tuple[str, ...],
-    rows: Sequence[Sequence[Cell]],
-) -> Table:
-    """Return a table without columns that the dump lacks, which the notes name."""
-    absent = [i for i in range(len(header)) if all(row[i] is None for row in rows)]
-    heads, *kept = (
-        ["not in the dump" if cell is None else cell for i, cell in enumerate(row) if i not in absent]
-        for row in (header, *rows)
-    )
-    notes = (NOTE, *(f"The dump does not say: {header[i]}." for i in absent))
-    return Table(name, caption, [*map(str, heads)], kept, notes, shown="page")
