@@ -115,7 +115,7 @@ def test_every_word_of_the_grammar_is_said_by_some_row() -> None:
 
 
 def test_rows_of_verl_by_generation() -> None:
-    """Their bounds are held to what verl printed, in `test_verl_reference`; the loss of a row is not."""
+    """The loss, the numerator and whether a row applies: not in what verl printed (`test_verl_reference`)."""
     rows = {name: one for name, one in SHIPPED.items() if (one.logs or "").startswith("verl-")}
     counts = Counter(one.logs for one in rows.values())
     assert counts == {"verl-2025-10": 24, "verl-2025-11": 9, "verl-2026-01": 31, "verl-2026-03": 6}

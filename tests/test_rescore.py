@@ -46,6 +46,13 @@ def loaded():
     return models.load([str(SAMPLE / "adapter")], device="cpu")
 
 
+def test_the_base_model_that_an_adapter_names_is_looked_for_beside_it_first(tmp_path, monkeypatch):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert models.load([str(SAMPLE / "adapter")], device="cpu").model is not None
+
+
 @pytest.fixture(scope="module")
 def responses():
     from offpol_diag.forms import open_dump

@@ -114,7 +114,7 @@ NOT_OURS: dict[str, bytes] = {
     "a pickle": b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
     "a result": b'{"format": 1, "dump": {}, "metrics": {}}',
     "a number too large": b"offpol-diag tally 99999999999999999999\n",
-    "a first line without end": b"offpol-diag tally 4" + bytes(1 << 20),
+    "a first line without end": b"offpol-diag tally 5" + bytes(1 << 20),
 }
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_tally_is_refused(tmp_path, what):
 
 def test_another_format_or_version_is_refused_by_its_number(written, tmp_path):
     data = written.read_bytes()
-    old = data.replace(b"tally 4\n", b"tally 1\n", 1)
+    old = data.replace(b"tally 5\n", b"tally 1\n", 1)
     new = changed(written, offpol_diag="9.9.9")
     assert "tally format 1, this version reads format 5" in refused(old, tmp_path).message
     assert f"offpol-diag 9.9.9 made it, and this is {VERSION}" in refused(new, tmp_path).message

@@ -203,8 +203,9 @@ def _with_adapter(
     under = base or said
     if not under:
         raise UsageError(f"{folder}: an adapter, and its base model is not said", "name it: --base")
-    if not Path(under).exists() and (folder / under).exists():  # beside the adapter
-        under = str(folder / under)
+    beside = folder / under
+    if (beside / CONFIG).is_file() and not (base and Path(base).exists()):
+        under = str(beside)
     return _moved(
         PeftModel.from_pretrained(_model(str(under), dtype, device, attention), str(folder)), device
     )
