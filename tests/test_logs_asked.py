@@ -10,7 +10,9 @@ from offpol_diag.analysis import merge
 from offpol_diag.analyze import analyze
 
 SAMPLE = Path(__file__).parents[1] / "sample_data" / "healthy.parquet"
-NAMES = "token_is,slime_mis,areal_decoupled,recompute"
+NAMES = "token_is,slime_mis,areal_decoupled,recompute,bypass_pg_token_is"
+BYPASS = "bypass_pg_token_is"
+"""What would be recommended for a dump without π_old; this one has it."""
 
 
 def logged(summary):
@@ -23,10 +25,10 @@ def logged(summary):
 @pytest.mark.parametrize(
     ("how", "found", "left_out"),
     [
-        ({}, {"token_is", "slime_mis", "areal_decoupled"}, set()),
-        ({"every_log": False, "trainer": "slime"}, {"token_is", "slime_mis"}, {"areal_decoupled"}),
-        ({"every_log": False, "trainer": "areal"}, {"token_is", "areal_decoupled"}, {"slime_mis"}),
-        ({"every_log": False}, {"token_is"}, {"slime_mis", "areal_decoupled"}),
+        ({}, {"token_is", "slime_mis", "areal_decoupled", BYPASS}, set()),
+        ({"every_log": False, "trainer": "slime"}, {"token_is", "slime_mis"}, {"areal_decoupled", BYPASS}),
+        ({"every_log": False, "trainer": "areal"}, {"token_is", "areal_decoupled"}, {"slime_mis", BYPASS}),
+        ({"every_log": False}, {"token_is"}, {"slime_mis", "areal_decoupled", BYPASS}),
     ],
     ids=["every log", "slime", "areal", "that of the provenance"],
 )

@@ -34,7 +34,7 @@ from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.tally import Arrays, Names, Tally
 from offpol_diag.engine.terms import Drift, walk
-from offpol_diag.presets import Policy, Preset, candidates
+from offpol_diag.presets import Preset, candidates
 from offpol_diag.trainers import LOGS, logs
 
 Ranges = dict[str, tuple[float, float]]
@@ -104,12 +104,7 @@ class Study:
     @cached_property
     def candidates(self) -> tuple[Preset, ...]:
         """Corrections that can be recommended for this dump; their weights are summed beside the presets'."""
-        return candidates.presets(self.policy)
-
-    @property
-    def policy(self) -> Policy:
-        """The numerator of the ratio that a recommended correction weighs by: π_old, else π_θ."""
-        return "old" if "old_log_probs" in self.columns else "current"
+        return candidates.presets(self.main.numerator)
 
     @property
     def main(self) -> Drift:
@@ -149,7 +144,7 @@ class Study:
 
     def logging_for(self, trainer: str) -> Study:
         """Return the study with those logs alone that are read: of a trainer, and of what is recommended."""
-        names = {one.preset_name(self.policy) for one in candidates.CANDIDATES}
+        names = {one.preset_name(self.main.numerator) for one in candidates.CANDIDATES}
         own = {one.name for one in self.presets if trainer in one.trainers}
         return replace(self, logs=frozenset(names | own))
 

@@ -17,7 +17,7 @@ from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.number import LARGEST
 from offpol_diag.result import WorstSequence, WorstToken
-from offpol_diag.result.facts import STRIP as TOKEN_COLUMNS
+from offpol_diag.result.facts import TOKEN_COLUMNS
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 SOME, STRIP = 9, 256

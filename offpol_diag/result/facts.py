@@ -141,7 +141,7 @@ class WorstSequence(NamedTuple):
     train_log_probs: list[float] = []
 
 
-STRIP = {
+TOKEN_COLUMNS = {
     "positions": "<i8",
     "token_ids": "<i8",
     "log_ratios": "<f8",
@@ -169,9 +169,9 @@ class WorstToken(NamedTuple):
 class Worst(Model):
     """The worst sequences (by mean k3) and tokens (by |log-ratio|)."""
 
-    sequences: Annotated[list[WorstSequence], Columns(WorstSequence, *STRIP)] = []
+    sequences: Annotated[list[WorstSequence], Columns(WorstSequence, *TOKEN_COLUMNS)] = []
     tokens: Annotated[list[WorstToken], Columns(WorstToken)] = []
-    typical: Annotated[list[WorstSequence], Columns(WorstSequence, *STRIP)] = Field(
+    typical: Annotated[list[WorstSequence], Columns(WorstSequence, *TOKEN_COLUMNS)] = Field(
         [], description="one of median k3 in a sample, of lag 0 if any is"
     )
 
