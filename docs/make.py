@@ -19,7 +19,6 @@ from rich.console import Console
 
 from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analyze import analyze, examine, opened
-from offpol_diag.check import Checked
 from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
 from offpol_diag.errors import ConfigError
@@ -54,13 +53,6 @@ PRESET_HEADER = (
 )
 DOCTOR_LINES = 20
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
-
-
-def schema_of(result: type[Result | Checked]) -> str:
-    """The JSON Schema of a result, as `--json` writes it."""
-    schema = result.model_json_schema(mode="serialization")
-    stamped = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-    return json.dumps(stamped, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def presets() -> str:
@@ -476,8 +468,6 @@ def _specimen() -> Result:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "result.schema.json": partial(schema_of, Result),
-    "check.schema.json": partial(schema_of, Checked),
     "presets.md": presets,
     "metrics.md": metrics,
     "crosswalk.md": crosswalk,

@@ -31,7 +31,7 @@ class Report:
     """A result: its numbers, verdict and recommendation, and the forms it is written in.
 
     Attributes:
-        summary: all of it, as the JSON holds it (docs/result.schema.json).
+        summary: all of it, as the JSON holds it.
     """
 
     def __init__(self, summary: Result, rows: Callable[[], pl.LazyFrame] | None = None) -> None:

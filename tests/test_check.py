@@ -8,7 +8,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -648,7 +647,6 @@ def test_json_page_and_markdown_say_the_same_and_are_drawn_again(wrong, tmp_path
     found = json.loads(ways["json"].read_text())
     page, text = ways["html"].read_text(), ways["md"].read_text()
 
-    jsonschema.validate(found, json.loads(Path("docs/check.schema.json").read_text()))
     assert [one["variant"] for one in found["findings"]] == ["dp_4"]
     sentence = f"verl logs {found['findings'][0]['text']}"
     assert sentence in text

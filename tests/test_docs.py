@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import tomllib
 from pathlib import Path
 
-import jsonschema
 import pytest
-import report
 
 from offpol_diag import errors
 from offpol_diag.cli import COMMANDS, settings
 from offpol_diag.cli.exits import BROKEN_PIPE, COULD_NOT_SAY, FAILED, INTERRUPTED
 from offpol_diag.presets import catalogue
-from tests.factory import make_summary
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = runpy.run_path(str(ROOT / "docs" / "make.py"))["PAGES"]
-MEASURED = report.pages(report.results())
 
 
-@pytest.mark.parametrize("name", [*PAGES, *MEASURED])
+@pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_current(name):
-    made = MEASURED[name] if name in MEASURED else PAGES[name]()
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    assert text == made, "run `python docs/make.py` and `python benchmarks/report.py`"
+    assert text == PAGES[name](), "run `python docs/make.py`"
 
 
 def test_the_readme_names_commands_and_the_page_on_them_settings_and_exit_codes():
@@ -38,12 +32,6 @@ def test_the_readme_names_commands_and_the_page_on_them_settings_and_exit_codes(
     words = names + [f"`{key}`" for key in settings.allowed()] + [f"\n| {code} |" for code in codes]
     assert [word for word in names if word not in README] == []
     assert [word for word in words if word not in page] == []
-
-
-def test_a_result_is_valid_under_the_published_schema():
-    schema = json.loads((ROOT / "docs" / "result.schema.json").read_text(encoding="utf-8"))
-
-    jsonschema.validate(json.loads(make_summary().to_json()), schema)
 
 
 def test_ci_runs_the_readmes_test_command_to_the_letter():

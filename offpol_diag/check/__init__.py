@@ -172,7 +172,7 @@ class Checked(BaseModel):
         return named((metrics, Data("curves", ("metric", "curve", "step", *both, "differs"), points, both)))
 
     def to_json(self) -> str:
-        """Return the result as JSON (docs/check.schema.json)."""
+        """Return the result as JSON."""
         return printable_json(json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)) + "\n"
 
 
