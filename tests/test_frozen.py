@@ -1,118 +1,113 @@
-"""Results are what they were when they were frozen (`tests/frozen/`)."""
+"""Numbers, texts and configurations are what they were when they were frozen (`tests/frozen/`)."""
 
 from __future__ import annotations
 
-import json
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.frozen import compare
-from tests.frozen.results import CASES, Case
+from tests.frozen import __main__ as frozen
+from tests.frozen.cases import CASES, DUMPS, SAMPLES, TRAINERS, Case
 
-RTOL = 1e-10
-"""Room for the instruction sets of other machines; on one machine 1e-12 holds."""
-
-
-QUICK = ("turns", "far", "gate")
+QUICK = ("forty", "shift", "verl")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(one, marks=() if one.name in QUICK else pytest.mark.slow) for one in CASES],
-    ids=lambda case: case.name,
-)
-def test_every_number_is_what_it_was(case: Case) -> None:
-    report = compare.compare(compare.stored(compare.frozen(case)), compare.recomputed(case), RTOL)
+def some(names: object) -> list[object]:
+    """Mark as slow what is not quick."""
+    return [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in names]  # type: ignore[attr-defined]
 
-    assert report.compared > 1000
-    assert report.same, (
-        f"{report}\nIf that is meant: python tests/frozen/compare.py --case {case.name} --update"
+
+def of(dump: str) -> list[Case]:
+    return [case for case in CASES if case.dump == dump]
+
+
+@pytest.mark.parametrize("dump", some(DUMPS))
+def test_every_value_of_a_dump_is_what_it_was(dump: str) -> None:
+    found = [line for case in of(dump) if case.numbers for line in frozen.of_values(case)]
+
+    assert not found, "\n".join(found[:40])
+    assert sum(len(frozen.frozen(case.name)) for case in of(dump)) > 900
+
+
+@pytest.mark.parametrize("dump", some(DUMPS))
+def test_every_interval_of_a_dump_is_what_it_was(dump: str) -> None:
+    found = [line for case in of(dump) if case.numbers for line in frozen.of_intervals(case)]
+
+    assert not found, "\n".join(found[:40])
+
+
+@pytest.mark.parametrize("dump", some(DUMPS))
+def test_what_commands_show_of_a_dump_is_what_was_reviewed(dump: str) -> None:
+    found = [line for name, now in frozen.texts(of(dump), ()).items() for line in frozen.of_text(name, now)]
+
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("dump", some(DUMPS))
+def test_what_trainers_log_of_a_dump_is_what_it_was(dump: str) -> None:
+    found = frozen.of_logged(dump)
+
+    assert not found, "\n".join(found[:40])
+
+
+@pytest.mark.parametrize("trainer", some(TRAINERS))
+def test_the_configuration_for_a_trainer_is_what_it_was(trainer: str) -> None:
+    shown = frozen.texts((), (trainer,))
+    found = frozen.of_configuration(trainer) + [
+        line for name, now in shown.items() for line in frozen.of_text(name, now)
+    ]
+
+    assert not found, "\n".join(found)
+
+
+def test_every_text_has_its_command() -> None:
+    names = {case.name for case in CASES if case.text} | {f"presets-{one}" for one in TRAINERS}
+
+    assert {path.stem for path in frozen.TEXTS.iterdir()} == names
+
+
+def test_a_planted_difference_and_a_lost_number_are_named() -> None:
+    old = frozen.frozen("every-stale")
+    new = old | {("preset/token_is", "ess_tokens"): old["preset/token_is", "ess_tokens"] * (1 + 2e-9)}
+    del new["dump@step/6", "k3"]
+
+    differs, missing = frozen.differing(old, new)
+
+    assert differs.startswith("differs  preset/token_is ess_tokens: ")
+    assert missing.startswith("missing  dump@step/6 k3: ")
+
+
+def test_a_terminal_of_80_columns_shows_what_is_frozen_of_a_pipe(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    unset = ("OFFPOL_DIAG_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "offpol_diag", "doctor", str(SAMPLES / "stale.parquet")],
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env=settings | {"TERM": "xterm-256color", "OFFPOL_DIAG_DEVICE": "cpu"},
+        cwd=tmp_path,
     )
+    os.close(theirs)
+    sent = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            sent += chunk
+    except OSError:  # the other side is closed
+        pass
+    os.close(ours)
+    text = (frozen.TEXTS / "doctor-stale.txt").read_text(encoding="utf-8")
+    expected = re.split(r"\n======== \w+\n", text)[1].rstrip("\n")
 
-
-def test_every_stored_result_has_its_case() -> None:
-    assert {path.stem for path in compare.DATA.iterdir()} == {case.name for case in CASES}
-
-
-@pytest.mark.parametrize(
-    ("path", "index"),
-    [
-        ("numbers.dump.k3", 0),
-        ("numbers.preset/token_is.ess_tokens", 2),
-        ("presets.token_is.as_logged.rollout_corr/kl", 0),
-        ("numbers.dump@step/6.k3", 0),
-        ("sequences.token_is.weight_sum", 17),
-        ("histograms.log_ratio.counts", 40),
-    ],
-)
-def test_a_planted_difference_of_1e_9_is_named(path: str, index: int) -> None:
-    old = compare.stored(compare.DATA / "stale.parquet")
-    new = dict(old)
-    new[path] = old[path].copy()
-    new[path][index] += 1e-9 * old[path][index] if old[path].dtype == np.float64 else 1
-    report = compare.compare(old, new, RTOL)
-
-    place = f"{path}[{index}]" if old[path].size > 1 else path
-    assert [one.path for one in report.differing] == [place]
-    assert (report.missing, report.new) == ([], [])
-    assert f"{place}: {old[path][index].item()!r} → {new[path][index].item()!r}" in str(report)
-
-
-def test_a_number_that_is_gone_or_new_is_named() -> None:
-    old = {"a": np.array([1.0, 2.0]), "b": np.array([3])}
-    report = compare.compare(old, {"a": np.array([1.0]), "c": np.array([np.nan])})
-
-    assert [one.path for one in report.missing] == ["b", "a[1]"]
-    assert [one.path for one in report.new] == ["c"]
-    assert report.compared == 1
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "same"),
-    [
-        ([0.5], [0.5 + 1e-13], True),
-        ([0.5], [0.5 + 1e-11], False),
-        ([1e300], [1e300 * (1 + 1e-13)], True),
-        ([1e-17, 1.0], [2e-17, 1.0], True),  # rounding of terms of size 1
-        ([1e-17, 1e-3], [2e-16, 1e-3], False),
-        ([1e-9, 1e300], [2e-9, 1e300], False),  # one huge number hides no other
-        ([np.nan], [np.nan], True),
-        ([np.nan], [0.0], False),
-    ],
-)
-def test_numbers_may_differ_by_rounding_only(old: list[float], new: list[float], same: bool) -> None:
-    assert compare.compare({"x": np.array(old)}, {"x": np.array(new)}).same is same
-
-
-@pytest.mark.parametrize(
-    ("path", "old", "new", "same"),
-    [
-        ("numbers.preset/x.chi2_token", 1e-9, 1e-9 + 2e-16, True),  # the mean of w², less 1
-        ("numbers.preset/x.chi2_token", 1e-9, 1e-9 + 2e-13, False),
-        ("numbers.dump.k3", 1e-9, 1e-9 + 2e-16, False),
-        ("presets.x.as_logged.rollout_corr/rollout_is_std", 2e-6, 2.0001e-6, True),
-        ("presets.x.as_logged.rollout_corr/rollout_is_std", 2e-3, 2.0001e-3, False),
-    ],
-)
-def test_differences_of_larger_terms_may_differ_by_their_rounding(
-    path: str, old: float, new: float, same: bool
-) -> None:
-    assert compare.compare({path: np.array([old])}, {path: np.array([new])}).same is same
-
-
-def test_counts_are_equal_whatever_the_tolerance() -> None:
-    assert not compare.compare({"n": np.array([1_000_000])}, {"n": np.array([1_000_001])}, rtol=0.1).same
-
-
-def test_two_files_of_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, value, seconds in (("a", 0.5, 1.0), ("b", 0.5, 2.0), ("c", 0.5 + 1e-9, 1.0)):
-        metrics = {"k3": {"value": value, "interval": [0.4, 0.6]}}
-        result = {"metrics": metrics, "run": {"seconds": seconds}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(result))
-    a, b, c = (str(tmp_path / f"{name}.json") for name in "abc")
-
-    assert compare.main([a, b]) == 0
-    assert compare.main([a, c]) == 1
-    assert "metrics.k3.value: 0.5 → 0.500000001" in capsys.readouterr().out
+    assert running.wait() == 0
+    assert "\x1b[" in sent.decode()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", sent.decode()).replace("\r\n", "\n").rstrip("\n") == expected

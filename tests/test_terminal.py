@@ -96,7 +96,7 @@ def test_the_answer_has_few_lines_and_none_wider_than_the_terminal(results, at, 
     assert at(results[name], quiet=True) == f"{answered(results[name]).headline}\n"
 
 
-SAID = [  # of the samples, `tests/frozen/seen` has all
+SAID = [  # of the samples, `tests/frozen/texts` has all
     ("onestep", "TOO LITTLE DATA for a verdict"),
     ("onestep", "(severe)"),
     ("onedrift", "(rollout → current)"),
