@@ -310,8 +310,6 @@ def check(
     *,
     trainer: str | None = None,
     preset: str | None = None,
-    micro_batch: int | None = None,
-    dp: int | None = None,
     preset_file: File | None = None,
     **how: Unpack[Reads],
 ) -> Checked:
@@ -319,11 +317,9 @@ def check(
 
     Args:
         what: the dump.
-        logged: curves by step: exports of W&B or TensorBoard, JSONL, CSV.
+        logged: curves by step: CSV, JSONL or Parquet, as W&B exports them.
         trainer: who logged them; by default found by the dump's provenance or the names of the curves.
         preset: the correction that ran; by default the trainer's that reproduces the most metrics.
-        micro_batch: sequences of a micro-batch, where the trainer averages over those.
-        dp: data-parallel ranks, where the trainer averages over those.
         preset_file: see `analyze`.
         **how: `columns`, `form`, `align`, `join`, `on`, `reading`, `on_bad_row`; see `analyze`.
     """

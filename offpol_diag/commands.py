@@ -120,9 +120,8 @@ def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> C
     from offpol_diag.check.curves import read
     from offpol_diag.check.verdict import check as checked
 
-    known, ran = catalogue(request, say), (request.preset, request.micro_batch, request.dp)
-    trainer, curves = trainer_of(request), read(request.logged)
-    found = checked(opened(paths, request), curves, known, trainer, *ran)
+    known, trainer, curves = catalogue(request, say), trainer_of(request), read(request.logged)
+    found = checked(opened(paths, request), curves, known, trainer, request.preset)
     return found.model_copy(update={"logged": [str(one) for one in request.logged]})
 
 

@@ -252,15 +252,11 @@ class Check(Written, OwnPresets, ReadDump):
     """What `check` is asked."""
 
     logged: Files = opt((), "FILE", READ, many=True)
-    """The trainer's curves by step: exports of W&B or TensorBoard, JSONL, CSV; may be repeated."""
+    """The trainer's curves by step: CSV, JSONL or Parquet, as W&B exports them; may be repeated."""
     trainer: str | None = opt(None, "NAME", READ)
     """Who logged them; found by provenance or by the names, where it is left out."""
     preset: str | None = opt(None, "NAME", READ)
     """The correction that ran; left out, the trainer's that reproduces the most metrics."""
-    micro_batch: Count | None = opt(None, "<int range> [x>=1]", READ)
-    """Sequences of a micro-batch, where the trainer averages the means of those."""
-    dp: Count | None = opt(None, "<int range> [x>=1]", READ)
-    """Data-parallel ranks (rows in blocks), where the trainer averages the means of those."""
     strict: bool = opt(False, only=SHELL)
     """Exit with 1 where a metric differs."""
 

@@ -213,7 +213,6 @@ REFUSED = [  # what only a program can give; what both can, in test_requests.py
     ("gate", "fail_on", [5]),
     ("gate", "point", "x"),
     ("check", "preset", 5),
-    ("check", "micro_batch", 1.5),
     ("check", "logged", 5),
     ("check", "logged", []),
     ("check", "logged", ""),

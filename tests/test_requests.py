@@ -116,8 +116,6 @@ WRONG = [
     ("gate", "gates", "none.toml", "none.toml"),
     ("gate", "baseline", "none.json", "none.json"),
     ("check", "logged", "none.jsonl", "none.jsonl"),
-    ("check", "dp", 0, "dp: it cannot be 0"),
-    ("check", "micro_batch", "x", "micro_batch: it cannot be 'x'"),
     ("check", "trainer", "verll", 'unknown trainer "verll"'),
 ]
 BESIDE = {"sweep": {"preset": "token_is"}, "gate": {"max": "k3=1"}, "check": {"logged": "curves.jsonl"}}

@@ -1,11 +1,10 @@
-"""Trainers' logs as they are added up: of blocks, shared by presets, read back, of parts of a batch."""
+"""Trainers' logs as they are added up: of blocks, shared by presets, read back."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from offpol_diag.check.variants import Logged
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.trainers import LOGS, logs
@@ -93,24 +92,14 @@ def test_presets_share_what_each_alone_has(dump, log):
 
 @pytest.mark.parametrize("log", LOGS)
 def test_a_log_reads_back_what_it_has_collected(dump, log):
-    """Sum for sum: no branch depends on data; and of parts of a batch at once what each has alone."""
+    """Sum for sum: no branch depends on data."""
     _, found, batch = dump
-    halves = range(batch.sequences // 2), range(batch.sequences // 2, batch.sequences)
     for preset in varied(log):
         context = BatchContext.of(batch, 0, 2, found.fits)
         had = logs.collected(Tokens(context, preset))
         totals = Merged(lambda at: np.float64(at), lambda at: (np.float64(-at), np.float64(at)))
         logs.read(Tokens(BatchContext.of(batch.rows(0, 0), 0, 2, found.fits), preset), totals)
         assert (totals.at, totals.end) == (len(had.sums), len(had.ends)), preset
-
-        both = Logged(Tokens(context, preset), had).values(halves)
-        for rows, got in zip(halves, both, strict=True):
-            part = BatchContext.of(batch.rows(rows[0], rows[-1] + 1), 0, 2, found.fits)
-            t = Tokens(part, preset)
-            (want,) = Logged(t, logs.collected(t)).values([range(part.batch.sequences)])
-            assert got.keys() <= want.keys(), preset  # a number that one part lacks has none
-            for name, x in got.items():
-                assert x == pytest.approx(want[name], rel=1e-9, abs=1e-9, nan_ok=True), (preset, name)
 
 
 def test_logged_only_rules_follow_their_bounds(dump):
@@ -124,10 +113,7 @@ def test_logged_only_rules_follow_their_bounds(dump):
 
 def logged(dump, preset):
     """Return what is logged of the whole dump."""
-    context = BatchContext.of(dump[2], 0, 4, dump[1].fits)
-    t = Tokens(context, preset)
-    (found,) = Logged(t, logs.collected(t)).values([range(context.batch.sequences)])
-    return found
+    return logs.of_context(BatchContext.of(dump[2], 0, 4, dump[1].fits), preset)
 
 
 def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(dump):
@@ -175,7 +161,7 @@ def test_drops_of_a_rule_are_counted_also_where_it_is_not_applied(dump, rule):
 
 
 def test_only_numbers_of_sequences_are_added_up(dump):
-    """So that `check` can add up parts of a batch."""
+    """Of a number of each token nothing can be added up over batches."""
     t, s = Tokens(BatchContext.of(dump[2], 0, 4), ALL[0]), Collected(dump[2].sequences)
     for add in (s.sum, s.max, s.min):
         with pytest.raises(ValueError, match="of each sequence"):
@@ -195,7 +181,6 @@ def test_names_are_those_of_a_dump_with_every_column(dump, log):
     for preset in BY_LOG[log]:
         names = logs.names(preset)
         assert {*logged(dump, preset)} <= {*names}
-        assert logs.of_whole(preset) <= {*names}
 
 
 def test_the_largest_of_flags_of_no_sequence_is_no_flag():

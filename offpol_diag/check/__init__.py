@@ -1,8 +1,7 @@
 """Compare the metrics that a trainer logged with those that its dump says it must have logged.
 
 curves     the files of an experiment tracker → name → step → value
-variants   a training step of a dump → what the trainer logs of it, also by other definitions: rows of a table
-verdict    which metrics are equal, from which step on others differ, and which variant reproduces them
+verdict    which metrics are equal, by how much others differ, and from which step on
 
 Here is the result, as `--json` writes it: without numpy, so that a page is drawn again fast.
 """
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 FORMAT: Literal["offpol-diag check 1"] = "offpol-diag check 1"
 ABSOLUTE = 2e-8
 """Smallest value that a relative difference is taken of."""
-UNKNOWN = "something that no variant reproduces"
 
 TrainingStep = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -44,7 +42,7 @@ class Point(BaseModel):
 class MetricCheck(BaseModel):
     """One metric of the trainer against the dump."""
 
-    name: str = Field(description="the trainer's name of it (docs/crosswalk.md)")
+    name: str = Field(description="the trainer's name of it")
     curve: str = Field(description="its name in the file of curves")
     verdict: Literal["equal", "different"]
     points: list[Point] = Field(min_length=1, description="both values at each step compared")
@@ -52,11 +50,6 @@ class MetricCheck(BaseModel):
     worst: TrainingStep = Field(
         description="step where both values are furthest apart, relative to the larger"
     )
-    variant: str | None = Field(
-        None, description="name of the variant that reproduces every step that differs"
-    )
-    text: str | None = Field(None, description="that variant in words, after `the trainer logs`")
-    also: list[str] = Field([], description="further variants that reproduce it as well")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -86,19 +79,6 @@ class MetricCheck(BaseModel):
         return not {"max", "min"}.isdisjoint(self.name.rpartition("/")[2].split("_"))
 
 
-class Finding(BaseModel):
-    """A cause that several differing metrics have in common."""
-
-    variant: str | None = Field(description="variant that reproduces them all, or null")
-    text: str = Field(description="it in words, after `the trainer logs`")
-    fix: str = Field(description="what to do about it")
-    metrics: list[str] = Field(min_length=1)
-    also: list[str] = Field([], description="variants that reproduce all of these as well")
-    nearest: str | None = Field(None, description="variant that comes nearest, where none reproduces them")
-    nearest_text: str | None = Field(None, description="it in words, after `the trainer logs`")
-    leaves: FiniteFloat | None = Field(None, description="share of the difference that it leaves")
-
-
 class Checked(BaseModel):
     """The verdict on a trainer's curves."""
 
@@ -117,19 +97,10 @@ class Checked(BaseModel):
         description="how much higher the curves number each step than the dump, whose numbers are used",
     )
     missing: list[TrainingStep] = Field([], description="training steps of the dump that no curve holds")
-    micro_batch: int | None = None
-    dp: int | None = None
-    findings: list[Finding] = Field([], description="causes, that of the most metrics first")
     metrics: list[MetricCheck] = Field(min_length=1)
     unmatched: list[str] = Field([], description="metrics of the trainer that no curve holds")
+    unknown: list[str] = Field([], description="curves that are no metric of the trainer")
     ambiguous: dict[str, list[str]] = Field({}, description="metric → curves that may be it")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        explained = [name for one in self.findings for name in one.metrics]
-        if sorted(explained) != sorted(one.name for one in self.different):
-            raise ValueError("the findings are not of the metrics that differ")
-        return self
 
     @property
     def different(self) -> list[MetricCheck]:
@@ -161,14 +132,13 @@ class Checked(BaseModel):
             at, wrong = one.at(one.worst), set(one.different)
             steps = (len(one.points), len(wrong), one.first, one.worst, at.logged, at.expected)
             off = relative_difference(at)
-            said = (off if math.isfinite(off) else None, one.variant, one.text)
-            rows.append((one.name, one.curve, one.verdict, *steps, *said))
+            rows.append((one.name, one.curve, one.verdict, *steps, off if math.isfinite(off) else None))
             points += [
                 (one.name, one.curve, p.step, p.logged, p.expected, p.step in wrong) for p in one.points
             ]
         both = ("logged", "expected")
         heads = ("metric", "curve", "verdict", "steps", "differing", "first", "worst", *both)
-        metrics = Data("check", (*heads, "relative_difference", "variant", "text"), rows, both)
+        metrics = Data("check", (*heads, "relative_difference"), rows, both)
         return named((metrics, Data("curves", ("metric", "curve", "step", *both, "differs"), points, both)))
 
     def to_json(self) -> str:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +26,13 @@ PREFIXES = ("train", "training", "rollout_corr", "mismatch", "actor", "sampling"
 """First parts of metric names that may be missing or differ."""
 OF_EVALUATION = ("eval", "val", "test")
 """Beginnings of curves that are no training metric where another one has the name."""
-HINT = (
-    "give the CSV export, history (JSONL, Parquet) or .wandb file of W&B, CSV, JSON or event files of "
-    "TensorBoard, or CSV or JSONL with a column `step`"
-)
+HINT = "export the curves as CSV, JSONL or Parquet with a column `step`, as W&B and TensorBoard do"
 LARGEST = 2.0**53
 """Bound on steps: beyond, JSON has no whole numbers."""
-WANDB_HEAD, WANDB_BLOCK = 7, 32768
-"""Bytes before the first record of a .wandb file and of each record's own header; bytes of a block."""
-EVENTS = ("tensorboardX.proto.event_pb2", "tensorboard.compat.proto.event_pb2")
 
 
 def read(files: Iterable[Path]) -> Curves:
-    """Read files of curves, or directories of event or .wandb files; a later value at a step replaces others.
+    """Read files of curves; a later value at a step replaces others.
 
     NaN and infinities are kept, but never replace a finite value.
 
@@ -49,7 +40,7 @@ def read(files: Iterable[Path]) -> Curves:
         UsageError: a file cannot be read, holds several runs, or has no step.
     """
     curves: Curves = {}
-    for file in (one for given in files for one in _files(given)):
+    for file in files:
         try:
             for name, step, value in _points(file, whole(file, MOST)):
                 points = curves.setdefault(name, {})
@@ -72,40 +63,27 @@ def read(files: Iterable[Path]) -> Curves:
     return curves
 
 
-def _files(given: Path) -> list[Path]:
-    """Return a file, or the event or .wandb files of a directory."""
-    try:
-        if not given.is_dir():
-            return [given]
-        found = [one for pattern in ("*tfevents*", "*.wandb") for one in sorted(given.rglob(pattern))]
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{given}: cannot be read", "check its name") from error
-    if not found:
-        raise UsageError(f"{given}: holds no event file and no .wandb file", HINT)
-    return found
-
-
 # ---------------------------------------------------------------- forms of files
 
 
 def _points(file: Path, data: bytes) -> Iterator[tuple[str, int, float]]:
-    kind = file.suffix.lower()
-    if "tfevents" in file.name:
-        return _events(data)
-    if kind == ".wandb":
-        return _of_rows(file, _wandb_rows(data))
-    if kind == ".parquet":
-        return _of_rows(file, pl.read_parquet(data).iter_rows(named=True))
-    text = data.decode("utf-8-sig")
-    if kind in (".jsonl", ".ndjson", ".json"):
-        return _of_rows(file, _json_rows(file, text))
-    return _of_rows(file, _csv_rows(file, text, "\t" if kind == ".tsv" else ","))
+    match file.suffix.lower():
+        case ".parquet":
+            rows: Iterable[Row] = pl.read_parquet(data).iter_rows(named=True)
+        case ".jsonl" | ".ndjson":
+            lines = data.decode("utf-8-sig").splitlines()
+            rows = (dict(_flat(json.loads(line))) for line in lines if line.strip())
+        case ".csv":
+            rows = _csv_rows(file, data.decode("utf-8-sig"))
+        case _:
+            raise UsageError(f"{file}: is no file of curves", HINT)
+    return _of_rows(file, rows)
 
 
-def _csv_rows(file: Path, text: str, separator: str) -> Iterator[Row]:
-    """Yield the rows of CSV or TSV, cells as text."""
+def _csv_rows(file: Path, text: str) -> Iterator[Row]:
+    """Yield the rows of CSV, cells as text."""
     how: Any = {"infer_schema": False, "truncate_ragged_lines": True, "raise_if_empty": False}
-    table = pl.read_csv(text.encode(), separator=separator, **how)
+    table = pl.read_csv(text.encode(), **how)
     curves, runs = {}, dict[str, str]()
     for name in filter(None, table.columns):
         run, found, metric = name.rpartition(" - ")  # of a chart of W&B
@@ -117,26 +95,10 @@ def _csv_rows(file: Path, text: str, separator: str) -> Iterator[Row]:
         curves[metric] = name
     lower = {name.lower(): name for name in curves}
     if lower.keys() == {"wall time", "step", "value"}:  # a download of TensorBoard
-        curves = {"step": lower["step"], _tag(file): lower["value"]}
+        metric = file.stem.partition("-tag-")[2] or file.stem  # `run-RUN-tag-METRIC.csv`
+        curves = {"step": lower["step"], metric: lower["value"]}
     for row in table.iter_rows(named=True):
         yield {metric: row[name] for metric, name in curves.items()}
-
-
-def _json_rows(file: Path, text: str) -> list[Row]:
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
-        found = [json.loads(line) for line in text.splitlines() if line.strip()]
-    if isinstance(found, dict) and isinstance(found.get("log_history"), list):  # trainer_state.json of TRL
-        found = found["log_history"]
-    if isinstance(found, dict) and all(isinstance(one, dict) for one in found.values()):  # of pandas
-        places = dict.fromkeys(place for column in found.values() for place in column)
-        turned = [{name: column.get(place) for name, column in found.items()} for place in places]
-        found = turned if any(_step(row) for row in turned) else found
-    rows = found if isinstance(found, list) else [found]
-    if rows and all(isinstance(row, list) and len(row) == 3 for row in rows):  # a download of TensorBoard
-        return [{"step": row[1], _tag(file): row[2]} for row in rows]
-    return [dict(_flat(row)) for row in rows]
 
 
 def _flat(row: Row, before: str = "") -> Iterator[tuple[str, object]]:
@@ -145,55 +107,6 @@ def _flat(row: Row, before: str = "") -> Iterator[tuple[str, object]]:
             yield from _flat(value, f"{before}{name}/")
         else:
             yield before + name, value
-
-
-def _tag(file: Path) -> str:
-    """Return the metric of a TensorBoard download, which is part of its name: `run-RUN-tag-METRIC.csv`."""
-    return file.stem.partition("-tag-")[2] or file.stem
-
-
-def _wandb_rows(data: bytes) -> Iterator[Row]:
-    """Yield the history of a .wandb file: a log of records in blocks, as LevelDB's, after a header."""
-    try:
-        proto: Any = import_module("wandb.proto.wandb_internal_pb2")
-    except ImportError as error:
-        raise UsageError(".wandb files need the package wandb", f"pip install wandb, or {HINT}") from error
-    at, record = WANDB_HEAD, b""
-    while at + WANDB_HEAD <= len(data):
-        if (room := WANDB_BLOCK - at % WANDB_BLOCK) < WANDB_HEAD:
-            at += room
-            continue
-        _, size, part = struct.unpack_from("<IHB", data, at)  # checksum, length; 1 whole, 2 to 4 its parts
-        record += data[at + WANDB_HEAD : at + WANDB_HEAD + size]
-        at += WANDB_HEAD + size
-        if part in (1, 4):
-            history, record = proto.Record.FromString(record).history, b""
-            items = (("/".join(one.nested_key) or one.key, one.value_json) for one in history.item)
-            yield {name: json.loads(value) for name, value in items}
-
-
-def _events(data: bytes) -> Iterator[tuple[str, int, float]]:
-    """Yield the scalars of a TensorBoard event file: records of length, checksum, message, checksum."""
-    proto: Any = None
-    for name in EVENTS:
-        with suppress(ImportError):
-            proto = proto or import_module(name)
-    if proto is None:
-        hint = "pip install tensorboardX, or download the curves as CSV"
-        raise UsageError("TensorBoard's event files need tensorboardX or tensorboard", hint)
-    at = 0
-    while at + 12 <= len(data):
-        (size,) = struct.unpack_from("<Q", data, at)
-        if at + 16 + size > len(data):  # the run still writes it
-            return
-        event = proto.Event.FromString(data[at + 12 : at + 12 + size])
-        at += 16 + size
-        for one in event.summary.value:
-            if one.HasField("simple_value"):
-                yield one.tag, event.step, one.simple_value
-            elif one.tensor.float_val or len(one.tensor.tensor_content) == 4:
-                stored = struct.unpack("<f", one.tensor.tensor_content or b"\0" * 4)
-                yield one.tag, event.step, [*one.tensor.float_val, *stored][0]
 
 
 # ---------------------------------------------------------------- rows

@@ -106,11 +106,9 @@ def sweep(request: requests.Sweep) -> None:
 def check(request: requests.Check) -> None:
     """Does the trainer log what its dump says? Its own curves beside the numbers they must be.
 
-    Each training step of the dump is taken as one batch of the trainer, and every metric that the crosswalk
-    knows is compared with the curve of that name. Where they differ by more than float32 rounds, variants
-    are tried, alone and in pairs: masked tokens counted, means over micro-batches or ranks, the other
-    direction of the ratio, other bounds, another pair of policies, sums, another step. The one that
-    reproduces the curve is named.
+    Each training step of the dump is taken as one batch of the trainer, and every metric that it logs is
+    compared with the curve of that name: how far they are apart at most, and from which step on they differ
+    by more than float32 rounds.
 
     The exit code is 0 whatever is found, and with --strict 1 where a metric differs.
     """

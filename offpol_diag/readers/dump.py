@@ -157,13 +157,6 @@ class Dump:
         """
         return self if self._skip else self._with(self._plan.only({ROLLOUT, MASK, *roles}))
 
-    def unmasked(self) -> Dump | None:
-        """Return the dump with masked tokens counted, or None where it has no mask."""
-        if MASK not in self._plan.columns:
-            return None
-        columns = {role: at for role, at in self._plan.columns.items() if role != MASK}
-        return self._with(replace(self._plan, columns=columns, unmasked=True))
-
     def _with(self, plan: Plan) -> Dump:
         return replace(self, _plan=plan, seen=Seen())
 

@@ -1,4 +1,4 @@
-"""The answer of `check`: whether the curves are what the dump says, what to do, and a row per metric."""
+"""The answer of `check`: whether the curves are what the dump says, since which step not, and by how much."""
 
 from __future__ import annotations
 
@@ -7,31 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from offpol_diag.check import UNKNOWN, Checked, Finding, MetricCheck, relative_difference
+from offpol_diag.check import Checked, MetricCheck, relative_difference
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import count, counted, rounded
-from offpol_diag.report.answer import Answer, Fact, Tile, listed
+from offpol_diag.report.answer import Answer, Tile, listed
 from offpol_diag.report.picture import Kind, Layer, Panel, Picture
 from offpol_diag.table import Table
 
 MOST_NAMES = 4
 """Names in a list."""
-HEADER = ("metric", "differs", "logged", "the dump says", "off", "variant")
+HEADER = ("metric", "differs", "logged", "the dump says", "off")
 
 
 def answer(found: Checked) -> Answer:
-    """Return the answer: what differs, what the trainer does otherwise, and the worst curve."""
+    """Return the answer: what differs, since which step, and the worst curve."""
     word, sentence = headline(found)
-    wrong, first, worst = found.different, found.findings[0] if found.findings else None, _worst(found)
-    tone = _tone(first, found)
-    facts = [
-        Fact(
-            f"{len(one.metrics)} of them", f"{found.trainer} logs {one.text}. {' '.join(reasons(found, one))}"
-        )
-        if one.variant
-        else Fact("Unexplained", f"{_some(one.metrics)}. {' '.join(reasons(found, one))}")
-        for one in found.findings[1:]
-    ]
+    wrong, worst = found.different, _worst(found)
+    tone: Tone = "bad" if wrong else "good"
     equal = len(found.metrics) - len(wrong)
     tiles = [
         Tile("metrics equal", f"{equal} of {len(found.metrics)}", tone=tone),
@@ -47,8 +39,7 @@ def answer(found: Checked) -> Answer:
         word,
         sentence,
         tone,
-        more=" ".join(reasons(found, first)) if first else "The correction and the logging agree.",
-        facts=tuple(facts),
+        more=" ".join(not_finite(found)) if wrong else "The correction and the logging agree.",
         tiles=tuple(tiles),
         tables=tuple(_tables(found)),
         charts=(picture(worst),) if worst is not None else (),
@@ -76,35 +67,20 @@ def headline(found: Checked) -> tuple[str, str]:
         many = "the only metric" if len(found.metrics) == 1 else f"all {len(found.metrics)} metrics"
         said = f"{many} at {_steps(found)} {'is' if len(found.metrics) == 1 else 'are'} what the dump says"
         return "Equal", f"{said}, to float32 ({found.trainer} with {found.preset})"
-    wrong, first, worst = found.different, found.findings[0], _worst(found)
+    wrong, worst = found.different, _worst(found)
     start = min(one.first for one in wrong if one.first is not None)
     many = f"{len(wrong)} of {counted(len(found.metrics), 'metric')}"
     said = f"{many} {'differs' if len(wrong) == 1 else 'differ'} "
     said += f"at step {start}" if found.steps == [start] else f"from step {start} on"
     if worst is not None and (off := _off(worst)):
         said += f" ({worst.name} by {off} at step {worst.worst})"
-    if first.variant is None:
-        return "Different", f"{said}, and no variant reproduces {'it' if len(wrong) == 1 else 'them'}"
-    some = "" if len(first.metrics) == len(wrong) else f" for {len(first.metrics)} of them"
-    return "Different", f"{said}:{some} {found.trainer} logs {first.text}"
+    return "Different", said
 
 
-def reasons(found: Checked, one: Finding) -> tuple[str, ...]:
-    """Return what to do about a finding, and what speaks for it."""
-    names = {metric.name: metric for metric in found.different}
-    odd = {name: steps for name in one.metrics if (steps := names[name].not_finite)}
-    points = sum(len(names[name].different) - len(odd.get(name, ())) for name in one.metrics)
-    lines = [f"What to do: {one.fix[0].lower()}{one.fix[1:]}"]
-    if one.variant not in (None, "not_finite"):
-        every = f"all {points} points that differ" if points > 1 else "the one point that differs"
-        lines.append(f"That reproduces {_some(one.metrics)} at {every}.")
-    lines += [f"{name} is NaN or infinite at {_ranges(steps)}." for name, steps in odd.items()][:MOST_NAMES]
-    if one.nearest and one.leaves is not None:
-        left = rounded(one.leaves, "share")
-        lines.append(f"Nearest ({one.nearest}, leaving {left} of the difference): {one.nearest_text}.")
-    if one.also:
-        lines.append(f"On this dump {_some(one.also)} would be the same.")
-    return tuple(lines)
+def not_finite(found: Checked) -> tuple[str, ...]:
+    """Return where logged values are not finite."""
+    odd = [one for one in found.different if one.not_finite]
+    return tuple(f"{one.name} is NaN or infinite at {_ranges(one.not_finite)}." for one in odd[:MOST_NAMES])
 
 
 def notes(found: Checked) -> tuple[str, ...]:
@@ -120,10 +96,6 @@ def notes(found: Checked) -> tuple[str, ...]:
             f"Numbering differs: the curves count every step {how} than the dump, whose step {at} is their "
             f"{at + found.shift}. Steps here are the dump's."
         )
-    parts = [f"micro-batches of {found.micro_batch}"] if found.micro_batch else []
-    parts += [counted(found.dp, "rank")] if found.dp else []
-    if parts:
-        lines.append(f"The dump's values are means over {' of '.join(parts)}, as given.")
     if found.missing:
         lines.append(f"No curve has a point at {_ranges(found.missing)}, which the dump has.")
     if found.ambiguous:
@@ -131,6 +103,8 @@ def notes(found: Checked) -> tuple[str, ...]:
         lines.append(f"Not compared, as several curves may be it: {'; '.join(several)}.")
     if found.unmatched:
         lines.append(f"No curve holds {_some(found.unmatched)}.")
+    if found.unknown:
+        lines.append(f"{found.trainer} logs nothing of the name {_some(found.unknown)}.")
     return tuple(lines)
 
 
@@ -141,8 +115,7 @@ def _table(name: str, found: Checked, rows: Sequence[MetricCheck]) -> Table:
         at = one.at(one.worst)
         many = f"{len(one.different)} of {len(one.points)}, from {one.first}" if one.different else "equal"
         logged = "not finite" if at.logged is None else f"{at.logged:.7g}"
-        variant = one.variant or ("none" if one.different else "–")
-        cells.append((one.name, many, logged, f"{at.expected:.7g}", _off(one) or "–", variant))
+        cells.append((one.name, many, logged, f"{at.expected:.7g}", _off(one) or "–"))
     caption = f"Values at the step where they are furthest apart, of {_steps(found)}"
     return Table(name, caption, HEADER, tuple(cells))
 
@@ -164,7 +137,7 @@ def picture(one: MetricCheck) -> Picture:
     at = one.at(one.worst)
     said = "not finite" if at.logged is None else f"{at.logged:.4g}"
     finding = f"{one.name} is {said} at step {at.step} where the dump says {at.expected:.4g}"
-    return Picture(f"check-{one.name.replace('/', '-')}", "", finding, one.text or "", panels, wide=True)
+    return Picture(f"check-{one.name.replace('/', '-')}", "", finding, "", panels, wide=True)
 
 
 def _weight(one: MetricCheck) -> tuple[bool, bool, float]:
@@ -184,12 +157,6 @@ def _worst(found: Checked) -> MetricCheck | None:
         return *_weight(one)[:2], max(gaps, default=0.0) / span if span else 0.0, _weight(one)[2]
 
     return max(found.different, key=weight, default=None)
-
-
-def _tone(one: Finding | None, found: Checked) -> Tone:
-    if one is None:
-        return "good"
-    return "warn" if one.text == UNKNOWN and len(found.findings) > 1 else "bad"
 
 
 def _off(one: MetricCheck) -> str:

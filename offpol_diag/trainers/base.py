@@ -59,7 +59,7 @@ SAFETY = 20.0
 """Bound on log-ratios before exp, nats, in most trainers."""
 
 Number = Any
-"""A number of the whole dump; where parts of it are read at once, one of each part, [P]."""
+"""A number of the whole dump."""
 Numbers = dict[str, Number]
 """Logged name → number; None where there is nothing to log, as `Totals.given` says."""
 

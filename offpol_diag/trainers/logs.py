@@ -83,7 +83,7 @@ class Collected:
             own = Collected(*self._shape)
             return log(t, own, *more), own
 
-        result, own = t.context.cached(("part", log, t.preset, t.padded, more), made)
+        result, own = t.context.cached(("part", log, t.preset, more), made)
         self.sums += own.sums
         self.ends += own.ends
         return result
@@ -93,7 +93,7 @@ class Merged:
     """Merged sums and extremes, given back in the order in which they were asked for.
 
     Attributes:
-        sums: the sum at a place of that order: a number, or of parts of the dump one each, [P].
+        sums: the sum at a place of that order.
         ends: the smallest and the largest at a place.
         parts: what was read of parts that presets share.
     """
@@ -124,8 +124,8 @@ class Merged:
         return self.ends(self.end - 1)[0]
 
     def given(self, flag: Number, x: Number) -> Number:
-        """Return x if the condition holds in all parts: the trainer adds its sums up over them."""
-        return x if np.all(flag) else None
+        """Return x if the condition holds."""
+        return x if flag else None
 
     def part(self, log: Callable[..., T], t: Tokens, *more: Hashable) -> T:
         """Read a part once for all presets: they have collected the same."""
@@ -244,30 +244,25 @@ EVERY = frozenset(("old_log_probs", "current_log_probs", "advantages", "rewards"
 
 def names(preset: Preset) -> tuple[str, ...]:
     """Return the names that are logged under a preset of a dump that has every column."""
-    return tuple(read(Tokens(nothing(EVERY), preset), _Made(1.0, 1.0)))
+    made = _Every(lambda at: np.float64(1), lambda at: (np.float64(1), np.float64(1)))
+    return tuple(read(Tokens(nothing(EVERY), preset), made))
 
 
-def of_whole(preset: Preset) -> frozenset[str]:
-    """Return the names whose numbers parts of a batch do not average.
-
-    Those are maxima and minima, which are undefined where extremes are and otherwise the same whatever the
-    sums, and what `given` leaves out, whose sums trainers add up over all parts.
-    """
-    t = Tokens(nothing(EVERY), preset)
-    undefined, one, other = (read(t, _Made(*given)) for given in ((2.0, np.nan), (2.0, -1.0), (3.0, -1.0)))
-    return frozenset(
-        name
-        for name, x in undefined.items()
-        if np.isposinf(x) or (np.isnan(x) and np.array_equal(one[name], other[name]))
-    )
-
-
-class _Made(Merged):
-    """Made-up sums (a first one, then others) and extremes; what may be left out is infinite."""
-
-    def __init__(self, first: float, end: float) -> None:
-        super().__init__(lambda at: np.float64(first + at), lambda at: (np.float64(end), np.float64(end)))
+class _Every(Merged):
+    """Made-up sums, of which no condition leaves a number out."""
 
     def given(self, flag: Number, x: Number) -> Number:
-        """Return infinity."""
-        return np.float64(np.inf)
+        """Return x."""
+        return x
+
+
+def of_context(context: BatchContext, preset: Preset) -> dict[str, float]:
+    """Return logged name → number of one batch."""
+    found = collected(Tokens(context, preset))
+
+    def ends_at(at: int) -> tuple[Number, Number]:
+        return found.ends[at].min(initial=np.inf), found.ends[at].max(initial=-np.inf)
+
+    empty = Tokens(BatchContext(context.batch.rows(0, 0), context.draws[:0], context.fits), preset)
+    made = read(empty, Merged(lambda at: found.sums[at].sum(), ends_at))
+    return {name: float(x) for name, x in made.items()}

@@ -50,7 +50,7 @@ def effective(t: Tokens) -> Array:
     if t.preset.loss == "gspo":
         return t.there * 1.0
     w = np.exp(t.token_u).clip(math.exp(-SAFETY), math.exp(SAFETY))
-    result: Array = t.row_sum(w) ** 2 / (np.maximum(t.counted, 1) * np.maximum(t.row_sum(w**2), LEAST))
+    result: Array = t.row_sum(w) ** 2 / (np.maximum(t.n, 1) * np.maximum(t.row_sum(w**2), LEAST))
     return result
 
 

@@ -28,7 +28,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def gap(t: Tokens, s: Totals) -> Numbers:
     """Return means over tokens and over rows, where one without a token has mean log-probs of 0."""
-    tokens, rows, d = s.sum(t.counted), s.sum(t.one), t.log_ratio
+    tokens, rows, d = s.sum(t.n), s.sum(t.one), t.log_ratio
     train, rollout, difference = t.row_mean(t.train), t.row_mean(t.batch.rollout), t.row_mean(-d)
     return {
         "training_ppl": s.sum(np.exp(-train)) / rows,
@@ -53,7 +53,7 @@ def weights(t: Tokens, s: Totals) -> Numbers:
     assert mode is not None
     c = mode.upper or gate or math.inf
     of_rows = mode.over != "token" or (mode.upper is None and gate is not None)
-    tokens, above = s.sum(t.counted), t.aggregate("ratio", "mean", SAFETY) > math.log(c)
+    tokens, above = s.sum(t.n), t.aggregate("ratio", "mean", SAFETY) > math.log(c)
     if of_rows and not t.weighs_rows:  # sequence_mask multiplies the ratios of tokens by 0 or 1
         w = np.where(t.spread(above), 0.0, w)
     bounded = w.clip(1 / c, c)

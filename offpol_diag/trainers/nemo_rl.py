@@ -135,7 +135,7 @@ def approx_entropy(t: Tokens, s: Totals) -> Numbers:
 def seq_errors(t: Tokens, s: Totals) -> Numbers:
     """Return errors, mean e^|Δ|, of sequences, before the error mask and after it, and how many it drops."""
     total = t.row_sum(np.exp(abs(t.log_ratio)))
-    error = np.where(total > FLOAT32_MAX, math.inf, total) / t.counted.clip(min=1)
+    error = np.where(total > FLOAT32_MAX, math.inf, total) / t.n.clip(min=1)
     result: Numbers = {}
     for after, rows in (("", t.there), ("_after_mask", left(t))):
         many, added_up = s.sum(rows), single(s.sum(np.where(rows, error, 0.0)))

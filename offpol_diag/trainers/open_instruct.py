@@ -21,7 +21,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def rho(t: Tokens, s: Totals) -> Numbers:
     """Return the mean of what multiplies the loss, ρ clamped or 0 if dropped, and shares of all tokens."""
-    tokens, weight = s.sum(t.counted), t.preset.weight
+    tokens, weight = s.sum(t.n), t.preset.weight
     clamped = t.n_bounded if weight is not None and weight.action == "truncate" else 0 * t.n
     return {
         "rho_weight": s.sum(t.row_sum(np.where(t.kept, t.weight, 0.0))) / tokens,
@@ -41,7 +41,7 @@ def ratio(t: Tokens, s: Totals) -> Numbers:
     """Return the mean of π_θ/π_old, unclamped, and how far its row means spread, weighted by length."""
     if t.batch.current is None or t.batch.old is None:
         return {}
-    tokens = s.sum(t.counted)
+    tokens = s.sum(t.n)
     moved = t.row_mean(np.expm1(t.batch.current - t.batch.old))
     mean, square = s.sum(moved * t.n) / tokens, s.sum(moved**2 * t.n) / tokens
     return {"ratio": mean + 1, "ratio_var": np.maximum(square - mean * mean, 0.0)}
@@ -49,7 +49,7 @@ def ratio(t: Tokens, s: Totals) -> Numbers:
 
 def debug(t: Tokens, s: Totals) -> Numbers:
     """Return |log π_local − log π_rollout|: π_θ where the dump has it, else π_old, there a copy of π_θ."""
-    tokens, d = s.sum(t.counted), t.of("old" if t.batch.current is None else "current").log_ratio
+    tokens, d = s.sum(t.n), t.of("old" if t.batch.current is None else "current").log_ratio
     total, square = s.sum(t.row_sum(abs(d))), s.sum(t.row_sum(d**2))
     return {
         "vllm_vs_local_logprob_diff_mean": total / tokens,

@@ -34,7 +34,7 @@ def log_molt(t: Tokens, s: Totals) -> Numbers:
 
 def update(t: Tokens, s: Totals) -> Numbers:
     """Return the share of tokens that the loss clips, masked or not, and k1 of the update from π_old."""
-    result, tokens = {}, s.sum(t.counted)
+    result, tokens = {}, s.sum(t.n)
     if t.batch.current is not None and t.batch.advantages is not None:
         result["clip_ratio"] = s.sum(t.row_sum(t.clip_decides)) / tokens
     if t.batch.current is not None and t.batch.old is not None:
@@ -51,7 +51,7 @@ def vllm_kl(t: Tokens, s: Totals) -> Numbers:
     """Return k1 of the mismatch, with the correction on."""
     if not corrects(t.preset) or t.batch.old is None:
         return {}
-    return {"vllm_kl": s.sum(t.row_sum(t.batch.rollout - t.batch.old)) / s.sum(t.counted)}
+    return {"vllm_kl": s.sum(t.row_sum(t.batch.rollout - t.batch.old)) / s.sum(t.n)}
 
 
 def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
@@ -66,7 +66,7 @@ def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
     else:
         outside = t.there & ~t.passes(rules[0])
     of_sequences = any(not rule.on_tokens for rule in rules)
-    return {"is_filter_ratio": s.sum(outside) / s.sum(t.one if of_sequences else t.counted)}
+    return {"is_filter_ratio": s.sum(outside) / s.sum(t.one if of_sequences else t.n)}
 
 
 LOG, SINCE_2026_09 = Log("openrlhf", log), Log("openrlhf-2026-09", log_2026_09)

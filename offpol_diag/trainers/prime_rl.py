@@ -29,7 +29,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def kl(t: Tokens, s: Totals) -> Numbers:
     """Return r − 1 − log r over all tokens, and over their entropy."""
-    tokens, x = s.sum(t.counted), mismatch_kl(t)
+    tokens, x = s.sum(t.n), mismatch_kl(t)
     total, square = s.sum(t.row_sum(x)), s.sum(t.row_sum(x**2))
     return {
         "mismatch_kl/all/mean": total / tokens,
@@ -48,7 +48,7 @@ def over_entropy(t: Tokens, s: Totals, x: Number) -> Number:
     """Return a number over the dump's mean entropy, NaN where that is 0; None, not logged, without it."""
     if t.batch.entropy is None:
         return None
-    entropy = s.sum(t.row_sum(t.batch.entropy)) / s.sum(t.counted)
+    entropy = s.sum(t.row_sum(t.batch.entropy)) / s.sum(t.n)
     return np.where(entropy > 0, x / entropy, math.nan)
 
 
@@ -105,7 +105,7 @@ def kl_v02(t: Tokens, s: Totals) -> Numbers:
 
 def masks_v02(t: Tokens, s: Totals) -> Numbers:
     """Return shares of tokens and sequences beyond each bound alone; the sequence mask is a veto."""
-    tokens, rows = s.sum(t.counted), s.sum(t.one)
+    tokens, rows = s.sum(t.n), s.sum(t.one)
     x, kept, veto = mismatch_kl(t), t.applied.kept, t.preset.veto
     result = {
         "masked_mismatch_kl/mean": s.sum(mean(t, x, ~kept)) / rows,

@@ -80,7 +80,7 @@ def turn_mean(t: Tokens, statistic: Statistic) -> Array:
 
 def shares(t: Tokens, s: Totals) -> Numbers:
     """Return shares of loss tokens above the weight's bound, and past filters, each alone (a kind's last)."""
-    result, tokens, p = {}, s.sum(t.counted), t.preset
+    result, tokens, p = {}, s.sum(t.n), t.preset
     whole = np.maximum(tokens, 1.0)
     if weighs(p) and p.weight is not None and p.weight.upper is not None:
         above = t.n_above * t.n if t.weighs_rows else t.n_above

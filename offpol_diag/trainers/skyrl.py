@@ -39,7 +39,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def is_ratio(t: Tokens, s: Totals) -> Numbers:
     """Return numbers of r, its log within ±20, before any mask; std and min are of the padded batch."""
-    tokens, hole, x = s.sum(t.counted), padding(t, s), t.ratio_minus_one(SAFETY)
+    tokens, hole, x = s.sum(t.n), padding(t, s), t.ratio_minus_one(SAFETY)
     first, second = s.sum(t.row_sum(x)), s.sum(t.row_sum(x**2))  # of r − 1, which is −1 in the hole
     return {
         "is_ratio_mean": first / tokens + 1,
@@ -51,7 +51,7 @@ def is_ratio(t: Tokens, s: Totals) -> Numbers:
 
 def padding(t: Tokens, s: Totals) -> Number:
     """Return the entries of SkyRL's padded batch, rows × longest response, that are no loss token."""
-    return s.sum(t.one) * s.max(t.n + t.batch.masked) - s.sum(t.counted)
+    return s.sum(t.one) * s.max(t.n + t.batch.masked) - s.sum(t.n)
 
 
 def padded_min(low: Number, hole: Number) -> Number:
@@ -64,7 +64,7 @@ def distance(t: Tokens, s: Totals, padded: bool) -> Numbers:
 
     That is so where SkyRL takes no pass for π_old (worker_utils.py:48-57 of a9564572e).
     """
-    tokens, x = s.sum(t.counted), abs(t.log_ratio)
+    tokens, x = s.sum(t.n), abs(t.log_ratio)
     first, second, low = s.sum(t.row_sum(x)), s.sum(t.row_sum(x**2)), s.min(t.row_min(x))
     return {
         "mean": first / np.maximum(tokens, 1.0),
@@ -130,7 +130,7 @@ def clip_ratio(t: Tokens, s: Totals) -> Numbers:
     high = None if clip.high is None else 1 + clip.high
     low = None if clip.low is None or clip.low >= 1 else 1 - clip.low
     acts = (beyond(u, high, "upper") & (a > 0)) | (beyond(u, low, "lower") & (a < 0))
-    return {"clip_ratio": s.sum(t.row_sum(acts)) / np.maximum(s.sum(t.counted), 1.0)}
+    return {"clip_ratio": s.sum(t.row_sum(acts)) / np.maximum(s.sum(t.n), 1.0)}
 
 
 # ---------------------------------------------------------------- against the rollout
@@ -138,7 +138,7 @@ def clip_ratio(t: Tokens, s: Totals) -> Numbers:
 
 def anchored(t: Tokens, s: Totals) -> Numbers:
     """Return the share of tokens that the loss cuts, zeroes or masks; of CISPO also π_θ/π_rollout."""
-    tokens, weight, applied = s.sum(t.counted), t.preset.weight, t.applied
+    tokens, weight, applied = s.sum(t.n), t.preset.weight, t.applied
     cut = t.n - applied.n_kept
     if applied.preset.weight is not None:
         cut = cut + t.n_above + t.n_below

@@ -92,7 +92,7 @@ def tis(t: Tokens, s: Totals) -> Numbers:
 
 def share(t: Tokens, counts: Array) -> Array:
     """Return a share of each sample's tokens, or the flag of a sample that has one weight, [S]."""
-    return counts if t.weighs_rows else counts / np.maximum(t.counted, 1)
+    return counts if t.weighs_rows else counts / np.maximum(t.n, 1)
 
 
 def opsm_rule(preset: Preset) -> Reject | None:
@@ -113,7 +113,7 @@ def opsm_masks(t: Tokens) -> Array:
     negative = t.row_sum(a < 0)
     if outside is None:  # without A of their own they have their sample's
         outside = np.where(negative > 0, t.batch.masked, 0)
-    return np.where(t.passes(rule), 0.0, (negative + outside) / np.maximum(t.counted, 1))
+    return np.where(t.passes(rule), 0.0, (negative + outside) / np.maximum(t.n, 1))
 
 
 # ---------------------------------------------------------------- with the MIS helper
@@ -163,7 +163,7 @@ def helper(t: Tokens, s: Totals) -> Numbers:
     def outside(rule: Reject | None, side: Side) -> Number:
         """Return the share of a sample's tokens beyond one bound, whatever else rejects them."""
         beyond = rule and half(rule, side)
-        return mean(t.dropped_by(beyond) / np.maximum(t.counted, 1) if beyond else empty)
+        return mean(t.dropped_by(beyond) / np.maximum(t.n, 1) if beyond else empty)
 
     after = mean(final if rows else t.row_mean(final))
     least, most = (final, final) if rows else (t.row_min(final), t.row_max(final))
@@ -184,12 +184,12 @@ def helper(t: Tokens, s: Totals) -> Numbers:
         result["rs_mask_fraction_high"] = outside(rejects, "upper")
     if preset.veto is not None:
         hits = t.veto_hits(preset.veto)
-        result["rs_catastrophic_token_fraction"] = mean(hits / np.maximum(t.counted, 1))
+        result["rs_catastrophic_token_fraction"] = mean(hits / np.maximum(t.n, 1))
         result["rs_catastrophic_seq_fraction"] = mean(hits > 0)
     result["is_ratio_mean_after_tis_rs"] = after
     factor: Number = 1.0
     if weight.normalize:
-        average = s.sum(t.row_sum(t.weight)) / s.sum(t.counted) if weight.over == "token" else after
+        average = s.sum(t.row_sum(t.weight)) / s.sum(t.n) if weight.over == "token" else after
         factor = np.where(average > SMALLEST_NORM, average, 1.0)
         result["batch_norm_factor"] = factor * mean(t.one)
     return result | {

@@ -31,12 +31,10 @@ class Tokens:
     Attributes:
         context: the batch, and what was computed of it for other presets.
         preset: the preset.
-        padded: whether denominators of means count masked tokens too, as no trainer should.
     """
 
     context: BatchContext
     preset: Preset
-    padded: bool = False
 
     def only(self, *parts: str) -> Tokens:
         """Return the batch under a preset with these parts alone (fields of it), for what presets share.
@@ -75,11 +73,6 @@ class Tokens:
         return self.context.cached("n", lambda: self.batch.lengths.astype(np.float64))
 
     @property
-    def counted(self) -> Array:
-        """Tokens of each sequence that denominators of means count, [S]: `n`."""
-        return self.n + self.batch.masked if self.padded else self.n
-
-    @property
     def one(self) -> Array:
         """1 of each sequence, [S], to count them; `there` counts those with a token."""
         return self.context.cached("one", lambda: np.ones_like(self.n))
@@ -96,7 +89,7 @@ class Tokens:
 
     def row_mean(self, x: Array) -> Array:
         """Average over the tokens of each sequence: [T] → [S]; 0 for one without tokens."""
-        return self.row_sum(x) / np.maximum(self.counted, 1)
+        return self.row_sum(x) / np.maximum(self.n, 1)
 
     def row_max(self, x: Array) -> Array:
         """Return the largest of each sequence: [T] → [S]; −∞ for one without tokens."""

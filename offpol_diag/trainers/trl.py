@@ -25,7 +25,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
         result |= named("clip_ratio/", clip_ratio(t, s))
     if t.preset.loss == "cispo":
         _, high = cut(t)
-        result["cispo_clip_ratio"] = s.sum(t.row_sum(high)) / s.sum(t.counted)
+        result["cispo_clip_ratio"] = s.sum(t.row_sum(high)) / s.sum(t.n)
     if t.preset.loss == "vespo" and t.batch.old is not None:
         result["vespo/phi_seq_mean"] = s.sum(phi(t)) / s.sum(t.one)
     return result
@@ -33,7 +33,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def sampling(t: Tokens, s: Totals) -> Numbers:
     """Return ratios after truncation or masking: of tokens, in sequence modes of all completions."""
-    tokens, gap, ratio = s.sum(t.counted), abs(t.log_ratio), t.unit_weight
+    tokens, gap, ratio = s.sum(t.n), abs(t.log_ratio), t.unit_weight
     low, total, high = (
         (ratio, ratio, ratio) if t.weighs_rows else (t.row_min(ratio), t.row_sum(ratio), t.row_max(ratio))
     )
@@ -50,7 +50,7 @@ def clip_ratio(t: Tokens, s: Totals) -> Numbers:
     """Return shares of tokens that the clip acts on; of completions where each has one ratio."""
     size = t.one if t.pooled else t.n
     low, high = (np.minimum(t.row_sum(flags), size) for flags in cut(t))
-    units, lows, highs = s.sum(t.one if t.pooled else t.counted), s.sum(low), s.sum(high)
+    units, lows, highs = s.sum(t.one if t.pooled else t.n), s.sum(low), s.sum(high)
     return {
         "low_mean": lows / units,
         "low_min": s.min(np.where(size > 0, low / size, math.inf)),

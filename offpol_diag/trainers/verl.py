@@ -76,7 +76,7 @@ def mean(t: Tokens, s: Totals, x: Array) -> Number:
 
 def over_tokens(t: Tokens, s: Totals, x: Array) -> Number:
     """Return the sum of a number of each row over Σmask + 1e-8."""
-    return s.sum(x) / (s.sum(t.counted) + EPS)
+    return s.sum(x) / (s.sum(t.n) + EPS)
 
 
 # ---------------------------------------------------------------- the policy gap
@@ -84,7 +84,7 @@ def over_tokens(t: Tokens, s: Totals, x: Array) -> Number:
 
 def policy_gap(t: Tokens, s: Totals, chi2: bool) -> Numbers:
     """Return perplexities of rows, and KL and χ² estimates of tokens."""
-    n, d, rows = t.counted + EPS, t.log_ratio, s.sum(t.one)
+    n, d, rows = t.n + EPS, t.log_ratio, s.sum(t.one)
     train, rollout = t.row_sum(t.train) / n, t.row_sum(t.batch.rollout) / n
 
     def average(x: Array) -> Number:
@@ -127,7 +127,7 @@ def distribution(
         center: what x is on-policy; standard deviations are of sums about it, so that nothing cancels.
         among: rows that count, [S] bool.
     """
-    n, rows = s.sum(t.counted), s.sum(among)
+    n, rows = s.sum(t.n), s.sum(among)
 
     def total(x: Array) -> Array:
         return x * t.n if by_row else t.row_sum(x)
@@ -135,9 +135,9 @@ def distribution(
     held = x.clip(low, high)
     off = held - center
     first, second = over_tokens(t, s, total(off)), over_tokens(t, s, total(off**2))
-    short = (n - s.sum(t.n) + EPS) / (n + EPS)  # 1 less verl's mean of 1
+    short = EPS / (n + EPS)  # 1 less verl's mean of 1
     variance = second - first * first + 2 * center * first * short + center**2 * (1 - short) * short
-    row = total(x) / (t.counted + EPS)
+    row = total(x) / (t.n + EPS)
     off = (row - center) * among
     return {
         "mean": over_tokens(t, s, total(x)),
@@ -196,7 +196,7 @@ def ratios(t: Tokens, s: Totals, over: Over, low: float, high: float, share_of_r
     else:
         x = as_applied(t, t.preset.weight, raw)
         result = distribution(t, s, x, by_row, 0.0, high, 1.0, everyone)
-        row = (raw * t.n if by_row else t.row_sum(raw)) / (t.counted + EPS)
+        row = (raw * t.n if by_row else t.row_sum(raw)) / (t.n + EPS)
         result |= {
             "seq_fraction_high": s.sum(row > high) / s.sum(t.one),
             "seq_fraction_low": s.sum(row < low) / s.sum(t.one),
@@ -309,7 +309,7 @@ def ratio_band(rule: Reject) -> Reject:
 
 def probabilities(t: Tokens, s: Totals) -> Numbers:
     """Return `training/`, of decoupled presets: how the two probabilities of a token differ."""
-    n, gap, p, q = s.sum(t.counted), abs(t.difference), np.exp(t.train), np.exp(t.batch.rollout)
+    n, gap, p, q = s.sum(t.n), abs(t.difference), np.exp(t.train), np.exp(t.batch.rollout)
     first, second = s.sum(t.row_sum(gap)), s.sum(t.row_sum(gap**2))
     x, y, xx, yy, xy = (s.sum(t.row_sum(z)) / n for z in (p, q, p * p, q * q, p * q))
     of_x, of_y = xx - x * x, yy - y * y

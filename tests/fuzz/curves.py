@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 from collections.abc import Callable
 from functools import cache
 from random import Random
@@ -19,8 +18,8 @@ import runner
 WAYS: tuple[tuple[str, ...], ...] = (
     ("check", "d.parquet", "--logged", "{file}", "--json", "r.json", "--html", "r.html", "--md", "r.md"),
     ("check", "d.parquet", "--logged", "{file}", "--trainer", "verl", "--md", "-"),
-    ("check", "d.parquet", "--logged", "{file}", "--preset", "token_is", "--dp", "2", "-v"),
-    ("check", "d.parquet", "--logged", "{file}", "--logged", "good.jsonl", "--micro-batch", "2", "--quiet"),
+    ("check", "d.parquet", "--logged", "{file}", "--preset", "token_is", "-v"),
+    ("check", "d.parquet", "--logged", "{file}", "--logged", "good.jsonl", "--quiet"),
 )
 
 
@@ -64,27 +63,9 @@ def _csv(random: Random, rows: Any) -> bytes:
     return text.encode(random.choice(("utf-8", "utf-8", "utf-16", "utf-8-sig")), "surrogatepass")
 
 
-def _events(random: Random, rows: Any) -> bytes:
-    from tensorboardX.proto.event_pb2 import Event
-
-    data = b""
-    for row in rows if isinstance(rows, list) else ():
-        event = Event(step=random.choice((1, 2, -1, 2**62)))
-        for name, value in row.items() if isinstance(row, dict) else ():
-            if isinstance(value, float):
-                event.summary.value.add(tag=str(name).encode(errors="replace").decode(), simple_value=value)
-        record = event.SerializeToString()
-        data += struct.pack("<QI", len(record), 0) + record + b"\0\0\0\0"
-    return data
-
-
 FORMS: dict[str, Callable[[Random, Any], bytes]] = {
     "h.jsonl": _jsonl,
-    "h.json": mutations.as_json,
-    "trainer_state.json": lambda random, rows: mutations.as_json(random, {"log_history": rows}),
     "h.csv": _csv,
-    "events.out.tfevents.1": _events,
-    "run.wandb": lambda random, rows: b":W&B\xe1\xbe\0" + _events(random, rows),
     "h.parquet": lambda random, rows: dump(),
 }
 
