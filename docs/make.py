@@ -230,8 +230,8 @@ x = 88.7 on) is reproduced for NeMo-RL, which clamps nothing.
 ## Bounds on the loss's own log-ratio
 
 Before e^u some trainers bound u = log π_θ − log π_anchor, the log of the ratio that their policy loss clips;
-beyond the bound a token pulls no more. A preset has its trainer's bound in `clip.safety`, and `pg_loss`,
-`update_*` and `ppo_kl` follow it. GSPO bounds the sequence's mean.
+beyond the bound a token pulls no more. A preset has its trainer's bound in `clip.safety`, and `pg_loss`
+and `ppo_kl` follow it. GSPO bounds the sequence's mean.
 
 {_table(("trainer", "PPO, CISPO", "GSPO", "read from"), _loss_bounds())}
 {"".join(_book(logs, names) for logs, names in books.items())}"""

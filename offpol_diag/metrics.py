@@ -328,25 +328,11 @@ _ALL = (
     Metric("weight_std", "Standard deviation of weights", UP, first="preset", ranked=True),
     Metric("weight_min", "Smallest weight", first="preset", ranked=True),
     Metric("weight_max", "Largest weight", UP, first="preset", ranked=True),
-    Metric("loss_scale_removed", "Mean weight of kept tokens", FROM_1, first="preset"),
-    Metric("loss_scale_kept", "Mean weight of all tokens", FROM_1, first="preset"),
     Metric("pg_loss", "Policy loss", first="preset"),
     Metric("pg_clipfrac", "Clipped by the loss", UP, first="preset"),
     Metric("pg_clipfrac_lower", "Clipped by the dual clip", UP, first="preset"),
     Metric("ppo_kl", "KL of the update", first="preset"),
-    Metric("loss_scale", "Scale of the loss", FROM_1, watched="preset"),
-    Metric("update_kept", "Size of the update that is left", FROM_1),
-    Metric("update_removed", "Update removed", UP),
-    Metric("update_removed_positive", "Update removed, A > 0", UP),
-    Metric("update_removed_negative", "Update removed, A < 0", UP),
-    Metric("kept_positive", "Not rejected, A > 0", DOWN),
-    Metric("kept_negative", "Not rejected, A < 0", DOWN),
-    Metric("kept_length_q1", "Not rejected, shortest quarter", DOWN),
-    Metric("kept_length_q2", "Not rejected, second quarter", DOWN),
-    Metric("kept_length_q3", "Not rejected, third quarter", DOWN),
-    Metric("kept_length_q4", "Not rejected, longest quarter", DOWN),
     Metric("kept_at_lag_0", "Kept at policy lag 0", DOWN),
-    Metric("groups_lost", "Groups lost", UP),
     Metric("pg_loss_kept", "Policy loss, over all tokens"),
     Metric("pg_loss_own", "Policy loss, own denominator"),
     Metric("pg_loss_seq_sum", "Policy loss, sum of tokens"),
@@ -365,15 +351,6 @@ FIRST_GAP, FIRST_PRESET = _names("first", "dump"), _names("first", "preset")
 """Numbers of a pair of policies, and of a preset, that are shown first, in this order."""
 WATCHED_GAP, WATCHED_PRESET = _names("watched", "dump"), _names("watched", "preset")
 """Numbers compared with a baseline by default: distinct aspects, none of which grows with the dump."""
-
-
-QUARTERS = {
-    "kept_length_q1": "shortest quarter",
-    "kept_length_q2": "second",
-    "kept_length_q3": "third",
-    "kept_length_q4": "longest quarter",
-}
-"""What is kept of the quarters of the responses by length, and how each is called."""
 
 
 def title(name: str) -> str:

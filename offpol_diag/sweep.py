@@ -21,7 +21,7 @@ from offpol_diag.numerals import say_value
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto, Weight
 from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.readers import Dump
-from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
+from offpol_diag.result import Place, Result, SolvedWindow, Sweep, SweptPoint, place_of
 from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.threads import Engine, Progress
 from offpol_diag.trainers import config_for, trainer_named
@@ -36,8 +36,7 @@ ALIKE = 0.01
 """Largest relative difference of |log| of two bounds that count as 1/b and b."""
 METRICS = (
     *("tokens_weighted", "tokens_rejected", "sequences_dropped", "truncated_high", "truncated_low"),
-    *("ess_tokens", "ess_sequences", "weight_mean", "loss_scale_kept", "chi2_token", "chi2_sequence"),
-    *("kept_length_q1", "kept_length_q2", "kept_length_q3", "kept_length_q4", selection.AT_LAG_0.name),
+    *("ess_tokens", "ess_sequences", "weight_mean", "chi2_token", "chi2_sequence", selection.AT_LAG_0.name),
 )
 """Numbers of a preset that are listed at each threshold."""
 
@@ -338,6 +337,7 @@ def sweep(
             bounds={f"{bound.place}.{side}": end for side, end in bounds.items()},
             own=bounds == bound.bounds(bound.threshold(preset) or 0.0),
             numbers={name: x for name in METRICS if (x := whole.preset(one.name).get(name))},
+            dropped=_dropped(whole, one.name),
         )
         for bounds, one in zip(every, moved, strict=True)
     ]
@@ -348,7 +348,6 @@ def sweep(
         others=[str(one) for one in swept_bounds(preset) if one != bound],
         statistic=bound.in_words(preset),
         unit=bound.unit(preset),
-        quartiles=selection.quartile_lengths(found.tally.whole.sums["length"]),
         points=shown if options.values else informative(shown, bound, preset),
     )
     if options.keep is not None:
@@ -357,13 +356,20 @@ def sweep(
         result.window = SolvedWindow(
             asked=options.keep, **counts, point=points[-1], trainer=name, config=config
         )
-    result.remarks = warnings(result)
+    result.remarks = warnings(result, whole.at("length"))
     if preset.weight is not None and preset.weight.normalize:
         result.remarks.append("The weights are shown before they are divided by their batch mean.")
     only, run = {preset.name: whole.presets[preset.name]}, whole.run.model_copy(update={"command": "sweep"})
+    lengths = [place.key for place in whole.at("length")]
     others = {f"preset/{one.name}" for one in moved}
+    others |= {place_of("length", key, f"preset/{one.name}") for one in moved for key in lengths}
     numbers = {subject: one for subject, one in whole.numbers.items() if subject not in others}
     return whole.model_copy(update={"presets": only, "numbers": numbers, "run": run, "sweep": result})
+
+
+def _dropped(whole: Result, name: str) -> Numbers:
+    places = whole.at("length", f"preset/{name}")
+    return {place.key: x for place in places if (x := place.numbers.get(selection.DROPPED.name))}
 
 
 def _named(preset: Preset, bound: SweptBound, bounds: Mapping[str, float]) -> Preset:
@@ -380,25 +386,29 @@ def _named(preset: Preset, bound: SweptBound, bounds: Mapping[str, float]) -> Pr
 # ---------------------------------------------------------------- warnings
 
 TRAP, TRAP_RATIO = 0.05, 0.9
-"""A threshold drops long responses if the kept share of the longest quarter is lower by this much, and less
-than this multiple, than that of the shortest."""
+"""A threshold drops long responses if the kept share of the longest is lower by this much, and less than this
+multiple, than that of the shortest."""
+FEWEST = 0.1
+"""Share of the sequences that an octave of length has at least, to be the shortest or the longest."""
 FLIPS = 0.32
 """A threshold that drops more than this share at lag 0 lies within one standard deviation of numerics."""
 
 
-def warnings(found: Sweep) -> list[str]:
+def warnings(found: Sweep, lengths: Sequence[Place]) -> list[str]:
     """Return what to beware of at the preset's own threshold, and at the bounds that were solved for."""
-    said, (shortest_, *_, longest) = [], found.quartiles
+    said, least = list[str](), FEWEST * sum(place.sequences for place in lengths)
+    usual = [place.key for place in lengths if place.sequences >= least]
     each = [(f"{one.threshold:.7g}, the preset as it stands,", one) for one in found.points if one.own]
     each += [("what was solved for", found.window.point)] if found.window else []
     for whose, point in each:
-        names = ("kept_length_q1", "kept_length_q4", selection.AT_LAG_0.name)
-        short, long, fresh = (point.numbers.get(name, Number()).value for name in names)
-        if short is not None and long is not None and short - long > TRAP and long < TRAP_RATIO * short:
+        fresh = point.numbers.get(selection.AT_LAG_0.name, Number()).value
+        gone = [point.dropped[key].value for key in usual if key in point.dropped]
+        short, long = (1 - (one or 0.0) for one in (gone[0], gone[-1])) if gone else (1.0, 1.0)
+        if short - long > TRAP and long < TRAP_RATIO * short:
             said.append(
-                f"Length trap: {whose} keeps {say_value(short, 'fraction')} of the tokens of the shortest "
-                f"quarter of responses ({shortest_} tokens) and {say_value(long, 'fraction')} of the longest "
-                f"({longest}). The batch that is left is a shorter one, whatever its quality."
+                f"Length trap: {whose} keeps {say_value(short, 'fraction')} of the responses of {usual[0]} "
+                f"tokens and {say_value(long, 'fraction')} of those of {usual[-1]}. The batch that is left "
+                "is a shorter one, whatever its quality."
             )
         if fresh is not None and 1 - fresh > FLIPS:
             said.append(

@@ -200,8 +200,6 @@ def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more:
         "tokens_weighted": number(1 - rejected, rejected / 10 or None, "fraction"),
         "sequences_dropped": number(rejected * 0.8, rejected / 10 or None, "fraction"),
         "vetoed": number(0.0, unit="fraction"),
-        "loss_scale_removed": number(0.998, 0.001),
-        "loss_scale_kept": number(0.998 - rejected, 0.001),
         "pg_loss": number(-0.0123, 0.002),
         "pg_clipfrac": number(0.0031, 4e-4, "fraction"),
         "ppo_kl": unknown(),

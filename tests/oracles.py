@@ -253,7 +253,6 @@ class Applied:
     low: list[bool]
     catastrophic: int
     losses: list[float] = field(default_factory=list)
-    slopes: list[float] = field(default_factory=list)
     clipped: list[bool] = field(default_factory=list)
     clipped_lower: list[bool] = field(default_factory=list)
     kl: list[float] = field(default_factory=list)
@@ -479,9 +478,8 @@ def _losses(done: Applied, s: Sequence, preset: Any) -> None:
         if given is None
         else [given(a, now, u, preset.clip) for a, now, u in zip(s.advantages, s.current, logs, strict=True)]
     )
-    for loss, slope, clipped, lower in terms:
+    for loss, _, clipped, lower in terms:
         done.losses.append(loss)
-        done.slopes.append(slope)
         done.clipped.append(clipped)
         done.clipped_lower.append(lower)
 
@@ -649,14 +647,7 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
         "sequences_touched": sum(one.kept_tokens < s.n for s, one in pairs) / len(pairs),
         "vetoed": sum(one.vetoed for _, one in pairs) / len(pairs),
         "catastrophic_tokens": sum(one.catastrophic for _, one in pairs) / tokens,
-        "loss_scale": math.fsum(kept) / tokens if preset.denominator == "all" else mean(kept),
-        "loss_scale_removed": mean(kept),
-        "loss_scale_kept": math.fsum(kept) / tokens,
-        "groups_lost": _groups_lost(pairs),
         **_residual(pairs, preset, kept, per_sequence),
-        **{f"kept_{name}": share for name, share in _kept_by_sign(pairs).items()},
-        **_kept_by_length(pairs),
-        **_update(pairs, preset),
     }
     if any(s.current for s, _ in pairs):
         found |= _loss_metrics(pairs, preset, tokens, len(kept), max(s.response for s in data))
@@ -675,6 +666,18 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
         if k
     ]
     return found, table, math.fsum(sizes) / max(len(sizes), 1)
+
+
+def dropped_by_length(data: list[Sequence], preset: Any) -> dict[str, float]:
+    """Compute which share of the sequences of each octave of length is dropped."""
+    scopes = scopes_of(data, preset)
+    dropped: dict[str, list[float]] = {}
+    for s in data:
+        if s.n:
+            low = 2 ** math.floor(math.log2(s.n))
+            gone = apply(s, preset, scopes[s.step]).kept_tokens == 0
+            dropped.setdefault(f"{low}–{2 * low - 1}", []).append(float(gone))
+    return {lengths: mean(each) for lengths, each in dropped.items()}
 
 
 def _residual(
@@ -718,61 +721,6 @@ def _norms(data: list[Sequence], done: list[Applied], preset: Any) -> dict[Any, 
             parts[s.step] += one.weights if preset.weight.over == "token" else [mean(one.weights)]
     means = {step: mean(part) if part else 1.0 for step, part in parts.items()}
     return {step: found if found > 1e-8 else 1.0 for step, found in means.items()}
-
-
-def _groups_lost(pairs: list[tuple[Sequence, Applied]]) -> float:
-    left: dict[Any, bool] = {}
-    for s, one in pairs:
-        left[s.group] = left.get(s.group, False) or one.kept_tokens > 0
-    return sum(not x for x in left.values()) / len(left)
-
-
-def _kept_by_sign(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
-    flags = [(a, k) for s, one in pairs for a, k in zip(s.advantages, one.kept, strict=True)]
-    positive, negative = [k for a, k in flags if a > 0], [k for a, k in flags if a < 0]
-    return {"positive": mean([float(k) for k in positive]), "negative": mean([float(k) for k in negative])}
-
-
-def _update(pairs: list[tuple[Sequence, Applied]], preset: Any) -> dict[str, float]:
-    """Return Σ|A·weight| of kept tokens over Σ|A|, and the share of Σ|A| without gradient, by sign of A."""
-    sizes = []
-    for s, one in pairs:
-        slopes = one.slopes or s.advantages
-        weights = one.weights if weighted_loss(preset) else [1.0] * s.n
-        for a, slope, w, k in zip(s.advantages, slopes, weights, one.kept, strict=True):
-            sizes.append((a, abs(slope * w) if k else 0.0))
-
-    def removed(some: list[tuple[float, float]]) -> float:
-        mass = math.fsum(abs(a) for a, _ in some)
-        return math.fsum(abs(a) for a, pull in some if pull == 0) / mass if mass else math.nan
-
-    mass = math.fsum(abs(a) for a, _ in sizes)
-    return {
-        "update_kept": math.fsum(pull for _, pull in sizes) / mass if mass else math.nan,
-        "update_removed": removed(sizes),
-        "update_removed_positive": removed([one for one in sizes if one[0] > 0]),
-        "update_removed_negative": removed([one for one in sizes if one[0] < 0]),
-    }
-
-
-def _kept_by_length(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
-    """Compute the kept share by quarter of length; lengths of one bin (8 to an octave) count as equal."""
-    bins: dict[int, list[tuple[int, int]]] = {}
-    for s, one in pairs:
-        bins.setdefault(math.floor(8 * math.log2(s.n)), []).append((s.n, one.kept_tokens))
-    found = {}
-    for quarter in range(4):
-        low, high = len(pairs) * quarter / 4, len(pairs) * (quarter + 1) / 4
-        tokens = kept = 0.0
-        before = 0
-        for key in sorted(bins):
-            many = len(bins[key])
-            share = max(0.0, min(before + many, high) - max(before, low)) / many
-            tokens += share * sum(n for n, _ in bins[key])
-            kept += share * sum(k for _, k in bins[key])
-            before += many
-        found[f"kept_length_q{quarter + 1}"] = kept / tokens if tokens else math.nan
-    return found
 
 
 def _loss_metrics(

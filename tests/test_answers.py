@@ -610,8 +610,7 @@ def test_what_limits_the_numbers_of_the_other_run_is_said_too(results):
 
 def test_a_sweep_that_keeps_all_of_every_length_has_no_table_of_it(results):
     swept = results["sweep"].sweep
-    ones = {f"kept_length_q{i}": Number(value=1.0) for i in range(1, 5)}
-    points = [one.model_copy(update={"numbers": one.numbers | ones}) for one in swept.points]
+    points = [one.model_copy(update={"dropped": {"8–15": Number(value=0.0)}}) for one in swept.points]
     all_kept = results["sweep"].model_copy(update={"sweep": swept.model_copy(update={"points": points})})
     names = [[table.id for table in answered(one).tables] for one in (results["sweep"], all_kept)]
     assert names == [["sweep", "sweep-length"], ["sweep"]]

@@ -630,7 +630,7 @@ def compared(name, now, base, allowed="0", **more):
         ("ppl_train", 2.0, 2.0, True),
         ("seq_mis.ess_tokens", 0.9, 0.5, False),
         ("seq_mis.tokens_rejected", 0.5, 0.1, True),
-        ("seq_mis.loss_scale_removed", 1.0, 0.7, False),
+        ("seq_mis.weight_mean", 1.0, 0.7, False),
         ("drift2.ess_tokens", 0.9, 0.5, False),
     ],
 )

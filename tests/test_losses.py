@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import DumpWriter
-from offpol_diag.analyze import analyze
 from offpol_diag.pipeline.plan import LOSSES, weighted
 from offpol_diag.pipeline.segments import later_sum
 from offpol_diag.presets import Clip, Veto
@@ -61,7 +59,6 @@ def test_the_loss_of_a_preset_has_its_own_denominator(worlds, found, denominator
     own = numbers(worlds[0], *(replace(case, denominator=denominator) for case in CASES))
     for case, got in zip(CASES, own, strict=True):
         assert got["pg_loss_own"] == pytest.approx(found[0][case.name][how], rel=1e-12, abs=1e-15)
-        assert got["loss_scale"] == got["loss_scale_removed" if denominator == "kept" else "loss_scale_kept"]
 
 
 def test_the_worlds_clip_on_both_sides_and_reject(worlds, found):
@@ -79,9 +76,7 @@ def test_a_loss_around_the_rollout_is_not_corrected_twice(worlds, loss, weight):
     bare = preset("bare", loss, policy="current")
     got, again = numbers(worlds[0], bare, replace(bare, name="weighted", weight=weight))
 
-    assert {name: again[name] for name in (*AGGREGATIONS, "update_kept")} == {
-        name: got[name] for name in (*AGGREGATIONS, "update_kept")
-    }
+    assert [again[name] for name in AGGREGATIONS] == [got[name] for name in AGGREGATIONS]
     assert not weighted(bare)
     assert weighted(replace(bare, policy="old"))
 
@@ -125,22 +120,6 @@ def test_two_clips_of_one_loss_do_not_share_their_numbers(worlds):
     assert together == [pytest.approx(each, rel=1e-12, abs=1e-15) for each in apart]
 
 
-def test_topr_asks_for_the_reward_where_there_is_one(tmp_path):
-    """Of A = 1: reward 1 pulls with 1, reward 0 with r = e^−2 and with e² cut to 1."""
-    topr = preset("topr", "topr", clip=Clip(1.0, 0.0, None, None))
-    columns = {
-        "rollout_log_probs": [[-1.0, -3.0]] * 2,
-        "old_log_probs": [[-1.0, -3.0]] * 2,
-        "current_log_probs": [[-3.0, -1.0]] * 2,
-        "advantages": [1.0, 1.0],
-    }
-    for rewards, want in (([1.0, 0.0], (3 + math.exp(-2)) / 4), ([0.0, 0.0], (1 + math.exp(-2)) / 2)):
-        with DumpWriter(tmp_path / "rewards.parquet", dtype="float64") as writer:
-            writer.write(**columns, rewards=rewards)
-        found = analyze([tmp_path / "rewards.parquet"], presets=[topr]).preset("topr")
-        assert found["update_kept"].value == pytest.approx(want)
-
-
 # ---------------------------------------------------------------- the edges
 
 
@@ -155,32 +134,22 @@ def test_a_ratio_on_a_bound_of_the_clip_is_not_clipped(tmp_path, loss):
     )
     assert bounded["pg_clipfrac"] == 0
     assert bounded["pg_loss"] == free["pg_loss"]
-    assert (bounded["update_kept"], bounded["update_removed"]) == (free["update_kept"], 0)
     inside = tokens(tmp_path, rows, one=preset("one", loss, clip=Clip(0.5 - 1e-15, 1 - 1e-15, None)))["one"]
     assert inside["pg_clipfrac"] == pytest.approx(2 / 3)
 
 
-def test_advantages_of_zero_give_no_loss_and_no_update_to_speak_of(tmp_path):
+def test_advantages_of_zero_give_no_loss(tmp_path):
     rows = [[(*FAR, 0.0), (*NEAR, 0.0)], [(*NEAR, 0.0)]]
     for loss in set(LOSSES) - {"dro"}:  # whose penalty asks for no advantage
         got = tokens(tmp_path, rows, one=preset("one", loss, policy="current", weight=RAW))["one"]
         assert got["pg_loss"] == 0
-        assert [got[f"update_{name}"] for name in ("kept", "removed", "removed_positive")] == [None] * 3
 
 
-def test_a_dump_of_one_sign_has_no_share_of_the_other(tmp_path):
-    got = tokens(tmp_path, [[(*FAR, 2.0)], [(*NEAR, 1.0)]], one=preset("one", "ppo_clip"))["one"]
-
-    assert got["update_removed"] == got["update_removed_positive"] == pytest.approx(2 / 3)
-    assert got["update_removed_negative"] is None
-
-
-def test_rejecting_everything_leaves_no_loss_and_no_update(tmp_path):
+def test_rejecting_everything_leaves_no_loss(tmp_path):
     rows = [[(-1.0, -2.0, -2.0, 1.0)], [(-1.0, -3.0, -3.0, -1.0)]]
     for rule in ({"reject": (BAND,)}, {"reject": (GEOMETRIC,)}, {"veto": Veto(lower=0.9)}):
         got = tokens(tmp_path, rows, one=preset("one", "ppo_clip", weight=TOKEN, **rule))["one"]
         assert (got["pg_loss"], got["pg_loss_own"], got["pg_loss_kept"]) == (None, None, 0)
-        assert (got["update_kept"], got["update_removed"]) == (0, 1)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -188,7 +157,7 @@ def test_log_ratios_beyond_the_safety_bound_stay_finite(tmp_path, loss):
     rows = [[(-200.0, -200.0, -0.1, -1.0), (-0.1, -0.1, -200.0, 1.0)], [(-200.0, -200.0, -0.1, 1.0)]]
     for clip in (Clip(), Clip(None, None, None)):
         got = tokens(tmp_path, rows, one=preset("one", loss, clip=clip))["one"]
-        assert all(math.isfinite(got[name]) for name in ("pg_loss", "update_kept", "update_removed"))
+        assert math.isfinite(got["pg_loss"])
 
 
 @pytest.mark.parametrize("half_life", [1.0, 32.0])

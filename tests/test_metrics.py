@@ -35,7 +35,6 @@ def test_better_is_said_of_ranked_numbers_alone():
         "ess_tokens": "higher",
         "weight_max": "lower",
         "weight_mean": "neither",
-        "update_kept": "neither",
     }
     assert {name: better(name) for name in words} == words
 

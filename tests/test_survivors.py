@@ -19,7 +19,6 @@ from offpol_diag.cli import app
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
 from offpol_diag.report.parts import parts
 from offpol_diag.report.terminal import sparkline
@@ -197,14 +196,6 @@ def test_one_token_is_the_worst_hundredth_of_ten(tmp_path: Path) -> None:
     found = measured([row([-1.0] * 10, [-1.0] * 9 + [-2.0])], tmp_path).whole
 
     assert found["k3_top1_share"].value == pytest.approx(1.0)
-
-
-def test_a_group_that_had_no_token_is_not_lost_to_a_preset(tmp_path: Path) -> None:
-    p = [-1.0, -1.0]
-    rows = [row(p, p, response_mask=[i, i], group_id=f"g{i}") for i in (1, 0)]
-    found = measured(rows, tmp_path, presets=load().resolve("token_is"))
-
-    assert found.preset("token_is")["groups_lost"].value == 0.0
 
 
 def test_the_neighbours_of_a_worst_token_are_those_of_its_own_sequence(tmp_path: Path) -> None:

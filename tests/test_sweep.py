@@ -118,7 +118,7 @@ def test_a_threshold_is_the_preset_that_differs_in_this_bound(case, dump, alone)
     for metric in point.numbers.keys() - {"kept_at_lag_0"}:
         assert same(point.numbers[metric].value, truth[metric].value), metric
         assert same(point.numbers[metric].interval, truth[metric].interval), metric
-    assert point.numbers["loss_scale_kept"] != other.numbers["loss_scale_kept"]
+    assert point.numbers["ess_tokens"] != other.numbers["ess_tokens"]
 
 
 def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump):
@@ -129,7 +129,8 @@ def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump)
     assert [*found.presets] == ["geo_rs"]
     whole, kept = found.preset("geo_rs"), found.sweep.points[0].numbers
     assert found.presets["geo_rs"].as_logged == alone.presets["geo_rs"].as_logged
-    assert [one for one in found.numbers if one.startswith("preset/")] == ["preset/geo_rs"]
+    lengths = [f"preset/geo_rs@length/{place.key}" for place in alone.at("length")]
+    assert [one for one in found.numbers if one.startswith("preset/")] == ["preset/geo_rs", *lengths]
     assert whole | {"kept_at_lag_0": None} == alone.preset("geo_rs") | {"kept_at_lag_0": None}
     assert kept == {name: whole[name] for name in METRICS}
     assert (found.run.command, found.whole) == ("sweep", alone.whole)
@@ -158,24 +159,28 @@ def test_what_is_kept_of_lag_0_is_counted_and_unknown_where_nothing_is_of_that_l
         assert {*METRICS} - {*point.numbers} == {"kept_at_lag_0"}
 
 
-def test_a_share_of_all_or_nothing_has_the_width_that_analyze_gives_it(dump):
-    """The mean weight of a preset without weights is the share kept: it lies between 0 and 1."""
+def test_a_share_of_all_or_nothing_has_a_width(dump):
     found = swept(preset("geo_rs"), (1.000001, 1.001, 1.01, 100.0), dump).points
-    none, *some, every = (
-        [one.numbers[name] for name in ("tokens_weighted", "loss_scale_kept")] for one in found
-    )
-    assert [one.value for one in (*none, *every)] == [0, 0, 1, 1]
-    assert all(one.interval[0] == 0 < one.interval[1] < 0.2 for one in none)
-    assert all(0.8 < one.interval[0] < 1 == one.interval[1] for one in every)
-    for share, mean in (none, *some, every):
-        assert mean.interval == pytest.approx(share.interval, rel=1e-9)
-        assert 0 <= mean.interval[0] < mean.interval[1] <= 1
+    none, *some, every = (one.numbers["tokens_weighted"] for one in found)
+    assert (none.value, every.value) == (0, 1)
+    assert none.interval[0] == 0 < none.interval[1] < 0.2
+    assert 0.8 < every.interval[0] < 1 == every.interval[1]
+    assert all(0 < one.interval[0] < one.interval[1] < 1 for one in some)
+
+
+def test_what_each_threshold_drops_by_length_is_that_of_analyze(dump):
+    found, other = swept(preset("geo_rs"), (1.001, 1.01), dump).points
+    alone = analyze([dump], presets=[preset("geo_rs")], threads=1)
+    places = alone.at("length", "preset/geo_rs")
+    assert found.dropped == {place.key: place.numbers["sequences_dropped"] for place in places}
+    assert {*found.dropped} == {*other.dropped}
+    assert all(other.dropped[key].value <= one.value for key, one in found.dropped.items())
 
 
 def test_what_no_rule_of_the_preset_can_drop_is_exact(dump):
     (point,) = swept(preset("token_is"), (2.0,), dump).points
     assert point.numbers["tokens_weighted"].interval == (1.0, 1.0)
-    assert point.numbers["loss_scale_kept"].interval[0] > 0
+    assert point.dropped == {}
 
 
 def test_batches_and_threads_change_nothing(dump):
@@ -266,7 +271,7 @@ def test_a_looser_bound_keeps_more(dump):
 
 def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_path):
     found = swept(preset("dropped_overflow"), (1.01, 2.0), write(tmp_path / "d.parquet", [[0.0, 100.0]]))
-    names = ("loss_scale_kept", "truncated_high")
+    names = ("tokens_weighted", "truncated_high")
     assert {point.numbers[name].value for point in found.points for name in names} == {0.5}
 
 

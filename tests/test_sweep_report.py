@@ -111,7 +111,7 @@ def test_a_preset_that_drops_long_responses_is_warned_of(tmp_path):
 
     (remark,) = found.remarks
     assert remark.startswith(
-        "Length trap: 2, the preset as it stands, keeps 100% of the tokens of the shortest"
+        "Length trap: 2, the preset as it stands, keeps 100% of the responses of 8–15 tokens and "
     )
     alike = [row for length in (90, 100, 110) for row in noise(random, 80, length, 0.01)]
     assert swept(write(tmp_path / "same.parquet", alike)).remarks == []
@@ -134,30 +134,10 @@ def test_only_the_presets_own_bound_is_warned_of(tmp_path):
     assert swept(path, wide, (1.001, 1.01, 1.5)).remarks == []
     assert swept(path, wide, (1.001, 1.01)).remarks == []
     (remark,) = swept(path, GEO, (1.001, 1.01, 1.5)).remarks
-    assert remark.startswith("Length trap: 1.001, the preset as it stands, keeps 100% of the tokens of the")
+    assert remark.startswith("Length trap: 1.001, the preset as it stands, keeps 100% of the responses of 8")
     upper = Preset("upper", "", reject=(Reject(over="mean", upper=1.5),))
     remark, *_ = swept(path, upper, (1.001, 1.01, 1.5), keep=0.7).remarks
-    assert remark.startswith("Length trap: what was solved for keeps 100% of the tokens of the shortest")
-
-
-def test_the_chart_by_length_speaks_of_the_bound_that_the_warning_speaks_of(tmp_path):
-    path, wide = (
-        long_and_short(tmp_path),
-        Preset("wide", "", reject=(Reject(over="mean", lower=1 / 1.5, upper=1.5),)),
-    )
-
-    def chart(one, values):
-        found = answered(sweep(opened(path), SweepOptions(one, pick(one, None), values), threads=1))
-        return tuple(fact.sentence for fact in found.facts if fact.label == "Warning"), found.charts[-1].title
-
-    said, title = chart(wide, (1.001, 1.01, 1.5))
-    assert (said, title) == ((), "Short and long responses are kept alike at the preset's own 1.5")
-    (said,), title = chart(GEO, (1.001, 1.01, 1.5))
-    kept, dropped = re.search(r"keeps (\S+) of the tokens .* and (\S+) of the longest", said).groups()
-    assert (
-        title == f"The preset's own 1.001 keeps {kept} of the shortest quarter and {dropped} of the longest"
-    )
-    assert chart(GEO, (1.01, 1.5)) == ((), "What is kept of short and long responses at each threshold")
+    assert remark.startswith("Length trap: what was solved for keeps 100% of the responses of 8–15 tokens")
 
 
 def test_a_preset_that_drops_what_is_fresh_is_warned_of(tmp_path):
@@ -175,16 +155,14 @@ def test_a_preset_that_drops_what_is_fresh_is_warned_of(tmp_path):
 def test_a_column_says_what_none_before_it_says(tmp_path):
     random = np.random.default_rng(0)
     path = write(tmp_path / "d.parquet", noise(random, 60, 8, 0.2))
-    long = write(tmp_path / "l.parquet", [*noise(random, 60, 8, 0.2), *noise(random, 60, 50, 0.2)])
     token = Preset("token", "", weight=Weight(upper=2.0))
     mask = Preset("mask", "", weight=Weight(action="mask", lower=0.5, upper=2.0))
 
     rejected = telling(swept(path, values=(1.01, 1.05)))
     assert rejected[0] == "tokens_weighted"
-    assert not {"ess_tokens", "loss_scale_kept", "truncated_high"} & {*rejected}  # the share kept; nothing
-    assert telling(swept(path, token, (1.1, 1.5))) == ["truncated_high", "ess_tokens", "loss_scale_kept"]
+    assert not {"ess_tokens", "weight_mean", "truncated_high"} & {*rejected}  # the share kept; nothing
+    assert telling(swept(path, token, (1.1, 1.5))) == ["truncated_high", "ess_tokens", "weight_mean"]
     assert "tokens_weighted" in telling(swept(path, mask, (1.1, 1.5)))
-    assert {"kept_length_q1", "kept_length_q4"} <= {*telling(swept(long, values=(1.01, 1.05)))}
     assert telling(swept(path, values=(1000.0,))) == ["tokens_weighted"]  # all is kept
 
 
@@ -215,4 +193,4 @@ def test_a_sweep_of_one_threshold_goes_nowhere_and_has_no_chart(tmp_path):
     )
     assert [("→" in tile.below) for tile in (*one.tiles[:1], *two.tiles[:1])] == [False, True]
     assert [" it goes from " in found.more for found in (one, two)] == [False, True]
-    assert [[chart.id for chart in found.charts] for found in (one, two)] == [[], ["sweep", "sweep-length"]]
+    assert [[chart.id for chart in found.charts] for found in (one, two)] == [[], ["sweep"]]

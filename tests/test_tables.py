@@ -155,7 +155,7 @@ def test_a_report_of_any_kind_has_the_tables_of_its_page(dump, monkeypatch):
     swept = offpol_diag.sweep(dump, "token_is", at=[1.5, 2.0, 1e4 / 3], **how)
     holds_what_the_page_draws(swept.summary, monkeypatch)
     assert swept.to_polars("sweep")["threshold"].to_list() == [1.5, 2.0, 1e4 / 3]
-    assert swept.to_polars("sweep")["kept_length_q4"].to_list() == [1.0] * 3
+    assert swept.to_polars("sweep")["tokens_weighted"].to_list() == [1.0] * 3
     judged = offpol_diag.gate(dump, max={"k3": 1 / 3}, min={"ess_tokens": 0.1}, **how)
     holds_what_the_page_draws(judged.summary, monkeypatch)
     row = judged.to_polars("gates").row(0, named=True)

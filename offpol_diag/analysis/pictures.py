@@ -232,7 +232,7 @@ def _of_step(drawn: Drawn, step: Arrays) -> Numbers:
     for preset in drawn.study.candidates:
         idle = method.idle(preset)
         for row in _OF_METHODS:
-            name, read = f"{preset.name.removeprefix(MARK)}.{row.name}", method.row_of(row, preset, idle)
+            name, read = f"{preset.name.removeprefix(MARK)}.{row.name}", method.row_of(row, idle)
             rows.append((name, read, f"{preset.name}|"))
     values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
     rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))

@@ -26,7 +26,6 @@ from offpol_diag.engine import (
     residual,
     selection,
     tails,
-    update,
     worst,
 )
 from offpol_diag.engine.formula import Formula, Reader, missing, plain
@@ -58,13 +57,6 @@ from offpol_diag.result import (
 )
 from offpol_diag.trainers import logs
 
-CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
-    (method.SIGN_ROWS, "positive", ("advantages",)),
-    (update.ROWS, "update", ("advantages",)),
-    (policyloss.ROWS, "loss", ("current_log_probs", "advantages")),
-)
-"""Formulas, a column that is summed only where they can be computed, and the dump columns they need."""
-
 
 @dataclass(frozen=True)
 class Readout:
@@ -93,13 +85,10 @@ class Readout:
         return SampledGroups.read(self.tally.by_key["groups"])
 
     @cached_property
-    def selected(self) -> dict[str, Numbers]:
-        """Preset → its numbers of dropped sequences and groups."""
+    def at_lag_0(self) -> dict[str, Number]:
+        """Preset → what it keeps of policy lag 0, where that was asked for."""
         names = [preset.name for preset in self.study.presets]
-        result = selection.numbers(self.tally.whole.sums["length"], self.groups)
-        fresh = selection.read_at_lag_0(self.reader, names) if self.study.lag_0 else {}
-        listed = {name: {selection.AT_LAG_0.name: one} for name, one in fresh.items()}
-        return {name: own | listed.get(name, {}) for name, own in zip(names, result, strict=True)}
+        return selection.read_at_lag_0(self.reader, names) if self.study.lag_0 else {}
 
     @cached_property
     def rows(self) -> dict[str, dict[str, Number]]:
@@ -323,18 +312,16 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
 
     Events that a preset's rules make impossible are not counted as rare events, so that their 0 is exact.
     """
-    by_name = {preset.name: preset for preset in presets}
-    names = list(by_name)
     idle = {preset.name: method.idle(preset) for preset in presets}
+    names = list(idle)
     rows = [(row, names) for row in (*method.ROWS, *residual.ROWS)]
-    for more, column, _ in CONDITIONAL:
-        have = [name for name in names if f"{name}|{column}" in reader.sums]
-        rows += [(row, have) for row in more]
+    with_loss = [name for name in names if f"{name}|loss" in reader.sums]
+    rows += [(row, with_loss) for row in policyloss.ROWS]
     for row, whose in rows:
         result: dict[str, Number] = {}
         alike: dict[Formula, list[str]] = {}
         for name in whose:
-            alike.setdefault(method.row_of(row, by_name[name], idle[name]), []).append(name)
+            alike.setdefault(method.row_of(row, idle[name]), []).append(name)
         for read, some in alike.items():
             result |= zip(some, reader.numbers(read, [f"{name}|" for name in some]), strict=True)
         yield row.name, result
@@ -349,6 +336,8 @@ def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
         for axis, (found, each) in every.items()
         for place, own in zip(found.places, each, strict=True)
     }
+    for lengths, name, dropped in selection.read_by_octave(tally.by_key["dropped"], study.presets, groups):
+        numbers[place_of("length", lengths, f"preset/{name}")] = {selection.DROPPED.name: dropped}
     if "steps" in tally.by_key and "step" in every:
         steps = tally.by_key["steps"]
         asked = breakdowns.by_step(steps, out.batches, study.presets, study.by_step, groups)
@@ -388,7 +377,7 @@ def candidate_numbers(out: Readout) -> dict[str, Numbers]:
     errors, found = ranking.numbers(out.reader, out.study.candidates), {}
     for preset in out.study.candidates:
         idle = method.idle(preset)
-        read = (method.row_of(row, preset, idle) for row in method.WEIGHTS)
+        read = (method.row_of(row, idle) for row in method.WEIGHTS)
         result = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
         result |= _weight_range(out, preset) | errors.get(preset.name, {})
         found[f"candidate/{preset.name.removeprefix(candidates.MARK)}"] = result
@@ -401,16 +390,16 @@ def preset_numbers(out: Readout, preset: Preset) -> Numbers:
         return {}
     result = {row.name: out.rows[row.name][preset.name] for row in (*method.ROWS, *residual.ROWS)}
     result |= _weight_range(out, preset)
-    for rows, _, needed in CONDITIONAL:
-        lacking = [name for name in needed if name not in out.study.columns]
-        for row in rows:
-            read = out.rows[row.name].get(preset.name)
-            result[row.name] = missing(row, lacking) if read is None else read
+    lacking = [name for name in policyloss.NEEDED if name not in out.study.columns]
+    for row in policyloss.ROWS:
+        read = out.rows[row.name].get(preset.name)
+        result[row.name] = missing(row, lacking) if read is None else read
     result |= {name: _bounded(result[name], out, f"{preset.name}|") for name in BOUNDED}
     for name, (column, per, largest) in GUARDED.items():
         prefix = f"{preset.name}|"
         result[name] = _guarded(result[name], out, prefix + column, prefix + per, largest)
-    return result | out.selected[preset.name]
+    fresh = out.at_lag_0.get(preset.name)
+    return result if fresh is None else result | {selection.AT_LAG_0.name: fresh}
 
 
 BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from offpol_diag.analysis.readout import CONDITIONAL, Readout
-from offpol_diag.engine import formula, gap, method, residual, tails
+from offpol_diag.analysis.readout import Readout
+from offpol_diag.engine import formula, gap, method, policyloss, residual, tails
 from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
 from offpol_diag.engine.segments import Array
 from offpol_diag.number import Number
@@ -50,8 +50,8 @@ def of_preset(out: Readout, preset: Preset) -> Replicates:
     """Compute replicates of one preset's metrics, by their names; of those that have an interval."""
     prefix = f"{preset.name}|"
     rows: list[Formula] = [*method.ROWS, *residual.ROWS]
-    for more, column, _ in CONDITIONAL:
-        rows += more if prefix + column in out.reader.sums else ()
+    if f"{prefix}loss" in out.reader.sums:
+        rows += policyloss.ROWS
     return {row.name: _values(out, row, prefix) for row in rows}
 
 

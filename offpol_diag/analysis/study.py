@@ -24,7 +24,6 @@ from offpol_diag.engine import (
     scope,
     selection,
     tails,
-    update,
     worst,
 )
 from offpol_diag.engine.bootstrap import resampled
@@ -39,7 +38,7 @@ from offpol_diag.trainers import LOGS, logs
 
 Ranges = dict[str, tuple[float, float]]
 """Name → (smallest, largest)."""
-PARTS = (method, residual, policyloss, update)
+PARTS = (method, residual, policyloss)
 """Modules whose columns are summed for every preset and carry an interval."""
 
 
@@ -207,22 +206,20 @@ def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Ta
     parts = [part.columns for part in PARTS] + [selection.at_lag_0] * study.lag_0
     columns = Columns.joined(*(columns_of(sums) for columns_of in parts if sums.presets))
     of_whole, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    of_all = context.counts | update.shared(context) | gap.rewards(context)
+    of_all = context.counts | gap.rewards(context)
     of_all |= selection.lag_0(context) if study.lag_0 else {}
     for drift in study.drifts:
         of_all |= gap.columns(context, drift)
     every = Columns.joined(Columns.of(of_all), of_whole)
     whole = Columns.joined(every, method.weight_columns(weighed), ranking.columns(weighed))
     arrays = Arrays(
-        sums={
-            "columns": resampled(whole.parts, context.draws, context.batch.key),
-            "length": selection.by_length(sums, sums.kept),
-        },
+        sums={"columns": resampled(whole.parts, context.draws, context.batch.key)},
         names={"columns": Names(whole.names, whole.which)},
     )
     by_batch = Columns.joined(Columns.of({"tokens": sums.n}), normalised.trimmed)
     by_key = {
-        "groups": selection.by_group(sums),
+        "groups": selection.groups_of(context.batch.key),
+        "dropped": selection.by_octave(sums),
         "batches": normal.by_batch(context, by_batch, normal.ranges(sums, apart)),
     }
     if study.by_step:

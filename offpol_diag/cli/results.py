@@ -96,7 +96,7 @@ def compare(request: requests.Compare) -> None:
 def sweep(request: requests.Sweep) -> None:
     """Threshold against what is kept, ESS, bias and variance: one preset at many thresholds, in one reading.
 
-    Shown overall and by quartile of response length, with a warning where a threshold drops long responses,
+    Shown overall and by response length, with a warning where a threshold drops long responses,
     or tokens of policy lag 0. With --keep the bounds that keep an asked share. With -o an HTML report.
     """
     read = dumps(request)

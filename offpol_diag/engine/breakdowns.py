@@ -15,7 +15,7 @@ import numpy as np
 
 from offpol_diag.batch import Batch
 from offpol_diag.batch import label as text_of
-from offpol_diag.engine import gap, method, normal, policyloss, residual, segments, update
+from offpol_diag.engine import gap, method, normal, policyloss, residual, segments
 from offpol_diag.engine.bootstrap import resampled, resampled_by
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Formula, Reader
@@ -129,6 +129,13 @@ def _length_keys(batch: Batch) -> list[object]:
 
 
 LENGTH = SequenceAxis("length", "response length (unmasked tokens)", _length_keys)
+
+
+def octave(key: str) -> str:
+    """Return the lengths of a place of `LENGTH`, in words."""
+    return f"{2 ** int(key)}–{2 ** (int(key) + 1) - 1}"
+
+
 STEP = "step"
 """The axis whose places are all kept: `tally.MOST_STEPS` bounds their number."""
 SEQUENCE_AXES = (
@@ -312,7 +319,7 @@ def _location(
     unkept = others or estimated_others(sums)
     listed = [
         _place(
-            f"{2 ** int(key)}–{2 ** (int(key) + 1) - 1}" if axis is LENGTH else key,
+            octave(key) if axis is LENGTH else key,
             order[key] if order[key] < math.inf else float(i),
             Reader(sums[key], groups),
         )
@@ -353,7 +360,7 @@ def _place(key: str, order: float, reader: Reader) -> Place:
 
 # ---------------------------------------------------------------- any number by step
 
-_PRESET = (*method.ROWS, *method.SIGN_ROWS, *residual.ROWS, *update.ROWS, *policyloss.ROWS)
+_PRESET = (*method.ROWS, *residual.ROWS, *policyloss.ROWS)
 
 
 def by_step(

@@ -328,7 +328,7 @@ def _unseen(value: float, sequences: float) -> tuple[float, float]:
     return (0.0, missed) if value == 0 else (1 - missed, 1.0)
 
 
-SHARED = frozenset({"tokens", "sequences", "rows", "longest", "mass_positive", "mass_negative"})
+SHARED = frozenset({"tokens", "sequences", "rows", "longest"})
 """Columns that belong to the dump, not to a drift or a preset."""
 
 

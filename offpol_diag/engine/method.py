@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from offpol_diag.engine import segments
-from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import POSITIVE, SHARE, Formula, Lookup, mean
+from offpol_diag.engine.formula import POSITIVE, Formula, Lookup, mean
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.rows import Columns, Rows, joined
+from offpol_diag.engine.rows import Columns, Rows
 from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Preset
 
@@ -25,7 +23,6 @@ def columns(sums: PresetSums) -> Columns:
         "touched": kept.map(lambda x: ((x < n) & there).astype(np.float64)),
         "vetoed": sums.vetoed,
         "catastrophic": sums.number("hits"),
-        **by_sign(sums),
     }
     return Columns.joined(sums.named(result), sums.norms())
 
@@ -49,28 +46,6 @@ def _weights(sums: PresetSums) -> dict[str, Rows]:
         "vv": weight.map(np.square),
         **sums.acted,
     }
-
-
-def by_sign(sums: PresetSums) -> dict[str, Rows | Array]:
-    """Count tokens and kept tokens with A > 0 and with A < 0."""
-    if sums.batch.advantages is None:
-        return {}
-    every: dict[str, Rows | Array] = dict(signs(sums.context))
-    for at, name in enumerate(SIGNS, 1):
-        every[f"{name}_kept"] = joined(np.multiply, sums.total("kept", at), sums.sequences)
-    return every
-
-
-def signs(context: BatchContext) -> dict[str, Array]:
-    """Count the batch's tokens with A > 0 and with A < 0, [S] each."""
-    advantages, offsets = context.batch.advantages, context.batch.cu_seqlens
-    assert advantages is not None
-    flags = dict(zip(SIGNS, (advantages > 0, advantages < 0), strict=True))
-    return context.cached("signs", lambda: {name: segments.count(x, offsets) for name, x in flags.items()})
-
-
-SIGNS = ("positive", "negative")
-"""Names of the signs of A, in the order of the sums by sign."""
 
 
 def ranges(sums: PresetSums) -> dict[str, tuple[float, float]]:
@@ -187,30 +162,6 @@ ROWS = (
         mean("catastrophic"),
         counts=True,
     ),
-    Formula(
-        "loss_scale",
-        "",
-        "the preset's own denominator",
-        "Σw / tokens not rejected, or all tokens where rejected ones stay: the loss's scale in its trainer",
-        mean("w", "own"),
-        POSITIVE,
-    ),
-    Formula(
-        "loss_scale_removed",
-        "",
-        "tokens not rejected",
-        "Σw / tokens not rejected: the loss's scale when rejected tokens leave the denominator",
-        mean("w", "kept"),
-        POSITIVE,
-    ),
-    Formula(
-        "loss_scale_kept",
-        "",
-        _T,
-        "Σw / all tokens: the loss's scale when rejected tokens stay in the denominator",
-        mean("w"),
-        POSITIVE,
-    ),
 )
 
 WEIGHTS = tuple(
@@ -230,8 +181,6 @@ WEIGHTS = tuple(
 )
 """Metrics of every candidate correction, at its own threshold."""
 
-_REJECTED = ("tokens_rejected", "sequences_dropped", "sequences_touched", "kept_positive", "kept_negative")
-
 
 def idle(preset: Preset) -> frozenset[str]:
     """Return the events that this preset cannot cause, whatever the data: their 0, or 1, is exact."""
@@ -240,7 +189,7 @@ def idle(preset: Preset) -> frozenset[str]:
     rejects = bool(done.reject or done.veto)
     zeroes = done.weight is not None and (done.weight.action == "mask" or done.weight.overflow == "zero")
     able = {
-        **dict.fromkeys(_REJECTED, rejects),
+        **dict.fromkeys(("tokens_rejected", "sequences_dropped", "sequences_touched"), rejects),
         "tokens_weighted": rejects or zeroes,
         **dict.fromkeys(("vetoed", "catastrophic_tokens"), done.veto is not None),
         "truncated_high": upper is not None,
@@ -249,33 +198,6 @@ def idle(preset: Preset) -> frozenset[str]:
     return frozenset(name for name, can in able.items() if not can)
 
 
-def row_of(row: Formula, preset: Preset, impossible: frozenset[str]) -> Formula:
-    """Return a metric's formula for one preset, given what is `idle` for it.
-
-    Where a preset has no weights, tokens weigh 0 or 1, and the mean weight is the share kept: its interval
-    ends at 1, and 0 and 1 may be chance.
-    """
-    over_all = row.name == "loss_scale_kept" or (row.name == "loss_scale" and preset.denominator != "kept")
-    if over_all and preset.applied.weight is None:
-        return replace(row, within=SHARE, counts="tokens_rejected" not in impossible)
+def row_of(row: Formula, impossible: frozenset[str]) -> Formula:
+    """Return a metric's formula for a preset, given what is `idle` for it."""
     return replace(row, counts=False) if row.name in impossible else row
-
-
-SIGN_ROWS = (
-    Formula(
-        "kept_positive",
-        "fraction",
-        "tokens with A > 0",
-        "share not rejected",
-        mean("positive_kept", "positive"),
-        counts=True,
-    ),
-    Formula(
-        "kept_negative",
-        "fraction",
-        "tokens with A < 0",
-        "share not rejected",
-        mean("negative_kept", "negative"),
-        counts=True,
-    ),
-)

@@ -69,7 +69,7 @@ Get = Callable[[str], Array]
 
 _LINEAR = ("w", "v")
 _SQUARES = ("ww", "vv")
-_LOSS = ("loss", "loss_mean", "update")
+_LOSS = ("loss", "loss_mean")
 
 
 def _about_one(get: Get, f: Array) -> Array:

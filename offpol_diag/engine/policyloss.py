@@ -8,6 +8,9 @@ from offpol_diag.engine.formula import Formula, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, joined
 
+NEEDED = ("current_log_probs", "advantages")
+"""Columns of a dump that a policy loss is made of."""
+
 
 def columns(sums: PresetSums) -> Columns:
     """Compute the weighted loss over kept tokens, its mean per sequence, clip counts and ppo_kl."""

@@ -1,20 +1,21 @@
-"""Selection effects of a preset: what it keeps of short and long responses and at lag 0; groups it loses."""
+"""Selection effects of a preset: what it drops of short and long responses, and keeps at lag 0."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from offpol_diag.engine import bootstrap
+from offpol_diag.engine import bootstrap, breakdowns, method, segments
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import Formula, Reader, mean, plain
+from offpol_diag.engine.formula import Formula, Reader, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, Rows
 from offpol_diag.engine.segments import Array, sum_by
-from offpol_diag.engine.tally import SAMPLE, Arrays, ByKey
-from offpol_diag.number import Number, Numbers
+from offpol_diag.engine.tally import SAMPLE, Arrays, ByKey, Names
+from offpol_diag.number import Number
+from offpol_diag.presets import Preset
 
 LENGTH_BINS = 256
 """Eight bins to an octave: lengths below 12 have bins of their own, longer ones are binned to 9%."""
@@ -26,19 +27,16 @@ class SampledGroups:
 
     Attributes:
         keys: of the groups, rising, [G] int64.
-        counts: sequences, and each preset's sequences with a kept token, [G, 1 + P].
         full: whether there are more groups than these.
     """
 
     keys: Array
-    counts: Array
     full: bool
 
     @classmethod
     def read(cls, by_key: ByKey) -> SampledGroups:
-        """Read what `by_group` counted."""
-        keys, counts = by_key.keys, by_key.arrays.sums["counts"]
-        return cls(keys[:SAMPLE], counts[:SAMPLE], len(keys) > SAMPLE)
+        """Read what `groups_of` kept."""
+        return cls(by_key.keys[:SAMPLE], len(by_key.keys) > SAMPLE)
 
     @property
     def many(self) -> int:
@@ -64,32 +62,9 @@ def by_length(sums: PresetSums, of_presets: Rows) -> Array:
     return grid[:, [0, 1, *(2 + row for row in of_presets.at)]]
 
 
-def by_group(sums: PresetSums) -> ByKey:
-    """Count sequences, and each preset's sequences with a kept token, by group."""
-    there = sums.n > 0
-    columns = np.concatenate((there[None], sums.kept.values > 0)).T.astype(np.float64)
-    keys, which = np.unique(bootstrap.mix(sums.batch.key), return_inverse=True)
-    counts = np.zeros((len(keys), columns.shape[1]))
-    np.add.at(counts, which, columns)
-    few = slice(0, SAMPLE + 1)
-    counts = counts[few][:, [0, *(1 + row for row in sums.kept.at)]]
-    return ByKey(keys[few], Arrays(sums={"counts": counts}), "sample")
-
-
-QUARTER = "share not rejected of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
-LOST = "share of groups (prompts) with no sequence left"
-
-
-def numbers(grid: Array, groups: SampledGroups) -> list[Numbers]:
-    """Read the numbers of every preset, in their order."""
-    sums, there = by_quartile(grid), groups.counts[:, :1] > 0
-    shares = (sums[:, 2:] / sums[:, 1:2]).T.tolist()  # NaN without tokens
-    lost = ((groups.counts[:, 1:] == 0) & there).sum(0) / max(there.sum(), 1)
-    return [
-        {f"kept_length_q{i}": plain(x, "fraction", "tokens", QUARTER) for i, x in enumerate(own, 1)}
-        | {"groups_lost": plain(share, "fraction", "groups", LOST)}
-        for own, share in zip(shares, lost.tolist(), strict=True)
-    ]
+def groups_of(keys: Array) -> ByKey:
+    """Sample the groups of sequences with these keys, [S]."""
+    return ByKey(np.unique(bootstrap.mix(keys))[: SAMPLE + 1], Arrays(), "sample")
 
 
 def by_quartile(grid: Array) -> Array:
@@ -99,16 +74,6 @@ def by_quartile(grid: Array) -> Array:
     how the states were merged.
     """
     result: Array = (quartile_parts(grid[:, 0])[:, :, None] * np.ascontiguousarray(grid)).sum(axis=1)
-    return result
-
-
-def quartile_lengths(grid: Array) -> list[str]:
-    """Return the lengths of each quarter of the sequences in words, accurate to a bin (9% wide)."""
-    result = []
-    for part in quartile_parts(grid[:, 0]):
-        inside = np.flatnonzero(part * grid[:, 0] > 1e-12).tolist()
-        low, high = (2.0 ** (inside[0] / 8), 2.0 ** ((inside[-1] + 1) / 8)) if inside else (0, 0)
-        result.append(f"{low:.0f} to {high:.0f}")
     return result
 
 
@@ -123,6 +88,36 @@ def quartile_parts(sequences: Array) -> Array:
     inside = np.minimum(before + sequences, borders[1:]) - np.maximum(before, borders[:-1])
     part = np.maximum(inside, 0) / np.maximum(sequences, 1e-300)
     return np.where(sequences > 0, part, 0.0)
+
+
+# ---------------------------------------------------------------- what is dropped of short and long responses
+
+DROPPED = next(row for row in method.ROWS if row.name == "sequences_dropped")
+
+
+def by_octave(sums: PresetSums) -> ByKey:
+    """Sum sequences by octave of length, and those of them that each preset drops, if it can drop any."""
+    batch, some = sums.batch, sums.only(lambda preset: DROPPED.name not in method.idle(preset))
+    keys = breakdowns.LENGTH.keys(batch)
+    assert keys is not None
+    members = {str(key): segments.index(at) for key, at in segments.by_key(keys).items()}
+    dropped = some.kept.map(lambda kept: np.where((kept == 0) & (sums.n > 0), 1.0, 0.0))
+    counts = Columns.of({name: sums.context.counts[name] for name in ("tokens", "sequences")})
+    columns = Columns.joined(counts, some.named({"dropped": dropped})) if some.presets else counts
+    result = bootstrap.resampled_by(members, columns.rows, sums.context.draws, batch.key)
+    return ByKey.of(
+        members, Arrays(sums={"columns": result}, names={"columns": Names(columns.names, columns.which)})
+    )
+
+
+def read_by_octave(
+    by_key: ByKey, presets: Sequence[Preset], groups: int
+) -> Iterator[tuple[str, str, Number]]:
+    """Yield lengths, preset, and the share of the sequences of these lengths that it drops."""
+    names = [preset.name for preset in presets if DROPPED.name not in method.idle(preset)]
+    for key, arrays in by_key.items():
+        found = Reader(arrays.read("columns"), groups).numbers(DROPPED, [f"{name}|" for name in names])
+        yield from ((breakdowns.octave(key), name, one) for name, one in zip(names, found, strict=True))
 
 
 # ---------------------------------------------------------------- what was sampled at policy lag 0

@@ -13,9 +13,7 @@ from offpol_diag.pipeline.block import Block, Columns
 from offpol_diag.pipeline.plan import Plan
 from offpol_diag.pipeline.tables import (
     ADVANTAGE,
-    COST,
     CURRENT,
-    GAIN,
     NEGATIVE,
     NOT_POSITIVE,
     OLD,
@@ -93,14 +91,11 @@ def copy(x, n, out):
 @of_rows
 def fixed_rows(columns, begin, end, n, X):
     advantage = columns.advantages[begin:end]
-    one, same, gain, cost = X[ONE], X[ADVANTAGE], X[GAIN], X[COST]
+    one, same = X[ONE], X[ADVANTAGE]
     positive, negative, not_positive = X[POSITIVE], X[NEGATIVE], X[NOT_POSITIVE]
     for k in range(n):
         one[k] = 1.0
         same[k] = advantage[k]
-    for k in range(n):
-        gain[k] = max(advantage[k], 0.0)
-        cost[k] = max(-advantage[k], 0.0)
     for k in range(n):
         positive[k] = f.positive(advantage[k])
         negative[k] = f.negative(advantage[k])
@@ -452,19 +447,14 @@ def loss_rows(t, X, n, loss, slope, clipped, dual_clipped, kl):
 
 
 @of_sums
-def kept_sums(t, X, K, first, cuts, out):
-    positive, negative = X[POSITIVE], X[NEGATIVE]
+def kept_sums(t, K, first, cuts, out):
     for i in range(len(t.mask)):
         kept = K[t.mask[i]]
         for piece in range(len(cuts) - 1):
-            every, up, down = 0.0, 0.0, 0.0
+            many = 0
             for k in range(cuts[piece], cuts[piece + 1]):
-                every += 1.0 if kept[k] else 0.0
-                up += positive[k] if kept[k] else 0.0
-                down += negative[k] if kept[k] else 0.0
-            out[i, 0, first + piece] += every
-            out[i, 1, first + piece] += up
-            out[i, 2, first + piece] += down
+                many += np.int64(kept[k])
+            out[i, 0, first + piece] += many
 
 
 @of_sums
@@ -526,33 +516,14 @@ def clip_sums(t, clipped, K, first, cuts, out):
 
 
 @of_sums
-def loss_sums(t, loss, slope, W, K, first, cuts, out):
+def loss_sums(t, loss, W, K, first, cuts, out):
     for i in range(len(t.mask)):
-        x, moved = loss[t.loss[i]], slope[t.loss[i]]
-        weight, kept = W[t.weight[i]], K[t.mask[i]]
+        x, weight, kept = loss[t.loss[i]], W[t.weight[i]], K[t.mask[i]]
         for piece in range(len(cuts) - 1):
-            value, update = 0.0, 0.0
+            total = 0.0
             for k in range(cuts[piece], cuts[piece + 1]):
-                w = weight[k] if kept[k] else 0.0
-                value += w * x[k]
-                update += w * abs(moved[k])
-            out[i, 0, first + piece] += value
-            out[i, 1, first + piece] += update
-
-
-@of_sums
-def still_sums(t, X, slope, W, K, first, cuts, out):
-    gain, cost = X[GAIN], X[COST]
-    for i in range(len(t.mask)):
-        moved, weight, kept = slope[t.loss[i]], W[t.weight[i]], K[t.mask[i]]
-        for piece in range(len(cuts) - 1):
-            up, down = 0.0, 0.0
-            for k in range(cuts[piece], cuts[piece + 1]):
-                still = f.without_gradient(moved[k], weight[k], kept[k])
-                up += gain[k] if still else 0.0
-                down += cost[k] if still else 0.0
-            out[i, 0, first + piece] += up
-            out[i, 1, first + piece] += down
+                total += weight[k] * x[k] if kept[k] else 0.0
+            out[i, 0, first + piece] += total
 
 
 @of_sums
@@ -628,7 +599,7 @@ def one_pass(
         add_totals(rows_to[0], X, first, cuts, totals[0])
         for i in range(len(rows_to[3])):
             spans_of(X[rows_to[3][i]], K[sizes.masks], first, cuts, totals[3][i])
-        kept_sums(sums.kept, X, K, first, cuts, out.kept)
+        kept_sums(sums.kept, K, first, cuts, out.kept)
         gap_sums(sums.gap, X, K, first, cuts, out.gap)
         weight_sums(sums.weight, W, K, first, cuts, out.weight)
         for i in range(len(sums.weight.mask)):
@@ -637,8 +608,7 @@ def one_pass(
         clip_sums(sums.clip, clipped, K, first, cuts, out.clip)
         clip_sums(sums.dual_clip, dual_clipped, K, first, cuts, out.dual_clip)
         row_sums(sums.kl.kl, sums.kl.mask, kl, K, first, cuts, out.kl)
-        loss_sums(sums.loss, loss, slope, W, K, first, cuts, out.loss)
-        still_sums(sums.still, X, slope, W, K, first, cuts, out.still)
+        loss_sums(sums.loss, loss, W, K, first, cuts, out.loss)
         row_sums(sums.row.row, sums.row.mask, X, K, first, cuts, out.row)
         for i in range(len(sums.row.mask)):
             spans_of(X[sums.row.row[i]], K[sums.row.mask[i]], first, cuts, row_spans[i])

@@ -336,8 +336,3 @@ def fipo_influence(advantage, ratio, later, least, most, threshold, r_lowest, r_
 def loss_kl(log_ratio, bound):
     """−u within ±bound, nats, worse away from 0: what verl logs as ppo_kl."""
     return -clip(log_ratio, -bound, bound)
-
-
-def without_gradient(slope, weight, kept):
-    """Whether a token does not move the policy: clipped, of weight 0, or rejected."""
-    return (slope == 0.0) | (weight == 0.0) | (kept == 0)

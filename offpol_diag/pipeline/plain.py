@@ -30,14 +30,12 @@ def column(numbers):
 
 
 def fixed_rows(columns):
-    """The rows that every plan has, in their order: [10, T]."""
+    """The rows that every plan has, in their order: [8, T]."""
     advantage = columns.advantages
     return np.stack(
         [
             np.ones_like(advantage),
             advantage,
-            np.maximum(advantage, 0.0),
-            np.maximum(-advantage, 0.0),
             formulas.positive(advantage),
             formulas.negative(advantage),
             formulas.not_positive(advantage),
@@ -318,7 +316,7 @@ def sums(plan, block):
     advantage = columns.advantages
     weights = weight_rows(plan.weights, X)
     kept = mask_rows(plan.rules, plan.sizes.masks, X)
-    loss, slope, clipped, dual = loss_rows(plan.losses, plan.sizes.losses, X, advantage, columns.current)
+    loss, _, clipped, dual = loss_rows(plan.losses, plan.sizes.losses, X, advantage, columns.current)
     kls = formulas.loss_kl(X[plan.losses.kls.log_ratio], column(plan.losses.kls.bound))
 
     def total(counted, *terms):
@@ -338,19 +336,14 @@ def sums(plan, block):
 
     def of_losses(t):
         w = weights[t.weight]
-        return total(kept[t.mask], w * loss[t.loss], w * np.abs(slope[t.loss]))
-
-    def of_still(t):
-        still = formulas.without_gradient(slope[t.loss], weights[t.weight], kept[t.mask])
-        return total(still, np.maximum(advantage, 0.0), np.maximum(-advantage, 0.0))
+        return total(kept[t.mask], w * loss[t.loss])
 
     def of_flags(flags, t):
         return total(kept[t.mask], np.where(flags[t.loss], 1.0, 0.0))
 
     t = plan.sums
-    one, up, down = X[ONE], X[POSITIVE], X[NEGATIVE]
     over_tokens = SumTables(
-        kept=total(kept[t.kept.mask], one, up, down),
+        kept=total(kept[t.kept.mask], X[ONE]),
         gap=total(kept[t.gap.mask], X[t.gap.k3], X[t.gap.log_ratio]),
         weight=of_weights(t.weight),
         advantage=total(kept[t.advantage.mask], weights[t.advantage.weight] * advantage),
@@ -358,7 +351,6 @@ def sums(plan, block):
         dual_clip=of_flags(dual, t.dual_clip),
         kl=total(kept[t.kl.mask], kls[t.kl.kl]),
         loss=of_losses(t.loss),
-        still=of_still(t.still),
         row=total(kept[t.row.mask], X[t.row.row]),
         turn_row=segments.segment_sum(
             np.where(kept[t.turn_row.mask], X[t.turn_row.row], 0.0), block.turn_offsets

@@ -483,10 +483,8 @@ class _Builder:
         rule_lines = [self.rule(at, *rule) for rules, at in masks.items() for rule in rules]
         decisions = self.decide(presets)
 
-        losses = losses and "advantages" in self.columns
-        known = losses and "current" in self.columns
-        pulling = [p if known else replace(p, loss="surrogate") for p in presets] if losses else []
-        loss_tables, loss_of = self.losses(pulling)
+        losses = losses and {"advantages", "current"} <= self.columns
+        loss_tables, loss_of = self.losses(presets if losses else [])
         kls = Distinct()
         in_loss = [losses and weighted(p) for p in presets]
 
@@ -499,17 +497,15 @@ class _Builder:
             if losses:
                 loss, clips, dual_clips = loss_of[at]
                 of_loss = weight if weight >= 0 and in_loss[at] else no_weight
-                zeroes = of_loss != no_weight and can_be_zero(p.weight)
             lines = t.SumTables(
                 kept=(mask,),
                 gap=(*self.gap_rows(p.policy), mask),
                 weight=(weight, mask) if weight >= 0 else None,
                 advantage=(weight if weight >= 0 else no_weight, mask) if ranking else None,
-                clip=(loss, mask) if known and clips else None,
-                dual_clip=(loss, mask) if known and dual_clips else None,
-                kl=(kls.number(self.kl_line(p)), mask) if known else None,
+                clip=(loss, mask) if losses and clips else None,
+                dual_clip=(loss, mask) if losses and dual_clips else None,
+                kl=(kls.number(self.kl_line(p)), mask) if losses else None,
                 loss=(loss, of_loss, mask) if losses else None,
-                still=(loss, of_loss if zeroes else no_weight, mask) if losses else None,
                 row=None,
                 turn_row=None,
             )
@@ -688,11 +684,6 @@ def judged(rule, policy):
     of_aggregate = rule.safety_at == "aggregate" or rule.over == "token"
     late = rule.safety if rule.statistic in AGGREGATES and of_aggregate else None
     return ("statistic", rule.statistic, policy, rule.safety if late is None else None), late
-
-
-def can_be_zero(weight):
-    """Whether a weight may be 0, so that its token has no gradient."""
-    return weight.action == "mask" or weight.overflow == "zero"
 
 
 def acts(line):

@@ -16,8 +16,8 @@ Array = Any  # of numpy or torch
 
 # ---------------------------------------------------------------- Rows that every plan has
 
-(ONE, ADVANTAGE, GAIN, COST, POSITIVE, NEGATIVE, NOT_POSITIVE, ROLLOUT, OLD, CURRENT) = range(10)
-FIXED_ROWS = 10  # GAIN and COST are |A| where A > 0 and where A < 0
+(ONE, ADVANTAGE, POSITIVE, NEGATIVE, NOT_POSITIVE, ROLLOUT, OLD, CURRENT) = range(8)
+FIXED_ROWS = 8
 LOG_PROBS = {"rollout": ROLLOUT, "old": OLD, "current": CURRENT}
 
 COUNTS = {  # sign condition of a rule → rows: where a violation above, and one below, counts
@@ -447,7 +447,7 @@ class Losses(NamedTuple):
 
 
 class KeptSums(NamedTuple):
-    """Tokens that are kept, those with A > 0, those with A < 0."""
+    """Tokens that are kept."""
 
     mask: Ints
 
@@ -489,15 +489,7 @@ class KlSums(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Σ w · loss, Σ |w · slope|."""
-
-    loss: Ints
-    weight: Ints
-    mask: Ints
-
-
-class StillSums(NamedTuple):
-    """Σ |A| of the tokens without gradient, where A > 0 and where A < 0."""
+    """Σ w · loss."""
 
     loss: Ints
     weight: Ints
@@ -522,21 +514,19 @@ class SumTables(NamedTuple):
     dual_clip: ClipSums
     kl: KlSums
     loss: LossSums
-    still: StillSums
     row: RowSums
     turn_row: RowSums
 
 
 WIDTHS = {
-    "kept": 3,
+    "kept": 1,
     "gap": 2,
     "weight": 5,
     "advantage": 1,
     "clip": 1,
     "dual_clip": 1,
     "kl": 1,
-    "loss": 2,
-    "still": 2,
+    "loss": 1,
     "row": 1,
     "turn_row": 1,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -242,6 +242,7 @@ def _tables(summary: Result) -> Iterator[Table]:
     if ranked:
         yield ranking(ranked)
     yield _steps(summary)
+    yield dropped_by_length(summary, summary.presets)
     yield from policies(summary)
 
 
@@ -305,6 +306,18 @@ def _steps(summary: Result) -> Table:
     names = [name for name in FIRST_GAP if any(name in one.numbers for one in places)][:4]
     rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
     return Table("steps", "By training step", ("step", "tokens", *names), rows[:MOST_STEPS], shown="more")
+
+
+def dropped_by_length(summary: Result, presets: Iterable[str]) -> Table:
+    """Return the share of sequences that presets drop, by length; of those that drop any."""
+    places = [place.key for place in summary.at("length")]
+    rows: list[tuple[Cell, ...]] = []
+    for name in presets:
+        dropped = [one.numbers.get("sequences_dropped") for one in summary.at("length", f"preset/{name}")]
+        if any(one and one.value for one in dropped):
+            rows.append((name, *dropped))
+    caption = "Dropped sequences by their length in tokens"
+    return Table("dropped-by-length", caption, ("preset", *places), rows, shown="more")
 
 
 def policies(summary: Result) -> Iterator[Table]:

@@ -7,11 +7,11 @@ from functools import partial
 from itertools import pairwise
 from pathlib import PurePath
 
-from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, QUARTERS, Tone, title, worse
+from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, Tone, title, worse
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
-from offpol_diag.report.analyze import cautions, of_dump
+from offpol_diag.report.analyze import cautions, dropped_by_length, of_dump
 from offpol_diag.report.answer import Answer, Fact, Line, Tile, listed
 from offpol_diag.report.diagnosis import candidates, cause_details
 from offpol_diag.report.picture import SERIES, Layer, Panel, Picture, Values, at_places
@@ -38,7 +38,6 @@ DECISIVE = (
     "truncated_high",
     "weight_mean",
     "k3",
-    "update_kept",
 )
 """Numbers of presets that decide between them, the most important first."""
 FEW = ("ess_tokens", "ess_sequences", "tokens_weighted", "truncated_high", "weight_max")
@@ -92,7 +91,7 @@ def of_presets(summary: Result, found: Comparison) -> Answer:
         ),
         lead=f"ESS of tokens after each correction, of {counted(len(able), 'preset')}; 95% intervals.",
         tiles=tuple(_tile(name, able[name], best if not bug else "", found) for name in some[:TILES]),
-        tables=tuple(_tables(summary, able, by_ess, found, not bug)),
+        tables=tuple(one for one in _tables(summary, able, by_ess, found, not bug) if one.rows),
         charts=tuple(_charts({name: able[name] for name in some}, found)),
     )
 
@@ -216,6 +215,7 @@ def _tables(
     if not many and found.drops and found.all_tokens and found.all_sequences:
         yield _kinds(found, found.all_tokens, found.all_sequences)
         yield _examples(found)
+    yield dropped_by_length(summary, able)
 
 
 def _by_number(
@@ -376,23 +376,6 @@ def _charts(some: Presets, found: Comparison) -> Iterator[Picture]:
         layer, level = at_places("", [*apart.values()], "blue", "points"), ((0.0, found.against),)
         panel = Panel("", "difference of ESS", (layer,), names=[*apart], percent=True, levels=level)
         yield Picture("differences", "", finding, sub, (panel,), telling=sure > 0)
-    kept_by = {name: [one.get(key) for key in QUARTERS] for name, one in some.items()}
-    spread = {
-        name: abs((kept[0].value or 0) - (kept[-1].value or 0))
-        for name, kept in kept_by.items()
-        if kept[0] and kept[-1]
-    }
-    if spread:
-        order = sorted(spread, key=lambda name: -spread[name])[: len(SERIES)]
-        first, last = (value_or_dash(kept_by[order[0]][end]) for end in (0, -1))
-        finding = (
-            f"{order[0]} rejects all but {first} of the shortest responses' tokens, and of the longest's"
-        )
-        finding += f" all but {last}"
-        layers = [at_places(name, kept_by[name], SERIES[i]) for i, name in enumerate(order)]
-        panel = share("response length", "tokens not rejected", layers, names=[*QUARTERS.values()])
-        telling = spread[order[0]] > 0.05
-        yield Picture("lengths", "", finding, "By quartile of response length.", (panel,), telling=telling)
 
 
 # ---------------------------------------------------------------- run A against run B

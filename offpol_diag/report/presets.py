@@ -22,15 +22,11 @@ MORE = (
     "weight_max",
     "sequences_dropped",
     "vetoed",
-    "loss_scale",
-    "loss_scale_removed",
-    "loss_scale_kept",
     "pg_loss",
     "pg_clipfrac",
     "chi2_token",
     "chi2_sequence",
     "ppl_ratio",
-    "update_removed",
 )
 """Numbers of a card, beside the columns."""
 RAW = (
@@ -56,7 +52,6 @@ class Card:
     distinct: bool = False
     lines: tuple[tuple[str, str], ...] = ()
     more: tuple[tuple[str, str], ...] = ()
-    keeps: tuple[tuple[str, str], ...] = ()
     command: str = ""
 
 
@@ -186,11 +181,6 @@ def _card(
         ("same numbers as", one.same_as),
         ("", "" if one.applied else "metrics only: the trainer does not apply it to the loss"),
     )
-    keeps = [(f"length, quartile {q}", numbers.get(f"kept_length_q{q}", Number())) for q in range(1, 5)]
-    keeps += [
-        ("A > 0", numbers.get("kept_positive", Number())),
-        ("A < 0", numbers.get("kept_negative", Number())),
-    ]
     more = [(key, written(cell)) for key in MORE if (cell := numbers.get(key, Number())).known]
     return Card(
         name,
@@ -205,7 +195,6 @@ def _card(
         distinct=not one.same_as,
         lines=tuple(line for line in lines if line[1] and line[1] != "none"),
         more=tuple((key, minus(" ".join(filter(None, parts)))) for key, parts in more),
-        keeps=tuple((key, _cell(cell)[1]) for key, cell in keeps if cell.value is not None),
         command=_command(name, one, shipped, own),
     )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
-from offpol_diag.metrics import QUARTERS, title
+from offpol_diag.metrics import title
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
 from offpol_diag.presets import catalogue
@@ -22,9 +21,7 @@ COLUMNS = {
     "truncated_high": "weights above",
     "truncated_low": "weights below",
     "ess_tokens": "ESS",
-    "loss_scale_kept": "mean weight",
-    "kept_length_q1": "shortest",
-    "kept_length_q4": "longest",
+    "weight_mean": "mean weight",
     "kept_at_lag_0": "at lag 0",
 }
 """Number → header of its column, if it says something of its own."""
@@ -32,10 +29,12 @@ NOTES = {
     "tokens_weighted": "Kept tokens: not rejected, and of a weight above 0.",
     "truncated_high": "Weights above, below: the share beyond the upper or lower bound.",
     "ess_tokens": "ESS: (Σw)²/(nΣw²) of the final weights, 0 where rejected; the smaller, the noisier.",
-    "loss_scale_kept": "Mean weight: Σw/n, 0 where rejected; its distance from 1 is the bias of a constant.",
+    "weight_mean": "Mean weight: of the tokens not rejected; its distance from 1 is the bias of a constant.",
     "kept_at_lag_0": "At lag 0: kept tokens of policy lag 0, where only numerics make the policies differ.",
 }
 """Number → what its column is."""
+APART = ("weight_mean", "kept_at_lag_0")
+"""Numbers that are not drawn: no shares of all tokens or weights."""
 TILES = 8
 
 
@@ -128,7 +127,7 @@ def telling(found: Sweep) -> list[str]:
         for at, name in enumerate(known)
         if not any(_equal(each[name], each[earlier]) for earlier in known[:at])
     ]
-    return [name for name in new if set(each[name]) != {1.0}] or new or [*COLUMNS][:1]
+    return [name for name in new if set(each[name]) - {None} != {1.0}] or new or [*COLUMNS][:1]
 
 
 def _values(found: Sweep, name: str) -> list[float | None]:
@@ -148,18 +147,14 @@ def label(point: SweptPoint) -> str:
 def _tables(found: Sweep) -> Iterator[Table]:
     names = telling(found)
     notes = ["←: the preset as it stands.", *(NOTES[name] for name in names if name in NOTES)]
-    if found.quartiles and {"kept_length_q1", "kept_length_q4"} & {*names}:
-        notes[0] += " Shortest, longest: kept of that quarter of the responses by length."
-        lengths = (f"{a} {b}" for a, b in zip(QUARTERS.values(), found.quartiles, strict=True))
-        notes.append(f"Tokens of a response by quarter: {'; '.join(lengths)}.")
     header = ("threshold", *(COLUMNS[name] for name in names))
     caption = f"{found.preset}: every threshold of {found.which}"
     yield Table("sweep", caption, header, _rows(found, names), tuple(notes))
-    quarters = [name for name in QUARTERS if set(_values(found, name)) - {None, 1.0}]
-    if quarters:
-        header = ("threshold", *(QUARTERS[name] for name in quarters))
-        caption = "What is kept of the quarters of the responses by length"
-        yield Table("sweep-length", caption, header, _rows(found, quarters), shown="more")
+    if any(one.value for point in found.points for one in point.dropped.values()):
+        lengths = [*found.points[0].dropped]
+        rows = [(label(one), *(one.dropped.get(key) for key in lengths)) for one in found.points]
+        caption = "Dropped sequences by their length in tokens"
+        yield Table("sweep-length", caption, ("threshold", *lengths), rows, shown="more")
 
 
 def _rows(found: Sweep, names: Sequence[str]) -> list[tuple[Cell, ...]]:
@@ -187,10 +182,7 @@ def _tiles(found: Sweep, point: SweptPoint) -> Iterator[Tile]:
 def _charts(found: Sweep) -> Iterator[Picture]:
     names = [f"{one.threshold:.9g}" for one in found.points]
     own = [(float(i), "as it stands") for i, one in enumerate(found.points) if one.own]
-    panel = partial(
-        Panel, f"threshold b of {found.which}", names=names, percent=True, y_range=(0, None), uprights=own
-    )
-    shares = [name for name in telling(found) if name != "loss_scale_kept" and not name.startswith("kept_")]
+    shares = [name for name in telling(found) if name not in APART]
     layers = [
         at_places(title(name), [one.numbers.get(name) for one in found.points], SERIES[i % len(SERIES)])
         for i, name in enumerate(shares)
@@ -199,29 +191,6 @@ def _charts(found: Sweep) -> Iterator[Picture]:
         known = [(name, y) for name, y in zip(names, layers[0].y, strict=True) if y is not None]
         some = (known[0], known[len(known) // 2], known[-1])
         goes = ", ".join(f"{rounded(y, 'share')} at {name}" for name, y in some)
-        yield Picture(
-            "sweep", "", f"{layers[0].name}: {goes}", "With 95% intervals.", (panel("share", layers),)
-        )
-    if all(name in found.points[0].numbers for name in QUARTERS) and len(names) > 1:
-        yield _by_length(found, panel)
-
-
-def _by_length(found: Sweep, panel: partial[Panel]) -> Picture:
-    own, differs = next((one for one in found.points if one.own), None), False
-    finding = "What is kept of short and long responses at each threshold"
-    if own is not None:
-        short, long = (own.numbers[name] for name in ("kept_length_q1", "kept_length_q4"))
-        differs = abs((short.value or 0.0) - (long.value or 0.0)) > 0.05
-        finding = f"Short and long responses are kept alike at the preset's own {own.threshold:.7g}"
-        if differs:
-            finding = (
-                f"The preset's own {own.threshold:.7g} keeps {value_or_dash(short)} of the shortest quarter "
-                f"and {value_or_dash(long)} of the longest"
-            )
-    lines = [
-        at_places(text, [Number(value=one.numbers[name].value) for one in found.points], SERIES[i])
-        for i, (name, text) in enumerate(QUARTERS.items())
-    ]
-    lengths = "; ".join(f"{a}: {b} tokens" for a, b in zip(QUARTERS.values(), found.quartiles, strict=False))
-    sub = f"By quartile of length. {lengths}."
-    return Picture("sweep-length", "", finding, sub, (panel("kept share", lines),), telling=differs)
+        axis, finding = f"threshold b of {found.which}", f"{layers[0].name}: {goes}"
+        panel = Panel(axis, "share", layers, names=names, percent=True, y_range=(0, None), uprights=own)
+        yield Picture("sweep", "", finding, "With 95% intervals.", (panel,))

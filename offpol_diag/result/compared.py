@@ -107,6 +107,7 @@ class SweptPoint(Model):
     bounds: dict[str, float] = Field(description="the preset's bounds at this threshold, by their keys")
     own: bool = Field(False, description="whether it is the preset's own threshold")
     numbers: Numbers = Field(description="as those of presets")
+    dropped: Numbers = Field({}, description="lengths in tokens → share of the sequences that is dropped")
 
 
 class SolvedWindow(Model):
@@ -129,7 +130,6 @@ class Sweep(Model):
     others: list[str] = Field([], description="other bounds of the preset that can be swept")
     statistic: str = Field(description="the statistic that is compared with the threshold")
     unit: str = Field(description="token or sequence: what the bound acts on")
-    quartiles: list[str] = Field([], description="lengths of the quartiles, in words")
     points: list[SweptPoint]
     remarks: list[str] = []
     window: SolvedWindow | None = None
@@ -138,6 +138,4 @@ class Sweep(Model):
     def _whole(self) -> Self:
         if not self.points:
             raise ValueError("there is no threshold")
-        if len(self.quartiles) not in (0, 4):
-            raise ValueError(f"{len(self.quartiles)} quartiles")
         return self
