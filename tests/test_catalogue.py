@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -27,21 +26,20 @@ SHIPPED = load()
 
 GRAMMAR = (Preset, Weight, Reject, Veto, Clip, Shape)
 UNUSED: dict[type, set[str]] = {
-    Preset: {"name", "shape"},
-    Weight: set(),
-    Reject: {"strict"},
-    Veto: set(),
+    Preset: {"name", "shape", "apply"},
+    Weight: {"among", "strict"},
+    Reject: {"advantage_of", "among", "policy", "strict"},
+    Veto: {"upper"},
     Clip: set(),
     Shape: {field.name for field in fields(Shape)},  # the rows have what trainers have by default
 }
-"""Keys that no shipped row sets: a user's may."""
+"""Keys that no shipped row sets: a name with thresholds, or a row of the user, may."""
 WORDS = [
     (kind, name, {word for word in get_args(hint) if isinstance(word, str)})
     for kind in GRAMMAR
     for name, hint in get_type_hints(kind).items()
     if get_origin(hint) is Literal
 ]
-UNSAID = {("Reject", "over", "min"), ("Reject", "advantage", "positive")}
 
 Write = Callable[[str], Path]
 
@@ -80,19 +78,45 @@ def test_every_row_says_what_it_is_and_where_it_comes_from(preset: Preset) -> No
 
 
 def test_every_name_and_alias_finds_one_row() -> None:
-    found = [plain(word) for preset in SHIPPED.values() for word in words(preset)]
+    found = [*(plain(word) for preset in SHIPPED.values() for word in words(preset)), *SHIPPED.aliases]
     assert len(found) == len(set(found))
+    assert all(SHIPPED[word].name == SHIPPED.aliases[word] for word in SHIPPED.aliases)
 
 
-def test_every_generation_of_logs_and_every_family_has_rows() -> None:
-    assert {preset.logs for preset in SHIPPED.values()} == {None, *LOGS}
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("none", "recompute"),
+        ("disabled", "recompute"),
+        ("tis", "token_is"),
+        ("token_tis", "token_is"),
+        ("decoupled_token_is", "token_is"),
+        ("icepop", "token_icepop"),
+        ("openrlhf_tis", "token_clip"),
+        ("trl_token_truncate", "token_is@3"),
+        ("trl_default", "seq_icepop@inf..3"),
+        ("nemo_rl_seq_mask_tis", "seq_mask_tis@0.999..1.002"),
+        ("decoupled_seq_is_rs", "seq_mis"),
+        ("geo_mis", "geo_rs"),
+        ("deepseek_v32_mask", "opsm"),
+        ("bypass_pg_is", "pure_is"),
+        ("bypass_ppo_clip", "ppo_is"),
+        ("bypass_pg_geo_rs", "bypass_ppo_clip_geo_rs@loss=reinforce"),
+        ("bypass_pg_geo_rs_token_tis", "bypass_pg_geo_rs_seq_tis@weight.over=token"),
+        ("dppo", "dppo_tv"),
+    ],
+)
+def test_a_name_that_people_search_for_is_one_of_the_methods(word: str, name: str) -> None:
+    assert SHIPPED[word].name == name
+
+
+def test_every_family_has_rows() -> None:
     families = Path(__file__).parents[1] / "docs" / "families.toml"
     assert {preset.family for preset in SHIPPED.values()} == set(tomllib.loads(families.read_text("utf-8")))
 
 
 @pytest.mark.parametrize("kind", GRAMMAR, ids=lambda kind: kind.__name__)
 def test_every_key_of_the_grammar_is_used_by_some_row(kind: type) -> None:
-    """A key that no trainer needs has no place in the grammar."""
     usual = {field.name: field.default for field in fields(kind)}
     found = {name for part in parts(kind) for name, value in usual.items() if getattr(part, name) != value}
     assert set(usual) - found <= UNUSED[kind]
@@ -108,47 +132,75 @@ def parts(kind: type) -> list[Any]:
     return [part for part in every if isinstance(part, kind)]
 
 
-def test_every_word_of_the_grammar_is_said_by_some_row() -> None:
-    said = {(kind, name): {getattr(part, name) for part in parts(kind)} for kind, name, _ in WORDS}
-    unsaid = {(kind.__name__, name, word) for kind, name, words in WORDS for word in words - said[kind, name]}
-    assert unsaid == UNSAID
+METHODS = {
+    "recompute": "no correction",
+    "ppo_is": "no correction",
+    "token_is": "weight min(r_t, 2)",
+    "token_is_norm": "weight min(r_t, 2) / batch mean",
+    "token_clip": "weight clamp(r_t, 0.5, 5)",
+    "vanilla_is": "weight r_t",
+    "token_icepop": "weight r_t where 0.5 ≤ r_t ≤ 5, else 0",
+    "areal_decoupled": "weight r_t; keep tokens with r_t ≤ 5",
+    "token_mask": "keep tokens with 0.714286 ≤ r_t ≤ 1.66667",
+    "token_mis": "weight r_t; keep tokens with 0.5 ≤ r_t ≤ 2",
+    "token_is_veto": "weight min(r_t, 2); veto any r_t < 0.0001",
+    "token_is_rs_veto": "weight min(r_t, 2); keep tokens with 0.8 ≤ r_t ≤ 5; veto any r_t < 0.0001",
+    "token_k3_mask": "weight r_t; keep tokens with (1/r−1+Δ) ≤ 1",
+    "kpop": "weight r_t; keep tokens with max KL₂ of both directions ≤ 2",
+    "m2po": "keep the tokens with the smallest values, with batch mean of Δ²/2 < 0.02",
+    "seq_is": "weight min(∏r, 2)",
+    "seq_is_norm": "weight min(∏r, 2) / batch mean",
+    "seq_icepop": "weight ∏r where 0.5 ≤ ∏r ≤ 3, else 0",
+    "seq_mis": "weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2",
+    "seq_rs": "keep sequences with 0.5 ≤ ∏r ≤ 2",
+    "seq_is_veto": "weight min(∏r, 2); veto any r_t < 0.0001",
+    "seq_mask_tis": "weight r_t; keep sequences with 0.5 ≤ (∏r)^(1/n) ≤ 5",
+    "seq_max_k2_rs": "keep sequences with max Δ²/2 ≤ 2.5",
+    "seq_error_mask": "weight r_t; keep sequences with mean e^|Δ| ≤ 2",
+    "opsm": "keep sequences with mean −Δ ≤ 0.1 (asked only where A < 0)",
+    "geo_is": "weight min((∏r)^(1/n), 2)",
+    "geo_mask": "weight (∏r)^(1/n); keep sequences with 0.999 ≤ (∏r)^(1/n) ≤ 1.001",
+    "geo_rs": "keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001; veto any r_t < 0.0001",
+    "decoupled_geo_rs": "keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001",
+    "decoupled_geo_rs_token_tis": "weight min(r_t, 2); keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001",
+    "decoupled_geo_rs_seq_tis": "weight min(∏r, 2); keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001",
+    "decoupled_k3_rs": "keep sequences with mean (r−1−Δ) ≤ 0.01",
+    "decoupled_k3_rs_token_tis": "weight min(r_t, 2); keep sequences with mean (r−1−Δ) ≤ 0.01",
+    "decoupled_k3_rs_seq_tis": "weight min(∏r, 2); keep sequences with mean (r−1−Δ) ≤ 0.01",
+    "pure_is": "weight min(∏r, 2)",
+    "bypass_pg_token_is": "weight min(r_t, 2)",
+    "bypass_pg_token_icepop": "weight r_t where 0.5 ≤ r_t ≤ 5, else 0",
+    "bypass_ppo_clip_geo_rs": "keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001",
+    "bypass_ppo_clip_k3_rs": "keep sequences with mean (r−1−Δ) ≤ 0.01",
+    "bypass_pg_geo_rs_seq_tis": "weight min(∏r, 2); keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001",
+    "dppo_tv": "weight r_t; keep tokens with -0.2 ≤ (π_train−π_rollout) ≤ 0.2 "
+    "(the upper bound asked where A > 0, the lower where A ≤ 0)",
+    "dppo_kl": "weight min(r_t, 10000); keep tokens with KL₂(π_rollout‖π_train) ≤ 0.05 "
+    "(asked only where A·Δ > 0)",
+    "ipo": "weight r_t; keep tokens with -0.1 ≤ (π_train−π_rollout) ≤ 0.1",
+    "slime_mis": "weight min(r_t, 2) / batch mean; keep tokens with 0.5 ≤ r_t ≤ 2; veto any r_t < 0.0001",
+    "gspo": "no correction",
+    "cispo": "no correction",
+}
+"""What each row does."""
 
 
-def test_rows_of_verl_by_generation() -> None:
-    """The loss, the numerator and whether a row applies: not in what verl printed (`test_verl_reference`)."""
-    rows = {name: one for name, one in SHIPPED.items() if (one.logs or "").startswith("verl-")}
-    counts = Counter(one.logs for one in rows.values())
-    assert counts == {"verl-2025-10": 24, "verl-2025-11": 9, "verl-2026-01": 31, "verl-2026-03": 6}
-    for name, one in rows.items():
-        assert (one.loss == "reinforce") == name.startswith(("bypass_pg_", "pure_is")), name
-        assert (one.policy == "current") == name.startswith(("bypass_", "pure_is")), name
-        assert one.apply is not name.endswith("_metrics"), name
-
-
-@pytest.mark.parametrize(
-    ("option", "rule"),
-    [
-        ("token_k1", ("ratio", "token", 1 / 1.4, 1 / 0.6)),
-        ("token_k2", ("k2", "token", None, 2.0)),
-        ("token_k3", ("k3", "token", None, 2.0)),
-        ("seq_sum_k1", ("ratio", "sum", 0.5, 2.0)),
-        ("seq_sum_k2", ("k2", "sum", None, 3.0)),
-        ("seq_sum_k3", ("k3", "sum", None, 2.5)),
-        ("seq_mean_k1", ("ratio", "mean", 1 / 1.001, 1 / 0.999)),
-        ("seq_mean_k2", ("k2", "mean", None, 2.0)),
-        ("seq_mean_k3", ("k3", "mean", None, 0.01)),
-        ("seq_max_k2", ("k2", "max", None, 2.5)),
-        ("seq_max_k3", ("k3", "max", None, 2.0)),
-    ],
-)
-def test_verl_2026_rejection_option(option: str, rule: tuple[str, str, float | None, float]) -> None:
-    expected = Reject(*rule, safety=20.0, safety_at="token")  # type: ignore[arg-type]
-    assert SHIPPED[f"verl_2026_01_rs_{option}"].reject == (expected,)
-
-
-def test_rows_that_log_as_no_trainer_does() -> None:
-    assert (SHIPPED["ppo_is"].policy, SHIPPED["ppo_is"].weight) == ("current", None)
-    assert SHIPPED["no_correction"].weight is SHIPPED["disabled"].weight is None
+def test_every_row_does_what_its_name_says() -> None:
+    assert {name: method(one) for name, one in SHIPPED.items()} == METHODS
+    bypass = list(METHODS)[list(METHODS).index("pure_is") : list(METHODS).index("slime_mis")]
+    of_current = [name for name, one in SHIPPED.items() if one.policy == "current"]
+    assert of_current == ["ppo_is", "opsm", *bypass]
+    losses = {name: one.loss for name, one in SHIPPED.items() if one.loss != "ppo_clip"}
+    policy_gradient = dict.fromkeys(
+        (*(name for name in bypass if "pg" in name), "pure_is", "dppo_kl"), "reinforce"
+    )
+    own = {"dppo_tv": "surrogate", "ipo": "surrogate", "gspo": "gspo", "cispo": "cispo"}
+    assert losses == policy_gradient | own
+    for option, over in (("geo", "mean"), ("k3", "mean")):  # verl compares bounds of k1 with -log r
+        (rule,) = SHIPPED[f"decoupled_{option}_rs"].reject
+        assert (rule.over, rule.safety, rule.safety_at) == (over, 20.0, "token")
+    assert SHIPPED["token_mask"].reject[0].upper == 1 / 0.6
+    assert SHIPPED["decoupled_geo_rs"].reject[0].lower == 1 / 1.001
 
 
 # ---------------------------------------------------------------- finding presets

@@ -291,6 +291,7 @@ class Preset:
         denominator: whether rejected tokens leave the loss's denominator (kept) or stay in it (all).
         family: name of the method, shared by trainers; presets of one family differ in their definitions.
         apply: False when the trainer only logs the numbers and changes neither weights nor mask.
+        at: places of the thresholds that may stand beside the name, in their order.
         aliases: other names people search for.
         trainers: trainers for which the catalogue can print the configuration.
         logs: trainer whose names and definitions of logged numbers are used, or None.
@@ -310,6 +311,7 @@ class Preset:
     denominator: Denominator = "kept"
     family: str = ""
     apply: bool = True
+    at: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()
     logs: str | None = None
@@ -320,6 +322,11 @@ class Preset:
     def applied(self) -> Preset:
         """The preset as its trainer applies it: one that is only logged has no weight, rules and veto."""
         return self if self.apply else replace(self, weight=None, reject=(), veto=None)
+
+    def slips(self) -> Iterator[Slip]:
+        """Yield parts that are right each by itself and make no sense together."""
+        if self.loss == "ppo_clip" and self.policy == "current" and self.weight is not None:
+            yield "weight", "the ratio of ppo_clip is of π_θ already; write loss = reinforce, or no weight"
 
     def lacking(self, columns: Collection[str]) -> list[str]:
         """Return the columns that the preset reads and `columns` lack, e.g. `current_log_probs`."""

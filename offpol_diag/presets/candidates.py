@@ -46,7 +46,8 @@ class Candidate:
 
 
 def _changed(row: Preset, key: str, value: str) -> bool:
-    return replace(tuned(row, {key: value}), summary=row.summary) != row
+    same = {"name": row.name, "summary": row.summary, "aliases": row.aliases}
+    return replace(tuned(row, {key: value}), **same) != row
 
 
 @cache
@@ -64,7 +65,7 @@ DEFAULT = Candidate(
 ICEPOP = Candidate(
     "token_icepop_0.5_5.0",
     "token IcePop 0.5–5.0",
-    "decoupled_token_icepop",
+    "token_icepop",
     "bypass_pg_token_icepop",
     "0.5–5.0",
     (("weight.upper", "5.0"), ("weight.lower", "0.5")),

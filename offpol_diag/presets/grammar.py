@@ -50,15 +50,16 @@ UNBOUNDED = frozenset({"safety", "dual", "low", "high"})
 
 @dataclass(frozen=True)
 class Spot:
-    """A place in a preset file, with which error messages begin."""
+    """A place in a preset file, or in a name such as token_is@3, with which error messages begin."""
 
     file: str
     table: str | None = None
     key: str = ""
+    hint: str = GRAMMAR
 
     def __str__(self) -> str:
         if self.table is None:
-            return self.file
+            return f"{self.file}: {self.key}" if self.key else self.file
         header = self.table if BARE_KEY.fullmatch(self.table) else shown(self.table)
         return f"{self.file}: [{header}] {self.key}".rstrip()
 
@@ -68,11 +69,11 @@ class Spot:
 
     def fail(self, problem: str, hint: str = "") -> NoReturn:
         """Raise an error about this place."""
-        raise PresetError(f"{self}: {problem}", hint or GRAMMAR)
+        raise PresetError(f"{self}: {problem}", hint or self.hint)
 
     def refuse(self, value: object, rule: str, hint: str = "") -> NoReturn:
         """Raise an error that shows the value at this place and the rule it breaks."""
-        raise PresetError(f"{self} = {shown(value)}; {rule}", hint or GRAMMAR)
+        raise PresetError(f"{self} = {shown(value)}; {rule}", hint or self.hint)
 
 
 def shown(value: object) -> str:
