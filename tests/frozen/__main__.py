@@ -43,6 +43,7 @@ from tests.frozen.package import Number
 
 VALUES, INTERVALS = HERE / "values.parquet", HERE / "intervals.parquet"
 CONFIGURATION, TEXTS = HERE / "configuration.json.gz", HERE / "texts"
+PRESETS = HERE / "presets.toml"
 LAYERS = ("values", "intervals", "texts", "configuration", "logged")
 RTOL, FLOOR = 1e-9, 1e-14
 """A number may differ by `RTOL` of itself, or by `FLOOR`: zero, and what cancelling terms leave."""
@@ -67,6 +68,7 @@ def ran(case: Case) -> tuple[tuple[Number, ...], str]:
         for name in DUMPS:
             if f"{name}.parquet" in case.line.split():
                 shutil.copy(DUMPS[name].folder / f"{name}.parquet", folder)
+        shutil.copy(PRESETS, folder)
         printed = package.text(case.line, Path("result.md"))
         found: list[Number] = []
         if case.sequences:

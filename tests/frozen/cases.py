@@ -19,6 +19,8 @@ NAMES = """
 """
 METHODS = tuple(NAMES.split())
 """The catalogue."""
+ROWS = "segment_tis,segment_rs,mean_mask_norm,min_rs,prob_diff_negative,tv_positive,two_rules_veto"
+"""Presets of `presets.toml`."""
 TRAINERS = (
     *("verl", "trl", "nemo-rl", "openrlhf", "slime", "miles", "areal", "ms-swift", "prime-rl", "skyrl"),
     *("flash-rl", "colossalai"),
@@ -64,7 +66,7 @@ DUMPS = {
     "turns": Dump(MADE, "host", keep="seq_mis", steps=(0, 3)),
     "forty": Dump(MADE, "host"),
 }
-"""`shift`: old log-probs a token late. `two_policies`: no π_old, three tokens beyond the clamp of 20 nats.
+"""`shift`: old log-probs a token late. `two_policies`: no π_old, ratios beyond the clamp and float64.
 `turns`: gaps in the mask, and rewards in place of advantages. `forty`: 40 rows."""
 RUNS = (("healthy", "stale"), ("stale", "collapse"))
 """Runs that are compared."""
@@ -97,7 +99,8 @@ def _of_dump(name: str, dump: Dump) -> tuple[Case, ...]:
     gates = (
         f"--max k3=0.01{by_step} --min {first}.ess_tokens=0.9 --max {dump.presets[-2]}.sequences_dropped=0.2"
     )
-    every = f"analyze {file} --no-html --presets {','.join(METHODS)}{group_by} --sequences sequences.parquet"
+    presets = f"--preset-file presets.toml --presets {','.join(METHODS)},{ROWS}"
+    every = f"analyze {file} --no-html {presets}{group_by} --sequences sequences.parquet"
     return (
         Case(f"every-{name}", name, every, text=False, sequences=True),
         Case(f"analyze-{name}", name, f"analyze {file} --no-html", numbers=False),

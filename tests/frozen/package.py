@@ -136,8 +136,14 @@ VARIES = (
 
 
 def text(line: str, markdown: Path) -> str:
-    """Run a command line; return its exit code, stderr, stdout and Markdown without what differs by run."""
+    """Run a command line; return its exit code, stderr, stdout and Markdown without what differs by run.
+
+    Raises:
+        RuntimeError: it writes no result.
+    """
     ran = run(f"{line} --md {markdown} --json result.json")
+    if not markdown.exists():
+        raise RuntimeError(f"{line}\n{ran.output}")
     parts = {"stderr": ran.stderr, "stdout": ran.stdout, "Markdown": markdown.read_text(encoding="utf-8")}
     found = f"$ offpol-diag {line}\nexit code {ran.exit_code}\n"
     found += "".join(f"\n======== {title}\n{part}" for title, part in parts.items() if part)
