@@ -66,9 +66,11 @@ def ran(case: Case) -> tuple[tuple[Number, ...], str]:
     """Run a case; return its numbers, and what it prints and writes as Markdown."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         for name in DUMPS:
-            if f"{name}.parquet" in case.line.split():
+            if f"{name}.parquet" in (*case.before.split(), *case.line.split()):
                 shutil.copy(DUMPS[name].folder / f"{name}.parquet", folder)
         shutil.copy(PRESETS, folder)
+        if case.before:
+            package.run(case.before)
         printed = package.text(case.line, Path("result.md"))
         found: list[Number] = []
         if case.sequences:

@@ -1,4 +1,4 @@
-"""What is frozen: the methods, the trainers, the dumps, and the commands that are run on each."""
+"""What is frozen: the trainers, the dumps, and the commands that are run on each."""
 
 from __future__ import annotations
 
@@ -6,21 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = """
-    recompute ppo_is
-    token_is token_is_norm token_clip vanilla_is token_icepop areal_decoupled token_mask token_mis
-    token_is_veto token_is_rs_veto token_k3_mask kpop m2po
-    seq_is seq_is_norm seq_icepop seq_mis seq_rs seq_is_veto seq_mask_tis seq_max_k2_rs seq_error_mask opsm
-    geo_is geo_mask geo_rs decoupled_geo_rs decoupled_geo_rs_token_tis decoupled_geo_rs_seq_tis
-    decoupled_k3_rs decoupled_k3_rs_token_tis decoupled_k3_rs_seq_tis
-    pure_is bypass_pg_token_is bypass_pg_token_icepop bypass_ppo_clip_geo_rs bypass_ppo_clip_k3_rs
-    bypass_pg_geo_rs_seq_tis dppo_tv dppo_kl ipo
-    slime_mis gspo cispo
-"""
-METHODS = tuple(NAMES.split())
-"""The catalogue."""
-ROWS = "segment_tis,segment_rs,mean_mask_norm,min_rs,prob_diff_negative,tv_positive,two_rules_veto"
-"""Presets of `presets.toml`."""
 TRAINERS = (
     *("verl", "trl", "nemo-rl", "openrlhf", "slime", "miles", "areal", "ms-swift", "prime-rl", "skyrl"),
     *("flash-rl", "colossalai"),
@@ -82,6 +67,7 @@ class Case:
         line: the command line; files are in the working directory.
         numbers, text: whether its numbers, and its text, are frozen.
         sequences: whether its table of sequences is.
+        before: a command line that runs first.
     """
 
     name: str
@@ -90,6 +76,7 @@ class Case:
     numbers: bool = True
     text: bool = True
     sequences: bool = False
+    before: str = ""
 
 
 def _of_dump(name: str, dump: Dump) -> tuple[Case, ...]:
@@ -99,10 +86,9 @@ def _of_dump(name: str, dump: Dump) -> tuple[Case, ...]:
     gates = (
         f"--max k3=0.01{by_step} --min {first}.ess_tokens=0.9 --max {dump.presets[-2]}.sequences_dropped=0.2"
     )
-    presets = f"--preset-file presets.toml --presets {','.join(METHODS)},{ROWS}"
-    every = f"analyze {file} --no-html {presets}{group_by} --sequences sequences.parquet"
+    every = f"analyze {file} --no-html --preset-file presets.toml --presets all{group_by}"
     return (
-        Case(f"every-{name}", name, every, text=False, sequences=True),
+        Case(f"every-{name}", name, f"{every} --sequences sequences.parquet", text=False, sequences=True),
         Case(f"analyze-{name}", name, f"analyze {file} --no-html", numbers=False),
         Case(f"doctor-{name}", name, f"doctor {file}", numbers=False),
         Case(f"compare-{name}", name, f"compare {file} --presets {','.join(dump.presets)}"),
@@ -117,5 +103,11 @@ CASES = (
     *(
         Case(f"compare-{a}-{b}", b, f"compare {a}.parquet {b}.parquet --presets token_is,seq_mis")
         for a, b in RUNS
+    ),
+    Case(
+        "baseline-stale",
+        "stale",
+        "gate stale.parquet --baseline base.json --presets token_is,seq_mis",
+        before="analyze healthy.parquet --no-html --presets token_is,seq_mis --json base.json",
     ),
 )

@@ -96,7 +96,7 @@ def own_numbers(path: Path) -> Iterator[Number]:
             yield from listed(subject, window["point"]["numbers"])
     for gate in result["gates"]:
         for name in ("value", "limit"):
-            if gate[name] is not None:
+            if gate[name] is not None and not GONE.search(gate["name"].rpartition(".")[2]):
                 yield Number(f"gate/{gate['name']}", name, gate[name])
 
 
@@ -173,15 +173,10 @@ def logged(path: Path, pairs: Iterable[tuple[str, str]], step: int | None = None
     if step is not None:
         table = table.filter(pc.equal(table["step"], step))
     methods = {(method, log): f"{method}..{log}" for method, log in pairs}
-    presets = [replace(catalogue()[method], name=name, logs=log) for (method, log), name in methods.items()]
+    known = load()
+    presets = [replace(known[method], name=name, logs=log) for (method, log), name in methods.items()]
     found = api.analyze(table, presets=presets, device="cpu", threads=1, progress=False).summary.presets
     where = "" if step is None else f"@step/{step}"
     for (method, log), name in methods.items():
         for word, x in found[name].as_logged.items():
             yield Number(f"logged/{method}/{log}{where}", word, np.nan if x is None else float(x))
-
-
-def catalogue() -> Any:
-    """Return the presets by name."""
-    file = ENVIRONMENT.get("OFFPOL_DIAG_PRESET_FILE")
-    return load(Path(file) if file else None)
