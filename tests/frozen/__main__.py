@@ -28,9 +28,9 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import chdir
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -113,16 +113,6 @@ def frozen(case: str) -> Values:
     return {key: x for key, (x,) in _stored(VALUES).get(case, {}).items()}
 
 
-def store(
-    path: Path, rows: Iterable[tuple[str, str, str, *tuple[float, ...]]], columns: tuple[str, ...]
-) -> None:
-    """Write rows of case, subject, name and numbers; floats keep every bit."""
-    texts = ("case", "subject", "name")
-    table = pa.table(dict(zip((*texts, *columns), map(pa.array, zip(*rows, strict=True)), strict=True)))
-    how = {"compression": "zstd", "compression_level": 19, "write_statistics": False}
-    pq.write_table(table, path, use_dictionary=list(texts), **how)
-
-
 def configuration() -> Mapping[str, Mapping[str, list[str]]]:
     """Return trainer → method → frozen blocks."""
     found: dict[str, dict[str, list[str]]] = json.loads(gzip.decompress(CONFIGURATION.read_bytes()))
@@ -137,10 +127,9 @@ def differing(old: Mapping[Key, float], new: Mapping[Key, float]) -> list[str]:
     lines = [f"missing  {' '.join(key)}: {x!r}" for key, x in old.items() if key not in new]
     for key in old.keys() & new.keys():
         a, b = old[key], new[key]
-        if not (
-            a == b or abs(a - b) <= max(RTOL * max(abs(a), abs(b)), FLOOR) or (np.isnan(a) and np.isnan(b))
-        ):
-            lines.append(f"differs  {' '.join(key)}: {a!r} → {b!r} ({abs(a - b) / max(abs(a), abs(b)):.1e})")
+        size = max(abs(a), abs(b))
+        if not (a == b or abs(a - b) <= max(RTOL * size, FLOOR) or np.isnan((a, b)).all()):
+            lines.append(f"differs  {' '.join(key)}: {a!r} → {b!r} ({abs(a - b) / size:.1e})")
     return sorted(lines)
 
 
@@ -167,16 +156,24 @@ def of_text(name: str, now: str) -> list[str]:
     return list(difflib.unified_diff(*lines, n=1, lineterm=""))
 
 
+def of_output(case: Case) -> list[str]:
+    """Return a diff of what a case prints and writes as Markdown."""
+    return of_text(case.name, ran(case)[1])
+
+
+def of_presets(trainer: str) -> list[str]:
+    """Return a diff of the configurations for a trainer, headings and remarks included."""
+    return of_text(f"presets-{trainer}", "\n".join(printed(trainer).values()))
+
+
 def of_configuration(trainer: str) -> list[str]:
     """Return what differs of the blocks of a trainer."""
     lines = []
     for method, old in configuration().get(trainer, {}).items():
-        new = package.blocks(printed(trainer).get(method, ""))
+        new = package.blocks(printed(trainer)[method])
         if old != new:
-            lines += [
-                f"differs  {method} for {trainer}:",
-                *difflib.ndiff("\n\n".join(old).split("\n"), "\n\n".join(new).split("\n")),
-            ]
+            both = ("\n\n".join(one).splitlines() for one in (old, new))
+            lines += [f"differs  {method} for {trainer}:", *difflib.ndiff(*both)]
     return lines
 
 
@@ -206,44 +203,31 @@ def new_names(cases: Iterable[Case]) -> str:
 
 def update_intervals(cases: Iterable[Case]) -> str:
     """Store low and high of the frozen numbers as they are now; return how their widths have changed."""
-    found = {case: dict(one) for case, one in _stored(INTERVALS).items()} if INTERVALS.exists() else {}
-    ratios = []
+    found, ratios = dict(_stored(INTERVALS)), []
     for case in cases:
         old = found.get(case.name, {})
         new = {key: x for key, x in ends(numbers(case)).items() if key in frozen(case.name)}
-        found[case.name] = dict(new)
+        found[case.name] = new
         for key in old.keys() & new.keys():
             before, now = (x[1] - x[0] for x in (old[key], new[key]))
-            if before > FLOOR or now > FLOOR:
-                ratios.append(
-                    (now / before if before > FLOOR else np.inf, f"{case.name} {' '.join(key)}", before, now)
-                )
-    store(
-        INTERVALS,
-        ((case, *key, *x) for case, one in found.items() for key, x in one.items()),
-        ("low", "high"),
-    )
+            if before > FLOOR:
+                ratios.append((now / before, f"{case.name} {' '.join(key)}: {before:.3g} → {now:.3g}"))
+    rows = [(case, *key, *x) for case, one in found.items() for key, x in one.items()]
+    texts = ["case", "subject", "name"]
+    table = pa.table([pa.array(x) for x in zip(*rows, strict=True)], [*texts, "low", "high"])
+    pq.write_table(table, INTERVALS, compression="zstd", compression_level=19, use_dictionary=texts)
     _stored.cache_clear()
-    if not ratios:
-        return "no intervals before\n"
     ratios.sort()
-    median = np.median([one[0] for one in ratios])
-    head = f"{len(ratios)} intervals; width now / before: median {median:.4f}; the narrowest and widest:\n"
-    return head + "".join(
-        f"  {r:8.3f}  {name}: {a:.3g} → {b:.3g}\n" for r, name, a, b in (*ratios[:10], *ratios[-10:])
-    )
+    head = f"{len(ratios)} widths, now / before: median {np.median([one[0] for one in ratios]):.4f}\n"
+    return head + "".join(f"  {ratio:8.3f}  {name}\n" for ratio, name in (*ratios[:10], *ratios[-10:]))
 
 
-def texts(cases: Iterable[Case], trainers: Iterable[str]) -> dict[str, str]:
-    """Return name → text, of commands and of configurations."""
+def update_texts(cases: Iterable[Case], trainers: Iterable[str]) -> str:
+    """Store texts as they are now; return the names of those that have changed."""
     found = {case.name: ran(case)[1] for case in cases if case.text}
-    return found | {f"presets-{one}": "\n".join(printed(one).values()) for one in trainers}
-
-
-def update_texts(found: Mapping[str, str]) -> str:
-    """Store texts as they are now; return their names."""
-    TEXTS.mkdir(exist_ok=True)
+    found |= {f"presets-{one}": "\n".join(printed(one).values()) for one in trainers}
     changed = [name for name, now in found.items() if of_text(name, now)]
+    TEXTS.mkdir(exist_ok=True)
     for name in changed:
         (TEXTS / f"{name}.txt").write_text(found[name], encoding="utf-8")
     return f"texts that changed: {', '.join(changed) or 'none'}\n"
@@ -270,30 +254,44 @@ def main(arguments: list[str]) -> int:
     if given.update_intervals:
         say(update_intervals([case for case in cases if case.numbers]))
     if given.update_texts:
-        say(update_texts(texts(cases, trainers)))
+        say(update_texts(cases, trainers))
     if given.update_intervals or given.update_texts:
         return 0
-    found: dict[str, list[str]] = {}
-    for case in cases:
-        if case.numbers and "values" in layers:
-            found[f"values of {case.name}"] = of_values(case)
-        if case.numbers and "intervals" in layers:
-            found[f"intervals of {case.name}"] = of_intervals(case)
-    if "texts" in layers:
-        found |= {name: of_text(name, now) for name, now in texts(cases, trainers).items()}
-    if "configuration" in layers:
-        found |= {f"configuration of {one}": of_configuration(one) for one in trainers}
-    if "logged" in layers:
-        found |= {f"logged of {name}": of_logged(name) for name in dumps or DUMPS}
-    for name, lines in found.items():
-        if lines:
+    wrong = []
+    for layer, name, check in checks(cases, trainers, dumps or DUMPS):
+        if layer in layers and (lines := tried(check)):
             more = [f"… and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
-            say("\n".join((f"== {name}: {len(lines)} lines", *lines[:SHOWN], *more)) + "\n")
+            say("\n".join((f"== {layer} of {name}: {len(lines)} lines", *lines[:SHOWN], *more)) + "\n")
+            wrong.append(f"{layer} of {name}")
     if "values" in layers:
         say(new_names([case for case in cases if case.numbers]))
-    wrong = [name for name, lines in found.items() if lines]
     say(f"{time.monotonic() - begin:.0f} s; what differs: {', '.join(wrong) or 'nothing'}\n")
     return int(bool(wrong))
+
+
+def checks(
+    cases: Iterable[Case], trainers: Iterable[str], dumps: Iterable[str]
+) -> Iterator[tuple[str, str, Callable[[], list[str]]]]:
+    """Yield layer, name, and the function that returns what differs there."""
+    for case in cases:
+        if case.numbers:
+            yield "values", case.name, partial(of_values, case)
+            yield "intervals", case.name, partial(of_intervals, case)
+        if case.text:
+            yield "texts", case.name, partial(of_output, case)
+    for trainer in trainers:
+        yield "texts", f"presets-{trainer}", partial(of_presets, trainer)
+        yield "configuration", trainer, partial(of_configuration, trainer)
+    for dump in dumps:
+        yield "logged", dump, partial(of_logged, dump)
+
+
+def tried(check: Callable[[], list[str]]) -> list[str]:
+    """Return what differs, or the error of a command that does not run any more."""
+    try:
+        return check()
+    except RuntimeError as error:
+        return [f"fails    {error}"]
 
 
 if __name__ == "__main__":
