@@ -23,7 +23,6 @@ SECTIONS = {
     "padded": "Against the way trainers compute it",
     "memory": "Memory",
     "complexity": "Growth",
-    "tallies": "Tally files",
     "startup": "Start-up",
     "writer": "Writing a dump",
     "page": "The page in a browser",

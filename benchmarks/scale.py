@@ -8,26 +8,21 @@ from typing import Any
 SIZES = {"10⁹": 1e9, "10¹²": 1e12, "10¹⁴": 1e14}
 CORES = 64
 """Cores of the machine that the page assumes."""
-PIECE = 1e10
-"""Tokens per task."""
 
 
 def costs(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Compute every number of the page; empty without a measured analysis, None for other gaps."""
     if "peers" not in found:
         return {}
-    peers, memory, tallies, gpu = (_result(found, name) for name in ("peers", "memory", "tallies", "gpu"))
+    peers, memory, gpu = (_result(found, name) for name in ("peers", "memory", "gpu"))
     core, disk = peers["tokens"] / peers["seconds"]["analyze"]["cpu"], peers["bytes"] / peers["tokens"]
     return {
         "core": core,
         "disk": disk,
         "read_per_core": core * disk,
         "cores": CORES,
-        "piece": PIECE,
         "cpu": found["peers"]["machine"]["cpu"],
         "memory": max(row.get("together") or row["peak"] for row in memory["rows"]) if memory else None,
-        "tally": max(row["tally_bytes"] for row in tallies["rows"]) if tallies else None,
-        "merge": tallies.get("merge_seconds"),
         "gpu": _gpu(gpu) if gpu else None,
         "rows": [_row(name, tokens, core, disk) for name, tokens in SIZES.items()],
     }
@@ -55,5 +50,4 @@ def _row(name: str, tokens: float, core: float, disk: float) -> dict[str, Any]:
         "machine_hours": hours / CORES,
         "machines": max(1, -int(-hours // CORES)),
         "per_second": tokens * disk / 3600,
-        "pieces": max(1, -int(-tokens // PIECE)),
     }

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from offpol_diag.analysis import readout, tally_file
+from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.study import Study, observe, refuse_steps
@@ -103,7 +103,6 @@ def examine(
     device: str = "auto",
     seed: int = 0,
     sequences: Path | None = None,
-    tally: Path | None = None,
     progress: Progress | None = None,
     engine: str = "local",
     threads: int | None = None,
@@ -123,11 +122,10 @@ def examine(
             for each task.
         seed: of the bootstrap.
         sequences: where to write one row per sequence (Parquet), or None.
-        tally: where to write the tally, to be merged with those of other pieces (`analysis.merge`), or None.
         progress: called as rows are done.
         engine: where it runs, one of `ENGINES`.
         threads: how many compute; None for one per core. The numbers are the same to the last bit.
-        against: a preset whose drops are compared with those of each other one; it excludes `tally`.
+        against: a preset whose drops are compared with those of each other one.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
         every_log: whether to compute what the trainer of every preset logs, or only what somebody reads: of
             the presets that can be recommended, and of the trainer.
@@ -143,8 +141,7 @@ def examine(
     study = Study.of(dump.info.columns, presets, group_by, seed)
     if not every_log:
         study = study.logging_for(trainer or named_in(dump.info.provenance))
-    # pieces of a dump that are merged keep the same values only if their hashes choose them
-    kept = () if tally else tuple(_kept(dump, group_by))
+    kept = tuple(_kept(dump, group_by))
     study = replace(study, against=against, by_step=tuple(by_step), kept=kept, lag_0=lag_0)
     choice = chosen_devices(engine, device, kernels.worth_a_gpu(dump.tokens, len(study.presets)))
     # workers of a cluster have no machine code in their folders
@@ -163,11 +160,6 @@ def examine(
     notes = (MADE,) if found.rewards else ()
     facts = readout.facts(dump, seen, (*notes, *map(largest_groups, kept)))
     run = record(runs, study, facts)
-    if tally:
-        settings = tally_file.Settings.of(study, presets, facts.columns)
-        piece = tally_file.Piece.of(dump, seen, found, facts, run)
-        whole = tally_file.TallyFile("", settings, (tally_file.Held("", piece),), seen)
-        tally_file.write(tally, whole)
     return Examined(study, seen, presets, facts, run)
 
 

@@ -86,7 +86,6 @@ def analyze(
     presets: Presets | None = None,
     trainer: str | None = None,
     sequences: File | None = None,
-    tally: File | None = None,
     by_step: Sequence[str] = (),
     group_by: Sequence[str] = (),
     preset_file: File | None = None,
@@ -104,7 +103,6 @@ def analyze(
             "all" for every preset.
         trainer: whose configuration is printed with the recommendation.
         sequences: where to write a row per sequence (Parquet), which `Report.sequences` then reads.
-        tally: where to write the tally, to be merged with those of other pieces.
         by_step: names of numbers, ours or as logged, to be had for every training step too.
         group_by: columns to break the numbers down by.
         preset_file: presets of your own (docs/preset-files.md).
@@ -119,16 +117,15 @@ def analyze(
         OffpolError: the input cannot be read, or an argument cannot be used; with a hint.
     """
     request = _asked(requests.Analyze, locals())
-    for name, path in {"sequences": request.sequences, "tally": request.tally}.items():
-        if path is not None:
-            require_writable(name, path)
+    if request.sequences is not None:
+        require_writable("sequences", request.sequences)
     with sources(what) as (paths, label):
         found = labelled(commands.analyze(paths, request), label)
     rows: Callable[[], pl.LazyFrame] | None = None
     if request.sequences is not None:
         rows = partial(_scanned, request.sequences.absolute())
     elif not label and "-" not in paths:
-        again = request.model_copy(update={"progress": None, "tally": None})
+        again = request.model_copy(update={"progress": None})
         rows = partial(_read_again, [_absolute(one) for one in paths], again)
     return Report(found, rows)
 

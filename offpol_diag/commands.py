@@ -41,7 +41,7 @@ def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) 
     trainer, floors = trainer_of(request), floors_of(request)
     chosen = presets_of(request, say, ALL)
     more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "trainer": trainer or ""}
-    more |= {"sequences": request.sequences, "tally": request.tally}
+    more["sequences"] = request.sequences
     dump = opened(paths, request)
     found = examined(dump, request, chosen, say, every_log=request.presets is not None, **more)
     return within(advised(found, "analyze", trainer), floors)
@@ -123,20 +123,6 @@ def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> C
     known, trainer, curves = catalogue(request, say), trainer_of(request), read(request.logged)
     found = checked(opened(paths, request), curves, known, trainer, request.preset)
     return found.model_copy(update={"logged": [str(one) for one in request.logged]})
-
-
-def merge(tallies: Sequence[Path], request: requests.Merge) -> Result:
-    """Merge the tallies of pieces of a dump, and write the merged one where that is asked for."""
-    from offpol_diag.advice.recommend import advised as with_advice
-    from offpol_diag.analysis import merge as pieces
-    from offpol_diag.analysis import tally_file
-
-    trainer = trainer_of(request)
-    whole = pieces.merge(tallies)
-    summary = with_advice(pieces.summary(whole), trainer)
-    if request.tally is not None:
-        tally_file.write(request.tally, whole)
-    return summary
 
 
 def sweep(paths: Sequence[str], request: requests.Sweep, say: Say = silent) -> Result:

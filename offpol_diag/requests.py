@@ -154,24 +154,17 @@ class Texts(Fields):
     """Show tokens as text: the tokenizer.json of the model (package tokenizers)."""
 
 
-class Pieces(Fields):
-    """Sums to be merged, and a report that is written unless it is declined."""
-
-    no_html: bool = opt(False, "", WRITE, only=SHELL)
-    """Write no HTML report."""
-    tally: Path | None = opt(None, "FILE.tally", WRITE)
-    """Write the sums that all numbers are made of, for `offpol-diag merge`."""
-
-
 # ---------------------------------------------------------------- what each command is asked
 
 
-class Analyze(Texts, Pieces, Written, ForTrainer, Grouped, Expected, OwnPresets, Computed):
+class Analyze(Texts, Written, ForTrainer, Grouped, Expected, OwnPresets, Computed):
     """What `analyze` is asked."""
 
     presets: Any = opt(None, "all|NAME,NAME", READ, env=True)
     """Corrections to evaluate; `offpol-diag presets` lists them. All by default; what a trainer logs is then
     computed only for its own presets and what can be recommended, with `all` for every preset."""
+    no_html: bool = opt(False, "", WRITE, only=SHELL)
+    """Write no HTML report."""
     strict: bool = opt(False, only=SHELL)
     """Exit with 1 where the verdict is a bug."""
     by_step: Names = opt((), only=PYTHON)
@@ -293,13 +286,6 @@ class Rescore(Written, ReadDump):
     """Exit with 1 where a side is not reproduced."""
 
 
-class Merge(Pieces, Written, ForTrainer, Request):
-    """What `merge` is asked."""
-
-    tallies: tuple[Path, ...] = opt(..., "TALLY.json", only=SHELL)
-    """What `analyze --tally` wrote, of every piece once, in the dump's order."""
-
-
 class Convert(Read):
     """What `convert` is asked."""
 
@@ -340,8 +326,8 @@ class Report(Texts, Drawn, Request):
     """What --json wrote; - is stdin."""
 
 
-COMMANDS = (Analyze, Check, Compare, Convert, Doctor, Gate, Merge, Presets, Recover, Report, Rescore, Sweep)
+COMMANDS = (Analyze, Check, Compare, Convert, Doctor, Gate, Presets, Recover, Report, Rescore, Sweep)
 MODELS: Mapping[str, type[Request]] = {model.__name__.lower(): model for model in COMMANDS}
 """Command → what it is asked."""
-ARGUMENTS = ("dump", "tallies", "source", "name", "path", "result")
+ARGUMENTS = ("dump", "source", "name", "path", "result")
 """Fields that are words of the command line without a flag."""

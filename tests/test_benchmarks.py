@@ -35,7 +35,6 @@ import rounds
 import run
 import scale
 import startup
-import tallies
 import threads
 import torch
 
@@ -637,17 +636,6 @@ def test_a_gpu_that_finds_other_numbers_fails(path, monkeypatch):
         gpu.end_to_end(gpu.Bench(path, "cuda:0", (), 1), 1)
 
 
-def test_a_merge_is_what_each_further_tally_adds(monkeypatch):
-    timed(monkeypatch, {"one": 1, "all": 2})
-    monkeypatch.setattr(tallies, "merge", lambda paths: None)
-    monkeypatch.setattr(peak, "offpol_diag", lambda *given: Path(given[-1]).write_bytes(bytes(7)))
-
-    found = tallies.measure(part.Given(sequences=80, rounds=1))
-
-    assert found["merge_seconds"] == 2
-    assert [(row["sequences"], row["tally_bytes"]) for row in found["rows"]] == [(10, 7), (80, 7)]
-
-
 def test_memory_is_measured_of_every_shape_and_of_one_large_row_group(monkeypatch):
     seen = []
 
@@ -758,4 +746,3 @@ def test_scale_is_reckoned_from_the_seconds_of_processor():
     assert row["machines"] == 9  # 8.68 of them
     assert row["disk"] == 13e12
     assert row["per_second"] == pytest.approx(13e12 / 3600)
-    assert row["pieces"] == 100

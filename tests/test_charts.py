@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze, examine, opened
 from offpol_diag.engine import charts, tails
 from offpol_diag.engine.tails import Tail
@@ -333,20 +332,14 @@ def test_a_long_response_is_cut_to_where_most_of_its_k3_is(tmp_path):
 # ---------------------------------------------------------------- merging and bounds
 
 
-def test_pieces_and_batches_merge_to_the_same_numbers(tmp_path):
+def test_batches_merge_to_the_same_numbers(tmp_path):
     rows = rows_of(0.5, 8, 132, steps=66)
     whole = oracles.write(rows, tmp_path / "whole.parquet")
-    paths = []
-    for i, cut in enumerate((slice(0, 41), slice(41, 91), slice(91, 132))):
-        paths.append(tmp_path / f"{i}.tally")
-        analyze([oracles.write(rows[cut], tmp_path / f"{i}.parquet")], presets=(), tally=paths[-1])
 
     one, few = (analyze([whole], presets=(), batch_tokens=tokens) for tokens in (1 << 18, 1500))
-    merged = summary(merge(paths))
 
-    for other in (few, merged):
-        same(one.charts.model_dump(), other.charts.model_dump())
-        assert one.worst == other.worst
+    same(one.charts.model_dump(), few.charts.model_dump())
+    assert one.worst == few.worst
     steps = one.charts.steps  # two to a group
     assert (len(steps.first), steps.first[:2], steps.last[:2]) == (33, [0, 2], [1, 3])
 

@@ -317,7 +317,7 @@ def test_a_bad_value_in_a_file_names_the_file(text, words, dump):
     assert_refused(run("compare", dump), words)
 
 
-def test_a_trainer_in_a_file_is_that_of_analyze_and_merge_and_leaves_sweep_alone(dump):
+def test_a_trainer_in_a_file_is_that_of_analyze_and_leaves_sweep_alone(dump):
     Path("offpol-diag.toml").write_text("for = 'verll'")
 
     assert_refused(run("analyze", dump), "error: offpol-diag.toml: for: ")
@@ -466,10 +466,8 @@ def test_reports_of_every_command_are_drawn_again_whatever_the_files_say_of_them
     pq.write_table(table, "a.parquet")
     pq.write_table(table.slice(48), "b.parquet")
     quick = ("--presets", "token_is,seq_is", "--quiet")
-    assert run("analyze", "b.parquet", *quick, "--no-html", "--tally", "b.tally").exit_code == 0
     for command in (
-        ("analyze", "a.parquet", *quick, "--tally", "a.tally"),
-        ("merge", "a.tally", "b.tally"),
+        ("analyze", "a.parquet", *quick),
         ("compare", "a.parquet", *quick),
         ("compare", "a.parquet", "b.parquet"),
         ("sweep", "a.parquet", "--preset", "token_is"),

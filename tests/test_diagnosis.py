@@ -16,7 +16,6 @@ from faults import Policy, anew, capped, colder, dump, joined
 from faults import responses as sampled
 from scipy import stats
 
-from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.diagnosis import laws
@@ -312,13 +311,6 @@ def test_the_diagnosis_does_not_depend_on_how_the_dump_is_cut(tmp_path):
     given = FAULTS["retokenization"](columns("stale"))
     whole = diagnosed(tmp_path / "d.parquet", given)
     assert diagnosed(tmp_path / "d.parquet", given, batch_tokens=12_000) == whole
-
-    pieces = []
-    for i in range(3):
-        piece = {key: value[i * 171 : (i + 1) * 171] for key, value in given.items()}
-        pieces.append(tmp_path / f"{i}.tally")
-        analyze([write(tmp_path / f"{i}.parquet", piece)], presets=(), tally=pieces[-1])
-    assert summary(merge(pieces)).diagnosis == whole
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.15])

@@ -403,17 +403,14 @@ def test_commands_leave_plotly_out_with_no_explore(name, tmp_path):
     assert 'id="plotly"' not in page.read_text()
 
 
-def test_report_check_and_merge_leave_plotly_out_too(tmp_path, monkeypatch):
+def test_report_and_check_leave_plotly_out_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result("healthy").to_json("a.json")
     rows = [{"step": step, "rollout_corr/kl": 1.0} for step in range(9)]
     Path("logged.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    analyze = ["analyze", str(sample("healthy")), "--presets", "token_is", "--no-html", "-q"]
-    CliRunner().invoke(app, [*analyze, "--tally", "a.tally"])
     for command in (
         ["report", "a.json"],
         ["check", str(sample("healthy")), "--logged", "logged.jsonl"],
-        ["merge", "a.tally"],
     ):
         for more in ([], ["--no-explore"]):
             CliRunner().invoke(app, [*command, "--out", "a.html", "-q", *more])

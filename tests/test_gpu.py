@@ -195,9 +195,8 @@ def test_a_gpu_has_the_numbers_of_a_cpu(device, lacking, dump, tmp_path):
     path = str(tmp_path / "dump.parquet")
     pq.write_table(pq.read_table(dump).drop_columns(lacking), path, row_group_size=16)
     here = with_own(numbers(analyze([path], presets=kinds.EACH, device="cpu")))
-    files = {"sequences": tmp_path / "sequences.parquet", "tally": tmp_path / "a.tally"}
     with present("cuda"):
-        summary = analyze([path], presets=kinds.EACH, device=device, **files)
+        summary = analyze([path], presets=kinds.EACH, device=device, sequences=tmp_path / "sequences.parquet")
     there = with_own(numbers(summary))
 
     assert summary.run.device == "cuda:0"

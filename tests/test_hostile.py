@@ -234,7 +234,6 @@ NAMES = {
     "a place": ("report", "now.json", "-o", "no/{}"),
     "a device": ("analyze", "-q", "--no-html", "--device", "{}"),
     "threads": ("analyze", "-q", "--no-html", "--threads", "{}"),
-    "a tally": ("merge", "{}"),
 }
 
 
@@ -259,7 +258,6 @@ KEYS = {
     "a bound's key": ("g.toml", '[[bound]]\nname="{0}"\n"{0}"=1', ("gate", "now.json", "--gates", "g.toml")),
     "a result": ("r.json", '{{"{}": 1}}', ("report", "r.json")),
     "a key of a result": ("r.json", '{{"format": 2, "{}": 1}}', ("report", "r.json")),
-    "a tally": ("t.json", '{{"format": 1, "offpol_diag": "{0}", "{0}": 1}}', ("merge", "t.json")),
 }
 
 
@@ -297,7 +295,6 @@ UNBOUNDED = {
     "the name of a dump": ("analyze", "-q", "n" * 300 + ".parquet", "--no-html"),
     "the name of a result": ("report", "n" * 300 + ".json"),
     "the name of a report": ("report", "now.json", "-o", "n" * 300 + ".html"),
-    "the name of a tally": ("analyze", "-q", "--no-html", "--tally", "n" * 300),
     "the name of rows": ("analyze", "-q", "--no-html", "--sequences", "n" * 300),
     "the name of a gate file": ("gate", "now.json", "--gates", "n" * 300),
     "the name of a preset file": ("presets", "--preset-file", "n" * 300),
@@ -368,7 +365,6 @@ READ_WHOLE = {
     "a baseline": ("gate", "now.json", "--baseline", "{}"),
     "a gate file": ("gate", "now.json", "--gates", "{}"),
     "a preset file": ("presets", "--preset-file", "{}"),
-    "a tally": ("merge", "{}"),
 }
 
 
@@ -383,8 +379,6 @@ def test_devices_pipes_and_directories_are_not_read(args: tuple[str, ...], fifo:
 def test_files_that_are_too_large_are_not_read(
     args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if args[0] == "merge":
-        monkeypatch.setattr("offpol_diag.analysis.tally_file.MOST_BYTES", 4096)
     monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
     monkeypatch.setattr(sys.modules["offpol_diag.gate.bounds"], "MOST_TOML", 4096)
     monkeypatch.setattr("offpol_diag.result.whole.MOST_RESULT", 4096)
@@ -419,9 +413,7 @@ def test_deep_nesting_is_no_toml(
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 2, "dump": ' * 900 + "1" + "}" * 900])
-@pytest.mark.parametrize(
-    "args", [("report", "d.json"), ("gate", "d.json", "--max", "k3=1"), ("merge", "d.json")]
-)
+@pytest.mark.parametrize("args", [("report", "d.json"), ("gate", "d.json", "--max", "k3=1")])
 def test_deep_nesting_is_no_result(text: str, args: tuple[str, ...]) -> None:
     Path("d.json").write_text(text)
     refused(run(*args))
@@ -441,8 +433,7 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
         of = {"html": "page.page", "markdown": "markdown.markdown"}[fails]
         monkeypatch.setattr(f"offpol_diag.report.{of}", fail)
     wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
-    more = ("--sequences", "rows.parquet", "--tally", "r.tally")
-    ran = run("analyze", *wanted, *more)
+    ran = run("analyze", *wanted, "--sequences", "rows.parquet")
     assert ran.exit_code == 2
     assert files() == ["now.json"]
     monkeypatch.undo()
@@ -450,11 +441,9 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
 
 def test_all_files_of_a_run_appear() -> None:
     wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
-    more = ("--sequences", "rows.parquet", "--tally", "r.tally")
-    ran = run("analyze", *wanted, *more)
+    ran = run("analyze", *wanted, "--sequences", "rows.parquet")
     assert ran.exit_code == 0, ran.output
-    assert files() == ["now.json", "r.html", "r.json", "r.md", "r.tally", "rows.parquet"]
-    assert "tally   r.tally" in ran.stdout
+    assert files() == ["now.json", "r.html", "r.json", "r.md", "rows.parquet"]
 
 
 def test_of_two_files_none_appears_where_one_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

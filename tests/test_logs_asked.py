@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from offpol_diag.analysis import merge
 from offpol_diag.analyze import analyze
 
 SAMPLE = Path(__file__).parents[1] / "sample_data" / "healthy.parquet"
@@ -32,8 +31,6 @@ def logged(summary):
     ],
     ids=["every log", "slime", "areal", "that of the provenance"],
 )
-def test_logs_that_nobody_reads_are_left_out_and_named(tmp_path, how, found, left_out):
-    tally = tmp_path / "healthy.tally"
-    summary = analyze([str(SAMPLE)], presets=NAMES, tally=tally, **how)
+def test_logs_that_nobody_reads_are_left_out_and_named(how, found, left_out):
+    summary = analyze([str(SAMPLE)], presets=NAMES, **how)
     assert logged(summary) == (found, left_out)
-    assert logged(merge.summary(merge.merge([tally]))) == (found, left_out), "as the tally was asked for"

@@ -82,12 +82,12 @@ def test_a_preset_file_is_not_written_over():
 
 
 def test_links_are_followed_and_modes_kept():
-    names = ("rows.parquet", "piece.tally", "page.html", "r.json")
+    names = ("rows.parquet", "page.html", "r.json")
     for name in names:
         Path(f"real-{name}").touch(mode=0o600)
         Path(name).symlink_to(f"real-{name}")
     Path("new.md").symlink_to("not-yet.md")
-    out = "--sequences rows.parquet --tally piece.tally -o page.html --json r.json --md new.md"
+    out = "--sequences rows.parquet -o page.html --json r.json --md new.md"
     assert run("analyze", "dumps", *FEW, *out.split()).exit_code == 0
 
     for name in names:
@@ -117,9 +117,9 @@ def test_a_dump_follows_links_and_keeps_the_mode():
 
 def test_a_directory_that_is_read_only_is_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    ran = run("analyze", "dumps", *FEW, "--no-html", "--tally", "a.tally")
+    ran = run("analyze", "dumps", *FEW, "--no-html", "--json", "a.json")
     assert (ran.exit_code, sorted(one.name for one in Path().iterdir())) == (2, ["dumps", "now.json"])
-    assert "a.tally: cannot be written (its directory is read-only)" in ran.stderr
+    assert "a.json: cannot be written (its directory is read-only)" in ran.stderr
 
 
 @pytest.mark.parametrize("error", [MemoryError("Unable to allocate"), RuntimeError("can't allocate memory")])
@@ -203,8 +203,7 @@ def test_a_closed_stdout_is_an_error_and_no_file_appears():
 
 WRITES = "-o out.html --json out.json --md out.md"
 LINES = {
-    "analyze": f"analyze a.parquet --presets token_is {WRITES} --tally out.tally --sequences out.parquet",
-    "merge": f"merge a.tally {WRITES}",
+    "analyze": f"analyze a.parquet --presets token_is {WRITES} --sequences out.parquet",
     "compare": f"compare a.parquet --presets token_is,seq_is {WRITES}",
     "sweep": f"sweep a.parquet --preset token_is {WRITES}",
     "gate": f"gate a.parquet --max k3=1 {WRITES} --junit out.xml",
@@ -232,7 +231,7 @@ def given(tmp_path_factory):
         writer.write(rollout_log_probs=logs, old_log_probs=[[x - 0.01 for x in row] for row in logs], step=1)
     (place / "rows.jsonl").write_text('{"rollout_log_probs": [-1.0], "old_log_probs": [-1.5]}\n' * 99)
     (place / "curves.jsonl").write_text('{"_step": 1, "sampling/sampling_logp_difference/mean": 0.1}')
-    first = shlex.split("analyze a.parquet -q --no-html --presets token_is --json r.json --tally a.tally")
+    first = shlex.split("analyze a.parquet -q --no-html --presets token_is --json r.json")
     subprocess.run([*SCRIPT, *first], cwd=place, check=True)
     assert subprocess.run([sys.executable, "-c", LOSE], cwd=place).returncode == -signal.SIGKILL
     return place

@@ -167,7 +167,7 @@ def test_a_near_word_is_suggested_for_a_name_and_for_a_value():
         ({"seed": "7"}, {"seed": 7}),
         ({"columns": "rollout=a, old=b"}, {"columns": {"rollout": "a", "old": "b"}}),
         ({"group_by": "host, env"}, {"group_by": ["host", "env"]}),
-        ({"tally": "a.tally"}, {"tally": api.Path("a.tally")}),
+        ({"sequences": "a.parquet"}, {"sequences": api.Path("a.parquet")}),
         ({"align": ["full", "shift=1"]}, {"align": "full,shift=1"}),
     ],
 )

@@ -262,12 +262,6 @@ def test_of_equally_large_groups_the_first_in_order_are_listed(tmp_path):
     assert dump.largest("host", 1500) is None
 
 
-def test_pieces_that_are_to_be_merged_keep_the_values_that_hashes_choose(tmp_path):
-    found = analyze(crowd(tmp_path), group_by=["host"], device="cpu", tally=tmp_path / "a.tally")
-    assert not any("largest groups" in note for note in found.dump.notes)
-    assert found.axes["host"].left_out == 1100
-
-
 def test_the_command_says_which_groups_are_listed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = CliRunner().invoke(app, ["doctor", crowd(tmp_path), "--group-by", "host"])

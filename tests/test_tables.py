@@ -287,13 +287,6 @@ def test_each_command_writes_each_table_as_csv(command, dump, tmp_path):
     equal_to_its_frames(again, data)
 
 
-def test_merged_tallies_are_written_as_csv(dump, tmp_path):
-    tally = tmp_path / "a.tally"
-    done("analyze", dump, "--presets", "token_is", "--no-html", "--tally", tally, *ONE)
-    done("merge", tally, "--no-html", "--json", tmp_path / "r.json", "--csv", tmp_path / "tables")
-    equal_to_its_frames(tmp_path / "tables", tables(load(tmp_path / "r.json")))
-
-
 def test_check_writes_its_curves_as_csv_and_so_does_its_report(curves, tmp_path):
     to = ("--json", tmp_path / "c.json", "--csv", tmp_path / "tables")
     done("check", SAMPLES[0], "--logged", curves, "--trainer", "trl", *to)

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.cli.other import convert, presets, recover
-from offpol_diag.cli.results import analyze, check, compare, doctor, gate, merge, report, rescore, sweep
+from offpol_diag.cli.results import analyze, check, compare, doctor, gate, report, rescore, sweep
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     analyze,
@@ -24,7 +24,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     convert,
     doctor,
     gate,
-    merge,
     presets,
     recover,
     report,

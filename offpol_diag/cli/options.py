@@ -15,7 +15,7 @@ from offpol_diag import options
 from offpol_diag.cli.running import require_addresses
 from offpol_diag.cli.settings import settings
 from offpol_diag.options import PYTHON, Option, Request
-from offpol_diag.requests import ARGUMENTS, MODELS, WRITE, Merge, ReadDump
+from offpol_diag.requests import ARGUMENTS, MODELS, WRITE, ReadDump
 
 LAST = ("quiet", "verbose")
 """Options at the end of the help."""
@@ -116,7 +116,7 @@ def request_of(command: str, context: Any) -> Request:
         OffpolError: there is too little memory for what the command imports.
     """
     model = MODELS[command]
-    if issubclass(model, ReadDump | Merge):
+    if issubclass(model, ReadDump):
         require_addresses()
     rows = options.options(model, PYTHON)
     given, places = {}, {name: flags(name, option)[0] for name, option in rows.items()}

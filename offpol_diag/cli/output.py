@@ -281,8 +281,6 @@ def tables_of(result: Result | Checked) -> Mapping[str, Data]:
     return tables(result)  # type: ignore[arg-type]
 
 
-STAGED = {"sequences": ("Parquet", "rows.parquet"), "tally": ("a tally", "piece.tally")}
-"""Files that the analysis itself writes → what they hold, and an example of their name."""
 SOURCES = ("preset_file", "floors", "tokenizer", "gates")
 """Fields of requests that name files that are read."""
 
@@ -292,12 +290,12 @@ class Outputs:
     """What is written of a result.
 
     Args:
-        targets: one of `FORMS`, `sequences` or `tally` → its file, or `-` for stdout.
+        targets: one of `FORMS`, or `sequences` → its file, or `-` for stdout.
         csv: folder of a CSV file for each table, or None.
         explore: whether a page carries plotly, to draw its charts large.
         quiet: whether remarks are left out.
         sources: files that are read, which no file may replace.
-        staged: `sequences` and `tally`, where asked for, → the file that the analysis is to write.
+        staged: `sequences`, where asked for, → the file that the analysis is to write.
     """
 
     targets: Mapping[str, Path]
@@ -317,7 +315,7 @@ class Outputs:
         given: dict[str, Any] = {"out": html} | {name: one for name, one in request if one is not None}
         if given.get("no_html"):
             del given["out"]
-        named = {name: given[name] for name in (*FORMS, *STAGED) if given.get(name)}
+        named = {name: given[name] for name in (*FORMS, "sequences") if given.get(name)}
         sources = (*sources, *(given[name] for name in SOURCES if name in given))
         made = cls(named, given.get("csv"), not given["no_explore"], request.quiet, sources, {})
         return replace(made, staged=made._checked())
@@ -332,15 +330,14 @@ class Outputs:
         if self.csv is not None:
             check_folder(self.csv)
         staged = {}
-        for name in self.targets.keys() & STAGED:
-            target, (form, example) = self.targets[name], STAGED[name]
+        if target := self.targets.get("sequences"):
             check_names(target)
             with _writing(target):
                 if not _replaceable(target):
-                    hint = f"name one: --{name} {example}"
-                    raise UsageError(f"--{name} {target}: {form} needs a file", hint)
+                    hint = "name one: --sequences rows.parquet"
+                    raise UsageError(f"--sequences {target}: Parquet needs a file", hint)
                 file = beside(target.resolve())
-            staged[name] = file.with_name(f"{file.name}{target.suffix}")
+            staged["sequences"] = file.with_name(f"{file.name}{target.suffix}")
         targets = list(self.targets.values())
         for target in targets:
             check(target, *self.sources)
@@ -377,7 +374,7 @@ class Outputs:
             write_all(texts | tables, staged, drawn)
         if self.quiet:
             return
-        for form in (*FORMS, *STAGED):
+        for form in (*FORMS, "sequences"):
             if self.targets.get(form, STDOUT) != STDOUT:
                 say_where(FORMS.get(form, form), self.targets[form], self.takes_stdout())
         if tables:

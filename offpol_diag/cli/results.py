@@ -32,10 +32,6 @@ def analyze(request: requests.Analyze) -> None:
     The HTML goes to offpol-diag-<name>.html in the working directory unless -o says otherwise. With --json -
     or --md - stdout holds that and nothing else. The exit code is 0 whatever the diagnosis, and with --strict
     1 where it is a bug.
-
-    To analyze a dump in pieces, on many machines, run this on each with --tally, then `offpol-diag merge` on
-    the tallies. Cut between training steps: methods that judge a token by its whole step (M2PO, Pareto
-    smoothing, advantages made of rewards) are exact only where each step lies whole in one piece.
     """
 
     def made(asked: requests.Analyze) -> Result:
@@ -233,22 +229,6 @@ def rescore(request: requests.Rescore) -> None:
         say_where("dump", to, STDOUT in (request.out, request.json_file, request.md))
     if request.strict and found.reference is not None and found.reference.odd:
         raise SystemExit(FAILED)
-
-
-def merge(request: requests.Merge) -> None:
-    """Pieces of a dump, analysed apart on any machines, as one report: the same as of one run over the whole.
-
-    The pieces must have been analysed alike: version, presets in full, columns, seed. A piece given twice is
-    refused. Methods that judge a token by its whole training step (M2PO, Pareto smoothing, advantages made of
-    rewards) need every step to lie whole in one piece. Where a step is torn, such presets are left out, with
-    a note; advantages made of rewards are refused.
-
-    The HTML goes to offpol-diag-merged.html in the working directory unless -o says otherwise. With --tally
-    the merged tally is written as well, to be merged with others.
-    """
-    from offpol_diag import commands
-
-    drawn(request, partial(commands.merge, request.tallies), *request.tallies, html=default_html(["merged"]))
 
 
 def report(request: requests.Report) -> None:

@@ -67,19 +67,6 @@ def read(kept: Records, kind: type[M]) -> list[M]:
     return [kind(**row) for row in rows]
 
 
-def renumbered(kept: Records, rows: int) -> Records:
-    """Return records of sequences that are named by their row, where so many rows come before them."""
-    texts = []
-    for text in kept.table["record"].to_pylist():
-        record = json.loads(text)
-        number = record["sequence_id"]
-        if number.isdecimal() and len(number) < 20:
-            record["sequence_id"] = str(int(number) + rows)
-        texts.append(json.dumps(record))
-    table = kept.table.set_column(1, "record", pa.array(texts, pa.string()))
-    return Records.of(kept.most, table, seen=kept.seen)
-
-
 def sequences(context: BatchContext, drift: Drift) -> Records:
     """Find the sequences with the largest mean k3 above 0."""
     batch, columns = context.batch, gap.columns(context, drift)

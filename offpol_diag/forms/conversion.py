@@ -352,4 +352,4 @@ def _of_tokens(files: Sequence[Location], columns: Mapping[str, str], how: Mappi
         provenance=merged(part.provenance for part in parts),
         ignored=ignored(filled, plan),
     )
-    return replace(dump, info=info, remarks=tuple(notes), folder=folder, of_tokens=tuple(filled))
+    return replace(dump, info=info, remarks=tuple(notes), folder=folder)

@@ -135,7 +135,6 @@ class Dump:
         seen: what the latest pass has seen; complete when the pass has ended.
         remarks: what is to be said about how its files were made.
         folder: what keeps its temporary file alive, or None.
-        of_tokens: files of one row per token that it was made of.
     """
 
     info: DumpInfo
@@ -148,7 +147,6 @@ class Dump:
     _before: int = 0
     remarks: tuple[str, ...] = ()
     folder: object = field(default=None, compare=False, repr=False)
-    of_tokens: tuple[Part, ...] = ()
 
     def only(self, roles: Collection[str]) -> Dump:
         """Return the dump with some columns only, by canonical name; batches lack positions, turns and keys.

@@ -68,7 +68,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "--max": ("k3=0.1", "step:k3=1", "token_is.ess_tokens=0.5", "k3", "k3=", "=1", "k3=1=2"),
     "--min": ("k3=0.1", "ess_tokens=2", "k3=-1e400", "k3=0x1"),
     "--gates": ("g.toml", "p.toml", "r.json", "nosuch.toml"),
-    "--baseline": ("r.json", "t.tally", "a.parquet", "nosuch.json"),
+    "--baseline": ("r.json", "a.parquet", "nosuch.json"),
     "--tolerance": ("10%", "k3=1e-3", "10%+1", "-1%", "nan%", "k3=", "9" * 400 + "%"),
     "--only": ("k3", "k3,median:k3", "nosuch", ","),
     "--set": (
@@ -97,7 +97,6 @@ TARGETS = {
     "--json": "x.json",
     "--md": "x.md",
     "--sequences": "x.parquet",
-    "--tally": "x.tally",
     "--junit": "x.xml",
     "--csv": "tables",
 }
@@ -106,7 +105,6 @@ SOURCES = (
     "a.parquet",
     "b.parquet",
     "r.json",
-    "t.tally",
     "p.toml",
     "-",
     ".",
@@ -182,8 +180,6 @@ def files() -> dict[str, bytes]:
         "--no-html",
         "--json",
         "r.json",
-        "--tally",
-        "t.tally",
     )
     found = dumps | runner.written(way, dumps)
     return found | {"p.toml": PRESETS, "g.toml": GATES}
@@ -212,7 +208,6 @@ def _sources(random: Random, name: str, odd: float) -> Sequence[str]:
         "compare": random.choice((("a.parquet",), ("a.parquet", "b.parquet"))),
         "convert": ("a.parquet", "--to=y.parquet"),
         "gate": (random.choice(("r.json", "a.parquet")), "--max=k3=1"),
-        "merge": ("t.tally",),
         "presets": random.choice(((), ("token_is",), ("own",))),
         "recover": ("y.parquet",),
         "report": ("r.json",),
@@ -264,7 +259,7 @@ def _disturbed(random: Random, words: list[str]) -> list[str]:
 
 def _renamed(random: Random) -> dict[str, str]:
     """Give a file an odd name."""
-    old = random.choice(("a.parquet", "r.json", "t.tally", "p.toml", "g.toml"))
+    old = random.choice(("a.parquet", "r.json", "p.toml", "g.toml"))
     return {old: _named(random, old)}
 
 

@@ -121,7 +121,7 @@ def _settings(random: Random) -> runner.Input:
     ways = (
         "analyze a.parquet --no-html --json r.json",
         "analyze a.parquet --no-html --presets token_is",
-        "analyze a.parquet --presets token_is --tally t.tally",
+        "analyze a.parquet --presets token_is -o r.html",
         "gate base.json --max k3=1",
         "gate a.parquet --max k3=1 --md -",
         "compare --presets token_is,none",

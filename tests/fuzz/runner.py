@@ -432,21 +432,9 @@ def written(arguments: Sequence[str], files: Mapping[str, bytes] = {}) -> dict[s
 
 
 def _steady(text: bytes) -> bytes:
-    """Remove the times and the memory of a result or a tally, which differ from run to run."""
-    if text.startswith(b"offpol-diag tally"):
-        return _steady_tally(text)
+    """Remove the times and the memory of a result, which differ from run to run."""
     text = re.sub(rb'("peak_rss_bytes": ?)\d+', rb"\g<1>1000000", text)
     return re.sub(rb'("seconds": ?\{)[^}]*\}', rb'\1"total": 1.0}', text)
-
-
-def _steady_tally(data: bytes) -> bytes:
-    import pyarrow as pa
-
-    from offpol_diag.analysis import tally_file
-
-    table = pa.ipc.open_stream(data.partition(b"\n")[2][tally_file.DIGEST :]).read_all()
-    about = _steady(table.schema.metadata[b"about"])
-    return tally_file.framed(tally_file.streamed(table.replace_schema_metadata({"about": about}), "zstd"))
 
 
 def dump(rows: int = 6, step: int = 1, longest: int = 9) -> bytes:
