@@ -1,4 +1,4 @@
-"""Measure the size of the sample dumps' pages, and how soon Chromium shows them and draws a chart large.
+"""Measure the size of the sample dumps' pages, and how soon Chromium shows them.
 
 python benchmarks/page.py [--rounds N] [--write]
 """
@@ -38,20 +38,10 @@ SEEN = """(() => {
   return Object.values(ends).every(one => one > 0) && ends
 })()"""
 WIDTHS = (1400, 390)
-OPEN = """(() => {
-  performance.clearMarks()
-  window.asked = performance.now()
-  document.querySelectorAll('.ex')[%d].click()
-})()"""
-OPENED = "performance.getEntriesByName('explored')[0]?.startTime - window.asked || 0"
 
 
 def measure(given: part.Given) -> part.Result:
-    """Measure bytes, median milliseconds from navigation in a fresh context, and height with folds closed.
-
-    `without` is the size without plotly, `explore` the milliseconds from a click to a chart drawn large: the
-    first one, for which plotly is unpacked, and the next one.
-    """
+    """Measure bytes, median milliseconds from navigation in a fresh context, and height with folds closed."""
     from playwright.sync_api import sync_playwright
 
     load = os.getloadavg()[0]
@@ -60,11 +50,7 @@ def measure(given: part.Given) -> part.Result:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         pages = dict(_pages(Path(folder)))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        rows = [
-            {"page": name, "without": pages[name].with_suffix(".bare").stat().st_size}
-            | _shown(browser, path, given.rounds)
-            for name, path in pages.items()
-        ]
+        rows = [{"page": name} | _shown(browser, path, given.rounds) for name, path in pages.items()]
         found = {"rounds": given.rounds, "load": round(load, 1), "browser": browser.version, "rows": rows}
         browser.close()
     return found
@@ -75,8 +61,6 @@ def _pages(folder: Path) -> Iterator[tuple[str, Path]]:
         path = folder / f"{place}.html"
         command = [sys.executable, "-m", "offpol_diag", *given, "--html", str(path), "--quiet"]
         subprocess.run(command, cwd=SAMPLES, stdout=subprocess.DEVNULL, check=False)  # a failed gate is 1
-        command = [*command, "--no-explore", "--html", str(path.with_suffix(".bare"))]
-        subprocess.run(command, cwd=SAMPLES, stdout=subprocess.DEVNULL, check=False)
         yield name, path
 
 
@@ -91,9 +75,7 @@ def _shown(browser: Any, path: Path, rounds: int) -> dict[str, Any]:
         heights.append(page.evaluate("document.documentElement.scrollHeight"))
     page.close()
     found = {name: median(one[name] for one in taken) for name in taken[0]}
-    times = [_explored(browser, path) for _ in range(rounds)]
-    explore = {name: median(one[name] for one in times) for name in times[0]}
-    return {"bytes": path.stat().st_size, "ms": found, "heights": heights, "explore": explore}
+    return {"bytes": path.stat().st_size, "ms": found, "heights": heights}
 
 
 def _once(browser: Any, path: Path) -> dict[str, float]:
@@ -105,21 +87,6 @@ def _once(browser: Any, path: Path) -> dict[str, float]:
         page.evaluate("new Promise(requestAnimationFrame)")
     context.close()
     return dict(found)
-
-
-def _explored(browser: Any, path: Path) -> dict[str, float]:
-    context = browser.new_context(viewport={"width": WIDTHS[0], "height": 900})
-    page = context.new_page()
-    page.goto(path.as_uri())
-    found = {}
-    for place, name in enumerate(("first", "next")):
-        page.evaluate(OPEN % place)
-        while not (took := page.evaluate(OPENED)):
-            page.evaluate("new Promise(requestAnimationFrame)")
-        found[name] = took
-        page.keyboard.press("Escape")
-    context.close()
-    return found
 
 
 if __name__ == "__main__":

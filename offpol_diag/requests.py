@@ -130,12 +130,8 @@ class Drawn(Fields):
 
     out: Path | None = opt(None, "FILE", WRITE, "--out", "-o", "--html", only=SHELL)
     """Where the HTML report goes."""
-    no_explore: bool = opt(False, "", WRITE, env=True, only=SHELL)
-    """Leave out of the HTML what draws its charts large (plotly, 2 MB)."""
     md: Path | None = opt(None, "FILE|-", WRITE, only=SHELL)
     """Write Markdown; - is stdout."""
-    csv: Path | None = opt(None, "FOLDER", WRITE, only=SHELL)
-    """Write every table of the page as CSV into this folder, which is made if it is missing."""
     verbose: bool = opt(False, "", "", "--verbose", "-v", env=True, only=SHELL)
     """Every table, not the short answer."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from offpol_diag.errors import UsageError, did_you_mean
 from offpol_diag.number import Number, Numbers
@@ -23,8 +23,6 @@ from offpol_diag.result import (
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
-
-    from offpol_diag.frames import Data
 
 
 class Report:
@@ -95,17 +93,6 @@ class Report:
         """Return every known number by its gate name: `k3`, `token_is.ess_tokens`."""
         return {key: one.value for _, key, one in _numbers(self.summary) if one.value is not None}
 
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Names of the tables that `to_polars` returns: those of the page."""
-        return tuple(self._tables)
-
-    @cached_property
-    def _tables(self) -> dict[str, Data]:
-        from offpol_diag.report.tables import tables
-
-        return tables(self.summary)
-
     def sequences(self) -> pl.LazyFrame:
         """Return a row per sequence as a lazy frame: length, ΣΔ, and what each preset keeps of it.
 
@@ -120,21 +107,10 @@ class Report:
             raise UsageError(what, "call analyze with paths, or with sequences='rows.parquet'")
         return self._rows()
 
-    def to_polars(self, name: str | None = None) -> pl.DataFrame:
-        """Return a table of the page by its name in `tables`, at full precision; without one all numbers.
-
-        A number NAME of a table has its interval in NAME_low and NAME_high, where it has one. All numbers are
-        a row each, with preset (null for the dump's) and interval.
-
-        Raises:
-            UsageError: there is no such table.
-        """
+    def to_polars(self) -> pl.DataFrame:
+        """Return every number as a row, with preset (null for the dump's) and interval."""
         import polars as pl
 
-        if name is not None:
-            from offpol_diag.frames import chosen
-
-            return chosen(self._tables, name)
         floats, texts = ("value", "low", "high"), ("unit", "over", "formula", "unknown")
         rows = []
         for name, key, one in _numbers(self.summary):
@@ -149,41 +125,31 @@ class Report:
         """Return the published JSON, and write it to `path` if one is given."""
         return _saved(self.summary.to_json(), path)
 
-    def to_html(self, path: str | Path | None = None, *, explore: bool = True) -> str:
-        """Return the page, one file without links to others, and write it to `path` if one is given.
-
-        Args:
-            path: where to write it.
-            explore: whether the page carries plotly (2 MB), to draw its charts large.
-        """
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the page, one file without links to others, and write it to `path` if one is given."""
         from offpol_diag.report.page import page
 
-        return _saved(page(self.summary, explore), path)
+        return _saved(page(self.summary), path)
 
     @property
-    def figures(self) -> Mapping[str, go.Figure]:
-        """The charts of the page by name, as figures of plotly, each made when it is asked for."""
-        from offpol_diag.report.explore import Figures
+    def figures(self) -> tuple[str, ...]:
+        """Names of the charts that `figure` returns: those of the page."""
+        from offpol_diag.report.figures import pictures
 
-        return Figures(self.summary)
+        return tuple(pictures(self.summary))
 
-    def figure(
-        self, name: str, *, drift: str | None = None, theme: Literal["light", "dark"] = "light"
-    ) -> go.Figure:
+    def figure(self, name: str) -> go.Figure:
         """Return a chart of the page as a figure of plotly, with its finding as title.
 
         Args:
             name: its name in `figures` ("by_step").
-            drift: the pair of policies, where the result has the numbers: "rollout_old", "old_current" or
-                "total" (rollout → current); by default the one that the page draws.
-            theme: "light" or "dark".
 
         Raises:
-            UsageError: there is no such figure, or not of that drift.
+            UsageError: there is no such figure.
         """
-        from offpol_diag.report.explore import Figures
+        from offpol_diag.report.figures import figure
 
-        return Figures(self.summary).make(name, drift, theme)
+        return figure(self.summary, name)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """Return the report as Markdown for a pull request, and write it to `path` if one is given."""
@@ -191,51 +157,6 @@ class Report:
         from offpol_diag.report.markdown import markdown
 
         return _saved(markdown(answered(self.summary)), path)
-
-    def log_to(
-        self,
-        run: Any,
-        step: int | None = None,
-        prefix: str = "offpol/",
-        figures: bool | Sequence[str] = True,
-    ) -> None:
-        """Log every known number to an experiment tracker, and the charts to those that take figures.
-
-        W&B gets figures of plotly, MLflow HTML artifacts of them, trackio HTML.
-
-        Args:
-            run: a W&B or trackio run, or anything with `log(dict, step=)`; `mlflow`, or anything with
-                `log_metrics(dict, step=)`; a TensorBoard `SummaryWriter`, or anything with
-                `add_scalar(name, value, step)`.
-            step: the training step.
-            prefix: precedes each name.
-            figures: which charts, by their names in `figures`; all, or none.
-
-        Raises:
-            UsageError: `run` has none of these methods, or there is no such figure.
-        """
-        found: dict[str, Any] = {f"{prefix}{name}": value for name, value in self.values().items()}
-        tracker = getattr(run, "__name__", type(run).__module__).partition(".")[0]
-        if hasattr(run, "add_scalar"):
-            for name, value in found.items():
-                run.add_scalar(name, value, step)
-        elif hasattr(run, "log_metrics"):
-            made = self._chosen(figures) if tracker == "mlflow" else {}
-            run.log_metrics(found, step=step)
-            for name, figure in made.items():
-                run.log_figure(figure, f"{prefix}{name}{'' if step is None else f'_{step}'}.html")
-        elif hasattr(run, "log"):
-            made = self._chosen(figures) if tracker in ("wandb", "trackio") else {}
-            found |= {f"{prefix}{name}": _taken(tracker, figure) for name, figure in made.items()}
-            run.log(found, step=step)
-        else:
-            kind = f"{type(run).__name__} has no log, log_metrics or add_scalar"
-            raise UsageError(kind, "give a W&B or trackio run, mlflow, or a SummaryWriter")
-
-    def _chosen(self, names: bool | Sequence[str]) -> dict[str, go.Figure]:
-        """Return figures by name."""
-        every, chosen = self.figures, [names] if isinstance(names, str) else names
-        return {name: every[name] for name in (every if chosen is True else chosen or ())}
 
     def __repr__(self) -> str:
         """Return the verdict in one line."""
@@ -264,15 +185,6 @@ def _numbers(summary: Result) -> Iterator[tuple[str, str, Number]]:
     for preset in summary.presets:
         for name, one in summary.preset(preset).items():
             yield name, f"{preset}.{name}", one
-
-
-def _taken(tracker: str, figure: go.Figure) -> Any:
-    """Return a figure as a tracker takes it: W&B as it is, trackio as HTML."""
-    if tracker == "wandb":
-        return figure
-    import trackio
-
-    return trackio.Html(figure)
 
 
 def _saved(text: str, path: str | Path | None) -> str:

@@ -7,10 +7,9 @@ import re
 from offpol_diag.report import answered
 from offpol_diag.report import markdown as _markdown
 from offpol_diag.report import terminal as _terminal
-from offpol_diag.report.explore import explored as _explored
 from offpol_diag.report.page import page as html
 
-__all__ = ["explored", "html", "markdown", "read_back", "terminal", "unpacked"]
+__all__ = ["html", "markdown", "read_back", "terminal", "unpacked"]
 
 
 def markdown(result):
@@ -21,11 +20,6 @@ def markdown(result):
 def terminal(result, verbose=False, quiet=False):
     """Draw a result for stdout."""
     return _terminal.terminal(answered(result), verbose, quiet)
-
-
-def explored(result):
-    """Return every chart of a result's page."""
-    return _explored(result, answered(result))
 
 
 def unpacked(text):

@@ -10,13 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from drawn import html, markdown, terminal, unpacked
+from drawn import html, markdown, terminal
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.number import Number
 from offpol_diag.numerals import counted, minus, size, written
-from offpol_diag.presets import catalogue, formulas
 from offpol_diag.presets.candidates import CANDIDATES
 from offpol_diag.report import answered
 from offpol_diag.report.analyze import policies
@@ -25,8 +24,8 @@ from offpol_diag.report.columns import in_short
 from offpol_diag.report.diagnosis import checks
 from offpol_diag.report.markdown import LIMIT
 from offpol_diag.report.parts import parts
-from offpol_diag.report.presets import cards as browser
-from offpol_diag.report.presets import missing
+from offpol_diag.report.presets import COLUMNS, missing
+from offpol_diag.report.presets import presets as of_presets
 from offpol_diag.report.tokens import shade
 from offpol_diag.result import GateVerdict, Skipped, Worst, loads
 from tests.factory import (
@@ -41,6 +40,7 @@ from tests.factory import (
     preset,
     recommendation,
     unknown,
+    with_numbers,
     write,
 )
 
@@ -99,7 +99,7 @@ def forms(results):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", "3000")  # where nothing is broken or left out
             text = terminal(results[name], verbose=True)
-        page = html(results[name], False)
+        page = html(results[name])
         shown = re.sub(r"<(script|style).*?</\1>|<[^>]*>", "", page, flags=re.DOTALL)
         return {"terminal": text, "markdown": markdown(results[name]), "page": shown}
 
@@ -127,7 +127,7 @@ def test_every_form_says_the_verdict_the_cautions_the_facts_and_what_always_stan
 ):
     found = answered(results[name])
     tables = [one for one in found.tables if one.shown == "always"]
-    if form == "page":  # which has a browser of corrections
+    if form == "page":  # which has a table of all presets
         tables = [one for one in tables if one.id != "corrections"]
     cells = [shown(cell, True) for one in tables for row in (one.header, *one.rows) for cell in row]
     needed = [found.sentence, found.interval, found.more, *found.cautions, *of_facts(found.facts, form)]
@@ -301,48 +301,26 @@ def test_presets_that_need_a_column_are_listed_and_most_could_be_had_by_one_opti
     assert missing(make_summary(presets=one, dump=dump_facts(columns={}))).notes == ()
 
 
-def test_the_browser_of_presets_starts_from_the_raw_weights():
-    ((title, raw),) = browser(make_summary()).uncorrected
-    assert title == "uncorrected, rollout → old"
-    assert raw["ess_sequences"] == metrics()["ess_sequences"]
-    assert raw["weight_mean"] == metrics()["mean_ratio"]
-
-
-def test_every_preset_has_a_card_families_stand_together_and_what_is_only_logged_is_said_to_be():
+def test_every_preset_has_a_row_families_stand_together_and_the_recommended_method_comes_first():
     order = [(family, place) for place in range(5) for family in range(10)]
     some = {f"f{f}_{i}": preset("x", f"weight {i}", 0.1, family=f"idea {f}") for f, i in order}
-    some = {"token_is" if name == "f4_3" else name: one for name, one in some.items()}
-    found = browser(make_summary(presets=some)).cards
-    assert len(found) == 50
-    assert [one.name for one in found[20:25]] == ["token_is", "f4_0", "f4_1", "f4_2", "f4_4"]
-    (one,) = [one for one in browser(make_summary()).cards if one.name == "seq_is_metrics"]
-    assert "metrics only" in dict(one.lines)[""]
+    rows = of_presets(make_summary(presets=some, recommendation=None)).rows
+    assert [row[0] for row in rows] == [f"f{f}_{i}" for f in range(10) for i in range(5)]
+    given = recommendation().model_copy(
+        update={"title": "x", "method": "f3_2", "runner_up": "seq_mis at 2", "numbers": {}}
+    )
+    given.numbers["seq_mis at 2"] = {"ess_tokens": number(0.5)}
+    first, second, *others = of_presets(make_summary(presets=some, recommendation=given)).rows
+    assert first[:2] == ("f3_2 (recommended)", "weight 2")
+    assert second[:3] == ("seq_mis at 2 (runner-up)", "", number(0.5))
+    assert len(others) == 49
 
 
-def test_a_card_says_how_to_print_the_configuration_for_the_dumps_trainer_or_its_own():
-    method = formulas.method(catalogue.load()["token_is"])
-    given = {
-        "token_is": preset("x", method, 0.9, trainers=["verl"]),
-        "mine": preset("x", "y", 0.9, trainers=["verl"]),  # of a file, which the command does not know so
-    }
-    for trainer in ("verl", "trl"):
-        own = make_summary(presets=given, dump=dump_facts(provenance={"trainer": trainer}))
-        commands = {one.name: one.command for one in browser(own).cards}
-        assert commands == {"token_is": f"offpol-diag presets token_is --for {trainer}", "mine": ""}
-        assert CliRunner().invoke(app, commands["token_is"].split()[1:]).exit_code == 0
-
-
-def test_configurations_logs_and_other_numbers_of_presets_are_not_on_the_page():
-    method = formulas.method(catalogue.load()["token_is"])
-    logged = {"logs": "verl-2026-01", "as_logged": {"kl/of_one_only": 0.1}}
-    given = {"token_is": preset("x", method, 0.9, trainers=["verl"], **logged), "a": preset("x", "y", 0.9)}
-    page = html(make_summary(presets=given, recommendation=None, gates=[]))
-    table = re.search('<table class="ps".*?</table>', page, re.DOTALL)[0]
-    assert "<code>offpol-diag presets token_is --for verl</code>" in table
-    hidden = unpacked(re.search('<script type="text/plain" class="cards">(.*?)</script>', page)[1])
-    assert "weight_mean 0.998" in hidden
-    for gone in ("rollout_is", "kl/of_one_only"):
-        assert gone not in table + hidden
+def test_the_table_of_presets_has_the_rule_and_what_is_kept_dropped_and_left():
+    numbers = {name: number(place / 10) for place, name in enumerate(COLUMNS)}
+    summary = make_summary(presets={"a": preset("x", "weight r", 0.9)}, recommendation=None)
+    summary = with_numbers(summary, "preset/a", numbers)
+    assert of_presets(summary).rows == [("a", "weight r", *numbers.values())]
 
 
 def logged(names, more=""):
@@ -554,7 +532,7 @@ def test_every_answer_says_what_limits_its_numbers(results, name):
 def test_what_a_gate_did_not_compare_stands_in_every_form_and_in_its_result():
     given = make_summary(gates=gates(), not_compared="Not compared: pearson, which the baseline lacks.")
     again = loads(given.to_json(), "again")
-    for drawn in (terminal(again), markdown(again), html(again, False)):
+    for drawn in (terminal(again), markdown(again), html(again)):
         assert "pearson, which the baseline lacks" in " ".join(drawn.split())
 
 

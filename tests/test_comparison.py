@@ -310,10 +310,10 @@ def tables(summary):
 
 def test_every_report_has_the_numbers_and_what_each_drops(summary):
     assert loads(summary.to_json(), "x") == summary
-    for report in (html(summary, False), markdown(summary)):
+    for report in (html(summary), markdown(summary)):
         assert "What one drops and the other keeps" in report
         assert "whole drops" in report
-    assert "what dropped them" in html(summary, False)
+    assert "what dropped them" in html(summary)
 
 
 def test_differences_to_the_reference_stand_in_a_table_of_their_own_and_equal_ones_are_named_below(summary):

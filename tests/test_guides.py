@@ -87,10 +87,3 @@ def test_the_rows_of_a_report_are_read_from_another_folder_too(clone, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     os.chdir(tmp_path / "elsewhere")
     assert found.sequences().collect().height == found.summary.dump.sequences
-
-
-def test_a_settings_file_may_leave_plotly_out_of_the_page(clone):
-    Path("offpol-diag.toml").write_text("no_explore = true\n")
-    ran = CliRunner().invoke(app, ["doctor", "sample_data/healthy.parquet", "-o", "a.html", "--quiet"])
-    assert ran.exit_code == 0, ran.output
-    assert Path("a.html").stat().st_size < 1_000_000

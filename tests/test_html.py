@@ -78,8 +78,8 @@ def test_what_is_packed_comes_out_again_and_cannot_close_a_script(text):
     assert not set("<\"'") & set(packed(text))
 
 
-def test_a_page_of_220_presets_takes_less_than_eight_tenths_of_a_megabyte():
-    assert len(render_html(crowded(), explore=False).encode()) < 800_000
+def test_a_page_of_220_presets_takes_less_than_half_a_megabyte():
+    assert len(render_html(crowded()).encode()) < 500_000
 
 
 def test_no_number_interval_or_option_is_broken_over_two_lines():

@@ -47,7 +47,7 @@ def test_the_page_is_short_asks_for_nothing_says_nothing_and_every_text_of_it_st
     """Texts that are folded, too; and it never scrolls sideways."""
     page = visit()
     assert page.evaluate("document.documentElement.scrollHeight") <= 6000
-    assert Path(address.removeprefix("file://")).stat().st_size <= 3_000_000
+    assert Path(address.removeprefix("file://")).stat().st_size <= 700_000
     page.evaluate(OPENED)
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -59,26 +59,13 @@ def test_the_page_is_short_asks_for_nothing_says_nothing_and_every_text_of_it_st
     assert page.asked == [address]
 
 
-@pytest.mark.parametrize(("more", "most"), [(["--no-explore"], 800_000), ([], 3_000_000)])
-def test_the_page_of_the_stale_sample_is_small_without_plotly_and_bounded_with_it(tmp_path, more, most):
-    path = tmp_path / "stale.html"
-    drawn = CliRunner().invoke(app, ["analyze", str(SAMPLES / "stale.parquet"), "-o", str(path), "-q", *more])
-    assert drawn.exit_code == 0, drawn.output
-    assert path.stat().st_size <= most
-
-
-def test_an_address_of_a_preset_opens_its_card(visit, address):
-    page = visit(f"{address}#p-geo_rs")
-    until(page, "document.querySelector('#p-geo_rs .pc dl')?.offsetParent")
-
-
 def test_charts_stand_before_the_script_that_shows_the_nearest_point_and_tables_can_be_sorted(visit):
     page = visit()
     page.keyboard.press("Tab")  # first of all to the skip link
     assert page.evaluate("document.activeElement.className") == "skip"
     order = """[...document.querySelectorAll('svg.pic, script:not([type])')].map(one => one.localName)"""
-    early, *pictures, late, opener = page.evaluate(order)
-    assert (early, late, opener) == ("script", "script", "script")
+    *pictures, script = page.evaluate(order)
+    assert script == "script"
     assert set(pictures) == {"svg"}
     point = page.locator("#f-by-step svg.pic circle").nth(2)
     point.scroll_into_view_if_needed()
@@ -94,42 +81,29 @@ def test_charts_stand_before_the_script_that_shows_the_nearest_point_and_tables_
     assert head.get_attribute("aria-sort") == "ascending"
 
 
-SEEN = ("h1", ".meter", "ul.ck li", ".tile .spark", "#f-by-step svg.pic", ".ps tbody tr", ".pane pre")
+SEEN = ("h1", ".meter", "ul.ck li", ".tile .spark", "#f-by-step svg.pic", "#table-presets tr", ".pane pre")
 
 
 def test_the_page_reads_with_javascript_off(visit):
     page = visit(java_script_enabled=False)
     for seen in SEEN:
         assert page.locator(seen).first.is_visible(), seen
-    for hidden in ("button.theme", ".ctl", ".cp"):
-        assert not page.locator(hidden).first.is_visible(), hidden
-    page.goto(f"{page.url}#p-geo_rs")
-    assert page.locator("#p-geo_rs .pc").inner_text() == "offpol-diag presets geo_rs --for verl"
+    assert not page.locator(".cp").first.is_visible()
     page.locator(".bar summary").click()
     page.locator("label[for=cfg-2]").click()
     assert page.locator(".pane").nth(1).is_visible()
 
 
-def test_the_theme_follows_the_system_print_is_light_and_the_toggle_is_remembered_and_recolours(visit):
+def test_the_colours_follow_the_system_and_print_is_light(visit):
     page = visit(color_scheme="dark")
     dark = background(page)
-    page.evaluate(
-        "addEventListener('beforeprint', () => window.seen = getComputedStyle(document.body).backgroundColor)"
-    )
-    assert page.pdf().startswith(b"%PDF")
-    assert page.evaluate("seen") == "rgb(246, 247, 249)"
-    assert background(page) == dark  # the theme comes back
-    page.emulate_media(color_scheme="light")
-    assert background(page) != dark
-    page.emulate_media(color_scheme="dark")
     look = "getComputedStyle(document.querySelector('svg.pic text')).fill"
     before = page.evaluate(look)
-    page.locator("button.theme").click()
-    light = background(page)
-    assert light != dark
+    page.emulate_media(media="print", color_scheme="dark")
+    assert background(page) == "rgb(255, 255, 255)"
+    page.emulate_media(media="screen", color_scheme="light")
+    assert background(page) == "rgb(246, 247, 249)" != dark
     assert page.evaluate(look) != before
-    page.reload()
-    assert background(page) == light
     assert page.said == []
 
 
@@ -154,41 +128,23 @@ def test_no_card_of_the_verdict_is_half_empty(visit, made, width):
     assert max(empty) < 0.3
 
 
-FIRST = "[...document.querySelectorAll('.ps tbody')].filter(one => one.offsetParent).map(one => one.id)"
-
-
-def test_presets_are_searched_filtered_and_sorted_and_configurations_copied(visit):
+def test_tables_are_sorted_and_configurations_copied(visit):
     page = visit(permissions=["clipboard-read", "clipboard-write"])
-    families = page.evaluate(f"{FIRST}.length")
-    page.locator(".seg button", has_text="All").click()
-    assert page.evaluate(f"{FIRST}.length") > 2 * families
-    page.locator(".ps thead button", has_text="ESS, tokens").click()
-    up = page.evaluate(FIRST)
-    page.locator(".ps thead button", has_text="ESS, tokens").click()
-    assert page.evaluate(FIRST)[2:4] != up[2:4]
-    assert page.evaluate(FIRST)[:2] == ["", ""]
-    page.locator(".ctl input").fill("geo_rs")
-    assert page.evaluate(f"{FIRST}.every(one => document.getElementById(one).textContent.includes('geo_rs'))")
-    page.locator(".ctl input").fill("")
-    page.locator(".by-trainer").select_option("trl")
-    shown = page.evaluate(f"{FIRST}.filter(one => one).map(one => document.getElementById(one).dataset.t)")
-    assert shown
-    assert all("trl" in one.split() for one in shown)
-    page.locator(".ps tbody[id]:not(.hide) th a").first.click()
-    assert page.locator(".ps tbody.on .pc").is_visible()
-    assert "what it is" in page.locator(".ps tbody.on .pc dl").inner_text()
-    assert " --for " in page.locator(".ps tbody.on .pc > code").inner_text()
-    page.locator(".by-trainer").select_option("")
-    page.locator(".ctl input").fill("token_tis")  # an alias, which only the card names
-    until(page, f"{FIRST}.includes('p-token_is')")
-    assert page.said == []
-
+    names = "[...document.querySelectorAll('#table-presets tbody th')].map(one => one.textContent)"
+    given = page.evaluate(names)
+    page.locator("#table-presets thead button", has_text="ESS, tokens").click()
+    up = page.evaluate(names)
+    page.locator("#table-presets thead button", has_text="ESS, tokens").click()
+    down = page.evaluate(names)
+    assert sorted(given) == sorted(up) == sorted(down)
+    assert up[0] != down[0]
     page.locator("#cfg-1").focus()
     page.keyboard.press("ArrowRight")
     shown = page.locator(".pane:visible")
     assert shown.count() == 1
     shown.locator(".cp").click()
     until(page, "[...document.querySelectorAll('.cp')].some(one => one.textContent === 'Copied')")
+    assert page.said == []
 
 
 PAGES = {
@@ -203,7 +159,6 @@ PAGES = {
 }
 FOLDED = """() => {
   document.querySelectorAll('details:not([open]) > :not(summary)').forEach(one => one.remove())
-  document.querySelectorAll('.ps tbody').forEach(one => one.offsetParent || one.remove())
 }"""
 LAID_OUT = ("scrollable-region-focusable", "target-size", "nested-interactive", "link-name", "button-name")
 """Rules of axe that may hold at one width and fail at another."""

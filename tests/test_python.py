@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -296,12 +297,9 @@ def test_a_report_that_cannot_be_written_says_so(report, path, form):
     assert refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("method", "given"), [("to_polars", [5]), ("figure", [5]), ("figure", ["by_step", 5])], ids=str
-)
-def test_a_name_of_a_table_or_figure_that_is_no_text_is_refused(report, method, given):
+def test_a_name_of_a_figure_that_is_no_text_is_refused(report):
     with pytest.raises(UsageError):
-        getattr(report, method)(given[0], **({"drift": given[1]} if len(given) > 1 else {}))
+        report.figure(5)
 
 
 def test_a_report_is_short_in_a_shell_and_shown_in_a_notebook(report):
@@ -334,20 +332,41 @@ def test_the_table_holds_every_number(report):
     assert dict(known.select("name", "value").iter_rows()) == report.values()
 
 
-class Logger:
-    def log(self, numbers, step):
-        self.got = numbers, step
+def test_the_values_are_a_flat_dict_of_floats_as_trackers_take_it(report):
+    values = report.values()
+    assert all(isinstance(name, str) and isinstance(value, float) for name, value in values.items())
+    assert values["k3"] == report.metrics["k3"].value
+    assert values["token_is.ess_tokens"] == report.preset("token_is")["ess_tokens"].value
 
 
-def test_numbers_go_to_anything_that_logs(report):
-    logger = Logger()
-    report.log_to(logger, step=3, prefix="mismatch/")
-    numbers, step = logger.got
-    assert step == 3
-    assert numbers["mismatch/k3"] == report.metrics["k3"].value
-    assert numbers["mismatch/token_is.ess_tokens"] == report.preset("token_is")["ess_tokens"].value
-    with pytest.raises(UsageError, match="int has no log"):
-        report.log_to(3)
+def test_rows_of_sequences_are_lazy_of_the_file_or_of_the_dump_read_again(tmp_path):
+    how = {"presets": ["token_is", "seq_mis"], "device": "cpu"}
+    file = tmp_path / "[rows].parquet"
+    written = offpol_diag.analyze(HEALTHY, sequences=file, **how).sequences()
+    report = offpol_diag.analyze(HEALTHY, **how)
+    again = report.sequences()
+    assert isinstance(written, pl.LazyFrame)
+    assert isinstance(again, pl.LazyFrame)
+    assert again.collect().equals(written.collect())
+    assert report.sequences() is again
+    kept = again.select(pl.col("token_is.kept_tokens").sum()).collect().item()
+    assert kept == report.summary.dump.tokens
+
+
+def test_reports_without_rows_of_sequences_say_so(tmp_path):
+    table = pq.read_table(HEALTHY)
+    how = {"presets": "token_is", "device": "cpu"}
+    file = tmp_path / "rows.parquet"
+    for report in (offpol_diag.doctor(HEALTHY, device="cpu"), offpol_diag.analyze(table, **how)):
+        with pytest.raises(UsageError, match="no rows of sequences") as error:
+            report.sequences()
+        assert "sequences=" in error.value.hint
+    report = offpol_diag.analyze(table, sequences=file, **how)
+    assert len(report.sequences().collect()) == report.summary.dump.rows
+    other = offpol_diag.analyze(table, sequences=file, **how)
+    file.unlink()
+    with pytest.raises(UsageError, match="not there any more"):
+        other.sequences()
 
 
 def test_the_guide_runs(tmp_path, monkeypatch):

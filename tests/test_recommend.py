@@ -378,7 +378,7 @@ def test_no_sentence_denies_a_lower_error_or_calls_an_interval_beside_0_a_toss_u
         found = summary.recommendation
         texts = [*certainty(found), *ranking(found).notes, found.sentence, *found.reasons, found.despite]
         if place < 12:  # all that is drawn
-            texts += [terminal(summary, verbose=True), markdown(summary), html(summary, False)]
+            texts += [terminal(summary, verbose=True), markdown(summary), html(summary)]
         text = " ".join(" ".join(one.split()) for one in texts)
         ahead = [one.title for one in found.ranking if one.behind and one.behind.interval[1] < 0]
         beside = [one.title for one in found.ranking if one.behind and not one.tie]

@@ -60,7 +60,7 @@ def test_what_a_function_takes_is_typed_too(name):
 
 def test_every_option_but_those_listed_is_in_python_too():
     """Python lacks what says where a result goes, and has what only a program can give."""
-    shell = {"quiet", "verbose", "strict", "out", "no_html", "no_explore", "json_file", "md", "csv", "junit"}
+    shell = {"quiet", "verbose", "strict", "out", "no_html", "json_file", "md", "junit"}
     shell |= {"tokenizer", "dump", "as_one", "explain"}
     for name in FUNCTIONS:
         rows = options(requests.MODELS[name])

@@ -62,6 +62,13 @@ def test_the_page_shows_the_text_escaped_and_nothing_else_changes(summary, vocab
     assert "·need" not in page(without)
 
 
+def test_without_texts_the_worst_responses_are_a_table(summary):
+    assert strips(summary) is None
+    drawn = page(summary)
+    assert 'class="strip"' not in drawn
+    assert all(one.sequence_id in drawn for one in summary.worst.sequences)
+
+
 @pytest.mark.parametrize("text", [None, "", "{}", json.dumps({"model": {"type": "no such"}}), "\x00\x1b[2J"])
 def test_a_file_that_is_no_tokenizer_is_one_error(summary, tmp_path, text):
     path = tmp_path / "tokenizer.json"

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
 from offpol_diag.errors import ResultError
-from offpol_diag.frames import Data, chosen, named
 from offpol_diag.printable import printable_json
 from offpol_diag.result import first_mistake
-
-if TYPE_CHECKING:
-    import polars as pl
 
 FORMAT: Literal["offpol-diag check 1"] = "offpol-diag check 1"
 ABSOLUTE = 2e-8
@@ -111,35 +106,6 @@ class Checked(BaseModel):
     def equal(self) -> bool:
         """Whether every metric compared is equal."""
         return not self.different
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Names of the tables that `to_polars` returns."""
-        return tuple(self.data())
-
-    def to_polars(self, name: str = "curves") -> pl.DataFrame:
-        """Return a table: `check`, a row per metric, or `curves`, both values at every step.
-
-        Raises:
-            UsageError: there is no such table.
-        """
-        return chosen(self.data(), name)
-
-    def data(self) -> Mapping[str, Data]:
-        """Return the tables by name."""
-        rows, points = [], []
-        for one in self.metrics:
-            at, wrong = one.at(one.worst), set(one.different)
-            steps = (len(one.points), len(wrong), one.first, one.worst, at.logged, at.expected)
-            off = relative_difference(at)
-            rows.append((one.name, one.curve, one.verdict, *steps, off if math.isfinite(off) else None))
-            points += [
-                (one.name, one.curve, p.step, p.logged, p.expected, p.step in wrong) for p in one.points
-            ]
-        both = ("logged", "expected")
-        heads = ("metric", "curve", "verdict", "steps", "differing", "first", "worst", *both)
-        metrics = Data("check", (*heads, "relative_difference"), rows, both)
-        return named((metrics, Data("curves", ("metric", "curve", "step", *both, "differs"), points, both)))
 
     def to_json(self) -> str:
         """Return the result as JSON."""

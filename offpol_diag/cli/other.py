@@ -144,7 +144,7 @@ def explain(request: requests.Doctor, cause: str) -> None:
     from offpol_diag.report.markdown import markdown
     from offpol_diag.report.terminal import terminal
 
-    given = {"DUMP": request.dump, "-o": request.out, "--json": request.json_file, "--csv": request.csv}
+    given = {"DUMP": request.dump, "-o": request.out, "--json": request.json_file}
     for name, value in given.items():
         if value and not request.from_file("dump"):
             hint = "`offpol-diag doctor --explain CAUSE` writes text, and with --md Markdown"

@@ -23,7 +23,6 @@ from offpol_diag.printable import printable
 
 if TYPE_CHECKING:
     from offpol_diag.check import Checked
-    from offpol_diag.frames import Data
     from offpol_diag.options import Request
     from offpol_diag.result import Result
 
@@ -105,45 +104,6 @@ def check(target: Path, *sources: object) -> None:
             )
         if target.exists() and any(target.samefile(one) for one in _files(sources) if one.exists()):
             raise UsageError(f"{target}: is what is read", "write to another file")
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse, before any work is done, a folder of --csv in which no file can be written.
-
-    Raises:
-        UsageError: it is a file or lies in one, is read-only, a URL or stdout, or no file has such a name.
-    """
-    hint = "name a folder: --csv tables"
-    check_names(folder)
-    if folder == STDOUT:
-        raise UsageError("--csv -: stdout is no folder, and every table is a file of its own", hint)
-    if URL.match(str(folder)):
-        raise UsageError("results are written on this disk, and a URL is named", hint)
-    with _writing(folder):
-        whole = folder.resolve()
-        there = next(one for one in (whole, *whole.parents) if one.exists())
-        if not there.is_dir():
-            raise UsageError(f"{folder}: {'is' if there == whole else 'lies in'} a file, and no folder", hint)
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise UsageError(f"{folder}: cannot be written (read-only)", "choose another place")
-
-
-@contextmanager
-def _made(folder: Path | None) -> Iterator[None]:
-    """Make a folder that is missing; where the block fails, remove what was made and is still empty."""
-    if folder is None:
-        yield
-        return
-    missing = [one for one in (folder.resolve(), *folder.resolve().parents) if not one.exists()]
-    try:
-        with _writing(folder):
-            folder.resolve().mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        for one in missing:
-            with suppress(OSError):
-                one.rmdir()
-        raise
 
 
 def _files(sources: Iterable[object]) -> Iterator[Path]:
@@ -254,12 +214,12 @@ def _stem(name: str) -> str:
 # ---------------------------------------------------------------- results
 
 
-def render(form: str, result: Result | Checked, explore: bool = True) -> str:
-    """Return a result in one of the `FORMS`; `explore` says whether a page carries plotly."""
+def render(form: str, result: Result | Checked) -> str:
+    """Return a result in one of the `FORMS`."""
     if form == "out":
         from offpol_diag.report.page import page
 
-        return page(result, explore)
+        return page(result)
     if form == "json_file":
         return result.to_json()
     if form == "junit":
@@ -272,15 +232,6 @@ def render(form: str, result: Result | Checked, explore: bool = True) -> str:
     return markdown(answered(result))
 
 
-def tables_of(result: Result | Checked) -> Mapping[str, Data]:
-    """Return the tables of a result by name."""
-    if str(result.format).startswith("offpol-diag check"):
-        return result.data()  # type: ignore[union-attr]
-    from offpol_diag.report.tables import tables
-
-    return tables(result)  # type: ignore[arg-type]
-
-
 SOURCES = ("preset_file", "floors", "tokenizer", "gates")
 """Fields of requests that name files that are read."""
 
@@ -291,16 +242,12 @@ class Outputs:
 
     Args:
         targets: one of `FORMS`, or `sequences` → its file, or `-` for stdout.
-        csv: folder of a CSV file for each table, or None.
-        explore: whether a page carries plotly, to draw its charts large.
         quiet: whether remarks are left out.
         sources: files that are read, which no file may replace.
         staged: `sequences`, where asked for, → the file that the analysis is to write.
     """
 
     targets: Mapping[str, Path]
-    csv: Path | None
-    explore: bool
     quiet: bool
     sources: Sequence[object]
     staged: Mapping[str, Path]
@@ -317,7 +264,7 @@ class Outputs:
             del given["out"]
         named = {name: given[name] for name in (*FORMS, "sequences") if given.get(name)}
         sources = (*sources, *(given[name] for name in SOURCES if name in given))
-        made = cls(named, given.get("csv"), not given["no_explore"], request.quiet, sources, {})
+        made = cls(named, request.quiet, sources, {})
         return replace(made, staged=made._checked())
 
     def _checked(self) -> dict[str, Path]:
@@ -325,10 +272,6 @@ class Outputs:
         from offpol_diag.wholefiles import beside
 
         check_names(*self.sources)
-        if "out" in self.targets and self.explore:
-            require_plotly()
-        if self.csv is not None:
-            check_folder(self.csv)
         staged = {}
         if target := self.targets.get("sequences"):
             check_names(target)
@@ -361,61 +304,23 @@ class Outputs:
 
         Everything is rendered before anything is written, and written and printed before files are renamed.
         """
-        from offpol_diag.numerals import counted
         from offpol_diag.report import answered
         from offpol_diag.report.terminal import terminal
 
         forms = [form for form in FORMS if form in self.targets]
-        texts = {self.targets[form]: render(form, result, self.explore) for form in forms}
-        tables = {} if self.csv is None else self._tables(self.csv, result)
+        texts = {self.targets[form]: render(form, result) for form in forms}
         drawn = "" if self.takes_stdout() else terminal(answered(result), verbose, self.quiet)
-        with _made(self.csv):
-            staged = {self.targets[name]: file for name, file in self.staged.items()}
-            write_all(texts | tables, staged, drawn)
+        staged = {self.targets[name]: file for name, file in self.staged.items()}
+        write_all(texts, staged, drawn)
         if self.quiet:
             return
         for form in (*FORMS, "sequences"):
             if self.targets.get(form, STDOUT) != STDOUT:
                 say_where(FORMS.get(form, form), self.targets[form], self.takes_stdout())
-        if tables:
-            names = ", ".join(target.name for target in tables)
-            say_where("csv", f"{self.csv} ({counted(len(tables), 'file')}: {names})", self.takes_stdout())
 
     def takes_stdout(self) -> bool:
         """Return whether stdout holds a result, so that nothing else may be printed there."""
         return STDOUT in self.targets.values()
-
-    def _tables(self, folder: Path, summary: Result | Checked) -> dict[Path, str]:
-        """Return the CSV of every table by its file.
-
-        Raises:
-            UsageError: one of the files is read, or holds another result.
-        """
-        from offpol_diag.frames import csv_files
-
-        found = {folder / name: text for name, text in csv_files(tables_of(summary)).items()}
-        taken = {one.resolve() for one in self.targets.values() if one != STDOUT}
-        there = [one for one in found if one.exists()]
-        read = [one for one in _files(self.sources) if one.exists()] if there else []
-        for target in found:
-            check_names(target)
-            with _writing(target):
-                if target.resolve() in taken:
-                    raise UsageError(f"{target}: another result goes there", "write the tables elsewhere")
-                if target in there and any(target.samefile(one) for one in read):
-                    raise UsageError(f"{target}: is what is read", "write the tables elsewhere")
-        return found
-
-
-def require_plotly() -> None:
-    """Refuse a page that is to carry plotly where that is not installed, before any work is done.
-
-    Raises:
-        OffpolError: it is not.
-    """
-    from offpol_diag.report.figures import library
-
-    library()
 
 
 def say_where(label: str, target: Path | str, aside: bool = False) -> None:

@@ -264,7 +264,7 @@ def _corrections(summary: Result, given: Recommendation) -> Table:
         if "ess_tokens" in numbers and numbers["ess_tokens"].value is not None
     ]
     left = len(summary.presets) - len(rows)
-    more = f"{counted(left, 'more preset')}: --csv, and the report." if left > 0 and rows else ""
+    more = f"{counted(left, 'more preset')}: the report." if left > 0 and rows else ""
     return Table(
         "corrections", "", ("", "with a weight", "ESS, tokens", "rule"), rows, (more,) if more else ()
     )

@@ -22,14 +22,10 @@ OVER, DRIFT, ALONG, COSTS = (
     "Along the response",
     "What a threshold costs",
 )
-DRIFTS: Mapping[str, str] = {"rollout_old": "", "old_current": "drift2.", "total": "total."}
-"""Pair of policies by name → the prefix of its numbers."""
 COLOURS: Mapping[str, Colour] = {"": "blue", "drift2.": "orange", "total.": "slate"}
 """Prefix of a pair of policies → its colour."""
 TENTH, FEW, FACTOR_2 = 0.1, 30, 0.6931
 """ESS below which sequence weights are called unusable; tokens below which a mean is not drawn; log 2."""
-SMALL = 12
-"""Points of a chart up to which a terminal and a pull request list them."""
 PREDICTABLE = (
     "policy_lag",
     "length",
@@ -59,13 +55,6 @@ def pictures(summary: Result) -> tuple[Picture, ...]:
     """Return every picture that the result has numbers for."""
     made = (make(summary) for make in PICTURES)
     return (*(one for one in made if one is not None), *_groups(summary), *_other_histograms(summary))
-
-
-def by_drift(summary: Result, name: str) -> dict[str, Picture]:
-    """Return a picture, by its id, of each pair of policies that the result has its numbers for."""
-    make = BY_DRIFT.get("histogram" if name.startswith("histogram-") else name)
-    made = {drift: make(summary, prefix) if make else None for drift, prefix in DRIFTS.items()}
-    return {drift: one for drift, one in made.items() if one is not None}
 
 
 def _main(known: Container[str], metric: str) -> str:
@@ -98,11 +87,11 @@ def _known(values: Iterable[float | None]) -> list[float]:
 # ---------------------------------------------------------------- over training
 
 
-def _by_step(summary: Result, drift: str | None = None) -> Picture | None:
+def _by_step(summary: Result) -> Picture | None:
     steps = summary.charts.steps
     if steps is None or len(steps.first) < 2:
         return None
-    drift = _main(steps.series, "k3") if drift is None else drift
+    drift = _main(steps.series, "k3")
     if f"{drift}k3" not in steps.series:
         return None
     x, k3 = steps.first, steps.series[f"{drift}k3"]
@@ -147,16 +136,16 @@ def _by_step(summary: Result, drift: str | None = None) -> Picture | None:
         )
     mark = f" Dashed: the step at which K3 becomes {worst.band}." if worst else ""
     sub = f"Means of each training step, with 95% intervals.{mark}"
-    return Picture("by-step", OVER, title, sub, panels, wide=True)
+    return Picture("by-step", OVER, title, sub, panels)
 
 
-def cause(summary: Result, drift: str = "") -> Picture | None:
+def cause(summary: Result) -> Picture | None:
     """Return K3 against policy lag, a point for each step: the evidence of the cause."""
-    steps, lag = summary.charts.steps, None if drift else summary.charts.lag
+    steps, lag = summary.charts.steps, summary.charts.lag
     lags = steps.series.get("policy_lag") if steps else None
     if steps is None or lags is None or len(set(_known(lags.values))) < 2:
         return None
-    k3 = steps.series.get(f"{drift}k3")
+    k3 = steps.series.get("k3")
     if k3 is None:
         return None
     rows = [i for i, (a, b) in enumerate(zip(lags.values, k3.values, strict=True)) if a is not None and b]
@@ -166,7 +155,6 @@ def cause(summary: Result, drift: str = "") -> Picture | None:
     panel = _k3_panel(summary, "policy lag, updates behind", (layer,), whole=True)
     named = {one.id for one in summary.diagnosis.causes} if summary.diagnosis else set()
     title = "Stale rollouts" if "stale" in named else "K3 by policy lag"
-    title = f"K3 of {PAIRS[drift]} by policy lag" if drift else title
     if "stale" in named and lag and lag.growth and lag.growth > 2 and lag.lag is not None:
         title += f" and growing updates: K3 rises {rounded(lag.growth)}-fold at lag {lag.lag}"
     elif lag and lag.in_sync and lag.in_sync.value:
@@ -211,7 +199,7 @@ def _drifts(summary: Result) -> Picture | None:
             f"updates within the step add {rounded(within, 'share')} (old → current)"
         )
     sub = "Rollout → old is engine numerics and lag; old → current is the epochs and minibatches of one step."
-    return Picture("drifts", DRIFT, title, sub, panels, wide=True, telling=telling)
+    return Picture("drifts", DRIFT, title, sub, panels, telling=telling)
 
 
 def _histogram(summary: Result, drift: str | None = None) -> Picture | None:
@@ -271,7 +259,7 @@ def _bars(one: Histogram, colour: Colour) -> Layer:
 def _other_histograms(summary: Result) -> Iterator[Picture]:
     """Yield those of the other pairs of policies, and of whatever else there is."""
     main = _main(summary.histograms, "log_ratio")
-    ratios = {f"{prefix}log_ratio": prefix for prefix in DRIFTS.values()}
+    ratios = {f"{prefix}log_ratio": prefix for prefix in PAIRS}
     for name, one in summary.histograms.items():
         if name in ratios:
             found = _histogram(summary, ratios[name]) if ratios[name] != main else None
@@ -334,18 +322,11 @@ def _density(summary: Result) -> Picture | None:
     if boxed:
         other = f"; the mirror image holds {rounded(mirror.share, 'share')}" if mirror else ""
         sub += f" Boxed: π_rollout above 0.9, π_train below 0.5{other}."
-    corners = (("lost: π_rollout > 0.9, π_train < 0.5", lost), ("found: the mirror image", mirror))
-    rows = tuple(
-        (name, one.tokens, Number(value=one.share, unit="share"), Number(value=one.k3_share, unit="share"))
-        for name, one in corners
-        if one
-    )
-    data = Table("density-data", "Corners", ("tokens", "count", "share of tokens", "share of K3"), rows)
-    return Picture("density", DRIFT, title, sub, (panel,), data, telling=share > 1e-3)
+    return Picture("density", DRIFT, title, sub, (panel,), telling=share > 1e-3)
 
 
-def _tail(summary: Result, drift: str | None = None) -> Picture | None:
-    drift = _main(summary.charts.tails, "tokens") if drift is None else drift
+def _tail(summary: Result) -> Picture | None:
+    drift = _main(summary.charts.tails, "tokens")
     drawn: tuple[tuple[str, Colour], ...] = (("tokens", "teal"), ("sequences", "purple"))
     tails = summary.charts.tails
     found = [(name, tails[drift + name], colour) for name, colour in drawn if drift + name in tails]
@@ -527,12 +508,8 @@ def _kept(summary: Result) -> Picture | None:
         even = high < 1.1 * low
         title = f"The mean weight of {most.replace('_', ' ')} lies between {rounded(low)} and {rounded(high)}"
         title += " over the quartiles of length"
-    rows: list[tuple[Cell, ...]] = [
-        (name, *(Number(value=one) for one in some)) for name, some in weights.items()
-    ]
-    data = Table("kept-data", "Mean weight of a token", ("method", *lengths), tuple(rows))
     sub = "Mean weight by quartile of response length."
-    return Picture("kept", COSTS, title, sub, (panel,), data, telling=not even)
+    return Picture("kept", COSTS, title, sub, (panel,), telling=not even)
 
 
 # ---------------------------------------------------------------- by group
@@ -573,10 +550,3 @@ PICTURES: tuple[Callable[[Result], Picture | None], ...] = (
     _kept,
 )
 """In reading order within their groups."""
-BY_DRIFT: Mapping[str, Callable[[Result, str], Picture | None]] = {
-    "by-step": _by_step,
-    "histogram": _histogram,
-    "tail": _tail,
-    "by-lag": cause,
-}
-"""Pictures, by their id, that can be drawn of each pair of policies."""

@@ -137,7 +137,7 @@ def picture(one: MetricCheck) -> Picture:
     at = one.at(one.worst)
     said = "not finite" if at.logged is None else f"{at.logged:.4g}"
     finding = f"{one.name} is {said} at step {at.step} where the dump says {at.expected:.4g}"
-    return Picture(f"check-{one.name.replace('/', '-')}", "", finding, "", panels, wide=True)
+    return Picture(f"check-{one.name.replace('/', '-')}", "", finding, "", panels)
 
 
 def _weight(one: MetricCheck) -> tuple[bool, bool, float]:

@@ -260,7 +260,7 @@ def _by_preset(able: Presets, by_ess: Sequence[str]) -> Table:
         f"better: {', '.join(f'{name} {worse(name).better}' for name in names)}",
         f"Name up to {ACROSS} presets to see what each drops.",
     )
-    left = (f"{count(len(lines) - MOST_ROWS)} more rows: --csv.",) if len(lines) > MOST_ROWS else ()
+    left = (f"{count(len(lines) - MOST_ROWS)} more rows: --json.",) if len(lines) > MOST_ROWS else ()
     shown = lines if not left else [*lines[: MOST_ROWS - 1], lines[-1]]
     return Table("decisive", "", ("preset", *names), shown, (*notes, *left))
 
@@ -364,7 +364,7 @@ def _charts(some: Presets, found: Comparison) -> Iterator[Picture]:
         ends = [f"{names[at]} {value_or_dash(ess[at])}" for at in (acting[0], acting[-1])]
         finding = f"ESS of tokens runs from {ends[0]} to {ends[1]}"
         sub = "After the correction, with 95% intervals; a token with a weight may still be truncated."
-        yield Picture("ess", "", finding, sub, panels, wide=True)
+        yield Picture("ess", "", finding, sub, panels)
     apart = {name: found.differences[name].get("ess_tokens") for name in names if name in found.differences}
     if any(one and one.known for one in apart.values()):
         sure = sum(
@@ -471,7 +471,7 @@ def _of_runs(summary: Result, found: Against, main: set[str]) -> Iterator[Table]
         "not corrected."
     )
     first = differ or [one for one in found.contrasts if one.name in main and one.a.value is not None]
-    more = f"{count(len(found.contrasts) - len(first[:FEW_ROWS]))} more numbers: -v and --csv."
+    more = f"{count(len(found.contrasts) - len(first[:FEW_ROWS]))} more numbers: -v."
     caption = f"{counted(len(differ), 'number')} {'differs' if len(differ) == 1 else 'differ'}"
     caption = caption if differ else "Nothing differs; the main numbers:"
     yield _contrasts("decisive", caption, first[:FEW_ROWS], (corrected, more), "always")

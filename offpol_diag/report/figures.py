@@ -1,25 +1,20 @@
-"""Plotly figures of pictures, as plain dicts: plotly is imported only for a `Figure` of its own type.
+"""Charts as figures of plotly, for notebooks and trackers: the panels of a picture side by side or stacked.
 
-A figure holds the panels of one picture, below each other, and in `layout.meta` what a page needs to set them
-side by side, to change scales, and to choose ticks and tints when a reader zooms. Colours are names of a
-palette: a page takes `PAGE`, whose colours are variables of its style sheet, so that one figure serves both
-themes; notebooks and trackers take `palette("light")` or `palette("dark")`.
+plotly is imported when a figure is made.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from offpol_diag.errors import OffpolError
+from offpol_diag.errors import OffpolError, UsageError, did_you_mean, install
 from offpol_diag.numerals import counted, minus, written
+from offpol_diag.report import answered
 from offpol_diag.report.embedded import UNSEEN, templates_dir
 from offpol_diag.report.picture import (
     COLOURS,
@@ -34,17 +29,16 @@ from offpol_diag.report.picture import (
     Picture,
     number,
     place_name,
-    plain,
     runs,
     shade,
     x_axis,
     y_axis,
 )
+from offpol_diag.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-Palette = Mapping[str, str]
 Dict = dict[str, Any]
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 ROW, TALL, GAP, APART = 236, 420, 44, 0.16
@@ -52,47 +46,46 @@ ROW, TALL, GAP, APART = 236, 420, 44, 0.16
 MARGIN = {"l": 66, "r": 18, "t": 30, "b": 48}
 LINE, LEGEND = 20, 34
 """Pixels that each line of the title, and a legend, take above a figure for notebooks."""
-MOST = 400
-"""Most ticks that a page chooses from."""
 INTERVAL = "95% interval"
 NAMES = (
-    *(f"{kind}{i}" for kind in "cfr" for i in range(len(COLOURS))),
+    *(f"{kind}{i}" for kind in "cr" for i in range(len(COLOURS))),
     *(f"z{i + 1}" for i in range(len(TONES))),
     *(f"q{i}" for i in range(HEATS)),
-    *("ink", "soft", "card", "hair", "bg", "line"),
+    *("ink", "soft", "card", "hair", "bg"),
 )
-PAGE: Palette = {name: f"var(--{name})" for name in NAMES}
 
 
 @cache
-def palette(theme: Literal["light", "dark"] = "light") -> Palette:
+def palette() -> dict[str, str]:
     """Return the colours of the page's style sheet."""
     css = (templates_dir() / "report.css").read_text(encoding="utf-8")
-    head = {"light": r":root \{", "dark": r":root\[data-theme=dark\] \{"}[theme]
-    body = re.search(head + r"(.*?)\}", css, re.DOTALL)
+    body = re.search(r":root \{(.*?)\}", css, re.DOTALL)
     found = dict(re.findall(r"--(\w+):\s*([^;]+);", body[1] if body else ""))
     return {name: found[name] for name in NAMES}
 
 
-def library() -> Path:
-    """Return the file of plotly.js that the package plotly ships, without importing it.
-
-    Raises:
-        OffpolError: the package is not installed, or lacks the file.
-    """
-    spec = find_spec("plotly")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder, "package_data", "plotly.min.js")
-        if path.is_file():
-            return path
-    raise OffpolError(
-        "the package plotly, which draws charts to explore, is missing",
-        'install "offpol-diag[cli]", or leave them out with --no-explore',
-    )
+def pictures(summary: Result) -> dict[str, Picture]:
+    """Return every chart of a result by name."""
+    answer = answered(summary)
+    evidence = [fact.chart for fact in answer.facts if fact.chart]
+    found: dict[str, Picture] = {}
+    for one in (*answer.charts, *evidence):
+        found.setdefault(re.sub(r"[^\w.]+", "_", one.id), one)
+    return found
 
 
-def template(paint: Palette) -> Dict:
+def figure(summary: Result, name: str) -> go.Figure:
+    """Return a chart by name as a figure of plotly; see `Report.figure`."""
+    known = pictures(summary)
+    if name not in known:
+        hint = did_you_mean(name, list(known)) or f"there are {', '.join(known)}"
+        raise UsageError(f'unknown figure "{name}"', hint if known else "the result has no charts")
+    return drawn(known[name])
+
+
+def template() -> Dict:
     """Return the look that all figures share."""
+    paint = palette()
     axis = {
         "showgrid": False,
         "zeroline": False,
@@ -108,8 +101,8 @@ def template(paint: Palette) -> Dict:
     label = {"bgcolor": paint["ink"], "bordercolor": paint["ink"], "align": "left", "namelength": -1}
     layout = {
         "font": {"family": FONT, "size": 13, "color": paint["ink"]},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
+        "paper_bgcolor": paint["card"],
+        "plot_bgcolor": paint["card"],
         "hovermode": "closest",
         "hoverdistance": 40,
         "hoverlabel": label | {"font": {"color": paint["bg"], "size": 13}},
@@ -124,8 +117,8 @@ def template(paint: Palette) -> Dict:
     return {"layout": layout}
 
 
-MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "%{": "&#37;{", "$": "&#36;", "var(": "var&#40;"}
-"""What plotly takes for tags, values and formulas, and a page for a colour → what is drawn as that."""
+MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "%{": "&#37;{", "$": "&#36;"}
+"""What plotly takes for tags, values and formulas → what is drawn as that."""
 
 
 def escaped(text: str) -> str:
@@ -138,66 +131,16 @@ def escaped(text: str) -> str:
 # ---------------------------------------------------------------- a picture as a figure
 
 
-def figure(picture: Picture, paint: Palette = PAGE) -> Dict:
-    """Return a picture as a figure: its data and layout, as plotly's JSON has them."""
-    parts = [_Part(panel, i, paint) for i, panel in enumerate(picture.panels)]
-    shared = len(parts) > 1 and len({(part.x, tuple(part.panel.names)) for part in parts}) == 1
-    height = sum(TALL if panel.tall else ROW for panel in picture.panels) + GAP * (len(parts) - 1)
-    layout: Dict = {
-        "height": height + MARGIN["t"] + MARGIN["b"],
-        "margin": MARGIN,
-        "shapes": [],
-        "annotations": [],
-        "meta": {"shared": shared, "panels": []},
-    }
-    for part in parts:
-        first = len(layout["shapes"])
-        layout["shapes"] += [*part.tints(), *part.lines()]
-        layout["annotations"].append(part.y_title())
-        layout["meta"]["panels"].append(part.meta(first))
-        layout[f"xaxis{part.end}"] = part.x_layout() | {"anchor": f"y{part.end}"}
-        y_layout = _axis(part.y, part.panel.percent) | {"nticks": 8, "anchor": f"x{part.end}"}
-        layout[f"yaxis{part.end}"] = y_layout
-    _arrange(layout, beside=False)
-    data = [trace for part in parts for trace in part.traces()]
-    leads = {trace["name"]: trace for trace in data[::-1] if "meta" in trace and trace["name"]}
-    for trace in leads.values():
-        trace["showlegend"] = True
-    return {"data": data, "layout": layout}
+def drawn(picture: Picture) -> go.Figure:
+    """Return a picture as a figure of plotly, with its finding as title."""
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        what = "the package plotly, which draws figures, is missing"
+        raise OffpolError(what, install("cli")) from error
 
-
-def _arrange(layout: Dict, beside: bool) -> None:
-    """Set the panels side by side, or below each other; those that then share an axis name it once."""
-    many = len(layout["annotations"])
-    height, shared = layout["height"] - MARGIN["t"] - MARGIN["b"], layout["meta"]["shared"]
-    gap = APART / many if beside else GAP / height
-    each = (1 - gap * (many - 1)) / many
-    for i in range(many):
-        x, y = (layout[f"{letter}axis{i + 1 if i else ''}"] for letter in "xy")
-        left, top = i * (each + gap), 1 - i * (each + gap)
-        x["domain"] = [left, left + each] if beside else [0.0, 1.0]
-        y["domain"] = [0.0, 1.0] if beside else [max(top - each, 0.0), top]
-        if shared and i < many - 1:
-            x["showticklabels"], x["title"] = False, {"text": ""}
-        if shared and i:
-            x["matches"] = "x"
-
-
-def joined(picture: Picture, paint: Palette) -> go.Figure:
-    """Return a picture as a figure of plotly with its finding as title, for notebooks, trackers and files."""
-    import plotly.graph_objects as go
-
-    found = figure(picture, paint)
-    layout = found["layout"]
-    if len(picture.panels) > 1 and not layout["meta"]["shared"]:
-        _arrange(layout, beside=True)
-        layout["height"] = TALL + MARGIN["t"] + MARGIN["b"]
-    del layout["meta"]
-    for name in [name for name in layout if re.match("[xy]axis", name)]:
-        if layout[name]["type"] == "log":  # plotly finds the ticks, also after a zoom
-            kept = {k: v for k, v in layout[name].items() if k not in ("tickvals", "ticktext")}
-            layout[name] = kept | {"tickformat": ",.6~g", "nticks": 4}
-    several = sum(trace["showlegend"] for trace in found["data"]) > 1
+    data, layout = parts(picture)
+    several = sum(trace["showlegend"] for trace in data) > 1
     heads = [f"<b>{escaped(line)}</b>" for line in wrap(picture.title, 88)]
     heads += [f'<span style="font-size:12px">{escaped(line)}</span>' for line in wrap(picture.sub, 120)]
     text, above = "<br>".join(heads), LINE * len(heads) + (LEGEND if several else 0)
@@ -215,9 +158,47 @@ def joined(picture: Picture, paint: Palette) -> go.Figure:
         "pad": {"l": 14, "t": 14},
     }
     inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
-    layout |= {"template": template(paint), "showlegend": several, "legend": {"y": 1 + 22 / inner}}
-    layout |= {"paper_bgcolor": paint["card"], "plot_bgcolor": paint["card"]}
-    return go.Figure(found["data"], layout)
+    layout |= {"template": template(), "showlegend": several, "legend": {"y": 1 + 22 / inner}}
+    return go.Figure(data, layout)
+
+
+def parts(picture: Picture) -> tuple[list[Dict], Dict]:
+    """Return the traces and the layout of a picture: panels of one x axis below each other, else in a row."""
+    panels = [_Part(panel, i) for i, panel in enumerate(picture.panels)]
+    shared = len({(part.x, tuple(part.panel.names)) for part in panels}) == 1
+    height = sum(TALL if panel.tall else ROW for panel in picture.panels) + GAP * (len(panels) - 1)
+    layout: Dict = {
+        "height": (height if shared else TALL) + MARGIN["t"] + MARGIN["b"],
+        "margin": MARGIN,
+        "shapes": [shape for part in panels for shape in (*part.tints(), *part.lines())],
+        "annotations": [part.y_title() for part in panels],
+    }
+    for part in panels:
+        layout[f"xaxis{part.end}"] = part.x_layout() | {"anchor": f"y{part.end}"}
+        y_layout = {"nticks": 8, "anchor": f"x{part.end}"} | _axis(part.y, part.panel.percent)
+        layout[f"yaxis{part.end}"] = y_layout
+    _arrange(layout, beside=not shared)
+    data = [trace for part in panels for trace in part.traces()]
+    leads = {trace["name"]: trace for trace in data[::-1] if "fill" not in trace and trace["name"]}
+    for trace in leads.values():
+        trace["showlegend"] = True
+    return data, layout
+
+
+def _arrange(layout: Dict, beside: bool) -> None:
+    """Set the panels side by side, or below each other on one x axis that the last one names."""
+    many = len(layout["annotations"])
+    gap = APART / many if beside else GAP / (layout["height"] - MARGIN["t"] - MARGIN["b"])
+    each = (1 - gap * (many - 1)) / many
+    for i in range(many):
+        x, y = (layout[f"{letter}axis{i + 1 if i else ''}"] for letter in "xy")
+        left, top = i * (each + gap), 1 - i * (each + gap)
+        x["domain"] = [left, left + each] if beside else [0.0, 1.0]
+        y["domain"] = [0.0, 1.0] if beside else [max(top - each, 0.0), top]
+        if not beside and i < many - 1:
+            x["showticklabels"], x["title"] = False, {"text": ""}
+        if not beside and i:
+            x["matches"] = "x"
 
 
 # ---------------------------------------------------------------- words
@@ -255,20 +236,14 @@ def _said_cell(panel: Panel, heat: Heat, i: int, j: int) -> str:
     return f"{where}: {counted(heat.counts[i][j], 'token')}"
 
 
-def _scaled(title: str, log: bool) -> str:
-    """Return the title of an axis with or without the word that its scale is logarithmic."""
-    bare = title.removesuffix(" (log)")
-    return f"{bare} (log)" if log else bare
-
-
 # ---------------------------------------------------------------- a panel
 
 
 class _Part:
     """One panel of a figure, on the axes of its number."""
 
-    def __init__(self, panel: Panel, place: int, paint: Palette) -> None:
-        self.panel, self.place, self.paint = panel, place, paint
+    def __init__(self, panel: Panel, place: int) -> None:
+        self.panel, self.paint = panel, palette()
         self.end = "" if place == 0 else str(place + 1)
         self.x, self.y = x_axis(panel), y_axis(panel)
         self.across = {"xref": f"x{self.end} domain", "x0": 0, "x1": 1, "yref": f"y{self.end}"}
@@ -282,8 +257,9 @@ class _Part:
         found = _axis(self.x) | {"title": {"text": title}, "automargin": "height"}
         if not self.panel.names:
             return found
-        ticks = self.x_ticks()[:: -(-len(self.panel.names) // 40)]
-        return found | {"tickvals": [at for at, _ in ticks], "ticktext": [text for _, text in ticks]}
+        ticks = self.x.ticks[:: -(-len(self.panel.names) // 40)]
+        names = [escaped(text) for _, text in ticks]
+        return found | {"tickvals": [at for at, _ in ticks], "ticktext": names}
 
     def y_title(self) -> Dict:
         at = {"xref": f"x{self.end} domain", "x": 0, "yref": f"y{self.end} domain", "y": 1}
@@ -291,58 +267,13 @@ class _Part:
         text = f"↑ {escaped(self.panel.y_title)}"
         return {"text": text, **at, **shift, "font": {"color": self.paint["soft"]}}
 
-    def x_ticks(self) -> list[tuple[float, str]]:
-        if self.panel.names:
-            return [(at, escaped(name)) for at, name in self.x.ticks]
-        return _ticks(self.x)
-
-    def meta(self, first: int) -> Dict:
-        """Return what a page needs to redraw: ticks, the scales that each axis can have, and whole tints."""
-        shapes = [*self.drawn_tints()]
-        tints = [
-            {"shape": first + i, "low": tint.low, "high": tint.high, "name": escaped(tint.name)}
-            for i, (tint, *_) in enumerate(shapes)
-        ]
-        return {
-            "names": bool(self.panel.names),
-            "name": escaped(_scaled(self.panel.y_title, False)),
-            "x": {"scales": self.x_scales(), "ticks": self.x_ticks()},
-            "y": {"scales": self.y_scales(), "ticks": _ticks(self.y)},
-            "tints": tints,
-        }
-
-    def x_scales(self) -> dict[str, Dict]:
-        """Return the ranges and titles of a log axis on both scales; empty if it cannot be changed."""
-        if self.x.scale != "log" or self.panel.heat:
-            return {}
-        other = x_axis(replace(self.panel, x_scale="linear"))
-        return {one.scale: _scale(one, "{} →", self.panel.x_title) for one in (self.x, other)}
-
-    def y_scales(self) -> dict[str, Dict]:
-        """Return the ranges and titles of the y axis on both scales, its own first; empty if it has one."""
-        panel, ys = self.panel, (_number(y) for layer in self.panel.layers for y in layer.y)
-        known = [y for y in ys if y is not None]
-        bases = any(layer.base for layer in panel.layers)
-        if panel.heat or self.y.scale not in ("log", "linear") or not known:
-            return {}
-        if self.y.scale == "log":
-            other = y_axis(replace(panel, y_scale="linear", y_range=(None, None)))
-        elif min(known) > 0 and not bases and max(known) > 3 * min(known):
-            other = y_axis(replace(panel, y_scale="log", y_range=(None, None)))
-        else:
-            return {}
-        return {one.scale: _scale(one, "↑ {}", panel.y_title, panel.percent) for one in (self.y, other)}
-
     # ------------------------------------------------------------ beside the data
 
-    def drawn_tints(self) -> Iterable[tuple[Any, float, float]]:
+    def tints(self) -> Iterable[Dict]:
         for tint in self.panel.tints:
             low, high = self.y.held(tint.low, True), self.y.held(tint.high, False)
-            if high > low:
-                yield tint, low, high
-
-    def tints(self) -> Iterable[Dict]:
-        for tint, low, high in self.drawn_tints():
+            if high <= low:
+                continue
             ends = {"y0": _back(self.y, low), "y1": _back(self.y, high)}
             text = escaped(tint.name) if high - low > 0.07 * (self.y.high - self.y.low) else ""
             label = {"text": text, "textposition": f"top {self.free(high)}", "padding": 5}
@@ -396,14 +327,14 @@ class _Part:
         if self.panel.heat:
             yield self.heat(self.panel.heat) | self.axes
         name = ""
-        for place, layer in enumerate(self.panel.layers):
+        for layer in self.panel.layers:
             name = self.named(layer, name)
             colour = self.paint[f"c{COLOURS.index(layer.colour)}"]
             same = {"name": escaped(name), "legendgroup": escaped(name), "showlegend": False, **self.axes}
             for ribbon in self.ribbons(layer):
                 yield ribbon | same
             drawn = self.bars(layer, colour) if layer.kind == "bars" else self.scatter(layer, colour)
-            yield drawn | same | self.hover(layer) | {"meta": self.raw(place, layer)}
+            yield drawn | same | self.hover(layer)
 
     def named(self, layer: Layer, before: str) -> str:
         """Return the name of a layer in the legend, where layers of one name are one."""
@@ -411,19 +342,6 @@ class _Part:
         if layer.name or not others:
             return layer.name or quantity(self.panel.y_title)[0]
         return INTERVAL if layer.named and layer.low else before
-
-    def raw(self, place: int, layer: Layer) -> Dict:
-        """Return the numbers of a layer as the picture has them, where the trace does not."""
-        found: Dict = {"panel": self.place, "layer": place}
-        if self.panel.names:
-            found["x"] = [escaped(place_name(self.panel, x)) for x in layer.x]
-        elif self.x.scale not in ("linear", "log"):
-            found["x"] = [float(x) for x in layer.x]
-        for name in ("low", "high"):
-            ends = getattr(layer, name)
-            if len(ends):
-                found[name] = [_number(end) for end in ends]
-        return found
 
     def bars(self, layer: Layer, colour: str) -> Dict:
         found: Dict = {
@@ -509,11 +427,6 @@ class _Part:
             "showscale": False,
             "showlegend": False,
             "name": "",
-            "meta": {
-                "panel": self.place,
-                "edges": [float(edge) for edge in heat.edges],
-                "counts": [[int(n) for n in row] for row in heat.counts],
-            },
         }
 
     def hover(self, layer: Layer) -> Dict:
@@ -539,10 +452,7 @@ def _number(value: float | None) -> float | None:
 
 
 def _on(axis: Axis, value: float | None) -> float | None:
-    """Return a value as the figure holds it: itself on linear and log axes, else transformed.
-
-    What is 0 or negative is held for a log axis too, which leaves it out, as the axis may become linear.
-    """
+    """Return a value as the figure holds it: itself on linear and log axes, else transformed."""
     if axis.scale in ("linear", "log"):
         held = _number(value)
         return None if axis.scale == "log" and held is not None and 0 < held < 1 / FARTHEST else held
@@ -555,46 +465,10 @@ def _back(axis: Axis, at: float) -> float:
 
 
 def _axis(axis: Axis, percent: bool = False) -> Dict:
-    """Return an axis; on a linear one plotly finds the ticks, on others it has those of a static chart."""
+    """Return an axis; plotly finds the ticks of linear and log ones, others have those of a static chart."""
     found: Dict = {"type": "log" if axis.scale == "log" else "linear", "range": [axis.low, axis.high]}
+    if axis.scale == "log":
+        return found | {"tickformat": ",.6~g", "nticks": 4}
     if axis.scale == "linear":
         return found | {"tickformat": ".6~%" if percent else ",.6~g"}
-    ticks = [(_back(axis, at), text) for at, text in axis.ticks]
-    return found | {"tickvals": [at for at, _ in ticks], "ticktext": [text for _, text in ticks]}
-
-
-def _scale(axis: Axis, form: str, title: str, percent: bool = False) -> Dict:
-    """Return what changes with the scale of an axis; `form` is its title with an arrow."""
-    title = form.format(escaped(_scaled(title, axis.scale == "log")))
-    shape = {"type": axis.scale, "range": [axis.low, axis.high], "tickformat": ".6~%" if percent else ",.6~g"}
-    return {"axis": shape, "ticks": _ticks(axis, percent), "title": title}
-
-
-def _ticks(axis: Axis, percent: bool = False) -> list[tuple[float, str]]:
-    """Return all ticks of a transformed axis, rough ones first, of which a page shows those that fit."""
-    if axis.scale == "linear":
-        return []
-    if axis.scale == "logit":
-        tails = [10.0**-p * m for m in (1, 5, 2) for p in range(1, 7)]
-        known = [*(one for tail in tails for one in (tail, 1 - tail)), 0.3, 0.7, 0.4, 0.6]
-    elif axis.scale == "excess":
-        known = [1 + 10.0**p * m for m in (5, 2) for p in range(-4, 0)]
-        known += [10.0**p * m for m in (1, 2, 5) for p in range(4) if p or m > 1]
-    else:
-        powers = range(math.floor(axis.low) - 1, math.ceil(axis.high) + 2)
-        known = [10.0**p * m for m in (1, 2, 5, 3, 1.5, 7) for p in powers if abs(p) < 308]
-    spelled = [f"{value * 100:.3g}%" if percent else _digits(value) for value in known]
-    finer = [
-        (at, text) for value, text in zip(known, spelled, strict=True) if (at := axis.at(value)) is not None
-    ]
-    return [*dict([*(() if percent else axis.ticks), *finer]).items()][:MOST]
-
-
-def _digits(value: float) -> str:
-    """Return a tick of few digits in full: 0.002, 2·10⁻⁴, 1−5·10⁻⁵."""
-    if 0.99995 < value < 1:
-        return f"1−{_digits(1 - value)}"
-    lead, _, power = f"{value:.2e}".partition("e")
-    if value >= 1e-3 or float(lead) == 1:
-        return plain(float(f"{value:.7g}"))
-    return f"{float(lead):g}·{plain(10.0 ** int(power))}"
+    return found | {"tickvals": [at for at, _ in axis.ticks], "ticktext": [text for _, text in axis.ticks]}

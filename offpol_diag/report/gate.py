@@ -78,9 +78,7 @@ def _table(verdicts: Sequence[GateVerdict], remarks: Sequence[str]) -> Table:
 
 def _left(number: int, what: str) -> tuple[str, ...]:
     """Return a note if there are more than `MOST`."""
-    return (
-        (f"{count(number - MOST)} more {what}: --json, --csv and --junit have all.",) if number > MOST else ()
-    )
+    return (f"{count(number - MOST)} more {what}: --json and --junit have all.",) if number > MOST else ()
 
 
 def opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:

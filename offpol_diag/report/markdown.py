@@ -16,7 +16,7 @@ from offpol_diag.table import Table
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
 LIMIT = 60_000
 """Maximum bytes; GitHub refuses comments of 65 536 characters."""
-LEFT_OUT = "The rest is left out: a comment holds no more. The report and `--csv` have all."
+LEFT_OUT = "The rest is left out: a comment holds no more. The report has all."
 
 
 def markdown(answer: Answer) -> str:

@@ -23,10 +23,9 @@ from offpol_diag.report.embedded import (
     script_json,
     templates_dir,
 )
-from offpol_diag.report.explore import Drawn, drawn, explored, library, places
-from offpol_diag.report.layout import TableView, breakable, laid_out
+from offpol_diag.report.layout import breakable, laid_out
 from offpol_diag.report.parts import Part, parts
-from offpol_diag.report.picture import Picture, listed
+from offpol_diag.report.picture import Picture
 from offpol_diag.report.remedy import forms
 from offpol_diag.report.svg import meter, panel_svg, spark, triangle
 from offpol_diag.result import Result
@@ -40,27 +39,20 @@ _CODE = re.compile("`([^`]+)`")
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture, drawn: its panels, what to say of their points as JSON, and its numbers as a table."""
+    """A picture, drawn: its panels, and what to say of their points as JSON."""
 
     picture: Picture
     svgs: tuple[Any, ...]
     json: str
-    data: TableView
 
 
-def page(result: Result | Checked, explore: bool = True) -> str:
-    """Render the whole page; equal results give equal pages.
-
-    Args:
-        result: the result.
-        explore: whether the page carries plotly, to draw its charts large.
-    """
+def page(result: Result | Checked) -> str:
+    """Render the whole page; equal results give equal pages."""
     answer = answered(result)
     if isinstance(result, Checked):
         name = f"{PurePath(result.dump[0]).name if result.dump else 'a dump'} and its curves"
         kind, data, version = "Curves", packed(result.to_json()), result.version
         sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[-1:])]
-        charts = {one.id: {"": one} for one in answer.charts} if explore else {}
     else:
         dumps = [result.dump, *([result.against.b.dump] if result.against else [])]
         name, data, version = " against ".join(map(named, dumps)), embedded(result), result.run.version
@@ -68,40 +60,28 @@ def page(result: Result | Checked, explore: bool = True) -> str:
         kind = "Rescored" if result.run.command == "rescore" else kind
         kind = "Comparison" if result.against or result.comparison else "Gate" if result.gates else kind
         sections = list(parts(result, answer))
-        charts = explored(result, answer) if explore else {}
-    if charts:
-        library()
-    return _page(
-        charts,
-        title=f"{kind} · {name} · offpol-diag",
-        name=name,
-        head=_head(result, answer),
-        parts=[(one, _view(one, result), list(map(laid_out, one.tables))) for one in sections],
-        data=data,
-        version=version,
+    style, script = (
+        (templates_dir() / name).read_text(encoding="utf-8").strip() for name in ("report.css", "report.js")
     )
-
-
-def _page(charts: Drawn, **facts: Any) -> str:
-    """Fill the template; `charts` are those that plotly can draw."""
-    style, script, early, more, opener = (
-        (templates_dir() / name).read_text(encoding="utf-8").strip()
-        for name in ("report.css", "report.js", "theme.js", "explore.css", "explore.js")
+    policy = (  # this script and inline styles, and no network
+        f"default-src 'none'; script-src 'sha256-{digest(script)}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    hashes = [digest(early), digest(script)]
-    carried: dict[str, Any] = {"explore": {}}
-    if charts:
-        source, its = library().result()
-        hashes += [digest(opener), its]
-        style = f"{style}\n{more}"
-        carried = {"explore": places(charts), "figures": drawn(charts), "plotly": source, "opener": opener}
-    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
-    policy = (  # these scripts and inline styles, and no network
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+    page: str = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=f"{kind} · {name} · offpol-diag",
+            name=name,
+            head=_head(result, answer),
+            parts=[(one, _view(one, result), list(map(laid_out, one.tables))) for one in sections],
+            data=data,
+            version=version,
+            policy=policy,
+            style=style,
+            script=script,
+        )
     )
-    assets = {"policy": policy, "style": style, "early": early, "script": script}
-    page: str = _environment().get_template("report.html.j2").render(**facts, **assets, **carried)
     return UNSEEN.sub("\ufffd", page)
 
 
@@ -171,7 +151,7 @@ def _tile(tile: Tile, bands: Mapping[str, list[Any]]) -> tuple[Tile, str]:
 def _drawn(one: Picture) -> Chart:
     panels = [panel_svg(panel, f"{one.title}: {panel.y_title}") for panel in one.panels]
     hover = json.dumps([points for _, points in panels], ensure_ascii=False, separators=(",", ":"))
-    return Chart(one, tuple(svg for svg, _ in panels), script_json(hover), laid_out(one.data or listed(one)))
+    return Chart(one, tuple(svg for svg, _ in panels), script_json(hover))
 
 
 def _calm(text: str) -> str:
@@ -208,7 +188,6 @@ def _environment() -> Any:
         "cell": shown,
         "forms": forms,
         "minus": minus,
-        "packed": packed,
     }
     return environment
 

@@ -14,9 +14,9 @@ from offpol_diag.numerals import count, counted, rounded, say_value, size
 from offpol_diag.report import columns
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.charts import by_place
-from offpol_diag.report.presets import Presets, by_family, cards, missing
+from offpol_diag.report.presets import Presets, by_family, missing, presets
 from offpol_diag.report.remedy import trainer_of
-from offpol_diag.report.tokens import strips
+from offpol_diag.report.tokens import strips, title
 from offpol_diag.report.tokens import tables as of_tokens
 from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.table import Cell, Table
@@ -83,16 +83,14 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
         bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
         drawn = (answer.charts, bands, tuple(by_place(summary)))
         yield Part("charts", "Where the mismatch is", "Charts", macro="Charts", drawn=drawn)
-    if browser := cards(summary):
-        some = tuple(
-            one for one in (*tables, missing(summary)) if one.id in ("ranking", "needs") and one.rows
-        )
-        title = "Every correction on this batch"
-        yield Part("presets", title, "Presets", macro="Cards", drawn=browser, tables=some)
+    if summary.presets:
+        some = tuple(one for one in tables if one.id == "ranking")
+        every = tuple(one for one in (presets(summary), *some, missing(summary)) if one.rows)
+        yield Part("presets", "Every correction on this batch", "Presets", tables=every)
     worst, of_tokens_ = strips(summary), tuple(one for one in of_tokens(summary) if one.rows)
-    if worst or of_tokens_:
-        title = worst.title if worst else "Worst sequences and tokens"
-        yield Part("tokens", title, "Tokens", macro="Strips" * bool(worst), drawn=worst, tables=of_tokens_)
+    if of_tokens_:
+        macro = "Strips" if worst else ""
+        yield Part("tokens", title(summary), "Tokens", macro=macro, drawn=worst, tables=of_tokens_)
     if logged := logs(summary):
         more = f" The {len(summary.run.logs_left_out)} other presets' are computed with `--presets all`."
         text = LEAD + (more if summary.run.logs_left_out else "")

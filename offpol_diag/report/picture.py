@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, TypeVar
 
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
-from offpol_diag.table import Table
 
 Scale = Literal["linear", "log", "logit", "excess"]
 Colour = Literal["grey", "blue", "orange", "slate", "teal", "purple"]
@@ -110,8 +109,6 @@ class Picture:
     title: str
     sub: str
     panels: Sequence[Panel]
-    data: Table | None = None
-    wide: bool = False
     telling: bool = True
 
 
@@ -250,24 +247,6 @@ def plain(value: float) -> str:
 
 
 # ---------------------------------------------------------------- points in words
-
-
-def listed(picture: Picture) -> Table:
-    """Return the numbers of a picture as a table, one row per point."""
-    rows = [
-        (layer.name or panel.y_title, place_name(panel, x), one) for panel, layer, x, one in points(picture)
-    ]
-    header = ("series", picture.panels[0].x_title or "of", "value")
-    return Table(f"{picture.id}-data", f"Data of “{picture.title}”", header, rows)
-
-
-def points(picture: Picture) -> Iterator[tuple[Panel, Layer, float, Number]]:
-    """Yield every point that is known: its panel, its layer, its place on the x axis, and its number."""
-    for panel in picture.panels:
-        for layer in panel.layers:
-            for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True)):
-                if y is not None and math.isfinite(y):
-                    yield panel, layer, x, number(layer, place, panel.percent)
 
 
 def runs(points: Iterable[T | None]) -> list[list[T]]:

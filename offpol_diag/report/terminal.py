@@ -266,7 +266,7 @@ class _Screen:
             for line in _grid(page, self.console.width):
                 self.console.print(Styled(line), soft_wrap=True)
         numbered = [f"({place}) {note}" for note, place in notes.items()]
-        more = [f"Left out for want of width: {', '.join(left)} (--csv has all)."] if left else []
+        more = [f"Left out for want of width: {', '.join(left)} (--json has all)."] if left else []
         for note in (" ".join(numbered), *table.notes, *more):
             self.text(note, "dim", 2 if note.startswith("*") else 0)
 

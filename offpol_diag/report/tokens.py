@@ -31,7 +31,7 @@ NOTE = "Positions count from 0. Log-probs in nats; Δ = log π_train − log π_
 
 @dataclass(frozen=True)
 class Token:
-    """A token: its text or id, its colour (n1 to n4: less likely under the trainer; p1 to p4), a remark."""
+    """A token: its text, its colour (n1 to n4: less likely under the trainer; p1 to p4), a remark."""
 
     text: str
     look: str
@@ -49,22 +49,19 @@ class Response:
 
 @dataclass(frozen=True)
 class Strips:
-    """The worst responses, and an ordinary one; `texts`: tokens are known by their text."""
+    """The worst responses, and an ordinary one."""
 
-    title: str
     worst: tuple[Response, ...]
     typical: Response | None
-    texts: bool
     open: int = 2
 
 
 def strips(summary: Result) -> Strips | None:
-    """Return the worst responses as strips, with a title that says what they share; None without any."""
+    """Return the worst responses as strips; None where the texts of their tokens are not known."""
     texts = summary.charts.token_texts
-    worst = [one for one in summary.worst.sequences if one.positions]
-    usual = [_response(one, texts) for one in summary.worst.typical if one.positions]
-    every = tuple(_response(one, texts) for one in worst)
-    return Strips(_title(summary, worst), every, next(iter(usual), None), bool(texts)) if worst else None
+    usual = [_response(one, texts) for one in summary.worst.typical if one.token_ids]
+    worst = tuple(_response(one, texts) for one in summary.worst.sequences if one.token_ids)
+    return Strips(worst, next(iter(usual), None)) if worst and texts else None
 
 
 def tables(summary: Result) -> Iterator[Table]:
@@ -85,8 +82,11 @@ def _told(table: Table) -> Table:
     return replace(table, rows=rows, notes=notes, shown="page").without(table.empty)
 
 
-def _title(summary: Result, worst: list[WorstSequence]) -> str:
+def title(summary: Result) -> str:
     """Return a finding on the worst responses: their step and reward."""
+    worst = summary.worst.sequences
+    if not worst:
+        return "Worst sequences and tokens"
     many = f"The {counted(len(worst), 'worst response')}"
     steps = [one.step for one in worst if one.step is not None]
     usual = max(set(steps), key=steps.count) if steps else None
@@ -104,9 +104,7 @@ def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
     facts += [f"{one.length} tokens", f"mean K3 {rounded(one.k3_mean)}"]
     facts += [f"reward {rounded(one.reward)}"] if one.reward is not None else []
     facts += [f"from token {one.first}"] if one.first else []
-    ids = [str(token) for token in one.token_ids or one.positions]
-    if one.token_ids:
-        ids = [texts.get(token, token) for token in ids]
+    ids = [texts.get(str(token), str(token)) for token in one.token_ids]
     found: list[Token] = []
     for place, delta in enumerate(one.log_ratios):
         if place and one.positions[place] != one.positions[place - 1] + 1:

@@ -98,7 +98,6 @@ TARGETS = {
     "--md": "x.md",
     "--sequences": "x.parquet",
     "--junit": "x.xml",
-    "--csv": "tables",
 }
 PLACES = ("-", ".", "no/x", "a.parquet", "/dev/full", "/dev/null", "x.html/")
 SOURCES = (
