@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from offpol_diag.result import Result
 
 Say = Callable[[str], None]
-ALL = "all"
 MOST_NAMED = 3
 """Most presets that a hint names."""
 
@@ -39,10 +38,11 @@ def silent(text: str) -> None:
 def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Result:
     """Analyse and diagnose a dump, and recommend a correction."""
     trainer, floors = trainer_of(request), floors_of(request)
-    chosen = presets_of(request, say, ALL)
+    asked = presets_of(request, say)
+    dump = opened(paths, request)
+    chosen = asked or usual(dump, request, trainer)
     more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "trainer": trainer or ""}
     more["sequences"] = request.sequences
-    dump = opened(paths, request)
     found = examined(dump, request, chosen, say, every_log=request.presets is not None, **more)
     return within(advised(found, "analyze", trainer), floors)
 
@@ -61,11 +61,11 @@ def compare(
         return _compare_runs(paths, others, request, say)
     from offpol_diag.compare import lacking, of_presets, reference
 
-    chosen, base = presets_of(request, say, ALL), None
-    if request.against is not None:
-        one = one_preset(request, "against")
-        chosen, base = tuple(dict.fromkeys((*chosen, one))), one.name
+    asked = presets_of(request, say)
+    against = None if request.against is None else one_preset(request, "against")
     dump = opened(paths, request)
+    chosen = tuple(dict.fromkeys((*(asked or usual(dump, request)), *([against] if against else []))))
+    base = against.name if against else None
     columns = dump.info.columns
     lacks = lacking(columns, chosen)
     if all(lacks.values()):
@@ -89,7 +89,7 @@ def _compare_runs(paths: Sequence[str], others: Sequence[str], request: requests
         raise UsageError("stdin cannot be both runs", "name a file for one of them")
     from offpol_diag.compare import of_runs
 
-    chosen = presets_of(request, say, ())
+    chosen = presets_of(request, say)
     one, other = (examined(opened(run, request), request, chosen, say) for run in (paths, others))
     first, second = named(one.summary(), "compare"), other.summary()
     return first.model_copy(update={"against": of_runs(one, other, first, second)})
@@ -173,8 +173,9 @@ def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say
     if isinstance(given, Result):
         found = given
     else:
-        chosen = must.presets(catalogue(request, say))
-        examination = examined(opened(given, request), request, chosen, say, by_step=must.by_step)
+        known = catalogue(request, say)
+        chosen, by_step = must.presets(known), must.by_step(known)
+        examination = examined(opened(given, request), request, chosen, say, by_step=by_step)
         found = advised(examination, "gate")
     remark = not_compared(base, must.baseline) if base and must.baseline else ""
     found = as_expected(found, must)
@@ -275,15 +276,21 @@ def catalogue(request: Request, say: Say = silent) -> Catalogue:
     return found
 
 
-def presets_of(
-    request: requests.Analyze | requests.Compare, say: Say, otherwise: str | tuple[()]
-) -> tuple[Preset, ...]:
-    """Return the presets of a request, or `otherwise` where none are named."""
+def presets_of(request: requests.Analyze | requests.Compare, say: Say) -> tuple[Preset, ...]:
+    """Return the presets that a request names; none where it names none."""
     from offpol_diag.presets.catalogue import chosen
 
     known = catalogue(request, say)
     with request.judged("presets"):
-        return chosen(otherwise if request.presets is None else request.presets, known)
+        return () if request.presets is None else chosen(request.presets, known)
+
+
+def usual(dump: Dump, request: Request, trainer: str | None = None) -> tuple[Preset, ...]:
+    """Return the presets that are evaluated of a dump where none are named."""
+    from offpol_diag.trainers import DEFAULTS, named_in
+
+    further = DEFAULTS.get(trainer or named_in(dump.info.provenance), ())
+    return catalogue(request).usual(dump.info.columns, further)
 
 
 def one_preset(request: Request, field: str, say: Say = silent) -> Preset:

@@ -157,8 +157,8 @@ class Analyze(Texts, Written, ForTrainer, Grouped, Expected, OwnPresets, Compute
     """What `analyze` is asked."""
 
     presets: Any = opt(None, "all|NAME,NAME", READ, env=True)
-    """Corrections to evaluate; `offpol-diag presets` lists them. All by default; what a trainer logs is then
-    computed only for its own presets and what can be recommended, with `all` for every preset."""
+    """Corrections to evaluate, also at other thresholds: token_is@3,token_icepop@0.4..4. 20 of all and those
+    of the dump's trainer by default; `offpol-diag presets` lists them."""
     no_html: bool = opt(False, "", WRITE, only=SHELL)
     """Write no HTML report."""
     strict: bool = opt(False, only=SHELL)
@@ -182,8 +182,8 @@ class Compare(Written, Grouped, OwnPresets, Computed):
     """What `compare` is asked."""
 
     presets: Any = opt(None, "all|NAME,NAME", READ, env=True)
-    """Corrections to evaluate; `offpol-diag presets` lists them. Of one dump all, of two runs none, unless
-    you name some."""
+    """Corrections to evaluate, also at other thresholds: token_is@3; `offpol-diag presets` lists them. Of
+    one dump the usual ones, of two runs none, unless you name some."""
     against: Any = opt(None, "NAME", READ)
     """The preset that the others are compared with; the first of --presets unless you name one."""
     as_one: bool = opt(False, "", READ, only=SHELL)
@@ -297,11 +297,9 @@ class Presets(OwnPresets, Request):
     """What `presets` is asked."""
 
     name: str | None = opt(None, "NAME", only=SHELL)
-    """One preset, or several separated by commas: their exact formulas."""
+    """One preset, or several separated by commas, also at other thresholds (token_is@3): their formulas."""
     trainer: str | None = opt(None, "TRAINER", "", "--for")
     """The preset in this trainer's own syntax, ready to paste; without a NAME, what it can say."""
-    changes: tuple[str, ...] = opt((), "KEY=VALUE", "", "--set", many=True)
-    """Change a threshold: weight.upper=3, reject.lower=0.99. Repeat it, or separate by commas."""
     json_file: Path | None = opt(None, "FILE|-", WRITE, "--json", only=SHELL)
     """Write the result as JSON; - is stdout."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json as to_json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -102,19 +101,12 @@ def presets(request: requests.Presets) -> None:
     """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
     from offpol_diag.commands import catalogue
     from offpol_diag.presets.formulas import catalogue_table
-    from offpol_diag.presets.tuning import tuned
     from offpol_diag.trainers import config_for, sayable, trainer_named
 
     name, trainer, json, quiet = request.name, request.trainer, request.json_file, request.quiet
     if json is not None:
         check(json, *([request.preset_file] if request.preset_file else []))
-    changes = _changes(request.changes)
-    found = catalogue(request).resolve(name or "all")
-    if changes and name is None:
-        raise UsageError(
-            "--set changes a preset; none is named", "say which: offpol-diag presets NAME --set …"
-        )
-    chosen = {preset.name: tuned(preset, changes) for preset in found}
+    chosen = {preset.name: preset for preset in catalogue(request).resolve(name or "all")}
     rows: dict[str, Any]
     if trainer and name:
         configs = [config_for(preset, trainer) for preset in chosen.values()]
@@ -174,17 +166,6 @@ def _said(bound: float) -> str:
     from offpol_diag.numerals import minus
 
     return minus(f"{bound:.6g}") if math.isfinite(bound) else "–"
-
-
-def _changes(given: Sequence[str]) -> dict[str, str]:
-    from offpol_diag.options import split
-    from offpol_diag.presets.tuning import SETTINGS
-
-    parts = [part.partition("=") for text in given for part in split(text)]
-    for key, sign, value in parts:
-        if not key.strip() or not value.strip():
-            raise UsageError(f'--set "{key}{sign}{value}" sets nothing', SETTINGS)
-    return {key.strip(): value.strip() for key, _, value in parts}
 
 
 def _config(config: Config) -> dict[str, Any]:

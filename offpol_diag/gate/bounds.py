@@ -4,6 +4,7 @@
     NAME       = [QUANTIFIER ":"] NUMBER
     QUANTIFIER = step | first | last | min | max | mean | median | pNN      over the training steps
     NUMBER     = METRIC | drift2.METRIC | total.METRIC | PRESET.METRIC   or as logged: `trainers/ours.py`
+    PRESET     = NAME | NAME "@" …     the "=" of a bound is the last one, the "." of a metric too
     TOLERANCE  = SHARE "%" | AMOUNT | SHARE "%" "+" AMOUNT
     STEPS      = FIRST ".." LAST | FIRST ".." | ".." LAST | STEP
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from pydantic_core import ErrorDetails
 from offpol_diag.errors import GateFileError, OffpolError, UsageError, did_you_mean
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
+from offpol_diag.presets.tuning import MARK
 from offpol_diag.result import DiagnosisVerdict
 from offpol_diag.result.facts import sound
 from offpol_diag.trainers.ours import ours
@@ -114,17 +116,23 @@ class Name:
     def __str__(self) -> str:
         return f"{self.over}:{self.number}" if self.over else self.number
 
-    def preset(self, known: Container[object]) -> str:
-        """Return the preset that it names, preferably a known one; empty for a metric of a policy gap."""
-        prefixes = [prefix for prefix, _ in splits(self.number)] or [""]
-        found = next((prefix for prefix in prefixes if prefix in known), prefixes[-1])
+    @property
+    def preset(self) -> str:
+        """The preset that it names; empty for a metric of a policy gap."""
+        found = split(self.number)[0]
         return "" if found in GAPS else found
+
+    def of(self, known: Catalogue) -> str:
+        """Return the number with its preset's name as that catalogue has it: `token_is@3.ess_tokens`."""
+        return f"{known[self.preset].name}.{split(self.number)[1]}" if self.preset in known else self.number
 
 
 def name(text: str) -> Name:
     """Parse `k3`, `seq_mis.ess_tokens`, `p90:k3`, or a name that a trainer logs (`rollout_corr/kl`)."""
-    over, colon, number = (part.strip() for part in text.rpartition(":"))
-    if not number or "=" in text:
+    over, colon, number = (part.strip() for part in text.partition(":"))
+    if not colon or MARK in over:  # a colon after it separates settings of the preset
+        over, colon, number = "", "", text.strip()
+    if not number or "=" in number.partition(MARK)[0]:
         raise ValueError(f'"{text}" names no number; a name is k3, seq_mis.ess_tokens or median:k3')
     if colon and over not in QUANTIFIERS and not pooled(over):
         ends = {"p0": "say min", "p100": "say max"}.get(re.sub(r"\.0*$", "", over))
@@ -143,11 +151,10 @@ def comparable(text: str) -> Name:
     return found
 
 
-def splits(number: str) -> Iterator[tuple[str, str]]:
-    """Split `a.b.c` into (a.b, c) and (a, b.c): names of presets and of metrics may both hold dots."""
-    parts = number.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        yield ".".join(parts[:cut]), ".".join(parts[cut:])
+def split(number: str) -> tuple[str, str]:
+    """Split at the last dot into preset and metric: `token_is@2.5.ess_tokens`."""
+    preset, _, metric = number.rpartition(".")
+    return preset, metric
 
 
 class Span(NamedTuple):
@@ -310,7 +317,7 @@ class Bound(Table):
             raise ValueError(f"steps: {self.name} is a number of the whole dump; {instead}")
         if self.presets and "." in self.name.number:
             raise ValueError(f"presets: the name has a preset already: {self.name.number}")
-        if odd := [preset for preset in self.presets if set(preset) & set(":=")]:
+        if odd := [preset for preset in self.presets if set(preset.partition(MARK)[0]) & set(":=")]:
             raise ValueError(f'presets: "{odd[0]}" is no name of a preset')
         return self
 
@@ -353,16 +360,15 @@ class Gates(Table):
         """The earlier result."""
         return Path(self.baseline.result) if self.baseline and self.baseline.result else None
 
-    @property
-    def by_step(self) -> tuple[str, ...]:
-        """The numbers that are needed at each training step."""
+    def by_step(self, known: Catalogue) -> tuple[str, ...]:
+        """Return the numbers that are needed at each training step."""
         names = [*(one for row in self.bound for one in row.names), *self._compared]
-        return tuple(dict.fromkeys(one.number for one in names if one.over))
+        return tuple(dict.fromkeys(one.of(known) for one in names if one.over))
 
     def presets(self, known: Catalogue) -> tuple[Preset, ...]:
         """Return the presets to compute; the error on an unknown one says which table names it."""
-        named = [(row.source, [one.preset(known) for one in row.names]) for row in self.bound]
-        named.append(("", [one.preset(known) for one in self._compared]))
+        named = [(row.source, [one.preset for one in row.names]) for row in self.bound]
+        named.append(("", [one.preset for one in self._compared]))
         named.append(("", self.baseline.presets if self.baseline else []))
         found: dict[str, Preset] = {}
         for source, presets in named:
@@ -465,7 +471,9 @@ USUAL = {
 
 def _limit(flag: str, text: str) -> dict[str, Any]:
     """Return `k3=0.002` of --max or --min as a table of the file; what is no number stays text."""
-    said, _, limit = (part.strip() for part in text.partition("="))
+    said, sign, limit = (part.strip() for part in text.rpartition("="))
+    if not sign:
+        said, limit = limit, ""
     value = _number(limit)
     return {"name": said, flag.removeprefix("--"): limit if math.isnan(value) else value}
 

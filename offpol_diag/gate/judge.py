@@ -6,13 +6,14 @@ does not count, except that something must have been judged for the gate to pass
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from offpol_diag.errors import did_you_mean
+from offpol_diag.errors import PresetError, did_you_mean
 from offpol_diag.gate.bounds import (
     ALL_STEPS,
     EVERY,
@@ -29,7 +30,7 @@ from offpol_diag.gate.bounds import (
     Span,
     joined,
     pooled,
-    splits,
+    split,
 )
 from offpol_diag.gate.expect import expectation
 from offpol_diag.gate.ruling import HIDDEN, Ruling, rule, shown, silence
@@ -140,12 +141,15 @@ class Lookup:
         """Return the name of a preset given by name or alias, in any spelling that the catalogue accepts."""
         rows, plain = self.summary.presets, catalogue.plain
         alike = (key for key, row in rows.items() if plain(name) in map(plain, (key, *row.aliases)))
-        return name if name in rows else next(alike, None)
+        with contextlib.suppress(KeyError, PresetError):
+            alike = (*alike, catalogue.load()[name].name)
+        return name if name in rows else next((key for key in alike if key in rows), None)
 
     def preset_of(self, name: str) -> tuple[str | None, str, str]:
         """Return the preset that a number belongs to, how it was named, and its metric."""
-        found = ((self.preset(prefix), prefix, metric) for prefix, metric in splits(name))
-        return next((one for one in found if one[0] and name not in self.summary.whole), (None, "", name))
+        prefix, metric = split(name)
+        found = None if name in self.summary.whole else self.preset(prefix)
+        return (found, prefix, metric) if found else (None, "", name)
 
     def places(self, steps: Span) -> list[Place]:
         """List the steps of the dump that are in a span; rows without a step are in none."""
@@ -185,7 +189,8 @@ class Lookup:
         own = {key: list(self.summary.preset(key)) for key in self.summary.presets}
         known = [*self.summary.whole, *(f"{key}.{one}" for key, names in own.items() for one in names)]
         metrics = {one for names in own.values() for one in names}
-        preset, near = next((row for row, metric in splits(name) if metric in metrics), ""), self._hint()
+        preset, metric = split(name)
+        preset, near = preset if metric in metrics else "", self._hint()
         if preset and near and not did_you_mean(preset, [*own, *GAPS]):
             return (
                 f"{preset} is not among the presets of this result; analyze the dump with --presets {preset}"

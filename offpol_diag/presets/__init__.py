@@ -326,7 +326,10 @@ class Preset:
     def slips(self) -> Iterator[Slip]:
         """Yield parts that are right each by itself and make no sense together."""
         if self.loss == "ppo_clip" and self.policy == "current" and self.weight is not None:
-            yield "weight", "the ratio of ppo_clip is of π_θ already; write loss = reinforce, or no weight"
+            yield (
+                "weight",
+                "under ppo_clip the ratio holds that of π_θ already: say loss = reinforce, or no weight",
+            )
 
     def lacking(self, columns: Collection[str]) -> list[str]:
         """Return the columns that the preset reads and `columns` lack, e.g. `current_log_probs`."""

@@ -91,7 +91,9 @@ def tuned(preset: Preset, changes: Changes | Mapping[str, str]) -> Preset:
 
 def command(name: str, settings: Mapping[str, str]) -> str:
     """Return the command that shows a preset with these settings."""
-    said = f"{name}{MARK}{Changes((), settings)}" if settings else name
+    word, _, text = name.partition(MARK)
+    changes = Changes((), settings).over(Changes.of(text)) if text else Changes((), settings)
+    said = f"{word}{MARK}{changes}" if text or settings else name
     return f"offpol-diag presets {shlex.quote(said)}"
 
 

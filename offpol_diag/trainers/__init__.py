@@ -31,7 +31,17 @@ from offpol_diag.trainers.base import Log
 from offpol_diag.trainers.config import Config, Trainer
 from offpol_diag.trainers.schema import Snippet
 
-__all__ = ["LOGS", "TRAINERS", "Config", "Snippet", "Trainer", "config_for", "sayable", "trainer_named"]
+__all__ = [
+    "DEFAULTS",
+    "LOGS",
+    "TRAINERS",
+    "Config",
+    "Snippet",
+    "Trainer",
+    "config_for",
+    "sayable",
+    "trainer_named",
+]
 
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer
@@ -57,6 +67,19 @@ TRAINERS: dict[str, Trainer] = {
 """All trainers, the most common ones of the catalogue first."""
 LOGS: dict[str, Log] = {log.name: log for trainer in TRAINERS.values() for log in trainer.logs}
 """The word in a preset's `logs` → what that trainer logs."""
+
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "verl": ("decoupled_geo_rs", "decoupled_geo_rs_seq_tis", "decoupled_k3_rs_seq_tis"),
+    "trl": ("seq_icepop@inf..3", "token_is@3", "token_icepop@inf..3", "seq_is@3", "opsm@0.5"),
+    "ms-swift": ("token_icepop@inf..2", "geo_is", "seq_mask_tis@inf..2"),
+    "nemo-rl": ("seq_error_mask", "seq_mask_tis@0.999..1.002"),
+    "slime": ("slime_mis", "opsm@0.0001", "token_clip@0.5..2"),
+    "miles": ("slime_mis", "opsm@0.0001"),
+    "areal": ("token_mis@0.5..5", "geo_mask@0.999..1.002", "token_k3_mask"),
+    "prime-rl": ("ipo", "dppo_tv", "bypass_pg_token_icepop@0.2..5"),
+    "skyrl": ("seq_is@5", "decoupled_geo_rs@0.99..1.01", "seq_rs"),
+}
+"""Trainer → its own methods at the thresholds that it has by default, where the usual presets lack them."""
 
 
 def config_for(preset: Preset, trainer: str) -> Config:
