@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import runpy
 import tempfile
 import tomllib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,19 +19,16 @@ from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analyze import analyze, examine, opened
 from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
-from offpol_diag.errors import ConfigError
 from offpol_diag.forms.table import FORMS
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Numbers
-from offpol_diag.pipeline.plan import BOUNDS
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
-from offpol_diag.presets.formulas import NOTHING, rejection, veto, weight
+from offpol_diag.presets.formulas import rejection, veto, weight
 from offpol_diag.report import answered
 from offpol_diag.report.terminal import terminal
 from offpol_diag.result import Result
-from offpol_diag.trainers import LOGS, TRAINERS
-from offpol_diag.trainers.schema import Key, Rule, Schema, schema
+from offpol_diag.trainers import TRAINERS
 from offpol_diag.writer import DumpWriter
 
 HERE = Path(__file__).parent
@@ -68,18 +63,17 @@ def presets() -> str:
 over a response of n tokens. The numerator is π_old (decoupled: the trainer recomputes it) or π_θ (bypass: the
 rollout's log-probs are the anchor). Rejected tokens leave the denominator of the loss (kept) or stay in it
 (all). `offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config,
-ready to paste. `logs`: whose names `as_logged` has, explained in [crosswalk.md](crosswalk.md). The file is
+ready to paste. `logs`: whose names `as_logged` has. The file is
 [`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
 
 ## Until when each trainer was read
 
-{_table(("trainer", "newest version read", "its configuration"), map(_read, TRAINERS))}{families}"""
+{_table(("trainer", "newest version read"), map(_read, TRAINERS))}{families}"""
 
 
 def _read(trainer: str) -> Sequence[str]:
-    page = f"[keys, versions, what does nothing](trainers/configuration/{trainer}.md)"
-    return trainer, _repository_linked(schema(trainer).source), page
+    return trainer, re.sub(r"^([\w.-]+/[\w.-]+)", r"[\1](https://github.com/\1)", TRAINERS[trainer].read)
 
 
 def _family(word: str, text: str, rows: Sequence[Preset]) -> str:
@@ -109,172 +103,13 @@ def linked(source: str) -> str:
 
 def _link(found: re.Match[str]) -> str:
     name, commit, date, file, lines = found.groups()
-    repository = name if "/" in name else schema(name.lower()).source.split()[0]
+    repository = name if "/" in name else TRAINERS[name.lower()].read.split()[0]
     if file is None:
         return f"{name} [{commit}](https://github.com/{repository}/commit/{commit}) ({date})"
     first, _, last = lines.split(",")[0].partition("-")
     place = f"#L{first}-L{last}" if last else f"#L{first}"
     address = f"https://github.com/{repository}/blob/{commit}/{file}{place}"
     return f"{name} {commit} ({date}) [{file.rpartition('/')[2]}:{lines}]({address})"
-
-
-# ---------------------------------------------------------------- the configuration of a trainer
-
-
-def configuration(trainer: str) -> str:
-    """What a trainer's configuration can express, in which version, and which settings do nothing."""
-    table = schema(trainer)
-    methods: dict[str, list[str]] = defaultdict(list)
-    refused: dict[str, list[str]] = defaultdict(list)
-    remarks: dict[str, list[str]] = defaultdict(list)
-    for name, preset in load().items():
-        try:
-            config = TRAINERS[trainer].config(preset)
-        except ConfigError as error:
-            refused[error.message].append(name)
-            continue
-        headings = dict.fromkeys(one.versions.removeprefix(f"{table.name} ") for one in config.snippets)
-        methods["; ".join(filter(None, headings)) or "all"].append(name)
-        for remark in config.remarks:
-            remarks[remark].append(name)
-    keys = [_key(table, key) for rows in table.keys.values() for key in rows]
-    idle = [_rule(table, rule) for rule in table.rules]
-    changed = f" Its keys changed with {', '.join(table.versions)}." if len(table.versions) > 1 else ""
-    return f"""{MADE}# {table.name}: what its configuration can express
-
-Read in {_repository_linked(table.source)}.{changed} `offpol-diag presets NAME --for {trainer}`
-prints a method, with what still differs there; every printed block is checked against the tables below.
-
-## What is refused, or silently does nothing
-
-{_rows(("set", "but not", "then", "in", "read from"), idle)}
-## Methods, and the versions that take them
-
-{_rows(("versions", "presets"), [(versions, _names(names)) for versions, names in methods.items()])}
-## What it does differently
-
-{_rows(("difference", "for presets"), [(remark, _names(names, 4)) for remark, names in remarks.items()])}
-## What it cannot express
-
-{_rows(("part", "of presets"), [(reason, _names(names, 4)) for reason, names in refused.items()])}
-## Losses without a preset
-
-{_rows(("set", "which", "read from"), table.beyond)}
-## Keys
-
-{_rows(("key", "takes", "default", "in", "read from"), keys)}"""
-
-
-def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return _table(header, rows) if rows else "None.\n"
-
-
-def _repository_linked(source: str) -> str:
-    return re.sub(r"^([\w.-]+/[\w.-]+)", r"[\1](https://github.com/\1)", source)
-
-
-def _names(names: Sequence[str], most: int = 1000) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(f"`{name}`" for name in names[:most]) + more
-
-
-def _key(table: Schema, key: Key) -> Sequence[str]:
-    bounds = {"above": key.above, "at least": key.least, "below": key.below}
-    limits = [f"{word} {value:g}" for word, value in bounds.items() if abs(value) != float("inf")]
-    takes = ", ".join([" or ".join(key.types), *limits]) + (
-        f": {', '.join(map(_value, key.values))}" if key.values else ""
-    )
-    default = "" if key.default is None else _value(key.default)
-    return f"`{key.name}`", takes, default, _span(table, key), key.file
-
-
-def _rule(table: Schema, rule: Rule) -> Sequence[str]:
-    when = " and ".join(_setting(key, (value,)) for key, value in rule.when.items())
-    need = " and ".join(_setting(key, values) for key, values in rule.need.items())
-    return when, need, rule.why, _span(table, rule), rule.file
-
-
-def _setting(key: str, values: Sequence[object]) -> str:
-    words = " or ".join(_value(value) for value in values)
-    if words == "no version":
-        return "it works in none of these versions"
-    return f"`{key}` {words}" if words in ("set", "null") else f"`{key}` = {words}"
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _span(table: Schema, row: Key | Rule) -> str:
-    since = f"from {row.since}" if row.since not in ("", table.versions[0]) else ""
-    until = f"up to {row.until}" if row.until not in ("", table.versions[-1]) else ""
-    return " ".join(filter(None, (since, until))) or "all"
-
-
-def crosswalk() -> str:
-    """What each trainer's names mean, and which words mean several things."""
-    books = {logs: book.names() for logs, book in LOGS.items()}
-    return f"""{MADE}# This name means …
-
-The same word stands for different numbers in different trainers, and for several in one trainer over time.
-`presets.NAME.as_logged` in a result holds the numbers that the preset's trainer would have logged for the
-dump as one batch, under these names and by these definitions; `logs` in the [catalogue](presets.md) says
-whose. Δ = log π_train − log π_rollout of a sampled token, r = e^Δ; for bypass presets π_train is π_θ. `*`
-stands for the name of an option. A number that is not finite is `null`; that float32 overflows (e^x from
-x = 88.7 on) is reproduced for NeMo-RL, which clamps nothing.
-
-## One word, several meanings
-
-{_table(("word", "logs", "means"), _shared(books))}
-
-## Bounds on the loss's own log-ratio
-
-Before e^u some trainers bound u = log π_θ − log π_anchor, the log of the ratio that their policy loss clips;
-beyond the bound a token pulls no more. A preset has its trainer's bound in `clip.safety`, and `pg_loss`
-and `ppo_kl` follow it. GSPO bounds the sequence's mean.
-
-{_table(("trainer", "PPO, CISPO", "GSPO", "read from"), _loss_bounds())}
-{"".join(_book(logs, names) for logs, names in books.items())}"""
-
-
-def _loss_bounds() -> list[Sequence[str]]:
-    """Every trainer's bounds on the log of its loss's ratio, with where they were read."""
-    return [
-        (trainer, *(NOTHING if one is None else f"{one:g}" for one in (token, sequence)), source)
-        for trainer, (token, sequence, source) in BOUNDS.items()
-    ]
-
-
-def _shared(books: Mapping[str, Mapping[str, str]]) -> list[Sequence[str]]:
-    """Words that more than one book uses, under whatever prefix, each with all it means."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for logs, names in books.items():
-        for name, meaning in names.items():
-            found.setdefault(_word(name), {}).setdefault(meaning, []).append(logs)
-    several = {word: said for word, said in sorted(found.items()) if len(said) > 1 and _books(said) > 1}
-    return [
-        (f"`{word}`" if first else "", ", ".join(dict.fromkeys(logs)), meaning)
-        for word, said in several.items()
-        for first, (meaning, logs) in zip((True, *[False] * len(said)), said.items(), strict=False)
-    ]
-
-
-def _word(name: str) -> str:
-    """A name without its prefix, and without what a helper puts before every name of its own."""
-    before, _, last = name.partition("@")[0].rpartition("/")
-    if last in ("avg", "mean", "std", "min", "max"):
-        last = f"{before.rpartition('/')[2]}/{last}"
-    return last.removeprefix("mismatch_").removeprefix("mis_")
-
-
-def _books(said: Mapping[str, Sequence[str]]) -> int:
-    """How many books use a word."""
-    return len({logs for users in said.values() for logs in users})
-
-
-def _book(logs: str, names: Mapping[str, str]) -> str:
-    table = _table(("name", "means"), [(f"`{name}`", meaning) for name, meaning in names.items()])
-    return f"\n## {logs}\n\n{table}"
 
 
 def metrics() -> str:
@@ -470,20 +305,17 @@ def _specimen() -> Result:
 PAGES: dict[str, Callable[[], str]] = {
     "presets.md": presets,
     "metrics.md": metrics,
-    "crosswalk.md": crosswalk,
     "report.md": report,
     **runpy.run_path(str(HERE / "causes.py"))["PAGES"],
     "dumps.md": dumps,
     "../README.md": readme,
     "guides/my-run-collapsed.md": guide,
-    **{f"trainers/configuration/{trainer}.md": partial(configuration, trainer) for trainer in TRAINERS},
 }
 """File → what makes its text."""
 
 
 def main() -> None:
     """Write every page."""
-    (HERE / "trainers" / "configuration").mkdir(exist_ok=True)
     for name, make in PAGES.items():
         (HERE / name).write_text(make(), encoding="utf-8")
 

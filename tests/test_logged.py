@@ -29,7 +29,6 @@ from tests.trainers import (
     slime,
 )
 from tests.trainers import prime_skyrl as loop
-from tests.trainers import roll_open_instruct as ai2
 from tests.trainers import trl_swift_openrlhf as hub
 from tests.trainers.ours import BUILT_IN, differences
 from tests.trainers.padded import padded, row_sum
@@ -39,16 +38,12 @@ from tests.trainers.table import TABLE, bare
 PADDED = {
     hub.trl: logged_hub.trl,
     hub.swift: logged_hub.swift,
-    hub.molt: logged_hub.molt,
     loop.prime_dppo: logged_loop.prime_default,
     loop.prime_ipo: logged_loop.prime_ipo,
-    loop.prime_v02: logged_loop.prime_v02,
     loop.skyrl_correction: logged_loop.skyrl,
     loop.skyrl_rollout_is: logged_loop.skyrl_rollout_is,
     loop.skyrl_dppo: logged_loop.skyrl_dppo,
     loop.skyrl_cispo: logged_loop.skyrl_cispo,
-    ai2.roll: logged_loop.roll,
-    ai2.open_instruct: logged_loop.open_instruct,
 }
 LISTED = {
     nemo_rl.nemo_rl: logged_nemo_rl.nemo_rl,
@@ -73,16 +68,18 @@ OWN = {
         {"use_tis": False},
     ),
     "weighted_gspo": (  # type and thresholds of the correction are ignored under GSPO
-        replace(BUILT_IN["openrlhf_gspo"], name="weighted_gspo", weight=BUILT_IN["openrlhf_tis"].weight),
+        replace(BUILT_IN["openrlhf_gspo"], name="weighted_gspo", weight=BUILT_IN["token_clip"].weight),
         hub.openrlhf,
         {"policy_loss_type": "gspo"},
     ),
 }
 """Presets of a user's own, with what they are in their trainer's settings."""
-LOGGED = {
-    name: one for name, one in BUILT_IN.items() if one.logs and (name in TABLE or "2026-03" in one.logs)
-}
+LOGGED = {name: one for name, one in BUILT_IN.items() if one.logs and name in TABLE}
 LOGGED |= {name: one for name, (one, *_) in OWN.items()}
+LOGGED |= {
+    name: replace(BUILT_IN[name], logs="verl-2026-03")
+    for name in ("token_is", "seq_mis", "bypass_pg_token_icepop")
+}
 VERL = [name for name, one in LOGGED.items() if one.logs == "verl-2026-03"]
 
 
@@ -108,8 +105,8 @@ def verl(preset, p):
     """Compute what verl logs beside the correction: of probabilities, and of the update after rejection."""
     if preset.policy == "current":  # REINFORCE
         return {"actor/ppo_kl": (-p.gap("current"))[p.mask].sum() / (p.mask.sum() + 1e-8)}
-    inside = np.abs(row_sum(np.clip(p.gap(), -20, 20), p.mask)) <= math.log(2)
-    keep = p.mask & inside if preset.name == "verl_2026_03_seq_is_rs" else p.mask
+    keep = p.mask & (np.abs(row_sum(np.clip(p.gap(), -20, 20), p.mask)) <= math.log(2))
+    keep = keep if preset.name == "seq_mis" else p.mask
     return logged_hub.verl_debug(p) | logged_hub.verl_actor(p, keep)
 
 
@@ -235,7 +232,6 @@ SLIME = Preset("own", "", weight=Weight(upper=2.0), logs="slime")
 AREAL = Preset("own", "", weight=Weight(action="none", upper=2.0), reject=(Reject(upper=5.0),), logs="areal")
 MASKED = Weight(action="mask", upper=3.0)
 PRODUCTS = (Reject(over="sum", upper=10.0),)
-OPEN = Weight("mean", upper=2.0, safety=10.0, safety_at="token")
 BY_HAND = {
     "PPO clips one token of the first sample": (SLIME, MOVED, {"train/pg_clipfrac": 1 / 4}),
     "… CISPO both": (replace(SLIME, loss="cispo"), MOVED, {"train/pg_clipfrac": 2 / 4}),
@@ -265,11 +261,6 @@ BY_HAND = {
         replace(AREAL, weight=replace(MASKED, over="mean"), reject=PRODUCTS),
         EIGHTS,
         {f"{ACTOR}behave_imp_weight/avg": (8**0.5 + 2) / 2, f"{ACTOR}behave_imp_weight/max": 8**0.5},
-    ),
-    "open-instruct counts every token of a sequence it clamps: means 4 and 1 of two tokens and one": (
-        Preset("own", "", weight=OPEN, logs="open-instruct"),
-        [row([LN2, 3 * LN2]), row([0.0])],
-        {"val/rho_clipfrac": 2 / 3, "val/rho_weight": (2 + 2 + 1) / 3},
     ),
     # u = 0.1, 0.3 and −0.4; the clip is [0.8, 1.2]. REINFORCE has no ratio: log π_θ stands in its place
     **{
@@ -304,25 +295,22 @@ def test_presets_log_a_dump_that_fits_on_a_line(what, tmp_path):
 
 LOST = {
     "current_log_probs": {
-        "openrlhf_tis": {"ppo_kl", "ppo_clip_ratio"},
-        "verl_2026_03_token_is": {"actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"},
+        "token_clip": {"ppo_kl", "ppo_clip_ratio"},
+        "token_is": {"actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"},
         "skyrl_all": {"clip_ratio"},
-        "open_instruct_rho_mask": {"val/ratio", "val/ratio_var"},
-        "areal_m2po": "ppo_actor/*",
+        "m2po": "ppo_actor/*",
         "slime_tis": {"train/ois", "train/pg_clipfrac", "train/ppo_kl"},
-        "roll_turn": set(),
     },
     "advantages": {
-        "openrlhf_tis": {"ppo_clip_ratio"},
-        "verl_2026_03_token_is": {"actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"},
+        "token_clip": {"ppo_clip_ratio"},
+        "token_is": {"actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"},
         "trl_token_mask": "clip_ratio/*",
         "slime_tis": {"train/pg_clipfrac"},
-        "roll_turn": set(),
         "nemo_rl_tis": set(),
     },
     "old_log_probs": {"openrlhf_gspo": {"ppo_kl"}, "bypass_pg_token_icepop": "training/*"},
     "rewards": {"nemo_rl_tis": {"train/masked_correct_pct"}, "slime_tis": set()},
-    "entropy": {"prime_rl_ipo": {"kl_ent_ratio/mean"}},
+    "entropy": {"ipo": {"kl_ent_ratio/mean"}},
 }
 """Column → row → names that are left out without it: a set, or a pattern."""
 
@@ -334,20 +322,10 @@ def test_a_name_whose_column_is_missing_is_left_out_and_the_others_stay(logged, 
     for name, one in less.items():
         got, want = one.as_logged, {key: whole[name][key] for key in one.as_logged}
         assert got == {} or not one.needs, name
-        if name.startswith("open_instruct") and column == "current_log_probs":  # the old are the local ones
-            want |= {key: got[key] for key in got if key.startswith("debug/")}
         assert differences(got, want) == {}, name
     for name, lost in LOST[column].items():
         gone = whole[name].keys() - less[name].as_logged.keys()
         assert gone == (set(fnmatch.filter(whole[name], lost)) if isinstance(lost, str) else lost), name
-
-
-def test_open_instruct_takes_old_for_local_where_there_is_no_current(tmp_path):
-    rows, name = DUMPS["one length"], "open_instruct_rho_clamp"
-    found = summary_of(rows, tmp_path / "dump.parquet", [BUILT_IN[name]], without=("current_log_probs",))
-    p = padded(rows)
-    want = logged_loop.open_instruct_debug(p.old[p.mask], p.rollout[p.mask])
-    assert differences({key: found[name].as_logged[key] for key in want}, want) == {}
 
 
 def test_cutting_the_dump_changes_nothing(logged, tmp_path):
@@ -355,20 +333,6 @@ def test_cutting_the_dump_changes_nothing(logged, tmp_path):
     for name, want in logged("scattered").items():
         want = {key: math.nan if x is None else x for key, x in want.items()}
         assert differences(cut[name].as_logged, want) == {}, name
-
-
-@pytest.mark.parametrize("logs", LOGS)
-def test_every_name_that_is_logged_has_exactly_one_meaning(logs, tmp_path):
-    """And no meaning is without a name; a name with two meanings says both."""
-    assert "Under other presets" in LOGS["prime-rl"].names()["kl_ent_ratio/mean"]
-    presets = [one for one in BUILT_IN.values() if one.logs == logs]
-    one = summary_of(DUMPS["one row"], tmp_path / "dump.parquet", presets)
-    found, patterns = {name for result in one.values() for name in result.as_logged}, LOGS[logs].names()
-    for name in found:
-        assert len([one for one in patterns if fnmatch.fnmatchcase(name, one)]) == 1, name
-    helpers = ("verl-2025-11", "verl-2026-03", "miles-mis")  # share their names with rows that log more
-    assert logs in helpers or [one for one in patterns if not fnmatch.filter(found, one)] == []
-    assert all(len(meaning) > 15 for meaning in patterns.values())
 
 
 # ---------------------------------------------------------------- whatever the grammar allows

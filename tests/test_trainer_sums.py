@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.trainers import LOGS, logs
 from offpol_diag.trainers.logs import Collected, Merged
 from offpol_diag.trainers.tokens import Tokens
 from tests import oracles
+from tests.trainers.ours import BUILT_IN
 from tests.whole import effect, opened
 
-ALL = catalogue.load().resolve("all")
-BY_LOG = {log: [preset for preset in ALL if preset.logs == log] for log in LOGS}
+BY_LOG = {log: [preset for preset in BUILT_IN.values() if preset.logs == log] for log in LOGS}
+BY_LOG["verl-2026-03"] = [replace(one, logs="verl-2026-03") for one in BY_LOG["verl-2026-01"]]
 
 
 # ---------------------------------------------------------------- sums
@@ -162,7 +163,7 @@ def test_drops_of_a_rule_are_counted_also_where_it_is_not_applied(dump, rule):
 
 def test_only_numbers_of_sequences_are_added_up(dump):
     """Of a number of each token nothing can be added up over batches."""
-    t, s = Tokens(BatchContext.of(dump[2], 0, 4), ALL[0]), Collected(dump[2].sequences)
+    t, s = Tokens(BatchContext.of(dump[2], 0, 4), BUILT_IN["token_is"]), Collected(dump[2].sequences)
     for add in (s.sum, s.max, s.min):
         with pytest.raises(ValueError, match="of each sequence"):
             add(t.log_ratio)
@@ -172,7 +173,8 @@ def test_only_numbers_of_sequences_are_added_up(dump):
 def test_ends_are_infinite_where_nothing_is():
     whole = np.zeros(2, np.int64)
     batch = replace(logs.nothing(frozenset(("old_log_probs",))).batch, cu_seqlens=np.zeros(3, np.int64))
-    ends = logs.sums(BatchContext.of(replace(batch, key=whole, masked=whole), 0, 4), [BY_LOG["trl"][0]])[1]
+    context = BatchContext.of(replace(batch, key=whole, masked=whole), 0, 4)
+    ends = logs.sums(context, [BUILT_IN["trl_token_truncate"]])[1]
     assert [abs(end) for pair in ends.values() for end in pair] == [float("inf")] * 6
 
 

@@ -22,7 +22,6 @@ import yaml
 from tests.trainers import areal as areal_code
 from tests.trainers import nemo_rl as nemo_code
 from tests.trainers import prime_skyrl as loop
-from tests.trainers import roll_open_instruct as ai2
 from tests.trainers import slime as slime_code
 from tests.trainers import trl_swift_openrlhf as hub
 from tests.trainers.padded import Padded, Verdict, exp, row_mean, row_sum, under, verdict_of, within
@@ -154,13 +153,6 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
         f"{CORRECTION}gating": word("ratio", "binary_kl", "tv", default="ratio"),
         f"{CORRECTION}threshold": BAND | {"nargs": "+"},
     },
-    "molt": ACTORS
-    | {
-        f"{CORRECTION}level": word("off", "token", "seq", "geo", default="off"),
-        f"{CORRECTION}mode": word("mask", "clip", "trunc", default="mask"),
-        f"{CORRECTION}threshold": BAND,
-        "actor.loss_mode": word("ppo", "cispo", "gspo", default="ppo"),
-    },
     "openrlhf before 0.10.2": LOSS
     | {
         "enable_vllm_is_correction": SWITCH,
@@ -181,19 +173,6 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
         "eps-clip-high": NUMBER,
         "eps-clip-c": NUMBER,
     },
-    "open-instruct": flags(
-        use_rho_correction=boolean(True),
-        use_vllm_logprobs=boolean(False),
-        rho_clamp_lower_bound=0.0,
-        rho_clamp_upper_bound=2.0,
-        rho_mask_lower_bound=0.0,
-        rho_mask_upper_bound=0.0,
-        rho_mask_sequence_level=boolean(False),
-        rho_mask_tv_divergence=boolean(False),
-        loss_fn=word("dapo", "cispo", default="dapo"),
-        clip_lower=0.2,
-        clip_higher=0.272,
-    ),
 }
 FLAGS["miles"] = FLAGS["slime"]
 
@@ -420,17 +399,6 @@ def openrlhf(f: Flat, p: Padded) -> Effect:
     return Effect(hub.openrlhf(p, is_correction_type=kind, is_correction_threshold=bounds), clip=clip)
 
 
-def molt(f: Flat, p: Padded) -> Effect:
-    """Apply Molt's flags."""
-    g, loss = below(f, "algo.advantage.is_correction_"), f["actor.loss_mode"]
-    low, high = f["actor.eps_clip_low_high"]
-    clip = (1.0, high - 1) if loss == "cispo" else (low, high)
-    kind = {"ppo": "ppo_clip"}.get(loss, loss)
-    if g["level"] == "off":
-        return Effect(nothing(p), kind, "old", clip)
-    return Effect(hub.molt(p, **named(g, "level mode threshold")), kind, "old", clip)
-
-
 # ---------------------------------------------------------------- NeMo-RL, slime, miles, AReaL
 
 
@@ -510,19 +478,20 @@ def areal(f: Flat, p: Padded) -> Effect:
     return Effect(verdict, loss, "rollout" if bypass else "old", clip)
 
 
-# ---------------------------------------------------------------- prime-rl, SkyRL, ROLL, open-instruct
+# ---------------------------------------------------------------- prime-rl, SkyRL, ColossalAI
 
 
 def prime_rl(f: Flat, p: Padded) -> Effect:
     f = below(f, "trainer.loss.")
-    if "type" not in f:
-        settings = named(f, "ratio_type sequence_clip_high") | paired(f, "token_mask geo_mask sequence_mask")
-        return Effect(loop.prime_v02(p, **settings), "reinforce", "rollout")
+    ratios = named(f, "ratio_low ratio_high")
+    if f["type"] == "icepop":
+        return Effect(loop.prime_icepop(p, **ratios), "reinforce", "rollout")
+    if f["type"] == "cispo":
+        return Effect(loop.prime_cispo(p, **ratios), "reinforce", "rollout")
+    if f["type"] == "ppo":
+        return Effect(nothing(p), "ppo_clip", "rollout", (1 - f["ratio_low"], f["ratio_high"] - 1))
     if f["type"] == "ipo":
-        verdict = loop.prime_ipo(p, ipo_threshold=f["ipo_threshold"])
-    elif "ipo_mask_low" in f:
-        inside = within(loop.moved(p), -f["ipo_mask_low"], f["ipo_mask_high"])
-        verdict = verdict_of(p, exp(p.gap("current")), inside)
+        verdict = loop.prime_ipo(p, ipo_threshold=f.get("eps", f.get("ipo_threshold")))
     else:
         verdict = loop.prime_dppo(p, **named(f, "dppo_mask_low dppo_mask_high"))
     return Effect(verdict, "surrogate", "rollout")
@@ -553,48 +522,8 @@ def skyrl(f: Flat, p: Padded) -> Effect:
     return Effect(loop.skyrl_correction(p, **named(c, names), **pairs), loss, "old", clip)
 
 
-def roll(f: Flat, p: Padded) -> Effect:
-    assert f["enable_old_logprobs_recompute"] is True
-    clip, loss = (f.get("pg_clip_low"), f.get("pg_clip_high")), "ppo_clip"
-    if f.get("actor_train.worker_cls") == "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker":
-        clip, loss = {
-            "cispo": ((0.1, 0.1), "cispo"),
-            "tis": ((1.0, 0.0), "cispo"),
-            "topr": ((1.0, 0.0), "topr"),
-            "vanilla": (None, "reinforce"),
-            "kimi15": (None, "dro"),
-        }[f["actor_train.pg_variant"]]
-    elif not f.get("use_pg_clip_range", False):
-        clip = (0.2, 0.2)
-    if f.get("importance_sampling") == "seq":
-        loss = "gspo"
-    c = below(f, "train_infer_correction.")
-    weight = named(c, "weight_type upper_bound", "is_weight.") if c["is_weight.enabled"] else None
-    assert all(one["enabled"] for one in c["filters"])
-    filters = tuple({key: value for key, value in one.items() if key != "enabled"} for one in c["filters"])
-    return Effect(ai2.roll(p, is_weight=weight, filters=filters), loss, "old", clip)
-
-
-def open_instruct(f: Flat, p: Padded) -> Effect:
-    for part in ("clamp", "mask"):
-        low, high = f[f"rho_{part}_lower_bound"], f[f"rho_{part}_upper_bound"]
-        assert low == 0 or 0 < low < 1
-        assert high == 0 or high > 1
-    assert not (f["use_rho_correction"] and f["use_vllm_logprobs"])
-    loss = {"dapo": "ppo_clip", "cispo": "cispo"}[f["loss_fn"]]
-    clip = (1.0 if loss == "cispo" else f["clip_lower"], f["clip_higher"])
-    rho = {key: value for key, value in f.items() if key.startswith("rho_")}
-    verdict = ai2.open_instruct(p, **rho) if f["use_rho_correction"] else nothing(p)
-    return Effect(verdict, loss, "rollout" if f["use_vllm_logprobs"] else "old", clip)
-
-
 def colossalai(f: Flat, p: Padded) -> Effect:
     return Effect(nothing(p), "ppo_clip", "rollout", (f["clip_eps_low"], f["clip_eps_high"]))
-
-
-def torchforge(f: Flat, p: Padded) -> Effect:
-    assert f == {}
-    return Effect(loop.torchforge(p), "reinforce", "rollout")
 
 
 TRAINERS: dict[str, Callable[[Flat, Padded], Effect]] = {
@@ -602,16 +531,12 @@ TRAINERS: dict[str, Callable[[Flat, Padded], Effect]] = {
     "trl": trl,
     "ms-swift": ms_swift,
     "openrlhf": openrlhf,
-    "molt": molt,
     "nemo-rl": nemo_rl,
     "slime": slime,
     "miles": slime,
     "areal": areal,
     "prime-rl": prime_rl,
     "skyrl": skyrl,
-    "roll": roll,
-    "open-instruct": open_instruct,
     "flash-rl": flash_rl,
     "colossalai": colossalai,
-    "torchforge": torchforge,
 }

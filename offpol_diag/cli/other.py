@@ -169,7 +169,4 @@ def _said(bound: float) -> str:
 
 
 def _config(config: Config) -> dict[str, Any]:
-    said = {**asdict(config), "text": config.text()}
-    for snippet in said["snippets"]:
-        del snippet["age"]
-    return said
+    return {**asdict(config), "text": config.text()}

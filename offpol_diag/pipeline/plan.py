@@ -61,8 +61,6 @@ BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
     "ms-swift": (None, None, "3602360a5 swift/rlhf_trainers/grpo_trainer.py:1039"),
     "nemo-rl": (None, None, "7ea279abf nemo_rl/algorithms/loss/loss_functions.py:527-540"),
     "areal": (None, None, "4aef98d8d areal/utils/functional/functional.py:509"),
-    "roll": (None, None, "8eb27cc2 roll/pipeline/rlvr/actor_worker.py:72"),
-    "open-instruct": (None, None, "e6c3044aa open_instruct/grpo_fast.py:703"),
 }
 """Trainer → its bound on a token's |u| before exp, its bound on GSPO's sequence mean of u, and the source.
 

@@ -27,7 +27,6 @@ LOGS = (
     "ms-swift",
     "openrlhf",
     "openrlhf-2026-09",
-    "molt",
     "nemo-rl",
     "slime",
     "slime-mis",
@@ -37,8 +36,6 @@ LOGS = (
     "areal-v1.0.3",
     "prime-rl",
     "skyrl",
-    "roll",
-    "open-instruct",
 )
 """Trainers, with versions, whose names and definitions of logged numbers are known."""
 

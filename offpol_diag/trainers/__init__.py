@@ -14,14 +14,12 @@ from offpol_diag.errors import ConfigError, UsageError, did_you_mean
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import (
     areal,
+    colossalai,
     miles,
     ms_swift,
     nemo_rl,
-    open_instruct,
     openrlhf,
-    others,
     prime_rl,
-    roll,
     skyrl,
     slime,
     trl,
@@ -56,12 +54,8 @@ TRAINERS: dict[str, Trainer] = {
         areal.TRAINER,
         prime_rl.TRAINER,
         skyrl.TRAINER,
-        roll.TRAINER,
-        open_instruct.TRAINER,
-        openrlhf.MOLT,
         verl.FLASH_RL,
-        others.COLOSSALAI,
-        others.TORCHFORGE,
+        colossalai.TRAINER,
     )
 }
 """All trainers, the most common ones of the catalogue first."""

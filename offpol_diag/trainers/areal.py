@@ -15,7 +15,7 @@ from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import config
 from offpol_diag.trainers.base import Array, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import YAML, ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.schema import Settings, Snippet, cannot
+from offpol_diag.trainers.schema import Form, Settings, Snippet, cannot
 
 SCOPE = "ppo_actor/update/"
 
@@ -130,7 +130,9 @@ def areal(parts: Parts) -> Translation:
     settings = {**_correction(parts), **_loss(preset)}
     parts.finish()
     metric = str(settings.get(RULE + "metric", ""))
-    return [config.prefixed(ACTOR, form) for form in (settings, *_before(preset))], (
+    ruled = any(key.startswith(RULE.rstrip(".")) for key in settings)
+    since = "2.0.0" if parts.loss == "cispo" else "1.0.4" if ruled else "1.0.1"
+    return [Form(config.prefixed(ACTOR, settings), since), *_before(preset)], (
         metric and "a log-ratio that is not finite counts as 0 here (weight 1)",
         metric == "kl_k1" and "kl_k1 is +log r here, the opposite sign of k1 elsewhere",
         metric == "kl_k3" and "kl_k3 is of π_rollout/π_train here, whatever its help says",
@@ -204,10 +206,11 @@ def _loss(preset: Preset) -> Settings:
     return {**gspo, **config.clip_settings(preset, CLIP)}
 
 
-def _before(preset: Preset) -> tuple[Settings, ...]:
+def _before(preset: Preset) -> tuple[Form, ...]:
     """The keys of before 1.0.4, where they suffice: an upper bound, or M2PO without weights."""
     try:
-        return ({**DECOUPLED, **_cap(Parts(preset)), **_loss(preset)},)
+        settings = {**DECOUPLED, **_cap(Parts(preset)), **_loss(preset)}
+        return (Form(config.prefixed(ACTOR, settings), "1.0.1", "1.0.4"),)
     except ConfigError:
         return ()
 
@@ -240,4 +243,5 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(denominator="kept" if _over_batch(preset) else "all")
 
 
-TRAINER = Trainer("areal", areal, YAML, _guards, CLIP, LOGS)
+READ = "areal-project/AReaL cbff54d64 (2026-08-22)"
+TRAINER = Trainer("areal", READ, areal, YAML, _guards, CLIP, LOGS, "AReaL")

@@ -5,11 +5,8 @@ Nothing here imports numpy before a number is computed, so that printing a train
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from offpol_diag.presets import Over, Preset, Reject, Veto
@@ -75,24 +72,6 @@ class Log:
 
     name: str
     of: Callable[[Tokens, Totals], Numbers]
-
-    def names(self) -> Mapping[str, str]:
-        """Return logged name → meaning; `*` stands for the part of a name that a rule decides."""
-        return _meanings(self.name)
-
-
-@cache
-def _meanings(log: str) -> Mapping[str, str]:
-    """Return a table of `meanings.toml`, with the names of the one that it is `like`."""
-    own = dict(_tables().get(log, {}))
-    like = own.pop("like", None)
-    return {**(_meanings(like) if like else {}), **own}
-
-
-@cache
-def _tables() -> Mapping[str, Mapping[str, str]]:
-    text = resources.files("offpol_diag.trainers").joinpath("meanings.toml").read_text("utf-8")
-    return tomllib.loads(text)
 
 
 def named(prefix: str, numbers: Numbers) -> Numbers:

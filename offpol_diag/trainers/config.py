@@ -15,7 +15,7 @@ from typing import Any, Literal
 from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Shape, Statistic, Veto, Weight
 from offpol_diag.trainers import schema
 from offpol_diag.trainers.base import Log
-from offpol_diag.trainers.schema import Settings, Snippet, Writers, cannot
+from offpol_diag.trainers.schema import Form, Settings, Snippet, Writers, cannot
 
 # ---------------------------------------------------------------- output
 
@@ -28,6 +28,7 @@ class Config:
         preset: the preset's name.
         trainer: the trainer's name.
         snippets: blocks, for the newest version first.
+        read: repository, commit and date at which its keys were read.
         remarks: differences from the preset as computed here; never in the bounds, the quantities they
             apply to, or what is rejected.
     """
@@ -35,11 +36,13 @@ class Config:
     preset: str
     trainer: str
     snippets: tuple[Snippet, ...]
+    read: str
     remarks: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Return the full text to paste; remarks and headings are `#` comments, valid in every language."""
-        lines = [f"# {self.preset} for {self.trainer}", *(f"# {remark}" for remark in self.remarks)]
+        lines = [f"# {self.preset} for {self.trainer}, keys as read at {self.read}"]
+        lines += (f"# {remark}" for remark in self.remarks)
         for one in self.snippets:
             heading = ", ".join(word for word in (one.file, one.versions, one.title) if word)
             lines.append((f"\n# {heading}\n" if heading else "") + (one.text or "# nothing to set"))
@@ -393,8 +396,8 @@ def no_dual_clip(preset: Preset) -> None:
 
 # ---------------------------------------------------------------- a trainer
 
-Translation = tuple[Sequence[Settings], tuple[object, ...]]
-"""The settings in each form that they have had, and remarks on what the trainer does differently.
+Translation = tuple[Sequence[Form], tuple[object, ...]]
+"""The settings in each form that they have had, the newest first; and what the trainer does differently.
 
 A remark is a text, or a condition `and`ed with it.
 """
@@ -405,20 +408,24 @@ class Trainer:
     """A trainer: its translation of presets, its numerical guards and its logged metrics.
 
     Attributes:
-        name: canonical name; its keys are in `keys/NAME.toml`.
+        name: canonical name.
+        read: repository, commit and date at which its keys were read.
         translate: translates the parts of a preset into settings and remarks.
         writers: the languages that these are written in.
         guards: its numerical guards, or a function of the preset and its snippets that returns them.
         clip: its keys for the clip, if the remark on its dual clip is to follow the others.
         logs: its logged metrics, one `Log` per generation.
+        title: its name before versions; empty if only one was looked at.
     """
 
     name: str
+    read: str
     translate: Callable[[Parts], Translation]
     writers: Writers
     guards: Guards | Callable[[Preset, tuple[Snippet, ...]], Guards] = Guards()
     clip: ClipKeys | None = None
     logs: tuple[Log, ...] = ()
+    title: str = ""
 
     def config(self, preset: Preset) -> Config:
         """Return a preset in the trainer's own syntax.
@@ -427,9 +434,9 @@ class Trainer:
             ConfigError: the trainer cannot express it; the message is the part that it cannot express.
         """
         forms, notes = self.translate(Parts(preset))
-        snippets = schema.blocks(self.name, self.writers, forms)
+        snippets = schema.blocks(self.title, self.writers, forms)
         guards = self.guards if isinstance(self.guards, Guards) else self.guards(preset, snippets)
         clip = self.clip.remark(preset) if self.clip else ""
         every = (*notes, clip, *differences(preset, guards))
         remarks = dict.fromkeys(note for note in every if isinstance(note, str) and note)
-        return Config(preset.name, self.name, snippets, tuple(remarks))
+        return Config(preset.name, self.name, snippets, self.read, tuple(remarks))

@@ -61,4 +61,5 @@ MILES = partial(
     losses=("ppo_clip", "gspo"),
 )
 LOGS = (Log("miles", log), Log("miles-mis", mis_log))
-TRAINER = Trainer("miles", MILES, FLAGS, slime.guards, slime.CLIP, LOGS)
+READ = "radixark/miles 31f1ca961 (2026-08-21)"
+TRAINER = Trainer("miles", READ, MILES, FLAGS, slime.guards, slime.CLIP, LOGS)

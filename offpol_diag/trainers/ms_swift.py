@@ -13,7 +13,7 @@ from offpol_diag.presets import Preset
 from offpol_diag.trainers import config
 from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import FLAGS, IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.schema import Settings, cannot
+from offpol_diag.trainers.schema import Form, Settings, cannot
 from offpol_diag.trainers.trl import loss
 
 ESS_LEAST = 1e-10
@@ -99,7 +99,8 @@ def ms_swift(parts: Parts) -> Translation:
     parts.finish()
     settings |= mask
     settings = ({"use_vllm": "true"} if settings else {}) | settings | _loss(parts.preset)
-    return (settings,), (
+    since = "4.3.0" if parts.loss == "fipo" else "3.12.0" if mask else "3.11.0"
+    return (Form(settings, since),), (
         parts.loss == "gspo"
         and "importance_sampling_level sequence_token has the same loss and, with one advantage per "
         "sequence, the same gradient",
@@ -150,4 +151,5 @@ def _mode(parts: Parts) -> tuple[str, float | None]:
 
 
 GUARDS = Guards(20.0, "token", "token", frozenset({"k1"}))
-TRAINER = Trainer("ms-swift", ms_swift, FLAGS, GUARDS, CLIP, (LOG,))
+READ = "modelscope/ms-swift 3602360a (2026-08-22)"
+TRAINER = Trainer("ms-swift", READ, ms_swift, FLAGS, GUARDS, CLIP, (LOG,), "ms-swift")

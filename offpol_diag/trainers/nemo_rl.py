@@ -19,7 +19,7 @@ from offpol_diag.presets import FLOAT32_MAX, FLOAT32_OVERFLOW, Preset
 from offpol_diag.trainers import config
 from offpol_diag.trainers.base import EPS, Array, Log, Number, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.schema import Settings, Snippet, cannot
+from offpol_diag.trainers.schema import Form, Settings, Snippet, cannot
 
 FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 """Half of e^x is 0 in float32 below this x, nats."""
@@ -177,7 +177,8 @@ def nemo_rl(parts: Parts) -> Translation:
     block = config.prefixed("loss_fn.", settings)
     if error is not None:
         block["grpo.seq_logprob_error_threshold"] = error.upper
-    return (block,), (
+    since = "0.7.0" if "use_cispo" in settings or (settings.get(TYPE) == "tis" and settings[LOW]) else "0.6.0"
+    return (Form(block, since),), (
         settings.get(TYPE) == "tis"
         and not settings[LOW]
         and f"before NeMo-RL 0.6.0 there is no {TYPE}: the ratio alone means tis",
@@ -230,4 +231,5 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     return Guards(denominator="kept" if error else "all", overflow=overflow)
 
 
-TRAINER = Trainer("nemo-rl", nemo_rl, config.YAML_AND_HYDRA, _guards, CLIP, (LOG,))
+READ = "NVIDIA-NeMo/RL 7ea279abf (2026-08-22)"
+TRAINER = Trainer("nemo-rl", READ, nemo_rl, config.YAML_AND_HYDRA, _guards, CLIP, (LOG,), "NeMo-RL")

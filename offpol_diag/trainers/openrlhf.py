@@ -1,9 +1,8 @@
-"""OpenRLHF, and NVIDIA Molt, whose policy loss began as OpenRLHF's: a level, a mode and a gate.
+"""OpenRLHF: a level, a mode and a gate.
 
 Logged numbers are off OpenRLHF 3c3be623 (models/loss.py), with `is_filter_ratio` since pull request 1339 of
-September 2026, and off Molt 2d6260856 (molt/models/loss.py). Averages over micro-batches are weighted by
-their tokens, so the dump as one batch gives the same. The keys of OpenRLHF's correction are those since
-September 2026; before, is_correction_type with two bounds.
+September 2026. Averages over micro-batches are weighted by their tokens, so the dump as one batch gives the
+same. The keys of its correction are those since September 2026; before, is_correction_type with two bounds.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import math
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config
 from offpol_diag.trainers.base import Log, Numbers, Tokens, Totals, named
-from offpol_diag.trainers.config import FLAGS, Band, ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.schema import Settings, cannot
+from offpol_diag.trainers.config import FLAGS, Band, ClipKeys, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Form, Settings, cannot
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
@@ -25,11 +24,6 @@ def log(t: Tokens, s: Totals) -> Numbers:
 def log_2026_09(t: Tokens, s: Totals) -> Numbers:
     """Return what OpenRLHF logs since."""
     return log(t, s) | is_filter_ratio(t, s)
-
-
-def log_molt(t: Tokens, s: Totals) -> Numbers:
-    """Return what Molt logs."""
-    return named("policy_", update(t, s)) | vllm_kl(t, s) | is_filter_ratio(t, s)
 
 
 def update(t: Tokens, s: Totals) -> Numbers:
@@ -70,17 +64,15 @@ def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
 
 
 LOG, SINCE_2026_09 = Log("openrlhf", log), Log("openrlhf-2026-09", log_2026_09)
-MOLT_LOG = Log("molt", log_molt)
 
 # ---------------------------------------------------------------- configuration
 
 CLIP = ClipKeys("low", "high", "actor.dual_clip")
 CORRECTION = "algo.advantage.is_correction_"
+SEPTEMBER = "2026-09 (pull request 1339)"
 LEVELS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
 GATES = {"binary_kl_clamped": "binary_kl", "prob_gap": "tv"}
 """Statistic of a rule with an upper bound → its gate, since September 2026."""
-FORMER = {"seq-mask-tis": "mis"}
-"""Type → its name before 0.9.4."""
 VLLM = {
     "enable": "enable_vllm_is_correction",
     "type": "vllm_is_correction_type",
@@ -99,12 +91,14 @@ def openrlhf(parts: Parts) -> Translation:
         parts.finish()
         nothing = "OpenRLHF corrects nothing unless its correction is on"
         ignored = "under gspo the correction's bounds are ignored: the rollout's log-probs become the anchor"
-        forms: tuple[Settings, Settings] = ({"level": "token"}, {"enable": True}) if bypass else ({}, {})
-        return _forms(_loss(parts.preset), *forms), (ignored if bypass else nothing,)
+        correction: tuple[Settings, ...] = ({"level": "token"}, {"enable": True}) if bypass else ({}, {})
+        return _forms(_loss(parts.preset), *correction), (ignored if bypass else nothing,)
     gated = _gate(parts)
     if gated:
         parts.finish()
-        return (gated | _loss(parts.preset),), ("both probabilities are clamped to [1e-6, 1 - 1e-6]",)
+        return (Form(gated | _loss(parts.preset), SEPTEMBER),), (
+            "both probabilities are clamped to [1e-6, 1 - 1e-6]",
+        )
     kind, (low, high) = _type(parts)
     parts.finish()
     bounds = config.open_bounds(low, high)
@@ -142,69 +136,26 @@ def _type(parts: Parts) -> tuple[str, Band]:
     return "tis", (None, None) if weight is None else (weight.lower, weight.upper)
 
 
-def _forms(loss: Settings, newest: Settings, before: Settings) -> list[Settings]:
-    """The correction in each spelling that has had it, the newest first; the same spellings once."""
+def _forms(loss: Settings, newest: Settings, before: Settings) -> list[Form]:
+    """The correction in each spelling that has had it, the newest first."""
     flat = {key.removeprefix("actor."): value for key, value in loss.items()}
-    former = {**before, "type": FORMER.get(before.get("type", ""), before.get("type"))} if before else {}
-    spelt = [
-        config.prefixed(CORRECTION, newest) | loss,
-        config.prefixed(CORRECTION, before) | loss,
-        {VLLM[key]: value for key, value in before.items()} | flat,
-        {VLLM[key]: value for key, value in former.items()} | flat,
+    if not newest:
+        return [Form(loss, "0.10.2"), *([Form(flat, "0.9.1", "0.10.2")] if flat else [])]
+    former = {VLLM[key]: value for key, value in before.items()} | flat
+    masked = before.get("type") == "seq-mask-tis"
+    result = [
+        Form(config.prefixed(CORRECTION, newest) | loss, SEPTEMBER),
+        Form(config.prefixed(CORRECTION, before) | loss, "0.10.2", SEPTEMBER),
+        Form(former, "0.9.4" if masked else "0.9.1", "0.10.2"),
     ]
-    return [one for i, one in enumerate(spelt) if one not in spelt[:i]]
+    return [*result, Form(former | {VLLM["type"]: "mis"}, "0.9.1", "0.9.4")] if masked else result
 
 
-def _loss(preset: Preset, key: str = "actor.policy_loss_type") -> Settings:
+def _loss(preset: Preset) -> Settings:
     result = config.clip_settings(preset, CLIP)
     bounds = {"actor.eps_clip_low_high": (result.pop("low"), result.pop("high"))} if "low" in result else {}
-    return {**({key: "gspo"} if preset.loss == "gspo" else {}), **bounds, **result}
+    return {**({"actor.policy_loss_type": "gspo"} if preset.loss == "gspo" else {}), **bounds, **result}
 
 
-TRAINER = Trainer("openrlhf", openrlhf, FLAGS, clip=CLIP, logs=(LOG, SINCE_2026_09))
-
-# ---------------------------------------------------------------- Molt
-
-
-def molt(parts: Parts) -> Translation:
-    """A level (token, product, geometric mean) and a mode with two bounds."""
-    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
-    settings = _molt_correction(parts)
-    parts.finish()
-    return (settings | _molt_loss(parts.preset),), (
-        settings.get(CORRECTION + "mode") == "trunc"
-        and "the lower of the two bounds is not read in mode trunc",
-        not settings and "Molt refuses asynchronous rollouts without a correction",
-    )
-
-
-def _molt_correction(parts: Parts) -> Settings:
-    if parts.weight is None:
-        return {}
-    band = parts.take_band("token")
-    level, mode = "token", "mask"
-    if band is None:
-        weight = parts.take_weight("token", lower=True)
-        over = "" if weight is None or weight.action != "none" else parts.rules[0].over if parts.rules else ""
-        rule = parts.take("ratio", over) if over in ("sum", "mean") else None
-        if rule is not None:
-            level, band = {"sum": "seq", "mean": "geo"}[over], (rule.lower, rule.upper)
-        elif weight is not None and weight.action == "truncate":
-            band = weight.lower, weight.upper
-            if weight.upper is None:
-                cannot("a weight truncated from below alone")
-            mode = "trunc" if weight.lower is None else "clip"
-        else:
-            cannot("raw weights without bounds")
-    keys = {"level": level, "mode": mode, "threshold": config.open_bounds(*band)}
-    return config.prefixed(CORRECTION, keys)
-
-
-def _molt_loss(preset: Preset) -> Settings:
-    if preset.loss == "cispo":
-        return {"actor.loss_mode": "cispo", "actor.eps_clip_low_high": (0.2, 1 + config.cispo_high(preset))}
-    config.no_dual_clip(preset)
-    return _loss(preset, "actor.loss_mode")
-
-
-MOLT = Trainer("molt", molt, FLAGS, Guards(30.0, rule_at="token"), CLIP, (MOLT_LOG,))
+READ = "OpenRLHF/OpenRLHF 3c3be623 (2026-08-13) and pull request 1339 of September 2026"
+TRAINER = Trainer("openrlhf", READ, openrlhf, FLAGS, clip=CLIP, logs=(LOG, SINCE_2026_09), title="OpenRLHF")

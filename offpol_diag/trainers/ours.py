@@ -53,19 +53,14 @@ def unlike(said: str) -> str:
 
 
 def advice(name: str) -> str:
-    """Return what an unknown name is, and the number of ours that is nearest; empty if nobody logs it."""
-    from offpol_diag.trainers import LOGS
-
+    """Return what an unknown name is, or the number of ours that is nearest; empty if none is known."""
     _, row = _found(name)
     if row.preset:
         return f"it is a number of a preset: name one, PRESET.{row.preset}"
-    logs = {log.name: names[name] for log in LOGS.values() if name in (names := log.names())}
-    if not logs:
-        known = [one for one, row in rows().items() if row.gap or row.near]
-        return did_you_mean(name, known) if "/" in name else ""
-    trainer, meaning = next(iter(logs.items()))
-    nearest = f"the nearest of ours is {row.near}" if row.near else ""
-    return "; ".join(part for part in (f"{trainer} logs it: {meaning.rstrip('.')}", nearest) if part)
+    if row.near:
+        return f"a trainer logs it; the nearest of ours is {row.near}"
+    known = [one for one, row in rows().items() if row.gap or row.near]
+    return did_you_mean(name, known) if "/" in name else ""
 
 
 def _found(name: str) -> tuple[str, Ours]:

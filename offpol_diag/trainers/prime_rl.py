@@ -1,29 +1,26 @@
 """prime-rl: r = π_θ/π_rollout, nothing clamped (trainer/rl/loss.py, train.py); [trainer.loss].
 
 What its loss function returns is a mean per sequence, which the trainer then takes the mean and the maximum
-of; a sequence without a loss token counts there as 0. The rows of v0.2 log other names. The configuration is
-DPPO or IPO; ratios and their masks before 0.5.0.
+of; a sequence without a loss token counts there as 0. The configuration is IPO, IcePop, PPO or CISPO, and
+refuses keys that it does not know.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from offpol_diag.presets import Reject
-from offpol_diag.trainers import base, config
-from offpol_diag.trainers.base import Array, Log, Number, Numbers, Side, Tokens, Totals, np, std
-from offpol_diag.trainers.config import Parts, Trainer, Translation
-from offpol_diag.trainers.schema import Settings, cannot, toml
+from offpol_diag.trainers import config
+from offpol_diag.trainers.base import Array, Log, Number, Numbers, Tokens, Totals, np, std
+from offpol_diag.trainers.config import ClipKeys, Parts, Trainer, Translation
+from offpol_diag.trainers.schema import Form, Settings, cannot, toml
 
 LARGEST = 1e30
 """Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
-    """Return what is logged since 2026-03, with masks on probability differences, or before."""
-    now = any(rule.statistic == "prob_diff" for rule in t.preset.reject)
-    if not now:
-        return s.part(kl_v02, t.only()) | masks_v02(t, s)
+    """Return what is logged since 2026-03, with masks on probability differences."""
     return s.part(kl, t.only()) | masks(t, s)
 
 
@@ -87,108 +84,93 @@ def share(t: Tokens, flags: Array) -> Array:
     return t.row_sum(flags) / np.maximum(t.n, 1)
 
 
-# ---------------------------------------------------------------- v0.2
-
-
-def kl_v02(t: Tokens, s: Totals) -> Numbers:
-    """Return r − 1 − log r as means of sequences."""
-    rows, x = s.sum(t.one), t.row_mean(mismatch_kl(t))
-    total, square = s.sum(x), s.sum(x**2)
-    return {
-        "mismatch_kl/mean": total / rows,
-        "mismatch_kl/std": std(total, square, rows),
-        "mismatch_kl/min": s.min(x),
-        "mismatch_kl/max": s.max(x),
-        "kl_ent_ratio/mean": over_entropy(t, s, total / rows),
-    }
-
-
-def masks_v02(t: Tokens, s: Totals) -> Numbers:
-    """Return shares of tokens and sequences beyond each bound alone; the sequence mask is a veto."""
-    tokens, rows = s.sum(t.n), s.sum(t.one)
-    x, kept, veto = mismatch_kl(t), t.applied.kept, t.preset.veto
-    result = {
-        "masked_mismatch_kl/mean": s.sum(mean(t, x, ~kept)) / rows,
-        "unmasked_mismatch_kl/mean": s.sum(mean(t, x, kept)) / rows,
-        "is_masked/mean": s.sum(t.row_sum(~kept)) / tokens,
-    }
-    for word, side in SIDES.items():
-        result[f"is_masked_{word}/mean"] = s.sum(t.dropped_by(*bands(t, "token", side))) / tokens
-    for word, side in SIDES.items():
-        hits = t.veto_hits(base.half(veto, side)) > 0
-        result[f"sequence_masked_{word}/mean"] = s.sum(hits) / rows
-    for word, side in SIDES.items():
-        beyond = [~t.passes(rule) for rule in bands(t, "mean", side) if not rule.on_tokens]
-        result[f"geo_masked_{word}/mean"] = s.sum(sum(beyond, 0 * t.n) > 0) / rows
-    geo = np.expm1(t.row_mean(t.log_ratio))
-    return result | {"geo_seq_ratio/mean": s.sum(geo) / rows + 1}
-
-
-SIDES: dict[str, Side] = {"low": "lower", "high": "upper"}
-
-
-def bands(t: Tokens, over: str, side: Side) -> list[Reject]:
-    """List the rules on r at a level, each with only one of its bounds."""
-    rules = (rule for rule in t.preset.reject if rule.statistic == "ratio" and rule.over == over)
-    return [one for rule in rules if (one := base.half(rule, side))]
-
-
 PRIME_LOG = Log("prime-rl", log)
 
 # ---------------------------------------------------------------- configuration
 
+CLIP = ClipKeys("ratio_low", "ratio_high")
 TABLE = "trainer.loss."
-KL_TERM = "kl_tau adds a term (log r)² on every loss token, masked ones included; 0 leaves it out"
-OLD = "these keys are gone since 2026-03-03: pin prime-rl to release 0.4.0, or write a custom loss"
-Forms = tuple[Settings, ...]
+IPO = "2026-08-27 (pull request 3418)"
+"""The change that left IPO as the only mask on probabilities."""
+CAP = 1e4
+"""Default of max_importance_ratio, the bound on the ratio of a token that is kept."""
+CAPPED = f"a ratio that is neither clipped nor masked is at most {CAP:g} here (max_importance_ratio)"
 
 
 def prime_rl(parts: Parts) -> Translation:
     """One gradient pass against the rollout: there is no π_old."""
-    parts.need(("current",), ("surrogate", "reinforce"))
-    forms, remarks = (_probability_mask if parts.loss == "surrogate" else _ratio_masks)(parts)
+    parts.need(("current",), ("ppo_clip", "surrogate", "reinforce"))
+    if parts.loss == "ppo_clip":
+        forms, remark = [Form(_ppo(parts))], CAPPED
+    elif parts.loss == "surrogate":
+        forms, remark = _probability_mask(parts)
+    else:
+        forms, remark = _icepop(parts) or _cispo(parts)
     parts.finish()
-    return [config.prefixed(TABLE, settings) for settings in forms], remarks
+    return [replace(form, settings=config.prefixed(TABLE, form.settings)) for form in forms], (
+        remark,
+        "[loss] where the trainer runs alone",
+    )
 
 
-def _probability_mask(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
-    """DPPO or IPO, the newest spelling first."""
-    weight = parts.take_weight("token", actions=("none",))
+def _ppo(parts: Parts) -> Settings:
+    low, high = config.clip_bounds(parts.preset)
+    if low >= 1:
+        cannot("a ratio that the loss does not clip from below")
+    return {"type": "ppo", **_ratios(1 - low, 1 + high)}
+
+
+def _probability_mask(parts: Parts) -> tuple[list[Form], str]:
+    """IPO, whose ratio may have a bound of its own, and until August 2026 DPPO."""
+    weight = parts.take_weight("token", actions=("none", "truncate"))
     if weight is None or len(parts.rules) != 1:
         cannot("this loss without exactly one mask on the probability difference")
     rule = parts.rules.pop()
-    plain = (rule.statistic, rule.over, rule.strict, rule.policy) == ("prob_diff", "token", False, None)
     low, high = rule.lower, rule.upper
+    plain = (rule.statistic, rule.over, rule.strict, rule.policy) == ("prob_diff", "token", False, None)
     if not plain or low is None or high is None or high < 0 < low:
         cannot("a mask on anything but the token's probability difference, with both bounds")
+    cap = weight.upper
+    if cap is not None and cap < 1:
+        cannot("a bound of the ratio below 1")
     terms = {"adv_tau": 1.0, "kl_tau": 0.0}
-    kind = {"against_or_zero": "dppo", "any": "ipo"}.get(rule.advantage)
-    if kind is None:
+    if rule.advantage == "against_or_zero" and cap is None:
+        dppo = {"type": "default", "dppo_mask_low": -low, "dppo_mask_high": high, **terms}
+        gone = f"prime-rl from {IPO} cannot say this: a mask that asks for the advantage's sign"
+        return [Form(dppo, "2026-04-06", IPO)], gone
+    if rule.advantage != "any":
         cannot(f"this condition on the advantage ({rule.advantage})")
-    forms: Forms = ({"type": "default", f"{kind}_mask_low": -low, f"{kind}_mask_high": high, **terms},)
-    if kind == "ipo" and low == -high:
-        forms = ({"type": "ipo", "ipo_threshold": high, **terms}, *forms)
-    return forms, (KL_TERM, "[loss] where the trainer runs alone")
+    if low != -high:
+        cannot("a mask on the probability difference with unequal bounds")
+    newest = Form({"type": "ipo", "eps": high}, "2026-09-18 (pull request 3586)")
+    if cap is not None:
+        return [replace(newest, settings={**newest.settings, "max_importance_ratio": cap}, since="")], ""
+    former = Form({"type": "ipo", "ipo_threshold": high, **terms}, "2026-06-14 (release 0.6.0)", IPO)
+    return [newest, former], CAPPED
 
 
-def _ratio_masks(parts: Parts) -> tuple[Forms, tuple[str, ...]]:
-    """The keys before 0.5.0."""
-    parts.split_mask()
-    parts.drop_idle()
-    weight = parts.take_weight("token", "sum")
-    if weight is None or (weight.over, weight.action) not in (("token", "none"), ("sum", "truncate")):
-        cannot("truncated token weights, or no weight")
-    bounds = {"token": parts.take("ratio", "token"), "geo": parts.take("ratio", "mean")}
-    settings: Settings = {"ratio_type": "token" if weight.over == "token" else "sequence"}
-    for name, part in {**bounds, "sequence": parts.take_veto(upper=True)}.items():
-        low, high = config.open_bounds(*((part.lower, part.upper) if part else (None, None)))
-        settings |= {f"{name}_mask_low": low, f"{name}_mask_high": high}
-    if weight.upper is not None and weight.upper > math.exp(10):
-        cannot("a product above e^10, where it clamps the log-ratio")
-    if weight.upper is not None:
-        settings["sequence_clip_high"] = weight.upper
-    by_length = ("each sequence is divided by its length here",) if weight.over == "sum" else ()
-    return ({**settings, "kl_tau": 0.0},), (OLD, *by_length)
+def _icepop(parts: Parts) -> tuple[list[Form], str] | None:
+    band = parts.take_band("token")
+    if band is None:
+        return None
+    low, high = band
+    if not low or high is None:
+        cannot("a band of the ratio without both bounds")
+    form = Form({"type": "icepop", **_ratios(low, high)}, "2026-09-10 (pull request 3526)")
+    return [form], "its loss is -A r, with the gradient of the preset's"
 
 
-TRAINER = Trainer("prime-rl", prime_rl, {"toml": toml}, logs=(PRIME_LOG,))
+def _cispo(parts: Parts) -> tuple[list[Form], str]:
+    weight = parts.take_weight("token", actions=("truncate",), lower=True)
+    if weight is None or weight.upper is None or weight.upper < 1 or (weight.lower or 0.0) > 1:
+        cannot("REINFORCE without token weights truncated at 1 or above")
+    return [Form({"type": "cispo", **_ratios(weight.lower or 0.0, weight.upper)})], ""
+
+
+def _ratios(low: float, high: float) -> Settings:
+    """1 − 0.2 is 0.8 in its config, 1 + 0.28 is 1.28."""
+    return {key: float(f"{x:.15g}") for key, x in (("ratio_low", low), ("ratio_high", high))}
+
+
+READ = "PrimeIntellect-ai/prime-rl (configs/trainer.py with score_centering, read on 2026-11-28)"
+TRAINER = Trainer("prime-rl", READ, prime_rl, {"toml": toml}, clip=CLIP, logs=(PRIME_LOG,), title="prime-rl")

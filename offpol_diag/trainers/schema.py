@@ -1,22 +1,13 @@
-"""A trainer's settings as text, checked against what its configuration takes.
-
-Settings are flat, dotted keys. `keys/` has one TOML file per trainer: its keys and values, in which versions,
-and when they are read, each row with the file it was read from. A printed block is checked against it, as the
-trainer would: a key that no version has, a value that its classes refuse and a key that would not be read are
-errors, and the versions that take the block are its heading.
-"""
+"""A trainer's settings, flat dotted keys, as text in its own languages."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cache
-from importlib import resources
 from typing import Any, Literal, NoReturn
 
 from offpol_diag.errors import ConfigError
@@ -145,196 +136,27 @@ def _literal(value: Any, infinite: Mapping[float, str] = {math.inf: "inf"}) -> s
     return json.dumps(value)  # null, true, false, whole numbers and [] are spelt as in YAML
 
 
-# ---------------------------------------------------------------- what a configuration takes
-
-KINDS: dict[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "flag": (bool,),
-    "int": (int,),
-    "float": (float, int),
-    "str": (str,),
-    "pair": (tuple, list),
-    "list": (tuple, list),
-    "options": (str,),
-    "null": (type(None),),
-}
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a trainer's configuration, in some of its versions.
-
-    Attributes:
-        name: dotted, as it is written; `[]` stands for each item of a list.
-        types: what it may be, by the names of `KINDS`.
-        file: where it was read.
-        since: the first version with it in this form; until: the last one.
-        values: the only ones; empty where any of its type will do.
-        default: what it is where nothing is set.
-        above, least, below: bounds on a number.
-    """
-
-    name: str
-    types: tuple[str, ...]
-    file: str
-    since: str = ""
-    until: str = ""
-    values: tuple[Any, ...] = ()
-    default: Any = None
-    above: float = -math.inf
-    least: float = -math.inf
-    below: float = math.inf
-
-    def error(self, value: Any) -> str:
-        """Return the trainer's objection to a value; "" if it is valid."""
-        kinds = [kind for kind in self.types if isinstance(value, KINDS[kind])]
-        if not kinds or (isinstance(value, bool) and not {"bool", "flag"} & set(self.types)):
-            return f"it takes {' or '.join(self.types)}"
-        several = value.split(",") if "options" in kinds else [value]
-        if self.values and value is not None and any(one not in self.values for one in several):
-            return f"it takes {', '.join(map(str, self.values))}"
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            bounds = {
-                f"above {self.above}": self.above == -math.inf or value > self.above,
-                f"at least {self.least}": value >= self.least,
-                f"below {self.below}": self.below == math.inf or value < self.below,
-            }
-            return "".join(f"it must be {word}" for word, holds in bounds.items() if not holds)
-        return "it takes two numbers" if "pair" in kinds and len(value) != 2 else ""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A condition under which a setting is read, or accepted.
-
-    Attributes:
-        when: key → the value that asks for it; "set" is any but null.
-        need: key → the values of which it must have one.
-        why: what happens otherwise.
-        file: where it was read.
-        since: the first version with it; until: the last one.
-    """
-
-    when: Mapping[str, Any]
-    need: Mapping[str, Sequence[Any]]
-    why: str
-    file: str
-    since: str = ""
-    until: str = ""
-
-
-@dataclass(frozen=True)
-class Schema:
-    """A trainer's configuration over its versions.
-
-    Attributes:
-        name: the trainer, as it writes itself.
-        source: its repository and the commit of the newest version read.
-        versions: where it changed, the oldest first: releases, or dates of changes between two of them.
-        keys: name → its rows.
-        rules: all of them.
-        beyond: losses that no preset can be, each with the reason and the file.
-    """
-
-    name: str
-    source: str
-    versions: tuple[str, ...]
-    keys: Mapping[str, tuple[Key, ...]]
-    rules: tuple[Rule, ...]
-    beyond: tuple[tuple[str, str, str], ...] = ()
-
-    def errors(self, settings: Settings, version: str) -> list[str]:
-        """List the objections of one version to these settings."""
-        result: dict[str, None] = {}
-        for scope in _scopes(settings):
-            for name, value in scope.items():
-                if error := self._error(name, value, version):
-                    shown = str(value).lower() if value is None or isinstance(value, bool) else value
-                    result[f"{name} = {shown}: {error}"] = None
-            result |= dict.fromkeys(self._unmet(scope, version))
-        return list(result)
-
-    def span(self, settings: Settings) -> tuple[int, int]:
-        """Return the places in `versions` of the first and last that accept the settings, without a gap.
-
-        Raises:
-            ConfigError: none does.
-        """
-        wrong = [self.errors(settings, version) for version in self.versions]
-        last = max((at for at, errors in enumerate(wrong) if not errors), default=None)
-        if last is None:
-            cannot("; ".join(wrong[-1]))
-        refused = (at for at in range(last, -1, -1) if wrong[at])
-        return next(refused, -1) + 1, last
-
-    def heading(self, first: int, last: int) -> str:
-        """Return a span as a heading, `verl from 0.6.1, before 0.7.1`; "" if there is only one version."""
-        if len(self.versions) == 1:
-            return ""
-        end = f", before {self.versions[last + 1]}" if last + 1 < len(self.versions) else ""
-        return f"{self.name} from {self.versions[first]}{end}"
-
-    def _error(self, name: str, value: Any, version: str) -> str:
-        rows = [key for key in self.keys.get(name, ()) if self._holds(key, version)]
-        if not rows:
-            return f"there is no such key in {self.name} {version}"
-        errors = [key.error(value) for key in rows]
-        return "" if "" in errors else errors[0]
-
-    def _unmet(self, scope: Settings, version: str) -> Iterator[str]:
-        def holds(name: str, *wanted: Any) -> bool:
-            rows = (key.default for key in self.keys.get(name, ()) if self._holds(key, version))
-            value = scope[name] if name in scope else next(rows, None)
-            return any(_is(value, want) for want in wanted)
-
-        for rule in self.rules:
-            if all(holds(*condition) for condition in rule.when.items()) and self._holds(rule, version):
-                for key, wanted in rule.need.items():
-                    if not holds(key, *wanted):
-                        yield f"{', '.join(rule.when)}: {rule.why}"
-
-    def _holds(self, row: Key | Rule, version: str) -> bool:
-        at = self.versions.index
-        return at(row.since or self.versions[0]) <= at(version) <= at(row.until or self.versions[-1])
-
-
-def _is(value: Any, want: Any) -> bool:
-    if want in ("set", "null"):
-        return bool((value is None) == (want == "null"))
-    return bool(value == want) and isinstance(value, bool) == isinstance(want, bool)
-
-
-def _scopes(settings: Settings) -> Iterator[Settings]:
-    """Yield the settings, and again per item of a list of tables, with keys like `filters[].agg_type`."""
-    yield settings
-    for name, value in settings.items():
-        for item in value if isinstance(value, list) else ():
-            yield {**settings, **{f"{name}[].{key}": one for key, one in item.items()}}
-
-
 def cannot(part: str) -> NoReturn:
     """Raise ConfigError, naming the part that the trainer cannot express."""
     raise ConfigError(part)
 
 
-@cache
-def schema(trainer: str) -> Schema:
-    """Return the schema of one trainer."""
-    text = resources.files("offpol_diag.trainers").joinpath("keys", f"{trainer}.toml").read_text("utf-8")
-    table = tomllib.loads(text)
-    keys: dict[str, tuple[Key, ...]] = {}
-    for row in table.get("key", ()):
-        names, types = row.pop("names"), tuple(row.pop("type").split(" or "))
-        default = row.pop("default", None)
-        for name in names:
-            one = Key(name, types, **row, default=None if default == "null" else default)
-            keys[name] = (*keys.get(name, ()), one)
-    rules = tuple(Rule(**row) for row in table.get("rule", ()))
-    beyond = tuple((row["set"], row["why"], row["file"]) for row in table.get("beyond", ()))
-    return Schema(table["name"], table["source"], tuple(table["versions"]), keys, rules, beyond)
-
-
 # ---------------------------------------------------------------- blocks
+
+
+@dataclass(frozen=True)
+class Form:
+    """Settings as some versions of a trainer spell them.
+
+    Attributes:
+        settings: key → value.
+        since: the first version known to read them; empty if only the newest was looked at.
+        before: the first version that does not any more; empty if the newest does.
+    """
+
+    settings: Settings
+    since: str = ""
+    before: str = ""
 
 
 @dataclass(frozen=True)
@@ -346,8 +168,8 @@ class Snippet:
         text: the block; empty if there is nothing to set.
         title: distinguishes blocks for the same versions: `as overrides`.
         file: name of the file it belongs in, if the trainer reads a fixed one.
-        versions: the trainer's versions that accept it: `verl from 0.7.1`; empty if its table has only one.
-        age: of the newest and the oldest of them, in changes of the trainer's keys; 0 is the current one.
+        versions: the trainer's versions that accept it: `verl from 0.7.1`; empty if only one was looked at.
+        current: whether the newest version accepts it.
     """
 
     language: Language
@@ -355,31 +177,17 @@ class Snippet:
     title: str = ""
     file: str = ""
     versions: str = ""
-    age: tuple[int, int] = (0, 0)
+    current: bool = True
 
 
-def blocks(trainer: str, writers: Writers, forms: Sequence[Settings]) -> tuple[Snippet, ...]:
-    """Return the forms that some version accepts, in every language; `forms` has the newest first.
-
-    None of a form whose versions all accept a newer one.
-
-    Raises:
-        ConfigError: no version accepts any form.
-    """
-    table, result, refused = schema(trainer), list[Snippet](), list[ConfigError]()
-    newest = len(table.versions) - 1
-    for settings in forms:
-        try:
-            first, last = table.span(settings)
-        except ConfigError as error:
-            refused.append(error)
-            continue
-        age = newest - last, newest - first
-        if all(newer.age[1] < age[1] for newer in result):
-            versions = table.heading(first, last) if settings else ""
-            result += [replace(one, versions=versions, age=age) for one in _written(writers, settings)]
-    if not result:
-        raise refused[0]
+def blocks(name: str, writers: Writers, forms: Sequence[Form]) -> tuple[Snippet, ...]:
+    """Return the forms in every language; `name` is the trainer's in headings, empty for none."""
+    result = list[Snippet]()
+    for form in forms:
+        end = f", before {form.before}" if form.before else ""
+        versions = f"{name} from {form.since}{end}" if name and form.since and form.settings else ""
+        written = _written(writers, form.settings)
+        result += [replace(one, versions=versions, current=not form.before) for one in written]
     return tuple(result)
 
 

@@ -25,7 +25,7 @@ from offpol_diag.trainers.base import (
     std,
 )
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.schema import Settings, cannot
+from offpol_diag.trainers.schema import Form, Settings, cannot
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
@@ -175,12 +175,19 @@ def skyrl(parts: Parts) -> Translation:
     named = config.prefixed(ALGORITHM, settings)
     named["generator.sampling_params.logprobs"] = 1
     several = len(rules) + bool(preset.veto) > 1 or any(rule.among == "left" for rule in rules)
-    return (named,), (
+    return (Form(named, _since(settings)),), (
         config.idle(settings) and "bounds of 1.0e-9 and 1.0e+9 are idle: log-ratios are clamped to ±20",
         several
         and "outliers, token mask, weights, sequence mask, in that order: each over what the one "
         "before has left",
     )
+
+
+def _since(settings: Settings) -> str:
+    """Return the first version that reads these keys."""
+    if "cispo.cispo_anchor" in settings:
+        return "2026-07-28"
+    return {"dppo": "0.3.0", "rollout_is": "0.2.0"}.get(settings["policy_loss_type"], "0.1.0")
 
 
 def _decoupled(parts: Parts) -> Settings:
@@ -291,4 +298,6 @@ def _dppo(parts: Parts) -> Settings:
 
 
 GUARDS = Guards(20.0, unclamped=frozenset({"prob_diff", "binary_kl"}))
-TRAINER = Trainer("skyrl", skyrl, {"hydra": schema.hydra, "yaml": schema.yaml}, GUARDS, CLIP, (LOG,))
+READ = "NovaSky-AI/SkyRL a9564572e (2026-08-21)"
+WRITERS: schema.Writers = {"hydra": schema.hydra, "yaml": schema.yaml}
+TRAINER = Trainer("skyrl", READ, skyrl, WRITERS, GUARDS, CLIP, (LOG,), "SkyRL")

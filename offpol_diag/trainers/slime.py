@@ -32,7 +32,7 @@ from offpol_diag.trainers.base import (
     weighs,
 )
 from offpol_diag.trainers.config import FLAGS, IDLE_LOW, ClipKeys, Guards, Parts, Translation
-from offpol_diag.trainers.schema import Settings, Snippet, cannot
+from offpol_diag.trainers.schema import Form, Settings, Snippet, cannot
 
 # ---------------------------------------------------------------- without the helper
 
@@ -235,13 +235,21 @@ def slime(parts: Parts, icepop: str, mis: str, losses: Sequence[str]) -> Transla
         return _bypass(parts, loss)
     if parts.bare:
         parts.finish()
-        return (loss,), ("nothing is corrected without --use-tis",)
+        return (_form(loss),), ("nothing is corrected without --use-tis",)
     if preset.logs not in ("slime-mis", "miles-mis"):
         try:
-            return (_flags(Parts(preset), icepop) | loss,), ()
+            return (_form(_flags(Parts(preset), icepop) | loss),), ()
         except ConfigError:
             pass
     return _helper(parts, mis, loss)
+
+
+def _form(settings: Settings) -> Form:
+    """Return settings with the first release of slime that reads them."""
+    if settings.get("advantage-estimator") == "cispo":
+        return Form(settings, "0.3.1")
+    icepop = "custom-tis-function-path" in settings and "custom-config-path" not in settings
+    return Form(settings, "0.2.1" if icepop or "use-opsm" in settings else "0.2.0")
 
 
 def _loss(preset: Preset) -> Settings:
@@ -260,7 +268,7 @@ def _bypass(parts: Parts, loss: Settings) -> Translation:
     remark = (
         "opsm asks each token's advantage: the same as the sequence's where all its tokens have one (GRPO)"
     )
-    return ({"use-rollout-logprobs": True, **opsm, **loss},), ((remark,) if opsm else ())
+    return (_form({"use-rollout-logprobs": True, **opsm, **loss}),), ((remark,) if opsm else ())
 
 
 def _flags(parts: Parts, icepop: str) -> Settings:
@@ -286,7 +294,7 @@ def _helper(parts: Parts, mis: str, loss: Settings) -> Translation:
     settings = _mis_weights(parts) | _mis_rules(parts)
     parts.finish()
     run = {"use-tis": True, "custom-config-path": FILE, "custom-tis-function-path": mis, **loss}
-    return (run | config.prefixed(f"{FILE}/", settings),), (
+    return (_form(run | config.prefixed(f"{FILE}/", settings)),), (
         config.idle(settings)
         and "bounds of 1.0e-9 and 1.0e+9 are idle: the helper clamps the log-ratio to ±20",
         settings["rs_veto_threshold"] and "the veto is looked at only inside use_rs",
@@ -342,4 +350,5 @@ SLIME = partial(
     mis="examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     losses=("ppo_clip", "gspo", "cispo"),
 )
-TRAINER = config.Trainer("slime", SLIME, FLAGS, guards, CLIP, (LOG, MIS))
+READ = "THUDM/slime 624b824a8 (2026-08-21)"
+TRAINER = config.Trainer("slime", READ, SLIME, FLAGS, guards, CLIP, (LOG, MIS), "slime")

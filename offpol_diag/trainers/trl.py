@@ -13,7 +13,7 @@ from offpol_diag.presets import Preset
 from offpol_diag.trainers import config
 from offpol_diag.trainers.base import Array, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import ClipKeys, Parts, Trainer, Translation
-from offpol_diag.trainers.schema import Settings, cannot, python
+from offpol_diag.trainers.schema import Form, Settings, Writers, cannot, python
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
@@ -117,9 +117,23 @@ def trl(parts: Parts) -> Translation:
     parts.finish()
     settings = {"use_vllm": True, **weights, **mask}
     settings |= loss(parts.preset, CLIP)
-    before = {key.replace("_clip_max", "_cap"): value for key, value in settings.items()}
+    forms = [Form(settings, _since(settings))]
+    if settings.get(f"{KEY}clip_max") is not None and f"{KEY}clip_min" not in settings:
+        capped = {key.replace("_clip_max", "_cap"): value for key, value in settings.items()}
+        forms.append(Form(capped, _since(capped), "1.6.0"))
     notes = ("off_policy_mask_threshold is in nats per token",) if mask else ()
-    return (settings, before), notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
+    return forms, notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
+
+
+def _since(settings: Settings) -> str:
+    """Return the first version that reads these keys."""
+    if f"{KEY}clip_max" in settings:
+        return "1.6.0"
+    if "off_policy_mask_threshold" in settings:
+        return "0.27.0"
+    return (
+        "0.26.0" if f"{KEY}mode" in settings or settings.get("loss_type") in ("cispo", "sapo") else "0.23.0"
+    )
 
 
 NO_DUMP = "without a correction TRL computes no old log-probs to dump: docs/trainers/trl.md says what does"
@@ -153,4 +167,7 @@ def loss(preset: Preset, keys: ClipKeys) -> Settings:
     return {**kind, **level, **config.clip_settings(preset, keys)}
 
 
-TRAINER = Trainer("trl", trl, {"python": partial(python, "GRPOConfig")}, clip=CLIP, logs=(LOG,))
+WRITERS: Writers = {"python": partial(python, "GRPOConfig")}
+TRAINER = Trainer(
+    "trl", "huggingface/trl f2cd5771 (2026-07-24)", trl, WRITERS, clip=CLIP, logs=(LOG,), title="TRL"
+)

@@ -13,11 +13,12 @@ quoted string: YAML reads 0.5_2 as 0.52.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import SMALLEST_NORM, Over, Preset, Reject, Statistic, Weight
+from offpol_diag.presets import SMALLEST_NORM, Loss, Over, Preset, Reject, Statistic, Weight
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import (
     EPS,
@@ -34,7 +35,7 @@ from offpol_diag.trainers.base import (
     std,
 )
 from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Trainer, Translation
-from offpol_diag.trainers.schema import Settings, Snippet, cannot
+from offpol_diag.trainers.schema import Form, Settings, Snippet, cannot
 
 # ---------------------------------------------------------------- what a generation logs
 
@@ -366,7 +367,7 @@ OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_m
 def verl(parts: Parts) -> Translation:
     """Today's keys, and those of the generation whose logs the preset has, or that could still express it."""
     preset = parts.preset
-    forms: list[Settings] = []
+    forms: list[Form] = []
     notes: list[object] = []
     failed: list[ConfigError] = []
     refused = ""
@@ -376,25 +377,27 @@ def verl(parts: Parts) -> Translation:
         if keys is october and preset.logs != "verl-2025-10":
             break
         try:
-            (settings,), differs = keys(Parts(preset))
-            schema.schema("verl").span(settings)
+            (form,), differs = keys(Parts(preset))
         except ConfigError as error:
             failed.append(error)
             if keys is january:
                 refused = f"verl from 0.7.1 cannot say this: {error.message}"
         else:
-            forms.append(settings)
-            notes += differs
+            if all(form.since < newer.since for newer in forms):
+                forms.append(form)
+                notes += differs
     if not forms:
         raise failed[0]
     return forms, (*notes, refused)
 
 
-def _translation(settings: Settings, preset: Preset, *notes: object) -> Translation:
+def _translation(
+    settings: Settings, preset: Preset, since: str, before: str = "", notes: Sequence[object] = ()
+) -> Translation:
     config.no_dual_clip(preset)
     settings = {**settings, **LOG_PROBS, **config.clip_settings(preset, CLIP, ACTOR)}
     idle = "bounds of 1.0e-9 and 1.0e+9 are idle: the log-ratio is clamped to ±20"
-    return (settings,), (*notes, config.idle(settings) and idle, CLIP.remark(preset))
+    return (Form(settings, since, before),), (*notes, config.idle(settings) and idle, CLIP.remark(preset))
 
 
 def october(parts: Parts) -> Translation:
@@ -413,7 +416,9 @@ def october(parts: Parts) -> Translation:
     parts.finish()
     drops = settings["rollout_is_veto_threshold"] or settings.get("rollout_is_mode") == "mask"
     zeroed = "in verl 0.6.0 what is dropped stays in the denominator: its weight is 0"
-    return _translation(config.prefixed("algorithm.", settings), preset, drops and zeroed)
+    return _translation(
+        config.prefixed("algorithm.", settings), preset, "0.6.0", "0.6.1", (drops and zeroed,)
+    )
 
 
 def _october_weight(parts: Parts) -> Settings:
@@ -454,7 +459,7 @@ def november(parts: Parts) -> Translation:
     settings["rollout_token_veto_threshold"] = veto.lower if veto else None
     settings["bypass_mode"] = bypass
     parts.finish()
-    return _translation(config.prefixed(BLOCK, settings), parts.preset)
+    return _translation(config.prefixed(BLOCK, settings), parts.preset, "0.6.1", "0.7.1")
 
 
 def january(parts: Parts) -> Translation:
@@ -465,7 +470,7 @@ def january(parts: Parts) -> Translation:
     if dppo is not None:
         parts.finish()
         anchored = "needs the V1 trainer (the default): the legacy one replaces loss_mode in bypass mode"
-        return _translation(dppo, parts.preset, anchored)
+        return _translation(dppo, parts.preset, "0.9.0", notes=(anchored,))
     if parts.loss == "gmpo" and parts.weight is not None and parts.weight.over == "token":
         cannot("weights of tokens under GMPO, of which it takes the sequence's geometric mean")
     if bypass and parts.loss == "ppo_clip" and parts.weight is not None:
@@ -485,9 +490,7 @@ def january(parts: Parts) -> Translation:
         if parts.loss == "dro":
             block[LOSS + "dro_beta"] = parts.preset.shape.penalty
     rules = settings["rollout_rs"] is not None
-    return _translation(
-        block,
-        parts.preset,
+    notes = (
         rules
         and any(rule.statistic in ("ratio", "k1") for rule in parts.preset.reject)
         and "since 0.7.1 verl compares k1 bounds with -log r: these thresholds are on 1/r",
@@ -496,6 +499,18 @@ def january(parts: Parts) -> Translation:
         and "the V1 trainer (the default) counts rejected tokens in the denominator, the legacy one not",
         bypass and "without the second block the loss falls back to sequence weights with threshold 2",
     )
+    return _translation(block, parts.preset, _since(settings, parts.loss), notes=notes)
+
+
+def _since(settings: Settings, loss: Loss) -> str:
+    """Return the first version that reads these keys of the correction."""
+    if loss == "dro":
+        return "0.9.0"
+    if isinstance(settings.get("rollout_is_threshold"), str):
+        return "0.8.0"
+    if settings["bypass_mode"] or settings["rollout_rs"]:
+        return "0.7.1"
+    return "0.7.0" if loss in ("cispo", "sapo") else "0.6.1"
 
 
 def _dppo(parts: Parts) -> Settings | None:
@@ -574,17 +589,27 @@ def flash_rl(parts: Parts) -> Translation:
     clip = config.clip_settings(parts.preset, CLIP, ACTOR)
     remark = "key of the fork yaof20/verl, main; its branch flash-rl calls it imp_ratio_cap"
     settings = {ACTOR + "tis_imp_ratio_cap": cap, **LOG_PROBS, **clip}
-    return (settings,), (remark,)
+    return (Form(settings),), (remark,)
 
 
 def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     """Return the guards of the newest version that can express the preset."""
-    if all(one.age[0] for one in snippets):
+    if not any(one.current for one in snippets):
         return Guards(20.0, denominator="kept")
     unclamped: frozenset[Statistic] = frozenset({"prob_diff", "binary_kl"})
     return Guards(20.0, "aggregate", "token", unclamped, None if preset.policy == "old" else "all")
 
 
 OVERRIDES = partial(schema.hydra, added=LOSS + "rollout_correction")
-TRAINER = Trainer("verl", verl, {"yaml": schema.yaml, "hydra": OVERRIDES}, _guards, logs=LOGS)
-FLASH_RL = Trainer("flash-rl", flash_rl, config.YAML_AND_HYDRA, clip=CLIP)
+TRAINER = Trainer(
+    "verl",
+    "verl-project/verl 1dda039b (2026-08-22)",
+    verl,
+    {"yaml": schema.yaml, "hydra": OVERRIDES},
+    _guards,
+    logs=LOGS,
+    title="verl",
+)
+FLASH_RL = Trainer(
+    "flash-rl", "yaof20/verl 1e413344 (2025-08-27)", flash_rl, config.YAML_AND_HYDRA, clip=CLIP
+)

@@ -1,4 +1,4 @@
-"""Restatement of what TRL, ms-swift, OpenRLHF and Molt log of a batch; settings of `trl_swift_openrlhf`.
+"""Restatement of what TRL, ms-swift, and OpenRLHF log of a batch; settings of `trl_swift_openrlhf`.
 
 What verl 2026-03 logs beside `rollout_corr/`, which `verl_reference` has, is here too.
 """
@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from tests.trainers.padded import over, row_mean, row_sum, under, within
-from tests.trainers.policies import update, vespo_factor
+from tests.trainers.policies import update
 
 # ---------------------------------------------------------------- TRL
 
@@ -35,17 +35,9 @@ def trl(p, *, mode="sequence_mask", clip_max=3.0, clip_min=None, off_policy_mask
 
 def trl_clips(p, loss):
     """Restate `_compute_loss`'s clips with one advantage per completion: of tokens, or of rows' ratios."""
-    good = ~((p.advantages < 0) & p.mask).any(axis=1, keepdims=True)
-    if loss == "vespo":
-        return {"vespo/phi_seq_mean": vespo_factor(p, good).mean()}
     u, up, down = update(p, "old"), (p.advantages > 0) & p.mask, (p.advantages < 0) & p.mask
     if loss == "cispo":
         return {"cispo_clip_ratio": (over(np.exp(u), 5.0) & up).sum() / p.mask.sum()}
-    if loss == "sapo":
-        return {}
-    if loss == "luspo":
-        u = row_mean(u, p.mask)
-        up, down = (x.any(axis=1, keepdims=True) for x in (up, down))
     low, high = under(np.exp(u), 0.8) & down, over(np.exp(u), 1.2) & up
     there = p.mask if loss == "ppo_clip" else np.ones_like(low)
     filled = there.any(axis=1)
@@ -161,20 +153,6 @@ def openrlhf_2026_09(p, *, is_correction_gating, is_correction_threshold, level=
     else:
         filtered = (gate > is_correction_threshold[1])[p.mask].mean()
     return openrlhf(p) | {"is_filter_ratio": filtered}
-
-
-def molt(p, *, level="token", mode="mask", threshold=(0.5, 5.0)):
-    """Restate Molt's logs: its own names, and the share that lies outside the bounds."""
-    found, gap = openrlhf(p), np.clip(p.gap(), -30, 30)
-    gates = {"token": gap, "seq": np.clip(row_sum(gap, p.mask), -30, 30), "geo": row_mean(gap, p.mask)}
-    ratio = np.exp(gates[level])
-    outside = (ratio > threshold[1]) | ((ratio < threshold[0]) & (mode != "trunc"))
-    return {
-        "policy_clip_ratio": found["ppo_clip_ratio"],
-        "policy_kl": found["ppo_kl"],
-        "vllm_kl": found["vllm_kl"],
-        "is_filter_ratio": outside[p.mask].mean() if level == "token" else outside.mean(),
-    }
 
 
 # ---------------------------------------------------------------- verl, beside the correction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from offpol_diag.readers import open_dump
 from tests import trainer_dumps
 from tests.whole import effect, token_mask
 
-BUILT_IN = catalogue.load()
+BUILT_IN = catalogue.load(Path(__file__).parent / "rows.toml")
+"""The catalogue, and corrections as trainers ship them."""
 
 
 def seen(preset, batch):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainers.padded import Padded, exp, row_mean, row_sum
+from tests.trainers.padded import Padded, exp, row_mean
 
 Loss = Callable[..., np.ndarray]
 
@@ -55,54 +55,6 @@ def reinforce(p: Padded) -> np.ndarray:
     return -p.advantages * p.current
 
 
-def sapo(p: Padded, *, anchor: str = "old", bound: float = np.inf) -> np.ndarray:
-    """Compute SAPO: a sigmoid gate of the ratio, steeper where A is not above 0."""
-    ratio = exp(np.clip(update(p, anchor), -bound, bound))
-    tau = np.where(p.advantages > 0, 1.0, 1.05)
-    return -p.advantages * 4 / tau / (1 + exp(-tau * (ratio - 1)))
-
-
-def geo_mean(p: Padded, *, low: float = 0.4, high: float = 0.4) -> np.ndarray:
-    """Compute verl's GMPO before its mean over rows: each token has its row's loss."""
-    u, sign = update(p, "old"), np.sign(p.advantages)
-    held = sign * np.minimum(sign * u, sign * np.clip(u, -low, high))
-    return -p.row_advantage() * exp(row_mean(held, p.mask)) * np.ones(p.mask.shape)
-
-
-def quadratic(p: Padded, *, beta: float = 0.1) -> np.ndarray:
-    """Compute DRO of verl, kimi15 of ROLL."""
-    return reinforce(p) + beta / 2 * update(p, "old") ** 2
-
-
-def topr(p: Padded) -> np.ndarray:
-    """Compute TOPR, of rewards whose sign is the advantage's."""
-    return np.where(p.advantages > 0, 1.0, np.minimum(exp(update(p, "old")), 1.0)) * reinforce(p)
-
-
-def fipo(p: Padded, *, low: float = 0.2, high: float = 0.2) -> np.ndarray:
-    """Compute FIPO: PPO's loss times the discounted drift of later tokens, with a half-life of 32 tokens."""
-    u, ahead = update(p, "old"), np.subtract.outer(np.arange(p.mask.shape[1]), np.arange(p.mask.shape[1])).T
-    decay = np.where(ahead >= 0, 2.0 ** (-np.maximum(ahead, 0) / 32), 0.0)
-    influence = np.clip(exp(u @ decay.T), 1.0, 1.2)
-    risky = (p.advantages < 0) & (exp(u) > 4.0)
-    return ppo(p, low=low, high=high) * np.where(risky, np.clip(influence, 0.8, 1.0), influence)
-
-
-def vespo(p: Padded, *, clip_max: float = 3.0) -> np.ndarray:
-    """Compute VESPO: REINFORCE times φ of the row's product of ratios and truncated weights."""
-    return vespo_factor(p, p.advantages >= 0, clip_max) * reinforce(p)
-
-
-def vespo_factor(p: Padded, good: np.ndarray, clip_max: float = 3.0) -> np.ndarray:
-    """Compute φ, with the exponents of A >= 0 where `good`."""
-    least = np.log(1e-8)
-    log_w = row_sum(np.clip(update(p, "old"), -20, 20), p.mask)
-    weights = np.log(np.maximum(np.minimum(exp(p.gap()), clip_max), 1e-300))
-    log_w = np.clip(log_w + row_sum(np.clip(weights, least, 20), p.mask), least, 20)
-    k, rate = (np.where(good, *pair) for pair in ((2.0, 3.0), (3.0, 2.0)))
-    return exp(rate + k * log_w - rate * exp(log_w))
-
-
 def surrogate(p: Padded) -> np.ndarray:
     """Compute −A; the factor is the ratio that the gradient passes."""
     return -p.advantages
@@ -110,56 +62,35 @@ def surrogate(p: Padded) -> np.ndarray:
 
 PLAIN: tuple[Loss, dict[str, Any]] = (ppo, {})
 BOUNDED: tuple[Loss, dict[str, Any]] = (ppo, {"bound": 20.0})
-OPEN_INSTRUCT = (ppo, {"high": 0.272})
 ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
-    "tis": (ppo, {"dual": 3.0, "bound": 20.0}),  # the fork is of verl
+    "token_clip": BOUNDED,
+    "seq_mask_tis": BOUNDED,
     "openrlhf_gspo": (gspo, {"low": 0.2, "high": 0.2, "anchor": "rollout", "bound": 20.0}),
-    "areal_kpop": (ppo, {"low": 0.4, "high": 0.4}),
+    "kpop": (ppo, {"low": 0.4, "high": 0.4}),
     "nemo_rl_force_on_policy": (surrogate, {}),
     "nemo_rl_reinforce": (reinforce, {}),
-    "prime_rl_ref_kl": (surrogate, {}),
     "nemo_rl_seq_product": (gspo, {"low": 0.2, "high": 0.2}),
-    "prime_rl_dppo": (surrogate, {}),
-    "prime_rl_ipo": (surrogate, {}),
-    "prime_rl_v02_token": (reinforce, {}),
-    "prime_rl_v02_sequence": (reinforce, {}),
+    "dppo_tv": (surrogate, {}),
+    "ipo": (surrogate, {}),
     "skyrl_rollout_is": (reinforce, {}),
     "skyrl_dppo_tv": (surrogate, {}),
     "skyrl_dppo_kl": (surrogate, {}),
     "skyrl_cispo_rollout": (reinforce, {}),
     "slime_opsm": (ppo, {"anchor": "rollout"}),  # --use-rollout-logprobs
     "miles_opsm": (ppo, {"anchor": "rollout", "bound": 20.0}),
-    "deepseek_v32_mask": (ppo, {"anchor": "rollout"}),  # the report's π_old is the sampler
-    "torchforge": (reinforce, {}),
-    "sapo": (sapo, {"bound": 20.0}),
-    "gmpo": (geo_mean, {}),
-    "verl_dro": (quadratic, {}),
+    "opsm": (ppo, {"anchor": "rollout"}),  # the report's π_old is the sampler
     "verl_gpg": (reinforce, {}),
     "verl_dppo_tv": (reinforce, {}),
-    "verl_dppo_kl": (reinforce, {}),
+    "dppo_kl": (reinforce, {}),
     "trl_cispo": (cispo, {"bound": np.inf}),
-    "trl_sapo": (sapo, {}),
-    "trl_luspo": (gspo, {"low": 0.2, "high": 0.2}),
-    "trl_vespo": (vespo, {}),
-    "swift_sapo": (sapo, {}),
-    "swift_fipo": (fipo, {}),
-    "areal_sapo": (sapo, {"anchor": "rollout"}),
     "areal_cispo": (cispo, {"bound": np.inf}),
-    "skyrl_sapo": (sapo, {"bound": 20.0}),
     "skyrl_importance_sampling": (ppo, {"low": np.inf, "high": np.inf}),
-    "roll_pg_tis": (cispo, {"low": 1.0, "high": 0.0, "bound": np.inf}),
-    "roll_topr": (topr, {}),
-    "roll_kimi15": (quadratic, {}),
 }
 
-WITHIN = frozenset({"trl_vespo"})
-"""Rows whose factor is a part of the loss, and does not multiply it."""
 BY_TRAINER = {
-    "open": OPEN_INSTRUCT,
     "openrlhf": BOUNDED,
     "skyrl": BOUNDED,
     "miles": BOUNDED,
-    "molt": (ppo, {"bound": 30.0}),
 }
 
 

@@ -1,4 +1,4 @@
-"""prime-rl (559b44772, and v0.2 of 2025-12-30), SkyRL a9564572e, torchforge 6e77f0b3, verl's DPPO 1dda039b.
+"""prime-rl (559b44772, and its losses since September 2026), SkyRL a9564572e, verl's DPPO 1dda039b.
 
 Those without π_old put π_θ over the rollout. What they mask still divides the loss.
 """
@@ -21,35 +21,20 @@ def prime_dppo(p: Padded, *, dppo_mask_low: float = 0.2, dppo_mask_high: float =
     return verdict_of(p, exp(p.gap("current")), ~gone)
 
 
+def prime_icepop(p: Padded, *, ratio_low: float = 0.2, ratio_high: float = 5.0) -> Verdict:
+    """Keep tokens within both bounds of the ratio."""
+    ratio = exp(p.gap("current"))
+    return verdict_of(p, ratio, within(ratio, ratio_low, ratio_high))
+
+
+def prime_cispo(p: Padded, *, ratio_low: float = 0.0, ratio_high: float = 5.0) -> Verdict:
+    """Clip the weight that no gradient passes."""
+    return verdict_of(p, np.clip(exp(p.gap("current")), ratio_low, ratio_high))
+
+
 def prime_ipo(p: Padded, *, ipo_threshold: float = 0.1) -> Verdict:
     """Mask by IPO: both bounds for every token."""
     return verdict_of(p, exp(p.gap("current")), ~over(np.abs(moved(p)), ipo_threshold))
-
-
-def prime_ref_kl(p: Padded) -> Verdict:
-    """Mask only where the probability falls by more than 0.2, whatever the advantage."""
-    return verdict_of(p, exp(p.gap("current")), moved(p) >= -0.2)
-
-
-def prime_v02(
-    p: Padded,
-    *,
-    ratio_type: str = "token",
-    token_mask: tuple[float, float] = (0.125, 8.0),
-    geo_mask: tuple[float, float] = (0.1, 10.0),
-    sequence_mask: tuple[float, float] = (0.0, 100.0),
-    sequence_clip_high: float = 10.0,
-) -> Verdict:
-    """Apply v0.2: masks are pairs (…_low, …_high); those on rows use the geometric mean and extremes."""
-    gap = p.gap("current")
-    ratio = exp(gap)
-    extreme = p.mask & ~within(ratio, *sequence_mask)
-    keep = within(ratio, *token_mask) & within(exp(row_mean(gap, p.mask)), *geo_mask)
-    keep &= ~extreme.any(axis=1, keepdims=True)
-    if ratio_type == "sequence":
-        product = np.exp(np.minimum(row_sum(gap, p.mask), 10.0))
-        ratio = np.minimum(product, sequence_clip_high) * np.ones(p.mask.shape)
-    return verdict_of(p, ratio, keep)
 
 
 def skyrl_correction(
@@ -126,8 +111,3 @@ def skyrl_cispo(p: Padded, *, cispo_eps_clip_low: float = 1.0, cispo_eps_clip_hi
     """Apply CISPO with cispo_anchor=rollout."""
     ratio = _bounded_exp(p.gap("current"))
     return verdict_of(p, np.clip(ratio, 1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high))
-
-
-def torchforge(p: Padded) -> Verdict:
-    """Apply torchforge's reinforce_loss; its bounds are literals."""
-    return verdict_of(p, np.clip(exp(p.gap("current")), 0.1, 10.0))

@@ -1,4 +1,4 @@
-"""Every built-in row of these trainers, with its restatement: (function, its settings).
+"""Corrections of the catalogue and of `rows.toml`, with their restatement: (function, its settings).
 
 The settings are written down from the trainers' own keys and defaults; nothing here is read from our presets.
 """
@@ -12,7 +12,6 @@ import numpy as np
 
 from tests.trainers import areal, nemo_rl, slime
 from tests.trainers import prime_skyrl as loop
-from tests.trainers import roll_open_instruct as ai2
 from tests.trainers import trl_swift_openrlhf as hub
 from tests.trainers.padded import Padded, Verdict, verdict_of
 
@@ -25,7 +24,6 @@ SKYRL_TOKENS = {"token_mask_is_threshold": (0.5, 5.0)}
 KL = {"level": "token", "action": "mask"}
 KL_ROW = {"level": "sequence", "action": "mask", "agg": "mean", "upper": 0.01}
 RATIO_ROW = {"level": "sequence", "action": "mask", "metric": "ratio"}
-DIFF = {"ratio_enabled": False, "diff_enabled": True}
 
 
 def _tis(kind: str, high: float, low: float | None = None, **more: Any) -> dict[str, Any]:
@@ -51,7 +49,6 @@ def _swift(mode: str) -> dict[str, Any]:
 
 
 TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
-    "tis": (slime.tis, {"tis_clip": 2.0}),  # min(e^d, tis_imp_ratio_cap), as slime's with no lower clip
     "vanilla_is": (nemo_rl.nemo_rl, {}),
     "areal_decoupled": (areal.rejection_sampling, {}),
     # ---- TRL
@@ -62,42 +59,31 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "trl_sequence_truncate": (hub.trl, {"mode": "sequence_truncate"}),
     "trl_sequence_clip": (hub.trl, {"mode": "sequence_truncate", "clip_min": 0.5}),
     "trl_sequence_mask": (hub.trl, {}),
-    "trl_sequence_band": (hub.trl, {"clip_min": 0.5}),
+    "seq_icepop": (hub.trl, {"clip_min": 0.5}),
     "trl_off_policy_mask": (hub.trl, {"off_policy_mask_threshold": 0.5}),
     "trl_cispo": (hub.trl, {}),
-    "trl_sapo": (hub.trl, {}),
-    "trl_luspo": (hub.trl, {}),
-    "trl_vespo": (hub.trl, {"mode": "token_truncate"}),
     # ---- ms-swift
     "swift_token_truncate": (hub.swift, _swift("token_truncate")),
     "swift_token_mask": (hub.swift, _swift("token_mask")),
-    "swift_sequence_truncate": (hub.swift, _swift("sequence_truncate")),
+    "geo_is": (hub.swift, _swift("sequence_truncate")),
     "swift_sequence_mask": (hub.swift, _swift("sequence_mask")),
     "swift_opsm": (hub.swift, {"off_policy_sequence_mask_delta": 0.1}),
-    "swift_sapo": (hub.swift, _swift("token_truncate")),
-    "swift_fipo": (hub.swift, _swift("token_truncate")),
     # ---- OpenRLHF
-    "openrlhf_tis": (hub.openrlhf, {}),
+    "token_clip": (hub.openrlhf, {}),
     "openrlhf_icepop": (hub.openrlhf, {"is_correction_type": "icepop"}),
-    "openrlhf_seq_mask_tis": (hub.openrlhf, {"is_correction_type": "seq-mask-tis"}),
+    "seq_mask_tis": (hub.openrlhf, {"is_correction_type": "seq-mask-tis"}),
     "openrlhf_gspo": (hub.openrlhf, {"policy_loss_type": "gspo"}),
     "openrlhf_token_binary_kl": (hub.openrlhf, _gate("binary_kl", 0.005)),
     "openrlhf_token_tv": (hub.openrlhf, _gate("tv", 0.2)),
     "openrlhf_seq_binary_kl": (hub.openrlhf, {**_gate("binary_kl", 0.005), "level": "seq"}),
     "openrlhf_seq_tv": (hub.openrlhf, {**_gate("tv", 0.02), "level": "seq"}),
-    # ---- Molt
-    "molt_token_mask": (hub.molt, {}),
-    "molt_token_clip": (hub.molt, {"mode": "clip"}),
-    "molt_token_trunc": (hub.molt, {"mode": "trunc"}),
-    "molt_seq_mask": (hub.molt, {"level": "seq"}),
-    "molt_geo_mask": (hub.molt, {"level": "geo"}),
     # ---- NeMo-RL
     "nemo_rl_force_on_policy": (nemo_rl.nemo_rl, {**_tis("tis", 2.0), "force_on_policy_ratio": True}),
     "nemo_rl_reinforce": (nemo_rl.nemo_rl, _tis("tis", 2.0)),
     "nemo_rl_tis": (nemo_rl.nemo_rl, _tis("tis", 2.0)),
     "nemo_rl_icepop": (nemo_rl.nemo_rl, _tis("icepop", 5.0, 0.5)),
     "nemo_rl_seq_mask_tis": (nemo_rl.nemo_rl, _tis("seq-mask-tis", 1.002, 0.999)),
-    "nemo_rl_seq_error_mask": (nemo_rl.nemo_rl, {"seq_logprob_error_threshold": 2.0}),
+    "seq_error_mask": (nemo_rl.nemo_rl, {"seq_logprob_error_threshold": 2.0}),
     "nemo_rl_seq_product": (nemo_rl.nemo_rl, _tis("tis", 5.0, sequence_level_importance_ratios=True)),
     # ---- slime, miles
     "slime_tis": (slime.tis, {}),
@@ -112,7 +98,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "slime_mis_sequence_mask": (slime.mis, {**SEQUENCE, "tis_mode": "mask"}),
     "slime_mis_geometric_truncate": (slime.mis, {**GEOMETRIC, "tis_mode": "truncate"}),
     "slime_mis_geometric_clip": (slime.mis, {**GEOMETRIC, "tis_mode": "clip"}),
-    "slime_mis_geometric_mask": (slime.mis, {**GEOMETRIC, "tis_mode": "mask"}),
+    "geo_mask": (slime.mis, {**GEOMETRIC, "tis_mode": "mask"}),
     "slime_mis_geo_rs": (
         slime.mis,
         {
@@ -123,7 +109,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
             "rs_veto_threshold": 1e-4,
         },
     ),
-    "slime_mis_veto": (
+    "token_is_veto": (
         slime.mis,
         {"use_rs": True, "rs_lower_bound": 1e-9, "rs_upper_bound": 1e9, "rs_veto_threshold": 1e-4},
     ),
@@ -134,7 +120,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "miles_opsm": (slime.opsm, {}),
     # ---- AReaL
     "areal_token_clamp": (areal.rejection_sampling, {"action": "clamp", "upper": 2.0}),
-    "areal_kpop": (areal.rejection_sampling, {"metric": "binary_kl", "upper": 2.0}),
+    "kpop": (areal.rejection_sampling, {"metric": "binary_kl", "upper": 2.0}),
     "areal_icepop": (areal.rejection_sampling, {"upper": 5.0, "lower": 0.5}),
     "areal_sequence_clamp": (
         areal.rejection_sampling,
@@ -148,7 +134,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "areal_sequence_mask_max": (areal.rejection_sampling, {**RATIO_ROW, "agg": "max", "upper": 100.0}),
     "areal_token_k1": (areal.rejection_sampling, {**KL, "metric": "kl_k1", "upper": 0.7}),
     "areal_token_k2": (areal.rejection_sampling, {**KL, "metric": "kl_k2", "upper": 2.0}),
-    "areal_token_k3": (areal.rejection_sampling, {**KL, "metric": "kl_k3", "upper": 1.0}),
+    "token_k3_mask": (areal.rejection_sampling, {**KL, "metric": "kl_k3", "upper": 1.0}),
     "areal_sequence_k1": (areal.rejection_sampling, {**KL_ROW, "metric": "kl_k1"}),
     "areal_sequence_k2": (areal.rejection_sampling, {**KL_ROW, "metric": "kl_k2"}),
     "areal_sequence_k3": (areal.rejection_sampling, {**KL_ROW, "metric": "kl_k3"}),
@@ -156,15 +142,11 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "areal_cap_token_mask": (areal.behave_cap, {}),
     "areal_cap_sequence_truncate": (areal.behave_cap, {"behave_imp_weight_mode": "sequence_truncate"}),
     "areal_cap_sequence_mask": (areal.behave_cap, {"behave_imp_weight_mode": "sequence_mask"}),
-    "areal_m2po": (areal.m2po, {}),
-    "areal_sapo": (bare, {}),
+    "m2po": (areal.m2po, {}),
     "areal_cispo": (areal.rejection_sampling, {}),
     # ---- prime-rl
-    "prime_rl_dppo": (loop.prime_dppo, {}),
-    "prime_rl_ipo": (loop.prime_ipo, {}),
-    "prime_rl_ref_kl": (loop.prime_ref_kl, {}),
-    "prime_rl_v02_token": (loop.prime_v02, {}),
-    "prime_rl_v02_sequence": (loop.prime_v02, {"ratio_type": "sequence"}),
+    "dppo_tv": (loop.prime_dppo, {}),
+    "ipo": (loop.prime_ipo, {}),
     # ---- SkyRL
     "skyrl_tis_token": (loop.skyrl_correction, {"tis_ratio_type": "token"}),
     "skyrl_tis_sequence": (loop.skyrl_correction, {"tis_ratio_type": "sequence"}),
@@ -185,77 +167,10 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "skyrl_dppo_tv": (loop.skyrl_dppo, {}),
     "skyrl_dppo_kl": (loop.skyrl_dppo, {"dppo_type": "binary_kl"}),
     "skyrl_cispo_rollout": (loop.skyrl_cispo, {}),
-    "skyrl_sapo": (loop.skyrl_correction, {"tis_ratio_type": "token"}),
     "skyrl_importance_sampling": (bare, {}),
-    # ---- ROLL
-    "roll_pg_tis": (bare, {}),
-    "roll_topr": (bare, {}),
-    "roll_kimi15": (bare, {}),
-    "roll_is_token": (ai2.roll, {"is_weight": {}}),
-    "roll_is_segment": (ai2.roll, {"is_weight": {"weight_type": "segment"}}),
-    "roll_is_geometric": (ai2.roll, {"is_weight": {"weight_type": "geometric"}}),
-    "roll_is_sequence": (ai2.roll, {"is_weight": {"weight_type": "sequence"}}),
-    "roll_filter_token": (ai2.roll, {"filters": ({},)}),
-    "roll_filter_segment": (ai2.roll, {"filters": ({"agg_type": "segment"},)}),
-    "roll_filter_geometric": (
-        ai2.roll,
-        {"filters": ({"agg_type": "geometric", "ratio_low": 0.999, "ratio_high": 1.002},)},
-    ),
-    "roll_filter_sequence": (ai2.roll, {"filters": ({"agg_type": "sequence"},)}),
-    "roll_diff_token": (ai2.roll, {"filters": (DIFF,)}),
-    "roll_diff_segment": (
-        ai2.roll,
-        {"filters": ({**DIFF, "agg_type": "segment", "diff_low": -0.1, "diff_high": 0.1},)},
-    ),
-    "roll_diff_geometric": (ai2.roll, {"filters": ({**DIFF, "agg_type": "geometric"},)}),
-    "roll_diff_sequence": (ai2.roll, {"filters": ({**DIFF, "agg_type": "sequence"},)}),
-    "roll_turn": (
-        ai2.roll,
-        {
-            "is_weight": {"weight_type": "segment"},
-            "filters": (
-                {
-                    "agg_type": "segment",
-                    "ratio_low": 0.8,
-                    "ratio_high": 1.05,
-                    "diff_enabled": True,
-                    "diff_low": -0.1,
-                    "diff_high": 0.1,
-                },
-            ),
-        },
-    ),
-    "roll_icepop": (
-        ai2.roll,
-        {"is_weight": {"upper_bound": 2.0}, "filters": ({"ratio_low": 0.5, "ratio_high": 2.0},)},
-    ),
-    # ---- open-instruct
-    "open_instruct_rho_clamp": (ai2.open_instruct, {}),
-    "open_instruct_rho_clamp_two_sided": (ai2.open_instruct, {"rho_clamp_lower_bound": 0.5}),
-    "open_instruct_rho_mask": (
-        ai2.open_instruct,
-        {"rho_clamp_upper_bound": 0.0, "rho_mask_lower_bound": 0.5, "rho_mask_upper_bound": 5.0},
-    ),
-    "open_instruct_rho_sequence": (
-        ai2.open_instruct,
-        {
-            "rho_clamp_upper_bound": 0.0,
-            "rho_mask_sequence_level": True,
-            "rho_mask_lower_bound": 0.999,
-            "rho_mask_upper_bound": 1.001,
-        },
-    ),
-    "open_instruct_rho_tv": (
-        ai2.open_instruct,
-        {"rho_mask_tv_divergence": True, "rho_mask_upper_bound": 1.1},
-    ),
     # ---- the rest
-    "sapo": (bare, {}),
-    "gmpo": (bare, {}),
-    "verl_dro": (bare, {}),
     "verl_dppo_tv": (loop.verl_dppo, {"loss_mode": "dppo_tv", "clip_ratio": 0.15}),
-    "verl_dppo_kl": (loop.verl_dppo, {"loss_mode": "dppo_kl", "clip_ratio": 0.05}),
+    "dppo_kl": (loop.verl_dppo, {"loss_mode": "dppo_kl", "clip_ratio": 0.05}),
     "verl_gpg": (bare, {}),
-    "torchforge": (loop.torchforge, {}),
-    "deepseek_v32_mask": (hub.deepseek_v32, {"delta": 0.1}),
+    "opsm": (hub.deepseek_v32, {"delta": 0.1}),
 }

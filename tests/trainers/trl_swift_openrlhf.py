@@ -98,21 +98,3 @@ def _divergence(p: Padded, gating: str, level: str) -> np.ndarray:
     else:
         found = rollout * np.log(rollout / old) + (1 - rollout) * np.log((1 - rollout) / (1 - old))
     return row_mean(found, p.mask) * np.ones(p.mask.shape) if level == "seq" else found
-
-
-def molt(
-    p: Padded,
-    *,
-    level: str = "token",
-    mode: str = "mask",
-    threshold: tuple[float, float] = (0.5, 5.0),
-) -> Verdict:
-    """Apply Molt: log-ratios within ±30; seq is the product, geo the geometric mean, and both only reject."""
-    low, high = threshold
-    gap = np.clip(p.gap(), -30, 30)
-    ratio = exp(gap)
-    gates = {"token": gap, "seq": np.clip(row_sum(gap, p.mask), -30, 30), "geo": row_mean(gap, p.mask)}
-    gate = exp(gates[level]) * np.ones(p.mask.shape)
-    if mode == "mask":
-        return verdict_of(p, np.where(within(gate, low, high), ratio, 0.0))
-    return verdict_of(p, np.clip(gate, low if mode == "clip" else None, high))
