@@ -23,7 +23,7 @@ from offpol_diag.errors import UsageError
 from offpol_diag.gate import Baseline, Bound, FailOn, Gates, Name, not_compared, outcome, required
 from offpol_diag.gate import judged as judged_by
 from offpol_diag.gate.bounds import ORDER, name, quantile, span, tolerance
-from offpol_diag.gate.judge import difference, rule
+from offpol_diag.gate.judge import Lookup, difference, rule
 from offpol_diag.metrics import METRICS, WATCHED_GAP, WATCHED_PRESET
 from offpol_diag.number import Number
 from offpol_diag.numerals import distinct_digits
@@ -34,6 +34,7 @@ from offpol_diag.trainers import LOGS, logs
 from offpol_diag.trainers.ours import rows
 from tests import oracles
 from tests.factory import Location, make_summary, number, put
+from tests.factory import presets as made_presets
 from tests.trainers.ours import BUILT_IN
 
 HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
@@ -257,8 +258,43 @@ def test_a_preset_is_found_by_its_alias_in_any_spelling_and_only_those_named_are
     for said in ("token_is.ess_tokens", "Token-IS.ess_tokens", "token_tis.ess_tokens"):
         assert judge(make_summary(), [limit(said, MIN, 0.0)])[0].passed is True
 
-    names = ("k3", "drift2.k3", "total.tv", "a.ess_tokens", "b.1.ess_tokens", "nobody.k3")
-    assert [Name(one).preset({"a", "b.1"}) for one in names] == ["", "", "", "a", "b.1", "nobody"]
+    names = ("k3", "drift2.k3", "total.tv", "a.ess_tokens", "b.1.ess_tokens", "a@2.5.ess_tokens")
+    assert [Name(one).preset for one in names] == ["", "", "", "a", "b.1", "a@2.5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "over", "by_step"),
+    [
+        ("token_is@2.5.ess_tokens", "token_is@2.5.ess_tokens", "", []),
+        ("step:token_is@2.5.ess_tokens", "token_is@2.5.ess_tokens", "step", ["token_is@2.5.ess_tokens"]),
+        ("step:tis@2.50.ess_tokens", "tis@2.50.ess_tokens", "step", ["token_is@2.5.ess_tokens"]),
+        (
+            "step:trl_default.k3",
+            "trl_default.k3",
+            "step",
+            ["seq_icepop@inf..3.k3"],
+        ),
+        (
+            "step:seq_mis@2..0.4..2.5:veto.lower=1e-4.tokens_rejected",
+            "seq_mis@2..0.4..2.5:veto.lower=1e-4.tokens_rejected",
+            "step",
+            ["seq_mis@2..0.4..2.5:veto.lower=0.0001.tokens_rejected"],
+        ),
+    ],
+)
+def test_a_name_with_thresholds_ends_at_its_last_dot_and_a_bound_at_its_last_equals_sign(
+    text, number, over, by_step
+):
+    known = catalogue.load()
+    must = required(min=[f"{text}=0.5"])
+    (bound,) = must.bound
+    preset = known[number.rpartition(".")[0]]
+
+    assert (bound.name, bound.min) == (Name(number, over), 0.5)
+    assert must.presets(known) == (preset,)
+    assert list(must.by_step(known)) == by_step
+    summary = make_summary(presets={preset.name: made_presets()["token_is"]})
+    assert Lookup(summary).preset_of(number)[0] == preset.name
 
 
 REFUSED = [

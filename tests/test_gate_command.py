@@ -19,6 +19,7 @@ from offpol_diag.errors import GateFileError, UsageError
 from offpol_diag.gate import Baseline, Name, Tolerance, beyond, read, required
 from offpol_diag.gate.bounds import ALL_STEPS
 from offpol_diag.number import Number
+from offpol_diag.presets import catalogue
 from offpol_diag.report.annotations import annotated
 from offpol_diag.report.gate import answer, bound, holds
 from offpol_diag.report.junit import render_junit
@@ -155,7 +156,7 @@ def test_names_that_trainers_log_are_understood_wherever_a_number_is_named():
         ("seq_mis.tokens_rejected", "seq_mis.rollout_rs_masked_fraction"),
     ]
     both = required(max=["kl=1"], gates=GATES, baseline=BASE, tolerance=["chi2_seq=5%"])
-    assert both.by_step == ("k3",)
+    assert both.by_step(catalogue.load()) == ("k3",)
     assert both.baseline.named == (Name("k1"), Name("k3"), Name("chi2_sequence"))
 
 
@@ -378,7 +379,7 @@ def test_options_that_cannot_be_meant_are_refused_before_anything_is_read(source
 def test_bounds_over_steps_use_numbers_by_step():
     found = required(max=["step:tv=1", "k3=1"], baseline=NOW, tolerance=["last:f_5=1"], only=["p90:k2"])
 
-    assert found.by_step == ("tv", "k2", "f_5")
+    assert found.by_step(catalogue.load()) == ("tv", "k2", "f_5")
 
 
 def test_a_bug_that_could_not_be_looked_for_is_no_pass(tmp_path):

@@ -46,7 +46,7 @@ def swept(path, one=GEO, values=(1.001, 1.01, 1.5), **more):
 def test_the_window_stands_first_and_is_named_by_a_command_that_runs(width):
     ran = run("--preset", "geo_rs", "-v", "--keep", "0.95", "--for", "verl", width=width)
     lines = ran.stdout.splitlines()
-    (line,) = re.findall(r"offpol-diag (presets geo_rs --set '[^']+')", " ".join(ran.stdout.split()))
+    (line,) = re.findall(r"offpol-diag (presets 'geo_rs@[^']+')", " ".join(ran.stdout.split()))
 
     assert RUNNER.invoke(app, shlex.split(line)).exit_code == 0
     assert "reject[0].lower=" in line

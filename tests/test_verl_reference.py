@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.presets import Preset, Weight, catalogue
+from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from tests import trainer_dumps, verl_reference
 from tests.trainers.ours import differences
 
@@ -24,7 +24,33 @@ GOLDEN = json.loads((HERE / "golden" / "verl.json").read_text())
 SHORT = {"2025-10": "g2510", "2025-11": "g2511", "2026-01": "g2601"}
 LEVEL = {"token": "token", "sum": "sequence", "mean": "geometric"}
 OURS = catalogue.load(HERE / "golden_presets.toml")
-VERLS = [preset for preset in catalogue.load().values() if (preset.logs or "").startswith("verl-")]
+MARCH = (
+    "token_is",
+    "seq_is",
+    "token_icepop",
+    "bypass_pg_token_icepop",
+    "seq_mis",
+    "seq_icepop@weight.safety=20",
+)
+VERLS = [preset for preset in OURS.values() if (preset.logs or "").startswith("verl-")]
+VERLS += [replace(OURS[name], logs="verl-2026-03") for name in MARCH]
+OPTIONS = [
+    Reject(statistic, over, *bounds, safety=20.0, safety_at="token")
+    for statistic, over, *bounds in (
+        ("ratio", "token", 1 / 1.4, 1 / 0.6),
+        ("k2", "token", None, 2.0),
+        ("k3", "token", None, 2.0),
+        ("ratio", "sum", 0.5, 2.0),
+        ("k2", "sum", None, 3.0),
+        ("k3", "sum", None, 2.5),
+        ("ratio", "mean", 1 / 1.001, 1 / 0.999),
+        ("k2", "mean", None, 2.0),
+        ("k3", "mean", None, 0.01),
+        ("k2", "max", None, 2.5),
+        ("k3", "max", None, 2.0),
+    )
+]
+"""Every option of rollout_rs since 2026-01, on r where verl compares −Δ."""
 
 
 def key_of(generation):
@@ -32,17 +58,18 @@ def key_of(generation):
 
 
 def names_of(generation, case):
-    """Return our presets for a golden case: one of a user's file, and the built-in rows."""
-    yield f"{SHORT[generation]}_{case}"
-    if generation == "2025-10" and case.endswith("veto"):
-        built_in = f"verl_2025_10_{case.removesuffix('_noveto')}"
-        yield from (built_in, f"{built_in}_metrics")
-    elif generation == "2025-11" and case not in ("token_rs_asym_veto", "seq_veto"):
-        yield case
-    elif case.startswith(("decoupled_", "bypass_")) or case == "disabled":
-        yield case if case != "disabled" else "verl_2026_01_disabled"
-    elif case.endswith("_norm"):
-        yield f"verl_2026_01_{case.removesuffix('_norm')}_is_norm"
+    """Return our presets for a golden case: one of a user's file, and that of the catalogue, by verl's name.
+
+    Not that of another trainer, whose clamps differ, nor where r is 1 by construction there.
+    """
+    own = f"{SHORT[generation]}_{case}"
+    yield own
+    word = f"verl_2025_10_{case.removesuffix('_noveto')}" if generation == "2025-10" else case
+    for name in (word, f"verl_{generation.replace('-', '_')}_{case}_is_norm"):
+        if name not in OURS or OURS[name].policy != OURS[own].policy:
+            continue
+        if (OURS[name].logs or "verl").startswith("verl"):
+            yield f"{name}@logs=verl-{generation}"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +79,9 @@ def analysed(tmp_path_factory):
     for stem in GOLDEN["datasets"]:
         table = tmp_path_factory.mktemp(stem) / "sequences.parquet"
         dump = str(HERE / "golden" / f"{stem}.parquet")
-        presets = [one for one in OURS.values() if (one.logs or "").removeprefix("verl-") in SHORT]
+        cases = GOLDEN["datasets"][stem]
+        words = [word for one in SHORT for case in cases[key_of(one)] for word in names_of(one, case)]
+        presets = [OURS[word] for word in dict.fromkeys(words)]
         found[stem] = analyze([dump], presets=presets, sequences=table), pq.read_table(table).to_pydict()
     return found
 
@@ -139,9 +168,10 @@ def varied():
                 yield replace(one, reject=(replace(rule, lower=low, upper=high),))
         if one.veto:
             yield replace(one, veto=replace(one.veto, lower=0.3))
-    options = [one.reject[0] for one in VERLS if one.name.startswith("verl_2026_01_rs_")]
+    for rule in OPTIONS:
+        yield Preset(option_of(rule), "", reject=(rule,), logs="verl-2026-01")
     for statistics in (("ratio",), ("k2",), ("k3",), ("ratio", "k3")):
-        rules = tuple(rule for rule in options if rule.statistic in statistics)
+        rules = tuple(rule for rule in OPTIONS if rule.statistic in statistics)
         weight = Weight("sum", upper=2.0, normalize=True) if len(statistics) > 1 else None
         yield Preset("several", "", weight=weight, reject=rules, logs="verl-2026-01")
 
