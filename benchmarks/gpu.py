@@ -78,11 +78,11 @@ def resident(bench: Bench, block_tokens: int) -> part.Result:
     def sums() -> None:
         with np.errstate(all="ignore"):
             for context in every:
-                _ = PresetSums.of(context, bench.presets, ranking=True).of_plan
+                _ = PresetSums.of(context, bench.presets).of_plan
 
     def started() -> None:
         with np.errstate(all="ignore"):
-            PresetSums.of(every[0], bench.presets, ranking=True)
+            PresetSums.of(every[0], bench.presets)
 
     with patch.dict(preset_sums.BLOCK, gpu=block_tokens):
         sums()

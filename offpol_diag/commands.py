@@ -38,9 +38,9 @@ def silent(text: str) -> None:
 def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Result:
     """Analyse and diagnose a dump, and recommend a correction."""
     trainer, floors = trainer_of(request), floors_of(request)
-    asked = presets_of(request, say)
     dump = opened(paths, request)
-    chosen = asked or usual(dump, request, trainer)
+    asked = presets_of(request, say) or usual(dump, request, trainer)
+    chosen = with_family(asked, catalogue(request), dump)
     more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "trainer": trainer or ""}
     more["sequences"] = request.sequences
     found = examined(dump, request, chosen, say, every_log=request.presets is not None, **more)
@@ -291,6 +291,16 @@ def usual(dump: Dump, request: Request, trainer: str | None = None) -> tuple[Pre
 
     further = DEFAULTS.get(trainer or named_in(dump.info.provenance), ())
     return catalogue(request).usual(dump.info.columns, further)
+
+
+def with_family(presets: Sequence[Preset], known: Catalogue, dump: Dump) -> tuple[Preset, ...]:
+    """Add the presets that a recommendation for a dump shows, as far as the dump has their columns."""
+    from offpol_diag.presets.families import FAMILIES
+
+    columns, named = dump.info.columns, {preset.name for preset in presets}
+    family = [known[name] for name in FAMILIES["old" if "old_log_probs" in columns else "current"]]
+    more = (one for one in family if one.name not in named and not one.lacking(columns))
+    return (*presets, *more)
 
 
 def one_preset(request: Request, field: str, say: Say = silent) -> Preset:

@@ -290,11 +290,11 @@ def recommendation() -> Recommendation:
     ]
     return Recommendation(
         decision="METHOD at THRESHOLD",
+        title="token TIS at 2.0",
         method="token_is",
-        threshold="upper 2",
+        threshold="2.0",
         sentence="Use truncated token weights: they lose 0.5% of the sample and bound every weight at 2.",
         rule="heavy_sequence_tail",
-        runner_up="seq_mis at [0.5, 2]: it drops 25% of the sequences, the long ones first",
         fired=fired,
     )
 
@@ -353,8 +353,7 @@ def run() -> Run:
 def make_summary(**changes: Any) -> Result:
     """Make the Result with some of its fields replaced.
 
-    `metrics` are the numbers of the dump, `presets` rows of `preset`, `by` locations by axis, and `weights`
-    numbers of candidates.
+    `metrics` are the numbers of the dump, `presets` rows of `preset`, and `by` locations by axis.
     """
     given: dict[str, Any] = {
         "dump": dump_facts(),
@@ -371,7 +370,6 @@ def make_summary(**changes: Any) -> Result:
     given |= changes
     rows, axes = given.pop("presets"), given.pop("by")
     numbers = {"dump": given.pop("metrics")}
-    numbers |= {f"candidate/{name}": one for name, one in given.pop("weights", {}).items()}
     numbers |= {f"preset/{name}": row.numbers for name, row in rows.items() if row.numbers}
     found = Result(numbers=numbers, presets={name: row.facts for name, row in rows.items()}, **given)
     for axis, one in axes.items():

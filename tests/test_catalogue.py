@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Callable
@@ -15,11 +14,9 @@ import pytest
 from offpol_diag.errors import PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Shape, Veto, Weight, WeightOver
 from offpol_diag.presets.aspects import ASPECTS, aspects
-from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MARK, NOTHING, presets
 from offpol_diag.presets.catalogue import Catalogue, load, plain, words
 from offpol_diag.presets.formulas import method
 from offpol_diag.presets.grammar import LOGS
-from offpol_diag.presets.tuning import tuned
 from offpol_diag.trainers import TRAINERS
 
 SHIPPED = load()
@@ -615,59 +612,6 @@ def test_every_preset_of_the_catalogue_has_every_aspect_in_words() -> None:
         said = aspects(preset)
         assert list(said) == list(ASPECTS)
         assert all(said.values()), preset.name
-
-
-# ---------------------------------------------------------------- what can be recommended
-
-SIDES = ("old", "current")
-ON_SIDE = [
-    pytest.param(one, side, id=f"{one.name}-{side}")
-    for one in CANDIDATES
-    for side in SIDES
-    if one.preset_name(side)
-]
-"""A candidate and a train side that a preset has it for."""
-
-FORMULAS = {
-    "none": "no correction",
-    "token_tis_2.0": "weight min(r_t, 2)",
-    "token_icepop_0.5_5.0": "weight r_t where 0.5 ≤ r_t ≤ 5, else 0",
-}
-
-
-def bounds(preset: Preset) -> set[float]:
-    """Return every number that bounds r."""
-    parts = (preset.weight, *preset.reject, preset.veto)
-    return {x for part in parts if part for x in (part.lower, part.upper) if x is not None}
-
-
-def test_names_and_titles_are_unique() -> None:
-    assert len({one.name for one in CANDIDATES}) == len({one.title for one in CANDIDATES}) == len(CANDIDATES)
-    assert CANDIDATES == (NOTHING, DEFAULT, ICEPOP)
-
-
-@pytest.mark.parametrize(("one", "side"), ON_SIDE)
-def test_a_recommended_preset_has_the_title_threshold_and_measured_effect(one: Any, side: str) -> None:
-    """The preset that is named, set as is said, has the weights and rules of the row."""
-    measured, shown = one.preset(side), tuned(SHIPPED[one.preset_name(side)], one.changes(side))
-    assert (measured.name, measured.policy, measured.apply) == (MARK + one.name, side, True)
-    assert method(measured) == FORMULAS[one.name]
-    assert measured in presets(side)
-    assert (shown.weight, shown.reject, shown.veto) == (measured.weight, measured.reject, measured.veto)
-
-    said, applied = {float(x) for x in re.findall(r"\d+\.?\d*", one.threshold or "")}, bounds(shown)
-    assert len(said) == len(applied)
-    assert all(any(math.isclose(x, y) for y in applied) for x in said)
-
-
-def test_a_setting_that_the_preset_has_anyway_is_not_repeated() -> None:
-    assert DEFAULT.settings == (("weight.upper", "2.0"),)
-    assert DEFAULT.changes("old") == DEFAULT.changes("current") == {}
-    assert replace(DEFAULT, settings=(("weight.upper", "3"),)).changes("old") == {"weight.upper": "3"}
-
-
-def test_no_name_of_a_preset_could_be_that_of_a_candidate() -> None:
-    assert not [name for name in SHIPPED if MARK in name]
 
 
 # ---------------------------------------------------------------- the page

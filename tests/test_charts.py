@@ -17,7 +17,7 @@ from offpol_diag.analyze import analyze, examine, opened
 from offpol_diag.engine import charts, tails
 from offpol_diag.engine.tails import Tail
 from offpol_diag.engine.tally import MOST_STEPS
-from offpol_diag.presets.candidates import CANDIDATES
+from offpol_diag.presets.families import FAMILIES
 from offpol_diag.result import Result
 from tests import oracles
 
@@ -60,7 +60,7 @@ class Seen:
 def dump(tmp_path_factory):
     rows = rows_of(0.8, 5, 400, outliers=0.02)
     path = oracles.write(rows, tmp_path_factory.mktemp("charts") / "a.parquet")
-    return Seen(rows), analyze([path], presets=())
+    return Seen(rows), analyze([path], presets=FAMILIES["old"])
 
 
 @pytest.fixture
@@ -199,8 +199,8 @@ def test_by_step(seen, dump):
             "f_2": mean(abs(x["d"]) > math.log(2) for x in few),
             "reward": mean(seen.rows[row]["rewards"] for row in rows),
             "policy_lag": min(step, 2),
-            "token_tis_2.0.truncated_high": sum(x > 2 for x in r) / n,
-            "token_icepop_0.5_5.0.tokens_weighted": sum(0.5 <= x <= 5 for x in r) / n,
+            "token_is.truncated_high": sum(x > 2 for x in r) / n,
+            "token_icepop.tokens_weighted": sum(0.5 <= x <= 5 for x in r) / n,
             "khat_tokens": tails.khat(Tail.of(tail(x["d"] for x in few))),
             "khat_sequences": tails.khat(Tail.of(tail(logs))),
         }
@@ -258,8 +258,8 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen,
 
 
 def test_what_a_method_weighs_by_length(seen, found):
-    tis = found.kept["token_tis_2.0"]
-    assert set(found.kept) == {one.name for one in CANDIDATES}
+    tis = found.kept["token_is"]
+    assert set(found.kept) == set(FAMILIES["old"])
     # quartiles of equally many sequences: their tokens, weighed, add up to all
     w = mean(min(math.exp(x["d"]), 2.0) for x in seen.tokens)
     assert min(tis.weight_by_length) <= w <= max(tis.weight_by_length)

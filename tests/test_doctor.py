@@ -129,15 +129,14 @@ def test_page_and_pull_request_and_terminal_open_with_it():
     assert "p-1/s-<2>" not in page
 
 
-def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
-    given = recommendation().model_copy(update={"numbers": {"token TIS": {"k3": Number(value=0.1)}}})
+def test_while_it_is_a_bug_no_method_is_recommended():
+    given = recommendation()
     summary = make_summary(diagnosis=BUG, recommendation=given, gates=[])
     found = answered(summary)
     assert facts(diagnosis=BUG, recommendation=given)["What to do"].title.startswith("Fix the bug first")
-    assert not {"corrections", "ranking"} & {table.id for table in found.tables}
+    assert "corrections" not in {table.id for table in found.tables if table.rows}
     drawn = terminal(summary, verbose=True)
     assert "1 published warning level is crossed" in drawn
-    assert "runner-up" not in drawn
     assert "offpol-diag presets" not in drawn
 
 

@@ -96,7 +96,7 @@ def test_the_page_names_no_address_outside_itself_and_says_all_without_any_scrip
     assert "default-src 'none'" in head
     assert "unsafe-inline" not in re.search(r"script-src ([^;]*);", head)[1]
     assert "mean of e^Δ − 1 − Δ · over tokens · unit: nats" in {one.get("title") for _, one in outline.tags}
-    seen = ("Use token_is", "0.0020", "[0.0019, 0.0022]", "K3 KL", "prompt-17/sample-1", "The runner-up")
+    seen = ("Use token TIS at 2.0", "0.0020", "[0.0019, 0.0022]", "K3 KL", "prompt-17/sample-1", "Not known")
     assert [words for words in seen if words not in outline.text] == []
 
 
@@ -294,10 +294,10 @@ def test_the_page_tells_a_heavy_tail_in_one_sentence_and_its_tiles_have_no_band(
     named = ("ess_tokens", "chi2_token", "mean_ratio")
     noted = {name: replace(metrics()[name], note=note) for name in named}
     khat = {"khat_tokens": number(0.75, 0.1, note=note and "above 0.70: means of these weights"), **noted}
-    page = render_html(make_summary(metrics=metrics() | khat))
+    page = render_html(make_summary(metrics=metrics() | khat, recommendation=None))
     tiles = page[page.index('class="tiles"') : page.index("Heavy tail") if note else None]
     (ess,) = (one for one in tiles.split('<div class="tile">') if ">ess_tokens</code>" in one)
-    said = "Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ 0.75); K3 can."
+    said = "Heavy tail (k̂ 0.75): ESS, χ² and E[r] cannot be estimated, and K3 may be too low."
     assert ("chip" in ess, "unreliable" in ess) == ((False, True) if note else (True, False))
     assert "k̂" not in ess
     assert Outline(page).text.count(said) == bool(note)

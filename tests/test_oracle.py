@@ -57,7 +57,7 @@ BUILT_IN = tuple(
 BINNED = {"k3_top1_share": 1 / 32}
 """Read off a histogram whose bins are 1/32 wide: at worst the share within the cut's bin is off by that."""
 NOT_MEANS = ("khat_tokens", "khat_sequences", "chi2_sequence", "mean_reward")
-"""Compared elsewhere: k̂ in test_pareto, χ² of sequences below, in mpmath, the mean reward in test_ranking."""
+"""Compared elsewhere: k̂ in test_pareto, χ² of sequences below, in mpmath, the mean reward at the end."""
 
 
 def rows_of(case: str) -> list[dict[str, Any]]:
@@ -614,3 +614,27 @@ def test_chi2_of_sequences_that_overflows_is_told_by_its_log10(tmp_path):
 
     assert number.value is None
     assert number.log10 == pytest.approx((2 * 550 - math.log(2)) / math.log(10), rel=1e-12)
+
+
+def test_the_interval_of_a_mean_reward_stays_within_the_rewards_seen(tmp_path):
+    rows = [row | {"rewards": float(i in (3, 4))} for i, row in enumerate(oracles.make_rows(0.1, many=60))]
+    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=())
+    low, high = found.whole["mean_reward"].interval
+    assert 0 <= low < found.whole["mean_reward"].value < high <= 1
+    series = found.charts.steps.series["reward"] if found.charts.steps else None
+    assert series is None or all(low is None or low >= 0 for low in series.low)
+
+
+def test_the_mean_reward_is_that_of_the_sequences_with_a_token(tmp_path):
+    chance = np.random.default_rng(1)
+    rows = oracles.make_rows(0.1, many=60)
+    rewards = chance.normal(size=len(rows)).tolist()
+    given = [row | {"rewards": reward} for row, reward in zip(rows, rewards, strict=True)]
+    found = analyze([oracles.write(given, tmp_path / "d.parquet")], presets=()).whole["mean_reward"]
+    there = [x for one, x in zip(oracles.sequences(rows), rewards, strict=True) if one.n]
+
+    assert found.value == pytest.approx(math.fsum(there) / len(there), rel=1e-12)
+    assert found.interval[0] < found.value < found.interval[1]
+    assert found.interval == pytest.approx((2 * found.value - found.interval[1], found.interval[1]))
+    bare = analyze([oracles.write(rows, tmp_path / "e.parquet")], presets=()).whole["mean_reward"]
+    assert bare.unknown == "missing column rewards"

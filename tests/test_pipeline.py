@@ -204,24 +204,6 @@ def test_presets_alone_have_the_sums_that_they_have_among_others(case):
         assert_alike(alone, {name: x[at : at + 1] for name, x in wanted.items()})
 
 
-def test_the_error_of_an_update_is_made_of_weighted_advantages(case):
-    batch, presets, fits = case
-    few = [one for one in presets if one.name in ("recompute", "token_is", "decoupled_token_icepop")]
-    done = PresetSums.of(BatchContext.of(batch, 0, 1, fits), few, losses=False, ranking=True)
-    offsets, a = batch.cu_seqlens, batch.advantages
-    delta = batch.old - batch.rollout
-    r = np.exp(np.clip(delta, -345, 345))
-    token_is = np.minimum(np.clip(r, math.exp(-20), math.exp(20)), 2.0)
-    with np.errstate(all="ignore"):
-        for s in range(batch.sequences):
-            own = slice(offsets[s], offsets[s + 1])
-            assert done.exact["r"][s] == pytest.approx(math.fsum(r[own]), rel=1e-12)
-            assert done.exact["rA"][s] == pytest.approx(math.fsum(r[own] * a[own]), rel=1e-9, abs=1e-9)
-            at = [one.name for one in few].index("token_is")
-            total = math.fsum(token_is[own] * a[own])
-            assert done.total("advantage").all[at, s] == pytest.approx(total, rel=1e-9, abs=1e-9)
-
-
 # ---------------------------------------------------------------- any preset
 
 safeties = {
@@ -291,7 +273,7 @@ def test_a_preset_is_the_numbers_that_the_formulas_get():
     assert found["veto keeps"] == ("log r of every token", math.log(1e-4), math.inf)
     assert found["loss is clipped to"] == ("π_θ/π_anchor", 1 - 0.2, 1 + 0.2)
     assert "weight is 0 outside" not in found
-    ice = numbers("decoupled_token_icepop")
+    ice = numbers("token_icepop")
     assert ice["weight is 0 outside"] == ("log r of a token", math.log(0.5), math.log(5.0))
     assert ice["weight is held to"] == ("r of a token", math.exp(-20), math.exp(20))  # the safety bound
     assert numbers("recompute", loss="reinforce") == {}

@@ -221,7 +221,7 @@ def test_events_that_a_preset_cannot_cause_are_exactly_zero():
     assert not {"truncated_high"} & method.idle(rows["token_is"])
     assert not {"tokens_rejected", "sequences_dropped", "tokens_weighted"} & method.idle(rows["geo_rs"])
     assert "tokens_weighted" in method.idle(rows["token_is"])
-    assert not {"tokens_weighted"} & method.idle(rows["decoupled_token_icepop"])
+    assert not {"tokens_weighted"} & method.idle(rows["token_icepop"])
     assert "truncated_high" in method.idle(rows["recompute"])
     assert "truncated_high" in method.idle(replace(rows["token_is"], apply=False))
 

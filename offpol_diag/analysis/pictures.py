@@ -30,7 +30,6 @@ from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import ESS_SEQUENCES, ESS_TOKENS, Tail
 from offpol_diag.engine.tally import Arrays, Tally
 from offpol_diag.number import Number, Numbers
-from offpol_diag.presets.candidates import MARK
 from offpol_diag.result import (
     BySteps,
     Charts,
@@ -195,7 +194,7 @@ _PLAIN = (
 )
 _NEEDS = {"reward": "reward", "policy_lag": "lag"}
 _OF_METHODS = tuple(
-    row for row in method.WEIGHTS if row.name in ("truncated_high", "tokens_rejected", "tokens_weighted")
+    row for row in method.ROWS if row.name in ("truncated_high", "tokens_rejected", "tokens_weighted")
 )
 
 
@@ -229,10 +228,10 @@ def _of_step(drawn: Drawn, step: Arrays) -> Numbers:
     rows += [(row.name, row, "") for row in _PLAIN if _NEEDS[row.name] in sums]
     kl = [row for row in _OF_STEPS if row.name in ("k1", "k3")]
     rows += [(drift.prefix + row.name, row, drift.prefix) for drift in drawn.study.drifts[1:] for row in kl]
-    for preset in drawn.study.candidates:
+    for preset in drawn.study.families:
         idle = method.idle(preset)
         for row in _OF_METHODS:
-            name, read = f"{preset.name.removeprefix(MARK)}.{row.name}", method.row_of(row, idle)
+            name, read = f"{preset.name}.{row.name}", method.row_of(row, idle)
             rows.append((name, read, f"{preset.name}|"))
     values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
     rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))
@@ -485,10 +484,8 @@ def _kept(drawn: Drawn) -> dict[str, Kept]:
     labels = [f"up to {low} tokens", f"{low + 1}–{middle}", f"{middle + 1}–{high}", f"over {high}"]
     _, n, *weights = selection.by_quartile(values).T
     return {
-        preset.name.removeprefix(MARK): Kept(
-            lengths=labels, weight_by_length=[_finite(x) for x in (own / n).tolist()]
-        )
-        for preset, own in zip(drawn.study.candidates, weights, strict=True)
+        preset.name: Kept(lengths=labels, weight_by_length=[_finite(x) for x in (own / n).tolist()])
+        for preset, own in zip(drawn.study.families, weights, strict=True)
     }
 
 

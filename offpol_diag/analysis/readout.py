@@ -22,7 +22,6 @@ from offpol_diag.engine import (
     method,
     normal,
     policyloss,
-    ranking,
     residual,
     selection,
     tails,
@@ -37,7 +36,7 @@ from offpol_diag.engine.tally import ByKey, Tally
 from offpol_diag.engine.terms import Drift
 from offpol_diag.number import Number, Numbers, finite
 from offpol_diag.pipeline.formulas import LARGEST
-from offpol_diag.presets import Preset, candidates
+from offpol_diag.presets import Preset
 from offpol_diag.presets.aspects import NONE, aspects
 from offpol_diag.presets.formulas import guards
 from offpol_diag.presets.formulas import method as in_words
@@ -166,7 +165,7 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     numbers = {f"preset/{name}": own for name, own in found.items() if own}
     result = Result(
         dump=facts,
-        numbers={"dump": metrics(out)} | numbers | candidate_numbers(out) | at_places,
+        numbers={"dump": metrics(out)} | numbers | at_places,
         axes=axes,
         presets=pictures.same_as({preset.name: preset_facts(out, preset) for preset in presets}, found),
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
@@ -370,18 +369,6 @@ def preset_facts(out: Readout, preset: Preset) -> PresetFacts:
         needs=needs,
         as_logged={name: value if abs(value) < math.inf else None for name, value in logged.items()},
     )
-
-
-def candidate_numbers(out: Readout) -> dict[str, Numbers]:
-    """Read out by subject the weights of each candidate correction, and the error of an update under it."""
-    errors, found = ranking.numbers(out.reader, out.study.candidates), {}
-    for preset in out.study.candidates:
-        idle = method.idle(preset)
-        read = (method.row_of(row, idle) for row in method.WEIGHTS)
-        result = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
-        result |= _weight_range(out, preset) | errors.get(preset.name, {})
-        found[f"candidate/{preset.name.removeprefix(candidates.MARK)}"] = result
-    return found
 
 
 def preset_numbers(out: Readout, preset: Preset) -> Numbers:

@@ -18,7 +18,6 @@ from offpol_diag.engine import (
     normal,
     policyloss,
     prefixes,
-    ranking,
     residual,
     sample,
     scope,
@@ -33,7 +32,7 @@ from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.tally import Arrays, Names, Tally
 from offpol_diag.engine.terms import Drift, walk
-from offpol_diag.presets import Preset, candidates
+from offpol_diag.presets import Preset, families
 from offpol_diag.trainers import LOGS, logs
 
 Ranges = dict[str, tuple[float, float]]
@@ -101,9 +100,10 @@ class Study:
         return tuple(drift for drift in DRIFTS if set(drift.columns) <= self.columns)
 
     @cached_property
-    def candidates(self) -> tuple[Preset, ...]:
-        """Corrections that can be recommended for this dump; their weights are summed beside the presets'."""
-        return candidates.presets(self.main.numerator)
+    def families(self) -> tuple[Preset, ...]:
+        """Those presets that a recommendation shows; pictures and steps have their weights."""
+        named = families.FAMILIES[self.main.numerator]
+        return tuple(preset for preset in self.presets if preset.name in named)
 
     @property
     def main(self) -> Drift:
@@ -112,7 +112,7 @@ class Study:
 
     def ready(self) -> Study:
         """Compute the cached properties that every worker needs, so that they are pickled with the study."""
-        for name in ("candidates", "normalised", "logging"):
+        for name in ("families", "normalised", "logging"):
             getattr(self, name)
         return self
 
@@ -143,9 +143,8 @@ class Study:
 
     def logging_for(self, trainer: str) -> Study:
         """Return the study with those logs alone that are read: of a trainer, and of what is recommended."""
-        names = {one.preset_name(self.main.numerator) for one in candidates.CANDIDATES}
         own = {one.name for one in self.presets if trainer in one.trainers}
-        return replace(self, logs=frozenset(names | own))
+        return replace(self, logs=frozenset(own | {families.FAMILIES[self.main.numerator][0]}))
 
 
 PER_STEP = ("batches", "steps", f"{breakdowns.PREFIX}{breakdowns.STEP}")
@@ -172,15 +171,14 @@ def observe(study: Study, context: BatchContext) -> Tally:
     every = (gap.Gap, tails.Tails)
     first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
     sums = PresetSums.of(context, study.presets)  # a GPU computes them while the host goes on
-    weighed = PresetSums.of(context, study.candidates, losses=False, ranking=True)
     walk(context, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
     parts = [
         breakdowns.tally(context, study.main, study.group_by, study.kept),
         Tally(prefixes.arrays(context, study.main)),
         *(Tally(tails.arrays(context, drift)) for drift in study.drifts),
     ]
-    result, ranges = _of_presets(study, sums, weighed)
-    del sums, weighed
+    result, ranges = _of_presets(study, sums)
+    del sums
     if study.pairs:
         parts.append(drops.tally(context, study.main, study.pairs))
     logged, ends = logs.sums(context, study.logging)
@@ -200,8 +198,8 @@ def _extremes(ranges: Ranges) -> Arrays:
     return Arrays(maxima={"ranges": ends}, names={"ranges": Names(tuple(ranges))})
 
 
-def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Tally, Ranges]:
-    """Tally all presets, and candidates; the per-sequence columns are freed on return."""
+def _of_presets(study: Study, sums: PresetSums) -> tuple[Tally, Ranges]:
+    """Tally all presets; the per-sequence columns are freed on return."""
     context, apart = sums.context, frozenset(preset.name for preset in study.normalised)
     parts = [part.columns for part in PARTS] + [selection.at_lag_0] * study.lag_0
     columns = Columns.joined(*(columns_of(sums) for columns_of in parts if sums.presets))
@@ -211,10 +209,9 @@ def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Ta
     for drift in study.drifts:
         of_all |= gap.columns(context, drift)
     every = Columns.joined(Columns.of(of_all), of_whole)
-    whole = Columns.joined(every, method.weight_columns(weighed), ranking.columns(weighed))
     arrays = Arrays(
-        sums={"columns": resampled(whole.parts, context.draws, context.batch.key)},
-        names={"columns": Names(whole.names, whole.which)},
+        sums={"columns": resampled(every.parts, context.draws, context.batch.key)},
+        names={"columns": Names(every.names, every.which)},
     )
     by_batch = Columns.joined(Columns.of({"tokens": sums.n}), normalised.trimmed)
     by_key = {
@@ -225,8 +222,8 @@ def _of_presets(study: Study, sums: PresetSums, weighed: PresetSums) -> tuple[Ta
     if study.by_step:
         scope.refuse_steps(scope.count(context.batch), 8 * len(every.names) * context.draws.shape[1])
         by_key["steps"] = normal.by_batch(context, every)
-    pictures = charts.tally(context, study.drifts, weighed)
-    return Tally(arrays, by_key).merge(pictures), _ranges(study, sums) | method.ranges(weighed)
+    pictures = charts.tally(context, study.drifts, sums.only(lambda preset: preset in study.families))
+    return Tally(arrays, by_key).merge(pictures), _ranges(study, sums)
 
 
 @cache

@@ -81,9 +81,8 @@ def of_runs(a: Examined, b: Examined, one: Result, other: Result) -> Against:
     same = len(set(a.facts.files) & set(b.facts.files))
     files = "a file" if same == 1 else f"{same} files"
     shared = f"A and B share {files}: those rows are compared with themselves."
-    numbers = {key: one for key, one in other.numbers.items() if not key.startswith("candidate/")}
     return Against(
-        b=Result(numbers=numbers, **{name: getattr(other, name) for name in KEPT}),
+        b=Result(numbers=other.numbers, **{name: getattr(other, name) for name in KEPT}),
         headline=_headline(tested, differing, prefix, groups),
         pairing=pairing(a, b),
         correction=CORRECTION,

@@ -244,14 +244,15 @@ def by_sequence(lengths: Array, total: Array) -> Arrays:
 
 
 def tally(context: BatchContext, drifts: Sequence[Drift], weighed: PresetSums) -> Tally:
-    """Sum what pictures of one batch need; the first drift is the main one, `weighed` are the candidates."""
+    """Sum what pictures of one batch need; the first drift is the main one, `weighed` are of families."""
     main = drifts[0]
     total = gap.columns(context, main)[f"{main.prefix}d"]
     pictures = collected(context, main, Pictures)
     whole = pictures.arrays.merge(by_sequence(context.batch.lengths, total))
     by_key = {"token_ids": pictures.token_ids, "step_groups": _by_step(context, drifts, weighed, total)}
+    weights = weighed.sums["w"] if weighed.presets else weighed.kept
     return Tally(
-        whole.merge(Arrays(sums={"kept": selection.by_length(weighed, weighed.sums["w"])})),
+        whole.merge(Arrays(sums={"kept": selection.by_length(weighed, weights)})),
         {name: one for name, one in by_key.items() if one is not None},
     )
 
@@ -259,7 +260,7 @@ def tally(context: BatchContext, drifts: Sequence[Drift], weighed: PresetSums) -
 OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
 """Columns of the main drift that are summed by step."""
 OF_METHODS = ("kept", "weighted", "high", "units")
-"""Columns of each candidate that are summed by step."""
+"""Columns of each method that are summed by step."""
 
 
 def _by_step(
@@ -279,10 +280,12 @@ def _by_step(
         ints = [lag if type(lag) is int else None for lag in lags]
         known = [(0.0, 0.0, 0.0) if lag is None else (1.0, float(lag), float(lag) ** 2) for lag in ints]
         result |= zip(("lagged", "lag", "lag2"), np.array(known).reshape(-1, 3).T, strict=True)
-    weights = method.weight_columns(weighed)
-    wanted = [at for at, name in enumerate(weights.names) if name.rpartition("|")[2] in OF_METHODS]
-    few = weights.only(wanted)
-    result |= dict(zip(few.names, few.values, strict=True))
+    if weighed.presets:
+        weights = method.weight_columns(weighed)
+        few = weights.only(
+            [at for at, name in enumerate(weights.names) if name.rpartition("|")[2] in OF_METHODS]
+        )
+        result |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
     table = np.concatenate(collected(context, main, breakdowns.ByPlace).parts[axis.name], -1)
     for name in ("k3", "tokens"):

@@ -28,7 +28,7 @@ def columns(sums: PresetSums) -> Columns:
 
 
 def weight_columns(sums: PresetSums) -> Columns:
-    """Compute only the columns that `WEIGHTS` reads."""
+    """Compute only the columns of weights."""
     return sums.named(_weights(sums))
 
 
@@ -163,23 +163,6 @@ ROWS = (
         counts=True,
     ),
 )
-
-WEIGHTS = tuple(
-    row
-    for row in ROWS
-    if row.name
-    in (
-        "weight_mean",
-        "ess_tokens",
-        "ess_sequences",
-        "truncated_high",
-        "truncated_low",
-        "tokens_rejected",
-        "tokens_weighted",
-        "sequences_dropped",
-    )
-)
-"""Metrics of every candidate correction, at its own threshold."""
 
 
 def idle(preset: Preset) -> frozenset[str]:

@@ -90,11 +90,9 @@ def _cut_off(batch: Batch, fits: BatchFits, policy: Policy, rule: Reject) -> Arr
 
 
 @lru_cache(64)
-def plan_of(
-    presets: tuple[Preset, ...], columns: frozenset[str], losses: bool, ranking: bool, over_all: bool
-) -> Plan:
+def plan_of(presets: tuple[Preset, ...], columns: frozenset[str], losses: bool, over_all: bool) -> Plan:
     """Return the plan of presets, made once per process."""
-    plan: Plan = Plan.of(presets, columns, losses, ranking, over_all)
+    plan: Plan = Plan.of(presets, columns, losses, over_all)
     return plan
 
 
@@ -151,12 +149,11 @@ class PresetSums:
         presets: Sequence[Preset],
         *,
         losses: bool = True,
-        ranking: bool = False,
         over_all: bool = False,
     ) -> PresetSums:
         """Apply presets to a batch; for the arguments see `Plan.of`."""
         columns = frozenset(name for name in COLUMNS if context.batch.has(name))
-        plan = plan_of(tuple(presets), columns, losses, ranking, over_all)
+        plan = plan_of(tuple(presets), columns, losses, over_all)
         return cls(context, tuple(presets), plan, sums_of(context, plan), tuple(range(len(presets))))
 
     def only(self, which: Callable[[Preset], bool]) -> PresetSums:
@@ -314,12 +311,6 @@ class PresetSums:
             "bounded": self.number("bounded"),
             "tries": self._rows(each, 1 - lines.bounded_of_tokens),
         }
-
-    @property
-    def exact(self) -> dict[str, Array]:
-        """Σ r·A and Σ r over all tokens, [S] each; of a plan made with `ranking`."""
-        (weight, advantage), tables = self.plan.exact, self.of_plan.over_tokens
-        return {"rA": tables.advantage[advantage, 0], "r": tables.weight[weight, 0]}
 
     @cached_property
     def over_all(self) -> Rows:

@@ -493,18 +493,6 @@ def weight_sums(t, W, K, first, cuts, out):
 
 
 @of_sums
-def advantage_sums(t, X, W, K, first, cuts, out):
-    advantage = X[ADVANTAGE]
-    for i in range(len(t.mask)):
-        weight, kept = W[t.weight[i]], K[t.mask[i]]
-        for piece in range(len(cuts) - 1):
-            total = 0.0
-            for k in range(cuts[piece], cuts[piece + 1]):
-                total += weight[k] * advantage[k] if kept[k] else 0.0
-            out[i, 0, first + piece] += total
-
-
-@of_sums
 def clip_sums(t, clipped, K, first, cuts, out):
     for i in range(len(t.mask)):
         clip, kept = clipped[t.loss[i]], K[t.mask[i]]
@@ -604,7 +592,6 @@ def one_pass(
         weight_sums(sums.weight, W, K, first, cuts, out.weight)
         for i in range(len(sums.weight.mask)):
             spans_of(W[sums.weight.weight[i]], K[sums.weight.mask[i]], first, cuts, spans[i])
-        advantage_sums(sums.advantage, X, W, K, first, cuts, out.advantage)
         clip_sums(sums.clip, clipped, K, first, cuts, out.clip)
         clip_sums(sums.dual_clip, dual_clipped, K, first, cuts, out.dual_clip)
         row_sums(sums.kl.kl, sums.kl.mask, kl, K, first, cuts, out.kl)

@@ -346,7 +346,6 @@ def sums(plan, block):
         kept=total(kept[t.kept.mask], X[ONE]),
         gap=total(kept[t.gap.mask], X[t.gap.k3], X[t.gap.log_ratio]),
         weight=of_weights(t.weight),
-        advantage=total(kept[t.advantage.mask], weights[t.advantage.weight] * advantage),
         clip=of_flags(clipped, t.clip),
         dual_clip=of_flags(dual, t.dual_clip),
         kl=total(kept[t.kl.mask], kls[t.kl.kl]),

@@ -90,8 +90,6 @@ def loss_key(preset: Preset) -> tuple[object, ...]:
 
 COLUMNS = frozenset({"advantages", "current", "rewards"})
 """Columns of a dump without which some sums are left out."""
-FREE = Weight(over="token", action="none", upper=None, lower=None, safety=None)
-"""The token weight r, without bounds."""
 
 
 class OfSequences(NamedTuple):
@@ -161,7 +159,6 @@ class Plan:
         sequences, turns: numbers of sequences and turns, from those sums.
         of_preset: per kind of sum, the line of each preset, [P]; −1 where it has none.
         over_all: line of each preset's weights summed over all tokens, also rejected ones, [P]; −1 for none.
-        exact: lines of Σ r and of Σ r·A over all tokens, in the sums of weights and of advantages.
         decisions: what concerns whole sequences.
         smoothed: (policy, weight) of each column of smoothed log-ratios.
         cut_off: (policy, rule) of each column of tokens that a rule on whole trainer batches drops.
@@ -181,7 +178,6 @@ class Plan:
     sizes: t.Sizes
     of_preset: t.SumTables
     over_all: t.Ints
-    exact: tuple[int, int]
     decisions: Decisions
     smoothed: list[tuple[Policy, Weight]]
     cut_off: list[tuple[Policy, Reject]]
@@ -196,18 +192,17 @@ class Plan:
         return tuple(t.without_lines(each) for each in every)
 
     @classmethod
-    def of(cls, presets, columns=COLUMNS, losses=True, ranking=False, over_all=False):
+    def of(cls, presets, columns=COLUMNS, losses=True, over_all=False):
         """Make the plan.
 
         Args:
             presets: the presets, all of whose log-probs the dump has.
             columns: those of `COLUMNS` that the dump has.
             losses: whether the sums of losses are wanted.
-            ranking: whether Σ w·A and Σ r·A are wanted.
             over_all: whether Σ w over all tokens is wanted of presets that do not normalise by it.
         """
         builder = _Builder(frozenset(columns))
-        return builder.plan(presets, losses=losses, ranking=ranking, over_all=over_all)
+        return builder.plan(presets, losses=losses, over_all=over_all)
 
 
 class Distinct(dict[Any, int]):
@@ -465,7 +460,7 @@ class _Builder:
 
     # ---- all together
 
-    def plan(self, presets, losses=True, ranking=False, over_all=False, rows=(), turn_rows=()):
+    def plan(self, presets, losses=True, over_all=False, rows=(), turn_rows=()):
         """Return the plan of some presets.
 
         `rows` and `turn_rows` are further rows of tokens that are wanted, each with the preset whose rules on
@@ -476,7 +471,6 @@ class _Builder:
         weights, masks = Distinct(), Distinct()
         weight_of = [weights.number(weight_key(p)) for p in presets]
         mask_of = [masks.number(mask_key(p)) for p in presets]
-        exact = weights.number((presets[0].policy, FREE, None)) if ranking and presets else -1
         weight_lines = [self.weight(*key) for key in weights]
         rule_lines = [self.rule(at, *rule) for rules, at in masks.items() for rule in rules]
         decisions = self.decide(presets)
@@ -499,7 +493,6 @@ class _Builder:
                 kept=(mask,),
                 gap=(*self.gap_rows(p.policy), mask),
                 weight=(weight, mask) if weight >= 0 else None,
-                advantage=(weight if weight >= 0 else no_weight, mask) if ranking else None,
                 clip=(loss, mask) if losses and clips else None,
                 dual_clip=(loss, mask) if losses and dual_clips else None,
                 kl=(kls.number(self.kl_line(p)), mask) if losses else None,
@@ -511,8 +504,6 @@ class _Builder:
                 numbers.append(keys.number(line))
             over = weight >= 0 and (over_all or p.weight.normalize)
             lines_over_all.append(wanted.weight.number((weight, everywhere) if over else None))
-        of_exact = (exact, everywhere) if ranking and presets else None
-        exact = wanted.weight.number(of_exact), wanted.advantage.number(of_exact)
 
         left, before = self.what_is_left()
         mask_by = {None: everywhere} | dict(zip(own_presets, mask_of, strict=True))
@@ -549,7 +540,6 @@ class _Builder:
             ),
             of_preset=t.SumTables(*(np.array(lines, np.int64) for lines in of_preset)),
             over_all=np.array(lines_over_all, np.int64),
-            exact=exact,
             decisions=decisions,
             smoothed=list(self.smoothed),
             cut_off=list(self.cut_off),

@@ -467,13 +467,6 @@ class WeightSums(NamedTuple):
     mask: Ints
 
 
-class AdvantageSums(NamedTuple):
-    """Σ w·A."""
-
-    weight: Ints
-    mask: Ints
-
-
 class ClipSums(NamedTuple):
     """Tokens that the loss's clip, or its dual clip, acts on."""
 
@@ -509,7 +502,6 @@ class SumTables(NamedTuple):
     kept: KeptSums
     gap: GapSums
     weight: WeightSums
-    advantage: AdvantageSums
     clip: ClipSums
     dual_clip: ClipSums
     kl: KlSums
@@ -522,7 +514,6 @@ WIDTHS = {
     "kept": 1,
     "gap": 2,
     "weight": 5,
-    "advantage": 1,
     "clip": 1,
     "dual_clip": 1,
     "kl": 1,

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 
+from offpol_diag.advice.growth import MERGE
 from offpol_diag.diagnosis.pages import pages
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, say, written
-from offpol_diag.presets.tuning import command
 from offpol_diag.report import columns
 from offpol_diag.report.answer import Answer, Fact, Line
 from offpol_diag.report.charts import cause, pictures
@@ -28,25 +28,14 @@ from offpol_diag.report.diagnosis import (
     verdict,
 )
 from offpol_diag.report.explain import COMMAND
-from offpol_diag.report.remedy import (
-    ALIGNED,
-    MERGE,
-    ahead,
-    growth,
-    how_sure,
-    trainer_of,
-    what_to_do,
-)
+from offpol_diag.report.remedy import ALIGNED, grows, how_sure, trainer_of, what_to_do
 from offpol_diag.report.rescore import deciding, reproduced
 from offpol_diag.report.tiles import heavy, steps_of, tiles
 from offpol_diag.result import DumpFacts, Fired, Recommendation, Result
 from offpol_diag.table import Cell, Table
 
-STANDARD = ("seq_is", "seq_mis", "geo_rs")
-"""Presets of whole sequences that are shown beside the recommended rule."""
 MOST_STEPS = 30
 """Rows of the table by step."""
-TIED = "The recommended one is not first, but the intervals of those before it include 0."
 
 
 def answer(summary: Result) -> Answer:
@@ -124,14 +113,14 @@ def headline(summary: Result) -> tuple[str, str, Tone, str, str]:
         return "", "The dump holds no pair of policies whose mismatch could be measured", "warn", "", ""
     advised, untold = summary.recommendation, given is not None and given.verdict == "cannot_tell"
     if advised.rule == "few" if advised else _few(summary):
-        return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", ends, growth(summary)
+        return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", ends, grows(summary)
     if advised and advised.rule == "identical":
         return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", "", ""
     found = tone(row.name)
     found = "warn" if untold and found in ("good", "info") else found
     if untold and not summary.undecided:
-        return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", found, ends, growth(summary)
-    return f"{row.name.upper()} off-policy mismatch", size, found, ends, growth(summary)
+        return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", found, ends, grows(summary)
+    return f"{row.name.upper()} off-policy mismatch", size, found, ends, grows(summary)
 
 
 # ---------------------------------------------------------------- facts
@@ -176,8 +165,9 @@ def _facts(summary: Result) -> Iterator[Fact]:
         )
     if advised is not None:
         yield what_to_do(summary, advised, causes)
-        if not open_:
-            yield how_sure(advised)
+        sure = how_sure(advised)
+        if sure and not open_:
+            yield sure
     told = open_.decide if open_ else ""
     lacks = [f"{name}: {why}" for name, why in columns.missing(summary.dump).items() if name not in told]
     if lacks:
@@ -214,7 +204,7 @@ def _tells(alert: Fired, summary: Result) -> bool:
 
 def _findings(summary: Result) -> tuple[str, ...]:
     """Return what else matters, in sentences."""
-    longest = summary.recommendation.longest_response if summary.recommendation else None
+    longest = summary.lengths.longest if summary.lengths else None
     top, f_2 = (summary.whole.get(summary.prefix + name, Number()) for name in ("k3_top1_share", "f_2"))
     said = []
     if f_2.value is not None:
@@ -233,41 +223,27 @@ def _findings(summary: Result) -> tuple[str, ...]:
 
 
 def _tables(summary: Result) -> Iterator[Table]:
-    """Yield the corrections; then what is behind the answer: levels, estimated errors, all numbers."""
-    given = summary.recommendation
-    ranked = given if given is not None and not summary.is_bug else None
-    if ranked:
-        yield _corrections(summary, ranked)
+    """Yield the corrections; then what is behind the answer: levels, and all numbers."""
+    if summary.recommendation is not None and not summary.is_bug:
+        yield _corrections(summary, summary.recommendation)
     yield _alerts(summary)
-    if ranked:
-        yield ranking(ranked)
     yield _steps(summary)
     yield dropped_by_length(summary, summary.presets)
     yield from policies(summary)
 
 
 def _corrections(summary: Result, given: Recommendation) -> Table:
-    """Return the recommended rule, the runner-up and the usual rules of whole sequences."""
-    some = [
-        (name, given.numbers.get(name or "", {}), mark)
-        for name, mark in ((given.title, "recommended"), (given.runner_up, "runner-up"))
-        if name
-    ]
-    for name in STANDARD if some else ():
-        preset = summary.presets.get(name)
-        if preset is not None and not preset.needs:
-            rule = preset.method.partition("; veto")[0].removeprefix("weight ")
-            some.append((name, summary.preset(name), rule.replace("keep sequences with ", "")))
+    """Return the recommended method, and beside it one of each other family."""
+    some = [given.method, *given.alternatives] if given.method else []
     rows: list[tuple[Cell, ...]] = [
-        (name, numbers.get("tokens_weighted"), numbers.get("ess_tokens"), what)
-        for name, numbers, what in some
-        if "ess_tokens" in numbers and numbers["ess_tokens"].value is not None
+        (name, numbers["ess_tokens"], numbers["tokens_rejected"], numbers["tokens_weighted"])
+        for name in some
+        if (numbers := summary.preset(name))
     ]
     left = len(summary.presets) - len(rows)
     more = f"{counted(left, 'more preset')}: the report." if left > 0 and rows else ""
-    return Table(
-        "corrections", "", ("", "with a weight", "ESS, tokens", "rule"), rows, (more,) if more else ()
-    )
+    header = ("recommended first", "ESS, tokens", "rejected", "with a weight")
+    return Table("corrections", "", header, rows, (more,) if more else ())
 
 
 def _alerts(summary: Result) -> Table:
@@ -284,20 +260,6 @@ def _saw(one: Fired, summary: Result) -> str:
         number = metric if metric.value == value else Number(value=value, unit=metric.unit)
         parts.append(f"{key} = {say(number)}")
     return "; ".join(parts) or "–"
-
-
-def ranking(given: Recommendation) -> Table:
-    """Return a table of the corrections by the estimated error of an update, the best first."""
-    rows: list[tuple[Cell, ...]] = [
-        (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "–")
-        for one in given.ranking
-    ]
-    first = next(iter(given.ranking), None)
-    tied = TIED if first is not None and first.tie else ""
-    notes = filter(None, (ahead(given) or tied,))
-    caption = "Corrections by the estimated error of an update, best = 100"
-    header = ("correction", "of 100", "error above the recommended one", "tie")
-    return Table("ranking", caption, header, rows, tuple(notes), shown="more")
 
 
 def _steps(summary: Result) -> Table:
@@ -372,8 +334,7 @@ def _commands(summary: Result) -> Iterator[tuple[str, str]]:
     """Yield the commands to go on with: the configuration of the method, and a gate."""
     given, prefix, k3 = summary.recommendation, summary.prefix, summary.number("k3").value
     if given is not None and given.method and not summary.is_bug:
-        shown = command(given.method, given.settings)
-        yield "config", f"{shown} --for {trainer_of(summary) or 'TRAINER'}"
+        yield "config", f"offpol-diag presets {given.method} --for {trainer_of(summary) or 'TRAINER'}"
     ids = "token_ids" in summary.dump.columns and summary.dump.prompts
     if summary.undecided and ids:
         for _, said in analysis(summary.dump):

@@ -77,15 +77,14 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
         yield _data(summary)
         return
     extra = tuple(one for one in (_meanings(summary), _bands(summary)) if one.rows)
-    numbers = tuple(one for one in tables if one.id not in ("ranking", "steps", "pairs"))
+    numbers = tuple(one for one in tables if one.id not in ("steps", "pairs"))
     yield Part("numbers", "Headline numbers", "Numbers", macro="Tiles", drawn=answer, tables=numbers + extra)
     if answer.charts:
         bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
         drawn = (answer.charts, bands, tuple(by_place(summary)))
         yield Part("charts", "Where the mismatch is", "Charts", macro="Charts", drawn=drawn)
     if summary.presets:
-        some = tuple(one for one in tables if one.id == "ranking")
-        every = tuple(one for one in (presets(summary), *some, missing(summary)) if one.rows)
+        every = tuple(one for one in (presets(summary), missing(summary)) if one.rows)
         yield Part("presets", "Every correction on this batch", "Presets", tables=every)
     worst, of_tokens_ = strips(summary), tuple(one for one in of_tokens(summary) if one.rows)
     if of_tokens_:

@@ -23,16 +23,12 @@ COLUMNS = {
 
 
 def presets(summary: Result) -> Table:
-    """Return what each preset does to this batch, the recommended method and the runner-up first."""
+    """Return what each preset does to this batch, the recommended method and those beside it first."""
     known = {name: (one.method, summary.preset(name)) for name, one in by_family(summary).items()}
     given, first = summary.recommendation, dict[str, tuple[str, Numbers]]()
-    if given is not None and not summary.is_bug:
-        own = given.method if given.method in known and not given.settings else given.title
-        for name, mark in ((own, "recommended"), (given.runner_up, "runner-up")):
-            if name in known:
-                first[f"{name} ({mark})"] = known.pop(name)
-            elif name in given.numbers:
-                first[f"{name} ({mark})"] = "", given.numbers[name]
+    if given is not None and given.method in known and not summary.is_bug:
+        first[f"{given.method} (recommended)"] = known.pop(given.method)
+        first |= {name: known.pop(name) for name in given.alternatives}
     rows = [
         (name, rule, *(numbers.get(key) for key in COLUMNS))
         for name, (rule, numbers) in (first | known).items()

@@ -32,10 +32,14 @@ PIPE_WIDTH, PROSE_WIDTH = 120, 100
 TICKS, TICKS_WIDTH = "▁▂▃▄▅▆▇█", 9
 LINES, MOST_EVIDENCE = 36, 2
 """Lines of the short answer, and of the evidence of a candidate in it."""
-SHORTER = ((4, 4, 5), (4, 4, 3), (4, 4, 2), (3, 2, 2), (2, 2, 2), (2, 1, 2), (2, 0, 2), (1, 0, 2), (1, 0, 0))
+SHORTER = (
+    *((4, 4, 5), (4, 2, 5), (3, 2, 5), (2, 2, 5), (2, 0, 5), (1, 0, 5)),
+    *((2, 0, 2), (1, 0, 2), (1, 0, 0)),
+)
 """Forms of the short answer, tried until it has its lines: lines of a fact, of the warnings, corrections."""
 MOST, CAUTIONS = 4, 3
 """Lines of what to do and of what would decide, in every form; cautions in the short answer."""
+SENTENCES = re.compile(r"(?<=[.?!]) (?=[A-ZΔχπ|0-9])")
 PADDING, TEXT_WIDTH, WORD_WIDTH = 2, 14, 48
 """Blanks between columns; least width of text; width up to which words stay whole in a pipe."""
 STYLES: dict[Tone, str] = {"good": "bold green", "info": "bold", "warn": "bold yellow", "bad": "bold red"}
@@ -110,7 +114,7 @@ def terminal(
         if found[-1].count("\n") <= room:
             break
     else:
-        found = found[:4]  # where there is no room for it, no sentence is cut for it
+        found = found[:3]  # where there is no room for it, no sentence is cut for it
     fits = verbose or found[-1].count("\n") < room
     return found[-1] + further * fits
 
@@ -177,7 +181,9 @@ class _Screen:
         for table in answer.tables:
             if table.rows and (table.shown == "always" or (self.verbose and table.shown == "more")):
                 cut = table.id == "corrections" and not self.verbose
-                few = replace(table, rows=table.rows[: self.rows], notes=table.notes if self.rows > 2 else ())
+                few = replace(
+                    table, rows=table.rows[: self.rows], notes=table.notes if self.warnings > 2 else ()
+                )
                 if few.rows or not cut:
                     self.table(few if cut else table)
         found = [one.title for one in answer.charts if one.telling] if self.verbose else []
@@ -226,7 +232,7 @@ class _Screen:
     def _lines(self, fact: Fact, width: int) -> Iterator[str]:
         most = {"last": MOST, "first": self.warnings}.get(fact.shortened, self.most)
         if fact.sentence and not self.verbose:
-            yield from _wrapped(printable(minus(fact.sentence)), width, most) if most else ()
+            yield from _sentences(printable(minus(fact.sentence)), width, most) if most else ()
             return
         yield from _wrapped(printable(minus(fact.sentence)), width)
         if fact.sentence:
@@ -236,7 +242,7 @@ class _Screen:
             yield from _wrapped(printable(minus(line.text)), width, indent=3)
             least = 100 if self.verbose else min(MOST_EVIDENCE, self.most, self.rows)
             for side in re.split(r" (?=Against: )", line.detail) if line.detail and least else ():
-                rows = _wrapped(printable(minus(side)), width - 3, least, indent=2)
+                rows = _sentences(printable(minus(side)), width - 3, least, indent=2)
                 yield from (f"   {row}" for row in rows)
 
     def tiles(self, tiles: Sequence[Tile], answer: Answer) -> None:
@@ -276,7 +282,7 @@ def evidence(fact: Fact) -> Iterator[str]:
     said = fact.sentence.lower()
     for line in fact.lines:
         mark = {"ok": "✓ ", "no": "✗ ", "un": "? "}.get(line.mark, "")
-        parts = re.split(r"(?<=\.) (?=[A-Z])", line.text)
+        parts = SENTENCES.split(line.text)
         text = " ".join(part for part in parts if line.detail or part.lower().rstrip(".") not in said)
         between = ": " if line.detail[:1].islower() or line.detail[:1].isdigit() else ". "
         if text:
@@ -300,6 +306,16 @@ def tile_text(one: Tile) -> str:
 def _wide(values: Sequence[float | None]) -> bool:
     known = [value for value in values if value is not None]
     return len(known) > 1 and max(known) > 30 * min(known) > 0
+
+
+def _sentences(text: str, width: int, most: int, indent: int = 0) -> list[str]:
+    """Break as many sentences of a text as have room in so many lines; the first one in any case."""
+    said = SENTENCES.split(text)
+    for many in range(len(said), 1, -1):
+        rows = _wrapped(" ".join(said[:many]), width, indent=indent)
+        if len(rows) <= most:
+            return rows
+    return _wrapped(said[0], width, indent=indent)
 
 
 def _wrapped(text: str, width: int, most: int = 1000, indent: int = 0, least: int = 20) -> list[str]:

@@ -8,30 +8,22 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from offpol_diag.metrics import METRICS, Tone, band, title, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, written
 from offpol_diag.report.answer import Tile
-from offpol_diag.result import Place, Result, Series
-
-NO_STEP = "∅"
-"""Key of the rows without a step."""
+from offpol_diag.result import Result
+from offpol_diag.result.steps import Point, at_steps, curve
 
 TILES = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence", "khat_tokens")
 SHORT = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token")
 """Numbers with a tile; those that stand in the short answer too."""
+MASKS = ("seq_mis", "geo_rs", "bypass_ppo_clip_geo_rs")
+"""Presets whose rejected tokens are shown where the recommended method rejects none."""
 FEWEST = 6
 """Fewest values without intervals whose scatter tells whether a curve is flat."""
-
-
-class Point(NamedTuple):
-    """A number at a training step, and its interval."""
-
-    step: str
-    value: float | None
-    interval: tuple[float, float] | None
 
 
 def heavy(summary: Result) -> str:
@@ -45,14 +37,14 @@ def heavy(summary: Result) -> str:
     )
     if tokens:
         also = f" and {sequences}" if sequences else ""
-        return f"Heavy tail: ESS, χ² and E[r] cannot be estimated (k̂ {tokens}{also}); K3 can."
+        return f"Heavy tail (k̂ {tokens}{also}): ESS, χ² and E[r] cannot be estimated, and K3 may be too low."
     if sequences:
-        return f"Heavy tail: ESS and χ² of sequences cannot be estimated (k̂ {sequences}); K3 can."
+        return f"Heavy tail (k̂ {sequences}): ESS and χ² of sequences cannot be estimated."
     return ""
 
 
 def tiles(summary: Result) -> tuple[Tile, ...]:
-    """Return the headline numbers of the mismatch, and what the recommendation rejects or truncates."""
+    """Return the headline numbers of the mismatch, and what methods reject."""
     found = [tile for name in TILES if (tile := _tile(summary, name))]
     reward, rewards = summary.whole.get("mean_reward", Number()), curve(summary, "reward")
     if reward.value is not None or len({one.value for one in rewards}) > 1:
@@ -65,23 +57,27 @@ def tiles(summary: Result) -> tuple[Tile, ...]:
                 **_course(summary, "reward", reward.unit, rewards if len(rewards) > 1 else ()),
             )
         )
-    given = summary.recommendation
-    weighed = given.numbers.get(given.title, {}) if given and given.title and not summary.is_bug else {}
-    rejected, weighted, truncated = (
-        weighed.get(name, Number()) for name in ("tokens_rejected", "tokens_weighted", "truncated_high")
-    )
-    if weighted.value is not None and given and given.title:
-        drops = weighted.value < 1 or truncated.value is None
-        label, key, number = "Truncated", "truncated_high", truncated
-        if rejected.value:
-            label, key, number = "Rejected", "tokens_rejected", rejected
-        elif drops:
-            label, key, number = "With a weight", "tokens_weighted", weighted
-        method = next((name for name, one in summary.candidates.items() if one == weighed), "")
-        name = f"{method}.{key}"
-        course = _course(summary, name, number.unit, curve(summary, name))
-        found.append(Tile(label, number, "recommended", short=True, **course))
+    found += _rejected(summary)
     return tuple(found)
+
+
+def _rejected(summary: Result) -> list[Tile]:
+    """Return what the recommended method rejects or, where that is nothing, what usual masks would."""
+    given = summary.recommendation
+    if given is None or given.method is None or summary.is_bug:
+        return []
+    some = (given.method, *(name for name in MASKS if name in given.alternatives))
+    rejects = {name: summary.preset(name).get("tokens_rejected", Number()) for name in some}
+    known = {name: one for name, one in rejects.items() if one.value is not None}
+    if not known:
+        return []
+    first, *others = [name for name in known if name != given.method or known[name].value] or [given.method]
+    if first == given.method:
+        others = []
+    beside = "; ".join([first, *(f"{name}: {written(known[name]).value}" for name in others)])
+    number, name = replace(known[first], interval=None), f"{first}.tokens_rejected"
+    course = _course(summary, name, number.unit, curve(summary, name))
+    return [Tile("Rejected", number, interval=beside, short=True, **course)]
 
 
 def _tile(summary: Result, key: str) -> Tile | None:
@@ -142,27 +138,7 @@ def below_0(name: str, number: Number) -> str:
 
 def steps_of(summary: Result) -> list[str]:
     """Return the training steps of the dump, as far as its rows have one."""
-    return [one.key.removesuffix(".0") for one in _at_steps(summary)]
-
-
-def _at_steps(summary: Result) -> list[Place]:
-    return [one for one in summary.at("step") if one.key != NO_STEP]
-
-
-def curve(summary: Result, name: str) -> list[Point]:
-    """Return a number of the main pair of policies by training step."""
-    steps = summary.charts.steps
-    if steps is None:
-        prefix, places = summary.prefix, _at_steps(summary)  # where the main pair has no prefix
-        each = [(one.key, one.numbers.get(prefix + name, one.numbers.get(name, Number()))) for one in places]
-        return [Point(key, one.value, one.interval) for key, one in each]
-    found = steps.series.get(name, Series(values=[]))
-    none = [None] * len(found.values)
-    ends = zip(steps.last, found.values, found.low or none, found.high or none, strict=False)
-    return [
-        Point(str(last), value, None if low is None or high is None else (low, high))
-        for last, value, low, high in ends
-    ]
+    return [one.key.removesuffix(".0") for one in at_steps(summary)]
 
 
 def is_flat(summary: Result, name: str) -> bool:

@@ -45,7 +45,6 @@ from offpol_diag.result.facts import (
     WorstToken,
 )
 from offpol_diag.result.findings import (
-    MARGIN,
     After,
     CandidateCause,
     Cause,
@@ -55,8 +54,6 @@ from offpol_diag.result.findings import (
     Example,
     Fired,
     GateVerdict,
-    Label,
-    Ranked,
     Recommendation,
 )
 from offpol_diag.result.parts import Model
@@ -74,7 +71,6 @@ from offpol_diag.result.whole import (
 )
 
 __all__ = [
-    "MARGIN",
     "After",
     "Against",
     "AtLength",
@@ -99,7 +95,6 @@ __all__ = [
     "GateVerdict",
     "Histogram",
     "Kept",
-    "Label",
     "LagEvidence",
     "Lengths",
     "LostSequence",
@@ -112,7 +107,6 @@ __all__ = [
     "Positions",
     "PresetFacts",
     "RangeOfRatios",
-    "Ranked",
     "Recommendation",
     "Reference",
     "Result",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from offpol_diag.number import Number, Numbers
+from offpol_diag.number import Number
 from offpol_diag.result.parts import Model, Whole
 
 
@@ -104,9 +104,6 @@ Decision = Literal[
 ]
 
 
-Label = Literal["measured", "default", "no difference detected"]
-
-
 class Fired(Model):
     """A rule whose condition held, with the numbers it depends on."""
 
@@ -117,51 +114,18 @@ class Fired(Model):
     source: str
 
 
-MARGIN = 0.02
-"""Share of the estimated error that matters: a method is significantly better if the interval of the
-difference lies beyond it."""
-
-
-class Ranked(Model):
-    """A correction's place by the estimated error of an update."""
-
-    title: str
-    score: float = Field(description="least error of all / its error, in percent: 100 for the best")
-    behind: Number | None = Field(description="its error / the chosen one's − 1; null: the chosen one")
-
-    @property
-    def tie(self) -> bool:
-        """Whether it is a toss-up with the chosen one: the interval of the difference includes 0."""
-        ends = self.behind.interval if self.behind else None
-        return ends is not None and ends[0] <= 0 <= ends[1]
-
-    @property
-    def ahead(self) -> bool:
-        """Whether its error is below the chosen one's: the interval of the difference lies below 0."""
-        ends = self.behind.interval if self.behind else None
-        return ends is not None and ends[1] < 0
-
-
 class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
     decision: Decision
-    label: Label | None = Field(None, description="whether the decision was measured or is the default")
     title: str | None = Field(None, description="the method in words")
     method: str | None = Field(None, description="preset name when the decision is a method")
     threshold: str | None = None
-    settings: dict[str, str] = Field({}, description="settings that differ from the preset's, as in --set")
     sentence: str
     rule: str
-    runner_up: str | None = None
-    reasons: list[str] = Field([], description="mismatch, staleness, dependence on the token, in sentences")
-    unknown: list[str] = Field([], description="what cannot be determined, and the column that it needs")
-    numbers: dict[str, Numbers] = Field(
-        {}, description="of the weights of the method, the runner-up and no correction, each at its threshold"
+    alternatives: list[str] = Field(
+        [], description="presets of other families, to be seen beside it; what each does stands in `numbers`"
     )
-    ranking: list[Ranked] = Field([], description="by the estimated error of an update, the best first")
-    despite: str = Field("", description="why it is advised also where another's estimated error is lower")
-    longest_response: Number | None = Field(None, description="`lengths.longest`")
     config: str | None = Field(None, description="configuration for the trainer of --for, ready to paste")
     fired: list[Fired] = []
 

@@ -64,15 +64,15 @@ class Metric(Model):
 class Result(Model):
     """The result of an analysis: every number of the report.
 
-    A number is found by its subject and its name. Subjects are `dump`, `preset/NAME`, `candidate/NAME` (a
-    method that may be recommended), and these at a place: `dump@step/3`, `preset/token_is@step/3`.
+    A number is found by its subject and its name. Subjects are `dump`, `preset/NAME`, and these at a place:
+    `dump@step/3`, `preset/token_is@step/3`.
     """
 
     format: Literal[2] = 2
     dump: DumpFacts
     run: Run
     metrics: dict[str, dict[str, Metric]] = Field(
-        {}, description="dump, preset, candidate, … → name of a number → what it is, at places too"
+        {}, description="dump, preset, … → name of a number → what it is, at places too"
     )
     numbers: dict[str, Numbers] = Field({}, description="subject → name → number")
     axes: dict[str, Axis] = {}
@@ -106,12 +106,6 @@ class Result(Model):
     def preset(self, name: str) -> Numbers:
         """Return the numbers of a preset."""
         return self.of(f"preset/{name}")
-
-    @property
-    def candidates(self) -> dict[str, Numbers]:
-        """The methods that may be recommended by name, with the numbers of their weights."""
-        first = "candidate/"
-        return {key.removeprefix(first): one for key, one in self.numbers.items() if key.startswith(first)}
 
     def at(self, axis: str, subject: str = "dump") -> list[Place]:
         """Return the places of an axis with the numbers of a subject there; none without the axis."""
@@ -154,13 +148,6 @@ class Result(Model):
         """Yield all numbers, with the kind of subject that they are of."""
         for subject, numbers in self.numbers.items():
             yield KIND.split(subject, maxsplit=1)[0], numbers
-        if given := self.recommendation:
-            for numbers in given.numbers.values():
-                yield "candidate", numbers
-            for one in (one.behind for one in given.ranking):
-                yield "recommendation", {"behind": one} if one else {}
-            longest = given.longest_response
-            yield "recommendation", {"longest_response": longest} if longest else {}
         for name in ("systematic", "kl_listed", "kl_listed_reverse") if self.diagnosis else ():
             if one := getattr(self.diagnosis, name):
                 yield "diagnosis", {name: one}

@@ -1,1 +1,0 @@
-"""Measure how well the recommended correction points, in worlds whose exact policy gradient is known."""
