@@ -212,9 +212,7 @@ def gate(
     tolerance: str | Sequence[str] = (),
     only: str | Sequence[str] = (),
     presets: str | Sequence[str] = (),
-    point: bool = False,
     fail_on: str | Sequence[str] = (),
-    expect: Literal["bitwise"] | None = None,
     group_by: Sequence[str] = (),
     preset_file: File | None = None,
     **how: Unpack[Computes],
@@ -232,9 +230,7 @@ def gate(
         tolerance: how much worse is allowed: "10%", "0.001", "10% + 0.001", or "k3=5%" of one number.
         only: the numbers to compare with the baseline, and no others.
         presets: presets whose numbers are compared as well.
-        point: judge the plain values, not their intervals.
         fail_on: diagnoses that fail, as every worse one does: "bug", "cannot_tell", "honest_mismatch".
-        expect: "bitwise" where the run claims that engine and trainer give equal log-probs.
         group_by: see `analyze`.
         preset_file: see `analyze`.
         **how: see `analyze`.

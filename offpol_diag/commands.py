@@ -159,14 +159,14 @@ def required(request: requests.Gate) -> Gates:
     """Return what must hold, by options and files."""
     from offpol_diag.gate import required as all_of
 
-    names = ("gates", "fail_on", "expect", "point", "baseline", "tolerance", "only", "presets")
+    names = ("gates", "fail_on", "baseline", "tolerance", "only", "presets")
     more = {name: getattr(request, name) for name in names}
     return all_of(max=request.max or (), min=request.min or (), **more)
 
 
 def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say: Say = silent) -> Result:
     """Judge a result, or a dump with the presets that the bounds name."""
-    from offpol_diag.gate import as_expected, judged, not_compared
+    from offpol_diag.gate import judged, not_compared
     from offpol_diag.result import Result, load
 
     base = load(must.result) if must.result else None
@@ -178,7 +178,6 @@ def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say
         examination = examined(opened(given, request), request, chosen, say, by_step=by_step)
         found = advised(examination, "gate")
     remark = not_compared(base, must.baseline) if base and must.baseline else ""
-    found = as_expected(found, must)
     return found.model_copy(update={"gates": list(judged(found, must, base)), "not_compared": remark})
 
 

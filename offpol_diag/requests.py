@@ -213,16 +213,12 @@ class Gate(Written, OwnPresets, Computed):
     """A dump, or a result that --json wrote, to be judged as it is; - is stdin, with either."""
     fail_on: Names = opt((), "DIAGNOSIS", BOUNDS, many=True)
     """A diagnosis that fails, as every worse one does: bug, cannot_tell or honest_mismatch. Repeatable."""
-    expect: Literal["bitwise"] | None = opt(None, "bitwise", BOUNDS)
-    """What the run claims: bitwise, that no token's log-probs differ between engine and trainer."""
     max: Limits | None = opt(None, "NAME=NUMBER", BOUNDS, many=True)
     """The largest value that passes: --max k3=0.002. Repeatable."""
     min: Limits | None = opt(None, "NAME=NUMBER", BOUNDS, many=True)
     """The smallest value that passes: --min seq_mis.ess_tokens=0.5. Repeatable."""
     gates: Path | None = opt(None, "FILE.toml", BOUNDS)
-    """Bounds from a file, with levels, steps and presets (docs/ci.md)."""
-    point: bool = opt(False, "", BOUNDS)
-    """Judge the plain values, not their 95% intervals."""
+    """Bounds from a file (docs/ci.md)."""
     baseline: Path | None = opt(None, "RESULT.json", BASELINE)
     """Nothing may be worse than in this result by more than the tolerance."""
     tolerance: Names = opt((), "[NAME=]10%|0.001", BASELINE, many=True)

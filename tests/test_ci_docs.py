@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from offpol_diag.cli import app
 from offpol_diag.cli.settings import sample
 from offpol_diag.gate import Baseline, Bound, FailOn
-from offpol_diag.gate.bounds import QUANTIFIERS, Defaults
 from offpol_diag.metrics import WATCHED_GAP
 from offpol_diag.result import load
 
@@ -84,11 +83,8 @@ def test_the_artifacts_of_the_workflows_are_there(folder):
 def test_the_result_holds_what_the_gate_file_asks(folder):
     gates = load(folder / "gates.json").gates
 
-    assert {one.level for one in gates} == {"error", "warn"}
-    assert {one.source for one in gates} >= {f"gates.toml: [[bound]] {i}" for i in range(1, 7)} | {
-        "base.json"
-    }
-    assert {one.steps for one in gates} >= {"6..", "3..5"}
+    files = {f"gates.toml: [[bound]] {i}" for i in range(1, 5)}
+    assert {one.source for one in gates} == {*files, "gates.toml: [diagnosis]", "base.json"}
 
 
 def test_the_job_summary_has_a_report_of_every_gate(folder):
@@ -101,16 +97,14 @@ def test_the_page_shows_every_key_of_a_gate_file():
     table = tomllib.loads(fenced("toml")[0])
     used = {key for row in table["bound"] for key in row}
 
-    assert used >= set(Bound.model_fields) - {"judge"}
+    assert used == set(Bound.model_fields)
     assert set(table["diagnosis"]) == set(FailOn.model_fields)
-    assert set(table["defaults"]) == set(Defaults.model_fields)
     shown = set(table["baseline"]) | ({"only"} if "# only = " in fenced("toml")[0] else set())
-    assert shown == set(Baseline.model_fields) - {"level", "judge"}
+    assert shown == set(Baseline.model_fields)
 
 
-def test_the_page_names_every_quantifier_and_what_is_watched():
+def test_the_page_names_what_is_watched():
     text = PAGE.read_text(encoding="utf-8")
 
-    assert f"QUANTIFIER = {' | '.join(QUANTIFIERS)} | pNN" in text
     for name in WATCHED_GAP:
         assert name in text or name.startswith("ess_")

@@ -1,4 +1,4 @@
-"""A run that claims equality to the last bit: `tokens_differ`, and `gate --expect bitwise`."""
+"""A run that is equal to the last bit: `tokens_differ`, and `gate --max tokens_differ=0`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.cli import app
-from offpol_diag.errors import UsageError
-from offpol_diag.result import GateVerdict, Result
 from tests import factory
 
 SEQUENCES, TOKENS = 128, 64
-EQUAL = "8,192 of 8,192 tokens are equal to the last bit, as --expect bitwise asks"
+EQUAL = {"tokens_differ": 0}
 
 
 def write(path: Path, differ: int = 0, **more: Any) -> Path:
@@ -28,11 +26,6 @@ def write(path: Path, differ: int = 0, **more: Any) -> Path:
         train[i, -1] -= 1e-3
     columns = {"rollout_log_probs": rollout.tolist(), "group_id": [i // 4 for i in range(SEQUENCES)]}
     return Path(factory.write(path, **{**columns, "old_log_probs": train.tolist()} | more))
-
-
-def verdict(summary: Result) -> GateVerdict:
-    (one,) = [one for one in summary.gates if one.expects]
-    return one
 
 
 def gate(path: Path, *options: str) -> tuple[int, str]:
@@ -54,61 +47,42 @@ def test_every_drift_has_it(tmp_path: Path) -> None:
     assert shares == [20 / 8192, 20 / 8192, 0.0]
 
 
-def test_equal_columns_are_healthy_where_they_are_expected(tmp_path: Path) -> None:
+def test_equal_columns_pass_where_equality_is_asked_and_are_no_copies_then(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet")
     assert gate(path, "--fail-on", "bug")[0] == 2, "one may be a copy of the other"
-    code, said = gate(path, "--expect", "bitwise")
+    code, said = gate(path, "--max", "tokens_differ=0")
+    assert (code, "open" in said) == (0, False)
+    code, said = gate(path, "--max", "tokens_differ=0", "--fail-on", "cannot_tell")
     assert code == 0
-    assert f"Passed: {EQUAL}" in said
-    assert "copied" not in said
-    code, said = gate(path, "--expect", "bitwise", "--fail-on", "cannot_tell")
-    assert code == 0
-    assert EQUAL in said
-    assert "diagnosis not cannot tell or worse healthy" in said
+    assert "Passed: all 2 bounds hold" in said
 
 
-def test_one_bit_of_one_token_fails_with_the_share_and_the_first_positions(tmp_path: Path) -> None:
-    code, said = gate(write(tmp_path / "a.parquet", 3), "--expect", "bitwise")
+def test_one_bit_of_one_token_fails(tmp_path: Path) -> None:
+    code, said = gate(write(tmp_path / "a.parquet", 3), "--max", "tokens_differ=0")
     assert code == 1
     assert "Failed: tokens_differ is 0.073%, must be ≤ 0%" in said
-    assert (
-        "6 of 8,192 tokens differ; the first positions known: 38 (sequence 2), 39 (sequence 1), 40 (" in said
-    )
 
 
 def test_in_python_and_in_a_file(tmp_path: Path) -> None:
     equal, other = write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", 1)
-    quiet: dict[str, Any] = {"progress": False}
-    found = offpol_diag.gate(equal, expect="bitwise", **quiet)
-    assert found.passed
-    assert found.diagnosis.verdict == "healthy"
-    assert found.diagnosis.headline == f"{EQUAL}."
-    one = verdict(found.summary)
-    assert (one.name, one.source, one.value, one.interval) == ("tokens_differ", "--expect", 0.0, None)
-    assert not offpol_diag.gate(other, expect="bitwise", **quiet).passed
+    assert offpol_diag.gate(equal, max=EQUAL, fail_on="bug", progress=False).passed
+    (one,) = offpol_diag.gate(other, max=EQUAL, progress=False).gates
+    assert (one.passed, one.judged_on, one.interval) == (False, "value", None)
     file = tmp_path / "gates.toml"
-    file.write_text('expect = "bitwise"\n', encoding="utf-8")
-    found = offpol_diag.gate(other, gates=file, **quiet)
-    assert not found.passed
-    assert verdict(found.summary).source == "gates.toml: expect"
-    with pytest.raises(UsageError, match="expect"):
-        offpol_diag.gate(equal, expect="equal", **quiet)  # type: ignore[arg-type]
-    file.write_text('expect = "equal"\n', encoding="utf-8")
-    assert gate(equal, "--gates", str(file))[0] == 2
+    file.write_text('[[bound]]\nname = "step:tokens_differ"\nmax = 0\n', encoding="utf-8")
+    assert not offpol_diag.gate(write(other, 1, step=[1] * SEQUENCES), gates=file, progress=False).passed
+    assert offpol_diag.gate(write(equal, step=[1] * SEQUENCES), gates=file, progress=False).passed
 
 
 def test_a_dump_of_two_policies_is_held_to_it_too(tmp_path: Path) -> None:
     rollout = (-np.random.default_rng(0).random((SEQUENCES, TOKENS))).tolist()
     columns = {"rollout_log_probs": rollout, "current_log_probs": rollout}
     path = factory.write(tmp_path / "a.parquet", **columns, old_log_probs=None)
-    found = offpol_diag.gate(path, expect="bitwise", progress=False)
-    assert found.passed
-    assert verdict(found.summary).name == "total.tokens_differ"
+    assert offpol_diag.gate(path, max={"total.tokens_differ": 0}, fail_on="bug", progress=False).passed
 
 
 def test_a_bug_stays_a_bug_and_too_few_tokens_too_few(tmp_path: Path) -> None:
     few = factory.write(tmp_path / "a.parquet", rollout_log_probs=[[-1.0]], old_log_probs=[[-1.0]])
-    found = offpol_diag.gate(few, expect="bitwise", fail_on="bug", progress=False)
-    assert verdict(found.summary).passed
-    assert found.diagnosis.verdict == "cannot_tell"
+    found = offpol_diag.gate(few, max=EQUAL, fail_on="bug", progress=False)
+    assert [one.passed for one in found.gates] == [None, True]
     assert not found.passed

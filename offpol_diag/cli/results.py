@@ -134,8 +134,7 @@ def gate(request: requests.Gate) -> None:
     Against a baseline none may be worse, in the order healthy, honest_mismatch, cannot_tell, bug.
 
     NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), what a trainer logs that equals one
-    (rollout_corr/kl), or any of them over the training steps: step:NAME holds at every step; first, last,
-    min, max, mean, median and p90 (any pNN) are one number of them all.
+    (rollout_corr/kl), or any of them at every training step (step:NAME).
 
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """

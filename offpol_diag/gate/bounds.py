@@ -1,12 +1,10 @@
 """What must hold: bounds, diagnoses that fail and an earlier result, from options and from a gate file.
 
     BOUND      = NAME "=" LIMIT
-    NAME       = [QUANTIFIER ":"] NUMBER
-    QUANTIFIER = step | first | last | min | max | mean | median | pNN      over the training steps
+    NAME       = ["step:"] NUMBER       step: at every training step
     NUMBER     = METRIC | drift2.METRIC | total.METRIC | PRESET.METRIC   or as logged: `trainers/ours.py`
     PRESET     = NAME | NAME "@" …     the "=" of a bound is the last one, the "." of a metric too
     TOLERANCE  = SHARE "%" | AMOUNT | SHARE "%" "+" AMOUNT
-    STEPS      = FIRST ".." LAST | FIRST ".." | ".." LAST | STEP
 
 Options are written as a table of the file (`Gates`), so that one set of models checks both.
 """
@@ -17,12 +15,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -44,60 +40,16 @@ from offpol_diag.wholefiles import MOST_TOML, toml
 from offpol_diag.wholefiles import read as read_whole
 
 Kind = Literal["max", "min"]
-Level = Literal["error", "warn"]
-Judge = Literal["interval", "point"]
-Expected = Literal["bitwise"]
-"""What a run may claim: that both policies' log-probs are equal to the last bit."""
-
 KINDS: tuple[Kind, ...] = ("max", "min")
 ORDER: tuple[DiagnosisVerdict, ...] = ("healthy", "honest_mismatch", "cannot_tell", "bug")
 """The diagnoses, each worse than the one before."""
 GAPS = ("drift2", "total")
 """Prefixes of the metrics of the other two policy gaps; any other prefix is a preset."""
 
-# ---------------------------------------------------------------- quantifiers
+STEP = "step:"
+"""What precedes the name of a number that must hold at every training step."""
 
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean, even where the sum overflows."""
-    return 2 * math.fsum(x / 2 / len(values) for x in values)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile, interpolated linearly between order statistics; values may be infinite."""
-    ranked = sorted(values)
-    at = share * (len(ranked) - 1)
-    low = math.floor(at)
-    return ranked[low] + (at - low) * (ranked[low + 1] - ranked[low]) if at > low else ranked[low]
-
-
-EVERY = "step"
-"""The quantifier by which each step is judged."""
-PICKED: Mapping[str, Callable[[Sequence[float]], int]] = {
-    "first": lambda values: 0,
-    "last": lambda values: len(values) - 1,
-    "min": lambda values: values.index(min(values)),
-    "max": lambda values: values.index(max(values)),
-}
-"""Quantifier → values of the steps → the index of the one that is judged."""
-POOLED: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "mean": mean,
-    "median": partial(quantile, share=0.5),
-}
-"""Quantifier → values of the steps → one value of them all; percentiles are such as well."""
-QUANTIFIERS = (EVERY, *PICKED, *POOLED)
-PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
-GRAMMAR = f"a quantifier is {', '.join(QUANTIFIERS)} or pNN (p90: the 90th percentile over steps)"
-
-
-def pooled(word: str) -> Callable[[Sequence[float]], float] | None:
-    """Return what makes one value of those of the steps: a mean, median or percentile (`p90`)."""
-    found = PERCENTILE.fullmatch(word)
-    share = float(found[1]) / 100 if found else 0.0
-    return partial(quantile, share=share) if share else POOLED.get(word)
-
-
-# ---------------------------------------------------------------- names, steps, tolerances
+# ---------------------------------------------------------------- names, tolerances
 
 
 def joined(*parts: str | None) -> str:
@@ -107,14 +59,14 @@ def joined(*parts: str | None) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """The name of a number: `over` is the quantifier, `said` the trainer's name that was given, if any."""
+    """The name of a number, or of that number at each step; `said`: the trainer's name that was given."""
 
     number: str
-    over: str = ""
+    by_step: bool = False
     said: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{self.over}:{self.number}" if self.over else self.number
+        return f"{STEP * self.by_step}{self.number}"
 
     @property
     def preset(self) -> str:
@@ -128,26 +80,23 @@ class Name:
 
 
 def name(text: str) -> Name:
-    """Parse `k3`, `seq_mis.ess_tokens`, `p90:k3`, or a name that a trainer logs (`rollout_corr/kl`)."""
-    over, colon, number = (part.strip() for part in text.partition(":"))
-    if not colon or MARK in over:  # a colon after it separates settings of the preset
-        over, colon, number = "", "", text.strip()
+    """Parse `k3`, `seq_mis.ess_tokens`, `step:k3`, or a name that a trainer logs (`rollout_corr/kl`)."""
+    word, colon, number = (part.strip() for part in text.partition(":"))
+    if not colon or MARK in word:  # a colon after it separates settings of the preset
+        word, colon, number = "", "", text.strip()
     if not number or "=" in number.partition(MARK)[0]:
-        raise ValueError(f'"{text}" names no number; a name is k3, seq_mis.ess_tokens or median:k3')
-    if colon and over not in QUANTIFIERS and not pooled(over):
-        ends = {"p0": "say min", "p100": "say max"}.get(re.sub(r"\.0*$", "", over))
-        hint = ends or did_you_mean(over, list(QUANTIFIERS)) or GRAMMAR
-        raise ValueError(f'"{text}": "{over}" is no quantifier; {hint}')
+        raise ValueError(f'"{text}" names no number; a name is k3, seq_mis.ess_tokens or step:k3')
+    if colon and f"{word}:" != STEP:
+        raise ValueError(f'"{text}": only step: may stand before a name')
     found = ours(number)
-    return Name(found, over, number if found != number else "")
+    return Name(found, bool(colon), number if found != number else "")
 
 
 def comparable(text: str) -> Name:
     """Parse a name that means one number per run, so that two runs can be compared."""
     found = name(text)
-    if found.over == EVERY:
-        hint = f"compare max:{found.number} or median:{found.number}"
-        raise ValueError(f'"{text}": two runs have different steps; {hint}')
+    if found.by_step:
+        raise ValueError(f'"{text}": two runs have different steps; compare {found.number}')
     return found
 
 
@@ -155,37 +104,6 @@ def split(number: str) -> tuple[str, str]:
     """Split at the last dot into preset and metric: `token_is@2.5.ess_tokens`."""
     preset, _, metric = number.rpartition(".")
     return preset, metric
-
-
-class Span(NamedTuple):
-    """A range of training steps, both ends included."""
-
-    first: float = -math.inf
-    last: float = math.inf
-
-    def holds(self, step: float) -> bool:
-        """Return whether a step is in the range; NaN is in none."""
-        return self.first <= step <= self.last
-
-    def __str__(self) -> str:
-        first, last = ("" if math.isinf(end) else f"{end:g}" for end in self)
-        return first if self.first == self.last else f"{first}..{last}"
-
-
-ALL_STEPS = Span()
-SPAN = re.compile(r"(-?\d+)?\s*\.\.\s*(-?\d+)?|(-?\d+)")
-
-
-def span(text: str) -> Span:
-    """Parse `100..200`, `100..`, `..99` or `7`."""
-    found = SPAN.fullmatch(text.strip())
-    if not found or text.strip() == "..":
-        raise ValueError(f'"{text}" is no span of steps; write "100..200", "100..", "..99" or "7"')
-    low, high, one = found.groups()
-    made = Span(float(one or low or -math.inf), float(one or high or math.inf))
-    if made.last < made.first:
-        raise ValueError(f'"{text}" ends before it begins; write "{high}..{low}"')
-    return made
 
 
 class Tolerance(NamedTuple):
@@ -240,8 +158,6 @@ def _parsed(parse: Callable[[str], object], kinds: tuple[type, ...], rule: str) 
 
 Named = Annotated[Name, _parsed(name, (str,), "it must be a string")]
 Compared = Annotated[Name, _parsed(comparable, (str,), "it must be a string")]
-A_SPAN = 'it must be a step (7) or a span of steps ("100..200", "100..", "..99")'
-Steps = Annotated[Span, _parsed(span, (int, str), A_SPAN)]
 AN_AMOUNT = 'it must be an amount (0.001) or a share ("10%")'
 Tolerated = Annotated[Tolerance, _parsed(tolerance, (int, float, str), AN_AMOUNT)]
 FailsOn = Annotated[
@@ -249,7 +165,6 @@ FailsOn = Annotated[
     BeforeValidator(lambda one: one.strip().lower().replace("-", "_") if isinstance(one, str) else one),
 ]
 Text = Annotated[str, Field(min_length=1)]
-Note = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
 
 
 class Table(BaseModel):
@@ -263,27 +178,17 @@ class Table(BaseModel):
         """The option that set it, or the file and its table."""
         return self._source
 
-    def filled(self, source: str, defaults: Defaults) -> Self:
-        """Return the table with its source, and with the defaults of what it does not say."""
-        of = {key: getattr(defaults, key) for key in Defaults.model_fields if key in type(self).model_fields}
-        made = self.model_copy(update={key: x for key, x in of.items() if key not in self.model_fields_set})
+    def sourced(self, source: str) -> Self:
+        """Return the table with its source."""
+        made = self.model_copy()
         made._source = source
         return made
-
-
-class Defaults(Table):
-    """Whether a failure fails the gate or is only told, and whether the 95% interval or the value decides."""
-
-    level: Level = "error"
-    judge: Judge = "interval"
 
 
 class FailOn(Table):
     """The diagnoses that fail, as every worse one does."""
 
     fail_on: list[FailsOn] = Field(min_length=1)
-    level: Level = "error"
-    note: Note = ""
 
 
 class Bound(Table):
@@ -292,17 +197,15 @@ class Bound(Table):
     name: Named
     max: float | None = None
     min: float | None = None
-    level: Level = "error"
-    judge: Judge = "interval"
     presets: list[Text] = []
-    steps: Steps = ALL_STEPS
-    note: Note = ""
 
     @property
     def names(self) -> tuple[Name, ...]:
         """The name, or that of each preset."""
         given = self.name.said or self.name.number
-        found = tuple(replace(name(f"{preset}.{given}"), over=self.name.over) for preset in self.presets)
+        found = tuple(
+            replace(name(f"{preset}.{given}"), by_step=self.name.by_step) for preset in self.presets
+        )
         return found or (self.name,)
 
     @model_validator(mode="after")
@@ -312,9 +215,6 @@ class Bound(Table):
             raise ValueError("it has no limit: give max, min or both")
         if self.max is not None and self.min is not None and self.min > self.max:
             raise ValueError("min is above max: no number can satisfy both")
-        if self.steps != ALL_STEPS and not self.name.over:
-            instead = f"write {EVERY}:{self.name} or median:{self.name}"
-            raise ValueError(f"steps: {self.name} is a number of the whole dump; {instead}")
         if self.presets and "." in self.name.number:
             raise ValueError(f"presets: the name has a preset already: {self.name.number}")
         if odd := [preset for preset in self.presets if set(preset.partition(MARK)[0]) & set(":=")]:
@@ -330,8 +230,6 @@ class Baseline(Table):
     tolerances: dict[Compared, Tolerated] = {}
     only: list[Compared] = []
     presets: list[Text] = []
-    level: Level = "error"
-    judge: Judge = "interval"
 
     @property
     def label(self) -> str:
@@ -347,11 +245,9 @@ class Baseline(Table):
 class Gates(Table):
     """All that one run of the gate checks."""
 
-    defaults: Defaults = Defaults()
     diagnosis: Annotated[
         list[FailOn], BeforeValidator(lambda given: given if isinstance(given, list) else [given])
     ] = []
-    expect: Expected | None = None
     bound: list[Bound] = []
     baseline: Baseline | None = None
 
@@ -362,8 +258,8 @@ class Gates(Table):
 
     def by_step(self, known: Catalogue) -> tuple[str, ...]:
         """Return the numbers that are needed at each training step."""
-        names = [*(one for row in self.bound for one in row.names), *self._compared]
-        return tuple(dict.fromkeys(one.of(known) for one in names if one.over))
+        names = [one for row in self.bound for one in row.names]
+        return tuple(dict.fromkeys(one.of(known) for one in names if one.by_step))
 
     def presets(self, known: Catalogue) -> tuple[Preset, ...]:
         """Return the presets to compute; the error on an unknown one says which table names it."""
@@ -388,7 +284,7 @@ class Gates(Table):
 # ---------------------------------------------------------------- options
 
 EXAMPLE = (
-    "say what must hold: --fail-on bug, --max k3=0.002 --min ess_tokens=0.5, --expect bitwise, "
+    "say what must hold: --fail-on bug, --max k3=0.002 --min ess_tokens=0.5, "
     "--gates FILE.toml or --baseline RESULT.json"
 )
 
@@ -399,8 +295,6 @@ def required(
     min: Sequence[str] = (),
     gates: Path | None = None,
     fail_on: Sequence[str] = (),
-    expect: Expected | None = None,
-    point: bool = False,
     baseline: Path | None = None,
     tolerance: Sequence[str] = (),
     only: Sequence[str] = (),
@@ -421,7 +315,6 @@ def required(
         "tolerances": {name: text for name, equals, text in pairs if equals},
         "only": list(only),
         "presets": list(presets),
-        "judge": "point" if point else None,
     }
     given = {key: value for key, value in given.items() if value or value == ""}
     table = {
@@ -441,21 +334,16 @@ def required(
     against = against.model_copy(update=update)
     if not against.result and (tolerance or only or file.baseline):
         raise UsageError("there is a tolerance and no baseline", "name it: --baseline RESULT.json")
-    bounds = [one.filled(flag, Defaults()) for one, (flag, _) in zip(own.bound, limits, strict=True)]
-    diagnoses = [one.filled("--fail-on", Defaults()) for one in own.diagnosis]
+    bounds = [one.sourced(flag) for one, (flag, _) in zip(own.bound, limits, strict=True)]
+    diagnoses = [one.sourced("--fail-on") for one in own.diagnosis]
     found: dict[str, Any] = {
         "bound": [*bounds, *file.bound],
         "diagnosis": diagnoses + file.diagnosis,
-        "expect": expect or file.expect,
         "baseline": against if against.result else None,
     }
     if not any(found.values()):
         raise UsageError("no bound is given", EXAMPLE)
-    if point:
-        found["bound"] = [one.model_copy(update={"judge": "point"}) for one in found["bound"]]
-    made = file.model_copy(update=found)
-    made._source = "--expect" if expect else file.source
-    return made
+    return file.model_copy(update=found)
 
 
 USUAL = {
@@ -463,7 +351,7 @@ USUAL = {
     "--min": "--min ess_tokens=0.5",
     "--fail-on": "--fail-on bug",
     "--tolerance": "--tolerance 10% or --tolerance k3=0.001",
-    "--only": "--only k3,median:k3",
+    "--only": "--only k3,f_2",
     "--presets": "--presets seq_mis",
 }
 """Option → how it is written."""
@@ -512,35 +400,31 @@ def read(path: Path) -> Gates:
         raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
     if twice := _repeated(found):
         raise GateFileError(f"{path}: {twice}", FORM)
-    if not (found.bound or found.diagnosis or found.expect or found.baseline):
+    if not (found.bound or found.diagnosis or found.baseline):
         raise GateFileError(f"{path}: holds no bound", FORM)
-    of, base = found.defaults, found.baseline
+    base = found.baseline
     if base is not None and base.result:
         base = base.model_copy(update={"result": str(path.parent / base.result)})
     update = {
-        "bound": [row.filled(f"{path.name}: [[bound]] {at}", of) for at, row in enumerate(found.bound, 1)],
-        "diagnosis": [row.filled(f"{path.name}: [diagnosis]", of) for row in found.diagnosis],
-        "baseline": base and base.filled("", of),
+        "bound": [row.sourced(f"{path.name}: [[bound]] {at}") for at, row in enumerate(found.bound, 1)],
+        "diagnosis": [row.sourced(f"{path.name}: [diagnosis]") for row in found.diagnosis],
+        "baseline": base,
     }
-    made = found.model_copy(update=update)
-    made._source = f"{path.name}: expect" if found.expect else ""
-    return made
+    return found.model_copy(update=update)
 
 
 def _repeated(found: Gates) -> str:
-    """Return that a bound repeats an earlier one for the same number, side, level, presets and steps."""
+    """Return that a bound repeats an earlier one for the same number, side and presets."""
     seen: dict[object, int] = {}
     for at, row in enumerate(found.bound, 1):
-        level = row.filled("", found.defaults).level
         for kind in (kind for kind in KINDS if getattr(row, kind) is not None):
-            key = (row.name, kind, level, tuple(row.presets), row.steps)
+            key = (row.name, kind, tuple(row.presets))
             if (first := seen.setdefault(key, at)) != at:
                 return f"[[bound]] {at} ({row.name}), {kind}: [[bound]] {first} has one already"
     return ""
 
 
 TABLES: Mapping[object, type[Table]] = {
-    "defaults": Defaults,
     "diagnosis": FailOn,
     "bound": Bound,
     "baseline": Baseline,

@@ -1,7 +1,6 @@
 """Whether a result holds what must hold: numbers, looked up by name, against limits and an earlier result.
 
-All together: failed if any failed, else could not say if any could not be judged, else passed. Level warn
-does not count, except that something must have been judged for the gate to pass.
+All together: failed if any failed, else could not say if any could not be judged, else passed.
 """
 
 from __future__ import annotations
@@ -15,24 +14,18 @@ from typing import Any, Literal
 
 from offpol_diag.errors import PresetError, did_you_mean
 from offpol_diag.gate.bounds import (
-    ALL_STEPS,
-    EVERY,
     GAPS,
     KINDS,
     ORDER,
-    PICKED,
     Baseline,
     Bound,
     FailOn,
     Gates,
     Kind,
     Name,
-    Span,
     joined,
-    pooled,
     split,
 )
-from offpol_diag.gate.expect import expectation
 from offpol_diag.gate.ruling import HIDDEN, Ruling, rule, shown, silence
 from offpol_diag.metrics import WATCHED_GAP, WATCHED_PRESET, Worse, worse
 from offpol_diag.number import Number, Numbers, finite
@@ -43,6 +36,8 @@ from offpol_diag.trainers.ours import advice, unlike
 
 Outcome = Literal["passed", "failed", "could not say"]
 
+DIFFER = "tokens_differ"
+"""The share of tokens whose log-probs are not equal to the last bit: a count, judged by its value."""
 MOST_HINTS, MOST_NAMED, FEWEST = 5, 5, 5
 """Unknown names for which similar ones are sought, which is slow; steps that a reason lists; fewest sequences
 of a step for which its interval is used."""
@@ -52,17 +47,17 @@ def judged(now: Result, gates: Gates, base: Result | None = None) -> tuple[GateV
     """Return all verdicts on the result `now`; `base` is the earlier result."""
     numbers = Lookup(now)
     compared = against(numbers, base, gates.baseline) if base and gates.baseline else ()
-    diagnoses = (verdict for one in gates.diagnosis for verdict in diagnosis(now, one))
-    return (*expectation(now, gates), *diagnoses, *bounds(numbers, gates.bound), *compared)
+    equal = numbers.equal and any(name.number.endswith(DIFFER) for row in gates.bound for name in row.names)
+    diagnoses = (verdict for one in gates.diagnosis for verdict in diagnosis(now, one, equal))
+    return (*diagnoses, *bounds(numbers, gates.bound), *compared)
 
 
 def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
-    """Combine verdicts: any failure fails; else, if one or all were not judged, "could not say"."""
-    every = list(verdicts)
-    said = [verdict.passed for verdict in every if verdict.level == "error"]
+    """Combine verdicts: any failure fails; else, if one was not judged or there is none, "could not say"."""
+    said = [verdict.passed for verdict in verdicts]
     if False in said:
         return "failed"
-    return "could not say" if None in said or all(one.passed is None for one in every) else "passed"
+    return "could not say" if None in said or not said else "passed"
 
 
 def beyond(verdict: GateVerdict) -> bool:
@@ -93,34 +88,14 @@ class Lookup:
         self.summary = summary
         self._hints = MOST_HINTS
 
-    def __call__(self, name: Name, steps: Span = ALL_STEPS) -> tuple[list[Row], str]:
-        """Return the number, or under `step:` that of each step; and that some steps are not in the result.
+    def __call__(self, name: Name) -> tuple[list[Row], str]:
+        """Return the number, or that of each step; and that some steps are not in the result."""
+        return self.at_steps(name.number) if name.by_step else ([("", self.find(name.number))], "")
 
-        The interval of a mean, median or percentile is made of the steps' lower ends and of their upper ends:
-        this is conservative, and assumes nothing about how steps depend on each other.
-        """
-        if not name.over:
-            return [("", self.find(name.number))], ""
-        rows, missing = self.at_steps(name.number, steps)
-        values = [size(number) for _, number in rows]
-        if rows[0][0] == "" or name.over == EVERY:
-            return rows, missing
-        if name.over not in ("first", "last"):  # which are in every result
-            unknown = (f"at step {key}: {silence(one)}" for key, one in rows if math.isnan(size(one)))
-            if why := missing or next(unknown, ""):
-                return [("", Number(unknown=why))], ""
-        if pick := PICKED.get(name.over):
-            return [rows[pick(values)]], ""
-        pool, numbers = pooled(name.over), [number for _, number in rows]
-        assert pool is not None
-        value = pool(values)
-        if not math.isfinite(value):
-            return [("", Number(unknown="overflows float64 at some steps", unit=numbers[0].unit))], ""
-        ends = zip(*(one.interval or (size(one), size(one)) for one in numbers), strict=True)
-        low, high = (finite(pool(some)) for some in ends)
-        note = next((one.note for one in numbers if doubted(one)), None)
-        interval = (low, high) if any(one.interval for one in numbers) else None
-        return [("", Number(value=value, interval=interval, unit=numbers[0].unit, note=note))], ""
+    @property
+    def equal(self) -> bool:
+        """Whether the log-probs of every token are equal to the last bit."""
+        return self.summary.number(DIFFER).value == 0
 
     def find(self, name: str) -> Number:
         """Return the number of the whole dump."""
@@ -151,20 +126,15 @@ class Lookup:
         found = None if name in self.summary.whole else self.preset(prefix)
         return (found, prefix, metric) if found else (None, "", name)
 
-    def places(self, steps: Span) -> list[Place]:
-        """List the steps of the dump that are in a span; rows without a step are in none."""
-        return [one for one in self.summary.at("step") if steps.holds(_number(one.key))]
-
-    def at_steps(self, name: str, steps: Span) -> tuple[list[Row], str]:
+    def at_steps(self, name: str) -> tuple[list[Row], str]:
         """Return the number at each step, unreliable where that of the dump is, and what is missing.
 
         Metrics by step are those of the first policy gap of the dump.
         """
         axis, whole = self.summary.axes.get("step"), self.find(name)
-        chosen = self.places(steps)
+        chosen = [one for one in self.summary.at("step") if math.isfinite(_number(one.key))]
         if axis is None or not chosen:
             why = "no row of this dump has a step" if axis else "the dump has no column step"
-            why = f"no step of this dump is among {steps}" if axis and steps != ALL_STEPS else why
             return [("", Number(unknown=why))], ""
         main, rows = self.summary.prefix, list[Row]()
         preset, _, metric = self.preset_of(name)
@@ -178,7 +148,7 @@ class Lookup:
         if len(rows) < len(chosen):
             unlisted = f"{name} is not listed by step in this result; gate the dump itself"
             return [("", Number(unknown=(not whole.known and whole.unknown) or unlisted))], ""
-        every = len(chosen) + (0 if steps.first == steps.last else axis.left_out)  # one step is complete
+        every = len(chosen) + axis.left_out
         return rows, f"only {len(chosen)} of {every} steps are in this result" if len(chosen) < every else ""
 
     def _of_preset(self, preset: str, place: Place) -> Numbers:
@@ -220,25 +190,18 @@ def size(number: Number) -> float:
 
 
 def bounds(numbers: Lookup, asked: Sequence[Bound]) -> list[GateVerdict]:
-    """Return the verdicts on bounds, in order.
-
-    A bound on steps of which the dump has none is left out where another one on the same number has some.
-    """
+    """Return the verdicts on bounds, in order."""
     rows = [(one, name, kind) for one in asked for name in one.names for kind in KINDS]
-    rows = [row for row in rows if getattr(row[0], row[2]) is not None]
-    by_step = "step" in numbers.summary.axes
-    idle = [by_step and one.steps != ALL_STEPS and not numbers.places(one.steps) for one, *_ in rows]
-    busy = {row[1:] for row, none in zip(rows, idle, strict=True) if not none}
-    return [
-        _bound(numbers, *row) for row, none in zip(rows, idle, strict=True) if not none or row[1:] not in busy
-    ]
+    return [_bound(numbers, *row) for row in rows if getattr(row[0], row[2]) is not None]
 
 
 def _bound(numbers: Lookup, bound: Bound, name: Name, kind: Kind) -> GateVerdict:
     """Judge a number, or that of every step by the worst one; one failed step is enough to fail."""
-    rows, missing = numbers(name, bound.steps)
-    limit, hidden = getattr(bound, kind), HIDDEN.get(name.number.rpartition(".")[2]) == kind
-    rulings = [rule(one, kind, limit, bound.judge, hidden) for _, one in rows]
+    rows, missing = numbers(name)
+    limit, metric = getattr(bound, kind), name.number.rpartition(".")[2]
+    if metric == DIFFER:  # an exact count
+        rows = [(key, replace(one, interval=None)) for key, one in rows]
+    rulings = [rule(one, kind, limit, HIDDEN.get(metric) == kind) for _, one in rows]
     failed, unsaid = ([at for at, one in enumerate(rulings) if one.passed is said] for said in (False, None))
     opened = [at for at, one in enumerate(rulings) if one.open]
     sign = 1.0 if kind == "max" else -1.0
@@ -253,7 +216,7 @@ def _bound(numbers: Lookup, bound: Bound, name: Name, kind: Kind) -> GateVerdict
     def counted(those: Sequence[int], verb: str) -> str:
         return f"{len(those)} of {len(rows)} steps {verb}: {_some([rows[at][0] for at in those], MOST_NAMED)}"
 
-    if where and name.over == EVERY:
+    if where:
         lead = "at " if unsaid and not failed else "worst at "
         if failed:
             more = counted(failed, "fail")
@@ -270,10 +233,7 @@ def _bound(numbers: Lookup, bound: Bound, name: Name, kind: Kind) -> GateVerdict
         said=name.said,
         bound=kind,
         limit=limit,
-        level=bound.level,
-        steps="" if bound.steps == ALL_STEPS else str(bound.steps),
         source=bound.source,
-        note=bound.note,
         reason=said,
         where=where,
         **shown(number, ruling._replace(open=ruling.passed is True and bool(opened))),
@@ -288,17 +248,20 @@ UNSURE = "which cause it is, this dump cannot tell; --fail-on cannot_tell fails 
 UNTESTED = "whether it is a bug could not be tested"
 
 
-def diagnosis(summary: Result, asked: FailOn) -> Iterator[GateVerdict]:
+def diagnosis(summary: Result, asked: FailOn, equal: bool = False) -> Iterator[GateVerdict]:
     """Yield a verdict for each diagnosis that fails (`docs/ci.md` has the table).
 
     Several causes that fit pass as open unless `cannot_tell` fails; what could not be tested is not judged.
+    Columns that are `equal` because a bound asks for it are no copies, and pass.
     """
     found = summary.diagnosis
     for fails in asked.fail_on:
         passed, unsure, more = None, False, ""
         if found is not None:
             cannot_tell = found.verdict == "cannot_tell" != fails
-            if not cannot_tell and ORDER.index(found.verdict) >= ORDER.index(fails):
+            if equal and found.verdict == "cannot_tell" and not (more := _few(summary)):
+                passed = True
+            elif not cannot_tell and ORDER.index(found.verdict) >= ORDER.index(fails):
                 passed = False
             elif few := _few(summary):
                 more = few
@@ -306,7 +269,7 @@ def diagnosis(summary: Result, asked: FailOn) -> Iterator[GateVerdict]:
                 more = UNTESTED
             else:
                 passed, unsure, more = True, cannot_tell, UNSURE if cannot_tell else ""
-        of = {"level": asked.level, "source": asked.source, "note": asked.note, "diagnosis_fails": fails}
+        of = {"source": asked.source, "diagnosis_fails": fails}
         yield _diagnosis(found, Ruling(passed, more, unsure), of)
 
 
@@ -373,7 +336,7 @@ def against(now: Lookup, base: Result, asked: Baseline) -> Iterator[GateVerdict]
         if here and earlier:
             passed = ORDER.index(here.verdict) <= ORDER.index(earlier.verdict)
             ruling = Ruling(passed, "" if passed else f"it was {plain(earlier.verdict)} in {asked.label}")
-        of = {"level": asked.level, "source": asked.label, "diagnosis_baseline": earlier and earlier.verdict}
+        of = {"source": asked.label, "diagnosis_baseline": earlier and earlier.verdict}
         yield _diagnosis(here, ruling, of)
 
 
@@ -427,9 +390,9 @@ def _compare(now: Lookup, base: Lookup, name: Name, asked: Baseline) -> GateVerd
         allowed = tolerance.of(_badness(there, way).value or 0.0)
         above = way.sign == "away" and here.interval is not None and here.interval[0] >= way.target
         outward = "max" if way.sign == "higher" or above else "min"
-        ruling = rule(change, "max", allowed, asked.judge, HIDDEN.get(metric) == outward)
+        ruling = rule(change, "max", allowed, HIDDEN.get(metric) == outward)
         if way.sign == "either":
-            other = rule(change, "min", -allowed, asked.judge)
+            other = rule(change, "min", -allowed)
             ruling = min(ruling, other, key=lambda one: (one.passed is True, not one.open))
         if ruling.passed is not None:
             ruling = ruling._replace(reason=_worse_by(way, change, allowed, ruling, here.unit))
@@ -449,7 +412,6 @@ def _compare(now: Lookup, base: Lookup, name: Name, asked: Baseline) -> GateVerd
     return GateVerdict(
         name=str(name),
         said=name.said,
-        level=asked.level,
         source=asked.label,
         tolerance=str(tolerance),
         baseline=was["value"],

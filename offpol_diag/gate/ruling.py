@@ -3,7 +3,7 @@
 whole interval within the bound      passed
 whole interval beyond it             failed
 limit inside the interval            passed, open: no evidence of a failure
-no interval, or `point`              the value alone; on the bound passes
+no interval                          the value alone; on the bound passes
 a value that overflows               its log10, where there is no interval
 NaN, unknown, unreliable             could not say
 unreliable, but certainly beyond it  failed (see `HIDDEN`)
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from offpol_diag.gate.bounds import Judge, Kind, joined
+from offpol_diag.gate.bounds import Kind, joined
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, say_limit, told_apart, written
 
@@ -43,7 +43,7 @@ class Ruling(NamedTuple):
     on: Literal["interval", "value", ""] = ""
 
 
-def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", hidden: bool = False) -> Ruling:
+def rule(number: Number, kind: Kind, limit: float, hidden: bool = False) -> Ruling:
     """Check a number against a limit; an unreliable one can fail only if what is `hidden` lies beyond it."""
     keeps = operator.le if kind == "max" else operator.ge
     near, far = (number.interval or (math.nan, math.nan))[:: 1 if kind == "max" else -1]
@@ -53,7 +53,7 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", hi
     if why := silence(number):
         if silence(sound) or not (beyond_it and hidden):
             return Ruling(None, why)
-        judge, note = "interval", f"{note}, but what a heavy tail hides lies farther beyond the bound"
+        note = f"{note}, but what a heavy tail hides lies farther beyond the bound"
     value, ends = written(sound)
     if number.value is None:  # too large for a float: its log10 is compared
         held = keeps(number.log10 or 0.0, math.log10(limit) if limit > 0 else -math.inf)
@@ -63,10 +63,7 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", hi
         left, right = told_apart(value, number.value, limit, number.unit)
     said = f"{left} {'' if held else 'is not '}{'≤' if kind == 'max' else '≥'} {right}"
     if not has_interval:
-        return Ruling(held, joined(said, "no interval" if judge == "interval" else "", note), on="value")
-    if judge == "point":
-        straddles = min(near, far) <= limit <= max(near, far) and near != far
-        return Ruling(held, joined(said, OPEN if straddles else "", note), on="value")
+        return Ruling(held, joined(said, "no interval", note), on="value")
     if beyond_it:
         end = ends.strip("[]").split(", ")[0 if kind == "max" else -1] or value
         end = told_apart(end, near, limit, number.unit)[0]

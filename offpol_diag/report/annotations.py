@@ -35,7 +35,7 @@ def _kind(one: GateVerdict) -> str:
     """Return the annotation command of a verdict; empty if it passed without remarks."""
     if one.passed is True:
         return "notice" if one.open and beyond(one) else ""
-    return "error" if one.level == "error" else "warning"
+    return "error"
 
 
 def escaped(text: str, table: dict[str, str]) -> str:

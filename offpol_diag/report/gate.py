@@ -43,13 +43,11 @@ def answer(summary: Result) -> Answer:
     verdicts = sorted(summary.gates, key=weight)
     judgement, tone = SAID[outcome(verdicts)]
     unlike = [one for one in verdicts if one.passed is not True or (one.open and beyond(one))]
-    first = next((one for one in verdicts if one.level == "error" and one.passed is False), None)
+    first = next((one for one in verdicts if one.passed is False), None)
     facts = [Fact(word(one)[2:].capitalize(), explained(one, one is first)) for one in unlike[:MOST]]
     given = summary.diagnosis
     judged = any(one.bound == "diagnosis" for one in verdicts)
-    claimed = [one for one in verdicts if one.expects and one.passed]
-    facts += [Fact("As claimed", one.reason) for one in claimed if len(verdicts) > 1]
-    if given is not None and not judged and not (claimed and given.verdict == "healthy"):
+    if given is not None and not judged:
         facts.append(Fact("Bug?", given.headline))
     charts = tuple(one for verdict in verdicts if (one := _stepwise(summary, verdict)))
     return of_dump(summary)(
@@ -89,15 +87,13 @@ def opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:
 
 def headline(verdicts: Sequence[GateVerdict]) -> str:
     """Return what decided: the bound that failed, or how many and the first; else what was not judged."""
-    errors = [at for at, one in enumerate(verdicts) if one.level == "error"]
-    failed, unknown = ([at for at in errors if verdicts[at].passed is passed] for passed in (False, None))
-    places = {*(failed or unknown)}
-    decided = [one for at, one in enumerate(verdicts) if at in places]
+    failed, unknown = ([one for one in verdicts if one.passed is passed] for passed in (False, None))
+    decided = failed or unknown
     if not decided:
-        return verdicts[0].reason if len(verdicts) == 1 and verdicts[0].expects else tally(verdicts)
-    first = missed(decided[0]) if failed else f"{title(decided[0])}: {_reason(decided[0])}"
+        return tally(verdicts)
+    first = missed(decided[0]) if failed else f"{title(decided[0])}: {decided[0].reason}"
     some = f"{len(decided)} of {counted(len(verdicts), 'bound')}; the first: " if len(decided) > 1 else ""
-    others = [one for at, one in enumerate(verdicts) if at not in places]
+    others = [one for one in verdicts if one.passed is not decided[0].passed]
     return f"{some}{first}{f'. Of the others {tally(others, True)}' if others else ''}"
 
 
@@ -113,9 +109,8 @@ def missed(one: GateVerdict) -> str:
 
 
 def tally(verdicts: Sequence[GateVerdict], short: bool = False) -> str:
-    """Return a count: `3 of 7 bounds hold, 1 is open, 1 failed, 1 could not be judged, 1 warned`."""
-    errors = [one.passed for one in verdicts if one.level == "error"]
-    warned = sum(one.level == "warn" and one.passed is not True for one in verdicts)
+    """Return a count: `3 of 7 bounds hold, 1 is open, 1 failed, 1 could not be judged`."""
+    said = [one.passed for one in verdicts]
     opened = sum(one.open for one in verdicts if one.passed is True)
     hold = sum(one.passed is True for one in verdicts) - opened
     many = len(verdicts)
@@ -125,22 +120,20 @@ def tally(verdicts: Sequence[GateVerdict], short: bool = False) -> str:
     parts = (
         f"{count(hold)}{of} {'holds' if hold == 1 else 'hold'}" if (hold or not short) and not none else "",
         f"{count(opened)}{of if none else ''} {'is' if opened == 1 else 'are'} open" if opened else "",
-        f"{count(errors.count(False))} failed" if False in errors else "",
-        f"{count(errors.count(None))} could not be judged" if None in errors else "",
-        f"{count(warned)} warned" if warned else "",
+        f"{count(said.count(False))} failed" if False in said else "",
+        f"{count(said.count(None))} could not be judged" if None in said else "",
     )
     return all_hold if hold == many and not short else ", ".join(part for part in parts if part)
 
 
 def word(one: GateVerdict) -> str:
-    """Return the verdict (passed, open, failed, could not say), with the level unless it is error."""
-    return WORDS[one.passed, one.open] + (" (warn)" if one.level == "warn" and one.passed is not True else "")
+    """Return the verdict: passed, open, failed, could not say."""
+    return WORDS[one.passed, one.open]
 
 
 def title(one: GateVerdict) -> str:
-    """Return the number's name, with that of the trainer which was given, and the steps that it covers."""
-    name = f"{one.said}, taken as {one.name}" if one.said else one.name
-    return f"{name} (steps {one.steps})" if one.steps else name
+    """Return the number's name, with that of the trainer which was given."""
+    return f"{one.said}, taken as {one.name}" if one.said else one.name
 
 
 def holds(one: GateVerdict) -> str:
@@ -180,31 +173,26 @@ def _allowed(one: GateVerdict) -> str:
 def found(one: GateVerdict) -> Number:
     """Return the judged value."""
     value = Number(value=one.value, interval=one.interval, log10=one.log10, unit=one.unit)
-    return value if value.known else replace(value, unknown=_reason(one) or "no value")
+    return value if value.known else replace(value, unknown=one.reason or "no value")
 
 
 def explained(one: GateVerdict, headed: bool = False) -> str:
-    """Return the number's name, the reason, and the gate file's note; of a failed one what it missed.
+    """Return the number's name and the reason; of a failed one what it missed.
 
     Where the headline says that already (`headed`) only the rest.
     """
     if one.passed is not False or not found(one).known:
-        return f"{title(one)}: {_reason(one)}"
+        return f"{title(one)}: {one.reason}"
     compared, _, more = one.reason.partition("; ")
-    why = more if " is not " in compared else one.reason  # the comparison of value and bound is said
-    rest = "; ".join(part for part in (why, one.note) if part)
+    rest = more if " is not " in compared else one.reason  # the comparison of value and bound is said
     if headed and rest:
         return f"{title(one)}: {rest}"
     return "; ".join(part for part in (missed(one), rest) if part)
 
 
-def _reason(one: GateVerdict) -> str:
-    return "; ".join(part for part in (one.reason, one.note) if part)
-
-
-def weight(one: GateVerdict) -> tuple[bool, int]:
-    """Return a sort key: failed, not judged, open, passed; errors before warnings."""
-    return one.level == "warn", {False: 0, None: 1, True: 2}[one.passed]
+def weight(one: GateVerdict) -> int:
+    """Return a sort key: failed, not judged, passed."""
+    return {False: 0, None: 1, True: 2}[one.passed]
 
 
 def _beyond(value: float | None, one: GateVerdict) -> bool:
@@ -215,8 +203,8 @@ def _stepwise(summary: Result, one: GateVerdict) -> Picture | None:
     """Return a number by training step against its bound."""
     steps, (step, _, name) = summary.charts.steps, one.name.partition("step:")
     series = steps.series.get(name) if steps and not step else None
-    if steps is None or series is None or len(steps.first) < 2 or one.bound == "within" or one.steps:
-        return None  # of some steps alone the table says it
+    if steps is None or series is None or len(steps.first) < 2 or one.bound == "within":
+        return None
     beyond = [at for at, y in zip(steps.first, series.values, strict=True) if _beyond(y, one)]
     wrong = "above" if one.bound == "max" else "below"
     where = f"at {len(beyond)} of {len(steps.first)} steps"

@@ -3,7 +3,6 @@
     passed                       a test that passed; open questions are its output
     failed                       a failure
     could not say                an error
-    the same, at level warn      a skipped test, which fails no pipeline
 
 The texts are those of the terminal.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
 
 from offpol_diag.numerals import written
 from offpol_diag.printable import printable
@@ -42,8 +41,8 @@ def _case(verdict: GateVerdict) -> TestCase:
     if verdict.passed is True:
         case.system_out = f"{word(verdict)}: {text}"
         return case
-    kind = Skipped if verdict.level == "warn" else Error if verdict.passed is None else Failure
-    result = kind(text, f"{verdict.level}: {'failed' if verdict.passed is False else 'could not say'}")
+    kind = Error if verdict.passed is None else Failure
+    result = kind(text, "failed" if verdict.passed is False else "could not say")
     value, interval = written(found(verdict)) if found(verdict).known else ("none", "")
     details = (
         f"value: {value}",

@@ -133,7 +133,7 @@ class Recommendation(Model):
 class GateVerdict(Model):
     """The verdict on one bound."""
 
-    name: str = Field(description="k3, seq_mis.ess_tokens, step:k3, p90:k3; or diagnosis")
+    name: str = Field(description="k3, seq_mis.ess_tokens, step:k3; or diagnosis")
     said: str = Field("", description="the trainer's name for it that was given; empty: ours")
     bound: Literal["max", "min", "within", "diagnosis"] = Field(
         description="the value, or its distance from `centre` (within), against `limit`; or `diagnosis`"
@@ -147,16 +147,12 @@ class GateVerdict(Model):
     passed: bool | None = Field(description="null: undecided")
     open: bool = Field(False, description="the interval crosses the bound: no evidence of a failure")
     reason: str = ""
-    level: Literal["error", "warn"] = Field("error", description="warn: leaves the exit code alone")
     judged_on: Literal["interval", "value", ""] = Field("", description="empty: undecided")
-    steps: str = Field("", description="the steps that the bound is for; empty: all")
     where: str = Field("", description="the place that decided, e.g. step 40")
     source: str = Field("", description="where the bound was set: an option, or a file and its table")
-    note: str = Field("", description="the note of the gate file")
     baseline: float | None = Field(None, description="the value in the baseline")
     baseline_interval: tuple[float, float] | None = None
     tolerance: str = Field("", description="by how much the baseline's value may be exceeded")
-    expects: Literal["", "bitwise"] = Field("", description="what `--expect` claims, where it is the bound")
     diagnosis: DiagnosisVerdict | None = Field(None, description="the one found, where it is the bound")
     diagnosis_fails: DiagnosisVerdict | None = Field(None, description="the mildest one that fails")
     diagnosis_baseline: DiagnosisVerdict | None = Field(None, description="the one in the baseline")
