@@ -170,12 +170,12 @@ def dumps() -> str:
 
 
 def _forms() -> str:
-    """Every form: its files, what they hold, and how its log-probs belong to tokens."""
+    """Every form: its files, and what they hold."""
     rows = [
-        (f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds, str(one.alignment), one.source)
+        (f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds, one.source)
         for one in FORMS
     ]
-    return _table(("form", "trainer", "files", "hold", "alignment", "read from"), rows)
+    return _table(("form", "trainer", "files", "hold", "read from"), rows)
 
 
 def _filled(name: str) -> str:

@@ -24,7 +24,7 @@ from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.engine.tally import Tally
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import Reading, open_dump
+from offpol_diag.forms import open_dump
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
@@ -50,14 +50,11 @@ def opened(
     group_by: Sequence[str] = (),
     on_bad_row: Literal["error", "skip"] = "error",
     batch_tokens: int | None = None,
-    reading: Reading | None = None,
 ) -> Dump:
-    """Open a dump for an analysis; see `forms.open_dump`, and None stands for `TOKENS` and for detection."""
+    """Open a dump for an analysis; see `forms.open_dump`, and None stands for `TOKENS`."""
     each = [sources] if isinstance(sources, str | Path) else sources
     how: dict[str, Any] = {"columns": columns, "group_by": group_by, "on_bad_row": on_bad_row}
-    return open_dump(
-        [*map(str, each)], reading=reading or Reading(), batch_tokens=batch_tokens or TOKENS, **how
-    )
+    return open_dump([*map(str, each)], batch_tokens=batch_tokens or TOKENS, **how)
 
 
 def analyze(
@@ -67,14 +64,13 @@ def analyze(
     group_by: Sequence[str] = (),
     on_bad_row: Literal["error", "skip"] = "error",
     batch_tokens: int | None = None,
-    reading: Reading | None = None,
     **how: Any,
 ) -> Result:
     """Return the Result of a dump, with the diagnosis, without recommendation and gates.
 
     The arguments are those of `opened` and of `examine`.
     """
-    more: dict[str, Any] = {"columns": columns, "on_bad_row": on_bad_row, "reading": reading}
+    more: dict[str, Any] = {"columns": columns, "on_bad_row": on_bad_row}
     dump = opened(sources, group_by=group_by, batch_tokens=batch_tokens, **more)
     return examine(dump, group_by=group_by, **how).summary()
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from offpol_diag.check import Checked
-    from offpol_diag.forms import Reading
     from offpol_diag.presets import Preset
 
 __all__ = ["Report", "analyze", "check", "compare", "doctor", "gate", "rescore", "sweep"]
@@ -43,12 +42,7 @@ class Reads(TypedDict, total=False):
     """How a dump is read, for all functions; see `analyze`."""
 
     columns: Mapping[str, str] | str | None
-    form: str | None
-    align: str | None
-    join: str | None
-    on: str | None
     on_bad_row: Literal["error", "skip"]
-    reading: Reading | None
 
 
 class Computes(Reads, total=False):
@@ -107,8 +101,7 @@ def analyze(
         group_by: columns to break the numbers down by.
         preset_file: presets of your own (docs/preset-files.md).
         floors: K3 of your own runs without a fault (docs/dumps.md).
-        **how: how to read and compute, for all functions here: `columns` (ours → the dump's), `form`,
-            `align`, `join` and `on` (docs/dumps.md; or all four as `reading`, a `forms.Reading`),
+        **how: how to read and compute, for all functions here: `columns` (ours → the dump's),
             `on_bad_row` ("error" or "skip"), `device` ("auto", "cpu", "cuda", "cuda:N"), `engine` ("local"
             or "ray"), `threads`, `seed`, `progress` (called as rows are done), `batch_tokens`. Text is read
             as the value of an option of the command line.
@@ -124,7 +117,7 @@ def analyze(
     rows: Callable[[], pl.LazyFrame] | None = None
     if request.sequences is not None:
         rows = partial(_scanned, request.sequences.absolute())
-    elif not label and "-" not in paths:
+    elif not label:
         again = request.model_copy(update={"progress": None})
         rows = partial(_read_again, [_absolute(one) for one in paths], again)
     return Report(found, rows)
@@ -279,7 +272,7 @@ def rescore(
         device: see `analyze`.
         seed: of the sample, and of the intervals.
         progress: called with tokens done and in all.
-        **how: `columns`, `form`, `align`, `join`, `on`, `reading`, `on_bad_row`; see `analyze`.
+        **how: `columns`, `on_bad_row`; see `analyze`.
     """
     given = locals()
     live = None
@@ -314,7 +307,7 @@ def check(
         trainer: who logged them; by default found by the dump's provenance or the names of the curves.
         preset: the correction that ran; by default the trainer's that reproduces the most metrics.
         preset_file: see `analyze`.
-        **how: `columns`, `form`, `align`, `join`, `on`, `reading`, `on_bad_row`; see `analyze`.
+        **how: `columns`, `on_bad_row`; see `analyze`.
     """
     request = _asked(requests.Check, locals())
     with sources(what) as (paths, _):

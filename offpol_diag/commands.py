@@ -85,8 +85,6 @@ def _compare_runs(paths: Sequence[str], others: Sequence[str], request: requests
             f"{request.named('against')} names a preset, and two runs are compared as run A and run B",
             f"leave it out, or {both} to compare presets on both dumps as one",
         )
-    if list(paths) == list(others) == ["-"]:
-        raise UsageError("stdin cannot be both runs", "name a file for one of them")
     from offpol_diag.compare import of_runs
 
     chosen = presets_of(request, say)
@@ -209,7 +207,7 @@ def opened(paths: Sequence[str], request: requests.ReadDump) -> Dump:
     from offpol_diag.analyze import opened as open_dump
 
     more = {name: getattr(request, name) for name in ("group_by", "batch_tokens") if hasattr(request, name)}
-    how: dict[str, Any] = {"on_bad_row": request.on_bad_row, "reading": request.way(), **more}
+    how: dict[str, Any] = {"on_bad_row": request.on_bad_row, **more}
     return open_dump(paths, columns=request.columns or None, **how)
 
 

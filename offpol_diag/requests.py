@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from offpol_diag.errors import UsageError
 from offpol_diag.options import (
     MOST_SEED,
     PYTHON,
@@ -27,11 +26,7 @@ from offpol_diag.options import (
     Seed,
     Threads,
     opt,
-    shown,
 )
-
-if TYPE_CHECKING:
-    from offpol_diag.forms import Reading
 
 READ, WRITE = "What is read", "What is written"
 SAMPLE = 16
@@ -47,39 +42,16 @@ class Read(Request):
 
     columns: Pairs = opt(None, "rollout=NAME,old=NAME", READ, env=True)
     """Which column is which, where the names do not say it; mask=none: none is."""
-    form: str | None = opt(None, "NAME", READ, env=True)
-    """The form of the files, where it is not to be detected; `offpol-diag convert --list` has them."""
-    align: Joined | None = opt(None, "response|full,shift=N", READ, env=True)
-    """How log-probs belong to tokens, where the form's way is wrong: full,shift=1."""
-    join: str | None = opt(None, "FILE:COLUMN,COLUMN", READ, file=True)
-    """Columns of a second file, found by sequence_id: other.parquet:old_log_probs."""
-    on: str | None = opt(None, "COLUMN|row", READ, file=True)
-    """The column that --join goes by instead; row is the order of the rows."""
-
-    def way(self) -> Reading:
-        """Return how files are read that are no canonical dump."""
-        from offpol_diag.forms import Reading
-
-        return Reading(self.form, self.align, self.join, self.on)
 
 
 class ReadDump(Read):
     """How a dump is read."""
 
     dump: Paths = opt((), "DUMP", file=True, only=SHELL)
-    """Parquet files, directories of them, or globs, here or at a URL (s3://, gs://, hf://, …); - is stdin.
+    """Parquet files, directories of them, or globs, here or at a URL (s3://, gs://, hf://, …).
     Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample."""
     on_bad_row: Literal["error", "skip"] = opt("error", "<error|skip>", READ, env=True)
     """Stop at a row that cannot be read, or leave it out and say so at the top of every report."""
-    reading: Any = opt(None, only=PYTHON)
-
-    def way(self) -> Reading:
-        """Return how files are read; in Python `reading` is all of it."""
-        from offpol_diag.forms import Reading
-
-        if not isinstance(self.reading, Reading | None):
-            raise UsageError(f"reading: it cannot be {shown(self.reading)}", "give a forms.Reading, or None")
-        return self.reading or super().way()
 
 
 class Computed(ReadDump):
@@ -210,7 +182,7 @@ class Gate(Written, OwnPresets, Computed):
     """What `gate` is asked."""
 
     dump: tuple[str, ...] = opt((), "DUMP|RESULT.json", required=True, only=SHELL)
-    """A dump, or a result that --json wrote, to be judged as it is; - is stdin, with either."""
+    """A dump, or a result that --json wrote, to be judged as it is; - is a result on stdin."""
     fail_on: Names = opt((), "DIAGNOSIS", BOUNDS, many=True)
     """A diagnosis that fails, as every worse one does: bug, cannot_tell or honest_mismatch. Repeatable."""
     max: Limits | None = opt(None, "NAME=NUMBER", BOUNDS, many=True)

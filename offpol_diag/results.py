@@ -100,7 +100,7 @@ class Report:
         read again at the first call, if paths named it.
 
         Raises:
-            UsageError: the report is of another function, or of a dump that lay in memory or came by stdin.
+            UsageError: the report is of another function, or of a dump that lay in memory.
         """
         if self._rows is None:
             what = "the report holds no rows of sequences"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from offpol_diag.batch import Batch
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import Reading, convert, open_dump
+from offpol_diag.forms import convert, open_dump
 from offpol_diag.forms.detect import find
 from offpol_diag.number import Number, Numbers
 from offpol_diag.readers.dump import join
@@ -90,16 +90,13 @@ def refusal(*sources: str, **options: Any) -> DumpError:
 Table = list[dict[str, Any]]
 
 
-def converted(
-    *sources: Path, columns: Mapping[str, str] | None = None, **reading: str
-) -> tuple[Table, list[str]]:
+def converted(*sources: Path, columns: Mapping[str, str] | None = None) -> tuple[Table, list[str]]:
     """Convert files, and return the rows and what is noted of them."""
-    chosen = Reading(**reading)
-    found = find([str(one) for one in sources], chosen.form, columns or {}, True, chosen.join is not None)
+    found = find([str(one) for one in sources], columns or {}, always=True)
     assert found is not None
     to = sources[0].with_name("converted.parquet")
     try:
-        made = convert(found, to, chosen, columns or {})
+        made = convert(found, to, columns or {})
         rows: Table = pq.read_table(to).to_pylist()
     finally:
         to.unlink(missing_ok=True)

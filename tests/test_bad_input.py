@@ -318,7 +318,7 @@ def test_every_missing_column_is_named_at_once(tmp_path):
         write(tmp_path / "a.parquet", rollout_log_probs=None, old_log_probs=None, prompt=["p"] * 4)
     )
     assert "no column holds rollout_log_probs, and none old_log_probs or current_log_probs" in error.message
-    assert error.hint.startswith("name them with --columns rollout=…,old=…, or add old with --join FILE:old_")
+    assert error.hint.startswith("name them with --columns rollout=…,old=…; the columns are ")
 
 
 def test_every_name_that_no_column_has_is_named_at_once(tmp_path):

@@ -345,7 +345,7 @@ def test_what_cannot_be_compared_is_refused(folder, names, options, words):
     assert all(word in refused.stderr for word in (*words, "hint: ")), refused.stderr
 
 
-def test_two_dumps_may_be_read_as_one_the_reference_be_any_preset_and_stdin_one_run(folder):
+def test_two_dumps_may_be_read_as_one_and_the_reference_be_any_preset(folder):
     two = [str(folder / name) for name in ("a.parquet", "same.parquet")]
     done = run(*two, "--as-one", "--presets", "token_is,seq_mis", "-v")
     assert (done.exit_code, "seq_mis − token_is" in done.stdout) == (0, True)
@@ -353,8 +353,6 @@ def test_two_dumps_may_be_read_as_one_the_reference_be_any_preset_and_stdin_one_
     for presets in ("token_is,seq_mis", "token_is"):
         done = run(str(folder / "a.parquet"), "--presets", presets, "--against", "seq_mis", "-v")
         assert (done.exit_code, "token_is − seq_mis" in done.stdout) == (0, True)
-    refused = run("-", "-")
-    assert (refused.exit_code, "stdin cannot be both runs" in refused.stderr) == (2, True)
 
 
 def test_data_and_provenance_describe_both_runs(folder, tmp_path):

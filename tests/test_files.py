@@ -16,7 +16,7 @@ import offpol_diag
 from offpol_diag import forms
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import align
+from offpol_diag.forms import conversion
 from offpol_diag.readers import dump as reading
 from offpol_diag.readers import open_dump
 from offpol_diag.readers.sources import find
@@ -144,7 +144,7 @@ ROW = '{{"rollout_log_probs": [-1.0, {0}], "old_log_probs": [-1.0, {0}]}}\n'
 def test_a_file_that_changes_while_it_is_converted_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
     path.write_text(ROW.format(-0.5) * 4)
-    cut = align.aligned
+    cut = conversion.cut
 
     def appended(*args):
         if path.read_text().count("\n") == 4:
@@ -152,7 +152,7 @@ def test_a_file_that_changes_while_it_is_converted_is_an_error(tmp_path, monkeyp
                 stream.write(ROW.format(-0.25))
         return cut(*args)
 
-    monkeypatch.setattr(align, "aligned", appended)
+    monkeypatch.setattr(conversion, "cut", appended)
     with pytest.raises(DumpError, match=r"a\.jsonl: the file was changed while it was read"):
         forms.open_dump([str(path)])
 
@@ -165,24 +165,16 @@ LABELLED = [
 ]
 
 
-def json_rows(tmp_path, names=tuple(LABELLED[0]), **options):
-    rows = [json.dumps({name: row[name] for name in names}) for row in LABELLED]
-    (tmp_path / "a.jsonl").write_text("\n".join(rows))
-    return forms.open_dump([str(tmp_path / "a.jsonl")], **options)
-
-
-def joined_rows(tmp_path):
-    names = ("old_log_probs", *LABELS)
-    parquet_rows(tmp_path)
-    reading = forms.Reading(join=f"{tmp_path}/a.parquet:{','.join(names)}", on="row")
-    return json_rows(tmp_path, ["rollout_log_probs"], reading=reading)
+def json_rows(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, LABELLED)))
+    return forms.open_dump([str(tmp_path / "a.jsonl")])
 
 
 def parquet_rows(tmp_path):
     return open_dump([write(tmp_path / "a.parquet", pa.Table.from_pylist(LABELLED))])
 
 
-@pytest.mark.parametrize("form", [parquet_rows, json_rows, joined_rows])
+@pytest.mark.parametrize("form", [parquet_rows, json_rows])
 def test_a_label_that_is_nan_is_null_in_every_column_and_form(form, tmp_path):
     (batch,) = form(tmp_path).batches()
     for name in LABELS:
@@ -204,13 +196,3 @@ def test_a_file_of_another_form_is_read_once_however_it_is_spelled(tmp_path, mon
     Path("hard.jsonl").hardlink_to("a.jsonl")
     same = ["./a.jsonl", f"file://{tmp_path}/a.jsonl", "*.jsonl", "link.jsonl", "hard.jsonl", str(tmp_path)]
     assert sum(batch.sequences for batch in forms.open_dump(["a.jsonl", *same]).batches()) == 1
-
-
-def test_another_file_to_join_is_not_taken_for_the_last_one(tmp_path):
-    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
-    one.write_text('{"rollout_log_probs": [-1.0]}\n')
-    reading = forms.Reading(join=f"{two}:old_log_probs", on="row")
-    for value in (-0.5, -2.25):
-        two.write_text(f'{{"old_log_probs": [{value}]}}\n')
-        (batch,) = forms.open_dump([str(one)], reading=reading).batches()
-        assert batch.old.tolist() == [value]

@@ -144,7 +144,7 @@ def test_every_number_of_the_analysis_is_that_of_the_list_form(tmp_path):
     assert one.worst.model_dump() == two.worst.model_dump()
 
 
-def test_a_long_dump_is_converted_and_joined(tmp_path):
+def test_a_long_dump_is_converted(tmp_path):
     columns = sequences(count=12)
     del columns["policy_lag"], columns["host"]
     whole = {name: [list(row) for row in columns[name]] for name in TOKEN_COLUMNS}
@@ -153,11 +153,6 @@ def test_a_long_dump_is_converted_and_joined(tmp_path):
     assert [row["sequence_id"] for row in found] == columns["sequence_id"]
     for name in ("old_log_probs", "response_mask", "token_ids"):
         assert [row[name] for row in found] == [np.float32(row).tolist() for row in whole[name]]
-    rest = pa.table({name: columns[name] for name in ("sequence_id", "rollout_log_probs")})
-    found, _ = converted(Path(write(tmp_path / "wide.parquet", rest)), join=f"{long_one}:old_log_probs")
-    assert [row["old_log_probs"] for row in found] == [
-        np.float32(x).tolist() for x in columns["old_log_probs"]
-    ]
 
 
 # ---------------------------------------------------------------- order

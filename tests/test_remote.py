@@ -239,19 +239,6 @@ def test_only_the_columns_that_are_read_are_fetched_and_once(gate, client, tmp_p
         assert len([r for r in gate.requests if r[2]]) <= 2 * 4 + 4
 
 
-def test_a_column_that_looks_like_a_mask_is_found_by_what_it_begins_with(gate, client, tmp_path):
-    lengths = np.random.default_rng(0).integers(50, 150, 2000)
-    logs = [[-1.0] * n for n in lengths]
-    flags = [[0] + [1] * (n - 1) for n in lengths]
-    short = [row[:40] for row in flags]
-    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs, "short": short, "kept": flags})
-    url = put(client, write(tmp_path / "mask.parquet", table, 500, PAGES), "mask.parquet")
-    with pytest.raises(DumpError, match="column 'kept' holds only 0 and 1"):
-        open_dump([url])
-    assert gate.fetched() <= 16 << 16
-    assert open_dump([url], columns={"mask": "none"}).info.ignored == ("short", "kept")
-
-
 # --- what goes wrong
 
 

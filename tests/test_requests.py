@@ -97,9 +97,6 @@ WRONG = [
     ("analyze", "presets", ",", "no preset is named"),
     ("analyze", "trainer", "verll", 'unknown trainer "verll"'),
     ("analyze", "preset_file", "none.toml", "none.toml"),
-    ("analyze", "form", "nosuch", "nosuch"),
-    ("analyze", "align", "up", "up"),
-    ("analyze", "on", "host", "there is none"),
     ("analyze", "group_by", "nosuch", "nosuch"),
     ("doctor", "seed", "x", "seed: it cannot be 'x'"),
     ("compare", "against", "all", "against: 'all' names"),
@@ -168,7 +165,6 @@ def test_a_near_word_is_suggested_for_a_name_and_for_a_value():
         ({"columns": "rollout=a, old=b"}, {"columns": {"rollout": "a", "old": "b"}}),
         ({"group_by": "host, env"}, {"group_by": ["host", "env"]}),
         ({"sequences": "a.parquet"}, {"sequences": api.Path("a.parquet")}),
-        ({"align": ["full", "shift=1"]}, {"align": "full,shift=1"}),
     ],
 )
 def test_text_is_read_as_the_value_of_a_flag(given, same):

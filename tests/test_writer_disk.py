@@ -610,9 +610,9 @@ def test_a_journal_that_cannot_be_removed_is_said(
 
 
 def test_a_conversion_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", rollout_log_probs=[[-1.0]], old_log_probs=[[-1.0]])
+    (tmp_path / "a.jsonl").write_text('{"rollout_log_probs": [-1.0], "old_log_probs": [-1.0]}')
     with full(50):
-        call = ["convert", str(tmp_path / "a.npz"), "--to", str(tmp_path / "d.parquet")]
+        call = ["convert", str(tmp_path / "a.jsonl"), "--to", str(tmp_path / "d.parquet")]
         result = CliRunner().invoke(app, call)
     assert (result.exit_code, "cannot be converted" in result.stderr) == (2, True)
-    assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
+    assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]

@@ -21,25 +21,21 @@ if TYPE_CHECKING:
 
 EVERY = "list"
 """What --explain is given for the list of causes."""
-FORM = ("form", "trainer", "files", "holds", "alignment")
+FORM = ("form", "trainer", "files", "holds")
 """Columns of the table of forms."""
 
 
 def convert(request: requests.Convert) -> None:
     """What a trainer wrote by itself, as a canonical dump: Parquet, one row per sequence.
 
-    The form is detected. How its log-probs belong to tokens is checked on the first sequences: where a
-    neighbouring shift fits far better, that is an error, and --align decides. Every command that takes a DUMP
-    reads the same files by itself; convert keeps the result.
-
-    Where one file has no log-probs of both policies, --join takes them from a second one.
+    Every command that takes a DUMP reads the same files by itself; convert keeps the result.
     """
     if request.forms:
         from offpol_diag.forms.table import FORMS
         from offpol_diag.report.terminal import tables
         from offpol_diag.table import Table
 
-        rows = tuple((one.name, one.trainer, one.files, one.holds, str(one.alignment)) for one in FORMS)
+        rows = tuple((one.name, one.trainer, one.files, one.holds) for one in FORMS)
         write_all({}, shown=tables([Table("forms", "", FORM, rows)]))
         return
     source, to = request.source, request.to
@@ -49,17 +45,15 @@ def convert(request: requests.Convert) -> None:
             "offpol-diag convert SRC… --to out.parquet; --list shows the forms",
         )
     from offpol_diag.forms import convert as converted
-    from offpol_diag.forms import join as second
     from offpol_diag.forms.detect import find
 
-    read = [*source, second.parse(request.join)[0]] if request.join else source
-    check_names(*read)
-    check(to, *read)
-    found = find(source, request.form, request.columns or {}, always=True, joined=request.join is not None)
+    check_names(*source)
+    check(to, *source)
+    found = find(source, request.columns or {}, always=True)
     assert found is not None
     if any(to.exists() and to.samefile(path) for path in found.files):
         raise UsageError(f"{to}: is what is read", "write to another file")
-    made = converted(found, to, request.way(), request.columns or {})
+    made = converted(found, to, request.columns or {})
     for line in made.notes:
         note(line, request.quiet)
     note(f"{to}: {made.sequences:,} sequences, {made.tokens:,} tokens", request.quiet)

@@ -157,14 +157,20 @@ def _result(request: requests.Gate) -> Result | None:
     from offpol_diag.commands import saved
 
     if request.dump == (str(STDOUT),):
-        from offpol_diag.readers.sources import STDIN_SHOWN, stdin_copy
-        from offpol_diag.result import loads, text_of
+        from offpol_diag.result import loads
 
-        piped = stdin_copy()
-        with piped.open("rb") as file:
-            is_dump = not file.read(1 << 10).lstrip().startswith(b"{")
-        return None if is_dump else loads(text_of(piped), STDIN_SHOWN)
+        return loads(_piped(), "stdin")
     return saved(request.dump)
+
+
+def _piped() -> str:
+    """Return the text of a result that is piped into standard input."""
+    from offpol_diag.result import text_of_stream
+
+    if sys.stdin is None or sys.stdin.closed:
+        hint = "pipe a result in: offpol-diag analyze dump.parquet --json - | offpol-diag report -"
+        raise UsageError("-: nothing is piped into standard input", hint)
+    return text_of_stream(sys.stdin.buffer, "stdin")
 
 
 def _report_to_github(summary: Result, aside: bool) -> None:
@@ -235,14 +241,11 @@ def report(request: requests.Report) -> None:
     from offpol_diag.analysis.vocabulary import with_texts
     from offpol_diag.check import FORMAT
     from offpol_diag.check import loads as load_check
-    from offpol_diag.result import loads, text_of, text_of_stream
+    from offpol_diag.result import loads, text_of
 
     def made(asked: requests.Report) -> Result | Checked:
-        if stdin and (sys.stdin is None or sys.stdin.closed):
-            hint = "pipe a result in: offpol-diag analyze dump.parquet --json - | offpol-diag report -"
-            raise UsageError("-: nothing is piped into standard input", hint)
         name = "stdin" if stdin else str(result)
-        text = text_of_stream(sys.stdin.buffer, name) if stdin else text_of(result)
+        text = _piped() if stdin else text_of(result)
         if FORMAT in text[:HEAD]:
             return load_check(text, name)
         return with_texts(loads(text, name), request.tokenizer)

@@ -1,11 +1,9 @@
-"""Batches that trainers pickle whole: SkyRL, verl."""
+"""Batches that SkyRL pickles whole."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from offpol_diag.forms import generic
 from offpol_diag.forms.form import Array, Row, named, step_in
 from offpol_diag.forms.pickles import Record, load, plain, typed
 from offpol_diag.readers import columns as role
-from offpol_diag.versions import UNKNOWN
 
 CHANGED = (
     "was the file changed? load it in the trainer's environment, and write it with offpol_diag.DumpWriter"
@@ -117,96 +114,3 @@ def _groups(metadata: object, count: int) -> dict[int, int]:
         if isinstance(pair, tuple | list) and len(pair) == 2 and all(type(at) is int for at in pair):
             found |= dict.fromkeys(range(max(0, pair[0]), min(count, pair[1])), group)
     return found
-
-
-# ---------------------------------------------------------------- verl
-
-VERL = {
-    role.ROLLOUT: "rollout_log_probs",
-    role.OLD: "old_log_probs",
-    role.MASK: "response_mask",
-    role.ADVANTAGES: "advantages",
-    role.REWARDS: "rewards",
-    role.TOKEN_IDS: "responses",
-}
-SCORES = ("token_level_scores", "rm_scores", "token_level_rewards")
-
-
-def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    """Read pickled `DataProto`s: responses, padded on the right."""
-    for path in files:
-        found = load(path)
-        state: Any = found.state if isinstance(found, Record) else None
-        if not isinstance(state, tuple) or len(state) != 3:
-            raise DumpError(f"{path}: holds no DataProto", CHANGED)
-        stored, others, meta = state
-        if isinstance(stored, bytes):
-            stored = load(path, stored)
-        elif isinstance(stored, tuple) and len(stored) == 3:  # VERL_DATAPROTO_SERIALIZATION_METHOD=numpy
-            stored = stored[2]
-        step = meta.get("global_steps") if isinstance(meta, dict) else None
-        if type(step) is not int:
-            step = None
-            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-                said = json.loads(path.with_name("meta.json").read_text())["global_steps"]  # of a skip cache
-                step = said if type(said) is int else None
-        names = ("uid", "min_global_steps", "max_global_steps")
-        uids, *ends = (plain(others.get(name)) if isinstance(others, dict) else None for name in names)
-        for i, row in enumerate(_verl_rows(stored, path, columns)):
-            row.scalars |= named(step, i)
-            uid = _element(uids, i)
-            if isinstance(uid, str):
-                row.scalars[role.GROUP] = str(uid)
-            _versions(row, _element(ends[0], i), _element(ends[1], i), columns)
-            yield row
-
-
-def verl_queue(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    """Read batches of TransferQueue: ragged responses, their keys `{uid}_{session}_{index}`."""
-    for path in files:
-        found = load(path)
-        if not isinstance(found, dict):
-            raise DumpError(f"{path}: {type(found).__name__}, no batch of tensors", CHANGED)
-        keys, tags, step = found.get("keys"), found.get("tags"), found.get("global_steps")
-        for i, row in enumerate(_verl_rows(found.get("tensordict"), path, columns)):
-            tag, key = _element(tags, i), _element(keys, i)
-            tag = tag if isinstance(tag, dict) else {}
-            if tag.get("is_padding") is True:
-                continue
-            row.scalars |= {role.STEP: step} if type(step) is int else {}
-            if isinstance(key, str):
-                row.scalars |= {role.SEQUENCE: key, role.GROUP: key.rsplit("_", 2)[0]}
-            _versions(row, tag.get("min_global_steps"), tag.get("max_global_steps"), columns)
-            yield row
-
-
-def _versions(row: Row, oldest: object, newest: object, columns: Mapping[str, str]) -> None:
-    """Add the oldest weights that sampled a response, and those of each token where all are of the same."""
-    if isinstance(oldest, int | np.integer):
-        row.scalars[role.ROLLOUT_VERSION] = int(oldest)
-        if isinstance(newest, int | np.integer) and columns.get(role.WEIGHT_VERSIONS) != role.NONE:
-            same = int(oldest) if oldest == newest else UNKNOWN
-            row.tokens[role.WEIGHT_VERSIONS] = np.full(len(row.tokens[role.MASK]), same)
-
-
-def _element(values: object, i: int) -> Any:
-    """Return an element of a list or array; None where it has none."""
-    return values[i] if isinstance(values, list | np.ndarray) and i < len(values) else None
-
-
-def _verl_rows(stored: object, path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the sequences of a batch.
-
-    Its response mask is made of the attention mask where there is none, and so is the length of prompts.
-    """
-    arrays = _tensors(stored, path)
-    both = (arrays.get(name) for name in ("attention_mask", "responses"))
-    padded = [values for values in both if isinstance(values, np.ndarray) and values.ndim == 2]
-    if len(padded) == 2:
-        attention, responses = padded
-        prompt = max(0, attention.shape[1] - responses.shape[1])
-        arrays.setdefault("response_mask", attention[:, prompt:])
-        arrays.setdefault("prompt_length", (attention[:, :prompt] != 0).sum(axis=1))
-    _summed(arrays, *SCORES)
-    for where, record in generic.sequences(arrays, path):
-        yield generic.by_names(record, where, VERL, columns, used=("attention_mask", *SCORES))

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from offpol_diag import wholefiles
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import align, join, long
+from offpol_diag.forms import long
 from offpol_diag.forms.detect import Found, find
-from offpol_diag.forms.form import Alignment, Form, Row
-from offpol_diag.forms.unread import Unread
+from offpol_diag.forms.form import Form, Row, cut
+from offpol_diag.forms.table import HOOKS
 from offpol_diag.readers.columns import (
     CURRENT,
     NONE,
@@ -29,7 +29,7 @@ from offpol_diag.readers.columns import (
     ignored,
     is_long,
 )
-from offpol_diag.readers.sources import Location, is_file
+from offpol_diag.readers.sources import Location
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.versions import UNKNOWN
 from offpol_diag.writer import PROMPT_IDS, DumpWriter
@@ -41,37 +41,13 @@ BATCH = 1 << 16
 """Tokens that are given to the writer at once."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Options for reading files that are no canonical dump.
-
-    Attributes:
-        form: its name; None to detect it.
-        align: changes to the form's alignment, such as `full,shift=1`.
-        join: `FILE:column,column`, columns added from a second file.
-        on: the column by which both are joined, or `row` for their order; sequence_id by default.
-    """
-
-    form: str | None = None
-    align: str | None = None
-    join: str | None = None
-    on: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(value, str | None):
-                raise UsageError(f"{name} cannot be a {type(value).__name__}", "give a text, or None")
-        if self.on is not None and self.join is None:
-            raise DumpError("--on names the column of --join, and there is none", "add --join FILE:column")
-
-
 @dataclass
 class Converted:
     """A canonical dump made of other files.
 
     Attributes:
-        notes: what was read, how it was aligned, and what to know about it.
-        columns: canonical column → what it is called in the files, or the file it is joined from.
+        notes: what was read, and what to know about it.
+        columns: canonical column → what it is called in the files.
         ignored: fields of the files that nobody reads.
         tokens: number of tokens, masked ones included.
     """
@@ -85,34 +61,24 @@ class Converted:
     tokens: int = 0
 
 
-def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, str]) -> Converted:
+def convert(found: Found, target: Path, columns: Mapping[str, str]) -> Converted:
     """Write files as canonical Parquet, a row group at a time.
 
     Raises:
         DumpError: the files cannot be read, or lack what a dump needs.
-        UsageError: an option that cannot be used.
+        UsageError: the target is no file.
     """
-    how = align.parse(reading.align, found.form.alignment)
     form = found.form
-    what = f"{form.trainer} ({form.name})" if form.trainer else form.name
-    if form.guess and not found.named:
-        what += " by the names of its columns (--form says otherwise)"
     if target.exists() and not target.is_file():
         raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
-    unread = Unread()
-    made = Converted(
-        target, found.files, [f"{_named(found.files)} read as {what}; log-probs: {how}", *found.notes]
-    )
+    what = f"{form.trainer} ({form.name})" if form.trainer else form.name
+    made = Converted(target, found.files, [f"{_named(found.files)} read as {what}", *found.notes])
     with _room(str(found.files[0])):
-        rows = _joined(found.form.read(found.files, columns), how, reading, made.notes)
-        whole = _aligned(unread.watched(rows, columns), how, made.notes, found.form)
-        whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
-        provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
-        provenance["versions"] = {}  # those of this machine say nothing of the run
-        if found.form.trainer:
-            provenance["trainer"] = found.form.trainer
-        _write(_of_one_version(whole, found, reading), made, provenance)
-        made.ignored = unread.ignored
+        rows = _cut(_of_one_version(form.read(found.files, columns), found), form, made)
+        provenance: dict[str, Any] = {"form": form.name, "versions": {}}  # those here say nothing of the run
+        if form.trainer:
+            provenance["trainer"] = form.trainer
+        _write(rows, made, provenance)
     return made
 
 
@@ -126,19 +92,16 @@ def _room(file: str) -> Iterator[None]:
         raise DumpError(f"{file}: cannot be converted ({error.strerror or error})", hint) from error
 
 
-def _states(found: Found, reading: Reading) -> tuple[tuple[Any, ...], ...]:
-    """Return what changes when one of the files that are read is replaced or rewritten."""
-    second = [Path(join.parse(reading.join)[0])] if reading.join else []
-    files = [*found.files, *filter(is_file, second)]
-    stats = [(path, path.stat()) for path in files]
-    return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats)
-
-
-def _of_one_version(rows: Iterator[Row], found: Found, reading: Reading) -> Iterator[Row]:
+def _of_one_version(rows: Iterator[Row], found: Found) -> Iterator[Row]:
     """Yield rows; if a file is another one at their end, that is an error: rows of both may be mixed."""
-    before = _states(found, reading)
+
+    def states() -> list[tuple[Any, ...]]:
+        stats = [(path, path.stat()) for path in found.files]
+        return [(path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats]
+
+    before = states()
     yield from rows
-    for old, new in zip(before, _states(found, reading), strict=True):
+    for old, new in zip(before, states(), strict=True):
         if old != new:
             hint = "wait until its writer has ended, or read a copy; then read again"
             raise DumpError(f"{new[0]}: the file was changed while it was read", hint)
@@ -149,54 +112,34 @@ def _named(files: Sequence[object]) -> str:
     return f"{files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}"
 
 
-def _joined(rows: Iterator[Row], how: Alignment, reading: Reading, notes: list[str]) -> Iterator[Row]:
-    """Add the columns of `--join`, if there is one."""
-    if reading.join is None:
-        yield from rows
-        return
-    source, names, columns = join.parse(reading.join)
-    other = find([source], None, columns, always=True, joined=True)
-    assert other is not None
-    there = (align.cut(row, other.form.alignment) for row in other.form.read(other.files, columns))
-    added = join.Joined.of(source, names, reading.on, there)
-    for number, row in enumerate(rows):
-        yield added.add(row, align.cut(row, how), number)
-    notes += added.notes()
-
-
-HOOKS = {"verl": "verl", "TRL": "trl", "NeMo-RL": "nemo-rl", "prime-rl": "prime-rl", "SkyRL": "skyrl"}
-HOOKS |= dict.fromkeys(("slime", "miles", "slime, miles", "slime up to 0.3.1, miles"), "slime")
-"""Trainer of a form → page with the hook that writes what its files lack."""
-
-
-def _lacking(
-    row: Row, whose: Sequence[str], short: Sequence[str], names: Sequence[str], form: Form
-) -> DumpError:
+def _lacking(row: Row, whose: Sequence[str], short: Sequence[str], form: Form) -> DumpError:
     """Return the error on a row without the log-probs of a policy, or of both."""
-    ways = [f"add them with --join FILE:{','.join(names)}"]
-    ways += [] if form.trainer else [f"name them with --columns {','.join(f'{one}=…' for one in short)}"]
     if form.trainer in HOOKS:
-        hook = f"docs/trainers/{HOOKS[form.trainer]}.md has a hook of ten lines that writes both"
-        ways.insert(0, hook)
+        way = f"docs/trainers/{HOOKS[form.trainer]}.md has a hook of ten lines that writes both"
+    else:
+        way = f"name them with --columns {','.join(f'{one}=…' for one in short)}"
     there = ", ".join([*row.tokens, *row.scalars]) or "nothing that is known"
     what = f"{row.where}: no log-probs of the {' and none of the '.join(whose)}"
-    return DumpError(what, f"{', or '.join(ways)}; it holds {there}")
+    return DumpError(what, f"{way}; it holds {there}")
 
 
-def _aligned(rows: Iterator[Row], how: Alignment, notes: list[str], form: Form) -> Iterator[Row]:
-    """Align rows; those without a token that counts are left out and counted."""
-    dropped = 0
+def _cut(rows: Iterator[Row], form: Form, made: Converted) -> Iterator[Row]:
+    """Yield the responses of rows; those without a token that counts are left out and counted."""
+    dropped, read, unread = 0, set[str](), dict[str, None]()
     policies = (((ROLLOUT,), "rollout", "rollout"), ((OLD, CURRENT), "trainer", "old"))
     for row in rows:
         if absent := [one for one in policies if row.tokens.keys().isdisjoint(one[0])]:
-            names, whose, short = zip(*absent, strict=True)
-            raise _lacking(row, whose, short, [one[0] for one in names], form)
-        found = align.aligned(row, how)
+            _, whose, short = zip(*absent, strict=True)
+            raise _lacking(row, whose, short, form)
+        read.update(row.names.values(), row.scalars)
+        unread |= dict.fromkeys(row.unread)
+        found = cut(row, form.covers)
         if found is not None:
             yield found
         dropped += found is None
+    made.ignored = tuple(name for name in unread if name not in read)
     if dropped:
-        notes.append(f"{dropped} sequences without a token that counts are left out")
+        made.notes.append(f"{dropped} sequences without a token that counts are left out")
 
 
 def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) -> None:
@@ -274,7 +217,6 @@ def _as(value: object, kind: type) -> object:
 def open_dump(
     sources: Sequence[str],
     *,
-    reading: Reading = Reading(),
     columns: Mapping[str, str] | None = None,
     group_by: Sequence[str] = (),
     on_bad_row: Literal["error", "skip"] = "error",
@@ -287,16 +229,16 @@ def open_dump(
     """
     from offpol_diag import readers
 
-    chosen, joined = columns or {}, reading.join is not None
+    chosen = columns or {}
     how: dict[str, Any] = {"group_by": group_by, "on_bad_row": on_bad_row, "batch_tokens": batch_tokens}
-    found = find(sources, reading.form, chosen, reading.align is not None or joined, joined)
+    found = find(sources, chosen)
     if found is None:
         files = parquet_files(sources)
         if _is_long(files[0], chosen):
             return _of_tokens(files, chosen, how)
         return readers.open_dump(files, columns=columns, **how)
     folder = wholefiles.TemporaryFolder()
-    made = convert(found, folder.path / "dump.parquet", reading, chosen)
+    made = convert(found, folder.path / "dump.parquet", chosen)
     shown = _named(found.files)
     try:
         none = {role: name for role, name in chosen.items() if name == NONE}

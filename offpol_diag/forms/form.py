@@ -1,10 +1,10 @@
-"""A form of dump: its row in the table, its alignment, one sequence read from it."""
+"""A form of dump: its row in the table, and one sequence read from it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,35 +13,13 @@ import numpy.typing as npt
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms.files import Head
-from offpol_diag.readers.columns import SEQUENCE, STEP
+from offpol_diag.readers.columns import MASK, SEQUENCE, STEP
 from offpol_diag.writer import PROMPT_IDS
 
 Array = npt.NDArray[Any]
-Span = Literal["response", "full"]
-Padding = Literal["none", "left", "right"]
+Covers = Literal["response", "sequence", "padded"]
 Read = Callable[[Sequence[Path], Mapping[str, str]], Iterator["Row"]]
 """Reads files, with the user's `--columns` (role → name): a row per sequence."""
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Alignment of the lists of a row with its tokens.
-
-    Attributes:
-        span: whether the lists cover the response, or the whole sequence with its prompt. In a whole
-            sequence shorter lists cover its end, and the mask says which tokens are read.
-        shift: the trainer's log-prob at index t belongs to token t + shift of the rollout's.
-        padding: at which end rows are padded to one length; masked tokens are cut off there.
-    """
-
-    span: Span = "response"
-    shift: int = 0
-    padding: Padding = "none"
-
-    def __str__(self) -> str:
-        padded = {"none": "", "left": ", padded on the left", "right": ", padded on the right"}
-        covered = {"response": "response only", "full": "whole sequence"}
-        return f"{covered[self.span]}, shift {self.shift}{padded[self.padding]}"
 
 
 @dataclass(eq=False)
@@ -55,7 +33,27 @@ class Row:
     scalars: dict[str, Any]
     where: str
     names: dict[str, str] = field(default_factory=dict)
-    unread: dict[str, Any] = field(default_factory=dict)
+    unread: Sequence[str] = ()
+
+
+def cut(row: Row, covers: Covers) -> Row | None:
+    """Return the tokens of a response, without prompt and padding; None if there is none.
+
+    Columns of a whole sequence end together, and its mask says where the response is.
+    """
+    sizes = {name: len(values) for name, values in row.tokens.items()}
+    least = min(sizes.values(), default=0)
+    if covers != "sequence" and len({*sizes.values()}) > 1:
+        short, long = (pick(sizes, key=lambda name: sizes[name]) for pick in (min, max))
+        what = f"{row.where}: {short!r} has {least} values, and {long!r} {sizes[long]}"
+        raise DumpError(what, "write one value per response token in each column")
+    tokens = {name: values[len(values) - least :] for name, values in row.tokens.items()}
+    if covers != "response" and MASK in tokens:
+        counted = np.flatnonzero(tokens[MASK])
+        begin, last = (int(counted[0]), int(counted[-1]) + 1) if len(counted) else (0, 0)
+        end = least if covers == "padded" and last else last
+        tokens = {name: values[begin:end] for name, values in tokens.items()}
+    return replace(row, tokens=tokens) if any(map(len, tokens.values())) or not row.tokens else None
 
 
 def numbers(value: object, name: str, where: str) -> Array:
@@ -99,13 +97,13 @@ class Form:
     """A form in which dumps are found: a row of `table.FORMS`.
 
     Attributes:
-        name: the word for `--form`.
+        name: a word for it.
         trainer: who writes it; empty for anyone.
         files: what its files are called, for people.
         holds: what they hold of a dump, for people.
         detect: whether a file is of this form.
-        alignment: as its trainer writes it.
-        guess: whether other files could look alike; it is then said that this one was chosen.
+        covers: what the lists of a row cover: the response, the whole sequence, or the response with padding
+            before it; the mask then says where the response is.
         choose: its files → those to read, and notes on those that are left out.
         source: repository, commit and file where this was read.
     """
@@ -116,14 +114,11 @@ class Form:
     holds: str
     detect: Callable[[Head], bool]
     read: Read
-    alignment: Alignment = Alignment()
-    guess: bool = False
+    covers: Covers = "response"
     choose: Callable[[Sequence[Path]], tuple[list[Path], list[str]]] | None = None
     source: str = ""
 
 
-def having(kind: str, *fields: str, named: str = "") -> Callable[[Head], bool]:
-    """Return a test for files of a kind with some fields, and with a name that matches a pattern."""
-    return lambda head: (
-        head.kind == kind and head.fields.issuperset(fields) and bool(re.search(named, head.path.name))
-    )
+def having(kind: str, *fields: str) -> Callable[[Head], bool]:
+    """Return a test for files of a kind with some fields."""
+    return lambda head: head.kind == kind and head.fields.issuperset(fields)

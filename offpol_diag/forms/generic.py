@@ -1,9 +1,7 @@
-"""Files of any writer whose columns bear names that we know, or that `--columns` gives."""
+"""Records of any writer whose fields bear names that we know, or that `--columns` gives."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,8 @@ import pyarrow.types as pt
 
 from offpol_diag import versions
 from offpol_diag.errors import DumpError
-from offpol_diag.forms.files import Head, arrow, records, undamaged
+from offpol_diag.forms.files import records, undamaged
 from offpol_diag.forms.form import Array, Row, numbers
-from offpol_diag.forms.join import role_named
-from offpol_diag.forms.pickles import load
 from offpol_diag.forms.pickles import plain as plain_list
 from offpol_diag.readers.columns import (
     ADVANTAGES,
@@ -33,7 +29,7 @@ from offpol_diag.readers.columns import (
     assigned,
     is_list,
 )
-from offpol_diag.readers.decode import plain, starts
+from offpol_diag.readers.decode import plain
 
 Record = Mapping[str, Any]
 PER_TOKEN = frozenset(
@@ -82,7 +78,7 @@ def row_of(
         if isinstance(value, int) or (isinstance(value, str) and len(value) <= LONGEST_TEXT):
             scalars[name] = value
     read = known.union(scalars, used)
-    return Row(tokens, scalars, where, mapping, {name: record[name] for name in record if name not in read})
+    return Row(tokens, scalars, where, mapping, [name for name in record if name not in read])
 
 
 def spread(runs: Sequence[Any], length: int, where: str, prompt: int = 0) -> Array:
@@ -111,10 +107,11 @@ def by_names(
         role.name: name for role in RECORDED for name in role.names if name in record and name not in used
     }
     chosen = {role: name for role, name in {**usual, **names}.items() if record.get(name) is not None}
-    chosen |= {role_named(word): name for word, name in columns.items()}
+    names_of = {word: role.name for role in ROLES for word in (*role.names, role.short)}
+    chosen |= {names_of.get(word, word): name for word, name in columns.items()}
     kept = {name: record[name] for name in (*chosen.values(), *more) if name in record}
     row = row_of(kept, where, chosen)
-    row.unread |= {name: record[name] for name in record if name not in kept and name not in used}
+    row.unread = [*row.unread, *(name for name in record if name not in kept and name not in used)]
     return row
 
 
@@ -139,42 +136,25 @@ def jsonl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
 
 
 def tables(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    """Read Parquet and Arrow IPC files with a row per sequence and lists per token."""
+    """Read Parquet files with a row per sequence and lists per token."""
     for where, record in table_records(files):
         yield row_of(record, where, columns)
 
 
 def table_records(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of Parquet and Arrow IPC files, each with its place."""
+    """Yield the rows of Parquet files, each with its place."""
     for path in files:
         at = 0
-        for batch in _batches(path):
-            for part in (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS)):
-                _require_once(part.schema.names, path)
-                lists = {name: _lists(part.column(name)) for name in part.schema.names}
+        with undamaged(path), pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := [name for name in names if names.count(name) > 1]:
+                hint = "write the file again with one of them renamed"
+                raise DumpError(f"{path}: two columns are called {twice[0]!r}", hint)
+            for part in file.iter_batches(ROWS):
+                lists = {name: _lists(part.column(name)) for name in names}
                 for i in range(part.num_rows):
                     yield f"{path}, row {at + i}", {name: values[i] for name, values in lists.items()}
                 at += part.num_rows
-
-
-def _require_once(names: Sequence[str], path: Path) -> None:
-    """Refuse a file with two columns of one name."""
-    if twice := [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []:
-        hint = "write the file again with one of them renamed"
-        raise DumpError(f"{path}: two columns are called {twice[0]!r}", hint)
-
-
-def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    with undamaged(path):
-        if Head.of(path).kind == "parquet":
-            with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(ROWS)
-            return
-        with arrow(path) as reader:
-            whole = isinstance(reader, pa.RecordBatchFileReader)
-            for batch in map(reader.get_batch, range(reader.num_record_batches)) if whole else reader:
-                batch.validate(full=True)  # damaged offsets would be read as addresses
-                yield batch
 
 
 def _lists(column: pa.Array) -> list[Any]:
@@ -192,105 +172,22 @@ def _lists(column: pa.Array) -> list[Any]:
     return found
 
 
-DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error)
-"""What NumPy raises of a damaged archive."""
-
-
-def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    """Read NumPy archives: padded arrays [S, L], or flat ones [T] with `cu_seqlens` [S+1] or `lengths` [S].
-
-    Arrays with one value per sequence are [S].
-    """
-    for path in files:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                _require_once(file.files, path)
-                arrays = {name: _array(file[name], name, path) for name in file.files}
-                for where, record in sequences(arrays, path):
-                    yield row_of(record, where, columns)
-        except DAMAGED as error:
-            hint = "write it with np.savez, without objects"
-            raise DumpError(f"{path}: no archive of plain arrays ({error})", hint) from error
-
-
-def _array(values: object, name: str, path: Path) -> Array:
-    if not isinstance(values, np.ndarray):
-        what = f"{path}: {name!r} is empty, or no array of NumPy"
-        raise DumpError(what, "write it with np.savez, without objects")
-    return values
-
-
 def record_of(value: object, where: str) -> dict[str, Any]:
     """Return a record of a pickle with its arrays as NumPy's."""
     if not isinstance(value, dict):
-        hint = "store a dict of padded tensors, or a list with a dict per sequence"
-        raise DumpError(f"{where}: {type(value).__name__}, no mapping of columns", hint)
+        raise DumpError(f"{where}: {type(value).__name__}, no mapping of columns", "was the file changed?")
     return {name: plain_list(one) for name, one in value.items() if isinstance(name, str)}
 
 
-def pickled(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    """Read a dict of padded or flat tensors or of ragged lists, or a list with a dict per sequence.
-
-    A dict with a list of dicts, such as `samples`, is that list.
-    """
-    for path in files:
-        found = plain_list(load(path))
-        lists = [found, *found.values()] if isinstance(found, dict) else [found]
-        full = (one for one in lists if isinstance(one, list) and one and isinstance(one[0], dict))
-        if (each := next(full, None)) is not None:
-            records = iter([(f"{path}, sequence {i}", one) for i, one in enumerate(each)])
-        else:
-            known = record_of(found, str(path))
-            arrays = {name: one for name, one in known.items() if isinstance(one, list | np.ndarray)}
-            records = sequences(arrays, path)
-        for where, record in records:
-            yield row_of(record_of(record, where), where, columns)
-
-
 def sequences(arrays: Mapping[str, Array | list[Any]], path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield one record per sequence of padded or flat arrays, or lists with an element per sequence."""
-    cuts = _cuts(arrays, path)
-    if cuts is not None:
-        many = len(cuts) - 1
-    else:
-        padded = {len(values) for values in arrays.values() if isinstance(values, list) or values.ndim > 1}
-        if len(padded) != 1:
-            what = f"{path}: no array is [sequences, tokens], or they differ in their number of sequences"
-            raise DumpError(what, "store padded arrays of one shape, or flat ones with cu_seqlens")
-        (many,) = padded
-    for i in range(many):
-        record: dict[str, Any] = {}
+    """Yield one record per sequence of padded arrays, or of lists with an element per sequence."""
+    several = {len(values) for values in arrays.values() if isinstance(values, list) or values.ndim > 1}
+    if len(several) != 1:
+        what = f"{path}: no array is [sequences, tokens], or they differ in their number of sequences"
+        raise DumpError(what, "was the file changed?")
+    for i in range(several.pop()):
+        record = {}
         for name, values in arrays.items():
-            flat = isinstance(values, np.ndarray) and values.ndim == 1
-            if name in ("cu_seqlens", "lengths") or (isinstance(values, np.ndarray) and not values.ndim):
-                continue
-            if cuts is not None and flat and len(values) == cuts[-1]:
-                record[name] = values[cuts[i] : cuts[i + 1]]
-            elif i < len(values):
-                record[name] = values[i].item() if flat else values[i]
+            if (isinstance(values, list) or values.ndim) and i < len(values):
+                record[name] = values[i].item() if isinstance(values[i], np.generic) else values[i]
         yield f"{path}, sequence {i}", record
-
-
-def _cuts(arrays: Mapping[str, Array | list[Any]], path: Path) -> Array | None:
-    """Return where flat arrays are cut into sequences, [S+1]; None where nothing says it.
-
-    Beside padded arrays, `lengths` that cannot be counts are a column of their own.
-    """
-    name = next((one for one in ("cu_seqlens", "lengths") if one in arrays), None)
-    if name is None:
-        return None
-    try:
-        values: Array = np.asarray(arrays[name])
-    except ValueError:  # lists of several lengths
-        values = np.empty(0, object)
-    whole = values.ndim == 1 and values.dtype.kind in "iu" and (values < 1 << 62).all()
-    if name == "cu_seqlens":
-        if whole and len(values) and values[0] == 0 and (values[1:] >= values[:-1]).all():
-            return values.astype(np.int64)
-        hint = "give the offset of each sequence and the end, whole numbers that rise from 0: [0, 2, 5]"
-        raise DumpError(f"{path}: 'cu_seqlens' cannot be offsets of sequences", hint)
-    if whole and (values >= 0).all():
-        return starts(values)
-    if any(isinstance(one, list) or one.ndim > 1 for one in arrays.values()):
-        return None
-    raise DumpError(f"{path}: 'lengths' cannot be counts of tokens", "give a whole number for each sequence")

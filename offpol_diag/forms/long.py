@@ -28,7 +28,6 @@ from offpol_diag.forms.generic import table_records
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import SKIP
 from offpol_diag.readers.columns import (
-    MASK,
     POSITION,
     ROLLOUT,
     SEQUENCE,
@@ -38,7 +37,6 @@ from offpol_diag.readers.columns import (
     WEIGHT_VERSIONS,
     Plan,
     agree,
-    may_mask,
 )
 from offpol_diag.readers.decode import MOST_TOKENS, Ints, dense, plain, starts
 from offpol_diag.readers.dump import describe
@@ -53,8 +51,6 @@ GROUP = 1 << 20
 """Tokens of a row group, about."""
 WORTHWHILE = 0.25
 """Share of the rows held that must belong to finished sequences before these are written."""
-MOST = 256
-"""Most columns that are looked at for a mask that nobody named."""
 OURS = "offpol_diag:"
 NUMBER, ROW = f"{OURS}number", f"{OURS}row"
 PLACE = f"{OURS}place"
@@ -152,7 +148,6 @@ class _Gathering:
             for name in self.plan.names
             if name not in self.tokens
         }
-        self.tokens |= dict.fromkeys(_like_a_mask(self.parts, self.plan), pa.float64())
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield rows of whole sequences, in the order of their first rows."""
@@ -305,29 +300,3 @@ def _wide(types: Sequence[pa.DataType]) -> pa.DataType:
 
 def _shown(value: object) -> object:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _like_a_mask(parts: Sequence[Part], plan: Plan) -> list[str]:
-    """Return the columns that nobody reads and that begin as a mask: of 0 and 1, not the same in a sequence.
-
-    They are written as well, and the reader judges them.
-    """
-    if MASK in plan.columns or plan.unmasked:
-        return []
-    read, schema = set(plan.names), parts[0].schema
-    unread = [one.name for one in schema if one.name not in read and may_mask(one.name, one.type, True)]
-    once = [name for name in unread if all(part.schema.names.count(name) == 1 for part in parts)]
-    names = [name for name in once if name not in parts[0].partitions][:MOST]
-    sequence = plan.columns[SEQUENCE]
-    ids = [sequence] if sequence not in parts[0].partitions else []
-    if not names or not ids:
-        return []
-    _, table = next(parquet.tables(parts[0], [*ids, *names], AT_ONCE))
-    number = dense(table.column(sequence)).dictionary_encode().indices.fill_null(0).to_numpy()
-    found = []
-    for name in names:
-        values = dense(table.column(name)).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        if np.isin(values, (0, 1)).all():
-            ones, every = np.bincount(number, values), np.bincount(number)
-            found += [name] if ((ones > 0) & (ones < every)).any() else []
-    return found

@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,23 +74,6 @@ def _tensor(flat: Array, offset: int, size: Any, stride: Any, *_: object) -> Arr
     return np.lib.stride_tricks.as_strided(flat[offset:], tuple(size), steps, writeable=False)
 
 
-def _nested(flat: Array, sizes: Array, strides: Array, offsets: Array) -> list[Array]:
-    rows = zip(offsets.tolist(), sizes.tolist(), strides.tolist(), strict=True)
-    return [_tensor(flat, *row) for row in rows]
-
-
-def _jagged(state: Any) -> list[Array]:
-    return [state["values"][begin:end] for begin, end in pairwise(state["offsets"].tolist())]
-
-
-def _consolidated(metadata: Any, storage: Array) -> dict[str, Array]:
-    """Return a TensorDict whose tensors lie in one storage: name → type, shape, begin, end, padding."""
-    return {
-        name: typed(storage[begin:end], dtype.removeprefix("torch."))[: math.prod(shape)].reshape(shape)
-        for name, (dtype, shape, begin, end, *_) in metadata["leaves"].items()
-    }
-
-
 def _stated(_: object, state: object) -> Record:
     record = Record()
     record.state = state
@@ -103,7 +85,6 @@ def _bytes(text: Any = b"", *_: object) -> bytes:
     return text.encode("latin1") if isinstance(text, str) else bytes(memoryview(text))
 
 
-TENSORDICTS = ("tensordict", "tensordict._td", "tensordict.tensordict")
 SKYRL = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
 STANDINS: dict[str, Any] = {
     "_codecs.encode": _bytes,
@@ -113,12 +94,8 @@ STANDINS: dict[str, Any] = {
         typed(flat, dtype), at, size, stride
     ),
     "torch._utils._rebuild_parameter": lambda data, *_: data,
-    "torch._utils._rebuild_nested_tensor": _nested,
     "torch._tensor._rebuild_from_type_v2": lambda make, kind, args, state: make(*args),
-    "torch.nested._internal.nested_tensor._rebuild_njt": _jagged,
     "torch.Size": lambda items=(): tuple(items),
-    "tensordict._reductions._make_td": lambda kind, state: state["_tensordict"],
-    "tensordict._reductions._rebuild_tensordict_files_consolidated": _consolidated,
     **{f"{one}._rebuild_tensor_batch": _stated for one in SKYRL},
     **{f"torch.{name}": name for name in DTYPES},
     **{f"torch.{name}Storage": dtype for name, dtype in STORAGES.items()},
@@ -127,9 +104,6 @@ STANDINS: dict[str, Any] = {
 }
 """Qualified name → what stands for it."""
 CLASSES = {"torch.device", "torch.Tensor", "torch.nn.parameter.Parameter"}
-CLASSES |= {"torch._dynamo.decorators._DimRange", "torch.nested._internal.nested_tensor.NestedTensor"}
-CLASSES |= {"verl.DataProto", "verl.protocol.DataProto"}
-CLASSES |= {f"{one}.TensorDict" for one in TENSORDICTS}
 CLASSES |= {f"{one}.{name}" for one in SKYRL for name in ("TrainingInputBatch", "TensorBatch")}
 CLASSES |= {"slime.utils.types.Sample", "miles.utils.types.Sample"}
 """Classes whose objects become records."""

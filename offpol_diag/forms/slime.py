@@ -1,4 +1,4 @@
-"""Dumps of slime and miles: train data per run or per rank, rollouts, columns, the loss."""
+"""Dumps of slime and miles: train data per rollout or per rank, the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
-from offpol_diag.forms.form import Array, Row, named, numbers, prompt_ids, step_in
+from offpol_diag.forms.form import Array, Row, named, numbers, prompt_ids
 from offpol_diag.forms.generic import Record, record_of
 from offpol_diag.forms.pickles import load, plain
 from offpol_diag.readers import columns as role
@@ -27,17 +27,9 @@ SLIME = {
     role.ENTROPY: "entropy",
     role.TOKEN_IDS: "tokens",
 }
-SAMPLE = {
-    role.ROLLOUT: "rollout_log_probs",
-    role.MASK: "loss_mask",
-    role.REWARDS: "reward",
-    role.GROUP: "group_index",
-    role.TOKEN_IDS: "tokens",
-}
-
 OF_A_SAMPLE = (
     *("response_length", "response_lengths", "total_lengths", "index", "sample_index", "rollout_position"),
-    *("remove_sample", "weight_versions", "status"),
+    *("weight_versions", "status"),
 )
 """Fields that tell lengths, place and use of a sample."""
 
@@ -60,32 +52,6 @@ def slime(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             if isinstance(raw, list) and 0 <= position < len(raw):
                 record["rewards"] = raw[position] if type(raw[position]) in (int, float) else None
             yield _completed(record, where, columns, rollout, index, sampled)
-
-
-def slime_rollout(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    """Read rollout dumps of slime and miles: the rollout's log-probs without the trainer's."""
-    for path in files:
-        dump = _dump(path, "samples")
-        rollout = _integer(dump.get("rollout_id"))
-        for i, one in enumerate(dump["samples"]):
-            where = f"{path}, sample {i}"
-            record = record_of(one, where)
-            if type(record.get("reward")) not in (int, float):
-                record["reward"] = None
-            row = _of_sample(record, where, SAMPLE, columns)
-            if record.get("remove_sample") is True:
-                row.tokens[role.MASK] = np.zeros_like(row.tokens[role.MASK])
-            row.scalars |= named(rollout, _integer(record.get("index"), i))
-            _tell(row, record, columns)
-            yield row
-
-
-def _of_sample(record: Record, where: str, names: Mapping[str, str], columns: Mapping[str, str]) -> Row:
-    """Return a sample of a rollout as a row; without a mask all of its response counts."""
-    row = generic.by_names(record, where, names, columns, used=OF_A_SAMPLE)
-    row.tokens[role.TOKEN_IDS] = _response(row, record.get("response_length"))
-    row.tokens.setdefault(role.MASK, np.ones(len(row.tokens[role.TOKEN_IDS]), np.int8))
-    return row
 
 
 def _dump(path: Path, name: str, kind: type = list) -> dict[str, Any]:
@@ -336,16 +302,6 @@ LOSS = {
     role.MASK: "local_loss_mask",
     role.ADVANTAGES: "advantages",
 }
-
-
-def miles_columns(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
-    """Read `dashboard_columns`: the rollout's log-probs, mask and tokens, without the trainer's."""
-    names = {key: SAMPLE[key] for key in (role.ROLLOUT, role.MASK, role.TOKEN_IDS)}
-    for where, record in generic.table_records(files):
-        row = _of_sample(record, where, names, columns)
-        step = step_in(where, r"rollout_(\d+)\.parquet") or 0
-        row.scalars |= named(step, _integer(record.get("sample_index")))
-        yield row
 
 
 def policy_loss(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:

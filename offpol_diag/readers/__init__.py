@@ -7,7 +7,6 @@ columns    roles of columns: aliases, overrides, types; the columns of a dump, c
 parquet    footers; row groups → tables of whole rows
 decode     tables → arrays → batches; labels and keys of sequences
 checks     bad rows, and the signs of the train columns
-masks      a dump without a mask that looks as if it had one, or were padded
 dump       the steps above as one reader
 
 Files of other forms become canonical Parquet first (`offpol_diag.forms`). What a dump needs of a file:

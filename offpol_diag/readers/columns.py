@@ -5,7 +5,6 @@ To support another trainer's name for a column, add it to the aliases in `ROLES`
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -312,9 +311,6 @@ def resolve(
     if absent:
         which = "it" if len(absent) == 1 else "them"
         hint = f"name {which} with --columns {','.join(f'{word}=…' for word in absent.values())}"
-        hint += f", or add {'it' if [*absent.values()] == ['old'] else 'old'} with --join FILE:{OLD}" * (
-            "old" in absent.values()
-        )
         raise lacking(f"no column holds {', and none '.join(absent)}", hint)
     for column in mapping.values():
         _once(column, names, file)
@@ -383,44 +379,6 @@ def _once(column: str, names: Sequence[str], file: str) -> None:
         raise DumpError(f"{file}: two columns are called {column!r}", hint)
 
 
-# ---------------------------------------------------------------- a mask that nobody named
-
-OTHERS = re.compile("(?i)(?!.*mask).*(reward|score|return|advantage)")
-"""Names of columns whose 0 and 1 are no mask."""
-OTHER_ROLES = frozenset(name for role in LONG_ROLES if role.name != MASK for name in role.names)
-MOST_NAMED = 3
-
-
-def no_mask(overrides: Mapping[str, str]) -> bool:
-    """Return whether the user says that there is no mask."""
-    return declined(next(role for role in ROLES if role.name == MASK), overrides)
-
-
-def named_otherwise(name: str) -> bool:
-    """Return whether the name of a column says that it is no mask."""
-    return bool(OTHERS.match(name)) or name in OTHER_ROLES
-
-
-def may_mask(name: str, dtype: pa.DataType, long: bool) -> bool:
-    """Return whether a column could be a mask, by its name and type."""
-    numbers = kind_of(MASK, long).accepts(dtype) and _family(dtype) == "number"
-    return numbers and not named_otherwise(name)
-
-
-def unnamed_mask(file: str, found: Sequence[str]) -> DumpError:
-    """Return the error where there is no mask, and some columns look like one."""
-    shown = [repr(name) for name in found[:MOST_NAMED]]
-    more = [f"{len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
-    *head, last = [*shown, *more]
-    listed = f"columns {', '.join(head)} and {last} hold" if head else f"column {last} holds"
-    ways = " or ".join(f"--columns mask={name}" for name in found[:MOST_NAMED])
-    return DumpError(
-        f"{file}: {listed} only 0 and 1, one for each token as a mask does, and nothing says which column is "
-        "the mask",
-        f"say {ways} if 1 is a token that counts, or --columns mask={NONE} if every token counts",
-    )
-
-
 # ---------------------------------------------------------------- which columns are read
 
 
@@ -440,7 +398,6 @@ class Plan:
         described: further small columns, which the diagnosis searches for conspicuous groups.
         long: whether a row is a token.
         of_prompts: those of `OF_PROMPTS` that all files have.
-        unmasked: whether the user says that there is no mask.
         bare: whether batches lack positions, turns and keys.
     """
 
@@ -450,7 +407,6 @@ class Plan:
     bare: bool = False
     described: tuple[str, ...] = ()
     of_prompts: tuple[str, ...] = ()
-    unmasked: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -484,7 +440,7 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
         if long and name in {mapping.get(role) for role in TOKENS}:
             raise DumpError(f"{file}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
     of_prompts = () if long else tuple(name for name in OF_PROMPTS if _everywhere(name, parts))
-    plan = Plan(mapping, extra, long, of_prompts=of_prompts, unmasked=no_mask(overrides))
+    plan = Plan(mapping, extra, long, of_prompts=of_prompts)
     _check_types(first, plan)
     for other in parts[1:]:
         _check_same(first, other, plan, overrides)

@@ -21,7 +21,6 @@ from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Skipped, count_signs, good_rows, remarks
 from offpol_diag.readers.columns import MASK, PROMPT_IDS, ROLLOUT, TEXTS, Plan, agree, ignored
 from offpol_diag.readers.decode import Ints, Rows, pack, plain, starts
-from offpol_diag.readers.masks import next_ends, refuse_padding, require_mask
 from offpol_diag.readers.parquet import MOST_ROWS
 from offpol_diag.readers.sources import Location, Part, find
 
@@ -106,14 +105,12 @@ class Seen:
         rows: sequences, bad ones included.
         tokens: unmasked tokens of those that are not skipped.
         signs: of the train columns, by role.
-        ends: how the first sequences end.
     """
 
     rows: int = 0
     tokens: int = 0
     skipped: Skipped = field(default_factory=Skipped)
     signs: dict[str, Count] = field(default_factory=dict)
-    ends: list[Ints] = field(default_factory=list)
 
     def add(self, more: Seen) -> None:
         """Add what was seen of later rows."""
@@ -122,7 +119,6 @@ class Seen:
         self.skipped.merge(more.skipped)
         for role, count in more.signs.items():
             self.signs.setdefault(role, Count()).add(count)
-        self.ends += more.ends
 
 
 @dataclass
@@ -261,14 +257,13 @@ class Dump:
             self.judge()
 
     def judge(self) -> None:
-        """Refuse the dump for what a whole pass has seen: a wrong sign, padding, no token.
+        """Refuse the dump for what a whole pass has seen: a wrong sign, no token.
 
         Raises:
             DumpError: one of them.
         """
         for count in self.seen.signs.values():
             count.judge()
-        refuse_padding(self.seen.ends, self._plan, _named(self.parts), self.info.rows)
         if not self.seen.tokens:
             raise self._nothing()
 
@@ -280,8 +275,7 @@ class Dump:
         """Pack the good ones of some rows, and note what is seen of all of them."""
         many = len(rows.rows)
         rows = good_rows(rows, self.seen.skipped if self._skip else None)
-        ends = next_ends(rows, self.seen.ends)
-        self.seen.add(Seen(many, rows.kept, signs=count_signs(rows), ends=ends))
+        self.seen.add(Seen(many, rows.kept, signs=count_signs(rows)))
         return pack(rows) if len(rows.rows) else None
 
     def _rows(self, progress: Progress) -> Iterator[Rows]:
@@ -331,7 +325,7 @@ def open_dump(
 
     Raises:
         DumpError: a source that cannot be found or read, a column that is missing, ambiguous or of the wrong
-            type, files that differ, no row at all, or no mask where one must be (`masks`).
+            type, files that differ, or no row at all.
     """
     parts = describe(find(sources))
     filled = [part for part in parts if part.rows]
@@ -344,7 +338,6 @@ def open_dump(
     long = {*texts} - parquet.short(filled[0], texts)
     described = tuple(name for name in plan.described if name not in long)
     plan = replace(plan, described=described[:MOST_DESCRIBED])
-    require_mask(filled, plan, columns or {})
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
         rows=sum(part.rows for part in parts),

@@ -1,17 +1,13 @@
-"""The files that sources stand for: paths, directories, globs, URLs and standard input → files, each once."""
+"""The files that sources stand for: paths, directories, globs and URLs → files, each once."""
 
 from __future__ import annotations
 
 import platform
-import shutil
 import stat
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -22,9 +18,7 @@ from pyarrow import fs
 from offpol_diag.errors import DumpError, did_you_mean
 from offpol_diag.readers.stores import explaining, locate
 from offpol_diag.readers.urls import clean, is_url, split
-from offpol_diag.wholefiles import TemporaryFolder
 
-STDIN, STDIN_SHOWN = "-", "standard input"
 FILE_URL = "file://"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 WILDCARDS = frozenset("*?[")
@@ -135,18 +129,14 @@ class Part:
 def find(sources: Sequence[str | Location]) -> list[Location]:
     """List the files that `sources` stand for, in order, each file once, however it is spelled.
 
-    They are files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin. Files that
-    were found before stay as they are.
+    They are files, directories (read recursively) or globs, on this disk or as URLs. Files that were
+    found before stay as they are.
     """
     if found := [source for source in sources if isinstance(source, Location)]:
         return found
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
     named = [str(source) for source in ([sources] if isinstance(sources, str) else sources)]
-    if named.count(STDIN) > 1:
-        raise DumpError(
-            f"{STDIN}: standard input is named twice", "it holds one Parquet file and is read once"
-        )
     paths: dict[object, Location] = {}
     for source in named:
         for path in sorted(_expand(source), key=lambda path: path.parts):
@@ -157,8 +147,6 @@ def find(sources: Sequence[str | Location]) -> list[Location]:
 def _expand(source: str) -> list[Location]:
     if not source:
         raise DumpError("a dump is named by an empty text", "name a Parquet file, a directory or a glob")
-    if source == STDIN:
-        return [Location.local(stdin_copy(), STDIN_SHOWN)]
     if source.startswith(FILE_URL):
         return _expand(unquote(source.removeprefix(FILE_URL)))
     found = list(_in_store(source) if is_url(source) else _on_disk(source))
@@ -226,7 +214,7 @@ def _of_path(path: Path) -> Iterator[Location]:
     """Yield a file, or every *.parquet file below a directory, except hidden ones."""
     found = kind(path)
     if found == "device":
-        hint = "Parquet is read from its end: name a file, or pipe one into standard input and name it -"
+        hint = "Parquet is read from its end: name a file"
         raise DumpError(f"{path}: a device or a pipe, no file", hint)
     if found == "file":
         yield Location.local(path)
@@ -245,32 +233,6 @@ def _in_glob(pattern: Path) -> Iterator[Location]:
             continue  # Python 3.13 and later also list files
         if not hidden(part for part in match.parts if part not in pattern.parts):
             yield from _of_path(match)
-
-
-def stdin_copy() -> Path:
-    """Return a copy of standard input, which stays as long as the process."""
-    return _stdin_folder().path / "dump.parquet"
-
-
-@lru_cache(maxsize=1)
-def _stdin_folder() -> TemporaryFolder:
-    """Copy standard input to a temporary directory that goes when the process ends; it is read once.
-
-    Parquet is read from the end of the file, which a pipe cannot seek to.
-    """
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        hint = "pipe one Parquet file in: cat step_100.parquet | offpol-diag analyze -"
-        raise DumpError(f"{STDIN}: nothing is piped into standard input", hint)
-    try:
-        folder = TemporaryFolder()
-        with (folder.path / "dump.parquet").open("xb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
-    except OSError as error:
-        raise DumpError(
-            f"{STDIN}: standard input cannot be kept in {tempfile.gettempdir()} ({error.strerror})",
-            "Parquet is not read from a pipe as it comes: make room there, or set TMPDIR to another place",
-        ) from error
-    return folder
 
 
 # ---------------------------------------------------------------- stores

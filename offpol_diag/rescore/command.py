@@ -53,7 +53,7 @@ def rescored(
             "rescore needs the model of the run", f"name it: {request.example('model', 'FOLDER')}"
         )
     overrides = request.columns or {}
-    dump = open_dump(paths, reading=request.way(), columns=overrides, on_bad_row=request.on_bad_row)
+    dump = open_dump(paths, columns=overrides, on_bad_row=request.on_bad_row)
     most = None if request.sample is None else GROWN * request.sample
     tokenizer = None if live is not None or request.tokenizer is None else Path(str(request.tokenizer))
     responses = read(dump, most, GROWN * SAMPLE_TOKENS, request.seed, tokenizer, request.max_length)

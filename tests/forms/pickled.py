@@ -9,7 +9,6 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +192,6 @@ def _left(rows: list[Any], width: int, dtype: Any) -> torch.Tensor:
     return torch.tensor(np.stack([np.pad(np.asarray(row, dtype), (width - len(row), 0)) for row in rows]))
 
 
-def _right(rows: list[Any], width: int, dtype: Any) -> torch.Tensor:
-    return torch.tensor(np.stack([np.pad(np.asarray(row, dtype), (0, width - len(row))) for row in rows]))
-
-
 def skyrl(folder: Path, made: Written, step: int = 6, appended: bool = False) -> Path:
     """NovaSky-AI/SkyRL: training_batch.py (TensorBatch.__reduce__, __getstate__, _serialize_tensor)."""
     responses = max(map(len, made.responses))
@@ -246,111 +241,24 @@ def skyrl(folder: Path, made: Written, step: int = 6, appended: bool = False) ->
     return path
 
 
-def _verl(made: Written, old: bool) -> dict[str, torch.Tensor]:
-    """verl-project/verl: experimental/agent_loop/agent_loop.py, with the scores of the reward loop."""
-    width = 32
-    scores = np.zeros((len(made), width), np.float32)
-    for i, row in enumerate(made.responses):
-        scores[i, len(row) - 1] = made.rewards[i]
-    prompts = _left([np.ones(len(row)) for row in made.prompts], 8, np.int64)
-    responses = _right([np.ones(len(row)) for row in made.responses], width, np.int64)
-    batch = {
-        "prompts": _left(made.prompts, 8, np.int64),
-        "responses": _right(made.responses, width, np.int64),
-        "response_mask": _right(made.mask, width, np.int64),
-        "attention_mask": torch.cat([prompts, responses], dim=1),
-        "rollout_log_probs": _right(made.rollout, width, np.float32),
-        "rm_scores": torch.tensor(scores),
-    }
-    return batch | ({"old_log_probs": _right(made.old, width, np.float32)} if old else {})
-
-
-def verl(folder: Path, made: Written, old: bool = True, numpy: bool = False, mask: bool = True) -> Path:
-    """verl-project/verl: protocol.py (DataProto.__getstate__, serialize_tensordict), rollout_skip.py."""
-    batch = _verl(made, old)
-    if not mask:
-        del batch["response_mask"]
+def verl(folder: Path, made: Written) -> Path:
+    """verl-project/verl: protocol.py (DataProto.__getstate__), rollout_skip.py; its tensors are left out."""
     path = folder / "5" / "gen_batch.dp"
     path.parent.mkdir(exist_ok=True)
-    path.with_name("meta.json").write_text('{"global_steps": 5}')
-    uids = np.array([f"u{i // 2}" for i in range(len(made))], dtype=object)
-    others = {"uid": uids, "min_global_steps": np.arange(len(made))}
 
-    @dataclass
     class Proto:
         def __getstate__(self) -> Any:
-            if numpy:
-                items = {
-                    name: (str(one.dtype)[6:], tuple(one.shape), one.flatten().view(torch.uint8).numpy())
-                    for name, one in batch.items()
-                }
-                return ((len(made),), None, items), others, {}
-            return consolidated(batch), others, {"timing": {}}
+            return {"responses": made.responses, "rollout_log_probs": made.rollout}, {}, {}
 
     with modules():
-        data = pickle.dumps(_known("verl.protocol", "DataProto", Proto)())
-    path.write_bytes(data)
+        path.write_bytes(pickle.dumps(_known("verl.protocol", "DataProto", Proto)()))
     return path
 
 
-def consolidated(batch: dict[str, torch.Tensor]) -> bytes:
-    """pytorch/tensordict 0.15: _reductions.py, as torch.save writes `TensorDict.consolidate()`."""
-    leaves: dict[str, Any] = {}
-    stored, at = [], 0
-    for name, one in batch.items():
-        data = one.contiguous().view(torch.uint8).flatten()
-        padding = -len(data) % 8
-        leaves[name] = (str(one.dtype), list(one.shape), at, at + len(data) + padding, padding)
-        stored += [data, torch.zeros(padding, dtype=torch.uint8)]
-        at += len(data) + padding
-    size = [len(next(iter(batch.values())))]
-    about = {"device": None, "names": [None], "batch_size": size, "is_locked": False}
-    metadata = {"cls": "TensorDict", "non_tensors": {}, "leaves": leaves, "cls_metadata": about}
-    rebuild = _known("tensordict._reductions", "_rebuild_tensordict_files_consolidated", lambda *_: None)
-
-    class Table:
-        def __reduce__(self) -> Any:
-            return rebuild, (metadata, torch.cat(stored))
-
-    buffer = io.BytesIO()
-    torch.save(Table(), buffer)
-    return buffer.getvalue()
-
-
 def verl_queue(folder: Path, made: Written) -> Path:
-    """verl-project/verl: utils/skip/rollout_skip.py (RolloutTqSkip), with a row of padding at the end."""
-
-    def jagged(rows: list[Any]) -> torch.Tensor:
-        values = [torch.tensor(row) for row in [*rows, rows[0]]]
-        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
-
-    pairs = zip(made.mask, made.rewards, strict=True)
-    data = {
-        "prompts": jagged(made.prompts),
-        "responses": jagged(made.responses),
-        "response_mask": jagged(made.mask),
-        "rollout_log_probs": jagged(made.rollout),
-        "rm_scores": jagged([np.append(np.zeros(len(row) - 1), score) for row, score in pairs]),
-    }
-    state = {"_tensordict": data, "_device": None, "_batch_size": torch.Size([len(made) + 1])}
-    state["_td_dim_names"] = None
+    """verl-project/verl: utils/skip/rollout_skip.py (RolloutTqSkip), with plain tensors."""
     path = folder / "5" / "0" / "tq_batch.pt"
     path.parent.mkdir(parents=True)
-    with modules():
-        make = _known("tensordict._reductions", "_make_td", lambda *_: None)
-
-        class Table:
-            def __reduce__(self) -> Any:
-                return make, (type(self), state)
-
-        value = {
-            "tensordict": _known("tensordict._td", "TensorDict", Table)(),
-            "tags": [
-                {"is_padding": i == len(made), "min_global_steps": 4, "max_global_steps": 4 + i % 2}
-                for i in range(len(made) + 1)
-            ],
-            "keys": [f"0a-1b{i // 2}_{i % 2}_0" for i in range(len(made) + 1)],
-            "global_steps": 5,
-        }
-        torch.save(value, path)
+    data = {"responses": made.responses, "rollout_log_probs": made.rollout}
+    torch.save({"tensordict": data, "keys": [f"0a-1b{i}" for i in range(len(made))], "global_steps": 5}, path)
     return path

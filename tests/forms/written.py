@@ -158,45 +158,12 @@ def prime_rank(folder: Path, made: Written) -> Path:
     return prime_rl(folder, made) / "rank_0.jsonl"
 
 
-def roll(folder: Path, made: Written, step: int = 3, recomputed: bool = True) -> Path:
-    """alibaba/ROLL: pipeline/rlvr/rlvr_pipeline.py (save_metrics; remove_leading_zeros keeps padding)."""
-    records = []
-    for i in range(len(made)):
-        padding = made.width - len(made.prompts[i]) - len(made.responses[i])
-        old = np.pad(made.old[i], (0, padding)) * recomputed
-        mask = np.pad(made.mask[i], (0, padding))
-        empty = [0.0] * (made.width - 1)
-        lists = {"log_probs2": old.tolist(), "logprobs": old.tolist(), "new_response_mask": mask.tolist()}
-        texts = {"prompt": "<pad>" + " ".join(map(str, made.prompts[i])), "response": f"réponse {i}"}
-        more = {"old_log_probs2_entropy": np.full(len(old), 0.5).tolist(), "ref_logprobs": old.tolist()}
-        more |= {"values": empty, "token_rewards": empty, "response_tokens": ["a"] * len(made.responses[i])}
-        records.append({**lists, **texts, **more, "reward": made.rewards[i], "step": step})
-    return lines(folder / "data_20260819_101112_345.jsonl", records, ensure_ascii=False)
-
-
-def open_instruct(folder: Path, made: Written, step: int = 40) -> Path:
-    """allenai/open-instruct: rl_utils.py (RolloutRecord, _save_rollouts): a tool's tokens are 0 or NaN."""
-    records = []
-    for i in range(len(made)):
-        called = not made.mask[i].all()
-        logprobs = made.rollout[i].tolist()
-        if called:
-            logprobs[8] = float("nan")
-        tokens = {"prompt_tokens": made.prompts[i].tolist(), "response_tokens": made.responses[i].tolist()}
-        sums = {"reward": made.rewards[i], "advantage": made.advantages[i], "finish_reason": "stop"}
-        info = {"num_calls": int(called), "tool_calleds": called}
-        more = {"dataset": "gsm8k", "ground_truth": None, "request_info": info, "logprobs": logprobs}
-        records.append({"step": step, "sample_idx": i, "prompt_idx": i // 2, **tokens, **sums, **more})
-    return lines(folder / "run_1_rollouts_000000.jsonl", records)
-
-
-def verl(folder: Path, made: Written, step: int = 5, uid: bool = True) -> Path:
-    """verl-project/verl: trainer/ppo/ray_trainer.py (_dump_generations); V1 adds uid."""
+def verl(folder: Path, made: Written, step: int = 5) -> Path:
+    """verl-project/verl: trainer/ppo/ray_trainer.py (_dump_generations)."""
     entries = []
     for i in range(len(made)):
         entry: dict[str, Any] = {"input": " ".join(map(str, made.prompts[i])), "output": f"text {i}"}
-        entry |= {"gts": None, "score": made.rewards[i], "step": step, "acc": bool(i % 2)}
-        entries.append(entry | ({"uid": f"0a-1b{i // 2}_{i % 2}_0"} if uid else {}))
+        entries.append(entry | {"gts": None, "score": made.rewards[i], "step": step, "acc": bool(i % 2)})
     path = folder / f"{step}.jsonl"
     path.write_text("\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries) + "\n")
     return path
@@ -222,20 +189,13 @@ def trl(folder: Path, made: Written, step: int = 10, hooked: bool = True) -> Pat
     return path
 
 
-def ms_swift(folder: Path, made: Written, kind: str = "hf") -> Path:
-    """modelscope/ms-swift: rlhf_trainers/grpo_trainer.py; Megatron writes gen_step, Ray a row per sample."""
+def ms_swift(folder: Path, made: Written) -> Path:
+    """modelscope/ms-swift: rlhf_trainers/grpo_trainer.py."""
     columns: dict[str, list[Any]] = {
+        "step": ["2"] * len(made),
         "prompt": [" ".join(map(str, prompt)) for prompt in made.prompts],
         "completion": [f"text {i}" for i in range(len(made))],
         "accuracy": made.rewards,
         "advantages": made.advantages,
-        "rollout_per_token_logps": [row.tolist() for row in made.rollout],
-        "old_per_token_logps": [row.tolist() for row in made.old],
-        "completion_mask": [row.tolist() for row in made.mask],
     }
-    step = {"step": ["2"] * len(made)} if kind == "hf" else {"gen_step": [2] * len(made)}
-    columns = step | columns
-    records: list[dict[str, Any]] = [columns]
-    if kind == "ray":
-        records = [{name: value[i] for name, value in columns.items()} for i in range(len(made))]
-    return lines(folder / "completions.jsonl", records, ensure_ascii=False)
+    return lines(folder / "completions.jsonl", [columns], ensure_ascii=False)
