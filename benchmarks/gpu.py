@@ -1,6 +1,6 @@
-"""Measure throughput on a GPU with every preset: the presets' sums of batches in memory, and a whole dump.
+"""Print throughput on a GPU with every preset: sums of batches in memory, and whole dumps beside the CPU.
 
-    python benchmarks/gpu.py [--sequences N] [--rounds N] [--write]
+    python benchmarks/gpu.py [--sequences N] [--rounds N]
 
 Run it from a checkout on any machine with CUDA. Where there is none it says so and runs the same code on a
 few thousand tokens on the CPU, which checks the script and measures nothing.
@@ -8,18 +8,21 @@ few thousand tokens on the CPU, which checks the script and measures nothing.
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from unittest.mock import patch
 
-import duck
 import numpy as np
-import part
-import rounds
 import torch
 
 from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
@@ -30,73 +33,58 @@ from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import MemoryShortage
-from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
+from offpol_diag.result import Result
 from offpol_diag.run.threads import Threads
 
-NO_GPU = "no GPU here: a check of the script on the CPU, not a measurement"
+HERE = Path(__file__).parent
 SIZES = (1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20)
-"""Tokens per block; the first that does not fit ends the list, and is printed."""
+"""Tokens per block; the first that does not fit ends the list."""
 TOLERANCE = 1e-9
 COPY_BYTES = 1 << 32
+PRESETS = tuple(load().resolve("all"))
 
 
-@dataclass(frozen=True)
-class Bench:
-    """A dump, the presets, and the device, as torch names it."""
-
-    path: Path
-    device: str
-    presets: tuple[Preset, ...]
-    rounds: int
-
-    @property
-    def cuda(self) -> bool:
-        """Whether the device is a GPU."""
-        return self.device.startswith("cuda")
-
-    def wait(self) -> None:
-        """Wait until the device is done."""
-        if self.cuda:
-            torch.cuda.synchronize(self.device)
+def seconds(job: Callable[[], object], rounds: int) -> float:
+    """Return the median of the seconds that a job takes, after one that is not counted."""
+    job()
+    spent = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        job()
+        spent.append(time.perf_counter() - began)
+    return statistics.median(spent)
 
 
-def scenes(bench: Bench) -> list[BatchContext]:
+def scenes(path: Path, device: str) -> list[BatchContext]:
     """Load the dump's batches into memory, with what presets need of whole trainer batches."""
-    dump = open_dump([str(bench.path)])
-    asked = Needs.of(bench.presets, False)
+    dump = open_dump([str(path)])
+    asked = Needs.of(PRESETS, False)
     fits = (read_ahead(Threads(1), dump, asked) if asked else FirstPass(NO_FITS, None)).fits
-    return [BatchContext.of(batch, 0, 1, fits, device=bench.device) for batch in dump.batches()]
+    return [BatchContext.of(batch, 0, 1, fits, device=device) for batch in dump.batches()]
 
 
-def resident(bench: Bench, block_tokens: int) -> part.Result:
-    """Measure tokens per second from batches in memory to sums in memory, by blocks of so many tokens."""
-    every = scenes(bench)
+def resident(path: Path, device: str, rounds: int, bandwidth: float) -> None:
+    """Print tokens per second from batches in memory to sums in memory, by tokens of a block."""
+    every = scenes(path, device)
     tokens, taken = sum(one.batch.tokens for one in every), sum(_bytes(one.batch) for one in every)
 
+    @np.errstate(all="ignore")
     def sums() -> None:
-        with np.errstate(all="ignore"):
-            for context in every:
-                _ = PresetSums.of(context, bench.presets).of_plan
+        for context in every:
+            _ = PresetSums.of(context, PRESETS).of_plan
 
-    def started() -> None:
-        with np.errstate(all="ignore"):
-            PresetSums.of(every[0], bench.presets)
-
-    with patch.dict(preset_sums.BLOCK, gpu=block_tokens):
-        sums()
-        if bench.cuda:
-            torch.cuda.reset_peak_memory_stats()
-        seconds = rounds.alternate({"resident": sums}, bench.rounds).median("resident")
-        return {
-            "block_tokens": block_tokens,
-            "batches": len(every),
-            "tokens_per_second": tokens / seconds,
-            "bytes_per_second": taken / seconds,
-            "waits": waits(bench, started),
-            "peak": torch.cuda.max_memory_allocated() if bench.cuda else None,
-        }
+    for size in SIZES if device != "cpu" else SIZES[:1]:
+        with patch.dict(preset_sums.BLOCK, gpu=size):
+            try:
+                took = seconds(sums, rounds)
+            except MemoryShortage:
+                print(f"blocks of {size:,} tokens do not fit")
+                break
+            rate, of_copy = tokens / took / 1e6, taken / took / bandwidth
+            waited = f", {waits(every[0])} waits a batch" if device != "cpu" else ""
+            print(f"blocks of {size:9,}: {rate:8.1f} M tokens/s, {of_copy:.1%} of a copy{waited}")
 
 
 def _bytes(batch: Batch) -> int:
@@ -104,85 +92,66 @@ def _bytes(batch: Batch) -> int:
     return sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
 
 
-def waits(bench: Bench, work: Callable[[], object]) -> int | None:
-    """Count how often the host waits for the GPU during some work, as CUDA counts it; None on a CPU."""
-    if not bench.cuda:
-        return None
+def waits(context: BatchContext) -> int:
+    """Count how often the host waits for the GPU while the sums of a batch are started, as CUDA counts it."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            work()
+            PresetSums.of(context, PRESETS)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchroniz" in str(one.message) for one in said)
 
 
-def copied(bench: Bench, size: int) -> float:
+def copy_bandwidth(device: str, size: int) -> float:
     """Measure the bytes per second that a plain copy on the device reads and writes."""
-    source = torch.zeros(size // 8, dtype=torch.float64, device=bench.device)
+    source = torch.zeros(size // 8, dtype=torch.float64, device=device)
     target = torch.empty_like(source)
 
     def copy() -> None:
         target.copy_(source)
-        bench.wait()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
 
-    copy()
-    return 2 * size / rounds.alternate({"copy": copy}, max(bench.rounds, 5)).median("copy")
-
-
-def swept(bench: Bench, sizes: Sequence[int]) -> list[part.Result]:
-    """Measure throughput by block size, up to the device's memory."""
-    rows: list[part.Result] = []
-    for size in sizes:
-        try:
-            rows.append(resident(bench, size))
-        except MemoryShortage:
-            print(f"blocks of {size:,} tokens do not fit", file=sys.stderr)
-            torch.cuda.empty_cache()
-            break
-    return rows
+    return 2 * size / seconds(copy, 5)
 
 
-def end_to_end(bench: Bench, tokens: int) -> part.Result:
-    """Measure from file to Result, on the GPU and on the CPU; raise if the numbers differ."""
-    summaries, seconds = {}, {}
-    for device in (bench.device, "cpu"):
-        before = time.perf_counter()
-        summaries[device] = analyze([str(bench.path)], presets=bench.presets, device=device, every_log=False)
-        seconds[device] = time.perf_counter() - before
-    there, here = (duck.ours(summaries[device]) for device in (bench.device, "cpu"))
-    duck.agree(there, here, TOLERANCE)
-    return {
-        "seconds": seconds[bench.device],
-        "tokens_per_second": tokens / seconds[bench.device],
-        "cpu_tokens_per_second": tokens / seconds["cpu"],
-        "engine": summaries[bench.device].run.engine,
-    }
+def whole(path: Path, device: str, tokens: int) -> None:
+    """Print the rate from file to Result, on the GPU and on the CPU; exit if their numbers differ."""
+    found: dict[str, Result] = {}
+    for one in (device, "cpu"):
+        began = time.perf_counter()
+        found[one] = analyze([str(path)], presets=PRESETS, device=one, every_log=False)
+        print(f"file to result, {one:7}: {tokens / (time.perf_counter() - began) / 1e6:.2f} M tokens/s")
+    there, here = (found[one].numbers for one in (device, "cpu"))
+    for subject, numbers in here.items():
+        for name, number in numbers.items():
+            a, b = number.value, there[subject][name].value
+            if a is not b and not math.isclose(a or 0.0, b or 0.0, rel_tol=TOLERANCE, abs_tol=1e-12):
+                sys.exit(f"gpu: {subject} {name} is {b} on {device} and {a} on the CPU")
 
 
-def measure(given: part.Given) -> part.Result:
-    """Measure the whole table, or check the script where there is no GPU."""
+def main() -> None:
+    """Make a dump and measure it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sequences", type=int, default=16_384, help="of about 1,010 tokens each")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
     there = torch.cuda.is_available()
-    sizes, copy = (SIZES, COPY_BYTES) if there else ((1 << 13,), 1 << 20)
-    presets = load().resolve("all")
-    with part.dump(given.sequences if there else min(given.sequences, 16)) as (path, facts):
-        bench = Bench(path, "cuda:0" if there else "cpu", presets, given.rounds if there else 1)
-        bandwidth = copied(bench, copy)
-        rows = swept(bench, sizes)
-        whole = end_to_end(bench, facts["tokens"])
-    for row in rows:
-        row["of_copy"] = row["bytes_per_second"] / bandwidth
-    return facts | {
-        "device": torch.cuda.get_device_name() if there else "cpu",
-        **({} if there else {part.NOTHING: NO_GPU}),
-        "presets": len(presets),
-        "rounds": bench.rounds,
-        "copy_bytes_per_second": bandwidth,
-        "rows": rows,
-        "end_to_end": whole,
-    }
+    device, many = ("cuda:0", given.sequences) if there else ("cpu", min(given.sequences, 16))
+    name = torch.cuda.get_device_name() if there else "no GPU here: a check of the script, no measurement"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "dump.parquet"
+        command = [sys.executable, str(HERE / "dump.py"), str(path), f"--sequences={many}"]
+        facts = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+        print(f"{name}; {facts['tokens']:,} tokens, {len(PRESETS)} presets")
+        bandwidth = copy_bandwidth(device, COPY_BYTES if there else 1 << 20)
+        resident(path, device, given.rounds if there else 1, bandwidth)
+        whole(path, device, facts["tokens"])
 
 
 if __name__ == "__main__":
-    part.main("gpu", measure, __doc__, threads=None)
+    main()

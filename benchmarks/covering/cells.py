@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from covering.truth import METRICS, PRESETS, Known
-from covering.worlds import WORLDS, World, batch
+from benchmarks.covering.truth import METRICS, PRESETS, Known
+from benchmarks.covering.worlds import WORLDS, World, batch
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import FirstPass
 from offpol_diag.analysis.replicates import Groups, less, of_preset
@@ -19,26 +19,17 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted
-from offpol_diag.presets import candidates, catalogue
-from offpol_diag.presets.tuning import tuned
+from offpol_diag.presets import catalogue
 
 COLUMNS = frozenset({"rollout_log_probs", "old_log_probs"})
 REPLICATES = 256
 
 
-class _Lean(Study):
-    """A study with one candidate correction: all of them take twice the time and have no truth here."""
-
-    candidates = candidates.presets("old")[:1]  # type: ignore[assignment]
-
-
 def study() -> Study:
     """Build the study of the presets that have a truth."""
     shipped = catalogue.load()
-    presets = (
-        replace(tuned(shipped[name], settings), name=short) for short, (name, settings) in PRESETS.items()
-    )
-    return _Lean(tuple(presets), COLUMNS, (), 0, REPLICATES)
+    presets = (replace(shipped[name], name=short) for short, name in PRESETS.items())
+    return Study(tuple(presets), COLUMNS, (), 0, REPLICATES)
 
 
 @np.errstate(all="ignore")

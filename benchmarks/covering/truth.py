@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from covering.worlds import MEAN_PROBABILITY, WORLDS, Array, Sequences, World, sequences
+from benchmarks.covering.worlds import MEAN_PROBABILITY, WORLDS, Array, Sequences, World, sequences
 
-PRESETS: dict[str, tuple[str, dict[str, str]]] = {
-    "tis": ("token_is", {"weight.upper": "2.0"}),
-    "mask": ("verl_2026_01_rs_token_k1", {"reject.lower": "0.5", "reject.upper": "2.0"}),
-    "geo": ("decoupled_geo_rs", {"reject.lower": "0.99", "reject.upper": "1.01"}),
+PRESETS = {
+    "tis": "token_is@2.0",
+    "mask": "token_mask@0.5..2.0",
+    "geo": "decoupled_geo_rs@0.99..1.01",
 }
-"""Our name of a preset → the built-in one, and its changed settings."""
+"""Our name of a preset → the built-in one, and its thresholds."""
 UPPER, LOW, HIGH = 2.0, 0.5, 2.0
 """Bound of token TIS, and bounds of the token mask."""
 WINDOW = (0.99, 1.01)

@@ -141,3 +141,5 @@ SHIFTED = (
     ),
 )
 WORLDS = (*HONEST, *SHIFTED)
+RARE = ("rare", "rare prompts")
+"""Worlds whose rare events a dump may lack."""

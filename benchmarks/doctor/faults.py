@@ -299,7 +299,7 @@ def _base(row: dict[str, Any]) -> Base:
     return Base(how=Sampling(**how), **given)
 
 
-HONEST = ("numerics", "moe_outliers", "quantized_rollout", "stale", "frozen_sync")
+HONEST = ("numerics", "moe_outliers", "quantized_rollout", "stale")
 _PLAN = tomllib.loads((Path(__file__).parent / "plan.toml").read_text(encoding="utf-8"))
 BASES = {name: _base(row) for name, row in _PLAN["bases"].items()}
 FINAL_BASES: dict[str, str] = _PLAN["final_bases"]
