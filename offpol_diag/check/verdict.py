@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.readers import Dump
-from offpol_diag.trainers import LOGS, TRAINERS, logs, trainer_named
+from offpol_diag.trainers import DEFAULTS, LOGS, TRAINERS, logs, trainer_named
 
 Values = dict[str, float]
 """Logged name → value."""
@@ -161,35 +162,28 @@ def logged_of(batch: Batch, preset: Preset, columns: frozenset[str]) -> Values:
 def _candidates(
     dump: Dump, catalogue: Catalogue, trainer: str | None, preset: str | None, curves: Curves
 ) -> list[Preset]:
-    """Return the presets that may have run: the one named, else those of the trainer that log most names."""
+    """Return the presets that may have run, each with the logs of which the curves have the most names."""
     have = set(dump.info.columns)
     if {"rewards", "group_id"} <= have:
         have.add("advantages")
-    given = catalogue.resolve(preset) if preset else ()
-    if given:
-        if len(given) > 1 or given[0].logs not in LOGS:
-            raise UsageError(
-                f'"{preset}" is no single preset whose logged numbers are known',
-                "offpol-diag presets NAME says whose names a preset's numbers have",
-            )
-        if lacking := given[0].lacking(have):
-            raise UsageError(f"preset {preset} needs {', '.join(lacking)}", "log it, or name another preset")
-        return list(given)
     said = trainer or str(dump.info.provenance.get("trainer", "")).strip().lower()
-    if trainer is not None or said in TRAINERS:
-        words = {log.name for log in TRAINERS[trainer_named(said)].logs}
-    else:
-        words = set(LOGS)
+    known = trainer_named(said) if trainer is not None or said in TRAINERS else ""
+    words = [log.name for log in TRAINERS[known].logs] if known else list(LOGS)
+    further = [catalogue[name] for own, names in DEFAULTS.items() if known in (own, "") for name in names]
+    rows = catalogue.resolve(preset) if preset else (*catalogue.values(), *further)
+    if preset and len(rows) > 1:
+        raise UsageError(f'"{preset}" names {len(rows)} presets', "name the one that ran")
+    if preset and (lacking := rows[0].lacking(have)):
+        raise UsageError(f"preset {preset} needs {', '.join(lacking)}", "log it, or name another preset")
     able: dict[tuple[object, ...], Preset] = {}
-    for one in catalogue.values():
-        if one.logs in words and not one.lacking(have):
-            able.setdefault(_behaviour(one), one)
-    held = {one.name: _held(one, curves) for one in able.values()}
+    for one in (replace(row, logs=word) for row in rows for word in words if not row.lacking(have)):
+        able.setdefault(_behaviour(one), one)
+    held = {key: _held(one, curves) for key, one in able.items()}
     most = max(held.values(), default=(0, 0))
     if not any(most):
-        who = trainer_named(said) if trainer else "a known trainer"
+        who = known or "a known trainer"
         raise UsageError(f"no curve has a name that {who} logs", "name the method that ran with --preset")
-    return [one for one in able.values() if held[one.name] == most]
+    return [one for key, one in able.items() if held[key] == most]
 
 
 def _held(preset: Preset, curves: Curves) -> tuple[int, int]:
