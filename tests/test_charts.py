@@ -407,8 +407,8 @@ def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
 
 
 def test_presets_with_equal_numbers_name_the_first():
-    result = analyze("sample_data/stale.parquet", presets="token_is,tis,recompute,seq_is")
-    same_as = {"token_is": "", "tis": "token_is", "recompute": "", "seq_is": ""}
+    result = analyze("sample_data/stale.parquet", presets="token_is,token_is@2,recompute,seq_is")
+    same_as = {"token_is": "", "token_is@2": "token_is", "recompute": "", "seq_is": ""}
     assert {name: one.same_as for name, one in result.presets.items()} == same_as
 
 

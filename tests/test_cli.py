@@ -199,7 +199,7 @@ def test_a_terminal_gets_colour_and_no_color_and_dumb_terminals_do_not(result):
 
 @pytest.mark.slow
 def test_progress_is_for_terminals_and_can_be_silenced(dump):
-    command = ("compare", dump, "--presets", "tis")
+    command = ("compare", dump, "--presets", "token_is")
 
     assert "rows/s" in on_a_terminal(*command)
     assert "rows/s" not in on_a_terminal(*command, "--quiet")
@@ -284,7 +284,7 @@ def test_a_result_that_is_no_result_is_refused(text):
         (["--nope"], ["--nope", "hint: see `offpol-diag --help`"]),
         (["analyse"], ["'analyse'", "hint: did you mean analyze?"]),
         (["gate"], ["DUMP|RESULT.json", "hint: see `offpol-diag gate --help`"]),
-        (["analyze", "--prests", "tis"], ["--prests", "hint: did you mean --preset-file, --presets?"]),
+        (["analyze", "--prests", "token_is"], ["--prests", "hint: did you mean --preset-file, --presets?"]),
         (["analyze", "--seed"], ["--seed", "hint: see `offpol-diag analyze --help`"]),
         (["presets", "tis", "token_is"], ["token_is", "hint: see `offpol-diag presets --help`"]),
     ],
@@ -403,7 +403,7 @@ main()
     ],
 )
 def test_a_signal_leaves_nothing_behind(place, number, code, dump):
-    presets = "--presets", "verl_2026_01_token_is_norm"
+    presets = "--presets", "token_is_norm"
     command = [sys.executable, "-c", ENDLESS.format(place), "analyze", dump, *presets, "--sequences", "rows"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout.readline() == "here\n"
@@ -441,7 +441,7 @@ def test_a_comparison_of_nothing_is_refused_and_says_what_would_work(dump, tmp_p
     assert_refused(refused, "no old_log_probs", "token_is, seq_mis", "--columns old=current_log_probs")
     named = re.findall(r"--presets (\S+)", refused.stderr)
     assert run("compare", two, "--presets", *named).exit_code == 0
-    assert run("compare", two, "--presets", "tis", "--columns", "old=current_log_probs").exit_code == 0
+    assert run("compare", two, "--presets", "token_is", "--columns", "old=current_log_probs").exit_code == 0
     assert run("compare", two, "--presets", f"token_is,{named[0]}").exit_code == 0
 
 
@@ -449,9 +449,9 @@ def test_a_comparison_of_nothing_is_refused_and_says_what_would_work(dump, tmp_p
 def test_several_dumps_are_said_to_be_one(command, dump, tmp_path):
     again = shutil.copy(dump, tmp_path / "again.parquet")
 
-    done = run(*command, dump, again, "--presets", "tis")
+    done = run(*command, dump, again, "--presets", "token_is")
     assert (done.exit_code, done.stderr) == (0, "2 DUMPs given: they are read as one dump\n")
-    assert run(*command, dump, again, "--presets", "tis", "-q").stderr == ""
+    assert run(*command, dump, again, "--presets", "token_is", "-q").stderr == ""
 
 
 # ---------------------------------------------------------------- files
@@ -530,13 +530,13 @@ def summary_of(*args, **env):
 
 
 def test_flags_beat_the_environment_and_that_beats_the_file(dump):
-    Path("pyproject.toml").write_text('[tool.offpol-diag]\nseed = 1\npresets = ["tis"]\n')
+    Path("pyproject.toml").write_text('[tool.offpol-diag]\nseed = 1\npresets = ["token_is"]\n')
 
     assert summary_of(dump).run.seed == 1
     assert summary_of(dump, OFFPOL_DIAG_SEED="2").run.seed == 2
     assert summary_of(dump, "--seed", 3, OFFPOL_DIAG_SEED="2").run.seed == 3
-    assert next(iter(summary_of(dump).presets)) == "tis"
-    assert next(iter(summary_of(dump, OFFPOL_DIAG_PRESETS="token_is").presets)) == "token_is"
+    assert next(iter(summary_of(dump).presets)) == "token_is"
+    assert next(iter(summary_of(dump, OFFPOL_DIAG_PRESETS="geo_rs").presets)) == "geo_rs"
 
 
 @pytest.mark.parametrize(
@@ -545,7 +545,7 @@ def test_flags_beat_the_environment_and_that_beats_the_file(dump):
 )
 def test_without_a_dump_the_one_a_file_names_is_read(dump, file, text):
     Path(file).write_text(text.format(dump))
-    ran = run("analyze", "--presets", "tis", "--json", "-", "--no-html")
+    ran = run("analyze", "--presets", "token_is", "--json", "-", "--no-html")
 
     assert results.loads(ran.stdout, "stdout").dump.files == [dump]
     assert f"{dump}, named in {file}" in ran.stderr
@@ -588,7 +588,7 @@ def test_the_catalogue_lists_every_preset_with_formulas_direction_and_source():
         "π_old/π_rollout",
         "min(∏r, 2)",
         "0.5 ≤ ∏r ≤ 2",
-        "decoupled_seq_is_rs",
+        "seq_is_rs",
         "RolloutCorrectionConfig",
     )
     assert [words for words in shown if words not in one] == []

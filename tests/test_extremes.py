@@ -207,7 +207,7 @@ def test_every_rule_decides_right_at_every_log_ratio(tmp_path):
         oracles.Sequence(*(column[int(i)] for column in named), turn=[0], group=None, response=1)
         for i in kept["sequence_id"]
     ]
-    assert {"prime_rl_ipo", "prime_rl_dppo", "verl_dppo_tv", "skyrl_dppo_tv"} <= set(ON_PROBABILITIES)
+    assert {"ipo", "dppo_tv"} <= set(ON_PROBABILITIES)
     assert set(ON_PROBABILITIES) <= {preset.name for preset in presets}
     for preset in presets:
         assert kept[f"{preset.name}.kept_tokens"] == [
@@ -361,8 +361,8 @@ def test_what_the_overflow_guard_bounds_is_told(tmp_path):
 
 def test_an_unbounded_weight_beyond_the_overflow_guard_is_told(tmp_path):
     dump = {"rollout_log_probs": [[-800.0, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
-    result = run(tmp_path, dump, catalogue.load().resolve("openrlhf_token_tv,token_is"))
-    assert result.preset("openrlhf_token_tv")["weight_mean"].clamped == 0.5
+    result = run(tmp_path, dump, catalogue.load().resolve("ipo@0.2:policy=old,token_is"))
+    assert result.preset("ipo@0.2:policy=old")["weight_mean"].clamped == 0.5
 
 
 @pytest.mark.parametrize("lowest", [-400.0, -1e155, -1e300])
@@ -427,7 +427,7 @@ def test_what_any_command_writes_holds_finite_numbers_and_is_read_back(tmp_path,
     pooled = ("ppl_ratio_pooled=1.1", "mean:ppl_ratio_pooled=1.1", "p90:ppl_ratio_pooled=1.1")
     bounds = ("k3=0.1", "step:k3=1", "token_is.k3=1", *pooled)
     gates = [part for bound in bounds for part in ("--max", bound)]
-    some = "--presets=token_is,seq_mis,prime_rl_ipo,psis_token"
+    some = "--presets=token_is,seq_mis,ipo"
     calls = {
         "analyze": ["analyze", "dump.parquet", "--html", "a.html", "--md", "a.md", "-v"],
         "doctor": ["doctor", "dump.parquet", "-v"],
@@ -435,7 +435,7 @@ def test_what_any_command_writes_holds_finite_numbers_and_is_read_back(tmp_path,
         "ab": ["compare", "plain.parquet", "dump.parquet", "--presets=token_is", "--html", "ab.html"],
         "ba": ["compare", "dump.parquet", "plain.parquet", "--presets=token_is"],
         "ratio": ["sweep", "dump.parquet", "--preset", "seq_mis", "--html", "s.html"],
-        "difference": ["sweep", "dump.parquet", "--preset", "prime_rl_ipo"],
+        "difference": ["sweep", "dump.parquet", "--preset", "ipo"],
         "gate": ["gate", "dump.parquet", *gates],
         "again": ["gate", "analyze.json", *gates],
         "baseline": ["gate", "analyze.json", "--baseline", "presets.json"],

@@ -223,8 +223,8 @@ NAMES = {
     "a dump": ("analyze", "{}.parquet", "--no-html"),
     "a preset": ("presets", "{}"),
     "a preset file": ("presets", "--preset-file", "{}"),
-    "a trainer": ("presets", "tis", "--for", "{}"),
-    "a setting": ("presets", "tis", "--set", "{}=1"),
+    "a trainer": ("presets", "token_is", "--for", "{}"),
+    "a setting": ("presets", "token_is@{}=1"),
     "a command": ("{}",),
     "an option": ("gate", "now.json", "--{}"),
     "a bound": ("gate", "now.json", "--max", "{}"),
@@ -284,14 +284,14 @@ UNBOUNDED = {
     "a long seed": ("analyze", "-q", "--no-html", "--seed", DIGITS),
     "threads": ("analyze", "-q", "--no-html", "--threads", DIGITS),
     "more threads than any machine has": ("analyze", "-q", "--no-html", "--threads", "10000"),
-    "a threshold": ("presets", "tis", "--set", f"weight.upper={DIGITS}"),
-    "a threshold beyond floats": ("presets", "tis", "--set", f"weight.upper={'9' * 400}"),
-    "a rule": ("presets", "tis", "--set", f"reject[{DIGITS}].upper=1"),
-    "a nested threshold": ("presets", "tis", "--set", f"weight.upper={'[' * 5000}"),
+    "a threshold": ("presets", f"token_is@{DIGITS}"),
+    "a threshold beyond floats": ("presets", f"token_is@weight.upper={'9' * 400}"),
+    "a rule": ("presets", f"token_is@reject[{DIGITS}].upper=1"),
+    "a nested threshold": ("presets", f"token_is@weight.upper={'[' * 5000}"),
     "a bound": ("gate", "now.json", "--max", f"k3={DIGITS}"),
     "a percentile": ("gate", "now.json", "--max", f"p{DIGITS}:k3=1"),
     "a tolerance": ("gate", "now.json", "--baseline", "now.json", "--tolerance", f"{DIGITS}%"),
-    "a swept threshold": ("sweep", "-q", "--preset", "tis", "--at", DIGITS),
+    "a swept threshold": ("sweep", "-q", "--preset", "token_is", "--at", DIGITS),
     "the name of a dump": ("analyze", "-q", "n" * 300 + ".parquet", "--no-html"),
     "the name of a result": ("report", "n" * 300 + ".json"),
     "the name of a report": ("report", "now.json", "-o", "n" * 300 + ".html"),
@@ -432,7 +432,7 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
     else:
         of = {"html": "page.page", "markdown": "markdown.markdown"}[fails]
         monkeypatch.setattr(f"offpol_diag.report.{of}", fail)
-    wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
+    wanted = ("--presets", "token_is", "--json", "r.json", "-o", "r.html", "--md", "r.md")
     ran = run("analyze", *wanted, "--sequences", "rows.parquet")
     assert ran.exit_code == 2
     assert files() == ["now.json"]
@@ -440,7 +440,7 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
 
 
 def test_all_files_of_a_run_appear() -> None:
-    wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
+    wanted = ("--presets", "token_is", "--json", "r.json", "-o", "r.html", "--md", "r.md")
     ran = run("analyze", *wanted, "--sequences", "rows.parquet")
     assert ran.exit_code == 0, ran.output
     assert files() == ["now.json", "r.html", "r.json", "r.md", "rows.parquet"]
@@ -468,8 +468,8 @@ def test_of_two_files_none_appears_where_one_cannot_be_written(monkeypatch: pyte
         (("report", "now.json", "-o", "x.html", "--md", "/dev/full"), ""),
         (("report", "now.json", "-o", "x.html", "--md", "-"), "stdout"),
         (("report", "now.json", "-o", "x.html"), "stdout"),
-        (("presets", "tis", "--json", "x.json"), "stdout"),
-        (("presets", "tis", "--for", "verl", "--json", "x.json"), "stdout"),
+        (("presets", "token_is", "--json", "x.json"), "stdout"),
+        (("presets", "token_is", "--for", "verl", "--json", "x.json"), "stdout"),
     ],
 )
 def test_no_file_appears_where_a_device_or_stdout_is_full(args: tuple[str, ...], full: str) -> None:
@@ -513,7 +513,7 @@ def test_numbers_beyond_64_bits_and_sweeps_without_thresholds_are_refused():
     with pytest.raises(ValueError, match="median"):
         Lengths(longest=Number(), curve=[], median=10**400)
     point = SweptPoint(threshold=1.0, bounds={}, numbers={})
-    sweep = partial(Sweep, preset="tis", which="", statistic="", unit="token")
+    sweep = partial(Sweep, preset="token_is", which="", statistic="", unit="token")
     assert sweep(points=[point]).points == [point]
     with pytest.raises(ValueError, match="no threshold"):
         sweep(points=[])

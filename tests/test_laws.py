@@ -192,7 +192,7 @@ def test_an_on_policy_dump_is_left_alone_by_every_preset(on_policy):
 def test_on_policy_logs_of_trainers_are_the_identity_too(on_policy):
     logged = {n: r.as_logged for n, r in on_policy.presets.items() if r.as_logged}
 
-    assert len(logged) > 50
+    assert len(logged) > 25
     for name, values in logged.items():
         by_end = {key.rsplit("/", 1)[-1]: value for key, value in values.items()}
         for key, value in by_end.items():
@@ -331,7 +331,7 @@ def test_packed_sequences_count_as_they_do_alone(rows, whole, tmp_path):
         merged = merged.merge(one)
     found = read(study, merged, whole)
 
-    assert len(ALONE) > 100
+    assert len(ALONE) > 30
     assert different(only(whole, found.presets), found) == {}
 
 
@@ -383,8 +383,8 @@ def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path)
     )
 
     turned = f"^(low |high )?({'|'.join(map(re.escape, BY_TURN))}): |_segment_"
-    # SkyRL's std is of the padded rows; FIPO's influence decays with the distance in the response
-    but = f"{turned}|swift_fipo: |pg_loss_seq_norm|skyrl.*: logged is_ratio_std|{READS_MASKED}"
+    # SkyRL's std is of the padded rows
+    but = f"{turned}|pg_loss_seq_norm|skyrl.*: logged is_ratio_std|{READS_MASKED}"
     assert different(first, second, but=but) == {}
 
 
@@ -443,6 +443,6 @@ def test_a_tighter_band_never_rejects_fewer_tokens(rows, tmp_path):
 
 
 def test_a_row_without_tokens_makes_no_logged_number_undefined(whole):
-    logged = whole.presets["verl_2026_01_rs_seq_max_k2"].as_logged
+    logged = whole.presets["seq_max_k2_rs"].as_logged
 
     assert None not in logged.values()

@@ -277,7 +277,6 @@ def test_a_preset_is_the_numbers_that_the_formulas_get():
     assert ice["weight is 0 outside"] == ("log r of a token", math.log(0.5), math.log(5.0))
     assert ice["weight is held to"] == ("r of a token", math.exp(-20), math.exp(20))  # the safety bound
     assert numbers("recompute", loss="reinforce") == {}
-    assert numbers("gmpo")["loss is clipped to"] == ("log π_θ/π_anchor", -0.4, 0.4)
 
 
 def test_a_strict_bound_is_the_number_next_to_it_and_one_out_of_reach_is_none():

@@ -189,7 +189,7 @@ def test_steps_keep_their_values(tmp_path, monkeypatch, steps):
     """Unsigned ones as far as 64 bits with a sign hold them; a fraction is a trainer batch of its own."""
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, step=steps)
-    analyzed(path, "--presets", "verl_2026_01_token_is_norm", "--sequences", "s.parquet", "--no-html")
+    analyzed(path, "--presets", "token_is_norm", "--sequences", "s.parquet", "--no-html")
     assert pq.read_table("s.parquet").column("step").to_pylist() == steps.to_pylist()
 
 

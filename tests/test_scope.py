@@ -174,7 +174,7 @@ def with_advantages(rows):
 @pytest.mark.parametrize("batch_tokens", [150, 10**6])
 def test_advantages_made_of_rewards_are_those_of_grpo(tmp_path, batch_tokens):
     rows = rewarded()
-    presets = catalogue.load().resolve("token_is,trl_off_policy_mask,pure_is")
+    presets = catalogue.load().resolve("token_is,opsm,pure_is")
     given = analyze([saved(with_advantages(rows), tmp_path / "a.parquet")], presets=presets, device="cpu")
     made_here = analyze(
         [saved(rows, tmp_path / "b.parquet")], presets=presets, device="cpu", batch_tokens=batch_tokens
@@ -202,10 +202,10 @@ def test_without_groups_or_rewards_there_are_no_advantages(tmp_path, column):
     rows = [{k: v for k, v in row.items() if k != column} for row in rewarded()]
 
     found = analyze(
-        [saved(rows, tmp_path / "a.parquet")], presets=catalogue.load().resolve("swift_opsm"), device="cpu"
+        [saved(rows, tmp_path / "a.parquet")], presets=catalogue.load().resolve("opsm"), device="cpu"
     )
 
-    assert found.presets["swift_opsm"].needs == ["advantages"]
+    assert found.presets["opsm"].needs == ["advantages"]
 
 
 def test_large_rewards_that_hardly_differ_keep_their_advantages(tmp_path):

@@ -26,7 +26,7 @@ from offpol_diag.run import machine
 from offpol_diag.run.threads import Each, Threads
 
 SAMPLE = "sample_data/stale.parquet"
-PRESETS = "token_is,geo_rs,seq_mis,areal_m2po"
+PRESETS = "token_is,geo_rs,seq_mis,m2po"
 
 
 def table(count=120, tokens=10, seed=0):

@@ -110,9 +110,7 @@ def test_packed_and_padded_weights_are_counted_alike_beyond_their_bounds():
             assert found.flatten().tolist() == want.tolist()
 
 
-@pytest.mark.parametrize(
-    "name", ["token_is", "seq_mis", "verl_2026_01_seq_is_norm", "psis_sequence", "m2po", "slime_mis", "gspo"]
-)
+@pytest.mark.parametrize("name", ["token_is", "seq_mis", "seq_is_norm", "m2po", "slime_mis", "gspo"])
 def test_metrics_are_those_of_analyze(name, tmp_path):
     preset, args = BUILT_IN[name], given(BUILT_IN[name])
     side = "old" if preset.policy == "old" else "current"
@@ -163,11 +161,11 @@ def test_one_token_beyond_the_dtype_leaves_every_presets_loss_and_gradient_finit
 
 def test_a_rejected_token_has_weight_0_and_a_kept_one_what_the_dtype_holds():
     rollout, train = torch.tensor([[-100.0, -1.0]]), torch.tensor([[-0.5, -1.0]])
-    dropped = correct("openrlhf_token_tv", rollout=rollout, train=train)
+    dropped = correct("ipo@0.2", rollout=rollout, train=train)
     assert dropped.mask.tolist() == [[False, True]]
     assert dropped.weights.tolist() == [[0.0, 1.0]]
 
-    free = catalogue.load()["openrlhf_token_tv"]
+    free = catalogue.load()["ipo@0.2"]
     kept = correct(replace(free, reject=()), rollout=rollout, train=train)
     assert kept.mask.all()
     assert kept.weights.tolist() == [[torch.finfo(torch.float32).max / 2, 1.0]]
@@ -175,7 +173,7 @@ def test_a_rejected_token_has_weight_0_and_a_kept_one_what_the_dtype_holds():
 
 def test_weights_that_overflow_are_never_below_one_that_does_not():
     rollout = torch.tensor([[-20.0] * 2000 + [-11.5, -1.0]], dtype=torch.float16)
-    free = replace(catalogue.load()["openrlhf_token_tv"], reject=())
+    free = replace(catalogue.load()["ipo@0.2"], reject=())
     found = correct(free, rollout=rollout, train=torch.full_like(rollout, -0.5)).weights[0]
     assert found[0] >= found[2000] == pytest.approx(math.exp(11), rel=1e-3)
 
@@ -212,7 +210,7 @@ def test_a_batch_that_is_masked_throughout_has_weights_of_1_keeps_nothing_and_ha
 def test_metrics_of_a_masked_batch_have_the_names_of_another_one():
     x, mask = -torch.rand(4, 512, dtype=torch.float64), torch.ones(4, 512)
     near, signs = x + 0.01 * torch.randn(4, 512, dtype=torch.float64), torch.tensor([1.0, -1.0, 1.0, -1.0])
-    for name in ("token_is", "seq_mis", "gspo", "psis_sequence"):
+    for name in ("token_is", "seq_mis", "gspo"):
         args = neutral(BUILT_IN[name], x) | {"train": near, "advantages": signs}
         every, none = (correct(name, **args, mask=m) for m in (mask, 0 * mask))
         assert set(none.metrics) == set(every.metrics), name
@@ -227,7 +225,7 @@ def test_a_batch_without_tokens_has_weights_of_its_shape(shape):
 
 def test_a_compiled_function_gets_the_weights_mask_and_metrics_of_an_eager_one():
     def loss(rollout, train, mask):
-        weights, kept, metrics = correct("trl_token_icepop", rollout=rollout, train=train, mask=mask)
+        weights, kept, metrics = correct("token_icepop", rollout=rollout, train=train, mask=mask)
         return (weights * train * kept).sum() * metrics["ess_tokens"], metrics["tokens_rejected"]
 
     rollout, mask = -torch.rand(4, 8), torch.ones(4, 8)

@@ -157,9 +157,10 @@ def _canonical(text: str) -> str:
     """Return a number in its shortest spelling, and other text as it is."""
     text = text.strip()
     try:
-        return repr(float(text)).removesuffix(".0")
+        number = float(text)
     except ValueError:
         return text
+    return text if math.isinf(number) and text != "inf" else repr(number).removesuffix(".0")
 
 
 # ---------------------------------------------------------------- settings by key
