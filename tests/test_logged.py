@@ -105,7 +105,7 @@ def verl(preset, p):
     """Compute what verl logs beside the correction: of probabilities, and of the update after rejection."""
     if preset.policy == "current":  # REINFORCE
         return {"actor/ppo_kl": (-p.gap("current"))[p.mask].sum() / (p.mask.sum() + 1e-8)}
-    keep = p.mask & (np.abs(row_sum(np.clip(p.gap(), -20, 20), p.mask)) <= math.log(2))
+    keep = p.mask & (np.abs(row_sum(p.gap(), p.mask)) <= math.log(2))
     keep = keep if preset.name == "seq_mis" else p.mask
     return logged_hub.verl_debug(p) | logged_hub.verl_actor(p, keep)
 

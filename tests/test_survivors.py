@@ -310,7 +310,7 @@ def test_every_preset_can_be_looked_at_without_its_weights_being_applied() -> No
     idle = [replace(preset, name=f"{preset.name}_idle", apply=False) for preset in EACH]
     found = analyze(["sample_data/healthy.parquet"], presets=idle)
 
-    assert len(found.presets) == len(idle) > 100
+    assert len(found.presets) == len(idle) > 30
     assert {one["weight_mean"].value for name in found.presets if (one := found.preset(name))} <= {1.0, None}
 
 
