@@ -83,7 +83,6 @@ def analyze(
     by_step: Sequence[str] = (),
     group_by: Sequence[str] = (),
     preset_file: File | None = None,
-    floors: File | None = None,
     **how: Unpack[Computes],
 ) -> Report:
     """Analyse a dump: every number with its interval, the verdict, and the recommended correction.
@@ -100,7 +99,6 @@ def analyze(
         by_step: names of numbers, ours or as logged, to be had for every training step too.
         group_by: columns to break the numbers down by.
         preset_file: presets of your own (docs/preset-files.md).
-        floors: K3 of your own runs without a fault (docs/dumps.md).
         **how: how to read and compute, for all functions here: `columns` (ours → the dump's),
             `on_bad_row` ("error" or "skip"), `device` ("auto", "cpu", "cuda", "cuda:N"), `engine` ("local"
             or "ray"), `threads`, `seed`, `progress` (called as rows are done), `batch_tokens`. Text is read
@@ -124,9 +122,7 @@ def analyze(
 
 
 @signed(requests.Doctor)
-def doctor(
-    what: Any, *, group_by: Sequence[str] = (), floors: File | None = None, **how: Unpack[Computes]
-) -> Report:
+def doctor(what: Any, *, group_by: Sequence[str] = (), **how: Unpack[Computes]) -> Report:
     """Say whether the mismatch is a bug, and which one; no correction is computed. See `analyze`."""
     request = _asked(requests.Doctor, locals())
     with sources(what) as (paths, label):

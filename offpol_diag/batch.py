@@ -19,11 +19,9 @@ from offpol_diag.engine import segments
 from offpol_diag.engine.segments import Array
 
 POLICIES = ("rollout", "old", "current")
-DIAGNOSED = ("reference", "old_repeat", "prefill", "router_agreement", "kept_mass")
-"""Columns of tokens that the diagnosis alone reads."""
 PER_TOKEN = (
     *("rollout", "old", "current", "advantages", "position", "token_ids", "entropy", "weight_versions"),
-    *(*DIAGNOSED, "tops"),
+    "reference",
 )
 
 
@@ -51,11 +49,6 @@ class Batch:
         entropy: entropy of the trainer's policy at each token, [T] float64, nats, or None.
         weight_versions: version of the weights that sampled each token, [T] int64, −1 where unknown, or None.
         reference: log-prob under the run's model, computed again by `rescore`, [T] float64, nats, or None.
-        old_repeat: log π_old computed a second time, [T] float64, nats, or None.
-        prefill: log-prob by the engine's own forward of the finished response, [T] float64, nats, or None.
-        router_agreement: share of the experts that both sides chose, [T] float64, or None.
-        kept_mass: probability that truncated sampling kept, [T] float64, or None.
-        tops: what is kept of the lists of likeliest ids, [T, `engine.toplists.COLUMNS`] float64, or None.
         scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host
             lists of length S, None where null.
         masked: tokens that the mask excluded, per sequence, [S] int64.
@@ -78,11 +71,6 @@ class Batch:
     entropy: Array | None = None
     weight_versions: Array | None = None
     reference: Array | None = None
-    old_repeat: Array | None = None
-    prefill: Array | None = None
-    router_agreement: Array | None = None
-    kept_mass: Array | None = None
-    tops: Array | None = None
     scalars: dict[str, list[object]] = field(default_factory=dict)
 
     @property

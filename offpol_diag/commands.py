@@ -16,7 +16,6 @@ from offpol_diag.options import Request, shown
 if TYPE_CHECKING:
     from offpol_diag.analyze import Examined
     from offpol_diag.check import Checked
-    from offpol_diag.diagnosis.floors import Floor
     from offpol_diag.gate import Gates
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
@@ -37,20 +36,19 @@ def silent(text: str) -> None:
 
 def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Result:
     """Analyse and diagnose a dump, and recommend a correction."""
-    trainer, floors = trainer_of(request), floors_of(request)
+    trainer = trainer_of(request)
     dump = opened(paths, request)
     asked = presets_of(request, say) or usual(dump, request, trainer)
     chosen = with_family(asked, catalogue(request), dump)
     more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "trainer": trainer or ""}
     more["sequences"] = request.sequences
     found = examined(dump, request, chosen, say, every_log=request.presets is not None, **more)
-    return within(advised(found, "analyze", trainer), floors)
+    return within(advised(found, "analyze", trainer))
 
 
 def doctor(paths: Sequence[str], request: requests.Doctor, say: Say = silent) -> Result:
     """Diagnose a dump without any preset."""
-    floors = floors_of(request)
-    return within(named(examined(opened(paths, request), request, (), say).summary(), "doctor"), floors)
+    return within(named(examined(opened(paths, request), request, (), say).summary(), "doctor"))
 
 
 def compare(
@@ -242,19 +240,11 @@ def named(summary: Result, command: str) -> Result:
     return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
 
 
-def floors_of(request: requests.Analyze | requests.Doctor) -> tuple[Floor, ...]:
-    """Return the user's rows of what K3 is expected to be."""
-    from offpol_diag.diagnosis import floors
-
-    with request.judged("floors"):
-        return floors.own(request.floors)
-
-
-def within(summary: Result, rows: tuple[Floor, ...]) -> Result:
+def within(summary: Result) -> Result:
     """Return the result with the range that K3 is expected in, where the metadata of the dump says enough."""
     from offpol_diag.diagnosis import floors
 
-    found = floors.expected(summary.dump.provenance, rows)
+    found = floors.expected(summary.dump.provenance)
     return summary.model_copy(update={"charts": summary.charts.model_copy(update={"expected": found})})
 
 

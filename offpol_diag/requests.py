@@ -76,13 +76,6 @@ class OwnPresets(Fields):
     """Presets of your own (TOML, the grammar of the catalogue)."""
 
 
-class Expected(Fields):
-    """What the numbers are expected to be."""
-
-    floors: Path | None = opt(None, "FILE", READ, env=True)
-    """K3 of your own runs without a fault (TOML; docs/dumps.md), marked beside what others published."""
-
-
 class Grouped(Fields):
     """What numbers are broken down by."""
 
@@ -125,7 +118,7 @@ class Texts(Fields):
 # ---------------------------------------------------------------- what each command is asked
 
 
-class Analyze(Texts, Written, ForTrainer, Grouped, Expected, OwnPresets, Computed):
+class Analyze(Texts, Written, ForTrainer, Grouped, OwnPresets, Computed):
     """What `analyze` is asked."""
 
     presets: Any = opt(None, "all|NAME,NAME", READ, env=True)
@@ -140,7 +133,7 @@ class Analyze(Texts, Written, ForTrainer, Grouped, Expected, OwnPresets, Compute
     """Write one row per sequence: its length, ΣΔ, and what each preset keeps of it."""
 
 
-class Doctor(Written, Grouped, Expected, Computed):
+class Doctor(Written, Grouped, Computed):
     """What `doctor` is asked."""
 
     strict: bool = opt(False, only=SHELL)

@@ -37,19 +37,12 @@ FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float6
 FLOAT_TOKENS = (
     *("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy"),
     *("reference_log_probs", "reference_entropy"),
-    *("old_log_probs_repeat", "engine_prefill_log_probs", "router_agreement", "kept_mass"),
 )
-PROMPT_IDS, IMAGE_SPANS = "prompt_ids", "image_spans"
-OF_PROMPTS = (PROMPT_IDS, IMAGE_SPANS)
-"""Lists of a length of their own: the tokens before the response, and start and end of each image in both."""
-TOPS = {"rollout_top_ids": "rollout_top_log_probs", "train_top_ids": "train_top_log_probs"}
-"""Lists of the likeliest ids of each token → their log-probs."""
-MOST_TOP = 64
+PROMPT_IDS = "prompt_ids"
+"""Lists of a length of their own: the tokens before the response."""
 VERSIONS = "weight_versions"
 INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32(), VERSIONS: pa.int64()}
 INT_TOKENS |= {"reference_rank": pa.int32()}
-OF_TOPS = dict.fromkeys(TOPS, "int32") | dict.fromkeys(TOPS.values(), "")
-"""Columns with k values for each token, and how they are stored; empty: as floats are."""
 TEXTS = ("weight_digest_rollout", "weight_digest_train", "finish_reason")
 DIGESTS = TEXTS[:2]
 NUMBERS = ("rewards", "advantages")
@@ -170,18 +163,7 @@ class DumpWriter:
         weight_digest_train: Any = None,
         prompt_length: Any = None,
         prompt_ids: Any = None,
-        image_spans: Any = None,
         finish_reason: Any = None,
-        old_log_probs_repeat: Any = None,
-        engine_prefill_log_probs: Any = None,
-        kept_mass: Any = None,
-        router_agreement: Any = None,
-        rollout_top_ids: Any = None,
-        rollout_top_log_probs: Any = None,
-        train_top_ids: Any = None,
-        train_top_log_probs: Any = None,
-        rollout_experts: Any = None,
-        train_experts: Any = None,
         **scalar_columns: Any,
     ) -> None:
         """Append one batch of S sequences.
@@ -211,21 +193,7 @@ class DumpWriter:
             prompt_length: Tokens of the prompt.
             prompt_ids: The tokens before the response as the model saw them, without padding, a list or array
                 of its own length per sequence: with `token_ids`, what `rescore` needs.
-            image_spans: Where images lie, [start, end, start, end, …] of each sequence, counted from the
-                first token of the prompt on; an empty list is a sequence without any.
             finish_reason: Why the response ended, such as "stop" or "length".
-            old_log_probs_repeat: `old_log_probs` computed a second time: what they differ by is noise.
-            engine_prefill_log_probs: Log-probs of the finished response by the engine's prefill.
-            kept_mass: Probability that top-p, top-k or min-p kept at each token, between 0 and 1.
-            router_agreement: Share of the experts that both sides chose for each token, between 0 and 1.
-            rollout_top_ids: Ids of the k likeliest tokens in the engine's distribution at each token, k at
-                most 64, in any order, [S, L, k] or a list of [length, k]; an id may be among them twice.
-            rollout_top_log_probs: Their log-probs, alike; -inf for an id that cannot be sampled.
-            train_top_ids: Those of the trainer's distribution that `old_log_probs` are of; k may differ.
-            train_top_log_probs: Their log-probs.
-            rollout_experts: Ids of the experts that the engine chose, [S, L, layers, k] or a list of
-                [length, layers, k], in any order within a layer; `router_agreement` is made of them and of
-            train_experts: Those that the trainer chose.
             **scalar_columns: Anything else with one value per sequence, for reports to group by.
 
         Raises:
@@ -242,7 +210,7 @@ class DumpWriter:
             if self._closed:
                 raise ValueError(f"{self.path} is closed; open a new DumpWriter")
             try:
-                given = _routed({k: v for k, v in columns.items() if v is not None})
+                given = {k: v for k, v in columns.items() if v is not None}
                 table = _table(given, self._dtype, self._schema)
                 table = _conformed(table, self._schema, self._negative)
             except (TypeError, ValueError, OverflowError, pa.ArrowException) as slip:
@@ -389,17 +357,11 @@ def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> 
         counted = tokens["response_mask"].values if mask is not None else np.ones(lengths.sum())
         versions.require_rising(tokens[VERSIONS].values, counted != 0, lengths)
     rows = len(lengths)
-    for name in OF_TOPS.keys() & columns.keys():
-        tokens[name] = _lists(name, columns[name], keep, lengths, dtype)
     arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
-    arrays |= {k: _of_prompts(k, columns[k], rows) for k in OF_PROMPTS if k in columns}
+    if PROMPT_IDS in columns:
+        arrays[PROMPT_IDS] = _prompts(columns[PROMPT_IDS], rows)
     arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in arrays}
     _both(arrays)
-    for ids, log_probs in TOPS.items():
-        if (ids in arrays) is not (log_probs in arrays) or (
-            ids in arrays and arrays[ids].offsets != arrays[log_probs].offsets
-        ):
-            raise ValueError(f"{ids} and {log_probs}: pass both, with as many values for each token")
     return pa.table(arrays)
 
 
@@ -447,36 +409,10 @@ def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
     if not columns.keys() & {"old_log_probs", "current_log_probs"}:
         raise ValueError("old_log_probs and current_log_probs are both missing; pass at least one of them")
     if schema is not None:
-        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS, *OF_PROMPTS, *OF_TOPS}
+        needed = {*FLOAT_TOKENS, *INT_TOKENS, *SCALARS, PROMPT_IDS}
         if odd := (columns.keys() ^ set(schema.names)) & needed:
             names = ", ".join(sorted(odd))
             raise ValueError(f"{names}: not in every batch; pass the columns of the first batch every time")
-
-
-def _routed(columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns with `router_agreement` in place of both sides' experts."""
-    sides = [columns.pop(name, None) for name in ("rollout_experts", "train_experts")]
-    if all(one is None for one in sides):
-        return columns
-    if any(one is None for one in sides) or "router_agreement" in columns:
-        raise ValueError("rollout_experts and train_experts: pass both, or router_agreement in their place")
-    one, two = sides
-    if getattr(one, "ndim", None) == 4:
-        return columns | {"router_agreement": _agreement(_numpy(one), _numpy(two))}
-    if len(one) != len(two):
-        raise ValueError(f"rollout_experts has {len(one)} sequences, and train_experts {len(two)}")
-    pairs = zip(one, two, strict=True)
-    return columns | {"router_agreement": [_agreement(_numpy(a), _numpy(b)) for a, b in pairs]}
-
-
-def _agreement(one: Array, two: Array) -> Array:
-    """Return the share of experts in common, [..., layers, k] of both → [...]."""
-    whole = {one.dtype.kind, two.dtype.kind} <= {*"iu"}
-    if not whole or one.shape != two.shape or one.ndim < 3 or 0 in one.shape[-2:]:
-        shapes = f"{one.dtype} {list(one.shape)} and {two.dtype} {list(two.shape)}"
-        raise ValueError(f"rollout_experts and train_experts: {shapes}; ids in [..., layers, k] are needed")
-    common = (one[..., :, None] == two[..., None, :]).any(-1)
-    return np.asarray(common.mean((-1, -2)))
 
 
 def _is_padded(value: Any) -> bool:
@@ -558,35 +494,17 @@ def _ragged(name: str, value: Any, keep: Array | None, dtype: str) -> Ragged:
     return Ragged(np.concatenate(rows or [np.empty(0)]), np.array([len(row) for row in rows], np.int64))
 
 
-def _lists(name: str, value: Any, keep: Array | None, lengths: Array, dtype: str) -> Ragged:
-    """Return the k values of each token in one list for each sequence."""
-    kind = OF_TOPS[name] or dtype
-    if getattr(value, "ndim", None) == 3:
-        if keep is None or value.shape[:2] != keep.shape:
-            raise ValueError(f"{name} is {tuple(value.shape)}; pass a response_mask {tuple(value.shape[:2])}")
-        rows = [row[some] for row, some in zip(_numbers(name, value, kind), keep, strict=True)]
-    else:
-        rows = [_numbers(name, row, kind, i) for i, row in enumerate(value)]
-    if len(rows) != len(lengths):
-        raise ValueError(f"{name} has {len(rows)} sequences but rollout_log_probs has {len(lengths)}")
-    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        if length and (row.ndim != 2 or len(row) != length or not 1 <= row.shape[1] <= MOST_TOP):
-            wanted = f"[{length}, k] with k from 1 to {MOST_TOP} is needed"
-            raise ValueError(f"{name}, sequence {i}: shape {row.shape}; {wanted}")
-    flat = [row.ravel() for row in rows]
-    return Ragged(np.concatenate(flat or [np.empty(0)]), np.array([len(row) for row in flat], np.int64))
-
-
-def _of_prompts(name: str, value: Any, rows: int) -> pa.ListArray:
-    """Return lists of whole numbers, each with a length of its own."""
+def _prompts(value: Any, rows: int) -> pa.ListArray:
+    """Return the lists of prompts' tokens, each with a length of its own."""
     if _is_padded(value):
         hint = "pass a list of S one-dimensional arrays, without padding"
-        raise ValueError(f"{name} is padded, and what is padding is not said; {hint}")
-    found = _ragged(name, value, None, "int32")
+        raise ValueError(f"{PROMPT_IDS} is padded, and what is padding is not said; {hint}")
+    found = _ragged(PROMPT_IDS, value, None, "int32")
     if len(found.lengths) != rows:
-        raise ValueError(f"{name} has {len(found.lengths)} lists for {rows} sequences; pass one each")
+        raise ValueError(f"{PROMPT_IDS} has {len(found.lengths)} lists for {rows} sequences; pass one each")
     offsets = np.concatenate([[0], np.cumsum(found.lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(_narrowed(name, found.values, np.int32), pa.int32()))
+    values = _narrowed(PROMPT_IDS, found.values, np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values, pa.int32()))
 
 
 def _agree(tokens: Mapping[str, Ragged]) -> None:
@@ -618,7 +536,7 @@ def _both(arrays: Mapping[str, pa.Array]) -> None:
 
 
 def _token_array(name: str, ragged: Ragged, dtype: str) -> pa.ListArray:
-    kind = pa.int32() if name in TOPS else INT_TOKENS.get(name, FLOATS[dtype])
+    kind = INT_TOKENS.get(name, FLOATS[dtype])
     values = _narrowed(name, ragged.values, kind.to_pandas_dtype())
     if name == "response_mask" and not np.isin(values, (0, 1)).all():
         raise ValueError("response_mask holds values besides 0 and 1; pass 1 for a token that counts")

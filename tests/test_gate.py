@@ -798,17 +798,20 @@ def diagnosis(verdict):
     if verdict == NOTHING:
         return make_summary(diagnosis=None)
     causes = [CAUSE] if verdict == "bug" else []
-    fit = [CandidateCause(id="stale", statement="Old weights.")] if verdict == SEVERAL else []
-    verdict = {SEVERAL: "cannot_tell"}.get(verdict, verdict)
+    fit = [CandidateCause(id="stale", kind="honest", statement="Old weights.")]
+    fit += [CandidateCause(id="sync_stopped", kind="bug", statement="Weights that do not arrive.")]
+    fit = {SEVERAL: fit[:1], A_BUG: fit}.get(verdict, [])
+    verdict = "cannot_tell" if fit else verdict
     found = Diagnosis(verdict=verdict, headline="What it is.", causes=causes, candidates=fit)
     return make_summary(diagnosis=found)
 
 
-SEVERAL = "one of several causes"
+SEVERAL, A_BUG = "one of several causes", "one of several causes, among them a bug"
 TRUTH = {  # verdict → (passed, open) where honest_mismatch, cannot_tell and bug fail
     "healthy": [PASSED, PASSED, PASSED],
     "honest_mismatch": [FAILED, PASSED, PASSED],
     SEVERAL: [UNDECIDED, FAILED, UNDECIDED],
+    A_BUG: [UNDECIDED, FAILED, SILENT],
     "cannot_tell": [SILENT, FAILED, SILENT],
     "bug": [FAILED, FAILED, FAILED],
     NOTHING: [SILENT, SILENT, SILENT],
@@ -821,7 +824,7 @@ def test_a_diagnosis_fails_what_names_it_or_a_milder_one(verdict):
         (found,) = judge_diagnosis(diagnosis(verdict), fails)
 
         assert (found.passed, found.open) == said
-        named = {NOTHING: None, SEVERAL: "cannot_tell"}.get(verdict, verdict)
+        named = {NOTHING: None, SEVERAL: "cannot_tell", A_BUG: "cannot_tell"}.get(verdict, verdict)
         assert (found.diagnosis, found.diagnosis_fails) == (named, fails)
         assert EXITS[outcome([found])] == EXIT[said[0]]
 
@@ -851,8 +854,8 @@ def test_a_dump_that_is_too_small_to_show_a_bug_is_not_judged_unless_it_fails(du
     assert found.passed is False
 
 
-@pytest.mark.parametrize("base", [one for one in TRUTH if one != SEVERAL])
-@pytest.mark.parametrize("now", [one for one in TRUTH if one != SEVERAL])
+@pytest.mark.parametrize("base", [one for one in TRUTH if one not in (SEVERAL, A_BUG)])
+@pytest.mark.parametrize("now", [one for one in TRUTH if one not in (SEVERAL, A_BUG)])
 def test_a_diagnosis_may_not_become_worse_than_the_baselines(now, base):
     asked = Baseline(result="base.json", only=["diagnosis"])
     (found,) = compare(diagnosis(now), diagnosis(base), asked)
@@ -873,9 +876,9 @@ def test_a_baseline_with_a_diagnosis_watches_it_unless_only_names_others():
 
 
 def test_the_reason_names_the_cause_and_what_to_change_first():
-    bug, honest, unsure = (
+    bug, honest, unsure, perhaps = (
         judge_diagnosis(summary, "bug")[0].reason
-        for summary in (diagnosis("bug"), make_summary(), diagnosis(SEVERAL))
+        for summary in (diagnosis("bug"), make_summary(), diagnosis(SEVERAL), diagnosis(A_BUG))
     )
     assert bug == (
         "bug (off_by_one): Each log-prob belongs to the token before it; "
@@ -883,4 +886,5 @@ def test_the_reason_names_the_cause_and_what_to_change_first():
     )
     assert honest.startswith("honest mismatch: The two engines disagree")
     assert "--fail-on cannot_tell fails for that" in unsure
+    assert perhaps.endswith("whether it is a bug, this dump cannot tell: sync_stopped would be one")
     assert FailOn(fail_on=["bug", " Cannot-Tell ", "honest_mismatch"]).fail_on == list(ORDER[:0:-1])

@@ -27,7 +27,7 @@ from offpol_diag.result import GateVerdict, loads
 from tests.drawn import markdown as render_markdown
 from tests.drawn import terminal
 from tests.factory import make_summary, number
-from tests.test_gate import NOTHING, SEVERAL, compare, diagnosis, having, judge_diagnosis
+from tests.test_gate import A_BUG, NOTHING, SEVERAL, compare, diagnosis, having, judge_diagnosis
 
 GATES, NOW, BASE = (Path(name) for name in ("gates.toml", "now.json", "base.json"))
 
@@ -276,6 +276,8 @@ AGAINST, BUG = "--baseline base.json ", "--fail-on bug "
         ("healthy", BUG, 0),
         ("bug", BUG, 1),
         (SEVERAL, BUG, 0),
+        (A_BUG, BUG, 2),
+        (A_BUG, BUG + "--fail-on cannot_tell", 1),
         ("cannot_tell", BUG, 2),
         ("cannot_tell", BUG + "--fail-on cannot_tell", 1),
         (NOTHING, BUG, 2),

@@ -34,7 +34,7 @@ FINE = Diagnosis(verdict="honest_mismatch", headline="fine")
 OPEN = Diagnosis(
     verdict="cannot_tell",
     headline="two causes fit",
-    candidates=[CandidateCause(id=one, statement=one) for one in ("stale", "numerics")],
+    candidates=[CandidateCause(id=one, kind="honest", statement=one) for one in ("stale", "numerics")],
     decide="write policy_lag",
 )
 HEALTHY = Diagnosis(verdict="healthy", headline="as small as rounding")

@@ -139,19 +139,13 @@ def test_keys_of_sequences_do_not_depend_on_them(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) -> None:
-    columns = {"weight_versions": VERSIONS, "rewards": [0.0, 1.0, 2.0], **TOLD}
+    columns = {"rewards": [0.0, 1.0, 2.0], **TOLD}
     (one,) = open_dump([str(write(tmp_path / "a.parquet", **columns))]).batches()
     found = Sample.read(sample(BatchContext.of(one, 0, 1), DRIFTS[0]))
     assert sorted(zip(found.scalars["rewards"], found.scalars["prompt_length"], strict=True), key=str) == [
         (0.0, 12), (1.0, 0), (2.0, None),
     ]  # fmt: skip
     assert {*TOLD} < found.scalars.keys()
-    ends = np.cumsum(found.lengths)
-    each = [
-        found.values["weight_versions"][end - n : end].tolist()
-        for n, end in zip(found.lengths, ends, strict=True)
-    ]
-    assert sorted(each) == sorted(VERSIONS)
 
 
 FALLS = {
@@ -251,136 +245,43 @@ def test_the_versions_of_verl_are_known_where_a_response_has_one(tmp_path: Path)
         assert row["rollout_version"] == 4
 
 
-# ---------------------------------------------------------------- second scorings and shares
+# ---------------------------------------------------------------- prompts
 
-SHARES = ("router_agreement", "kept_mass")
-SECOND: dict[str, Any] = {
-    "old_log_probs_repeat": [[-0.25] * n for n in LENGTHS],
-    "engine_prefill_log_probs": [[-0.75] * n for n in LENGTHS],
-    "router_agreement": [[0.5] * n for n in LENGTHS],
-    "kept_mass": [[1.0] * n for n in LENGTHS],
-}
-FIELDS = dict(zip(SECOND, ("old_repeat", "prefill", "router_agreement", "kept_mass"), strict=True))
+PROMPTS: list[Any] = [[7, 8, 9, 9], [5], None]
 
 
-def test_second_scorings_and_shares_reach_the_diagnosis(tmp_path: Path) -> None:
-    with DumpWriter(tmp_path / "a.parquet") as out:
-        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, **SECOND)
-    (one,) = open_dump([str(tmp_path / "a.parquet")]).batches()
-    found = Sample.read(sample(BatchContext.of(one, 0, 1), DRIFTS[0]))
-    for name, field in FIELDS.items():
-        assert set(found.values[field]) == {SECOND[name][0][0]}
-
-
-@pytest.mark.parametrize("name", SHARES)
-@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
-def test_a_share_that_is_none_is_bad_input(tmp_path: Path, name: str, value: float) -> None:
-    given = [[0.5, value, 1.0, 1.0], [1.0], [0.0] * 3]
-    path = write(tmp_path / "a.parquet", **{name: given})
-    ran = CliRunner().invoke(app, ["doctor", str(path)])
-    assert ran.exit_code == 2
-    said = " ".join(ran.output.split())
-    assert f"column {name!r}: token 1 is {value:g}" in said.replace(f"column '{name}'", f"column {name!r}")
-    assert "hint: " in said
-
-
-@pytest.mark.parametrize("name", SECOND)
-def test_a_second_column_of_another_length_is_bad_input(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / "a.parquet", **{name: [SECOND[name][0][:3], *SECOND[name][1:]]})
-    ran = CliRunner().invoke(app, ["doctor", str(path)])
-    assert ran.exit_code == 2
-    assert f"column '{name}': it holds 3 values and rollout_log_probs holds 4" in " ".join(ran.output.split())
-    out = DumpWriter(tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match=name):
-        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, **{name: [[0.5], *SECOND[name][1:]]})
-    out.discard()
-
-
-OF_PROMPTS: dict[str, Any] = {
-    "prompt_ids": [[7, 8, 9, 9], [5], None],
-    "image_spans": [[0, 2, 3, 4], [], None],
-}
-
-
-def test_prompts_and_images_reach_the_diagnosis_with_lengths_of_their_own(tmp_path: Path) -> None:
+def test_prompts_reach_the_diagnosis_with_lengths_of_their_own(tmp_path: Path) -> None:
     ids = [[9, 1, 7, 2], [5], [5, 5, 5]]
-    path = write(tmp_path / "a.parquet", token_ids=ids, **OF_PROMPTS)
+    path = write(tmp_path / "a.parquet", token_ids=ids, prompt_ids=PROMPTS)
     (one,) = open_dump([str(path)]).batches()
     assert one.scalars["prompt_length"] == [4, 1, None]
     found = Sample.read(sample(BatchContext.of(one, 0, 1), DRIFTS[0]))
     rows = {one: i for i, one in enumerate(found.scalars["sequence_id"])}
     parts = np.split(found.values["in_prompt"], np.cumsum(found.lengths)[:-1])
     assert [parts[rows[i]].tolist() for i in range(3)] == [[1, 0, 1, 0], [1], [0, 0, 0]]
-    assert [found.scalars["image_spans"][rows[i]] for i in range(3)] == [[0, 2, 3, 4], [], None]
     digests = [found.scalars["prompt_ids"][rows[i]] for i in range(3)]
     assert (digests[2], len({*digests})) == (None, 3)
 
 
-ODD = {
-    "an end without a start": ("image_spans", [[0, 2, 3], [], []], "it is no list of rising starts and ends"),
-    "an end before its start": ("image_spans", [[4, 2], [], []], "it is no list of rising starts and ends"),
-    "below 0": ("image_spans", [[-1, 2], [], []], "it is no list of rising starts and ends"),
-    "null in a span": ("image_spans", [[0, None], [], []], "there is null among its values"),
-    "null in a prompt": ("prompt_ids", [[1, None], [2], [3]], "there is null among its values"),
-    "floats": ("prompt_ids", [[1.5], [2.0], [3.0]], "a list of integers per row is needed"),
-    "one number": ("image_spans", [1, 2, 3], "a list of integers per row is needed"),
+ODD: dict[str, tuple[Any, str]] = {
+    "null in a prompt": ([[1, None], [2], [3]], "there is null among its values"),
+    "floats": ([[1.5], [2.0], [3.0]], "a list of integers per row is needed"),
+    "one number": ([1, 2, 3], "a list of integers per row is needed"),
 }
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_prompts_and_images_that_are_none_are_bad_input(tmp_path: Path, name: str) -> None:
-    column, given, says = ODD[name]
-    ran = CliRunner().invoke(app, ["doctor", str(write(tmp_path / "a.parquet", **{column: given}))])
+@pytest.mark.parametrize(("given", "says"), ODD.values(), ids=ODD)
+def test_prompts_that_are_none_are_bad_input(tmp_path: Path, given: Any, says: str) -> None:
+    path = write(tmp_path / "a.parquet", prompt_ids=given)
+    ran = CliRunner().invoke(app, ["doctor", str(path)])
     assert ran.exit_code == 2
     said = " ".join(ran.output.split())
-    assert f"column '{column}'" in said
+    assert "column 'prompt_ids'" in said
     assert says in said
     assert "hint: " in said
 
 
 def test_a_column_of_prompts_that_not_all_files_have_is_left_out(tmp_path: Path) -> None:
-    paths = [write(tmp_path / "a.parquet", **OF_PROMPTS), write(tmp_path / "b.parquet")]
+    paths = [write(tmp_path / "a.parquet", prompt_ids=PROMPTS), write(tmp_path / "b.parquet")]
     batches = open_dump([str(path) for path in paths]).batches()
     assert all("prompt_ids" not in one.scalars for one in batches)
-
-
-def test_the_writer_stores_images_and_refuses_padded_spans(tmp_path: Path) -> None:
-    with DumpWriter(tmp_path / "a.parquet") as out:
-        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, image_spans=[[0, 2], [], [1, 3]])
-        with pytest.raises(ValueError, match="image_spans is padded"):
-            out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, image_spans=np.zeros((3, 2), int))
-    assert pq.read_table(tmp_path / "a.parquet")["image_spans"].to_pylist() == [[0, 2], [], [1, 3]]
-
-
-def test_the_writer_makes_the_agreement_of_experts_of_both_sides(tmp_path: Path) -> None:
-    """Two layers, two experts of each: all in common in any order, half of them, none."""
-    engine = np.array([[[[1, 2], [3, 4]], [[1, 2], [3, 4]], [[1, 2], [3, 4]]]])
-    trainer = np.array([[[[2, 1], [3, 4]], [[1, 5], [3, 6]], [[5, 6], [7, 8]]]])
-    logs, mask = -np.ones((1, 3)), np.ones((1, 3))
-    for given in ((engine, trainer), (list(engine), list(trainer))):
-        with DumpWriter(tmp_path / "a.parquet") as out:
-            experts = dict(zip(("rollout_experts", "train_experts"), given, strict=True))
-            out.write(rollout_log_probs=logs, old_log_probs=logs, response_mask=mask, **experts)
-        assert pq.read_table(tmp_path / "a.parquet")["router_agreement"].to_pylist() == [[1.0, 0.5, 0.0]]
-
-
-ROUTES = np.zeros((3, 4, 2, 2), int)
-
-
-@pytest.mark.parametrize(
-    "experts",
-    [
-        {"rollout_experts": ROUTES},
-        {"rollout_experts": ROUTES, "train_experts": ROUTES[:, :, :1]},
-        {"rollout_experts": ROUTES * 0.5, "train_experts": ROUTES},
-        {"rollout_experts": list(ROUTES), "train_experts": list(ROUTES[:2])},
-        {"rollout_experts": ROUTES, "train_experts": ROUTES, "router_agreement": np.ones((3, 4))},
-    ],
-    ids=["one side", "other layers", "no ids", "other rows", "both"],
-)
-def test_experts_that_cannot_be_compared_are_refused(tmp_path: Path, experts: dict[str, Any]) -> None:
-    logs = -np.ones((3, 4))
-    out = DumpWriter(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="rollout_experts"):
-        out.write(rollout_log_probs=logs, old_log_probs=logs, response_mask=np.ones((3, 4)), **experts)
-    out.discard()

@@ -232,7 +232,7 @@ def render(form: str, result: Result | Checked) -> str:
     return markdown(answered(result))
 
 
-SOURCES = ("preset_file", "floors", "tokenizer", "gates")
+SOURCES = ("preset_file", "tokenizer", "gates")
 """Fields of requests that name files that are read."""
 
 

@@ -127,9 +127,10 @@ def gate(request: requests.Gate) -> None:
     passes, and the table says that it is open. A number without an interval is judged by its value; a value
     on its bound passes.
 
-    --fail-on bug fails where the diagnosis is a bug; it could not be judged where a bug cannot be looked for:
-    columns that are copies, fewer than 16 sequences or 4 prompts. Several causes that fit pass as open.
-    --fail-on cannot_tell is the strict way: it fails for all of these.
+    --fail-on bug fails where the diagnosis is a bug; it could not be judged (2) where a bug is among several
+    causes that fit, or cannot be looked for: columns that are copies, fewer than 16 sequences or 4 prompts.
+    Causes that fit and are all honest pass as open. --fail-on cannot_tell is the strict way: it fails for all
+    of these.
 
     Against a baseline none may be worse, in the order healthy, honest_mismatch, cannot_tell, bug.
 

@@ -1,24 +1,20 @@
 """Candidates: the causes that fit a mismatch which nothing in the dump establishes, and how to decide.
 
 Each row of `CANDIDATES` has the evidence for it and against it: functions of what was seen that return a
-sentence, or nothing. Each that holds adds a weight to the log-odds of the candidate (multinomial logistic
-regression); `benchmarks/doctor/learn.py` learned the weights from dumps of known cause. None has a fix.
+sentence, or nothing. They are listed by how much speaks against them. None has a fix.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
 
+from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.definition import OCTAVES, faded
-from offpol_diag.diagnosis.drift import numbers, uncertain
+from offpol_diag.diagnosis.floors import MOST_EXCUSED, ceiling
 from offpol_diag.diagnosis.honest import (
-    APART,
     GROWN,
     NOISE,
     OUTLYING,
@@ -30,21 +26,15 @@ from offpol_diag.diagnosis.honest import (
     listed,
     unsystematic,
 )
-from offpol_diag.diagnosis.laws import SHAPES, systematic
+from offpol_diag.diagnosis.laws import SHAPES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
-from offpol_diag.diagnosis.rows import SURE, estimate
-from offpol_diag.diagnosis.sampled import NOISY, current_drift, current_size
+from offpol_diag.diagnosis.rows import SURE, estimate, numbers, uncertain
 from offpol_diag.diagnosis.signatures import percent
-from offpol_diag.diagnosis.sync import BEHIND, FOLLOWS, PART, STILL, placed
 from offpol_diag.numerals import rounded
 from offpol_diag.result import CandidateCause
 
-MOST, LEAST = 4, 0.05
-"""Most candidates that are listed, and the least probability of the third and fourth."""
-WEIGHTS: dict[str, dict[str, float]] = tomllib.loads(
-    files("offpol_diag").joinpath("data", "candidates.toml").read_text(encoding="utf-8")
-)
-"""Candidate → `prior` and piece of evidence → what it adds to the log-odds."""
+MOST = 4
+"""Most candidates that are listed."""
 WIDELY = 0.5
 """Scale of Δ/(1 − π_rollout) above which quantised weights alone are no candidate: 4 bits give up to 0.46 in
 the rollouts of `benchmarks/doctor`."""
@@ -128,17 +118,6 @@ def moved(seen: Seen) -> str:
     return (
         f"cov(A, min(r, 2)) is {seen.moved:.1f} standard errors above 0: the trainer has moved along its "
         "advantages since the tokens were sampled."
-    )
-
-
-def unmoved(seen: Seen) -> str:
-    """State that no such move shows."""
-    if seen.moved is None or seen.moved >= 2:
-        return ""
-    side = "above" if seen.moved >= 0 else "below"
-    return (
-        f"cov(A, min(r, 2)) is {abs(seen.moved):.1f} standard errors {side} 0: no move of the trainer along "
-        "its advantages shows."
     )
 
 
@@ -283,50 +262,12 @@ def concentrated(seen: Seen) -> str:
     return f"{int(apart.sum()):,} of {len(level):,} responses carry {percent(carried)} of K3."
 
 
-def drifts(seen: Seen) -> str:
-    """State that the engine is behind, by the drift of token ids."""
-    if not seen.late or seen.drift is None:
-        return ""
-    whole, by = seen.drift.whole, f"By the drift of {seen.drift.kinds} token ids"
-    return f"{by} the engine is {whole.value:.1f} ± {whole.error:.1g} steps behind (step: {seen.drift.text})."
-
-
-def in_time(seen: Seen) -> str:
-    """State that the engine is not behind, by the drift of token ids."""
-    if not seen.on_time or seen.drift is None:
-        return ""
-    whole, by = seen.drift.whole, f"By the drift of {seen.drift.kinds} token ids"
-    return f"{by} the engine is not behind the trainer: {abs(whole.value):.2f} ± {whole.error:.1g} steps."
-
-
 def jumps(seen: Seen) -> str:
     """State that the level jumps at one step for good."""
     if seen.jump is None:
         return ""
     step, low, high = seen.jump
     return f"|Δ|/(1 − q) jumps at step {step:g}, from {low:.2g} to {high:.2g}, and stays there."
-
-
-def stands_still(seen: Seen) -> str:
-    """State that the engine does not move with the trainer."""
-    if seen.drift is None or seen.drift.carried.high >= STILL:
-        return ""
-    return f"The trainer's log-probs drift from step to step, and the engine's by {seen.drift.share} of that."
-
-
-def moves_along(seen: Seen) -> str:
-    """State that the engine moves with the trainer."""
-    if seen.drift is None or seen.drift.carried.low < FOLLOWS:
-        return ""
-    return f"The engine moves with the trainer: by {seen.drift.share} of its drift."
-
-
-def moves_partly(seen: Seen) -> str:
-    """State that the engine moves with the trainer, but not as far."""
-    part = seen.drift and seen.drift.carried
-    if not part or not (part.low > 0.1 and part.high < PART[1]) or seen.drift is None:
-        return ""
-    return f"The engine moves by {seen.drift.share} of the trainer's drift."
 
 
 def at_step_0(seen: Seen) -> str:
@@ -364,69 +305,6 @@ def by_place(seen: Seen) -> str:
     )
 
 
-def routed_otherwise(seen: Seen) -> str:
-    """State that tokens for which both sides chose other experts carry the mismatch."""
-    agreement = seen.rows.extra.get("router_agreement")
-    if agreement is None:
-        return ""
-    least = min(float(np.quantile(agreement, 0.1)), 1 - 1e-6)
-    other, k3 = agreement <= least, seen.rows.k3_cut
-    carried = float(k3[other].sum() / k3.sum()) if k3.any() else 0.0
-    if carried < max(0.3, 2.5 * other.mean()):
-        return ""
-    return (
-        f"{percent(float(other.mean()))} of the tokens, with at most {least:.2g} of their experts in common, "
-        f"carry {percent(carried)} of K3."
-    )
-
-
-def routed_alike(seen: Seen) -> str:
-    """State that both sides chose the same experts."""
-    agreement = seen.rows.extra.get("router_agreement")
-    if agreement is None or agreement.mean() < 0.999:
-        return ""
-    return f"router_agreement is {agreement.mean():.4f} on average: both sides chose the same experts."
-
-
-def decodes_otherwise(seen: Seen) -> str:
-    """State that the engine's prefill agrees with the trainer, and its decoding with neither."""
-    decoded, trained = seen.prefill
-    if not seen.decodes_otherwise:
-        return ""
-    return (
-        f"The engine's prefill agrees with the trainer (K3 {trained:.2g}, {CUT}), and its decoding with "
-        f"neither ({decoded:.2g})."
-    )
-
-
-def prefills_alike(seen: Seen) -> str:
-    """State that the engine's prefill repeats what it sampled with, and the trainer differs from both."""
-    decoded, trained = seen.prefill
-    if trained <= HEALTHY_K3 or decoded >= APART * trained:
-        return ""
-    return (
-        f"The engine's prefill agrees with its decoding (K3 {decoded:.2g}, {CUT}), and the trainer with "
-        f"neither ({trained:.2g})."
-    )
-
-
-def current_scatters(seen: Seen) -> str:
-    """State that the trainer's current log-probs differ from its old ones as noise does."""
-    moved, size = current_drift(seen.rows), current_size(seen.rows)
-    if moved is None or size < NOISY or not unsystematic(systematic(moved)):
-        return ""
-    return (
-        f"current_log_probs differ from old_log_probs by {size:.2g} of the uncertainty of a token, and "
-        "tokens of one kind have nothing in common in it: an update moves them alike."
-    )
-
-
-def _again(seen: Seen) -> float | None:
-    """Return K3 of the trainer's second scoring to its first; None where there is none."""
-    again = seen.rows.extra.get("old_repeat")
-    return None if again is None else float(replace(seen.rows, q=again).k3_cut.mean())
-
-
 def _goes_with(key: str, name: str) -> Says:
     """Return evidence that the mismatch goes with something: a measurement, which names no cause."""
 
@@ -447,29 +325,7 @@ def _goes_with(key: str, name: str) -> Says:
 goes_with_kind = _goes_with("kind", "goes_with_kind")
 goes_with_length = _goes_with("length", "goes_with_length")
 goes_with_prompt = _goes_with("prompt", "goes_with_prompt")
-goes_with_pack = _goes_with("pack", "goes_with_pack")
-goes_with_images = _goes_with("image", "goes_with_images")
 goes_with_group = _goes_with("group", "goes_with_group")
-
-
-UNWEIGHED = (goes_with_kind, goes_with_length, goes_with_pack, goes_with_group)
-"""Evidence that is said and weighs nothing: where to look, whatever the cause."""
-
-
-def scored_unlike(seen: Seen) -> str:
-    """State that the trainer's second scoring differs from its first about as much as the engine does."""
-    again = _again(seen)
-    if again is None or not again > max(APART * seen.k3, HEALTHY_K3):
-        return ""
-    return f"Scored a second time, the trainer differs from itself: K3 is {again:.2g}, {CUT}."
-
-
-def scored_alike(seen: Seen) -> str:
-    """State that the trainer's second scoring repeats its first, and the engine differs from both."""
-    again = _again(seen)
-    if again is None or not again < APART**2 * seen.k3:
-        return ""
-    return f"Scored a second time, the trainer repeats itself: K3 is {again:.2g}, {CUT}."
 
 
 def fades(seen: Seen) -> str:
@@ -479,33 +335,6 @@ def fades(seen: Seen) -> str:
         return ""
     places = ", ".join(f"{a} to {b - 1}: {x:.2g}" for (a, b), x in zip(OCTAVES, level, strict=True))
     return f"|Δ|/(1 − q) fades along the response: tokens {places}."
-
-
-def decays(seen: Seen) -> str:
-    """State that the level falls along a response."""
-    return f"|Δ|/(1 − q) falls along a response: {placed(seen.decay)}." if seen.decay else ""
-
-
-def older_first(seen: Seen) -> str:
-    """State that the engine is further behind at the first tokens of a response."""
-    if not seen.older_first or seen.drift is None or seen.ends is None:
-        return ""
-    early, late = seen.ends
-    by = f"By the drift of {seen.drift.kinds} token ids the engine is {early.value:.1f} ± {early.error:.1g}"
-    return f"{by} steps behind at a response's first tokens, and {late.value:.1f} ± {late.error:.1g} later."
-
-
-def older_nowhere(seen: Seen) -> str:
-    """State that the engine is no further behind at the first tokens of a response than later."""
-    if seen.ends is None or seen.older_first:
-        return ""
-    early, late = seen.ends
-    if early.value + 2 * early.error > BEHIND + max(late.value, 0.0):
-        return ""
-    return (
-        f"The engine is {early.value:.2f} ± {early.error:.1g} steps behind at a response's first tokens, and "
-        f"{late.value:.2f} ± {late.error:.1g} later."
-    )
 
 
 # The candidates.
@@ -520,21 +349,23 @@ def _possible_frozen(seen: Seen) -> bool:
 
 
 def _possible_quantised(seen: Seen) -> bool:
-    return seen.body.scale <= WIDELY and (not seen.returns or seen.on_time)
+    return seen.body.scale <= WIDELY and not seen.returns
 
 
 def _possible_numerics(seen: Seen) -> bool:
+    if seen.body.scale <= ROUNDED and seen.k3 > HEALTHY_K3:
+        return False  # something else moves the tokens that carry K3
     little = seen.body.scale <= 2 * ROUNDED or bool(noise(seen))
     return little and not (seen.returns or shared_at_all(seen))
 
 
 def _possible_experts(seen: Seen) -> bool:
     shaped = bool(outliers(seen)) and seen.body.scale <= 3 * ROUNDED
-    return (shaped or bool(seen.recorded.experts or routed_otherwise(seen))) and not seen.returns
+    return (shaped or bool(seen.recorded.experts)) and not seen.returns
 
 
 def _possible_other(seen: Seen) -> bool:
-    return (not seen.returns or seen.on_time) and seen.lags.get(0, 1.0) > HEALTHY_K3
+    return not seen.returns and seen.lags.get(0, 1.0) > HEALTHY_K3
 
 
 CANDIDATES: tuple[Candidate, ...] = (
@@ -542,93 +373,53 @@ CANDIDATES: tuple[Candidate, ...] = (
         "stale",
         "Stale weights: the engine's are older than the trainer's.",
         _possible_stale,
-        (all_behind, follows_lag, moved, drifts, grows, shared_much, goes_with_kind, wide, not_at_step_0),
-        (
-            *(in_time, stands_still, moves_partly, level_over_lag, noise, in_sync, close, unmoved),
-            *(decodes_otherwise, scored_unlike),
-        ),
+        (all_behind, follows_lag, moved, grows, shared_much, goes_with_kind, wide, not_at_step_0),
+        (level_over_lag, noise, in_sync, close),
     ),
     Candidate(
         "sync_stopped",
         "Weights that do not reach the engine, or not at every step.",
         _possible_frozen,
-        (stands_still, returns, drifts, grows, in_sync, shared_much, not_at_step_0),
-        (in_time, noise, moves_along, unmoved, at_step_0),
+        (returns, grows, in_sync, shared_much, not_at_step_0),
+        (noise, at_step_0),
     ),
     Candidate(
         "quantized_rollout",
         "A quantised rollout: weights, activations or cache of few bits.",
         _possible_quantised,
-        (says_quantised, broad, shared_some, level_over_steps, in_sync, in_time, jumps, at_step_0),
+        (says_quantised, broad, shared_some, level_over_steps, in_sync, jumps, at_step_0),
         (
-            *(by_place, fades, drifts, says_plain, close, grows, moved, wide, shared_much, noise),
-            *(beyond_usual, goes_with_length, goes_with_prompt, goes_with_images, scored_unlike),
+            *(by_place, fades, says_plain, close, grows, moved, wide, shared_much, noise),
+            *(beyond_usual, goes_with_length, goes_with_prompt),
         ),
     ),
     Candidate(
         "weights_differ",
         "Other weights at every step: an adapter, a head or experts not loaded.",
         _possible_other,
-        (
-            *(moves_partly, in_sync, shared_much, goes_with_kind, goes_with_group, wide),
-            *(level_over_steps, not_at_step_0),
-        ),
-        (grows, noise, close, moves_along, at_step_0, decodes_otherwise, scored_unlike),
+        (in_sync, shared_much, goes_with_kind, goes_with_group, wide, level_over_steps, not_at_step_0),
+        (grows, noise, close, at_step_0),
     ),
     Candidate(
         "model_differs",
         "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise.",
         _possible_other,
-        (
-            *(in_sync, wide, level_over_steps, at_step_0, by_place, prefills_alike),
-            *(goes_with_length, goes_with_pack, goes_with_group),
-        ),
-        (
-            *(grows, noise, close, moves_along, shared_much, not_at_step_0, fades, decodes_otherwise),
-            *(goes_with_kind, scored_unlike),
-        ),
-    ),
-    Candidate(
-        "sync_corrupts",
-        "Weights that arrive damaged: a sync overwrites what the engine repacked or quantised at its start.",
-        lambda seen: seen.jump is not None and not seen.late,
-        (jumps, in_time),
-        (says_quantised,),
-    ),
-    Candidate(
-        "decode_differs",
-        "The engine's decoding computes something else than its own prefill.",
-        lambda seen: bool(decodes_otherwise(seen)),
-        (decodes_otherwise,),
-        (),
-    ),
-    Candidate(
-        "stale_prefix_cache",
-        "Keys and values of older weights: a prefix cache that a sync does not empty.",
-        lambda seen: bool(decays(seen) or older_first(seen)),
-        (decays, older_first),
-        (noise, stands_still, older_nowhere),
+        (in_sync, wide, level_over_steps, at_step_0, by_place, goes_with_length, goes_with_group),
+        (grows, noise, close, shared_much, not_at_step_0, fades, goes_with_kind),
     ),
     Candidate(
         "moe_outliers",
         "Experts routed otherwise in the engine than in the trainer.",
         _possible_experts,
-        (outliers, says_experts, noise, routed_otherwise, scored_unlike),
-        (routed_alike, grows, shared_at_all, no_outliers, beyond_usual, scored_alike),
+        (outliers, says_experts, noise),
+        (grows, shared_at_all, no_outliers, beyond_usual),
     ),
     Candidate(
         "numerics",
         "Other kernels: the same weights, computed otherwise.",
         _possible_numerics,
-        (close, noise, scored_unlike),
-        (off, grows, beyond_dense, scored_alike),
-    ),
-    Candidate(
-        "stochastic_forward",
-        "A trainer that computes with noise: dropout, or noise of the router.",
-        lambda seen: bool(current_scatters(seen) or scored_unlike(seen)),
-        (current_scatters, scored_unlike, noise),
-        (shared_at_all,),
+        (close, noise),
+        (off, grows, beyond_dense),
     ),
     Candidate(
         "wrong_context",
@@ -637,18 +428,10 @@ CANDIDATES: tuple[Candidate, ...] = (
         (concentrated, fades, goes_with_prompt),
         (shared_at_all,),
     ),
-    Candidate(
-        "image_differs",
-        "Images that one side sees otherwise: their pixels, placeholders or positions.",
-        lambda seen: bool(goes_with_images(seen)),
-        (goes_with_images,),
-        (),
-    ),
 )
-"""The candidates; of equal weights the earlier one comes first."""
+"""The candidates, more common ones first: of two that as much speaks against, the earlier one is first."""
 
-_OF_STEPS = frozenset({"stale", "sync_stopped"})
-OF_WEIGHTS = _OF_STEPS | {"weights_differ", "sync_corrupts"}
+OF_WEIGHTS = frozenset({"stale", "sync_stopped", "weights_differ"})
 """Candidates of weights that are not the trainer's."""
 PLAIN = {
     "verl": "actor_rollout_ref.rollout.dtype=bfloat16 actor_rollout_ref.rollout.enforce_eager=True "
@@ -657,12 +440,6 @@ PLAIN = {
     "slime": "--sglang-dtype bfloat16 --sglang-disable-cuda-graph --sglang-disable-radix-cache",
 }
 """Trainer → what makes its engine compute in bf16, eager, without prefix cache."""
-UNCACHED = {
-    "verl": "actor_rollout_ref.rollout.enable_prefix_caching=False",
-    "TRL": "trl vllm-serve --enable_prefix_caching False",
-    "slime": "--sglang-disable-radix-cache",
-}
-"""Trainer → what makes its engine compute the keys of every prompt anew."""
 LAG = {
     name: f"docs/trainers/{name.lower()}.md has a hook that writes it" for name in ("verl", "TRL", "slime")
 }
@@ -673,28 +450,6 @@ MEASUREMENTS = (
         "of kernels or of the router; if they are equal, engine and trainer compute different things.",
         frozenset({"moe_outliers", "numerics"}),
         lambda seen: seen.outlying,
-        {},
-    ),
-    Measurement(
-        "Write old_log_probs_repeat, the trainer's scoring a second time without an update between: if the "
-        "two differ as current_log_probs do, its forward is computed with noise; if they agree, it is not.",
-        frozenset({"stochastic_forward"}),
-        lambda seen: "current" in seen.rows.extra and "old_repeat" not in seen.rows.extra,
-        {},
-    ),
-    Measurement(
-        "Print, for one row with an image, the prompt ids with their placeholders, pixel_values (shape and "
-        "sum), image_grid_thw and position_ids of engine and trainer: what differs is the cause; if nothing "
-        "does, the vision tower is computed otherwise.",
-        frozenset({"image_differs"}),
-        lambda seen: bool(goes_with_images(seen)),
-        {},
-    ),
-    Measurement(
-        "Score the same 64 responses twice with dropout and the router's noise switched off (model.eval()): "
-        "if the two scorings are then equal, it was that; if not, it is noise of kernels.",
-        frozenset({"stochastic_forward"}),
-        lambda seen: bool(scored_unlike(seen)),
         {},
     ),
     Measurement(
@@ -713,16 +468,9 @@ MEASUREMENTS = (
         LAG,
     ),
     Measurement(
-        "The same step without prefix cache: if the first tokens of a response are then as close as later "
-        "ones, the cache held keys of older weights; if they stay off, it is another text or fault.",
-        frozenset({"stale_prefix_cache"}),
-        lambda seen: bool(decays(seen)),
-        UNCACHED,
-    ),
-    Measurement(
         "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
         "the precision or a kernel; if it stays, the weights or the texts differ.",
-        frozenset({"quantized_rollout", "numerics", "moe_outliers", "decode_differs"}),
+        frozenset({"quantized_rollout", "numerics", "moe_outliers"}),
         lambda seen: True,
         PLAIN,
     ),
@@ -742,26 +490,26 @@ ALWAYS = ("quantized_rollout", "weights_differ")
 """Candidates where none fits by its own condition: nothing rules them out."""
 
 
-def fitting(seen: Seen) -> list[CandidateCause]:
-    """Return the causes that fit, the likeliest first, with probability and what speaks for and against each.
+RECORDED = (says_quantised, says_experts)
+"""Evidence from the metadata, which outweighs one point against."""
 
-    What is left to 1 is the probability of a cause that is none of those listed.
-    """
-    fits = able(seen)
-    odds = np.array([0.0, *(log_odds(one.id, evidence(one, seen)) for one in fits)])  # the first: none
-    likely = np.exp(odds - odds.max())
-    ranked = sorted(zip((likely / likely.sum())[1:].tolist(), fits, strict=True), key=lambda pair: -pair[0])
-    return [
-        CandidateCause(
+
+def fitting(seen: Seen) -> list[CandidateCause]:
+    """Return the causes that fit, the least contradicted first, with what speaks for and against each."""
+    found = []
+    for one in able(seen):
+        speaks_for = [text for says in one.speaks_for if (text := says(seen))]
+        against = [text for says in one.speaks_against if (text := says(seen))]
+        recorded = any(says(seen) for says in one.speaks_for if says in RECORDED)
+        cause = CandidateCause(
             id=one.id,
+            kind=CAUSES[one.id].kind,
             statement=one.statement,
-            probability=probability,
-            for_=_said(one, one.speaks_for, seen),
-            against=_said(one, one.speaks_against, seen),
+            for_=speaks_for,
+            against=against,
         )
-        for place, (probability, one) in enumerate(ranked[:MOST])
-        if probability >= LEAST or place < 2
-    ]
+        found.append((len(against) - recorded, cause))
+    return [cause for _, cause in sorted(found, key=lambda pair: pair[0])][:MOST]
 
 
 def able(seen: Seen) -> list[Candidate]:
@@ -770,24 +518,6 @@ def able(seen: Seen) -> list[Candidate]:
     if seen.returns or not fits.keys() <= {"sync_stopped"}:
         return [*fits.values()]
     return [one for one in CANDIDATES if one.id in fits or one.id in ALWAYS]
-
-
-def evidence(one: Candidate, seen: Seen) -> list[str]:
-    """Return the names of the pieces of evidence, for and against a candidate, that hold."""
-    return [says.__name__ for says in (*one.speaks_for, *one.speaks_against) if says(seen)]
-
-
-def log_odds(candidate: str, holds: Sequence[str]) -> float:
-    """Return the log-odds of a candidate against a cause that is none of them, given what holds."""
-    weights = WEIGHTS[candidate]
-    return weights["prior"] + sum(weights[name] for name in holds)
-
-
-def _said(one: Candidate, points: Sequence[Says], seen: Seen) -> list[str]:
-    """Return the sentences of the evidence that holds, the weightiest first."""
-    weights = WEIGHTS[one.id]
-    ordered = sorted(points, key=lambda says: -abs(weights[says.__name__]))
-    return [text for says in ordered if (text := says(seen))]
 
 
 def deciding(seen: Seen, found: Sequence[CandidateCause]) -> Measurement | None:
@@ -802,6 +532,10 @@ def deciding(seen: Seen, found: Sequence[CandidateCause]) -> Measurement | None:
 
 def explained(seen: Seen) -> str:
     """Return what has to be explained, in a clause."""
+    if seen.inexcusable and seen.synced is not None:
+        at, most = "K3 at lag 0 is" if seen.known else "K3 is", ceiling(seen.recorded)
+        of = seen.recorded.precision if most < MOST_EXCUSED else "a number format"
+        return f"{at} above {seen.synced:.2g}, and {of} excuses no more than {most:.2g}"
     if seen.returns:
         return "K3 is large at some steps and rounding at others"
     if seen.growth is not None:

@@ -52,24 +52,6 @@ CAUSES: dict[str, Row] = {
         "write the log-prob of each sampled token: no mean over the sequence (a masked mean, or "
         "cumulative_logprob / length) before it",
     ),
-    "log_base": Row(
-        "bug",
-        "the {column} column holds logarithms to base {base}",
-        "log-probs are natural logarithms: both columns agree but for a small difference",
-        "compare a logged value with log-softmax of that token's logits",
-        "write natural logarithms (torch.log_softmax), or multiply the {column} column by log {base}",
-        "with natural logarithms",
-        "logarithms to another base",
-    ),
-    "summed_pieces": Row(
-        "bug",
-        "the {column} column holds sums over several tokens at the first of them, and 0 at the others",
-        "each log-prob belongs to one token",
-        "print token ids and {column} log-probs of one response beside each other",
-        "log one value a token: no sum over the pieces of a word or of a streamed chunk",
-        "with both columns summed over the pieces",
-        "sums over several tokens",
-    ),
     "top1_logged": Row(
         "bug",
         "the {column} column holds the log-prob of the likeliest token, not of the sampled one",
@@ -79,35 +61,6 @@ CAUSES: dict[str, Row] = {
         "take the entry of the sampled id, not the first (vLLM: logprobs[token_id].logprob)",
         "without the tokens that were not the likeliest",
         "the log-prob of the likeliest token in place of the sampled one's",
-    ),
-    "vocabulary_shard": Row(
-        "bug",
-        "the {column} side never lists ids {low} to {high}: a shard of the vocabulary is missing there",
-        "every id that is likely on one side is likely on the other",
-        "print the largest logit of the {side} among these ids for a token where the other side lists one",
-        "gather the logits of all tensor-parallel ranks before log-softmax and top-k, and load the head's "
-        "rows of all of them",
-        "renormalised over the ids that both sides list",
-    ),
-    "draft_log_probs": Row(
-        "bug",
-        "the rollout column holds the draft model's log-probs where a proposed token was accepted",
-        "E[r] = 1 for tokens sampled from the logged distribution",
-        "the same prompts without speculative decoding: the two columns then agree at all tokens",
-        "log the target model's log-probs with speculative decoding, or switch it off in rollouts",
-        "without these tokens",
-        "log-probs of a draft model",
-    ),
-    "mixed_temperature": Row(
-        "bug",
-        "{share} of the responses were sampled at another temperature{temperature} than the {column} column "
-        "knows of",
-        "the same sampling parameters hold for all responses, on both sides",
-        "fit the temperature of each response, or print the sampling parameters of one of those named here",
-        "sample all responses that are trained on with one temperature (no evaluation or greedy ones among "
-        "them), or divide the logits of each by its own temperature on both sides",
-        "without these sequences",
-        "a temperature of a part of the responses",
     ),
     "repetition_penalty": Row(
         "bug",
@@ -119,32 +72,6 @@ CAUSES: dict[str, Row] = {
         'generation_config="vllm" takes none from the model)',
         "without tokens that came before",
     ),
-    "stochastic_forward": Row(
-        "bug",
-        "the {column} column is no function of the prompt and the tokens before: it is computed with noise",
-        "the same weights after the same tokens give the same log-prob, but for rounding",
-        "score the same 64 responses twice with the {side}: the two scorings differ as much as the columns",
-        "switch off dropout and router noise where log-probs are computed (model.eval(), attention_dropout "
-        "and hidden_dropout 0, router jitter 0), and let no sequence see others of its batch",
-    ),
-    "packing_leak": Row(
-        "bug",
-        "the {column} column depends on what a sequence is packed with: all but the first see others",
-        "a log-prob depends on its own prompt and response only",
-        "score one response alone and packed behind another one",
-        "pass cu_seqlens (position_ids that restart alone do not do it) to attention, convolution and state "
-        "space layers alike, or switch packing off",
-        "without all but the first of each pack",
-    ),
-    "prompt_positions": Row(
-        "bug",
-        "padding before the prompt counts on one side: responses to the longest prompts agree, others differ",
-        "how long a prompt is makes no difference between two engines of one model",
-        "score one response with its prompt padded on the left and without padding",
-        "pass attention_mask, and position_ids that begin at the first token of the prompt, where the batch "
-        "is padded on the left",
-        "without the sequences that differ",
-    ),
     "model_differs": Row(
         "bug",
         "engine and trainer compute different models, from the first step on",
@@ -153,14 +80,6 @@ CAUSES: dict[str, Row] = {
         "DUMP --model CHECKPOINT --try all",
         "measure which side is another model: offpol-diag rescore DUMP --model CHECKPOINT --try all says "
         "which of them the checkpoint reproduces, and which change of the model reproduces the other",
-    ),
-    "columns_exchanged": Row(
-        "bug",
-        "the two columns are exchanged: the tokens were sampled from what the train column holds",
-        "k1 ≥ 0 and E[r] = 1 for tokens sampled from what the rollout column holds",
-        "look at which tensor is written under which name",
-        "exchange rollout_log_probs and old_log_probs where they are written",
-        "with the columns exchanged",
     ),
     "wrong_mask": Row(
         "bug",
@@ -302,44 +221,6 @@ CAUSES: dict[str, Row] = {
         "look at what carries the weights over: adapters that are never sent (vLLM: enable_lora, and the "
         "LoRA request on every call), names that the engine does not know, a sync that is skipped or fails",
         "without these sequences",
-    ),
-    "sync_period": Row(
-        "bug",
-        "the engine gets new weights {every}, or the trainer takes several optimiser steps per batch, and "
-        "the dump says policy_lag 0 throughout",
-        "at policy lag 0 the engine has the trainer's weights",
-        "count the syncs of one run, and the optimiser steps",
-        "sync after every step; where this is meant, or a batch is trained on for several steps, write "
-        "policy_lag: the steps since the last sync",
-        "without these sequences",
-    ),
-    "sync_corrupts": Row(
-        "bug",
-        "the engine computes something else since step {since}, and not because it is behind: weights arrive "
-        "damaged",
-        "a sync leaves engine and trainer with the same weights",
-        "compare each weight tensor of the engine with the trainer's after one sync (columns "
-        "weight_digest_rollout and weight_digest_train), or score the same tokens by an engine that has just "
-        "loaded the checkpoint of that step",
-        "look for weights that the engine repacks or quantises when it loads them and that a sync overwrites "
-        "in another layout (fused experts, sleep level 2, fp8), and for buffers that are not sent",
-    ),
-    "replica_stale": Row(
-        "bug",
-        "one engine does not get the weights that the others get: {where}",
-        "engines with the same weights and kernels differ alike",
-        "make a digest of one weight tensor on every engine after a sync",
-        "restart what is behind {where}; check that the sync waits for every engine and that none fails "
-        "silently",
-        "without these sequences",
-    ),
-    "stale_prefix_cache": Row(
-        "bug",
-        "the engine goes on from keys and values of the prompt that older weights computed",
-        "the mismatch of kernels and weights does not decay along the response",
-        "the same step with the prefix cache off (vLLM: --no-enable-prefix-caching; SGLang: "
-        "--disable-radix-cache): the mismatch falls to rounding",
-        "reset the prefix cache after every sync (vLLM: reset_prefix_cache; SGLang: flush_cache)",
     ),
     "weights_differ": Row(
         "bug",

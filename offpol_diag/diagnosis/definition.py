@@ -1,4 +1,4 @@
-"""Signatures of a model that is computed otherwise: padding that counts, packs that leak, another model.
+"""Signatures of a model that is computed otherwise, and of a prompt that was changed at its beginning.
 
 A prompt that was changed fades along the response, and another model is there from the first step on.
 """
@@ -9,139 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from offpol_diag.diagnosis.drift import numbers, uncertain
 from offpol_diag.diagnosis.honest import Seen, unsystematic
-from offpol_diag.diagnosis.rows import (
-    Floats,
-    Rows,
-    alike,
-    bound,
-    clusters,
-)
-from offpol_diag.diagnosis.signatures import Found, percent
+from offpol_diag.diagnosis.rows import Rows, numbers, uncertain
+from offpol_diag.diagnosis.signatures import Found
 from offpol_diag.diagnosis.sync import from_start
-
-LEAST_TIMES = 4.0
-"""Ratio of the 90% to the 10% quantile of |Δ|/(1 − π) by prompt from which a mismatch belongs to the prompt:
-5 to 100 of padding that is attended to, 1.0 to 2.5 of honest dumps within one step and lag."""
-
-
-def prompt_positions(rows: Rows) -> Found | None:
-    """Find a mismatch that belongs to the prompt, and is larger the shorter the prompt: padding counts."""
-    lengths = numbers(rows.column("prompt_length"))
-    if np.isnan(lengths).any():
-        return None
-    group = clusters(rows)
-    key = alike(rows) * (int(group.max()) + 1) + group
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    level = np.bincount(which, rows.sum(rows.scaled)) / np.bincount(which, rows.lengths)
-    weights, length = alike(rows)[first], lengths[first]
-    ranks: list[Floats] = []
-    order: list[Floats] = []
-    spread: list[float] = []
-    for one in np.unique(weights):
-        at = np.flatnonzero(weights == one)
-        if len(at) < 6 or len(np.unique(length[at])) < 4:
-            continue
-        low, high = np.quantile(level[at], (0.1, 0.9))
-        spread.append(float(high / max(low, 1e-9)))
-        ranks.append(_ranks(level[at]))
-        order.append(_ranks(length[at]))
-    if not ranks or np.median(spread) < LEAST_TIMES:
-        return None
-    x, y = np.concatenate(ranks), np.concatenate(order)
-    together = float((x * y).mean() / np.sqrt((x * x).mean() * (y * y).mean()))
-    within = np.log(np.maximum(rows.level, 1e-9))
-    mean = np.bincount(which, within) / np.bincount(which)
-    own = 1 - float(np.square(within - mean[which]).sum() / np.square(within - within.mean()).sum())
-    if together > -0.6 or -together * np.sqrt(len(x)) < bound(len(x)) / 2 or own < 0.5:
-        return None
-    low, high = np.quantile(level, (0.1, 0.9))
-    statistic = (
-        f"|Δ|/(1 − q) of a prompt's responses is {low:.2g} to {high:.2g} (10% and 90% of {len(level):,} "
-        f"prompts); prompts explain {percent(own)} of its variance, and it falls with their length (rank "
-        f"correlation {together:.2f} within a step)"
-    )
-    off = rows.mean(rows.scaled) > 3 * low
-    fields = EITHER if _fades(rows.only(off)) > HIDDEN else {}
-    return Found.of_sequences(
-        "prompt_positions", statistic, rows, off, repaired=rows.only(~off), fields=fields
-    )
-
-
-HIDDEN = 6.0
-"""Factor by which |Δ|/(1 − π) falls from tokens 0 to 7 to those from 32 on where layers with a window soon
-hide what precedes the prompt: 14 to 20 after another beginning of it, 4 to 16 of padding, which is 1.4 to 3.1
-without windows. Without them another beginning is seen after long prompts, too."""
-EITHER = {
-    "sentence": "what precedes the prompt differs between the two sides: padding that counts on one, or "
-    "another beginning of the prompt (template, system prompt)",
-    "confirm": "print token ids, attention_mask and position_ids of a short prompt on both sides",
-    "fix": "give both sides the same ids from the first token on, and pass attention_mask and position_ids "
-    "that begin there where the batch is padded on the left",
-}
-
-
-def _fades(rows: Rows) -> float:
-    """Return by what factor the level of uncertain tokens falls along a response, or 1."""
-    some = uncertain(rows)
-    early, late = some & (rows.index < 8), some & (rows.index >= 32)
-    if min(early.sum(), late.sum()) < 100:
-        return 1.0
-    return float(rows.scaled[early].mean() / max(rows.scaled[late].mean(), 1e-9))
-
-
-def _ranks(x: Floats) -> Floats:
-    """Return ranks less their mean."""
-    ranks = np.argsort(np.argsort(x)).astype(np.float64)
-    return np.asarray(ranks - ranks.mean())
-
-
-CLEAN = 0.2
-"""Largest level of the first sequences of packs, in that of the others, of packs that leak."""
-
-
-def packing_leak(rows: Rows) -> Found | None:
-    """Find sequences that see others of their pack: the first of each pack agrees, all others differ.
-
-    Where their places are not known, one sequence of nearly every pack is clean, and one only.
-    """
-    place, level = numbers(rows.column("pack_index")), rows.mean(rows.scaled)
-    known = not np.isnan(place).any()
-    if not known and (ranked := _ranked(rows, level)) is not None:
-        place = ranked
-    first = place == 0
-    if np.isnan(place).any() or min(first.sum(), (~first).sum()) < 8:
-        return None
-    clean, others = float(np.median(level[first])), float(np.median(level[~first]))
-    if others < 0.02 or clean > CLEAN * others or np.mean(level[~first] > 2 * clean) < 0.8:
-        return None
-    which = "first sequences of a pack" if known else "sequences that differ least, one of each pack"
-    statistic = (
-        f"|Δ|/(1 − q) is {clean:.2g} in the {int(first.sum()):,} {which}, and {others:.2g} "
-        f"in the {int((~first).sum()):,} others (medians)"
-    )
-    fields = {"column": "train"}
-    return Found.of_sequences(
-        "packing_leak", statistic, rows, ~first, repaired=rows.only(first), fields=fields
-    )
-
-
-def _ranked(rows: Rows, level: Floats) -> Floats | None:
-    """Return the rank of each sequence within its pack, by its level; None where not one alone is clean."""
-    if None in rows.column("pack_id"):
-        return None
-    pack = clusters(rows, "pack_id")
-    order = np.lexsort((level, pack))
-    begins = np.flatnonzero(np.diff(pack[order], prepend=-1))
-    sizes = np.diff(begins, append=len(order))
-    ranks = np.empty(len(order))
-    ranks[order] = np.arange(len(order)) - np.repeat(begins, sizes)
-    some = begins[sizes > 2]
-    if len(some) < 8 or np.mean(level[order[some]] < CLEAN * level[order[some + 1]]) < 0.8:
-        return None
-    return ranks
-
 
 DIFFERENT = 0.25
 """Scale of Δ/(1 − π_rollout) that no engine reaches whose number format is not a quantised one. In bf16 it is

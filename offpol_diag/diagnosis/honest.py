@@ -6,32 +6,20 @@ that nothing else has (`named`). All else is left to `candidates`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis.drift import Drift, Part, enough, measure, numbers
+from offpol_diag.diagnosis.floors import ceiling
 from offpol_diag.diagnosis.laws import carried
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
+from offpol_diag.diagnosis.recorded import FOUR_BITS, Recorded
 from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.diagnosis.sync import (
-    ALIGNED,
-    FOLLOWS,
-    STILL,
-    Course,
-    course,
-    fading,
-    from_start,
-    growth,
-    moves,
-    places,
-    split,
-)
+from offpol_diag.diagnosis.sync import Course, course, from_start, growth, split
 
 ROUNDED = 0.04
 """Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
@@ -44,13 +32,9 @@ OUTLYING = 0.08
 """Largest share of outliers that leaves the other tokens a body of their own."""
 QUANTISED_K3 = 0.1
 """K3, nats, up to which quantised weights of 8 bits may be the whole cause: the published band above it is
-severe. (Of 4 bits, no bound: in the rollouts of `benchmarks/doctor` K3 reaches 0.13.)"""
-APART = 0.3
-"""Share of the K3 of two scorings up to which a third agrees with one of them."""
+severe. (In rollouts of 4 bits it reaches 0.13: `floors.ceiling` bounds it.)"""
 JUMPED = 1.5
 """Factor below which a level does not grow after a jump."""
-LATE = 0.4
-"""Steps behind, by the drift, from which the engine is late: quantised weights give 0.2 at most."""
 RISING = 2.5
 """Factor between K3 at the smallest lag and at larger ones from which K3 rises over the lag."""
 GROWN = 4.0
@@ -83,75 +67,7 @@ def body(rows: Rows) -> Body:
     return Body(scale, float(far.mean()), float(off[far].sum() / off.sum()) if off.sum() > 0 else 0.0)
 
 
-# What the dump records of its engine.
-
-_START = r"(?<![a-z0-9])(?<!no )(?<!not )"
-_FOUR_BITS = re.compile(_START + "(int4|uint4|w4a|nf4|fp4|nvfp4|mxfp4|awq|gptq)")
-_QUANTISED = re.compile(
-    f"{_FOUR_BITS.pattern}|{_START}(fp8|float8|e4m3|e5m2|f8e|int8|uint8|w8a|mxfp|bitsandbytes|quanti[sz])"
-)
-_PLAIN = re.compile(_START + "(bf16|bfloat16|fp16|float16|half|fp32|float32)")
-_EXPERTS = re.compile(
-    r"moe(?![a-z])|mixtral|experts?|rout(er|ing)[ _-]?replay|gpt-oss|deepseek-(v[23]|r1)|b-a[0-9.]+b"
-)
-_TRAINER = re.compile(r"^(train|actor|learner|old|optim)")
-_ENGINE = re.compile("rollout|engine|infer|generat|sampl|vllm|sglang|quanti")
-_DTYPE = re.compile("dtype|precision|quanti|engine|rollout")
-
-
-class Recorded(NamedTuple):
-    """What the metadata of a dump says of its engine, each as `key: value`, or empty.
-
-    Attributes:
-        quantised: weights, activations or cache of few bits.
-        four_bits: whether those are 4 bits.
-        plain: another number format than those.
-        experts: a mixture of experts.
-    """
-
-    quantised: str = ""
-    four_bits: bool = False
-    plain: str = ""
-    experts: str = ""
-
-
-def recorded(provenance: Mapping[str, object]) -> Recorded:
-    """Find number formats and experts in the metadata; what is said of the trainer alone is left out."""
-    quantised = plain = experts = ""
-    four = False
-    for path, value in _leaves(provenance):
-        said = f"{path[-1]}: {value}"
-        name = " ".join(path).lower().replace("actor_rollout_ref", "")
-        text = name if value is True else str(value).lower() if isinstance(value, str) else ""
-        many = isinstance(value, int) and value is not True and value > 1 and "expert" in path[-1].lower()
-        if not experts and (many or (text and _EXPERTS.search(text))):
-            experts = said
-        if any(_TRAINER.match(part.lower()) for part in path) and not _ENGINE.search(name):
-            continue
-        if not quantised and text and _QUANTISED.search(text):
-            quantised, four = said, bool(_FOUR_BITS.search(text))
-        elif not plain and text and _DTYPE.search(name) and _PLAIN.search(text):
-            plain = said
-    return Recorded(quantised, four, "" if quantised else plain, experts)
-
-
-def _leaves(value: object, path: tuple[str, ...] = ("",)) -> Iterator[tuple[tuple[str, ...], object]]:
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _leaves(one, (*path, str(key)))
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _leaves(one, path)
-    else:
-        yield path, value
-
-
 # What is measured.
-
-
-OLDER = 0.5
-"""Correlation of Δ with the trainer's drift where the prefix cache is old, 0.58 to 0.84 in
-`benchmarks/doctor`; quantised and damaged weights, of which some tokens look older, reach 0.25."""
 
 
 @dataclass(frozen=True)
@@ -163,12 +79,14 @@ class Seen:
         recorded: what the metadata says of the engine.
         share: systematic share of r (`laws.systematic`), or None if it cannot be estimated.
         moved: standard errors by which cov(A, min(r, 2)) lies above 0, or None.
+        synced: lower end of the interval of K3 at lag 0, or of all rows where no lag is recorded, nats.
     """
 
     rows: Rows
     recorded: Recorded = field(default_factory=Recorded)
     share: Estimate | None = None
     moved: float | None = None
+    synced: float | None = None
 
     @cached_property
     def body(self) -> Body:
@@ -200,58 +118,9 @@ class Seen:
         return sizes(self.of_one_lag, "step")
 
     @cached_property
-    def drift(self) -> Drift | None:
-        """How far the engine is behind by the numbers, of rows of one lag; None where that cannot be seen."""
-        return measure(enough(self.of_one_lag))
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the engine stands still while its recorded versions rise, and ends further behind."""
-        lags = numbers(self.rows.column("policy_lag"))
-        drift = measure(enough(self.rows.only(np.isfinite(lags)))) if self.known else None
-        if drift is None or (drift.carried.high >= STILL and moves(drift, len(drift.steps) // 2)):
-            return False
-        last = slice(-max(1, len(drift.steps) // 3), None)
-        return bool((drift.behind[last] - 2 * drift.errors[last]).mean() > 2 * np.nanmax(lags))
-
-    @cached_property
-    def decay(self) -> list[Estimate]:
-        """Levels at the places of a response where they decay along it; else nothing."""
-        return fading(self.of_one_lag)
-
-    @cached_property
-    def ends(self) -> tuple[Part, Part] | None:
-        """Steps behind at the first tokens of a response and late in it; None without a drift."""
-        if self.drift is None:
-            return None
-        first, _, last = (self.drift.among(at) for at in places(enough(self.of_one_lag)))
-        return first, last
-
-    @property
-    def older_first(self) -> bool:
-        """Whether the engine is measurably further behind at the first tokens of a response."""
-        if self.drift is None or self.ends is None:
-            return False
-        first, last = self.ends
-        further = first.low > 0 and first.value - 2 * first.error > last.value
-        return further and self.drift.aligned > OLDER
-
-    @property
-    def late(self) -> bool:
-        """Whether the engine is measurably behind the trainer."""
-        whole = self.drift.whole if self.drift and self.drift.aligned > ALIGNED else None
-        return whole is not None and whole.value > LATE and whole.value - 3 * whole.error > LATE / 2
-
-    @property
-    def on_time(self) -> bool:
-        """Whether the engine is measurably not behind the trainer, nor ahead."""
-        whole = self.drift.whole if self.drift else None
-        return whole is not None and abs(whole.value) + 2 * whole.error < LATE
-
-    @cached_property
     def jump(self) -> tuple[float, float, float] | None:
         """Step at which the level of |Δ|/(1 − π) jumps for good, and both levels; None if it does not."""
-        seen = course(enough(self.of_one_lag))
+        seen = course(self.of_one_lag)
         high = split(seen) if seen else None
         if high is None or high[0] or not high[int(np.argmax(high)) :].all():
             return None
@@ -265,22 +134,6 @@ class Seen:
     def carried(self) -> dict[str, tuple[str, float, float]]:
         """What the mismatch goes with (`laws.carried`)."""
         return carried(self.rows)
-
-    @cached_property
-    def prefill(self) -> tuple[float, float]:
-        """K3 (cut at 1 nat) of the engine's prefill to its decoding, and to the trainer; 0 if unknown."""
-        prefill = self.rows.extra.get("prefill")
-        if prefill is None:
-            return 0.0, 0.0
-        rows = self.rows
-        decoded, trained = (replace(rows, q=q, p=p).k3_cut for q, p in ((rows.q, prefill), (prefill, rows.p)))
-        return float(decoded.mean()), float(trained.mean())
-
-    @property
-    def decodes_otherwise(self) -> bool:
-        """Whether the engine's prefill agrees with the trainer, and its decoding with neither."""
-        decoded, trained = self.prefill
-        return decoded > HEALTHY_K3 and trained < APART * decoded
 
     @cached_property
     def start(self) -> Course | None:
@@ -301,6 +154,11 @@ class Seen:
     def behind(self) -> bool:
         """Whether the dump says that every row is behind."""
         return self.known and min(lag for lag in self.rows.column("policy_lag") if lag is not None) > 0
+
+    @property
+    def inexcusable(self) -> bool:
+        """Whether K3 at lag 0 is beyond what the recorded number format is published to give."""
+        return self.synced is not None and self.synced > ceiling(self.recorded)
 
     @property
     def noise(self) -> bool:
@@ -403,14 +261,16 @@ def grown(found: Sequence[float]) -> float | None:
 
 def named(seen: Seen, healthy: bool) -> Found | None:
     """Return the cause that the dump records or that has a shape of its own, or None."""
-    found = stale(seen) or late(seen) or quantised(seen) or experts(seen)
+    if seen.inexcusable:
+        return None
+    found = stale(seen) or quantised(seen) or experts(seen)
     return found or _numerics(seen, healthy or _alone(seen))
 
 
 def stale(seen: Seen) -> Found | None:
     """Find a mismatch that grows with the recorded policy lag."""
     first, *later = seen.lags.values() or [0.0]
-    if not later or float(np.mean(later)) <= RISING * max(first, 1e-7) or seen.frozen:
+    if not later or float(np.mean(later)) <= RISING * max(first, 1e-7):
         return None
     statistic = _by(seen.lags, "policy lag")
     if min(seen.lags) == 0 and first > HEALTHY_K3:
@@ -418,29 +278,10 @@ def stale(seen: Seen) -> Found | None:
     return Found.of_all("stale", statistic, seen.rows)
 
 
-def late(seen: Seen) -> Found | None:
-    """Find an engine that is a few steps behind by the drift of token ids; the recorded lag says no other."""
-    drift = seen.drift
-    if drift is None or not seen.late or (seen.known and not seen.behind):
-        return None
-    follows, most = drift.carried.low, np.inf
-    if seen.known:
-        follows, most = drift.carried.value, 2 * max(numbers(seen.of_one_lag.column("policy_lag")))
-    typical = float(np.median(drift.behind[drift.behind > LATE / 2]))
-    first, rest = (drift.among(at) for at in (seen.of_one_lag.position < 3, seen.of_one_lag.position > 30))
-    further = drift.behind.max() > 3 * typical or drift.whole.value > most
-    if follows < FOLLOWS or further or first.value - 2 * first.error > 1.25 * rest.value:
-        return None  # it does not follow, falls further behind, or is so only at the start of a response
-    statistic = (
-        f"by the drift of {drift.kinds} token ids the engine is {drift.whole.value:.1f} ± "
-        f"{drift.whole.error:.1g} steps behind the trainer, by step: {drift.text}"
-    )
-    return Found.of_all("stale", statistic, seen.rows)
-
-
 def quantised(seen: Seen) -> Found | None:
     """Find a rollout that the metadata calls quantised, with a mismatch that this alone may explain."""
-    most = np.inf if seen.recorded.four_bits else QUANTISED_K3
+    most = ceiling(seen.recorded)
+    most = most if seen.recorded.precision in FOUR_BITS else min(QUANTISED_K3, most)
     if not seen.recorded.quantised or seen.k3 > most or not _alone(seen) or _other_step(seen):
         return None
     fields = {"recorded": seen.recorded.quantised}
@@ -460,19 +301,17 @@ def experts(seen: Seen) -> Found | None:
 
 
 def _numerics(seen: Seen, alone: bool) -> Found | None:
-    """Find the shape of rounding: noise of single tokens, or a mismatch that is small for a usual token."""
+    """Find the shape of rounding: noise of single tokens, or a mismatch that is small for a usual token.
+
+    Where a usual token is at rounding and K3 is not, something else moves the tokens that carry it.
+    """
+    rounded = seen.body.scale <= ROUNDED
+    if rounded and seen.k3 > HEALTHY_K3:
+        return None
     shared = seen.share is not None and seen.share.low >= SYSTEMATIC
-    close = alone and seen.body.scale <= ROUNDED and seen.body.tail < OUTLYING and not shared
-    if (
-        seen.outlying
-        and seen.k3 > HEALTHY_K3
-        and not (answered_again(seen.rows) and unsystematic(seen.share))
-    ):
-        close = False  # what the few outliers are is not known
+    close = alone and rounded and seen.body.tail < OUTLYING and not shared
     noise = seen.noise and seen.body.scale <= STALE and not _other_weights(seen)  # at any lag
-    other = seen.jump is not None or (seen.decay and seen.older_first) or seen.decodes_otherwise
-    other = other or bool(seen.carried.keys() & {"prompt", "pack", "image"})
-    if other or (not close and not noise):
+    if seen.jump is not None or "prompt" in seen.carried or not (close or noise):
         return None
     return Found.of_all("numerics", seen.statistic, seen.rows)
 

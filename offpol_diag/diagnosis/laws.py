@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis.drift import numbers, uncertain
 from offpol_diag.diagnosis.rows import (
     CAP,
-    IMAGES,
     Estimate,
     Floats,
     Ints,
@@ -24,7 +22,9 @@ from offpol_diag.diagnosis.rows import (
     answered_again,
     clusters,
     estimate,
+    numbers,
     partitions,
+    uncertain,
 )
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.formula import quantile
@@ -412,12 +412,10 @@ SHAPES = {
         "length of prompt and response", 0.2, "YaRN, the scaling of attention, a window, or positions"
     ),
     "prompt": Shape("prompt", 0.75, "padding, a template or a system prompt"),
-    "pack": Shape("pack", 0.3, "position ids or cu_seqlens of packed rows"),
-    "image": Shape("number of images", 0.3, "their pixels, placeholders or positions"),
     "group": Shape("", 0.3, "one machine, or the environment's text"),
 }
 """Key → what it suggests. Honest dumps of five architectures, at temperatures from 0.6 on, reach 0.14
-(length), 0.35 (prompt), 0.06 (pack, images, group) and 0.26 (token id; with weights of other steps 0.5)."""
+(length), 0.35 (prompt), 0.06 (group) and 0.26 (token id; with weights of other steps 0.5)."""
 
 
 def carried(rows: Rows) -> dict[str, tuple[str, float, float]]:
@@ -437,15 +435,11 @@ def carried(rows: Rows) -> dict[str, tuple[str, float, float]]:
     labels = {"length": np.searchsorted(np.quantile(length, np.linspace(0, 1, 9)[1:-1]), length)}
     if answered_again(some):
         labels["prompt"] = clusters(some)
-    if None not in some.column("pack_id"):
-        labels["pack"] = clusters(some, "pack_id")
-    if None not in some.column("image_spans"):
-        labels["image"] = np.array([len(spans) // 2 for spans in some.column("image_spans")])
     found = {key: (SHAPES[key].name, *_explained(level, label)) for key, label in labels.items()}
     for name, parts in partitions(some):
         label = np.select(list(parts.values()), range(len(parts)), -1)
         share = _explained(level, label)
-        if name not in ("step", IMAGES) and ("group" not in found or share[0] > found["group"][1]):
+        if name != "step" and ("group" not in found or share[0] > found["group"][1]):
             found["group"] = (name, *share)
     if some.ids is not None:
         signed = np.clip(some.delta / np.maximum(-np.expm1(some.q), 1e-3), -CAP, CAP)

@@ -19,15 +19,8 @@ FILES = ("logged", "sampled", "sync", "model", "honest")
 """Files of `data/causes`, in the order in which causes are listed."""
 TRAINERS = {"any": "any trainer", "verl": "verl", "trl": "TRL", "slime": "slime", "nemo-rl": "NeMo-RL"}
 """Key of `Page.confirm` → what it is called."""
-KINDS = {
-    "bug": "a bug",
-    "honest": "an honest mismatch",
-    "": "never established by this version, at most a candidate",
-}
+KINDS = {"bug": "a bug", "honest": "an honest mismatch"}
 """Kind of a cause → what is said of it."""
-UNTOLD = "cannot tell"
-GONE = {"frozen_sync": "sync_stopped"}
-"""Cause of older results → the cause that is issued in its place."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class Page:
     @property
     def kind(self) -> str:
         """The kind of the cause, a key of `KINDS`."""
-        return CAUSES[self.id].kind if self.id in CAUSES else ""
+        return CAUSES[self.id].kind
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -68,23 +61,14 @@ class Case:
     Attributes:
         threads: where it was told: owner/repository#number.
         symptom: what was seen.
+        id: the cause.
         cause: what it came from, as the threads say; empty where there is no more than the symptom.
-        id: the cause, or empty where there is no page for it.
-        needs: what a dump must have for the cause to be named.
-        says: what is said of such a dump, where that is not `id`.
     """
 
     threads: tuple[str, ...]
     symptom: str
+    id: str
     cause: str = ""
-    id: str = ""
-    needs: str = ""
-    says: str = ""
-
-    @property
-    def answer(self) -> str:
-        """What this version says of a dump with the columns that are needed."""
-        return self.says or (self.id if self.id in CAUSES else UNTOLD)
 
 
 @cache
@@ -112,8 +96,6 @@ def page(cause: str) -> Page:
     """
     known = pages()
     name = cause.strip().lower().replace("-", "_")
-    if name in GONE:
-        raise UsageError(f"{name} is issued no more", f"`--explain {GONE[name]}`, which is in its place")
     if name not in known:
         hint = did_you_mean(name, list(known)) or _mentioned(cause.strip().lower())
         every = "`offpol-diag doctor --explain list` lists all"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offpol_diag.engine.formula import quantile
-from offpol_diag.engine.sample import COLUMNS, Sample
+from offpol_diag.engine.sample import IN_PROMPT, Sample
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,12 +39,9 @@ class Rows:
         position: index of the token in its response, counting masked tokens, [T].
         ids: token ids [T], or None.
         entropy: logged entropy of the train policy, or of the one that sampled, [T] nats, or None.
-        advantages: advantage of each token, [T], or None.
         scalars: name → other column of the sequences, S values each, None for null.
-        versions: version of the weights that sampled each token, [T], −1 where unknown; or None.
         reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
-        extra: name → further values of the tokens, [T], where the dump has them: `current`, `old_repeat`,
-            `prefill`, `router_agreement`, `kept_mass` of a batch, `in_prompt`, `toplists.COLUMNS`.
+        in_prompt: whether the id of a token occurs in its prompt, 0 or 1, [T], or None.
     """
 
     q: Floats
@@ -53,17 +50,15 @@ class Rows:
     position: Ints
     ids: Ints | None = None
     entropy: Floats | None = None
-    advantages: Floats | None = None
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    versions: Ints | None = None
     reference: Floats | None = None
-    extra: Mapping[str, Floats] = field(default_factory=dict)
+    in_prompt: Floats | None = None
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:
         """Build the rows from a sample."""
         values = sample.values
-        ids, entropy, versions = (values.get(name) for name in ("token_ids", "entropy", "weight_versions"))
+        ids, entropy = values.get("token_ids"), values.get("entropy")
         return cls(
             np.clip(values["q"], -LARGEST, LARGEST),
             np.clip(values["p"], -LARGEST, LARGEST),
@@ -71,11 +66,9 @@ class Rows:
             values["position"].astype(np.int64),
             None if ids is None else ids.astype(np.int64),
             None if entropy is None else np.clip(entropy, -LARGEST, LARGEST),
-            values.get("advantages"),
             sample.scalars,
-            None if versions is None else versions.astype(np.int64),
             values.get("reference"),
-            {name: values[name] for name in COLUMNS[COLUMNS.index("current") :] if name in values},
+            values.get(IN_PROMPT),
         )
 
     @property
@@ -161,14 +154,12 @@ class Rows:
             self.position[tokens],
             some(self.ids),
             some(self.entropy),
-            some(self.advantages),
             {
                 name: [x for x, there in zip(column, filled, strict=True) if there]
                 for name, column in self.scalars.items()
             },
-            some(self.versions),
             some(self.reference),
-            {name: x[tokens] for name, x in self.extra.items()},
+            some(self.in_prompt),
         )
 
     def only(self, sequences: Flags) -> Rows:
@@ -182,6 +173,18 @@ class Rows:
     def column(self, name: str) -> list[Any]:
         """Return a scalar column, [S]; all None if the dump lacks it."""
         return list(self.scalars.get(name, [None] * self.sequences))
+
+
+def uncertain(rows: Rows) -> Flags:
+    """Flag tokens whose logits show: −8 < log π_rollout < −0.02, [T]."""
+    return (rows.q < -0.02) & (rows.q > -8)
+
+
+def numbers(column: Sequence[object]) -> Floats:
+    """Return a scalar column as floats, NaN for what is no finite number."""
+    known = [isinstance(one, int | float) and not isinstance(one, bool) for one in column]
+    found = np.array([float(x) if k else np.nan for x, k in zip(column, known, strict=True)])  # type: ignore[arg-type]
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 SURE = 5.0
@@ -226,9 +229,9 @@ class Estimate:
         return off / self.error if self.error > 0 else float(np.sign(off)) * float("inf") if off else 0.0
 
 
-def clusters(rows: Rows, name: str = "group_id") -> Ints:
+def clusters(rows: Rows) -> Ints:
     """Return the group index of each sequence, [S]: its prompt where there is no group_id, or it alone."""
-    column = rows.column(name if name in rows.scalars else "prompt_ids")
+    column = rows.column("group_id" if "group_id" in rows.scalars else "prompt_ids")
     known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
     return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
 
@@ -278,10 +281,8 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: 
 NOT_GROUPS = (
     *("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version"),
     *("rewards", "prompt_length", "weight_digest_rollout", "weight_digest_train"),
-    *("prompt_ids", "image_spans", "pack_id", "pack_index"),
+    "prompt_ids",
 )
-IMAGES = "images"
-"""Group of the sequences that have some, or none."""
 MOST_VALUES = 64
 MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
 """Words in the names of columns that say where a sequence was computed."""
@@ -304,10 +305,6 @@ def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
         parts = {value: np.array([one == value for one in column]) for value in values}
         if sum(at.sum() >= 4 for at in parts.values()) >= 2:
             yield name, parts
-    if None not in rows.column("image_spans"):
-        some = np.array([len(spans) > 0 for spans in rows.column("image_spans")], bool)
-        if some.any() and not some.all():
-            yield IMAGES, {"some": some, "none": ~some}
 
 
 def measured(rows: Rows) -> dict[str, float]:

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from offpol_diag.diagnosis.drift import numbers
-from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, bound, clusters, estimate
+from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, bound, clusters, estimate, numbers
 
 IMPOSSIBLE, LOWEST = -90.0, -1000.0
 """Log-prob below which no token is ever sampled, nats, and below which none is computed."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync, toplists
+from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
+from offpol_diag.diagnosis.recorded import recorded
 from offpol_diag.diagnosis.rows import (
-    IMAGES,
     MACHINES,
     Estimate,
     Flags,
@@ -24,40 +24,27 @@ from offpol_diag.diagnosis.rows import (
     partitions,
 )
 from offpol_diag.diagnosis.signatures import Found, percent
+from offpol_diag.engine.formula import Z
 from offpol_diag.engine.sample import Sample
 from offpol_diag.number import Number
-from offpol_diag.numerals import doubted
+from offpol_diag.numerals import doubted, say
 from offpol_diag.result import After, Cause, Diagnosis, Example, Result
 
 SIGNATURES: tuple[Callable[[Rows], Found | None], ...] = (
     laws.storage,
-    sampled.truncated,
-    sampled.log_base,
-    sampled.summed_pieces,
-    toplists.shard,
     signatures.sentinels,
-    toplists.top1,
-    toplists.temperature,
     sampled.top1_logged,
     signatures.shifts,
     signatures.turns,
     signatures.permutations,
     sync.digests,
-    definition.packing_leak,
-    sampled.mixed_temperature,
-    sampled.draft_log_probs,
     sampled.repetition_penalty,
-    definition.prompt_positions,
     definition.fading,
     signatures.boundaries,
     signatures.contexts,
     signatures.special_tokens,
     signatures.jumps,
     signatures.breaks,
-    sampled.scored_twice,
-    sampled.current_anew,
-    sampled.stochastic_forward,
-    sampled.columns_exchanged,
     laws.sampling,
     laws.positions,
 )
@@ -68,8 +55,8 @@ ERRORS = 0.02
 """Largest standard error of E[r] at which the identities can rule out a temperature or top-p."""
 
 
-CHOSEN = ("repetition_penalty", "draft_log_probs")
-"""Causes whose repair leaves out tokens by how likely they are: E[r] of the others is not 1."""
+CHOSEN = "repetition_penalty"
+"""Cause whose repair leaves out tokens by how likely they are: E[r] of the others is not 1."""
 
 
 class Findings(NamedTuple):
@@ -89,14 +76,14 @@ def run_signatures(rows: Rows) -> Findings:
             map(_misplaced, found)
         ):
             continue
-        if signature is signatures.jumps and any(one.cause in CHOSEN for one in found):
+        if signature is signatures.jumps and any(one.cause == CHOSEN for one in found):
             continue  # the more tokens were penalised, the likelier are the others
         one = signature(rows)
         if one is None or one.cause in {other.cause for other in found}:
             continue
         if found and signature in (laws.sampling, laws.positions):
             alone = one.fields.get("shape", "") in ("", "E")
-            if alone or any(other.cause in CHOSEN for other in found):
+            if alone or any(other.cause == CHOSEN for other in found):
                 continue  # E[r] or K1 alone, beside a fault that may not be mended whole
         found.append(one)
         if one.repaired is not None and not one.repaired.tokens:
@@ -170,26 +157,6 @@ def locate(rows: Rows, sequences: Flags) -> str:
     return ""
 
 
-OF_IMAGES = {
-    "confirm": "print, for one of these sequences, the prompt ids with their placeholders, pixel_values "
-    "(shape and sum), image_grid_thw and position_ids of engine and trainer",
-    "fix": "give the trainer the images that the engine got, made by one processor with the same limits of "
-    "pixels, as many placeholders for each, and the position ids of the model (mrope)",
-}
-"""What to do about a context that differs where there are images, and only there."""
-
-
-def _located(one: Found) -> Found:
-    """Return a finding with its group; a temperature of one machine is not one of a part of the responses."""
-    where = locate(one.rows, one.sequences)
-    if where == f"{IMAGES} = some" and one.cause == "wrong_context":
-        return replace(one, where=where, fields=one.fields | OF_IMAGES)
-    if not where or one.cause != "mixed_temperature":
-        return replace(one, where=where)
-    cause = "rollout_raw_logprobs" if one.fields["column"] == "rollout" else "trainer_temperature"
-    return replace(one, cause=cause, where=where, fields=one.fields | {"after": "without these sequences"})
-
-
 def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
     """Format a group: `host = b`, `step 4 to 7`."""
     if name == "step" and len(inside) > 1:
@@ -209,7 +176,7 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
     best: tuple[float, str, Any, Flags, Flags] | None = None
     logs, weights = np.log(np.maximum(rows.level, 1e-9)), alike(rows)
     for name, parts in partitions(rows):
-        for value, at in parts.items() if name not in ("step", IMAGES) else ():
+        for value, at in parts.items() if name != "step" else ():
             if at.sum() < 6 or (~at).sum() < 6 or at.mean() > 0.6:
                 continue
             gap, spread, compared = _apart(logs, at, weights)
@@ -248,29 +215,6 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
     return Found.of_sequences(
         "group_fault", statistic, rows, at, repaired=without, fields=fields, where=where
     )
-
-
-def weights(rows: Rows, plain: str = "") -> Found | None:
-    """Find weights that do not arrive: on one machine, if the others get theirs, or everywhere."""
-    same = alike(rows)
-    logs = np.log(np.maximum(rows.level, 1e-9))
-    for name, parts in partitions(rows):
-        for value, at in parts.items() if MACHINES.search(name.lower()) else ():
-            if not 16 <= at.sum() <= 0.6 * len(at):
-                continue
-            gap, spread, compared = _apart(logs, at, same)
-            if gap < max(np.log(2), 5 * spread):
-                continue
-            found = sync.replica(rows.only(compared), at[compared])
-            if found is not None:
-                drift, late = found
-                statistic = (
-                    f"by the drift of {drift.kinds} token ids it is {late.value:.1f} ± {late.error:.1g} "
-                    "steps behind on the average, and the others are not"
-                )
-                rest: dict[str, Any] = {"repaired": rows.only(~at), "where": f"{name} = {value}"}
-                return Found.of_sequences("replica_stale", statistic, rows, at, **rest)
-    return sync.weights(rows, plain)
 
 
 def _apart(logs: Floats, at: Flags, alike: Ints) -> tuple[float, float, Flags]:
@@ -321,7 +265,7 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
             verdict="cannot_tell", headline=headline, sequences=rows.sequences, tokens=rows.tokens
         )
     seen = run_signatures(rows)
-    found = [_located(one) for one in seen.found]
+    found = [replace(one, where=locate(one.rows, one.sequences)) for one in seen.found]
     grouped = by_group(rows, seen)
     if grouped is not None and not any(one.where for one in found):
         same = [one.cause == grouped.cause for one in found]
@@ -330,37 +274,22 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
         elif not found:
             found.append(grouped)
     mended = not any(one.approximate or one.repaired is None for one in found)
-    if mended and (late := weights(seen.rest, _plain(summary))) is not None:
-        found = [one for one in found if one.cause != "group_fault"] + [late]
     share = laws.systematic(seen.rest)
     rest = _honest(seen.rest, summary, share)
     if not found and (other := definition.model_differs(rest)) is not None:
         found = [other]
-    positive = () if any(one.cause == "vocabulary_shard" for one in found) else _positive(summary)
-    causes = [*positive, *map(_cause, found)]
+    causes = [*_positive(summary), *map(_cause, found)]
     judged = _judged(Evidence(summary), rows, rest, causes, mended)
-    estimates = {"systematic": share, **toplists.partial_kl(rows)}
-    numbers = {
-        name: Number(value=one.value, interval=(one.low, one.high), unit=unit, over=over, formula=formula)
-        for name, (unit, over, formula) in _NUMBERS.items()
-        if (one := estimates.get(name)) is not None
-    }
-    return judged.model_copy(update=numbers)
-
-
-_NUMBERS = {
-    "systematic": (
-        *("fraction", "variance of min(r, 2)"),
-        "what tokens of one kind (a token id after another) have in common",
-    ),
-    "kl_listed": ("nats", "tokens", "KL(rollout ‖ train) of the ids that both list, all others as one"),
-    "kl_listed_reverse": (
-        "nats",
-        "tokens",
-        "KL(train ‖ rollout) of the ids that both list, all others as one",
-    ),
-}
-"""Number of the diagnosis → its unit, what it is over, and how it is computed."""
+    if share is None:
+        return judged
+    systematic = Number(
+        value=share.value,
+        interval=(share.low, share.high),
+        unit="fraction",
+        over="variance of min(r, 2)",
+        formula="what tokens of one kind (a token id after another) have in common",
+    )
+    return judged.model_copy(update={"systematic": systematic})
 
 
 def _positive(summary: Result) -> Iterator[Cause]:
@@ -380,13 +309,12 @@ def _positive(summary: Result) -> Iterator[Cause]:
 
 def _honest(rows: Rows, summary: Result, share: Estimate | None) -> honest.Seen:
     """Return what decides between honest causes; `rows` are those after all repairs."""
-    recorded = honest.recorded(summary.dump.provenance)
-    return honest.Seen(rows, recorded, share, Evidence(summary).errors("surrogate_gain"))
-
-
-def _plain(summary: Result) -> str:
-    """Return what the metadata says of the engine's number format, if that is no quantised one."""
-    return honest.recorded(summary.dump.provenance).plain
+    evidence, lag = Evidence(summary), summary.charts.lag
+    k3 = (lag.in_sync if lag else evidence.number("k3")) or Number()
+    synced = k3.interval[0] if k3.interval else k3.value
+    return honest.Seen(
+        rows, recorded(summary.dump.provenance), share, evidence.errors("surrogate_gain"), synced
+    )
 
 
 def _beside(seen: honest.Seen, mended: bool) -> list[Cause]:
@@ -459,15 +387,13 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
         "single tokens that are scored differently: needs the column token_ids": rows.ids,
         "stale weights or weights that do not arrive: needs the column policy_lag": seen.known or None,
     }
-    noisy = any(one.id == "stochastic_forward" for one in bugs)
-    undecided = [one for one in (sampled.current_undecided(rows),) if one and not noisy]
     known: dict[str, Any] = {
-        "undecidable": [question for question, column in missing.items() if column is None] + undecided,
+        "undecidable": [question for question, column in missing.items() if column is None],
         "sequences": rows.sequences,
         "tokens": rows.tokens,
     }
     if bugs:
-        late = any(one.id.startswith("sync_") for one in bugs)  # then the recorded lags are wrong
+        late = any(one.id == "sync_stopped" for one in bugs)  # then the recorded lags are wrong
         causes = [*bugs, *([] if late else _beside(seen, mended))]
         return Diagnosis(verdict="bug", headline=bugs[0].statement, causes=causes, **known)
     k3, ratio = evidence.number("k3"), laws.identities(seen.rows).ratio
@@ -481,10 +407,13 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
     small = least is not None and least <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
     lone = not small and rows.k3_cut.mean() <= HEALTHY_K3  # a single outlier is an alert, not a verdict
     healthy = (small or lone) and not evidence.value("f_2") > 2 * HEALTHY_K3
+    mean_ratio = evidence.number("mean_ratio")
     found = honest.named(seen, healthy)
-    if found is None and not healthy:
-        tested = ratio.error < ERRORS and not doubted(evidence.number("mean_ratio"))
-        return _undecided(seen, tested, known)
+    if off_centre(mean_ratio):
+        return _undecided(seen, f"E[r] is {say(mean_ratio)} and not 1", False, known)
+    if seen.inexcusable or (found is None and not healthy):
+        tested = ratio.error < ERRORS and not doubted(mean_ratio)
+        return _undecided(seen, candidates.explained(seen), tested, known)
     size = "as small as rounding makes it" if healthy else "real"
     if healthy and lone:
         many = int((np.abs(rows.delta) > 1.0).sum())
@@ -500,8 +429,31 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
     )
 
 
-def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagnosis:
-    """Return that the dump cannot tell, with the causes that fit; `tested`: E[r] = 1 could be tested."""
+CENTRED = 0.005
+"""|E[r] − 1| up to which rounding may move it: kernels stay below 0.002."""
+SURELY = 3.29 / Z
+"""Half width of a 99.9% interval in that of a 95% one: one healthy dump in a thousand is doubted."""
+
+
+def off_centre(ratio: Number) -> bool:
+    """Return whether E[r] is not 1 beyond doubt: tokens were not sampled from the logged distribution."""
+    if ratio.value is None or ratio.interval is None or doubted(ratio):
+        return False
+    low, high = ratio.interval
+    off = ratio.value - 1
+    half = high - ratio.value if off < 0 else ratio.value - low
+    return abs(off) > max(CENTRED, SURELY * half)
+
+
+def _undecided(seen: honest.Seen, but: str, tested: bool, known: dict[str, Any]) -> Diagnosis:
+    """Return that the dump cannot tell, with the causes that fit.
+
+    Args:
+        seen: what is left after all repairs.
+        but: what has to be explained, in a clause.
+        tested: whether E[r] = 1 could be tested, and holds.
+        known: what is known of any verdict.
+    """
     found = candidates.fitting(seen)
     measurement = candidates.deciding(seen, found)
     fitting = {one.id for one in found}
@@ -514,9 +466,8 @@ def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagno
     fit = f"{NUMBERS[len(found)]} cause{' fits' if len(found) == 1 else 's fit'}"
     return Diagnosis(
         verdict="cannot_tell",
-        headline=f"Cannot tell from this dump: {lined_up}, but {candidates.explained(seen)}; {fit}.",
+        headline=f"Cannot tell from this dump: {lined_up}, but {but}; {fit}.",
         candidates=found,
-        other=1 - sum(one.probability or 0.0 for one in found),
         decide=measurement.text if measurement else "",
         decide_by=dict(measurement.lines) if measurement else {},
         ruled_out=_ruled_out({one.id for one in found}),
@@ -526,24 +477,14 @@ def _undecided(seen: honest.Seen, tested: bool, known: dict[str, Any]) -> Diagno
 
 def _recorded(rows: Rows, column: str) -> bool:
     """Return whether a dump has a column; of machines, under any name."""
-    if column == "weight_versions":
-        return rows.versions is not None
     if column == "host":
         return any(MACHINES.search(name.lower()) for name in rows.scalars)
     return None not in rows.column(column)
 
 
-_ARRIVING = candidates.OF_WEIGHTS - {"stale"}
 _LACKING = (
     ("whether the engine has the trainer's weights", "s", " and ".join(sync.DIGESTS), candidates.OF_WEIGHTS),
-    ("how far the engine is behind, by the drift of token ids", "", "step", candidates.OF_WEIGHTS),
-    ("whether one machine alone has other weights", "", "host", _ARRIVING),
-    (
-        "whether weights changed within a response",
-        "",
-        "weight_versions",
-        frozenset({"stale_prefix_cache", "stale"}),
-    ),
+    ("whether one machine alone has other weights", "", "host", candidates.OF_WEIGHTS - {"stale"}),
 )
 """Questions that a dump cannot tell, the columns that decide them, and the candidates they decide between."""
 NUMBERS = ("no", "one", "two", "three", "four")

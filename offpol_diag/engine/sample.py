@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offpol_diag.batch import DIAGNOSED, Batch
-from offpol_diag.engine import bootstrap, toplists
+from offpol_diag.batch import Batch
+from offpol_diag.engine import bootstrap
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Records
@@ -29,10 +29,7 @@ FIRST, LAST = 1536, 512
 """Number of first and last tokens kept of a longer sequence; those between are dropped."""
 IN_PROMPT = "in_prompt"
 """Whether the id of a token occurs in its prompt."""
-COLUMNS = (
-    *("q", "p", "position", "token_ids", "entropy", "advantages", "weight_versions"),
-    *("current", *DIAGNOSED, IN_PROMPT, *toplists.COLUMNS),
-)
+COLUMNS = (*("q", "p", "position", "token_ids", "entropy", "reference", IN_PROMPT),)
 
 
 @dataclass(frozen=True)
@@ -93,12 +90,8 @@ def sample(context: BatchContext, drift: Drift) -> Records:
         "position": batch.position,
         "token_ids": batch.token_ids,
         "entropy": batch.entropy,
-        "advantages": batch.advantages,
-        "weight_versions": batch.weight_versions,
-        "current": batch.current if drift.numerator == "old" else None,
-    } | {name: getattr(batch, name) for name in DIAGNOSED}
-    if batch.tops is not None:
-        columns |= dict(zip(toplists.COLUMNS, batch.tops.T, strict=True))
+        "reference": batch.reference,
+    }
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
     more: dict[str, Any] = {} if batch.rewards is None else {"rewards": batch.rewards}
     if (prompts := batch.scalars.get(PROMPT_IDS)) is not None:

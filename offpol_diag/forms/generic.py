@@ -24,7 +24,6 @@ from offpol_diag.readers.columns import (
     PROMPT_LENGTH,
     ROLES,
     ROLLOUT,
-    TOP_ROLES,
     WEIGHT_VERSIONS,
     assigned,
     is_list,
@@ -56,7 +55,7 @@ def row_of(
     has `used`.
     """
     names = [name for name in record if name not in without]
-    mapping = {role: name for role, name in assigned(names, columns, where).items() if role not in TOP_ROLES}
+    mapping = assigned(names, columns, where)
     tokens: dict[str, Array] = {}
     scalars: dict[str, Any] = {}
     for role, name in mapping.items():

@@ -251,14 +251,16 @@ UNTESTED = "whether it is a bug could not be tested"
 def diagnosis(summary: Result, asked: FailOn, equal: bool = False) -> Iterator[GateVerdict]:
     """Yield a verdict for each diagnosis that fails (`docs/ci.md` has the table).
 
-    Several causes that fit pass as open unless `cannot_tell` fails; what could not be tested is not judged.
-    Columns that are `equal` because a bound asks for it are no copies, and pass.
+    Several causes that fit pass as open, unless `cannot_tell` fails. What could not be tested is not judged,
+    and whether it is a bug is not where one of the causes that fit is a bug. Columns that are `equal` because
+    a bound asks for it are no copies, and pass.
     """
     found = summary.diagnosis
     for fails in asked.fail_on:
         passed, unsure, more = None, False, ""
         if found is not None:
             cannot_tell = found.verdict == "cannot_tell" != fails
+            bugs = [one.id for one in found.candidates if one.kind == "bug" == fails]
             if equal and found.verdict == "cannot_tell" and not (more := _few(summary)):
                 passed = True
             elif not cannot_tell and ORDER.index(found.verdict) >= ORDER.index(fails):
@@ -267,6 +269,8 @@ def diagnosis(summary: Result, asked: FailOn, equal: bool = False) -> Iterator[G
                 more = few
             elif cannot_tell and not found.candidates:
                 more = UNTESTED
+            elif cannot_tell and bugs:
+                more = f"whether it is a bug, this dump cannot tell: {' or '.join(bugs)} would be one"
             else:
                 passed, unsure, more = True, cannot_tell, UNSURE if cannot_tell else ""
         of = {"source": asked.source, "diagnosis_fails": fails}

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow.compute as pc
 
 from offpol_diag import versions
-from offpol_diag.engine import toplists
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.decode import MOST_TOKENS, Flags, Floats, Ints, Ragged, Rows, span, starts
@@ -38,11 +37,8 @@ HINTS = {
     "number": SKIP,
     "versions": f"a response has the version of each token's weights, or runs [[0, 5], [120, 6]]; {SKIP}",
     "falls": f"write the engine's counter of updates, and tokens in the order of sampling; {SKIP}",
-    "share": f"it is no percentage and no logarithm: 0.98 of the mass, 0.75 of the experts; {SKIP}",
-    "tops": f"write the k likeliest ids of the first token, then those of the second, and so on; {SKIP}",
     "prompt": f"it is the number of tokens of the prompt; {SKIP}",
     "ids": f"a prompt has the id of each of its tokens, or null where it is unknown; {SKIP}",
-    "images": f"write [start, end] of each image, one behind the other: [4, 260, 300, 556]; {SKIP}",
     "digests": f"digests are compared: write both of a sequence, or null for both; {SKIP}",
 }
 
@@ -98,49 +94,6 @@ def token_values(rows: Rows) -> Iterator[Problem]:
             yield from _at_tokens(role, column, bad, "a token that counts needs a finite value", "value")
 
 
-def share_values(rows: Rows) -> Iterator[Problem]:
-    """Find shares that are none, at unmasked tokens."""
-    for role in columns.SHARES:
-        if (column := rows.lists.get(role)) is not None:
-            none = ((column.values < 0) | (column.values > 1 + TOLERANCE)) & rows.live
-            yield from _at_tokens(role, column, none, "a share is between 0 and 1", "share")
-
-
-def top_shapes(rows: Rows) -> Iterator[Problem]:
-    """Find lists of likeliest ids without an equal number of values for each token."""
-
-    def odd(row: int, many: Ints) -> str:
-        needed = f"an equal number for each, of 1 to {toplists.MOST}, is needed"
-        return f"it holds {many[row]} values for {rows.lengths[row]} tokens, and {needed}"
-
-    for pair in columns.TOPS.values():
-        found = [rows.tops[role] for role in pair if role in rows.tops]
-        for role, column in zip(pair, found, strict=False):
-            each = column.lengths // np.maximum(rows.lengths, 1)
-            wrong = (each * rows.lengths != column.lengths) | (each > toplists.MOST)
-            wrong |= (each < 1) & (rows.lengths > 0)
-            yield from _at_rows(role, column.absent, lambda _: "there is null where a list belongs", "null")
-            yield from _at_rows(role, wrong & ~column.absent, partial(odd, many=column.lengths), "tops")
-        if found:
-            differs = found[0].lengths != found[1].lengths
-            what = f"it holds more or fewer values than {pair[0]}"
-            yield from _at_rows(pair[1], differs, lambda _, what=what: what, "tops")  # type: ignore[misc]
-
-
-def top_values(rows: Rows) -> Iterator[Problem]:
-    """Find ids and log-probs of the likeliest that are none, at unmasked tokens; −inf is a log-prob."""
-    for pair in columns.TOPS.values():
-        for role in (role for role in pair if role in rows.tops):
-            column = rows.tops[role]
-            each = column.lengths // np.maximum(rows.lengths, 1)
-            live = np.repeat(rows.live, np.repeat(each, rows.lengths))
-            if role == pair[0]:
-                bad, why = (column.values < 0) | (column.values >= 1 << 31), "an id is between 0 and 2^31"
-            else:
-                bad, why = ~(column.values <= TOLERANCE), "a log-probability is a number, and at most 0"
-            yield from _at_tokens(role, column, _with_null(bad, column) & live, why, "tops", "value")
-
-
 def version_values(rows: Rows) -> Iterator[Problem]:
     """Find versions of weights that are none, or that fall within a response."""
     column = rows.lists.get(columns.WEIGHT_VERSIONS)
@@ -181,18 +134,12 @@ def row_values(rows: Rows) -> Iterator[Problem]:
 
 
 def prompt_values(rows: Rows) -> Iterator[Problem]:
-    """Find prompts with a null among their tokens, and spans of images that are none."""
-    for name, lists in rows.of_prompts.items():
+    """Find prompts with a null among their tokens."""
+    lists = rows.prompts
+    if lists is not None and lists.null is not None:
         many = len(lists.lengths)
-        row = np.repeat(np.arange(many), lists.lengths)
-        if lists.null is not None:
-            holes = np.bincount(row[lists.null], minlength=many) > 0
-            yield from _at_rows(name, holes, lambda _: "there is null among its values", "ids")
-        if name == columns.IMAGE_SPANS:
-            before = np.append(-1, lists.values)[:-1]
-            falls = lists.values <= np.where(np.diff(row, prepend=-1) > 0, -1, before)
-            odd = (np.bincount(row[falls], minlength=many) > 0) | (lists.lengths % 2 > 0)
-            yield from _at_rows(name, odd, lambda _: "it is no list of rising starts and ends", "images")
+        holes = np.bincount(np.repeat(np.arange(many), lists.lengths)[lists.null], minlength=many) > 0
+        yield from _at_rows(columns.PROMPT_IDS, holes, lambda _: "there is null among its values", "ids")
 
 
 def digests(rows: Rows) -> Iterator[Problem]:
@@ -205,8 +152,8 @@ def digests(rows: Rows) -> Iterator[Problem]:
 
 
 CHECKS = (
-    *(shapes, mask_values, token_values, share_values, version_values, rollout_signs),
-    *(row_values, prompt_values, digests, top_shapes, top_values),
+    *(shapes, mask_values, token_values, version_values, rollout_signs),
+    *(row_values, prompt_values, digests),
 )
 """Checks in order; each runs on the rows that passed the earlier ones, so values may assume equal lengths."""
 

@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from offpol_diag.errors import DumpError, did_you_mean
-from offpol_diag.writer import IMAGE_SPANS as IMAGE_SPANS
-from offpol_diag.writer import OF_PROMPTS
 from offpol_diag.writer import PROMPT_IDS as PROMPT_IDS
 
 if TYPE_CHECKING:
@@ -24,14 +22,6 @@ ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs
 MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
 TOKEN_IDS, ENTROPY, WEIGHT_VERSIONS = "token_ids", "entropy", "weight_versions"
 REFERENCE = "reference_log_probs"
-OLD_REPEAT, PREFILL = "old_log_probs_repeat", "engine_prefill_log_probs"
-"""The trainer's log-probs computed a second time, and the engine's of the finished response."""
-ROUTER_AGREEMENT, KEPT_MASS = "router_agreement", "kept_mass"
-SHARES = (ROUTER_AGREEMENT, KEPT_MASS)
-"""Shares per token: of experts that both sides chose, and of probability that truncated sampling kept."""
-TOPS = {"q": ("rollout_top_ids", "rollout_top_log_probs"), "p": ("train_top_ids", "train_top_log_probs")}
-"""Side → the likeliest ids for each token and their log-probs: k of each a token, one list for a row."""
-TOP_ROLES = tuple(name for pair in TOPS.values() for name in pair)
 RESCORED = ("reference_entropy", "reference_rank")
 """Columns that `rescore` alone reads and writes."""
 SEQUENCE, GROUP = "sequence_id", "group_id"
@@ -40,8 +30,7 @@ POSITION = "token_positions"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
 PROMPT_LENGTH, FINISH_REASON = "prompt_length", "finish_reason"
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
-MINIBATCH = "minibatch"
-COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION, PROMPT_LENGTH, MINIBATCH)
+COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION, PROMPT_LENGTH)
 SCALARS = (SEQUENCE, GROUP, *COUNTS, FINISH_REASON, *DIGESTS)
 """Columns passed to a batch as `scalars`; those in `COUNTS` are numeric."""
 
@@ -107,10 +96,6 @@ FLAGS = Kind("a list of 0 and 1 per row", _list_of(*NUMBERS))
 VERSIONS = Kind(
     "a list of integers or of pairs [start, version] per row",
     lambda dtype: INTEGERS.accepts(dtype) or has_runs(dtype),
-)
-TOP_IDS, TOP_LOG_PROBS = (
-    Kind(f"one flat list of {what} per row, k for each token", kind.accepts)
-    for what, kind in (("integers", INTEGERS), ("floats", FLOATS))
 )
 NUMBER = Kind("one number per row", _one(*NUMBERS))
 COUNT = Kind(
@@ -191,14 +176,6 @@ ROLES = (
     Role(TOKEN_IDS, INTEGERS, "response_token_ids response_ids completion_ids", per_token="token_id"),
     Role(ENTROPY, FLOATS, "entropies rollout_entropy old_entropy"),
     Role(REFERENCE, FLOATS, per_token="reference_log_prob"),
-    Role(OLD_REPEAT, FLOATS, per_token="old_log_prob_repeat"),
-    Role(PREFILL, FLOATS, per_token="engine_prefill_log_prob"),
-    *(Role(name, FLOATS) for name in SHARES),
-    *(
-        Role(name, kind)
-        for pair in TOPS.values()
-        for name, kind in zip(pair, (TOP_IDS, TOP_LOG_PROBS), strict=True)
-    ),
     Role(WEIGHT_VERSIONS, VERSIONS, "output_versions", per_token="weight_version output_version"),
     Role(POSITION, INTEGERS, short="position", per_token="position token_position pos t"),
     Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),
@@ -208,7 +185,6 @@ ROLES = (
     Role(ROLLOUT_VERSION, COUNT),
     Role(TRAIN_VERSION, COUNT),
     Role(PROMPT_LENGTH, COUNT, "prompt_len prompt_lengths"),
-    Role(MINIBATCH, COUNT, "mini_batch"),
     Role(FINISH_REASON, TEXT),
     *(Role(name, TEXT) for name in DIGESTS),
 )
@@ -218,9 +194,7 @@ ROLES = (
 
 
 LONG_ROLES = tuple(
-    replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}")
-    for r in ROLES
-    if r.name not in TOP_ROLES
+    replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}") for r in ROLES
 )
 """Roles of the long form: a row is a token, with numbers in place of lists."""
 
@@ -244,8 +218,6 @@ TOKENS = tuple(role.name for role in ROLES if role.kind in PER_TOKEN)
 
 MOST_LISTED = 50
 """Most columns that a message lists, where none can be guessed."""
-PAIRS = {DIGESTS: "digests are compared"} | dict.fromkeys(TOPS.values(), "each id has a log-prob")
-"""Columns of which one is of no use without the other, and why."""
 NONE = "none"
 """Given to `--columns` for a column's name: no column has that role."""
 
@@ -314,12 +286,11 @@ def resolve(
         raise lacking(f"no column holds {', and none '.join(absent)}", hint)
     for column in mapping.values():
         _once(column, names, file)
-    for pair, why in PAIRS.items():
-        if len(one_sided := mapping.keys() & set(pair)) == 1:
-            (there,) = one_sided
-            (lacks,) = set(pair) - one_sided
-            hint = f"{why}: write both, or leave this one out with --columns {there}={NONE}"
-            raise DumpError(f"{file}: column {mapping[there]!r} is there without {lacks!r}", hint)
+    if len(one_sided := mapping.keys() & set(DIGESTS)) == 1:
+        (there,) = one_sided
+        (lacks,) = set(DIGESTS) - one_sided
+        hint = f"digests are compared: write both, or leave this one out with --columns {there}={NONE}"
+        raise DumpError(f"{file}: column {mapping[there]!r} is there without {lacks!r}", hint)
     return {role.name: mapping[role.name] for role in roles_of(long) if role.name in mapping}
 
 
@@ -397,7 +368,7 @@ class Plan:
         extra: group-by columns without a role.
         described: further small columns, which the diagnosis searches for conspicuous groups.
         long: whether a row is a token.
-        of_prompts: those of `OF_PROMPTS` that all files have.
+        prompts: whether all files have `PROMPT_IDS`.
         bare: whether batches lack positions, turns and keys.
     """
 
@@ -406,12 +377,13 @@ class Plan:
     long: bool = False
     bare: bool = False
     described: tuple[str, ...] = ()
-    of_prompts: tuple[str, ...] = ()
+    prompts: bool = False
 
     @property
     def names(self) -> list[str]:
         """All columns to read, without duplicates."""
-        return list(dict.fromkeys((*self.columns.values(), *self.extra, *self.described, *self.of_prompts)))
+        prompts = (PROMPT_IDS,) if self.prompts else ()
+        return list(dict.fromkeys((*self.columns.values(), *self.extra, *self.described, *prompts)))
 
     @property
     def labels(self) -> list[str]:
@@ -422,7 +394,7 @@ class Plan:
     def only(self, roles: Collection[str]) -> Plan:
         """Return a plan that reads only the columns of some roles."""
         found = {role: name for role, name in self.columns.items() if role in roles}
-        return replace(self, columns=found, extra=(), described=(), of_prompts=(), bare=True)
+        return replace(self, columns=found, extra=(), described=(), prompts=False, bare=True)
 
 
 def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
@@ -439,8 +411,8 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
         _once(name, names, file)
         if long and name in {mapping.get(role) for role in TOKENS}:
             raise DumpError(f"{file}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
-    of_prompts = () if long else tuple(name for name in OF_PROMPTS if _everywhere(name, parts))
-    plan = Plan(mapping, extra, long, of_prompts=of_prompts)
+    prompts = not long and _everywhere(PROMPT_IDS, parts)
+    plan = Plan(mapping, extra, long, prompts=prompts)
     _check_types(first, plan)
     for other in parts[1:]:
         _check_same(first, other, plan, overrides)
@@ -474,7 +446,7 @@ def _everywhere(name: str, parts: Sequence[Part]) -> bool:
 def _check_types(part: Part, plan: Plan) -> None:
     needs = [(name, kind_of(role, plan.long), OTHER_COLUMN) for role, name in plan.columns.items()]
     needs += [(name, LABEL, OTHER_GROUPS) for name in plan.extra]
-    needs += [(name, INTEGERS, "write it in that type, or under another name") for name in plan.of_prompts]
+    needs += [(PROMPT_IDS, INTEGERS, "write it in that type, or under another name")] * plan.prompts
     for name, kind, hint in needs:
         dtype = part.schema.field(name).type
         if not kind.accepts(dtype):

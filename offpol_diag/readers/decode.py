@@ -17,7 +17,7 @@ import pyarrow.types as pt
 
 from offpol_diag import versions
 from offpol_diag.batch import Batch
-from offpol_diag.engine import bootstrap, toplists
+from offpol_diag.engine import bootstrap
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.columns import Plan
@@ -145,20 +145,14 @@ class Rows:
     def lists(self) -> dict[str, Ragged]:
         """The columns of lists, runs of versions as a version per token."""
         found = {role: one for role, one in self.columns.items() if columns.is_list(one.type)}
-        found = {role: one for role, one in found.items() if role not in columns.TOP_ROLES}
         return {
             role: self.spread if columns.has_runs(one.type) else ragged(one) for role, one in found.items()
         }
 
     @cached_property
-    def tops(self) -> dict[str, Ragged]:
-        """The lists of the likeliest ids and their log-probs, several values for each token."""
-        return {role: ragged(one) for role, one in self.columns.items() if role in columns.TOP_ROLES}
-
-    @cached_property
-    def of_prompts(self) -> dict[str, Ragged]:
-        """The columns of lists that have a length of their own."""
-        return {name: ragged(self.table.column(name)) for name in self.plan.of_prompts}
+    def prompts(self) -> Ragged | None:
+        """The tokens before each response; None where a file lacks them."""
+        return ragged(self.table.column(columns.PROMPT_IDS)) if self.plan.prompts else None
 
     @cached_property
     def spread(self) -> Ragged:
@@ -345,16 +339,14 @@ def labels(rows: Rows) -> dict[str, list[object]]:
     return found
 
 
-def _of_prompts(rows: Rows) -> dict[str, list[Any]]:
-    """Return the lists of prompts as arrays, None where null, and the lengths of the prompts."""
-    found: dict[str, list[Any]] = {}
-    for name, lists in rows.of_prompts.items():
-        cut = zip(np.split(lists.values, starts(lists.lengths)[1:-1]), lists.absent, strict=True)
-        found[name] = [None if none else one for one, none in cut]
-    if columns.PROMPT_IDS in found:
-        lengths = [None if x is None else len(x) for x in found[columns.PROMPT_IDS]]
-        found = {columns.PROMPT_LENGTH: lengths} | found
-    return found
+def _prompts(rows: Rows) -> dict[str, list[Any]]:
+    """Return the tokens of the prompts as arrays, None where null, and their number."""
+    lists = rows.prompts
+    if lists is None:
+        return {}
+    cut = zip(np.split(lists.values, starts(lists.lengths)[1:-1]), lists.absent, strict=True)
+    ids = [None if none else one for one, none in cut]
+    return {columns.PROMPT_LENGTH: [None if x is None else len(x) for x in ids], columns.PROMPT_IDS: ids}
 
 
 def _listed(rows: Rows, name: str) -> list[Any]:
@@ -390,10 +382,6 @@ PER_TOKEN: dict[str, tuple[str, type[np.generic]]] = {
     "entropy": (columns.ENTROPY, np.float64),
     "weight_versions": (columns.WEIGHT_VERSIONS, np.int64),
     "reference": (columns.REFERENCE, np.float64),
-    "old_repeat": (columns.OLD_REPEAT, np.float64),
-    "prefill": (columns.PREFILL, np.float64),
-    "router_agreement": (columns.ROUTER_AGREEMENT, np.float64),
-    "kept_mass": (columns.KEPT_MASS, np.float64),
 }
 """Per-token field of a batch → its column and type."""
 
@@ -405,7 +393,7 @@ def pack(rows: Rows) -> Batch:
     and a turn is a sequence.
     """
     plan = rows.plan
-    scalars = _of_prompts(rows) | labels(rows)  # first: it refuses text that the keys could not hash
+    scalars = _prompts(rows) | labels(rows)  # first: it refuses text that the keys could not hash
     lengths = rows.kept_lengths
     arrays = _values(rows, lengths)
     arrays |= {"cu_seqlens": starts(lengths), "masked": rows.lengths - lengths}
@@ -429,8 +417,6 @@ def _values(rows: Rows, lengths: Ints) -> dict[str, Array]:
             values = rows.lists[role].values
             kept = rows.unmasked(values)  # copied where it is not yet: what Arrow decoded is read-only
             found[name] = kept.astype(dtype, copy=kept is values)
-    if rows.tops:
-        found["tops"] = _tops(rows)
     if columns.ADVANTAGES in rows.numbers:  # one per sequence: every token has it
         found["advantages"] = np.repeat(rows.numbers[columns.ADVANTAGES], lengths)
     if columns.REWARDS in rows.numbers:
@@ -440,27 +426,6 @@ def _values(rows: Rows, lengths: Ints) -> dict[str, Array]:
         none = np.zeros(len(lengths), np.int64)
         found["masked_negative"] = none if rows.whole else rows.counted(negative & ~rows.live)
     return found
-
-
-def _tops(rows: Rows) -> Array:
-    """Return what is kept of the lists of likeliest ids of unmasked tokens, [T, `toplists.COLUMNS`]."""
-    ids = rows.lists.get(columns.TOKEN_IDS)
-    found = np.full((int(rows.offsets[-1]), len(toplists.COLUMNS)), np.nan)
-    sides = {side: pair for side, pair in columns.TOPS.items() if pair[0] in rows.tops}
-    each = np.stack([rows.tops[pair[0]].lengths for pair in sides.values()])
-    each = each // np.maximum(rows.lengths, 1)  # k of each side and row
-    owner = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
-    for some in np.unique(each[:, rows.lengths > 0], axis=1).T:  # rows with the same k
-        same = (each == some[:, None]).all(0)
-        tokens = np.flatnonzero(same[owner] & rows.live)
-        lists: dict[str, toplists.Lists | None] = dict.fromkeys(columns.TOPS)
-        for (side, pair), k in zip(sides.items(), some, strict=True):
-            values = (rows.tops[name] for name in pair)
-            taken = (one.values[np.repeat(same, one.lengths)].reshape(-1, k) for one in values)
-            lists[side] = toplists.Lists(*(one[rows.live[same[owner]]] for one in taken))
-        sampled = None if ids is None else ids.values[tokens]
-        found[tokens] = toplists.reduced(lists["q"], lists["p"], sampled)
-    return rows.unmasked(found)
 
 
 def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:

@@ -71,13 +71,6 @@ def checks(summary: Result) -> tuple[Line, ...]:
     elif ratio.interval is not None:
         low, high = ratio.interval
         found.append(Line(f"E[r] is {say(ratio)}", "ok" if low <= 1 <= high else "un", CHECKED["centre"]))
-    if given.kl_listed and given.kl_listed_reverse:
-        ways = (
-            f"{say(given.kl_listed)} (rollout ‖ train) and {say(given.kl_listed_reverse)} (train ‖ rollout)"
-        )
-        k3 = summary.whole.get(f"{prefix}k3", Number())
-        detail = f"A lower bound: all other ids count as one. K3 of the sampled tokens is {say(k3)}."
-        found.append(Line(f"Over the ids that both sides list the KL is {ways} nats", "un", detail))
     if given.ruled_out:
         said = f"{counted(len(given.ruled_out), 'further fault')} ruled out"
         found.append(Line(said, "ok", "; ".join(given.ruled_out) + "."))
@@ -173,21 +166,13 @@ def verdict(summary: Result) -> str:
 
 
 def candidates(given: Diagnosis) -> Fact:
-    """Return the causes that fit, the likeliest first, each with what speaks for it and against it."""
+    """Return the causes that fit in their order, each with what speaks for it and against it."""
     many = len(given.candidates)
-    title = "One fits, and is not established" if many == 1 else f"{many} that fit, the likeliest first"
+    title = "One fits, and is not established" if many == 1 else f"{many} fit, the least contradicted first"
     lines = [
-        Line(f"{_likely(one.probability) or f'{place}.'} {one.statement}", "", spoken(one))
-        for place, one in enumerate(given.candidates, 1)
+        Line(f"{place}. {one.statement}", "", spoken(one)) for place, one in enumerate(given.candidates, 1)
     ]
-    if given.other is not None:
-        lines.append(Line(f"{_likely(given.other)} Another cause."))
     return Fact("Candidates", "", title, tuple(lines), spelled=True)
-
-
-def _likely(probability: float | None) -> str:
-    """Return a probability to 5%, as exact as it is; nothing where it is not known."""
-    return "" if probability is None else f"{min(max(5 * round(20 * probability), 5), 95)}%"
 
 
 def spoken(one: CandidateCause) -> str:

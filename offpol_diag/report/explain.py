@@ -30,9 +30,8 @@ def explained(page: Page) -> Answer:
 def _facts(page: Page) -> Iterator[Fact]:
     """Yield what it looks like, known threads, how to confirm it, how to fix it, and what looks alike."""
     yield _said("Looks like", page.looks)
-    row = CAUSES.get(page.id)
-    if row is not None and row.violates:
-        yield _said("Violates", sentence(row.violates))
+    if CAUSES[page.id].violates:
+        yield _said("Violates", sentence(CAUSES[page.id].violates))
     if page.cases:
         yield _said("Known from", *map(thread, page.cases))
     for key, name in TRAINERS.items():
@@ -62,7 +61,7 @@ def _said(label: str, *lines: str) -> Fact:
 def every_cause() -> Answer:
     """Return the list of causes."""
     known: Mapping[str, Page] = pages()
-    rows = [(one.id, one.kind or "not established", one.title) for one in known.values()]
+    rows = [(one.id, one.kind, one.title) for one in known.values()]
     table = Table("causes", "", ("cause", "kind", "what it is"), rows)
     return Answer(
         "what each looks like, how to confirm it in a trainer, and how to fix it",

@@ -225,7 +225,7 @@ class Charts(Model):
     )
     expected: Annotated[list[Band], Columns(Band)] = Field(
         [],
-        description="K3 of runs without a known fault that record the same: published, or --floors",
+        description="published K3 of runs without a known fault that record the same",
     )
     crossings: Annotated[list[Crossing], Columns(Crossing)] = Field(
         [], description="steps at which a number first enters a worse band"

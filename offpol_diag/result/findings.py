@@ -54,13 +54,8 @@ class CandidateCause(Model):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     id: str
+    kind: Literal["bug", "honest"]
     statement: str
-    probability: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="where nothing is established, as often right in dumps of known cause; null: not known",
-    )
     for_: list[str] = Field([], alias="for", description="what speaks for it, a sentence each")
     against: list[str] = Field([], description="what speaks against it, a sentence each")
 
@@ -77,9 +72,10 @@ class Diagnosis(Model):
         [], description="established causes, most likely first; none where the verdict is cannot_tell"
     )
     candidates: list[CandidateCause] = Field(
-        [], description="causes that fit where none is established, most likely first; with cannot_tell only"
+        [],
+        description="causes that fit where none is established, the least contradicted first; "
+        "with cannot_tell only",
     )
-    other: float | None = Field(None, description="probability that the cause is none of the candidates")
     decide: str = Field("", description="the one measurement that decides between the candidates")
     decide_by: dict[str, str] = Field({}, description="trainer → how that measurement is made there")
     ruled_out: list[str] = []
@@ -89,12 +85,6 @@ class Diagnosis(Model):
         description="share of the variance of min(r, 2) that tokens of one kind (a token id after another) "
         "have in common: 0 for noise of single tokens; null without token ids",
     )
-    kl_listed: Number | None = Field(
-        None,
-        description="KL(rollout ‖ train) over the ids that both sides list, all others as one: a lower bound "
-        "of the KL; null without lists of the likeliest ids",
-    )
-    kl_listed_reverse: Number | None = Field(None, description="KL(train ‖ rollout) over the same ids")
     sequences: Whole | None = Field(None, description="size of the sample that was examined, in sequences")
     tokens: Whole | None = Field(None, description="size of the sample that was examined, in tokens")
 

@@ -148,9 +148,8 @@ class Result(Model):
         """Yield all numbers, with the kind of subject that they are of."""
         for subject, numbers in self.numbers.items():
             yield KIND.split(subject, maxsplit=1)[0], numbers
-        for name in ("systematic", "kl_listed", "kl_listed_reverse") if self.diagnosis else ():
-            if one := getattr(self.diagnosis, name):
-                yield "diagnosis", {name: one}
+        if self.diagnosis and self.diagnosis.systematic:
+            yield "diagnosis", {"systematic": self.diagnosis.systematic}
         if self.lengths:
             yield "length", {"longest": self.lengths.longest}
             for at in self.lengths.curve:

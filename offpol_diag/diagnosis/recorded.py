@@ -1,0 +1,82 @@
+"""What the metadata of a dump says of its engine: number format, and a mixture of experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+PRECISIONS = {
+    "W4A4": ("w4a4",),
+    "W4A16": ("w4a", "int4", "nf4", "mxfp4", "awq", "gptq"),
+    "NVFP4": ("fp4",),
+    "fp8": ("fp8", "float8", "e4m3", "e5m2", "f8e"),
+    "int8": ("int8", "w8a"),
+    "bf16": ("bf16", "bfloat16"),
+    "fp16": ("fp16", "float16", "half"),
+    "fp32": ("fp32", "float32"),
+}
+"""Number format of an engine → words by which metadata say it, in the order in which they are looked for."""
+FOUR_BITS = ("W4A4", "W4A16", "NVFP4")
+_START = r"(?<![a-z0-9])(?<!no )(?<!not )"
+_QUANTISED = re.compile(
+    f"{_START}(int4|uint4|w4a|nf4|fp4|nvfp4|mxfp4|awq|gptq)"
+    f"|{_START}(fp8|float8|e4m3|e5m2|f8e|int8|uint8|w8a|mxfp|bitsandbytes|quanti[sz])"
+)
+_PLAIN = re.compile(_START + "(bf16|bfloat16|fp16|float16|half|fp32|float32)")
+_EXPERTS = re.compile(
+    r"moe(?![a-z])|mixtral|experts?|rout(er|ing)[ _-]?replay|gpt-oss|deepseek-(v[23]|r1)|b-a[0-9.]+b"
+)
+_TRAINER = re.compile(r"^(train|actor|learner|old|optim)")
+_ENGINE = re.compile("rollout|engine|infer|generat|sampl|vllm|sglang|quanti")
+_DTYPE = re.compile("dtype|precision|quanti|engine|rollout")
+
+
+class Recorded(NamedTuple):
+    """What the metadata of a dump says of its engine, each as `key: value`, or empty.
+
+    Attributes:
+        quantised: weights, activations or cache of few bits.
+        plain: another number format than those.
+        experts: a mixture of experts.
+    """
+
+    quantised: str = ""
+    plain: str = ""
+    experts: str = ""
+
+    @property
+    def precision(self) -> str:
+        """The number format of the engine, one of `PRECISIONS`, or empty."""
+        said = (self.quantised or self.plain).lower()
+        return next((name for name, words in PRECISIONS.items() if any(word in said for word in words)), "")
+
+
+def recorded(provenance: Mapping[str, object]) -> Recorded:
+    """Find number formats and experts in the metadata; what is said of the trainer alone is left out."""
+    quantised = plain = experts = ""
+    for path, value in _leaves(provenance):
+        said = f"{path[-1]}: {value}"
+        name = " ".join(path).lower().replace("actor_rollout_ref", "")
+        text = name if value is True else str(value).lower() if isinstance(value, str) else ""
+        many = isinstance(value, int) and value is not True and value > 1 and "expert" in path[-1].lower()
+        if not experts and (many or (text and _EXPERTS.search(text))):
+            experts = said
+        if any(_TRAINER.match(part.lower()) for part in path) and not _ENGINE.search(name):
+            continue
+        if not quantised and text and _QUANTISED.search(text):
+            quantised = said
+        elif not plain and text and _DTYPE.search(name) and _PLAIN.search(text):
+            plain = said
+    return Recorded(quantised, "" if quantised else plain, experts)
+
+
+def _leaves(value: object, path: tuple[str, ...] = ("",)) -> Iterator[tuple[tuple[str, ...], object]]:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _leaves(one, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _leaves(one, path)
+    else:
+        yield path, value

@@ -1,0 +1,76 @@
+"""Ten dumps rebuilt from public threads: what is said of each, and whether a gate lets it pass.
+
+`tests/field/labels.json` says what is true of them. A bug is never called honest; where its name is not found
+the answer is `cannot_tell`, or another bug.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from offpol_diag.analyze import analyze
+from offpol_diag.cli import app
+from offpol_diag.gate import judged, required
+from offpol_diag.report import answered
+
+FIELD = Path(__file__).parent / "field"
+LABELS = json.loads((FIELD / "labels.json").read_text(encoding="utf-8"))
+NAMED = {
+    "n03c_control_lag1": ("honest_mismatch", "stale"),
+    "n10_packed_order": ("bug", "row_permutation"),
+    "n13c_nvfp4_control": ("honest_mismatch", "quantized_rollout"),
+    "n15a_pd_first_end": ("bug", "off_by_one"),
+}
+"""Dumps whose cause is found; the gate passes what is honest."""
+OPEN = {
+    "n02_cp_label_roll": "E[r] is 0.982 [0.980, 0.983] and not 1",
+    "n12_tool_unattended": "a part of the tokens differs by much",
+    "n17_dropout": "the noise of single tokens is larger than rounding makes it",
+    "n20_adapter_switch": "a part of the tokens differs by much",
+}
+"""Dumps of which only that they may have a bug is said, and why."""
+
+
+@pytest.fixture(scope="module")
+def found():
+    return {name: analyze([str(FIELD / f"{name}.parquet")], presets=()) for name in LABELS}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_cause_that_is_established_is_named(found, name):
+    verdict, cause = NAMED[name]
+    diagnosis = found[name].diagnosis
+    assert (diagnosis.verdict, [one.id for one in diagnosis.causes]) == (verdict, [cause])
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_a_mismatch_that_no_honest_cause_explains_is_open_and_a_bug_is_among_what_fits(found, name):
+    diagnosis = found[name].diagnosis
+    assert diagnosis.verdict == "cannot_tell"
+    assert OPEN[name] in diagnosis.headline
+    assert "bug" in {one.kind for one in diagnosis.candidates}
+    assert diagnosis.decide
+    assert "numerics" not in {one.id for one in diagnosis.candidates[:3]}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_bug_is_never_called_honest_and_no_gate_passes_it(found, name):
+    honest = LABELS[name]["is"] == "honest"
+    assert (found[name].diagnosis.verdict in ("healthy", "honest_mismatch")) is honest
+    (verdict,) = judged(found[name], required(fail_on=["bug"]))
+    assert (verdict.passed is True) is honest
+    said = " ".join(fact.sentence for fact in answered(found[name]).facts)
+    assert ("No sign of one" in said) is honest
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("n10_packed_order", 1), ("n02_cp_label_roll", 2), ("n12_tool_unattended", 2), ("n03c_control_lag1", 0)],
+)
+def test_the_gate_ends_with_1_for_a_bug_and_with_2_where_one_is_among_what_fits(name, code):
+    ran = CliRunner().invoke(app, ["gate", str(FIELD / f"{name}.parquet"), "--fail-on", "bug"])
+    assert ran.exit_code == code, ran.output
