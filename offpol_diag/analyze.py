@@ -33,7 +33,6 @@ from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices
 from offpol_diag.run.machine import peak_rss
 from offpol_diag.run.ray import Ray
 from offpol_diag.run.threads import TOKENS, Each, Engine, Progress, Threads, own
-from offpol_diag.trainers import named_in
 
 MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
@@ -123,9 +122,8 @@ def examine(
         threads: how many compute; None for one per core. The numbers are the same to the last bit.
         against: a preset whose drops are compared with those of each other one.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
-        every_log: whether to compute what the trainer of every preset logs, or only what somebody reads: of
-            the presets that can be recommended, and of the trainer.
-        trainer: the trainer; empty for the one that the dump's provenance names.
+        every_log: whether to compute what the trainer of every preset logs, or of those of `trainer` alone.
+        trainer: whose presets' logged numbers are asked for; empty for none.
         lag_0: whether to count what each preset keeps of policy lag 0.
 
     Raises:
@@ -136,7 +134,7 @@ def examine(
     presets = catalogue.chosen(presets)
     study = Study.of(dump.info.columns, presets, group_by, seed)
     if not every_log:
-        study = study.logging_for(trainer or named_in(dump.info.provenance))
+        study = study.logging_for(trainer)
     kept = tuple(_kept(dump, group_by))
     study = replace(study, against=against, by_step=tuple(by_step), kept=kept, lag_0=lag_0)
     choice = chosen_devices(engine, device, kernels.worth_a_gpu(dump.tokens, len(study.presets)))
@@ -197,7 +195,6 @@ def record(runs: Engine, study: Study, facts: DumpFacts) -> Run:
         sequences=facts.sequences,
         peak_rss_bytes=peak_rss(),
         seconds=runs.clock.seconds(),
-        logs_left_out=list(study.not_logged),
     )
 
 

@@ -210,13 +210,19 @@ def opened(paths: Sequence[str], request: requests.ReadDump) -> Dump:
 
 
 def examined(
-    dump: Dump, request: requests.Computed, presets: Sequence[Preset], say: Say, **more: Any
+    dump: Dump,
+    request: requests.Computed,
+    presets: Sequence[Preset],
+    say: Say,
+    every_log: bool = False,
+    **more: Any,
 ) -> Examined:
     """Analyse a dump under presets; `more` goes to `analyze.examine`."""
     from offpol_diag.analyze import examine, largest_groups
 
     group_by: tuple[str, ...] = getattr(request, "group_by", ())
-    found = examine(dump, presets=presets, group_by=group_by, **_where(request), **more)
+    more |= {"every_log": every_log, **_where(request)}
+    found = examine(dump, presets=presets, group_by=group_by, **more)
     for one in found.study.kept:
         say(largest_groups(one))
     return found

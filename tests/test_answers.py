@@ -304,22 +304,6 @@ def test_the_table_of_presets_has_the_rule_and_what_is_kept_dropped_and_left():
     assert of_presets(summary).rows == [("a", "weight r", *numbers.values())]
 
 
-def logged(names, more=""):
-    """Return a table of presets that log these numbers under one set of names."""
-    given = {key: preset("x", "y", 0.9, logs="verl-2025-11", as_logged=one) for key, one in names.items()}
-    return table(f"logged-verl-2025-11{more}", presets=given)
-
-
-def test_names_in_a_trainer_stand_in_a_column_what_is_alike_once_and_the_recommended_has_all():
-    alone = logged({"token_is": {"kl": 0.00205, "chi2_seq": None}})
-    assert alone.header == ("name in the trainer", "token_is")
-    assert alone.rows == [("kl", Number(value=0.00205)), ("chi2_seq", Number())]
-    same = logged({"a": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6, "veto": 0.0}}, "-same")
-    assert same.rows == [("kl", Number(value=0.1))]
-    recommended = logged({"token_is": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6}})
-    assert [row[0] for row in recommended.rows] == ["kl", "ess"]
-
-
 @pytest.mark.parametrize(("delta", "look"), [(0.05, ""), (0.2, "1"), (0.8, "2"), (3.0, "3"), (8.0, "4")])
 def test_a_token_is_coloured_by_direction_and_size(delta, look):
     """Orange (n) where the trainer finds it less likely, blue (p) where more."""

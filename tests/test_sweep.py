@@ -128,7 +128,6 @@ def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump)
 
     assert [*found.presets] == ["geo_rs"]
     whole, kept = found.preset("geo_rs"), found.sweep.points[0].numbers
-    assert found.presets["geo_rs"].as_logged == alone.presets["geo_rs"].as_logged
     lengths = [f"preset/geo_rs@length/{place.key}" for place in alone.at("length")]
     assert [one for one in found.numbers if one.startswith("preset/")] == ["preset/geo_rs", *lengths]
     assert whole | {"kept_at_lag_0": None} == alone.preset("geo_rs") | {"kept_at_lag_0": None}

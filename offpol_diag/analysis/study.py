@@ -33,7 +33,7 @@ from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.tally import Arrays, Names, Tally
 from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Preset, families
-from offpol_diag.trainers import LOGS, logs
+from offpol_diag.trainers import LOGS, TRAINERS, logs
 
 Ranges = dict[str, tuple[float, float]]
 """Name → (smallest, largest)."""
@@ -133,18 +133,10 @@ class Study:
         every = (preset for preset in self.presets if preset.logs in LOGS)
         return tuple(preset for preset in every if asked is None or preset.name in asked)
 
-    @property
-    def not_logged(self) -> tuple[str, ...]:
-        """Names of the presets whose trainer's own logged numbers were not asked for."""
-        logged = {preset.name for preset in self.logging}
-        return tuple(
-            preset.name for preset in self.presets if preset.logs in LOGS and preset.name not in logged
-        )
-
     def logging_for(self, trainer: str) -> Study:
-        """Return the study with those logs alone that are read: of a trainer, and of what is recommended."""
-        own = {one.name for one in self.presets if trainer in one.trainers}
-        return replace(self, logs=frozenset(own | {families.FAMILIES[self.main.numerator][0]}))
+        """Return the study with what this trainer alone logs; empty for none."""
+        own = {log.name for log in TRAINERS[trainer].logs} if trainer else set()
+        return replace(self, logs=frozenset(one.name for one in self.presets if one.logs in own))
 
 
 PER_STEP = ("batches", "steps", f"{breakdowns.PREFIX}{breakdowns.STEP}")

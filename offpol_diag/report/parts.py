@@ -14,8 +14,7 @@ from offpol_diag.numerals import count, counted, rounded, say_value, size
 from offpol_diag.report import columns
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.charts import by_place
-from offpol_diag.report.presets import Presets, by_family, missing, presets
-from offpol_diag.report.remedy import trainer_of
+from offpol_diag.report.presets import missing, presets
 from offpol_diag.report.tokens import strips, title
 from offpol_diag.report.tokens import tables as of_tokens
 from offpol_diag.result import DumpFacts, Result, Run
@@ -40,12 +39,6 @@ CONVENTIONS = (
     "Log-ratio Δ = log π_train − log π_rollout, ratio r = e^Δ; every bound is on r. Intervals are 95% and "
     "come from a bootstrap that resamples groups of sequences, never tokens."
 )
-LEAD = (
-    "The numbers that the trainer itself would have logged for this batch, under its own names and by its "
-    "own definitions, to be put beside its curves. A name shared with a number above need not mean the same. "
-    "What differs between presets stands in the JSON (`as_logged`)."
-)
-NOTE = "–: the trainer does not log that name under that preset."
 
 
 @dataclass(frozen=True)
@@ -90,10 +83,6 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     if of_tokens_:
         macro = "Strips" if worst else ""
         yield Part("tokens", title(summary), "Tokens", macro=macro, drawn=worst, tables=of_tokens_)
-    if logged := logs(summary):
-        more = f" The {len(summary.run.logs_left_out)} other presets' are computed with `--presets all`."
-        text = LEAD + (more if summary.run.logs_left_out else "")
-        yield Part("logs", "As your trainer logs it", "Logs", (text,), tables=logged)
     yield _data(summary)
 
 
@@ -119,40 +108,6 @@ def _bands(summary: Result) -> Table:
     header = ("number", "band", "range", "regime", "source")
     said = "Where the bands come from; a value is only comparable within its regime"
     return Table("bands", said, header, [*rows, *observed(), *REGIMES] if rows else (), shown="page")
-
-
-# ---------------------------------------------------------------- as trainers log it
-
-
-def logs(summary: Result) -> tuple[Table, ...]:
-    """Return per set of names the numbers equal under all presets; of the recommended preset, all."""
-    every = {name: one for name, one in by_family(summary).items() if one.as_logged}
-    chosen, own = (summary.recommendation and summary.recommendation.method) or "", trainer_of(summary)
-    first = {name: one for name, one in every.items() if name == chosen}
-    tables = [_logged(every[chosen].logs or "", first)] if first else []
-    for name in dict.fromkeys(one.logs or "" for one in every.values()):
-        some = {key: one for key, one in every.items() if (one.logs or "") == name}
-        if some != first:
-            tables.append(_logged(name, some, same=len(some) > 1))
-    ranked = sorted(tables, key=lambda one: not (own and one.id.startswith(f"logged-{own}")))
-    return tuple(one for one in ranked if one.rows)
-
-
-def _logged(logs: str, presets: Presets, same: bool = False) -> Table:
-    """Return all names of some presets, side by side; or those that all log with the `same` number."""
-    names = dict.fromkeys(name for one in presets.values() for name in one.as_logged)
-    rows = [
-        (name, *(Number(value=o.as_logged[name]) if name in o.as_logged else None for o in presets.values()))
-        for name in names
-    ]
-    header, said = "name in the trainer", f"As {logs} logs it"
-    if same:
-        equal = [row[:2] for row in rows if all(cell == row[1] for cell in row[2:])]
-        caption = f"{said}: the same under {len(presets)} presets"
-        return Table(f"logged-{logs}-same", caption, (header, "number"), equal, shown="page")
-    notes = (NOTE,) if any(None in row for row in rows) else ()
-    caption = f"{said}, under {', '.join(presets)}"
-    return Table(f"logged-{logs}", caption, (header, *presets), rows, notes, shown="page")
 
 
 # ---------------------------------------------------------------- the dump and the run

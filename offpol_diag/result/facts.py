@@ -75,9 +75,6 @@ class Run(Model):
     sequences: Whole
     peak_rss_bytes: Whole
     seconds: dict[str, float]
-    logs_left_out: list[str] = Field(
-        [], description="presets whose trainer's logged numbers (as_logged) were not asked for: --presets all"
-    )
 
 
 # ---------------------------------------------------------------- where the mismatch is
@@ -199,5 +196,7 @@ class PresetFacts(Model):
     note: str = ""
     logs: str | None = None
     needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no numbers")
-    as_logged: dict[str, float | None] = Field({}, description="the trainer's own names and definitions")
+    as_logged: dict[str, float | None] = Field(
+        {}, description="the trainer's own names and definitions, of presets and trainers that are asked for"
+    )
     same_as: str = Field("", description="the first preset with the same numbers on this dump, if another")
