@@ -171,10 +171,7 @@ def dumps() -> str:
 
 def _forms() -> str:
     """Every form: its files, and what they hold."""
-    rows = [
-        (f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds, one.source)
-        for one in FORMS
-    ]
+    rows = [(f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds, one.source) for one in FORMS]
     return _table(("form", "trainer", "files", "hold", "read from"), rows)
 
 

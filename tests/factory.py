@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -201,25 +201,23 @@ def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more:
         "pg_clipfrac": number(0.0031, 4e-4, "fraction"),
         "ppo_kl": unknown(),
     }
-    given = {"policy": "old", "loss": "ppo_clip", "source": "verl 2025-11", **more}
+    given = {"policy": "old", "loss": "ppo_clip", **more}
     return Row(PresetFacts(summary=summary, method=method, **given), {} if "needs" in more else numbers)
 
 
 def presets() -> dict[str, Row]:
     logged = {"rollout_corr/kl": 0.00205, "rollout_corr/k3_kl": 0.00203, "rollout_corr/chi2_seq": None}
-    verl = {"logs": "verl-2025-11", "as_logged": logged, "trainers": ["verl"]}
+    verl = {"logs": "verl-2025-11", "as_logged": logged}
     tis = {"family": "sequence TIS", **verl}
-    use, bounded = "application", "weight sum truncate ≤ 2"
+    bounded = "weight sum truncate ≤ 2"
     window = "reject ratio mean [0.999, 1.001]; veto < 1e-4"
     return {
-        "disabled": preset("No correction", "weight none", 1.0, policy="rollout", source="ours"),
+        "disabled": preset("No correction", "weight none", 1.0, policy="rollout"),
         "token_is": preset("Token TIS", "weight token truncate ≤ 2", 0.97, aliases=["token_tis"], **verl),
-        "seq_is": preset("Sequence TIS", bounded, 0.61, aspects={use: "to the loss"}, **tis),
+        "seq_is": preset("Sequence TIS", bounded, 0.61, **tis),
         "seq_mis": preset("Sequence MIS", f"{bounded}; reject ratio sum [0.5, 2]", 0.83, 0.31, **verl),
         "geo_rs": preset("Geometric rejection", window, 0.99, 0.92, **verl),
-        "seq_is_metrics": preset(
-            "Logged only", bounded, 0.61, applied=False, aspects={use: "only logged"}, **tis
-        ),
+        "seq_is_metrics": preset("Logged only", bounded, 0.61, **tis),
         "ppo_is_bypass": preset("PPO-IS", "none", 1.0, policy="current", needs=[CURRENT]),
     }
 
@@ -394,29 +392,6 @@ def put(summary: Result, axis: str, found: Location) -> None:
 def with_numbers(summary: Result, subject: str, numbers: Numbers) -> Result:
     """Return a result with the numbers of a subject replaced."""
     return summary.model_copy(update={"numbers": summary.numbers | {subject: numbers}})
-
-
-def crowded() -> Result:
-    """Return a Result with more presets than the catalogue, each with its own numbers and names."""
-    rows = {}
-    for place in range(220):
-        numbers = {
-            name: replace(one, value=one.value and one.value * (1 - place / 997))
-            for name, one in preset("x", "y", 0.9, 0.1).numbers.items()
-        }
-        logged = {f"rollout_corr/{name}": one.value for name, one in numbers.items()}
-        row = preset(
-            f"what it is, number {place}",
-            "weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2",
-            0.9,
-            family=f"family {place % 26}",
-            note="A sentence on what a reader should know before comparing it with another row.",
-            guards=["the aggregated log-ratio is clamped to ±20"],
-            logs=f"trainer {place % 16}",
-            as_logged=logged,
-        )
-        rows[f"trainer_of_{place}_sequence_mask"] = Row(row.facts, numbers)
-    return make_summary(presets=rows)
 
 
 def make_comparison() -> Comparison:

@@ -199,8 +199,11 @@ def test_by_step(seen, dump):
             "f_2": mean(abs(x["d"]) > math.log(2) for x in few),
             "reward": mean(seen.rows[row]["rewards"] for row in rows),
             "policy_lag": min(step, 2),
-            "token_is.truncated_high": sum(x > 2 for x in r) / n,
-            "token_icepop.tokens_weighted": sum(0.5 <= x <= 5 for x in r) / n,
+            "token_is.tokens_rejected": 0.0,
+            "seq_mis.tokens_rejected": sum(
+                len(own) for x, own in zip(logs, rows.values(), strict=True) if not 0.5 <= math.exp(x) <= 2
+            )
+            / n,
             "khat_tokens": tails.khat(Tail.of(tail(x["d"] for x in few))),
             "khat_sequences": tails.khat(Tail.of(tail(logs))),
         }
@@ -238,7 +241,7 @@ def test_khat_by_length_is_that_of_the_products(dump):
     assert result.lengths.median == pytest.approx(lengths[len(lengths) // 2], rel=0.09, abs=1)
 
 
-# ---------------------------------------------------------------- tails, kept, ids, gaps
+# ---------------------------------------------------------------- tails, ids, gaps
 
 
 def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen, found, dump):
@@ -255,14 +258,6 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen,
         quantile = ((1 - p) ** -one.khat.value - 1) / one.khat.value
         want = math.exp(fitted.above) + math.exp(logs[0]) * fitted.scale * quantile
         assert log == pytest.approx(math.log(want), rel=1e-9)
-
-
-def test_what_a_method_weighs_by_length(seen, found):
-    tis = found.kept["token_is"]
-    assert set(found.kept) == set(FAMILIES["old"])
-    # quartiles of equally many sequences: their tokens, weighed, add up to all
-    w = mean(min(math.exp(x["d"]), 2.0) for x in seen.tokens)
-    assert min(tis.weight_by_length) <= w <= max(tis.weight_by_length)
 
 
 def test_token_ids_by_their_share_of_k3(seen, found):

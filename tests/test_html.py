@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 from drawn import read_back, unpacked
-from factory import by, crowded, dump_facts, make_summary, metrics, number
+from factory import by, dump_facts, make_summary, metrics, number
 
 from offpol_diag.number import Number
 from offpol_diag.report.embedded import packed
@@ -76,10 +76,6 @@ def test_equal_summaries_give_equal_pages_from_which_the_numbers_can_be_read_bac
 def test_what_is_packed_comes_out_again_and_cannot_close_a_script(text):
     assert unpacked(packed(text)) == text
     assert not set("<\"'") & set(packed(text))
-
-
-def test_a_page_of_220_presets_takes_less_than_half_a_megabyte():
-    assert len(render_html(crowded()).encode()) < 500_000
 
 
 def test_no_number_interval_or_option_is_broken_over_two_lines():

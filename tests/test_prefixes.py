@@ -12,7 +12,7 @@ import pytest
 
 from offpol_diag.analyze import analyze
 from offpol_diag.engine.prefixes import FEWEST, GRID
-from offpol_diag.engine.selection import LENGTH_BINS, by_quartile, length_bin
+from offpol_diag.engine.selection import LENGTH_BINS, length_bin
 from offpol_diag.number import Number
 from offpol_diag.result import Lengths
 from tests import oracles
@@ -119,15 +119,3 @@ def test_the_bin_of_a_length_is_the_whole_part_of_eight_times_its_logarithm():
     """And the first one without a token."""
     found = length_bin(np.array([0, *LENGTHS])).tolist()
     assert found == [0, *(min((length**8).bit_length() - 1, LENGTH_BINS - 1) for length in LENGTHS)]
-
-
-def test_sums_by_quartile_are_the_same_however_the_grid_lies_in_memory():
-    """It lies otherwise where states come from worker processes; a product of matrices rounds by layout."""
-    random = np.random.default_rng(0)
-    sequences = random.integers(0, 50, (LENGTH_BINS, 1)).astype(np.float64)
-    tokens = sequences * random.integers(1, 900, (LENGTH_BINS, 1))
-    kept = np.floor(tokens * random.random((LENGTH_BINS, 2000)))
-    grid = np.concatenate((sequences, tokens, kept), axis=1)
-    elsewhere = np.concatenate(([0.0], grid.flatten()))[1:].reshape(grid.shape)
-    assert np.array_equal(by_quartile(grid), by_quartile(np.asfortranarray(grid)))
-    assert np.array_equal(by_quartile(grid), by_quartile(elsewhere))

@@ -20,7 +20,6 @@ from offpol_diag.engine import (
     loglattice,
     method,
     prefixes,
-    selection,
     stepgroups,
     tails,
     worst,
@@ -36,7 +35,6 @@ from offpol_diag.result import (
     Corner,
     Crossing,
     Density,
-    Kept,
     LagEvidence,
     Lengths,
     Noise,
@@ -104,11 +102,8 @@ def charts_of(drawn: Drawn) -> Charts:
     """Read out every picture."""
     steps = _by_steps(drawn)
     crossings = list(_crossings(steps)) if steps else []
-    known = {
-        drift.prefix + over: _tail(drawn.tail(drift.prefix, over))
-        for drift in drawn.study.drifts
-        for over in ("tokens", "sequences")
-    }
+    main = drawn.study.main
+    known = {main.prefix + over: _tail(drawn.tail(main.prefix, over)) for over in ("tokens", "sequences")}
     return Charts(
         bands=list(_bands(drawn)),
         crossings=crossings,
@@ -123,7 +118,6 @@ def charts_of(drawn: Drawn) -> Charts:
         token_thresholds=_token_thresholds(drawn),
         sequence_thresholds=_sequence_thresholds(drawn),
         tails={name: tail for name, tail in known.items() if tail},
-        kept=_kept(drawn),
         token_types=_token_types(drawn),
         lag=_lag_evidence(drawn, steps),
     )
@@ -193,9 +187,7 @@ _PLAIN = (
     Formula("policy_lag", "updates", "sequences", "mean policy lag", mean("lag", "lagged"), AS_SEEN),
 )
 _NEEDS = {"reward": "reward", "policy_lag": "lag"}
-_OF_METHODS = tuple(
-    row for row in method.ROWS if row.name in ("truncated_high", "tokens_rejected", "tokens_weighted")
-)
+_REJECTED = next(row for row in method.ROWS if row.name == "tokens_rejected")
 
 
 def _by_steps(drawn: Drawn) -> BySteps | None:
@@ -229,10 +221,8 @@ def _of_step(drawn: Drawn, step: Arrays) -> Numbers:
     kl = [row for row in _OF_STEPS if row.name in ("k1", "k3")]
     rows += [(drift.prefix + row.name, row, drift.prefix) for drift in drawn.study.drifts[1:] for row in kl]
     for preset in drawn.study.families:
-        idle = method.idle(preset)
-        for row in _OF_METHODS:
-            name, read = f"{preset.name}.{row.name}", method.row_of(row, idle)
-            rows.append((name, read, f"{preset.name}|"))
+        read = method.row_of(_REJECTED, method.idle(preset))
+        rows.append((f"{preset.name}.{_REJECTED.name}", read, f"{preset.name}|"))
     values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
     rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))
     values.append(tails.ess_of_sequences(reader, step.log_sums["products"]))
@@ -462,31 +452,20 @@ def lengths(drawn: Drawn) -> Lengths:
     return Lengths(
         longest=prefixes.longest(curve),
         curve=[at._replace(khat=_khat(n, row)) for at, n, row in tops],
-        median=_length_at(drawn.sums["kept"][:, 0], 0.5),
+        median=_median_length(drawn.sums["lengths"]),
         log_normal=_finite(math.log(10) / (2 * k3)) if k3 else None,
     )
 
 
-def _length_at(sequences: Array, q: float) -> int | None:
-    """Return a quantile of length from sequences by length bin."""
+def _median_length(sequences: Array) -> int | None:
+    """Return the median length of sequences by length bin."""
     starts = [math.ceil(2 ** (at / 8) - 1e-9) for at in range(len(sequences) + 1)]
     low, high = starts[:-1], [max(first, after - 1) for first, after in pairwise(starts)]
-    result = _quantile(sequences, low, high, q)
+    result = _quantile(sequences, low, high, 0.5)
     return None if result is None else round(result)
 
 
-# ---------------------------------------------------------------- what is kept, and of which tokens
-
-
-def _kept(drawn: Drawn) -> dict[str, Kept]:
-    values = drawn.sums["kept"]
-    low, middle, high = (_length_at(values[:, 0], q) or 0 for q in (0.25, 0.5, 0.75))
-    labels = [f"up to {low} tokens", f"{low + 1}–{middle}", f"{middle + 1}–{high}", f"over {high}"]
-    _, n, *weights = selection.by_quartile(values).T
-    return {
-        preset.name: Kept(lengths=labels, weight_by_length=[_finite(x) for x in (own / n).tolist()])
-        for preset, own in zip(drawn.study.families, weights, strict=True)
-    }
+# ---------------------------------------------------------------- token ids
 
 
 def _token_types(drawn: Drawn) -> TokenTypes | None:

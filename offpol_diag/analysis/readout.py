@@ -37,8 +37,6 @@ from offpol_diag.engine.terms import Drift
 from offpol_diag.number import Number, Numbers, finite
 from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset
-from offpol_diag.presets.aspects import NONE, aspects
-from offpol_diag.presets.formulas import guards
 from offpol_diag.presets.formulas import method as in_words
 from offpol_diag.readers import Dump
 from offpol_diag.result import (
@@ -357,14 +355,7 @@ def preset_facts(out: Readout, preset: Preset) -> PresetFacts:
         method=in_words(preset),
         loss=preset.loss,
         family=preset.family,
-        denominator=preset.denominator,
-        guards=list(guards(preset)),
-        aspects={name: said for name, said in aspects(preset).items() if said != NONE},
-        applied=preset.apply,
         aliases=list(preset.aliases),
-        trainers=list(preset.trainers),
-        source=preset.source,
-        note=preset.note,
         logs=preset.logs,
         needs=needs,
         as_logged={name: value if abs(value) < math.inf else None for name, value in logged.items()},

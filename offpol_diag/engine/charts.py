@@ -250,17 +250,14 @@ def tally(context: BatchContext, drifts: Sequence[Drift], weighed: PresetSums) -
     pictures = collected(context, main, Pictures)
     whole = pictures.arrays.merge(by_sequence(context.batch.lengths, total))
     by_key = {"token_ids": pictures.token_ids, "step_groups": _by_step(context, drifts, weighed, total)}
-    weights = weighed.sums["w"] if weighed.presets else weighed.kept
     return Tally(
-        whole.merge(Arrays(sums={"kept": selection.by_length(weighed, weights)})),
+        whole.merge(Arrays(sums={"lengths": selection.by_length(context.batch.lengths)})),
         {name: one for name, one in by_key.items() if one is not None},
     )
 
 
 OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
 """Columns of the main drift that are summed by step."""
-OF_METHODS = ("kept", "weighted", "high", "units")
-"""Columns of each method that are summed by step."""
 
 
 def _by_step(
@@ -282,9 +279,7 @@ def _by_step(
         result |= zip(("lagged", "lag", "lag2"), np.array(known).reshape(-1, 3).T, strict=True)
     if weighed.presets:
         weights = method.weight_columns(weighed)
-        few = weights.only(
-            [at for at, name in enumerate(weights.names) if name.rpartition("|")[2] in OF_METHODS]
-        )
+        few = weights.only([at for at, name in enumerate(weights.names) if name.endswith("|kept")])
         result |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
     table = np.concatenate(collected(context, main, breakdowns.ByPlace).parts[axis.name], -1)

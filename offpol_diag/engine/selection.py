@@ -11,7 +11,7 @@ from offpol_diag.engine import bootstrap, breakdowns, method, segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Formula, Reader, mean
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.rows import Columns, Rows
+from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.segments import Array, sum_by
 from offpol_diag.engine.tally import SAMPLE, Arrays, ByKey, Names
 from offpol_diag.number import Number
@@ -54,40 +54,14 @@ def length_bin(lengths: Array) -> Array:
     return result
 
 
-def by_length(sums: PresetSums, of_presets: Rows) -> Array:
-    """Sum sequences, their tokens and a number of each preset by length: [LENGTH_BINS, 2 + P]."""
-    at = length_bin(sums.batch.lengths)
-    rows = ((sums.n > 0).astype(np.float64), sums.n, *of_presets.values)
-    grid = np.stack([sum_by(at, LENGTH_BINS, row) for row in rows], axis=1)
-    return grid[:, [0, 1, *(2 + row for row in of_presets.at)]]
+def by_length(lengths: Array) -> Array:
+    """Count the sequences with a token by length: [LENGTH_BINS]."""
+    return sum_by(length_bin(lengths), LENGTH_BINS, (lengths > 0).astype(np.float64))
 
 
 def groups_of(keys: Array) -> ByKey:
     """Sample the groups of sequences with these keys, [S]."""
     return ByKey(np.unique(bootstrap.mix(keys))[: SAMPLE + 1], Arrays(), "sample")
-
-
-def by_quartile(grid: Array) -> Array:
-    """Sum the columns of a grid over each quarter of the sequences by length: [bins, C] → [4, C].
-
-    A matrix product would round differently with the layout of the grid in memory, which depends on
-    how the states were merged.
-    """
-    result: Array = (quartile_parts(grid[:, 0])[:, :, None] * np.ascontiguousarray(grid)).sum(axis=1)
-    return result
-
-
-def quartile_parts(sequences: Array) -> Array:
-    """Compute the part of each length bin that lies in each quarter of the sequences: [bins] → [4, bins].
-
-    A bin on a border is split in proportion.
-    """
-    total = float(sequences.sum())
-    before = np.cumsum(sequences) - sequences
-    borders = total * np.arange(5)[:, None] / 4
-    inside = np.minimum(before + sequences, borders[1:]) - np.maximum(before, borders[:-1])
-    part = np.maximum(inside, 0) / np.maximum(sequences, 1e-300)
-    return np.where(sequences > 0, part, 0.0)
 
 
 # ---------------------------------------------------------------- what is dropped of short and long responses

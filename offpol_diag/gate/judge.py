@@ -115,9 +115,9 @@ class Lookup:
     def preset(self, name: str) -> str | None:
         """Return the name of a preset given by name or alias, in any spelling that the catalogue accepts."""
         rows, plain = self.summary.presets, catalogue.plain
-        alike = (key for key, row in rows.items() if plain(name) in map(plain, (key, *row.aliases)))
+        alike = [key for key, row in rows.items() if plain(name) in map(plain, (key, *row.aliases))]
         with contextlib.suppress(KeyError, PresetError):
-            alike = (*alike, catalogue.load()[name].name)
+            alike.append(catalogue.load()[name].name)
         return name if name in rows else next((key for key in alike if key in rows), None)
 
     def preset_of(self, name: str) -> tuple[str | None, str, str]:

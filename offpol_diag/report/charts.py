@@ -487,31 +487,6 @@ def _sequence_thresholds(summary: Result) -> Picture | None:
     return Picture("sequence-thresholds", COSTS, title, sub, (panel,))
 
 
-def _kept(summary: Result) -> Picture | None:
-    named = {name: one for name, one in summary.charts.kept.items() if name != "none"}
-    if not named or summary.recommendation is None or summary.is_bug:
-        return None
-    lengths = next(iter(named.values())).lengths
-    colours: tuple[Colour, ...] = ("teal", "blue", "orange", "purple")
-    weights = {name: one.weight_by_length for name, one in named.items()}
-    layers = [
-        Layer(name.replace("_", " "), range(4), some, colour)
-        for (name, some), colour in zip(weights.items(), colours, strict=False)
-    ]
-    axis = "mean weight of a token"
-    panel = Panel("response length, quartiles", axis, layers, names=lengths)
-    known = {name: some for name, one in weights.items() if (some := _known(one))}
-    title, even = "Mean weights by length of the response are not known", True
-    if known:
-        most = max(known, key=lambda name: max(known[name]) / max(min(known[name]), 1e-9))
-        low, high = min(known[most]), max(known[most])
-        even = high < 1.1 * low
-        title = f"The mean weight of {most.replace('_', ' ')} lies between {rounded(low)} and {rounded(high)}"
-        title += " over the quartiles of length"
-    sub = "Mean weight by quartile of response length."
-    return Picture("kept", COSTS, title, sub, (panel,), telling=not even)
-
-
 # ---------------------------------------------------------------- by group
 
 
@@ -547,6 +522,5 @@ PICTURES: tuple[Callable[[Result], Picture | None], ...] = (
     _length,
     _token_thresholds,
     _sequence_thresholds,
-    _kept,
 )
 """In reading order within their groups."""

@@ -55,8 +55,8 @@ class BySteps(Points):
     sequences: list[Whole]
     series: dict[str, Series] = Field(
         description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
-        "khat_tokens, khat_sequences, reward, policy_lag, f_2; k1, k3 also with drift2. and total.; of each "
-        "candidate METHOD.truncated_high, .tokens_rejected, .tokens_weighted; [G] each"
+        "khat_tokens, khat_sequences, reward, policy_lag, f_2; k1, k3 also with drift2. and total.; "
+        "METHOD.tokens_rejected of methods that may be recommended; [G] each"
     )
 
     @model_validator(mode="after")
@@ -167,13 +167,6 @@ class ParetoTail(Points):
     log_fitted: list[float | None] = Field(description="the same by the fit: quantile 1 − (rank − ½)/M")
 
 
-class Kept(Points):
-    """The weights of a method, at its own threshold, by length."""
-
-    lengths: list[str] = Field(description="quartiles of response length in words, short first, [4]")
-    weight_by_length: list[float | None] = Field(description="mean weight, 0 of rejected tokens, [4]")
-
-
 class TokenType(NamedTuple):
     """All tokens with one id: their share, that of the sum of K3, mean K3 and mean Δ in nats."""
 
@@ -242,8 +235,7 @@ class Charts(Model):
     positions: Positions | None = None
     token_thresholds: TokenThresholds | None = None
     sequence_thresholds: SequenceThresholds | None = None
-    tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; with drift2. and total. before")
-    kept: dict[str, Kept] = Field({}, description="by the names in `weights`")
+    tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; total. before without π_old")
     token_types: TokenTypes | None = None
     token_texts: dict[str, str] = Field({}, description="token id → text, white space visible; --tokenizer")
     lag: LagEvidence | None = None

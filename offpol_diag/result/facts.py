@@ -184,16 +184,7 @@ class PresetFacts(Model):
     method: str = Field(description="weight, rejection and veto in one line")
     loss: str
     family: str = Field("", description="the method, by the name that trainers share")
-    denominator: str = Field("kept", description="kept: the loss's denominator counts no rejected tokens")
-    guards: list[str] = Field([], description="how overflow is prevented; unusual bounds")
-    aspects: dict[str, str] = Field(
-        {}, description="what it does, by aspect, without those it lacks: how members of a family differ"
-    )
-    applied: bool = Field(True, description="false: the trainer only logs the numbers")
     aliases: list[str] = []
-    trainers: list[str] = []
-    source: str = ""
-    note: str = ""
     logs: str | None = None
     needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no numbers")
     as_logged: dict[str, float | None] = Field(
