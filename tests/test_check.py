@@ -17,7 +17,7 @@ from offpol_diag.check import curves
 from offpol_diag.check.verdict import by_step, logged_of, same
 from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
-from offpol_diag.forms import Reading, open_dump
+from offpol_diag.forms import open_dump
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report.check import not_finite, notes
 from tests.trainers import logged_hub, logged_slime
@@ -152,7 +152,7 @@ def test_a_step_has_what_analyze_says_that_every_preset_logs(dump, tmp_path):
     table = pq.read_table(dump[0])
     pq.write_table(table.filter(pc.equal(table["step"], START)), one)
     said = offpol_diag.analyze(one, presets="all", device="cpu").summary.presets
-    read = open_dump([str(one)], reading=Reading())
+    read = open_dump([str(one)])
     (batch,) = by_step(read.batches()).values()
     compared = 0
     for name, preset in load().items():
