@@ -53,7 +53,7 @@ BUILT_IN = tuple(
         for one in (replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
     }.values()
 )
-"""One preset of each rule, without the crosswalk: what trainers log has oracles of its own."""
+"""One preset of each rule, without logs: what trainers log has oracles of its own."""
 BINNED = {"k3_top1_share": 1 / 32}
 """Read off a histogram whose bins are 1/32 wide: at worst the share within the cut's bin is off by that."""
 NOT_MEANS = ("khat_tokens", "khat_sequences", "chi2_sequence", "mean_reward")

@@ -1,4 +1,4 @@
-"""Text dumps that trainers write themselves: NeMo-RL, prime-rl, ROLL, open-instruct, verl, TRL, ms-swift."""
+"""Text dumps that trainers write themselves: NeMo-RL and prime-rl."""
 
 from __future__ import annotations
 
