@@ -266,7 +266,7 @@ def test_a_few_tokens_that_are_far_off_are_no_temperature_and_a_value_repeated_i
         return q - (chance.random(len(q)) < 0.005) * chance.uniform(3, 7, len(q))
 
     found = diagnosed(tmp_path / "d.parquet", rollout(change)(columns("healthy")))
-    assert found.verdict in ("healthy", "honest_mismatch")
+    assert (found.verdict, found.causes) == ("cannot_tell", [])
 
     # a loop in a few responses repeats one log-prob to the last bit; nobody wrote −0.1157038
     chance, given = rng(), columns("healthy")

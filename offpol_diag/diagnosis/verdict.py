@@ -411,7 +411,7 @@ def _judged(evidence: Evidence, rows: Rows, seen: honest.Seen, bugs: list[Cause]
     found = honest.named(seen, healthy)
     if off_centre(mean_ratio):
         return _undecided(seen, f"E[r] is {say(mean_ratio)} and not 1", False, known)
-    if seen.inexcusable or (found is None and not healthy):
+    if found is None and not healthy:
         tested = ratio.error < ERRORS and not doubted(mean_ratio)
         return _undecided(seen, candidates.explained(seen), tested, known)
     size = "as small as rounding makes it" if healthy else "real"
