@@ -42,11 +42,11 @@ def sources(what: Any) -> Iterator[tuple[list[str], str]]:
 def _write_columns(columns: Mapping[str, Any], file: Path) -> None:
     """Write padded tensors [S, L] or ragged lists, under the names that a dump's columns may have."""
     from offpol_diag.readers.columns import assigned
-    from offpol_diag.writer import DumpWriter
+    from offpol_diag.writer import AsGiven
 
     ours = {column: role for role, column in assigned(list(columns), {}, "dict").items()}
     try:
-        with DumpWriter(file, dtype="float64", journal=False) as out:
+        with AsGiven(file, dtype="float64", journal=False) as out:
             out.write(**{ours.get(name, name): values for name, values in columns.items()})
     except (TypeError, ValueError) as slip:
         hint = "give padded tensors [S, L] with a response_mask, or one list per sequence"

@@ -33,7 +33,7 @@ from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.errors import UsageError
 from offpol_diag.pipeline import namespaces
 from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject, Weight, catalogue
-from offpol_diag.readers.checks import TOLERANCE
+from offpol_diag.writer import TOLERANCE
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -38,11 +38,14 @@ FLOAT_TOKENS = (
     *("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy"),
     *("reference_log_probs", "reference_entropy"),
 )
+LOG_PROBS = frozenset(name for name in FLOAT_TOKENS if "log_probs" in name)
 PROMPT_IDS = "prompt_ids"
 """Lists of a length of their own: the tokens before the response."""
 VERSIONS = "weight_versions"
 INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32(), VERSIONS: pa.int64()}
 INT_TOKENS |= {"reference_rank": pa.int32()}
+TOLERANCE = 1e-3
+"""Largest log-prob in nats that counts as rounding: in reduced precision a certain token can exceed 0."""
 TEXTS = ("weight_digest_rollout", "weight_digest_train", "finish_reason")
 DIGESTS = TEXTS[:2]
 NUMBERS = ("rewards", "advantages")
@@ -65,8 +68,7 @@ class DumpWriter:
     A context manager, which threads may share. Every batch is appended to a hidden journal beside the file.
     The file is made of it and appears under its name only when the block ends well; an exception leaves
     nothing behind. If the process is killed, or the disk is full, `recover` makes the dump of the journal.
-    Values are stored as given: a NaN or a positive log-prob is for the reader to judge. What cannot be stored
-    as given is refused.
+    What a reader would refuse is refused here: what is not finite where the mask is 1, and log-probs above 0.
 
     Args:
         path: The Parquet file to make; so is its directory, where there is none.
@@ -92,6 +94,8 @@ class DumpWriter:
     Raises:
         ValueError: Bad input; the message says what, where, and what to do.
     """
+
+    _refuses = True
 
     def __init__(
         self,
@@ -211,7 +215,7 @@ class DumpWriter:
                 raise ValueError(f"{self.path} is closed; open a new DumpWriter")
             try:
                 given = {k: v for k, v in columns.items() if v is not None}
-                table = _table(given, self._dtype, self._schema)
+                table = _table(given, self._dtype, self._schema, self._refuses)
                 table = _conformed(table, self._schema, self._negative)
             except (TypeError, ValueError, OverflowError, pa.ArrowException) as slip:
                 raise ValueError(f"batch {self._batches}: {slip}") from slip
@@ -323,6 +327,12 @@ class DumpWriter:
             )
 
 
+class AsGiven(DumpWriter):
+    """A writer of what somebody else has made, which the reader judges."""
+
+    _refuses = False
+
+
 def _stamped(given: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
     """Return the metadata as JSON: what was given, and versions unless `provenance` has its own."""
     versions = {}
@@ -338,8 +348,8 @@ def _stamped(given: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
         raise ValueError(f"provenance: {error}; give strings, numbers, lists and dictionaries") from error
 
 
-def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> pa.Table:
-    """Convert one batch to a table [S rows]."""
+def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None, refuses: bool) -> pa.Table:
+    """Convert one batch to a table [S rows]; see `_require_log_probs` for what it `refuses`."""
     _require(columns, schema)
     mask = columns.get("response_mask")
     keep = None  # [S, L] bool: true up to the last 1 of each row
@@ -353,9 +363,12 @@ def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> 
     if VERSIONS in given:
         tokens[VERSIONS] = _ragged(VERSIONS, versions.listed(given[VERSIONS], lengths), keep, dtype)
     _agree(tokens)
+    counted = (tokens["response_mask"].values if mask is not None else np.ones(lengths.sum())) != 0
     if VERSIONS in tokens:
-        counted = tokens["response_mask"].values if mask is not None else np.ones(lengths.sum())
-        versions.require_rising(tokens[VERSIONS].values, counted != 0, lengths)
+        versions.require_rising(tokens[VERSIONS].values, counted, lengths)
+    for name in tokens if refuses else ():
+        if name not in INT_TOKENS:
+            _require_finite(name, tokens[name], counted)
     rows = len(lengths)
     arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
     if PROMPT_IDS in columns:
@@ -518,6 +531,21 @@ def _agree(tokens: Mapping[str, Ragged]) -> None:
             i = int(np.argmax(lengths != wanted))
             lengths_differ = f"{lengths[i]} tokens but rollout_log_probs has {wanted[i]}"
             raise ValueError(f"{name}, sequence {i}: {lengths_differ}; cover the same response tokens")
+
+
+def _require_finite(name: str, column: Ragged, counted: Array) -> None:
+    """Refuse what is not finite at a token that counts, and log-probs above 0."""
+    bad, what = ~np.isfinite(column.values) & counted, "not finite"
+    hint = "set response_mask to 0 where a token does not count"
+    if name in LOG_PROBS and not bad.any():
+        bad, what = (column.values > TOLERANCE) & counted, "above 0, which no log-prob is"
+        hint = "pass log-probs, no probabilities and no negative log-likelihoods"
+    if bad.any():
+        at = int(bad.argmax())
+        ends = np.cumsum(column.lengths)
+        row = int(np.searchsorted(ends, at, side="right"))
+        token = at - int(ends[row] - column.lengths[row])
+        raise ValueError(f"{name}, sequence {row}, token {token}: {column.values[at]:.6g} is {what}; {hint}")
 
 
 def _both(arrays: Mapping[str, pa.Array]) -> None:

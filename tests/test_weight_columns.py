@@ -73,22 +73,13 @@ def test_versions_are_read_per_token_however_they_are_spelled(
     assert open_dump([str(path)]).info.columns["weight_versions"] == name
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "arrow", "pkl"])
 @pytest.mark.parametrize("runs", [False, True])
-def test_every_form_of_a_row_per_sequence_carries_them(tmp_path: Path, ending: str, runs: bool) -> None:
+def test_lines_of_json_carry_them(tmp_path: Path, runs: bool) -> None:
     columns = {"rollout_log_probs": LOGS, "old_log_probs": LOGS, **TOLD}
     columns["weight_versions"] = [[list(run) for run in row] for row in RUNS] if runs else VERSIONS
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    path = tmp_path / f"a.{ending}"
-    if ending == "jsonl":
-        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    elif ending == "arrow":
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.table(columns).schema) as out:
-            out.write_table(pa.table(columns))
-    else:
-        import pickle
-
-        path.write_bytes(pickle.dumps(rows))
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     assert versions(path) == FLAT
     (one,) = open_dump([str(path)]).batches()
     assert {name: one.scalars[name] for name in TOLD} == TOLD
@@ -233,16 +224,6 @@ def test_the_versions_of_slime_and_miles_are_those_of_turns_and_of_spans(tmp_pat
     assert [row["rollout_version"] for row in rows] == [3, 3, 3, 3, 4, None, None, None]
     assert {row["finish_reason"] for row in rows} == {"completed"}
     assert [row["prompt_length"] for row in rows] == [len(prompt) for prompt in batch().prompts]
-
-
-def test_the_versions_of_verl_are_known_where_a_response_has_one(tmp_path: Path) -> None:
-    path = pickled.verl_queue(tmp_path, batch())
-    with DumpWriter(tmp_path / "old.parquet") as out:
-        out.write(rollout_log_probs=batch().rollout, old_log_probs=batch().old)
-    rows, _ = converted(path, join=f"{tmp_path / 'old.parquet'}:old_log_probs", on="row")
-    for i, row in enumerate(rows):
-        assert {*row["weight_versions"]} == {-1 if i % 2 else 4}
-        assert row["rollout_version"] == 4
 
 
 # ---------------------------------------------------------------- prompts

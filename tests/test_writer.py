@@ -51,6 +51,13 @@ def both(rows: Any, **more: Any) -> dict[str, Any]:
     return {"rollout_log_probs": rows, "old_log_probs": rows, **more}
 
 
+def spoilt(row: int, token: int, value: float) -> Any:
+    """Return a padded column with another value at one token."""
+    found = padded(0).copy()
+    found[row, token] = value
+    return found
+
+
 def every_column() -> dict[str, Any]:
     return {
         "rollout_log_probs": padded(0),
@@ -413,6 +420,14 @@ def test_closing_twice_does_nothing(tmp_path: Path) -> None:
         ({"response_mask": np.where(MASK, np.nan, 0)}, "response_mask does not fit int8"),
         ({"token_ids": MASK > 0}, "token_ids cannot be stored as int32: it holds bool"),
         ({"token_ids": np.full((3, 5), None)}, "token_ids cannot be stored as int32: it holds None"),
+        ({"old_log_probs": spoilt(2, 3, np.nan)}, "old_log_probs, sequence 2, token 3: nan is not finite"),
+        ({"entropy": spoilt(0, 0, np.inf)}, "entropy, sequence 0, token 0: inf is not finite"),
+        ({"advantages": spoilt(0, 2, -np.inf)}, "advantages, sequence 0, token 2: -inf is not finite"),
+        (
+            {"rollout_log_probs": np.exp(padded(0))},
+            "sequence 0, token 0: .* is above 0, which no log-prob is",
+        ),
+        ({"current_log_probs": spoilt(1, 0, 0.5)}, "current_log_probs, sequence 1, token 0: 0.5 is above 0"),
     ],
 )
 def test_bad_input_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:

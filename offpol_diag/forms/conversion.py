@@ -32,7 +32,7 @@ from offpol_diag.readers.columns import (
 from offpol_diag.readers.sources import Location
 from offpol_diag.readers.sources import find as parquet_files
 from offpol_diag.versions import UNKNOWN
-from offpol_diag.writer import PROMPT_IDS, DumpWriter
+from offpol_diag.writer import PROMPT_IDS, AsGiven
 
 if TYPE_CHECKING:
     from offpol_diag.readers import Dump
@@ -151,7 +151,7 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) 
             if first is None:
                 first = batch[0]
                 made.columns = first.names
-                writer = DumpWriter(made.path, provenance, journal=False)
+                writer = AsGiven(made.path, provenance, journal=False)
                 stack.callback(writer.discard)  # after a close() that failed
                 stack.enter_context(writer)
                 known = (pair for row in batch for pair in row.scalars.items() if pair[1] is not None)

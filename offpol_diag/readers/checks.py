@@ -18,9 +18,8 @@ from offpol_diag import versions
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.decode import MOST_TOKENS, Flags, Floats, Ints, Ragged, Rows, span, starts
+from offpol_diag.writer import TOLERANCE
 
-TOLERANCE = 1e-3
-"""Largest log-prob in nats that counts as rounding: in reduced precision a certain token can exceed 0."""
 LIMIT = 2.0**63
 """Upper limit on the magnitude of steps, lags and versions, which are stored as 64-bit integers."""
 EXAMPLES = 5
