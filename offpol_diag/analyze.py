@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -103,8 +103,7 @@ def examine(
     threads: int | None = None,
     against: str | None = None,
     by_step: Sequence[str] = (),
-    every_log: bool = True,
-    trainer: str = "",
+    logged: Collection[str] | None = None,
     lag_0: bool = False,
 ) -> Examined:
     """Analyse a dump under some presets: compute the states from which all numbers are read.
@@ -122,8 +121,7 @@ def examine(
         threads: how many compute; None for one per core. The numbers are the same to the last bit.
         against: a preset whose drops are compared with those of each other one.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
-        every_log: whether to compute what the trainer of every preset logs, or of those of `trainer` alone.
-        trainer: whose presets' logged numbers are asked for; empty for none.
+        logged: names of the presets of which what their trainer logs is computed too; None for all.
         lag_0: whether to count what each preset keeps of policy lag 0.
 
     Raises:
@@ -133,10 +131,9 @@ def examine(
     """
     presets = catalogue.chosen(presets)
     study = Study.of(dump.info.columns, presets, group_by, seed)
-    if not every_log:
-        study = study.logging_for(trainer)
     kept = tuple(_kept(dump, group_by))
-    study = replace(study, against=against, by_step=tuple(by_step), kept=kept, lag_0=lag_0)
+    logs = None if logged is None else frozenset(logged)
+    study = replace(study, against=against, by_step=tuple(by_step), kept=kept, lag_0=lag_0, logs=logs)
     choice = chosen_devices(engine, device, kernels.worth_a_gpu(dump.tokens, len(study.presets)))
     # workers of a cluster have no machine code in their folders
     compiled = engine == "local" and choice.on_cpu and kernels.compiled(dump.tokens, len(study.presets))

@@ -5,7 +5,7 @@ Functions take the paths that are read, the request, and a function that is told
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +36,17 @@ def silent(text: str) -> None:
 
 def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Result:
     """Analyse and diagnose a dump, and recommend a correction."""
+    from offpol_diag.trainers import TRAINERS
+
     trainer = trainer_of(request)
     dump = opened(paths, request)
     asked = presets_of(request, say) or usual(dump, request, trainer)
+    own = {log.name for log in TRAINERS[trainer].logs} if trainer else set()
+    logged = {one.name for one in asked if request.presets is not None or one.logs in own}
     chosen = with_family(asked, catalogue(request), dump)
-    more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "trainer": trainer or ""}
+    more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "logged": logged}
     more["sequences"] = request.sequences
-    found = examined(dump, request, chosen, say, every_log=request.presets is not None, **more)
+    found = examined(dump, request, chosen, say, **more)
     return within(advised(found, "analyze", trainer))
 
 
@@ -70,7 +74,8 @@ def compare(
         raise _nothing_to_compare(request, columns, lacks)
     base = reference(lacks, base)
     assert base is not None  # or there would have been an error
-    found = examined(dump, request, chosen, say, against=base, every_log=request.presets is not None)
+    logged = {one.name for one in asked}
+    found = examined(dump, request, chosen, say, against=base, logged=logged)
     summary = advised(found, "compare")
     return summary.model_copy(update={"comparison": of_presets(found, summary, base)})
 
@@ -214,14 +219,14 @@ def examined(
     request: requests.Computed,
     presets: Sequence[Preset],
     say: Say,
-    every_log: bool = False,
+    logged: Collection[str] = (),
     **more: Any,
 ) -> Examined:
     """Analyse a dump under presets; `more` goes to `analyze.examine`."""
     from offpol_diag.analyze import examine, largest_groups
 
     group_by: tuple[str, ...] = getattr(request, "group_by", ())
-    more |= {"every_log": every_log, **_where(request)}
+    more |= {"logged": logged, **_where(request)}
     found = examine(dump, presets=presets, group_by=group_by, **more)
     for one in found.study.kept:
         say(largest_groups(one))

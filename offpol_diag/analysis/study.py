@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, reduce
 
 import numpy as np
@@ -33,7 +33,7 @@ from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.tally import Arrays, Names, Tally
 from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Preset, families
-from offpol_diag.trainers import LOGS, TRAINERS, logs
+from offpol_diag.trainers import LOGS, logs
 
 Ranges = dict[str, tuple[float, float]]
 """Name → (smallest, largest)."""
@@ -132,11 +132,6 @@ class Study:
         asked = self.logs
         every = (preset for preset in self.presets if preset.logs in LOGS)
         return tuple(preset for preset in every if asked is None or preset.name in asked)
-
-    def logging_for(self, trainer: str) -> Study:
-        """Return the study with what this trainer alone logs; empty for none."""
-        own = {log.name for log in TRAINERS[trainer].logs} if trainer else set()
-        return replace(self, logs=frozenset(one.name for one in self.presets if one.logs in own))
 
 
 PER_STEP = ("batches", "steps", f"{breakdowns.PREFIX}{breakdowns.STEP}")

@@ -122,9 +122,9 @@ def warm() -> None:
             importlib.import_module(module.name)
     for name in LATE:
         importlib.import_module(name)
-    from offpol_diag.presets import candidates
+    from offpol_diag.presets import catalogue
 
-    candidates.presets("old")
+    catalogue.load()
     gc.collect()
     gc.freeze()
 
