@@ -52,8 +52,6 @@ class Batch:
         scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host
             lists of length S, None where null.
         masked: tokens that the mask excluded, per sequence, [S] int64.
-        masked_negative: those of them with A < 0, [S] int64; None where the dump has no advantage of each
-            token: then they have the advantage of their sequence.
     """
 
     rollout: Array
@@ -66,7 +64,6 @@ class Batch:
     current: Array | None = None
     advantages: Array | None = None
     rewards: Array | None = None
-    masked_negative: Array | None = None
     token_ids: Array | None = None
     entropy: Array | None = None
     weight_versions: Array | None = None
@@ -122,7 +119,6 @@ class Batch:
             key=self.key[begin:end],
             masked=self.masked[begin:end],
             rewards=None if self.rewards is None else self.rewards[begin:end],
-            masked_negative=None if self.masked_negative is None else self.masked_negative[begin:end],
             scalars={name: column[begin:end] for name, column in self.scalars.items()},
         )
 

@@ -109,8 +109,6 @@ class SweptBound:
 
 def swept_bounds(preset: Preset) -> tuple[SweptBound, ...]:
     """List the bounds of a preset that can vary: rules first, then weight and veto; windows before sides."""
-    if not preset.apply:
-        return ()
     parts: list[tuple[str, int | None, Bounded | None]] = [
         *(("reject", index, rule) for index, rule in enumerate(preset.reject)),
         ("weight", None, preset.weight),
@@ -143,9 +141,8 @@ def pick(preset: Preset, which: str | None) -> SweptBound:
     """
     found = swept_bounds(preset)
     if not found:
-        why = "it has no bound" if preset.apply else "its numbers are logged and nothing is applied"
         hint = "name a preset with a threshold"
-        raise UsageError(f"there is nothing to sweep in {preset.name}: {why}", hint)
+        raise UsageError(f"there is nothing to sweep in {preset.name}: it has no bound", hint)
     if which is None:
         return found[0]
     named = {name: one for one in reversed(found) for name in (str(one), str(replace(one, index=None)))}
@@ -440,7 +437,7 @@ def check_share(share: float, preset: Preset, bound: SweptBound) -> None:
         raise UsageError(f"--keep {share:g}: it must be above 0 and at most 1", "to keep 95%: --keep 0.95")
     rule = bound.rule(preset)
     hint = "leave --keep out: the table shows what each threshold keeps"
-    if isinstance(rule, Reject | Weight) and (rule.among == "left" or rule.over == "batch"):
+    if isinstance(rule, Reject) and rule.over == "batch":
         raise UsageError(f"--keep: what {bound} of {preset.name} drops depends on other tokens", hint)
     if isinstance(rule, Reject) and rule.advantage != "any":
         raise UsageError(f"--keep: {bound} of {preset.name} acts only for some signs of the advantage", hint)
@@ -491,8 +488,7 @@ class Look:
         if isinstance(rule, Veto):
             extreme = segments.smallest if self.bound.side == "lower" else segments.largest
             return extreme(evaluator.log_ratio(policy), batch.cu_seqlens)[filled]
-        own = rule.policy if isinstance(rule, Reject) else None
-        x = evaluator.statistic(rule, own or policy)
+        x = evaluator.statistic(rule, policy)
         return x[filled] if rule.over in OF_SEQUENCES else x
 
 

@@ -29,7 +29,6 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.evaluator import Evaluator
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.errors import UsageError
 from offpol_diag.pipeline import namespaces
 from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject, Weight, catalogue
@@ -90,8 +89,6 @@ def correct(
     *,
     rollout: Tensor,
     train: Tensor,
-    old: Tensor | None = None,
-    current: Tensor | None = None,
     mask: Tensor | None = None,
     advantages: Tensor | None = None,
 ) -> Correction:
@@ -102,8 +99,6 @@ def correct(
         rollout: log π_rollout of the sampled tokens, [S, L], nats, on any device.
         train: log π of the trainer's policy that the preset weighs, [S, L]: π_old for a preset on `old`, the
             policy being trained for one on `current`.
-        old: log π_old, [S, L], for a preset on `current` that has a rule on `old` too.
-        current: log π_θ, [S, L], for a preset on `old` that has a rule on `current` too.
         mask: 1 for tokens that count, [S, L]; None for all. Its holes divide a response into turns.
         advantages: of each sequence [S] or each token [S, L], for presets whose rules look at their sign.
 
@@ -119,13 +114,8 @@ def correct(
     if len(named) != 1:
         raise UsageError(f"{preset!r} names {len(named)} presets", "name one")
     chosen = named[0]
-    side = "old" if chosen.policy == "old" else "current"
-    more = {"old": old, "current": current}
-    given = {"rollout": rollout} | {name: x for name, x in more.items() if x is not None}
-    if side in given:
-        raise UsageError(f"preset {chosen.name} weighs π_{side}: that is `train`", f"leave `{side}` out")
-    given[side] = train
-    _require_tensors({"rollout": rollout, "train": train, **more}, {"mask": mask, "advantages": advantages})
+    given = {"rollout": rollout, chosen.policy: train}
+    _require_tensors({"rollout": rollout, "train": train}, {"mask": mask, "advantages": advantages})
     counted = torch.ones_like(rollout, dtype=torch.bool) if mask is None else _flags(mask)
     batch = _packed(given, counted, advantages)
     for name in given:
@@ -133,7 +123,7 @@ def correct(
         assert x is not None
         fine = np.isfinite(x) & (x <= TOLERANCE) if name == "rollout" else np.isfinite(x)
         if not fine.all():
-            shown = "train" if name == side else name
+            shown = "rollout" if name == "rollout" else "train"
             what = "NaN, infinite or positive" if name == "rollout" else "NaN or infinite"
             raise UsageError(f"{shown} holds log-probs under the mask that are {what}", "mask those tokens")
     have = {f"{name}_log_probs" for name in given} | ({"advantages"} if advantages is not None else set())
@@ -147,11 +137,10 @@ def correct(
         return Correction(ones, counted, study, _some(given, rollout, advantages), True)
     signs = None if advantages is None else advantages.reshape(len(rollout), -1).expand(rollout.shape)
     evaluator: Any = Evaluator(Padded(given, counted, signs))
-    used = chosen.applied
-    kept = evaluator.kept(used)
+    kept = evaluator.kept(chosen)
     weights = torch.ones_like(counted, dtype=torch.float64)
-    if used.weight is not None:
-        weights = _normalised(evaluator.weight(used).expand_as(counted), used.weight, evaluator.layout)
+    if chosen.weight is not None:
+        weights = _normalised(evaluator.weight(chosen).expand_as(counted), chosen.weight, evaluator.layout)
     return Correction(_held(weights.masked_fill(~kept, 0.0), dtype), kept, study, batch)
 
 
@@ -177,26 +166,25 @@ class Padded:
         """Return the log-probs of a policy, nats, [S, L]."""
         return self._log_probs[policy]
 
-    def sum(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Sum over each sequence, over the flagged tokens or all: [S, L] → [S, 1]."""
-        return torch.where(self.counted if tokens is None else tokens, x, 0.0).sum(1, keepdim=True)
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over each sequence: [S, L] → [S, 1]."""
+        return torch.where(self.counted, x, 0.0).sum(1, keepdim=True)
 
-    def max(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+    def max(self, x: Tensor) -> Tensor:
         """Return the largest of each sequence, −inf over no token: [S, L] → [S, 1]."""
-        return torch.where(self.counted if tokens is None else tokens, x, -math.inf).amax(1, keepdim=True)
+        return torch.where(self.counted, x, -math.inf).amax(1, keepdim=True)
 
     def count(self, tokens: Tensor) -> Tensor:
         """Count the flagged tokens of each sequence: [S, L] → [S, 1] float64."""
         return (tokens & self.counted).sum(1, keepdim=True).to(torch.float64)
 
-    def turn_mean(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Give each token the mean of its turn, 0 over no token: [S, L] → [S, L]."""
-        tokens = self.counted if tokens is None else tokens
+    def turn_mean(self, x: Tensor) -> Tensor:
+        """Give each token the mean of its turn: [S, L] → [S, L]."""
         begins = self.counted & ~torch.nn.functional.pad(self.counted[:, :-1], (1, 0))
         turn = begins.flatten().cumsum(0)
         zeros = x.new_zeros(int(turn[-1]) + 1)
-        total = zeros.index_add(0, turn, torch.where(tokens, x, 0.0).flatten())
-        many = zeros.index_add(0, turn, tokens.flatten().to(x.dtype))
+        total = zeros.index_add(0, turn, torch.where(self.counted, x, 0.0).flatten())
+        many = zeros.index_add(0, turn, self.counted.flatten().to(x.dtype))
         return (total / many.clamp(min=1))[turn].view_as(x)
 
     def spread(self, x: Tensor) -> Tensor:
@@ -217,12 +205,6 @@ class Padded:
         last = int(enough[-1])
         return math.inf if last == len(rising) - 1 else rising[last + 1]
 
-    def smoothed(self, policy: Policy, weight: Weight, log_ratio: Tensor) -> Tensor:
-        """Smooth the tail of log-ratios of tokens [S, L] or sequences [S, 1]."""
-        units = log_ratio[self.counted if weight.on_tokens else self.counted.any(1, keepdim=True)]
-        tail = smooth(Tail.of(units.cpu().numpy()))
-        return log_ratio if tail is None else torch.from_numpy(tail(log_ratio.cpu().numpy())).to(units.device)
-
 
 def _normalised(weights: Tensor, weight: Weight, layout: Padded) -> Tensor:
     """Divide weights [S, L] by their mean over tokens or sequences, where the preset does so."""
@@ -237,7 +219,7 @@ def _normalised(weights: Tensor, weight: Weight, layout: Padded) -> Tensor:
 
 
 def _require_tensors(log_probs: dict[str, Any], others: dict[str, Any]) -> None:
-    """Check that inputs are tensors of real numbers on one device; others than the log-probs may be None.
+    """Check that inputs are tensors of real numbers on one device; others than log-probs may be None.
 
     Raises:
         UsageError: one is not.

@@ -212,12 +212,12 @@ def presets() -> dict[str, Row]:
     bounded = "weight sum truncate ≤ 2"
     window = "reject ratio mean [0.999, 1.001]; veto < 1e-4"
     return {
-        "disabled": preset("No correction", "weight none", 1.0, policy="rollout"),
+        "disabled": preset("No correction", "weight none", 1.0),
         "token_is": preset("Token TIS", "weight token truncate ≤ 2", 0.97, aliases=["token_tis"], **verl),
         "seq_is": preset("Sequence TIS", bounded, 0.61, **tis),
         "seq_mis": preset("Sequence MIS", f"{bounded}; reject ratio sum [0.5, 2]", 0.83, 0.31, **verl),
         "geo_rs": preset("Geometric rejection", window, 0.99, 0.92, **verl),
-        "seq_is_metrics": preset("Logged only", bounded, 0.61, **tis),
+        "seq_is_metrics": preset("The same", bounded, 0.61, **tis),
         "ppo_is_bypass": preset("PPO-IS", "none", 1.0, policy="current", needs=[CURRENT]),
     }
 

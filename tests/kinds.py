@@ -11,8 +11,8 @@ def kinds(preset: Preset) -> set[str]:
         "weight": preset.weight,
         "veto": preset.veto,
         "logs": preset.logs,
-        "loss": (preset.loss, preset.clip, preset.shape),
-        "applied": (preset.policy, preset.denominator, preset.apply),
+        "loss": (preset.loss, preset.clip),
+        "applied": (preset.policy, preset.denominator),
         **{f"reject {rule}": rule for rule in preset.reject},
     }
     return {re.sub(r"(?<==)-?\d[\d.e-]*", "x", f"{name.split()[0]}: {part}") for name, part in parts.items()}

@@ -18,8 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests import oracle_scope
-
 mpmath.mp.dps = 40
 
 DRIFTS = {"": ("rollout", "old"), "drift2.": ("old", "current"), "total.": ("rollout", "current")}
@@ -41,8 +39,6 @@ class Sequence:
     response: int
     ident: str = ""
     step: Any = None
-    positions: list[int] = field(default_factory=list)
-    reward: float | None = None
 
     @property
     def n(self) -> int:
@@ -85,8 +81,6 @@ def _sequence(row: dict[str, Any]) -> Sequence:
         response=length,
         ident=row.get("sequence_id", ""),
         step=row.get("step"),
-        positions=live,
-        reward=row.get("rewards"),
     )
 
 
@@ -235,14 +229,6 @@ def scales(data: list[Sequence], prefix: str) -> dict[str, float]:
 
 
 @dataclass
-class Scope:
-    """Values fixed per trainer batch: the cut of each batch-wide rule, the smoothed largest log-weights."""
-
-    cuts: dict[Any, float] = field(default_factory=dict)
-    tail: dict[float, float] = field(default_factory=dict)
-
-
-@dataclass
 class Applied:
     """Effect of a preset on a sequence: each token's final weight before normalisation, and kept tokens."""
 
@@ -271,26 +257,19 @@ def turns(s: Sequence) -> list[list[int]]:
     return [[t for t in range(s.n) if s.turn[t] == number] for number in sorted(set(s.turn))]
 
 
-def numerator(s: Sequence, policy: str) -> list[float]:
-    """Return Δ of the numerator policy of a preset, or of one of its rules."""
-    return [0.0] * s.n if policy == "rollout" else s.delta(policy)
-
-
-def log_weights(s: Sequence, delta: list[float], weight: Any, seen: list[bool]) -> list[float]:
+def log_weights(s: Sequence, delta: list[float], weight: Any) -> list[float]:
     """Compute the log of each token's importance ratio, with the safety bound where it acts."""
     at_token = weight.safety_at == "token"
     each, whole = (weight.safety, None) if at_token else (None, weight.safety)
     d = [clamp(x, each) for x in delta]
-    return [clamp(x, whole) for x in _aggregated(s, d, weight.over, seen)]
+    return [clamp(x, whole) for x in _aggregated(s, d, weight.over)]
 
 
-def weigh(
-    s: Sequence, delta: list[float], weight: Any, seen: list[bool], scope: Scope
-) -> tuple[list[float], list[bool], list[bool]]:
+def weigh(s: Sequence, delta: list[float], weight: Any) -> tuple[list[float], list[bool], list[bool]]:
     """Compute each token's final weight, and which are above the upper and below the lower bound."""
-    logs = log_weights(s, delta, weight, seen)
-    high = [weight.upper is not None and beyond(x, math.log(weight.upper), weight.strict) for x in logs]
-    low = [bool(weight.lower) and beyond(-x, -math.log(weight.lower), weight.strict) for x in logs]
+    logs = log_weights(s, delta, weight)
+    high = [weight.upper is not None and x > math.log(weight.upper) for x in logs]
+    low = [bool(weight.lower) and x < math.log(weight.lower) for x in logs]
     final = []
     for log, above, below in zip(logs, high, low, strict=True):
         w = math.exp(clamp(log, OVERFLOW))
@@ -298,16 +277,10 @@ def weigh(
             w = 0.0
         if weight.action == "truncate":
             w = weight.upper if above else weight.lower if below else w
-        if weight.action == "psis":
-            w = math.exp(clamp(scope.tail.get(log, log), OVERFLOW))
         if weight.overflow == "zero" and log > FLOAT32_OVERFLOW:
             w = 0.0
         final.append(w)
     return final, high, low
-
-
-def beyond(x: float, bound: float, strict: bool) -> bool:
-    return x >= bound if strict else x > bound
 
 
 def value(statistic: str, d: float, q: float) -> float:
@@ -321,9 +294,7 @@ def value(statistic: str, d: float, q: float) -> float:
         "mult_prob_error": lambda: ratio(abs(d)),
         "tv": lambda: abs(expm1(d)) / 2,
         "prob_diff": lambda: float(mpmath.exp(q) * mpmath.expm1(d)),
-        "prob_gap": lambda: abs(float(mpmath.exp(q) * mpmath.expm1(d))),
         "binary_kl": lambda: binary_kl(d, q),
-        "binary_kl_clamped": lambda: clamped_kl(q, q + d, 1e-6),
         "binary_kl_max": lambda: max(clamped_kl(q, q + d, 1e-8), clamped_kl(q + d, q, 1e-8)),
     }[statistic]()
 
@@ -341,7 +312,7 @@ def binary_kl(d: float, q: float) -> float:
     return float(-this * d + (1 - this) * mpmath.log(others))
 
 
-def judged(s: Sequence, delta: list[float], rule: Any, seen: list[bool]) -> list[float]:
+def judged(s: Sequence, delta: list[float], rule: Any) -> list[float]:
     """Compute the number that a rejection rule judges at each token.
 
     The safety is a bound on a log-ratio: on the aggregated one where there is such a thing (ratio, k1 =
@@ -351,44 +322,55 @@ def judged(s: Sequence, delta: list[float], rule: Any, seen: list[bool]) -> list
     late = is_log and rule.safety_at == "aggregate"
     each, whole = (None, rule.safety) if late else (rule.safety, None)
     x = [value(rule.statistic, clamp(d, each), q) for d, q in zip(delta, s.rollout, strict=True)]
-    return [clamp(y, whole) for y in _aggregated(s, x, rule.over, seen)]
+    return [clamp(y, whole) for y in _aggregated(s, x, rule.over)]
 
 
 AGGREGATES = {"sum": math.fsum, "mean": mean, "max": max, "min": min}
 
 
-def _aggregated(s: Sequence, x: list[float], over: str, seen: list[bool]) -> list[float]:
-    """Aggregate over the tokens that are `seen`; 0 where none is."""
+def _aggregated(s: Sequence, x: list[float], over: str) -> list[float]:
+    """Aggregate over the sequence or each turn."""
     if over in ("token", "batch"):
         return x
     how = AGGREGATES["mean" if over == "segment" else over]
     out = list(x)
     for unit in turns(s) if over == "segment" else [list(range(s.n))]:
-        there = [x[t] for t in unit if seen[t]]
         for t in unit:
-            out[t] = how(there) if there else 0.0
+            out[t] = how([x[at] for at in unit])
     return out
 
 
 def on_tokens(rule: Any) -> bool:
     """Return whether a rule drops single tokens rather than whole sequences."""
-    return (
-        rule.over in ("token", "segment", "batch") or rule.advantage == "away" or rule.advantage_of == "token"
-    )
+    return rule.over in ("token", "segment", "batch") or rule.advantage == "away"
 
 
-def passes(s: Sequence, delta: list[float], rule: Any, seen: list[bool], scope: Scope) -> list[bool]:
+def cut(values: list[float], upper: float) -> float:
+    """Return the cut: tokens from this value on are dropped, until the mean of the rest is below `upper`.
+
+    Never everything: the smallest value stays.
+    """
+    rest = sorted(values)
+    smallest, gone = rest[0] if rest else 0.0, math.inf
+    while rest and not math.fsum(rest) / len(rest) < upper:
+        gone = rest.pop()
+    return gone if gone > smallest else math.nextafter(smallest, math.inf)
+
+
+Cuts = dict[Any, float]  # batch-wide rule → the value from which on tokens of a trainer batch are dropped
+
+
+def passes(s: Sequence, delta: list[float], rule: Any, cuts: Cuts) -> list[bool]:
     """Return whether a rule keeps each token: its bounds hold, or it does not act."""
     if rule.over == "batch":
-        return [x < scope.cuts[rule] for x in judged(s, delta, rule, seen)]
+        return [x < cuts[rule] for x in judged(s, delta, rule)]
     in_log = rule.statistic == "ratio"
     upper = rule.upper if rule.upper is None or not in_log else math.log(rule.upper)
     lower = rule.lower if rule.lower is None or not in_log else math.log(rule.lower)
     out = []
-    for t, x in enumerate(judged(s, delta, rule, seen)):
+    for t, x in enumerate(judged(s, delta, rule)):
         advantage = s.advantages[t] if on_tokens(rule) else mean(s.advantages)
-        above = upper is not None and beyond(x, upper, rule.strict)
-        below = lower is not None and beyond(-x, -lower, rule.strict)
+        above, below = upper is not None and x > upper, lower is not None and x < lower
         gone = {
             "any": above or below,
             "positive": (above or below) and advantage > 0,
@@ -401,54 +383,32 @@ def passes(s: Sequence, delta: list[float], rule: Any, seen: list[bool], scope: 
     return out
 
 
-def scopes_of(data: list[Sequence], preset: Any) -> dict[Any, Scope]:
-    """Return the scope of each trainer batch: the rows of one `step`, or all those without one."""
-    steps = {s.step for s in data}
-    if not any(rule.over == "batch" for rule in preset.reject) and (
-        preset.weight is None or preset.weight.action != "psis"
-    ):
-        return dict.fromkeys(steps, Scope())
-    return {step: _settled([s for s in data if s.step == step], preset) for step in steps}
+def cuts_of(data: list[Sequence], preset: Any) -> dict[Any, Cuts]:
+    """Return the cuts of each trainer batch: the rows of one `step`, or all those without one."""
+    found: dict[Any, Cuts] = {s.step: {} for s in data}
+    for step, cuts in found.items():
+        for rule in preset.reject:
+            if rule.over == "batch":
+                rows = [judged(s, s.delta(preset.policy), rule) for s in data if s.step == step]
+                cuts[rule] = cut([x for row in rows for x in row], rule.upper)
+    return found
 
 
-def _settled(data: list[Sequence], preset: Any) -> Scope:
-    scope = Scope()
-    for rule in preset.reject:
-        if rule.over == "batch":
-            values = [
-                x
-                for s in data
-                for x in judged(s, numerator(s, rule.policy or preset.policy), rule, [True] * s.n)
-            ]
-            scope.cuts[rule] = oracle_scope.cut(values, rule.upper)
-    if preset.weight and preset.weight.action == "psis":
-        logs = [log_weights(s, numerator(s, preset.policy), preset.weight, [True] * s.n) for s in data]
-        once = preset.weight.over in ("sum", "mean")
-        scope.tail = oracle_scope.smoothed([x for one in logs for x in (one[:1] if once else one)])
-    return scope
-
-
-def apply(s: Sequence, preset: Any, scope: Scope) -> Applied:
+def apply(s: Sequence, preset: Any, cuts: Cuts) -> Applied:
     """Apply one preset to one sequence."""
-    delta = numerator(s, preset.policy)
-    weight, reject, veto = (preset.weight, preset.reject, preset.veto) if preset.apply else (None, (), None)
+    delta, weight, veto = s.delta(preset.policy), preset.weight, preset.veto
     catastrophic = 0
     if veto:
         under, over = veto.lower and math.log(veto.lower), veto.upper and math.log(veto.upper)
         catastrophic = sum(
             (under is not None and d < under) or (over is not None and d > over) for d in delta
         )
-    every, kept = [True] * s.n, [catastrophic == 0] * s.n
-    left = list(kept)  # by the veto and the rules on tokens so far
-    for rule in reject:
-        d = numerator(s, rule.policy or preset.policy)
-        ok = passes(s, d, rule, left if rule.among == "left" else every, scope)
-        kept = [k and o for k, o in zip(kept, ok, strict=True)]
-        if on_tokens(rule):
-            left = [k and o for k, o in zip(left, ok, strict=True)]
+    kept = [catastrophic == 0] * s.n
+    for rule in preset.reject:
+        kept = [k and ok for k, ok in zip(kept, passes(s, delta, rule, cuts), strict=True)]
     weights, high, low = [1.0] * s.n, [False] * s.n, [False] * s.n
     if weight:
-        weights, high, low = weigh(s, delta, weight, left if weight.among == "left" else every, scope)
+        weights, high, low = weigh(s, delta, weight)
         if weight.over in ("sum", "mean"):
             high, low = high[:1], low[:1]
     done = Applied(weights, kept, catastrophic > 0, high, low, catastrophic)
@@ -459,8 +419,6 @@ def apply(s: Sequence, preset: Any, scope: Scope) -> Applied:
 
 def weighted_loss(preset: Any) -> bool:
     """Return whether the weight multiplies the loss: not if its own ratio is around the rollout."""
-    if preset.loss == "vespo":  # the weights are within
-        return False
     return preset.policy == "old" or preset.loss in ("reinforce", "surrogate")
 
 
@@ -468,37 +426,32 @@ def _losses(done: Applied, s: Sequence, preset: Any) -> None:
     anchor = s.old if preset.policy == "old" else s.rollout
     logs = [now - then for now, then in zip(s.current, anchor, strict=True)]
     done.kl = [-u for u in logs]
-    if preset.loss not in ("reinforce", "surrogate", "gspo", "luspo", "dro", "vespo"):
+    if preset.loss in ("ppo_clip", "cispo"):
         done.kl = [clamp(-u, preset.clip.safety or math.inf) for u in logs]
-    if preset.loss in ("gspo", "luspo"):
+    if preset.loss == "gspo":
         logs = [mean(logs)] * s.n
-    given = LOSSES.get(preset.loss)
-    terms = (
-        WHOLE[preset.loss](s, logs, done.weights if preset.weight else [], preset)
-        if given is None
-        else [given(a, now, u, preset.clip) for a, now, u in zip(s.advantages, s.current, logs, strict=True)]
-    )
-    for loss, _, clipped, lower in terms:
+    for a, now, u in zip(s.advantages, s.current, logs, strict=True):
+        loss, clipped, lower = LOSSES[preset.loss](a, now, u, preset.clip)
         done.losses.append(loss)
         done.clipped.append(clipped)
         done.clipped_lower.append(lower)
 
 
-Term = tuple[float, float, bool, bool]  # loss, its derivative by log π_θ, clipped, clipped by the dual clip
+Term = tuple[float, bool, bool]  # loss, clipped, clipped by the dual clip
 
 
 def reinforce(a: float, now: float, u: float, clip: Any) -> Term:
-    return -a * now, -a, False, False
+    return -a * now, False, False
 
 
 def surrogate(a: float, now: float, u: float, clip: Any) -> Term:
-    return -a, -a, False, False
+    return -a, False, False
 
 
 def cispo(a: float, now: float, u: float, clip: Any) -> Term:
     r = math.exp(clamp(u, clip.safety or math.inf))
     held = within(r, clip)
-    return -a * held * now, -a * held, held != r, False
+    return -a * held * now, held != r, False
 
 
 def gspo(a: float, now: float, u: float, clip: Any) -> Term:
@@ -509,14 +462,12 @@ def gspo(a: float, now: float, u: float, clip: Any) -> Term:
 def ppo(a: float, now: float, u: float, clip: Any, low: float | None = None) -> Term:
     """Compute PPO with Schulman's clip and Ye's dual clip."""
     high = clip.safety or math.inf
-    low = -high if low is None else low
-    r = math.exp(max(low, min(u, high)))
+    r = math.exp(max(-high if low is None else low, min(u, high)))
     plain, held = -a * r, -a * within(r, clip)
     worse = max(plain, held)
-    moves = low <= u <= high and not held > plain
     if a < 0 and clip.dual is not None and worse > -a * clip.dual:
-        return -a * clip.dual, 0.0, held > plain, True
-    return worse, plain if moves else 0.0, held > plain, False
+        return -a * clip.dual, held > plain, True
+    return worse, held > plain, False
 
 
 def within(r: float, clip: Any) -> float:
@@ -525,93 +476,7 @@ def within(r: float, clip: Any) -> float:
     return r if clip.high is None else min(r, 1 + clip.high)
 
 
-LOSSES = {
-    "ppo_clip": ppo,
-    "gspo": gspo,
-    "luspo": gspo,
-    "reinforce": reinforce,
-    "surrogate": surrogate,
-    "cispo": cispo,
-}
-
-# ---------------------------------------------------------------- losses with parameters, of whole sequences
-
-
-def sapo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
-    found, bound = [], preset.clip.safety or math.inf
-    for a, u in zip(s.advantages, logs, strict=True):
-        tau = preset.shape.tau_positive if a > 0 else preset.shape.tau_negative
-        r = math.exp(clamp(u, bound))
-        shut = math.exp(min(-tau * (r - 1), 700))  # σ(z) = 1 / (1 + shut), 1 − σ(z) = shut / (1 + shut)
-        slope = -a * 4 * r * shut / (1 + shut) ** 2 if shut < 1e150 else 0.0
-        found.append((-a * 4 / tau / (1 + shut), slope if abs(u) <= bound else 0.0, False, False))
-    return found
-
-
-def topr(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
-    found = []
-    for a, now, u in zip(s.advantages, s.current, logs, strict=True):
-        r = math.exp(clamp(u, preset.clip.safety or 700.0))
-        held, good = within(r, preset.clip), (a if s.reward is None else s.reward) > 0
-        factor = 1.0 if good else held
-        found.append((-a * now * factor, -a * factor, held != r and not good, False))
-    return found
-
-
-def dro(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
-    b = preset.shape.penalty
-    each = zip(s.advantages, s.current, logs, strict=True)
-    return [(b * u * u / 2 - a * now, b * u - a, False, False) for a, now, u in each]
-
-
-def gmpo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
-    low, high = (math.inf if x is None else x for x in (preset.clip.low, preset.clip.high))
-    held = [
-        min(u, high) if a > 0 else max(u, -low) if a < 0 else 0.0
-        for a, u in zip(s.advantages, logs, strict=True)
-    ]
-    r = math.exp(clamp(mean(held) if held else 0.0, 700.0))
-    cut = [a != 0 and x != u for a, x, u in zip(s.advantages, held, logs, strict=True)]
-    a = mean(s.advantages) if held else 0.0
-    still = [c or one == 0 for c, one in zip(cut, s.advantages, strict=True)]
-    return [(-a * r, 0.0 if gone else -a * r, c, False) for gone, c in zip(still, cut, strict=True)]
-
-
-def fipo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
-    shape, clip, found = preset.shape, preset.clip, []
-    ratios = [math.exp(clamp(u, clip.safety or 700.0)) for u in logs]
-    counted = [0.0 if r > (clip.dual or math.inf) else u for r, u in zip(ratios, logs, strict=True)]
-    for at, (a, now, u) in enumerate(zip(s.advantages, s.current, logs, strict=True)):
-        ahead = [
-            0.5 ** ((s.positions[later] - s.positions[at]) / shape.half_life) * counted[later]
-            for later in range(at, s.n)
-        ]
-        influence = min(max(math.exp(clamp(math.fsum(ahead), 700.0)), shape.lowest), shape.highest)
-        if a < 0 and ratios[at] > shape.threshold:
-            influence = min(max(influence, 0.8), 1.0)
-        loss, slope, clipped, lower = ppo(a, now, u, clip)
-        found.append((loss * influence, slope * influence, clipped, lower))
-    return found
-
-
-def vespo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
-    least, shape = math.log(1e-8), preset.shape
-    terms = [clamp(u, 20.0) for u in logs]
-    if preset.weight and preset.weight.over in ("sum", "mean"):
-        weights = weights[:1]  # one for the sequence
-    terms += [min(max(math.log(w), least), 20.0) if w > 0 else least for w in weights]
-    log_w = min(max(math.fsum(terms), least), 20.0)
-    found = []
-    for a, now in zip(s.advantages, s.current, strict=True):
-        k, rate = (
-            (shape.k_negative, shape.lambda_negative) if a < 0 else (shape.k_positive, shape.lambda_positive)
-        )
-        phi = math.exp(rate + k * log_w - rate * math.exp(log_w))
-        found.append((-phi * a * now, -phi * a, False, False))
-    return found
-
-
-WHOLE = {"sapo": sapo, "topr": topr, "dro": dro, "gmpo": gmpo, "fipo": fipo, "vespo": vespo}
+LOSSES = {"ppo_clip": ppo, "gspo": gspo, "reinforce": reinforce, "surrogate": surrogate, "cispo": cispo}
 
 
 def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float], list[dict[str, Any]], float]:
@@ -619,8 +484,8 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
 
     That size is what the rounding of the losses is relative to.
     """
-    scopes = scopes_of(data, preset)
-    done = [apply(s, preset, scopes[s.step]) for s in data]
+    cuts = cuts_of(data, preset)
+    done = [apply(s, preset, cuts[s.step]) for s in data]
     norms = _norms(data, done, preset)
     for s, one in zip(data, done, strict=True):
         one.weights = [w / norms[s.step] for w in one.weights]
@@ -654,7 +519,7 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
     table = [
         {
             "kept_tokens": one.kept_tokens,
-            "weight_sum": math.fsum(one.weights) if preset.weight and preset.apply else None,
+            "weight_sum": math.fsum(one.weights) if preset.weight else None,
             "vetoed": one.vetoed,
         }
         for one in done
@@ -670,12 +535,12 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
 
 def dropped_by_length(data: list[Sequence], preset: Any) -> dict[str, float]:
     """Compute which share of the sequences of each octave of length is dropped."""
-    scopes = scopes_of(data, preset)
+    cuts = cuts_of(data, preset)
     dropped: dict[str, list[float]] = {}
     for s in data:
         if s.n:
             low = 2 ** math.floor(math.log2(s.n))
-            gone = apply(s, preset, scopes[s.step]).kept_tokens == 0
+            gone = apply(s, preset, cuts[s.step]).kept_tokens == 0
             dropped.setdefault(f"{low}–{2 * low - 1}", []).append(float(gone))
     return {lengths: mean(each) for lengths, each in dropped.items()}
 
@@ -686,7 +551,7 @@ def _residual(
     """Compute the gap among the kept tokens; w² − 1 as (w − 1)(w + 1), for weights near 1."""
     left = []
     for s, one in pairs:
-        left.append([d for d, k in zip(numerator(s, preset.policy), one.kept, strict=True) if k])
+        left.append([d for d, k in zip(s.delta(preset.policy), one.kept, strict=True) if k])
     every = [d for deltas in left for d in deltas]
     some = [v for v, deltas in zip(per_sequence, left, strict=True) if deltas]
     return {
@@ -713,7 +578,7 @@ def _norms(data: list[Sequence], done: list[Applied], preset: Any) -> dict[Any, 
     A mean of at most 1e-8 is not divided by (verl's guard).
     """
     steps = {s.step for s in data}
-    if preset.weight is None or not preset.weight.normalize or not preset.apply:
+    if preset.weight is None or not preset.weight.normalize:
         return dict.fromkeys(steps, 1.0)
     parts: dict[Any, list[float]] = {step: [] for step in steps}
     for s, one in zip(data, done, strict=True):

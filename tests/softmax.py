@@ -1,25 +1,19 @@
 """A softmax policy over a small vocabulary, trained on another policy's samples.
 
-What a trainer computes is written here on padded matrices, with its weights detached; ours comes from
-`analyze` on a dump of the same numbers, and from the loss of each token.
+What a trainer computes is written here on padded matrices; ours comes from `analyze` on a dump of the same
+numbers.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import segments
-from offpol_diag.engine.context import BatchContext
-from offpol_diag.pipeline.plan import LOSSES, weighted
-from offpol_diag.presets import Clip, Preset, Reject, Shape, Weight
-from offpol_diag.readers import open_dump
-from tests.whole import effect, loss_of_tokens, token_mask
+from offpol_diag.presets import Clip, Preset, Reject, Weight
 
 VOCABULARY, LONGEST = 5, 9
 LENGTHS = (9, 1, 4, 0, 7, 2, 9, 6, 3, 8, 1, 5)
@@ -28,9 +22,8 @@ TIGHT = Clip(0.1, 0.15, 1.3)  # so that every branch is taken often
 
 @dataclass
 class World:
-    """Three policies on one batch of samples, [S, N] each; the logits of π_θ have a gradient."""
+    """Three policies on one batch of samples, [S, N] each."""
 
-    logits: torch.Tensor
     current: torch.Tensor
     old: torch.Tensor
     rollout: torch.Tensor
@@ -39,7 +32,7 @@ class World:
     path: object
 
     def log_probs(self, policy):
-        return {"current": self.current.detach(), "old": self.old, "rollout": self.rollout}[policy]
+        return {"current": self.current, "old": self.old, "rollout": self.rollout}[policy]
 
 
 def world(folder, lengths=LENGTHS, seed=0, drift=0.5, step=0.35, per_sequence=False, many=4):
@@ -49,15 +42,14 @@ def world(folder, lengths=LENGTHS, seed=0, drift=0.5, step=0.35, per_sequence=Fa
     shape = (len(lengths), max(lengths.tolist()))
     base = torch.randn(*shape, VOCABULARY, dtype=torch.float64)
     old = base + drift * torch.randn_like(base)
-    logits = (old + step * torch.randn_like(base)).requires_grad_()
+    logits = old + step * torch.randn_like(base)
     tokens = torch.multinomial(base.softmax(-1).flatten(0, 1), 1).view(*shape, 1)
     rollout, before, current = (x.log_softmax(-1).gather(-1, tokens).squeeze(-1) for x in (base, old, logits))
-    current.retain_grad()
     advantages = torch.randn(shape, dtype=torch.float64).where(torch.rand(shape) > 0.1, 0.0)
     if per_sequence:
         advantages = advantages[:, :1].expand(shape).contiguous()
     mask = torch.arange(shape[1]) < lengths[:, None]
-    made = World(logits, current, before, rollout, advantages, mask, folder / f"{seed}{drift}{step}.parquet")
+    made = World(current, before, rollout, advantages, mask, folder / f"{seed}{drift}{step}.parquet")
     write(made)
     return made
 
@@ -67,7 +59,7 @@ def write(made):
         writer.write(
             rollout_log_probs=made.rollout,
             old_log_probs=made.old,
-            current_log_probs=made.current.detach(),
+            current_log_probs=made.current,
             advantages=made.advantages,
             response_mask=made.mask.to(torch.int64),
         )
@@ -78,7 +70,7 @@ def write(made):
 
 def ratio(x, log_prob, anchor, preset):
     u = log_prob - anchor
-    if preset.loss in ("gspo", "luspo"):
+    if preset.loss == "gspo":
         u = ((u * x.mask).sum(1) / x.mask.sum(1).clamp(min=1))[:, None].expand_as(u)
         return torch.exp(u if preset.clip.safety is None else u.clamp(max=preset.clip.safety))
     return torch.exp(u if preset.clip.safety is None else u.clamp(-preset.clip.safety, preset.clip.safety))
@@ -99,76 +91,16 @@ def terms(x, log_prob, preset):
     if preset.loss == "surrogate":
         return -a * r
     if preset.loss == "cispo":
-        return -a * log_prob * clipped(r, preset.clip).detach()
-    if preset.loss in NEWER:
-        return NEWER[preset.loss](x, log_prob, preset, r)
+        return -a * log_prob * clipped(r, preset.clip)
     worse = torch.maximum(-a * r, -a * clipped(r, preset.clip))
     if preset.clip.dual is None:
         return worse
     return torch.where(a < 0, torch.minimum(worse, -a * preset.clip.dual), worse)
 
 
-def chosen(flags, one, other):
-    """Do torch.where, which makes float32 of two Python numbers."""
-    return torch.where(flags, *(torch.tensor(value, dtype=torch.float64) for value in (one, other)))
-
-
-def sapo(x, log_prob, preset, r):
-    tau = chosen(x.advantages > 0, preset.shape.tau_positive, preset.shape.tau_negative)
-    return -x.advantages * torch.sigmoid(tau * (r - 1)) * 4 / tau
-
-
-def topr(x, log_prob, preset, r):
-    return -x.advantages * log_prob * torch.where(x.advantages > 0, 1.0, clipped(r, preset.clip).detach())
-
-
-def log_ratio(x, log_prob, preset):
-    return (log_prob - (x.old if preset.policy == "old" else x.rollout)) * x.mask
-
-
-def dro(x, log_prob, preset, r):
-    return -x.advantages * log_prob + preset.shape.penalty / 2 * log_ratio(x, log_prob, preset) ** 2
-
-
-def gmpo(x, log_prob, preset, r):
-    u, sign = log_ratio(x, log_prob, preset), torch.sign(x.advantages)
-    held = sign * torch.minimum(sign * u, sign * u.clamp(-preset.clip.low, preset.clip.high))
-    many = x.mask.sum(1, keepdim=True).clamp(min=1)
-    a = (x.advantages * x.mask).sum(1, keepdim=True) / many
-    return -a * torch.exp(held.sum(1, keepdim=True) / many).expand_as(u)
-
-
-def vespo(x, log_prob, preset, r):
-    log_w = log_ratio(x, log_prob, preset).clamp(-20, 20).sum(1, keepdim=True)
-    if preset.weight is not None:
-        given = trainer_weights(x, replace(preset, loss="reinforce"), log_prob)
-        log_w = log_w + (given.log().clamp(math.log(1e-8), 20) * x.mask).sum(1, keepdim=True)
-    log_w = log_w.clamp(math.log(1e-8), 20).detach()
-    shape, good = preset.shape, x.advantages >= 0
-    k = chosen(good, shape.k_positive, shape.k_negative)
-    rate = chosen(good, shape.lambda_positive, shape.lambda_negative)
-    return -torch.exp(rate + k * log_w - rate * torch.exp(log_w)) * x.advantages * log_prob
-
-
-def fipo(x, log_prob, preset, r):
-    u = torch.where(r > (preset.clip.dual or math.inf), 0.0, log_ratio(x, log_prob, preset)).detach()
-    steps = torch.arange(u.shape[1])
-    ahead = (steps[None, :] - steps[:, None]).to(u.dtype)
-    decay = torch.where(ahead >= 0, 0.5 ** (ahead / preset.shape.half_life), 0.0)
-    influence = torch.exp(u @ decay.T).clamp(preset.shape.lowest, preset.shape.highest)
-    risky = (x.advantages < 0) & (r.detach() > preset.shape.threshold)
-    influence = torch.where(risky, influence.clamp(0.8, 1.0), influence)
-    return terms(x, log_prob, replace(preset, loss="ppo_clip")) * influence
-
-
-NEWER = {"sapo": sapo, "topr": topr, "dro": dro, "gmpo": gmpo, "vespo": vespo, "fipo": fipo}
-
-
 def trainer_weights(x, preset, log_prob):
     """Compute min(r, 1.4) of tokens, min(∏r, 2) of sequences, or the raw r of tokens; else 1."""
-    own_ratio = preset.loss in ("surrogate", "vespo") or (
-        preset.policy != "old" and preset.loss != "reinforce"
-    )
+    own_ratio = preset.loss == "surrogate" or (preset.policy != "old" and preset.loss != "reinforce")
     if preset.weight is None or own_ratio:
         return torch.ones_like(x.advantages)
     delta = ((x.old if preset.policy == "old" else log_prob) - x.rollout) * x.mask
@@ -202,35 +134,9 @@ def factors(x, keep, how):
 
 
 def trained(x, preset, how):
-    """Compute the trainer's loss and its gradient by log π_θ, [S, N]."""
-    weights = trainer_weights(x, preset, x.current.detach())
-    loss = (terms(x, x.current, preset) * weights * factors(x, trainer_mask(x, preset), how)).sum()
-    return loss.item(), torch.autograd.grad(loss, x.current, retain_graph=True)[0]
-
-
-# ---------------------------------------------------------------- what we compute
-
-
-def ours(x, preset):
-    """Return the slope of our loss, the weights that multiply it and the kept tokens: packed, [T]."""
-    (batch,) = open_dump([x.path]).batches()
-    context = BatchContext.of(batch, 0, 2)
-    done = effect(context, preset)
-    loss, slope = loss_of_tokens(context, preset)
-    weights = done.weight if weighted(preset) else np.ones_like(loss)
-    return tuple(map(torch.from_numpy, (slope, weights, token_mask(done))))
-
-
-def gradient(x, preset, how):
-    """Compute our gradient by log π_θ, padded with 0, [S, N]."""
-    slope, weights, keep = ours(x, preset)
-    where = torch.zeros_like(x.mask)
-    where[x.mask] = keep > 0
-    packed = slope * weights * factors(x, where, how)[x.mask]
-    if LOSSES[preset.loss].pooled:  # every token has the mean over its sequence
-        starts = np.array([0, *x.mask.sum(1).cumsum(0).tolist()])
-        packed = torch.from_numpy(segments.spread(segments.mean(packed.numpy(), starts), starts))
-    return torch.zeros_like(x.rollout).masked_scatter(x.mask, packed)
+    """Compute the trainer's loss."""
+    each = terms(x, x.current, preset) * trainer_weights(x, preset, x.current)
+    return (each * factors(x, trainer_mask(x, preset), how)).sum().item()
 
 
 def numbers(x, *presets):
@@ -257,7 +163,6 @@ CASES = (
     preset("ppo_high_only", "ppo_clip", clip=Clip(None, 0.1, None)),
     preset("ppo_dual_only", "ppo_clip", clip=Clip(None, None, 1.2)),
     preset("bypass", "ppo_clip", policy="current", weight=TOKEN, reject=(BAND, GEOMETRIC)),
-    preset("rollout", "ppo_clip", policy="rollout", weight=TOKEN),
     preset("reinforce_token", "reinforce", policy="current", weight=TOKEN, reject=(GEOMETRIC,)),
     preset("reinforce_sequence", "reinforce", policy="current", weight=SEQUENCE, reject=(BAND,)),
     preset("reinforce_old", "reinforce", weight=RAW),
@@ -270,21 +175,6 @@ CASES = (
     preset("cispo", "cispo", clip=Clip(1.0, 0.2, None)),
     preset("cispo_weighted", "cispo", weight=TOKEN, reject=(BAND,)),
     preset("cispo_bypass", "cispo", policy="current", weight=TOKEN),
-    preset("luspo", "luspo", weight=SEQUENCE),
-    preset("sapo", "sapo"),
-    preset("sapo_steep", "sapo", weight=TOKEN, reject=(BAND,), shape=Shape(3.0, 7.0), clip=Clip(safety=0.6)),
-    preset("topr", "topr", clip=Clip(1.0, 0.0, None, None)),
-    preset("topr_weighted", "topr", weight=TOKEN, reject=(GEOMETRIC,), clip=Clip(1.0, 0.0, None, None)),
-    preset("gmpo", "gmpo", clip=Clip(0.2, 0.3, None, None)),
-    preset("gmpo_weighted", "gmpo", clip=Clip(0.2, 0.3, None, None), weight=SEQUENCE),
-    preset("fipo", "fipo", shape=Shape(half_life=2.0, threshold=1.2)),
-    preset("fipo_two_sided", "fipo", weight=TOKEN, shape=Shape(half_life=3.0, lowest=0.7, highest=1.3)),
-    preset("dro", "dro", shape=Shape(penalty=0.7)),
-    preset("dro_weighted", "dro", weight=TOKEN, reject=(BAND,)),
-    preset("vespo", "vespo"),
-    preset("vespo_weighted", "vespo", weight=TOKEN, reject=(GEOMETRIC,)),
-    preset("vespo_own", "vespo", weight=TOKEN, shape=Shape(k_positive=1.5, lambda_negative=0.5)),
-    preset("vespo_of_the_rollout", "vespo", policy="current"),
 )
 AGGREGATIONS = ("pg_loss", "pg_loss_kept", "pg_loss_seq_sum", "pg_loss_seq_mean", "pg_loss_seq_norm")
 

@@ -134,8 +134,8 @@ def step(dice, spread, wild, q):
 def expected(preset):
     """Compute what multiplies the loss of each token, by the preset's definition."""
     data = list(batch()[0])
-    scope = oracles.scopes_of(data, preset)[None]
-    done = [oracles.apply(s, preset, scope) for s in data]
+    cuts = oracles.cuts_of(data, preset)[None]
+    done = [oracles.apply(s, preset, cuts) for s in data]
     norm = oracles._norms(data, done, preset)[None]
     return [w / norm if k else 0.0 for a in done for w, k in zip(a.weights, a.kept, strict=True)]
 
@@ -240,7 +240,7 @@ def test_a_configuration_says_where_its_keys_were_read(trainer):
 
 def test_the_batch_reaches_every_rule():
     """Else a wrong bound could pass: every preset that rejects rejects some of it and keeps some."""
-    rejecting = {name: one for name, one in PRESETS.items() if (one.reject or one.veto) and one.apply}
+    rejecting = {name: one for name, one in PRESETS.items() if one.reject or one.veto}
     kept = {name: [w > 0 for w in expected(one)] for name, one in rejecting.items()}
     assert [name for name, flags in kept.items() if all(flags) or not any(flags)] == []
 
@@ -376,15 +376,9 @@ def test_keys_that_a_trainer_refuses_or_lacks_are_named(preset, trainer, message
 
 
 STRANGE = {
-    "a strict bound": Preset("x", "", weight=Weight(upper=2.0), reject=(Reject(upper=2.0, strict=True),)),
     "a veto on large ratios": Preset("x", "", weight=Weight(upper=2.0), veto=Veto(1e-4, 100.0)),
-    "smoothing": Preset("x", "", weight=Weight(action="psis")),
     "a smallest token": Preset("x", "", reject=(Reject(over="min", lower=0.1),)),
-    "another numerator": Preset(
-        "x", "", weight=Weight(upper=2.0), reject=(Reject(upper=2.0, policy="current"),)
-    ),
     "no upper clip": Preset("x", "", clip=Clip(high=None)),
-    "metrics": Preset("x", "", weight=Weight(upper=2.0), apply=False),
 }
 
 

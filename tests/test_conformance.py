@@ -20,24 +20,21 @@ from tests.kinds import of_each_kind
 
 SHIPPED = tuple(replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
 MADE = (
-    Preset("made_strict", "", weight=Weight("mean", "mask", 1.1, 0.9, strict=True)),
+    Preset("made_band", "", weight=Weight("mean", "mask", 1.1, 0.9)),
     Preset(
-        "made_left",
+        "made_rules",
         "",
-        weight=Weight("sum", upper=2.0, among="left"),
-        reject=(Reject(upper=1.3), Reject("k2", "mean", upper=0.02, among="left")),
+        weight=Weight("sum", upper=2.0),
+        reject=(Reject(upper=1.3), Reject("k2", "mean", upper=0.02)),
         veto=Veto(0.4, 3.0),
     ),
-    Preset("made_numerators", "", reject=(Reject("ratio", "mean", 0.9, 1.2, policy="current"), Reject("tv"))),
+    Preset("made_bypass", "", policy="current", reject=(Reject("ratio", "mean", 0.9, 1.2), Reject("tv"))),
     Preset("made_batch", "", policy="current", reject=(Reject("k3_reverse", "batch", upper=0.02),)),
-    Preset("made_psis", "", policy="current", weight=Weight("mean", "psis", normalize=True)),
     Preset(
         "made_turns", "", weight=Weight("segment", upper=1.1), reject=(Reject(over="segment", lower=0.9),)
     ),
-    Preset("made_signed", "", reject=(Reject("k1", "min", upper=0.0, advantage="positive", strict=True),)),
-    Preset(
-        "made_tokens", "", reject=(Reject("k3", "max", upper=0.1, advantage_of="token", advantage="against"),)
-    ),
+    Preset("made_signed", "", reject=(Reject("k1", "min", upper=0.0, advantage="positive"),)),
+    Preset("made_against", "", reject=(Reject("k3", "max", upper=0.1, advantage="against"),)),
 )
 EVERY = (*SHIPPED, *MADE)
 TABLE = (*of_each_kind(SHIPPED), *MADE)
@@ -309,9 +306,7 @@ def test_a_higher_bound_of_a_truncation_never_lowers_a_weight_nor_moves_the_mask
 def beyond(preset):
     """Return whether a preset looks beyond one sequence."""
     weight = preset.weight
-    return any(rule.over == "batch" for rule in preset.reject) or (
-        weight is not None and (weight.normalize or weight.action == "psis")
-    )
+    return any(rule.over == "batch" for rule in preset.reject) or (weight is not None and weight.normalize)
 
 
 def test_only_presets_that_look_beyond_a_sequence_ask_for_the_step(rows, usual, tmp_path):

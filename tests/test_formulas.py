@@ -50,13 +50,12 @@ EXACT = {
     "probability_difference": lambda d, q: mp.exp(q + d) - mp.exp(q),
     "total_variation": lambda d, q: abs(mp.expm1(d)) / 2,
     "binary_kl": smoothed,
-    "binary_kl_clamped": lambda d, q: _binary(q + d, q, formulas.LEAST_OF_CLAMPED),
     "binary_kl_larger": lambda d, q: max(
         _binary(q + d, q, formulas.LEAST_OF_LARGER), _binary(q, q + d, formulas.LEAST_OF_LARGER)
     ),
 }
 """Divergence → its value by mpmath, from Δ and log π_rollout."""
-CANCELS = {"k3": 1.0, "k3_reverse": 1.0, "binary_kl": 1.0, "binary_kl_clamped": 1.0, "binary_kl_larger": 1.0}
+CANCELS = {"k3": 1.0, "k3_reverse": 1.0, "binary_kl": 1.0, "binary_kl_larger": 1.0}
 """Divergences that are what larger terms leave: a double has 1e-16 of the terms, |Δ| or 1."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.presets import Among, Loss, Over, Preset, Reject, Sign, SignOf, Statistic, Weight
+from offpol_diag.presets import Loss, Over, Preset, Reject, Sign, Statistic, Weight
 from offpol_diag.presets.grammar import LOGS as NAMES
 from offpol_diag.trainers import LOGS
 from tests import trainer_dumps
@@ -48,7 +48,6 @@ PADDED = {
 LISTED = {
     nemo_rl.nemo_rl: logged_nemo_rl.nemo_rl,
     slime.tis: logged_slime.tis,
-    slime.opsm: logged_slime.opsm,
     slime.mis: logged_slime.mis,
     areal.rejection_sampling: logged_areal.rejection_sampling,
     areal.behave_cap: logged_areal.behave_cap,
@@ -62,11 +61,7 @@ OWN = {
         slime.mis,
         {"tis_level": "sequence", "tis_upper_bound": 5.0, "tis_batch_normalize": True},
     ),
-    "unweighted": (
-        Preset("unweighted", "", weight=Weight(upper=2.0), apply=False, logs="slime-mis"),
-        slime.mis,
-        {"use_tis": False},
-    ),
+    "unweighted": (Preset("unweighted", "", logs="slime-mis"), slime.mis, {"use_tis": False}),
     "weighted_gspo": (  # type and thresholds of the correction are ignored under GSPO
         replace(BUILT_IN["openrlhf_gspo"], name="weighted_gspo", weight=BUILT_IN["token_clip"].weight),
         hub.openrlhf,
@@ -93,8 +88,8 @@ def restated(name, rows):
         fork = {"miles": True} if name.startswith("miles") else {}
         return LISTED[trainer](samples(rows), **settings, **fork)
     if trainer is hub.openrlhf:
-        gated = "is_correction_gating" in settings
-        return (logged_hub.openrlhf_2026_09 if gated else logged_hub.openrlhf)(p, **settings)
+        since = preset.logs == "openrlhf-2026-09"
+        return (logged_hub.openrlhf_2026_09 if since else logged_hub.openrlhf)(p, **settings)
     if preset.logs == "skyrl" and trainer in (bare, loop.skyrl_correction):
         return logged_loop.skyrl(p, **settings, loss=preset.loss)
     found = PADDED[trainer](p, **settings)
@@ -297,7 +292,6 @@ LOST = {
     "current_log_probs": {
         "token_clip": {"ppo_kl", "ppo_clip_ratio"},
         "token_is": {"actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"},
-        "skyrl_all": {"clip_ratio"},
         "m2po": "ppo_actor/*",
         "slime_tis": {"train/ois", "train/pg_clipfrac", "train/ppo_kl"},
     },
@@ -343,7 +337,6 @@ WEIGHTS = (
     Weight("sum", upper=2.0, normalize=True),
     Weight("mean", "mask", lower=0.9, upper=1.1),
     Weight("segment", "none"),
-    Weight(action="psis"),
 )
 BOUNDS = {"ratio": (0.5, 2.0), "k1": (-0.3, 0.3), "mult_prob_error": (None, 1.5)}
 
@@ -353,15 +346,9 @@ def combined(logs):
     rng, at = np.random.default_rng(NAMES.index(logs)), NAMES.index(logs)
     for statistic, over in itertools.product(get_args(Statistic), get_args(Over)):
         low, high = BOUNDS.get(statistic, (None, 0.1))
-        odd = {
-            "advantage": str(rng.choice(get_args(Sign))),
-            "advantage_of": str(rng.choice(get_args(SignOf))),
-            "among": str(rng.choice(get_args(Among))),
-            "strict": bool(rng.integers(2)),
-        }
-        negative = {"advantage": "negative", "advantage_of": "token"}
-        for kind, more in {"plain": {}, "negative": negative, "odd": odd}.items():
-            rule = Reject(statistic, over, None if over == "batch" else low, high, **more)
+        signs = {"plain": "any", "negative": "negative", "odd": str(rng.choice(get_args(Sign)))}
+        for kind, sign in signs.items():
+            rule = Reject(statistic, over, None if over == "batch" else low, high, sign)
             at += 1
             if at % 3 == 0 and not list(rule.slips()):
                 policy, weight = ("old", "current")[rng.integers(2)], WEIGHTS[rng.integers(len(WEIGHTS))]

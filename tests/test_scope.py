@@ -1,4 +1,4 @@
-"""Check methods that look beyond a sequence: batch-wide cuts, smoothed tails, normalisation, advantages."""
+"""Check methods that look beyond a sequence: batch-wide cuts, normalisation, advantages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from arviz_stats.base import array_stats
 
+from offpol_diag.analysis import first_pass
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import scope
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.readers import Dump
-from tests import oracle_scope
+from tests import oracles
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 NORMAL = Preset("n", "", weight=Weight(upper=2.0, normalize=True))
@@ -67,7 +67,7 @@ def kept(rows, upper):
     """Count the kept tokens of each row: of each step those below the cut of the squares."""
     found = [0] * len(rows)
     for members in by_step(rows).values():
-        cut = oracle_scope.cut([d * d / 2 for at in members for d in deltas(rows[at])], upper)
+        cut = oracles.cut([d * d / 2 for at in members for d in deltas(rows[at])], upper)
         for at in members:
             found[at] = sum(d * d / 2 < cut for d in deltas(rows[at]))
     return found
@@ -97,31 +97,6 @@ def test_m2po_removes_the_largest_squares_of_each_step_until_the_rest_is_below(
 
     assert found == kept(rows, upper)
     assert sum(found) == {id(TWO): 2, id(FIVE): 3}.get(id(rows), sum(found))
-
-
-@pytest.mark.parametrize("sigma", [0.02, 0.2, 1.0])
-def test_smoothed_sequence_weights_are_those_of_arviz(tmp_path, sigma):
-    some = made([0] * 400, sigma=sigma, most=12)
-    rows = [row for row in some if row["rollout_log_probs"]][:324]  # 3√n is whole: arviz rounds it down
-    preset = Preset("p", "", weight=Weight(over="sum", action="psis", safety=None))
-    logs = np.array([math.fsum(deltas(row)) for row in rows])
-
-    found = sequences(rows, [preset], tmp_path)
-    weights = found["p.weight_sum"].to_numpy() / found["length"].to_numpy()
-
-    assert len(set(logs)) == len(logs)
-    assert np.sort(weights) == pytest.approx(np.sort(smoothed(logs)), rel=1e-6)
-    assert (
-        weights.argsort().tolist() == logs.argsort(kind="stable").tolist()
-        or np.diff(np.sort(weights)).min() == 0
-    )
-
-
-def smoothed(logs):
-    """Smooth with arviz, which takes −log and normalises; undone by the smallest weight, left unchanged."""
-    found, _ = array_stats.psislw(-logs.copy(), r_eff=1.0)
-    found = np.asarray(found).ravel()
-    return np.exp(found - found[logs.argmin()] + logs.min())
 
 
 def test_normalised_numbers_stay_exact_when_every_weight_is_near_one(tmp_path):
@@ -219,6 +194,17 @@ def test_large_rewards_that_hardly_differ_keep_their_advantages(tmp_path):
     assert found.preset("token_is")["pg_loss"].value == pytest.approx(
         expected.preset("token_is")["pg_loss"].value, rel=1e-5
     )
+
+
+def test_more_tokens_than_fit_into_memory_are_refused_where_steps_are_sorted(tmp_path, monkeypatch):
+    path = saved(made(STEPS), tmp_path / "a.parquet")
+    tokens = sum(len(row["rollout_log_probs"]) for row in made(STEPS))
+    monkeypatch.setattr(first_pass, "MOST_TOKENS", tokens)
+    assert analyze([path], presets=[M2PO], batch_tokens=37).preset("m2")
+    monkeypatch.setattr(first_pass, "MOST_TOKENS", tokens - 1)
+    with pytest.raises(first_pass.TooManyTokens, match="sorts those of each step in memory"):
+        analyze([path], presets=[M2PO], batch_tokens=37)
+    assert analyze([path], presets=[NORMAL], batch_tokens=37).preset("n")
 
 
 def test_too_many_steps_are_refused_in_one_reading(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from offpol_diag.result import Place, Result
 from offpol_diag.table import Table
 from tests import oracles
 from tests.factory import Location, Row, dump_facts, make_summary, with_numbers
-from tests.kinds import EACH
 
 
 def numbered(**numbers: Number) -> Result:
@@ -303,15 +301,6 @@ def test_the_seed_of_every_command_moves_its_intervals(command: str, tmp_path: P
         drawn[seed] = found.whole["k3"].interval
 
     assert drawn["1"] != drawn["2"]
-
-
-def test_every_preset_can_be_looked_at_without_its_weights_being_applied() -> None:
-    """Known-wrong input of a user's own file: `apply = false` beside any weight and any trainer's log."""
-    idle = [replace(preset, name=f"{preset.name}_idle", apply=False) for preset in EACH]
-    found = analyze(["sample_data/healthy.parquet"], presets=idle)
-
-    assert len(found.presets) == len(idle) > 30
-    assert {one["weight_mean"].value for name in found.presets if (one := found.preset(name))} <= {1.0, None}
 
 
 def test_the_second_drift_is_not_called_a_divergence(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ CATALOGUE = load()
 GEO = Preset("geo", "", reject=(Reject(over="mean", lower=0.999, upper=1.001),))
 MEAN, TWO = GEO.reject[0], Weight(upper=2.0)
 OWN = {
-    "icepop": Preset("", "", weight=Weight(action="mask", lower=0.5, upper=2.0, strict=True)),
+    "icepop": Preset("", "", weight=Weight(action="mask", lower=0.5, upper=2.0)),
     "dropped_overflow": Preset("", "", weight=Weight(upper=2.0, safety=None, overflow="zero")),
     "high_veto": Preset("", "", veto=Veto(lower=1e-3, upper=50.0), weight=TWO),
     "two_rules": Preset("", "", reject=(Reject("prob_diff", upper=0.1, lower=-0.2), MEAN)),
@@ -211,7 +211,6 @@ def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named():
     ("one", "which", "said"),
     [
         *((preset(name), None, "nothing to sweep") for name in ("recompute", "vanilla_is")),
-        (replace(preset("geo_rs"), apply=False), None, "nothing is applied"),
         (preset("geo_rs"), "rejct.upper", "no bound .*did you mean reject"),
     ],
 )
@@ -358,7 +357,6 @@ def test_ties_are_kept_and_said(tmp_path):
     ("keep", "rule", "said"),
     [
         *((keep, MEAN, "above 0 and at most 1") for keep in (0.0, -0.1, 1.5, math.nan, math.inf)),
-        (0.9, Reject(over="mean", upper=1.01, among="left"), "--keep"),
         (0.9, Reject(upper=1.01, advantage="against"), "--keep"),
         (0.9, Reject("k2", "batch", upper=0.1), "--keep"),
     ],

@@ -14,11 +14,12 @@ from offpol_diag.analyze import analyze
 from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.errors import UsageError
 from offpol_diag.pipeline.tables import STATISTICS
-from offpol_diag.presets import Preset, Reject, Veto, Weight, catalogue
+from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.torch import Padded, _packed, correct
 from tests import oracles
 
 BUILT_IN = catalogue.load()
+RAW = Preset("raw", "", weight=Weight(action="none", safety=None), reject=(Reject("prob_diff", upper=0.2),))
 
 
 @cache
@@ -48,18 +49,16 @@ def padded():
 
 def given(preset):
     """Return the arguments of `correct` for a preset, without those it does not need."""
-    every, side = padded(), "old" if preset.policy == "old" else "current"
-    other = {"old", "current"} - {side}
-    more = {name: every[name] for name in other if any(rule.policy == name for rule in preset.reject)}
-    return {name: every[name] for name in ("rollout", "mask", "advantages")} | {"train": every[side]} | more
+    every = padded()
+    return {name: every[name] for name in ("rollout", "mask", "advantages")} | {"train": every[preset.policy]}
 
 
 @pytest.mark.parametrize("name", list(BUILT_IN))
 def test_weights_and_mask_are_the_oracles(name):
     preset = BUILT_IN[name]
     data = oracles.sequences(rows())
-    scopes = oracles.scopes_of(data, preset)
-    done = [oracles.apply(s, preset, scopes[0]) for s in data]
+    cuts = oracles.cuts_of(data, preset)
+    done = [oracles.apply(s, preset, cuts[0]) for s in data]
     norm = oracles._norms(data, done, preset)[0]
 
     found = correct(preset, **given(preset))
@@ -74,13 +73,10 @@ def test_weights_and_mask_are_the_oracles(name):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ratios that overflow
-@pytest.mark.parametrize(
-    "before", [None, Preset("", "", "old", None, (Reject(upper=2.0),), Veto(lower=1e-3))]
-)
 @pytest.mark.parametrize("over", ["token", "sum", "mean", "max", "min", "segment"])
 @pytest.mark.parametrize("name", STATISTICS)
-def test_packed_and_padded_tokens_have_the_same_statistics(name, over, before):
-    """Of sentinels of −1e30, of turns, of a response without a token, and over what other rules leave."""
+def test_packed_and_padded_tokens_have_the_same_statistics(name, over):
+    """Of sentinels of −1e30, of turns, and of a response without a token."""
     random = torch.Generator().manual_seed(3)
     rollout, old = -torch.rand((2, 6, 40), generator=random, dtype=torch.float64).square() * 20
     rollout[1, 3] = old[2, 5] = rollout[4, 7] = old[4, 7] = -1e30
@@ -90,7 +86,7 @@ def test_packed_and_padded_tokens_have_the_same_statistics(name, over, before):
     padded = Evaluator(Padded({"rollout": rollout, "old": old}, counted, None))
     packed = Evaluator(Packed(_packed({"rollout": rollout, "old": old}, counted, None)))
     for safety in (None, 3.0):
-        wanted, found = (one.aggregate(name, over, "old", safety, before) for one in (packed, padded))
+        wanted, found = (one.aggregate(name, over, "old", safety) for one in (packed, padded))
         found = found.flatten() if found.shape[1] == 1 else found[counted]
         np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-13, atol=1e-300)
 
@@ -113,9 +109,7 @@ def test_packed_and_padded_weights_are_counted_alike_beyond_their_bounds():
 @pytest.mark.parametrize("name", ["token_is", "seq_mis", "seq_is_norm", "m2po", "slime_mis", "gspo"])
 def test_metrics_are_those_of_analyze(name, tmp_path):
     preset, args = BUILT_IN[name], given(BUILT_IN[name])
-    side = "old" if preset.policy == "old" else "current"
-    have = {"response_mask", *(f"{one}_log_probs" for one in ("rollout", side)), "advantages"}
-    have |= {f"{one}_log_probs" for one in ("old", "current") if one in args}
+    have = {"response_mask", *(f"{one}_log_probs" for one in ("rollout", preset.policy)), "advantages"}
     dump = [{key: x for key, x in row.items() if key in have} for row in rows()]
     want = analyze(oracles.write(dump, tmp_path / "dump.parquet"), presets=[name], device="cpu")
     wanted = {**want.whole, **want.preset(next(iter(want.presets)))}
@@ -147,10 +141,8 @@ def test_one_token_beyond_the_dtype_leaves_every_presets_loss_and_gradient_finit
     rollout, train = (far, near) if below == "rollout" else (near, far)
     bad = []
     for name, preset in BUILT_IN.items():
-        side = "old" if preset.policy == "old" else "current"
-        others = {rule.policy for rule in preset.reject if rule.policy} - {side}
-        more = dict.fromkeys(others, train) | {"advantages": torch.tensor([1.0, -1.0])}
-        done = correct(preset, rollout=rollout, train=train, **more)
+        signs = torch.tensor([1.0, -1.0])
+        done = correct(preset, rollout=rollout, train=train, advantages=signs)
         loss = torch.full_like(train, 5.0).requires_grad_()
         (done.weights * loss * done.mask).sum().backward()
         fine = [x.isfinite().all() for x in ((done.weights * done.mask).sum(), loss.grad)]
@@ -161,20 +153,18 @@ def test_one_token_beyond_the_dtype_leaves_every_presets_loss_and_gradient_finit
 
 def test_a_rejected_token_has_weight_0_and_a_kept_one_what_the_dtype_holds():
     rollout, train = torch.tensor([[-100.0, -1.0]]), torch.tensor([[-0.5, -1.0]])
-    dropped = correct("ipo@0.2", rollout=rollout, train=train)
+    dropped = correct(RAW, rollout=rollout, train=train)
     assert dropped.mask.tolist() == [[False, True]]
     assert dropped.weights.tolist() == [[0.0, 1.0]]
 
-    free = catalogue.load()["ipo@0.2"]
-    kept = correct(replace(free, reject=()), rollout=rollout, train=train)
+    kept = correct(replace(RAW, reject=()), rollout=rollout, train=train)
     assert kept.mask.all()
     assert kept.weights.tolist() == [[torch.finfo(torch.float32).max / 2, 1.0]]
 
 
 def test_weights_that_overflow_are_never_below_one_that_does_not():
     rollout = torch.tensor([[-20.0] * 2000 + [-11.5, -1.0]], dtype=torch.float16)
-    free = replace(catalogue.load()["ipo@0.2"], reject=())
-    found = correct(free, rollout=rollout, train=torch.full_like(rollout, -0.5)).weights[0]
+    found = correct(replace(RAW, reject=()), rollout=rollout, train=torch.full_like(rollout, -0.5)).weights[0]
     assert found[0] >= found[2000] == pytest.approx(math.exp(11), rel=1e-3)
 
 
@@ -190,17 +180,15 @@ def test_a_mask_of_0_and_1_may_have_any_dtype(dtype):
     assert correct("token_is", rollout=x, train=x, mask=mask).mask.tolist() == [[True, False, True]]
 
 
-def neutral(preset, x):
-    """Return arguments of `correct` for a preset with one tensor of log-probs for all policies."""
-    side = "old" if preset.policy == "old" else "current"
-    more = dict.fromkeys({rule.policy for rule in preset.reject if rule.policy} - {side}, x)
-    return {"rollout": x, "train": x, "advantages": torch.tensor([1.0, -1.0])[: len(x)], **more}
+def neutral(x):
+    """Return arguments of `correct` with one tensor of log-probs for both policies."""
+    return {"rollout": x, "train": x, "advantages": torch.tensor([1.0, -1.0])[: len(x)]}
 
 
 def test_a_batch_that_is_masked_throughout_has_weights_of_1_keeps_nothing_and_has_metrics_of_nan():
     x = -torch.rand(2, 3)
     for preset in BUILT_IN.values():
-        weights, mask, metrics = correct(preset, **neutral(preset, x), mask=torch.zeros(2, 3))
+        weights, mask, metrics = correct(preset, **neutral(x), mask=torch.zeros(2, 3))
         assert weights.tolist() == [[1.0] * 3] * 2, preset.name
         assert not mask.any(), preset.name
         assert {"k3", "ess_tokens", "tokens_rejected"} <= set(metrics), preset.name
@@ -211,7 +199,7 @@ def test_metrics_of_a_masked_batch_have_the_names_of_another_one():
     x, mask = -torch.rand(4, 512, dtype=torch.float64), torch.ones(4, 512)
     near, signs = x + 0.01 * torch.randn(4, 512, dtype=torch.float64), torch.tensor([1.0, -1.0, 1.0, -1.0])
     for name in ("token_is", "seq_mis", "gspo"):
-        args = neutral(BUILT_IN[name], x) | {"train": near, "advantages": signs}
+        args = neutral(x) | {"train": near, "advantages": signs}
         every, none = (correct(name, **args, mask=m) for m in (mask, 0 * mask))
         assert set(none.metrics) == set(every.metrics), name
 
@@ -244,7 +232,7 @@ def complex_(x):
     return x.to(torch.complex64)
 
 
-@pytest.mark.parametrize("name", ["rollout", "train", "current", "mask", "advantages"])
+@pytest.mark.parametrize("name", ["rollout", "train", "mask", "advantages"])
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -282,7 +270,6 @@ def test_log_probs_that_are_none_are_refused(name):
         ("token_is", {"mask": X[0]}, "one shape"),
         ("token_is", {"advantages": X[0]}, "advantages have shape"),
         ("token_is", {"train": X / 0}, "train holds log-probs under the mask that are NaN"),
-        ("token_is", {"old": X}, "that is `train`"),
         ("token_is", {"mask": X + 0.5}, r"mask holds 0\.5: it must be 0 or 1"),
         ("token_is", {"mask": X - 1}, r"mask holds -1\.0: it must be 0 or 1"),
         ("token_is", {"mask": X / 0}, "mask holds nan: it must be 0 or 1"),

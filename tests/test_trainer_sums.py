@@ -47,8 +47,6 @@ def variants(preset):
     if preset.veto:
         yield replace(preset, veto=Veto(lower=0.97, upper=1.1))
     yield replace(preset, clip=Clip(0.01, 0.02, None))
-    if not all(one.apply for one in BY_LOG[preset.logs]):
-        yield replace(preset, apply=not preset.apply)
 
 
 def varied(log):
@@ -103,15 +101,6 @@ def test_a_log_reads_back_what_it_has_collected(dump, log):
         assert (totals.at, totals.end) == (len(had.sums), len(had.ends)), preset
 
 
-def test_logged_only_rules_follow_their_bounds(dump):
-    """A preset that is not applied did nothing, whatever it would have done."""
-    weights = (Weight("token", upper=upper, safety=None) for upper in (1.0001, 1.01))
-    presets = [Preset(f"{w.upper}", "", "old", weight=w, apply=False, logs="trl") for w in weights]
-    one, other = (logged(dump, preset)["sampling/importance_sampling_ratio/mean"] for preset in presets)
-
-    assert one != other
-
-
 def logged(dump, preset):
     """Return what is logged of the whole dump."""
     return logs.of_context(BatchContext.of(dump[2], 0, 4, dump[1].fits), preset)
@@ -144,17 +133,13 @@ def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(d
     ],
     ids=str,
 )
-def test_drops_of_a_rule_are_counted_also_where_it_is_not_applied(dump, rule):
+def test_the_drops_of_a_rule_are_counted_whatever_else_drops(dump, rule):
     preset = Preset("p", "", "current", reject=(rule,))
-    dropped = []
-    for apply_ in (True, False):
-        context = BatchContext.of(dump[2], 0, 4)
-        one = replace(preset, apply=apply_, veto=None if apply_ else Veto(lower=0.95))
-        dropped.append(Tokens(context, one).dropped_by(rule))
-        if apply_:
-            kept = effect(context, preset).n_kept
-        context.forget()
-    assert np.array_equal(dropped[0], context.counts["tokens"] - kept)
+    context = BatchContext.of(dump[2], 0, 4)
+    dropped = [
+        Tokens(context, replace(preset, veto=veto)).dropped_by(rule) for veto in (None, Veto(lower=0.95))
+    ]
+    assert np.array_equal(dropped[0], context.counts["tokens"] - effect(context, preset).n_kept)
     assert np.array_equal(dropped[1], dropped[0])
 
 

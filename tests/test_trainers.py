@@ -5,7 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.pipeline.plan import BOUNDS, LOSSES
 from tests import trainer_dumps
 from tests.trainers import areal, slime
 from tests.trainers.ours import BUILT_IN, ours, read
@@ -71,17 +70,6 @@ def test_a_rows_loss_is_its_trainers_mean_over_its_own_denominator(dump, tmp_pat
         got, count = found.preset(name)["pg_loss_own"].value, verdict.counted.sum()
         want = (verdict.factor * loss(p, **options))[p.mask].sum() / count if count else None
         assert got == pytest.approx(want, rel=1e-9, abs=1e-12), name
-
-
-def test_a_preset_has_the_bound_that_its_trainers_loss_has():
-    """`plan.BOUNDS` says it of each trainer; a row is its first trainer's, or that whose names it logs."""
-    of_their_own = ("skyrl_importance_sampling",)
-    for preset in BUILT_IN.values():
-        trainer = (preset.trainers or ("",))[0]
-        if trainer not in BOUNDS or not LOSSES[preset.loss].ratio or preset.name in of_their_own:
-            continue
-        token, sequence, _ = BOUNDS[trainer]
-        assert preset.clip.safety == (sequence if LOSSES[preset.loss].pooled else token), preset.name
 
 
 @pytest.mark.parametrize("steps", [3, 1])

@@ -133,7 +133,6 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
             "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
         ),
         rollout_importance_sampling_threshold=2.0,
-        off_policy_sequence_mask_delta=NUMBER,
         epsilon=0.2,
         epsilon_high=NUMBER,
         delta=NUMBER,
@@ -343,31 +342,25 @@ def flash_rl(f: Flat, p: Padded) -> Effect:
 
 def trl(f: Flat, p: Padded) -> Effect:
     assert f["use_vllm"] is True
-    delta, start = f.get("off_policy_mask_threshold"), "vllm_importance_sampling_"
+    start = "vllm_importance_sampling_"
     if not f[start + "correction"]:
-        return Effect(nothing(p) if delta is None else hub.deepseek_v32(p, delta=delta), *_hf_loss(f))
+        return Effect(nothing(p), *_hf_loss(f))
     cap = f.get(start + "clip_max", f.get(start + "cap"))
-    options = {"clip_min": f.get(start + "clip_min"), "clip_max": cap, "off_policy_mask_threshold": delta}
+    options = {"clip_min": f.get(start + "clip_min"), "clip_max": cap}
     return Effect(hub.trl(p, mode=f[start + "mode"], **options), *_hf_loss(f))
 
 
 def _hf_loss(f: Flat) -> tuple[str, str, tuple[float, float] | None]:
     if f.get("loss_type") == "cispo":
         return "cispo", "old", (1.0, f["epsilon_high"] - 1)
-    kind = f.get("loss_type") or ""
-    if kind in ("sapo", "vespo"):
-        return kind, "old", None
     loss = "gspo" if f.get("importance_sampling_level") == "sequence" else "ppo_clip"
-    assert kind != "luspo" or loss == "gspo"
-    loss = kind if kind in ("luspo", "fipo") else loss
     return loss, "old", high_or_low(f.get("epsilon", 0.2), f.get("epsilon_high"))
 
 
 def ms_swift(f: Flat, p: Padded) -> Effect:
     names = "rollout_importance_sampling_mode rollout_importance_sampling_threshold"
-    settings = named(f, f"{names} off_policy_sequence_mask_delta")
-    asked = settings["rollout_importance_sampling_mode"], settings["off_policy_sequence_mask_delta"]
-    assert f["use_vllm"] or asked == (None, None)
+    settings = named(f, names)
+    assert f["use_vllm"] or settings["rollout_importance_sampling_mode"] is None
     return Effect(hub.swift(p, **settings), *_hf_loss(f))
 
 
@@ -380,13 +373,7 @@ def openrlhf(f: Flat, p: Padded) -> Effect:
         g = below(f, "algo.advantage.is_correction_")
         bounds = g["threshold"]
         if "level" in g:
-            if g["gating"] != "ratio":
-                (upper,) = bounds
-                gated = {"is_correction_gating": g["gating"], "level": g["level"]}
-                assert (g["mode"], f["actor.policy_loss_type"]) == ("mask", "ppo")
-                verdict = hub.openrlhf(p, is_correction_threshold=(0.0, upper), **gated)
-                return Effect(verdict, clip=f["actor.eps_clip_low_high"])
-            assert (g["level"], g["mode"]) != ("seq", "clip")
+            assert (g["gating"], g["level"], g["mode"]) != ("ratio", "seq", "clip")
             kinds = {"tokenclip": "tis", "tokenmask": "icepop"}
             on, kind = g["level"] != "off", kinds.get(g["level"] + g["mode"], "mis")
         else:
@@ -469,9 +456,6 @@ def areal(f: Flat, p: Padded) -> Effect:
         assert settings["action"] == "mask" or settings["metric"] == "ratio"
         verdict = areal_code.rejection_sampling(p, **settings)
     clip = high_or_low(f.get("eps_clip", 0.2), f.get("eps_clip_higher"))
-    if f.get("use_sapo_loss"):
-        assert not f["use_decoupled_loss"]
-        loss = "sapo"
     if f.get("use_cispo_loss"):
         assert f["eps_clip_higher"] > 0
         loss = "cispo"

@@ -1,13 +1,9 @@
 """A preset applied to a whole dump, token by token."""
 
-import numpy as np
-
 from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analysis.study import Study
-from offpol_diag.engine import preset_sums, segments
+from offpol_diag.engine import segments
 from offpol_diag.engine.scope import NO_FITS
-from offpol_diag.pipeline import plain
-from offpol_diag.pipeline.plan import COLUMNS, Plan
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run.threads import Threads
@@ -30,22 +26,9 @@ def opened(rows, folder, presets=ALL):
 
 def effect(context, preset):
     """Apply a preset to the whole batch, token by token."""
-    return Tokens(context, preset).applied
+    return Tokens(context, preset)
 
 
 def token_mask(done):
     """Return 1 where a token is kept, [T] float64."""
     return segments.numbers(done.kept)
-
-
-def loss_of_tokens(context, preset):
-    """Return the loss of each token, and its slope by log π_θ, [T] each."""
-    columns = frozenset(name for name in COLUMNS if context.batch.has(name))
-    plan = Plan.of((preset.applied,), columns)
-    block = preset_sums.block_of(context.batch, context.fits, plan)
-    with np.errstate(all="ignore"):
-        left = plain.left_numbers(plan, plain.sums(plan.before, block), block) if plan.left else []
-        rows = plain.rows_of_block(plan, block, left)
-        columns = block.columns
-        found = plain.loss_rows(plan.losses, plan.sizes.losses, rows, columns.advantages, columns.current)
-    return tuple(x[0] for x in found[:2])

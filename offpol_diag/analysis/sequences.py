@@ -91,7 +91,7 @@ def table(context: BatchContext, study: Study) -> pa.Table:
     over_all, vetoed = sums.over_all.all, sums.vetoed.all.astype(np.bool_)
     nothing = pa.nulls(batch.sequences, pa.float64())
     for at, preset in enumerate(study.presets):
-        weighs = preset.applied.weight is not None
+        weighs = preset.weight is not None
         result |= {
             f"{preset.name}.kept_tokens": pa.array(kept[at]),
             f"{preset.name}.weight_sum": pa.array(over_all[at]) if weighs else nothing,

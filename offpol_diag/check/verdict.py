@@ -194,7 +194,7 @@ def _held(preset: Preset, curves: Curves) -> tuple[int, int]:
 
 def _behaviour(one: Preset) -> tuple[object, ...]:
     """Return what decides the numbers that a preset logs."""
-    return one.logs, one.policy, one.weight, one.reject, one.veto, one.loss, one.clip, one.shape, one.apply
+    return one.logs, one.policy, one.weight, one.reject, one.veto, one.loss, one.clip
 
 
 def _best(logged: Mapping[Preset, Values], at: int, curves: Curves) -> Preset:

@@ -19,7 +19,6 @@ from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean,
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, Names, Records, Tally
 from offpol_diag.engine.terms import Drift
-from offpol_diag.pipeline.plan import left_by
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, formulas
 from offpol_diag.result import Drops, LostSequence, Subset
 
@@ -47,13 +46,13 @@ def tally(context: BatchContext, drift: Drift, pairs: Sequence[Pair]) -> Tally:
 
 
 def _kept(context: BatchContext, preset: Preset) -> Array:
-    """Return the tokens that a preset as applied keeps with a weight that is not 0, [T] bool."""
-    used, evaluator = preset.applied, context.evaluator
-    kept: Array = evaluator.kept(used)
-    if used.weight is None:
+    """Return the tokens that a preset keeps with a weight that is not 0, [T] bool."""
+    evaluator = context.evaluator
+    kept: Array = evaluator.kept(preset)
+    if preset.weight is None:
         return kept
-    nonzero: Array = evaluator.weight(used) != 0
-    return kept & (nonzero if used.weight.on_tokens else evaluator.layout.spread(nonzero))
+    nonzero: Array = evaluator.weight(preset) != 0
+    return kept & (nonzero if preset.weight.on_tokens else evaluator.layout.spread(nonzero))
 
 
 def _gone(batch: Batch, lost: Array, left: Array) -> Array:
@@ -121,21 +120,20 @@ def _example(context: BatchContext, at: int, tokens: int, total: float, preset: 
 
 def fired(context: BatchContext, preset: Preset, at: int) -> list[str]:
     """List in words the parts of a preset that drop tokens of the sequence `at`."""
-    used, result = preset.applied, list[str]()
-    evaluator, batch = context.evaluator, context.batch
-    for i, rule in enumerate(used.reject):  # as it judges what the rules before it keep
-        parts = rule, rule.policy or used.policy, left_by(used, i)  # type: ignore[no-untyped-call]
+    result, evaluator, batch = list[str](), context.evaluator, context.batch
+    for rule in preset.reject:
+        parts = rule, preset.policy
         many = int((~_in_sequence(evaluator.passes(*parts), rule.on_tokens, batch, at)).sum())
         if many:
             result.append(_broken(rule, many, evaluator.statistic(*parts), at))
-    vetoed = int(evaluator.veto_hits(used.veto, used.policy)[at])
+    vetoed = int(evaluator.veto_hits(preset.veto, preset.policy)[at])
     if vetoed:
-        result.append(f"veto: {_tokens(vetoed)} with {formulas.veto(used.veto).removeprefix('any ')}")
-    if used.weight is not None:
-        weights, on_tokens = evaluator.weight(used), used.weight.on_tokens
+        result.append(f"veto: {_tokens(vetoed)} with {formulas.veto(preset.veto).removeprefix('any ')}")
+    if preset.weight is not None:
+        weights, on_tokens = evaluator.weight(preset), preset.weight.on_tokens
         many = int((_in_sequence(weights, on_tokens, batch, at) == 0).sum())
         what = _tokens(many) if on_tokens else "the sequence"
-        result.append(f"{what} of weight 0: {formulas.weight(used.weight)}" if many else "")
+        result.append(f"{what} of weight 0: {formulas.weight(preset.weight)}" if many else "")
     return [text for text in result if text]
 
 

@@ -13,6 +13,7 @@ numbers those of `pipeline.plan`. Every bound is on r = π_train/π_rollout = e^
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -40,8 +41,6 @@ from offpol_diag.presets import (
 Method = TypeVar("Method", bound=Callable[..., Any])
 Safety = float | None
 """A bound on |Δ| before anything is made of it, nats."""
-Before = Preset | None
-"""A preset whose rules on tokens and veto leave the tokens that are aggregated (`left_by`); None for all."""
 
 FROM_RATIO_MINUS_ONE = frozenset({"k3", "tv"})
 """Statistics that are made of r − 1; it is not computed for others."""
@@ -106,9 +105,8 @@ class Evaluator:
     @memoised
     def token_statistic(self, name: Statistic, policy: Policy, safety: Safety = None) -> Array:
         """Compute a rule's statistic of each token, Δ bounded to ±safety; of `ratio` its log."""
-        if name in ("prob_diff", "prob_gap"):
-            difference = self.probability_difference(policy, safety)
-            return difference if name == "prob_diff" else abs(difference)
+        if name == "prob_diff":
+            return self.probability_difference(policy, safety)
         minus_one = self.ratio_minus_one(policy, safety) if name in FROM_RATIO_MINUS_ONE else None
         formula = getattr(self.layout.formulas, tables.STATISTICS[name])
         return formula(self.log_ratio(policy, safety), minus_one, self.layout.log_prob("rollout"))
@@ -116,9 +114,7 @@ class Evaluator:
     # ------------------------------------------------------------ numbers of sequences and turns
 
     @memoised
-    def aggregate(
-        self, name: Statistic, over: Over, policy: Policy, safety: Safety = None, before: Before = None
-    ) -> Array:
+    def aggregate(self, name: Statistic, over: Over, policy: Policy, safety: Safety = None) -> Array:
         """Aggregate a statistic over sequences or turns, each token's Δ bounded to ±safety first.
 
         Of each sequence if `over` is in `OF_SEQUENCES`, else of each token; 0 over no token.
@@ -126,37 +122,36 @@ class Evaluator:
         x = self.token_statistic(name, policy, safety)
         if over in ("token", "batch"):
             return x
-        tokens, lengths = None if before is None else self.kept(before), self._lengths(before)
         if over == "segment":
-            return self.layout.turn_mean(x, tokens)
+            return self.layout.turn_mean(x)
         if over == "sum":
-            return self.layout.sum(x, tokens)
+            return self.layout.sum(x)
         if over == "mean":
-            return self.aggregate(name, "sum", policy, safety, before) / lengths.clip(1)
+            return self.aggregate(name, "sum", policy, safety) / self._lengths().clip(1)
         sign = 1.0 if over == "max" else -1.0
-        return self.layout.xp.where(lengths > 0, sign * self.layout.max(sign * x, tokens), 0.0)
+        return self.layout.xp.where(self._lengths() > 0, sign * self.layout.max(sign * x), 0.0)
 
     @memoised
-    def _lengths(self, before: Before = None) -> Array:
-        """Count the tokens of each sequence that aggregates run over, float64."""
-        return self.layout.count(self.layout.counted if before is None else self.kept(before))
+    def _lengths(self) -> Array:
+        """Count the tokens of each sequence, float64."""
+        return self.layout.count(self.layout.counted)
 
-    def statistic(self, part: Weight | Reject, policy: Policy, before: Before = None) -> Array:
+    def statistic(self, part: Weight | Reject, policy: Policy) -> Array:
         """Compute what a rule or weight compares with its bounds, within its safety bound; log r for `ratio`.
 
         The safety bound is on each token's Δ, or on the aggregate.
         """
         name, safety = part.statistic if isinstance(part, Reject) else "ratio", part.safety
         if safety is None or part.over == "token" or part.safety_at == "token" or name not in AGGREGATES:
-            return self.aggregate(name, part.over, policy, safety, before)
-        return self.aggregate(name, part.over, policy, None, before).clip(-safety, safety)
+            return self.aggregate(name, part.over, policy, safety)
+        return self.aggregate(name, part.over, policy, None).clip(-safety, safety)
 
     # ------------------------------------------------------------ rules and veto
 
     @memoised
-    def passes(self, rule: Reject, policy: Policy, before: Before = None) -> Array:
+    def passes(self, rule: Reject, policy: Policy) -> Array:
         """Flag the tokens, or the sequences unless `rule.on_tokens`, that pass one rule."""
-        value = self.statistic(rule, policy, before)
+        value = self.statistic(rule, policy)
         if rule.over == "batch":
             return value < self.layout.cut(policy, rule, value)
         if rule.on_tokens and rule.over in OF_SEQUENCES:
@@ -182,8 +177,7 @@ class Evaluator:
     @memoised
     def veto_hits(self, veto: Veto | None, policy: Policy) -> Array:
         """Count the tokens of each sequence whose unclamped r lies strictly beyond a veto's bounds."""
-        lower, upper = (None, None) if veto is None else (veto.lower, veto.upper)
-        bounds = plan.log_bounds(plan.Bounds(lower, upper, strict=False), None)
+        bounds = (-math.inf, math.inf) if veto is None else plan.log_bounds(veto, None)
         return self.layout.count(self.layout.formulas.outside(self.log_ratio(policy), *bounds))
 
     def passing(self, preset: Preset) -> tuple[Array, Array]:
@@ -193,9 +187,8 @@ class Evaluator:
     @memoised
     def _passing(self, policy: Policy, rules: tuple[Reject, ...], veto: Veto | None) -> tuple[Array, Array]:
         tokens, sequences = self.layout.counted, self.veto_hits(veto, policy) == 0
-        preset = Preset("", "", policy, None, rules, veto)
-        for at, rule in enumerate(rules):
-            passed = self.passes(rule, rule.policy or policy, plan.left_by(preset, at))
+        for rule in rules:
+            passed = self.passes(rule, policy)
             if rule.on_tokens:
                 tokens = tokens & passed
             else:
@@ -219,23 +212,19 @@ class Evaluator:
         The preset must have a weight; `weight.on_tokens` says whether tokens have their own.
         """
         assert preset.weight is not None
-        return self._weight(preset.weight, preset.policy, plan.left_by(preset))
+        return self._weight(preset.weight, preset.policy)
 
     @memoised
-    def _weight(self, weight: Weight, policy: Policy, before: Before) -> Array:
-        log_ratio = self.statistic(weight, policy, before)
-        if weight.action == "psis":
-            log_ratio = self.layout.smoothed(policy, weight, log_ratio)
-            ratio = self.layout.formulas.importance_ratio(log_ratio)
-        else:
-            ratio = self._ratio(weight.over, weight.safety, weight.safety_at, policy, before)
+    def _weight(self, weight: Weight, policy: Policy) -> Array:
+        log_ratio = self.statistic(weight, policy)
+        ratio = self._ratio(weight.over, weight.safety, weight.safety_at, policy)
         return self.layout.formulas.importance_weight(ratio, log_ratio, *plan.weight_bounds(weight))
 
     @memoised
-    def _ratio(self, over: Any, safety: Safety, safety_at: Any, policy: Policy, before: Before):
+    def _ratio(self, over: Any, safety: Safety, safety_at: Any, policy: Policy):
         """Compute r, which weights of different bounds share."""
         unbounded = Weight(over, "none", safety=safety, safety_at=safety_at)
-        return self.layout.formulas.importance_ratio(self.statistic(unbounded, policy, before))
+        return self.layout.formulas.importance_ratio(self.statistic(unbounded, policy))
 
     def beyond_bounds(self, preset: Preset) -> tuple[Array, Array]:
         """Count the weights above the upper bound, and those below the lower one, by sequence.
@@ -243,11 +232,11 @@ class Evaluator:
         A sequence's weight counts 1, a turn's as often as the turn has tokens.
         """
         assert preset.weight is not None
-        return self._beyond_bounds(preset.weight, preset.policy, plan.left_by(preset))
+        return self._beyond_bounds(preset.weight, preset.policy)
 
     @memoised
-    def _beyond_bounds(self, weight: Weight, policy: Policy, before: Before) -> tuple[Array, Array]:
-        log_ratio, (lower, upper) = self.statistic(weight, policy, before), plan.log_bounds(weight, None)
+    def _beyond_bounds(self, weight: Weight, policy: Policy) -> tuple[Array, Array]:
+        log_ratio, (lower, upper) = self.statistic(weight, policy), plan.log_bounds(weight, None)
         above, below = log_ratio > upper, log_ratio < lower
         if weight.on_tokens:
             return self.layout.count(above), self.layout.count(below)
@@ -262,7 +251,7 @@ class Packed:
     formulas = formulas
 
     def __init__(self, batch: Batch, fits: BatchFits = NO_FITS) -> None:
-        """Take a batch, and the cuts and tails of its trainer batches."""
+        """Take a batch, and the cuts of its trainer batches."""
         self.batch, self.fits = batch, fits
         self.advantages = batch.advantages
         self.counted = np.ones(batch.tokens, bool)  # the tokens that count
@@ -274,23 +263,22 @@ class Packed:
             raise ValueError(f"the batch has no {policy} log-probs")
         return result
 
-    def sum(self, x: Array, tokens: Array | None = None) -> Array:
-        """Sum over each sequence, over the flagged tokens or all: [T] → [S]."""
-        return segments.total(x if tokens is None else np.where(tokens, x, 0.0), self.batch.cu_seqlens)
+    def sum(self, x: Array) -> Array:
+        """Sum over each sequence: [T] → [S]."""
+        return segments.total(x, self.batch.cu_seqlens)
 
-    def max(self, x: Array, tokens: Array | None = None) -> Array:
+    def max(self, x: Array) -> Array:
         """Return the largest of each sequence, −inf over no token: [T] → [S]."""
-        return segments.largest(x if tokens is None else np.where(tokens, x, -np.inf), self.batch.cu_seqlens)
+        return segments.largest(x, self.batch.cu_seqlens)
 
     def count(self, tokens: Array) -> Array:
         """Count the flagged tokens of each sequence: [T] → [S] float64."""
         return segments.count(tokens, self.batch.cu_seqlens)
 
-    def turn_mean(self, x: Array, tokens: Array | None = None) -> Array:
-        """Give each token the mean of its turn, 0 over no token: [T] → [T]."""
-        tokens, turns = self.counted if tokens is None else tokens, self.batch.cu_runs
-        total = segments.total(np.where(tokens, x, 0.0), turns)
-        return segments.spread(total / segments.count(tokens, turns).clip(1), turns)
+    def turn_mean(self, x: Array) -> Array:
+        """Give each token the mean of its turn: [T] → [T]."""
+        turns = self.batch.cu_runs
+        return segments.spread(segments.mean(x, turns), turns)
 
     def spread(self, x: Array) -> Array:
         """Give each token its sequence's number: [S] → [T]."""
@@ -299,7 +287,3 @@ class Packed:
     def cut(self, policy: Policy, rule: Reject, values: Array) -> Array:
         """Return the value from which on a rule on trainer batches drops tokens, [T]; inf for none."""
         return self.fits.cut(policy, rule, self.batch)
-
-    def smoothed(self, policy: Policy, weight: Weight, log_ratio: Array) -> Array:
-        """Smooth the tails of log-ratios by trainer batch, [T] or [S]."""
-        return self.fits.smoothed(policy, weight, log_ratio, self.batch)

@@ -39,12 +39,6 @@ def index(x: Array) -> Array:
     return _bins().take(code(x), mode="clip")  # codes are in range: a quarter less time
 
 
-def binned(x: Array) -> Array:
-    """Count values by bin, and sum them: [N] float64 → [2, SIZE]."""
-    at = index(x)
-    return np.stack((np.bincount(at, minlength=SIZE), np.bincount(at, x, SIZE)))
-
-
 def folded(tables: Array) -> Array:
     """Add up what was summed by code: [n, CODES] float64 → by bin, [n, SIZE]."""
     return np.stack([np.bincount(_bins(), table, SIZE) for table in tables])

@@ -167,14 +167,14 @@ ROWS = (
 
 def idle(preset: Preset) -> frozenset[str]:
     """Return the events that this preset cannot cause, whatever the data: their 0, or 1, is exact."""
-    done = preset.applied
-    upper, lower = (done.weight.upper, done.weight.lower) if done.weight else (None, None)
-    rejects = bool(done.reject or done.veto)
-    zeroes = done.weight is not None and (done.weight.action == "mask" or done.weight.overflow == "zero")
+    weight = preset.weight
+    upper, lower = (weight.upper, weight.lower) if weight else (None, None)
+    rejects = bool(preset.reject or preset.veto)
+    zeroes = weight is not None and (weight.action == "mask" or weight.overflow == "zero")
     able = {
         **dict.fromkeys(("tokens_rejected", "sequences_dropped", "sequences_touched"), rejects),
         "tokens_weighted": rejects or zeroes,
-        **dict.fromkeys(("vetoed", "catastrophic_tokens"), done.veto is not None),
+        **dict.fromkeys(("vetoed", "catastrophic_tokens"), preset.veto is not None),
         "truncated_high": upper is not None,
         "truncated_low": lower is not None,
     }

@@ -22,7 +22,7 @@ from offpol_diag.pipeline.block import Block
 from offpol_diag.pipeline.block import Columns as OfTokens
 from offpol_diag.pipeline.plan import COLUMNS, Plan, weighted
 from offpol_diag.pipeline.tables import Sums, beside
-from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject, Weight
+from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject
 
 BLOCK = {"plain": 1 << 13, "compiled": 1 << 18, "gpu": 1 << 18}
 """Way of computing → about the number of tokens at a time: rows of plain code stay in a core's cache."""
@@ -31,8 +31,8 @@ NORMS = ("norm", "norm_units")
 
 
 def normalised(preset: Preset) -> bool:
-    """Return whether weights are divided by a batch mean; a preset that is only logged divides nothing."""
-    return preset.apply and preset.weight is not None and preset.weight.normalize
+    """Return whether weights are divided by a batch mean."""
+    return preset.weight is not None and preset.weight.normalize
 
 
 def norm_factor(total: Array, units: Array) -> Array:
@@ -45,37 +45,19 @@ def norm_factor(total: Array, units: Array) -> Array:
 
 
 def block_of(batch: Batch, fits: BatchFits, plan: Plan) -> Block:
-    """Return a packed batch as the pipeline reads it, with the fits of its trainer batches."""
+    """Return a packed batch as the pipeline reads it, with the cuts of its trainer batches."""
     none = np.zeros_like(batch.rollout)
     logs = (batch.rollout, batch.old, batch.current)
     advantages, rollout, old, current = (none if x is None else x for x in (batch.advantages, *logs))
-    smoothed = [_smoothed(batch, fits, *one) for one in plan.smoothed]
     cut_off = [_cut_off(batch, fits, *one) for one in plan.cut_off]
-    given = [_smoothed(batch, fits, *one) for one in plan.given]
-    good = np.zeros(batch.sequences) if batch.rewards is None else segments.numbers(batch.rewards > 0)
     columns = OfTokens(
         advantages,
         rollout,
         old,
         current,
-        smoothed=np.stack(smoothed) if smoothed else np.zeros((0, batch.tokens)),
         cut_off=np.stack(cut_off) if cut_off else np.zeros((0, batch.tokens)),
-        later=np.zeros((0, batch.tokens)),
     )
-    return Block(
-        columns,
-        batch.cu_seqlens,
-        batch.cu_runs,
-        batch.position,
-        np.stack(given) if given else np.zeros((0, batch.sequences)),
-        good,
-    )
-
-
-def _smoothed(batch: Batch, fits: BatchFits, policy: Policy, weight: Weight) -> Array:
-    """Return log-ratios whose tails are smoothed by trainer batch, of tokens [T] or of sequences [S]."""
-    log_ratio = Evaluator(Packed(batch, fits)).statistic(weight, policy)
-    return fits.smoothed(policy, weight, log_ratio, batch)
+    return Block(columns, batch.cu_seqlens, batch.cu_runs)
 
 
 def _cut_off(batch: Batch, fits: BatchFits, policy: Policy, rule: Reject) -> Array:

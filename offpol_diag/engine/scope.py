@@ -1,8 +1,7 @@
-"""Trainer batches, and quantities of each that rules and weights need before a token can be judged.
+"""Trainer batches, and quantities of each that rules need before a token can be judged.
 
 A trainer batch is the rows of one `step`; without that column it is the whole dump. Batch-wide rules (M2PO)
-need the cut, Pareto smoothing the tail; both are computed in a first pass over the dump
-(`analysis/first_pass.py`).
+need a cut, which is computed in a first pass over the dump (`analysis/first_pass.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError
-from offpol_diag.presets import Policy, Reject, Weight
+from offpol_diag.presets import Policy, Reject
 
 Label = str
 ONE: Label = ""
@@ -75,45 +74,15 @@ def codes(batch: Batch) -> tuple[list[Label], Array]:
     return list(at), np.array(which, np.int64)
 
 
-def of_units(which: Array, on_tokens: bool, batch: Batch) -> Array:
-    """Spread a sequence's code to its tokens where values are those of tokens."""
-    return segments.spread(which, batch.cu_seqlens) if on_tokens else which
-
-
-@dataclass(frozen=True)
-class Smooth:
-    """A map that replaces a trainer batch's largest log-weights.
-
-    Attributes:
-        above: log-weights up to this value are unchanged.
-        old: log-weights that are replaced, rising, distinct, [M].
-        new: their replacements, rising, [M].
-    """
-
-    above: float
-    old: Array
-    new: Array
-
-    def __call__(self, log: Array) -> Array:
-        """Smooth log-weights of any shape."""
-        old = self.old
-        after = np.minimum(np.searchsorted(old, log), len(old) - 1)
-        before = np.maximum(after - 1, 0)
-        nearest = np.where(log - old[before] < old[after] - log, before, after)
-        return np.where(log > self.above, self.new[nearest], log)
-
-
 @dataclass(frozen=True)
 class BatchFits:
-    """Per trainer batch: the cut of each batch-wide rule, the tail of each smoothed weight.
+    """The cuts of batch-wide rules.
 
     Attributes:
         cuts: (numerator, rule) → trainer batch → the value from which on tokens are dropped.
-        tails: (numerator, weight) → trainer batch → its smoothing; None where no tail was fitted.
     """
 
     cuts: Mapping[tuple[Policy, Reject], Mapping[Label, float]] = field(default_factory=dict)
-    tails: Mapping[tuple[Policy, Weight], Mapping[Label, Smooth | None]] = field(default_factory=dict)
 
     def cut(self, policy: Policy, rule: Reject, batch: Batch) -> Array:
         """Return the value from which on tokens are dropped, for every token [T]; inf where none need be."""
@@ -122,18 +91,6 @@ class BatchFits:
         by_label = np.array([cuts[one] for one in result], np.float64)
         return segments.spread(by_label[which], batch.cu_seqlens)
 
-    def smoothed(self, policy: Policy, weight: Weight, log: Array, batch: Batch) -> Array:
-        """Smooth the tails of log-weights [T] or [S] by trainer batch."""
-        result, which = codes(batch)
-        which, tails = of_units(which, weight.on_tokens, batch), self.tails.get((policy, weight), {})
-        for at, one in enumerate(result):
-            smooth = tails[one]
-            if smooth is not None:  # few are in the tail
-                some = np.flatnonzero((which == at) & (log > smooth.above))
-                log = log.copy()
-                log[some] = smooth(log[some])
-        return log
-
 
 NO_FITS = BatchFits()
-"""No cuts and tails: for methods that look at one sequence at a time."""
+"""No cuts: for methods that look at one sequence at a time."""

@@ -20,7 +20,6 @@ from offpol_diag.engine.bootstrap import log_resampled
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import Formula, Reader, plain
 from offpol_diag.engine.gap import CHI2_SEQUENCE
-from offpol_diag.engine.scope import Smooth
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
@@ -134,25 +133,6 @@ def pareto(x: Array) -> tuple[float, float]:
 
 TINY = 1e-200
 """θ in place of 0, where the distribution is exponential, and its scale −k/θ would be 0/0."""
-
-
-def smooth(tail: Tail) -> Smooth | None:
-    """Smooth the tail: the i-th smallest of its M weights becomes the fitted quantile at (i − ½)/M.
-
-    No weight may exceed the largest raw one; equal weights share the mean of the values for their ranks.
-    None when there is no tail to fit.
-    """
-    fitted = fit(tail)
-    if fitted is None:
-        return None
-    size = len(fitted.logs)
-    p = (np.arange(size) + 0.5) / size
-    stretch = np.expm1(-fitted.k * np.log1p(-p)) / fitted.k if fitted.k else -np.log1p(-p)
-    top = float(fitted.logs[-1])
-    weights = np.minimum(math.exp(fitted.above - top) + fitted.scale * stretch, 1.0)
-    old, which = np.unique(fitted.logs, return_inverse=True)
-    shared = np.bincount(which, weights) / np.bincount(which)
-    return Smooth(fitted.above, old, np.log(shared) + top)
 
 
 # ---------------------------------------------------------------- one batch

@@ -163,10 +163,8 @@ k3 = statistic(f.k3)
 k3_reverse = statistic(f.k3_reverse)
 ratio_either_way = statistic(f.ratio_either_way)
 probability_difference = statistic(f.probability_difference)
-probability_gap = statistic(f.probability_gap)
 total_variation = statistic(f.total_variation)
 binary_kl = statistic(f.binary_kl)
-binary_kl_clamped = statistic(f.binary_kl_clamped)
 binary_kl_larger = statistic(f.binary_kl_larger)
 
 
@@ -192,42 +190,11 @@ def statistics(t, X, n):
         elif kind == 6:
             probability_difference(d, r1, rollout, lowest, highest, least, most, n, out)
         elif kind == 7:
-            probability_gap(d, r1, rollout, lowest, highest, least, most, n, out)
-        elif kind == 8:
             total_variation(d, r1, rollout, lowest, highest, least, most, n, out)
-        elif kind == 9:
+        elif kind == 8:
             binary_kl(d, r1, rollout, lowest, highest, least, most, n, out)
-        elif kind == 10:
-            binary_kl_clamped(d, r1, rollout, lowest, highest, least, most, n, out)
         else:
             binary_kl_larger(d, r1, rollout, lowest, highest, least, most, n, out)
-
-
-@of_rows
-def gmpo_log_ratios(t, X, n):
-    for i in range(len(t.row)):
-        advantage, log_ratio, out = X[ADVANTAGE], X[t.log_ratio[i]], X[t.row[i]]
-        low, high = t.low[i], t.high[i]
-        for k in range(n):
-            out[k] = f.gmpo_log_ratio(advantage[k], log_ratio[k], low, high)
-
-
-@of_rows
-def vespo_log_weights(t, X, n):
-    for i in range(len(t.row)):
-        ratio, log_ratio, out = X[t.ratio[i]], X[t.log_ratio[i]], X[t.row[i]]
-        lower, upper, below, above = t.lower[i], t.upper[i], t.zero_below[i], t.zero_above[i]
-        for k in range(n):
-            out[k] = f.vespo_log_weight(ratio[k], log_ratio[k], lower, upper, below, above)
-
-
-@of_rows
-def fipo_log_ratios(t, X, n):
-    for i in range(len(t.row)):
-        log_ratio, ratio, out = X[t.log_ratio[i]], X[t.ratio[i]], X[t.row[i]]
-        dual, r_lowest, r_highest = t.dual[i], t.r_lowest[i], t.r_highest[i]
-        for k in range(n):
-            out[k] = f.fipo_log_ratio(log_ratio[k], ratio[k], dual, r_lowest, r_highest)
 
 
 @of_rows
@@ -239,45 +206,24 @@ def outside(t, X, n):
 
 
 @of_rows
-def fipo_influences(t, X, n):
-    for i in range(len(t.row)):
-        advantage, ratio, later, out = X[ADVANTAGE], X[t.ratio[i]], X[t.later[i]], X[t.row[i]]
-        least, most, threshold = t.least[i], t.most[i], t.threshold[i]
-        r_lowest, r_highest = t.r_lowest[i], t.r_highest[i]
-        for k in range(n):
-            out[k] = f.fipo_influence(
-                advantage[k], ratio[k], later[k], least, most, threshold, r_lowest, r_highest
-            )
-
-
-@of_rows
 def token_rows(t, columns, begin, end, sequences, turns, offsets, turn_offsets, X):
     """Compute the rows of tokens [begin, end) that `TokenRows` asks for: as `plain.token_rows`."""
     n = np.uint64(end - begin)
     fixed_rows(columns, begin, end, n, X)
     log_ratios(t.log_ratios, X, n)
-    for i in range(len(t.smoothed_log_ratios.row)):
-        column = columns.smoothed[t.smoothed_log_ratios.column[i]]
-        copy(column[begin:end], n, X[t.smoothed_log_ratios.row[i]])
     bounded_log_ratios(t.bounded_log_ratios, X, n)
     ratios(t.ratios, X, n)
     ratios_minus_one(t.ratios_minus_one, X, n)
     away(t.away, X, n)
     statistics(t.statistics, X, n)
-    gmpo_log_ratios(t.gmpo_log_ratios, X, n)
-    fipo_log_ratios(t.fipo_log_ratios, X, n)
-    for i in range(len(t.later.row)):
-        copy(columns.later[t.later.column[i]][begin:end], n, X[t.later.row[i]])
     first, cuts = pieces(offsets, begin, end)
     spread(t.of_sequences, sequences, first, cuts, X)
     if len(t.of_turns.row):
         first, cuts = pieces(turn_offsets, begin, end)
         spread(t.of_turns, turns, first, cuts, X)
-    vespo_log_weights(t.vespo_log_weights, X, n)
     for i in range(len(t.cut_off.row)):
         copy(columns.cut_off[t.cut_off.column[i]][begin:end], n, X[t.cut_off.row[i]])
     outside(t.outside, X, n)
-    fipo_influences(t.fipo_influences, X, n)
 
 
 # ---------------------------------------------------------------- Weights, masks, losses
@@ -311,115 +257,34 @@ def mask_rows(t, X, n, K):
 
 
 @of_rows
-def ppo_losses(t, X, n, loss, slope, clipped, dual_clipped):
+def ppo_losses(t, X, n, loss, clipped, dual_clipped):
     for i in range(len(t.loss)):
-        at = t.loss[i]
-        a, u, r, influence = X[ADVANTAGE], X[t.log_ratio[i]], X[t.ratio[i]], X[t.influence[i]]
-        low, high, dual, lowest, highest = t.low[i], t.high[i], t.dual[i], t.lowest[i], t.highest[i]
-        r_lowest, r_highest = t.r_lowest[i], t.r_highest[i]
-        out, moved, clip, dual_clip = loss[at], slope[at], clipped[at], dual_clipped[at]
+        advantage, ratio = X[ADVANTAGE], X[t.ratio[i]]
+        low, high, dual, r_lowest, r_highest = t.low[i], t.high[i], t.dual[i], t.r_lowest[i], t.r_highest[i]
+        out, clip, dual_clip = loss[t.loss[i]], clipped[t.loss[i]], dual_clipped[t.loss[i]]
         for k in range(n):
-            out[k], moved[k], c, d = f.ppo_clip(
-                a[k],
-                u[k],
-                r[k],
-                influence[k],
-                low,
-                high,
-                dual,
-                lowest,
-                highest,
-                r_lowest,
-                r_highest,
-            )
+            out[k], c, d = f.ppo_clip(advantage[k], ratio[k], low, high, dual, r_lowest, r_highest)
             clip[k] = 1 if c else 0
             dual_clip[k] = 1 if d else 0
 
 
 @of_rows
-def reinforce_losses(t, X, n, loss, slope):
+def reinforce_losses(t, X, n, loss):
     for i in range(len(t.loss)):
-        advantage, log_prob = X[ADVANTAGE], X[t.log_prob[i]]
-        out, moved = loss[t.loss[i]], slope[t.loss[i]]
+        advantage, log_prob, out = X[ADVANTAGE], X[t.log_prob[i]], loss[t.loss[i]]
         for k in range(n):
-            out[k], moved[k] = f.reinforce(advantage[k], log_prob[k], 1.0)
+            out[k] = f.reinforce(advantage[k], log_prob[k])
 
 
 @of_rows
-def cispo_losses(t, X, n, loss, slope, clipped):
+def cispo_losses(t, X, n, loss, clipped):
     for i in range(len(t.loss)):
         advantage, log_prob, ratio = X[ADVANTAGE], X[CURRENT], X[t.ratio[i]]
         low, high, r_lowest, r_highest = t.low[i], t.high[i], t.r_lowest[i], t.r_highest[i]
-        out, moved, clip = loss[t.loss[i]], slope[t.loss[i]], clipped[t.loss[i]]
+        out, clip = loss[t.loss[i]], clipped[t.loss[i]]
         for k in range(n):
-            out[k], moved[k], c = f.cispo(advantage[k], log_prob[k], ratio[k], low, high, r_lowest, r_highest)
+            out[k], c = f.cispo(advantage[k], log_prob[k], ratio[k], low, high, r_lowest, r_highest)
             clip[k] = 1 if c else 0
-
-
-@of_rows
-def topr_losses(t, X, n, loss, slope, clipped):
-    for i in range(len(t.loss)):
-        advantage, log_prob, ratio, good = X[ADVANTAGE], X[CURRENT], X[t.ratio[i]], X[t.good[i]]
-        low, high, r_lowest, r_highest = t.low[i], t.high[i], t.r_lowest[i], t.r_highest[i]
-        out, moved, clip = loss[t.loss[i]], slope[t.loss[i]], clipped[t.loss[i]]
-        for k in range(n):
-            out[k], moved[k], c = f.topr(
-                advantage[k], log_prob[k], ratio[k], good[k], low, high, r_lowest, r_highest
-            )
-            clip[k] = 1 if c else 0
-
-
-@of_rows
-def sapo_losses(t, X, n, loss, slope):
-    for i in range(len(t.loss)):
-        a, u, r = X[ADVANTAGE], X[t.log_ratio[i]], X[t.ratio[i]]
-        tau_positive, tau_negative = t.tau_positive[i], t.tau_negative[i]
-        lowest, highest, r_lowest, r_highest = (
-            t.lowest[i],
-            t.highest[i],
-            t.r_lowest[i],
-            t.r_highest[i],
-        )
-        out, moved = loss[t.loss[i]], slope[t.loss[i]]
-        for k in range(n):
-            out[k], moved[k] = f.sapo(
-                a[k], u[k], r[k], tau_positive, tau_negative, lowest, highest, r_lowest, r_highest
-            )
-
-
-@of_rows
-def dro_losses(t, X, n, loss, slope):
-    for i in range(len(t.loss)):
-        advantage, log_prob, log_ratio, penalty = (
-            X[ADVANTAGE],
-            X[CURRENT],
-            X[t.log_ratio[i]],
-            t.penalty[i],
-        )
-        out, moved = loss[t.loss[i]], slope[t.loss[i]]
-        for k in range(n):
-            out[k], moved[k] = f.dro(advantage[k], log_prob[k], log_ratio[k], penalty)
-
-
-@of_rows
-def gmpo_losses(t, X, n, loss, slope, clipped):
-    for i in range(len(t.loss)):
-        advantage, log_ratio, shared = X[ADVANTAGE], X[t.log_ratio[i]], X[t.shared[i]]
-        low, high = t.low[i], t.high[i]
-        out, moved, clip = loss[t.loss[i]], slope[t.loss[i]], clipped[t.loss[i]]
-        for k in range(n):
-            out[k], moved[k], c = f.gmpo(advantage[k], log_ratio[k], shared[k], low, high)
-            clip[k] = 1 if c else 0
-
-
-@of_rows
-def vespo_losses(t, X, n, loss, slope):
-    for i in range(len(t.loss)):
-        advantage, log_prob = X[ADVANTAGE], X[CURRENT]
-        positive, negative = X[t.factor_positive[i]], X[t.factor_negative[i]]
-        out, moved = loss[t.loss[i]], slope[t.loss[i]]
-        for k in range(n):
-            out[k], moved[k] = f.vespo(advantage[k], log_prob[k], positive[k], negative[k])
 
 
 @of_rows
@@ -431,15 +296,10 @@ def loss_kls(t, X, n, out):
 
 
 @of_rows
-def loss_rows(t, X, n, loss, slope, clipped, dual_clipped, kl):
-    ppo_losses(t.ppo, X, n, loss, slope, clipped, dual_clipped)
-    reinforce_losses(t.reinforce, X, n, loss, slope)
-    cispo_losses(t.cispo, X, n, loss, slope, clipped)
-    topr_losses(t.topr, X, n, loss, slope, clipped)
-    sapo_losses(t.sapo, X, n, loss, slope)
-    dro_losses(t.dro, X, n, loss, slope)
-    gmpo_losses(t.gmpo, X, n, loss, slope, clipped)
-    vespo_losses(t.vespo, X, n, loss, slope)
+def loss_rows(t, X, n, loss, clipped, dual_clipped, kl):
+    ppo_losses(t.ppo, X, n, loss, clipped, dual_clipped)
+    reinforce_losses(t.reinforce, X, n, loss)
+    cispo_losses(t.cispo, X, n, loss, clipped)
     loss_kls(t.kls, X, n, kl)
 
 
@@ -515,9 +375,9 @@ def loss_sums(t, loss, W, K, first, cuts, out):
 
 
 @of_sums
-def row_sums(rows, masks, X, K, first, cuts, out):
-    for i in range(len(masks)):
-        x, kept = X[rows[i]], K[masks[i]]
+def kl_sums(t, kl, K, first, cuts, out):
+    for i in range(len(t.mask)):
+        x, kept = kl[t.kl[i]], K[t.mask[i]]
         for piece in range(len(cuts) - 1):
             total = 0.0
             for k in range(cuts[piece], cuts[piece + 1]):
@@ -539,32 +399,21 @@ def spans_of(x, kept, first, cuts, out):
 
 
 @entry
-def sum_later(x, position, offsets, half_life):
-    """Replace x by its sum over each token and those after it: as `segments.later_sum`."""
-    for s in range(len(offsets) - 1):
-        for k in range(offsets[s + 1] - 2, offsets[s] - 1, -1):
-            x[k] += x[k + 1] * 2.0 ** ((position[k] - position[k + 1]) / half_life)
-
-
-@entry
-def one_pass(
-    tables, rows_to, columns, offsets, turn_offsets, numbers, sizes, tile, totals, out, spans, row_spans
-):
+def one_pass(tables, rows_to, columns, offsets, turn_offsets, numbers, sizes, tile, totals, out, spans):
     """Compute rows of tokens tile by tile; add up some of them, and the sums of losses and weights.
 
     A block is passed over twice, first for the numbers of sequences and turns. Both are this
     function, with tables that have no line where nothing is wanted: it is compiled once.
 
     `tables` are those of rows, weights, rules, losses and sums; `rows_to` the rows to sum over sequences,
-    to sum over turns, to keep, and whose extremes are wanted, and `totals` where they go, [rows, S],
-    [rows, turns], [rows, T] and [rows, 2, S]; `numbers` those of sequences and of turns. Sums go to `out`,
-    `SumTables` of [lines, numbers, S], and the largest and smallest weights and rows to `spans` and
-    `row_spans`, [lines, 2, S].
+    to sum over turns, and whose extremes are wanted, and `totals` where they go, [rows, S], [rows, turns] and
+    [rows, 2, S]; `numbers` those of sequences and of turns. Sums go to `out`, `SumTables` of
+    [lines, numbers, S], and the largest and smallest weights to `spans`, [lines, 2, S].
     """
     rows, weights, rules, losses, sums = tables
     X = np.empty((sizes.rows, tile))
     W, K = np.ones((sizes.weights + 1, tile)), np.ones((sizes.masks + 1, tile), np.uint8)
-    loss, slope = np.zeros((sizes.losses, tile)), np.zeros((sizes.losses, tile))
+    loss = np.zeros((sizes.losses, tile))
     clipped = np.zeros((sizes.losses, tile), np.uint8)
     dual_clipped = np.zeros((sizes.losses, tile), np.uint8)
     kl = np.empty((sizes.kls, tile))
@@ -574,19 +423,14 @@ def one_pass(
         token_rows(rows, columns, begin, end, numbers[0], numbers[1], offsets, turn_offsets, X)
         weight_rows(weights, X, n, W)
         mask_rows(rules, X, n, K)
-        loss_rows(losses, X, n, loss, slope, clipped, dual_clipped, kl)
-        for i in range(len(rows_to[2])):
-            copy(X[rows_to[2][i]], n, totals[2][i, begin:end])
+        loss_rows(losses, X, n, loss, clipped, dual_clipped, kl)
         if len(rows_to[1]):
             first, cuts = pieces(turn_offsets, begin, end)
             add_totals(rows_to[1], X, first, cuts, totals[1])
-        if len(sums.turn_row.row):
-            first, cuts = pieces(turn_offsets, begin, end)
-            row_sums(sums.turn_row.row, sums.turn_row.mask, X, K, first, cuts, out.turn_row)
         first, cuts = pieces(offsets, begin, end)
         add_totals(rows_to[0], X, first, cuts, totals[0])
-        for i in range(len(rows_to[3])):
-            spans_of(X[rows_to[3][i]], K[sizes.masks], first, cuts, totals[3][i])
+        for i in range(len(rows_to[2])):
+            spans_of(X[rows_to[2][i]], K[sizes.masks], first, cuts, totals[2][i])
         kept_sums(sums.kept, K, first, cuts, out.kept)
         gap_sums(sums.gap, X, K, first, cuts, out.gap)
         weight_sums(sums.weight, W, K, first, cuts, out.weight)
@@ -594,46 +438,37 @@ def one_pass(
             spans_of(W[sums.weight.weight[i]], K[sums.weight.mask[i]], first, cuts, spans[i])
         clip_sums(sums.clip, clipped, K, first, cuts, out.clip)
         clip_sums(sums.dual_clip, dual_clipped, K, first, cuts, out.dual_clip)
-        row_sums(sums.kl.kl, sums.kl.mask, kl, K, first, cuts, out.kl)
+        kl_sums(sums.kl, kl, K, first, cuts, out.kl)
         loss_sums(sums.loss, loss, W, K, first, cuts, out.loss)
-        row_sums(sums.row.row, sums.row.mask, X, K, first, cuts, out.row)
-        for i in range(len(sums.row.mask)):
-            spans_of(X[sums.row.row[i]], K[sums.row.mask[i]], first, cuts, row_spans[i])
 
 
 def sums(plan, block, tile=TILE):
     """Compute every distinct sum of a block's sequences, and what is decided about them: as `plain.sums`."""
-    left = plain.left_numbers(plan, sums(plan.before, block, tile), block) if plan.left else []
-    sequences, turns, later = plan.sequences, plan.turns, plan.rows.later
+    sequences, turns, offsets = plan.sequences, plan.turns, block.offsets
     nothing, none = np.zeros(0, np.int64), np.zeros((0, 0))
-    numbers, columns = (none, none), np.zeros((0, len(block.columns.rollout)))
 
-    rows_to = totalled(sequences), totalled(turns), later.summed, np.unique(sequences.extremes.summed)
-    totals, _ = passed(plan, block, (plan.first, *plan.nothing), rows_to, columns, numbers, tile)
-    for x, half_life in zip(totals[2], later.half_life, strict=True):
-        sum_later(x, block.position, block.offsets, half_life)
-    summed_, of_turns, _, extremes = map(by_row, rows_to, totals)
+    rows_to = totalled(sequences), totalled(turns), np.unique(sequences.extremes.summed)
+    totals, _ = passed(plan, block, (plan.first, *plan.nothing), rows_to, (none, none), tile)
+    summed_, of_turns, extremes = map(by_row, rows_to, totals)
     numbers = (
-        plain.sequence_numbers(sequences, summed_, extremes, block, left),
-        plain.turn_numbers(turns, of_turns, block.turn_offsets, left),
+        plain.sequence_numbers(sequences, summed_, extremes, offsets),
+        plain.turn_numbers(turns, of_turns, block.turn_offsets),
     )
 
     wanted = plan.decisions.numbers
     of_decisions = np.unique(np.append(totalled(wanted), ADVANTAGE))
-    rows_to = of_decisions, nothing, nothing, np.unique(wanted.extremes.summed)
+    rows_to = of_decisions, nothing, np.unique(wanted.extremes.summed)
     tables = plan.rows, plan.weights, plan.rules, plan.losses, plan.sums
-    result, out = passed(plan, block, tables, rows_to, totals[2], numbers, tile)
-    summed_, extremes = by_row(rows_to[0], result[0]), by_row(rows_to[3], result[3])
-    return Sums(*out, *plain.decided(plan, summed_, extremes, summed_[ADVANTAGE], block, left))
+    result, out = passed(plan, block, tables, rows_to, numbers, tile)
+    summed_, extremes = by_row(rows_to[0], result[0]), by_row(rows_to[2], result[2])
+    return Sums(*out, *plain.decided(plan, summed_, extremes, summed_[ADVANTAGE], offsets))
 
 
 def compile_all():
     """Compile everything, or load it, by computing the sums of a block of one token."""
     zero, ends = np.zeros(1), np.array([0, 1])
-    none = np.zeros((0, 1))
-    columns = Columns(zero, zero, zero, zero, smoothed=none, cut_off=none, later=none)
-    preset = Preset("", "", "old", Weight(), loss="fipo")  # which needs every function
-    sums(Plan.of((preset,)), Block(columns, ends, ends, np.zeros(1, np.int64), none, zero))
+    columns = Columns(zero, zero, zero, zero, cut_off=np.zeros((0, 1)))
+    sums(Plan.of((Preset("", "", "old", Weight()),)), Block(columns, ends, ends))
 
 
 def by_row(rows, totals):
@@ -647,22 +482,19 @@ def totalled(numbers):
     return np.array(sorted(summed(without)), np.int64)
 
 
-def passed(plan, block, tables, rows_to, later, numbers, tile):
+def passed(plan, block, tables, rows_to, numbers, tile):
     """Pass over a block once, and return what `one_pass` fills; nothing where no row is wanted."""
-    offsets, turn_offsets, sums = block.offsets, block.turn_offsets, tables[-1]
-    many, turns = len(offsets) - 1, len(turn_offsets) - 1
-    sizes = many, turns, len(block.columns.rollout)
-    totals = [np.zeros((len(rows), size)) for rows, size in zip(rows_to, sizes, strict=False)]
-    totals = *totals, none_yet(rows_to[3], many)
+    columns, offsets, turn_offsets = block
+    many, sums = len(offsets) - 1, tables[-1]
+    of_turns = np.zeros((len(rows_to[1]), len(turn_offsets) - 1))
+    totals = np.zeros((len(rows_to[0]), many)), of_turns, none_yet(rows_to[2], many)
     widths = zip(sums, WIDTHS.values(), strict=True)
     out = SumTables(*(np.zeros((len(t.mask), width, many)) for t, width in widths))
-    out = out._replace(turn_row=np.zeros((len(sums.turn_row.mask), 1, turns)))
-    spans = none_yet(sums.weight.mask, many), none_yet(sums.row.mask, many)
+    spans = none_yet(sums.weight.mask, many)
     if any(map(len, rows_to)):
-        columns = block.columns._replace(later=later)
         given = columns, offsets, turn_offsets, numbers, plan.sizes, tile
-        one_pass(tables, rows_to, *given, totals, out, *spans)
-    return totals, (out, *spans)
+        one_pass(tables, rows_to, *given, totals, out, spans)
+    return totals, (out, spans)
 
 
 def none_yet(lines, many):

@@ -15,10 +15,7 @@ import numpy as np
 
 LARGEST = 345.0  # |log-ratio| that is exponentiated at most: e^(2 · 345) is still a float64
 SMOOTHING = 1e-8  # added to the probability of "another token" before its log (SkyRL, verl)
-LEAST_OF_CLAMPED = 1e-6  # binary KL, clamped: the least probability
 LEAST_OF_LARGER = 1e-8  # binary KL, larger of both directions: the least probability
-LOG_W_LOWEST, LOG_W_HIGHEST = -18.420680743952367, 20.0  # VESPO: log 1e-8, and the largest log w
-CALM_LOWEST, CALM_HIGHEST = 0.8, 1.0  # FIPO: bounds of the influence where A < 0 and r is large
 
 
 def clip(x, lower, upper):
@@ -136,14 +133,6 @@ def two_outcomes(log_prob, least):
     return clip(np.exp(log_prob), least, most), clip(-np.expm1(log_prob), least, most)
 
 
-def binary_kl_clamped(log_ratio, ratio_minus_1, log_rollout):
-    """Binary KL, probabilities clamped to [1e-6, 1 − 1e-6], nats, worse upwards. OpenRLHF's."""
-    this_rollout, other_rollout = two_outcomes(log_rollout, LEAST_OF_CLAMPED)
-    this_train, other_train = two_outcomes(log_rollout + log_ratio, LEAST_OF_CLAMPED)
-    this_token = this_rollout * np.log(this_rollout / this_train)
-    return this_token + other_rollout * np.log(other_rollout / other_train)
-
-
 def binary_kl_larger(log_ratio, ratio_minus_1, log_rollout):
     """The larger of both directions of the binary KL, clamped to [1e-8, 1 − 1e-8], nats."""
     this_rollout, other_rollout = two_outcomes(log_rollout, LEAST_OF_LARGER)
@@ -198,139 +187,44 @@ def rejected(value, lower, upper, counts_above, counts_below):
 
 
 # ---------------------------------------------------------------- Policy losses
-# Returned are the loss and its slope by u (by log π_θ where it has no ratio), before weight and
-# mask; for losses with a clip also whether it acts. `lowest`, `highest` are the safety bounds of u,
-# beyond which r is constant.
+# Returned is the loss before weight and mask; for losses with a clip also whether it acts. `r_lowest` and
+# `r_highest` are the safety bounds of r = e^u.
 
 
-def ppo_clip(advantage, log_ratio, ratio, influence, low, high, dual, lowest, highest, r_lowest, r_highest):
+def ppo_clip(advantage, ratio, low, high, dual, r_lowest, r_highest):
     """PPO's clipped surrogate max(−A r, −A clip(r)), at most −dual·A where A < 0.
 
     Args:
         advantage: A.
-        log_ratio: u; GSPO and LUSPO give all tokens of a sequence the mean of u.
-        ratio: r = e^u.
-        influence: 1, or FIPO's bounded influence of later tokens, a constant in the gradient.
+        ratio: r = e^u; GSPO gives all tokens of a sequence that of the mean of u.
         low: 1 − ε, a bound of r; 0 for none.
         high: 1 + ε; inf for none.
         dual: the dual clip, a bound of r; inf for none.
-        lowest: the lower safety bound of u.
-        highest: the upper one.
-        r_lowest: e^lowest.
-        r_highest: e^highest.
+        r_lowest: the lower safety bound of r.
+        r_highest: the upper one.
 
-    Returns: loss, slope, clipped, clipped by the dual clip. Source: Schulman et al. 2017; Ye et al.
-    2020; GSPO, Zheng et al. 2025; LUSPO as in TRL; FIPO as in ms-swift.
+    Returns: loss, clipped, clipped by the dual clip. Source: Schulman et al. 2017; Ye et al. 2020; GSPO,
+    Zheng et al. 2025.
     """
     bounded = clip(ratio, r_lowest, r_highest)
     held = np.where(advantage < 0.0, clip(bounded, low, dual), np.minimum(bounded, high))
-    moves = (held == bounded) & (log_ratio >= lowest) & (log_ratio <= highest)
-    loss = -advantage * held * influence
-    slope = np.where(moves, loss, 0.0)
     clipped = ((bounded > high) & (advantage > 0.0)) | ((bounded < low) & (advantage < 0.0))
-    return loss, slope, clipped, (bounded > dual) & (advantage < 0.0)
+    return -advantage * held, clipped, (bounded > dual) & (advantage < 0.0)
 
 
-def reinforce(advantage, log_prob, factor):
-    """−A log π_θ times a constant factor: 1 for REINFORCE. Source: Williams 1992.
+def reinforce(advantage, log_prob):
+    """−A log π_θ. Source: Williams 1992.
 
     The surrogate −A, whose weight is its own ratio, is the same with 1 in place of log π_θ.
     """
-    slope = -advantage * factor
-    return slope * log_prob, slope
+    return -advantage * log_prob
 
 
 def cispo(advantage, log_prob, ratio, low, high, r_lowest, r_highest):
     """−A log π_θ times the clipped, constant r: every token keeps its gradient. MiniMax-M1 2025."""
     bounded = clip(ratio, r_lowest, r_highest)
     held = clip(bounded, low, high)
-    loss, slope = reinforce(advantage, log_prob, held)
-    return loss, slope, held != bounded
-
-
-def topr(advantage, log_prob, ratio, good, low, high, r_lowest, r_highest):
-    """REINFORCE where the reward is positive (`good` is 1), else CISPO. TOPR, Roux et al. 2025."""
-    return cispo(advantage, log_prob, np.where(good != 0.0, 1.0, ratio), low, high, r_lowest, r_highest)
-
-
-def sapo(advantage, log_ratio, ratio, tau_positive, tau_negative, lowest, highest, r_lowest, r_highest):
-    """−A σ(τ(r − 1))·4/τ, a smooth gate in place of a clip. Source: SAPO, Gao et al. 2025.
-
-    The slope has σ(−x), not 1 − σ(x): of a gate that is nearly open 1 − σ(x) would keep no digit.
-    """
-    bounded = clip(ratio, r_lowest, r_highest)
-    tau = np.where(advantage > 0.0, tau_positive, tau_negative)
-    x = tau * (bounded - 1.0)
-    small = np.exp(-np.abs(x))  # σ(x) = 1/(1 + e^−x) = e^x/(1 + e^x): no exponent above 0
-    gate = np.where(x > 0.0, 1.0, small) / (1.0 + small)
-    gate_of_minus_x = np.where(x > 0.0, small, 1.0) / (1.0 + small)
-    moves = (log_ratio >= lowest) & (log_ratio <= highest)
-    loss = -advantage * (gate * 4.0 / tau)
-    slope = -advantage * (4.0 * gate * gate_of_minus_x * bounded)
-    return loss, np.where(moves, slope, 0.0)
-
-
-def dro(advantage, log_prob, log_ratio, penalty):
-    """−A log π_θ + penalty/2 · u². Source: DRO, Richemond et al. 2024; Kimi k1.5, 2025."""
-    loss = penalty / 2.0 * (log_ratio * log_ratio) - advantage * log_prob
-    return loss, penalty * log_ratio - advantage
-
-
-def gmpo_log_ratio(advantage, log_ratio, low, high):
-    """u held to [low, high] on A's side, 0 where A is 0: what GMPO's geometric mean runs over."""
-    one_sided = np.where(advantage < 0.0, np.maximum(log_ratio, low), np.minimum(log_ratio, high))
-    return np.where(advantage == 0.0, 0.0, one_sided)
-
-
-def gmpo_of_sequence(mean_advantage, mean_held):
-    """−mean A · e^(mean of held u): the loss that all tokens of a sequence share."""
-    return -mean_advantage * importance_ratio(mean_held)
-
-
-def gmpo(advantage, log_ratio, shared, low, high):
-    """The loss a sequence shares; no gradient where u is held. Source: GMPO, Zhao et al. 2025.
-
-    Args: low, high: bounds of u, each on one side of A, as in `gmpo_log_ratio`.
-    """
-    one_sided = np.where(advantage < 0.0, np.maximum(log_ratio, low), np.minimum(log_ratio, high))
-    clipped = (one_sided != log_ratio) & (advantage != 0.0)
-    return shared, np.where(clipped | (advantage == 0.0), 0.0, shared), clipped
-
-
-def vespo_log_weight(ratio, log_ratio, lower, upper, zero_below, zero_above):
-    """log w of a token, within VESPO's bounds."""
-    return bounded_log(importance_weight(ratio, log_ratio, lower, upper, zero_below, zero_above))
-
-
-def bounded_log(weight):
-    """log w of a token or sequence, within VESPO's bounds."""
-    return clip(np.log(weight), LOG_W_LOWEST, LOG_W_HIGHEST)
-
-
-def vespo_factor(log_w, k, rate):
-    """φ = e^(λ + k log w − λ w) of a sequence: log w sums its u and log weights, λ is the rate."""
-    bounded = clip(log_w, LOG_W_LOWEST, LOG_W_HIGHEST)
-    return np.exp(rate + k * bounded - rate * np.exp(bounded))
-
-
-def vespo(advantage, log_prob, factor_positive, factor_negative):
-    """−φ A log π_θ with a constant φ of the sequence by the sign of A. Source: VESPO as in TRL."""
-    return reinforce(advantage, log_prob, np.where(advantage < 0.0, factor_negative, factor_positive))
-
-
-def fipo_log_ratio(log_ratio, ratio, dual, r_lowest, r_highest):
-    """u as it counts in FIPO's sum over later tokens: 0 where r is above the dual clip."""
-    return np.where(clip(ratio, r_lowest, r_highest) > dual, 0.0, log_ratio)
-
-
-def fipo_influence(advantage, ratio, later, least, most, threshold, r_lowest, r_highest):
-    """e^(discounted sum of u over this and later tokens), within [least, most].
-
-    Where A < 0 and r is above the threshold it is also within FIPO's calm bounds.
-    """
-    influence = clip(importance_ratio(later), least, most)
-    risky = (advantage < 0.0) & (clip(ratio, r_lowest, r_highest) > threshold)
-    return np.where(risky, clip(influence, CALM_LOWEST, CALM_HIGHEST), influence)
+    return -advantage * held * log_prob, held != bounded
 
 
 def loss_kl(log_ratio, bound):

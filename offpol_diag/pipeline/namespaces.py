@@ -65,7 +65,6 @@ def on_torch(device="cpu"):
         "segment_sum": reduction("sum", 0.0),
         "segment_max": reduction("max", -math.inf),
         "spread": spread,
-        "longest": lambda offsets, tokens: tokens,
     }
     torch_segments = rebound(segments, {"np": np_of_torch, **of_segments})
     torch_formulas = rebound(formulas, {"np": np_of_torch})

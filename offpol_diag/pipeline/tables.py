@@ -36,10 +36,8 @@ STATISTICS = {  # statistic of a rule → its formula; its place here is the kin
     "k3_reverse": "k3_reverse",
     "mult_prob_error": "ratio_either_way",
     "prob_diff": "probability_difference",
-    "prob_gap": "probability_gap",
     "tv": "total_variation",
     "binary_kl": "binary_kl",
-    "binary_kl_clamped": "binary_kl_clamped",
     "binary_kl_max": "binary_kl_larger",
 }
 KINDS = list(STATISTICS)
@@ -53,13 +51,6 @@ class LogRatios(NamedTuple):
     row: Ints
     log_prob: Ints
     log_prob_before: Ints
-
-
-class SmoothedLogRatios(NamedTuple):
-    """row = Δ whose largest values were smoothed beforehand (PSIS): a column of the block."""
-
-    row: Ints
-    column: Ints
 
 
 class BoundedLogRatios(NamedTuple):
@@ -104,47 +95,6 @@ class Statistics(NamedTuple):
     most_minus_1: Floats
 
 
-class GmpoLogRatios(NamedTuple):
-    """row = u held to [low, high] on the advantage's side."""
-
-    row: Ints
-    log_ratio: Ints
-    low: Floats
-    high: Floats
-
-
-class VespoLogWeights(NamedTuple):
-    """row = log of a token's weight, bounded."""
-
-    row: Ints
-    ratio: Ints
-    log_ratio: Ints
-    lower: Floats
-    upper: Floats
-    zero_below: Floats
-    zero_above: Floats
-
-
-class FipoLogRatios(NamedTuple):
-    """row = u as FIPO sums it over later tokens."""
-
-    row: Ints
-    log_ratio: Ints
-    ratio: Ints
-    dual: Floats
-    r_lowest: Floats
-    r_highest: Floats
-
-
-class Later(NamedTuple):
-    """row = discounted sum of a row over this and later tokens: a column of the block."""
-
-    row: Ints
-    summed: Ints
-    column: Ints
-    half_life: Floats  # tokens
-
-
 class OfSequences(NamedTuple):
     """row = a number of the token's sequence, by its place among all such numbers."""
 
@@ -175,38 +125,19 @@ class Outside(NamedTuple):
     upper: Floats
 
 
-class FipoInfluences(NamedTuple):
-    """row = FIPO's bounded influence of later tokens, a ratio."""
-
-    row: Ints
-    ratio: Ints
-    later: Ints
-    least: Floats
-    most: Floats
-    threshold: Floats
-    r_lowest: Floats
-    r_highest: Floats
-
-
 class TokenRows(NamedTuple):
     """How the rows of tokens are computed; a table reads rows of the tables before it only."""
 
     log_ratios: LogRatios
-    smoothed_log_ratios: SmoothedLogRatios
     bounded_log_ratios: BoundedLogRatios
     ratios: Ratios
     ratios_minus_one: RatiosMinusOne
     away: Away
     statistics: Statistics
-    gmpo_log_ratios: GmpoLogRatios
-    fipo_log_ratios: FipoLogRatios
-    later: Later
     of_sequences: OfSequences
     of_turns: OfTurns
-    vespo_log_weights: VespoLogWeights
     cut_off: CutOff
     outside: Outside
-    fipo_influences: FipoInfluences
 
 
 # ---------------------------------------------------------------- Numbers of sequences and turns
@@ -234,43 +165,11 @@ class Extremes(NamedTuple):
     sign: Ints
 
 
-class Given(NamedTuple):
-    """number = the log-ratio of a sequence whose largest values were smoothed beforehand (PSIS)."""
-
-    number: Ints
-    which: Ints
-
-
-class Left(NamedTuple):
-    """number = a row aggregated over the tokens that other rules leave: from the plan of those rules."""
-
-    number: Ints
-    which: Ints
-
-
 class MeanRatios(NamedTuple):
     """number = e^log-ratio of a sequence or turn: of a mean, the geometric mean of the ratios."""
 
     number: Ints
     mean: Ints  # a number
-
-
-class GmpoNumbers(NamedTuple):
-    """number = the loss that all tokens of a sequence share."""
-
-    number: Ints
-    mean_advantage: Ints  # a number
-    mean_held: Ints  # a number
-
-
-class VespoNumbers(NamedTuple):
-    """number = φ, from the sum of u and the sum of log weights (−1: no weights)."""
-
-    number: Ints
-    log_ratio_total: Ints  # a number
-    log_weight_total: Ints  # a number
-    k: Floats
-    rate: Floats
 
 
 class Beyond(NamedTuple):
@@ -282,24 +181,13 @@ class Beyond(NamedTuple):
     upper: Floats
 
 
-class Good(NamedTuple):
-    """number = 1 where the sequence's reward is positive, else 0."""
-
-    number: Ints
-
-
 class SequenceNumbers(NamedTuple):
     """How the numbers of sequences are computed, in order."""
 
     totals: Totals
     means: Means
     extremes: Extremes
-    given: Given
-    left: Left
     mean_ratios: MeanRatios
-    gmpo: GmpoNumbers
-    vespo: VespoNumbers
-    good: Good
     beyond: Beyond
 
 
@@ -307,7 +195,6 @@ class TurnNumbers(NamedTuple):
     """How the numbers of turns are computed, in order."""
 
     means: Means
-    left: Left
     mean_ratios: MeanRatios
 
 
@@ -337,18 +224,14 @@ class Rules(NamedTuple):
 
 
 class PpoLosses(NamedTuple):
-    """PPO clip, GSPO, LUSPO and FIPO; `loss` is the result's line in all tables of losses."""
+    """PPO clip and GSPO; `loss` is the result's line in all tables of losses."""
 
     loss: Ints
-    log_ratio: Ints
     ratio: Ints
-    influence: Ints
     low: Floats  # bounds of r
     high: Floats
     dual: Floats
-    lowest: Floats  # safety bounds of u, and of r
-    highest: Floats
-    r_lowest: Floats
+    r_lowest: Floats  # its safety bounds
     r_highest: Floats
 
 
@@ -370,58 +253,6 @@ class CispoLosses(NamedTuple):
     r_highest: Floats
 
 
-class ToprLosses(NamedTuple):
-    """TOPR; `good` is 1 where the reward is positive."""
-
-    loss: Ints
-    ratio: Ints
-    good: Ints
-    low: Floats
-    high: Floats
-    r_lowest: Floats
-    r_highest: Floats
-
-
-class SapoLosses(NamedTuple):
-    """SAPO."""
-
-    loss: Ints
-    log_ratio: Ints
-    ratio: Ints
-    tau_positive: Floats
-    tau_negative: Floats
-    lowest: Floats
-    highest: Floats
-    r_lowest: Floats
-    r_highest: Floats
-
-
-class DroLosses(NamedTuple):
-    """DRO."""
-
-    loss: Ints
-    log_ratio: Ints
-    penalty: Floats
-
-
-class GmpoLosses(NamedTuple):
-    """GMPO."""
-
-    loss: Ints
-    log_ratio: Ints
-    shared: Ints
-    low: Floats  # bounds of u, nats
-    high: Floats
-
-
-class VespoLosses(NamedTuple):
-    """VESPO."""
-
-    loss: Ints
-    factor_positive: Ints
-    factor_negative: Ints
-
-
 class LossKls(NamedTuple):
     """k1 of the loss's own ratio, within ±bound."""
 
@@ -435,11 +266,6 @@ class Losses(NamedTuple):
     ppo: PpoLosses
     reinforce: ReinforceLosses
     cispo: CispoLosses
-    topr: ToprLosses
-    sapo: SapoLosses
-    dro: DroLosses
-    gmpo: GmpoLosses
-    vespo: VespoLosses
     kls: LossKls
 
 
@@ -489,13 +315,6 @@ class LossSums(NamedTuple):
     mask: Ints
 
 
-class RowSums(NamedTuple):
-    """Σ of a row, over sequences; and its largest value and that of its negative. Or Σ over turns."""
-
-    row: Ints
-    mask: Ints
-
-
 class SumTables(NamedTuple):
     """Distinct sums that presets want; the numbers of `WIDTHS` each."""
 
@@ -506,8 +325,6 @@ class SumTables(NamedTuple):
     dual_clip: ClipSums
     kl: KlSums
     loss: LossSums
-    row: RowSums
-    turn_row: RowSums
 
 
 WIDTHS = {
@@ -518,19 +335,16 @@ WIDTHS = {
     "dual_clip": 1,
     "kl": 1,
     "loss": 1,
-    "row": 1,
-    "turn_row": 1,
 }
-"""Numbers of a line of each table of sums, in the order of `SumTables`; `turn_row` are of turns."""
+"""Numbers of a line of each table of sums, in the order of `SumTables`."""
 
 
 class Sums(NamedTuple):
     """What is computed of a block of S sequences.
 
     Attributes:
-        over_tokens: sums over kept tokens, [lines, numbers, S] by kind; `turn_row` has turns for sequences.
+        over_tokens: sums over kept tokens, [lines, numbers, S] by kind.
         spans: largest w and −w of kept tokens, of each line of `WeightSums`: [lines, 2, S]; −inf without one.
-        row_spans: the same of each line of `row`.
         numbers: numbers of sequences, from `FIXED_ROWS` on.
         kept: sequences that are kept, a row a mask, bool.
         weights: weights of whole sequences.
@@ -538,7 +352,6 @@ class Sums(NamedTuple):
 
     over_tokens: Array
     spans: Array
-    row_spans: Array
     numbers: Array
     kept: Array
     weights: Array
@@ -591,26 +404,15 @@ def without_lines(one):
 
 
 ROWS = {
-    *(
-        "log_prob",
-        "log_prob_before",
-        "log_ratio",
-        "ratio",
-        "ratio_minus_1",
-        "value",
-        "later",
-        "summed",
-    ),
-    *("k3", "influence", "counts_above", "counts_below", "good", "shared", "factor_positive"),
-    "factor_negative",
+    *("log_prob", "log_prob_before", "log_ratio", "ratio", "ratio_minus_1", "value"),
+    *("k3", "counts_above", "counts_below"),
 }
 """Columns that hold numbers of rows of tokens."""
 
 
 def inputs(of):
     """Return the rows that a table reads."""
-    names = {*ROWS, "row"} if isinstance(of, RowSums) else ROWS
-    return {row for name in of._fields if name in names for row in getattr(of, name).tolist()}
+    return {row for name in of._fields if name in ROWS for row in getattr(of, name).tolist()}
 
 
 def summed(numbers):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Policy = Literal["old", "current", "rollout"]
+Numerator = Literal["old", "current"]
 Over = Literal["token", "sum", "mean", "max", "min", "segment", "batch"]
 WeightOver = Literal["token", "sum", "mean", "segment"]
-Action = Literal["truncate", "mask", "none", "psis"]
+Action = Literal["truncate", "mask", "none"]
 Statistic = Literal[
     "ratio",
     "k1",
@@ -23,38 +24,21 @@ Statistic = Literal[
     "k3_reverse",
     "mult_prob_error",
     "prob_diff",
-    "prob_gap",
     "tv",
     "binary_kl",
-    "binary_kl_clamped",
     "binary_kl_max",
 ]
 Sign = Literal["any", "negative", "positive", "against", "against_or_zero", "away"]
-SignOf = Literal["unit", "token"]
-Among = Literal["all", "left"]
 Overflow = Literal["limit", "zero"]
 Denominator = Literal["kept", "all"]
-Loss = Literal[
-    "ppo_clip",
-    "reinforce",
-    "surrogate",
-    "gspo",
-    "luspo",
-    "cispo",
-    "sapo",
-    "topr",
-    "gmpo",
-    "fipo",
-    "dro",
-    "vespo",
-]
+Loss = Literal["ppo_clip", "reinforce", "surrogate", "gspo", "cispo"]
 AGGREGATES = frozenset({"ratio", "k1"})
 """Statistics whose sequence form is an aggregated log-ratio, which a safety bound can act on."""
 OF_SEQUENCES = frozenset({"sum", "mean", "max", "min"})
 """Aggregations `over` that give a sequence one number; the others give each token one."""
-BINARY = frozenset({"binary_kl", "binary_kl_clamped", "binary_kl_max"})
+BINARY = frozenset({"binary_kl", "binary_kl_max"})
 """KL divergences of "this token or another", which a small Δ does not bound: 1 − π_train may be 0."""
-UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", "prob_gap"}) | BINARY
+UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv"}) | BINARY
 """Statistics that are 0 on-policy and grow with the drift whichever way it goes."""
 FLOAT32_MAX = 2.0**128 - 2.0**104
 FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
@@ -72,7 +56,7 @@ class Weight:
         over: token, sum (product ratio of the sequence), mean (geometric mean), segment (geometric mean of a
             turn).
         action: truncate (clamp to the bounds), mask (0 outside the bounds, the token stays in the mask:
-            IcePop), none (the raw ratio), psis (the raw ratio, the largest of the trainer batch smoothed).
+            IcePop), none (the raw ratio).
         upper: largest weight, or None. With `none` it bounds nothing: weights above it are only counted as
             truncated, and it is the threshold of what the trainer logs.
         lower: smallest weight, or None.
@@ -81,11 +65,8 @@ class Weight:
             for the rest.
         safety: bound on |log weight| before exp, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token before aggregation.
-        strict: whether a weight equal to a bound of `mask` counts as outside.
         overflow: treatment of a weight that float32 cannot hold (log r > 88.7): `limit` leaves it to the
             bounds, `zero` drops it.
-        among: whether sums and means run over `all` tokens of the sequence, or over those that pass the veto
-            and the rules on tokens (`left`).
     """
 
     over: WeightOver = "token"
@@ -95,9 +76,7 @@ class Weight:
     normalize: bool = False
     safety: float | None = 20.0
     safety_at: Literal["aggregate", "token"] = "aggregate"
-    strict: bool = False
     overflow: Overflow = "limit"
-    among: Among = "all"
 
     @property
     def on_tokens(self) -> bool:
@@ -112,10 +91,6 @@ class Weight:
         bounded = self.lower is not None or self.upper is not None
         if not bounded and self.action in ("truncate", "mask"):
             yield "", f"action {self.action} needs upper, lower or both"
-        if bounded and self.action == "psis":
-            yield "", "action psis takes no bound: the tail itself says where it ends"
-        if self.action == "psis" and self.among != "all":
-            yield "among", "action psis smooths the weights of all tokens"
 
 
 @dataclass(frozen=True)
@@ -124,10 +99,9 @@ class Reject:
 
     Attributes:
         statistic: ratio (r; bounds on r), k1 (−Δ; bounds in nats), k2 (Δ²/2), k3 (r−1−Δ), k3_reverse
-            (1/r−1+Δ), mult_prob_error (e^|Δ|), prob_diff (π_train − π_rollout, signed), prob_gap (its
-            size), tv (|r−1|/2), binary_kl (KL from π_rollout to π_train of "this token or another", nats),
-            binary_kl_clamped (the same, both probabilities clamped to [1e-6, 1 − 1e-6]), binary_kl_max (the
-            larger of both directions, clamped to [1e-8, 1 − 1e-8]).
+            (1/r−1+Δ), mult_prob_error (e^|Δ|), prob_diff (π_train − π_rollout, signed), tv (|r−1|/2),
+            binary_kl (KL from π_rollout to π_train of "this token or another", nats), binary_kl_max (the
+            larger of both directions, probabilities clamped to [1e-8, 1 − 1e-8]).
         over: token, or how the sequence (sum, mean, max, min) or the turn (segment) aggregates it; batch: the
             tokens with the largest values in the trainer batch (the rows of one `step`) are dropped until
             the mean of the rest is below `upper`, the smallest never. For `ratio`: sum is the product ratio,
@@ -135,13 +109,7 @@ class Reject:
         advantage: where the rule acts: any; negative/positive advantages only; against = a bound acts only
             where the update pushes further past it (upper where A > 0, lower where A < 0), against_or_zero =
             the same with A = 0 counted as negative; away = tokens whose update pushes r further from 1
-            (A·Δ > 0).
-        advantage_of: advantage used where the rule is on sequences: the sequence's mean (unit), or each
-            token's, in which case tokens fail one by one. `away` always uses the token's.
-        policy: numerator of r for this rule, where it is not the preset's.
-        strict: whether a value equal to a bound is outside.
-        among: whether the aggregate runs over `all` tokens of the sequence, or over those that pass the
-            veto and the rules on tokens before it (`left`).
+            (A·Δ > 0). A rule on sequences looks at the sequence's mean advantage, `away` at each token's.
         safety: bound on |Δ| before the statistic, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token. The aggregate can be
             bounded for ratio and k1 only; every other statistic bounds each token's Δ.
@@ -152,22 +120,13 @@ class Reject:
     lower: float | None = None
     upper: float | None = None
     advantage: Sign = "any"
-    advantage_of: SignOf = "unit"
-    policy: Policy | None = None
     safety: float | None = None
     safety_at: Literal["aggregate", "token"] = "aggregate"
-    strict: bool = False
-    among: Among = "all"
 
     @property
     def on_tokens(self) -> bool:
         """Return whether tokens fail one by one; else whole sequences do."""
-        return self.over not in OF_SEQUENCES or self.of_token
-
-    @property
-    def of_token(self) -> bool:
-        """Return whether each token's own advantage is used."""
-        return self.advantage == "away" or self.advantage_of == "token"
+        return self.over not in OF_SEQUENCES or self.advantage == "away"
 
     def slips(self) -> Iterator[Slip]:
         """Yield values that have the right type but make no sense."""
@@ -186,8 +145,6 @@ class Reject:
             yield "", "over a batch it needs upper and takes no lower"
         if self.advantage != "any":
             yield "advantage", "over a batch it must be any"
-        if self.among != "all":
-            yield "among", "over a batch it must be all"
 
 
 @dataclass(frozen=True)
@@ -210,11 +167,9 @@ class Clip:
 
     Attributes:
         low: the ratio is clipped below 1 − low; None: not clipped below.
-        high: the ratio is clipped above 1 + high; None: not clipped above. For gmpo the bounds are on the log
-            of the ratio, [−low, high].
-        dual: ppo_clip, gspo, luspo, fipo: where A < 0 the loss is at most −dual·A; None for no dual clip.
-        safety: bound on |log| of that ratio before exp, nats (gspo, luspo: from above only); None = none.
-            `pipeline.plan.BOUNDS` lists the trainers' bounds.
+        high: the ratio is clipped above 1 + high; None: not clipped above.
+        dual: ppo_clip, gspo: where A < 0 the loss is at most −dual·A; None for no dual clip.
+        safety: bound on |log| of that ratio before exp, nats (gspo: from above only); None = none.
     """
 
     low: float | None = 0.2
@@ -231,66 +186,22 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Parameters of losses whose form no clip tells; a loss reads its own.
-
-    Attributes:
-        tau_positive: sapo: temperature of the gate where A > 0.
-        tau_negative: sapo: temperature elsewhere.
-        k_positive: vespo: exponent of w where A >= 0.
-        lambda_positive: vespo: rate of the decay in w where A >= 0.
-        k_negative: vespo: exponent where A < 0.
-        lambda_negative: vespo: rate where A < 0.
-        penalty: dro: factor of u²/2.
-        half_life: fipo: distance in tokens at which u of a later token counts half.
-        lowest: fipo: smallest influence.
-        highest: fipo: largest influence.
-        threshold: fipo: ratio above which the influence of tokens with A < 0 is at most 1.
-    """
-
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
-    k_positive: float = 2.0
-    lambda_positive: float = 3.0
-    k_negative: float = 3.0
-    lambda_negative: float = 2.0
-    penalty: float = 0.1
-    half_life: float = 32.0
-    lowest: float = 1.0
-    highest: float = 1.2
-    threshold: float = 4.0
-
-    def slips(self) -> Iterator[Slip]:
-        """Yield values that have the right type but make no sense."""
-        yield from _above_zero(**vars(self))
-        yield from _ordered(self.lowest, self.highest, "lowest", "highest")
-
-
-@dataclass(frozen=True)
 class Preset:
     """One correction method.
 
     Attributes:
         name: as in the table's header.
         summary: one line for the catalogue.
-        policy: numerator of r: old (decoupled, three policies), current (bypass, two), rollout (r is 1 by
-            construction: the trainer takes the rollout log-probs for its own).
+        policy: numerator of r: old (decoupled, three policies), current (bypass, two).
         weight: the importance weight, or None when the loss is not weighted.
         reject: rejection rules; a token is kept only if all hold.
         veto: rule that drops whole sequences, or None.
         loss: the policy loss the weights enter: ppo_clip, reinforce (−A log π_θ), surrogate (−A; the weight
-            is the loss's own ratio), gspo (PPO clip on the geometric mean of π_θ/π_anchor), luspo (the same,
-            a sequence counting as often as it has tokens), cispo (−A log π_θ times the clipped, constant
-            π_θ/π_anchor), sapo (−A times a sigmoid of that ratio), topr (−A log π_θ, weighted as cispo where
-            the reward is not above 0), gmpo (−A times the geometric mean of the ratios, clipped token by
-            token), fipo (PPO clip times a bounded e^Σ of the later log-ratios), dro (−A log π_θ and a
-            quadratic penalty on the log-ratio), vespo (−A log π_θ times a bounded function of the product of
-            all ratios and weights).
+            is the loss's own ratio), gspo (PPO clip on the geometric mean of π_θ/π_anchor), cispo
+            (−A log π_θ times the clipped, constant π_θ/π_anchor).
         clip: bounds at which that loss clips its own ratio.
-        shape: its parameters that are no clip.
         denominator: whether rejected tokens leave the loss's denominator (kept) or stay in it (all).
         family: name of the method, shared by trainers; presets of one family differ in their definitions.
-        apply: False when the trainer only logs the numbers and changes neither weights nor mask.
         at: places of the thresholds that may stand beside the name, in their order.
         aliases: other names people search for.
         trainers: trainers for which the catalogue can print the configuration.
@@ -301,27 +212,20 @@ class Preset:
 
     name: str
     summary: str
-    policy: Policy = "old"
+    policy: Numerator = "old"
     weight: Weight | None = None
     reject: tuple[Reject, ...] = ()
     veto: Veto | None = None
     loss: Loss = "ppo_clip"
     clip: Clip = Clip()
-    shape: Shape = Shape()
     denominator: Denominator = "kept"
     family: str = ""
-    apply: bool = True
     at: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()
     logs: str | None = None
     source: str = ""
     note: str = ""
-
-    @property
-    def applied(self) -> Preset:
-        """The preset as its trainer applies it: one that is only logged has no weight, rules and veto."""
-        return self if self.apply else replace(self, weight=None, reject=(), veto=None)
 
     def slips(self) -> Iterator[Slip]:
         """Yield parts that are right each by itself and make no sense together."""
@@ -333,8 +237,7 @@ class Preset:
 
     def lacking(self, columns: Collection[str]) -> list[str]:
         """Return the columns that the preset reads and `columns` lack, e.g. `current_log_probs`."""
-        policies = dict.fromkeys((self.policy, *(rule.policy for rule in self.reject if rule.policy)))
-        read = [f"{policy}_log_probs" for policy in policies if policy != "rollout"]
+        read = [f"{self.policy}_log_probs"]
         if any(rule.advantage != "any" for rule in self.reject):
             read.append("advantages")
         return [column for column in read if column not in columns]
@@ -348,11 +251,9 @@ def _not_negative(**bounds: float | None) -> Iterator[Slip]:
     yield from ((key, "it must not be negative") for key, x in bounds.items() if x is not None and x < 0)
 
 
-def _ordered(
-    lower: float | None, upper: float | None, low: str = "lower", high: str = "upper"
-) -> Iterator[Slip]:
+def _ordered(lower: float | None, upper: float | None) -> Iterator[Slip]:
     if lower is not None and upper is not None and lower > upper:
-        yield low, f"it must not exceed {high} = {upper}"
+        yield "lower", f"it must not exceed upper = {upper}"
 
 
 def _some_bound(lower: float | None, upper: float | None) -> Iterator[Slip]:

@@ -13,7 +13,6 @@ from offpol_diag.table import Table
 NUMERATORS = {
     "old": "r = π_old/π_rollout (decoupled: the trainer recomputes log π_old)",
     "current": "r = π_θ/π_rollout (bypass: the rollout's log-probs are the anchor)",
-    "rollout": "r = 1 by construction (the trainer takes the rollout's log-probs for its own)",
 }
 RATIOS = {
     "token": "r_t",
@@ -30,10 +29,8 @@ STATISTICS = {
     "k3_reverse": "(1/r−1+Δ)",
     "mult_prob_error": "e^|Δ|",
     "prob_diff": "(π_train−π_rollout)",
-    "prob_gap": "|π_train−π_rollout|",
     "tv": "|r−1|/2",
     "binary_kl": "KL₂(π_rollout‖π_train)",
-    "binary_kl_clamped": "KL₂(π_rollout‖π_train), both within [1e-6, 1−1e-6]",
     "binary_kl_max": "max KL₂ of both directions",
 }
 OVER = {
@@ -59,17 +56,9 @@ LOSSES = {
     "reinforce": "REINFORCE, −A log π_θ",
     "surrogate": "−A times the weight, which the gradient goes through",
     "gspo": "GSPO: PPO clip on the geometric mean of π_θ/π_anchor over the sequence",
-    "luspo": "LUSPO: GSPO, a sequence counting as often as it has tokens",
     "cispo": "CISPO: −A log π_θ times the clipped, constant π_θ/π_anchor",
-    "sapo": "SAPO: −A σ(τ(x − 1))·4/τ of x = π_θ/π_anchor",
-    "topr": "TOPR: −A log π_θ, times the clipped, constant π_θ/π_anchor where the reward is not above 0",
-    "gmpo": "GMPO: −A times the geometric mean of π_θ/π_anchor over the sequence, clipped token by token",
-    "fipo": "FIPO: PPO clip on π_θ/π_anchor, times the influence of the tokens after",
-    "dro": "DRO: −A log π_θ + β/2·(log π_θ/π_anchor)²",
-    "vespo": "VESPO: −A log π_θ times the constant e^(λ + k ln w − λw), w = ∏ π_θ/π_anchor · weight",
 }
-ANCHORS = {"old": "π_old", "current": "π_rollout", "rollout": "π_rollout"}
-POLICIES = {"old": "old", "current": "θ", "rollout": "rollout"}
+ANCHORS = {"old": "π_old", "current": "π_rollout"}
 DENOMINATORS = {
     "kept": "rejected tokens leave the loss's denominator",
     "all": "rejected tokens stay in the loss's denominator",
@@ -82,10 +71,8 @@ def weight(rule: Weight | None) -> str:
     if rule is None:
         return NOTHING
     text = ratio = RATIOS[rule.over]
-    if rule.action == "psis":
-        text = f"{ratio}, its tail Pareto-smoothed"
-    elif rule.action == "mask":
-        text = f"{ratio} where {_between(ratio, rule.lower, rule.upper, rule.strict)}, else 0"
+    if rule.action == "mask":
+        text = f"{ratio} where {_between(ratio, rule.lower, rule.upper)}, else 0"
     elif rule.action == "truncate" and rule.lower is None:
         text = f"min({ratio}, {rule.upper:g})"
     elif rule.action == "truncate":
@@ -100,10 +87,8 @@ def rejection(rules: tuple[Reject, ...]) -> str:
 
 
 def _rule(rule: Reject) -> str:
-    unit = UNITS.get(rule.over, "tokens of sequences" if rule.of_token else "sequences")
-    numerator = f" (r = π_{POLICIES[rule.policy]}/π_rollout)" if rule.policy else ""
-    among = " over the tokens left" if rule.among == "left" else ""
-    return f"{unit} with {bounds(rule)}{SIGNS[rule.advantage]}{numerator}{among}"
+    unit = UNITS.get(rule.over, "tokens of sequences" if rule.on_tokens else "sequences")
+    return f"{unit} with {bounds(rule)}{SIGNS[rule.advantage]}"
 
 
 def judged(rule: Reject) -> str:
@@ -113,7 +98,7 @@ def judged(rule: Reject) -> str:
 
 def bounds(rule: Reject) -> str:
     """Write the bounds on that statistic: `0.5 ≤ ∏r ≤ 2`."""
-    return _between(judged(rule), rule.lower, rule.upper, rule.strict or rule.over == "batch")
+    return _between(judged(rule), rule.lower, rule.upper, strict=rule.over == "batch")
 
 
 def veto(rule: Veto | None) -> str:
@@ -181,10 +166,8 @@ def description(preset: Preset) -> tuple[str | Table, ...]:
         "drops a sequence with": veto(preset.veto),
         "loss": LOSSES[preset.loss],
         "clipped": clipped(preset),
-        "shape": shape(preset),
         "denominator": denominator(preset),
         "guards": "; ".join(guards(preset)),
-        "applied": "yes" if preset.apply else "no: the trainer only logs the numbers",
         "also called": ", ".join(preset.aliases),
         "trainers": ", ".join(preset.trainers),
         "logs like": preset.logs or "",
@@ -200,47 +183,24 @@ def description(preset: Preset) -> tuple[str | Table, ...]:
 CLIPPED = {
     "ppo_clip": "the ratio π_θ/{anchor}",
     "gspo": "the ratio (∏π_θ/{anchor})^(1/n)",
-    "luspo": "the ratio (∏π_θ/{anchor})^(1/n)",
     "cispo": "the weight π_θ/{anchor}",
-    "topr": "the weight π_θ/{anchor}",
-    "gmpo": "log π_θ/{anchor}",
-    "fipo": "the ratio π_θ/{anchor}",
 }
 """Loss → the ratio or weight that it clips, for losses that clip."""
-DUAL = ("ppo_clip", "gspo", "luspo", "fipo")
-"""Losses that the dual clip bounds."""
-SHAPES = {
-    "sapo": "τ = {tau_positive:g} where A > 0, else {tau_negative:g}",
-    "vespo": "k, λ = {k_positive:g}, {lambda_positive:g} where A ≥ 0, "
-    "else {k_negative:g}, {lambda_negative:g}",
-    "dro": "β = {penalty:g}",
-    "fipo": "e^Σ of the later log π_θ/{anchor}, halved every {half_life:g} tokens, "
-    "within [{lowest:g}, {highest:g}]; within [0.8, 1] where A < 0 and the ratio is above {threshold:g}",
-}
-"""Loss → its parameters in words."""
-
-
-def shape(preset: Preset) -> str:
-    """Write the parameters of the loss that are no clip; empty where it has none."""
-    return SHAPES.get(preset.loss, "").format(anchor=ANCHORS[preset.policy], **vars(preset.shape))
 
 
 def clipped(preset: Preset) -> str:
     """Write the clip of the loss's own ratio, `the ratio π_θ/π_old to [0.8, 1.2]`, and its other bounds."""
-    clip, one = preset.clip, 0 if preset.loss == "gmpo" else 1
-    if preset.loss == "sapo" and clip.safety is not None:
-        return f"the log of π_θ/{ANCHORS[preset.policy]} within ±{clip.safety:g} before exp"
+    clip = preset.clip
     if preset.loss not in CLIPPED:
         return ""
     what = CLIPPED[preset.loss].format(anchor=ANCHORS[preset.policy])
-    low = "−∞" if clip.low is None else f"{one - clip.low:g}"
-    high = "∞" if clip.high is None else f"{one + clip.high:g}"
+    low = "−∞" if clip.low is None else f"{1 - clip.low:g}"
+    high = "∞" if clip.high is None else f"{1 + clip.high:g}"
     text = f"{what} to [{low}, {high}]"
-    if clip.dual is not None and preset.loss in DUAL:
+    if clip.dual is not None and preset.loss != "cispo":
         text += f"; where A < 0 the loss is at most −{clip.dual:g} A"
-    if clip.safety is not None and preset.loss != "gmpo":
-        pooled = preset.loss in ("gspo", "luspo")
-        text += f"; its log {'at most ' if pooled else 'within ±'}{clip.safety:g} before exp"
+    if clip.safety is not None:
+        text += f"; its log {'at most ' if preset.loss == 'gspo' else 'within ±'}{clip.safety:g} before exp"
     return text
 
 
@@ -260,10 +220,7 @@ def guards(preset: Preset) -> tuple[str, ...]:
     found = (
         rule and (_clamp(rule) or "no bound on the log-ratio before exp"),
         rule and rule.overflow == "zero" and "a weight beyond float32 (log r > 88.7) counts as 0",
-        rule and rule.action == "mask" and rule.strict and "a weight equal to a bound is outside",
-        rule and rule.among == "left" and "the weight is over the tokens that veto and token rules leave",
         *(f"in the rules, {_clamp(one)}" for one in preset.reject if _clamp(one)),
-        any(one.strict for one in preset.reject) and "a value equal to a bound is rejected",
     )
     return tuple(dict.fromkeys(text for text in found if text))
 

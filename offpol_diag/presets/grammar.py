@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from offpol_diag.errors import PresetError, did_you_mean
-from offpol_diag.presets import Clip, Policy, Reject, Shape, Veto, Weight
+from offpol_diag.presets import Clip, Reject, Veto, Weight
 
 LOGS = (
     "verl-2025-10",
@@ -80,7 +80,7 @@ def shown(value: object) -> str:
 
 
 Reader = Callable[[Any, Spot], Any]
-Part = TypeVar("Part", Weight, Reject, Veto, Clip, Shape)
+Part = TypeVar("Part", Weight, Reject, Veto, Clip)
 
 
 def values(kind: type, table: object, at: Spot) -> dict[str, Any]:
@@ -166,8 +166,6 @@ READERS: dict[object, Reader] = {
     Weight | None: partial(_part, Weight),
     Veto | None: partial(_part, Veto),
     Clip: partial(_part, Clip),
-    Shape: partial(_part, Shape),
-    Policy | None: partial(_word, get_args(Policy)),
     tuple[Reject, ...]: _rules,
 }
 """Type of a field → the function that reads its value; a Literal allows only its own words."""

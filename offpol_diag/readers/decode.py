@@ -421,10 +421,6 @@ def _values(rows: Rows, lengths: Ints) -> dict[str, Array]:
         found["advantages"] = np.repeat(rows.numbers[columns.ADVANTAGES], lengths)
     if columns.REWARDS in rows.numbers:
         found["rewards"] = rows.numbers[columns.REWARDS]
-    if columns.ADVANTAGES in rows.lists:
-        negative = np.less(rows.lists[columns.ADVANTAGES].values, 0)
-        none = np.zeros(len(lengths), np.int64)
-        found["masked_negative"] = none if rows.whole else rows.counted(negative & ~rows.live)
     return found
 
 

@@ -22,12 +22,12 @@ SCOPE = "ppo_actor/update/"
 
 def log(t: Tokens, s: Totals) -> Numbers:
     """Return what is logged since 1.0.4, where rejection_sampling has a share beside what its cap had."""
-    return named(SCOPE, statistics(t.applied, s) | filtered(t.applied, s))
+    return named(SCOPE, statistics(t, s) | filtered(t, s))
 
 
 def log_v1_0_3(t: Tokens, s: Totals) -> Numbers:
     """Return what is logged under behave_imp_weight_cap: actor.py:536-542 there."""
-    return named(SCOPE, statistics(t.applied, s))
+    return named(SCOPE, statistics(t, s))
 
 
 def statistics(t: Tokens, s: Totals) -> Numbers:
@@ -91,7 +91,7 @@ def statistic(t: Tokens, s: Totals, name: str, x: Array, among: Array) -> Number
 
 def _over_batch(preset: Preset) -> tuple[Reject, ...]:
     """Return the M2PO rules, which edit the loss mask before any statistic."""
-    return tuple(rule for rule in preset.applied.reject if rule.over == "batch")
+    return tuple(rule for rule in preset.reject if rule.over == "batch")
 
 
 def valid(t: Tokens) -> Array:
@@ -124,9 +124,7 @@ DECOUPLED = {"use_decoupled_loss": True, "recompute_logprob": True}
 def areal(parts: Parts) -> Translation:
     """Translate a preset: bypass, recompute, or the decoupled loss with one rule."""
     preset = parts.preset
-    parts.need(("old", "current"), ("ppo_clip", "gspo", "cispo", "sapo"))
-    if parts.loss == "sapo" and not parts.bare:
-        cannot("weights or rules under the SAPO loss, which refuses use_decoupled_loss")
+    parts.need(("old", "current"), ("ppo_clip", "gspo", "cispo"))
     settings = {**_correction(parts), **_loss(preset)}
     parts.finish()
     metric = str(settings.get(RULE + "metric", ""))
@@ -194,9 +192,6 @@ def _bounded(
 
 
 def _loss(preset: Preset) -> Settings:
-    if preset.loss == "sapo":
-        taus = {"tau_positive": "sapo_tau_pos", "tau_negative": "sapo_tau_neg"}
-        return {"use_sapo_loss": True, **config.shape_settings(preset, taus)}
     if preset.loss == "cispo":
         low, high = config.clip_bounds(preset)
         if high <= 0:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from offpol_diag.presets import Over, Preset, Reject, Veto
+from offpol_diag.presets import Over, Reject, Veto
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,6 @@ __all__ = [
     "np",
     "of_rows",
     "std",
-    "weighs",
 ]
 
 EPS = 1e-8
@@ -86,11 +85,6 @@ def std(first: Number, second: Number, n: Number, less: float = 1) -> Number:
 
 
 # ---------------------------------------------------------------- parts of presets
-
-
-def weighs(preset: Preset) -> bool:
-    """Return whether the preset has a weight and applies it."""
-    return preset.apply and preset.weight is not None
 
 
 def of_rows(over: Over) -> bool:

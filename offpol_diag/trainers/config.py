@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Shape, Statistic, Veto, Weight
+from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Statistic, Veto, Weight
 from offpol_diag.trainers import schema
 from offpol_diag.trainers.base import Log
 from offpol_diag.trainers.schema import Form, Settings, Snippet, Writers, cannot
@@ -64,7 +64,6 @@ LEVELS = {
 NUMERATORS = {
     "old": "the recomputed π_old",
     "current": "π_θ against the rollout (bypass)",
-    "rollout": "the rollout's own log-probs",
 }
 IDLE_LOW, IDLE_HIGH = 1e-9, 1e9
 """Bounds that a ratio whose logarithm is clamped to ±20 never reaches: e^20 = 4.9e8."""
@@ -97,8 +96,7 @@ class Parts:
     """The parts of a preset that a translation consumes one by one.
 
     Attributes:
-        preset: the preset; one with numerator `rollout` becomes `current` without weight, rules and veto,
-            which is equivalent.
+        preset: the preset.
         policy: the numerator policy.
         loss: the loss.
         weight: the weight, or None once consumed.
@@ -107,13 +105,9 @@ class Parts:
     """
 
     def __init__(self, preset: Preset) -> None:
-        if preset.policy == "rollout":
-            preset = replace(preset, policy="current", weight=None, reject=(), veto=None)
         self.preset, self.policy, self.loss = preset, preset.policy, preset.loss
         self.weight, self.veto = preset.weight, preset.veto
         self.rules = list(preset.reject)
-        if not any(rule.on_tokens for rule in self.rules):  # then `left` and `all` are equivalent
-            self.rules = [replace(rule, among="all") for rule in self.rules]
 
     @property
     def bare(self) -> bool:
@@ -138,7 +132,7 @@ class Parts:
         result = self.weight
         if result is None:
             return None
-        if result.over not in overs or result.action not in actions or result.strict:
+        if result.over not in overs or result.action not in actions:
             cannot(_weight_words(result))
         if result.normalize and not normalize:
             cannot("weights divided by their batch mean")
@@ -153,7 +147,7 @@ class Parts:
         This is either a weight of action mask, or a weight with a rule over the same level within its bounds.
         """
         weight = self.weight
-        if weight is None or weight.over != over or weight.normalize or weight.strict:
+        if weight is None or weight.over != over or weight.normalize:
             return None
         if weight.action == "mask":
             self.weight = None
@@ -169,9 +163,9 @@ class Parts:
         """Replace a weight of action mask by the raw ratio and a rule with the same bounds."""
         weight = self.weight
         if weight is not None and weight.action == "mask" and not weight.normalize:
-            rule = Reject("ratio", weight.over, weight.lower, weight.upper, strict=weight.strict)
+            rule = Reject("ratio", weight.over, weight.lower, weight.upper)
             self.rules.insert(0, replace(rule, safety=weight.safety, safety_at=weight.safety_at))
-            self.weight = replace(weight, action="none", lower=None, upper=None, strict=False)
+            self.weight = replace(weight, action="none", lower=None, upper=None)
 
     def drop_idle(self) -> None:
         """Replace a truncation without effect, due to a rule over the same level, by the raw ratio."""
@@ -190,15 +184,6 @@ class Parts:
         self.rules.remove(result)
         return result
 
-    def take_opsm(self, key: str) -> Settings:
-        """Consume OPSM, a mask on sequences with A < 0 by mean log π_rollout/π_θ; its bound, nats, by key."""
-        for rule in self.rules:
-            kind = (rule.statistic, rule.over, rule.advantage, rule.lower, rule.policy or self.policy)
-            if kind == ("k1", "mean", "negative", None, "current") and not unusual(rule, policy=False):
-                self.rules.remove(rule)
-                return {} if rule.upper is None else {key: rule.upper}
-        return {}
-
     def take_veto(self, upper: bool = False) -> Veto | None:
         """Consume the veto; refuse one with an upper bound unless `upper` is supported."""
         result = self.veto
@@ -208,28 +193,19 @@ class Parts:
         return result
 
     def _find(self, statistic: str, over: str) -> Reject | None:
-        plain = (rule for rule in self.rules if rule.advantage == "any" and not unusual(rule))
+        plain = (rule for rule in self.rules if rule.advantage == "any")
         return next((rule for rule in plain if (rule.statistic, rule.over) == (statistic, over)), None)
 
     def finish(self) -> None:
-        """Refuse the preset if any part was not consumed, or if it is only logged."""
+        """Refuse the preset if any part was not consumed."""
         if self.weight is not None:
             cannot(_weight_words(self.weight))
         for rule in self.rules:
             sign = "" if rule.advantage == "any" else f" with a condition on the advantage ({rule.advantage})"
-            own = f" of {NUMERATORS[rule.policy]}" if rule.policy not in (None, self.policy) else ""
-            left = " over the tokens that are left" if rule.among == "left" else ""
             what = LEVELS[rule.over].removeprefix("the ")
-            cannot(f"a rejection by {rule.statistic} over {what}{own}{sign}{left}")
+            cannot(f"a rejection by {rule.statistic} over {what}{sign}")
         if self.veto is not None:
             cannot("a veto on one token")
-        if not self.preset.apply:
-            cannot("numbers that are logged and not applied")
-
-
-def unusual(rule: Reject, policy: bool = True) -> bool:
-    """Return whether a rule has an option that ordinary configuration keys cannot express."""
-    return rule.strict or rule.among == "left" or (policy and rule.policy is not None)
 
 
 def _within(rule: Reject, weight: Weight) -> bool:
@@ -246,10 +222,8 @@ def _weight_words(weight: Weight) -> str:
         "truncate": "truncated",
         "mask": "zeroed outside their bounds",
         "none": "untruncated",
-        "psis": "Pareto-smoothed",
     }[weight.action]
-    strict = " (strictly)" if weight.strict else ""
-    return f"weights of {LEVELS[weight.over]}, {action}{strict}"
+    return f"weights of {LEVELS[weight.over]}, {action}"
 
 
 # ---------------------------------------------------------------- a trainer's fixed behaviour
@@ -352,17 +326,13 @@ def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> Settings:
     Raises:
         ConfigError: the ratio has no upper clip, which no trainer can express.
     """
-    if preset.loss not in ("ppo_clip", "gspo", "luspo", "gmpo", "fipo", "cispo"):
+    if preset.loss not in ("ppo_clip", "gspo", "cispo"):
         return {}
     low, high = clip_bounds(preset)
     result: Settings = {}
     if (low, high) != (keys.low_default, keys.high_default):
         result = {keys.low: low, keys.high: high}
-    if (
-        keys.dual
-        and preset.loss not in ("cispo", "gmpo")
-        and preset.clip.dual not in (None, DUAL, keys.dual_default)
-    ):
+    if keys.dual and preset.loss != "cispo" and preset.clip.dual not in (None, DUAL, keys.dual_default):
         result[keys.dual] = preset.clip.dual
     return prefixed(prefix, result)
 
@@ -372,12 +342,6 @@ def clip_bounds(preset: Preset) -> tuple[float, float]:
     if preset.clip.high is None:
         cannot("a ratio that the loss does not clip from above")
     return (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
-
-
-def shape_settings(preset: Preset, keys: Mapping[str, str]) -> Settings:
-    """Return the parameters of the loss that differ from the usual ones, by field of `Shape` → key."""
-    each = ((key, getattr(preset.shape, field), getattr(Shape(), field)) for field, key in keys.items())
-    return {key: value for key, value, usual in each if value != usual}
 
 
 def cispo_high(preset: Preset) -> float:

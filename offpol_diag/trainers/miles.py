@@ -25,7 +25,7 @@ def log(t: Tokens, s: Totals) -> Numbers:
 
 def mis_log(t: Tokens, s: Totals) -> Numbers:
     """Return the same with the MIS helper."""
-    return own(t, s, slime.mis_log(t, s), t.applied.only("reject", "veto"))
+    return own(t, s, slime.mis_log(t, s), t.only("reject", "veto"))
 
 
 def own(t: Tokens, s: Totals, result: Numbers, left: Tokens) -> Numbers:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config
 from offpol_diag.trainers.base import EPS, SAFETY, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import FLAGS, IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Form, Settings, cannot
@@ -73,7 +72,7 @@ def weights(t: Tokens, s: Totals) -> Numbers:
 def _gate(preset: Preset) -> float | None:
     """Return the upper bound on a row's geometric mean under sequence_mask, or None."""
     rules = (rule for rule in preset.reject if rule.statistic == "ratio" and rule.over == "mean")
-    return next((rule.upper for rule in rules if rule.policy in (None, preset.policy)), None)
+    return next((rule.upper for rule in rules), None)
 
 
 LOG = Log("ms-swift", log)
@@ -86,8 +85,7 @@ MODE = "rollout_importance_sampling_mode"
 
 def ms_swift(parts: Parts) -> Translation:
     """rollout_importance_sampling_mode with an upper bound; its "sequence" is the geometric mean."""
-    parts.need(("old",), ("ppo_clip", "gspo", "cispo", "sapo", "fipo"))
-    mask = parts.take_opsm("off_policy_sequence_mask_delta")
+    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
     settings: Settings = {}
     upper = None
     if parts.weight is not None:
@@ -97,10 +95,8 @@ def ms_swift(parts: Parts) -> Translation:
         bound = IDLE_HIGH if upper is None else upper
         settings = {MODE: mode, "rollout_importance_sampling_threshold": bound}
     parts.finish()
-    settings |= mask
-    settings = ({"use_vllm": "true"} if settings else {}) | settings | _loss(parts.preset)
-    since = "4.3.0" if parts.loss == "fipo" else "3.12.0" if mask else "3.11.0"
-    return (Form(settings, since),), (
+    settings = ({"use_vllm": "true"} if settings else {}) | settings | loss(parts.preset, CLIP)
+    return (Form(settings, "3.11.0"),), (
         parts.loss == "gspo"
         and "importance_sampling_level sequence_token has the same loss and, with one advantage per "
         "sequence, the same gradient",
@@ -110,28 +106,7 @@ def ms_swift(parts: Parts) -> Translation:
         MODE in settings
         and upper is None
         and "a threshold of 1.0e+9 is idle: the log-ratio is clamped to ±20",
-        mask
-        and "off_policy_sequence_mask_delta is in nats per token; rows leave the denominator under bnpo only",
     )
-
-
-def _loss(preset: Preset) -> Settings:
-    shape = preset.shape
-    if preset.loss == "sapo":
-        taus = {"tau_positive": "tau_pos", "tau_negative": "tau_neg"}
-        return {"loss_type": "sapo", **config.shape_settings(preset, taus)}
-    if preset.loss != "fipo":
-        return loss(preset, CLIP)
-    reach = round(shape.highest - 1, 12)
-    if reach <= 0 or shape.lowest not in (1, round(1 - reach, 12)):
-        cannot("an influence within other bounds than 1 or 1 − c, and 1 + c")
-    result: Settings = {"loss_type": "fipo", **config.clip_settings(preset, CLIP)}
-    result |= config.shape_settings(
-        preset, {"half_life": "fipo_decay_rate", "threshold": "fipo_safety_threshold"}
-    )
-    if reach != 0.2:
-        result["fipo_clip_range"] = reach
-    return result if shape.lowest == 1 else {**result, "fipo_clip_high_only": "false"}
 
 
 def _mode(parts: Parts) -> tuple[str, float | None]:

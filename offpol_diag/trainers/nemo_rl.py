@@ -27,9 +27,9 @@ FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 
 def log(t: Tokens, s: Totals) -> Numbers:
     """Return `train/`, of the sequences that the error mask leaves."""
-    rules = [r for r in t.applied.preset.reject if r.statistic == "mult_prob_error" and not r.on_tokens]
+    rules = [r for r in t.preset.reject if r.statistic == "mult_prob_error" and not r.on_tokens]
     masked = t.under(*rules).only("reject")
-    result = s.part(gap, masked) | weights(t.applied, masked, s)
+    result = s.part(gap, masked) | weights(t, masked, s)
     if t.batch.current is not None:
         result |= probs_ratio(t, masked, s) | s.part(approx_entropy, masked)
     return named("train/", result | s.part(seq_errors, masked))

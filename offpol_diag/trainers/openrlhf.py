@@ -54,7 +54,7 @@ def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
     if not corrects(t.preset):
         return {}
     if not rules:
-        outside = t.applied.n_bounded
+        outside = t.n_bounded
     elif rules[0].on_tokens:
         outside = t.dropped_by(*rules)
     else:
@@ -71,8 +71,6 @@ CLIP = ClipKeys("low", "high", "actor.dual_clip")
 CORRECTION = "algo.advantage.is_correction_"
 SEPTEMBER = "2026-09 (pull request 1339)"
 LEVELS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
-GATES = {"binary_kl_clamped": "binary_kl", "prob_gap": "tv"}
-"""Statistic of a rule with an upper bound → its gate, since September 2026."""
 VLLM = {
     "enable": "enable_vllm_is_correction",
     "type": "vllm_is_correction_type",
@@ -93,12 +91,6 @@ def openrlhf(parts: Parts) -> Translation:
         ignored = "under gspo the correction's bounds are ignored: the rollout's log-probs become the anchor"
         correction: tuple[Settings, ...] = ({"level": "token"}, {"enable": True}) if bypass else ({}, {})
         return _forms(_loss(parts.preset), *correction), (ignored if bypass else nothing,)
-    gated = _gate(parts)
-    if gated:
-        parts.finish()
-        return (Form(gated | _loss(parts.preset), SEPTEMBER),), (
-            "both probabilities are clamped to [1e-6, 1 - 1e-6]",
-        )
     kind, (low, high) = _type(parts)
     parts.finish()
     bounds = config.open_bounds(low, high)
@@ -110,19 +102,6 @@ def openrlhf(parts: Parts) -> Translation:
         bounds[1] == math.inf and "an upper bound of inf is idle",
         "before 0.9.1 the threshold was one upper bound",
     )
-
-
-def _gate(parts: Parts) -> Settings:
-    """The keys of a rule on a divergence, beside the raw token ratio; nothing if there is none."""
-    for rule in parts.rules:
-        name, level = GATES.get(rule.statistic), {"token": "token", "mean": "seq"}.get(rule.over)
-        weight = parts.weight
-        raw = weight is not None and (weight.over, weight.action) == ("token", "none")
-        if name and level and raw and parts.take(rule.statistic, rule.over, "upper"):
-            parts.take_weight("token")
-            keys = {"level": level, "mode": "mask", "gating": name, "threshold": rule.upper}
-            return config.prefixed(CORRECTION, keys)
-    return {}
 
 
 def _type(parts: Parts) -> tuple[str, Band]:

@@ -51,7 +51,7 @@ def over_entropy(t: Tokens, s: Totals, x: Number) -> Number:
 
 def masks(t: Tokens, s: Totals) -> Numbers:
     """Return means over tokens of each sequence: of these the mean and the largest."""
-    x, a, kept = mismatch_kl(t), t.batch.advantages, t.applied.kept
+    x, a, kept = mismatch_kl(t), t.batch.advantages, t.kept
     result = {
         "masked_mismatch_kl": mean(t, x, ~kept),
         "unmasked_mismatch_kl": mean(t, x, kept),
@@ -126,8 +126,8 @@ def _probability_mask(parts: Parts) -> tuple[list[Form], str]:
     if weight is None or len(parts.rules) != 1:
         cannot("this loss without exactly one mask on the probability difference")
     rule = parts.rules.pop()
+    plain = (rule.statistic, rule.over) == ("prob_diff", "token")
     low, high = rule.lower, rule.upper
-    plain = (rule.statistic, rule.over, rule.strict, rule.policy) == ("prob_diff", "token", False, None)
     if not plain or low is None or high is None or high < 0 < low:
         cannot("a mask on anything but the token's probability difference, with both bounds")
     cap = weight.upper

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from offpol_diag.presets import Clip, Preset
+from offpol_diag.presets import Preset
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import (
     SAFETY,
@@ -122,8 +122,8 @@ def beyond(x: Array, edge: float | None, side: Side) -> Array:
 
 
 def clip_ratio(t: Tokens, s: Totals) -> Numbers:
-    """Return the share of tokens where PPO's clip of π_θ/π_old acts, dropped or not; SAPO has none."""
-    a, clip = t.batch.advantages, Clip(None, None) if t.preset.loss == "sapo" else t.preset.clip
+    """Return the share of tokens where PPO's clip of π_θ/π_old acts, dropped or not."""
+    a, clip = t.batch.advantages, t.preset.clip
     if a is None or t.batch.current is None:
         return {}
     u = t.token_u
@@ -138,15 +138,14 @@ def clip_ratio(t: Tokens, s: Totals) -> Numbers:
 
 def anchored(t: Tokens, s: Totals) -> Numbers:
     """Return the share of tokens that the loss cuts, zeroes or masks; of CISPO also π_θ/π_rollout."""
-    tokens, weight, applied = s.sum(t.n), t.preset.weight, t.applied
-    cut = t.n - applied.n_kept
-    if applied.preset.weight is not None:
+    tokens, weight, cut = s.sum(t.n), t.preset.weight, t.n - t.n_kept
+    if weight is not None:
         cut = cut + t.n_above + t.n_below
     result = {"clip_ratio": s.sum(cut) / np.maximum(tokens, 1.0)}
     if weight is not None and weight.action == "truncate":
         result |= {
             "cispo/ratio_mean": s.sum(t.row_sum(t.ratio_minus_one(SAFETY))) / tokens + 1,
-            "cispo/ratio_clamped_mean": s.sum(t.row_sum(applied.weight)) / np.maximum(tokens, 1.0),
+            "cispo/ratio_clamped_mean": s.sum(t.row_sum(t.weight)) / np.maximum(tokens, 1.0),
             "cispo/ratio_max": s.max(t.row_max(t.ratio(SAFETY))),
             "cispo/ratio_min": s.min(t.row_min(t.ratio(SAFETY))),
         }
@@ -174,7 +173,7 @@ def skyrl(parts: Parts) -> Translation:
     parts.finish()
     named = config.prefixed(ALGORITHM, settings)
     named["generator.sampling_params.logprobs"] = 1
-    several = len(rules) + bool(preset.veto) > 1 or any(rule.among == "left" for rule in rules)
+    several = len(rules) + bool(preset.veto) > 1
     return (Form(named, _since(settings)),), (
         config.idle(settings) and "bounds of 1.0e-9 and 1.0e+9 are idle: log-ratios are clamped to ±20",
         several
@@ -187,11 +186,11 @@ def _since(settings: Settings) -> str:
     """Return the first version that reads these keys."""
     if "cispo.cispo_anchor" in settings:
         return "2026-07-28"
-    return {"dppo": "0.3.0", "rollout_is": "0.2.0"}.get(settings["policy_loss_type"], "0.1.0")
+    return "0.3.0" if settings["policy_loss_type"] == "dppo" else "0.1.0"
 
 
 def _decoupled(parts: Parts) -> Settings:
-    parts.need(("old",), ("ppo_clip", "gspo", "cispo", "sapo"))
+    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
     on_tokens = any(rule.on_tokens for rule in parts.rules)
     result: Settings = {}
     veto = parts.take_veto(upper=True)
@@ -211,7 +210,7 @@ def _weight(parts: Parts, on_tokens: bool) -> Settings:
     weight = parts.weight
     if weight is None:
         return {"tis_ratio_type": None}
-    if weight.over == "sum" and on_tokens and weight.among != "left":
+    if weight.over == "sum" and on_tokens:
         cannot("a product over tokens that its token mask has taken out")
     parts.take_weight("token", "sum")
     name = {"token": "token", "sum": "sequence"}[weight.over]
@@ -222,8 +221,7 @@ def _weight(parts: Parts, on_tokens: bool) -> Settings:
 def _sequence_mask(parts: Parts, on_tokens: bool) -> Settings:
     for rule in tuple(parts.rules):
         name = {"mean": "geo", "sum": "product"}.get(rule.over)
-        plain = (rule.statistic, rule.advantage, rule.policy, rule.strict) == ("ratio", "any", None, False)
-        if name and plain and (rule.among == "left" or not on_tokens):
+        if name and (rule.statistic, rule.advantage) == ("ratio", "any") and not on_tokens:
             parts.rules.remove(rule)
             low, high = config.idle_bounds(rule.lower, rule.upper)
             metric = "geometric" if name == "geo" else "product"
@@ -234,9 +232,6 @@ def _sequence_mask(parts: Parts, on_tokens: bool) -> Settings:
 def _loss(preset: Preset) -> Settings:
     if preset.loss == "cispo":
         return {"policy_loss_type": "cispo", **_cispo_bounds(*config.clip_bounds(preset))}
-    if preset.loss == "sapo":
-        taus = {"tau_positive": "sapo.tau_pos", "tau_negative": "sapo.tau_neg"}
-        return {"policy_loss_type": "sapo", **config.shape_settings(preset, taus)}
     config.no_dual_clip(preset)
     if (preset.loss, preset.clip.low, preset.clip.high, preset.clip.dual) == ("ppo_clip", None, None, None):
         if preset.weight is not None or preset.reject or preset.veto is not None:
@@ -265,12 +260,6 @@ def _bypass(parts: Parts) -> Settings:
     weight = parts.weight
     if weight is None or weight.over != "token" or weight.normalize:
         cannot("REINFORCE against the rollout without token weights")
-    if weight.action == "mask" and weight.strict:
-        if weight.lower is None or weight.upper is None:
-            cannot("rollout_is without both bounds")
-        parts.weight = None
-        bounds = {"eps_clip_low": 1 - weight.lower, "eps_clip_high": weight.upper - 1}
-        return {"policy_loss_type": "rollout_is", **_short(bounds)}
     result = parts.take_weight("token", actions=("truncate",), lower=True)
     if result is None or result.upper is None:
         cannot("this weight")
@@ -291,7 +280,7 @@ def _dppo(parts: Parts) -> Settings:
     kinds = {("prob_diff", "against"): "binary_tv", ("binary_kl", "away"): "binary_kl"}
     kind = kinds.get((rule.statistic, rule.advantage))
     low = rule.upper if kind == "binary_kl" else None if rule.lower is None else -rule.lower
-    if kind is None or rule.over != "token" or rule.strict or low is None or rule.upper is None:
+    if kind is None or rule.over != "token" or low is None or rule.upper is None:
         cannot(f"a mask by {rule.statistic} with this condition on the advantage ({rule.advantage})")
     bounds = {"dppo.delta_low": low, "dppo.delta_high": rule.upper}
     return {"policy_loss_type": "dppo", "dppo.dppo_type": kind, **bounds}

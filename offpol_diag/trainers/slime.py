@@ -1,4 +1,4 @@
-"""slime: `train/` of the loss, TIS, IcePop, OPSM and the MIS helper; flags, and the helper's mis.yaml.
+"""slime: `train/` of the loss, TIS, IcePop and the MIS helper; flags, and the helper's mis.yaml.
 
 Every number is reduced as the loss is by default: over the tokens of each sample, then over the samples of
 the batch, one without a token counting as 0; --calculate-per-token-loss makes token means of them instead.
@@ -11,7 +11,6 @@ still divides (up to v0.2.4 it left the denominator).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from offpol_diag.errors import ConfigError
@@ -29,7 +28,6 @@ from offpol_diag.trainers.base import (
     half,
     named,
     np,
-    weighs,
 )
 from offpol_diag.trainers.config import FLAGS, IDLE_LOW, ClipKeys, Guards, Parts, Translation
 from offpol_diag.trainers.schema import Form, Settings, Snippet, cannot
@@ -38,13 +36,11 @@ from offpol_diag.trainers.schema import Form, Settings, Snippet, cannot
 
 
 def log(t: Tokens, s: Totals) -> Numbers:
-    """Return `train/` without the helper: the loss's own numbers, TIS or IcePop, and OPSM."""
-    corrects = weighs(t.preset)
+    """Return `train/` without the helper: the loss's own numbers, TIS or IcePop."""
+    corrects = t.preset.weight is not None
     result = s.part(loss, t.only("loss", "clip"), corrects)
     if corrects:
         result = result | s.part(tis, t.only("weight"))
-    if t.preset.apply and opsm_rule(t.preset) is not None and t.batch.advantages is not None:
-        result = result | {"opsm_clipfrac": of_samples(t, s, opsm_masks(t))}
     return named("train/", result)
 
 
@@ -95,35 +91,14 @@ def share(t: Tokens, counts: Array) -> Array:
     return counts if t.weighs_rows else counts / np.maximum(t.n, 1)
 
 
-def opsm_rule(preset: Preset) -> Reject | None:
-    """Return OPSM's rule as a rule on sequences for any sign of A, or None."""
-    for rule in preset.reject:
-        if (rule.statistic, rule.of_token, rule.advantage) == ("k1", True, "negative"):
-            plain = replace(rule, advantage="any", advantage_of="unit")
-            if not plain.on_tokens:
-                return plain
-    return None
-
-
-def opsm_masks(t: Tokens) -> Array:
-    """Return the tokens with A < 0 of samples that drifted, masked ones too, over those of the loss, [S]."""
-    rule, a, outside = opsm_rule(t.preset), t.batch.advantages, t.batch.masked_negative
-    assert rule is not None
-    assert a is not None
-    negative = t.row_sum(a < 0)
-    if outside is None:  # without A of their own they have their sample's
-        outside = np.where(negative > 0, t.batch.masked, 0)
-    return np.where(t.passes(rule), 0.0, (negative + outside) / np.maximum(t.n, 1))
-
-
 # ---------------------------------------------------------------- with the MIS helper
 
 
 def mis_log(t: Tokens, s: Totals) -> Numbers:
     """Return `train/` with the helper, and its own `train/mis_`."""
-    result = named("train/", s.part(loss, t.applied.only("reject", "veto", "loss", "clip"), True))
+    result = named("train/", s.part(loss, t.only("reject", "veto", "loss", "clip"), True))
     result |= named("train/mis_", s.part(policy_gap, t.only()))
-    return result | (named("train/mis_", helper(t, s)) if weighs(t.preset) else {})
+    return result | ({} if t.preset.weight is None else named("train/mis_", helper(t, s)))
 
 
 def policy_gap(t: Tokens, s: Totals) -> Numbers:
@@ -262,9 +237,12 @@ def _loss(preset: Preset) -> Settings:
 
 def _bypass(parts: Parts, loss: Settings) -> Translation:
     """The rollout's log-probs for the old ones; OPSM asks the sign of each token's advantage."""
-    delta = parts.take_opsm("opsm-delta")
+    opsm: Settings = {}
+    for rule in tuple(parts.rules):
+        if (rule.statistic, rule.over, rule.advantage, rule.lower) == ("k1", "mean", "negative", None):
+            parts.rules.remove(rule)
+            opsm = {"use-opsm": True, "opsm-delta": rule.upper}
     parts.finish()
-    opsm = {"use-opsm": True, **delta} if delta else {}
     remark = (
         "opsm asks each token's advantage: the same as the sequence's where all its tokens have one (GRPO)"
     )

@@ -19,7 +19,7 @@ from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.pipeline import formulas
 from offpol_diag.pipeline.plan import LOSSES
-from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
+from offpol_diag.presets import Numerator, Over, Preset, Reject, Statistic, Veto
 
 T = TypeVar("T")
 
@@ -37,22 +37,11 @@ class Tokens:
     preset: Preset
 
     def only(self, *parts: str) -> Tokens:
-        """Return the batch under a preset with these parts alone (fields of it), for what presets share.
+        """Return the batch under a preset with these parts alone (fields of it), for what presets share."""
+        some = {name: getattr(self.preset, name) for name in parts}
+        return replace(self, preset=Preset("", "", self.preset.policy, **some))
 
-        A weight or rule over the tokens that others leave keeps these others.
-        """
-        result = {"policy": self.preset.policy} | {name: getattr(self.preset, name) for name in parts}
-        weight = result.get("weight")
-        if weight is not None and weight.among != "all":
-            result |= {"reject": self.preset.reject, "veto": self.preset.veto}
-        return replace(self, preset=Preset("", "", **result))
-
-    @property
-    def applied(self) -> Tokens:
-        """The batch under the preset as it is applied: one that is only logged changes nothing."""
-        return self if self.preset.apply else replace(self, preset=self.preset.applied)
-
-    def of(self, policy: Policy) -> Tokens:
+    def of(self, policy: Numerator) -> Tokens:
         """Return the batch with another numerator of its ratios."""
         return replace(self, preset=replace(self.preset, policy=policy))
 
@@ -173,16 +162,16 @@ class Tokens:
 
     def passes(self, rule: Reject) -> Array:
         """Flag the tokens [T] or sequences [S] (`rule.on_tokens`) that pass one rule, bool."""
-        return self.context.evaluator.passes(rule, rule.policy or self.preset.policy)
+        return self.context.evaluator.passes(rule, self.preset.policy)
 
     @property
     def kept_rows(self) -> Array:
-        """Sequences that pass the rules on sequences and the veto, [S] bool, whether applied or not."""
+        """Sequences that pass the rules on sequences and the veto, [S] bool."""
         return self.context.evaluator.passing(self.preset)[1]
 
     @property
     def kept(self) -> Array:
-        """Tokens that pass all rules and the veto, [T] bool, whether they are applied or not."""
+        """Tokens that pass all rules and the veto, [T] bool."""
         return self.context.evaluator.kept(self.preset)
 
     @property
@@ -214,20 +203,20 @@ class Tokens:
     def unit_weight(self) -> Array:
         """Final weight of each token [T], or of each sequence [S] if `weighs_rows`.
 
-        Before rejection, not normalised, applied or not.
+        Before rejection, not normalised.
         """
         return self.context.evaluator.weight(self.preset)
 
     @property
     def raw_unit_weight(self) -> Array:
-        """The same before truncation, masking or smoothing, within the safety bound."""
+        """The same before truncation or masking, within the safety bound."""
         weight = self.preset.weight
         assert weight is not None
         return self.context.evaluator.weight(replace(self.preset, weight=replace(weight, action="none")))
 
     @property
     def weight(self) -> Array:
-        """Final weight of each token, [T], before rejection, not normalised, applied or not; else 1."""
+        """Final weight of each token, [T], before rejection, not normalised; 1 without a weight."""
         if self.preset.weight is None:
             return np.ones(self.batch.tokens)
         return self.spread(self.unit_weight) if self.weighs_rows else self.unit_weight
@@ -285,17 +274,11 @@ class Tokens:
         least = -formulas.LARGEST if self.pooled else -most  # a mean is bounded from above only
         bounds = math.exp(least), math.exp(most)
         r, nowhere = self.update_ratio, np.zeros(self.batch.tokens, bool)
-        if kind in ("ppo_clip", "gspo", "luspo", "fipo"):
-            made = formulas.ppo_clip(a, self.u, r, 1.0, low, 1 + high, dual, least, most, *bounds)  # type: ignore[no-untyped-call]
-            return made[2], made[3]
-        if kind in ("cispo", "topr"):
-            if kind == "topr":
-                rewards = self.batch.rewards
-                r = np.where(a > 0 if rewards is None else self.spread(rewards > 0), 1.0, r)
-            return formulas.cispo(a, 0.0, r, low, 1 + high, *bounds)[2], nowhere  # type: ignore[no-untyped-call]
-        if kind == "gmpo":
-            low = -math.inf if clip.low is None else -clip.low
-            return formulas.gmpo(a, self.u, 0.0, low, high)[2], nowhere  # type: ignore[no-untyped-call]
+        if kind in ("ppo_clip", "gspo"):
+            made = formulas.ppo_clip(a, r, low, 1 + high, dual, *bounds)  # type: ignore[no-untyped-call]
+            return made[1], made[2]
+        if kind == "cispo":
+            return formulas.cispo(a, 0.0, r, low, 1 + high, *bounds)[1], nowhere  # type: ignore[no-untyped-call]
         return nowhere, nowhere
 
     @property

@@ -21,13 +21,11 @@ def log(t: Tokens, s: Totals) -> Numbers:
     result = {} if t.preset.weight is None else named("sampling/", sampling(t, s))
     if t.batch.current is None or t.batch.advantages is None:
         return result
-    if t.preset.loss in ("ppo_clip", "gspo", "luspo"):
+    if t.preset.loss in ("ppo_clip", "gspo"):
         result |= named("clip_ratio/", clip_ratio(t, s))
     if t.preset.loss == "cispo":
         _, high = cut(t)
         result["cispo_clip_ratio"] = s.sum(t.row_sum(high)) / s.sum(t.n)
-    if t.preset.loss == "vespo" and t.batch.old is not None:
-        result["vespo/phi_seq_mean"] = s.sum(phi(t)) / s.sum(t.one)
     return result
 
 
@@ -69,23 +67,6 @@ def cut(t: Tokens) -> tuple[Array, Array]:
     return (r < 1 - low) & (a < 0), (r > 1 + high) & (a > 0)
 
 
-def phi(t: Tokens) -> Array:
-    """Return φ(w) of each completion under VESPO, by the sign of its advantages, [S]."""
-    from offpol_diag.pipeline import formulas
-
-    shape, most, a = t.preset.shape, formulas.LOG_W_HIGHEST, t.batch.advantages
-    assert a is not None
-    log_w = t.row_sum(t.token_u.clip(-most, most))
-    if t.preset.weight is not None:
-        logs = formulas.bounded_log(t.unit_weight)  # type: ignore[no-untyped-call]
-        log_w = log_w + (logs if t.weighs_rows else t.row_sum(logs))
-    minus = t.row_sum(a < 0) > 0
-    k = np.where(minus, shape.k_negative, shape.k_positive)
-    rate = np.where(minus, shape.lambda_negative, shape.lambda_positive)
-    result: Array = formulas.vespo_factor(log_w, k, rate)  # type: ignore[no-untyped-call]
-    return result
-
-
 LOG = Log("trl", log)
 
 # ---------------------------------------------------------------- configuration
@@ -93,47 +74,26 @@ LOG = Log("trl", log)
 MODES = {"token": "token", "sum": "sequence"}
 CLIP = ClipKeys("epsilon", "epsilon_high", "delta")
 KEY = "vllm_importance_sampling_"
-SHAPES = {
-    "sapo": {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"},
-    "vespo": {
-        f"{letter}_{sign}": f"vespo_{letter}_{sign[:3]}"
-        for sign in ("positive", "negative")
-        for letter in ("k", "lambda")
-    },
-}
-"""Losses with parameters → their fields of `Shape` and keys."""
 
 
 def trl(parts: Parts) -> Translation:
-    """vllm_importance_sampling_*, and off_policy_mask_threshold."""
-    parts.need(("old",), ("ppo_clip", "gspo", "luspo", "cispo", "sapo", "vespo"))
-    over = parts.weight.over if parts.weight else ""
-    if (over, parts.loss) == ("sum", "vespo"):
-        cannot("weights of sequences under the VESPO loss, which takes token modes")
-    if (over, parts.loss) == ("token", "luspo"):
-        cannot("weights of tokens under the LUSPO loss, whose terms are of sequences")
-    mask = parts.take_opsm("off_policy_mask_threshold")
+    """vllm_importance_sampling_*."""
+    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
     weights = _weights(parts)
     parts.finish()
-    settings = {"use_vllm": True, **weights, **mask}
-    settings |= loss(parts.preset, CLIP)
+    settings = {"use_vllm": True, **weights, **loss(parts.preset, CLIP)}
     forms = [Form(settings, _since(settings))]
     if settings.get(f"{KEY}clip_max") is not None and f"{KEY}clip_min" not in settings:
         capped = {key.replace("_clip_max", "_cap"): value for key, value in settings.items()}
         forms.append(Form(capped, _since(capped), "1.6.0"))
-    notes = ("off_policy_mask_threshold is in nats per token",) if mask else ()
-    return forms, notes if f"{KEY}mode" in weights else (*notes, NO_DUMP)
+    return forms, () if f"{KEY}mode" in weights else (NO_DUMP,)
 
 
 def _since(settings: Settings) -> str:
     """Return the first version that reads these keys."""
     if f"{KEY}clip_max" in settings:
         return "1.6.0"
-    if "off_policy_mask_threshold" in settings:
-        return "0.27.0"
-    return (
-        "0.26.0" if f"{KEY}mode" in settings or settings.get("loss_type") in ("cispo", "sapo") else "0.23.0"
-    )
+    return "0.26.0" if f"{KEY}mode" in settings or settings.get("loss_type") == "cispo" else "0.23.0"
 
 
 NO_DUMP = "without a correction TRL computes no old log-probs to dump: docs/trainers/trl.md says what does"
@@ -159,12 +119,8 @@ def loss(preset: Preset, keys: ClipKeys) -> Settings:
     """The loss; CISPO's epsilon_high there is the bound itself, and it has no lower one."""
     if preset.loss == "cispo":
         return {"loss_type": "cispo", "epsilon_high": 1 + config.cispo_high(preset)}
-    if preset.loss in SHAPES:
-        return {"loss_type": preset.loss, **config.shape_settings(preset, SHAPES[preset.loss])}
-    pooled = preset.loss in ("gspo", "luspo")
-    level = {"importance_sampling_level": "sequence"} if pooled else {}
-    kind = {"loss_type": "luspo"} if preset.loss == "luspo" else {}
-    return {**kind, **level, **config.clip_settings(preset, keys)}
+    level = {"importance_sampling_level": "sequence"} if preset.loss == "gspo" else {}
+    return {**level, **config.clip_settings(preset, keys)}
 
 
 WRITERS: Writers = {"python": partial(python, "GRPOConfig")}

@@ -65,8 +65,8 @@ def log(t: Tokens, s: Totals, generation: str) -> Numbers:
     if newest and preset.policy == "old":
         result |= named("training/", s.part(probabilities, t.only()))
     if newest and t.batch.current is not None and t.batch.advantages is not None:
-        parts = ("reject", "veto", "loss", "clip", "shape")
-        result |= named("actor/", s.part(update, t.applied.only(*parts)))
+        parts = ("reject", "veto", "loss", "clip")
+        result |= named("actor/", s.part(update, t.only(*parts)))
     return result
 
 
@@ -177,7 +177,7 @@ def weights(t: Tokens, s: Totals, weight: Weight, generation: str) -> Numbers:
     result = dict(s.part(ratios, own, weight.over, low, high, whole))
     if newest and weight.action == "mask":
         result["oob_ratio"] = over_tokens(t, s, t.n_bounded)
-    if weight.normalize and t.preset.apply and not oldest:
+    if weight.normalize and not oldest:
         result["batch_norm_factor"] = s.part(norm, t.only("weight"))
     return result
 
@@ -352,15 +352,11 @@ MODES = {
     "ppo_clip": "vanilla",
     "gspo": "gspo",
     "cispo": "cispo",
-    "sapo": "sapo",
-    "gmpo": "geo_mean",
-    "dro": "dro",
     "reinforce": "gpg",
 }
 """Losses that the decoupled form can have → loss_mode."""
 DPPO = {("prob_diff", "against_or_zero"): "dppo_tv", ("binary_kl", "away"): "dppo_kl"}
 """Statistic and advantage of a rule on tokens → loss_mode."""
-TAUS = {"tau_positive": "tau_pos", "tau_negative": "tau_neg"}
 OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_max"}
 
 
@@ -404,7 +400,7 @@ def october(parts: Parts) -> Translation:
     """0.6.0: algorithm.rollout_is*: one level for weight and bounds; bounds on r itself."""
     preset = parts.preset
     parts.need(("old",), ("ppo_clip",))
-    settings: Settings = {"rollout_is": preset.apply and not parts.bare}
+    settings: Settings = {"rollout_is": not parts.bare}
     weighted = parts.weight is not None
     if weighted:
         settings |= _october_weight(parts)
@@ -412,7 +408,6 @@ def october(parts: Parts) -> Translation:
     if veto is not None and not weighted:
         cannot("a veto without a weight")
     settings["rollout_is_veto_threshold"] = veto.lower if veto else None
-    parts.preset = Preset(preset.name, preset.summary)  # `apply` is in the settings
     parts.finish()
     drops = settings["rollout_is_veto_threshold"] or settings.get("rollout_is_mode") == "mask"
     zeroed = "in verl 0.6.0 what is dropped stays in the denominator: its weight is 0"
@@ -471,8 +466,6 @@ def january(parts: Parts) -> Translation:
         parts.finish()
         anchored = "needs the V1 trainer (the default): the legacy one replaces loss_mode in bypass mode"
         return _translation(dppo, parts.preset, "0.9.0", notes=(anchored,))
-    if parts.loss == "gmpo" and parts.weight is not None and parts.weight.over == "token":
-        cannot("weights of tokens under GMPO, of which it takes the sequence's geometric mean")
     if bypass and parts.loss == "ppo_clip" and parts.weight is not None:
         cannot("weights of π_θ under a PPO clip: bypass_mode applies them to loss_type reinforce alone")
     settings = {**_january_weight(parts), **_january_rules(parts)}
@@ -486,9 +479,6 @@ def january(parts: Parts) -> Translation:
         block |= config.prefixed(f"{LOSS}rollout_correction.", settings)
     elif parts.loss != "ppo_clip":
         block[LOSS + "loss_mode"] = MODES[parts.loss]
-        block |= config.prefixed(ACTOR, config.shape_settings(parts.preset, TAUS))
-        if parts.loss == "dro":
-            block[LOSS + "dro_beta"] = parts.preset.shape.penalty
     rules = settings["rollout_rs"] is not None
     notes = (
         rules
@@ -504,13 +494,11 @@ def january(parts: Parts) -> Translation:
 
 def _since(settings: Settings, loss: Loss) -> str:
     """Return the first version that reads these keys of the correction."""
-    if loss == "dro":
-        return "0.9.0"
     if isinstance(settings.get("rollout_is_threshold"), str):
         return "0.8.0"
     if settings["bypass_mode"] or settings["rollout_rs"]:
         return "0.7.1"
-    return "0.7.0" if loss in ("cispo", "sapo") else "0.6.1"
+    return "0.7.0" if loss == "cispo" else "0.6.1"
 
 
 def _dppo(parts: Parts) -> Settings | None:
@@ -524,7 +512,7 @@ def _dppo(parts: Parts) -> Settings | None:
         return None
     rule = parts.rules.pop()
     low = rule.upper if mode == "dppo_kl" else rule.lower and -rule.lower
-    if parts.rules or rule.over != "token" or config.unusual(rule) or None in (low, rule.upper):
+    if parts.rules or rule.over != "token" or None in (low, rule.upper):
         cannot(f"this rule beside {mode}")
     parts.take_weight("token", actions=("truncate",))
     return {

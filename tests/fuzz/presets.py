@@ -36,14 +36,12 @@ PLACES = (
 )
 WORDS: dict[str, tuple[str, ...]] = {
     "over": ("token", "sum", "mean", "max", "min", "segment", "batch"),
-    "action": ("truncate", "mask", "none", "psis"),
+    "action": ("truncate", "mask", "none"),
     "statistic": get_args(Statistic),
     "advantage": ("any", "negative", "positive", "against", "against_or_zero", "away"),
-    "advantage_of": ("unit", "token"),
-    "policy": ("old", "current", "rollout"),
+    "policy": ("old", "current"),
     "loss": get_args(Loss),
     "denominator": ("kept", "all"),
-    "among": ("all", "left"),
     "overflow": ("limit", "zero"),
     "safety_at": ("aggregate", "token"),
     "logs": ("verl-2026-03", "trl", "slime", "openrlhf", "areal", "skyrl"),

@@ -13,8 +13,8 @@ from tests.trainers.policies import update
 # ---------------------------------------------------------------- TRL
 
 
-def trl(p, *, mode="sequence_mask", clip_max=3.0, clip_min=None, off_policy_mask_threshold=None):
-    """Restate `_generate_and_score_completions`, before the off-policy mask that the loss applies."""
+def trl(p, *, mode="sequence_mask", clip_max=3.0, clip_min=None):
+    """Restate `_generate_and_score_completions`."""
     level, action = mode.split("_")
     log = p.gap() if level == "token" else row_sum(p.gap(), p.mask)
     ratio = np.exp(log)
@@ -101,13 +101,7 @@ def swift_weights(p, mode, threshold):
     return weights, clipped.get(mode, beyond.mean())
 
 
-def swift(
-    p,
-    *,
-    rollout_importance_sampling_mode=None,
-    rollout_importance_sampling_threshold=2.0,
-    off_policy_sequence_mask_delta=None,
-):
+def swift(p, *, rollout_importance_sampling_mode=None, rollout_importance_sampling_threshold=2.0):
     """Restate `_compute_rollout_offpolicy_metrics`, and with a mode `_compute_is_correction_metrics`."""
     found, threshold = swift_gap(p), rollout_importance_sampling_threshold
     if rollout_importance_sampling_mode:
@@ -142,17 +136,12 @@ def openrlhf(p, *, policy_loss_type="ppo", is_correction_type="tis", is_correcti
     return found
 
 
-def openrlhf_2026_09(p, *, is_correction_gating, is_correction_threshold, level="token"):
-    """Restate the same of 2026-09, with the share that the gate drops: of tokens, or of rows."""
-    rollout, old = (np.clip(np.exp(x), 1e-6, 1 - 1e-6) for x in (p.rollout, p.old))
-    gate = np.abs(rollout - old)
-    if is_correction_gating == "binary_kl":
-        gate = rollout * np.log(rollout / old) + (1 - rollout) * np.log((1 - rollout) / (1 - old))
-    if level == "seq":
-        filtered = (row_mean(gate, p.mask) > is_correction_threshold[1]).mean()
-    else:
-        filtered = (gate > is_correction_threshold[1])[p.mask].mean()
-    return openrlhf(p) | {"is_filter_ratio": filtered}
+def openrlhf_2026_09(p, *, is_correction_type, is_correction_threshold=(0.5, 5.0)):
+    """Restate the same of 2026-09, with the share beyond the threshold: of tokens, or of rows."""
+    of_rows = is_correction_type == "seq-mask-tis"
+    gate = np.exp(row_mean(p.gap(), p.mask) if of_rows else p.gap())
+    beyond = ~within(gate, *is_correction_threshold)
+    return openrlhf(p) | {"is_filter_ratio": beyond.mean() if of_rows else beyond[p.mask].mean()}
 
 
 # ---------------------------------------------------------------- verl, beside the correction

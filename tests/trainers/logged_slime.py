@@ -93,20 +93,6 @@ def tis(
     return {f"train/{name}": value for name, value in found.items()}
 
 
-def opsm(batch: list[Sample], *, opsm_delta: float = 1e-4, miles: bool = False) -> dict[str, float]:
-    """Log OPSM with --use-rollout-logprobs; the count is summed in the loss and divided like every other sum.
-
-    It is of all tokens of the response, those outside the loss mask too, and divided by those in it.
-    """
-    shares = []
-    for one in batch:
-        drift = mean([-v for v in one.gap("current")])
-        every = (*one.advantages, *one.outside)
-        shares.append(sum(a < 0 and drift > opsm_delta for a in every) / max(len(one), 1))
-    found = {**of_loss(batch, "rollout", None, miles), "opsm_clipfrac": math.fsum(shares) / len(batch)}
-    return {f"train/{name}": value for name, value in found.items()}
-
-
 # ---------------------------------------------------------------- mis.py
 
 

@@ -72,12 +72,9 @@ ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
     "nemo_rl_seq_product": (gspo, {"low": 0.2, "high": 0.2}),
     "dppo_tv": (surrogate, {}),
     "ipo": (surrogate, {}),
-    "skyrl_rollout_is": (reinforce, {}),
     "skyrl_dppo_tv": (surrogate, {}),
     "skyrl_dppo_kl": (surrogate, {}),
     "skyrl_cispo_rollout": (reinforce, {}),
-    "slime_opsm": (ppo, {"anchor": "rollout"}),  # --use-rollout-logprobs
-    "miles_opsm": (ppo, {"anchor": "rollout", "bound": 20.0}),
     "opsm": (ppo, {"anchor": "rollout"}),  # the report's π_old is the sampler
     "verl_gpg": (reinforce, {}),
     "verl_dppo_tv": (reinforce, {}),

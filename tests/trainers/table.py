@@ -35,10 +35,6 @@ def _tis(kind: str, high: float, low: float | None = None, **more: Any) -> dict[
     }
 
 
-def _gate(gating: str, delta: float) -> dict[str, Any]:
-    return {"is_correction_gating": gating, "is_correction_threshold": (0.0, delta)}
-
-
 def bare(p: Padded) -> Verdict:
     """Return a loss that nothing multiplies, of all tokens."""
     return verdict_of(p, np.ones(p.mask.shape))
@@ -60,23 +56,21 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "trl_sequence_clip": (hub.trl, {"mode": "sequence_truncate", "clip_min": 0.5}),
     "trl_sequence_mask": (hub.trl, {}),
     "seq_icepop": (hub.trl, {"clip_min": 0.5}),
-    "trl_off_policy_mask": (hub.trl, {"off_policy_mask_threshold": 0.5}),
     "trl_cispo": (hub.trl, {}),
     # ---- ms-swift
     "swift_token_truncate": (hub.swift, _swift("token_truncate")),
     "swift_token_mask": (hub.swift, _swift("token_mask")),
     "geo_is": (hub.swift, _swift("sequence_truncate")),
     "swift_sequence_mask": (hub.swift, _swift("sequence_mask")),
-    "swift_opsm": (hub.swift, {"off_policy_sequence_mask_delta": 0.1}),
     # ---- OpenRLHF
     "token_clip": (hub.openrlhf, {}),
     "openrlhf_icepop": (hub.openrlhf, {"is_correction_type": "icepop"}),
+    "openrlhf_seq_mask": (
+        hub.openrlhf,
+        {"is_correction_type": "seq-mask-tis", "is_correction_threshold": (0.9, 1.1)},
+    ),
     "seq_mask_tis": (hub.openrlhf, {"is_correction_type": "seq-mask-tis"}),
     "openrlhf_gspo": (hub.openrlhf, {"policy_loss_type": "gspo"}),
-    "openrlhf_token_binary_kl": (hub.openrlhf, _gate("binary_kl", 0.005)),
-    "openrlhf_token_tv": (hub.openrlhf, _gate("tv", 0.2)),
-    "openrlhf_seq_binary_kl": (hub.openrlhf, {**_gate("binary_kl", 0.005), "level": "seq"}),
-    "openrlhf_seq_tv": (hub.openrlhf, {**_gate("tv", 0.02), "level": "seq"}),
     # ---- NeMo-RL
     "nemo_rl_force_on_policy": (nemo_rl.nemo_rl, {**_tis("tis", 2.0), "force_on_policy_ratio": True}),
     "nemo_rl_reinforce": (nemo_rl.nemo_rl, _tis("tis", 2.0)),
@@ -113,11 +107,9 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
         slime.mis,
         {"use_rs": True, "rs_lower_bound": 1e-9, "rs_upper_bound": 1e9, "rs_veto_threshold": 1e-4},
     ),
-    "slime_opsm": (slime.opsm, {}),
     "miles_tis": (slime.tis, {}),
     "miles_icepop": (slime.tis, {"tis_clip_low": 0.5, "tis_clip": 5.0, "icepop": True}),
     "miles_mis": (slime.mis, {"use_rs": True, "rs_veto_threshold": 1e-4, "tis_batch_normalize": True}),
-    "miles_opsm": (slime.opsm, {}),
     # ---- AReaL
     "areal_token_clamp": (areal.rejection_sampling, {"action": "clamp", "upper": 2.0}),
     "kpop": (areal.rejection_sampling, {"metric": "binary_kl", "upper": 2.0}),
@@ -149,21 +141,8 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "ipo": (loop.prime_ipo, {}),
     # ---- SkyRL
     "skyrl_tis_token": (loop.skyrl_correction, {"tis_ratio_type": "token"}),
-    "skyrl_tis_sequence": (loop.skyrl_correction, {"tis_ratio_type": "sequence"}),
-    "skyrl_geometric_mask": (loop.skyrl_correction, {"sequence_mask_metric": "geometric"}),
-    "skyrl_product_mask": (loop.skyrl_correction, {"sequence_mask_metric": "product"}),
     "skyrl_outlier": (loop.skyrl_correction, {"tis_ratio_type": "token", **SKYRL_OUTLIERS}),
     "skyrl_token_mask": (loop.skyrl_correction, {"tis_ratio_type": "token", **SKYRL_TOKENS}),
-    "skyrl_all": (
-        loop.skyrl_correction,
-        {
-            "tis_ratio_type": "sequence",
-            "sequence_mask_metric": "geometric",
-            **SKYRL_OUTLIERS,
-            **SKYRL_TOKENS,
-        },
-    ),
-    "skyrl_rollout_is": (loop.skyrl_rollout_is, {}),
     "skyrl_dppo_tv": (loop.skyrl_dppo, {}),
     "skyrl_dppo_kl": (loop.skyrl_dppo, {"dppo_type": "binary_kl"}),
     "skyrl_cispo_rollout": (loop.skyrl_cispo, {}),

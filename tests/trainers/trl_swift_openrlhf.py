@@ -16,7 +16,6 @@ def trl(
     mode: str = "sequence_mask",
     clip_max: float | None = 3.0,
     clip_min: float | None = None,
-    off_policy_mask_threshold: float | None = None,
 ) -> Verdict:
     """Apply `vllm_importance_sampling_*`: a sequence's ratio is the product, unbounded before exp."""
     level, action = mode.split("_")
@@ -26,20 +25,16 @@ def trl(
         ratio = np.clip(ratio, clip_min, clip_max)
     else:
         ratio = np.where(within(ratio, clip_min, clip_max), ratio, 0.0)
-    if off_policy_mask_threshold is None:
-        return verdict_of(p, ratio)
-    return verdict_of(p, ratio, _on_policy(p, off_policy_mask_threshold))
-
-
-def _on_policy(p: Padded, delta: float) -> np.ndarray:
-    """Mask rows as DeepSeek: of negative advantage, where the sampler's log-prob leads by more."""
-    drift = -row_mean(p.gap("current"), p.mask)
-    return (p.row_advantage() >= 0) | ~over(drift, delta)
+    return verdict_of(p, ratio)
 
 
 def deepseek_v32(p: Padded, *, delta: float) -> Verdict:
-    """Apply the report's M_{i,t}, with the sampler as π_old; it multiplies the terms of an unchanged mean."""
-    return verdict_of(p, np.ones(p.mask.shape), _on_policy(p, delta))
+    """Apply the report's M_{i,t}, with the sampler as π_old; it multiplies the terms of an unchanged mean.
+
+    It is 0 on rows of negative advantage, where the sampler's log-prob leads by more than `delta`.
+    """
+    drift = -row_mean(p.gap("current"), p.mask)
+    return verdict_of(p, np.ones(p.mask.shape), (p.row_advantage() >= 0) | ~over(drift, delta))
 
 
 def swift(
@@ -47,7 +42,6 @@ def swift(
     *,
     rollout_importance_sampling_mode: str | None = None,
     rollout_importance_sampling_threshold: float = 2.0,
-    off_policy_sequence_mask_delta: float | None = None,
 ) -> Verdict:
     """Apply ms-swift: sequence ratios are geometric means; sequence_mask gates by them, weights by token."""
     cap = rollout_importance_sampling_threshold
@@ -60,10 +54,7 @@ def swift(
         "sequence_truncate": np.minimum(geometric, cap) * np.ones(p.mask.shape),
         "sequence_mask": np.where(over(geometric, cap), 0.0, rho),
     }
-    keep = True
-    if off_policy_sequence_mask_delta is not None:
-        keep = _on_policy(p, off_policy_sequence_mask_delta)
-    return verdict_of(p, weights[rollout_importance_sampling_mode], keep)
+    return verdict_of(p, weights[rollout_importance_sampling_mode])
 
 
 def openrlhf(
@@ -72,29 +63,13 @@ def openrlhf(
     is_correction_type: str = "tis",
     is_correction_threshold: tuple[float, float] = (0.5, 5.0),
     policy_loss_type: str = "ppo",
-    is_correction_gating: str = "ratio",
-    level: str = "token",
 ) -> Verdict:
-    """Apply both thresholds (only the upper on a divergence); GSPO anchors at the rollout, unweighted."""
+    """Apply both thresholds; GSPO anchors at the rollout, unweighted."""
     low, high = is_correction_threshold
     if policy_loss_type == "gspo":
         return verdict_of(p, np.ones(p.mask.shape))
     ratio = exp(p.gap())
-    if is_correction_gating != "ratio":
-        return verdict_of(
-            p, np.where(within(_divergence(p, is_correction_gating, level), None, high), ratio, 0.0)
-        )
     if is_correction_type == "tis":
         return verdict_of(p, np.clip(ratio, low, high))
     gate = ratio if is_correction_type == "icepop" else exp(row_mean(p.gap(), p.mask))
     return verdict_of(p, np.where(within(gate, low, high), ratio, 0.0))
-
-
-def _divergence(p: Padded, gating: str, level: str) -> np.ndarray:
-    """Compute the divergence of pull request 1339: of coins, clamped; at level seq the mean of the row."""
-    rollout, old = (np.clip(exp(x), 1e-6, 1 - 1e-6) for x in (p.rollout, p.old))
-    if gating == "tv":
-        found = np.abs(rollout - old)
-    else:
-        found = rollout * np.log(rollout / old) + (1 - rollout) * np.log((1 - rollout) / (1 - old))
-    return row_mean(found, p.mask) * np.ones(p.mask.shape) if level == "seq" else found
