@@ -53,7 +53,10 @@ def opened(
     """Open a dump for an analysis; see `forms.open_dump`, and None stands for `TOKENS`."""
     each = [sources] if isinstance(sources, str | Path) else sources
     how: dict[str, Any] = {"columns": columns, "group_by": group_by, "on_bad_row": on_bad_row}
-    return open_dump([*map(str, each)], batch_tokens=batch_tokens or TOKENS, **how)
+    named = [*map(str, each)]
+    dump = open_dump(named, batch_tokens=batch_tokens or TOKENS, **how)
+    dump.info = replace(dump.info, given=tuple(named))
+    return dump
 
 
 def analyze(

@@ -323,7 +323,8 @@ def labelled(summary: Result, label: str) -> Result:
     """Return a result with the name of its source where that lay in memory."""
     if not label:
         return summary
-    return summary.model_copy(update={"dump": summary.dump.model_copy(update={"files": [label]})})
+    named = summary.dump.model_copy(update={"files": [label], "given": []})
+    return summary.model_copy(update={"dump": named})
 
 
 def _absolute(path: str) -> str:

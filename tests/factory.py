@@ -325,6 +325,7 @@ def dump_facts(**changes: Any) -> DumpFacts:
     columns = {"rollout_log_probs": "rollout_logprobs", "old_log_probs": "prev_logprobs", "step": "step"}
     given: dict[str, Any] = {
         "files": ["runs/moe-30b/step-000.parquet", "runs/moe-30b/step-001.parquet"],
+        "given": ["runs/moe-30b"],
         "rows": 5130,
         "sequences": 5120,
         "tokens": 2_412_345,

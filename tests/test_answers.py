@@ -536,7 +536,7 @@ def test_k1_without_an_interval_is_not_called_negative():
 def test_a_bug_without_a_cause_ranks_nothing():
     given = make_summary().diagnosis.model_copy(update={"verdict": "bug", "causes": []})
     said = " ".join(terminal(make_summary(diagnosis=given)).split())
-    assert "Fix the bug first. Nothing is ranked before the fix." in said
+    assert "Fix the bug first. No correction is named before the fix." in said
     assert "No sign of one" not in said
     assert "Token TIS" not in said
 

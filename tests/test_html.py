@@ -259,7 +259,7 @@ def test_numbers_on_the_page_have_minus_signs_and_the_data_have_none():
 
 @pytest.mark.parametrize(
     ("value", "half", "said"),
-    [(-0.25, 0.125, "no χ²: mean square &lt; 1"), (-0.125, 0.25, "0 by its interval"), (0.25, 0.125, "")],
+    [(-0.25, 0.125, "mean of r² below 1"), (-0.125, 0.25, "0 by its interval"), (0.25, 0.125, "")],
 )
 def test_a_chi2_below_0_has_no_band_and_says_what_it_is(value, half, said):
     page = render_html(make_summary(metrics=metrics() | {"chi2_token": number(value, half)}))

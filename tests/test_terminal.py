@@ -117,7 +117,7 @@ def test_the_answer_says(results, at, name, words):
 
 def test_with_v_a_fact_gives_the_evidence_that_its_sentence_does_not(results, at):
     drawn = " ".join(at(results["collapse"], 120, verbose=True).split())
-    for once in ("Growing updates: at a", "A correction alone does", "every correction lasted"):
+    for once in ("At a constant lag of 2", "A correction alone does", "every correction lasted"):
         assert drawn.split("9 published")[0].count(once) == 1
     for words in (
         "✓ K1 is not negative: 0.28 [0.20, 0.35] nats.",

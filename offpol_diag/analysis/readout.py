@@ -123,6 +123,7 @@ def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
     return DumpFacts(
         **counts(tally),
         files=list(dump.info.files),
+        given=list(dump.info.given),
         rows=dump.info.rows,
         columns=dict(dump.info.columns),
         others=list(dump.info.others),

@@ -85,6 +85,7 @@ class DumpInfo:
         ignored: columns that nobody reads.
         provenance: how the numbers were made; where files disagree, the list of their values.
         prompts: column of prompt ids, which `rescore` needs; empty: none.
+        given: files, folders, globs and URIs as they were given.
     """
 
     files: tuple[str, ...]
@@ -95,6 +96,7 @@ class DumpInfo:
     others: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     prompts: str = ""
+    given: tuple[str, ...] = ()
 
 
 @dataclass

@@ -22,7 +22,9 @@ from offpol_diag.report.diagnosis import (
     checks,
     evidence,
     expected,
+    grew,
     lower,
+    mended,
     of_bug,
     sentence,
     verdict,
@@ -34,6 +36,8 @@ from offpol_diag.report.tiles import heavy, steps_of, tiles
 from offpol_diag.result import DumpFacts, Fired, Recommendation, Result
 from offpol_diag.table import Cell, Table
 
+MOST_NAMED = 4
+"""Most files that a command is suggested for."""
 MOST_STEPS = 30
 """Rows of the table by step."""
 
@@ -76,9 +80,11 @@ def of_dump(summary: Result, *more_cautions: str) -> partial[Answer]:
 
 
 def analysis(dump: DumpFacts) -> tuple[tuple[str, str], ...]:
-    """Return the command that analyses a dump; of the sample that comes with the package none."""
-    own = [name for name in dump.files[:1] if not name.endswith("offpol_diag/data/sample.parquet")]
-    return tuple(("analyze", f"offpol-diag analyze {shlex.quote(name)}") for name in own)
+    """Return the command that analyses a dump as it was given; of the sample that comes along none."""
+    named = [*(dump.given or dump.files)]
+    if len(named) > MOST_NAMED or any(name.endswith("offpol_diag/data/sample.parquet") for name in named):
+        return ()
+    return (("analyze", f"offpol-diag analyze {shlex.join(named)}"),)
 
 
 def cautions(dump: DumpFacts) -> tuple[str, ...]:
@@ -104,7 +110,7 @@ def headline(summary: Result) -> tuple[str, str, Tone, str, str]:
         value, ends = written(replace(k3, note=None))
         size = f"K3 KL is {value} nats per token{f' ({PAIRS[prefix]})' if prefix else ''}"
     if given is not None and given.verdict == "bug":
-        after = given.causes[0].after if given.causes else None
+        after = mended(summary)
         fixed = f"; {approximately(after)} after the fix" if after else ""
         logged = f"As logged, {size}{f' {ends}' if ends else ''}{fixed}." if size else ""
         return "BUG", lower(given.headline).rstrip("."), "bad", "", logged
@@ -112,7 +118,8 @@ def headline(summary: Result) -> tuple[str, str, Tone, str, str]:
     if row is None:
         return "", "The dump holds no pair of policies whose mismatch could be measured", "warn", "", ""
     advised, untold = summary.recommendation, given is not None and given.verdict == "cannot_tell"
-    if advised.rule == "few" if advised else _few(summary):
+    few = advised.rule == "few" if advised else _few(summary)
+    if few and not (given and any(one.exact for one in given.causes)):
         return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", ends, grows(summary)
     if advised and advised.rule == "identical":
         return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", "", ""
@@ -152,8 +159,8 @@ def _facts(summary: Result) -> Iterator[Fact]:
         yield Fact("Decide", open_.decide, lines=lines, shortened="last")
         yield from deciding(summary)
     elif found := evidence(summary):
-        short = found[0].startswith("Growing")  # which says more than the cause's own clause
-        clause = causes[0].statement.partition(":")[0] if short else causes[0].statement
+        # where K3 grows, that says more than the cause's own clause
+        clause = causes[0].statement.partition(":")[0] if grew(summary) else causes[0].statement
         lines = tuple(map(Line, found))
         lines += tuple(Line(f"Also: {one.statement} {one.statistic}") for one in causes[1:])
         yield Fact(

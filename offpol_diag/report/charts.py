@@ -14,6 +14,7 @@ from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say, say_value
 from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, at_places
 from offpol_diag.result import Histogram, PositionSteps, Result, Series
+from offpol_diag.result.steps import in_sync
 from offpol_diag.table import Cell, Table
 
 OVER, DRIFT, ALONG, COSTS = (
@@ -156,9 +157,9 @@ def cause(summary: Result) -> Picture | None:
     named = {one.id for one in summary.diagnosis.causes} if summary.diagnosis else set()
     title = "Stale rollouts" if "stale" in named else "K3 by policy lag"
     if "stale" in named and lag and lag.growth and lag.growth > 2 and lag.lag is not None:
-        title += f" and growing updates: K3 rises {rounded(lag.growth)}-fold at lag {lag.lag}"
-    elif lag and lag.in_sync and lag.in_sync.value:
-        title = f"At lag 0, K3 is {rounded(lag.in_sync.value)}"
+        title += f": K3 rises {rounded(lag.growth)}-fold at lag {lag.lag}"
+    elif (synced := in_sync(summary)) and synced.value:
+        title = f"At lag 0, K3 is {rounded(synced.value)}"
     return Picture("by-lag", "", title, "One point per training step, in order within each lag.", (panel,))
 
 

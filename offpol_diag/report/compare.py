@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import PurePath
 
 from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, Tone, title, worse
@@ -402,7 +402,7 @@ def of_runs(summary: Result, found: Against) -> Answer:
     names += [one.name for one in found.contrasts if one.differs and one.name not in names]
     lacking = "; ".join(f"{what}: {why}" for what, why in found.needs.items())
     return Answer(
-        f"A is {named(summary.dump)}; B is {named(found.b.dump)}",
+        "A is {}; B is {}".format(*named(summary.dump, found.b.dump)),
         word,
         sentence.rstrip("."),
         tone,
@@ -429,10 +429,16 @@ def of_runs(summary: Result, found: Against) -> Answer:
     )
 
 
-def named(dump: DumpFacts) -> str:
-    """Return a name for a run: its first file, and the number of others."""
-    first = PurePath(dump.files[0]).name if dump.files else "a dump"
-    return f"{first} and {count(len(dump.files) - 1)} more" if len(dump.files) > 1 else first
+def named(*dumps: DumpFacts) -> tuple[str, ...]:
+    """Return a name for each run: its first file, by as much of its path as tells two runs apart."""
+    paths = [PurePath(one.files[0] if one.files else "a dump") for one in dumps]
+    names = [path.name for path in paths]
+    if len({*names}) < len({*paths}):
+        steps = zip_longest(*(path.parts for path in paths))
+        shared = next(at for at, parts in enumerate(steps) if len({*parts}) > 1)
+        names = [str(PurePath(*path.parts[shared:])) for path in paths]
+    more = [f" and {count(len(one.files) - 1)} more" if len(one.files) > 1 else "" for one in dumps]
+    return tuple(map(str.__add__, names, more))
 
 
 def bugs(summary: Result, found: Against) -> list[tuple[str, str]]:
@@ -500,7 +506,7 @@ def _contrasts(
 
 def _facts(a: DumpFacts, b: DumpFacts) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        ("file", named(a), named(b)),
+        ("file", *named(a, b)),
         ("tokens", a.tokens, b.tokens),
         ("sequences", a.sequences, b.sequences),
         ("groups (prompts)", a.groups, b.groups),

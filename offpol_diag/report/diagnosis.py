@@ -10,8 +10,10 @@ from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import count, counted, doubted, rounded, say, say_value, written
 from offpol_diag.report.answer import Fact, Line
 from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, Result
+from offpol_diag.result.steps import apart_in_sync, in_sync
 
 NOTHING = "nothing in this dump"
+FIRST = "No correction is named before the fix."
 TITLES = {
     "healthy": "Healthy: nothing points to a logging bug",
     "honest_mismatch": "Honest mismatch: nothing points to a logging bug",
@@ -56,7 +58,11 @@ def checks(summary: Result) -> tuple[Line, ...]:
             found.append(Line(said, "un", f"{detail} {why}"))
         else:
             found.append(Line(said, "no" if negative else "ok", detail))
-    synced = summary.charts.lag.in_sync if summary.charts.lag else None
+    synced, apart = in_sync(summary), apart_in_sync(summary)
+    if apart and not summary.is_bug:
+        low, high = (f"{rounded(one.value)} (step {one.step})" for one in apart)
+        detail = "Weights in sync differ by numerics alone, and as much at every step."
+        found.append(Line(f"In sync (lag 0) K3 is {low} to {high}", "un", detail))
     if synced and synced.value is not None and not summary.is_bug:
         row = band("k3", Number(value=synced.value))
         agree = row is not None and tone(row.name) in ("good", "info")
@@ -97,8 +103,12 @@ def evidence(summary: Result) -> tuple[str, ...]:
             for one, step in zip((lag.start, lag.end), lag.steps, strict=True)
             if one.value is not None
         )
-        said.append(f"Growing updates: at a constant lag of {lag.lag}, K3 rises from {' to '.join(ends)}.")
-    synced = lag.in_sync.value if lag and lag.in_sync else None
+        said.append(
+            f"At a constant lag of {lag.lag}, K3 rises from {' to '.join(ends)}: the updates grow, or "
+            "weights no longer arrive, which a checksum of them on both sides tells apart."
+        )
+    one = in_sync(summary)
+    synced = one.value if one else None
     if lag and synced is not None and lag.in_sync_share is not None and lag.in_sync_share < 0.5:
         share = rounded(lag.in_sync_share, "share")
         said.append(f"Not the engine, as far as lag 0 shows: there K3 is {rounded(synced)}, {share} of all.")
@@ -118,7 +128,7 @@ def expected(summary: Result) -> Iterator[Fact]:
 
 
 def grew(summary: Result) -> bool:
-    """Return whether stale weights are the cause, and K3 grows at a constant lag: so the updates do."""
+    """Return whether stale weights are the cause, and K3 grows at a constant lag."""
     lag, given = summary.charts.lag, summary.diagnosis
     stale = given is not None and bool(given.causes) and given.causes[0].id == "stale"
     return bool(stale and lag and lag.growth and lag.growth > 2 and lag.start and lag.end and lag.steps)
@@ -129,14 +139,14 @@ def of_bug(summary: Result) -> Iterator[Fact]:
     assert summary.diagnosis is not None
     if not summary.diagnosis.causes:
         yield Fact("Bug?", summary.diagnosis.headline, verdict(summary), checks(summary))
-        yield Fact("What to do", "Fix the bug first. Nothing is ranked before the fix.", "Fix the bug first")
+        yield Fact("What to do", f"Fix the bug first. {FIRST}", "Fix the bug first")
         return
     first, *others = summary.diagnosis.causes
-    after, given = first.after, summary.recommendation
+    after, given = mended(summary), summary.recommendation
     fixed = f" After it, K3 is {approximately(after)} nats." if after else ""
     also = f" Also: {' '.join(one.statement for one in others)}" if others else ""
-    _, _, until = given.sentence.partition("Until then, ") if given else ("", "", "")
-    leave = f" Until then, {until}" if until else ""
+    where = next((one.where for one in summary.diagnosis.causes if one.kind == "bug" and one.where), "")
+    leave = f" Until then, leave out the sequences with {where}." if where else ""
     lines = tuple(map(Line, evidence(summary)))
     lines += tuple(Line(f"Also: {one.statement} {one.statistic}") for one in others)
     yield Fact(
@@ -148,9 +158,15 @@ def of_bug(summary: Result) -> Iterator[Fact]:
     title = f"Fix the bug first{f': {first.fix}' if first.fix else ''}"
     why = (Line(given.sentence),) if given else ()
     yield Fact("What to do", f"{sentence(first.fix)}{fixed}{leave}", title, why, shortened="last")
-    yield Fact(
-        "How sure", f"{'Counted, not estimated. ' if first.exact else ''}Nothing is ranked before the fix."
-    )
+    certain = "Counted, not estimated. " if first.exact else ""
+    yield Fact("How sure", f"{certain}{FIRST}")
+
+
+def mended(summary: Result) -> After | None:
+    """Return the mismatch after the first cause is repaired, where that at least halves K3."""
+    causes, k3 = summary.diagnosis.causes if summary.diagnosis else [], summary.number("k3").value
+    after = causes[0].after if causes else None
+    return after if after and (k3 is None or after.k3 <= k3 / 2) else None
 
 
 def approximately(after: After) -> str:

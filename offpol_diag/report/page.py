@@ -29,6 +29,7 @@ from offpol_diag.report.picture import Picture
 from offpol_diag.report.remedy import forms
 from offpol_diag.report.svg import meter, panel_svg, spark, triangle
 from offpol_diag.result import Result
+from offpol_diag.result.steps import in_sync
 
 _WHOLE = re.compile(
     r"--\w[\w-]*|\[(?:&[lg]t;)?[−\-\d.,%]+, (?:&[lg]t;)?[−\-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
@@ -55,7 +56,7 @@ def page(result: Result | Checked) -> str:
         sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[-1:])]
     else:
         dumps = [result.dump, *([result.against.b.dump] if result.against else [])]
-        name, data, version = " against ".join(map(named, dumps)), embedded(result), result.run.version
+        name, data, version = " against ".join(named(*dumps)), embedded(result), result.run.version
         kind = "Thresholds" if result.sweep else "Off-policy mismatch"
         kind = "Rescored" if result.run.command == "rescore" else kind
         kind = "Comparison" if result.against or result.comparison else "Gate" if result.gates else kind
@@ -164,9 +165,8 @@ def _meter(summary: Result) -> Any:
     k3, bands = summary.number("k3"), [one for one in summary.charts.bands if one.metric == "k3"]
     if k3.value is None or k3.value <= 0 or not bands:
         return ""
-    lag = summary.charts.lag
-    synced = lag.in_sync.value if lag and lag.in_sync else None
-    return meter(k3, bands, synced, next(iter(summary.charts.expected), None))
+    synced = in_sync(summary)
+    return meter(k3, bands, synced and synced.value, next(iter(summary.charts.expected), None))
 
 
 # ---------------------------------------------------------------- the file

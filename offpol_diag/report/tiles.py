@@ -87,7 +87,7 @@ def _tile(summary: Result, key: str) -> Tile | None:
     if not number.known:
         return None
     row, interval, doubt = band(key, number), "", ""
-    named: tuple[str, Tone | None] = (row.name, tone(row.name)) if row else ("", None)
+    named: tuple[str, Tone | None] = (row.name, tone(row.name)) if row and not summary.is_bug else ("", None)
     if key == "khat_tokens":
         sequences = summary.whole.get(f"{prefix}khat_sequences", Number())
         named = ("unreliable", "bad") if number.note else ("reliable", "good")
@@ -133,7 +133,7 @@ def below_0(name: str, number: Number) -> str:
     if not name.startswith("chi2") or number.value is None or number.value >= 0:
         return ""
     chance = number.interval is not None and number.interval[1] >= 0
-    return "0 by its interval" if chance else "no χ²: mean square < 1"
+    return "0 by its interval" if chance else "mean of r² below 1"
 
 
 def steps_of(summary: Result) -> list[str]:

@@ -43,6 +43,7 @@ class DumpFacts(Model):
         return sound(given)
 
     files: list[str]
+    given: list[str] = Field([], description="files, folders, globs and URIs as they were given")
     rows: Whole
     sequences: Whole = Field(description="rows with at least one unmasked token")
     tokens: Whole = Field(description="unmasked tokens")
