@@ -128,15 +128,9 @@ def sums(path: Path) -> Iterator[Number]:
 
 # ---------------------------------------------------------------- texts
 
-VARIES = (
-    (r"(\| (?:offpol-diag|peak memory|seconds, [a-z ]+) \| )[^|]*( \|)", r"\1…\2"),
-    (r"(?m)^((?:offpol-diag|peak memory|seconds, [a-z ]+?)  +)\S.*()$", r"\1…\2"),
-)
-"""What differs from run to run."""
-
 
 def text(line: str, markdown: Path) -> str:
-    """Run a command line; return its exit code, stderr, stdout and Markdown without what differs by run.
+    """Run a command line; return its exit code, stderr, stdout and Markdown; long numbers are cut.
 
     Raises:
         RuntimeError: it writes no result.
@@ -147,8 +141,6 @@ def text(line: str, markdown: Path) -> str:
     parts = {"stderr": ran.stderr, "stdout": ran.stdout, "Markdown": markdown.read_text(encoding="utf-8")}
     found = f"$ offpol-diag {line}\nexit code {ran.exit_code}\n"
     found += "".join(f"\n======== {title}\n{part}" for title, part in parts.items() if part)
-    for pattern, by in VARIES:
-        found = re.sub(pattern, by, found)
     return re.sub(r"\d+\.\d{5}\d+", lambda number: f"{float(number[0]):.7g}…", found)
 
 
