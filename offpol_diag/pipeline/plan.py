@@ -208,7 +208,7 @@ class _Builder:
     def statistic(self, name, policy, safety=None):
         log_ratio = self.log_ratio(policy)
         bound = math.inf if safety is None else safety
-        most = math.inf if safety is None else math.expm1(safety)
+        most = math.inf if bound > MOST_NATS else math.expm1(bound)
         least = -1.0 if safety is None else math.expm1(-safety)
         ratio_minus_one = self.row(t.RatiosMinusOne, log_ratio)
         return self.row(
@@ -560,6 +560,8 @@ PER = {
     "batch": ", mean of the trainer batch",
 }
 """What a weight or rule is over → in words."""
+MOST_NATS = 709.0
+"""Largest x, of whole ones, of which e^x is a float."""
 
 
 def weight_bounds(weight: Weight) -> tuple[float, float, float, float]:
@@ -568,7 +570,8 @@ def weight_bounds(weight: Weight) -> tuple[float, float, float, float]:
     A safety bound on the log-ratio of what is weighed is one on r.
     """
     safety = weight.safety if early_bound(weight) is None else None
-    lower, upper = (0.0, math.inf) if safety is None else (math.exp(-safety), math.exp(safety))
+    bound = math.inf if safety is None or safety > MOST_NATS else safety
+    lower, upper = math.exp(-bound), math.exp(bound)
     below, above = -math.inf, math.inf
     if weight.action == "truncate":
         least, most = weight.lower or 0.0, math.inf if weight.upper is None else weight.upper

@@ -1,4 +1,4 @@
-"""Damaged preset files and odd `--set`, shown by `presets`, printed for trainers and used by `analyze`.
+"""Damaged preset files and odd thresholds, shown by `presets`, printed for trainers and used by `analyze`.
 
 python tests/fuzz/presets.py --seconds 60 --seed 0
 """
@@ -53,7 +53,8 @@ WORDS: dict[str, tuple[str, ...]] = {
 def catalogue() -> str:
     """Return every preset that ships, as JSON."""
     shipped = resources.files("offpol_diag.presets").joinpath("presets.toml").read_text(encoding="utf-8")
-    return json.dumps(tomllib.loads(shipped))
+    tables = tomllib.loads(shipped)
+    return json.dumps({name: one for name, one in tables.items() if name not in ("default", "aliases")})
 
 
 @cache
@@ -108,8 +109,8 @@ def _way(random: Random, name: str) -> tuple[str, ...]:
         ("presets", *file, "--json", "p.json"),
         ("presets", *file, "--for", random.choice(list(TRAINERS)), "--", names),
         ("presets", *file, "--for", random.choice(list(TRAINERS))),
-        ("presets", *file, *_settings(random), "--json", "-", "--", names),
-        ("presets", *_settings(random), "--", "token_is"),
+        ("presets", *file, "--json", "-", "--", names + _thresholds(random)),
+        ("presets", "--", random.choice(("token_is", "seq_mis", "ipo")) + _thresholds(random)),
         ("analyze", "a.parquet", *file, f"--presets={name}", "--no-html", "--json", "r.json"),
         (
             "analyze",
@@ -127,15 +128,17 @@ def _way(random: Random, name: str) -> tuple[str, ...]:
     return random.choice(ways)
 
 
-def _settings(random: Random) -> tuple[str, ...]:
-    """Draw a `--set` of a place, with any value."""
+def _thresholds(random: Random) -> str:
+    """Draw what stands after a name: thresholds by position, or values of places."""
     given = []
+    if random.random() < 0.5:
+        given = ["..".join(str(random.choice(mutations.NUMBERS)) for _ in range(random.choice((1, 2, 3))))]
     for _ in range(random.choice((1, 1, 2))):
         place = random.choice(PLACES) if random.random() < 0.9 else mutations.argument(random)
         number = random.choice((*mutations.NUMBERS, *mutations.RAWS))
         said = str(number) if random.random() < 0.6 else mutations.argument(random)
-        given += ["--set", mutations.given(f"{place}={said}")]
-    return tuple(given)
+        given.append(mutations.given(f"{place}={said}"))
+    return "@" + ":".join(given)
 
 
 if __name__ == "__main__":
