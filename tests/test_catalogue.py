@@ -16,7 +16,7 @@ from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, WeightOver
 from offpol_diag.presets.catalogue import Catalogue, load, plain, words
 from offpol_diag.presets.formulas import method
 from offpol_diag.presets.grammar import LOGS
-from offpol_diag.trainers import TRAINERS
+from offpol_diag.trainers import DEFAULTS, TRAINERS, sayable
 
 SHIPPED = load()
 
@@ -232,6 +232,152 @@ def test_a_list_without_presets_is_a_usage_error(spec: str, message: str, hint: 
     assert caught.value.hint.startswith(hint)
 
 
+@pytest.mark.parametrize("word", ["mis", "MIS@2"])
+def test_mis_alone_is_answered_with_what_each_trainer_means(word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SHIPPED.resolve(word)
+    assert caught.value.message == f'"{word}" is another method in each trainer'
+    named = ("verl", "seq_mis", "TRL", "trl_sequence_mask", "slime", "slime_mis", "OpenRLHF", "seq_mask_tis")
+    assert [one for one in named if one not in caught.value.hint] == []
+
+
+# ---------------------------------------------------------------- thresholds beside a name
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "does"),
+    [
+        ("token_is@3", "token_is@3", "weight min(r_t, 3)"),
+        ("Token-IS@ 2.50", "token_is@2.5", "weight min(r_t, 2.5)"),
+        ("tis@3", "token_is@3", "weight min(r_t, 3)"),
+        ("trl_token_truncate@5", "token_is@5", "weight min(r_t, 5)"),
+        ("token_is@inf", "token_is@inf", "weight r_t"),
+        ("token_icepop@0.4..4", "token_icepop@0.4..4", "weight r_t where 0.4 ≤ r_t ≤ 4, else 0"),
+        ("token_icepop@4", "token_icepop@4", "weight r_t where 0.25 ≤ r_t ≤ 4, else 0"),
+        ("seq_icepop@inf..3", "seq_icepop@inf..3", "weight ∏r where ∏r ≤ 3, else 0"),
+        (
+            "seq_mis@2..0.4..2.5",
+            "seq_mis@2..0.4..2.5",
+            "weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5",
+        ),
+        ("seq_mis@3..4", "seq_mis@3..4", "weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4"),
+        ("geo_rs@inf", "geo_rs@inf", "veto any r_t < 0.0001"),
+        ("ipo@0.3", "ipo@0.3", "weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3"),
+        ("token_is_veto@3..1e-5", "token_is_veto@3..1e-05", "weight min(r_t, 3); veto any r_t < 1e-05"),
+        (
+            "token_is@3:reject.upper=5:veto.lower=1e-4",
+            "token_is@3:reject.upper=5:veto.lower=0.0001",
+            "weight min(r_t, 3); keep tokens with r_t ≤ 5; veto any r_t < 0.0001",
+        ),
+        (
+            "token_mask@reject[1].statistic=k3:reject[1].upper=2",
+            "token_mask@reject[1].statistic=k3:reject[1].upper=2",
+            "keep tokens with 0.714286 ≤ r_t ≤ 1.66667; tokens with (r−1−Δ) ≤ 2",
+        ),
+        ("recompute@weight.upper=3", "recompute@weight.upper=3", "weight min(r_t, 3)"),
+        ("token_is_veto@veto.lower=inf", "token_is_veto@veto.lower=inf", "weight min(r_t, 2)"),
+        (
+            "token_is@weight.normalize=true",
+            "token_is@weight.normalize=true",
+            "weight min(r_t, 2) / batch mean",
+        ),
+    ],
+)
+def test_thresholds_and_keys_stand_beside_a_name(word: str, name: str, does: str) -> None:
+    (found,) = SHIPPED.resolve(word)
+    assert (found.name, method(found)) == (name, does)
+    assert SHIPPED[name] == found
+
+
+def test_the_policy_and_the_loss_of_a_method_are_keys_too() -> None:
+    found = SHIPPED["geo_rs@policy=current:loss=reinforce"]
+    assert (found.policy, found.loss) == ("current", "reinforce")
+    assert found.reject == SHIPPED["geo_rs"].reject
+
+
+POSITIONS = (
+    "write seq_mis@weight.upper..reject.lower..reject.upper or seq_mis@weight.upper..C; inf is no bound"
+)
+KEYS = "write keys like token_is@weight.upper=3, seq_mis@veto.lower=1e-4 or geo_rs@policy=current"
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "hint"),
+    [
+        ("seq_mis@2", "seq_mis@2: seq_mis takes 3 thresholds by position", POSITIONS),
+        (
+            "token_is@1..2",
+            "token_is@1..2: token_is takes 1 threshold by position",
+            "write token_is@weight.upper",
+        ),
+        ("vanilla_is@3", "vanilla_is@3: vanilla_is takes no thresholds by position", KEYS),
+        ("token_is@", 'token_is@: weight.upper = ""; it must be a number', "write token_is@weight.upper"),
+        (
+            "token_is@-1",
+            "token_is@-1: weight.upper = -1.0; it must be above 0",
+            "write token_is@weight.upper",
+        ),
+        (
+            "token_icepop@4..1",
+            "token_icepop@4..1: weight.lower = 4.0; it must not exceed upper = 1.0",
+            "write ",
+        ),
+        ("geo_rs@0.9", "geo_rs@0.9: one number C for a band must be above 1, for [1/C, C]", "write geo_rs@"),
+        ("ipo@0", "ipo@0: one number C for a band must be above 0, for [-C, C]", "write ipo@"),
+        (
+            "token_is@wieght.upper=3",
+            "token_is@wieght.upper=3: wieght: the preset has no such part",
+            "did you mean",
+        ),
+        ("recompute@weight.over=sum", "recompute@weight.over=sum: weight: action truncate needs upper", KEYS),
+        (
+            "token_is@policy=current",
+            "token_is@policy=current: weight: under ppo_clip the ratio holds that of π_θ already: say loss = reinforce",
+            KEYS,
+        ),
+    ],
+)
+def test_what_cannot_stand_beside_a_name_is_answered_with_what_can(
+    word: str, message: str, hint: str
+) -> None:
+    with pytest.raises(PresetError) as caught:
+        SHIPPED.resolve(word)
+    assert caught.value.message.startswith(message)
+    assert caught.value.hint.startswith(hint)
+
+
+# ---------------------------------------------------------------- presets where none are named
+
+OLD, BYPASS = ("rollout_log_probs", "old_log_probs"), ("rollout_log_probs", "current_log_probs")
+
+
+def test_twenty_methods_are_evaluated_by_default_and_those_of_the_dumps_trainer() -> None:
+    usual = SHIPPED.usual(OLD)
+    assert len(usual) == 20
+    assert tuple(one.name for one in usual) == SHIPPED.default
+    assert "m2po" not in SHIPPED.default
+    trls = SHIPPED.usual(OLD, DEFAULTS["trl"])
+    assert trls == (
+        *usual,
+        *SHIPPED.resolve("seq_icepop@inf..3,token_is@3,token_icepop@inf..3,seq_is@3"),
+    )
+
+
+def test_without_the_old_policy_the_bypass_methods_stand_in_place_of_those_that_need_it() -> None:
+    names = [one.name for one in SHIPPED.usual(BYPASS)]
+    bypass = [name for name, one in SHIPPED.items() if one.policy == "current"]
+    assert sorted(names) == sorted(bypass)
+    assert len(names) == 11
+
+
+@pytest.mark.parametrize("trainer", DEFAULTS)
+def test_the_defaults_of_a_trainer_are_its_own_and_at_most_six(trainer: str) -> None:
+    rows = SHIPPED.resolve(",".join(DEFAULTS[trainer]))
+    assert len(rows) == len(DEFAULTS[trainer]) <= 6
+    assert not {one.name for one in rows} & set(SHIPPED.default)
+    assert all(sayable(one, (trainer,)) for one in rows)
+
+
 # ---------------------------------------------------------------- a user's file
 
 EVERY_KEY = """
@@ -323,6 +469,7 @@ def test_own_rows_come_after_the_built_in_ones_and_belong_to_all(write: Write) -
     assert list(catalogue) == [*SHIPPED, "mine", "mine_1.5"]
     assert catalogue.resolve("all")[-1].name == "mine_1.5"
     assert catalogue["mine"].summary == "from mine.toml"
+    assert [one.name for one in catalogue.usual(OLD)][-2:] == ["mine", "mine_1.5"]
     assert catalogue.replaced == SHIPPED.replaced == ()
 
 
@@ -333,6 +480,14 @@ def test_an_own_row_of_a_built_in_name_replaces_it_and_says_so(write: Write) -> 
     assert len(catalogue) == len(SHIPPED)
     assert list(catalogue).index("Seq-MIS") == list(SHIPPED).index("seq_mis")
     assert catalogue.replaced == ("seq_mis",)
+
+
+def test_an_own_row_has_thresholds_where_it_says_which(write: Write) -> None:
+    catalogue = load(write("[mine]\nweight = { upper = 7 }\nat = ['weight.upper']\n[tis]\n[trl_default]\n"))
+    assert catalogue["mine@3"].weight == Weight(upper=3.0)
+    assert catalogue["mine@weight.lower=0.5"].weight == Weight(upper=7.0, lower=0.5)
+    assert [catalogue[name].name for name in ("tis", "trl_default")] == ["tis", "trl_default"]
+    assert catalogue.replaced == ("tis", "trl_default")
 
 
 def test_an_own_name_takes_a_built_in_alias(write: Write) -> None:
@@ -409,6 +564,11 @@ SLIPS = [
     ("veto = {}", "veto: it needs upper, lower or both"),
     ("veto = 1e-4", "veto = 0.0001; it must be a table of lower, upper"),
     ('policy = "new"', 'policy = "new"; it must be one of old, current'),
+    (
+        'policy = "current"\nweight = { upper = 2 }',
+        "weight: under ppo_clip the ratio holds that of π_θ already: say loss = reinforce, or no weight",
+    ),
+    ('at = "weight.upper"', 'at = "weight.upper"; it must be an array of strings'),
     (
         'loss = "ppo"',
         'loss = "ppo"; it must be one of ppo_clip, reinforce, surrogate, gspo, cispo',

@@ -64,7 +64,7 @@ LOGS: dict[str, Log] = {log.name: log for trainer in TRAINERS.values() for log i
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "verl": ("decoupled_geo_rs", "decoupled_geo_rs_seq_tis", "decoupled_k3_rs_seq_tis"),
-    "trl": ("seq_icepop@inf..3", "token_is@3", "token_icepop@inf..3", "seq_is@3", "opsm@0.5"),
+    "trl": ("seq_icepop@inf..3", "token_is@3", "token_icepop@inf..3", "seq_is@3"),
     "ms-swift": ("token_icepop@inf..2", "geo_is", "seq_mask_tis@inf..2"),
     "nemo-rl": ("seq_error_mask", "seq_mask_tis@0.999..1.002"),
     "slime": ("slime_mis", "opsm@0.0001", "token_clip@0.5..2"),
