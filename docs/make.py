@@ -35,7 +35,8 @@ HERE = Path(__file__).parent
 FAMILIES: Mapping[str, str] = tomllib.loads((HERE / "families.toml").read_text("utf-8"))
 PRESET_HEADER = (
     "preset",
-    "aliases",
+    "thresholds",
+    "other names",
     "trainers",
     "numerator",
     "weight",
@@ -54,34 +55,50 @@ def presets() -> str:
     """The catalogue: every preset by family, its formulas and its source."""
     rows = load()
     families = "".join(
-        _family(word, text, [one for one in rows.values() if one.family == word])
+        _family(
+            word,
+            text,
+            [_preset(one, one.name in rows.default) for one in rows.values() if one.family == word],
+        )
         for word, text in FAMILIES.items()
     )
+    others: dict[str, list[str]] = {}
+    for alias, target in rows.aliases.items():
+        others.setdefault(target, []).append(f"`{alias}`")
+    bounds = "; ".join(f"`{target}` ({', '.join(names)})" for target, names in others.items())
     return f"""{MADE}# Presets
 
-{len(rows)} presets in {len(FAMILIES)} families. r = π_train/π_rollout of a token, Δ = log r, ∏r the product
-over a response of n tokens. The numerator is π_old (decoupled: the trainer recomputes it) or π_θ (bypass: the
-rollout's log-probs are the anchor). Rejected tokens leave the denominator of the loss (kept) or stay in it
-(all). `offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config,
+{len(rows)} methods in {len(FAMILIES)} families; the {len(rows.default)} in bold are evaluated where none are
+named, with the defaults of the dump's trainer, and `--presets all` is all of them. r = π_train/π_rollout of a
+token, Δ = log r, ∏r the product over a response of n tokens. The numerator is π_old (decoupled: the trainer
+recomputes it) or π_θ (bypass: the rollout's log-probs are the anchor). Rejected tokens leave the denominator
+of the loss (kept) or stay in it (all). Thresholds stand beside the name, in the order given here:
+`token_is@3`, `seq_mis@2..0.4..2.5`; [any key](preset-files.md#beside-a-name) does too.
+`offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config,
 ready to paste. `logs`: whose names `as_logged` has. The file is
 [`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
 
 ## Until when each trainer was read
 
-{_table(("trainer", "newest version read"), map(_read, TRAINERS))}{families}"""
+{_table(("trainer", "newest version read"), map(_read, TRAINERS))}{families}
+## Names that stand for a method at other bounds
+
+{bounds}.
+"""
 
 
 def _read(trainer: str) -> Sequence[str]:
     return trainer, re.sub(r"^([\w.-]+/[\w.-]+)", r"[\1](https://github.com/\1)", TRAINERS[trainer].read)
 
 
-def _family(word: str, text: str, rows: Sequence[Preset]) -> str:
-    return f"\n## {word}\n\n{text[0].upper()}{text[1:]}.\n\n{_table(PRESET_HEADER, map(_preset, rows))}"
+def _family(word: str, text: str, rows: Sequence[Sequence[str]]) -> str:
+    return f"\n## {word}\n\n{text[0].upper()}{text[1:]}.\n\n{_table(PRESET_HEADER, rows)}"
 
 
-def _preset(preset: Preset) -> Sequence[str]:
-    names = (f"`{preset.name}`", ", ".join(preset.aliases), ", ".join(preset.trainers))
+def _preset(preset: Preset, usual: bool) -> Sequence[str]:
+    name = f"**`{preset.name}`**" if usual else f"`{preset.name}`"
+    names = (name, "..".join(preset.at), ", ".join(preset.aliases), ", ".join(preset.trainers))
     what = (weight(preset.weight), rejection(preset.reject), veto(preset.veto))
     numerator = {"old": "π_old", "current": "π_θ", "rollout": "r = 1"}[preset.policy]
     takes_out = preset.reject or preset.veto
@@ -230,7 +247,7 @@ def _collapse_in_full() -> str:
 def _gate() -> str:
     """How a bound on every step of the run that collapsed is judged."""
     asked = required(max=["step:k3=0.015"])
-    summary = analyze([str(COLLAPSE)], presets=(), device="cpu", by_step=asked.by_step)
+    summary = analyze([str(COLLAPSE)], presets=(), device="cpu", by_step=asked.by_step(load()))
     lines = _answered(summary.model_copy(update={"gates": list(judged(summary, asked))}))
     return _printed(*lines[2 : lines.index("", 3)], "…")
 

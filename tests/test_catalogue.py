@@ -332,7 +332,7 @@ KEYS = "write keys like token_is@weight.upper=3, seq_mis@veto.lower=1e-4 or geo_
         ("recompute@weight.over=sum", "recompute@weight.over=sum: weight: action truncate needs upper", KEYS),
         (
             "token_is@policy=current",
-            "token_is@policy=current: weight: under ppo_clip the ratio holds that of π_θ already: say loss = reinforce",
+            "token_is@policy=current: weight: under ppo_clip the ratio holds that of π_θ already: say",
             KEYS,
         ),
     ],
