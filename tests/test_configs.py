@@ -211,6 +211,10 @@ def test_prime_rl_accepts_the_newest_block_of_every_preset_that_it_can_say():
     [
         ("ipo", {"type": "ipo", "eps": 0.1}),
         ("ipo@-0.3..0.3", {"type": "ipo", "eps": 0.3}),
+        (
+            "ipo@weight.action=truncate:weight.upper=20",
+            {"type": "ipo", "eps": 0.1, "max_importance_ratio": 20.0},
+        ),
         ("bypass_pg_token_icepop@0.2..5", {"type": "icepop", "ratio_low": 0.2, "ratio_high": 5.0}),
         ("bypass_pg_token_is@5", {"type": "cispo", "ratio_low": 0.0, "ratio_high": 5.0}),
         ("ppo_is", {"type": "ppo", "ratio_low": 0.8, "ratio_high": 1.2}),
@@ -361,6 +365,8 @@ REFUSED = [
         "its config can be printed for verl, trl, slime, miles, skyrl",
     ),
     (replace(CATALOGUE["token_is"], weight=Weight(upper=0.9)), "areal", "above 1", ""),
+    (CATALOGUE["pure_is"], "prime-rl", "weights of the product ratio of the sequence", "verl"),
+    (CATALOGUE["ipo@-0.3..0.2"], "prime-rl", "unequal bounds", ""),
 ]
 
 
