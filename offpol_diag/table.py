@@ -16,7 +16,7 @@ class Table:
     """Rows of cells under a header; a `Number` is drawn with its interval.
 
     Attributes:
-        id: its name in files.
+        id: its name, and its anchor on the page.
         caption: the finding, in words.
         notes: what is said below it.
         shown: always; with -v, and folded in a pull request and on the page (`more`); or on the page alone.
