@@ -88,8 +88,9 @@ def test_a_terminal_of_80_columns_shows_what_is_frozen_of_a_pipe(tmp_path: Path)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     unset = ("OFFPOL_DIAG_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     settings = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    line = f"doctor {SAMPLES / 'stale.parquet'} --md result.md --json result.json"
     running = subprocess.Popen(
-        [sys.executable, "-m", "offpol_diag", "doctor", str(SAMPLES / "stale.parquet")],
+        [sys.executable, "-m", "offpol_diag", *line.split()],
         stdout=theirs,
         stderr=subprocess.DEVNULL,
         env=settings | {"TERM": "xterm-256color", "OFFPOL_DIAG_DEVICE": "cpu"},
