@@ -175,7 +175,7 @@ OPEN = {
         {"size": 0.02, "outliers": 0.01, "common": 0.0},
     ),
     "K3 rises with the lag, and is ten times that of bf16 at lag 0": (
-        ["stale", "weights_differ"],
+        ["weights_differ"],
         {"lags": [0, 1, 2], "by_lag": {0: 0.5, 1: 1.0, 2: 2.0}, "size": 0.6, "provenance": BF16},
     ),
     "more than 4 bits explain": (["weights_differ"], {"provenance": {"quantization": "awq"}, "size": 1.6}),
@@ -190,7 +190,7 @@ def test_else_the_causes_that_fit_are_listed_and_what_decides(tmp_path, case):
     found = made(tmp_path, **how)
     assert (found.verdict, found.causes) == ("cannot_tell", [])
     assert set(ids) <= {one.id for one in found.candidates}
-    assert 1 <= len(found.candidates) <= 4
+    assert 1 <= len(found.candidates) <= 3
     against = [
         len(one.against) - any("The dump says" in said for said in one.for_) for one in found.candidates
     ]
@@ -611,7 +611,6 @@ def test_the_least_contradicted_comes_first_and_of_equals_the_earlier_row():
         ("stale", 1),
         ("sync_stopped", 1),
         ("weights_differ", 2),
-        ("model_differs", 2),
     ]
 
 
@@ -726,10 +725,10 @@ def test_the_terminal_has_the_form_of_bug_candidates_decide_and_what_to_do():
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
-def test_a_short_answer_with_four_candidates_stays_within_its_lines_and_width(width, monkeypatch):
+def test_a_short_answer_with_three_candidates_stays_within_its_lines_and_width(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    long = STALE.model_copy(update={"for_": ["K3 " + "grows " * 60], "against": ["no " * 90]})
-    given = UNDECIDED.model_copy(update={"candidates": [long] * 4, "decide": "measure " * 60})
+    long = STALE.model_copy(update={"for_": ["K3 grows."] * 40, "against": ["No trainer moves."] * 20})
+    given = UNDECIDED.model_copy(update={"candidates": [long] * 3, "decide": "Measure it again. " * 30})
     lines = terminal(undecided(diagnosis=given)).splitlines()
     assert max(cell_len(line) for line in lines if "offpol-diag " not in line) <= width
     assert width < 80 or len(lines) <= LINES

@@ -33,7 +33,7 @@ from offpol_diag.diagnosis.signatures import percent
 from offpol_diag.numerals import rounded
 from offpol_diag.result import CandidateCause
 
-MOST = 4
+MOST = 3
 """Most candidates that are listed."""
 WIDELY = 0.5
 """Scale of Δ/(1 − π_rollout) above which quantised weights alone are no candidate: 4 bits give up to 0.46 in

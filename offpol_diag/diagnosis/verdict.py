@@ -487,7 +487,7 @@ _LACKING = (
     ("whether one machine alone has other weights", "", "host", candidates.OF_WEIGHTS - {"stale"}),
 )
 """Questions that a dump cannot tell, the columns that decide them, and the candidates they decide between."""
-NUMBERS = ("no", "one", "two", "three", "four")
+NUMBERS = ("no", "one", "two", "three")
 
 
 def _ruled_out(named: set[str]) -> list[str]:
