@@ -50,12 +50,6 @@ class Evidence:
         return number.value / ((number.interval[1] - number.interval[0]) / (2 * Z))
 
     @property
-    def systematic(self) -> tuple[float, float] | None:
-        """95% interval of the systematic share (`laws.systematic`), or None."""
-        found = self.summary.diagnosis.systematic if self.summary.diagnosis else None
-        return found.interval if found else None
-
-    @property
     def few(self) -> bool:
         """Whether there is too little data for a verdict; that the mismatch is small needs fewer prompts."""
         dump = self.summary.dump

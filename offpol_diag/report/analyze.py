@@ -248,7 +248,7 @@ def _corrections(summary: Result, given: Recommendation) -> Table:
         if (numbers := summary.preset(name))
     ]
     left = len(summary.presets) - len(rows)
-    more = f"{counted(left, 'more preset')}: the report." if left > 0 and rows else ""
+    more = f"The report has {counted(left, 'more preset')}." if left > 0 and rows else ""
     header = ("recommended first", "ESS, tokens", "rejected", "with a weight")
     return Table("corrections", "", header, rows, (more,) if more else ())
 
@@ -340,7 +340,7 @@ def _explained(summary: Result) -> tuple[tuple[str, str], ...]:
 def _commands(summary: Result) -> Iterator[tuple[str, str]]:
     """Yield the commands to go on with: the configuration of the method, and a gate."""
     given, prefix, k3 = summary.recommendation, summary.prefix, summary.number("k3").value
-    if given is not None and given.method and not summary.is_bug:
+    if given is not None and given.method and not given.config and not summary.is_bug:
         yield "config", f"offpol-diag presets {given.method} --for {trainer_of(summary) or 'TRAINER'}"
     ids = "token_ids" in summary.dump.columns and summary.dump.prompts
     if summary.undecided and ids:

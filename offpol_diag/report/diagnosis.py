@@ -60,9 +60,9 @@ def checks(summary: Result) -> tuple[Line, ...]:
             found.append(Line(said, "no" if negative else "ok", detail))
     synced, apart = in_sync(summary), apart_in_sync(summary)
     if apart and not summary.is_bug:
-        low, high = (f"{rounded(one.value)} (step {one.step})" for one in apart)
+        least, most = (f"{rounded(one.value)} (step {one.step})" for one in apart)
         detail = "Weights in sync differ by numerics alone, and as much at every step."
-        found.append(Line(f"In sync (lag 0) K3 is {low} to {high}", "un", detail))
+        found.append(Line(f"In sync (lag 0) K3 is {least} to {most}", "un", detail))
     if synced and synced.value is not None and not summary.is_bug:
         row = band("k3", Number(value=synced.value))
         agree = row is not None and tone(row.name) in ("good", "info")

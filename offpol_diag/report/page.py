@@ -166,7 +166,7 @@ def _meter(summary: Result) -> Any:
     if k3.value is None or k3.value <= 0 or not bands:
         return ""
     synced = in_sync(summary)
-    return meter(k3, bands, synced and synced.value, next(iter(summary.charts.expected), None))
+    return meter(k3, bands, synced.value if synced else None, next(iter(summary.charts.expected), None))
 
 
 # ---------------------------------------------------------------- the file

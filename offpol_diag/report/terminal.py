@@ -34,7 +34,7 @@ LINES, MOST_EVIDENCE = 36, 2
 """Lines of the short answer, and of the evidence of a candidate in it."""
 SHORTER = (
     *((4, 4, 5), (4, 2, 5), (3, 2, 5), (2, 2, 5), (2, 0, 5), (1, 0, 5)),
-    *((2, 0, 2), (1, 0, 2), (1, 0, 0)),
+    *((1, 0, 4), (1, 0, 3), (1, 0, 2), (1, 0, 0)),
 )
 """Forms of the short answer, tried until it has its lines: lines of a fact, of the warnings, corrections."""
 MOST, CAUTIONS = 4, 3
@@ -232,7 +232,7 @@ class _Screen:
     def _lines(self, fact: Fact, width: int) -> Iterator[str]:
         most = {"last": MOST, "first": self.warnings}.get(fact.shortened, self.most)
         if fact.sentence and not self.verbose:
-            yield from _sentences(printable(minus(fact.sentence)), width, most) if most else ()
+            yield from _sentences(printable(minus(fact.sentence)), width, most, MOST) if most else ()
             return
         yield from _wrapped(printable(minus(fact.sentence)), width)
         if fact.sentence:
@@ -242,7 +242,7 @@ class _Screen:
             yield from _wrapped(printable(minus(line.text)), width, indent=3)
             least = 100 if self.verbose else min(MOST_EVIDENCE, self.most, self.rows)
             for side in re.split(r" (?=Against: )", line.detail) if line.detail and least else ():
-                rows = _sentences(printable(minus(side)), width - 3, least, indent=2)
+                rows = _sentences(printable(minus(side)), width - 3, least, least, 2)
                 yield from (f"   {row}" for row in rows)
 
     def tiles(self, tiles: Sequence[Tile], answer: Answer) -> None:
@@ -308,14 +308,14 @@ def _wide(values: Sequence[float | None]) -> bool:
     return len(known) > 1 and max(known) > 30 * min(known) > 0
 
 
-def _sentences(text: str, width: int, most: int, indent: int = 0) -> list[str]:
-    """Break as many sentences of a text as have room in so many lines; the first one in any case."""
+def _sentences(text: str, width: int, most: int, first: int, indent: int = 0) -> list[str]:
+    """Break as many sentences of a text as have room in so many lines; of the first one `first` lines."""
     said = SENTENCES.split(text)
     for many in range(len(said), 1, -1):
         rows = _wrapped(" ".join(said[:many]), width, indent=indent)
         if len(rows) <= most:
             return rows
-    return _wrapped(said[0], width, indent=indent)
+    return _wrapped(said[0], width, first, indent)
 
 
 def _wrapped(text: str, width: int, most: int = 1000, indent: int = 0, least: int = 20) -> list[str]:

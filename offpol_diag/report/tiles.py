@@ -77,7 +77,7 @@ def _rejected(summary: Result) -> list[Tile]:
     beside = "; ".join([first, *(f"{name}: {written(known[name]).value}" for name in others)])
     number, name = replace(known[first], interval=None), f"{first}.tokens_rejected"
     course = _course(summary, name, number.unit, curve(summary, name))
-    return [Tile("Rejected", number, interval=beside, short=True, **course)]
+    return [Tile("Rejected", number, interval=beside, **course)]
 
 
 def _tile(summary: Result, key: str) -> Tile | None:
