@@ -24,6 +24,7 @@ from offpol_diag.cli import COMMANDS, app, exits, output, settings
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets.catalogue import load
+from offpol_diag.trainers import DEFAULTS
 from offpol_diag.writer import DumpWriter
 
 Run = Callable[..., Result]
@@ -518,6 +519,48 @@ def test_the_gate_computes_only_the_presets_its_bounds_name(dump):
     assert ran.exit_code == 0
     assert list(summary.presets) == ["token_is"]
     assert [verdict.passed for verdict in summary.gates] == [True, True]
+
+
+# ---------------------------------------------------------------- thresholds beside a name
+
+NAMED = "token_is@3,seq_mis@2..0.4..2.5:veto.lower=1e-4"
+CANONICAL = ["token_is@3", "seq_mis@2..0.4..2.5:veto.lower=0.0001"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("analyze", "--presets", NAMED, "--no-html"),
+        ("compare", "--presets", NAMED),
+        ("compare", "--presets", CANONICAL[0], "--against", CANONICAL[1]),
+        ("sweep", "--preset", CANONICAL[0], "--at", "1.5,3"),
+        ("gate", "--min", f"{CANONICAL[0]}.ess_tokens=0.1", "--max", f"step:{CANONICAL[1]}.k3=9"),
+    ],
+    ids=lambda command: " ".join(command)[:40],
+)
+def test_a_preset_at_other_thresholds_is_named_in_every_command(command, dump):
+    ran = run(*command, dump, "--json", "made.json")
+    assert ran.exit_code == 0, ran.output
+    made = results.loads(Path("made.json").read_text(), "made.json")
+    assert {name for name in made.presets if "@" in name} == set(CANONICAL[: 1 + (command[0] != "sweep")])
+    assert all(made.preset(name)["ess_tokens"].value for name in made.presets if "@" in name)
+    if command[0] == "sweep":
+        assert [point.own for point in made.sweep.points] == [False, True]
+    if command[0] == "gate":
+        assert [verdict.passed for verdict in made.gates] == [True, True]
+
+
+@pytest.mark.parametrize("command", ["analyze", "compare"])
+def test_without_presets_there_are_the_usual_ones_and_those_of_the_trainer(command, dump):
+    def made(*more):
+        ran = run(command, dump, "--json", "-", *more)
+        return list(results.loads(ran.stdout, "stdout").presets)
+
+    analyze = command == "analyze"
+    assert made(*["--no-html"] * analyze) == list(load().default)
+    assert len(made("--presets", "all", *["--no-html"] * analyze)) == len(load())
+    if analyze:
+        assert made("--no-html", "--for", "trl") == [*load().default, *DEFAULTS["trl"]]
 
 
 # ---------------------------------------------------------------- defaults

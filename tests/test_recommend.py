@@ -187,6 +187,9 @@ def test_a_method_has_one_of_each_other_family_beside_it_where_they_were_compute
         assert corrections.rows[0][1:3] == tuple(
             found.preset(first)[name] for name in ("ess_tokens", "tokens_rejected")
         )
+    some = advised(analyzed(tmp_path, rows, presets=["token_is@3", *FAMILIES["old"]]))
+    (corrections,) = (one for one in answered(some).tables if one.id == "corrections")
+    assert [row[0] for row in corrections.rows][:3] == ["token_is", "token_is@3", "token_icepop"]
     bare = advised(analyzed(tmp_path, rows)).recommendation
     assert (bare.method, bare.alternatives) == (TIS, [])
 

@@ -239,9 +239,16 @@ def _tables(summary: Result) -> Iterator[Table]:
     yield from policies(summary)
 
 
+MOST_OTHERS = 4
+"""Most presets beside the recommended ones that stand before these, as a user named them one by one."""
+
+
 def _corrections(summary: Result, given: Recommendation) -> Table:
-    """Return the recommended method, and beside it one of each other family."""
+    """Return the recommended method, others where they are few, and one of each other family."""
     some = [given.method, *given.alternatives] if given.method else []
+    others = [name for name in summary.presets if name not in some]
+    if some and len(others) <= MOST_OTHERS:
+        some[1:1] = others
     rows: list[tuple[Cell, ...]] = [
         (name, numbers["ess_tokens"], numbers["tokens_rejected"], numbers["tokens_weighted"])
         for name in some
