@@ -21,8 +21,21 @@ from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.families import DEFAULT, FAMILIES
 from offpol_diag.report import answered
-from offpol_diag.report.analyze import headline
-from offpol_diag.result import BySteps, CandidateCause, Cause, Charts, Decision, Diagnosis, Series, loads
+from offpol_diag.report.analyze import analysis, headline
+from offpol_diag.report.compare import named
+from offpol_diag.report.diagnosis import checks
+from offpol_diag.result import (
+    After,
+    BySteps,
+    CandidateCause,
+    Cause,
+    Charts,
+    Decision,
+    Diagnosis,
+    LagEvidence,
+    Series,
+    loads,
+)
 from offpol_diag.trainers import TRAINERS, sayable
 from tests import oracles
 from tests.factory import dump_facts, make_summary, with_numbers
@@ -444,3 +457,60 @@ def test_a_value_that_no_honest_run_has_leaves_a_recommendation(tmp_path, column
     found = advised(analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=(), device="cpu"))
     assert rule in (None, found.recommendation.rule)
     assert loads(found.to_json(), "x").recommendation == found.recommendation
+
+
+# ---------------------------------------------------------------- sentences that were false
+
+
+def in_steps(lag, *k3):
+    """Make a summary of steps 0, 1, … of one lag, with these K3."""
+    at = [*range(len(k3))]
+    series = {"k3": Series(values=[*k3]), "policy_lag": Series(values=[lag] * len(k3))}
+    steps = BySteps(first=at, last=at, tokens=at, sequences=at, series=series)
+    lag_0 = LagEvidence(in_sync=Number(value=0.27), in_sync_share=1.0)
+    return make_summary(charts=Charts(steps=steps, lag=lag_0), gates=[])
+
+
+def test_k3_in_sync_is_no_one_number_where_its_steps_differ():
+    checked = [one.text for one in checks(in_steps(0.0, 0.0009, 0.1, 0.7))]
+    assert "In sync (lag 0) K3 is 0.00090 (step 0) to 0.70 (step 2)" in checked
+    assert "In sync (lag 0) K3 is 0.27" not in checked
+    for alike in (in_steps(0.0, 0.2, 0.3, 0.4), in_steps(1.0, 0.0009, 0.1, 0.7)):
+        assert "In sync (lag 0) K3 is 0.27" in [one.text for one in checks(alike)]
+
+
+@pytest.mark.parametrize(("after", "told"), [(0.001, True), (0.0025, True), (0.0049, False)])
+def test_k3_after_a_fix_is_told_where_the_fix_halves_it(after, told):
+    size = After(what="undone", k3=after, mean_ratio=1.0, ess_tokens=1.0, tokens=9)
+    cause = Cause(id="off_by_one", statement="Shifted.", statistic="counted", fix="shift it", after=size)
+    summary = advised(given(diagnosis=BUG.model_copy(update={"causes": [cause]})))
+    todo = next(one.sentence for one in answered(summary).facts if one.label == "What to do")
+    assert ("After it, K3 is" in todo) is ("after the fix" in headline(summary)[4]) is told
+
+
+def test_no_band_stands_beside_a_bug():
+    of_bug, fine = ({one.band for one in answered(make_summary(diagnosis=one)).tiles} for one in (BUG, FINE))
+    assert "elevated" in fine
+    assert of_bug <= {"", "reliable", "unreliable"}  # the last two are of k̂
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_dump_whose_cause_is_counted_is_not_called_too_small(exact):
+    cause = Cause(id="stale", kind="honest", statement="Old.", statistic="counted", exact=exact)
+    summary = given(diagnosis=FINE.model_copy(update={"causes": [cause]}), facts={"groups": 3})
+    assert ("TOO LITTLE DATA" in headline(advised(summary))[0]) is not exact
+
+
+def test_suggested_commands_name_what_was_given(tmp_path):
+    for step in range(2):
+        pq.write_table(table("healthy"), tmp_path / f"step_{step}.parquet")
+    found = analyze([str(tmp_path)], presets=(), device="cpu")
+    assert len(found.dump.files) == 2
+    assert analysis(found.dump) == (("analyze", f"offpol-diag analyze {tmp_path}"),)
+
+
+def test_two_runs_are_named_by_what_tells_their_paths_apart():
+    one, two = (dump_facts(files=[f"runs/{run}/step_0.parquet", "x"]) for run in "ab")
+    assert named(one, two) == ("a/step_0.parquet and 1 more", "b/step_0.parquet and 1 more")
+    assert named(one, one) == ("step_0.parquet and 1 more",) * 2
+    assert named(dump_facts(files=["c/d.parquet"]), two)[0] == "d.parquet"
