@@ -1,6 +1,8 @@
 """`offpol-diag doctor`, and how a diagnosis is shown everywhere."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from drawn import html, markdown, terminal
 from factory import dump_facts, make_comparison, make_summary, recommendation
@@ -10,7 +12,6 @@ from offpol_diag.cli import app
 from offpol_diag.number import Number
 from offpol_diag.report import answered
 from offpol_diag.result import After, Cause, Diagnosis, Example, Skipped, load
-from offpol_diag.writer import DumpWriter
 
 SHIFTED = Cause(
     id="off_by_one",
@@ -163,10 +164,9 @@ def dumps(tmp_path_factory):
     old = [np.minimum(one + draw.normal(0, 0.03, len(one)), 0) for one in rollout]
     broken = [np.where(np.arange(len(one)) % 7 == 0, 0.5, one) for one in old]
     for name, column in (("honest", old), ("broken", broken)):
-        with DumpWriter(folder / f"{name}.parquet") as writer:
-            writer.write(
-                rollout_log_probs=rollout, old_log_probs=column, group_id=np.arange(96) // 4, engine=1
-            )
+        columns = {"rollout_log_probs": rollout, "old_log_probs": column}
+        columns |= {"group_id": np.arange(96) // 4, "engine": [1] * 96}
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
     return folder
 
 
