@@ -191,7 +191,7 @@ def hostile() -> Any:
     summary.dump.notes.append(evil)
     summary.dump.provenance[evil] = evil
     for preset in summary.presets.values():
-        preset.summary = preset.note = evil
+        preset.summary = preset.method = evil
     summary.presets[evil] = next(iter(summary.presets.values()))
     asked = required(max=["k3=1e-9", f"{evil.replace(':', '')}=1"])
     return summary.model_copy(update={"gates": list(judged(summary, asked))})
@@ -521,7 +521,7 @@ def test_numbers_beyond_64_bits_and_sweeps_without_thresholds_are_refused():
 
 def test_a_token_is_drawn_whatever_its_log_probs():
     logs = {name: [1e308] for name in ("log_ratios", "rollout_log_probs", "train_log_probs")}
-    worst = WorstSequence("a", None, 1, 0.0, 0.0, 0.0, positions=[0], **logs)
+    worst = WorstSequence("a", None, 1, 0.0, 0.0, 0.0, positions=[0], token_ids=[0], **logs)
     (token,) = _response(worst, {}).tokens
     assert "π_rollout 1.01e+304" in token.remark
 
