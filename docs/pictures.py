@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 HERE = Path(__file__).parent
 SAMPLES = HERE.parent / "sample_data"
-DUMPS = ("collapse", "stale", "quantized", "healthy")
+DUMPS = ("collapse", "stale")
 WIDTH, HEIGHT = 1240, 1480
 
 
@@ -36,7 +36,7 @@ def photograph(browser: Browser, page: Path, picture: Path) -> None:
 
 
 def main() -> None:
-    """Draw and photograph every sample."""
+    """Draw and photograph them."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         for dump in DUMPS:
