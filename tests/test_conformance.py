@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight, catalogue
+from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.kinds import of_each_kind
+from tests.trainers.ours import BUILT_IN
 
-SHIPPED = tuple(replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
+SHIPPED = tuple(replace(preset, logs=None) for preset in BUILT_IN.values())
 MADE = (
     Preset("made_band", "", weight=Weight("mean", "mask", 1.1, 0.9)),
     Preset(
@@ -98,9 +99,6 @@ def test_every_preset_keeps_everything_where_the_policies_agree(rows, tmp_path):
 
     one = {"weight_mean": 1, "weight_min": 1, "weight_max": 1, "ess_tokens": 1, "ess_sequences": 1}
     for name, found in tried(same, EVERY, tmp_path).items():
-        if name == "made_signed":  # its bound is 0 and strict: 1 itself is outside
-            assert found["kept_tokens"] != lengths
-            continue
         assert found["kept_tokens"] == lengths, name
         assert not any(found["vetoed"]), name
         assert found["weight_sum"] in (lengths, [None] * len(lengths)), name
@@ -180,7 +178,7 @@ def test_the_sign_of_the_advantages_swaps_what_is_said_of_positive_and_negative(
         for one in either
     ]
     found = tried(flipped(rows), turned, tmp_path)
-    assert len(either) > 90
+    assert len(either) > 60
     for one in either:
         assert did(usual[one.name]) == did(found[one.name]), one.name
 
@@ -200,7 +198,7 @@ def test_rejections_under_both_signs_are_those_under_any(rows, tmp_path):
         tried(dump, presets, tmp_path)
         for dump, presets in ((rows, some), (flipped(rows), some), (rows, plain))
     )
-    assert len(some) >= 8
+    assert len(some) >= 6
     for one in some:
         gone = [
             [n - k for n, k in zip(lengths, found[one.name]["kept_tokens"], strict=True)]
@@ -215,13 +213,9 @@ def wider(preset):
         for part in _moved(preset.weight, *_RATIO):
             yield replace(preset, weight=part)
     for at, rule in enumerate(preset.reject):
-        later = (*preset.reject[at + 1 :], *((preset.weight,) if preset.weight else ()))
-        if rule.on_tokens and any(part.among == "left" for part in later):
-            continue  # more tokens in an aggregate may move it either way
         for part in _moved(rule, *_outwards(rule)):
             yield replace(preset, reject=(*preset.reject[:at], part, *preset.reject[at + 1 :]))
-    parts = (*preset.reject, *((preset.weight,) if preset.weight else ()))
-    if preset.veto and all(part.among == "all" for part in parts):
+    if preset.veto:
         for veto in _moved(preset.veto, *_RATIO):
             yield replace(preset, veto=veto)
 
@@ -261,7 +255,7 @@ def test_a_wider_band_never_keeps_or_weighs_less(rows, tmp_path):
     table = [raw(one) for one in TABLE]
     some, pairs = numbered([(one, new) for one in table for new in wider(one)])
     found = tried(rows, [*table, *some], tmp_path)
-    assert len(pairs) > 100
+    assert len(pairs) > 60
     grown = 0
     for old, new in pairs:
         first, second = found[old], found[new]
@@ -293,7 +287,7 @@ def test_a_higher_bound_of_a_truncation_never_lowers_a_weight_nor_moves_the_mask
     table = [raw(one) for one in TABLE]
     some, pairs = numbered([(one, new) for one in table for new in higher(one)])
     found = tried(rows, [*table, *some], tmp_path)
-    assert len(pairs) > 40
+    assert len(pairs) > 25
     for old, new in pairs:
         first, second = found[old], found[new]
         assert first["kept_tokens"] == second["kept_tokens"], (old, new)
@@ -314,7 +308,7 @@ def test_only_presets_that_look_beyond_a_sequence_ask_for_the_step(rows, usual, 
     for preset in TABLE:
         same = did(found[preset.name]) == did(usual[preset.name])
         assert same or beyond(preset), preset.name
-    assert sum(did(found[one.name]) != did(usual[one.name]) for one in TABLE if beyond(one)) >= 6
+    assert sum(did(found[one.name]) != did(usual[one.name]) for one in TABLE if beyond(one)) >= 4
 
 
 def test_a_step_alone_is_what_it_is_among_others(rows, usual, tmp_path):

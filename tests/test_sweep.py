@@ -84,7 +84,7 @@ def same(one, other):
 
 
 def write(path, deltas):
-    rollout, old = ([[-1.0 + side * x for x in row] for row in deltas] for side in (0, 1))
+    rollout, old = ([[-101.0 + side * x for x in row] for row in deltas] for side in (0, 1))
     with DumpWriter(path) as dump:
         dump.write(rollout_log_probs=rollout, old_log_probs=old, group_id=list(range(len(deltas))))
     return str(path)

@@ -110,7 +110,7 @@ def _by_position(preset: Preset, thresholds: Sequence[str], at: Spot) -> dict[st
     if len(thresholds) != len(bands):
         many = len(preset.at)
         at.fail(f"{preset.name} takes {many or 'no'} threshold{'s' * (many != 1)} by position")
-    found = {}
+    found: dict[str, str] = {}
     for places, text in zip(bands, thresholds, strict=True):
         found |= {places[0]: text} if len(places) == 1 else _band(preset, places, text, at)
     return found
