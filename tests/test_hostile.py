@@ -228,7 +228,7 @@ NAMES = {
     "a command": ("{}",),
     "an option": ("gate", "now.json", "--{}"),
     "a bound": ("gate", "now.json", "--max", "{}"),
-    "a quantifier": ("gate", "now.json", "--max", "{}:k3=1"),
+    "a word before a name": ("gate", "now.json", "--max", "{}:k3=1"),
     "a tolerance": ("gate", "now.json", "--baseline", "now.json", "--tolerance", "{}"),
     "a gate file": ("gate", "now.json", "--gates", "{}"),
     "a place": ("report", "now.json", "-o", "no/{}"),

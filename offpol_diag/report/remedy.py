@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from offpol_diag.advice.growth import GROWN, MERGE, Growth, growth
 from offpol_diag.advice.prescription import prescribed
-from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.metrics import title
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, rounded, written
@@ -146,6 +145,8 @@ def _configs(summary: Result, given: Recommendation) -> tuple[tuple[str, str], .
     known = catalogue.load()
     if not given.method or given.method not in known:
         return ()
+    from offpol_diag.diagnosis.numbers import Evidence  # which imports numpy
+
     own, policy = trainer_of(summary), Evidence(summary).policy
     found = [(name, prescribed(given, name, policy) or "") for name in sayable(known[given.method])]
     asked = next((name for name, text in found if text == given.config), own)

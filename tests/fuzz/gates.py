@@ -14,25 +14,19 @@ import mutations
 import runner
 
 GATES: dict[str, Any] = {
-    "defaults": {"level": "error", "judge": "interval"},
-    "diagnosis": {"fail_on": ["bug", "cannot_tell"], "level": "warn", "note": "agreed"},
+    "diagnosis": {"fail_on": ["bug", "cannot_tell"]},
     "bound": [
-        {"name": "k3", "max": 0.05, "note": "our FP8 runs sit at 0.012"},
-        {"name": "mean_ratio", "max": 1.1, "min": 0.9, "level": "warn", "judge": "point"},
-        {
-            "name": "step:k3",
-            "max": 0.1,
-            "steps": "6..",
-        },
-        {"name": "step:k3", "steps": "..5", "max": 0.2, "level": "warn"},
+        {"name": "k3", "max": 0.05},
+        {"name": "mean_ratio", "max": 1.1, "min": 0.9},
+        {"name": "step:k3", "max": 0.1},
         {"name": "ess_tokens", "presets": ["token_is", "seq_mis"], "min": 0.9},
-        {"name": "p90:token_is.ess_tokens", "min": 1e-3},
+        {"name": "step:token_is.ess_tokens", "min": 1e-3},
     ],
     "baseline": {
         "result": "base.json",
         "tolerance": "25%",
         "presets": ["token_is"],
-        "only": ["k3", "median:k3"],
+        "only": ["k3", "f_2"],
         "tolerances": {"k3": "30% + 0.001", "token_is.ess_tokens": 0.05},
     },
 }
@@ -50,11 +44,10 @@ SETTINGS: dict[str, Any] = {
     "quiet": True,
 }
 PRESETS = b'[own]\nsummary = "x"\n[own.weight]\nupper = 2\n'
-SPANS = ("..", "2..1", "1..", "..9", "-1..3", "0", "1...2", "9" * 400 + "..", "1.5..2", "a..b", " 1 .. 2 ")
 LOGGED = ("rollout_corr/kl", "total.mismatch/k3_kl", "token_is.rollout_is_eff_sample_size", "train/mis_k3_kl")
-OVER = ("step:k3", "p0:k3", "p100:k3", "p101:k3", "p99999:k3", "first:drift2.k3", "last:token_is.ess_tokens")
-NONE = ("a.b/c.", "median:", ":k3", "step:step:k3", "token_is.", ".k3", "nothing", "none.k3", "k3.k3.k3")
-NAMES = (*LOGGED, *OVER, *NONE, "k3", "diagnosis", "total.k3", "mean:seq_mis.ess_sequences")
+OVER = ("step:k3", "p90:k3", "step:drift2.k3", "step:token_is@2.5.ess_tokens")
+NONE = ("a.b/c.", "step:", ":k3", "step:step:k3", "token_is.", ".k3", "nothing", "none.k3", "k3.k3.k3")
+NAMES = (*LOGGED, *OVER, *NONE, "k3", "diagnosis", "total.k3", "seq_mis.ess_sequences")
 AMOUNTS = ("10%", "0", "-5%", "10%+0.001", "nan", "inf%", "1e400", "9" * 400 + "%", "%", "+", "10%%", "1%+1%")
 
 
@@ -82,7 +75,7 @@ def _gates(random: Random) -> runner.Input:
         "--baseline base.json",
         "--html g.html --junit g.xml",
         "--md - --json g.json",
-        "--point --junit -",
+        "--junit -",
     )
     more = random.choice(options).split()
     environment = random.choice(({}, {}, {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": "s.md"}))
@@ -92,14 +85,12 @@ def _gates(random: Random) -> runner.Input:
 
 
 def _reword(random: Random, whole: dict[str, Any]) -> None:
-    """Replace names, spans and amounts, often by valid ones."""
+    """Replace names and amounts, often by valid ones."""
     for _ in range(random.choice((1, 2, 3))):
         bound, baseline = random.choice(whole["bound"]), whole["baseline"]
-        key = random.choice(("name", "steps", "tolerance", "tolerances", "only", "many"))
+        key = random.choice(("name", "tolerance", "tolerances", "only", "many"))
         if key == "name":
             bound["name"] = random.choice(NAMES)
-        elif key == "steps":
-            bound["steps"] = random.choice(SPANS)
         elif key == "tolerance":
             baseline["tolerance"] = random.choice(AMOUNTS)
         elif key == "tolerances":

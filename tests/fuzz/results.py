@@ -26,7 +26,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
     ("report", "r.json", "--md", "-"),
     ("report", "-", "--quiet", "-o", "r.html"),
     ("gate", "r.json", "--max", "{name}=0.1", "--html", "g.html", "--md", "g.md", "--junit", "g.xml"),
-    ("gate", "r.json", "--min", "{name}=0.1", "--point", "--json", "g.json", "--junit", "-"),
+    ("gate", "r.json", "--min", "{name}=0.1", "--json", "g.json", "--junit", "-"),
     ("gate", "good.json", "--baseline", "r.json", "--presets", "token_is", "--junit", "g.xml"),
     ("gate", "r.json", "--baseline", "good.json", "--html", "g.html", "--tolerance", "{name}=10%"),
 )
