@@ -196,7 +196,7 @@ ON_PROBABILITIES = [
 
 def test_every_rule_decides_right_at_every_log_ratio(tmp_path):
     """Those on probability differences kept a token at a rollout log-prob below −745."""
-    presets = [one for one in catalogue.load().values() if one.reject and one.apply]
+    presets = [one for one in catalogue.load().values() if one.reject]
     presets = [one for one in presets if all(rule.over != "batch" for rule in one.reject)]
     columns = pairs([(q, p) for q, p in PAIRS[::2] if abs(p - q) > 1e-6 or p == q], (1.0, 0.0, -1.0))
     run(tmp_path, columns, presets, sequences=tmp_path / "s.parquet")

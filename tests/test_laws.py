@@ -50,7 +50,6 @@ SCALES = (
     (r"chi2", 30.0),  # mean |e^{2Δ} − 1|, and of products
     (r"std", 1.0),
     (r"pg_loss", 60.0),  # a sequence's sum of |A| up to 2
-    (r"weight: .*error", 1.0),  # a bias is a difference of means of the advantages
     (r"tokens_rejected", 1.0),  # 1 − kept
 )
 ALONE = tuple(one for one in (*EACH, *MORE) if not Needs.of((one,), rewards=False))
@@ -81,9 +80,6 @@ def numbers(summary: Result) -> Iterator[tuple[str, float | None]]:
             yield from _ends(f"{preset}: {name}", number)
         for name, value in result.as_logged.items():
             yield f"{preset}: logged {name}", value
-    for weight, found in summary.candidates.items():
-        for name, number in found.items():
-            yield from _ends(f"{weight} weight: {name}", number)
     for axis in summary.axes:
         for place in summary.at(axis):
             yield f"{axis} {place.key}: tokens", place.tokens
@@ -354,14 +350,14 @@ def test_a_name_that_only_one_tally_has_is_kept_as_it_is(rows, tmp_path):
     empty = Tally()
     arrays = two.whole
     less = replace(
-        two, whole=replace(arrays, sums={name: x for name, x in arrays.sums.items() if name != "kept"})
+        two, whole=replace(arrays, sums={name: x for name, x in arrays.sums.items() if name != "lengths"})
     )
 
     for merged in (one.merge(empty), empty.merge(one)):
         assert merged.by_key == one.by_key
         assert all(merged.whole.sums[name] is x for name, x in one.whole.sums.items())
     for merged in (one.merge(less), less.merge(one)):
-        assert merged.whole.sums["kept"] is one.whole.sums["kept"]
+        assert merged.whole.sums["lengths"] is one.whole.sums["lengths"]
 
 
 def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path):
