@@ -513,7 +513,7 @@ def dump(tmp_path_factory):
 
 def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_other_number(dump, tmp_path):
     rows = catalogue.load()
-    normal = next(one for one in rows.values() if one.weight and one.weight.normalize and one.apply)
+    normal = next(one for one in rows.values() if one.weight and one.weight.normalize)
     presets = (*rows.resolve("token_is,seq_mis"), normal)
     names = {"drift2.k3", "f_1_1", "token_is.ess_tokens", "seq_mis.tokens_rejected", "seq_mis.pg_loss"}
     names |= {f"{normal.name}.weight_mean"}

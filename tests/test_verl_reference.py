@@ -63,6 +63,8 @@ def names_of(generation, case):
     Not that of another trainer, whose clamps differ, nor where r is 1 by construction there.
     """
     own = f"{SHORT[generation]}_{case}"
+    if own not in OURS:
+        return
     yield own
     word = f"verl_2025_10_{case.removesuffix('_noveto')}" if generation == "2025-10" else case
     for name in (word, f"verl_{generation.replace('-', '_')}_{case}_is_norm"):
@@ -92,6 +94,8 @@ def test_verls_own_output_is_reproduced_by_presets_and_by_the_reference(analysed
     columns = pq.read_table(HERE / "golden" / f"{stem}.parquet").to_pydict()
     summary, table = analysed[stem]
     for case, want in GOLDEN["datasets"][stem][key_of(generation)].items():
+        if case == "ppo_is_bypass":
+            continue  # there r is of the rollout and itself: 1, whatever the dump
         again = verl_reference.run(generation, columns, GOLDEN["configs"][key_of(generation)][case])
         # verl takes k3 as e^Δ − 1 − Δ: near 0 it has the rounding of the processor's e^Δ
         assert differences(again.metrics, want["metrics"], 2e-5, 5e-16) == {}, case
@@ -100,9 +104,8 @@ def test_verls_own_output_is_reproduced_by_presets_and_by_the_reference(analysed
         for word in names_of(generation, case):
             name = OURS[word].name
             assert differences(summary.presets[name].as_logged, want["metrics"], 2e-5, 0.0) == {}, name
-            if OURS[name].apply:
-                assert table[f"{name}.kept_tokens"] == want["kept_tokens"], name
-                check_weights(table[f"{name}.weight_sum"], want["weight_sum"])
+            assert table[f"{name}.kept_tokens"] == want["kept_tokens"], name
+            check_weights(table[f"{name}.weight_sum"], want["weight_sum"])
 
 
 def check_weights(got, want):
@@ -188,7 +191,7 @@ def config_of(preset):
             "rollout_is_threshold_lower": bound.lower,
         }
         return config | ({"rollout_is_veto_threshold": preset.veto.lower} if preset.veto else {})
-    config |= {"current": {"bypass": 1}, "rollout": {"bypass_identity": 1}}.get(preset.policy, {})
+    config |= {"bypass": 1} if preset.policy == "current" else {}
     if weight:
         config |= {"rollout_is": LEVEL[weight.over], "rollout_is_threshold": weight.upper}
         config |= {"rollout_is_batch_normalize": weight.normalize}
@@ -231,9 +234,8 @@ def test_presets_log_and_keep_as_verl_does(tmp_path, name, options):
         logged = summary.presets[preset.name].as_logged.items()
         got = {key: value for key, value in logged if not key.startswith(("training/", "actor/"))}
         assert differences(got, want.metrics, 2e-5, 1e-15, of_std=3e-8) == {}, preset
-        if preset.applied == preset:
-            assert table[f"{preset.name}.kept_tokens"] == want.kept.tolist(), preset
-            check_weights(table[f"{preset.name}.weight_sum"], want.weight_sum)
+        assert table[f"{preset.name}.kept_tokens"] == want.kept.tolist(), preset
+        check_weights(table[f"{preset.name}.weight_sum"], want.weight_sum)
 
 
 def test_the_lower_threshold_of_a_truncation_is_only_logged_by_verl(tmp_path):

@@ -51,7 +51,8 @@ def differences(got, want, rel=1e-9, least=1e-12, of_std=None):
         ours, theirs = got[name], want[name]
         if ours is None or theirs is None or not math.isfinite(theirs):
             return ours is None and (theirs is None or not math.isfinite(theirs))
-        floor = of_std * max(1.0, abs(theirs)) if of_std and name.endswith("_std") else least
+        largest = want.get(f"{name.removesuffix('std')}max") or 1.0  # whose squares the sums hold
+        floor = of_std * max(1.0, abs(theirs), abs(largest)) if of_std and name.endswith("_std") else least
         return math.isclose(ours, theirs, rel_tol=rel, abs_tol=floor)
 
     every = dict.fromkeys([*want, *got])

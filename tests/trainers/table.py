@@ -141,6 +141,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "ipo": (loop.prime_ipo, {}),
     # ---- SkyRL
     "skyrl_tis_token": (loop.skyrl_correction, {"tis_ratio_type": "token"}),
+    "skyrl_tis_sequence": (loop.skyrl_correction, {"tis_ratio_type": "sequence"}),
     "skyrl_outlier": (loop.skyrl_correction, {"tis_ratio_type": "token", **SKYRL_OUTLIERS}),
     "skyrl_token_mask": (loop.skyrl_correction, {"tis_ratio_type": "token", **SKYRL_TOKENS}),
     "skyrl_dppo_tv": (loop.skyrl_dppo, {}),
