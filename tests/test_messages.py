@@ -119,8 +119,8 @@ def test_rows_without_a_step_are_no_end_of_the_steps(missing):
 def test_the_gate_in_python_takes_the_file_of_a_result(kind):
     k3 = make_summary().number("k3").value
 
-    assert offpol_diag.gate(kind("r.json"), max={"k3": 2 * k3}, point=True).passed
-    assert not offpol_diag.gate(kind("r.json"), max={"k3": k3 / 2}, point=True).passed
+    assert offpol_diag.gate(kind("r.json"), max={"k3": 2 * k3}).passed
+    assert not offpol_diag.gate(kind("r.json"), max={"k3": k3 / 2}).passed
     with pytest.raises(OffpolError, match="a result is judged alone"):
         offpol_diag.gate(["r.json", "sampled.parquet"], max={"k3": 1})
 
