@@ -28,6 +28,7 @@ from offpol_diag.forms import open_dump
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
+from offpol_diag.readers.urls import clean
 from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices
 from offpol_diag.run.machine import peak_rss
@@ -55,7 +56,7 @@ def opened(
     how: dict[str, Any] = {"columns": columns, "group_by": group_by, "on_bad_row": on_bad_row}
     named = [*map(str, each)]
     dump = open_dump(named, batch_tokens=batch_tokens or TOKENS, **how)
-    dump.info = replace(dump.info, given=tuple(named))
+    dump.info = replace(dump.info, given=tuple(map(clean, named)))
     return dump
 
 

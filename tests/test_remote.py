@@ -59,7 +59,7 @@ def summaries(*sources):
         found = json.loads(
             offpol_diag.analyze([source], presets=load().resolve("token_is,seq_mis")).summary.to_json()
         )
-        assert found["dump"].pop("files") == [source]
+        assert [found["dump"].pop(name) for name in ("files", "given")] == [[source], [source]]
         for name in ("seconds", "peak_rss_bytes"):
             found["run"].pop(name)
         yield found
