@@ -18,7 +18,6 @@ import numpy as np
 from offpol_diag.engine import segments
 from offpol_diag.engine.segments import Array
 
-POLICIES = ("rollout", "old", "current")
 PER_TOKEN = (
     *("rollout", "old", "current", "advantages", "position", "token_ids", "entropy", "weight_versions"),
     "reference",
@@ -92,7 +91,7 @@ class Batch:
         return np.append(starts, len(self.cu_runs) - 1)
 
     def policy(self, name: str) -> Array | None:
-        """Return the log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""
+        """Return the log-probs of rollout, old or current, [T] float64, or None when the dump lacks them."""
         found: Array | None = getattr(self, name)
         return found
 

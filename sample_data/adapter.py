@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offpol_diag.writer import DumpWriter
 
-BYTES, BOS, SYSTEM, USER, ASSISTANT, END = 256, 256, 257, 258, 259, 260
+BOS, SYSTEM, USER, ASSISTANT, END = 256, 257, 258, 259, 260
 VOCABULARY, LONG = 264, 160
 SEED = 52
 SIZE: dict[str, Any] = {

@@ -7,7 +7,6 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from offpol_diag.presets.families import FAMILIES
 from offpol_diag.result import Result
 from tests import oracles
 
-Rows = list[dict[str, Any]]
 CLOSE = {"rel": 1e-10, "abs": 1e-13}
 
 

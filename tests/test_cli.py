@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from offpol_diag.presets.catalogue import load
 from offpol_diag.trainers import DEFAULTS
 from offpol_diag.writer import DumpWriter
 
-Run = Callable[..., Result]
 SCRIPT = (sys.executable, "-m", "offpol_diag")
 
 

@@ -78,11 +78,6 @@ EVERY = (
 )
 
 
-def read(path):
-    batch = factory.read(str(path))
-    return batch, of_batch(batch, PRESETS).fits
-
-
 def wild(batch, seed=1):
     """Return a batch of Δ to hundreds of nats, values on bounds, A of 0, many turns, and very short rows."""
     draw, many = np.random.default_rng(seed), batch.tokens

@@ -1,4 +1,4 @@
-"""The bootstrap: Poisson(1) draws that depend on the group alone; intervals (coverage: test_coverage)."""
+"""The bootstrap: Poisson(1) draws that depend on the group alone, and intervals."""
 
 from __future__ import annotations
 

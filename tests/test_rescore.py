@@ -93,9 +93,6 @@ def asked(path, loaded, **more):
     return offpol_diag.rescore(path, loaded.model, **{"sample": GROUPS} | more)
 
 
-TRIED = ("adapter", "adapter off", "adapter scale", "temperature", "bos", "prompt", "fp8", "int4", "kv fp8")
-
-
 # ---------------------------------------------------------------- the verdict of three
 
 

@@ -12,7 +12,7 @@ from offpol_diag.rescore.variants import inputs, rounding
 from offpol_diag.rescore.variants.inputs import system_block, without_beginning, without_system
 
 BOS, SYSTEM, USER, END, BOT = 90, 91, 92, 93, 94
-START, STOP, ROLE, LINE = 80, 81, 82, 10
+START, STOP, LINE = 80, 81, 10
 
 
 def of_roles(user):

@@ -20,8 +20,6 @@ from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.diagnosis.signatures import sentinels, special_tokens
 
 OLD = Policy()
-NEW = OLD.moved(0.3)
-"""Weights of another step: what is honestly off by 0.2 nats a token."""
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -285,10 +284,6 @@ def cut_off(path: Path) -> Path:
     return path
 
 
-def as_it_is(path: Path) -> Path:
-    return path
-
-
 def of_torch(change: Change, file: str = "") -> Callable[[Path], Path]:
     """Change a file of torch, or the only one that is left of a folder."""
 
@@ -329,19 +324,6 @@ def replaced(this: bytes, other: bytes) -> Callable[[Path], Path]:
         path.write_bytes(data.replace(this, other))
         for one in path.parent.glob("*.json"):
             one.unlink()
-        return path
-
-    return damage
-
-
-def saved(value: Any) -> Callable[[Path], Path]:
-    """Save something else in place of a file."""
-
-    def damage(path: Path) -> Path:
-        if path.suffix == ".pt":
-            torch.save(value, path)
-        else:
-            path.write_bytes(pickle.dumps(value))
         return path
 
     return damage

@@ -7,8 +7,6 @@ import pytest
 from offpol_diag.cli.output import default_html
 from offpol_diag.readers import stores, urls
 
-SECRET = "wJalrXUtnFEMI/K7MDENG"
-
 
 @pytest.mark.parametrize(
     ("source", "shown", "place", "user", "secret"),

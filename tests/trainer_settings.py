@@ -271,9 +271,7 @@ def verl_2026(f: Flat, p: Padded) -> Effect:
     block = {key.removeprefix(BLOCK): value for key, value in f.items() if key.startswith(BLOCK)}
     if not block["bypass_mode"]:
         mode = f.get(ACTOR + "policy_loss.loss_mode", "ppo_clip")
-        assert (mode == "dro") == (ACTOR + "policy_loss.dro_beta" in f)
-        loss = {"geo_mean": "gmpo", "gpg": "reinforce"}.get(mode, mode)
-        return Effect(_verl_2026(block, p, "old"), loss)
+        return Effect(_verl_2026(block, p, "old"), "reinforce" if mode == "gpg" else mode)
     mode = f[ACTOR + "policy_loss.loss_mode"]
     if mode in ("dppo_tv", "dppo_kl"):
         bound, cap = f[ACTOR + "clip_ratio_high"], f[ACTOR + "clip_ratio_c"]

@@ -51,7 +51,6 @@ LORA = {
 }
 STEPS = (20, 40)
 """Earlier checkpoints of the policy, which is trained for 60 steps."""
-Adapters = dict[int, dict[str, torch.Tensor]]
 
 
 def config(kind: str, **change: Any) -> Any:

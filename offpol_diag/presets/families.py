@@ -21,5 +21,3 @@ DEFAULT, THRESHOLD = "token TIS at 2.0", "2.0"
 """The first of each family in words, and its threshold."""
 NOTHING: Mapping[Policy, str] = {"old": "recompute", "current": "ppo_is"}
 """Numerator of the main drift → the preset without a correction."""
-NAMES = tuple(name for family in FAMILIES.values() for name in family)
-"""Every preset of `FAMILIES`."""

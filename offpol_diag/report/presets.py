@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from offpol_diag.number import Numbers
 from offpol_diag.result import PresetFacts, Result
 from offpol_diag.table import Table
 
-Presets = Mapping[str, PresetFacts]
 COLUMNS = {
     "ess_tokens": "ESS, tokens",
     "ess_sequences": "ESS, sequences",

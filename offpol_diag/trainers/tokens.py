@@ -136,7 +136,7 @@ class Tokens:
 
     @property
     def pooled(self) -> bool:
-        """Whether the loss's ratio is one of a sequence: under GSPO and LUSPO."""
+        """Whether the loss's ratio is one of a sequence: under GSPO."""
         return LOSSES[self.preset.loss].pooled
 
     @property

@@ -6,9 +6,6 @@ import numpy as np
 
 from tests.trainers.padded import within
 
-EPS = 1e-8
-
-
 # ---------------------------------------------------------------- prime-rl
 
 

@@ -91,16 +91,6 @@ def row_mean(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return row_sum(x, mask) / np.maximum(mask.sum(axis=1, keepdims=True), 1)
 
 
-def turn_mean(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Average over the unbroken run of trained tokens that each token is in, [B, L]."""
-    found = np.zeros_like(x)
-    for i, live in enumerate(mask):
-        edges = np.flatnonzero(np.diff(np.r_[0, live.astype(int), 0]))
-        for start, stop in edges.reshape(-1, 2):
-            found[i, start:stop] = x[i, start:stop].mean()
-    return found
-
-
 def over(x: np.ndarray, bound: float | None) -> np.ndarray:
     """Return where x is strictly above the bound; nowhere without one."""
     return np.zeros(np.shape(x), bool) if bound is None else x > bound + NEAR * abs(bound)
