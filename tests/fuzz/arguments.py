@@ -54,7 +54,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "--gates": ("g.toml", "p.toml", "r.json", "nosuch.toml"),
     "--baseline": ("r.json", "a.parquet", "nosuch.json"),
     "--tolerance": ("10%", "k3=1e-3", "10%+1", "-1%", "nan%", "k3=", "9" * 400 + "%"),
-    "--only": ("k3", "k3,median:k3", "nosuch", ","),
+    "--only": ("k3", "k3,step:k3", "nosuch", ","),
     "--which": ("weight.upper", "reject.upper", "reject", "reject[9].upper", "nosuch"),
     "--at": (
         "1,2,3",
