@@ -98,7 +98,7 @@ class Fired(Model):
     """A rule whose condition held, with the numbers it depends on."""
 
     rule: str
-    level: Literal["decision", "alert", "info"]
+    level: Literal["decision", "alert"]
     sentence: str
     saw: dict[str, float | None]
     source: str

@@ -17,8 +17,7 @@ NAMES = (
     "mean_ratio",
     "token_is.ess_tokens",
     "step:k3",
-    "p90:k3",
-    "median:token_is.ess_tokens",
+    "step:token_is.ess_tokens",
     "drift2.k3",
 )
 WAYS: tuple[tuple[str, ...], ...] = (
