@@ -6,7 +6,6 @@ what is given. To reword a message of pydantic, add a row to `WORDS`, or of one 
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -195,14 +194,6 @@ def key(field: str, option: Option) -> str:
     return (option.flags[0] if option.flags else field).strip("-").replace("-", "_")
 
 
-def renamed(name: str, spelled: Callable[[str], str] = str, place: str = "") -> str:
-    """Return the name of a field; where a former one was given, say so as it is `spelled` at that place."""
-    if name in RENAMED:
-        text = f"{place}{spelled(name)} is now called {spelled(RENAMED[name])}"
-        logging.getLogger("offpol_diag").warning(text)
-    return RENAMED.get(name, name)
-
-
 def settings(model: type[Request]) -> dict[str, str]:
     """Return the keys of the settings file that a model reads, with their fields."""
     return {key(name, one): name for name, one in options(model).items() if one.env or one.file}
@@ -224,8 +215,6 @@ WORDS: Mapping[str, str] = {
 """pydantic's type of a mistake → what to give instead."""
 NAMES = 'a list of names, such as ["{}"]'
 BOUNDED = '{"k3": 0.002}, or --max k3=0.002'
-RENAMED: Mapping[str, str] = {"workers": "threads"}
-"""Former name of a field → its name."""
 GIVE: Mapping[str, str] = {
     "at": "thresholds, such as 1.5,2,3",
     "batch_tokens": "a whole number from 1 on",
@@ -263,7 +252,6 @@ def asked(
         UsageError: an argument is unknown, or has a value that it cannot have.
     """
     known = list(options(model, PYTHON if places else SHELL))
-    given = {renamed(name): value for name, value in given.items()}
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or f"there are {', '.join(known)}"

@@ -91,17 +91,6 @@ def test_a_directory_with_a_result_beside_its_dumps_is_read(tmp_path):
     assert CliRunner().invoke(app, ["doctor", "run", "-q"]).exit_code == 0
 
 
-@pytest.mark.parametrize("name", ["threads", "workers"])
-def test_of_a_setting_and_its_former_name_the_present_one_holds_and_that_is_said(name):
-    both = {"threads": "threads = 1\nworkers = 2\n", "workers": "workers = 2\nthreads = 1\n"}[name]
-    Path("offpol-diag.toml").write_text(both)
-    ran = CliRunner().invoke(app, ["doctor", "sampled.parquet", "-q"])
-
-    assert ran.exit_code == 0
-    said = "offpol-diag.toml: workers is a former name of threads, which is set as well: threads = 1 holds\n"
-    assert ran.stderr == said
-
-
 @pytest.mark.parametrize("missing", [None, float("nan")])
 def test_rows_without_a_step_are_no_end_of_the_steps(missing):
     table = pq.read_table("sampled.parquet")

@@ -53,9 +53,9 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words after the command."""
-        from offpol_diag.cli.options import with_bare_values, with_present_names
+        from offpol_diag.cli.options import with_bare_values
 
-        return super().parse_args(ctx, with_bare_values(str(self.name), with_present_names(args)))
+        return super().parse_args(ctx, with_bare_values(str(self.name), args))
 
     def invoke(self, ctx: Any) -> None:
         """Check what is given, and run the command's function on it."""

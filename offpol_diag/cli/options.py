@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -80,21 +79,6 @@ def _parameter(name: str, option: Option, model: type[Request]) -> inspect.Param
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
     )
-
-
-def with_present_names(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with former flags under their names, and rename former variables."""
-    found = list(words)
-    for name in options.RENAMED:
-        former, now = (f"OFFPOL_DIAG_{one.upper()}" for one in (name, options.RENAMED[name]))
-        if former in os.environ and now not in os.environ:
-            options.renamed(name, lambda one: f"OFFPOL_DIAG_{one.upper()}")
-            os.environ[now] = os.environ.pop(former)
-    for at, word in enumerate(found):
-        flag, sign, value = word.partition("=")
-        if flag.removeprefix("--") in options.RENAMED and flag.startswith("--"):
-            found[at] = f"--{options.renamed(flag[2:], lambda one: f'--{one}')}{sign}{value}"
-    return found
 
 
 def with_bare_values(command: str, words: Sequence[str]) -> list[str]:

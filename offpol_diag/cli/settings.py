@@ -42,7 +42,7 @@ def settings(folder: Path = Path()) -> Settings:
     """
     for file, tables in HOMES.items():
         if table := _table(folder / file, tables):
-            return Settings(file, _named(file, table))
+            return Settings(file, {_key(file, key): value for key, value in table.items()})
     return Settings()
 
 
@@ -92,24 +92,8 @@ def allowed() -> list[str]:
     return list(dict.fromkeys(key for model in MODELS.values() for key in of_model(model)))
 
 
-def _named(file: str, table: Mapping[str, object]) -> dict[str, object]:
-    """Return settings by their present names; a former name yields to its present one."""
-    from offpol_diag.options import RENAMED
-
-    found: dict[str, object] = {}
-    for key, value in table.items():
-        now = RENAMED.get(key.replace("-", "_"), "")
-        if now in table:
-            note(f"{file}: {key} is a former name of {now}, which is set as well: {now} = {table[now]} holds")
-        else:
-            found[_key(file, key)] = value
-    return found
-
-
 def _key(file: str, key: str) -> str:
-    from offpol_diag.options import renamed
-
-    name, known = renamed(key.replace("-", "_"), place=f"{file}: "), allowed()
+    name, known = key.replace("-", "_"), allowed()
     if name not in known:
         hint = did_you_mean(name, known) or f"the keys are {', '.join(known)}"
         raise UsageError(f"{file}: there is no setting {key!r}", hint)
