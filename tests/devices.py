@@ -31,12 +31,12 @@ def like_gpu(*values: Any, name: str = "pretended") -> Any:
 
 
 @contextmanager
-def present(device: str, many: int = 1) -> Iterator[None]:
-    """Make torch report so many devices of a kind within the block, also emulated ones."""
+def present(device: str) -> Iterator[None]:
+    """Make torch report a device of a kind within the block, also an emulated one."""
     if device == "cpu" or REAL:
         yield
         return
-    with pretended.gpus(many):
+    with pretended.gpus():
         yield
 
 

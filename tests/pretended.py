@@ -234,8 +234,8 @@ def pinned(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def gpus(many: int = 1) -> Iterator[None]:
-    """Let there be emulated GPUs, to which tensors can be copied."""
-    found = {"is_available": lambda: True, "device_count": lambda: many}
+def gpus() -> Iterator[None]:
+    """Let there be an emulated GPU, to which tensors can be copied."""
+    found = {"is_available": lambda: True, "device_count": lambda: 1}
     with installed(), patch.multiple(torch.cuda, **found), patch.object(devices, "present", lambda: True):
         yield

@@ -133,16 +133,15 @@ def bisect(f, goal: float, low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def exact_row(deltas, *, current=None, advantage=1.0, mask=None) -> dict:
+def exact_row(deltas, *, current=None, advantage=1.0) -> dict:
     """Make a row whose old and rollout log-probs differ by exactly these numbers: one of the two is 0."""
     current = deltas if current is None else current
     rollout = [-max(x, y, 0.0) for x, y in zip(deltas, current, strict=True)]
-    many = len(rollout)
     return {
         "rollout_log_probs": rollout,
         "old_log_probs": [q + x for q, x in zip(rollout, deltas, strict=True)],
         "current_log_probs": [q + x for q, x in zip(rollout, current, strict=True)],
-        "response_mask": [1] * many if mask is None else mask,
+        "response_mask": [1] * len(rollout),
         "advantages": advantage,
     }
 

@@ -39,6 +39,8 @@ surprisal too: it explains 11 to 30% of a repetition penalty, to 56% of a soft c
 BENT, CELLS = 0.12, 12
 """Share that a temperature may leave of what any function of log π_rollout explains: 1 to 10% where it is the
 cause, 12 to 30% of a soft cap; and number of cells of log π_rollout in which such a function is constant."""
+FITTED = 6_000
+"""Tokens to which a temperature is fitted, about."""
 REST = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 """Numbers of equally likely other tokens that are tried when a temperature is fitted."""
 
@@ -110,9 +112,9 @@ def tempered(q: Floats, power: float, rest: float) -> Floats:
     return np.asarray(own - np.logaddexp(own, others))
 
 
-def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
+def fit_temperature(rows: Rows) -> Fitted:
     """Fit the power that minimises mean |log π_train − log π_tempered|, and the share of ΣΔ² it explains."""
-    step = max(1, rows.tokens // most)
+    step = max(1, rows.tokens // FITTED)
     q, p = rows.q[::step], rows.p[::step]
     some = (q > -12) & (q < -1e-3)
     if some.sum() < 100:
