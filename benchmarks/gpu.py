@@ -27,14 +27,14 @@ import torch
 
 from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analyze import analyze
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import preset_sums
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import MemoryShortage
 from offpol_diag.presets.catalogue import load
-from offpol_diag.readers import open_dump
 from offpol_diag.result import Result
 from offpol_diag.run.threads import Threads
 

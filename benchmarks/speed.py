@@ -75,7 +75,7 @@ for batch in pq.ParquetFile(sys.argv[1]).iter_batches(1024, columns=columns):
 """
 OURS = """
 import sys
-from offpol_diag.readers import open_dump
+from offpol_diag.dump.read import open_dump
 print(sum(batch.tokens for batch in open_dump([sys.argv[1]]).batches()))
 """
 

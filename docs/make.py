@@ -19,7 +19,9 @@ from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analyze import analyze, examine, opened
 from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
-from offpol_diag.forms.table import FORMS
+from offpol_diag.dump.forms import FORMS
+from offpol_diag.dump.schema import POSITION, TABLE
+from offpol_diag.dump.writer import to_table, write_table
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Numbers
 from offpol_diag.presets import Preset
@@ -29,7 +31,6 @@ from offpol_diag.report import answered
 from offpol_diag.report.terminal import terminal
 from offpol_diag.result import Result
 from offpol_diag.trainers import TRAINERS
-from offpol_diag.writer import DumpWriter
 
 HERE = Path(__file__).parent
 FAMILIES: Mapping[str, str] = tomllib.loads((HERE / "families.toml").read_text("utf-8"))
@@ -188,8 +189,32 @@ def dumps() -> str:
 
 def _forms() -> str:
     """Every form: its files, and what they hold."""
-    rows = [(f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds, one.source) for one in FORMS]
-    return _table(("form", "trainer", "files", "hold", "read from"), rows)
+    rows = [(f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds) for one in FORMS]
+    return _table(("form", "trainer", "files", "hold"), rows)
+
+
+def _columns() -> str:
+    """Every column of a dump: its type, and what it is for."""
+    holds = {
+        "tokens": "list of {}, one per token",
+        "list": "list of {}",
+        "row": "{}",
+        "either": "{}, or list of {}",
+    }
+    rows = [
+        (f"`{one.name}`", holds[one.holds].replace("{}", _kind(one.stored)), one.meaning)
+        for one in TABLE
+        if one.name != POSITION
+    ]
+    return _table(
+        ("column", "holds", ""),
+        [*rows, ("any other scalar", "", "for `--group-by` (host, engine, environment)")],
+    )
+
+
+def _kind(stored: object) -> str:
+    kinds = {"None": "text or int", "string": "text", "int8": "0 or 1"}
+    return kinds.get(str(stored), "float" if "float" in str(stored) or "double" in str(stored) else "int")
 
 
 def _filled(name: str) -> str:
@@ -293,6 +318,7 @@ EXCERPTS: dict[str, Callable[[], str]] = {
     "collapse in full": _collapse_in_full,
     "gate": _gate,
     "forms": _forms,
+    "columns": _columns,
 }
 """Name in a page → what makes its text."""
 
@@ -306,13 +332,8 @@ def _specimen() -> Result:
     tokens = [[-1.0, -0.5], [-0.25]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "specimen.parquet"
-        with DumpWriter(path) as writer:
-            writer.write(
-                rollout_log_probs=tokens,
-                old_log_probs=tokens,
-                current_log_probs=tokens,
-                advantages=[1.0, -1.0],
-            )
+        columns = dict.fromkeys(("rollout_log_probs", "old_log_probs", "current_log_probs"), tokens)
+        write_table(to_table({**columns, "advantages": [1.0, -1.0]}), path)
         return analyze([str(path)], presets=load().resolve("token_is"), device="cpu")
 
 

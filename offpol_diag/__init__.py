@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from offpol_diag.api import Report, analyze, check, compare, doctor, gate, rescore, sweep
-    from offpol_diag.journal import recover
+    from offpol_diag.dump.writer import DumpWriter
     from offpol_diag.result import Result
-    from offpol_diag.writer import DumpWriter
 
     __version__: str
 
@@ -33,18 +32,16 @@ __all__ = [
     "compare",
     "doctor",
     "gate",
-    "recover",
     "rescore",
     "sweep",
 ]
 
 _HOMES = {
-    "DumpWriter": "offpol_diag.writer",
+    "DumpWriter": "offpol_diag.dump.writer",
     "Result": "offpol_diag.result",
     **dict.fromkeys(
         ("Report", "analyze", "check", "compare", "doctor", "gate", "rescore", "sweep"), "offpol_diag.api"
     ),
-    "recover": "offpol_diag.journal",
 }
 
 

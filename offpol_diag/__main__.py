@@ -13,7 +13,6 @@ NEEDED = (
     "rich",
     "pydantic",
     "threadpoolctl",
-    "tenacity",
     "polars",
     "jinja2",
     "junitparser",
@@ -29,7 +28,7 @@ Options:
   -V, --version  Print the version and exit.
   -h, --help     Show this message and exit.
 
-No command runs in this installation, which has the writer only (offpol_diag.DumpWriter, offpol_diag.recover).
+No command runs in this installation, which has the writer only (offpol_diag.DumpWriter).
 Not installed: {missing}.
 The extra `cli` brings them: {install}
 """
@@ -55,7 +54,7 @@ def main() -> None:
     if missing:
         sys.stderr.write(
             f"error: what the command line needs is not installed: {', '.join(missing)}\n\n"
-            f"hint: {install('cli')}; without it offpol_diag.DumpWriter and recover work\n"
+            f"hint: {install('cli')}; without it offpol_diag.DumpWriter works\n"
         )
         raise SystemExit(2)
     gc.disable()  # the imports make much that stays

@@ -18,22 +18,21 @@ from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.study import Study, observe, refuse_steps
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.convert import open_dump
+from offpol_diag.dump.read import Dump
 from offpol_diag.engine import breakdowns, scope
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.engine.tally import Tally
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms import open_dump
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
-from offpol_diag.readers import Dump
-from offpol_diag.readers.urls import clean
+from offpol_diag.printable import clean
 from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices
-from offpol_diag.run.machine import peak_rss
 from offpol_diag.run.ray import Ray
-from offpol_diag.run.threads import TOKENS, Each, Engine, Progress, Threads, own
+from offpol_diag.run.threads import TOKENS, Each, Engine, Progress, Threads, own, peak_rss
 
 MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
-from offpol_diag import commands, requests, wholefiles
+from offpol_diag import commands, files, requests
 from offpol_diag.errors import UsageError
 from offpol_diag.inputs import sources
 from offpol_diag.options import SHELL, Asked, Request, asked, options
@@ -277,7 +277,7 @@ def rescore(
     request = _asked(requests.Rescore, given)
     if request.to is not None:
         require_writable("to", request.to)
-    with sources(what) as (paths, label), wholefiles.TemporaryFolder() as folder:
+    with sources(what) as (paths, label), files.TemporaryFolder() as folder:
         asked = request.model_copy(update={"to": request.to or folder.path / "rescored.parquet"})
         found = commands.rescore(paths, asked, model=live)
         if request.to is None and found.reference is not None:
@@ -345,7 +345,7 @@ def _read_again(paths: Sequence[str], request: requests.Analyze) -> pl.LazyFrame
     """Read a dump again for its rows of sequences."""
     import polars as pl
 
-    with wholefiles.TemporaryFolder() as folder:
+    with files.TemporaryFolder() as folder:
         file = folder.path / "rows.parquet"
         commands.analyze(paths, request.model_copy(update={"sequences": file}))
         return pl.read_parquet(file, glob=False).lazy()

@@ -16,10 +16,10 @@ from offpol_diag.options import Request, shown
 if TYPE_CHECKING:
     from offpol_diag.analyze import Examined
     from offpol_diag.check import Checked
+    from offpol_diag.dump.read import Dump
     from offpol_diag.gate import Gates
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
-    from offpol_diag.readers import Dump
     from offpol_diag.result import Result
 
 Say = Callable[[str], None]
@@ -191,7 +191,7 @@ def saved(names: Sequence[str]) -> Result | None:
     results = [name for name in names if name.lower().endswith(".json")]
     if not results:
         return None
-    from offpol_diag.readers.urls import is_url
+    from offpol_diag.printable import is_url
 
     if any(map(is_url, results)):
         raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")

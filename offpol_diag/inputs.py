@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from offpol_diag import wholefiles
+from offpol_diag import files
 from offpol_diag.errors import OffpolError, UsageError
 
 
@@ -26,7 +26,7 @@ def sources(what: Any) -> Iterator[tuple[list[str], str]]:
         return
     kind = type(what)
     label = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
-    with wholefiles.TemporaryFolder() as folder:
+    with files.TemporaryFolder() as folder:
         file = folder.path / "table.parquet"
         if isinstance(what, Mapping):
             _write_columns(what, file)
@@ -41,16 +41,18 @@ def sources(what: Any) -> Iterator[tuple[list[str], str]]:
 
 def _write_columns(columns: Mapping[str, Any], file: Path) -> None:
     """Write padded tensors [S, L] or ragged lists, under the names that a dump's columns may have."""
-    from offpol_diag.readers.columns import assigned
-    from offpol_diag.writer import AsGiven
+    import pyarrow as pa
+
+    from offpol_diag.dump.schema import assigned
+    from offpol_diag.dump.writer import to_table, write_table
 
     ours = {column: role for role, column in assigned(list(columns), {}, "dict").items()}
     try:
-        with AsGiven(file, dtype="float64", journal=False) as out:
-            out.write(**{ours.get(name, name): values for name, values in columns.items()})
+        named = {ours.get(name, name): values for name, values in columns.items()}
+        write_table(to_table(named, pa.float64(), refuses=False), file)
     except (TypeError, ValueError) as slip:
         hint = "give padded tensors [S, L] with a response_mask, or one list per sequence"
-        raise UsageError(f"the dict is no dump: {str(slip).removeprefix('batch 0: ')}", hint) from slip
+        raise UsageError(f"the dict is no dump: {slip}", hint) from slip
 
 
 def _write_table(what: Any, file: Path, label: str) -> None:

@@ -55,3 +55,35 @@ def _escaped_in_json(char: str) -> str:
 
 def _disarmed(found: re.Match[str]) -> str:
     return r"#\x23" if found[0] == "##" else f"{found[1]}\\x3a"
+
+
+# ---------------------------------------------------------------- URLs, without what is secret
+
+URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+(?:::[A-Za-z][\w+.-]+)*)://(?P<rest>.*)", re.DOTALL)
+LOGIN = re.compile(r"[^/:@]*(?P<secret>:(?!\d+(?:/|$))[^@]*)?@")
+"""A login before a host, whose port is no password; a secret key may hold slashes."""
+QUERY = re.compile(r"\?(?=[\w.-]+=).*$", re.DOTALL)
+"""A `?` that is not followed by a word and `=` is part of a glob, except in http(s) URLs."""
+IN_TEXT = re.compile(r"[A-Za-z][\w+.-]+://[^\s'\"<>]*")
+
+
+def is_url(source: str) -> bool:
+    """Return whether a source is a URL, such as `s3://…`."""
+    return bool(URL.match(source))
+
+
+def clean(source: str) -> str:
+    """Return a source for display: a URL without credentials and options."""
+    found = URL.fullmatch(source)
+    if not found:
+        return source
+    scheme, rest = found["scheme"].lower(), found["rest"]
+    rest = rest.partition("?")[0] if scheme.rpartition("::")[2] in ("http", "https") else QUERY.sub("", rest)
+    login = LOGIN.match(rest)
+    container = scheme in ("abfs", "abfss") and login and not login["secret"]
+    return f"{scheme}://{rest[login.end() :] if login and not container else rest}"
+
+
+def cleaned(text: str) -> str:
+    """Remove credentials and options from every URL in a message."""
+    return IN_TEXT.sub(lambda found: clean(found[0]), text)

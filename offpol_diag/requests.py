@@ -265,15 +265,6 @@ class Presets(OwnPresets, Request):
     """Write the result as JSON; - is stdout."""
 
 
-class Recover(Request):
-    """What `recover` is asked."""
-
-    path: str = opt(..., "PATH", only=SHELL)
-    """The dump as it was to be called, or its journal."""
-    to: Path | None = opt(None, "FILE.parquet", WRITE)
-    """Another name for the dump; needed where PATH is a journal."""
-
-
 class Report(Texts, Drawn, Request):
     """What `report` is asked."""
 
@@ -281,8 +272,8 @@ class Report(Texts, Drawn, Request):
     """What --json wrote; - is stdin."""
 
 
-COMMANDS = (Analyze, Check, Compare, Convert, Doctor, Gate, Presets, Recover, Report, Rescore, Sweep)
+COMMANDS = (Analyze, Check, Compare, Convert, Doctor, Gate, Presets, Report, Rescore, Sweep)
 MODELS: Mapping[str, type[Request]] = {model.__name__.lower(): model for model in COMMANDS}
 """Command → what it is asked."""
-ARGUMENTS = ("dump", "source", "name", "path", "result")
+ARGUMENTS = ("dump", "source", "name", "result")
 """Fields that are words of the command line without a flag."""

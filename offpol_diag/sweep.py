@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from offpol_diag.analyze import ENGINES, examine
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.read import Dump
 from offpol_diag.engine import loglattice, segments, selection
 from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.segments import Array
@@ -20,7 +21,6 @@ from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import say_value
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto, Weight
 from offpol_diag.presets.formulas import RATIOS, judged
-from offpol_diag.readers import Dump
 from offpol_diag.result import Place, Result, SolvedWindow, Sweep, SweptPoint, place_of
 from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.threads import Engine, Progress

@@ -25,14 +25,14 @@ from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.study import Study, observe
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.writer import TOLERANCE
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.evaluator import Evaluator
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
 from offpol_diag.pipeline import namespaces
 from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject, Weight, catalogue
-from offpol_diag.writer import TOLERANCE
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

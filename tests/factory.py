@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from offpol_diag.batch import Batch
 from offpol_diag.cli import app
+from offpol_diag.dump.batch import Batch, joined
+from offpol_diag.dump.convert import convert, convert_dump, form_of, open_dump
+from offpol_diag.dump.writer import stamped, to_table, write_table
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import convert, open_dump
-from offpol_diag.forms.detect import find
 from offpol_diag.number import Number, Numbers
-from offpol_diag.readers.dump import join
 from offpol_diag.result import (
     Axis,
     Cause,
@@ -67,8 +66,7 @@ def write(
 
 def read(*sources: str, **options: Any) -> Batch:
     """Return the whole dump as one batch."""
-    (batch,) = join(list(open_dump(sources, **options).batches()), ALL * ALL)
-    return batch
+    return joined(list(open_dump(sources, **options).batches()))
 
 
 def plain(batch: Batch) -> dict[str, Any]:
@@ -90,13 +88,43 @@ def refusal(*sources: str, **options: Any) -> DumpError:
 Table = list[dict[str, Any]]
 
 
+class DumpFile:
+    """A writer of one Parquet file, whatever the values of its batches."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        provenance: Mapping[str, Any] | None = None,
+        dtype: str = "float32",
+        group: int = 0,
+        **said: Any,
+    ) -> None:
+        self.path, self.said, self.group = Path(path), {**(provenance or {}), **said}, group
+        self.floats = {"float32": pa.float32(), "float64": pa.float64(), "float16": pa.float16()}[dtype]
+        self.tables: list[pa.Table] = []
+
+    def write(self, **columns: Any) -> None:
+        self.tables.append(to_table(columns, self.floats, refuses=False))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        table = pa.concat_tables(self.tables, promote_options="permissive")
+        write_table(table, self.path, stamped(self.said), self.group)
+
+
 def converted(*sources: Path, columns: Mapping[str, str] | None = None) -> tuple[Table, list[str]]:
     """Convert files, and return the rows and what is noted of them."""
-    found = find([str(one) for one in sources], columns or {}, always=True)
-    assert found is not None
+    paths = [str(one) for one in sources]
+    found = form_of(paths, columns or {})
     to = sources[0].with_name("converted.parquet")
     try:
-        made = convert(found, to, columns or {})
+        made = (
+            convert(found, to, columns or {})
+            if found
+            else convert_dump(open_dump(paths, columns=columns), to)
+        )
         rows: Table = pq.read_table(to).to_pylist()
     finally:
         to.unlink(missing_ok=True)

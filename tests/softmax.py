@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.presets import Clip, Preset, Reject, Weight
+from tests.factory import DumpFile
 
 VOCABULARY, LONGEST = 5, 9
 LENGTHS = (9, 1, 4, 0, 7, 2, 9, 6, 3, 8, 1, 5)
@@ -55,7 +55,7 @@ def world(folder, lengths=LENGTHS, seed=0, drift=0.5, step=0.35, per_sequence=Fa
 
 
 def write(made):
-    with DumpWriter(made.path, dtype="float64") as writer:
+    with DumpFile(made.path, dtype="float64") as writer:
         writer.write(
             rollout_log_probs=made.rollout,
             old_log_probs=made.old,
@@ -185,7 +185,7 @@ AGGREGATIONS = ("pg_loss", "pg_loss_kept", "pg_loss_seq_sum", "pg_loss_seq_mean"
 def tokens(tmp_path, rows, **presets):
     """Compute metrics of each preset on sequences of (log π_rollout, log π_old, log π_θ, A) tokens."""
     path = tmp_path / "hand.parquet"
-    with DumpWriter(path, dtype="float64") as writer:
+    with DumpFile(path, dtype="float64") as writer:
         rollout, old, current, advantages = ([[t[i] for t in row] for row in rows] for i in range(4))
         writer.write(
             rollout_log_probs=rollout, old_log_probs=old, current_log_probs=current, advantages=advantages

@@ -35,7 +35,7 @@ from offpol_diag.report.charts import cause
 from offpol_diag.report.junit import render_junit
 from offpol_diag.report.terminal import LINES
 from offpol_diag.result import CandidateCause, Diagnosis, loads
-from offpol_diag.writer import DumpWriter
+from tests.factory import DumpFile
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
 PROMPTS, ANSWERS, TOKENS, WORDS = 32, 4, 40, 6
@@ -211,7 +211,7 @@ def test_where_no_candidate_fits_by_its_own_condition_two_are_left(tmp_path):
     much = draw.normal(0, 0.01, shape)
     q = np.where(uncertain, np.log(np.where(first, 0.66 + much, 0.34 - much)), q)
     p = np.where(uncertain, np.log(np.where(first, 0.30 + much, 0.70 - much)), p)
-    with DumpWriter(tmp_path / "d.parquet", dtype="float64") as dump:
+    with DumpFile(tmp_path / "d.parquet", dtype="float64") as dump:
         dump.write(
             rollout_log_probs=q,
             old_log_probs=p,

@@ -16,8 +16,8 @@ import offpol_diag
 from offpol_diag.check import curves
 from offpol_diag.check.verdict import by_step, logged_of, same
 from offpol_diag.cli import app
+from offpol_diag.dump.convert import open_dump
 from offpol_diag.errors import UsageError
-from offpol_diag.forms import open_dump
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report.check import not_finite, notes
 from tests.trainers import logged_hub, logged_slime

@@ -24,7 +24,7 @@ from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets.catalogue import load
 from offpol_diag.trainers import DEFAULTS
-from offpol_diag.writer import DumpWriter
+from tests.factory import DumpFile
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
 
@@ -48,7 +48,7 @@ def dump(tmp_path_factory):
     lengths = draw.integers(5, 60, 96)
     old = [-draw.exponential(0.5, n) - 0.2 for n in lengths]
     rollout = [np.minimum(one + draw.normal(0, 0.03, len(one)), 0) for one in old]
-    with DumpWriter(path) as writer:
+    with DumpFile(path) as writer:
         writer.write(rollout_log_probs=rollout, old_log_probs=old, group_id=np.arange(96) // 4, step=1)
     return str(path)
 

@@ -18,7 +18,6 @@ from scipy.stats import t as student
 from typer.testing import CliRunner
 
 import offpol_diag
-from offpol_diag import DumpWriter
 from offpol_diag.analysis.replicates import Groups, holm, p_value
 from offpol_diag.analyze import examine, opened
 from offpol_diag.cli import app
@@ -34,7 +33,7 @@ from offpol_diag.report.compare import _provenance
 from offpol_diag.report.page import page as drawn
 from offpol_diag.report.parts import parts
 from offpol_diag.result import Contrast, Result, loads
-from tests.factory import with_numbers
+from tests.factory import DumpFile, with_numbers
 
 NAMED = load().resolve("token_is,seq_mis")
 
@@ -54,7 +53,7 @@ def make(path, noise, seed, prompts=range(24), per=3, without=""):
             current = p + 0.01 * rng.standard_normal(n)
             rows.append((q, p, current, prompt, float(rng.random() < 0.4)))
     columns = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-    with DumpWriter(path) as writer:
+    with DumpFile(path) as writer:
         writer.write(**{name: values for name, values in columns.items() if name != without})
     return str(path)
 

@@ -15,12 +15,12 @@ from offpol_diag.analysis.replicates import Groups, of_preset
 from offpol_diag.analyze import examine, opened
 from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader
+from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import bootstrap
 from offpol_diag.errors import UsageError
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
-from offpol_diag.readers import open_dump
 from offpol_diag.report import answered
 from offpol_diag.result import Comparison, idle, loads
 from tests import oracles

@@ -18,11 +18,11 @@ import json, resource, sys
 from collections import Counter
 from pathlib import Path
 from offpol_diag.errors import OffpolError
-from offpol_diag.forms import open_dump
+from offpol_diag.dump.convert import open_dump
 
 def numbers(path):
     dump = open_dump([path])
-    return [sum(float(b.rollout.sum()) for b in dump.batches()), dump.info.rows]
+    return [sum(float(b.rollout.sum()) for b in dump.batches()), dump.rows]
 
 given, flips = Path(sys.argv[1]), json.loads(sys.argv[2])
 whole, expected, found, wrong = given.read_bytes(), numbers(str(given)), Counter(), []
@@ -43,11 +43,11 @@ print(json.dumps([found, wrong, grown >> 10]))
 
 
 def made(path: Path, checksums: bool) -> bytes:
-    from offpol_diag import DumpWriter
+    from tests.factory import DumpFile
 
     chance = np.random.default_rng(0)
     logs = [-chance.exponential(0.6, n).astype(np.float32) for n in chance.integers(5, 60, 100)]
-    with DumpWriter(path, journal=False, row_group_tokens=1000) as writer:
+    with DumpFile(path, group=30) as writer:
         writer.write(
             rollout_log_probs=logs,
             old_log_probs=logs,

@@ -17,11 +17,11 @@ from faults import responses as sampled
 from scipy import stats
 
 from offpol_diag.analyze import analyze
-from offpol_diag.batch import Batch
 from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.diagnosis.signatures import Found, boundaries, contexts, special_tokens
 from offpol_diag.diagnosis.verdict import _side_effect
+from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import sample
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
+from tests.factory import DumpFile
 
 STEPS, ROWS, TOKENS = 8, 8, 40
 CASES = {
@@ -30,7 +30,7 @@ SHORT = {
 
 def named(tmp_path, steps, engine, lag):
     chance = np.random.default_rng(3)
-    with DumpWriter(tmp_path / "dump.parquet") as dump:
+    with DumpFile(tmp_path / "dump.parquet") as dump:
         for step in range(steps):
             log = -chance.exponential(1.0, (ROWS, TOKENS)) - 0.05
             columns = {} if lag is None else {"policy_lag": [lag] * ROWS}

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from offpol_diag import compare
 from offpol_diag.analyze import analyze
-from offpol_diag.batch import Batch
 from offpol_diag.cli import app
+from offpol_diag.dump.batch import Batch
 from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.formula import ABOVE_ONE, ANYWHERE, POSITIVE
 from offpol_diag.engine.tally import SAMPLE

@@ -18,7 +18,8 @@ from torch import Tensor
 from offpol_diag.analysis import study
 from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analyze import analyze
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import preset_sums
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
@@ -26,7 +27,6 @@ from offpol_diag.errors import MemoryShortage, UsageError
 from offpol_diag.pipeline import gpu as sums_on_gpu
 from offpol_diag.pipeline import kernels
 from offpol_diag.presets import catalogue
-from offpol_diag.readers import open_dump
 from offpol_diag.run import devices as named
 from offpol_diag.run import threads
 from tests import kinds, pretended
@@ -106,7 +106,7 @@ def test_a_device_that_is_not_there_is_refused(name, count, said, monkeypatch):
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
 def test_gpus_that_the_environment_hides_are_not_there(hidden, monkeypatch):
-    monkeypatch.setattr(named, "NODES", ("/dev/null",))
+    monkeypatch.setattr(named, "NODES", "/dev/null")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert named.present()
 

@@ -74,7 +74,7 @@ assert offpol_diag.__all__ == sorted(offpol_diag.__all__)
 from offpol_diag import *
 import offpol_diag.analyze
 assert callable(analyze) and callable(offpol_diag.analyze), analyze
-assert DumpWriter.__module__ == "offpol_diag.writer"
+assert DumpWriter.__module__ == "offpol_diag.dump.writer"
 assert Result.__module__ == "offpol_diag.result.whole"
 assert __version__
 try:

@@ -26,11 +26,11 @@ from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Needs
 from offpol_diag.analysis.study import Study, observe
 from offpol_diag.analyze import analyze
+from offpol_diag.dump.read import open_dump
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.tally import Tally
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Weight
-from offpol_diag.readers import open_dump
 from offpol_diag.result import Result, Run
 from tests import oracles
 from tests.kinds import EACH

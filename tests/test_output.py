@@ -8,7 +8,6 @@ import re
 import resource
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -21,8 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app, exits, output
-from offpol_diag.writer import DumpWriter
-from tests.factory import make_summary
+from tests.factory import DumpFile, make_summary
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
 FEW = ("--presets", "token_is", "-q")
@@ -33,7 +31,7 @@ def folder(tmp_path, monkeypatch):
     """Make a folder with a dump and a result alone."""
     monkeypatch.chdir(tmp_path)
     Path("dumps").mkdir()
-    with DumpWriter(Path("dumps/one.parquet")) as writer:
+    with DumpFile(Path("dumps/one.parquet")) as writer:
         tokens = [[-1.0, -0.5, -2.0], [-0.25, -3.0]]
         writer.write(rollout_log_probs=tokens, old_log_probs=tokens)
     Path("now.json").write_text(make_summary().to_json())
@@ -210,30 +208,21 @@ LINES = {
     "doctor": f"doctor a.parquet {WRITES}",
     "check": f"check a.parquet --logged curves.jsonl --trainer trl {WRITES}",
     "convert": "convert rows.jsonl --to out.parquet",
-    "recover": "recover lost.parquet --to out.parquet",
     "report": "report r.json -o out.html --md out.md",
 }
-LOSE = """
-import os, signal
-from offpol_diag import DumpWriter
-writer = DumpWriter("lost.parquet")
-writer.write(rollout_log_probs=[[-1.0, -2.0]] * 400, old_log_probs=[[-1.0, -2.0]] * 400)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """Write what the lines read; recover reads the journal of a writer that was killed."""
+    """Write what the lines read."""
     place = tmp_path_factory.mktemp("given")
     logs = [[-1.0, -0.5, -2.0], [-0.25, -3.0]] * 9
-    with DumpWriter(place / "a.parquet") as writer:
+    with DumpFile(place / "a.parquet") as writer:
         writer.write(rollout_log_probs=logs, old_log_probs=[[x - 0.01 for x in row] for row in logs], step=1)
     (place / "rows.jsonl").write_text('{"rollout_log_probs": [-1.0], "old_log_probs": [-1.5]}\n' * 99)
     (place / "curves.jsonl").write_text('{"_step": 1, "sampling/sampling_logp_difference/mean": 0.1}')
     first = shlex.split("analyze a.parquet -q --no-html --presets token_is --json r.json")
     subprocess.run([*SCRIPT, *first], cwd=place, check=True)
-    assert subprocess.run([sys.executable, "-c", LOSE], cwd=place).returncode == -signal.SIGKILL
     return place
 
 

@@ -116,8 +116,8 @@ def alone(folder, env, *command):
 LIGHT = """
 import sys
 from offpol_diag.errors import install
-from offpol_diag import DumpWriter, recover
-with DumpWriter("d.parquet") as dump:
+from offpol_diag import DumpWriter
+with DumpWriter("d") as dump:
     dump.write(rollout_log_probs=[[-1.0, -2.0]], old_log_probs=[[-1.1, -2.0]])
 try:
     from offpol_diag import analyze
@@ -132,7 +132,7 @@ def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(sit
     wrote = alone(tmp_path, env, "-c", LIGHT)
     assert (wrote.returncode, wrote.stderr) == (0, "")
     assert install("cli") in wrote.stdout
-    assert (tmp_path / "d.parquet").exists()
+    assert (tmp_path / "d" / "rank00000-0.parquet").exists()
     refused = alone(tmp_path, env, "-m", "offpol_diag", "analyze", "d.parquet")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: what the command line needs is not installed: typer, ")

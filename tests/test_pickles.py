@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from offpol_diag.dump import forms as pickles
 from offpol_diag.errors import DumpError
-from offpol_diag.forms import pickles
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from offpol_diag import wholefiles
+from offpol_diag import files
 from offpol_diag.cli import exits, settings
 
 RUN = """
@@ -107,7 +107,7 @@ def test_a_signal_leaves_no_temporary_folder_that_was_just_made(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(Path, "mkdir", made_and_terminated)
     with suppress(SystemExit):
-        wholefiles.TemporaryFolder()
+        files.TemporaryFolder()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,7 +115,7 @@ def test_a_forked_child_leaves_the_temporary_folder_of_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with wholefiles.TemporaryFolder() as folder:
+    with files.TemporaryFolder() as folder:
         if (child := os.fork()) == 0:
             folder.__exit__()
             os._exit(0)

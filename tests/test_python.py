@@ -252,10 +252,10 @@ def test_a_name_that_no_file_can_have_is_refused(name, form):
         (None, "cannot be read from NoneType"),
         (3, "cannot be read from int"),
         ([as_table([{"a": 1}])], "cannot be read from list"),
-        ({"rollout_log_probs": [[-1.0]]}, "old_log_probs and current_log_probs are both missing"),
+        ({"rollout_log_probs": [[-1.0]]}, "pass rollout_log_probs, and old_log_probs or current_log_probs"),
         (
             {"rollout_log_probs": torch.zeros(2, 3), "old_log_probs": torch.zeros(2, 3)},
-            "padded; pass response_mask",
+            "padded, .*: pass a response_mask",
         ),
         ({"rollout_log_probs": [[-1.0]], "old_log_probs": 3}, "the dict is no dump"),
         (pl.Series("a", [1.0]), "cannot be read from polars.Series"),

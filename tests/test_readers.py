@@ -1,6 +1,5 @@
 """From Parquet to packed batches: types, names, files, keys, and how batches are cut."""
 
-import json
 import math
 import subprocess
 import sys
@@ -16,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offpol_diag.readers import decode, open_dump
-from offpol_diag.readers.checks import TOLERANCE
-from offpol_diag.readers.sources import find
+from offpol_diag.dump import pack as decode
+from offpol_diag.dump.check import TOLERANCE
+from offpol_diag.dump.read import open_dump
+from offpol_diag.dump.sources import find
 from offpol_diag.run.threads import Threads
 from tests.factory import ALL, OLD, ROLLOUT, plain, read, refusal, write
 
@@ -85,10 +85,10 @@ def test_junk_under_a_zero_of_the_mask_does_no_harm(tmp_path):
         dump = open_dump([path], on_bad_row=on_bad_row)
         (batch,) = dump.batches()
         assert (batch.rollout.tolist(), batch.old.tolist(), batch.token_ids.tolist()) == ([-1.0], [-2.0], [5])
-        assert (dump.notes, dump.skipped.count) == ((), 0)
+        assert (dump.notes, dump.seen.skipped.count) == ((), 0)
     dump = open_dump([write(tmp_path / "b.parquet", rewards=[1.0, None, 0.0, 0.0])], on_bad_row="skip")
     one, two = ([plain(batch) for batch in dump.batches()] for _ in range(2))  # it can be read again
-    assert (one, dump.skipped.count) == (two, 1)
+    assert (one, dump.seen.skipped.count) == (two, 1)
 
 
 def test_optional_columns_follow_the_mask_and_one_advantage_reaches_all_tokens(tmp_path):
@@ -287,7 +287,7 @@ def test_a_bad_row_is_placed_by_its_number_and_before_damage_behind_it(tmp_path,
 
 GROWN = """
     import resource, sys
-    from offpol_diag.readers import open_dump
+    from offpol_diag.dump.read import open_dump
     peaks = []
     for path in sys.argv[1:]:
         for _ in open_dump([path], batch_tokens=1 << 15).batches(): pass
@@ -334,8 +334,7 @@ def test_a_batch_is_freed_before_the_next_is_read(tmp_path, group):
 
 @pytest.mark.parametrize("group", [100, 7], ids=["one row group", "many that are joined"])
 def test_a_batch_has_so_many_rows_at_most_however_few_tokens_they_have(tmp_path, monkeypatch, group):
-    for module in ("parquet", "dump"):
-        monkeypatch.setattr(f"offpol_diag.readers.{module}.MOST_ROWS", 10)
+    monkeypatch.setattr("offpol_diag.dump.read.MOST_ROWS", 10)
     path = write(tmp_path / "a.parquet", None, group, **both(pa.array([[], [-1.0]] * 50, FLOATS)))
     found = [batch.sequences for batch in open_dump([path]).batches()]
     assert (sum(found), max(found) <= 10) == (100, True)
@@ -428,40 +427,6 @@ def test_columns_that_are_named_go_before_all_others(tmp_path):
 
 
 # ---------------------------------------------------------------- what is said of the dump
-
-
-def test_the_info_counts_files_rows_and_bytes(tmp_path):
-    paths = tuple(write(tmp_path / name, None, 2) for name in ("a.parquet", "b.parquet"))
-    info = open_dump(paths).info
-    assert (info.files, info.rows) == (paths, 8)
-    assert info.bytes == sum((tmp_path / name).stat().st_size for name in ("a.parquet", "b.parquet"))
-
-
-PROVENANCE = {
-    "several files": (
-        ['{"engine": "vllm", "top_p": 1.0}', '{"engine": "sglang", "top_p": 1.0}', "not JSON", "[1]"],
-        {"engine": ["vllm", "sglang"], "top_p": 1.0},
-    ),
-    "deep list": ([b"[" * 100_000], {}),
-    "deep object": ([b'{"a":' * 100_000 + b"1" + b"}" * 100_000], {}),
-    "long number": ([b'{"n": ' + b"9" * 5000 + b"}"], {}),
-    "no text": ([b"\xff"], {}),
-    "not finite": ([b'{"n": NaN, "m": [-Infinity, 1e999, 1e9]}'], {"n": None, "m": [None, None, 1e9]}),
-    "surrogates": ([b'{"model": "a\\ud800", "\\udfff": ["\\ud83d\\ude00"]}'], {"model": "a?", "?": ["😀"]}),
-}
-
-
-@pytest.mark.parametrize(("texts", "provenance"), PROVENANCE.values(), ids=PROVENANCE)
-def test_provenance_is_merged_over_files_and_of_no_harm(tmp_path, texts, provenance):
-    for i, text in enumerate(texts):
-        table = pa.table(both(ROLLOUT)).replace_schema_metadata({"offpol_diag": text})
-        write(tmp_path / f"{i}.parquet", table)
-    found = open_dump([str(tmp_path)]).info.provenance
-    assert found == provenance
-    json.dumps(found, ensure_ascii=False).encode()
-
-
-# ---------------------------------------------------------------- positive log-probs
 
 
 def test_positive_train_log_probs_are_told_and_read(tmp_path):

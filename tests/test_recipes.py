@@ -65,7 +65,8 @@ class Batch:
 
 def verl(b: Batch) -> list[tuple[Any, ...]]:
     tensors = {"rollout_log_probs": b.rollout, "old_log_probs": b.old, "response_mask": b.mask.long()}
-    tensors["token_level_scores"] = b.advantages
+    tensors |= {"token_level_scores": b.advantages, "responses": b.ids, "prompts": b.prompts}
+    tensors["attention_mask"] = b.whole(b.mask.long(), 1)
     versions = [
         None if lag == 0 else 7 - 1 - lag for lag in b.lags
     ]  # None: of the trainer that waits for each sync
@@ -78,6 +79,7 @@ def slime(b: Batch) -> list[tuple[Any, ...]]:
     data |= {"loss_masks": b.ragged(b.mask.int()), "rewards": b.advantages[:, 0].tolist()}
     data |= {"response_lengths": b.lengths.tolist(), "total_lengths": (b.lengths + P).tolist()}
     data["sample_indices"] = [100 * 4 + i for i in range(S)]
+    data["tokens"] = [row[: P + n] for row, n in zip(b.ids_of_all(), b.lengths.tolist(), strict=True)]
     args = SimpleNamespace(rollout_temperature=0.8, rollout_top_p=1.0, n_samples_per_prompt=4)
     return [(data, 7, 3, args, b.lags)]
 
@@ -93,6 +95,8 @@ def openrlhf(b: Batch) -> list[tuple[Any, ...]]:
             rollout_log_probs=frame(b.rollout)[at],
             action_log_probs=b.whole(b.old, -1.5)[at, 1:],
             advantages=frame(b.advantages)[at],
+            sequences=b.ids_of_all()[at],
+            attention_mask=b.whole(b.mask.long(), 1)[at],
             prompts=b.groups[at],
         )
         for at in (slice(0, half), slice(half, S))
@@ -130,6 +134,7 @@ def areal(b: Batch) -> list[tuple[Any, ...]]:
     versions[:, P + 2 :] += 1
     versions *= b.whole(b.mask, True)
     rolled["versions"] = versions
+    rolled["input_ids"] = b.ids_of_all()
     groups = [{name: values[i : i + 4] for name, values in rolled.items()} for i in range(0, S, 4)]
     return [(groups, 7, 3, SAMPLING)]
 
@@ -138,6 +143,10 @@ def skyrl(b: Batch) -> list[tuple[Any, ...]]:
     names = {"loss_mask": b.mask.float(), "rollout_logprobs": b.rollout, "action_log_probs": b.old}
     given = {name: b.right(values) for name, values in (names | {"advantages": b.advantages}).items()}
     padding = {name: torch.cat([values, torch.zeros((2, R))]) for name, values in given.items()}
+    whole = {"sequences": b.ids_of_all(), "attention_mask": b.whole(b.mask.long(), 1)}
+    for name, values in whole.items():
+        rows = [row.roll(R - int(n)) for row, n in zip(values, b.lengths, strict=True)]
+        padding[name] = torch.cat([torch.stack(rows), torch.zeros((2, P + R), dtype=values.dtype)])
 
     class TrainingInputBatch(dict[str, Any]):
         metadata: ClassVar = {"policy_prompt_boundaries": [(i, i + 4) for i in range(0, S, 4)]}
@@ -175,8 +184,8 @@ def test_a_recipe_is_short(page: str) -> None:
     lines = [line for line in block(page).splitlines() if line.strip()]
     words = (PAGES / f"{page}.md").read_text(encoding="utf-8").split()
 
-    assert len([line for line in lines if not line.startswith("from ")]) <= 10
-    assert len(words) < 500
+    assert len([line for line in lines if not line.startswith("from ")]) <= 12
+    assert len(words) < 520
     assert page == "trl" or page in OBJECTS
 
 
@@ -204,8 +213,9 @@ def check(b: Batch, folder: Path) -> None:
             counted = [value for value, counts in zip(row, kept, strict=True) if counts]
             assert row[: len(counted)] == counted, f"{name} begins with the response"
             assert counted == given.tolist(), name
-    if "prompt_length" in table.column_names:
-        assert set(table["prompt_length"].to_pylist()) == {P}
+    assert set(table["prompt_length"].to_pylist()) == {P}
+    for n, ids, row in zip(b.lengths.tolist(), b.ids.tolist(), table["token_ids"].to_pylist(), strict=True):
+        assert row[:n] == ids[:n]
     report = offpol_diag.analyze(folder, presets="token_is", progress=False)
     assert report.diagnosis.verdict != "bug", report.diagnosis.headline
     assert report.metrics["k3"].value == pytest.approx(2e-4, rel=0.3)
@@ -256,8 +266,8 @@ def test_the_recipe_for_openrlhf_knows_the_lag_only_where_nothing_is_asynchronou
     args.train.async_enable = False
     names["dump_batch"](experiences, 2, args)
 
-    assert "policy_lag" not in pq.read_schema("dumps/step_000001.parquet").names
-    assert set(pq.read_table("dumps/step_000002.parquet")["policy_lag"].to_pylist()) == {0}
+    assert "policy_lag" not in pq.read_schema("dumps/step_000001-rank00000-0.parquet").names
+    assert set(pq.read_table("dumps/step_000002-rank00000-0.parquet")["policy_lag"].to_pylist()) == {0}
 
 
 def test_the_recipe_for_verl_takes_its_own_dataproto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

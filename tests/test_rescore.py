@@ -17,7 +17,6 @@ import torch
 from typer.testing import CliRunner
 
 import offpol_diag
-from offpol_diag import DumpWriter
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.numerals import rounded
@@ -29,6 +28,7 @@ from offpol_diag.rescore.variants import Given, table
 from offpol_diag.rescore.variants.rounding import in_bf16
 from offpol_diag.result import load
 from tests import tiny
+from tests.factory import DumpFile
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
@@ -55,7 +55,7 @@ def test_the_base_model_that_an_adapter_names_is_looked_for_beside_it_first(tmp_
 
 @pytest.fixture(scope="module")
 def responses():
-    from offpol_diag.forms import open_dump
+    from offpol_diag.dump.convert import open_dump
 
     return read(open_dump([str(SAMPLE / "dump.parquet")]), GROUPS, 1, 0)
 
@@ -77,7 +77,7 @@ def numbers(loaded, responses):
 def write(path, responses, engine, trainer, **more):
     """Write a dump of the sample's responses with two columns."""
     rows = responses.rows
-    with DumpWriter(path, trainer="ours", temperature=1.0) as out:
+    with DumpFile(path, trainer="ours", temperature=1.0) as out:
         out.write(
             rollout_log_probs=engine,
             old_log_probs=trainer,

@@ -13,9 +13,9 @@ import pytest
 
 from offpol_diag.analysis import first_pass
 from offpol_diag.analyze import analyze
+from offpol_diag.dump.read import Dump
 from offpol_diag.engine import scope
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
-from offpol_diag.readers import Dump
 from tests import oracles
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))

@@ -12,9 +12,9 @@ import pytest
 
 from offpol_diag.analysis.first_pass import Needs, read_ahead
 from offpol_diag.analyze import analyze
+from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.readers import open_dump
 from offpol_diag.run.threads import Threads
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from offpol_diag.dump.check import Seen
+from offpol_diag.dump.read import Dump, open_dump
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import Dump, open_dump
-from offpol_diag.readers.dump import Seen
 from tests.factory import write
 
 GROUP = 8
@@ -83,7 +83,7 @@ def apart(dump: Dump, size: int) -> list[Any]:
 def outcome(dump: Dump, way: Callable[[Dump], list[Any]]) -> Any:
     """Return the sequences of a pass with the dump's remarks; or its error."""
     try:
-        return way(dump), dump.notes, dump.skipped, dump.info
+        return way(dump), dump.notes, dump.seen.skipped, dump.info
     except DumpError as error:
         return error.message, error.hint
 
@@ -149,7 +149,7 @@ def test_shards_are_row_groups_and_no_more_than_can_be_handled(tmp_path, monkeyp
     dump = open_dump([str(tmp_path)])
     assert len(dump.shards(1)) == 15
     assert len(dump.shards(HUGE)) == 1
-    monkeypatch.setattr("offpol_diag.readers.dump.MOST_SHARDS", 10)
+    monkeypatch.setattr("offpol_diag.dump.read.MOST_SHARDS", 10)
     assert 5 < len(dump.shards(1)) <= 10
 
 

@@ -11,7 +11,6 @@ from itertools import pairwise
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze, opened
 from offpol_diag.cli.settings import sample
 from offpol_diag.errors import UsageError
@@ -32,6 +31,7 @@ from offpol_diag.sweep import (
     swept_bounds,
 )
 from tests import oracles
+from tests.factory import DumpFile
 
 CATALOGUE = load()
 GEO = Preset("geo", "", reject=(Reject(over="mean", lower=0.999, upper=1.001),))
@@ -85,7 +85,7 @@ def same(one, other):
 
 def write(path, deltas):
     rollout, old = ([[-101.0 + side * x for x in row] for row in deltas] for side in (0, 1))
-    with DumpWriter(path) as dump:
+    with DumpFile(path) as dump:
         dump.write(rollout_log_probs=rollout, old_log_probs=old, group_id=list(range(len(deltas))))
     return str(path)
 

@@ -11,7 +11,6 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from offpol_diag import DumpWriter
 from offpol_diag.analyze import opened
 from offpol_diag.cli import app
 from offpol_diag.presets import Preset, Reject, Weight
@@ -19,6 +18,7 @@ from offpol_diag.report import answered
 from offpol_diag.report.sweep import telling
 from offpol_diag.result import loads
 from offpol_diag.sweep import SweepOptions, pick, sweep
+from tests.factory import DumpFile
 
 GEO = Preset("geo", "", reject=(Reject(over="mean", lower=1 / 1.001, upper=1.001),))
 RUNNER = CliRunner()
@@ -29,7 +29,7 @@ def run(*arguments, width=80):
 
 
 def write(path, deltas, **more):
-    with DumpWriter(path) as dump:
+    with DumpFile(path) as dump:
         dump.write(
             rollout_log_probs=[np.full(len(row), -1.2345678901) for row in deltas],
             old_log_probs=[-1.2345678901 + np.asarray(row) for row in deltas],

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import breakdowns, gap, segments, tails, terms, worst
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS

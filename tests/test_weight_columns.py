@@ -13,14 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
+from offpol_diag.dump.convert import open_dump
+from offpol_diag.dump.read import open_dump as open_parquet
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.sample import Sample, sample
-from offpol_diag.forms import open_dump
-from offpol_diag.readers import open_dump as open_parquet
-from offpol_diag.writer import DumpWriter
 from tests import factory
-from tests.factory import converted, refusal
+from tests.factory import DumpFile, converted, refusal
 from tests.forms import pickled
 from tests.forms.written import batch
 
@@ -47,19 +46,6 @@ def versions(path: Path | str, **options: Any) -> list[int]:
 FLAT = [version for row in VERSIONS for version in row]
 SPELLINGS = {
     "per token": pa.array(VERSIONS, pa.list_(pa.int32())),
-    "pairs": pa.array(RUNS, pa.list_(pa.list_(pa.int64()))),
-    "pairs of fixed size": pa.array(RUNS, pa.list_(pa.list_(pa.int32(), 2))),
-    "structs": pa.array([[{"start": a, "version": v} for a, v in row] for row in RUNS]),
-    "spans of SGLang": pa.array(
-        [
-            [
-                {"version": "5", "start": 0, "end": 2},
-                *[{"version": str(v), "start": v // 4 + 1, "end": v // 4 + 2} for v in (6, 8)],
-            ],
-            [{"version": "5", "start": 0, "end": 1}],
-            [{"version": "6", "start": 0, "end": 3}],
-        ]
-    ),
 }
 
 
@@ -106,7 +92,7 @@ def test_a_dump_of_one_row_per_token_carries_them(tmp_path: Path) -> None:
     "given", [VERSIONS, RUNS, [np.array(row) for row in RUNS]], ids=["tokens", "pairs", "array"]
 )
 def test_what_a_writer_is_given_comes_back(tmp_path: Path, given: Any) -> None:
-    with DumpWriter(tmp_path / "a.parquet") as out:
+    with DumpFile(tmp_path / "a.parquet") as out:
         out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, weight_versions=given, **TOLD)
     table = pq.read_table(tmp_path / "a.parquet")
     assert table["weight_versions"].to_pylist() == VERSIONS
@@ -117,7 +103,7 @@ def test_what_a_writer_is_given_comes_back(tmp_path: Path, given: Any) -> None:
 def test_a_padded_batch_keeps_its_versions_and_those_of_masked_tokens_may_be_anything(tmp_path: Path) -> None:
     logs, mask = -np.ones((2, 4)), np.array([[1, 0, 1, 0], [1, 1, 1, 1]])
     given = np.array([[5, -1, 6, 0], [7, 7, 7, 8]])
-    with DumpWriter(tmp_path / "a.parquet") as out:
+    with DumpFile(tmp_path / "a.parquet") as out:
         out.write(rollout_log_probs=logs, old_log_probs=logs, response_mask=mask, weight_versions=given)
     assert pq.read_table(tmp_path / "a.parquet")["weight_versions"].to_pylist() == [[5, -1, 6], [7, 7, 7, 8]]
     assert versions(tmp_path / "a.parquet") == [5, 6, 7, 7, 7, 8]
@@ -144,12 +130,7 @@ FALLS = {
         [[5, 5, 6, 5], [5], [6, 6, 6]],
         "token 3 is 5, and the tokens before it are of a later version",
     ),
-    "runs": ([[[0, 5], [3, 4]], [[0, 5]], [[0, 6]]], "token 3 is 4, and the tokens before it are"),
     "past an unknown one": ([[5, -1, 4, 5], [5], [6, 6, 6]], "token 2 is 4, and"),
-    "no run": ([[], [[0, 5]], [[0, 6]]], "it has no run for 4 tokens"),
-    "a run beyond the end": ([[[0, 5], [4, 6]], [[0, 5]], [[0, 6]]], "a run covers tokens 4 to 4 of 4"),
-    "a late first run": ([[[1, 5]], [[0, 5]], [[0, 6]]], "its first run begins at token 1, and 0 is needed"),
-    "a run of three": ([[[0, 5, 7]], [[0, 5]], [[0, 6]]], "a run is [0, 5, 7], and a pair [start, version]"),
 }
 
 
@@ -181,7 +162,7 @@ def test_digests_of_one_side_only_are_bad_input(tmp_path: Path, side: str) -> No
     error = refusal(str(path))
     assert error.message == f"{path}: column {side!r} is there without {other!r}"
     assert f"--columns {side}=none" in error.hint
-    assert open_dump([str(path)], columns={side: "none"}).info.rows == 3
+    assert open_dump([str(path)], columns={side: "none"}).rows == 3
     ran = CliRunner().invoke(app, ["analyze", str(path)])
     assert ran.exit_code == 2
     assert "hint: digests are compared" in ran.output

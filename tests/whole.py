@@ -2,10 +2,10 @@
 
 from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
 from offpol_diag.analysis.study import Study
+from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import segments
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.presets import catalogue
-from offpol_diag.readers import open_dump
 from offpol_diag.run.threads import Threads
 from offpol_diag.trainers.tokens import Tokens
 from tests import oracles

@@ -15,7 +15,7 @@ from offpol_diag.analysis.first_pass import FirstPass
 from offpol_diag.analysis.replicates import Groups, less, of_preset
 from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Observe
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
 
 Array = npt.NDArray[np.float64]
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.doctor.faults import BASES, FINAL_BASES, KINDS, PAIRS, Kind, Work, none
 from benchmarks.doctor.models import Shape
 from benchmarks.doctor.rollouts import Array, Rows, World
-from offpol_diag import DumpWriter
+from offpol_diag.dump.writer import stamped, to_table, write_table
 
 CACHE = Path(__file__).parent / ".cache"
 SIZES = (16, 32, 64, 64, 128, 128, 256, 256, 512)
@@ -275,13 +275,9 @@ def write(case: Case, work: Work, path: Path, chance: np.random.Generator) -> No
     given = {name: value[order] for name, value in optional.items() if columns[name]}
     if "host" in given:
         given["host"] = given["host"].tolist()
-    with DumpWriter(path, provenance=_recorded(case)) as dump:
-        dump.write(
-            rollout_log_probs=rows.q[order],
-            old_log_probs=rows.p[order],
-            response_mask=rows.mask[order],
-            **given,
-        )
+    given |= {"rollout_log_probs": rows.q[order], "old_log_probs": rows.p[order]}
+    table = to_table(given | {"response_mask": rows.mask[order]}, refuses=False)
+    write_table(table, path, stamped(_recorded(case)))
 
 
 def _recorded(case: Case) -> dict[str, Any]:

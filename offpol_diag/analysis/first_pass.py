@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from offpol_diag.batch import Batch
+from offpol_diag.dump import schema as columns
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.read import Dump
 from offpol_diag.engine import scope, segments
 from offpol_diag.engine.advantages import GroupRewards
 from offpol_diag.engine.evaluator import Evaluator, Packed
@@ -22,7 +24,6 @@ from offpol_diag.engine.scope import BatchFits, Label
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject
-from offpol_diag.readers import Dump, columns
 from offpol_diag.run.threads import Engine, Job, State
 
 MOST_TOKENS = 1 << 26

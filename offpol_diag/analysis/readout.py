@@ -15,6 +15,7 @@ from offpol_diag.analysis.study import Study
 from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.diagnosis.verdict import diagnose
+from offpol_diag.dump.read import Dump
 from offpol_diag.engine import (
     breakdowns,
     gap,
@@ -38,7 +39,6 @@ from offpol_diag.number import Number, Numbers, finite
 from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset
 from offpol_diag.presets.formulas import method as in_words
-from offpol_diag.readers import Dump
 from offpol_diag.result import (
     Axis,
     DumpFacts,
@@ -119,12 +119,12 @@ def ranges(tally: Tally) -> dict[str, tuple[float, float]]:
 
 def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
     """Describe the rows read and skipped; `made` are notes on columns computed from others."""
-    skipped = dump.skipped
+    skipped = dump.seen.skipped
     return DumpFacts(
         **counts(tally),
         files=list(dump.info.files),
         given=list(dump.info.given),
-        rows=dump.info.rows,
+        rows=dump.seen.rows,
         columns=dict(dump.info.columns),
         others=list(dump.info.others),
         ignored=list(dump.info.ignored),

@@ -15,7 +15,7 @@ from offpol_diag.engine import scope, segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.errors import UsageError
-from offpol_diag.wholefiles import beside, placed
+from offpol_diag.files import beside, placed
 
 Factors = Mapping[str, Mapping[scope.Label, float]]
 """Preset → trainer batch → the factor that its weights are divided by."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from offpol_diag import wholefiles
+from offpol_diag import files
 from offpol_diag.errors import UsageError, install
 from offpol_diag.printable import printable
 from offpol_diag.result import Result
@@ -27,7 +27,7 @@ def with_texts(summary: Result, path: Path | None) -> Result:
         what = "--tokenizer needs the package tokenizers, which is not installed"
         raise UsageError(what, install("tokenizer")) from error
     try:
-        tokenizer = Tokenizer.from_buffer(wholefiles.read(path, MOST))
+        tokenizer = Tokenizer.from_buffer(files.read(path, MOST))
     except Exception as error:  # tokenizers raises Exception itself
         reason = error.strerror if isinstance(error, OSError) else str(error)
         hint = "give the tokenizer.json beside the model's weights"

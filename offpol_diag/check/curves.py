@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from offpol_diag.errors import UsageError
-from offpol_diag.wholefiles import read as whole
+from offpol_diag.files import read as whole
 
 Curves = dict[str, dict[int, float]]
 Row = Mapping[str, object]

@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analysis.study import Study
-from offpol_diag.batch import Batch, joined
 from offpol_diag.check import ABSOLUTE, Checked, MetricCheck, Point, relative_difference
 from offpol_diag.check import curves as tracker
 from offpol_diag.check.curves import Curves
+from offpol_diag.dump.batch import Batch, joined
+from offpol_diag.dump.read import Dump
 from offpol_diag.engine import scope
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
-from offpol_diag.readers import Dump
 from offpol_diag.trainers import DEFAULTS, LOGS, TRAINERS, logs, trainer_named
 
 Values = dict[str, float]

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from offpol_diag.cli.exits import exit_codes
-from offpol_diag.cli.other import convert, presets, recover
+from offpol_diag.cli.other import convert, presets
 from offpol_diag.cli.results import analyze, check, compare, doctor, gate, report, rescore, sweep
 
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -25,7 +25,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     doctor,
     gate,
     presets,
-    recover,
     report,
     rescore,
     sweep,

@@ -1,15 +1,15 @@
-"""What makes no result of a dump: convert, recover, presets, and the pages about causes."""
+"""What makes no result of a dump: convert, presets, and the pages about causes."""
 
 from __future__ import annotations
 
-import errno
 import json as to_json
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offpol_diag.cli.output import STDOUT, check, check_names, note, say_where, write_all
-from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.errors import UsageError
 from offpol_diag.printable import printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def convert(request: requests.Convert) -> None:
     Every command that takes a DUMP reads the same files by itself; convert keeps the result.
     """
     if request.forms:
-        from offpol_diag.forms.table import FORMS
+        from offpol_diag.dump.forms import FORMS
         from offpol_diag.report.terminal import tables
         from offpol_diag.table import Table
 
@@ -44,51 +44,20 @@ def convert(request: requests.Convert) -> None:
             "convert needs files and a target",
             "offpol-diag convert SRC… --to out.parquet; --list shows the forms",
         )
-    from offpol_diag.forms import convert as converted
-    from offpol_diag.forms.detect import find
+    from offpol_diag.dump import convert as dumps
+    from offpol_diag.dump.read import open_dump
 
     check_names(*source)
     check(to, *source)
-    found = find(source, request.columns or {}, always=True)
-    assert found is not None
-    if any(to.exists() and to.samefile(path) for path in found.files):
+    found, columns = dumps.form_of(source, request.columns or {}), request.columns or {}
+    dump = open_dump(source, columns=columns) if found is None else None
+    files = dump.info.files if dump else found.files if found else ()
+    if any(to.exists() and Path(one).exists() and to.samefile(one) for one in files):
         raise UsageError(f"{to}: is what is read", "write to another file")
-    made = converted(found, to, request.columns or {})
+    made = dumps.convert_dump(dump, to) if dump else dumps.convert(found, to, columns)  # type: ignore[arg-type]
     for line in made.notes:
         note(line, request.quiet)
     note(f"{to}: {made.sequences:,} sequences, {made.tokens:,} tokens", request.quiet)
-
-
-def recover(request: requests.Recover) -> None:
-    """Make the dump that a killed DumpWriter did not finish.
-
-    Every batch that the writer had been given is in a hidden journal beside the dump until the dump has its
-    name. recover makes the dump of it, each batch once, and removes the journal. Of a damaged journal it
-    makes a dump of the batches before the damage, and the journal stays.
-    """
-    path, to = request.path, request.to
-    check_names(path)
-    if to is not None:
-        check(to, path)
-    from offpol_diag.journal import JOURNAL
-    from offpol_diag.journal import recover as recovered
-
-    try:
-        made = recovered(path, to, warn=note)
-    except ValueError as error:
-        what, _, hint = str(error).rpartition("; ")
-        raise DumpError(what, hint) from error
-    except OSError as error:
-        reading = str(error.filename).endswith(JOURNAL) or error.filename == path
-        if not reading or error.errno == errno.EROFS:
-            raise DumpError(
-                f"{to or path}: cannot be written ({error.strerror or error})",
-                "make room there, or name another place: --to",
-            ) from error
-        raise DumpError(
-            f"{path}: {error.strerror or error}", "check its name, and that it may be read"
-        ) from error
-    note(f"{made}: recovered", request.quiet)
 
 
 def presets(request: requests.Presets) -> None:

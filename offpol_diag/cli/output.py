@@ -139,7 +139,7 @@ def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = No
         UsageError: a target cannot be written.
         BrokenPipeError: stdout was closed.
     """
-    from offpol_diag.wholefiles import beside, placed
+    from offpol_diag.files import beside, placed
 
     ready = dict(staged or {})
     try:
@@ -195,7 +195,7 @@ def default_html(sources: Sequence[str]) -> Path:
 
     Of a glob the stem is what is not a wildcard: `train_*.parquet` gives `train`.
     """
-    from offpol_diag.readers.urls import clean
+    from offpol_diag.printable import clean
 
     parts = re.split(r"[/\\]", clean(sources[0]))
     stems = [_stem(part.rsplit(".", 1)[0]) for part in parts]
@@ -269,7 +269,7 @@ class Outputs:
 
     def _checked(self) -> dict[str, Path]:
         """Check the targets, and return the temporary files."""
-        from offpol_diag.wholefiles import beside
+        from offpol_diag.files import beside
 
         check_names(*self.sources)
         staged = {}

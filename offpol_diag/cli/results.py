@@ -72,7 +72,7 @@ def compare(request: requests.Compare) -> None:
     both runs have (group_id) are resampled together. With --as-one they are the parts of one dump; a quoted
     glob or a directory is one DUMP as well.
     """
-    from offpol_diag.readers.urls import clean
+    from offpol_diag.printable import clean
 
     given = () if request.from_file("dump") else request.dump
     if len(given) > TWO and not request.as_one:
@@ -219,7 +219,7 @@ def rescore(request: requests.Rescore) -> None:
     from offpol_diag import commands
     from offpol_diag.cli.output import check as writable
     from offpol_diag.cli.running import progress
-    from offpol_diag.readers.urls import clean
+    from offpol_diag.printable import clean
 
     read = dumps(request)
     to = request.to or Path(f"{default_html(read).stem.removeprefix('offpol-diag-')}-rescored.parquet")

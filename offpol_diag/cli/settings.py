@@ -48,7 +48,7 @@ def settings(folder: Path = Path()) -> Settings:
 
 def dumps(request: ReadDump) -> list[str]:
     """Return the dumps to read: those given, else the settings file's, else the sample; remarked on."""
-    from offpol_diag.readers.urls import clean
+    from offpol_diag.printable import clean
 
     given, file = list(request.dump), request.from_file("dump")
     many = len(given) > 1
@@ -68,7 +68,7 @@ def sample() -> Path:
 
 
 def _table(path: Path, inside: Sequence[str]) -> dict[str, object]:
-    from offpol_diag.wholefiles import MOST_TOML, read, toml
+    from offpol_diag.files import MOST_TOML, read, toml
 
     try:
         table: object = toml(read(path, MOST_TOML).decode("utf-8-sig"))

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import bootstrap, scope, segments
 from offpol_diag.engine.segments import Array
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offpol_diag.batch import Batch
-from offpol_diag.batch import label as text_of
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.batch import label as text_of
 from offpol_diag.engine import gap, method, normal, policyloss, residual, segments
 from offpol_diag.engine.bootstrap import resampled, resampled_by
 from offpol_diag.engine.context import BatchContext

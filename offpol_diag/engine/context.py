@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import bootstrap
 from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.scope import NO_FITS, BatchFits

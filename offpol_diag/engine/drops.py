@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import segments, worst
 from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.context import BatchContext

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.schema import PROMPT_IDS
 from offpol_diag.engine import bootstrap
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Records
 from offpol_diag.engine.terms import Drift
-from offpol_diag.writer import PROMPT_IDS
 
 TOKENS, SEQUENCES = 1 << 17, 8192
 """The sample is the longest prefix, in hash order, of at most so many tokens and sequences."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from offpol_diag.batch import Batch
+from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import gap, sample, segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array

@@ -30,14 +30,14 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from offpol_diag.errors import GateFileError, OffpolError, UsageError, did_you_mean
+from offpol_diag.files import MOST_TOML, toml
+from offpol_diag.files import read as read_whole
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.presets.tuning import MARK
 from offpol_diag.result import DiagnosisVerdict
 from offpol_diag.result.facts import sound
 from offpol_diag.trainers.ours import ours
-from offpol_diag.wholefiles import MOST_TOML, toml
-from offpol_diag.wholefiles import read as read_whole
 
 Kind = Literal["max", "min"]
 KINDS: tuple[Kind, ...] = ("max", "min")

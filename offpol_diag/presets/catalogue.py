@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.files import MOST_TOML, read, toml
 from offpol_diag.presets import Preset, tuning
 from offpol_diag.presets.grammar import Spot, values
-from offpol_diag.wholefiles import MOST_TOML, read, toml
 
 ALL = "all"
 FORM = "a preset begins with its name alone in brackets: [name]"

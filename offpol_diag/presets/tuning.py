@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offpol_diag.errors import did_you_mean
+from offpol_diag.files import toml
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.presets.grammar import Spot, checked, reader, readers, values
-from offpol_diag.wholefiles import toml
 
 MARK = "@"
 PLACE = re.compile(r"(?P<part>[a-z]+)(?:\[(?P<index>\d{1,4})\])?(?:\.(?P<key>[a-z_]+))?")

@@ -14,17 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.diagnosis.reference import KEY
+from offpol_diag.dump import schema as role
+from offpol_diag.dump.convert import open_dump
+from offpol_diag.dump.read import Dump
+from offpol_diag.dump.writer import KEY as METADATA_KEY
 from offpol_diag.errors import OffpolError, UsageError
-from offpol_diag.forms import open_dump
-from offpol_diag.readers import Dump
-from offpol_diag.readers import columns as role
+from offpol_diag.files import beside
 from offpol_diag.rescore import models
 from offpol_diag.rescore.rows import REFERENCE, Responses, read
 from offpol_diag.rescore.run import GROWN, fingerprint
 from offpol_diag.rescore.run import rescored as judged
 from offpol_diag.result.reference import SAMPLE_TOKENS, Reference
-from offpol_diag.wholefiles import beside
-from offpol_diag.writer import METADATA_KEY
 
 COLUMNS = {REFERENCE[0]: pa.float32(), REFERENCE[1]: pa.float32(), REFERENCE[2]: pa.int32()}
 ROWS = 4096

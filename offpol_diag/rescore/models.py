@@ -101,7 +101,7 @@ def free_memory(device: torch.device) -> int:
     """Return the free bytes of a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    from offpol_diag.run.machine import available
+    from offpol_diag.run.threads import available
 
     return available()
 

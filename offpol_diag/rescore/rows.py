@@ -13,15 +13,14 @@ import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from offpol_diag.dump import schema as role
+from offpol_diag.dump.check import Skipped, good_rows
+from offpol_diag.dump.pack import Rows, labels, plain, ragged
 from offpol_diag.errors import DumpError, UsageError, install
-from offpol_diag.readers import columns as role
-from offpol_diag.readers import parquet
-from offpol_diag.readers.checks import Skipped, good_rows
-from offpol_diag.readers.decode import Rows, labels, plain, ragged
 from offpol_diag.rescore.score import UNPENALISED, Penalties, Row
 
 if TYPE_CHECKING:
-    from offpol_diag.readers import Dump
+    from offpol_diag.dump.read import Dump
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -38,7 +37,8 @@ PER_TOKEN = ("live", "engine", "trainer")
 PENALTIES = tuple(f"{name}_penalty" for name in Penalties._fields)
 """Names of the penalties, in the metadata or as columns."""
 NOT_UNITS = (
-    *(role.SEQUENCE, role.GROUP, role.PROMPT_LENGTH, role.FINISH_REASON, *role.DIGESTS, "temperature"),
+    *(role.SEQUENCE, role.GROUP, role.PROMPT_LENGTH, role.PROMPT_IDS, role.FINISH_REASON, *role.DIGESTS),
+    "temperature",
     *PENALTIES,
 )
 """Labels that are no place where a fault could be."""
@@ -132,10 +132,10 @@ def read(
         order = order[: max(groups, int(np.searchsorted(held, tokens)) + 1)]
     place = np.full(len(names), -1, np.int64)
     place[order] = np.arange(len(order))
-    skipped = Skipped() if dump._skip else None
+    skipped = Skipped() if dump.skip else None
     found: list[tuple[int, dict[str, Any], pa.Table]] = []
     for rows in _rows(dump):
-        wanted = place[group[rows.rows + rows.before]] >= 0
+        wanted = place[group[rows.at + rows.number]] >= 0
         if wanted.any():
             rows = good_rows(rows.only(wanted), skipped)
             found += [(place[group[one["number"]]], one, part) for one, part in _each(rows, prompts)]
@@ -179,14 +179,7 @@ def _named(dump: Dump) -> str:
 
 def _rows(dump: Dump, names: Sequence[str] | None = None) -> Iterator[Rows]:
     """Yield the rows of a dump with all its columns, or some."""
-    before = 0
-    for part in dump.parts:
-        own = [name for name in part.schema.names if name not in part.partitions]
-        own = own if names is None else [name for name in own if name in names]
-        own.sort(key=lambda name: name != dump.info.columns[role.ROLLOUT])  # its values are counted
-        for group, table, numbers in parquet.numbered(part, own, TABLE):
-            yield Rows(table, dump._plan, part.path, group, numbers, before)
-        before += sum(part.group_rows)
+    yield from dump.read(names, TABLE)
 
 
 def _keys(dump: Dump) -> tuple[list[str], Ints]:
@@ -199,7 +192,7 @@ def _keys(dump: Dump) -> tuple[list[str], Ints]:
         lengths = pa.compute.list_value_length(rows.table.column(rollout)).fill_null(0)
         sizes += lengths.to_pylist()
         values = plain(rows.table.column(group or prompts)).to_pylist()
-        numbers = rows.rows + rows.before
+        numbers = rows.at + rows.number
         names += [
             f"{'row' if one is None else 'id'}/{i if one is None else one}"
             for i, one in zip(numbers, values, strict=True)
@@ -222,7 +215,7 @@ def _each(rows: Rows, prompts: _Prompts) -> Iterator[tuple[dict[str, Any], pa.Ta
             hint = "a response begins after a token: write at least the token that begins every sequence"
             raise DumpError(f"{rows.place(i)}: its prompt is empty", hint)
         own = {
-            "number": int(rows.rows[i] + rows.before),
+            "number": int(rows.at[i] + rows.number),
             "ids": np.concatenate((prompt, ids[begin:end])).astype(np.int64),
             "start": len(prompt),
             "length": len(prompt) + int(end - begin),
@@ -289,7 +282,9 @@ def _prompts(dump: Dump, tokenizer: Path | None) -> _Prompts:
         hint = "write token_ids, the sampled tokens, into the dump (docs/dumps.md)"
         raise DumpError(f"{name}: rescore needs the column token_ids", hint)
     for column in PROMPT_IDS:
-        if column in schema.names and role.INTEGERS.accepts(schema.field(column).type):
+        if column in schema.names and not role.misfit(
+            role.COLUMNS[role.PROMPT_IDS], schema.field(column).type, long=False
+        ):
             return _Prompts(column, True)
     texts = [one for one in PROMPTS if one in schema.names and not pt.is_null(schema.field(one).type)]
     if not texts:

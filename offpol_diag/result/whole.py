@@ -17,6 +17,7 @@ from typing import Annotated, Any, BinaryIO, Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from offpol_diag.errors import ResultError
+from offpol_diag.files import MOST_RESULT, read, up_to
 from offpol_diag.metrics import worse
 from offpol_diag.number import Number, Numbers
 from offpol_diag.printable import printable_json
@@ -27,7 +28,6 @@ from offpol_diag.result.findings import Diagnosis, GateVerdict, Recommendation
 from offpol_diag.result.parts import Model, Whole
 from offpol_diag.result.reference import Reference
 from offpol_diag.rows import Columns
-from offpol_diag.wholefiles import MOST_RESULT, read, up_to
 
 FORMAT = 2
 HINT = "give the file that `offpol-diag analyze --json` wrote"

@@ -11,9 +11,8 @@ from pathlib import Path
 from offpol_diag.errors import UsageError
 
 CPU = "cpu"
-NODES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
-"""Device files of a GPU for torch: of NVIDIA's driver, of Windows' (WSL), of AMD's."""
-HINT = "give auto, cpu, cuda or cuda:N"
+NODES = "/dev/nvidia[0-9]*"
+"""Device files of NVIDIA's driver."""
 
 
 @dataclass(frozen=True)
@@ -48,33 +47,30 @@ def devices(name: str, worth: bool = True) -> Choice:
         UsageError: an unknown name, or a GPU that is not there or does not work.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-        raise UsageError(f"device {name!r} is not known", HINT)
+        raise UsageError(f"device {name!r} is not known", "give auto, cpu, cuda or cuda:N")
     if name == CPU or (name == "auto" and not (worth and present())):
         return ON_CPU
     if find_spec("torch") is None:
         if name == "auto":
             return Choice(unused="a GPU is not used: torch is not installed")
         raise UsageError(f"device {name!r} needs torch, which is not installed", "pip install torch")
-    every = count() if present() else 0
-    there = [f"cuda:{at}" for at in range(every)]
-    if name == "auto":
-        faults = {device: trouble(device) for device in there}
-        unused = "; ".join(f"{device} does not work: {said}" for device, said in faults.items() if said)
-        fine = tuple(device for device in there if not faults[device])
-        return Choice(fine) if fine else Choice(unused=unused)
-    chosen = there if name == "cuda" else [one for one in there if one == f"cuda:{int(name[5:])}"]
-    if not chosen:
-        raise UsageError(f"device {name!r}: there are {every} CUDA devices here", "use --device cpu")
-    for device in chosen:
-        if why := trouble(device):
-            raise UsageError(f"device {device!r} does not work: {why}", "use --device cpu")
-    return Choice(tuple(chosen))
+    there = [f"cuda:{at}" for at in range(count() if present() else 0)]
+    chosen = there if name in ("auto", "cuda") else [one for one in there if one == f"cuda:{int(name[5:])}"]
+    if not chosen and name != "auto":
+        raise UsageError(f"device {name!r}: there are {len(there)} CUDA devices here", "use --device cpu")
+    faults = {device: said for device in chosen if (said := trouble(device))}
+    if faults and name != "auto":
+        device, why = next(iter(faults.items()))
+        raise UsageError(f"device {device!r} does not work: {why}", "use --device cpu")
+    fine = tuple(device for device in chosen if device not in faults)
+    unused = "; ".join(f"{device} does not work: {said}" for device, said in faults.items())
+    return Choice(fine) if fine else Choice(unused=unused)
 
 
 def present() -> bool:
-    """Return whether there may be a GPU: a device file of one, not hidden by the environment."""
+    """Return whether there may be a GPU: a device file of NVIDIA's driver, not hidden by the environment."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    return not hidden and any(any(Path("/").glob(node.removeprefix("/"))) for node in NODES)
+    return not hidden and any(Path("/").glob(NODES.removeprefix("/")))
 
 
 def count() -> int:

@@ -1,51 +1,45 @@
 """Run an analysis on a Ray cluster: one task per shard of the dump, and tasks that merge eight results each.
 
-The driver holds neither rows nor states: it submits tasks, a bounded number at a time, and reads their
-reports. Shards and merges depend on the dump alone, so neither the size of the cluster nor the order in which
-tasks end, nor a task that had to be run again, changes a bit of the result.
+Shards and merges depend on the dump alone, so neither the size of the cluster nor the order in which tasks
+end, nor a task that had to be run again, changes a bit of the result.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 from threadpoolctl import threadpool_limits
 
-from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError
-from offpol_diag.readers import Dump
-from offpol_diag.readers.dump import Seen
-from offpol_diag.readers.parquet import first_line
-from offpol_diag.readers.stores import denied
-from offpol_diag.run.cluster import TICK, Lifeline, connected, library, slots
+from offpol_diag.dump.check import Seen
+from offpol_diag.dump.read import Dump, said
+from offpol_diag.errors import ClusterError, OffpolError, UsageError, install
 from offpol_diag.run.devices import Choice
-from offpol_diag.run.threads import Clock, Each, Job, M, Progress, Threads
+from offpol_diag.run.threads import Clock, Each, Job, M, Progress, Threads, cores
 
+ADDRESS = "RAY_ADDRESS"
+WHERE = f"check that the cluster runs and can be reached from here; without {ADDRESS} a local one is started"
+LOST = "see why it ended (memory of its machine, Ray's logs), start it and repeat the command"
 RETRIES = 3
-"""Maximum retries, by Ray when a worker died, and within a task when files could not be read."""
-AHEAD = 2
-"""Shards submitted per task slot, enough to keep the cluster busy."""
-FAN = 8
-"""Results merged per task."""
-BYTES = 32 << 20
-"""File bytes per shard: a few seconds of work for a core."""
-SHARDS = {"cpu": BYTES, "cuda": 16 * BYTES}
-"""Minimum file bytes per task; more with a GPU, where each task starts its own process."""
-
-
-def remote(function: Callable[..., object], **options: Any) -> Any:
-    """Return a function as a Ray task, which is retried when its worker dies."""
-    return library().remote(num_cpus=1, max_retries=RETRIES, name="offpol-diag", **options)(function)
+"""Maximum retries of a task whose worker died."""
+AHEAD, FAN = 2, 8
+"""Shards submitted per task slot, and results merged per task."""
+SHARDS = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""Minimum uncompressed bytes per task; more with a GPU, where each task starts its own process."""
+TICK, PATIENCE = 1.0, 5.0
+"""Seconds between checks that the head is there, and for which it may be silent."""
 
 
 @dataclass
@@ -54,17 +48,15 @@ class Ray:
 
     Attributes:
         slots: number of tasks that can run at once.
-        shard: minimum file bytes per task.
-        lifeline: checks that the cluster is there, or None.
+        head: address of the cluster's head.
         tasks: shards done so far, over all passes.
     """
 
     device: str
     slots: int
     progress: Progress | None = None
-    lifeline: Lifeline | None = None
+    head: str = ""
     clock: Clock = field(default_factory=Clock)
-    shard: int = BYTES
     tasks: int = 0
 
     @classmethod
@@ -72,193 +64,156 @@ class Ray:
     def on(cls, device: str, progress: Progress | None = None) -> Iterator[Ray]:
         """Yield an engine on the cluster at RAY_ADDRESS, or on a local one that is stopped at the end.
 
-        Device auto and cpu are the CPUs of the nodes, cuda a GPU for each task.
-
         Raises:
-            UsageError: Ray is not installed, or the device is not allowed.
+            UsageError: Ray is not installed, or the device is not auto, cpu or cuda.
             ClusterError: no cluster answers, or it has no such device.
         """
         kind = {"auto": "cpu", "cpu": "cpu", "cuda": "cuda"}.get(device)
         if kind is None:
             hint = "with --engine ray say cpu, or cuda for a GPU per task"
             raise UsageError(f"device {device!r}: tasks run where Ray has room", hint)
-        with connected():
-            yield cls(kind, slots(kind), progress, Lifeline.now(), shard=SHARDS[kind])
+        try:
+            ray = import_module("ray")
+        except ImportError as error:
+            raise UsageError("Ray is not installed", install("ray")) from error
+        ours = not ray.is_initialized()
+        try:
+            if ours:
+                _connect(ray, os.environ.get(ADDRESS, ""))
+            there = ray.cluster_resources()
+            cpus, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+            if kind == "cuda" and not gpus:
+                raise ClusterError(
+                    "no node of the cluster has a GPU", "say --device cpu, or add a node with one"
+                )
+            if not cpus:
+                raise ClusterError("no node of the cluster has a CPU for tasks", "offer CPUs to Ray")
+            slots = min(cpus, gpus) if kind == "cuda" else cpus
+            yield cls(kind, slots, progress, ray.get_runtime_context().gcs_address)
+        finally:
+            if ours:
+                ray.shutdown()
 
     @property
     def name(self) -> str:
         """Name of the engine in a report."""
         return f"ray, {self.tasks} tasks"
 
-    def task(self, function: Callable[..., object], **more: Any) -> Any:
-        """Return a function as a Ray task that reads a shard, with its resource requirements.
-
-        CUDA selects the GPU of a process only once, so a process that was later assigned another would still
-        use the first. Hence each process runs at most one GPU task.
-        """
-        gpu = {"num_gpus": 1, "max_calls": 1} if self.device == "cuda" else {}
-        return remote(function, scheduling_strategy="SPREAD", **gpu, **more)
-
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
-        """Run one pass, see `Engine.reduce`; lost tasks are retried."""
-        shards, done, seen = dump.shards(self.shard), 0, Seen()
-        merges = _Merges(remote(_merge))
-        order = job, each.pick if each else None
-        for (of_shard, rows, clock), picked in self._reports(shards, order, merges):
+        """Run one pass, see `Engine.reduce`; tasks of workers that died are retried."""
+        ray = import_module("ray")
+        task = ray.remote(num_cpus=1, max_retries=RETRIES, name="offpol-diag")
+        merge = task(_merge)
+        gpu = {"num_gpus": 1, "max_calls": 1} if self.device == "cuda" else {}  # a process selects a GPU once
+        work = task(_work).options(num_returns=3, scheduling_strategy="SPREAD", **gpu)
+        given, seen, done = (
+            ray.put((version("offpol-diag"), self.device, job, each.pick if each else None)),
+            Seen(),
+            0,
+        )
+        waiting: deque[tuple[Any, Any]] = deque()
+        states: list[Any] = []
+        shards = deque(dump.shards(SHARDS[self.device]))
+        while shards or waiting:
+            while shards and len(waiting) < AHEAD * self.slots:
+                state, picked, report = work.remote(given, shards.popleft())
+                states.append(state)
+                waiting.append((report, picked))
+            report, picked = waiting.popleft()
+            of_shard, rows, clock = self._fetched(report)
             for one in self._fetched(picked) if each else ():
                 each.use(one)  # type: ignore[union-attr]
             seen.add(of_shard)
-            self.tasks += 1
-            self.clock.read += clock.read
-            self.clock.compute += clock.compute
-            done += rows
+            done, self.tasks = done + rows, self.tasks + 1
+            self.clock.read, self.clock.compute = (
+                self.clock.read + clock.read,
+                self.clock.compute + clock.compute,
+            )
             if self.progress:
                 self.progress(done, dump.rows)
+        while len(states) > 1:  # the shape depends on the dump alone
+            states = [merge.remote(*states[i : i + FAN]) for i in range(0, len(states), FAN)]
         dump.seen = seen
         dump.judge()
-        found: M | None = pickle.loads(self._fetched(merges.root()))
+        found: M | None = pickle.loads(self._fetched(states[0])) if states else None
         return found
 
-    def _reports(self, shards: Sequence[Dump], order: Order, merges: _Merges) -> Iterator[tuple[Report, Any]]:
-        """Yield every shard's report and a reference to its picked results, in order; few tasks run ahead."""
-        work = self.task(_work, num_returns=3)
-        given = version("offpol-diag"), self.device, RETRIES, library().put(order)
-        waiting: deque[tuple[Any, Any]] = deque()
-        try:
-            for shard in shards:
-                state, picked, report = work.remote(*given, shard)
-                merges.add(state)
-                waiting.append((report, picked))
-                if len(waiting) >= AHEAD * self.slots:
-                    yield self._fetched(waiting[0][0]), waiting.popleft()[1]
-            while waiting:
-                yield self._fetched(waiting[0][0]), waiting.popleft()[1]
-        except ClusterError:  # other workers may have died as well: cancelling a task while Ray
-            raise  # retries it can crash this process, and the tasks end when it disconnects
-        except BaseException:
-            reports = [report for report, _ in waiting]
-            _, running = library().wait(reports, num_returns=len(reports), timeout=0) if reports else ([], [])
-            for report in running:
-                library().cancel(report)
-            raise
-
     def _fetched(self, ref: Any) -> Any:
-        """Return the result of a task; the cluster is checked meanwhile."""
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-
+        """Return the result of a task; that the head is there is checked meanwhile."""
+        ray, errors = import_module("ray"), import_module("ray.exceptions")
         while True:
-            if self.lifeline:
-                self.lifeline.check()
             try:
-                return library().get(ref, timeout=TICK)
-            except GetTimeoutError:
-                continue
-            except RayTaskError as error:
-                cause = error.cause
-                if isinstance(cause, OffpolError):
-                    raise cause from None
-                if isinstance(cause, ImportError) or "failed to import on the worker" in str(error):
-                    what = f"a node cannot import what a task needs ({first_line(cause)})"
+                return ray.get(ref, timeout=TICK)
+            except errors.GetTimeoutError:
+                _knock(
+                    self.head,
+                    "the cluster is lost",
+                    "see why its head ended, start it and repeat the command",
+                )
+            except errors.RayTaskError as error:
+                if isinstance(error.cause, OffpolError):
+                    raise error.cause from None
+                if isinstance(error.cause, ImportError):
+                    what = f"a node cannot import what a task needs ({said(error.cause)})"
                     raise ClusterError(what, "install the same offpol-diag on every node") from error
                 raise
-            except (RayError, ConnectionError) as error:
-                if self.lifeline:
-                    self.lifeline.check(at_once=True)
+            except (errors.RayError, ConnectionError) as error:
+                hint = (
+                    "a worker that is killed most often had too little memory: offer Ray fewer CPUs per node"
+                )
                 raise ClusterError(
-                    f"the cluster lost a task {RETRIES + 1} times ({first_line(error)})",
-                    "a worker that is killed most often had too little memory: offer Ray fewer CPUs per node",
+                    f"the cluster lost a task {RETRIES + 1} times ({said(error)})", hint
                 ) from error
 
 
-class _Merges:
-    """A tree of merges whose shape depends only on the number of results: sums depend on their order.
+def _connect(ray: Any, address: str) -> None:
+    """Connect to a cluster, or start a local one."""
+    where: dict[str, Any] = {"address": address}
+    if not address:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        where = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
+    elif address not in ("auto", "local"):
+        _knock(address.removeprefix("ray://"), f"{ADDRESS}={address}: no cluster answers there", WHERE)
+    try:
+        ray.init(**where, log_to_driver=False, logging_level=logging.CRITICAL)
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        who = f"{ADDRESS}={address}: the cluster" if address else "a local Ray"
+        raise ClusterError(f"{who} cannot be used ({said(error)})", WHERE) from error
 
-    Merge tasks are submitted before their arguments exist; Ray runs them when these are ready.
-    """
 
-    def __init__(self, task: Any) -> None:
-        self._task = task
-        self._levels: list[list[Any]] = [[]]
-
-    def add(self, state: Any, level: int = 0) -> None:
-        """Add the next result of a level; level 0 holds results of shards."""
-        self._levels += [[]] * (level == len(self._levels))
-        states = self._levels[level] = [*self._levels[level], state]
-        if len(states) == FAN:
-            self._levels[level] = []
-            self.add(self._task.remote(*states), level + 1)
-
-    def root(self) -> Any:
-        """Return the final result, after the last one was added."""
-        found: list[Any] = []
-        for states in self._levels:
-            states = [*states, *found]
-            found = [self._task.remote(*states)] if len(states) > 1 else states
-        return found[0]
+def _knock(address: str, what: str, hint: str) -> None:
+    """Refuse a cluster whose head accepts no connection: Ray would try for a minute, and end the process."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"{what} ({said(error)})", hint) from error
 
 
 # ---------------------------------------------------------------- a task
 
 
-Order = tuple[Job[Any], Callable[[Any], Any] | None]
-"""A job to run on every shard of a dump, and what extracts further data from each batch's result."""
-Report = tuple[Seen, int, Clock]
-"""What a task reports of its shard, small whatever its size: what it has seen, its rows, and the time."""
-Result = tuple[bytes, list[Any], Report]
-"""The merged state, pickled, since what Ray shares cannot be written to; the data picked from every batch, in
-order; the report."""
-
-
-def _work(ours: str, device: str, retries: int, order: Order, shard: Dump) -> Result:
-    """Read and merge one shard in one thread, again where a disk or a network failed."""
-    theirs = version("offpol-diag")
-    if theirs != ours:
+@np.errstate(all="ignore")
+def _work(
+    given: tuple[str, str, Job[Any], Callable[[Any], Any] | None], shard: Dump
+) -> tuple[bytes, list[Any], Any]:
+    """Read and merge one shard in one thread: its state, what is picked of each batch, and a report."""
+    ours, device, job, pick = given
+    if (theirs := version("offpol-diag")) != ours:
         hint = "install the same version on all nodes, or numbers of two definitions would be merged"
         raise ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", hint)
     pa.set_cpu_count(1)  # other tasks keep their cores
     threadpool_limits(1, user_api="blas")
-
-    def may_pass(error: BaseException | None) -> bool:
-        """Return whether a dump could not be read because of a disk or network failure."""
-        cause: BaseException | None = error if isinstance(error, DumpError) else None
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__
-        return cause is not None and not denied(cause)
-
-    again, stop = retry_if_exception(may_pass), stop_after_attempt(retries + 1)
-    try:
-        for attempt in Retrying(retry=again, stop=stop, wait=wait_exponential(0.25), reraise=True):
-            with attempt:
-                result = _read(order, shard, device)
-    except DumpError as error:
-        raise _of_this_node(error) from error.__cause__
-    return result
-
-
-@np.errstate(all="ignore")
-def _read(order: Order, shard: Dump, device: str) -> Result:
-    """Read one shard and merge its results."""
-    (job, pick), picked = order, list[Any]()
+    picked: list[Any] = []
     engine = Threads(1, choice=Choice((device,)))
-    state = engine.reduce(shard, job, Each(pick, picked.append) if pick else None)
+    try:
+        state = engine.reduce(shard, job, Each(pick, picked.append) if pick else None)
+    except OffpolError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        hint = f"every node must find the dump under the same path, with its credentials; {error.hint}"
+        raise type(error)(f"on node {socket.gethostname()}: {error.message}", hint) from error
     return pickle.dumps(state, pickle.HIGHEST_PROTOCOL), picked, (shard.seen, shard.rows, engine.clock)
-
-
-def _of_this_node(error: DumpError) -> DumpError:
-    """Return a task's error; it names the node where that cannot read what the driver has opened."""
-    causes, cause = list[BaseException](), error.__cause__
-    while cause is not None:
-        causes.append(cause)
-        cause = cause.__cause__
-    if not any(isinstance(one, OSError | ImportError) for one in causes):
-        return error
-    hint = error.hint
-    if any(map(denied, causes)):
-        hint = f"every node needs the credentials, not only the one of the command; {hint}"
-    elif any(isinstance(one, FileNotFoundError) for one in causes):
-        hint = "every node must find the dump under the same path: put it on a shared disk or at a URL"
-    node = f"{socket.gethostname()} ({library().util.get_node_ip_address()})"
-    return DumpError(f"on node {node}: {error.lines[0]}", hint, error.lines[1:])
 
 
 def _merge(*states: bytes) -> bytes:

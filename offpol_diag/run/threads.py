@@ -1,33 +1,40 @@
 """Run a job over a dump: threads compute its batches, and their states are merged in the order of the dump.
 
 Batches are cut by the dump alone and merged one after another, so neither the number of threads nor their
-speed changes a bit of the result. The compiled pass and NumPy's large arrays leave the interpreter's lock
-to other threads.
+speed changes a bit of the result. NumPy's large arrays leave the interpreter's lock to other threads.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import resource
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
+from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from offpol_diag.batch import Batch
-from offpol_diag.readers import Dump
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.read import Dump
 from offpol_diag.run.devices import ON_CPU, Choice
-from offpol_diag.run.machine import room, share_heap
 
 T = TypeVar("T")
 TOKENS = 1 << 19
 """Tokens per batch, a balance between its fixed cost, memory, and an even share for each thread."""
+THREAD = 300 << 20
+"""Peak memory of a computing thread in bytes, with its batch."""
+GROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 
@@ -91,9 +98,6 @@ class Engine(Protocol):
         """Run `job` on every batch in one pass over the dump, and merge the results in row order.
 
         Afterwards the dump holds what the pass has seen. Returns None when it has no batch.
-
-        Raises:
-            DumpError: the dump cannot be read.
         """
         ...
 
@@ -124,7 +128,9 @@ class Threads:
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One pass, see `Engine.reduce`."""
-        share_heap()
+        if sys.platform == "linux":
+            with suppress(AttributeError, OSError):  # one heap: what a thread has freed another can use
+                ctypes.CDLL(None).mallopt(-8, 1)
         threads, state = self.threads or room(), None
         with threadpool_limits(1, user_api="blas"), numbered(threads) as pool:  # BLAS would take their cores
             for found in in_order(pool, self._calls(dump, job), threads):
@@ -176,8 +182,6 @@ def in_order(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> Ite
             future.cancel()
 
 
-# ---------------------------------------------------------------- threads and GPUs
-
 _local = threading.local()
 
 
@@ -190,3 +194,48 @@ def numbered(threads: int) -> ThreadPoolExecutor:
 def own(devices: Sequence[str]) -> str:
     """Return the device of this thread among those of a run."""
     return devices[getattr(_local, "number", 0) % len(devices)]
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def peak_rss() -> int:
+    """Return the peak resident memory of this process in bytes."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
+def cores() -> int:
+    """Return the number of cores this process may use, by CPU affinity and cgroup quota."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _words(GROUP / "cpu.max")
+    if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]):
+        there = min(there, -(-int(quota[0]) // int(quota[1])))
+    return max(1, there)
+
+
+def room() -> int:
+    """Return the number of threads that compute: one per core, as free memory allows, at least one."""
+    return max(1, min(cores(), available() // THREAD))
+
+
+def available() -> int:
+    """Return the free memory of this process in bytes; very much where that is unknown."""
+    free, cache = (
+        next((int(x) for key, x in pairwise(text) if key == name), None)
+        for text, name in (
+            (_words(MEMORY), "MemAvailable:"),
+            (_words(GROUP / "memory.stat"), "file"),
+        )
+    )
+    limits = [1 << 62] if free is None else [1024 * free]
+    most, taken = _words(GROUP / "memory.max"), _words(GROUP / "memory.current")
+    if most and taken and most[0].isdecimal():  # a cache can be reclaimed, so it counts as free
+        limits.append(int(most[0]) - int(taken[0]) + (cache or 0))
+    return min(limits)
+
+
+def _words(path: Path) -> list[str]:
+    with suppress(OSError, ValueError):
+        return path.read_text().split()
+    return []

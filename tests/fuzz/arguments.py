@@ -185,7 +185,6 @@ def _sources(random: Random, name: str, odd: float) -> Sequence[str]:
         "convert": ("a.parquet", "--to=y.parquet"),
         "gate": (random.choice(("r.json", "a.parquet")), "--max=k3=1"),
         "presets": random.choice(((), ("token_is",), ("own",))),
-        "recover": ("y.parquet",),
         "report": ("r.json",),
         "sweep": ("a.parquet", "--preset=token_is"),
     }

@@ -439,7 +439,7 @@ def _steady(text: bytes) -> bytes:
 
 def dump(rows: int = 6, step: int = 1, longest: int = 9) -> bytes:
     """Make a small dump with every kind of column, as Parquet; another one for each step."""
-    from offpol_diag.writer import DumpWriter
+    from offpol_diag.dump.writer import stamped, to_table, write_table
 
     random = Random(f"dump {step}")
     lengths = [random.randint(2, longest) for _ in range(rows)]
@@ -449,20 +449,20 @@ def dump(rows: int = 6, step: int = 1, longest: int = 9) -> bytes:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "dump.parquet")
-        with DumpWriter(path, {"trainer": "verl", "engine": "vllm"}) as writer:
-            writer.write(
-                rollout_log_probs=(rollout := tokens(0.5)),
-                old_log_probs=[[min(0.0, x + random.gauss(0, 0.05)) for x in row] for row in rollout],
-                current_log_probs=[[min(0.0, x + random.gauss(0, 0.1)) for x in row] for row in rollout],
-                response_mask=[[1] * length for length in lengths],
-                advantages=[random.gauss(0, 1) for _ in lengths],
-                rewards=[float(random.random() < 0.5) for _ in lengths],
-                token_ids=[[random.randint(0, 99) for _ in range(length)] for length in lengths],
-                entropy=[[-x for x in row] for row in tokens(0.1)],
-                sequence_id=[f"s{step}-{at}" for at in range(rows)],
-                group_id=[f"g{step}-{at // 2}" for at in range(rows)],
-                step=[step] * rows,
-                policy_lag=[at % 2 for at in range(rows)],
-                host=[f"h{at % 2}" for at in range(rows)],
-            )
+        columns = {
+            "rollout_log_probs": (rollout := tokens(0.5)),
+            "old_log_probs": [[min(0.0, x + random.gauss(0, 0.05)) for x in row] for row in rollout],
+            "current_log_probs": [[min(0.0, x + random.gauss(0, 0.1)) for x in row] for row in rollout],
+            "response_mask": [[1] * length for length in lengths],
+            "advantages": [random.gauss(0, 1) for _ in lengths],
+            "rewards": [float(random.random() < 0.5) for _ in lengths],
+            "token_ids": [[random.randint(0, 99) for _ in range(length)] for length in lengths],
+            "entropy": [[-x for x in row] for row in tokens(0.1)],
+            "sequence_id": [f"s{step}-{at}" for at in range(rows)],
+            "group_id": [f"g{step}-{at // 2}" for at in range(rows)],
+            "step": [step] * rows,
+            "policy_lag": [at % 2 for at in range(rows)],
+            "host": [f"h{at % 2}" for at in range(rows)],
+        }
+        write_table(to_table(columns), path, stamped({"trainer": "verl", "engine": "vllm"}))
         return path.read_bytes()

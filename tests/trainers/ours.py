@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from offpol_diag.analysis.first_pass import of_batch
+from offpol_diag.dump.read import open_dump
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import norm_factor, normalised
 from offpol_diag.presets import catalogue
-from offpol_diag.readers import open_dump
 from tests import trainer_dumps
 from tests.whole import effect, token_mask
 

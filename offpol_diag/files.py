@@ -6,7 +6,6 @@ Errors are OSError or ValueError, with texts that can be used in messages.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import secrets
 import shutil
@@ -72,42 +71,6 @@ def placed(file: Path, target: Path) -> None:
     with suppress(FileNotFoundError):
         file.chmod(stat.S_IMODE(target.stat().st_mode))
     file.replace(target.resolve())
-
-
-def put(file: io.FileIO, at: int, *parts: Any) -> int:
-    """Write bytes-like objects one after the other from an offset on; return the offset after them.
-
-    Raises:
-        OSError: There is no room for all of them; some bytes from `at` on may be written.
-    """
-    file.seek(at)
-    for part in parts:
-        rest = memoryview(part).cast("B")
-        at += len(rest)
-        while rest:  # a disk that is nearly full takes a part of it
-            rest = rest[file.write(rest) :]
-    return at
-
-
-def sync(descriptor: int) -> None:
-    """Wait until a file is on disk, where the file system can tell."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-            raise
-
-
-def sync_directory(path: Path) -> None:
-    """Wait until the names in a directory are on disk, where the system can tell."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # one that cannot be listed; on Windows, any
-        return
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def toml(text: str) -> dict[str, Any]:
