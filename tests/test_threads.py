@@ -18,10 +18,10 @@ from cluster_jobs import Threads as ThreadsOfBlas
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
-from offpol_diag import analyze, options
+from offpol_diag import analyze
 from offpol_diag.cli import app
 from offpol_diag.dump.read import open_dump
-from offpol_diag.errors import DumpError, OffpolError, UsageError
+from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.run import threads as machine
 from offpol_diag.run.threads import Each, Threads
 
@@ -131,9 +131,7 @@ def test_threads_of_a_cluster_are_refused():
         analyze(SAMPLE, threads=2, engine="ray")
 
 
-def test_the_environment_and_a_file_say_how_many_threads_also_by_the_former_name(
-    tmp_path, monkeypatch, caplog
-):
+def test_the_environment_and_a_file_say_how_many_threads(tmp_path, monkeypatch):
     reported, dump = [], str(Path(SAMPLE).absolute())
     module = sys.modules["offpol_diag.analyze"]
     monkeypatch.setattr(module, "examine", lambda *_, threads, **__: reported.append(threads) or 1 / 0)
@@ -141,24 +139,10 @@ def test_the_environment_and_a_file_say_how_many_threads_also_by_the_former_name
     runner = CliRunner()
     runner.invoke(app, ["analyze", "-q"])
     runner.invoke(app, ["compare", "-q"], env={"OFFPOL_DIAG_THREADS": "3"})
-    assert not caplog.messages
-    runner.invoke(app, ["compare", "-q", "--workers", "4"])
-    runner.invoke(app, ["compare", "-q", "--workers=5"])
-    monkeypatch.setenv("OFFPOL_DIAG_WORKERS", "6")
-    runner.invoke(app, ["compare", "-q"])
-    del os.environ["OFFPOL_DIAG_THREADS"]  # monkeypatch would set it again, for later tests
-    Path("offpol-diag.toml").write_text("workers = 7\n")
+    runner.invoke(app, ["compare", "-q", "--threads=5"])
+    Path("offpol-diag.toml").write_text("threads = 7\n")
     runner.invoke(app, ["gate", dump, "--max", "k3=1", "-q"])
-    with pytest.raises(OffpolError, match="threads: it cannot be 0"):
-        analyze("x.parquet", workers=0)
-    assert reported == [None, 3, 4, 5, 6, 7]
-    assert caplog.messages == [
-        *["--workers is now called --threads"] * 2,
-        "OFFPOL_DIAG_WORKERS is now called OFFPOL_DIAG_THREADS",
-        "offpol-diag.toml: workers is now called threads",
-        "workers is now called threads",
-    ]
-    assert set(options.RENAMED) == {"workers"}
+    assert reported == [None, 3, 5, 7]
 
 
 # ---------------------------------------------------------------- errors and signals

@@ -70,7 +70,8 @@ def form_of(sources: Sequence[str], columns: Mapping[str, str]) -> Found | None:
     kinds: dict[str, list[Path]] = {}
     alone, tables = "", [path for path, _ in files if not path.name.endswith(ENDINGS)]
     for path, given in files:
-        _require_content(path)
+        if given or path in tables:
+            _require_content(path)
         if path in tables:
             alone = alone or _without(path, _names(path))
             continue
