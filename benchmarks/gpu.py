@@ -73,7 +73,7 @@ def resident(path: Path, device: str, rounds: int, bandwidth: float) -> None:
     @np.errstate(all="ignore")
     def sums() -> None:
         for context in every:
-            _ = PresetSums.of(context, PRESETS).of_plan
+            PresetSums.of(context, PRESETS).done()
 
     for size in SIZES if device != "cpu" else SIZES[:1]:
         with patch.dict(preset_sums.BLOCK, gpu=size):

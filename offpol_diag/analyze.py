@@ -26,11 +26,10 @@ from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.engine.tally import Tally
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.pipeline import kernels
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.printable import clean
 from offpol_diag.result import DumpFacts, Result, Run
-from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices
+from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices, worth_a_gpu
 from offpol_diag.run.ray import Ray
 from offpol_diag.run.threads import TOKENS, Each, Engine, Progress, Threads, own, peak_rss
 
@@ -137,14 +136,12 @@ def examine(
     kept = tuple(_kept(dump, group_by))
     logs = None if logged is None else frozenset(logged)
     study = replace(study, against=against, by_step=tuple(by_step), kept=kept, lag_0=lag_0, logs=logs)
-    choice = chosen_devices(engine, device, kernels.worth_a_gpu(dump.tokens, len(study.presets)))
-    # workers of a cluster have no machine code in their folders
-    compiled = engine == "local" and choice.on_cpu and kernels.compiled(dump.tokens, len(study.presets))
+    choice = chosen_devices(engine, device, worth_a_gpu(dump.tokens, len(study.presets)))
     with ENGINES[engine](choice, threads, progress) as runs:
         found = read_ahead_for(runs, dump, study)
         with SequenceWriter.open(sequences) as writer:
             each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
-            job = Observe(study.ready(), found, bool(writer), compiled, choice.devices)
+            job = Observe(study.ready(), found, bool(writer), choice.devices)
             observed: Observed | None = runs.reduce(dump, job, each)
             if observed is None:
                 raise DumpError("the dump has no sequence", "check that its writer was closed")
@@ -243,14 +240,12 @@ class Observe:
         study: what is measured.
         first_pass: statistics of whole trainer batches from the first pass.
         rows: whether per-sequence rows are made.
-        compiled: whether presets are computed by the compiled pass.
         devices: where presets are computed; each thread takes one of them.
     """
 
     study: Study
     first_pass: FirstPass
     rows: bool
-    compiled: bool = False
     devices: tuple[str, ...] = (CPU,)
 
     def __call__(self, batch: Batch) -> Observed:
@@ -261,7 +256,7 @@ class Observe:
 
         def tally(part: Batch) -> Tally:
             study = self.study
-            given = study.seed, study.replicates, self.first_pass.fits, self.compiled, own(self.devices)
+            given = study.seed, study.replicates, self.first_pass.fits, own(self.devices)
             context = BatchContext.of(part, *given)
             seen = observe(study, context)
             if self.rows:

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from offpol_diag.analyze import ENGINES, examine
+from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 from offpol_diag.engine import loglattice, segments, selection
-from offpol_diag.engine.evaluator import Evaluator, Packed
+from offpol_diag.engine.context import evaluator
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.number import Number, Numbers
@@ -484,11 +485,13 @@ class Look:
 
     def _statistic(self, batch: Batch) -> Array:
         rule, policy = self.bound.rule(self.preset), self.preset.policy
-        evaluator, filled = Evaluator(Packed(batch)), batch.lengths > 0
+        tokens, filled = evaluator(batch), batch.lengths > 0
         if isinstance(rule, Veto):
             extreme = segments.smallest if self.bound.side == "lower" else segments.largest
-            return extreme(evaluator.log_ratio(policy), batch.cu_seqlens)[filled]
-        x = evaluator.statistic(rule, policy)
+            return extreme(tokens.log_ratio(policy), batch.cu_seqlens)[filled]
+        if isinstance(rule, Weight):
+            rule = Reject("ratio", rule.over, safety=rule.safety, safety_at=rule.safety_at)
+        x: Array = tokens.judged(rule_of(policy, rule))
         return x[filled] if rule.over in OF_SEQUENCES else x
 
 

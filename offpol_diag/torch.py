@@ -12,7 +12,7 @@ Under `torch.compile` it runs eagerly, between two graphs: not with `fullgraph=T
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -25,14 +25,12 @@ from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.study import Study, observe
+from offpol_diag.core.correct import Packed
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.writer import TOLERANCE
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.evaluator import Evaluator
-from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
-from offpol_diag.pipeline import namespaces
-from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, Reject, Weight, catalogue
+from offpol_diag.presets import Policy, Preset, catalogue
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,8 +54,7 @@ class Correction:
     weights: Tensor
     mask: Tensor
     _study: Study = field(repr=False)
-    _batch: Batch = field(repr=False)
-    _empty: bool = field(default=False, repr=False)
+    _packed: Packed = field(repr=False)
 
     @cached_property
     @_eagerly
@@ -70,12 +67,14 @@ class Correction:
         no token of the batch counts.
         """
         with np.errstate(all="ignore"):
-            fits = of_batch(self._batch, self._study.presets).fits
-            out = Readout(self._study, observe(self._study, BatchContext.of(self._batch, 0, 2, fits)))
+            empty = not self._packed.sequences.tokens
+            batch = _batch(_some(self._packed) if empty else self._packed)
+            fits = of_batch(batch, self._study.presets).fits
+            out = Readout(self._study, observe(self._study, BatchContext.of(batch, 0, 2, fits)))
             own = readout.preset_numbers(out, self._study.presets[0])
             result = {**readout.metrics(out), **own}
         known = {name: one.value for name, one in result.items() if one.value is not None}
-        return dict.fromkeys(known, math.nan) if self._empty else known
+        return dict.fromkeys(known, math.nan) if empty else known
 
     def __iter__(self) -> Iterator[Any]:
         """Yield weights, mask and metrics."""
@@ -114,15 +113,13 @@ def correct(
     if len(named) != 1:
         raise UsageError(f"{preset!r} names {len(named)} presets", "name one")
     chosen = named[0]
-    given = {"rollout": rollout, chosen.policy: train}
+    given: dict[Policy, Tensor] = {"rollout": rollout, chosen.policy: train}
     _require_tensors({"rollout": rollout, "train": train}, {"mask": mask, "advantages": advantages})
     counted = torch.ones_like(rollout, dtype=torch.bool) if mask is None else _flags(mask)
-    batch = _packed(given, counted, advantages)
-    for name in given:
-        x = batch.policy(name)
-        assert x is not None
-        fine = np.isfinite(x) & (x <= TOLERANCE) if name == "rollout" else np.isfinite(x)
-        if not fine.all():
+    _require_shapes(given, counted, advantages)
+    packed = Packed.of(given, counted, advantages)
+    for name, x in packed.log_probs.items():
+        if not bool((x.isfinite() & (x <= (TOLERANCE if name == "rollout" else math.inf))).all()):
             shown = "rollout" if name == "rollout" else "train"
             what = "NaN, infinite or positive" if name == "rollout" else "NaN or infinite"
             raise UsageError(f"{shown} holds log-probs under the mask that are {what}", "mask those tokens")
@@ -132,90 +129,11 @@ def correct(
         raise UsageError(f"preset {chosen.name} needs {', '.join(lacking)}", hint)
     study = Study((chosen,), frozenset(have), (), 0, 2)
     dtype = train.dtype if train.is_floating_point() else torch.get_default_dtype()
-    if not batch.tokens:
+    if not packed.sequences.tokens:
         ones = torch.ones(counted.shape, dtype=dtype, device=rollout.device)
-        return Correction(ones, counted, study, _some(given, rollout, advantages), True)
-    signs = None if advantages is None else advantages.reshape(len(rollout), -1).expand(rollout.shape)
-    evaluator: Any = Evaluator(Padded(given, counted, signs))
-    kept = evaluator.kept(chosen)
-    weights = torch.ones_like(counted, dtype=torch.float64)
-    if chosen.weight is not None:
-        weights = _normalised(evaluator.weight(chosen).expand_as(counted), chosen.weight, evaluator.layout)
-    return Correction(_held(weights.masked_fill(~kept, 0.0), dtype), kept, study, batch)
-
-
-class Padded:
-    """Tokens of S padded responses, [S, L] float64; a number of a sequence is [S, 1], which broadcasts.
-
-    A layout of `engine.evaluator`, of one trainer batch; what does not count is 0, whatever it held.
-    """
-
-    xp = torch
-
-    def __init__(self, log_probs: Mapping[str, Tensor], counted: Tensor, advantages: Tensor | None) -> None:
-        """Take log-probs by policy, the tokens that count (holes divide turns), advantages: [S, L] each."""
-        self.formulas: Any = namespaces.formulas_on_torch()
-        self.counted = counted
-        self._log_probs = {name: self._filled(x) for name, x in log_probs.items()}
-        self.advantages = None if advantages is None else self._filled(advantages)
-
-    def _filled(self, x: Tensor) -> Tensor:
-        return torch.where(self.counted, x, 0.0).to(torch.float64)
-
-    def log_prob(self, policy: Policy) -> Tensor:
-        """Return the log-probs of a policy, nats, [S, L]."""
-        return self._log_probs[policy]
-
-    def sum(self, x: Tensor) -> Tensor:
-        """Sum over each sequence: [S, L] → [S, 1]."""
-        return torch.where(self.counted, x, 0.0).sum(1, keepdim=True)
-
-    def max(self, x: Tensor) -> Tensor:
-        """Return the largest of each sequence, −inf over no token: [S, L] → [S, 1]."""
-        return torch.where(self.counted, x, -math.inf).amax(1, keepdim=True)
-
-    def count(self, tokens: Tensor) -> Tensor:
-        """Count the flagged tokens of each sequence: [S, L] → [S, 1] float64."""
-        return (tokens & self.counted).sum(1, keepdim=True).to(torch.float64)
-
-    def turn_mean(self, x: Tensor) -> Tensor:
-        """Give each token the mean of its turn: [S, L] → [S, L]."""
-        begins = self.counted & ~torch.nn.functional.pad(self.counted[:, :-1], (1, 0))
-        turn = begins.flatten().cumsum(0)
-        zeros = x.new_zeros(int(turn[-1]) + 1)
-        total = zeros.index_add(0, turn, torch.where(self.counted, x, 0.0).flatten())
-        many = zeros.index_add(0, turn, self.counted.flatten().to(x.dtype))
-        return (total / many.clamp(min=1))[turn].view_as(x)
-
-    def spread(self, x: Tensor) -> Tensor:
-        """Give each token its sequence's number: [S, 1] as it is."""
-        return x
-
-    def cut(self, policy: Policy, rule: Reject, values: Tensor) -> Tensor | float:
-        """Return the value from which on tokens are dropped so that the mean of the rest is below `upper`.
-
-        The smallest value is never dropped; inf where none need be.
-        """
-        assert rule.upper is not None
-        rising = values[self.counted].sort().values
-        many = torch.arange(1, len(rising) + 1, device=rising.device)
-        enough = (rising.cumsum(0) < rule.upper * many).nonzero().flatten()
-        if not len(enough):
-            return torch.nextafter(rising[0], rising.new_tensor(math.inf))
-        last = int(enough[-1])
-        return math.inf if last == len(rising) - 1 else rising[last + 1]
-
-
-def _normalised(weights: Tensor, weight: Weight, layout: Padded) -> Tensor:
-    """Divide weights [S, L] by their mean over tokens or sequences, where the preset does so."""
-    if not weight.normalize:
-        return weights
-    if weight.over == "token":
-        mean = weights[layout.counted].mean()
-    else:
-        lengths = layout.count(layout.counted)
-        mean = (layout.sum(weights) / lengths)[lengths > 0].mean()
-    return weights / torch.where(mean > SMALLEST_NORM, mean, 1.0)
+        return Correction(ones, counted, study, packed)
+    weights, kept = packed.correct(chosen)
+    return Correction(_held(weights, dtype), kept, study, packed)
 
 
 def _require_tensors(log_probs: dict[str, Any], others: dict[str, Any]) -> None:
@@ -243,13 +161,13 @@ def _require_tensors(log_probs: dict[str, Any], others: dict[str, Any]) -> None:
             raise UsageError(f"the tensors are on several devices: {places}", hint)
 
 
-def _some(given: Collection[str], like: Tensor, advantages: Tensor | None) -> Batch:
-    """Return a batch with the columns of an empty one, to name the numbers that are read off it."""
-    rows = -torch.linspace(0.5, 2.0, 1024, device=like.device).reshape(4, 256)
-    waves = torch.arange(1024, device=like.device).sin().reshape(4, 256)
-    apart = {name: rows + 0.01 * at * waves for at, name in enumerate(given)}
-    signs = None if advantages is None else torch.tensor([1.0, -1.0, 1.0, -1.0], device=like.device)
-    return _packed(apart, torch.ones_like(rows, dtype=torch.bool), signs)
+def _some(empty: Packed) -> Packed:
+    """Return tokens with the columns of an empty batch, to name the numbers that are read off it."""
+    rows = -torch.linspace(0.5, 2.0, 1024).reshape(4, 256)
+    waves = torch.arange(1024).sin().reshape(4, 256)
+    apart: dict[Policy, Tensor] = {name: rows + 0.01 * at * waves for at, name in enumerate(empty.log_probs)}
+    signs = None if empty.advantages is None else torch.tensor([1.0, -1.0, 1.0, -1.0])
+    return Packed.of(apart, torch.ones_like(rows, dtype=torch.bool), signs)
 
 
 def _flags(mask: Tensor) -> Tensor:
@@ -272,33 +190,34 @@ def _held(weights: Tensor, dtype: torch.dtype) -> Tensor:
     return weights.to(dtype)
 
 
-def _packed(given: dict[str, Tensor], counted: Tensor, advantages: Tensor | None) -> Batch:
-    """Pack the tokens that count."""
-    shape = given["rollout"].shape
-    wrong = [name for name, x in given.items() if x.shape != shape or x.ndim != 2]
+def _require_shapes(log_probs: Mapping[Policy, Tensor], counted: Tensor, advantages: Tensor | None) -> None:
+    """Check that log-probs and mask are alike, and that advantages fit.
+
+    Raises:
+        UsageError: they do not.
+    """
+    shape = log_probs["rollout"].shape
+    wrong = [name for name, x in log_probs.items() if x.shape != shape or x.ndim != 2]
     if wrong or counted.shape != shape:
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in {**given, "mask": counted}.items())
+        named = *log_probs.items(), ("mask", counted)
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named)
         raise UsageError(f"log-probs and mask must have one shape [S, L], not {shapes}", "pad them alike")
     if advantages is not None and advantages.shape not in (shape, shape[:1]):
         raise UsageError(f"advantages have shape {tuple(advantages.shape)}", "give [S] or [S, L]")
-    flags = counted.cpu().numpy()
-    lengths = flags.sum(axis=1)
-    before = np.pad(flags[:, :-1], ((0, 0), (1, 0)))
-    starts = np.flatnonzero((flags & ~before)[flags])
-    columns = {name: _double(x)[flags] for name, x in given.items()}
-    if advantages is not None:
-        each = _double(advantages).reshape(len(lengths), -1)
-        columns["advantages"] = np.broadcast_to(each, flags.shape)[flags]
+
+
+def _batch(packed: Packed) -> Batch:
+    """Copy packed tokens to the host, as a batch of a dump."""
+    sequences, width = packed.counted.shape
+    columns: dict[str, Any] = {policy: x.cpu().numpy() for policy, x in packed.log_probs.items()}
+    if packed.advantages is not None:
+        columns["advantages"] = packed.advantages.cpu().numpy()
+    lengths = packed.sequences.lengths.cpu().numpy()
     return Batch(
-        cu_seqlens=np.concatenate(([0], lengths.cumsum())),
-        cu_runs=np.append(starts, lengths.sum()) if len(starts) else np.zeros(1, np.int64),
-        position=np.broadcast_to(np.arange(shape[1]), flags.shape)[flags],
-        key=np.arange(shape[0]),
-        masked=shape[1] - lengths,
+        cu_seqlens=packed.sequences.offsets.cpu().numpy(),
+        cu_runs=packed.turns.offsets.cpu().numpy(),
+        position=packed.counted.nonzero()[:, 1].cpu().numpy(),
+        key=np.arange(sequences),
+        masked=width - lengths,
         **columns,
     )
-
-
-def _double(x: Tensor) -> Array:
-    """Copy a tensor into an array of float64 in host memory."""
-    return x.detach().to("cpu", torch.float64).numpy()

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from offpol_diag.writer import DumpWriter
 from torch import Tensor
+
+from offpol_diag.dump.writer import DumpWriter
 
 BOS, SYSTEM, USER, ASSISTANT, END = 256, 257, 258, 259, 260
 VOCABULARY, LONG = 264, 160

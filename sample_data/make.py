@@ -16,8 +16,9 @@ import finetuning
 import model
 import task
 import torch
-from offpol_diag.writer import DumpWriter
 from trainer import Batch, Regime, Trainer
+
+from offpol_diag.dump.writer import DumpWriter
 
 SEED = 20
 THREADS = 1  # fixed, for the number of threads changes the order of sums

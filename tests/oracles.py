@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 mpmath.mp.dps = 40
 
 DRIFTS = {"": ("rollout", "old"), "drift2.": ("old", "current"), "total.": ("rollout", "current")}
-OVERFLOW = 345.0  # LARGEST of pipeline/formulas.py: |log-ratio| that is exponentiated at most
+OVERFLOW = 345.0  # LARGEST of core/formulas.py: |log-ratio| that is exponentiated at most
 FLOAT32_OVERFLOW = math.log((2 - 2**-23) * 2.0**127)
-COIN = 1e-8  # SMOOTHING of pipeline/formulas.py: added to the probability of "another token"
+COIN = 1e-8  # SMOOTHING of core/formulas.py: added to the probability of "another token"
 
 
 @dataclass

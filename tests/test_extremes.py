@@ -17,7 +17,7 @@ from offpol_diag import compare
 from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.dump.batch import Batch
-from offpol_diag.engine.evaluator import Evaluator, Packed
+from offpol_diag.engine.context import evaluator
 from offpol_diag.engine.formula import ABOVE_ONE, ANYWHERE, POSITIVE
 from offpol_diag.engine.tally import SAMPLE
 from offpol_diag.gate import Baseline, Gates, judged, required
@@ -171,10 +171,10 @@ def test_a_token_statistic_of_probabilities_is_exact_to_rounding(delta, upper):
     offsets, none = np.array([0, 1]), np.zeros(1, np.int64)
     batch = Batch(np.array([q]), offsets, offsets, none, none, none, old=np.array([p]))
     exact = float(mpmath.exp(p) - mpmath.exp(q))
-    evaluator = Evaluator(Packed(batch))
-    assert evaluator.token_statistic("prob_diff", "old")[0] == pytest.approx(exact, rel=1e-15, abs=0)
+    tokens = evaluator(batch)
+    assert tokens.statistic("prob_diff", "old", None)[0] == pytest.approx(exact, rel=1e-15, abs=0)
     clamped = float(mpmath.exp(q) * mpmath.expm1(min(max(p - q, -20.0), 20.0)))
-    bounded = evaluator.token_statistic("prob_diff", "old", 20.0)[0]
+    bounded = tokens.statistic("prob_diff", "old", 20.0)[0]
     assert bounded == pytest.approx(clamped, rel=1e-14, abs=1e-322)
 
 
@@ -183,7 +183,7 @@ def test_a_probability_difference_from_a_sentinel_is_the_other_probability(q, p,
     """log π_rollout + Δ is 0 there, not log π_train."""
     offsets, none = np.array([0, 1]), np.zeros(1, np.int64)
     batch = Batch(np.array([q]), offsets, offsets, none, none, none, old=np.array([p]))
-    assert Evaluator(Packed(batch)).probability_difference("old").tolist() == [exact]
+    assert evaluator(batch).statistic("prob_diff", "old", None).tolist() == [exact]
 
 
 ON_PROBABILITIES = [

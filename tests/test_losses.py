@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from offpol_diag.pipeline.plan import LOSSES, weighted
-from offpol_diag.presets import Clip, Veto
+from offpol_diag.core.steps import weighted
+from offpol_diag.presets import Clip, Loss, Veto
 from tests.softmax import (
     AGGREGATIONS,
     BAND,
@@ -25,6 +26,8 @@ from tests.softmax import (
     trained,
     world,
 )
+
+LOSSES = get_args(Loss)
 
 
 @pytest.fixture(scope="module")

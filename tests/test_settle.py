@@ -61,7 +61,7 @@ def saved(rows: list[dict[str, Any]], folder) -> str:
 def test_a_narrow_reading_has_the_columns_that_it_needs(tmp_path, presets, policies):
     dump = open_dump([saved(made([1] * 20), tmp_path)])
     read = next(iter(Needs.of(presets, False).narrow(dump).batches()))
-    assert {policy for policy in ("old", "current") if read.has(policy)} == policies
+    assert {policy for policy in ("old", "current") if read.policy(policy) is not None} == policies
     assert "step" in read.scalars
 
 

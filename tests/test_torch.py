@@ -6,16 +6,13 @@ import math
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.errors import UsageError
-from offpol_diag.pipeline.tables import STATISTICS
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
-from offpol_diag.torch import Padded, _packed, correct
+from offpol_diag.torch import correct
 from tests import oracles
 
 BUILT_IN = catalogue.load()
@@ -70,40 +67,6 @@ def test_weights_and_mask_are_the_oracles(name):
     )
     assert not found.mask[~there].any()
     assert not found.weights[~there].any()
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ratios that overflow
-@pytest.mark.parametrize("over", ["token", "sum", "mean", "max", "min", "segment"])
-@pytest.mark.parametrize("name", STATISTICS)
-def test_packed_and_padded_tokens_have_the_same_statistics(name, over):
-    """Of sentinels of −1e30, of turns, and of a response without a token."""
-    random = torch.Generator().manual_seed(3)
-    rollout, old = -torch.rand((2, 6, 40), generator=random, dtype=torch.float64).square() * 20
-    rollout[1, 3] = old[2, 5] = rollout[4, 7] = old[4, 7] = -1e30
-    counted = torch.rand((6, 40), generator=random) < 0.8
-    counted[3] = False
-    counted[:, 7] = counted[0, 0]
-    padded = Evaluator(Padded({"rollout": rollout, "old": old}, counted, None))
-    packed = Evaluator(Packed(_packed({"rollout": rollout, "old": old}, counted, None)))
-    for safety in (None, 3.0):
-        wanted, found = (one.aggregate(name, over, "old", safety) for one in (packed, padded))
-        found = found.flatten() if found.shape[1] == 1 else found[counted]
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-13, atol=1e-300)
-
-
-def test_packed_and_padded_weights_are_counted_alike_beyond_their_bounds():
-    rollout, old, _, counted, _ = padded().values()
-    given = {"rollout": rollout, "old": old}
-    evaluators = (
-        Evaluator(Packed(_packed(given, counted == 1, None))),
-        Evaluator(Padded(given, counted == 1, None)),
-    )
-    for over in ("token", "segment", "mean", "sum"):
-        preset = Preset("", "", weight=Weight(over, "mask", 1.02, 0.98))
-        packed, others = (one.beyond_bounds(preset) for one in evaluators)
-        for want, found in zip(packed, others, strict=True):
-            assert want.sum()
-            assert found.flatten().tolist() == want.tolist()
 
 
 @pytest.mark.parametrize("name", ["token_is", "seq_mis", "seq_is_norm", "m2po", "slime_mis", "gspo"])

@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from offpol_diag.core.formulas import batch_cut
+from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.dump import schema as columns
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 from offpol_diag.engine import scope, segments
 from offpol_diag.engine.advantages import GroupRewards
-from offpol_diag.engine.evaluator import Evaluator, Packed
+from offpol_diag.engine.context import evaluator
 from offpol_diag.engine.scope import BatchFits, Label
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError
@@ -134,25 +136,17 @@ class Look:
     def __call__(self, batch: Batch) -> Seen:
         """Collect the statistics of one batch."""
         scope.refuse_steps(scope.count(batch), 0)
-        evaluator = Evaluator(Packed(batch))
+        tokens = evaluator(batch)
         values = {
-            (policy, rule): {label: [x] for label, x in split(batch, evaluator.statistic(rule, policy))}
+            (policy, rule): {label: [x] for label, x in split(batch, tokens.judged(rule_of(policy, rule)))}
             for policy, rule in self.asked.cuts
         }
         return Seen(values, GroupRewards.of(batch) if self.asked.rewards else None)
 
 
-def falls_at(values: Array, rule: Reject) -> float:
-    """Find the smallest value dropped, so that the mean of the rest is below `upper`; inf where none need be.
-
-    The smallest value of all is never dropped.
-    """
+def _cut(values: Array, rule: Reject) -> float:
     assert rule.upper is not None
-    rising = np.sort(values)
-    enough = np.flatnonzero(np.cumsum(rising) < rule.upper * np.arange(1, len(rising) + 1))
-    if len(rising) and not len(enough):
-        return math.nextafter(float(rising[0]), math.inf)
-    return float(rising[enough[-1] + 1]) if len(rising) and enough[-1] + 1 < len(rising) else math.inf
+    return float(batch_cut(values, rule.upper)) if len(values) else math.inf
 
 
 def of_batch(batch: Batch, presets: Sequence[Preset], rewards: bool = False) -> FirstPass:
@@ -169,8 +163,8 @@ def read_ahead(engine: Engine, dump: Dump, asked: Needs) -> FirstPass:
 def _first_pass(read: Callable[[Needs, Job[Any]], Any], asked: Needs) -> FirstPass:
     seen: Seen = read(asked, Look(asked)) or Seen({})
     cuts = {
-        cut: {label: falls_at(np.concatenate(parts), cut[1]) for label, parts in by_label.items()}
-        for cut, by_label in seen.values.items()
+        (policy, rule): {label: _cut(np.concatenate(parts), rule) for label, parts in by_label.items()}
+        for (policy, rule), by_label in seen.values.items()
     }
     return FirstPass(BatchFits(cuts), seen.rewards)
 

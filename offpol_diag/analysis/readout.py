@@ -12,6 +12,7 @@ import numpy as np
 
 from offpol_diag.analysis import pictures
 from offpol_diag.analysis.study import Study
+from offpol_diag.core.formulas import LARGEST
 from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.diagnosis.verdict import diagnose
@@ -36,7 +37,6 @@ from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.engine.tally import ByKey, Tally
 from offpol_diag.engine.terms import Drift
 from offpol_diag.number import Number, Numbers, finite
-from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset
 from offpol_diag.presets.formulas import method as in_words
 from offpol_diag.result import (

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offpol_diag.analysis.readout import Readout
+from offpol_diag.core.formulas import LARGEST
 from offpol_diag.engine import formula, gap, method, policyloss, residual, tails
 from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
 from offpol_diag.engine.segments import Array
 from offpol_diag.number import Number
-from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Preset
 
 Replicates = dict[str, Array]

@@ -87,8 +87,8 @@ def table(context: BatchContext, study: Study) -> pa.Table:
     sums = PresetSums.of(context, study.presets, losses=False, over_all=True)
     if not study.presets:
         return pa.table(result)
-    kept = sums.kept.all.astype(np.int64)
-    over_all, vetoed = sums.over_all.all, sums.vetoed.all.astype(np.bool_)
+    kept = sums["kept"].all.astype(np.int64)
+    over_all, vetoed = sums["over_all"].all, sums.vetoed.all.astype(np.bool_)
     nothing = pa.nulls(batch.sequences, pa.float64())
     for at, preset in enumerate(study.presets):
         weighs = preset.weight is not None

@@ -115,7 +115,7 @@ def explain(request: requests.Doctor, cause: str) -> None:
 
 def _described(preset: Preset) -> tuple[str | Table, ...]:
     """Return a preset's formulas, and the numbers that they get."""
-    from offpol_diag.pipeline.plan import numbers
+    from offpol_diag.core.steps import numbers
     from offpol_diag.presets.formulas import description
     from offpol_diag.table import Table
 

@@ -95,10 +95,6 @@ class Batch:
         found: Array | None = getattr(self, name)
         return found
 
-    def has(self, name: str) -> bool:
-        """Return whether the batch has a column of tokens."""
-        return getattr(self, name) is not None
-
     def parts(self, most: int) -> list[Batch]:
         """Split a batch in order into even parts of at most `most` sequences, or of one."""
         many = max(math.ceil(self.sequences / max(most, 1)), 1)

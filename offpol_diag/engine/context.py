@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from offpol_diag.core.devices import CPU, sent
+from offpol_diag.core.segments import Segments
+from offpol_diag.core.steps import Rule
+from offpol_diag.core.sums import Sums
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import bootstrap
-from offpol_diag.engine.evaluator import Evaluator, Packed
 from offpol_diag.engine.scope import NO_FITS, BatchFits
-from offpol_diag.engine.segments import Array, Memo
+from offpol_diag.engine.segments import Array
+from offpol_diag.presets import Policy
 
 T = TypeVar("T")
-CPU = "cpu"
+
+
+def evaluator(batch: Batch, fits: BatchFits = NO_FITS, device: str = CPU) -> Sums:
+    """Return what applies presets to a batch, with the cuts of its trainer batches, on a device."""
+
+    def cut(rule: Rule, _: Array) -> Any:
+        return sent(fits.cut(rule.policy, rule.reject, batch), device)
+
+    logs: dict[Policy, Array | None]
+    logs = {"rollout": batch.rollout, "old": batch.old, "current": batch.current}
+    return Sums(
+        {policy: sent(x, device) for policy, x in logs.items() if x is not None},
+        Segments(sent(batch.cu_seqlens, device), batch.tokens),
+        Segments(sent(batch.cu_runs, device), batch.tokens),
+        None if batch.advantages is None else sent(batch.advantages, device),
+        cut,
+    )
 
 
 @dataclass
@@ -24,16 +44,14 @@ class BatchContext:
     """A batch, its bootstrap draws [S, B], and one cache of what was computed of it.
 
     Attributes:
-        compiled: whether presets are computed by the compiled pass, which takes a second to load.
         device: where presets are computed, `CPU` or a GPU such as "cuda:0"; all else is computed here.
     """
 
     batch: Batch
     draws: Array
     fits: BatchFits = NO_FITS
-    compiled: bool = False
     device: str = CPU
-    _memo: Memo = field(default_factory=Memo, repr=False)
+    _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -42,20 +60,22 @@ class BatchContext:
         seed: int,
         replicates: int,
         fits: BatchFits = NO_FITS,
-        compiled: bool = False,
         device: str = CPU,
     ) -> BatchContext:
         """Build with bootstrap draws for every sequence."""
-        return cls(batch, bootstrap.draws(batch.key, seed, replicates), fits, compiled, device)
+        return cls(batch, bootstrap.draws(batch.key, seed, replicates), fits, device)
 
     @cached_property
-    def evaluator(self) -> Evaluator:
+    def evaluator(self) -> Sums:
         """What applies presets to the batch, one at a time."""
-        return Evaluator(Packed(self.batch, self.fits), self._memo)
+        return replace(evaluator(self.batch, self.fits), known=self._memo)
 
-    def cached(self, key: object, make: Callable[[], T]) -> T:
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key."""
-        return self._memo.cached(key, make)
+        if key not in self._memo:
+            self._memo[key] = make()
+        result: T = self._memo[key]
+        return result
 
     def forget(self) -> None:
         """Drop all cached values, which may refer to this object: nothing else would soon."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from offpol_diag.core.steps import rule as rule_of
+from offpol_diag.core.steps import steps
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import segments, worst
 from offpol_diag.engine.bootstrap import resampled
@@ -47,12 +49,12 @@ def tally(context: BatchContext, drift: Drift, pairs: Sequence[Pair]) -> Tally:
 
 def _kept(context: BatchContext, preset: Preset) -> Array:
     """Return the tokens that a preset keeps with a weight that is not 0, [T] bool."""
-    evaluator = context.evaluator
-    kept: Array = evaluator.kept(preset)
-    if preset.weight is None:
+    evaluator, own = context.evaluator, steps(preset)
+    kept: Array = evaluator.kept(own.tokens, own.sequences)
+    if own.weight is None:
         return kept
-    nonzero: Array = evaluator.weight(preset) != 0
-    return kept & (nonzero if preset.weight.on_tokens else evaluator.layout.spread(nonzero))
+    nonzero: Array = evaluator.weight(own.weight) != 0
+    return kept & (nonzero if own.weight.on_tokens else evaluator.sequences.spread(nonzero))
 
 
 def _gone(batch: Batch, lost: Array, left: Array) -> Array:
@@ -120,17 +122,17 @@ def _example(context: BatchContext, at: int, tokens: int, total: float, preset: 
 
 def fired(context: BatchContext, preset: Preset, at: int) -> list[str]:
     """List in words the parts of a preset that drop tokens of the sequence `at`."""
-    result, evaluator, batch = list[str](), context.evaluator, context.batch
-    for rule in preset.reject:
-        parts = rule, preset.policy
-        many = int((~_in_sequence(evaluator.passes(*parts), rule.on_tokens, batch, at)).sum())
+    result, evaluator, batch, own = list[str](), context.evaluator, context.batch, steps(preset)
+    for reject in preset.reject:
+        rule = rule_of(preset.policy, reject)
+        many = int((~_in_sequence(evaluator.passes(rule), reject.on_tokens, batch, at)).sum())
         if many:
-            result.append(_broken(rule, many, evaluator.statistic(*parts), at))
-    vetoed = int(evaluator.veto_hits(preset.veto, preset.policy)[at])
-    if vetoed:
+            result.append(_broken(reject, many, evaluator.judged(rule), at))
+    veto = own.sequences.veto
+    if veto is not None and (vetoed := int(evaluator.veto_hits(veto)[at])):
         result.append(f"veto: {_tokens(vetoed)} with {formulas.veto(preset.veto).removeprefix('any ')}")
-    if preset.weight is not None:
-        weights, on_tokens = evaluator.weight(preset), preset.weight.on_tokens
+    if own.weight is not None:
+        weights, on_tokens = evaluator.weight(own.weight), own.weight.on_tokens
         many = int((_in_sequence(weights, on_tokens, batch, at) == 0).sum())
         what = _tokens(many) if on_tokens else "the sequence"
         result.append(f"{what} of weight 0: {formulas.weight(preset.weight)}" if many else "")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from offpol_diag.core.formulas import LARGEST
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.formula import (
@@ -26,7 +27,6 @@ from offpol_diag.engine.formula import (
 )
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift, Terms, collected
-from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Policy
 
 FACTORS = (1.1, 2.0, 5.0, 10.0)

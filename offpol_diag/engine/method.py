@@ -16,13 +16,13 @@ from offpol_diag.presets import Preset
 
 def columns(sums: PresetSums) -> Columns:
     """Compute the per-sequence columns [S] of this module's formulas, for every preset."""
-    n, kept, there = sums.n, sums.kept, sums.n > 0
+    n, kept, there = sums.n, sums["kept"], sums.n > 0
     result = {
         **_weights(sums),
-        "w11": sums.sums["about_one"],
+        "w11": sums["about_one"],
         "touched": kept.map(lambda x: ((x < n) & there).astype(np.float64)),
         "vetoed": sums.vetoed,
-        "catastrophic": sums.number("hits"),
+        "catastrophic": sums["hits"],
     }
     return Columns.joined(sums.named(result), sums.norms())
 
@@ -33,24 +33,21 @@ def weight_columns(sums: PresetSums) -> Columns:
 
 
 def _weights(sums: PresetSums) -> dict[str, Rows]:
-    n, kept, of_weights = sums.n, sums.kept, sums.sums
+    n, kept = sums.n, sums["kept"]
     there = n > 0
-    weight = of_weights["w"].map(lambda x: x / np.maximum(n, 1))
+    weight = sums["w"].map(lambda x: x / np.maximum(n, 1))
     return {
         "kept": kept,
-        "weighted": of_weights["weighted"],
-        "w": of_weights["w"],
-        "ww": of_weights["ww"],
+        **{name: sums[name] for name in ("weighted", "w", "ww", "high", "low", "units", "bounded", "tries")},
         "dropped": kept.map(lambda x: ((x == 0) & there).astype(np.float64)),
         "v": weight,  # per sequence: mean over its tokens of the final weight (0 where rejected)
         "vv": weight.map(np.square),
-        **sums.acted,
     }
 
 
 def ranges(sums: PresetSums) -> dict[str, tuple[float, float]]:
     """Return the smallest and largest final weight of a kept token, for every preset."""
-    lows, highs = sums.spans
+    lows, highs = sums["smallest"], sums["largest"]
     low, high = lows.values.min(axis=1), highs.values.max(axis=1)
     names = [f"{preset.name}|weight" for preset in sums.presets]
     return {name: (low[lows.at[row]], high[highs.at[row]]) for row, name in enumerate(names)}

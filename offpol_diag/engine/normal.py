@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
+from offpol_diag.core.steps import weighted
 from offpol_diag.engine import preset_sums, rows, scope, segments
 from offpol_diag.engine.bootstrap import resampled_by
 from offpol_diag.engine.context import BatchContext
@@ -17,7 +18,6 @@ from offpol_diag.engine.preset_sums import NORMS, PresetSums, norm_factor
 from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, ByKey, Names
-from offpol_diag.pipeline.plan import weighted
 from offpol_diag.presets import Preset
 
 Columns = dict[str, Array]
@@ -55,7 +55,7 @@ def ranges(sums: PresetSums, names: Container[str]) -> Arrays:
     members = _members(sums.context)
     result = np.empty((len(members), len(users), 2))
     if users:
-        lows, highs = sums.spans
+        lows, highs = sums["smallest"], sums["largest"]
         for place, at in enumerate(members.values()):
             low, high = lows.values[:, at].min(axis=1), highs.values[:, at].max(axis=1)
             result[place] = [(-low[lows.at[row]], high[highs.at[row]]) for row in users]

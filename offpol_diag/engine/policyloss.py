@@ -17,14 +17,14 @@ def columns(sums: PresetSums) -> Columns:
     batch = sums.batch
     if batch.current is None or batch.advantages is None:
         return Columns((), ())
-    kept = sums.kept
-    summed = joined(np.multiply, sums.total("loss", 0), sums.loss_weights)
-    counts = {"clipped": sums.total("clip"), "clipped_lower": sums.total("dual_clip"), "kl": sums.total("kl")}
+    kept, summed = sums["kept"], sums["loss"]
     result = {
         "loss": summed,
         "loss_mean": joined(lambda loss, many: loss / np.maximum(many, 1), summed, kept),
         "loss_rows": kept.map(lambda x: (x > 0).astype(np.float64)),
-        **{name: joined(np.multiply, values, sums.sequences) for name, values in counts.items()},
+        "clipped": sums["clipped"],
+        "clipped_lower": sums["dual_clipped"],
+        "kl": sums["kl"],
     }
     return sums.named(result)
 

@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import numpy as np
 
+from offpol_diag.core.formulas import LARGEST
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, joined
 from offpol_diag.engine.segments import Array
-from offpol_diag.pipeline.formulas import LARGEST
 
 
 def columns(sums: PresetSums) -> Columns:
     """Compute the per-sequence columns [S]: Σ k3 over kept tokens, their perplexity ratio and w² − 1."""
-    kept, of_weights, n = sums.kept, sums.sums, np.maximum(sums.n, 1)
+    kept, n = sums["kept"], np.maximum(sums.n, 1)
     columns = {
-        "residual_k3": joined(np.multiply, sums.total("gap", 0), sums.sequences),
-        "residual_ppl": joined(_ppl, sums.total("gap", 1), kept),
+        "residual_k3": sums["k3"],
+        "residual_ppl": joined(_ppl, sums["delta"], kept),
         "residual_left": kept.map(_there),
         "residual_ww": joined(
             lambda squares, deviation: squares + 2 * deviation,
-            of_weights["about_one"],
-            of_weights["deviation"],
+            sums["about_one"],
+            sums["deviation"],
         ),
-        "residual_vv": joined(lambda deviation, many: _vv(deviation, many, n), of_weights["deviation"], kept),
+        "residual_vv": joined(lambda deviation, many: _vv(deviation, many, n), sums["deviation"], kept),
     }
     return sums.named(columns)
 

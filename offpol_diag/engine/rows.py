@@ -62,19 +62,6 @@ def joined(function: Callable[..., Array], *rows: Rows) -> Rows:
     return Rows(function(*picked), at)
 
 
-def merged(parts: Mapping[tuple[int, ...], Rows]) -> Rows:
-    """Merge the rows of disjoint sets of presets."""
-    begin = 0
-    at: dict[int, int] = {}
-    for presets, rows in parts.items():
-        at |= {preset: begin + row for preset, row in zip(presets, rows.at, strict=True)}
-        begin += len(rows.values)
-    values = [rows.values for rows in parts.values()]
-    return Rows(
-        values[0] if len(values) == 1 else np.concatenate(values), tuple(at[one] for one in range(len(at)))
-    )
-
-
 def distinct(keys: Sequence[Hashable]) -> tuple[list[int], tuple[int, ...]]:
     """Return the index where each distinct key first occurs, and for each key which of those it is."""
     row: dict[Hashable, int] = {}

@@ -1,4 +1,4 @@
-"""Packed arrays: reductions over runs, and a cache of values.
+"""Packed arrays: reductions over runs.
 
 A packed array `x [T]`, or `[K, T]`, holds the tokens of all sequences one after the other; `offsets [S+1]`
 are the indices where each run starts and ends. Empty runs are allowed: sum 0, maximum -inf, minimum +inf.
@@ -7,29 +7,15 @@ are the indices where each run starts and ends. Empty runs are allowed: sum 0, m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from offpol_diag.pipeline.segments import lengths as lengths
-from offpol_diag.pipeline.segments import reduced
-
 T = TypeVar("T")
 Array = npt.NDArray[Any]
-
-
-class Memo(dict[object, object]):
-    """Cached values by key."""
-
-    def cached(self, key: object, make: Callable[[], T]) -> T:
-        """Return `make()`, computed once per key."""
-        result = self.get(key, self)  # looked up once: keys are long, and most are cached
-        if result is self:
-            result = self[key] = make()
-        return result  # type: ignore[return-value]
 
 
 def index(rows: Sequence[int]) -> slice | Array:
@@ -44,6 +30,34 @@ def by_key(keys: Iterable[T]) -> dict[T, list[int]]:
     result: dict[T, list[int]] = {}
     for row, key in enumerate(keys):
         result.setdefault(key, []).append(row)
+    return result
+
+
+def lengths(offsets: Array) -> Array:
+    """Return the number of tokens of each run: [S + 1] → [S]."""
+    return offsets[1:] - offsets[:-1]
+
+
+def reduced(
+    x: Array, offsets: Array, kernel: np.ufunc, empty: float, dtype: type[np.integer[Any]] | None = None
+) -> Array:
+    """Reduce each run by a function of numpy, in numbers of a type: [..., T] → [..., S].
+
+    Args:
+        x: numbers of tokens.
+        offsets: where runs begin, and the end.
+        kernel: np.add, np.maximum, np.minimum.
+        empty: the result of an empty run.
+        dtype: the type of sums; None for that of x.
+    """
+    filled = lengths(offsets) > 0
+    if filled.all() and len(filled):
+        values: Array = kernel.reduceat(x, offsets[:-1], axis=-1, dtype=dtype)
+        return values
+    result = np.empty((*x.shape[:-1], len(filled)))
+    result.fill(empty)  # half the time of numpy's `full`
+    if filled.any():
+        result[..., filled] = kernel.reduceat(x, offsets[:-1][filled], axis=-1, dtype=dtype)
     return result
 
 

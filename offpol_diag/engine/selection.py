@@ -75,9 +75,10 @@ def by_octave(sums: PresetSums) -> ByKey:
     keys = breakdowns.LENGTH.keys(batch)
     assert keys is not None
     members = {str(key): segments.index(at) for key, at in segments.by_key(keys).items()}
-    dropped = some.kept.map(lambda kept: np.where((kept == 0) & (sums.n > 0), 1.0, 0.0))
-    counts = Columns.of({name: sums.context.counts[name] for name in ("tokens", "sequences")})
-    columns = Columns.joined(counts, some.named({"dropped": dropped})) if some.presets else counts
+    columns = Columns.of({name: sums.context.counts[name] for name in ("tokens", "sequences")})
+    if some.presets:
+        dropped = some["kept"].map(lambda kept: np.where((kept == 0) & (sums.n > 0), 1.0, 0.0))
+        columns = Columns.joined(columns, some.named({"dropped": dropped}))
     result = bootstrap.resampled_by(members, columns.rows, sums.context.draws, batch.key)
     return ByKey.of(
         members, Arrays(sums={"columns": result}, names={"columns": Names(columns.names, columns.which)})
@@ -120,7 +121,7 @@ def at_lag_0(sums: PresetSums) -> Columns:
     tokens = lag_0(sums.context).get("tokens_at_lag_0")
     if tokens is None:
         return Columns((), ())
-    return sums.named({"kept_at_lag_0": sums.sums["weighted"].map(lambda x: np.where(tokens > 0, x, 0.0))})
+    return sums.named({"kept_at_lag_0": sums["weighted"].map(lambda x: np.where(tokens > 0, x, 0.0))})
 
 
 def read_at_lag_0(reader: Reader, presets: Sequence[str]) -> dict[str, Number]:

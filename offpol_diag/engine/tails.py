@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from offpol_diag.core.formulas import LARGEST
 from offpol_diag.engine import gap, loglattice
 from offpol_diag.engine.bootstrap import log_resampled
 from offpol_diag.engine.context import BatchContext
@@ -24,7 +25,6 @@ from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.number import OVERFLOWS, Number, Numbers
-from offpol_diag.pipeline.formulas import LARGEST
 
 TAIL = 1 << 15
 """Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from offpol_diag.core.formulas import LARGEST
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
-from offpol_diag.pipeline.formulas import LARGEST
 from offpol_diag.presets import Policy
 
 BLOCK = 1 << 18

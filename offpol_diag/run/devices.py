@@ -13,6 +13,11 @@ from offpol_diag.errors import UsageError
 CPU = "cpu"
 NODES = "/dev/nvidia[0-9]*"
 """Device files of NVIDIA's driver."""
+WORTH_STARTING = 700_000_000
+"""Tokens times presets, and `ALONE` more, from which a GPU is started by itself."""
+ALONE = 20
+"""How many presets cost what else is computed of a token."""
+HINT = "give auto, cpu, cuda or cuda:N"
 
 
 @dataclass(frozen=True)
@@ -21,11 +26,6 @@ class Choice:
 
     devices: tuple[str, ...] = (CPU,)
     unused: str = ""
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether no GPU is used."""
-        return self.devices == (CPU,)
 
     @property
     def name(self) -> str:
@@ -65,6 +65,11 @@ def devices(name: str, worth: bool = True) -> Choice:
     fine = tuple(device for device in chosen if device not in faults)
     unused = "; ".join(f"{device} does not work: {said}" for device, said in faults.items())
     return Choice(fine) if fine else Choice(unused=unused)
+
+
+def worth_a_gpu(tokens: float, presets: int) -> bool:
+    """Return whether there is work enough to start a GPU, which takes some seconds in every worker."""
+    return tokens * (presets + ALONE) >= WORTH_STARTING
 
 
 def present() -> bool:

@@ -1,7 +1,8 @@
 """Run a job over a dump: threads compute its batches, and their states are merged in the order of the dump.
 
 Batches are cut by the dump alone and merged one after another, so neither the number of threads nor their
-speed changes a bit of the result. NumPy's large arrays leave the interpreter's lock to other threads.
+speed changes a bit of the result. NumPy's functions of large arrays leave the interpreter's lock
+to other threads.
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from offpol_diag.core import steps
+from offpol_diag.core.evaluate import Evaluator
+from offpol_diag.core.steps import Steps, Weighting
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
-from offpol_diag.pipeline import formulas
-from offpol_diag.pipeline.plan import LOSSES
 from offpol_diag.presets import Numerator, Over, Preset, Reject, Statistic, Veto
 
 T = TypeVar("T")
@@ -48,6 +49,22 @@ class Tokens:
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key for all presets of the batch with this numerator."""
         return self.context.cached(("logs", self.preset.policy, key), make)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """What computes the numbers of tokens and sequences that a preset is made of, each once."""
+        return self.context.evaluator
+
+    @property
+    def steps(self) -> Steps:
+        """The preset with numbers for bounds."""
+        return steps.steps(self.preset)
+
+    @property
+    def _weighting(self) -> Weighting:
+        weight = self.steps.weight
+        assert weight is not None
+        return weight
 
     @property
     def batch(self) -> Batch:
@@ -97,38 +114,37 @@ class Tokens:
     @property
     def train(self) -> Array:
         """log of the preset's numerator (π_old, or π_θ in bypass), [T] nats."""
-        train: Array = self.context.evaluator.layout.log_prob(self.preset.policy)
-        return train
+        return self.evaluator.log_probs[self.preset.policy]
 
     @property
     def log_ratio(self) -> Array:
         """Δ = log π_train − log π_rollout, [T] nats."""
-        return self.context.evaluator.log_ratio(self.preset.policy)
+        return self.evaluator.log_ratio(self.preset.policy)
 
     def ratio(self, safety: float | None = None) -> Array:
         """r = e^Δ, Δ clamped to ±safety, [T]."""
         return self.cached(
-            ("r", safety), lambda: np.exp(self.context.evaluator.log_ratio(self.preset.policy, safety))
+            ("r", safety), lambda: np.exp(self.evaluator.log_ratio_within(self.preset.policy, safety))
         )
 
     def ratio_minus_one(self, safety: float | None = None) -> Array:
         """r − 1, Δ clamped to ±safety, [T]; precise near 0."""
-        return self.context.evaluator.ratio_minus_one(self.preset.policy, safety)
+        return self.evaluator.ratio_minus_1_within(self.preset.policy, safety)
 
     def k3(self, safety: float | None = None) -> Array:
         """r − 1 − Δ, Δ clamped to ±safety, [T]."""
-        return self.context.evaluator.token_statistic("k3", self.preset.policy, safety)
+        return self.evaluator.statistic("k3", self.preset.policy, safety)
 
     @property
     def difference(self) -> Array:
         """π_train − π_rollout, [T]."""
-        return self.context.evaluator.probability_difference(self.preset.policy)
+        return self.evaluator.statistic("prob_diff", self.preset.policy, None)
 
     @property
     def token_u(self) -> Array:
         """log π_θ − log π_anchor of each token, [T]: π_old, or the rollout where the trainer has no π_old."""
         if self.preset.policy != "old":
-            return self.context.evaluator.log_ratio("current")
+            return self.evaluator.log_ratio("current")
         current, old = self.batch.current, self.batch.old
         assert current is not None
         assert old is not None
@@ -137,7 +153,7 @@ class Tokens:
     @property
     def pooled(self) -> bool:
         """Whether the loss's ratio is one of a sequence: under GSPO."""
-        return LOSSES[self.preset.loss].pooled
+        return self.steps.loss.pooled
 
     @property
     def u(self) -> Array:
@@ -158,21 +174,22 @@ class Tokens:
 
         Each token's Δ is clamped to ±safety first.
         """
-        return self.context.evaluator.aggregate(statistic, over, self.preset.policy, safety)
+        return self.evaluator.aggregate(statistic, self.preset.policy, over, safety)
 
     def passes(self, rule: Reject) -> Array:
         """Flag the tokens [T] or sequences [S] (`rule.on_tokens`) that pass one rule, bool."""
-        return self.context.evaluator.passes(rule, self.preset.policy)
+        return self.evaluator.passes(steps.rule(self.preset.policy, rule))
 
     @property
     def kept_rows(self) -> Array:
         """Sequences that pass the rules on sequences and the veto, [S] bool."""
-        return self.context.evaluator.passing(self.preset)[1]
+        passing = self.evaluator.passing_sequences(self.steps.sequences)
+        return np.ones(self.batch.sequences, bool) if passing is None else passing
 
     @property
     def kept(self) -> Array:
         """Tokens that pass all rules and the veto, [T] bool."""
-        return self.context.evaluator.kept(self.preset)
+        return self.evaluator.kept(self.steps.tokens, self.steps.sequences)
 
     @property
     def n_kept(self) -> Array:
@@ -190,7 +207,9 @@ class Tokens:
 
     def veto_hits(self, veto: Veto | None) -> Array:
         """Count the tokens of each sequence beyond a veto's bounds, [S]."""
-        return self.context.evaluator.veto_hits(veto, self.preset.policy)
+        if veto is None:
+            return np.zeros_like(self.n)
+        return self.evaluator.veto_hits(steps.veto_bounds(self.preset.policy, veto))
 
     @property
     def weighs_rows(self) -> bool:
@@ -205,14 +224,14 @@ class Tokens:
 
         Before rejection, not normalised.
         """
-        return self.context.evaluator.weight(self.preset)
+        return self.evaluator.weight(self._weighting)
 
     @property
     def raw_unit_weight(self) -> Array:
         """The same before truncation or masking, within the safety bound."""
         weight = self.preset.weight
         assert weight is not None
-        return self.context.evaluator.weight(replace(self.preset, weight=replace(weight, action="none")))
+        return self.evaluator.weight(steps.weighting(self.preset.policy, replace(weight, action="none")))
 
     @property
     def weight(self) -> Array:
@@ -224,12 +243,12 @@ class Tokens:
     @property
     def n_above(self) -> Array:
         """Weights above the upper bound by sequence, [S]: of its tokens, or 1 for its own."""
-        return self.context.evaluator.beyond_bounds(self.preset)[0]
+        return self.evaluator.truncated(self._weighting)[0]
 
     @property
     def n_below(self) -> Array:
         """Weights below the lower bound by sequence, [S]: of its tokens, or 1 for its own."""
-        return self.context.evaluator.beyond_bounds(self.preset)[1]
+        return self.evaluator.truncated(self._weighting)[1]
 
     @property
     def n_bounded(self) -> Array:
@@ -262,29 +281,12 @@ class Tokens:
 
         Needs π_θ and advantages.
         """
-        one = self.preset
-        return self.cached(("loss", one.loss, one.clip), self._loss_acts)
-
-    def _loss_acts(self) -> tuple[Array, Array]:
-        kind, clip, a = self.preset.loss, self.preset.clip, self.batch.advantages
-        assert a is not None
-        low = 0.0 if clip.low is None else 1 - clip.low
-        high, dual = (math.inf if x is None else x for x in (clip.high, clip.dual))
-        most = formulas.LARGEST if clip.safety is None else clip.safety
-        least = -formulas.LARGEST if self.pooled else -most  # a mean is bounded from above only
-        bounds = math.exp(least), math.exp(most)
-        r, nowhere = self.update_ratio, np.zeros(self.batch.tokens, bool)
-        if kind in ("ppo_clip", "gspo"):
-            made = formulas.ppo_clip(a, r, low, 1 + high, dual, *bounds)  # type: ignore[no-untyped-call]
-            return made[1], made[2]
-        if kind == "cispo":
-            return formulas.cispo(a, 0.0, r, low, 1 + high, *bounds)[1], nowhere  # type: ignore[no-untyped-call]
-        return nowhere, nowhere
+        made, nowhere = self.evaluator.loss(self.steps.loss), np.zeros(self.batch.tokens, bool)
+        clipped, dual_clipped = (nowhere if x is None else x for x in made[1:])
+        return clipped, dual_clipped
 
     @property
     def loss_kl(self) -> Array:
         """log π_anchor − log π_θ, bounded where the preset's loss bounds its log-ratio, [T] nats."""
-        safety, row = self.preset.clip.safety, LOSSES[self.preset.loss]
-        if safety is None or row.pooled or not row.ratio:
-            return -self.token_u
-        return -self.token_u.clip(-safety, safety)
+        within = self.steps.loss.kl_within
+        return -self.token_u.clip(-within, within)

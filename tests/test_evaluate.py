@@ -1,6 +1,7 @@
-"""Presets on the pipeline against the correction of tokens one by one, in three ways: numpy, torch, compiled.
+"""The evaluator of presets: one text on arrays and on tensors, in any blocks; a preset as numbers.
 
-Losses are held against a trainer's (`test_losses.py`), trainers' code and golden numbers elsewhere.
+What presets do is held against the textbook (`test_oracle.py`), trainers' losses (`test_losses.py`), and
+trainers' code and golden numbers (`test_conformance.py`, `test_verl_reference.py`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+import torch
 
 from offpol_diag.analysis.first_pass import of_batch
+from offpol_diag.core.evaluate import Evaluator
+from offpol_diag.core.segments import Segments
+from offpol_diag.core.steps import numbers as numbers_of
+from offpol_diag.core.steps import steps
+from offpol_diag.core.sums import Sums
 from offpol_diag.engine import preset_sums
-from offpol_diag.engine.context import BatchContext
+from offpol_diag.engine.context import BatchContext, evaluator
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.pipeline.plan import numbers as numbers_of
-from offpol_diag.presets import Clip, Loss, Preset, Reject, Veto, Weight
+from offpol_diag.presets import Over, Preset, Reject, Statistic, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from tests import factory
-from tests.whole import effect
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ratios that overflow
 
@@ -123,124 +126,99 @@ def case(request):
     return batch, presets, of_batch(batch, presets).fits
 
 
-def columns_of(case, compiled=False, device="cpu", **how):
-    """Return name → numbers of every preset, [P, S]: all that the columns of results are made of."""
+def columns_of(case, device="cpu", **how):
+    """Return name → numbers of every preset, [P, S]."""
     batch, presets, fits = case
-    done = PresetSums.of(BatchContext.of(batch, 0, 1, fits, compiled, device), presets, over_all=True, **how)
-    low, high = done.spans
-    found = {"kept": done.kept, "sequences": done.sequences, "hits": done.number("hits"), **done.sums}
-    found |= {"low weight": low, "high weight": high, "over all": done.over_all, **done.acted}
-    found |= {name: done.total("gap", at) for at, name in enumerate(("k3", "delta"))}
-    found |= {"n": done.total("kept"), "loss": done.total("loss"), "factor": done.loss_weights}
-    found |= {"clip": done.total("clip"), "dual": done.total("dual_clip"), "kl": done.total("kl")}
-    return {name: one.all for name, one in found.items()}
+    context = BatchContext.of(batch, 0, 1, fits, device)
+    return {
+        name: rows.all for name, rows in PresetSums.of(context, presets, over_all=True, **how).done().items()
+    }
 
 
-COUNTS = {"kept", "sequences", "hits", "weighted", "high", "low", "units", "bounded", "tries"}
-COUNTS |= {"n", "clip", "dual"}
+COUNTS = {"left", "kept", "hits", "weighted", "high", "low", "units", "bounded", "tries"}
+COUNTS |= {"clipped", "dual_clipped"}
 """Sums of ones: these are equal exactly."""
 
 
 def apart(name, found, wanted):
     """Return the largest relative difference; of sums that cancel, of their terms."""
     x, y = found[name], wanted[name]
-    scale = np.sqrt(wanted["about_one"] * 1e4) if name == "deviation" else np.abs(y)
-    scale = np.maximum(scale, wanted["n"]) if name == "loss" else scale
+    scale = {"deviation": np.sqrt(wanted["about_one"] * 1e4), "about_one": wanted["w"] * 1e-4}.get(name, 0.0)
+    scale = np.maximum(np.abs(y), wanted["kept"] if name in ("loss", "kl") else scale)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(all="ignore"):
         return float(np.where(same, 0.0, np.abs(x - y) / np.maximum(scale, 1e-300)).max(initial=0))
 
 
-def assert_alike(found, wanted):
+def assert_alike(found, wanted, within=1e-12):
+    assert found.keys() == wanted.keys()
     for name in wanted:
-        assert apart(name, found, wanted) <= (0 if name in COUNTS else 5e-12), name
-
-
-def assert_corrected(batch, presets, fits, found):
-    """Hold what is kept, and the weights, against those of tokens one by one."""
-    context = BatchContext.of(batch, 0, 1, fits)
-    for at, preset in enumerate(presets):
-        done = effect(context, preset)
-        assert np.array_equal(found["sequences"][at], done.kept_rows * 1.0), preset
-        assert np.array_equal(found["kept"][at], done.n_kept), preset
-        assert np.array_equal(found["hits"][at], done.veto_hits(done.preset.veto)), preset
-        w = done.weight
-        want = {"w": done.row_sum(np.where(done.kept, w, 0.0)), "over all": done.row_sum(w)}
-        if done.preset.weight:
-            want |= {"high": done.n_above, "low": done.n_below}
-        for name, x in want.items():
-            assert np.allclose(found[name][at], x, rtol=3e-12, atol=0), (name, preset)
-
-
-def test_every_preset_keeps_and_weighs_the_tokens_that_its_rules_and_weights_say(case):
-    batch, presets, fits = case
-    assert_corrected(batch, presets, fits, columns_of(case))
+        assert apart(name, found, wanted) <= (0 if name in COUNTS else within), name
 
 
 def test_tensors_have_the_sums_of_arrays(case):
+    """The text that runs on CUDA, on tensors of the CPU."""
     assert_alike(columns_of(case, device="cpu:0"), columns_of(case))
 
 
-def test_parts_of_a_batch_have_its_sums(case, monkeypatch):
+def test_blocks_of_a_batch_have_its_sums(case, monkeypatch):
     wanted = columns_of(case)
-    monkeypatch.setitem(preset_sums.BLOCK, "plain", 500)
-    assert_alike(columns_of(case), wanted)
+    monkeypatch.setitem(preset_sums.BLOCK, "cpu", 500)
+    assert_alike(columns_of(case), wanted, 5e-12)
 
 
 def test_presets_alone_have_the_sums_that_they_have_among_others(case):
     batch, presets, fits = case
     wanted = columns_of(case)
-    some = range(0, len(presets), 9)
-    for at in some:
+    for at in range(0, len(presets), 9):
         alone = columns_of((batch, (presets[at],), fits))
         assert_alike(alone, {name: x[at : at + 1] for name, x in wanted.items()})
 
 
-# ---------------------------------------------------------------- any preset
-
-safeties = {
-    "safety": st.sampled_from([None, 0.02, 20.0]),
-    "safety_at": st.sampled_from(["aggregate", "token"]),
-}
-weights = st.builds(
-    Weight,
-    over=st.sampled_from(["token", "segment", "mean", "sum"]),
-    action=st.sampled_from(["truncate", "mask", "none"]),
-    upper=st.sampled_from([0.9, 1.001, 1.2]),
-    lower=st.sampled_from([None, 0.89]),
-    normalize=st.booleans(),
-    overflow=st.sampled_from(["limit", "zero"]),
-    **safeties,
-)
-signs = st.sampled_from(["any", "negative", "positive", "against", "against_or_zero", "away"])
-rules = st.builds(
-    lambda bounds, **of: Reject("k1", lower=bounds[0], upper=bounds[1], **of),
-    bounds=st.sampled_from([(None, 1e-3), (-1e-3, None), (-1e-3, 1e-3)]),
-    over=st.sampled_from(["token", "segment", "sum", "mean", "max", "min"]),
-    advantage=signs,
-    **safeties,
-)
-any_preset = st.builds(
-    lambda rules, loss, **of: Preset("", "", reject=tuple(rules), loss=loss, clip=Clip(), **of),
-    policy=st.sampled_from(["old", "current"]),
-    weight=st.one_of(st.none(), weights),
-    rules=st.lists(rules, max_size=4),
-    veto=st.sampled_from([None, Veto(lower=0.9, upper=1.5)]),
-    loss=st.sampled_from(get_args(Loss)),
-)
+def test_what_presets_share_is_computed_once(case):
+    batch, presets, fits = case
+    losses, block = batch.current is not None, evaluator(batch, fits)
+    for preset in presets:
+        block.of_preset(steps(preset), losses, True)
+    known = len(block.known)
+    for preset in presets:
+        block.of_preset(steps(replace(preset, name=f"again_{preset.name}", note="")), losses, True)
+    assert len(block.known) == known
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(st.lists(any_preset, min_size=1, max_size=6), st.sampled_from([1e-3, 0.02, 0.3]), st.integers(0, 99))
-def test_any_preset_keeps_and_weighs_what_it_says(found, sigma, seed):
-    batch = factory.read(str(SAMPLES / "stale.parquet")).rows(8 * (seed % 32), 8 * (seed % 32) + 16)
-    draw = np.random.default_rng(seed)
-    noise = [draw.standard_normal(batch.tokens) * sigma for _ in range(2)]
-    signs = draw.integers(-1, 2, batch.tokens).astype(np.float64)
-    batch = replace(batch, old=batch.rollout + noise[0], current=batch.rollout + noise[1], advantages=signs)
-    presets = tuple(replace(preset, name=f"p{at}") for at, preset in enumerate(found))
-    columns = columns_of((batch, presets, preset_sums.BatchFits()))
-    assert_corrected(batch, presets, preset_sums.BatchFits(), columns)
+@pytest.mark.parametrize("over", get_args(Over))
+@pytest.mark.parametrize("name", get_args(Statistic))
+def test_statistics_of_tensors_are_those_of_arrays(name, over):
+    """Of sentinels of −1e30, of turns, and of a sequence without a token."""
+    draw = np.random.default_rng(3)
+    offsets, turns = np.array([0, 40, 40, 75, 200]), np.array([0, 12, 40, 41, 75, 120, 200])
+    rollout, old = -np.square(draw.random((2, 200))) * 20
+    rollout[3] = old[44] = rollout[90] = old[90] = -1e30
+    on_torch = Evaluator(
+        {"rollout": torch.from_numpy(rollout), "old": torch.from_numpy(old)},
+        Segments(torch.from_numpy(offsets), 200),
+        Segments(torch.from_numpy(turns), 200),
+    )
+    on_numpy = Evaluator({"rollout": rollout, "old": old}, Segments(offsets, 200), Segments(turns, 200))
+    for bound in (None, 3.0):
+        wanted, found = (one.aggregate(name, "old", over, bound) for one in (on_numpy, on_torch))
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-13, atol=1e-300)
+
+
+def test_nothing_makes_the_host_wait_within_a_block(case):
+    """Tensors of the device `meta` have no values: whoever asks for one is refused."""
+    batch, presets, _ = case
+    lost = lambda x: torch.from_numpy(x).to("meta")  # noqa: E731
+    block = Sums(
+        {name: lost(x) for name, x in evaluator(batch).log_probs.items()},
+        Segments(lost(batch.cu_seqlens), batch.tokens),
+        Segments(lost(batch.cu_runs), batch.tokens),
+        lost(batch.advantages),
+        lambda rule, x: x,
+    )
+    for preset in presets:
+        made = block.of_preset(steps(preset), losses=batch.current is not None, over_all=True)
+        assert made.kept.shape == (batch.sequences,)
 
 
 # ---------------------------------------------------------------- a preset as numbers

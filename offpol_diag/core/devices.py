@@ -1,0 +1,53 @@
+"""Copies to a GPU and back; only here does torch appear by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from offpol_diag.core.segments import Array
+from offpol_diag.errors import MemoryShortage
+
+CPU = "cpu"
+
+
+def sent(x: Array, device: str) -> Array:
+    """Copy an array to a device without waiting, through pinned memory; as it is for the CPU."""
+    if device == CPU:
+        return x
+    import torch
+
+    tensor = torch.from_numpy(x)
+    if device.startswith("cuda"):
+        tensor = tensor.pin_memory()  # a copy from other memory would wait
+    return tensor.to(device, non_blocking=True)
+
+
+def fetched(parts: Sequence[Array]) -> np.ndarray:
+    """Join arrays along their last axis, as numpy's; of a GPU's this waits for them."""
+    if isinstance(parts[0], np.ndarray):
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
+    import torch
+
+    result: np.ndarray = torch.cat(list(parts), -1).cpu().numpy()
+    return result
+
+
+@contextmanager
+def memory_of(device: str) -> Iterator[None]:
+    """Refuse what does not fit into a GPU's memory.
+
+    Raises:
+        MemoryShortage: it does not.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        raise MemoryShortage(
+            f"the memory of {device} is too small for the presets, or others hold it",
+            "use --device cpu, fewer presets, or a device whose memory nobody else holds",
+        ) from error

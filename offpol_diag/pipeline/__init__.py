@@ -1,1 +1,0 @@
-"""The correction pipeline: presets as tables of numbers, and every formula of a token once."""
