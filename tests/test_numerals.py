@@ -65,7 +65,7 @@ def test_no_value_and_no_end_has_more_than_six_digits_however_narrow_the_interva
     digits = (re.sub("e.*|[^0-9]", "", one).lstrip("0") for one in (text, *interval.split(", ")))
     assert max(map(len, digits)) <= 6
     assert bool(interval) is not math.isclose(*ends, rel_tol=1e-13)
-    near = 1.1e-4 if text.startswith(">") else 5.1e-5  # just below 100%
+    near = 1.1e-4 if text.startswith((">", "<")) else 5.1e-5  # just below 100%, or just above
     assert abs(parsed(text) - value) <= max(
         0.51 * value * 10**width, 6e-6 * value, near, 0.06 * value * (not interval)
     )
