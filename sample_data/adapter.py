@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag.dump.writer import DumpWriter
+from offpol_diag.dump.writer import stamped, to_table, write_table
 
 BOS, SYSTEM, USER, ASSISTANT, END = 256, 257, 258, 259, 260
 VOCABULARY, LONG = 264, 160
@@ -170,16 +170,17 @@ def main() -> None:
         groups += EACH * [f"prompt-{group}"]
     responses, said = sampled(engine, prompts, SEED)
     size = {"step": 100, "policy_lag": 0, "group_id": groups}
-    with DumpWriter(
-        out / "dump.parquet", trainer="GRPO with LoRA", engine="cached decode", temperature=1.0
-    ) as dump:
-        dump.write(
-            rollout_log_probs=list(said),
-            old_log_probs=list(scored(trainer, prompts, responses)),
-            token_ids=list(responses),
-            prompt_ids=prompts,
+    table = to_table(
+        {
+            "rollout_log_probs": list(said),
+            "old_log_probs": list(scored(trainer, prompts, responses)),
+            "token_ids": list(responses),
+            "prompt_ids": prompts,
             **size,
-        )
+        }
+    )
+    provenance = {"trainer": "GRPO with LoRA", "engine": "cached decode", "temperature": 1.0}
+    write_table(table, out / "dump.parquet", stamped(provenance))
 
 
 if __name__ == "__main__":

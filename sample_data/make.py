@@ -14,11 +14,12 @@ from typing import Any
 
 import finetuning
 import model
+import pyarrow as pa
 import task
 import torch
 from trainer import Batch, Regime, Trainer
 
-from offpol_diag.dump.writer import DumpWriter
+from offpol_diag.dump.writer import stamped, to_table, write_table
 
 SEED = 20
 THREADS = 1  # fixed, for the number of threads changes the order of sums
@@ -47,10 +48,13 @@ def main() -> None:
 def write(name: str, policy: model.Transformer, path: Path) -> None:
     """Run one regime and write its dump."""
     regime = RUNS[name]
-    with DumpWriter(path, provenance=provenance(regime, policy)) as dump:
-        for batch in Trainer(policy, regime, SEED + list(RUNS).index(name)).batches():
-            dump.write(**columns(batch))
-            say(f"{name} step {batch.step}: {progress(batch)}")
+    tables = []
+    for batch in Trainer(policy, regime, SEED + list(RUNS).index(name)).batches():
+        tables.append(to_table(columns(batch)))
+        say(f"{name} step {batch.step}: {progress(batch)}")
+    write_table(
+        pa.concat_tables(tables, promote_options="permissive"), path, stamped(provenance(regime, policy))
+    )
 
 
 def columns(batch: Batch) -> dict[str, Any]:

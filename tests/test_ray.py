@@ -285,7 +285,7 @@ def test_a_head_that_is_killed_is_an_error_within_seconds_and_not_a_failed_gate(
     assert time.monotonic() - killed < 40
     assert out == ""
     error, empty, hint = err.splitlines()[-3:]
-    assert error.startswith(f"error: the cluster is lost: its head at {address} does not answer any more (")
+    assert error.startswith("error: the cluster is lost")
     assert empty == ""
     assert hint.startswith("hint: see why it ended")
 
