@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from offpol_diag.core.state import State
+
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
@@ -287,11 +289,13 @@ class Tally:
         whole: arrays of all of it.
         by_key: arrays by key, by the name of what the keys are of.
         records: best records.
+        state: what is kept by bucket of groups.
     """
 
     whole: Arrays = field(default_factory=Arrays)
     by_key: dict[str, ByKey] = field(default_factory=dict)
     records: dict[str, Records] = field(default_factory=dict)
+    state: State = field(default_factory=State)
 
     @np.errstate(all="ignore")
     def merge(self, other: Tally) -> Tally:
@@ -300,4 +304,5 @@ class Tally:
             self.whole.merge(other.whole),
             _merged(ByKey.merge, self.by_key, other.by_key),
             _merged(Records.merge, self.records, other.records),
+            self.state.merge(other.state),
         )

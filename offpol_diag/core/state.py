@@ -1,0 +1,394 @@
+"""What is kept of a dump while it is read: sums by bucket of groups, histograms, extremes, best records.
+
+A state of one batch merges with that of another by adding, so batches, threads, files and machines may come
+in any order. The bootstrap needs no replicate while a dump is read: sums are kept apart for 256 buckets of
+groups, and replicates draw the buckets when the sums are read out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
+from hashlib import blake2b
+from heapq import nsmallest
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+BUCKETS = 256
+"""Most units of the bootstrap: up to as many groups each is one; more are hashed to so many buckets."""
+COUNTED = 4096
+"""Most groups that are counted one by one; how many more there are is estimated from their hashes."""
+REPLICATES = 512
+"""Bootstrap replicates."""
+MOST_PLACES = 4096
+"""Most values of a column that are places of their own; all others are one, `OTHERS`."""
+OTHERS = "\0others"
+"""The place of all values that are not kept; no label of a dump holds a NUL."""
+MOST_STEPS = 64
+"""Most groups of steps where steps are grouped."""
+
+
+# ---------------------------------------------------------------- groups and their draws
+
+
+def mix(x: Array) -> Array:
+    """Scatter 64-bit words, [N] → [N] uint64: SplitMix64's finaliser (Steele et al. 2014), a bijection."""
+    x = x.astype(np.uint64, copy=False)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    result: Array = x ^ (x >> np.uint64(31))
+    return result
+
+
+def hashed(text: str) -> int:
+    """Return a 64-bit hash of a text, the same in every process."""
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+
+
+def groups_of(key: Array, steps: Sequence[str] | None) -> Array:
+    """Return the hash of each sequence's group, [S] uint64: its prompt (`key`, [S]), in its step."""
+    words = key.view(np.uint64)
+    if steps is not None:
+        of_step = {step: hashed(step) for step in set(steps)}
+        words = words ^ np.array([of_step[step] for step in steps], np.uint64)
+    return mix(words)
+
+
+def buckets_of(groups: Array) -> Array:
+    """Return what a batch keeps sums apart for: its groups, or their buckets where they are many."""
+    return groups if len(np.unique(groups)) <= BUCKETS else groups % np.uint64(BUCKETS)
+
+
+def draws(buckets: Array, seed: int, replicates: int = REPLICATES) -> Array:
+    """Draw each bucket Poisson(1) times in each replicate: [N] uint64 → [N, replicates] float64.
+
+    A draw is a pure function of bucket, replicate and seed: whatever is read with one seed is paired.
+    (Hanley & MacGibbon 2006: the Poisson bootstrap.)
+    """
+    counters = np.arange(1, (replicates + 1) // 2 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    lanes = mix(counters + mix(np.array([seed % 2**64], np.uint64)))
+    words = mix(mix(buckets + np.uint64(1))[:, None] ^ lanes)
+    uniform = words.astype("<u8", copy=False).view("<u4")[:, :replicates]  # two draws of 64 bits
+    return np.searchsorted(_poisson_steps(), uniform, side="right").astype(np.float64)
+
+
+@lru_cache(maxsize=1)
+def _poisson_steps() -> Array:
+    """Return the 32-bit thresholds at which a uniform number becomes 1, 2, 3 … draws."""
+    reached = np.cumsum([math.exp(-1.0) / math.factorial(k) for k in range(14)])
+    steps = np.round(reached * 2.0**32)
+    return steps[steps < 2.0**32].astype(np.uint32)
+
+
+# ---------------------------------------------------------------- sums by place and bucket
+
+Kind = Literal["sums", "logs", "largest"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers by place (a step, a host, a position) and bucket; rows rising by both.
+
+    Attributes:
+        lines: name → its column of the values; names that are equal in every dump share one.
+        places: [N] int64 or text; "" for the dump as a whole.
+        buckets: [N] uint64, the group's hash, or its bucket.
+        values: [C, N] float64.
+        kind: how two rows merge. sums: they add. logs: e^ of them add. largest: the C largest of both are
+            kept, falling, −inf where there are fewer.
+        most: most places; more merge by the bound of `width`. 0: no bound.
+        width: 0: places beyond `most`, by hash, are `OTHERS`. Else a place is the first of so many steps, a
+            power of 2 that doubles until there are no more than `most`.
+    """
+
+    lines: Mapping[str, int]
+    places: Array
+    buckets: Array
+    values: Array
+    kind: Kind = "sums"
+    most: int = 0
+    width: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        columns: Mapping[str, Array],
+        buckets: Array,
+        places: Sequence[object] | Array | None = None,
+        *,
+        kind: Kind = "sums",
+        most: int = 0,
+        width: int = 0,
+    ) -> Table:
+        """Add up columns [M] of M sequences, or of sequences at places, by place [M] and bucket [M].
+
+        Columns that are one object share a line.
+        """
+        distinct = {id(x): x for x in columns.values()}
+        line = {key: at for at, key in enumerate(distinct)}
+        lines = {name: line[id(x)] for name, x in columns.items()}
+        values = np.stack([*distinct.values()])
+        where: Array
+        if places is None:
+            where = np.full(len(buckets), "", object)
+        elif isinstance(places, np.ndarray):
+            where = places
+        else:
+            where = np.array(places, np.int64 if width else object)
+        return cls(lines, where, buckets, values, kind, most, width)._merged()
+
+    @classmethod
+    def best(cls, values: Array, places: Array, *, most: int = 0, width: int = 0) -> Table:
+        """Keep the largest values [k, N] of each place."""
+        nowhere = np.zeros(len(places), np.uint64)
+        return cls({}, places, nowhere, values, "largest", most, width)._merged()
+
+    def merge(self, other: Table) -> Table:
+        """Merge two parts of a dump.
+
+        Raises:
+            ValueError: they hold different columns.
+        """
+        if self.lines != other.lines or self.kind != other.kind:
+            raise ValueError("tables of different columns do not merge")
+        if self.width != other.width:
+            width = max(self.width, other.width)
+            return self._wider(width).merge(other._wider(width))
+        same = np.array_equal(self.buckets, other.buckets) and np.array_equal(self.places, other.places)
+        if same and self.kind != "largest":
+            both = np.add if self.kind == "sums" else np.logaddexp
+            return replace(self, values=both(self.values, other.values))
+        places, buckets, values = (
+            np.concatenate((getattr(self, name), getattr(other, name)), axis=-1)
+            for name in ("places", "buckets", "values")
+        )
+        return replace(self, places=places, buckets=buckets, values=values)._merged()
+
+    @property
+    def folded(self) -> Table:
+        """The same sums, of buckets in place of groups."""
+        if not (self.buckets >= BUCKETS).any():
+            return self
+        return replace(self, buckets=self.buckets % np.uint64(BUCKETS))._merged()
+
+    def _merged(self) -> Table:
+        """Merge rows of equal place and bucket, in their order, within the bound on places."""
+        labels, codes = np.unique(self.places, return_inverse=True)
+        if self.most and len(labels) > self.most + (self.width == 0 and OTHERS in labels):
+            return self._wider(2 * self.width) if self.width else self._with_others(labels)
+        order, values, buckets = np.lexsort((self.buckets, codes)), self.values, self.buckets
+        if (order[1:] < order[:-1]).any():
+            codes, buckets, values = codes[order], buckets[order], values[:, order]
+        starts = np.ones(len(order), np.bool_)
+        starts[1:] = (codes[1:] != codes[:-1]) | (buckets[1:] != buckets[:-1])
+        at = np.flatnonzero(starts)
+        if len(at) < len(order):
+            match self.kind:
+                case "sums":
+                    values = np.add.reduceat(values, at, axis=1)
+                case "logs":
+                    values = np.logaddexp.reduceat(values, at, axis=1)
+                case "largest":
+                    each = np.split(values, at[1:], axis=1)
+                    values = np.stack([largest_of(x.flatten(), len(x)) for x in each], axis=1)
+        return replace(self, places=labels[codes[at]], buckets=buckets[at], values=values)
+
+    def _wider(self, width: int) -> Table:
+        return replace(self, places=self.places // width * width, width=width)._merged()
+
+    def _with_others(self, labels: Array) -> Table:
+        kept = set(retained(labels.tolist(), self.most))
+        places = [label if label in kept else OTHERS for label in self.places.tolist()]
+        return replace(self, places=np.array(places, object))._merged()
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def labels(self) -> list[Any]:
+        """The places, rising."""
+        found: list[Any] = np.unique(self.places).tolist()
+        return found
+
+    def at(self, place: object) -> Table:
+        """Return the rows of one place."""
+        here = self.places == place
+        return replace(
+            self, places=self.places[here], buckets=self.buckets[here], values=self.values[:, here]
+        )
+
+    def by_place(self) -> dict[Any, Table]:
+        """Return the rows of each place, rising."""
+        changes = np.flatnonzero(self.places[1:] != self.places[:-1]) + 1
+        parts = (np.split(x, changes, axis=-1) for x in (self.places, self.buckets, self.values))
+        each = (replace(self, places=p, buckets=b, values=v) for p, b, v in zip(*parts, strict=True))
+        return {one.labels[0]: one for one in each if len(one.places)}
+
+    def named(self, x: Array) -> dict[str, Array]:
+        """Return name → its line of x [C, ...]."""
+        return {name: x[line] for name, line in self.lines.items()}
+
+    def sums(self) -> dict[str, float]:
+        """Return name → the sum over all rows."""
+        return {name: x.item() for name, x in self.named(self._added(None)).items()}
+
+    def drawn(self, seed: int) -> dict[str, Array]:
+        """Return name → the sum over all rows and its replicates, [1+B]."""
+        return self.named(self._added(seed))
+
+    def _added(self, seed: int | None) -> Array:
+        """Add up rows, and rows as often as their buckets are drawn: [C, 1 (+ B)]."""
+        values, top = self.values, np.zeros((1, 1))
+        if self.kind == "logs":
+            top = np.maximum(values.max(axis=1, initial=-np.inf, keepdims=True), -1e300)
+            values = np.exp(values - top)
+        result = values.sum(axis=1, keepdims=True)
+        if seed is not None:
+            distinct, at = np.unique(self.buckets, return_inverse=True)
+            result = np.concatenate((result, values @ draws(distinct, seed)[at]), axis=1)
+        if self.kind == "logs":
+            with np.errstate(divide="ignore"):
+                return np.asarray(np.log(result) + top)
+        return result
+
+
+def largest_of(x: Array, k: int) -> Array:
+    """Return the k largest of x [..., N] along the last axis, falling; −inf where there are fewer."""
+    beyond = x.shape[-1] - k
+    if beyond > 0:
+        x = np.partition(x, beyond, axis=-1)[..., beyond:]
+    elif beyond < 0:
+        x = np.concatenate((x, np.full((*x.shape[:-1], -beyond), -np.inf)), axis=-1)
+    result: Array = np.sort(x, axis=-1)[..., ::-1]
+    return result
+
+
+def retained(labels: Collection[str], most: int = MOST_PLACES) -> list[str]:
+    """Choose at most so many labels by hash, so that parts of a dump, in any order, choose the same."""
+    labels = [label for label in labels if label != OTHERS]
+    return labels if len(labels) <= most else nsmallest(most, labels, key=hashed)
+
+
+def unkept(labels: Collection[str]) -> int:
+    """Estimate how many labels `OTHERS` stands for, from the density of the hashes of those kept."""
+    if OTHERS not in labels:
+        return 0
+    kept = len(labels) - 1
+    furthest = max(hashed(label) for label in labels if label != OTHERS)
+    return max(1, round((kept - 1) / (furthest / 2.0**64)) - kept)
+
+
+# ---------------------------------------------------------------- records
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of highest score.
+
+    Attributes:
+        most: how many are kept.
+        table: a column `score`, falling, and others; a column `size` counts towards `room`. Equal scores are
+            ordered by the other columns, so that the order of merging does not matter.
+        room: the most that the sizes of kept records add up to; the first is kept whatever its size.
+        seen: number of records there were.
+    """
+
+    most: int
+    table: pa.Table
+    room: int | None = None
+    seen: int = 0
+
+    @classmethod
+    def of(cls, most: int, table: pa.Table, room: int | None = None, seen: int | None = None) -> Records:
+        """Keep the best of a table; `seen`, if it lacks some that are not among the best."""
+        seen = table.num_rows if seen is None else seen
+        plain = (one.name for one in table.schema if not pa.types.is_nested(one.type))
+        table = table.sort_by(
+            [("score", "descending"), *((name, "ascending") for name in plain if name != "score")]
+        )[:most]
+        if room is not None and len(table):
+            sizes = np.cumsum(table["size"].to_numpy())
+            table = table[: max(int(np.searchsorted(sizes, room, side="right")), 1)]
+        return cls(most, table.combine_chunks(), room, seen)
+
+    def merge(self, other: Records) -> Records:
+        """Keep the best of both."""
+        both = pa.concat_tables((self.table, other.table))
+        return Records.of(self.most, both, self.room, self.seen + other.seen)
+
+
+# ---------------------------------------------------------------- the whole
+
+
+@dataclass(frozen=True)
+class State:
+    """All that is kept of a dump, or of a part of it.
+
+    Attributes:
+        groups: hashes of its groups, rising, the smallest `COUNTED` + 1, [G] uint64.
+        tables: sums by place and bucket.
+        counts: sums that need no interval, as histograms are.
+        ranges: smallest and largest value by name.
+        largest: the k largest values along the last axis, falling; −inf where there are fewer.
+        records: the records of highest score.
+    """
+
+    groups: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    tables: dict[str, Table] = field(default_factory=dict)
+    counts: dict[str, Array] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    largest: dict[str, Array] = field(default_factory=dict)
+    records: dict[str, Records] = field(default_factory=dict)
+
+    @classmethod
+    def of_groups(cls, groups: Array) -> State:
+        """Note the groups of sequences, [S]."""
+        return cls(np.unique(groups)[: COUNTED + 1])
+
+    @np.errstate(all="ignore")
+    def merge(self, other: State) -> State:
+        """Add another part of the dump, or other things kept of this one."""
+        groups = np.union1d(self.groups, other.groups)[: COUNTED + 1]
+        tables = [self.tables, other.tables]
+        if len(groups) > BUCKETS:
+            tables = [{name: table.folded for name, table in one.items()} for one in tables]
+        return State(
+            groups,
+            _merged(Table.merge, *tables),
+            _merged(np.add, self.counts, other.counts),
+            _merged(lambda a, b: (min(a[0], b[0]), max(a[1], b[1])), self.ranges, other.ranges),
+            _merged(
+                lambda a, b: largest_of(np.concatenate((a, b), axis=-1), a.shape[-1]),
+                self.largest,
+                other.largest,
+            ),
+            _merged(Records.merge, self.records, other.records),
+        )
+
+    @classmethod
+    def joined(cls, *states: State) -> State:
+        """Merge several."""
+        return reduce(State.merge, states, cls())
+
+    @property
+    def counted(self) -> bool:
+        """Whether the number of groups is exact."""
+        return len(self.groups) <= COUNTED
+
+    @property
+    def many(self) -> int:
+        """Number of groups."""
+        if self.counted:
+            return len(self.groups)
+        return round((COUNTED - 1) / ((float(self.groups[COUNTED - 1]) + 1) / 2.0**64))
+
+
+def _merged(merge: Callable[[T, T], T], one: Mapping[str, T], two: Mapping[str, T]) -> dict[str, T]:
+    return {**one, **{name: merge(one[name], x) if name in one else x for name, x in two.items()}}

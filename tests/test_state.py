@@ -1,0 +1,145 @@
+"""What is kept of a dump: sums by place and bucket, their draws, and merging."""
+
+import math
+from functools import reduce
+
+import numpy as np
+import pytest
+
+from offpol_diag.core.state import (
+    BUCKETS,
+    COUNTED,
+    MOST_STEPS,
+    OTHERS,
+    State,
+    Table,
+    buckets_of,
+    draws,
+    groups_of,
+    unkept,
+)
+
+
+def part(prompts, values):
+    """Return a state of one sequence per prompt with a value each, at a step, a host and a position."""
+    groups = groups_of(np.array(prompts, np.int64), None)
+    x, buckets = np.array(values), buckets_of(groups)
+    steps, hosts = [prompt // 3 for prompt in prompts], [f"host {prompt}" for prompt in prompts]
+    tables = {
+        "dump": Table.of({"x": x, "same": x, "xx": x * x}, buckets),
+        "logs": Table.of({"x": 400 * x}, buckets, kind="logs"),
+        "step": Table.of({"x": x}, buckets, steps, most=MOST_STEPS, width=1),
+        "host": Table.of({"x": x}, buckets, hosts, most=50),
+        "best": Table.best(np.stack((x, -x)), np.array(steps), most=MOST_STEPS, width=1),
+    }
+    ends = {"x": (x.min(), x.max())}
+    return State.joined(
+        State.of_groups(groups), State(tables=tables, counts={"n": np.ones(3)}, ranges=ends, largest={"x": x})
+    )
+
+
+def cut(many, parts, seed=0):
+    """Return the states of a dump of so many prompts in so many parts of equal length, and its values."""
+    rng = np.random.default_rng(seed)
+    order, values = rng.permutation(many), rng.normal(size=many)
+    at = np.array_split(np.arange(many), parts)
+    return [part(order[rows].tolist(), values[rows]) for rows in at], values
+
+
+@pytest.mark.parametrize("many", [8, 200, BUCKETS + 44, 2 * COUNTED])
+def test_the_order_of_merging_changes_nothing(many):
+    parts, values = cut(many, 4)
+    one, other = reduce(State.merge, parts), reduce(State.merge, parts[::-1])
+    for name, table in one.tables.items():
+        assert table.places.tolist() == other.tables[name].places.tolist()
+        assert table.buckets.tolist() == other.tables[name].buckets.tolist()
+        np.testing.assert_allclose(table.values, other.tables[name].values, rtol=1e-12, atol=1e-12)
+    assert one.tables["dump"].sums()["xx"] == pytest.approx(math.fsum(values**2), rel=1e-13)
+    top = 400 * values.max()
+    log = math.log(math.fsum(np.exp(400 * values - top))) + top
+    assert one.tables["logs"].sums()["x"] == pytest.approx(log, rel=1e-13)
+    assert one.ranges["x"] == (values.min(), values.max())
+    assert one.counts["n"].tolist() == [4, 4, 4]
+    kept = len(parts[0].largest["x"])
+    assert one.largest["x"].tolist() == sorted(values)[: -kept - 1 : -1]
+
+
+@pytest.mark.parametrize("many", [200, 3000])
+def test_groups_are_units_up_to_256_and_hashed_to_so_many_buckets_beyond(many):
+    parts, _ = cut(many, 5)
+    assert len(reduce(State.merge, parts).tables["dump"].buckets) == min(many, BUCKETS)
+
+
+def test_groups_are_counted_and_beyond_4096_estimated():
+    assert reduce(State.merge, cut(3000, 3)[0]).many == 3000
+    found = reduce(State.merge, cut(40_000, 3)[0])
+    assert not found.counted
+    assert found.many == pytest.approx(40_000, rel=0.06)
+
+
+def test_a_prompt_of_two_steps_is_two_groups():
+    key = np.array([7, 7, 7, 8])
+    assert len(set(groups_of(key, ["1", "1", "2", "2"]).tolist())) == 3
+    assert len(set(groups_of(key, None).tolist())) == 2
+
+
+def test_steps_are_grouped_by_a_power_of_two():
+    table = reduce(State.merge, cut(1200, 3)[0]).tables["step"]
+    assert table.width == 8
+    assert table.labels == list(range(0, 400, 8))
+
+
+def test_places_beyond_the_bound_are_one():
+    parts, values = cut(1200, 3)
+    table = reduce(State.merge, parts).tables["host"]
+    assert len(table.labels) == 51
+    assert unkept(table.labels) == pytest.approx(1150, rel=0.5)
+    each = table.by_place()
+    assert math.fsum(one.sums()["x"] for one in each.values()) == pytest.approx(math.fsum(values))
+    assert each[OTHERS].sums() == table.at(OTHERS).sums()
+
+
+def test_the_best_of_a_place_are_kept():
+    table = part([0, 1, 2, 3], [1.0, -3.0, 2.0, 5.0]).tables["best"]
+    assert {place: one.values[:, 0].tolist() for place, one in table.by_place().items()} == {
+        0: [3.0, 2.0],
+        1: [5.0, -5.0],
+    }
+
+
+def test_draws_are_poisson_and_depend_on_bucket_and_seed_alone():
+    buckets = np.arange(4000, dtype=np.uint64)
+    every = draws(buckets, 0)
+    assert every.mean() == pytest.approx(1, abs=0.005)
+    assert every.var() == pytest.approx(1, abs=0.01)
+    assert abs(np.corrcoef(every[:50])[np.triu_indices(50, 1)]).max() < 0.25
+    assert (draws(buckets[5:9], 0) == every[5:9]).all()
+    assert (draws(buckets, 1) != every).mean() > 0.5
+
+
+def test_replicates_draw_buckets():
+    state = part([1, 2, 3], [0.5, 1.0, -0.25])
+    table = state.tables["dump"]
+    times = draws(table.buckets, 3)
+    drawn = table.drawn(3)
+    np.testing.assert_allclose(drawn["x"][1:], table.values[0] @ times)
+    assert drawn["x"][0] == 1.25
+    logs = state.tables["logs"]
+    some = (times.sum(axis=0) > 0).nonzero()[0]
+    np.testing.assert_allclose(
+        logs.drawn(3)["x"][1:][some],
+        [
+            math.log(
+                math.fsum(n * math.exp(x - 400) for n, x in zip(times[:, b], logs.values[0], strict=True))
+            )
+            + 400
+            for b in some
+        ],
+    )
+
+
+def test_sums_of_other_columns_do_not_merge():
+    buckets = np.zeros(1, np.uint64)
+    one, other = (Table.of({name: np.ones(1)}, buckets) for name in "ab")
+    with pytest.raises(ValueError, match="different columns"):
+        one.merge(other)
