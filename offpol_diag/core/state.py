@@ -249,13 +249,13 @@ class Table:
         if self.kind == "logs":
             top = np.maximum(values.max(axis=1, initial=-np.inf, keepdims=True), -1e300)
             values = np.exp(values - top)
-        result = values.sum(axis=1, keepdims=True)
+        result: Array = values.sum(axis=1, keepdims=True)
         if seed is not None:
             distinct, at = np.unique(self.buckets, return_inverse=True)
             result = np.concatenate((result, values @ draws(distinct, seed)[at]), axis=1)
         if self.kind == "logs":
             with np.errstate(divide="ignore"):
-                return np.asarray(np.log(result) + top)
+                result = np.log(result) + top
         return result
 
 
