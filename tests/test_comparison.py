@@ -11,10 +11,10 @@ from scipy.stats import t as student
 
 from offpol_diag import api
 from offpol_diag.analysis.readout import Readout
-from offpol_diag.analysis.replicates import Groups, of_preset
 from offpol_diag.analyze import examine, opened
 from offpol_diag.compare import of_presets, reference
-from offpol_diag.compare.presets import leader
+from offpol_diag.compare.presets import leader, of_preset
+from offpol_diag.core.intervals import Groups
 from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import bootstrap
 from offpol_diag.errors import UsageError
@@ -110,7 +110,7 @@ def test_the_interval_of_a_difference_is_that_of_a_t_statistic_of_its_replicates
     for name in METRICS:
         number = compared.differences["whole"][name]
         values = (mine[name] - theirs[name]).tolist()
-        half = half_width(values[1:], out.reader.sums["tokens"].tolist(), out.groups.many)
+        half = half_width(values[1:], out.reader.drawn["tokens"].tolist(), out.groups.many)
         assert number.value == values[0]
         assert number.interval == pytest.approx((values[0] - half, values[0] + half), rel=1e-3, abs=1e-12)
     one, other = (found.summary().preset(name) for name in ("whole", "all"))

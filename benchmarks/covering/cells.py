@@ -12,9 +12,10 @@ from benchmarks.covering.truth import METRICS, PRESETS, Known
 from benchmarks.covering.worlds import WORLDS, World, batch
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import FirstPass
-from offpol_diag.analysis.replicates import Groups, less, of_preset
 from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Observe
+from offpol_diag.compare.presets import of_preset
+from offpol_diag.core.intervals import less
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.number import Number
@@ -48,10 +49,11 @@ def numbers(given: Batch) -> dict[str, Number]:
 def _differences(out: readout.Readout, found: dict[str, Number]) -> dict[str, Number]:
     """Return the differences of two presets, as `compare` prints them."""
     drawn = {preset.name: of_preset(out, preset) for preset in out.study.presets}
-    groups = Groups.of(out.reader.sums["tokens"], out.reader.groups)
     pairs = {name: _parts(name) for name in METRICS if " − " in name}
     return {
-        name: less(drawn[one][metric], drawn[other][metric], found[f"{one}.{metric}"], groups, name)
+        name: less(
+            drawn[one][metric], drawn[other][metric], found[f"{one}.{metric}"], out.reader.groups, name
+        )
         for name, (one, other, metric) in pairs.items()
     }
 

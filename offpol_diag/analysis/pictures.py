@@ -13,6 +13,7 @@ import numpy as np
 
 from offpol_diag import metrics
 from offpol_diag.analysis.study import Study
+from offpol_diag.core.intervals import AS_SEEN, Formula, Groups, Reader, mean
 from offpol_diag.engine import (
     breakdowns,
     charts,
@@ -24,7 +25,6 @@ from offpol_diag.engine import (
     tails,
     worst,
 )
-from offpol_diag.engine.formula import AS_SEEN, Formula, Reader, mean
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tails import ESS_SEQUENCES, ESS_TOKENS, Tail
 from offpol_diag.engine.tally import Arrays, Tally
@@ -79,7 +79,7 @@ class Drawn:
 
     def tail(self, prefix: str, over: str) -> Tail:
         """Return the largest log-weights of a drift, over tokens or sequences."""
-        return Tail.read(self.tally.whole.largest[f"{prefix}tail.{over}"], float(self.reader.sums[over][0]))
+        return Tail.read(self.tally.whole.largest[f"{prefix}tail.{over}"], float(self.reader.drawn[over][0]))
 
     @cached_property
     def k3(self) -> float:
@@ -89,7 +89,7 @@ class Drawn:
     @cached_property
     def tokens(self) -> float:
         """Number of tokens."""
-        return float(self.reader.sums["tokens"][0])
+        return float(self.reader.drawn["tokens"][0])
 
     @cached_property
     def groups(self) -> list[tuple[int, int, Arrays]]:
@@ -154,7 +154,7 @@ def _bands(drawn: Drawn) -> Iterator[metrics.Band]:
     for rows in metrics.BANDS.values():
         yield from rows
     for over in ("tokens", "sequences"):
-        limit = tails.limit(int(drawn.reader.sums[over][0]))
+        limit = tails.limit(int(drawn.reader.drawn[over][0]))
         for name, above in (("good", False), ("unreliable", True)):
             low, high = (limit, None) if above else (None, limit)
             metric = f"khat_{over}"
@@ -209,7 +209,8 @@ def _by_steps(drawn: Drawn) -> BySteps | None:
 
 def _reader(drawn: Drawn, sums: Mapping[str, Array]) -> Reader:
     """Read the sums of some sequences, which have at most as many groups as they are."""
-    return Reader(sums, min(drawn.reader.groups, round(float(sums["sequences"][0]))))
+    many = min(drawn.reader.groups.many, round(float(sums["sequences"][0])))
+    return Reader(sums, Groups.drawn(sums["tokens"], many))
 
 
 def _of_step(drawn: Drawn, step: Arrays) -> Numbers:
@@ -250,7 +251,7 @@ def gap_shares(drawn: Drawn) -> dict[str, Number]:
         return {}
     result = {}
     for name, prefix in (("rollout_old", ""), ("old_current", "drift2.")):
-        values = drawn.reader.sums[f"{prefix}d"] / drawn.reader.sums["total.d"]
+        values = drawn.reader.drawn[f"{prefix}d"] / drawn.reader.drawn["total.d"]
         value = _finite(float(values[0]))
         around = None if value is None else drawn.reader.around(values)
         result[name] = Number(value=value, interval=around)
@@ -376,8 +377,8 @@ def _of_groups(drawn: Drawn, groups: Sequence[tuple[int, int, Arrays]], many: in
     each = [step.read("columns") for _, _, step in groups]
     names = [name for name in each[0] if "@" in name or name in ("tokens", "sequences")]
     reader = _reader(drawn, {name: sum((one[name] for one in each[1:]), each[0][name]) for name in names})
-    tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
-    values = np.stack([reader.sums[f"k3@{at}"] / n for at, n in enumerate(tokens)])
+    tokens = [reader.drawn[f"tokens@{at}"] for at in range(many)]
+    values = np.stack([reader.drawn[f"k3@{at}"] / n for at, n in enumerate(tokens)])
     row = next(row for row in gap.ROWS if row.name == "k3")
     k3 = _series(reader.wrapped([row] * many, values), "nats")
     counts = [round(float(n[0])) for n in tokens]

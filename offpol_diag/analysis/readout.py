@@ -13,6 +13,7 @@ import numpy as np
 from offpol_diag.analysis import pictures
 from offpol_diag.analysis.study import Study
 from offpol_diag.core.formulas import LARGEST
+from offpol_diag.core.intervals import Formula, Groups, Reader, missing, plain
 from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.diagnosis.verdict import diagnose
@@ -29,7 +30,6 @@ from offpol_diag.engine import (
     tails,
     worst,
 )
-from offpol_diag.engine.formula import Formula, Reader, missing, plain
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.sample import Sample
 from offpol_diag.engine.segments import Array
@@ -69,7 +69,7 @@ class Readout:
         sums |= normal.read(self.batches, self.study.normalised)
         sums |= method.own_denominators(self.study.presets, sums)
         longest = np.array([self.ranges["response"][1]])
-        return Reader(sums | {"longest": longest}, self.groups.many)
+        return Reader(sums | {"longest": longest}, Groups.drawn(sums["tokens"], self.groups.many))
 
     @cached_property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -200,7 +200,7 @@ def metrics(out: Readout) -> Numbers:
         lacking = [column for column in drift.columns if column not in out.study.columns]
         rows = (*gap.ROWS, gap.SURROGATE, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES)
         result |= {drift.prefix + row.name: missing(row, lacking) for row in rows}
-    row, known = gap.REWARD, "reward" in out.reader.sums
+    row, known = gap.REWARD, "reward" in out.reader.drawn
     return result | {row.name: out.reader.number(row) if known else missing(row, ["rewards"])}
 
 
@@ -220,7 +220,7 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
             key = drift.prefix + name
             result[key] = replace(result[key], formula=text)
     khat = result[f"{drift.prefix}khat_tokens"]
-    overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
+    overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.drawn["tokens"][0])
     for name, qualify in MEANS_OF_RATIOS.items():
         number = qualify(result[drift.prefix + name], khat)
         result[drift.prefix + name] = replace(number, clamped=overflow)  # by the overflow guard
@@ -235,7 +235,7 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
 
 def _guarded(number: Number, out: Readout, column: str, per: str, largest: float) -> Number:
     """Add the share of terms that the overflow guard bounded: each of them adds e^`largest` to the sum."""
-    total, terms = (float(out.reader.sums[name][0]) for name in (column, per))
+    total, terms = (float(out.reader.drawn[name][0]) for name in (column, per))
     if not terms > 0 or not math.exp(largest) * (1 - 1e-9) <= total < math.inf:
         return number
     hits = min(math.floor(total / math.exp(largest) * (1 + 1e-9)), terms)
@@ -313,7 +313,7 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
     idle = {preset.name: method.idle(preset) for preset in presets}
     names = list(idle)
     rows = [(row, names) for row in (*method.ROWS, *residual.ROWS)]
-    with_loss = [name for name in names if f"{name}|loss" in reader.sums]
+    with_loss = [name for name in names if f"{name}|loss" in reader.drawn]
     rows += [(row, with_loss) for row in policyloss.ROWS]
     for row, whose in rows:
         result: dict[str, Number] = {}
@@ -327,7 +327,7 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
 
 def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
     """Read out every axis, and by subject the numbers at its places, also those requested with `by_step`."""
-    study, tally, groups = out.study, out.tally, out.reader.groups
+    study, tally, groups = out.study, out.tally, out.reader.groups.many
     every = breakdowns.locations(tally, groups, study.group_by, whole=bool(study.by_step), kept=study.kept)
     numbers = {
         place_of(axis, place): own

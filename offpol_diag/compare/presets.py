@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from offpol_diag.analysis.readout import Readout
-from offpol_diag.analysis.replicates import Groups, less, of_preset, sure
 from offpol_diag.analysis.study import Study
 from offpol_diag.analyze import Examined
-from offpol_diag.engine import drops
-from offpol_diag.engine.formula import Reader
+from offpol_diag.core.intervals import Formula, Groups, Reader, less, sure
+from offpol_diag.engine import drops, method, policyloss, residual
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import Better, better
@@ -53,7 +53,7 @@ def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
     out = Readout(found.study, found.tally)
     drawn = {preset.name: of_preset(out, preset) for preset in found.study.presets}
     numbers = {name: summary.preset(name) for name in drawn}
-    groups = Groups.of(out.reader.sums["tokens"], out.groups.many)
+    groups = out.reader.groups
     text = f"less that of {against}, within each replicate"
     differences = {
         name: {
@@ -81,7 +81,7 @@ def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
         for metric in metrics
     }
     sums = out.tally.whole.read("drops") if found.study.pairs else {}
-    reader = Reader({**out.reader.sums, **sums}, out.groups.many)
+    reader = Reader({**out.reader.drawn, **sums}, groups)
     every = drops.everything(reader) if found.study.pairs else (None, None)
     ways = [(a.name, b.name) for one, other in found.study.pairs for a, b in ((other, one), (one, other))]
     return Comparison(
@@ -92,6 +92,15 @@ def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
         all_sequences=every[1],
         drops=[drops.drops(reader, found.tally.records, *way) for way in ways],
     )
+
+
+def of_preset(out: Readout, preset: Preset) -> dict[str, Array]:
+    """Return one preset's numbers that have an interval, with their replicates, [1+B], by name."""
+    prefix = f"{preset.name}|"
+    rows: list[Formula] = [*method.ROWS, *residual.ROWS]
+    if f"{prefix}loss" in out.reader.drawn:
+        rows += policyloss.ROWS
+    return {row.name: row.of(partial(out.reader.column, prefix=prefix)) for row in rows}
 
 
 def difference(both: Sequence[Number], drawn: Sequence[Array], groups: Groups, text: str) -> Number:

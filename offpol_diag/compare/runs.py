@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import polars as pl
 
 from offpol_diag.analysis.readout import Readout
-from offpol_diag.analysis.replicates import (
+from offpol_diag.analyze import Examined
+from offpol_diag.compare.presets import difference, of_preset
+from offpol_diag.core.formulas import LARGEST
+from offpol_diag.core.intervals import (
+    FEWEST_GROUPS,
     LEVEL,
-    POWERS,
     ROUNDING,
+    Formula,
     Groups,
-    Replicates,
-    base,
     compared,
     holm,
-    of_preset,
     over,
     p_value,
     subtracted,
 )
-from offpol_diag.analyze import Examined
-from offpol_diag.compare.presets import difference
-from offpol_diag.engine.formula import FEWEST_GROUPS
+from offpol_diag.core.segments import Array
+from offpol_diag.engine import gap, tails
 from offpol_diag.engine.gap import DIFFER, DRIFTS
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.errors import UsageError
@@ -39,6 +40,8 @@ CORRECTION = "Holm"
 KEPT = ("dump", "run", "axes", "presets", "histograms", "diagnosis")
 """What of run B is kept beside its numbers."""
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
+POWERS = frozenset(row.name for row in gap.ROWS if row.log)
+"""Numbers that are e to the power of a mean, without the prefix of their drift."""
 UNTESTED = "no metric of the mismatch: it is not tested"
 COUNTED = "it says whether policies differ, not by how much: it is not tested"
 SAME = 1e-12
@@ -103,7 +106,7 @@ class Side:
     """The numbers of one run and their bootstrap replicates, by full name (`k3`, `token_is.ess_tokens`)."""
 
     numbers: Numbers
-    drawn: Replicates
+    drawn: dict[str, Array]
     groups: Groups
 
     @classmethod
@@ -112,12 +115,29 @@ class Side:
         out = Readout(found.study, found.tally)
         there = {drift.prefix for drift in found.study.drifts}
         numbers = {name: number for name, number in summary.whole.items() if _drift(name) in there}
-        drawn = base(out)
+        drawn = _of_dump(out)
         for preset in found.study.presets:
             metrics = summary.preset(preset.name)
             numbers |= {f"{preset.name}.{name}": number for name, number in metrics.items()}
             drawn |= {f"{preset.name}.{name}": values for name, values in of_preset(out, preset).items()}
-        return cls(numbers, drawn, Groups.of(out.reader.sums["tokens"], out.groups.many))
+        return cls(numbers, drawn, out.reader.groups)
+
+
+def _of_dump(out: Readout) -> dict[str, Array]:
+    """Return the gaps' numbers of size that have an interval, with their replicates, [1+B], by name."""
+    result: dict[str, Array] = {}
+    for drift in out.study.drifts:
+        rows: list[Formula] = [*(row for row in gap.ROWS if row is not gap.DIFFER), tails.ESS_TOKENS]
+        if f"{drift.prefix}ax" in out.reader.drawn:
+            rows.append(gap.SURROGATE)
+        if out.ranges[f"{drift.prefix}s"][1] <= LARGEST:  # else too large for sums
+            rows.append(gap.CHI2_SEQUENCE)
+        column = partial(out.reader.column, prefix=drift.prefix)
+        result |= {drift.prefix + row.name: row.of(column) for row in rows}
+        result[drift.prefix + tails.ESS_SEQUENCES.name] = tails.ess_of_sequences(
+            out.reader, out.tally.whole.log_sums[f"{drift.prefix}products"]
+        )
+    return result
 
 
 def _drift(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from offpol_diag.core.intervals import quantile
 from offpol_diag.diagnosis.rows import (
     CAP,
     Estimate,
@@ -27,7 +28,6 @@ from offpol_diag.diagnosis.rows import (
     uncertain,
 )
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.engine.formula import quantile
 
 VISIBLE = 2e-3
 """Smallest |E[r] − 1| that counts as a bug; rounding of log-probs by kernels stays below it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offpol_diag.engine.formula import Z
+from offpol_diag.core.intervals import Z
 from offpol_diag.number import Number
 from offpol_diag.presets import Policy
 from offpol_diag.result import Result

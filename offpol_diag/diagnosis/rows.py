@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offpol_diag.engine.formula import quantile
+from offpol_diag.core.intervals import quantile
 from offpol_diag.engine.sample import IN_PROMPT, Sample
 
 Floats = NDArray[np.float64]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from offpol_diag.core.intervals import Z
 from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
@@ -24,7 +25,6 @@ from offpol_diag.diagnosis.rows import (
     partitions,
 )
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.engine.formula import Z
 from offpol_diag.engine.sample import Sample
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, say

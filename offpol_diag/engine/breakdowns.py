@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offpol_diag.core.intervals import Formula, Groups, Reader
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.batch import label as text_of
 from offpol_diag.engine import gap, method, normal, policyloss, residual, segments
 from offpol_diag.engine.bootstrap import resampled, resampled_by
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import Array, sum_by, sums_by
@@ -321,13 +321,13 @@ def _location(
         _place(
             octave(key) if axis is LENGTH else key,
             order[key] if order[key] < math.inf else float(i),
-            Reader(sums[key], groups),
+            _reader(sums[key], groups),
         )
         for i, key in enumerate(kept)
     ]
     if unkept:
         title = f"all others, {'' if others else 'about '}{unkept} values"
-        listed.append(_place(title, float(len(keys)), Reader(sums[OTHER_KEYS], groups)))
+        listed.append(_place(title, float(len(keys)), _reader(sums[OTHER_KEYS], groups)))
     found = Axis(
         title=axis.title,
         numeric=not unkept and all(order[key] < math.inf for key in keys),
@@ -348,12 +348,16 @@ def _thin(keys: list[str]) -> list[str]:
     return [keys[round(i * stride)] for i in range(MOST_LISTED)]
 
 
+def _reader(sums: Mapping[str, Array], groups: int) -> Reader:
+    return Reader(sums, Groups.drawn(sums["tokens"], groups))
+
+
 def _place(key: str, order: float, reader: Reader) -> Place:
     return Place(
         key=key,
         order=order,
-        tokens=round(float(reader.sums["tokens"][0])),
-        sequences=round(float(reader.sums["sequences"][0])),
+        tokens=round(float(reader.drawn["tokens"][0])),
+        sequences=round(float(reader.drawn["sequences"][0])),
         numbers={row.name: reader.number(row) for row in ROWS},
     )
 
@@ -389,7 +393,7 @@ def by_step(
             for preset in divided:
                 sums |= normal.rescaled(own, preset)
         sums |= method.own_denominators(presets, sums)
-        reader = Reader(sums, min(groups, round(float(sums["sequences"][0]))))
+        reader = _reader(sums, min(groups, round(float(sums["sequences"][0]))))
         result[label] = {}
         for formula, prefix in rows.values():
             try:

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from offpol_diag.core.intervals import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
 from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.core.steps import steps
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import segments, worst
 from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import ANYWHERE, AS_SEEN, Formula, Reader, mean, missing
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, Names, Records, Tally
 from offpol_diag.engine.terms import Drift
@@ -201,6 +201,6 @@ def _subset(reader: Reader, name: str, unit: str) -> Subset:
         row = Formula(
             field, kind, which, words, mean(column, "count"), AS_SEEN if field in MEANS else ANYWHERE
         )
-        known = prefix + column in reader.sums
+        known = prefix + column in reader.drawn
         result[field] = reader.number(row, prefix) if known else missing(row, LACKING[field])
-    return Subset(count=round(float(reader.sums[f"{prefix}count"][0])), numbers=result)
+    return Subset(count=round(float(reader.drawn[f"{prefix}count"][0])), numbers=result)

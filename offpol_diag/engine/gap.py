@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
-from offpol_diag.engine import segments
-from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import (
+from offpol_diag.core.intervals import (
     ABOVE_MINUS_ONE,
     ABOVE_ONE,
     AS_SEEN,
@@ -25,6 +23,8 @@ from offpol_diag.engine.formula import (
     mean,
     spread,
 )
+from offpol_diag.engine import segments
+from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.presets import Policy

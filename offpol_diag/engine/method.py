@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from offpol_diag.engine.formula import POSITIVE, Formula, Lookup, mean
+from offpol_diag.core.intervals import POSITIVE, Formula, Lookup, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, Rows
 from offpol_diag.engine.segments import Array

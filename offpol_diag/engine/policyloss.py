@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from offpol_diag.engine.formula import Formula, mean
+from offpol_diag.core.intervals import Formula, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, joined
 

@@ -13,10 +13,10 @@ from itertools import takewhile
 
 import numpy as np
 
+from offpol_diag.core.intervals import Formula, Reader
 from offpol_diag.engine import segments
 from offpol_diag.engine.bootstrap import log_resampled, resampled
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
 from offpol_diag.engine.terms import Drift, Terms, collected

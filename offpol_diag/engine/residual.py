@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
-from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
+from offpol_diag.core.intervals import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns, joined
 from offpol_diag.engine.segments import Array

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offpol_diag.core.intervals import Formula, Groups, Reader, mean
 from offpol_diag.engine import bootstrap, breakdowns, method, segments
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import Formula, Reader, mean
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.segments import Array, sum_by
@@ -91,7 +91,9 @@ def read_by_octave(
     """Yield lengths, preset, and the share of the sequences of these lengths that it drops."""
     names = [preset.name for preset in presets if DROPPED.name not in method.idle(preset)]
     for key, arrays in by_key.items():
-        found = Reader(arrays.read("columns"), groups).numbers(DROPPED, [f"{name}|" for name in names])
+        read = arrays.read("columns")
+        reader = Reader(read, Groups.drawn(read["tokens"], groups))
+        found = reader.numbers(DROPPED, [f"{name}|" for name in names])
         yield from ((breakdowns.octave(key), name, one) for name, one in zip(names, found, strict=True))
 
 
@@ -126,9 +128,9 @@ def at_lag_0(sums: PresetSums) -> Columns:
 
 def read_at_lag_0(reader: Reader, presets: Sequence[str]) -> dict[str, Number]:
     """Return preset → the share that it keeps of policy lag 0; empty where the dump has none of that lag."""
-    if "tokens_at_lag_0" not in reader.sums or not reader.sums["tokens_at_lag_0"][0] or not presets:
+    if "tokens_at_lag_0" not in reader.drawn or not reader.drawn["tokens_at_lag_0"][0] or not presets:
         return {}
-    own = {name: reader.sums[f"{name}_at_lag_0"] for name in ("tokens", "sequences")}
-    fresh = Reader({**reader.sums, **own}, reader.groups)
+    own = {name: reader.drawn[f"{name}_at_lag_0"] for name in ("tokens", "sequences")}
+    fresh = Reader({**reader.drawn, **own}, Groups.drawn(own["tokens"], reader.groups.many))
     found = fresh.numbers(AT_LAG_0, [f"{name}|" for name in presets])
     return dict(zip(presets, found, strict=True))

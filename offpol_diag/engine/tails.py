@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
+from offpol_diag.core.intervals import Formula, Reader, plain
 from offpol_diag.engine import gap, loglattice
 from offpol_diag.engine.bootstrap import log_resampled
 from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.formula import Formula, Reader, plain
 from offpol_diag.engine.gap import CHI2_SEQUENCE
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, largest_of
@@ -203,9 +203,9 @@ def numbers(reader: Reader, arrays: Arrays, drift: Drift, high: Mapping[str, flo
         drift: the drift.
         high: largest Δ and ΣΔ by name.
     """
-    prefix, tokens, sequences = drift.prefix, float(reader.sums["tokens"][0]), "sequences"
+    prefix, tokens, sequences = drift.prefix, float(reader.drawn["tokens"][0]), "sequences"
     khat_t = _khat(Tail.read(arrays.largest[f"{prefix}tail.tokens"], tokens), "tokens", "r")
-    many = float(reader.sums["sequences"][0])
+    many = float(reader.drawn["sequences"][0])
     khat_s = _khat(Tail.read(arrays.largest[f"{prefix}tail.sequences"], many), sequences, "e^{ΣΔ}")
     logs = arrays.log_sums[f"{prefix}products"]
     ratios, largest_product = tokens + float(reader.column("r1", prefix)[0]), high[f"{prefix}s"]
@@ -268,7 +268,7 @@ def _noted(number: Number, khat: Number, note: str) -> Number:
 
 def ess_of_sequences(reader: Reader, logs: Array) -> Array:
     """Compute (Σw)² / (n Σw²) of the dump and of each replicate, [1+B], from log Σw and log Σw², [2, 1+B]."""
-    values: Array = np.exp(2 * logs[0] - logs[1]) / reader.sums["sequences"]
+    values: Array = np.exp(2 * logs[0] - logs[1]) / reader.drawn["sequences"]
     return values
 
 
@@ -277,7 +277,7 @@ def chi2_sequence(reader: Reader, logs: Array, drift: Drift, largest: float) -> 
     row = CHI2_SEQUENCE
     if largest <= LARGEST:
         return reader.number(row, drift.prefix)
-    log = float(logs[1, 0]) - math.log(float(reader.sums["sequences"][0]))
+    log = float(logs[1, 0]) - math.log(float(reader.drawn["sequences"][0]))
     log10, unknown = log / math.log(10), OVERFLOWS
     if not math.isfinite(log10):
         log10, unknown = None, "overflows float64, and so does its log10"  # type: ignore[assignment]

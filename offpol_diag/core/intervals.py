@@ -1,0 +1,432 @@
+"""Metrics as rows with a formula over sums; their 95% intervals, differences and tests.
+
+A sum comes with its B bootstrap replicates, [1+B]: in each, every group of sequences (a prompt of a step) is
+drawn Poisson(1) times, for tokens of a sequence and responses to a prompt are dependent. The draw is the same
+for all sums with one seed, whichever presets, places, files or runs they are of, so that two numbers are
+paired: what they share cancels in their difference.
+
+An interval is the value ± t · the standard deviation of its replicates, on a scale on which the range of the
+number has no end (log, logit), with t for the effective number of groups: percentiles of the replicates of a
+few groups lie too close together. The p-value of a difference is of the same t statistic, so that it is below
+5% where the interval excludes 0, or 1; counting replicates could not show one below 1/B, which a correction
+for many tests needs.
+
+References: Hanley & MacGibbon 2006 (Poisson bootstrap); Kish 1965 (effective number); Holm 1979.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from offpol_diag.core.state import Array, Table
+from offpol_diag.number import LARGEST, OVERFLOWS, Number, finite
+
+Ends = tuple[float, float]
+"""The two ends of an interval."""
+
+# ---------------------------------------------------------------- groups and Student's t
+
+FEWEST_GROUPS = 5
+"""Fewest groups for which an interval is given."""
+FEWEST_EFFECTIVE = 3.0
+"""Fewest effective groups for which an interval is given."""
+DEFINED = 0.9
+"""Share of the replicates in which a number must be defined to have an interval."""
+
+Z = 1.959963984540054
+"""The 97.5% quantile of the normal distribution: that of Student's t with infinite degrees of freedom."""
+_TERMS = (
+    (Z**3 + Z) / 4,
+    (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+    (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+    (79 * Z**9 + 776 * Z**7 + 1482 * Z**5 - 1920 * Z**3 - 945 * Z) / 92160,
+)
+"""Coefficients of the quantile of t in powers of 1/freedom; within 0.8% from 2 degrees on, 0.04% from 4."""
+
+
+F = TypeVar("F", float, Array)
+
+
+def quantile(freedom: F) -> F:
+    """Compute the 97.5% quantile of Student's t, from 2 degrees of freedom (Abramowitz & Stegun 26.7.5)."""
+    result = Z + 0.0 * freedom
+    for power, term in enumerate(_TERMS):
+        result = result + term / freedom ** (power + 1)
+    return result
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups that are resampled: so many, which vary as `effective` ones of equal size would."""
+
+    many: int
+    effective: float
+
+    @classmethod
+    def of(cls, table: Table, many: int) -> Groups:
+        """Count the groups of a table of sums: effectively (Σn)² / Σn², of their tokens n.
+
+        Where groups share buckets it is of these.
+        """
+        _, at = np.unique(table.buckets, return_inverse=True)
+        n = np.bincount(at, table.values[table.lines["tokens"]])
+        squares = float(np.square(n).sum())
+        return cls(many, min(float(n.sum()) ** 2 / squares, float(many)) if squares else float(many))
+
+    @classmethod
+    def drawn(cls, tokens: Array, many: int) -> Groups:
+        """Count them by the number of tokens and its replicates, [1+B], whose variance is Σn² over groups."""
+        whole = float(tokens[0])
+        square = float(np.square(tokens[1:] - whole).mean()) if len(tokens) > 1 else 0.0
+        return cls(many, min(whole * whole / square, float(many)) if square > 0 else float(many))
+
+    def fewer(self, other: Groups) -> Groups:
+        """Take the smaller counts of two runs."""
+        return Groups(min(self.many, other.many), min(self.effective, other.effective))
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough for an interval."""
+        return self.many >= FEWEST_GROUPS and self.effective >= FEWEST_EFFECTIVE
+
+    @np.errstate(all="ignore")
+    def errors(self, values: Array) -> tuple[Array, Array]:
+        """Compute standard errors of N numbers from their replicates, and their degrees of freedom.
+
+        Args:
+            values: numbers and their replicates, [N, 1+B].
+
+        Returns:
+            Both [N]; the errors are NaN with too few groups or defined replicates, and exactly 0 where all
+            replicates are equal. Of G groups the bootstrap shows (G − 1)/G of the variance, which is made up.
+        """
+        drawn = values[:, 1:]
+        defined = np.isfinite(drawn)
+        n = defined.sum(axis=1)
+        first = np.take_along_axis(drawn, defined.argmax(axis=1)[:, None], axis=1)
+        centred = np.where(defined, drawn - first, 0.0)
+        variance = (np.square(centred).sum(axis=1) - np.square(centred.sum(axis=1)) / n) / (n - 1)
+        if not self.enough:
+            return np.full(len(values), math.nan), n
+        g = self.effective
+        error = np.sqrt(np.maximum(variance, 0.0) * g / (g - 1))
+        known = (n >= max(DEFINED * drawn.shape[1], 2)) & np.isfinite(values[:, 0])
+        return np.where(known, error, math.nan), 1 / (1 / (g - 1) + 1 / (n - 1))
+
+
+# ---------------------------------------------------------------- intervals
+
+
+@dataclass(frozen=True)
+class Range:
+    """The range of a number's possible values; ±inf where it has no end.
+
+    `seen`: whether it is that of the values in the dump, within which every replicate of their mean lies.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    seen: bool = False
+
+    def around(self, value: float, half: float) -> Ends:
+        """Return the interval of half width `half`, to first order, on the scale of the range without ends.
+
+        That is the logit where the range has two ends, the log where it has a lower one. An end that
+        overflows is the largest float64.
+        """
+        below, above = value - self.low, self.high - value
+        if below <= 0 or above <= 0:  # at an end of the range, which a replicate may leave
+            ends = max(value - half, min(self.low, value)), min(value + half, max(self.high, value))
+        elif self.high < math.inf:
+            width = self.high - self.low
+            far = math.exp(min(half * width / (below * above), 700.0))
+            ends = (
+                self.low + width * below / (below + above * far),
+                self.high - width * above / (above + below * far),
+            )
+        elif self.low > -math.inf:
+            far = math.exp(min(half / below, 700.0))
+            ends = self.low + below / far, self.low + below * far
+        else:
+            ends = value - half, value + half
+        return finite(ends[0]), finite(ends[1])
+
+
+ANYWHERE = Range()
+POSITIVE = Range(low=0.0)
+ABOVE_ONE = Range(low=1.0)
+ABOVE_MINUS_ONE = Range(low=-1.0)
+SHARE = Range(0.0, 1.0)
+CORRELATION = Range(-1.0, 1.0)
+AS_SEEN = Range(seen=True)
+"""Range of a mean whose values lie in a range that only the dump tells, as rewards of 0 and 1 do."""
+
+
+def intervals(values: Array, groups: Groups, within: Sequence[Range]) -> list[Ends | None]:
+    """Compute the 95% intervals of N numbers from their replicates, [N, 1+B], each within its range.
+
+    None with too few groups or defined replicates.
+    """
+    errors, freedom = groups.errors(values)
+    halves = (quantile(freedom) * errors).tolist()
+    result: list[Ends | None] = []
+    for value, half, row, own in zip(values[:, 0].tolist(), halves, values, within, strict=True):
+        ends = own.around(value, half) if math.isfinite(half) else None
+        if ends and own.seen:  # no further than the furthest replicate
+            ends = max(ends[0], float(np.nanmin(row))), min(ends[1], float(np.nanmax(row)))
+        result.append(ends)
+    return result
+
+
+def none_of(units: float) -> float:
+    """Return the upper end of the interval of a share of which no event was seen: about 3.7 / units."""
+    return float(1 - 0.025 ** (1 / units))
+
+
+# ---------------------------------------------------------------- metrics
+
+Lookup = Callable[[str], Array]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """One metric.
+
+    Attributes:
+        name: the key of JSON, gate and tables.
+        unit: nats, ratio, fraction, …; empty for a pure number.
+        over: what the metric is averaged over.
+        text: the formula, with Δ = log π_train − log π_rollout and r = e^Δ.
+        of: sums by column name ([1+B] each) → the metric, [1+B].
+        within: range of its possible values; a fraction lies between 0 and 1.
+        counts: whether it is a share of events, so that 0 may be chance; else 0 is exact.
+        log: the logarithm of a metric that is e to the power of a mean, [1+B]: its interval is exponentiated,
+            since the metric itself is linear in its sums over a fraction of a nat only.
+    """
+
+    name: str
+    unit: str
+    over: str
+    text: str
+    of: Callable[[Lookup], Array]
+    within: Range = ANYWHERE
+    counts: bool = False
+    log: Callable[[Lookup], Array] | None = None
+
+    @property
+    def range(self) -> Range:
+        """Range of possible values."""
+        return SHARE if self.unit == "fraction" else self.within
+
+
+def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Lookup], Array]:
+    """Return the formula of a column's mean, plus a constant subtracted before summing."""
+    return lambda get: get(column) / get(per) + plus
+
+
+def spread(first: str, second: str, per: str) -> Callable[[Lookup], Array]:
+    """Return the formula of the standard deviation from Σx and Σx²."""
+    return lambda get: np.sqrt(np.maximum(get(second) / get(per) - (get(first) / get(per)) ** 2, 0))
+
+
+SHARED = frozenset({"tokens", "sequences", "rows", "longest"})
+"""Columns that belong to the dump, not to a drift or a preset."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Computes metrics from the sums of a dump, or of a place of it.
+
+    Attributes:
+        drawn: column → [1+B], the sum and its replicates.
+        groups: those that were resampled.
+    """
+
+    drawn: Mapping[str, Array]
+    groups: Groups
+
+    @classmethod
+    def of(cls, table: Table, seed: int, many: int) -> Reader:
+        """Draw replicates of a table's sums; `many` is its number of groups, whose buckets it may hold."""
+        return cls(table.drawn(seed), Groups.of(table, many))
+
+    def column(self, name: str, prefix: str = "") -> Array:
+        """Return a column's sum and replicates, [1+B]; `prefix` precedes the names of those not `SHARED`."""
+        return self.drawn[name if name in SHARED else prefix + name]
+
+    def number(self, row: Formula, prefix: str = "") -> Number:
+        """Compute one metric with its interval."""
+        return self.numbers(row, [prefix])[0]
+
+    @np.errstate(all="ignore")  # what is undefined in a replicate is NaN there
+    def numbers(self, row: Formula, prefixes: Sequence[str]) -> list[Number]:
+        """Compute a metric under many prefixes at once, at less overhead than one by one.
+
+        Prefixes that share all sums of the metric, as presets with equal parts do, share its number.
+        """
+        if not prefixes:
+            return []
+        formula = row.log or row.of
+        named: dict[str, None] = {}
+        formula(lambda name: named.setdefault(name) or self.column(name, prefixes[0]))
+        made_of = [tuple(id(self.column(name, prefix)) for name in named) for prefix in prefixes]
+        few = dict(zip(made_of, prefixes, strict=True))
+        values = formula(lambda name: np.stack([self.column(name, prefix) for prefix in few.values()]))
+        if row.log is None:
+            found = self.wrapped([row] * len(few), values)
+        else:
+            each = zip(values[:, 0].tolist(), self._intervals(values, [ANYWHERE] * len(few)), strict=True)
+            found = [power(describe(row), log, ends) for log, ends in each]
+        each_of = dict(zip(few, found, strict=True))
+        return [each_of[key] for key in made_of]
+
+    def wrap(self, values: Array, row: Formula) -> Number:
+        """Turn [1+B] values of a metric into a Number."""
+        return self.wrapped([row], values[None])[0]
+
+    def wrapped(self, rows: Sequence[Formula], values: Array) -> list[Number]:
+        """Turn the values [N, 1+B] of N metrics into Numbers, at less overhead than one by one."""
+        each = zip(
+            rows, values[:, 0].tolist(), self._intervals(values, [row.range for row in rows]), strict=True
+        )
+        return [self._known(row, value, ends) for row, value, ends in each]
+
+    def around(self, values: Array, within: Range = ANYWHERE) -> Ends | None:
+        """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""
+        return self._intervals(values[None], [within])[0]
+
+    def _intervals(self, values: Array, within: Sequence[Range]) -> list[Ends | None]:
+        return intervals(values, self.groups, within)
+
+    def _known(self, row: Formula, value: float, ends: Ends | None) -> Number:
+        blank = describe(row)
+        if not math.isfinite(value):
+            return undefined(blank, value)
+        if (
+            row.counts and value in (0.0, 1.0) and ends == (value, value)
+        ):  # seen of no sequence, or of every one
+            missed = none_of(float(self.drawn["sequences"][0]))
+            ends = (0.0, missed) if value == 0 else (1 - missed, 1.0)
+        return replace(blank, value=value, interval=ends, note=_note(ends))
+
+
+def describe(row: Formula) -> Number:
+    """Build a Number without a value."""
+    return Number(unit=row.unit, over=row.over, formula=row.text)
+
+
+def missing(row: Formula, columns: list[str]) -> Number:
+    """Build a Number that is unknown because the dump lacks columns."""
+    return replace(describe(row), unknown="missing column " + ", ".join(columns))
+
+
+def plain(value: float, unit: str, over: str, text: str) -> Number:
+    """Build a Number without an interval (an extreme, a tail index); unknown when it is not finite."""
+    known = {"value": value} if math.isfinite(value) else {"unknown": "undefined for this dump"}
+    return Number(unit=unit, over=over, formula=text, **known)
+
+
+def power(blank: Number, log: float, ends: Ends | None) -> Number:
+    """Build the Number e^log from the interval of its logarithm."""
+    if not math.isfinite(log):
+        return undefined(blank, log)
+    value, *both = (math.exp(x) if x < math.log(LARGEST) else LARGEST for x in (log, *(ends or ())))
+    ends = (both[0], both[1]) if both else None
+    found = replace(blank, interval=ends, note=_note(ends))
+    if value < LARGEST:
+        return replace(found, value=value)
+    return replace(found, log10=log / math.log(10), unknown=OVERFLOWS)
+
+
+def undefined(blank: Number, value: float) -> Number:
+    """Say why there is no number: NaN or an infinity."""
+    nothing = "undefined for this dump (nothing to average over)"
+    return replace(blank, unknown=nothing if math.isnan(value) else "overflows float64")
+
+
+def _note(ends: Ends | None) -> str | None:
+    over = ends is not None and LARGEST in (-ends[0], ends[1])
+    return "its 95% interval overflows float64" if over else None
+
+
+# ---------------------------------------------------------------- two numbers
+
+LEVEL = 0.05
+"""Family-wise error rate of the tests of a comparison."""
+ROUNDING = 1e-12
+"""Largest relative difference that rounding can cause between two sums of the same terms."""
+
+
+def less(one: Array, other: Array, like: Number, groups: Groups, text: str) -> Number:
+    """Subtract numbers, [1+B] with their replicates; `like` has the unit, `text` is the formula."""
+    blank = Number(unit=like.unit, over=like.over, formula=text)
+    return _paired(subtracted(one, other), blank, groups, ANYWHERE)
+
+
+def subtracted(one: Array, other: Array) -> Array:
+    """Compute one − other, set to 0 where the difference is no more than rounding."""
+    difference = one - other
+    return np.where(np.abs(difference) <= ROUNDING * np.maximum(np.abs(one), np.abs(other)), 0.0, difference)
+
+
+def over(one: Array, other: Array, groups: Groups, text: str, powers: bool = False) -> Number | None:
+    """Divide one number by another; None unless both are above 0 in every defined replicate.
+
+    Of `powers` of means the interval is that of the difference of the means, exponentiated.
+    """
+    both = np.stack((one, other))
+    if not ((both > 0) | np.isnan(both)).all() or not (both[:, 0] > 0).all():
+        return None
+    if powers:
+        logs = np.log(one) - np.log(other)
+        return power(Number(formula=text), float(logs[0]), intervals(logs[None], groups, [ANYWHERE])[0])
+    return _paired(one / other, Number(formula=text), groups, POSITIVE)
+
+
+def compared(one: Array, other: Array) -> Array:
+    """Compute log(one / other) of positive numbers, set to 0 where the difference is mere rounding.
+
+    A prompt that is hard in both runs adds to their difference, and cancels in their ratio.
+    """
+    return np.where(subtracted(one, other) == 0, 0.0, np.log(one / other))
+
+
+def _paired(values: Array, blank: Number, groups: Groups, within: Range) -> Number:
+    value = float(values[0])
+    if not math.isfinite(value):
+        return replace(blank, unknown="one of the two is not known")
+    return replace(blank, value=value, interval=intervals(values[None], groups, [within])[0])
+
+
+def sure(difference: Number) -> bool:
+    """Return whether the interval of a difference excludes 0."""
+    return difference.interval is not None and not difference.interval[0] <= 0 <= difference.interval[1]
+
+
+def p_value(differences: Array, groups: Groups) -> float | None:
+    """Compute the two-sided p-value of a difference or log-ratio [1+B]; None with too few groups.
+
+    The tail of t is by Wallace's normal score (1959): at most 2% too large where it is ≥ 1%.
+    """
+    (error,), (freedom,) = groups.errors(differences[None])
+    value = float(differences[0])
+    if not math.isfinite(error):
+        return None
+    if value == 0 or error == 0:
+        return 1.0 if value == 0 else 0.0
+    score = math.sqrt(freedom * math.log1p((value / error) ** 2 / freedom))
+    return math.erfc((8 * freedom + 1) / (8 * freedom + 3) * score / math.sqrt(2))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Correct p-values for multiple testing (Holm 1979): the family-wise error rate is at most α."""
+    result, worst = [0.0] * len(values), 0.0
+    for rank, at in enumerate(sorted(range(len(values)), key=lambda at: values[at])):
+        worst = max(worst, min(1.0, (len(values) - rank) * values[at]))
+        result[at] = worst
+    return result

@@ -1,0 +1,147 @@
+"""Intervals of numbers: from replicates, groups and the range of what is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from offpol_diag.analyze import analyze
+from offpol_diag.core.intervals import (
+    ANYWHERE,
+    FEWEST_GROUPS,
+    POSITIVE,
+    SHARE,
+    Formula,
+    Groups,
+    Range,
+    Reader,
+    mean,
+)
+from offpol_diag.core.state import Table
+from offpol_diag.engine import method
+from offpol_diag.presets import catalogue
+
+MEAN = Formula("x", "", "tokens", "", mean("x"))
+
+
+def test_an_interval_needs_a_few_groups_and_defined_replicates():
+    def read(many):
+        columns = {"x": np.random.default_rng(0).standard_normal(many), "tokens": np.ones(many)}
+        return Reader.of(Table.of(columns, np.arange(many, dtype=np.uint64)), 0, many)
+
+    assert read(FEWEST_GROUPS).number(MEAN).interval is not None
+    assert read(FEWEST_GROUPS - 1).number(MEAN).interval is None
+    lone = replace(read(1), groups=Groups(60, 60.0))
+    assert lone.number(MEAN).interval is None  # the only one is drawn 0 times in 37% of replicates
+
+
+def number(values: np.ndarray, groups: float = 60, within: Range = ANYWHERE):
+    """Return the interval of [1+B] values among groups of which so many count in effect."""
+    return Reader({}, Groups(101, groups)).around(values, within)
+
+
+def t_times(groups: float, replicates: int) -> float:
+    """Compute half a width in standard deviations of the replicates, by scipy."""
+    freedom = 1 / (1 / (groups - 1) + 1 / (replicates - 1))
+    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(groups / (groups - 1))
+
+
+@pytest.mark.parametrize("groups", [5, 8, 32, 1000])
+def test_an_interval_is_a_t_interval_with_what_the_bootstrap_lacks_of_the_variance(groups):
+    drawn = np.random.default_rng(4).standard_normal(256) + 3
+    half = t_times(groups, 256) * float(drawn.std(ddof=1))
+
+    assert number(np.concatenate((np.array([3.0]), drawn)), groups) == pytest.approx(
+        (3 - half, 3 + half), rel=1e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "within", "scale", "back", "slope"),
+    [
+        (0.02, POSITIVE, math.log, math.exp, 1 / 0.02),
+        (0.5, Range(low=-1.0), math.log1p, math.expm1, 1 / 1.5),
+        (0.98, SHARE, lambda x: math.log(x / (1 - x)), lambda y: 1 / (1 + math.exp(-y)), 1 / (0.98 * 0.02)),
+        (0.9, Range(-1.0, 1.0), math.atanh, math.tanh, 1 / (1 - 0.81)),
+    ],
+)
+def test_an_interval_stays_in_the_range_by_the_scale_that_has_no_end(value, within, scale, back, slope):
+    drawn = value + 0.006 * np.random.default_rng(2).standard_normal(256)
+    half = slope * t_times(60, 256) * float(drawn.std(ddof=1))
+    found = number(np.concatenate((np.array([value]), drawn)), within=within)
+
+    assert found == pytest.approx((back(scale(value) - half), back(scale(value) + half)), rel=2e-3)
+    assert within.low < found[0] < value < found[1] < within.high
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_share_at_an_end_that_replicates_leave_is_cut_off_there(value):
+    drawn = value + np.array([0.2, -0.2, 0.1, -0.1] * 16)
+    low, high = number(np.concatenate((np.array([value]), drawn)), within=SHARE)
+
+    assert (low == 0 < high < 1) if value == 0 else (0 < low < 1 == high)
+
+
+def test_groups_of_unequal_size_count_as_fewer():
+    """One prompt with half of all tokens among 101: (2·100)² / (100² + 100) in effect, not 101."""
+    halved = sized([50.0, 50.0] + [1.0] * 100, [0, *range(101)])  # in two rows
+    drawn = np.random.default_rng(0).standard_normal(513)
+
+    assert halved == Groups(101, pytest.approx(200**2 / (100**2 + 100)))
+    assert sized([3.0] * 101) == Groups(101, 101.0)
+    wide, narrow = (number(drawn, groups) for groups in (halved.effective, 101.0))
+    assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
+    assert not sized([1000.0] + [1.0] * 100).enough  # one prompt, in effect
+    assert sized([0.0] * 9) == Groups(9, 9.0)
+
+
+def sized(tokens: list[float], groups: Sequence[int] | None = None) -> Groups:
+    """Return the groups of a table of rows of so many tokens."""
+    keys = np.array(groups if groups is not None else range(len(tokens)), np.uint64)
+    return Groups.of(Table.of({"tokens": np.array(tokens)}, keys), len(set(keys.tolist())))
+
+
+def share(seen: float, units: float, counts: bool = True) -> tuple[float, float] | None:
+    read = {"x": np.full((65,), seen), "sequences": np.full((65,), units)}
+    return (
+        Reader(read, Groups(60, 60.0))
+        .number(Formula("x", "fraction", "", "", mean("x", "sequences"), counts=counts))
+        .interval
+    )
+
+
+def test_no_event_among_n_is_no_proof_that_there_is_none():
+    """Clopper–Pearson: the share at which seeing none has a chance of 2.5%."""
+    expected = stats.binomtest(0, 1000).proportion_ci(0.95).high
+
+    assert share(0, 1000) == pytest.approx((0, expected))
+    assert share(1000, 1000) == pytest.approx((1 - expected, 1))
+    assert share(0, 1000, counts=False) == (0, 0)
+    assert share(500, 1000) == (0.5, 0.5)
+
+
+def test_events_that_a_preset_cannot_cause_are_exactly_zero():
+    rows = catalogue.load()
+
+    assert {"tokens_rejected", "vetoed", "truncated_low"} <= method.idle(rows["token_is"])
+    assert not {"truncated_high"} & method.idle(rows["token_is"])
+    assert not {"tokens_rejected", "sequences_dropped", "tokens_weighted"} & method.idle(rows["geo_rs"])
+    assert "tokens_weighted" in method.idle(rows["token_is"])
+    assert not {"tokens_weighted"} & method.idle(rows["token_icepop"])
+    assert "truncated_high" in method.idle(rows["recompute"])
+
+
+def test_a_result_tells_what_cannot_happen_from_what_was_not_seen():
+    """No token of this dump is vetoed: under one preset it could have been, under the other not."""
+    rows = catalogue.load()
+    found = analyze(["sample_data/healthy.parquet"], presets=[rows["token_is"], rows["geo_rs"]])
+    never, unseen = (found.preset(name)["vetoed"] for name in ("token_is", "geo_rs"))
+
+    assert (never.value, never.interval) == (0, (0, 0))
+    assert unseen.value == 0
+    assert unseen.interval == pytest.approx((0, stats.binomtest(0, 512).proportion_ci(0.95).high))
