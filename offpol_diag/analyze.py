@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,8 +31,8 @@ from offpol_diag.presets import Preset, catalogue
 from offpol_diag.printable import clean
 from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices, worth_a_gpu
-from offpol_diag.run.ray import Ray
-from offpol_diag.run.threads import TOKENS, Each, Engine, Progress, Threads, own, peak_rss
+from offpol_diag.run.ray import Engine, connected
+from offpol_diag.run.threads import TOKENS, Progress, Threads, own, peak_rss
 
 MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
@@ -131,7 +132,7 @@ def examine(
         UsageError: the device is not there, or the engine has no such threads.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
-    presets = catalogue.chosen(presets)
+    presets, began = catalogue.chosen(presets), time.perf_counter()
     study = Study.of(dump.info.columns, presets, group_by, seed)
     kept = tuple(_kept(dump, group_by))
     logs = None if logged is None else frozenset(logged)
@@ -140,7 +141,7 @@ def examine(
     with ENGINES[engine](choice, threads, progress) as runs:
         found = read_ahead_for(runs, dump, study)
         with SequenceWriter.open(sequences) as writer:
-            each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
+            each = (attrgetter("rows"), writer.write) if writer else None
             job = Observe(study.ready(), found, bool(writer), choice.devices)
             observed: Observed | None = runs.reduce(dump, job, each)
             if observed is None:
@@ -150,7 +151,8 @@ def examine(
                 writer.finish(readout.Readout(study, seen).factors)
     notes = (MADE,) if found.rewards else ()
     facts = readout.facts(dump, seen, (*notes, *map(largest_groups, kept)))
-    run = record(runs, study, facts)
+    seconds = time.perf_counter() - began
+    run = record(runs.name, choice, study, facts, seconds)
     return Examined(study, seen, presets, facts, run)
 
 
@@ -179,19 +181,19 @@ def largest_groups(kept: breakdowns.Kept) -> str:
     return f"{whole}; the {many:,} largest groups, by their rows, are listed, and the other {others:,} as one"
 
 
-def record(runs: Engine, study: Study, facts: DumpFacts) -> Run:
+def record(engine: str, choice: Choice, study: Study, facts: DumpFacts, seconds: float) -> Run:
     """Record how the numbers were made: device, seed, amount of data, time, memory."""
     return Run(
         command="analyze",
         version=version("offpol-diag"),
-        device=runs.device,
-        engine=runs.name,
+        device=choice.name,
+        engine=f"{engine}; {choice.unused}" if choice.unused else engine,
         seed=study.seed,
         replicates=study.replicates,
         tokens=facts.tokens,
         sequences=facts.sequences,
         peak_rss_bytes=peak_rss(),
-        seconds=runs.clock.seconds(),
+        seconds={"total": seconds},
     )
 
 
@@ -199,14 +201,14 @@ Start = Callable[[Choice, int | None, Progress | None], AbstractContextManager[E
 
 
 def _here(choice: Choice, threads: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
-    return nullcontext(Threads(threads, progress, choice))
+    return nullcontext(Threads(threads, progress))
 
 
 def _there(choice: Choice, threads: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
     if threads and threads > 1:
         what = f"--threads {threads} is for this machine: with --engine ray the cluster says how many"
         raise UsageError(what, "offer Ray more or fewer CPUs")
-    return Ray.on(choice.name, progress)
+    return connected(choice.name, progress)
 
 
 ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}

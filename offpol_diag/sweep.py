@@ -24,7 +24,8 @@ from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto, Weight
 from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.result import Place, Result, SolvedWindow, Sweep, SweptPoint, place_of
 from offpol_diag.run.devices import ON_CPU
-from offpol_diag.run.threads import Engine, Progress
+from offpol_diag.run.ray import Engine
+from offpol_diag.run.threads import Progress
 from offpol_diag.trainers import config_for, trainer_named
 
 Side = Literal["upper", "lower", "window"]

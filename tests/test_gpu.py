@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError, get_ident
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -47,13 +49,21 @@ def batch(dump) -> Batch:
 # ---------------------------------------------------------------- names
 
 
-plain_trouble = named.trouble
+plain_ones = torch.ones
 
 
-def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(named, "present", lambda: count > 0)
-    monkeypatch.setattr(named, "count", lambda: count)
-    monkeypatch.setattr(named, "trouble", lambda device: "")
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int, broken: tuple[int, ...] = ()) -> None:
+    """Let there be GPUs, on the host; on broken ones nothing can be made, as others hold all their memory."""
+
+    def ones(*args: Any, device: Any = "cpu", **kwargs: Any) -> Tensor:
+        if torch.device(device).index in broken:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 MiB.")
+        return plain_ones(*args, **kwargs)
+
+    monkeypatch.setattr(named, "NODES", "dev/null" if count else "dev/nothing")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch, "ones", ones)
 
 
 @pytest.mark.parametrize(
@@ -101,36 +111,22 @@ def test_a_device_that_is_not_there_is_refused(name, count, said, monkeypatch):
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
 def test_gpus_that_the_environment_hides_are_not_there(hidden, monkeypatch):
-    monkeypatch.setattr(named, "NODES", "/dev/null")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert named.present()
+    gpus(monkeypatch, 1)
+    assert named.devices("auto").name == "cuda:0"
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert not named.present()
+    assert named.devices("auto").name == "cpu"
 
 
 def test_without_torch_a_gpu_is_not_used(monkeypatch):
     gpus(monkeypatch, 1)
-    monkeypatch.setattr(named, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     found = named.devices("auto")
 
     assert found.devices == ("cpu",)
     assert "torch is not installed" in found.unused
     with pytest.raises(UsageError, match="needs torch"):
         named.devices("cuda")
-
-
-def broken(monkeypatch: pytest.MonkeyPatch, *which: int) -> None:
-    """Let nothing be made on some GPUs, as where others hold all their memory; on the others on the host."""
-    plain = torch.ones
-
-    def ones(*args: Any, device: Any = "cpu", **kwargs: Any) -> Tensor:
-        if torch.device(device).index in which:
-            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 MiB.")
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(named, "trouble", plain_trouble)
-    monkeypatch.setattr(torch, "ones", ones)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +142,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, *which: int) -> None:
     ],
 )
 def test_a_gpu_that_does_not_work_is_not_taken_unless_it_was_asked_for(which, expected, said, monkeypatch):
-    gpus(monkeypatch, 2)
-    broken(monkeypatch, *which)
+    gpus(monkeypatch, 2, which)
     found = named.devices("auto")
 
     assert [*found.devices] == expected
@@ -160,8 +155,7 @@ def test_a_gpu_that_does_not_work_is_not_taken_unless_it_was_asked_for(which, ex
 
 
 def test_a_report_says_why_no_gpu_was_taken(monkeypatch):
-    gpus(monkeypatch, 1)
-    broken(monkeypatch, 0)
+    gpus(monkeypatch, 1, (0,))
     monkeypatch.setattr(named, "WORTH_STARTING", 0)
     run = analyze([SAMPLE], presets=catalogue.load().resolve("token_is")).run
 
@@ -169,16 +163,26 @@ def test_a_report_says_why_no_gpu_was_taken(monkeypatch):
     assert run.engine == "local; cuda:0 does not work: CUDA out of memory."
 
 
-def test_threads_take_gpus_in_turn():
-    with threads.numbered(3) as pool:
-        barrier = Barrier(3)
+@dataclass
+class Chosen:
+    """The device of each thread that has computed a batch."""
 
-        def device() -> str:
-            barrier.wait(10)
-            return threads.own(("cuda:0", "cuda:1"))
+    devices: dict[int, str]
 
-        found = [future.result() for future in [pool.submit(device) for _ in range(3)]]
-    assert sorted(found) == ["cuda:0", "cuda:0", "cuda:1"]
+    def merge(self, other: Chosen) -> Chosen:
+        return Chosen(self.devices | other.devices)
+
+
+def test_threads_take_gpus_in_turn(dump):
+    barrier = Barrier(3)
+
+    def job(batch: Batch) -> Chosen:
+        with suppress(BrokenBarrierError):  # the last batches are fewer than threads
+            barrier.wait(5)
+        return Chosen({get_ident(): threads.own(("cuda:0", "cuda:1"))})
+
+    found = threads.Threads(3).reduce(open_dump([dump], batch_tokens=500), job)
+    assert sorted(found.devices.values()) == ["cuda:0", "cuda:0", "cuda:1"]
 
 
 # ---------------------------------------------------------------- numbers

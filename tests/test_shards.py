@@ -1,164 +1,97 @@
-"""A dump in shards is the dump: its sequences, its remarks, its errors."""
+"""A dump in ranges of row groups, as tasks read it, is the dump: its sequences, its remarks, its errors."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from offpol_diag.dump.check import Seen
-from offpol_diag.dump.read import Dump, open_dump
+from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import DumpError
 from tests.factory import write
 
-GROUP = 8
-HUGE = 1 << 30
-NAN = float("nan")
+HUGE, NAN, SKIP = 1 << 30, float("nan"), {"on_bad_row": "skip"}
 
 
-def rows(count: int = 40, seed: int = 0, **changes: Any) -> pa.Table:
-    """Make sequences of 0 to 6 tokens; some tokens masked."""
+def ragged(seed=0, count=40, masked=0.2):
+    """Make sequences of 0 to 6 tokens; some tokens masked, or all."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(0, 7, count)
-    lengths[:2] = 6
-    logs = [-rng.exponential(0.5, n) for n in lengths]
-    columns = {
-        "rollout_log_probs": logs,
-        "old_log_probs": [x - 0.01 for x in logs],
-        "response_mask": [rng.random(n) < 0.8 for n in lengths],
-    }
-    return pa.table({name: pa.array(map(list, column)) for name, column in (columns | changes).items()})
+    logs = [(-rng.exponential(0.5, n)).tolist() for n in rng.integers(0, 7, count)]
+    mask = [(rng.random(len(x)) >= masked).tolist() for x in logs]
+    return pa.table({"rollout_log_probs": logs, "old_log_probs": logs, "response_mask": mask})
 
 
-def full(count: int = 64, length: int = 8) -> pa.Table:
-    logs = np.full((count, length), -0.5) - np.arange(count)[:, None] / 100
-    return pa.table({"rollout_log_probs": logs.tolist(), "old_log_probs": (logs - 0.01).tolist()})
+def of_old(*first):
+    """Make a sequence of eight tokens for each value of `old`, or for what `old` begins with."""
+    old = [[one] * 8 if isinstance(one, float) else [*one] + [-0.5] * (8 - len(one)) for one in first]
+    return pa.table({"rollout_log_probs": [[-0.5] * 8] * len(old), "old_log_probs": old})
 
 
-def of_old(*old: Any) -> pa.Table:
-    """Make sequences of eight tokens with these values of `old`."""
-    logs = [[value] * 8 if isinstance(value, float) else value for value in old]
-    return pa.table({"rollout_log_probs": [[-0.5] * 8] * len(logs), "old_log_probs": logs})
-
-
-def spoilt(table: pa.Table, row: int) -> pa.Table:
-    """Remove the mask, and put a NaN in the first row from `row` on that has a token."""
-    values = table["old_log_probs"].to_pylist()
-    next(values[i] for i in range(row, len(values)) if values[i])[0] = NAN
-    return table.select(["rollout_log_probs"]).append_column("old_log_probs", pa.array(values))
-
-
-def sequences(*dumps: Any) -> list[Any]:
-    """Return every sequence of dumps or lists of batches as plain values."""
-    found = []
-    for dump in dumps:
-        for batch in dump.batches() if isinstance(dump, Dump) else dump:
-            at = batch.cu_seqlens.tolist()
-            for i in range(batch.sequences):
-                tokens = slice(at[i], at[i + 1])
-                scalars = {name: values[i] for name, values in batch.scalars.items()}
-                logs = [getattr(batch, name)[tokens].tolist() for name in ("rollout", "old", "position")]
-                found.append((logs, scalars, int(batch.key[i]), int(batch.masked[i])))
-    return found
-
-
-def whole(dump: Dump) -> list[Any]:
-    return sequences(dump)
-
-
-def apart(dump: Dump, size: int) -> list[Any]:
-    """Read each shard by itself, as in another process."""
-    parts = [pickle.loads(pickle.dumps(part)) for part in dump.shards(size)]
-    found, dump.seen = sequences(*parts), Seen()
-    for part in parts:
-        dump.seen.add(part.seen)
-    dump.judge()
-    return found
-
-
-def outcome(dump: Dump, way: Callable[[Dump], list[Any]]) -> Any:
-    """Return the sequences of a pass with the dump's remarks; or its error."""
-    try:
-        return way(dump), dump.notes, dump.seen.skipped, dump.info
-    except DumpError as error:
-        return error.message, error.hint
-
-
-Given = tuple[list[pa.Table], int, dict[str, Any], str]
-NOTE = "tokens ("  # of positive log-probs
-SKIP = {"on_bad_row": "skip"}
-BAD = [0.5] * 3 + [-0.5] * 5
-POSITIVE = [rows(seed=i) for i in range(2)]
-POSITIVE = [
-    one.set_column(
-        0, "rollout_log_probs", pa.array([[0.5] * len(x) for x in one["old_log_probs"].to_pylist()])
-    )
-    for one in POSITIVE
-]
-MASKED = rows(
-    response_mask=[[]] * 40, **{name: [np.zeros(0)] * 40 for name in ("rollout_log_probs", "old_log_probs")}
-)
-DUMPS: dict[str, Given] = {  # the files, rows of a row group, options, what must be said of it
-    "three files": ([rows(seed=i) for i in range(3)], GROUP, {}, ""),
-    "row groups of all sizes": ([rows(100), rows(100, 1)], 30, {"batch_tokens": 20}, ""),
-    "a bad row": ([rows(), spoilt(rows(), 30)][1:], GROUP, {}, "row group 3, row 3"),
-    "a bad row in a row group": ([spoilt(full(), 40)], 64, {}, "row group 0, row 40,"),
-    "the same, skipped": ([spoilt(full(), 40)], 64, SKIP, "row group 0, row 40,"),
-    "two bad files, skipped": ([*POSITIVE, rows(seed=2)], GROUP, SKIP, "count="),
-    "nothing but bad rows": ([of_old(*[NAN] * 40)], GROUP, SKIP, "every row was skipped, all 40"),
-    "a file that is masked": ([MASKED, rows()], GROUP, {}, ""),
-    "a dump that is masked": ([MASKED], GROUP, {}, "no token is left in 40 rows"),
-    "a sign wrong in few": ([of_old(*[-0.5] * 20, *[0.5] * 12)], 4, {}, NOTE),
+FINE, BAD, POSITIVE = [-0.5], [NAN], [0.5] * 3
+DUMPS = {  # the files, rows of a row group, options, what must be said of it
+    "three files": ([ragged(0), ragged(1), ragged(2)], 8, {}, ""),
+    "row groups of all sizes": ([ragged(0, 100), ragged(1, 100)], 30, {"batch_tokens": 20}, ""),
+    "a bad row": ([of_old(*[FINE] * 20, BAD, *[FINE] * 19)], 8, {}, "row group 2, row 20,"),
+    "a bad row, skipped": ([of_old(*[FINE] * 40, BAD, *[FINE] * 23)], 64, SKIP, "row group 0, row 40,"),
+    "nothing but bad rows": ([of_old(*[NAN] * 40)], 8, SKIP, "every row was skipped, all 40"),
+    "a file that is masked": ([ragged(masked=2), ragged(1)], 8, {}, ""),
+    "a dump that is masked": ([ragged(masked=2)], 8, {}, "no token is left in 40 rows"),
+    "a sign wrong in few": ([of_old(*[-0.5] * 20, *[0.5] * 12)], 4, {}, "tokens ("),
     "a sign wrong in most": ([of_old(*[-0.5] * 4, *[0.5] * 28)], 4, {}, "wrong sign"),
-    "wrong in few tokens of many shards": ([of_old(*[0.5] * 32)], 2, {}, "wrong sign"),
-    "few wrong, many right": (
-        [of_old(0.5, 0.5), of_old(*[-0.5] * 32)],
-        GROUP,
-        {"batch_tokens": 300},
-        NOTE,
-    ),
-    "some wrong in each sequence": (
-        [of_old(BAD, BAD), of_old(*[BAD] * 14)],
-        GROUP,
-        {"batch_tokens": 16},
-        NOTE,
-    ),
+    "wrong in few tokens of many ranges": ([of_old(*[0.5] * 32)], 2, {}, "wrong sign"),
+    "few wrong, many right": ([of_old(0.5, 0.5), of_old(*[-0.5] * 32)], 8, {"batch_tokens": 300}, "tokens ("),
+    "some wrong in each": ([of_old(*[POSITIVE] * 16)], 8, {"batch_tokens": 16}, "tokens ("),
 }
 
 
+def sequences(dump):
+    """Return every sequence of a dump as plain values."""
+    for batch in dump.batches():
+        for i, (begin, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
+            lists = [getattr(batch, name)[begin:end].tolist() for name in ("rollout", "old", "position")]
+            scalars = {name: values[i] for name, values in batch.scalars.items()}
+            yield lists, scalars, int(batch.key[i]), int(batch.masked[i])
+
+
+def outcome(dump, size=0):
+    """Return what a pass finds, or its error; by ranges of a size, each read as in another process."""
+    try:
+        if not size:
+            found = [*sequences(dump)]
+        else:
+            parts = [pickle.loads(pickle.dumps(part)) for part in dump.shards(size)]
+            found, dump.seen = [one for part in parts for one in sequences(part)], Seen()
+            for part in parts:
+                dump.seen.add(part.seen)
+            dump.judge()
+    except DumpError as error:
+        return [], error.message, error.hint
+    return found, dump.notes, dump.seen.skipped, dump.info
+
+
 @pytest.mark.parametrize("what", DUMPS)
-def test_a_dump_in_shards_is_the_dump(tmp_path, what):
+def test_a_dump_in_ranges_is_the_dump(tmp_path, what):
     tables, group, options, says = DUMPS[what]
     for i, table in enumerate(tables):
-        partition = f"step={i}" if "rollout_log_probs" in table.column_names else ""
-        write(tmp_path / partition / f"{i}.parquet", table, group)
-    expected = outcome(open_dump([str(tmp_path)], **options), whole)
-    assert says in str(expected[:2] if len(expected) == 2 else expected[1:3])
+        write(tmp_path / f"step={i}" / f"{i}.parquet", table, group)
+    expected = outcome(open_dump([str(tmp_path)], **options))
+    assert says in str(expected[1:3])
     for size in (1, 1500, HUGE):
-        found = outcome(open_dump([str(tmp_path)], **options), lambda dump, size=size: apart(dump, size))
-        assert found == expected, size
+        assert outcome(open_dump([str(tmp_path)], **options), size) == expected, size
 
 
-def test_shards_are_row_groups_and_no_more_than_can_be_handled(tmp_path, monkeypatch):
+def test_ranges_are_whole_row_groups_not_too_many_and_read_from_another_folder(tmp_path, monkeypatch):
     for i in range(3):
-        write(tmp_path / f"{i}.parquet", rows(seed=i), GROUP)
-    dump = open_dump([str(tmp_path)])
-    assert len(dump.shards(1)) == 15
-    assert len(dump.shards(HUGE)) == 1
+        write(tmp_path / "d" / f"{i}.parquet", ragged(i), 8)
+    monkeypatch.chdir(tmp_path)
+    dump = open_dump(["d"])
+    parts = dump.shards(1)
+    assert (len(parts), len(dump.shards(HUGE))) == (15, 1)
+    monkeypatch.chdir("/")
+    assert [str(part.path) for part in parts[5].parts] == ["d/1.parquet"]
+    assert len([*sequences(parts[5])]) == parts[5].rows == 8
     monkeypatch.setattr("offpol_diag.dump.read.MOST_SHARDS", 10)
     assert 5 < len(dump.shards(1)) <= 10
-
-
-def test_a_shard_keeps_its_name_and_is_read_from_another_folder(tmp_path, monkeypatch):
-    for i in range(3):
-        write(tmp_path / "d" / f"{i}.parquet", rows(seed=i), GROUP)
-    monkeypatch.chdir(tmp_path)
-    piece, counted = open_dump(["d"]).shards(1)[5], []
-    monkeypatch.chdir("/")
-    assert [str(part.path) for part in piece.parts] == ["d/1.parquet"]
-    assert len(sequences(list(piece.batches(counted.append)))) == 8
-    assert sum(counted) == piece.rows == 8

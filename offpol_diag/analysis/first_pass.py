@@ -26,7 +26,8 @@ from offpol_diag.engine.scope import BatchFits, Label
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject
-from offpol_diag.run.threads import Engine, Job, State
+from offpol_diag.run.ray import Engine
+from offpol_diag.run.threads import Job, State
 
 MOST_TOKENS = 1 << 26
 """Most tokens of a dump for rules on trainer batches: their values are held until each is sorted."""

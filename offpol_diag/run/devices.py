@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from offpol_diag.errors import UsageError
 
 CPU = "cpu"
-NODES = "/dev/nvidia[0-9]*"
+NODES = "dev/nvidia[0-9]*"
 """Device files of NVIDIA's driver."""
 WORTH_STARTING = 700_000_000
-"""Tokens times presets, and `ALONE` more, from which a GPU is started by itself."""
+"""Tokens times presets, and `ALONE` more, from which a GPU is started by itself: torch takes seconds."""
 ALONE = 20
 """How many presets cost what else is computed of a token."""
-HINT = "give auto, cpu, cuda or cuda:N"
 
 
 @dataclass(frozen=True)
@@ -48,49 +46,34 @@ def devices(name: str, worth: bool = True) -> Choice:
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UsageError(f"device {name!r} is not known", "give auto, cpu, cuda or cuda:N")
-    if name == CPU or (name == "auto" and not (worth and present())):
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    if name == CPU or (name == "auto" and (hidden or not worth or not any(Path("/").glob(NODES)))):
         return ON_CPU
-    if find_spec("torch") is None:
+    try:
+        import torch
+    except ImportError as error:
         if name == "auto":
             return Choice(unused="a GPU is not used: torch is not installed")
-        raise UsageError(f"device {name!r} needs torch, which is not installed", "pip install torch")
-    there = [f"cuda:{at}" for at in range(count() if present() else 0)]
+        raise UsageError(
+            f"device {name!r} needs torch, which is not installed", "pip install torch"
+        ) from error
+    there = [f"cuda:{at}" for at in range(torch.cuda.device_count())]
     chosen = there if name in ("auto", "cuda") else [one for one in there if one == f"cuda:{int(name[5:])}"]
     if not chosen and name != "auto":
         raise UsageError(f"device {name!r}: there are {len(there)} CUDA devices here", "use --device cpu")
-    faults = {device: said for device in chosen if (said := trouble(device))}
-    if faults and name != "auto":
-        device, why = next(iter(faults.items()))
-        raise UsageError(f"device {device!r} does not work: {why}", "use --device cpu")
-    fine = tuple(device for device in chosen if device not in faults)
-    unused = "; ".join(f"{device} does not work: {said}" for device, said in faults.items())
-    return Choice(fine) if fine else Choice(unused=unused)
+    fine, faults = list[str](), list[str]()
+    for device in chosen:
+        try:
+            float(torch.ones(1, dtype=torch.float64, device=device).exp())
+            fine.append(device)
+        except RuntimeError as error:  # too old a driver, say, or no free memory
+            why = next(iter(str(error).splitlines()), "") or type(error).__name__
+            if name != "auto":
+                raise UsageError(f"device {device!r} does not work: {why}", "use --device cpu") from error
+            faults.append(f"{device} does not work: {why}")
+    return Choice(tuple(fine)) if fine else Choice(unused="; ".join(faults))
 
 
 def worth_a_gpu(tokens: float, presets: int) -> bool:
     """Return whether there is work enough to start a GPU, which takes some seconds in every worker."""
     return tokens * (presets + ALONE) >= WORTH_STARTING
-
-
-def present() -> bool:
-    """Return whether there may be a GPU: a device file of NVIDIA's driver, not hidden by the environment."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    return not hidden and any(Path("/").glob(NODES.removeprefix("/")))
-
-
-def count() -> int:
-    """Return the number of GPUs that torch sees."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def trouble(device: str) -> str:
-    """Return why a device cannot compute (say, too old a driver or no free memory); empty if it can."""
-    import torch
-
-    try:
-        float(torch.ones(1, dtype=torch.float64, device=device).exp())
-    except RuntimeError as error:
-        return next(iter(str(error).splitlines()), "") or type(error).__name__
-    return ""
