@@ -122,7 +122,7 @@ def whole(path: Path, device: str, tokens: int) -> None:
     found: dict[str, Result] = {}
     for one in (device, "cpu"):
         began = time.perf_counter()
-        found[one] = analyze([str(path)], presets=PRESETS, device=one, logged=())
+        found[one] = analyze([str(path)], presets=PRESETS, device=one)
         print(f"file to result, {one:7}: {tokens / (time.perf_counter() - began) / 1e6:.2f} M tokens/s")
     there, here = (found[one].numbers for one in (device, "cpu"))
     for subject, numbers in here.items():

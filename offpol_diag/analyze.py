@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -106,7 +106,6 @@ def examine(
     threads: int | None = None,
     against: str | None = None,
     by_step: Sequence[str] = (),
-    logged: Collection[str] | None = None,
     lag_0: bool = False,
 ) -> Examined:
     """Analyse a dump under some presets: compute the states from which all numbers are read.
@@ -124,7 +123,6 @@ def examine(
         threads: how many compute; None for one per core. The numbers are the same to the last bit.
         against: a preset whose drops are compared with those of each other one.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
-        logged: names of the presets of which what their trainer logs is computed too; None for all.
         lag_0: whether to count what each preset keeps of policy lag 0.
 
     Raises:
@@ -135,8 +133,7 @@ def examine(
     presets, began = catalogue.chosen(presets), time.perf_counter()
     study = Study.of(dump.info.columns, presets, group_by, seed)
     kept = tuple(_kept(dump, group_by))
-    logs = None if logged is None else frozenset(logged)
-    study = replace(study, against=against, by_step=tuple(by_step), kept=kept, lag_0=lag_0, logs=logs)
+    study = replace(study, against=against, by_step=tuple(by_step), kept=kept, lag_0=lag_0)
     choice = chosen_devices(engine, device, worth_a_gpu(dump.tokens, len(study.presets)))
     with ENGINES[engine](choice, threads, progress) as runs:
         found = read_ahead_for(runs, dump, study)

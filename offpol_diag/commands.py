@@ -5,7 +5,7 @@ Functions take the paths that are read, the request, and a function that is told
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +36,11 @@ def silent(text: str) -> None:
 
 def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) -> Result:
     """Analyse and diagnose a dump, and recommend a correction."""
-    from offpol_diag.trainers import TRAINERS
-
     trainer = trainer_of(request)
     dump = opened(paths, request)
     asked = presets_of(request, say) or usual(dump, request, trainer)
-    own = {log.name for log in TRAINERS[trainer].logs} if trainer else set()
-    logged = {one.name for one in asked if request.presets is not None or one.logs in own}
     chosen = with_family(asked, catalogue(request), dump)
-    more: dict[str, Any] = {"by_step": summed_by_step(request.by_step, chosen), "logged": logged}
-    more["sequences"] = request.sequences
+    more = {"by_step": summed_by_step(request.by_step, chosen), "sequences": request.sequences}
     found = examined(dump, request, chosen, say, **more)
     return within(advised(found, "analyze", trainer))
 
@@ -74,8 +69,7 @@ def compare(
         raise _nothing_to_compare(request, columns, lacks)
     base = reference(lacks, base)
     assert base is not None  # or there would have been an error
-    logged = {one.name for one in asked}
-    found = examined(dump, request, chosen, say, against=base, logged=logged)
+    found = examined(dump, request, chosen, say, against=base)
     summary = advised(found, "compare")
     return summary.model_copy(update={"comparison": of_presets(found, summary, base)})
 
@@ -219,15 +213,13 @@ def examined(
     request: requests.Computed,
     presets: Sequence[Preset],
     say: Say,
-    logged: Collection[str] = (),
     **more: Any,
 ) -> Examined:
     """Analyse a dump under presets; `more` goes to `analyze.examine`."""
     from offpol_diag.analyze import examine, largest_groups
 
     group_by: tuple[str, ...] = getattr(request, "group_by", ())
-    more |= {"logged": logged, **_where(request)}
-    found = examine(dump, presets=presets, group_by=group_by, **more)
+    found = examine(dump, presets=presets, group_by=group_by, **_where(request), **more)
     for one in found.study.kept:
         say(largest_groups(one))
     return found

@@ -328,7 +328,7 @@ def sweep(
         every.append(solved)
     moved = [_named(preset, bound, bounds) for bounds in every]
     how |= {"engine": engine, "threads": threads, "progress": progress}
-    found = examine(dump, presets=(preset, *moved), lag_0=True, logged=(), **how)
+    found = examine(dump, presets=(preset, *moved), lag_0=True, **how)
     whole = found.summary()
     points = [
         SweptPoint(

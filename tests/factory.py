@@ -234,8 +234,7 @@ def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more:
 
 
 def presets() -> dict[str, Row]:
-    logged = {"rollout_corr/kl": 0.00205, "rollout_corr/k3_kl": 0.00203, "rollout_corr/chi2_seq": None}
-    verl = {"logs": "verl-2025-11", "as_logged": logged}
+    verl = {"logs": "verl-2025-11"}
     tis = {"family": "sequence TIS", **verl}
     bounded = "weight sum truncate ≤ 2"
     window = "reject ratio mean [0.999, 1.001]; veto < 1e-4"

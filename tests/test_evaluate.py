@@ -1,7 +1,7 @@
 """The evaluator of presets: one text on arrays and on tensors, in any blocks; a preset as numbers.
 
 What presets do is held against the textbook (`test_oracle.py`), trainers' losses (`test_losses.py`), and
-trainers' code and golden numbers (`test_conformance.py`, `test_verl_reference.py`).
+trainers' code and golden numbers (`test_conformance.py`, `test_logged.py`).
 """
 
 from __future__ import annotations

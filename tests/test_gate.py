@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offpol_diag.analyze import analyze
+from offpol_diag.check.verdict import logged_of
 from offpol_diag.cli.results import EXITS
 from offpol_diag.cli.settings import sample
+from offpol_diag.dump.batch import joined
+from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import breakdowns
 from offpol_diag.errors import UsageError
 from offpol_diag.gate import Baseline, Bound, FailOn, Gates, Name, not_compared, outcome, required
@@ -29,7 +32,7 @@ from offpol_diag.numerals import distinct_digits
 from offpol_diag.presets import catalogue
 from offpol_diag.report.gate import title
 from offpol_diag.result import CandidateCause, Cause, Diagnosis, GateVerdict, Place
-from offpol_diag.trainers import LOGS, logs
+from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.ours import rows
 from tests import oracles
 from tests.factory import Location, make_summary, number, put
@@ -336,14 +339,25 @@ def test_a_tolerance_is_a_share_an_amount_or_both_of_one_number_or_of_all(text, 
 # ---------------------------------------------------------------- names that trainers log
 
 ROWS = sorted(rows().items())
-NAMES = {
-    name
-    for one in BUILT_IN.values()
-    for log in LOGS
-    if one.logs and one.logs.partition("-20")[0] == log.partition("-20")[0]
-    for name in logs.names(replace(one, logs=log))
-}
-"""What any generation of a trainer logs under a correction of its own."""
+
+
+@cache
+def logged():
+    """Return preset → what any generation of its trainer logs of the sample dump."""
+    dump = open_dump([str(sample())])
+    batch, have = joined([*dump.batches()]), frozenset(dump.info.columns)
+    return {
+        name: dict(
+            pair
+            for log in LOGS
+            if one.logs.partition("-20")[0] == log.partition("-20")[0]
+            for pair in logged_of(batch, replace(one, logs=log), have).items()
+        )
+        for name, one in BUILT_IN.items()
+        if one.logs and not one.lacking(have)
+    }
+
+
 EQUAL = [(name, row, ours) for name, row in ROWS for ours in {row.gap, row.preset} if ours]
 
 
@@ -352,41 +366,42 @@ def everything():
     return analyze([str(sample())], presets=tuple(BUILT_IN.values()), threads=1)
 
 
-def logging(summary, logged, ours):
-    """List presets whose trainer logs that name, of the policies of our number."""
+def logging(word, ours):
+    """List presets whose trainer logs that word, of the policies of our number."""
     policies = ("current",) if ours.startswith("total.") else ("old", "current") if "." in ours else ("old",)
-    if logged.startswith("policy/minibatch"):
+    if word.startswith("policy/minibatch"):
         policies = ("old", "current")
     return [
-        name
-        for name, row in summary.presets.items()
-        if row.policy in policies and row.as_logged.get(logged) is not None
+        one
+        for one, found in logged().items()
+        if BUILT_IN[one].policy in policies and math.isfinite(found.get(word, math.nan))
     ]
 
 
-def spaced(logged):
+def spaced(word):
     """Return the names that verl logs in a namespace for a word without one, or with another one."""
-    word = logged.rpartition("/")[2].removeprefix("mismatch_")
-    return [name for one in ("rollout_corr/", "training/") if (name := f"{one}{word}") in NAMES]
+    bare = word.rpartition("/")[2].removeprefix("mismatch_")
+    every = {one for found in logged().values() for one in found}
+    return [one for space in ("rollout_corr/", "training/") if (one := f"{space}{bare}") in every]
 
 
 def test_a_row_is_of_a_name_that_is_logged_and_ours_come_first():
-    for logged, row in ROWS:
-        assert logged in NAMES or any(rows()[name] == row for name in spaced(logged)), logged
-        assert row.near or logged not in METRICS
+    every = {one for found in logged().values() for one in found}
+    for word, row in ROWS:
+        assert word in every or any(rows()[one] == row for one in spaced(word)), word
+        assert row.near or word not in METRICS
         assert all(ours.rpartition(".")[2] in {*METRICS, ""} for ours in row[:3])
 
 
-@pytest.mark.parametrize(("logged", "row", "ours"), EQUAL)
-def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everything, logged, row, ours):
-    found = logging(everything, logged, ours)
+@pytest.mark.parametrize(("word", "row", "ours"), EQUAL)
+def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everything, word, row, ours):
+    found = logging(word, ours)
     if not found:
-        assert any(rows()[name] == row for name in spaced(logged)), "no preset of the catalogue logs it"
+        assert any(rows()[one] == row for one in spaced(word)), "no preset of the catalogue logs it"
     for one in found if not row.unlike else ():
         number = everything.whole[ours] if ours == row.gap else everything.preset(one)[ours]
         assert number.value is not None
-        found_logs = everything.presets[one].as_logged
-        assert math.isclose(found_logs[logged] or 0.0, number.value, rel_tol=1e-6, abs_tol=1e-12)
+        assert math.isclose(logged()[one][word], number.value, rel_tol=1e-6, abs_tol=1e-12)
 
 
 @pytest.mark.parametrize(("logged", "ours"), [(name, row.near) for name, row in ROWS if row.near])

@@ -83,7 +83,7 @@ def test_no_number_interval_or_option_is_broken_over_two_lines():
     whole = re.findall(r'<span class="nw">(.*?)</span>', str(_unbroken(said)))
     assert whole == ["1.2e-3", "[1.1, 1.3]e-3", "--columns", "old=pi", "--as-one", "r &lt; 0.5", "1/b ≤ r."]
     assert re.sub(r"</?span[^>]*>", "", str(_unbroken(said))).replace("&lt;", "<") == said
-    assert _unbroken("in `as_logged`") == "in <code>as_logged</code>"
+    assert _unbroken("in `sequence_id`") == "in <code>sequence_id</code>"
 
 
 def test_the_page_names_no_address_outside_itself_and_says_all_without_any_script(page):

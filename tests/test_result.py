@@ -98,7 +98,7 @@ def test_a_table_with_a_wrong_column_is_refused(column: str, cells: list[Any], s
 
 
 def test_the_result_of_a_sample_takes_less_than_a_megabyte() -> None:
-    summary = analyze(["sample_data/stale.parquet"], presets=load().resolve("all"), logged=())
+    summary = analyze(["sample_data/stale.parquet"], presets=load().resolve("all"))
     assert len(summary.to_json().encode()) < 1_000_000
 
 

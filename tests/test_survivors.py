@@ -17,7 +17,6 @@ from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
-from offpol_diag.presets import Preset, Reject
 from offpol_diag.report import answered
 from offpol_diag.report.parts import parts
 from offpol_diag.report.terminal import sparkline
@@ -95,20 +94,6 @@ def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
     summary = make_summary(presets={"a": result(1.0), "a.b": result(2.0)})
 
     assert judged(summary, required(max=["a.b.k3=9"]))[0].value == 2.0
-
-
-# ---------------------------------------------------------------- what trainers log
-
-
-def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_upper_one(tmp_path) -> None:
-    preset = Preset("p", "", reject=(Reject("ratio", "token", upper=4.0),), logs="verl-2025-11")
-    old = [-3 + math.log(ratio) for ratio in (0.2, 0.3, 3.9, 4.1)]
-    path = oracles.write([{"rollout_log_probs": [-3.0] * 4, "old_log_probs": old}], tmp_path / "d.parquet")
-
-    logged = analyze([path], presets=[preset]).presets["p"].as_logged
-
-    shares = [logged[f"rollout_corr/rollout_rs_ratio_fraction_{side}"] for side in ("low", "high")]
-    assert shares == pytest.approx([0.25, 0.25])
 
 
 # ---------------------------------------------------------------- what is shown

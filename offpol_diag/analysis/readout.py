@@ -52,7 +52,6 @@ from offpol_diag.result import (
     WorstToken,
     place_of,
 )
-from offpol_diag.trainers import logs
 
 
 @dataclass(frozen=True)
@@ -102,11 +101,6 @@ class Readout:
         """Preset → trainer batch → the factor that its weights are divided by."""
         return normal.factors(self.batches, self.study.normalised)
 
-    @cached_property
-    def trainers(self) -> logs.Reading:
-        """What trainers would have logged."""
-        return logs.Reading(self.tally.whole.read("logged"), self.ranges, self.study.columns)
-
 
 def ranges(tally: Tally) -> dict[str, tuple[float, float]]:
     """Return name → smallest and largest value."""
@@ -143,7 +137,7 @@ def counts(tally: Tally) -> dict[str, Any]:
     return {
         "sequences": sequences,
         "tokens": tokens,
-        "masked_tokens": round(float(whole.read("logged")["masked"])),
+        "masked_tokens": round(float(whole.read("masked")["masked"])),
         "groups": groups.many,
         "groups_exact": not groups.full,
         "mean_length": tokens / sequences,
@@ -347,9 +341,7 @@ def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
 
 
 def preset_facts(out: Readout, preset: Preset) -> PresetFacts:
-    """Say what one preset is, and what its trainer would have logged."""
-    needs = preset.lacking(out.study.columns)
-    logged = out.trainers.numbers(preset) if preset in out.study.logging else {}
+    """Say what one preset is."""
     return PresetFacts(
         summary=preset.summary,
         policy=preset.policy,
@@ -358,8 +350,7 @@ def preset_facts(out: Readout, preset: Preset) -> PresetFacts:
         family=preset.family,
         aliases=list(preset.aliases),
         logs=preset.logs,
-        needs=needs,
-        as_logged={name: value if abs(value) < math.inf else None for name, value in logged.items()},
+        needs=preset.lacking(out.study.columns),
     )
 
 

@@ -33,7 +33,6 @@ from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.tally import Arrays, Names, Tally
 from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Preset, families
-from offpol_diag.trainers import LOGS, logs
 
 Ranges = dict[str, tuple[float, float]]
 """Name → (smallest, largest)."""
@@ -52,7 +51,6 @@ class Study:
         against: the preset that the others are compared with, or None.
         by_step: numbers requested by training step, besides those of `breakdowns`.
         kept: columns of `group_by` with many values, and those that are kept.
-        logs: names of the presets whose trainer's logged numbers are computed; None for all.
         lag_0: whether to count what each preset keeps of policy lag 0.
     """
 
@@ -64,7 +62,6 @@ class Study:
     against: str | None = None
     by_step: tuple[str, ...] = ()
     kept: tuple[breakdowns.Kept, ...] = ()
-    logs: frozenset[str] | None = None
     lag_0: bool = False
 
     @classmethod
@@ -112,7 +109,7 @@ class Study:
 
     def ready(self) -> Study:
         """Compute the cached properties that every worker needs, so that they are pickled with the study."""
-        for name in ("families", "normalised", "logging"):
+        for name in ("families", "normalised"):
             getattr(self, name)
         return self
 
@@ -125,13 +122,6 @@ class Study:
     def of_whole(self) -> tuple[Preset, ...]:
         """All other presets, whose sums are over the whole dump."""
         return tuple(preset for preset in self.presets if preset not in self.normalised)
-
-    @cached_property
-    def logging(self) -> tuple[Preset, ...]:
-        """Presets whose trainer's own logged numbers are computed."""
-        asked = self.logs
-        every = (preset for preset in self.presets if preset.logs in LOGS)
-        return tuple(preset for preset in every if asked is None or preset.name in asked)
 
 
 PER_STEP = ("batches", "steps", f"{breakdowns.PREFIX}{breakdowns.STEP}")
@@ -168,14 +158,15 @@ def observe(study: Study, context: BatchContext) -> Tally:
     del sums
     if study.pairs:
         parts.append(drops.tally(context, study.main, study.pairs))
-    logged, ends = logs.sums(context, study.logging)
+    masked = np.array([context.batch.masked.sum()], np.float64)
     records = {
         "worst.sequences": worst.sequences(context, study.main),
         "worst.typical": worst.typical(context, study.main),
         "worst.tokens": worst.tokens(context, study.main),
         "sample": sample.sample(context, study.main),
     }
-    parts += [result, Tally(logged), Tally(_extremes(ranges | ends), records=records)]
+    left_out = Arrays(sums={"masked": masked}, names={"masked": Names(("masked",))})
+    parts += [result, Tally(left_out), Tally(_extremes(ranges), records=records)]
     return reduce(Tally.merge, parts)
 
 

@@ -178,7 +178,7 @@ class Worst(Model):
 
 
 class PresetFacts(Model):
-    """One preset: what it does, and what its trainer logs; its numbers are those of `preset/NAME`."""
+    """One preset: what it does; its numbers are those of `preset/NAME`."""
 
     summary: str
     policy: str
@@ -188,7 +188,4 @@ class PresetFacts(Model):
     aliases: list[str] = []
     logs: str | None = None
     needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no numbers")
-    as_logged: dict[str, float | None] = Field(
-        {}, description="the trainer's own names and definitions, of presets and trainers that are asked for"
-    )
     same_as: str = Field("", description="the first preset with the same numbers on this dump, if another")

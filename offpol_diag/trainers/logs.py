@@ -17,8 +17,7 @@ there are, and never on data: what `s` returns is a number only when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,17 +26,12 @@ from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.tally import Arrays, Names
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Number, Numbers
 from offpol_diag.trainers.tokens import Tokens
 
-BLOCK = 1 << 18
-"""Tokens at a time: in smaller blocks the overhead of calls exceeds the work, preset by preset."""
 T = TypeVar("T")
-Ends = dict[str, tuple[float, float]]
-"""Name → smallest and largest value."""
 
 
 # ---------------------------------------------------------------- adding up
@@ -155,73 +149,6 @@ def collected(t: Tokens) -> Collected:
 def read(t: Tokens, totals: Merged) -> Numbers:
     """Return logged name → number from merged sums; `t` is of an empty batch with the dump's columns."""
     return {name: x for name, x in LOGS[t.preset.logs or ""].of(t, totals).items() if x is not None}
-
-
-# ---------------------------------------------------------------- a batch, a dump
-
-
-def sums(context: BatchContext, presets: Sequence[Preset]) -> tuple[Arrays, Ends]:
-    """Compute the sums and extremes of a batch that the presets' logs ask for, a few sequences at a time.
-
-    Those of a preset are `PRESET!0`, `PRESET!1`, …, numbers that presets share being added once; `masked` are
-    the masked tokens. They have no replicates: no number of a trainer has an interval.
-    """
-    result = [_of_block(part, presets) for part in _blocks(context)]
-    ends = {name: [one[name] for _, one in result] for name in result[0][1]}
-    return reduce(Arrays.merge, (one for one, _ in result)), {
-        name: (min(low for low, _ in pairs), max(high for _, high in pairs)) for name, pairs in ends.items()
-    }
-
-
-def _blocks(context: BatchContext) -> Iterator[BatchContext]:
-    spans = segments.spans(context.batch.cu_seqlens, BLOCK)
-    for first, last in spans:
-        if len(spans) == 1:
-            yield context
-        else:
-            part = BatchContext(context.batch.rows(first, last), context.draws[first:last], context.fits)
-            yield part
-            part.forget()
-
-
-def _of_block(
-    context: BatchContext, presets: Sequence[Preset]
-) -> tuple[Arrays, dict[str, tuple[float, float]]]:
-    """Compute the same of a few sequences; an array that presets share is one row."""
-    masked = context.batch.masked.astype(np.float64)
-    result = {preset.name: collected(Tokens(context, preset)) for preset in presets}
-    summed = {"masked": masked} | {
-        f"{name}!{at}": x for name, one in result.items() for at, x in enumerate(one.sums)
-    }
-    rows = {id(x): x for x in summed.values()}
-    row = dict(zip(rows, range(len(rows)), strict=True))
-    which = np.array([row[id(x)] for x in summed.values()], np.int64)
-    ended = {id(x): x for one in result.values() for x in one.ends}
-    pairs = {key: (x.min(initial=np.inf), x.max(initial=-np.inf)) for key, x in ended.items()}
-    ends = {f"{name}!{at}": pairs[id(x)] for name, one in result.items() for at, x in enumerate(one.ends)}
-    totals = np.stack([*rows.values()]).sum(axis=1)
-    return Arrays(sums={"logged": totals}, names={"logged": Names(tuple(summed), which)}), ends
-
-
-class Reading:
-    """Reads what trainers would have logged for a dump from its merged sums."""
-
-    def __init__(self, sums: Mapping[str, Number], ends: Ends, columns: frozenset[str]) -> None:
-        self._sums, self._ends, self._empty = sums, ends, nothing(columns)
-        self._parts: dict[Hashable, Any] = {}
-
-    def numbers(self, preset: Preset) -> dict[str, float]:
-        """Return logged name → number of a preset."""
-
-        def sum_at(at: int) -> Number:
-            return self._sums[f"{preset.name}!{at}"]
-
-        def ends_at(at: int) -> tuple[Number, Number]:
-            low, high = self._ends[f"{preset.name}!{at}"]
-            return np.float64(low), np.float64(high)
-
-        result = read(Tokens(self._empty, preset), Merged(sum_at, ends_at, self._parts))
-        return {name: float(x) for name, x in result.items()}
 
 
 OPTIONAL = {"old_log_probs": "old", "current_log_probs": "current"}

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typer.testing import CliRunner, Result
 
-from offpol_diag import api
+from offpol_diag.check.verdict import logged_of
 from offpol_diag.cli import app
+from offpol_diag.dump.batch import joined
+from offpol_diag.dump.read import open_dump
 from offpol_diag.presets.catalogue import load
 
 ENVIRONMENT = {"COLUMNS": "80", "OFFPOL_DIAG_DEVICE": "cpu", "OFFPOL_DIAG_THREADS": "1"}
@@ -164,11 +167,13 @@ def logged(path: Path, pairs: Iterable[tuple[str, str]], step: int | None = None
     table = pq.read_table(path)
     if step is not None:
         table = table.filter(pc.equal(table["step"], step))
-    methods = {(method, log): f"{method}..{log}" for method, log in pairs}
-    known = load()
-    presets = [replace(known[method], name=name, logs=log) for (method, log), name in methods.items()]
-    found = api.analyze(table, presets=presets, device="cpu", threads=1, progress=False).summary.presets
+    with TemporaryDirectory() as folder:
+        pq.write_table(table, part := Path(folder, path.name))
+        dump = open_dump([str(part)])
+        batch = joined([*dump.batches()])
+    known, have = load(), frozenset(dump.info.columns)
     where = "" if step is None else f"@step/{step}"
-    for (method, log), name in methods.items():
-        for word, x in found[name].as_logged.items():
-            yield Number(f"logged/{method}/{log}{where}", word, np.nan if x is None else float(x))
+    for method, log in dict.fromkeys(pairs):
+        if not known[method].lacking(have | {"advantages"}):
+            for word, x in logged_of(batch, replace(known[method], logs=log), have).items():
+                yield Number(f"logged/{method}/{log}{where}", word, x if np.isfinite(x) else np.nan)
