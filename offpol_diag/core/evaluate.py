@@ -19,10 +19,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def once(method: Method) -> Method:
-    """Compute a method of an evaluator once per arguments, all given by position."""
+    """Compute a method of an evaluator once per arguments, given by position."""
+    defaults = method.__defaults__ or ()
+    most = method.__code__.co_argcount - 1
 
     @wraps(method)
     def cached(self: Evaluator, *args: Hashable) -> Any:
+        args += defaults[len(defaults) - most + len(args) :]
         key = method, *args
         if key not in self.known:
             self.known[key] = method(self, *args)
@@ -60,9 +63,9 @@ class Evaluator:
     # ------------------------------------------------------------ log-ratios and statistics
 
     @once
-    def log_ratio(self, policy: Policy) -> Array:
-        """Compute Δ = log π − log π_rollout, [T] nats."""
-        return self.log_probs[policy] - self.log_probs["rollout"]
+    def log_ratio(self, policy: Policy, anchor: Policy = "rollout") -> Array:
+        """Compute Δ = log π − log π_anchor, [T] nats."""
+        return self.log_probs[policy] - self.log_probs[anchor]
 
     @once
     def log_ratio_within(self, policy: Policy, bound: float | None) -> Array:
@@ -71,14 +74,14 @@ class Evaluator:
         return log_ratio if bound is None else self.xp.clip(log_ratio, -bound, bound)
 
     @once
-    def ratio_minus_1(self, policy: Policy) -> Array:
+    def ratio_minus_1(self, policy: Policy, anchor: Policy = "rollout") -> Array:
         """Compute r − 1 without cancellation, [T]."""
-        return self.xp.expm1(self.log_ratio(policy))
+        return self.xp.expm1(self.log_ratio(policy, anchor))
 
     @once
-    def ratio_minus_1_within(self, policy: Policy, bound: float | None) -> Array:
+    def ratio_minus_1_within(self, policy: Policy, bound: float | None, anchor: Policy = "rollout") -> Array:
         """Compute r − 1 of Δ held to ±bound, [T]."""
-        every = self.ratio_minus_1(policy)
+        every = self.ratio_minus_1(policy, anchor)
         return every if bound is None else self.xp.clip(every, math.expm1(-bound), math.expm1(bound))
 
     @once
@@ -242,14 +245,12 @@ class Evaluator:
     # ------------------------------------------------------------ policy losses
 
     @once
-    def loss_log_ratio(self, anchor: Policy) -> Array:
-        """Compute u = log π_θ − log π_anchor, [T] nats."""
-        return self.log_probs["current"] - self.log_probs[anchor]
-
-    @once
     def loss_ratio(self, anchor: Policy, pooled: bool, safety: float) -> Array:
-        """Compute r = e^u, u held to ±safety, [T]; of `pooled` e to the sequence's mean of u."""
-        u = self.loss_log_ratio(anchor)
+        """Compute r = e^u of u = log π_θ − log π_anchor, [T], held to ±safety.
+
+        Of `pooled` it is e to the sequence's mean of u.
+        """
+        u = self.log_ratio("current", anchor)
         if pooled:  # the mean is held from above only
             return self.sequences.spread(
                 f.importance_ratio(self.xp.clip(self.sequences.mean(u), None, safety))
@@ -273,7 +274,7 @@ class Evaluator:
     @once
     def loss_kl(self, anchor: Policy, within: float) -> Array:
         """Compute −u as the loss bounds it, [T] nats."""
-        return f.loss_kl(self.loss_log_ratio(anchor), within)
+        return f.loss_kl(self.log_ratio("current", anchor), within)
 
 
 def _all(flags: Any) -> Array | None:

@@ -45,6 +45,11 @@ def next_above(x: Array) -> Array:
     return namespace(x).nextafter(x, above)
 
 
+def extremes(x: Array) -> tuple[float, float]:
+    """Return the smallest and largest number, of numpy's; (inf, −inf) of none."""
+    return float(x.min(initial=math.inf)), float(x.max(initial=-math.inf))
+
+
 @dataclass(frozen=True, eq=False)
 class Segments:
     """Consecutive runs of tokens: sequences, or turns.

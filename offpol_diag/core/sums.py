@@ -178,10 +178,10 @@ class Sums(Evaluator):
         return self.over(self.finite_k3(policy), tokens), self.over(self.log_ratio(policy), tokens)
 
     @once
-    def finite_k3(self, policy: Policy) -> Array:
+    def finite_k3(self, policy: Policy, anchor: Policy = "rollout") -> Array:
         """Compute k3 of tokens, Δ held to 345 from above, [T] nats."""
-        log_ratio = self.xp.clip(self.log_ratio(policy), None, f.LARGEST)
-        return f.k3(log_ratio, self.xp.clip(self.ratio_minus_1(policy), None, f.LARGEST_MINUS_1))
+        log_ratio = self.xp.clip(self.log_ratio(policy, anchor), None, f.LARGEST)
+        return f.k3(log_ratio, self.ratio_minus_1_within(policy, f.LARGEST, anchor))
 
     @once
     def weight_of_kept(self, weight: Weighting, tokens: TokenMask) -> Array:

@@ -7,42 +7,29 @@ when the drift is tiny.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
-from offpol_diag.core.intervals import (
-    ABOVE_MINUS_ONE,
-    ABOVE_ONE,
-    AS_SEEN,
-    CORRELATION,
-    POSITIVE,
-    Formula,
-    Lookup,
-    mean,
-    spread,
+from offpol_diag.core.gap import (
+    CHI2_SEQUENCE,
+    DIFFER,
+    DRIFTS,
+    EXTREMES,
+    FACTORS,
+    REWARD,
+    ROWS,
+    SECOND_DRIFT,
+    SURROGATE,
+    Drift,
+    factor_name,
 )
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.segments import Array
-from offpol_diag.engine.terms import Drift, Terms, collected
+from offpol_diag.engine.terms import Terms, collected
 from offpol_diag.presets import Policy
-
-FACTORS = (1.1, 2.0, 5.0, 10.0)
-"""τ of F(τ) = P(|Δ| > ln τ)."""
-
-
-DRIFTS = (
-    Drift("", "drift 1: rollout → old", "rollout", "old"),
-    Drift("drift2.", "drift 2: old → current", "old", "current"),
-    Drift("total.", "total: rollout → current", "rollout", "current"),
-)
-
-
-def factor_name(tau: float) -> str:
-    """Return the name of F(τ): f_2 for τ = 2, f_1_1 for τ = 1.1."""
-    return "f_" + f"{tau:g}".replace(".", "_")
 
 
 class Gap:
@@ -168,134 +155,10 @@ def _ranges(context: BatchContext, drift: Drift) -> dict[str, tuple[float, float
     return {drift.prefix + name: span for name, span in spans.items()}
 
 
-def _pearson(get: Lookup) -> Array:
-    n = get("tokens")
-    mean_p, mean_q = get("p") / n, get("q") / n
-    cov = get("pq") / n - mean_p * mean_q
-    var = (get("pp") / n - mean_p**2) * (get("qq") / n - mean_q**2)
-    return np.where(var > 0, cov / np.sqrt(np.maximum(var, 1e-300)), np.nan)
-
-
-def _k1(get: Lookup) -> Array:
-    return -get("d") / get("tokens")
-
-
-_T, _S = "tokens", "sequences"
-
-DIFFER = Formula("tokens_differ", "fraction", _T, "P(Δ ≠ 0)", mean("differ"), counts=True)
-"""Says whether two policies are one and the same, not by how much they differ."""
-
-ROWS = (
-    Formula("k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", _k1),
-    Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, POSITIVE),
-    Formula(
-        "k3",
-        "nats",
-        _T,
-        "mean(e^Δ − 1 − Δ); estimates KL(π_rollout‖π_train), never negative",
-        mean("k3"),
-        POSITIVE,
-    ),
-    Formula(
-        "mean_ratio",
-        "",
-        _T,
-        "mean(r); 1 when tokens were drawn from the logged π_rollout",
-        mean("r1", plus=1.0),
-        POSITIVE,
-    ),
-    Formula("chi2_token", "", _T, "mean(r²) − 1", mean("r2"), ABOVE_MINUS_ONE),
-    Formula(
-        "ppl_train", "", _S, "mean over sequences of exp(−mean log π_train)", mean("ppl_p", _S), POSITIVE
-    ),
-    Formula(
-        "ppl_rollout", "", _S, "mean over sequences of exp(−mean log π_rollout)", mean("ppl_q", _S), POSITIVE
-    ),
-    Formula(
-        "ppl_ratio", "", _S, "mean over sequences of exp(−mean Δ)", mean("ppl_ratio", _S, plus=1.0), POSITIVE
-    ),
-    Formula(
-        "ppl_ratio_pooled",
-        "",
-        _T,
-        "exp(−mean Δ) over all tokens",
-        lambda get: np.exp(_k1(get)),
-        POSITIVE,
-        log=_k1,
-    ),
-    Formula(
-        "log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get("sequences")
-    ),
-    Formula("log_ppl_abs_diff", "nats", _S, "mean over sequences of |mean Δ|", mean("g_abs", _S), POSITIVE),
-    Formula(
-        "prob_diff_mean", "", _T, "mean |π_train − π_rollout| of the sampled token", mean("pd"), POSITIVE
-    ),
-    Formula(
-        "prob_diff_std",
-        "",
-        _T,
-        "standard deviation of |π_train − π_rollout|",
-        spread("pd", "pdd", _T),
-        POSITIVE,
-    ),
-    Formula(
-        "pearson", "", _T, "correlation of the two probabilities of the sampled token", _pearson, CORRELATION
-    ),
-    Formula("mult_prob_error", "", _T, "mean(e^|Δ|)", mean("mult", plus=1.0), ABOVE_ONE),
-    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
-    Formula("log_ratio_std", "nats", _T, "standard deviation of Δ", spread("d", "dd", _T), POSITIVE),
-    Formula("tv", "", _T, "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), POSITIVE),
-    *(
-        Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau)), counts=True)
-        for tau in FACTORS
-    ),
-    DIFFER,
-)
-
-_SAMPLED_BEFORE = "Δ = log π_current − log π_old; tokens sampled from π_rollout, not π_old: {}"
-SECOND_DRIFT = {
-    "k1": "mean(−Δ), " + _SAMPLED_BEFORE.format("no KL; it adds up: k1 + drift2.k1 = total.k1"),
-    "k2": "mean(Δ²/2), " + _SAMPLED_BEFORE.format("a size of the change, not a KL"),
-    "k3": "mean(e^Δ − 1 − Δ), "
-    + _SAMPLED_BEFORE.format("a size of the change, not a KL, and does not add up"),
-    "mean_ratio": "mean(r), " + _SAMPLED_BEFORE.format("not 1 in general"),
-    "chi2_token": "mean(r²) − 1, " + _SAMPLED_BEFORE.format("not a χ²-divergence, and may be negative"),
-    "tv": "mean |r − 1| / 2, " + _SAMPLED_BEFORE.format("not a total variation distance"),
-}
-"""Formula texts for drift 2, whose denominator is not the policy that sampled the tokens."""
-
-CHI2_SEQUENCE = Formula(
-    "chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S), ABOVE_MINUS_ONE
-)
-
-Pick = Callable[[float, float], float]
-
-SURROGATE = Formula(
-    "surrogate_gain",
-    "",
-    _T,
-    "cov(A, min(r, 2)): how much likelier what was rewarded has become; 0 where π_train has not moved",
-    lambda get: get("ax") / get("tokens") - (get("a") / get("tokens")) * (get("x") / get("tokens")),
-)
-"""PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
-
-REWARD = Formula(
-    "mean_reward", "", _S, "mean reward of the sequences with a token", mean("reward", _S), AS_SEEN
-)
-"""Of the dump, not of a gap."""
-
-
 def rewards(context: BatchContext) -> dict[str, Array]:
     """Return the reward of each sequence with a token, else 0, [S]; nothing without rewards."""
     given = context.batch.rewards
     return {} if given is None else {"reward": given * context.counts["sequences"]}
 
 
-EXTREMES: tuple[tuple[str, str, Pick, str, str, str], ...] = (
-    ("prob_diff_max", "pd", lambda low, high: high, "", _T, "largest |π_train − π_rollout|"),
-    ("log_ppl_diff_max", "g", lambda low, high: -low, "nats", _S, "largest −mean Δ of a sequence"),
-    ("log_ppl_diff_min", "g", lambda low, high: -high, "nats", _S, "smallest −mean Δ of a sequence"),
-    ("log_ratio_min", "d", lambda low, high: low, "nats", _T, "smallest Δ"),
-    ("log_ratio_max", "d", lambda low, high: high, "nats", _T, "largest Δ"),
-)
-"""(name, range, function of (smallest, largest), unit, over, formula)."""
+__all__ = ["CHI2_SEQUENCE", "DIFFER", "DRIFTS", "EXTREMES", "REWARD", "ROWS", "SECOND_DRIFT", "SURROGATE"]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
+from offpol_diag.core.gap import Drift as Drift
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext
@@ -24,21 +25,6 @@ FAR = math.log(1.1)
 """Smallest |Δ| above which tokens are counted."""
 INVERSE_LIMIT = 3.0
 """Largest −Δ for which r − 1 gives e^|Δ| to 13 digits."""
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A pair of policies; the ratio is numerator over denominator: π_train over π_rollout for drift 1."""
-
-    prefix: str
-    title: str
-    denominator: Policy
-    numerator: Policy
-
-    @property
-    def columns(self) -> tuple[str, str]:
-        """The dump columns that the drift needs."""
-        return f"{self.denominator}_log_probs", f"{self.numerator}_log_probs"
 
 
 @dataclass(eq=False)

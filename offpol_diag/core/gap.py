@@ -1,0 +1,411 @@
+"""The gap between two policies on the sampled tokens: K1, K2, K3, χ², perplexities, probability differences.
+
+Each number is a row with its formula over sums of each sequence. Sums are taken of quantities that vanish
+on-policy (expm1, not exp), so that nothing is lost to cancellation when the gap is tiny.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from offpol_diag.core import formulas as f
+from offpol_diag.core.devices import CPU, sent
+from offpol_diag.core.evaluate import once
+from offpol_diag.core.intervals import (
+    ABOVE_MINUS_ONE,
+    ABOVE_ONE,
+    AS_SEEN,
+    CORRELATION,
+    POSITIVE,
+    Formula,
+    Lookup,
+    mean,
+    spread,
+)
+from offpol_diag.core.segments import Array, Segments, extremes
+from offpol_diag.core.steps import Rule
+from offpol_diag.core.sums import Sums
+from offpol_diag.dump.batch import Batch
+from offpol_diag.presets import Policy
+
+FACTORS = (1.1, 2.0, 5.0, 10.0)
+"""τ of F(τ) = P(|Δ| > ln τ)."""
+FAR = math.log(FACTORS[0])
+"""Smallest |Δ| above which tokens are looked at one by one."""
+LARGEST_SUM = 2 * f.LARGEST
+"""Largest exponent of a sequence's number: e^690 is still a float64."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A pair of policies; the ratio is numerator over denominator: π_train over π_rollout for drift 1."""
+
+    prefix: str
+    title: str
+    denominator: Policy
+    numerator: Policy
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The dump columns that the drift needs."""
+        return f"{self.denominator}_log_probs", f"{self.numerator}_log_probs"
+
+
+DRIFTS = (
+    Drift("", "drift 1: rollout → old", "rollout", "old"),
+    Drift("drift2.", "drift 2: old → current", "old", "current"),
+    Drift("total.", "total: rollout → current", "rollout", "current"),
+)
+
+
+# ---------------------------------------------------------------- Numbers of tokens
+
+
+@dataclass(eq=False)
+class Tokens(Sums):
+    """A batch as its numbers are computed: T tokens of S sequences, on one device.
+
+    Presets, gaps and charts share what was computed of it.
+
+    Attributes:
+        batch: the batch.
+    """
+
+    batch: Batch = field(kw_only=True)
+
+    @classmethod
+    def of(cls, batch: Batch, cut: Callable[[Rule, Array], Array] | None = None, device: str = CPU) -> Tokens:
+        """Send a batch to a device.
+
+        Args:
+            batch: the batch.
+            cut: rule over the trainer batch and its statistic → the value from which on tokens are dropped,
+                [T] on the host.
+            device: `CPU`, or a GPU such as "cuda:0".
+        """
+        logs: dict[Policy, Array] = {"rollout": batch.rollout, "old": batch.old, "current": batch.current}
+        return cls(
+            {policy: sent(x, device) for policy, x in logs.items() if x is not None},
+            Segments(sent(batch.cu_seqlens, device), batch.tokens),
+            Segments(sent(batch.cu_runs, device), batch.tokens),
+            None if batch.advantages is None else sent(batch.advantages, device),
+            None if cut is None else lambda rule, x: sent(cut(rule, x), device),
+            batch=batch,
+        )
+
+    @cached_property
+    def counts(self) -> dict[str, Array]:
+        """Denominators of means: tokens, sequences with a token, rows, [S] each."""
+        return {"tokens": self.sequences.n, "sequences": self.filled, "rows": self.one}
+
+    def terms(self, drift: Drift) -> Terms:
+        """Return the numbers of tokens that a drift is made of; hold on to them, they are computed once."""
+        return Terms(self, drift)
+
+    @once
+    def probability(self, policy: Policy) -> Array:
+        """Compute the probability of the sampled tokens, [T]."""
+        return self.xp.exp(self.log_probs[policy])
+
+    @once
+    def probability_sums(self, policy: Policy) -> tuple[Array, Array]:
+        """Sum probabilities, and their squares, [S] each."""
+        prob = self.probability(policy)
+        return self.sequences.sum(prob), self.sequences.sum(prob * prob)
+
+    @once
+    def perplexity(self, policy: Policy) -> Array:
+        """Compute exp(−mean log π) of each sequence, [S]; 0 of an empty one."""
+        exponent = self.xp.clip(-self.sequences.mean(self.log_probs[policy]), None, LARGEST_SUM)
+        return self.xp.exp(exponent) * self.filled
+
+
+@dataclass(eq=False)
+class Terms:
+    """Numbers [T] of a drift, Δ = p − q of its log-probs, each computed on first use."""
+
+    tokens: Tokens
+    drift: Drift
+
+    @property
+    def batch(self) -> Batch:
+        """The batch of the tokens."""
+        return self.tokens.batch
+
+    @property
+    def q(self) -> Array:
+        """Log-probs of the denominator, nats."""
+        return self.tokens.log_probs[self.drift.denominator]
+
+    @property
+    def p(self) -> Array:
+        """Log-probs of the numerator, nats."""
+        return self.tokens.log_probs[self.drift.numerator]
+
+    @cached_property
+    def delta(self) -> Array:
+        """Δ, nats."""
+        return self.tokens.log_ratio(self.drift.numerator, self.drift.denominator)
+
+    @cached_property
+    def size(self) -> Array:
+        """|Δ|, nats."""
+        return self.tokens.xp.abs(self.delta)
+
+    @cached_property
+    def reach(self) -> float:
+        """Largest |Δ|; 0 without a token. A GPU must be waited for."""
+        return float(self.size.max()) if len(self.size) else 0.0
+
+    @cached_property
+    def far(self) -> Array:
+        """Indices of tokens with |Δ| > `FAR`, rising, [N] int64; of numpy's arrays only."""
+        return np.flatnonzero(self.size > FAR) if self.reach > FAR else np.zeros(0, np.int64)
+
+    @cached_property
+    def r1(self) -> Array:
+        """r − 1, with Δ held to ±345 so that neither it nor its square overflows."""
+        return self.tokens.ratio_minus_1_within(self.drift.numerator, f.LARGEST, self.drift.denominator)
+
+    @cached_property
+    def off(self) -> Array:
+        """|r − 1|."""
+        return self.tokens.xp.abs(self.r1)
+
+    @cached_property
+    def r11(self) -> Array:
+        """(r − 1)²."""
+        return self.r1 * self.r1
+
+    @cached_property
+    def k3(self) -> Array:
+        """e^Δ − 1 − Δ, nats; never negative, since a Δ whose r is held is held too."""
+        return self.tokens.finite_k3(self.drift.numerator, self.drift.denominator)
+
+    @cached_property
+    def mult(self) -> Array:
+        """e^|Δ| − 1: the larger of r − 1 and |r − 1| / r."""
+        return self.tokens.xp.maximum(self.r1, self.off / f.importance_ratio(self.delta))
+
+    @cached_property
+    def diff(self) -> Array:
+        """π_train − π_rollout of the sampled token: sign(Δ) · max(π_train, π_rollout) · (1 − e^−|Δ|).
+
+        1 − e^−|Δ| is |r − 1| over the larger of r and 1. π_rollout · (r − 1), which is the same, would be 0
+        where π_rollout underflows, and r is held.
+        """
+        xp, prob = self.tokens.xp, self.tokens.probability
+        larger = xp.maximum(prob(self.drift.numerator), prob(self.drift.denominator))
+        return xp.copysign(larger * (self.off / xp.clip(self.r1 + 1.0, 1.0, None)), self.delta)
+
+    @cached_property
+    def pd(self) -> Array:
+        """|π_train − π_rollout|."""
+        return self.tokens.xp.abs(self.diff)
+
+
+# ---------------------------------------------------------------- Sums of sequences
+
+
+def columns(terms: Terms) -> dict[str, Array]:
+    """Compute what the formulas are made of: drift.prefix + name → a sum of each sequence, [S].
+
+    An empty sequence has 0 everywhere. Σ(r² − 1) is Σ(r − 1)² + 2 Σ(r − 1).
+    """
+    tokens, drift, runs, xp = terms.tokens, terms.drift, terms.tokens.sequences, terms.tokens.xp
+    prob = tokens.probability
+    of_tokens = {"d": terms.delta, "dd": terms.delta * terms.delta, "abs": terms.size, "r1": terms.r1}
+    of_tokens |= {"r2": terms.r11, "k3": terms.k3, "mult": terms.mult, "tv": terms.off}
+    of_tokens |= {"pd": terms.pd, "pdd": terms.pd * terms.pd}
+    of_tokens |= {"pq": prob(drift.numerator) * prob(drift.denominator)}
+    if (a := tokens.advantages) is not None:
+        x = xp.clip(terms.r1, None, 1.0)
+        of_tokens |= {"a": a, "x": x, "ax": a * x}
+    result = {name: runs.sum(x) for name, x in of_tokens.items()}
+    result["r2"] = result["r2"] + 2 * result["r1"]
+    result["tv"] = result["tv"] / 2
+    result["differ"] = runs.count(terms.delta != 0)
+    result |= {name: runs.count(terms.size > bound) for name, bound in BEYOND.items()}
+    (q, qq), (p, pp) = map(tokens.probability_sums, (drift.denominator, drift.numerator))
+    g = result["d"] / runs.at_least_1
+    result |= {
+        "q": q,
+        "qq": qq,
+        "p": p,
+        "pp": pp,
+        "g": g,
+        "g_abs": xp.abs(g),
+        "ppl_ratio": xp.expm1(xp.clip(-g, None, LARGEST_SUM)),
+        "ppl_p": tokens.perplexity(drift.numerator),
+        "ppl_q": tokens.perplexity(drift.denominator),
+        "s2": xp.expm1(xp.clip(2 * result["d"], None, LARGEST_SUM)),
+    }
+    return {drift.prefix + name: x for name, x in result.items()}
+
+
+def ranges(terms: Terms, columns: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
+    """Compute the smallest and largest Δ, |p − q|, mean Δ of a sequence (g) and ΣΔ of a sequence (s)."""
+    prefix, there = terms.drift.prefix, terms.tokens.sequences.filled
+    of_sequences = {"g": columns[f"{prefix}g"], "s": columns[f"{prefix}d"]}
+    spans = {"d": extremes(terms.delta), "pd": extremes(terms.pd)}
+    spans |= {name: extremes(x[there]) for name, x in of_sequences.items()}
+    return {prefix + name: span for name, span in spans.items()}
+
+
+def rewards(tokens: Tokens) -> dict[str, Array]:
+    """Return the reward of each sequence with a token, else 0, [S]; nothing without rewards."""
+    given = tokens.batch.rewards
+    return {} if given is None else {"reward": given * tokens.counts["sequences"]}
+
+
+def factor_name(tau: float) -> str:
+    """Return the name of F(τ): f_2 for τ = 2, f_1_1 for τ = 1.1."""
+    return "f_" + f"{tau:g}".replace(".", "_")
+
+
+BEYOND = {"overflow": f.LARGEST, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
+"""Column → the |Δ| above which it counts tokens."""
+
+
+# ---------------------------------------------------------------- Metrics
+
+
+def _pearson(get: Lookup) -> Array:
+    n = get("tokens")
+    mean_p, mean_q = get("p") / n, get("q") / n
+    cov = get("pq") / n - mean_p * mean_q
+    var = (get("pp") / n - mean_p**2) * (get("qq") / n - mean_q**2)
+    return np.where(var > 0, cov / np.sqrt(np.maximum(var, 1e-300)), np.nan)
+
+
+def _k1(get: Lookup) -> Array:
+    return -get("d") / get("tokens")
+
+
+_T, _S = "tokens", "sequences"
+
+DIFFER = Formula("tokens_differ", "fraction", _T, "P(Δ ≠ 0)", mean("differ"), counts=True)
+"""Says whether two policies are one and the same, not by how much they differ."""
+
+ROWS = (
+    Formula("k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", _k1),
+    Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, POSITIVE),
+    Formula(
+        "k3",
+        "nats",
+        _T,
+        "mean(e^Δ − 1 − Δ); estimates KL(π_rollout‖π_train), never negative",
+        mean("k3"),
+        POSITIVE,
+    ),
+    Formula(
+        "mean_ratio",
+        "",
+        _T,
+        "mean(r); 1 when tokens were drawn from the logged π_rollout",
+        mean("r1", plus=1.0),
+        POSITIVE,
+    ),
+    Formula("chi2_token", "", _T, "mean(r²) − 1", mean("r2"), ABOVE_MINUS_ONE),
+    Formula(
+        "ppl_train", "", _S, "mean over sequences of exp(−mean log π_train)", mean("ppl_p", _S), POSITIVE
+    ),
+    Formula(
+        "ppl_rollout", "", _S, "mean over sequences of exp(−mean log π_rollout)", mean("ppl_q", _S), POSITIVE
+    ),
+    Formula(
+        "ppl_ratio", "", _S, "mean over sequences of exp(−mean Δ)", mean("ppl_ratio", _S, plus=1.0), POSITIVE
+    ),
+    Formula(
+        "ppl_ratio_pooled",
+        "",
+        _T,
+        "exp(−mean Δ) over all tokens",
+        lambda get: np.exp(_k1(get)),
+        POSITIVE,
+        log=_k1,
+    ),
+    Formula(
+        "log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get("sequences")
+    ),
+    Formula("log_ppl_abs_diff", "nats", _S, "mean over sequences of |mean Δ|", mean("g_abs", _S), POSITIVE),
+    Formula(
+        "prob_diff_mean", "", _T, "mean |π_train − π_rollout| of the sampled token", mean("pd"), POSITIVE
+    ),
+    Formula(
+        "prob_diff_std",
+        "",
+        _T,
+        "standard deviation of |π_train − π_rollout|",
+        spread("pd", "pdd", _T),
+        POSITIVE,
+    ),
+    Formula(
+        "pearson", "", _T, "correlation of the two probabilities of the sampled token", _pearson, CORRELATION
+    ),
+    Formula("mult_prob_error", "", _T, "mean(e^|Δ|)", mean("mult", plus=1.0), ABOVE_ONE),
+    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
+    Formula("log_ratio_std", "nats", _T, "standard deviation of Δ", spread("d", "dd", _T), POSITIVE),
+    Formula("tv", "", _T, "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), POSITIVE),
+    *(
+        Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau)), counts=True)
+        for tau in FACTORS
+    ),
+    DIFFER,
+)
+
+_SAMPLED_BEFORE = "Δ = log π_current − log π_old; tokens sampled from π_rollout, not π_old: {}"
+SECOND_DRIFT = {
+    "k1": "mean(−Δ), " + _SAMPLED_BEFORE.format("no KL; it adds up: k1 + drift2.k1 = total.k1"),
+    "k2": "mean(Δ²/2), " + _SAMPLED_BEFORE.format("a size of the change, not a KL"),
+    "k3": "mean(e^Δ − 1 − Δ), "
+    + _SAMPLED_BEFORE.format("a size of the change, not a KL, and does not add up"),
+    "mean_ratio": "mean(r), " + _SAMPLED_BEFORE.format("not 1 in general"),
+    "chi2_token": "mean(r²) − 1, " + _SAMPLED_BEFORE.format("not a χ²-divergence, and may be negative"),
+    "tv": "mean |r − 1| / 2, " + _SAMPLED_BEFORE.format("not a total variation distance"),
+}
+"""Formula texts for drift 2, whose denominator is not the policy that sampled the tokens."""
+
+CHI2_SEQUENCE = Formula(
+    "chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S), ABOVE_MINUS_ONE
+)
+
+SURROGATE = Formula(
+    "surrogate_gain",
+    "",
+    _T,
+    "cov(A, min(r, 2)): how much likelier what was rewarded has become; 0 where π_train has not moved",
+    lambda get: get("ax") / get("tokens") - (get("a") / get("tokens")) * (get("x") / get("tokens")),
+)
+"""PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
+
+REWARD = Formula(
+    "mean_reward", "", _S, "mean reward of the sequences with a token", mean("reward", _S), AS_SEEN
+)
+"""Of the dump, not of a gap."""
+
+
+class Extreme(NamedTuple):
+    """A metric that is an extreme value: a row, as `Formula`, over the range of a column of `ranges`."""
+
+    name: str
+    column: str
+    of: Callable[[float, float], float]
+    unit: str
+    over: str
+    text: str
+
+
+EXTREMES = (
+    Extreme("prob_diff_max", "pd", lambda low, high: high, "", _T, "largest |π_train − π_rollout|"),
+    Extreme("log_ppl_diff_max", "g", lambda low, high: -low, "nats", _S, "largest −mean Δ of a sequence"),
+    Extreme("log_ppl_diff_min", "g", lambda low, high: -high, "nats", _S, "smallest −mean Δ of a sequence"),
+    Extreme("log_ratio_min", "d", lambda low, high: low, "nats", _T, "smallest Δ"),
+    Extreme("log_ratio_max", "d", lambda low, high: high, "nats", _T, "largest Δ"),
+)
