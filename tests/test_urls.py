@@ -53,12 +53,9 @@ def test_the_options_of_a_url_reach_the_filesystem(monkeypatch: pytest.MonkeyPat
             "endpoint_override": "there",
         },
     }.items():
-        sources._of_arrow.cache_clear()
         made.clear()
         assert sources.located(source)[1] == "b/x"
         assert {name: made[name] for name in wanted} == wanted
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    sources._of_arrow.cache_clear()
     sources.located("s3://b/x")
     assert made["region"] == "region of b"
-    sources._of_arrow.cache_clear()

@@ -14,14 +14,11 @@ from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from offpol_diag.engine import segments
-from offpol_diag.engine.segments import Array
-
-PER_TOKEN = (
-    *("rollout", "old", "current", "advantages", "position", "token_ids", "entropy", "weight_versions"),
-    "reference",
-)
+Array = npt.NDArray[Any]
+PER_TOKEN: tuple[str, ...] = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
+PER_TOKEN += ("weight_versions", "reference")
 
 
 def label(value: object) -> str:
@@ -82,13 +79,7 @@ class Batch:
     @cached_property
     def lengths(self) -> Array:
         """Number of unmasked tokens per sequence, [S] int64."""
-        return segments.lengths(self.cu_seqlens)
-
-    @cached_property
-    def turns(self) -> Array:
-        """Index of each sequence's first turn among all turns, [S+1] int64."""
-        starts = np.searchsorted(self.cu_runs[:-1], self.cu_seqlens[:-1])
-        return np.append(starts, len(self.cu_runs) - 1)
+        return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
 
     def policy(self, name: str) -> Array | None:
         """Return the log-probs of rollout, old or current, [T] float64, or None when the dump lacks them."""
@@ -98,30 +89,26 @@ class Batch:
     def parts(self, most: int) -> list[Batch]:
         """Split a batch in order into even parts of at most `most` sequences, or of one."""
         many = max(math.ceil(self.sequences / max(most, 1)), 1)
-        cuts = [self.sequences * i // many for i in range(many + 1)]
-        return [self] if many == 1 else [self.rows(begin, end) for begin, end in pairwise(cuts)]
+        return [self.rows(*cut) for cut in pairwise(self.sequences * i // many for i in range(many + 1))]
 
     def rows(self, begin: int, end: int) -> Batch:
         """Return sequences `begin` to before `end`, as views."""
-        first, last = (int(self.cu_seqlens[at]) for at in (begin, end))
-        ends = np.array([first, last] if last > first else [first])
-        after = np.searchsorted(self.cu_runs, ends[0], side="right")
-        runs = self.cu_runs[after : np.searchsorted(self.cu_runs, ends[-1])]
-        return self._cut(
-            slice(first, last),
+        first, last = int(self.cu_seqlens[begin]), int(self.cu_seqlens[end])
+        inside = slice(*np.searchsorted(self.cu_runs, (first + 1, last)))
+        ends = [first, last] if last > first else [first]
+        tokens: dict[str, Any] = {
+            name: None if (x := getattr(self, name)) is None else x[first:last] for name in PER_TOKEN
+        }
+        return replace(
+            self,
+            **tokens,
             cu_seqlens=self.cu_seqlens[begin : end + 1] - first,
-            cu_runs=np.concatenate((ends[:1], runs, ends[1:])) - first,
+            cu_runs=np.concatenate((ends[:1], self.cu_runs[inside], ends[1:])) - first,
             key=self.key[begin:end],
             masked=self.masked[begin:end],
             rewards=None if self.rewards is None else self.rewards[begin:end],
             scalars={name: column[begin:end] for name, column in self.scalars.items()},
         )
-
-    def _cut(self, at: slice, **of_rows: Any) -> Batch:
-        """Slice the token columns, and replace the others."""
-        for name in PER_TOKEN:
-            of_rows[name] = None if (x := getattr(self, name)) is None else x[at]
-        return replace(self, **of_rows)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -134,7 +121,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         if name == "scalars":
             found[name] = {key: list(chain.from_iterable(one[key] for one in values)) for key in values[0]}
         elif name in ("cu_seqlens", "cu_runs"):
-            lengths = np.concatenate([segments.lengths(value) for value in values])
+            lengths = np.concatenate([np.diff(value) for value in values])
             found[name] = np.concatenate(([0], lengths.cumsum()))
         else:
             found[name] = np.concatenate(values) if values else None

@@ -7,26 +7,15 @@ fail.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.dump.pack import Array, Flags, Ints, Ragged, Rows, counts, span, starts
-from offpol_diag.dump.schema import (
-    ADVANTAGES,
-    CURRENT,
-    DIGESTS,
-    MASK,
-    OLD,
-    PROMPT_IDS,
-    PROMPT_LENGTH,
-    REWARDS,
-    ROLLOUT,
-    WEIGHT_VERSIONS,
-)
+from offpol_diag.dump import schema
+from offpol_diag.dump.pack import Flags, Ints, Ragged, Rows, starts
 from offpol_diag.errors import DumpError
 
 TOLERANCE = 1e-3
@@ -35,7 +24,6 @@ MOST_TOKENS = 1 << 22
 """Most tokens of one sequence, masked ones included."""
 LIMIT = 2.0**63
 """Upper limit on the magnitude of steps, lags and versions, which are stored as 64-bit integers."""
-LARGE = "and a number between -2^63 and 2^63 is needed"
 UNKNOWN = -1
 """Version of weights of which nothing is known."""
 EXAMPLES = 5
@@ -44,133 +32,111 @@ JUDGED_AT = 32
 """Tokens from which on a column can be told to have the wrong sign."""
 SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 NEGATE = "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it"
+FINITE = sys.float_info.max
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with some rows (ascending indices) of a column; `detail` says it of the i-th of them."""
+class Bound(NamedTuple):
+    """What the unmasked tokens of a column must lie in, ends included; `column` is empty for all of them."""
 
-    role: str
-    rows: Ints
-    detail: Callable[[int], str]
+    column: str
+    low: float
+    high: float
+    why: str
     hint: str = SKIP
 
 
-# ---------------------------------------------------------------- checks, on rows that passed those before
+UNMASK = f"if such tokens do not count, set their {schema.MASK} to 0; if not, {SKIP}"
+VERSIONS = f"a version is at least 0, or {UNKNOWN} where it is unknown"
+BOUNDS = (
+    Bound("", -FINITE, FINITE, "a token that counts needs a finite value", UNMASK),
+    Bound(schema.ROLLOUT, -FINITE, TOLERANCE, "a log-probability is at most 0", f"{NEGATE}; if not, {SKIP}"),
+    Bound(schema.WEIGHT_VERSIONS, UNKNOWN, FINITE, VERSIONS),
+)
+
+
+class Problem(NamedTuple):
+    """What is wrong with a column: number of a row → what is wrong in it, rows ascending."""
+
+    column: str
+    rows: dict[int, str]
+    hint: str = SKIP
+
+
+# ---------------------------------------------------------------- checks
 
 
 def shapes(rows: Rows) -> Iterator[Problem]:
     """Find null lists, rows whose lists differ in length, and rows of too many tokens."""
     tokens = rows.lengths
-    for role, column in rows.lists.items():
-        yield from _at_rows(
-            role,
-            column.absent,
-            lambda _: "there is null where a list belongs",
-            f"every column needs a list in every row; {SKIP}",
-        )
-        differs = ~column.absent & (column.lengths != tokens)
-
-        def unequal(row: int, lengths: Ints = column.lengths) -> str:
-            return f"it holds {lengths[row]} values and {ROLLOUT} holds {tokens[row]}"
-
-        yield from _at_rows(
-            role, differs, unequal, f"all token columns of a row hold one value per response token; {SKIP}"
-        )
-    many = f"tokens, and a sequence has at most {MOST_TOKENS}"
-    yield from _at_rows(
-        ROLLOUT,
-        tokens > MOST_TOKENS,
-        lambda row: f"it holds {tokens[row]} {many}",
-        f"write one sequence per row; {SKIP}",
-    )
-
-
-def mask(rows: Rows) -> Iterator[Problem]:
-    """Find masks with values other than 0 and 1."""
-    column = rows.lists.get(MASK)
-    if column is None:
-        return
-    first, last = column.span
-    if column.null is None and column.values.dtype.kind in "iu" and first >= 0 and last <= 1:
-        return
-    odd = (column.values != 0) & (column.values != 1)
-    odd = odd if column.null is None else odd | column.null
-    hint = f"1 is a token that counts, 0 one that does not; {SKIP}"
-    yield from _at_tokens(MASK, column, odd, "a mask is 0 or 1", hint)
-
-
-def tokens(rows: Rows) -> Iterator[Problem]:
-    """Find values that are not finite where the mask is 1, rollout log-probs above 0, and odd versions."""
-    for role, column in rows.lists.items():
-        if not at_most(sys.float_info.max, column, rows):
-            bad = ~np.isfinite(column.values) & rows.live
-            bad = bad if column.null is None else bad | (column.null & rows.live)
-            hint = f"if such tokens do not count, set their {MASK} to 0; if not, {SKIP}"
-            yield from _at_tokens(role, column, bad, "a token that counts needs a finite value", hint)
-    column = rows.lists[ROLLOUT]
-    if not at_most(TOLERANCE, column, rows):
-        bad = (column.values.astype(np.float64) > TOLERANCE) & rows.live
-        yield from _at_tokens(
-            ROLLOUT, column, bad, "a log-probability is at most 0", f"{NEGATE}; if not, {SKIP}"
-        )
-    if (versions := rows.lists.get(WEIGHT_VERSIONS)) is not None:
-        why = f"a version is at least 0, or {UNKNOWN} where it is unknown"
-        yield from _at_tokens(WEIGHT_VERSIONS, versions, (versions.values < UNKNOWN) & rows.live, why)
-        hint = f"write the engine's counter of updates, and tokens in the order of sampling; {SKIP}"
-        older = falls(versions.values, rows.live, rows.offsets)
-        yield from _at_tokens(
-            WEIGHT_VERSIONS, versions, older, "the tokens before it are of a later version", hint
-        )
-
-
-def row_values(rows: Rows) -> Iterator[Problem]:
-    """Find numbers per row that are none, prompts with a null in them, and digests of one side only."""
-    for role, values in rows.numbers(ADVANTAGES, REWARDS).items():
-        yield from _at_rows(
-            role, ~np.isfinite(values), lambda _: "it is null, NaN or infinite, and a finite number is needed"
-        )
-    for role, values in counts(rows).items():
-        yield from _at_rows(role, np.abs(values) >= LIMIT, _value(values, LARGE))
-        if role == PROMPT_LENGTH:
-            with np.errstate(invalid="ignore"):  # null is NaN
-                odd = (values < 0) | ((values != np.floor(values)) & np.isfinite(values))
-            yield from _at_rows(role, odd, _value(values, "and no length"))
-    if (lists := rows.prompts) is not None and lists.null is not None:
-        row = np.repeat(np.arange(rows.many), lists.lengths)
-        holes = np.bincount(row[lists.null], minlength=rows.many) > 0
-        yield from _at_rows(PROMPT_IDS, holes, lambda _: "there is null among its values")
-    null = {
-        role: rows.columns[role].is_null().to_numpy(zero_copy_only=False)
-        for role in DIGESTS
-        if role in rows.columns
+    for name, column in rows.lists.items():
+        null = dict.fromkeys(_at(column.absent), "there is null where a list belongs")
+        yield Problem(name, null, f"every column needs a list in every row; {SKIP}")
+        unequal = {
+            row: f"it holds {column.lengths[row]} values and {schema.ROLLOUT} holds {tokens[row]}"
+            for row in _at(~column.absent & (column.lengths != tokens))
+        }
+        yield Problem(name, unequal, f"all token columns of a row hold one value per response token; {SKIP}")
+    long = {
+        row: f"it holds {tokens[row]} tokens, and a sequence has at most {MOST_TOKENS}"
+        for row in _at(tokens > MOST_TOKENS)
     }
-    hint = f"digests are compared: write both of a sequence, or null for both; {SKIP}"
-    for role, other in permutations(null, 2):
-        yield from _at_rows(role, null[role] & ~null[other], partial(_lone, other), hint)
+    yield Problem(schema.ROLLOUT, long, f"write one sequence per row; {SKIP}")
 
 
-def _value(values: Array, why: str) -> Callable[[int], str]:
-    return lambda row: f"it is {values[row]:.6g}, {why}"
+def of_tokens(rows: Rows) -> Iterator[Problem]:
+    """Find values of tokens that cannot be, where the mask is 1; lists of a row have one length by now."""
+    for name, column in rows.lists.items():
+        x, null = column.values, False if column.null is None else column.null
+        if name == schema.MASK:
+            low, high = column.span
+            if x.dtype.kind == "f" or column.null is not None or low < 0 or high > 1:
+                odd = null | ((x != 0) & (x != 1))
+                hint = f"1 is a token that counts, 0 one that does not; {SKIP}"
+                yield Problem(name, _first(column, odd, "a mask is 0 or 1"), hint)
+            continue
+        for one in (one for one in BOUNDS if one.column in ("", name)):
+            if not within(one.low, one.high, column, rows):
+                wide = x.astype(np.float64)  # bounds are exact however narrow the values are
+                bad = rows.live & (null | ~((wide >= one.low) & (wide <= one.high)))
+                yield Problem(name, _first(column, bad, one.why), one.hint)
+    if (versions := rows.lists.get(schema.WEIGHT_VERSIONS)) is not None:
+        older = falls(versions.values, rows.live, rows.offsets)
+        found = _first(versions, older, "the tokens before it are of a later version")
+        hint = f"write the engine's counter of updates, and tokens in the order of sampling; {SKIP}"
+        yield Problem(schema.WEIGHT_VERSIONS, found, hint)
 
 
-def _lone(other: str, _: int) -> str:
-    return f"it is null, and {other} is not"
+def of_rows(rows: Rows) -> Iterator[Problem]:
+    """Find values of rows that cannot be: numbers, prompts, and digests of one side only."""
+    for name, x in rows.numbers(schema.ADVANTAGES, schema.REWARDS).items():
+        what = "it is null, NaN or infinite, and a finite number is needed"
+        yield Problem(name, dict.fromkeys(_at(~np.isfinite(x)), what))
+    for name, x in rows.numbers(*schema.COUNTS).items():  # null is NaN, and no fault
+        what = "and a number between -2^63 and 2^63 is needed"
+        yield Problem(name, {row: f"it is {x[row]:.6g}, {what}" for row in _at(np.abs(x) >= LIMIT)})
+        if name == schema.PROMPT_LENGTH:
+            odd = (x < 0) | ((x != np.floor(x)) & np.isfinite(x))
+            yield Problem(name, {row: f"it is {x[row]:.6g}, and no length" for row in _at(odd)})
+    if (lists := rows.prompts) is not None and lists.null is not None:
+        holes = _first(lists, lists.null, "")
+        yield Problem(schema.PROMPT_IDS, dict.fromkeys(holes, "there is null among its values"))
+    there = (name for name in schema.DIGESTS if name in rows.columns)
+    null = {name: rows.columns[name].is_null().to_numpy(zero_copy_only=False) for name in there}
+    for name, other in permutations(null, 2):
+        lone = dict.fromkeys(_at(null[name] & ~null[other]), f"it is null, and {other} is not")
+        yield Problem(name, lone, f"digests are compared: write both of a sequence, or null for both; {SKIP}")
 
 
-CHECKS = shapes, mask, tokens, row_values
+CHECKS = shapes, of_tokens, of_rows
+"""Each is of rows that passed those before it."""
 
 
-def at_most(high: float, column: Ragged, rows: Rows) -> bool:
-    """Return whether every unmasked token has a finite value of at most `high`."""
+def within(low: float, high: float, column: Ragged, rows: Rows) -> bool:
+    """Return whether every unmasked token has a value from `low` to `high`."""
     if column.null is not None and (column.null & rows.live).any():
         return False
-    low = -sys.float_info.max
-    first, last = column.span
-    if low <= first and last <= high:  # neither holds of NaN
-        return True
-    first, last = span(rows.unmasked(column.values))
-    return low <= first and last <= high
+    spans = (one.span for one in (column, replace(column, values=rows.unmasked(column.values))))
+    return any(low <= first and last <= high for first, last in spans)  # neither holds of NaN
 
 
 def falls(versions: Ints, live: Flags, offsets: Ints) -> Flags:
@@ -188,28 +154,20 @@ def falls(versions: Ints, live: Flags, offsets: Ints) -> Flags:
     return found
 
 
-def _at_rows(role: str, bad: Flags, detail: Callable[[int], str], hint: str = SKIP) -> Iterator[Problem]:
-    """Yield a Problem for the rows flagged in `bad` [S], if any."""
-    found = np.flatnonzero(bad)
-    if found.size:
-        yield Problem(role, found, lambda i: detail(int(found[i])), hint)
+def _at(flags: Flags) -> list[int]:
+    found: list[int] = np.flatnonzero(flags).tolist()
+    return found
 
 
-def _at_tokens(role: str, column: Ragged, bad: Flags, why: str, hint: str = SKIP) -> Iterator[Problem]:
-    """Yield a Problem for rows with tokens flagged in `bad` [T]; it names each row's first such token."""
-    found = np.flatnonzero(bad)
-    if not found.size:
-        return
-    offsets = starts(column.lengths)
-    rows, index = np.unique(np.searchsorted(offsets, found, side="right") - 1, return_index=True)
-    first = found[index]
-
-    def detail(i: int) -> str:
-        null = column.null is not None and column.null[first[i]]
-        shown = "null" if null else f"{column.values[first[i]]:.6g}"
-        return f"token {first[i] - offsets[rows[i]]} is {shown}, and {why}"
-
-    yield Problem(role, rows, detail, hint)
+def _first(column: Ragged, bad: Flags, why: str) -> dict[int, str]:
+    """Return of each row with tokens flagged in `bad` [T] what is wrong with the first of them."""
+    offsets, at = starts(column.lengths), np.flatnonzero(bad)
+    rows, index = np.unique(np.searchsorted(offsets, at, side="right") - 1, return_index=True)
+    found = dict[int, str]()
+    for row, token in zip(rows.tolist(), at[index].tolist(), strict=True):
+        shown = "null" if column.null is not None and column.null[token] else f"{column.values[token]:.6g}"
+        found[row] = f"token {token - offsets[row]} is {shown}, and {why}"
+    return found
 
 
 # ---------------------------------------------------------------- what a pass has seen
@@ -248,50 +206,43 @@ class Seen:
         self.tokens += more.tokens
         self.skipped.count += more.skipped.count
         self.skipped.examples += more.skipped.examples[: EXAMPLES - len(self.skipped.examples)]
-        for role, one in more.signs.items():
-            had = self.signs.setdefault(role, Signs())
-            first = had.first or one.first
-            self.signs[role] = Signs(
-                had.tokens + one.tokens, had.positive + one.positive, had.sizeable + one.sizeable, first
-            )
+        for name, one in more.signs.items():
+            had = self.signs.setdefault(name, Signs())
+            had.tokens, had.positive = had.tokens + one.tokens, had.positive + one.positive
+            had.sizeable, had.first = had.sizeable + one.sizeable, had.first or one.first
 
 
 def good_rows(rows: Rows, skipped: Skipped | None) -> Rows:
     """Refuse the first bad row, or leave bad rows out and count them in `skipped`."""
     for check in CHECKS:
-        if not (problems := list(check(rows))):
+        problems = [one for one in check(rows) if one.rows]
+        if not problems:
             continue
-        if skipped is None:
-            worst = min(problems, key=lambda one: int(one.rows[0]))
-            raise DumpError(_said(rows, worst, 0), worst.hint)
-        bad = np.zeros(rows.many, np.bool_)
+        said = dict[int, tuple[str, str]]()
         for one in problems:
-            for i, row in enumerate(one.rows.tolist()):
-                if not bad[row] and len(skipped.examples) < EXAMPLES:
-                    skipped.examples.append(_said(rows, one, i))
-                bad[row] = True
-        skipped.count += int(bad.sum())
-        rows = rows.only(~bad)
+            shown = rows.plan.columns.get(one.column, one.column)
+            for row, what in one.rows.items():
+                said.setdefault(row, (f"{rows.place(row)}, column {shown!r}: {what}", one.hint))
+        if skipped is None:
+            raise DumpError(*said[min(said)])
+        skipped.count += len(said)
+        skipped.examples += [said[row][0] for row in sorted(said)[: EXAMPLES - len(skipped.examples)]]
+        rows = rows.only(~np.isin(np.arange(rows.many), [*said]))
     return rows
-
-
-def _said(rows: Rows, problem: Problem, i: int) -> str:
-    column = rows.plan.columns.get(problem.role, problem.role)
-    return f"{rows.place(int(problem.rows[i]))}, column {column!r}: {problem.detail(i)}"
 
 
 def signs(rows: Rows) -> dict[str, Signs]:
     """Count the signs of the train columns; without a positive value all tokens are sizeable."""
     found = {}
-    for role in (role for role in (OLD, CURRENT) if role in rows.lists):
-        found[role] = one = Signs(rows.kept, sizeable=rows.kept)
-        if not at_most(TOLERANCE, rows.lists[role], rows):
-            values = np.where(rows.live, rows.lists[role].values, 0.0).astype(np.float64)
+    for name in (name for name in (schema.OLD, schema.CURRENT) if name in rows.lists):
+        found[name] = one = Signs(rows.kept.size, sizeable=rows.kept.size)
+        if not within(-FINITE, TOLERANCE, rows.lists[name], rows):
+            values = np.where(rows.live, rows.lists[name].values, 0.0).astype(np.float64)
             positive = np.flatnonzero(values > TOLERANCE)
             one.positive, one.sizeable = positive.size, int((np.abs(values) > TOLERANCE).sum())
             if positive.size:
                 row = int(np.searchsorted(rows.offsets, positive[0], side="right")) - 1
-                at = f"{rows.place(row)}, column {rows.plan.columns[role]!r}"
+                at = f"{rows.place(row)}, column {rows.plan.columns[name]!r}"
                 one.first = f"{at}: token {positive[0] - rows.offsets[row]} is {values[positive[0]]:.6g}"
     return found
 

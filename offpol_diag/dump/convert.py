@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from offpol_diag.dump import read
 from offpol_diag.dump.forms import BOTH, ENDINGS, FORMS, HOOKS, Form, Row, Rows, load, one_policy, words
-from offpol_diag.dump.read import Dump, named, state_of
+from offpol_diag.dump.read import Dump, named
 from offpol_diag.dump.schema import (
     CURRENT,
     NONE,
@@ -154,7 +154,7 @@ def convert(found: Found, target: Path, columns: Mapping[str, str]) -> Converted
         target, [f"{shown} read as {f'{form.trainer} ({form.name})' if form.trainer else form.name}"]
     )
     said = {"form": form.name, "versions": {}} | ({"trainer": form.trainer} if form.trainer else {})
-    before = [state_of(Location(None, str(path), "")) for path in files]
+    before = [Location(None, str(path), "").state for path in files]
     _write(_of_one_version(form.rows(files, columns), files, before), form, made, stamped(said))
     made.notes += [f"{folder} has no file {marker} and is left out" for folder in left]
     return made
@@ -164,7 +164,7 @@ def _of_one_version(rows: Rows, files: Sequence[Path], before: Sequence[tuple[in
     """Yield rows; if a file is another one at their end, that is an error: rows of both may be mixed."""
     yield from rows
     for path, state in zip(files, before, strict=True):
-        if state_of(Location(None, str(path), "")) != state:
+        if Location(None, str(path), "").state != state:
             hint = "wait until its writer has ended, or read a copy; then read again"
             raise DumpError(f"{path}: the file was changed while it was read", hint)
 

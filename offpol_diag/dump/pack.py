@@ -1,4 +1,4 @@
-"""Tables of rows → batches without masked tokens, with labels and keys of their sequences."""
+"""Rows of a table → a batch without masked tokens, with labels and keys of its sequences."""
 
 from __future__ import annotations
 
@@ -14,47 +14,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from offpol_diag.dump.batch import Batch
-from offpol_diag.dump.schema import (
-    ADVANTAGES,
-    COUNTS,
-    GROUP,
-    LABELS,
-    LAG,
-    MASK,
-    POSITION,
-    PROMPT_IDS,
-    PROMPT_LENGTH,
-    REWARDS,
-    ROLLOUT,
-    ROLLOUT_VERSION,
-    SEQUENCE,
-    TRAIN_VERSION,
-    is_list,
-    is_text,
-)
-from offpol_diag.engine import bootstrap
+from offpol_diag.dump import schema
+from offpol_diag.dump.batch import Array, Batch
+from offpol_diag.dump.schema import is_list, is_text
 from offpol_diag.errors import DumpError
 
-Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
-VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
-"""Types of text that Arrow has no functions for → those that it has."""
-MOST_TEXT = 1 << 12
-"""Most bytes of a label; the rest of a longer one is replaced by a digest of all of it."""
 FIELDS = {
-    "rollout": (ROLLOUT, np.float64),
-    "old": ("old_log_probs", np.float64),
-    "current": ("current_log_probs", np.float64),
-    "advantages": (ADVANTAGES, np.float64),
-    "token_ids": ("token_ids", np.int64),
-    "entropy": ("entropy", np.float64),
-    "weight_versions": ("weight_versions", np.int64),
-    "reference": ("reference_log_probs", np.float64),
+    "rollout": (schema.ROLLOUT, np.float64),
+    "old": (schema.OLD, np.float64),
+    "current": (schema.CURRENT, np.float64),
+    "advantages": (schema.ADVANTAGES, np.float64),
+    "token_ids": (schema.TOKEN_IDS, np.int64),
+    "entropy": (schema.ENTROPY, np.float64),
+    "weight_versions": (schema.WEIGHT_VERSIONS, np.int64),
+    "reference": (schema.REFERENCE, np.float64),
 }
 """Field of a batch with a value per token → its column and type."""
 
@@ -108,15 +86,10 @@ class Ragged:
     @cached_property
     def span(self) -> tuple[float, float]:
         """Return the smallest and the largest value: NaN if any is NaN, (0, 0) if there are none."""
-        return span(self.values)
-
-
-def span(values: Array) -> tuple[float, float]:
-    """Return the smallest and the largest of values [N]."""
-    if not values.size:
-        return 0.0, 0.0
-    with np.errstate(invalid="ignore"):
-        return values.min().item(), values.max().item()
+        if not self.values.size:
+            return 0.0, 0.0
+        with np.errstate(invalid="ignore"):
+            return self.values.min().item(), self.values.max().item()
 
 
 def ragged(column: pa.Array) -> Ragged:
@@ -144,34 +117,29 @@ class Rows:
     """S rows, one sequence each, masked tokens included.
 
     Attributes:
-        number: of the first row in the whole dump.
-        places: index of a row → its file, row group and row, for messages.
-        numbers: of rows that do not follow each other, [S]; None where they do.
+        number: of each row in the whole dump, [S].
+        where: file and row group, and `row`: of each row in the file, [S]; for messages.
     """
 
     table: pa.RecordBatch
     plan: Plan
-    number: int
-    places: Callable[[int], str]
-    chosen: Ints | None = None
+    number: Ints
+    where: str
+    row: Ints
 
     @property
     def many(self) -> int:
         """Number of rows, S."""
         return int(self.table.num_rows)
 
-    @cached_property
-    def at(self) -> Ints:
-        """Index of each row in the table that was read, [S]."""
-        return np.arange(self.many) if self.chosen is None else self.chosen
-
     def place(self, index: int) -> str:
         """Return where a row lies, for messages."""
-        return self.places(int(self.at[index]))
+        return f"{self.where}, row {self.row[index]}"
 
     def only(self, good: Flags) -> Rows:
         """Return the rows flagged in `good` [S]."""
-        return replace(self, table=self.table.filter(pa.array(good)), chosen=self.at[good])
+        table = self.table.filter(pa.array(good))
+        return replace(self, table=table, number=self.number[good], row=self.row[good])
 
     @cached_property
     def columns(self) -> dict[str, pa.Array]:
@@ -197,7 +165,7 @@ class Rows:
     @property
     def lengths(self) -> Ints:
         """Tokens per row, masked ones included, [S]."""
-        return self.lists[ROLLOUT].lengths
+        return self.lists[schema.ROLLOUT].lengths
 
     @cached_property
     def offsets(self) -> Ints:
@@ -207,30 +175,17 @@ class Rows:
     @cached_property
     def live(self) -> Flags:
         """Flags of unmasked tokens, [T] bool; all True without a mask."""
-        mask = self.lists.get(MASK)
+        mask = self.lists.get(schema.MASK)
         return np.ones(int(self.offsets[-1]), np.bool_) if mask is None else np.equal(mask.values, 1)
 
     @cached_property
-    def kept(self) -> int:
-        """Number of unmasked tokens."""
-        return int(np.count_nonzero(self.live))
-
-    def counted(self, flags: Flags) -> Ints:
-        """Count the flagged tokens of each row, [T] → [S]."""
-        found = np.zeros(self.many, np.int64)
-        filled = np.flatnonzero(self.lengths)  # of an empty row reduceat gives another one's token
-        if filled.size:
-            found[filled] = np.add.reduceat(flags.view(np.int8), self.offsets[filled], dtype=np.int32)
-        return found
-
-    @property
-    def whole(self) -> bool:
-        """Whether no token is masked."""
-        return self.kept == int(self.offsets[-1])
+    def kept(self) -> Ints:
+        """Indices of unmasked tokens, [T] → [kept]."""
+        return np.flatnonzero(self.live)
 
     def unmasked(self, values: Array) -> Array:
         """Return the values of unmasked tokens, [T] → [kept]; read-only."""
-        return values if self.kept == len(values) else values[self.live]
+        return values if self.kept.size == values.size else values[self.kept]
 
 
 # ---------------------------------------------------------------- labels
@@ -241,29 +196,20 @@ def plain(column: pa.Array) -> pa.Array:
     if pt.is_dictionary(column.type):
         return plain(column.dictionary).take(column.indices)
     column = dense(column)
-    if is_text(column.type):
-        column = column.cast(VIEWS.get(str(column.type), column.type))
-        if (pc.max(pc.binary_length(column)).as_py() or 0) <= MOST_TEXT:
-            return column
-        long = pa.large_binary() if "large" in str(column.type) else pa.binary()
-        return pa.array(map(_short, column.cast(long).to_pylist()), long).cast(column.type)
-    if pt.is_floating(column.type):
-        wide = column.cast(pa.float32()) if pt.is_float16(column.type) else column
+    kind = column.type
+    if is_text(kind):  # Arrow has few functions of views
+        views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+        return column.cast(views.get(kind, kind))
+    if pt.is_floating(kind):
+        wide = column.cast(pa.float64())
         return pc.if_else(pc.is_nan(wide), None, wide)
-    if pt.is_integer(column.type) or pt.is_boolean(column.type) or pt.is_null(column.type):
+    if pt.is_integer(kind) or pt.is_boolean(kind) or pt.is_null(kind):
         return column
-    if pt.is_fixed_size_binary(column.type):
+    if pt.is_fixed_size_binary(kind):
         return pa.array([None if one is None else one.hex() for one in column.to_pylist()], pa.string())
-    if pt.is_timestamp(column.type) and column.type.tz is not None:
-        column = column.cast(pa.timestamp(column.type.unit))  # in UTC
-    return (column.cast(pa.int64()) if pt.is_duration(column.type) else column).cast(pa.string())
-
-
-def _short(text: bytes | None) -> bytes | None:
-    if text is None or len(text) <= MOST_TEXT:
-        return text
-    head = text[: MOST_TEXT // 2].decode(errors="ignore")
-    return f"{head} … {blake2b(text, digest_size=16).hexdigest()}".encode()
+    if pt.is_timestamp(kind):
+        column = column.cast(pa.timestamp(kind.unit))  # in UTC
+    return (column.cast(pa.int64()) if pt.is_duration(kind) else column).cast(pa.string())
 
 
 def labels(rows: Rows) -> dict[str, list[Any]]:
@@ -273,23 +219,23 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
     the versions.
     """
     plan = rows.plan
-    names = {role: plan.columns[role] for role in LABELS if role in plan.columns}
+    names = {role: plan.columns[role] for role in schema.LABELS if role in plan.columns}
     found = {ours: _listed(rows, name) for ours, name in (names | {one: one for one in plan.extra}).items()}
     for name in (name for name in plan.described if name not in found):
         try:
             found[name] = rows.table.column(name).to_pylist()
-        except UnicodeDecodeError:
+        except UnicodeDecodeError:  # nobody asked for this column
             found[name] = [None] * rows.many
-    if SEQUENCE not in found:
-        found = {SEQUENCE: (rows.at + rows.number).tolist()} | found
-    if ROLLOUT_VERSION in found and TRAIN_VERSION in found:
-        pairs = zip(found[TRAIN_VERSION], found[ROLLOUT_VERSION], strict=True)
-        found = {LAG: [None if None in pair else pair[0] - pair[1] for pair in pairs]} | found
+    if schema.SEQUENCE not in found:
+        found = {schema.SEQUENCE: rows.number.tolist()} | found
+    if schema.ROLLOUT_VERSION in found and schema.TRAIN_VERSION in found:
+        pairs = zip(found[schema.TRAIN_VERSION], found[schema.ROLLOUT_VERSION], strict=True)
+        found = {schema.LAG: [None if None in pair else pair[0] - pair[1] for pair in pairs]} | found
     if lists := rows.prompts:
         cut = zip(np.split(lists.values, starts(lists.lengths)[1:-1]), lists.absent, strict=True)
         ids = [None if none else one for one, none in cut]
         lengths: list[Any] = [None if x is None else len(x) for x in ids]
-        found = {PROMPT_LENGTH: lengths, PROMPT_IDS: ids} | found
+        found = {schema.PROMPT_LENGTH: lengths, schema.PROMPT_IDS: ids} | found
     return found
 
 
@@ -299,9 +245,8 @@ def _listed(rows: Rows, name: str) -> list[Any]:
     if not is_text(column.type):
         return list(column.to_pylist())
     try:
-        for scalar in column:
-            value = scalar.as_py()
-            found.append(value.decode() if isinstance(value, bytes) else value)
+        for value in column.cast(pa.large_binary()).to_pylist():
+            found.append(None if value is None else value.decode())
     except UnicodeDecodeError as error:
         where = f"{rows.place(len(found))}, column {name!r}"
         raise DumpError(f"{where}: the text is not UTF-8", "write the column again as UTF-8 text") from error
@@ -317,47 +262,36 @@ def pack(rows: Rows) -> Batch:
     Where the plan is `bare`, a batch has values, lengths and labels alone: its positions and keys are zeros,
     and a turn is a sequence.
     """
-    plan = rows.plan
+    plan, offsets = rows.plan, np.searchsorted(rows.kept, rows.offsets)
     scalars = labels(rows)  # first: it refuses text that the keys could not hash
-    lengths = rows.lengths if rows.whole else rows.counted(rows.live)
-    arrays: dict[str, Array] = {"cu_seqlens": starts(lengths), "masked": rows.lengths - lengths}
+    lengths = np.diff(offsets)
+    arrays: dict[str, Array] = {"cu_seqlens": offsets, "masked": rows.lengths - lengths}
     for field, (role, dtype) in FIELDS.items():
         if role in rows.lists:
             values = rows.lists[role].values
             kept = rows.unmasked(values)  # copied where it is not yet: what Arrow decoded is read-only
             arrays[field] = kept.astype(dtype, copy=kept is values)
-    one = rows.numbers(ADVANTAGES, REWARDS)
-    arrays |= {"rewards": one[REWARDS]} if REWARDS in one else {}
-    if ADVANTAGES in one:  # one per sequence: every token has it
-        arrays["advantages"] = np.repeat(one[ADVANTAGES], lengths)
+    one = rows.numbers(schema.ADVANTAGES, schema.REWARDS)
+    arrays |= {"rewards": one[schema.REWARDS]} if schema.REWARDS in one else {}
+    if schema.ADVANTAGES in one:  # one per sequence: every token has it
+        arrays["advantages"] = np.repeat(one[schema.ADVANTAGES], lengths)
     if plan.bare:
-        where, runs = np.zeros(rows.kept, np.int64), arrays["cu_seqlens"]
-        key = np.zeros(rows.many, np.int64)
+        position, runs, key = np.zeros(rows.kept.size, np.int64), offsets, np.zeros(rows.many, np.int64)
     else:
-        where, runs = _positions(rows, lengths)
-        contents = partial(keys_of_contents, arrays["rollout"], where, lengths)
-        group = plan.columns.get(GROUP)
-        key = keys_of_groups(plain(rows.table.column(group)), contents) if group else contents()
-    return Batch(**arrays, position=where, cu_runs=runs, key=key, scalars=scalars)
-
-
-def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:
-    """Return each unmasked token's index in its response [T], and the starts of contiguous runs [R+1]."""
-    token = np.arange(rows.kept) if rows.whole else np.flatnonzero(rows.live)
-    stated = rows.lists.get(POSITION)
-    if stated is None:
-        masked = np.zeros(0, np.int64) if rows.whole else np.flatnonzero(~rows.live)
-        breaks = masked - np.arange(len(masked))  # kept tokens before each masked one
-        np.subtract(token, np.repeat(rows.offsets[:-1], lengths), out=token)
-    else:  # positions may start at any number
         filled = lengths > 0
-        begins = stated.values[rows.offsets[:-1][filled]]
-        token = stated.values[token] - np.repeat(begins, lengths[filled])
-        breaks = np.flatnonzero(np.diff(token) != 1) + 1
-    run_begins = np.zeros(len(token) + 1, np.bool_)
-    run_begins[breaks] = True
-    run_begins[starts(lengths)] = True
-    return token, np.flatnonzero(run_begins)
+        first, stated = rows.offsets[:-1][filled], rows.lists.get(schema.POSITION)
+        position = rows.kept
+        if stated is not None:  # which may start at any number
+            position, first = rows.unmasked(stated.values).astype(np.int64), stated.values[first]
+        position = position - np.repeat(first, lengths[filled])
+        begins = np.zeros(len(position) + 1, np.bool_)
+        begins[1:-1] = np.diff(position) != 1  # behind a masked token a turn begins
+        begins[offsets] = True
+        runs = np.flatnonzero(begins)
+        contents = partial(keys_of_contents, arrays["rollout"], position, offsets)
+        group = plan.columns.get(schema.GROUP)
+        key = keys_of_groups(plain(rows.table.column(group)), contents) if group else contents()
+    return Batch(**arrays, position=position, cu_runs=runs, key=key, scalars=scalars)
 
 
 # ---------------------------------------------------------------- keys
@@ -367,8 +301,12 @@ def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:
 
 def mix(x: Words) -> Words:
     """Hash 64-bit words bijectively, [N] → [N] (splitmix64, Steele et al. 2014)."""
-    # arrays of words wrap around without a warning
-    return bootstrap.mix(x + np.uint64(0x9E3779B97F4A7C15)).view(np.uint64)
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # arrays of words wrap around without a warning
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def keys_of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:
@@ -391,15 +329,9 @@ def _word(value: Any) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
-def keys_of_contents(rollout: Floats, position: Ints, lengths: Ints) -> Ints:
-    """Return keys from contents: unmasked log-probs [T], their positions [T] and lengths [S] → [S] int64."""
+def keys_of_contents(rollout: Floats, position: Ints, offsets: Ints) -> Ints:
+    """Return keys from contents: log-probs [T] and positions [T] that count, offsets [S+1] → [S] int64."""
     bits = (rollout + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are one number
     words = mix(bits ^ mix(position.astype(np.uint64)))
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(words, dtype=np.uint64)))  # modulo 2⁶⁴
-    ends = starts(lengths)
-    return mix(sums[ends[1:]] - sums[ends[:-1]]).view(np.int64)
-
-
-def counts(rows: Rows) -> dict[str, Floats]:
-    """Return steps, lags and versions, [S], NaN where null."""
-    return rows.numbers(*COUNTS)
+    return mix(sums[offsets[1:]] - sums[offsets[:-1]]).view(np.int64)

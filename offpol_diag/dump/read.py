@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 from typing import Literal
@@ -24,20 +20,8 @@ import pyarrow.types as pt
 from offpol_diag.dump import schema
 from offpol_diag.dump.batch import Batch, joined, label
 from offpol_diag.dump.check import Seen, Skipped, good_rows, judge, remark, signs
-from offpol_diag.dump.long import Gathering
+from offpol_diag.dump.long import gathered
 from offpol_diag.dump.pack import Ints, Plan, Rows, pack, plain, starts
-from offpol_diag.dump.schema import (
-    LABELS,
-    LAG,
-    MASK,
-    PROMPT_IDS,
-    RESCORED,
-    ROLLOUT,
-    ROLLOUT_VERSION,
-    TRAIN_VERSION,
-    is_list,
-    is_long,
-)
 from offpol_diag.dump.sources import Location, find
 from offpol_diag.dump.writer import KEY
 from offpol_diag.errors import DumpError
@@ -46,19 +30,16 @@ from offpol_diag.printable import cleaned
 Progress = Callable[[int], None]
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on damaged files: OSError from codecs, ValueError from text."""
-BUFFER, REMOTE_BUFFER = 1 << 20, 8 << 20
-"""Bytes of a column per read; larger for remote files, where each read costs a round trip."""
-FETCHED_WHOLE = 128 << 20
-"""Remote row groups up to this many uncompressed bytes are fetched with all columns at once."""
-FOOTERS_AT_ONCE = 16
-TABLE = 1 << 18
-"""Most tokens decoded at once, but for a longer sequence."""
+BUFFER = 1 << 20
+"""Bytes of a column per read of a local file; remote row groups are fetched with all columns at once."""
+BATCH = 1 << 18
+"""Tokens per batch, and decoded at once, unless others are asked for, or a sequence is longer."""
 MOST_ROWS = 1 << 15
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
-FULL = 0.75
-"""Share of the largest batch from which a batch does not wait for the next, with which it might be joined."""
+FULL = 0.5
+"""Share of the largest batch from which a batch is not joined with the next."""
 RECYCLED = (32 << 20) - (64 << 10)
-"""Bytes just below glibc's maximum mmap threshold; freeing such a block makes malloc reuse smaller ones."""
+"""Bytes just below glibc's largest mmap threshold: having freed such a block, malloc keeps smaller ones."""
 MOST_SHARDS = 4096
 MOST_COUNTED = 1 << 21
 """Labels of a column beyond which they are not counted."""
@@ -76,131 +57,165 @@ class Part:
     Attributes:
         schema: its columns, hive partitions included.
         partitions: hive partition column → value.
-        rows_of, bytes_of: rows and uncompressed bytes of each row group.
+        columns: canonical name → its column; empty where it has no row.
+        rows_of, bytes_of, tokens_of: rows, uncompressed bytes and log-probs of each row group.
         provenance: how the numbers were made, from the file's metadata.
         span: the row groups that are read.
-        state: what changes when the file is replaced or rewritten, where it is on this disk.
+        state: size and time of the file; empty where another machine may hold a copy.
     """
 
     path: Location
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
+    columns: dict[str, str]
     rows_of: tuple[int, ...]
     bytes_of: tuple[int, ...]
+    tokens_of: tuple[int, ...]
     provenance: dict[str, object]
     span: range
-    state: tuple[int, ...] = ()
+    state: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: Location, words: Collection[str], given: Mapping[str, str]) -> Part:
+        """Read a footer, and find the columns that an analysis needs; partitions named in `words` are text.
+
+        Raises:
+            DumpError: it cannot be read, or a column is missing, ambiguous or of the wrong type.
+        """
+        try:
+            with opened(path) as file:
+                found, metadata, state = file.schema_arrow, file.metadata, path.state
+            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+            own = {}
+            for key, text in path.partitions.items():
+                if key not in found.names:
+                    whole = key not in words
+                    value = int(text) if whole and text is not None else text
+                    own[key] = pa.scalar(value, pa.int64() if whole else pa.string())
+                    found = found.append(pa.field(key, own[key].type))
+            leaves = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+            said = json.loads((metadata.metadata or {}).get(KEY, b"{}"), parse_constant=lambda _: None)
+        except READ_ERRORS as error:
+            raise unreadable(path, error) from error
+        rows = tuple(one.num_rows for one in groups)
+        columns = schema.resolve(found, given, str(path)) if any(rows) else {}
+        rollout = columns.get(schema.ROLLOUT, "")
+        leaf = next((at for at, name in enumerate(leaves) if f"{name}.".startswith(f"{rollout}.")), 0)
+        return cls(
+            path,
+            found,
+            own,
+            columns,
+            rows,
+            tuple(one.total_byte_size for one in groups),
+            tuple(max(one.column(leaf).num_values, one.num_rows) for one in groups),
+            said if isinstance(said, dict) else {},
+            range(len(groups)),
+            state,
+        )
 
     @property
     def rows(self) -> int:
         """Number of rows that are read."""
         return sum(self.rows_of[group] for group in self.span)
 
-    def tokens_in(self, group: int) -> float:
-        """Estimate the tokens in a row group by its bytes before compression, masked ones included."""
-        lists = [one.type.value_type for one in self.schema if is_list(one.type)]
-        wide = (one.bit_width / 8 for one in lists if pt.is_floating(one) or pt.is_integer(one))
-        size = sum(width for width in wide if width > 1) or 1.0
-        return max(self.bytes_of[group], self.rows_of[group], 1) / size
+    def tables(self, names: Sequence[str], most: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """Yield the rows in order: row group, number of the first row in the file, table.
 
-    def open(self) -> pq.ParquetFile:
-        """Open the file again.
+        Args:
+            names: the columns.
+            most: log-probs of a table, about.
 
         Raises:
-            DumpError: it cannot be opened, or is another one by now.
+            DumpError: the file cannot be read, or is another one by now: rows of two files must not mix.
         """
+        stored = [name for name in names if name not in self.partitions]
         try:
-            found = opened(self.path)
+            parquet, state = opened(self.path), self.state or self.path.state
         except READ_ERRORS as error:
             raise unreadable(self.path, error) from error
-        self.require_unchanged([found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)])
-        return found
+        with parquet:
+            for group in self.span:
+                done, rows, first = 0, self.rows_of[group], sum(self.rows_of[:group])
+                size = max(-(-rows // -(-self.tokens_of[group] // most)), 1)  # so that tables are even
+                try:
+                    for table in parquet.iter_batches(size, [group], stored):
+                        for key, value in self.partitions.items():
+                            table = table.append_column(key, pa.repeat(value, table.num_rows))
+                        if self.path.state != state:
+                            hint = "wait until its writer has ended, or read a copy; then read again"
+                            raise DumpError(f"{self.path}: the file was changed while it was read", hint)
+                        yield group, first + done, table
+                        done += table.num_rows
+                        del table
+                    if done != rows:
+                        raise EOFError("not the rows its footer had")
+                except (*READ_ERRORS, EOFError) as error:
+                    raise self._corrupt(group, first + done, stored, error) from error
 
-    def require_unchanged(self, rows: Sequence[int] | None = None) -> None:
-        """Refuse a file that is another one by now: rows of two files must not mix."""
-        with suppress(OSError):  # a node of a cluster may hold a copy, whose times are its own
-            state = state_of(self.path)
-        if (
-            (rows is not None and [*rows] != [*self.rows_of])
-            or state[:1] != self.state[:1]
-            or (state[1:] != self.state[1:] and state[-1:] == self.state[-1:])
-        ):
-            hint = "wait until its writer has ended, or read a copy; then read again"
-            raise DumpError(f"{self.path}: the file was changed while it was read", hint)
+    def _corrupt(self, group: int, row: int, names: Sequence[str], error: Exception) -> DumpError:
+        """Return the error of a row group that cannot be read; it names the columns that do not read."""
+        where = f"{self.path}, row group {group}, from row {row} on"
+        if isinstance(error, MemoryError):  # Arrow's is one
+            hint = "leave more memory free, say --threads 1, or write smaller row groups"
+            return DumpError(f"{where}: there is not enough memory to read it ({said(error)})", hint)
+        culprits = []
+        for name in names:
+            try:
+                with opened(self.path) as parquet:
+                    for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
+                        pass
+            except READ_ERRORS:
+                culprits.append(repr(name))
+        hint = "the file is damaged: copy it again and compare sizes; if the error stays, dump again"
+        what = f"{where}, column {', '.join(culprits) or 'unknown'}: the data cannot be read ({said(error)})"
+        return DumpError(what, hint)
 
 
 def opened(path: Location) -> pq.ParquetFile:
     """Open a file; page checksums are verified where the writer stored them."""
-    if not path.store:
-        return pq.ParquetFile(path.open(), buffer_size=BUFFER, page_checksum_verification=True)
-    stream = path.open()
-    metadata = pq.read_metadata(stream)
-    sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
-    ahead = max(sizes, default=0) <= FETCHED_WHOLE
+    away = path.store is not None
     return pq.ParquetFile(
-        stream,
-        metadata=metadata,
-        buffer_size=REMOTE_BUFFER,
-        pre_buffer=ahead,
-        page_checksum_verification=True,
+        path.open(), pre_buffer=away, buffer_size=0 if away else BUFFER, page_checksum_verification=True
     )
 
 
-def state_of(path: Location) -> tuple[int, ...]:
-    """Return size, time and inode of a file on this disk, and this machine."""
-    if path.store:
-        return ()
-    found = Path(path.path).stat()
-    return found.st_size, found.st_mtime_ns, found.st_ino, hash(platform.node())
-
-
-def described(files: Sequence[Location]) -> list[Part]:
-    """Read the footers of all files."""
-    pairs = [(key, text) for file in files for key, text in file.partitions.items()]
-    words = {key for key, text in pairs if text is not None and not _whole(text)}
-    numeric = {key for key, _ in pairs} - words
-    with ThreadPoolExecutor(FOOTERS_AT_ONCE if any(one.store for one in files) else 1) as pool:
-        return list(pool.map(lambda file: _footer(file, numeric), files))
-
-
-def _whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and -(2**63) <= int(text) < 2**63
-
-
-def _footer(path: Location, numeric: Collection[str]) -> Part:
+def unreadable(path: Location, error: Exception) -> DumpError:
+    """Explain why a file cannot be opened, from its first and last bytes."""
+    if isinstance(error, UnicodeEncodeError):
+        return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
     try:
-        with opened(path) as file:
-            found, metadata = file.schema_arrow, file.metadata
-            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-            rows, sizes = (
-                tuple(getattr(one, name) for one in groups) for name in ("num_rows", "total_byte_size")
-            )
-            partitions = {}
-            for key, text in path.partitions.items():
-                if key not in found.names:
-                    kind = pa.int64() if key in numeric else pa.string()
-                    partitions[key] = pa.scalar(
-                        int(text) if text is not None and key in numeric else text, kind
-                    )
-                    found = found.append(pa.field(key, kind))
-            said = _provenance((metadata.metadata or {}).get(KEY, b"{}"))
-            return Part(path, found, partitions, rows, sizes, said, range(len(groups)), state_of(path))
-    except READ_ERRORS as error:
-        raise unreadable(path, error) from error
+        with path.open() as stream:
+            head = stream.read(4)
+            stream.seek(max(stream.seek(0, 2) - 4, 0))
+            tail = stream.read(4)
+    except (OSError, pa.ArrowException) as failure:
+        what = f"{path}: cannot be opened ({said(failure)})"
+        return DumpError(what, "check that it exists and may be read")
+    if not head:
+        return DumpError(f"{path}: the file is empty (0 bytes)", "its writer did not finish; dump again")
+    if head != b"PAR1":
+        hint = "see `offpol-diag convert --list` for what else is read"
+        return DumpError(f"{path}: not a Parquet file", hint)
+    if tail != b"PAR1":
+        what = f"{path}: the file is truncated: its Parquet footer is missing"
+        return DumpError(what, "copy it again, or dump again")
+    return DumpError(f"{path}: the Parquet footer is corrupt ({said(error)})", "copy or dump the file again")
 
 
-def _provenance(text: bytes) -> dict[str, object]:
-    """Parse the metadata; empty if another tool has rewritten them."""
+def said(error: BaseException) -> str:
+    """Return the first line of an error message without secrets, or the name of the error's type."""
+    return cleaned((str(error).splitlines() or [type(error).__name__])[0])
 
-    def finite(digits: str) -> float | None:
-        return number if math.isfinite(number := float(digits)) else None
 
-    try:
-        found = json.loads(text, parse_constant=finite, parse_float=finite)
-        found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def of_words(files: Sequence[Location]) -> set[str]:
+    """Return the hive partitions with a value that is no integer: they are text in every file."""
+    pairs = [(key, text) for file in files for key, text in file.partitions.items() if text is not None]
+    return {
+        key
+        for key, text in pairs
+        if not (text.removeprefix("-").isdecimal() and -(2**63) <= int(text) < 2**63)
+    }
 
 
 def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
@@ -211,89 +226,6 @@ def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
         if value not in values:
             values.append(value)
     return {key: values[0] if len(values) == 1 else values for key, values in seen.items()}
-
-
-def unreadable(path: Location, error: Exception) -> DumpError:
-    """Explain why a file cannot be opened, from its first and last bytes."""
-    if isinstance(error, UnicodeEncodeError):
-        return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
-    if isinstance(error, MemoryError):  # Arrow's is one
-        return DumpError(
-            f"{path}: there is not enough memory to read its footer ({said(error)})", "leave more memory free"
-        )
-    try:
-        with path.open() as stream:
-            head = stream.read(4)
-            stream.seek(max(stream.seek(0, 2) - 4, 0))
-            tail = stream.read(4)
-    except (OSError, pa.ArrowException) as failure:
-        return DumpError(
-            f"{path}: cannot be opened ({said(failure)})", "check that it exists and may be read"
-        )
-    if not head:
-        return DumpError(f"{path}: the file is empty (0 bytes)", "its writer did not finish; dump again")
-    if head != b"PAR1":
-        return DumpError(
-            f"{path}: not a Parquet file", "see `offpol-diag convert --list` for what else is read"
-        )
-    if tail != b"PAR1":
-        return DumpError(
-            f"{path}: the file is truncated: its Parquet footer is missing", "copy it again, or dump again"
-        )
-    return DumpError(f"{path}: the Parquet footer is corrupt ({said(error)})", "copy or dump the file again")
-
-
-def said(error: BaseException) -> str:
-    """Return the first line of an error message without secrets, or the name of the error's type."""
-    return cleaned((str(error).splitlines() or [type(error).__name__])[0])
-
-
-def tables(part: Part, names: Sequence[str], most: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Yield the rows of a part in order: row group, number of the first row in the file, table.
-
-    A table has about `most` values of the first column.
-    """
-    stored = [name for name in names if name not in part.partitions]
-    flat = not is_list(part.schema.field(stored[0]).type)
-    with part.open() as parquet:
-        for group in part.span:
-            done, rows = 0, part.rows_of[group]
-            first = sum(part.rows_of[:group])
-            size = most if flat else min(int(most * rows / part.tokens_in(group)), MOST_ROWS)
-            try:
-                for table in parquet.iter_batches(max(size, 1), [group], stored):
-                    for key, value in part.partitions.items():
-                        table = table.append_column(key, pa.repeat(value, table.num_rows))
-                    part.require_unchanged()
-                    yield group, first + done, table
-                    done += table.num_rows
-                    del table
-                if done != rows:
-                    raise EOFError("not the rows its footer had")
-            except (*READ_ERRORS, EOFError) as error:
-                raise _corrupt(part, group, first + done, stored, error) from error
-
-
-def _corrupt(part: Part, group: int, row: int, names: Sequence[str], error: Exception) -> DumpError:
-    """Return the error of a row group that cannot be read."""
-    where = f"{part.path}, row group {group}, from row {row} on"
-    if isinstance(error, MemoryError):
-        hint = "leave more memory free, say --threads 1, or write smaller row groups"
-        return DumpError(f"{where}: there is not enough memory to read it ({said(error)})", hint)
-    culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
-    hint = "the file is damaged: copy it again and compare sizes; if the error stays, dump again"
-    return DumpError(f"{where}, column {culprits}: the data cannot be read ({said(error)})", hint)
-
-
-def _reads(part: Part, group: int, name: str) -> bool:
-    """Return whether a column of a row group can be read."""
-    try:
-        with opened(part.path) as parquet:
-            for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
-                pass
-    except READ_ERRORS:
-        return False
-    return True
 
 
 # ---------------------------------------------------------------- the dump
@@ -334,6 +266,7 @@ class Dump:
         long: whether a row is a token.
         seen: what the latest pass has seen; complete when the pass has ended.
         folder: what keeps its temporary file alive, or None.
+        shard: whether it is a part of a dump, which `before` rows precede.
     """
 
     info: DumpInfo
@@ -354,13 +287,15 @@ class Dump:
         return sum(part.rows for part in self.parts)
 
     @property
-    def tokens(self) -> float:
-        """Approximate number of tokens, masked ones included."""
-        return (
-            float(self.rows)
-            if self.long
-            else sum(part.tokens_in(group) for part in self.parts for group in part.span)
-        )
+    def tokens(self) -> int:
+        """Number of tokens, masked ones and one of each empty sequence included."""
+        return sum(part.tokens_of[group] for part in self.parts for group in part.span)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings from opening and from the latest pass; complete when the pass has ended."""
+        found = ((self.plan.columns[role], one) for role, one in self.seen.signs.items() if one.positive)
+        return *self.remarks, *(remark(column, one) for column, one in found)
 
     def only(self, roles: Collection[str]) -> Dump:
         """Return the dump with some columns only, by canonical name; batches lack positions, turns and keys.
@@ -369,7 +304,7 @@ class Dump:
         """
         if self.skip or self.long:
             return self
-        return replace(self, plan=self.plan.only([ROLLOUT, MASK, *roles]), seen=Seen())
+        return replace(self, plan=self.plan.only([schema.ROLLOUT, schema.MASK, *roles]), seen=Seen())
 
     def shards(self, size: int) -> list[Dump]:
         """Divide the dump between row groups into dumps of about `size` uncompressed bytes.
@@ -378,10 +313,9 @@ class Dump:
         a row per token is one shard.
         """
         groups = [(part, group) for part in self.parts for group in part.span]
-        whole = sum(part.bytes_of[group] for part, group in groups)
-        size = max(size, whole // MOST_SHARDS)
+        size = max(size, sum(part.bytes_of[group] for part, group in groups) // MOST_SHARDS)
         found, held, weight, first, before = list[Dump](), list[Part](), 0, 0, 0
-        for part, group in groups:
+        for at, (part, group) in enumerate(groups, 1):
             path = (
                 part.path
                 if part.path.store
@@ -390,9 +324,9 @@ class Dump:
             if held and held[-1].path == path and held[-1].span.stop == group:
                 held[-1] = replace(held[-1], span=range(held[-1].span.start, group + 1))
             else:
-                held.append(replace(part, path=path, span=range(group, group + 1)))
+                held.append(replace(part, path=path, span=range(group, group + 1), state=()))
             weight, first = weight + part.bytes_of[group], first + part.rows_of[group]
-            if (weight >= size and not self.long) or (part, group) == groups[-1]:
+            if (weight >= size and not self.long) or at == len(groups):
                 found.append(replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before))
                 held, weight, before = [], 0, first
         return found
@@ -413,18 +347,12 @@ class Dump:
                 counts[label(part.partitions[column].as_py())] += part.rows
                 continue
             with suppress(UnicodeDecodeError):  # an error, with its place, when all columns are read
-                for _, _, table in tables(part, [column], self.batch_tokens):
+                for _, _, table in part.tables([column], self.batch_tokens):
                     for one in pc.value_counts(plain(table.column(0))).to_pylist():
                         counts[label(one["values"])] += one["counts"]
         if len(counts) <= most:
             return None
         return frozenset(nsmallest(most, counts, key=lambda one: (-counts[one], one))), len(counts) - most
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Warnings from opening and from the latest pass; complete when the pass has ended."""
-        found = ((self.plan.columns[role], one) for role, one in self.seen.signs.items() if one.positive)
-        return *self.remarks, *(remark(column, one) for column, one in found)
 
     def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
@@ -438,7 +366,7 @@ class Dump:
         """
         np.empty(RECYCLED, np.uint8)  # makes malloc reuse memory between batches; it is never touched
         self.seen = Seen()
-        for batch in _joined_up(self._packed(progress or (lambda _: None)), self.batch_tokens):
+        for batch in _joined_up(self._packed(progress), self.batch_tokens):
             if self.seen.tokens or self.shard:
                 yield batch
             del batch  # frees it before the next one is read
@@ -455,91 +383,71 @@ class Dump:
         if skipped.count and skipped.count == self.seen.rows:
             what = f"{name}: every row was skipped, all {skipped.count}; the first: {skipped.examples[0]}"
             raise DumpError(what, "mend what is wrong with the first, then read again")
-        mask = self.plan.columns.get(MASK)
+        mask = self.plan.columns.get(schema.MASK)
         hint = f"column {mask!r} excludes every token; 1 is a token that counts, 0 one that does not"
-        raise DumpError(
-            f"{name}: no token is left in {self.seen.rows} rows",
-            hint if mask else "every list is empty; check the writer",
-        )
+        what = f"{name}: no token is left in {self.seen.rows} rows"
+        raise DumpError(what, hint if mask else "every list is empty; check the writer")
 
-    def _packed(self, progress: Progress) -> Iterator[Batch]:
-        # No loop: its variable would keep a batch, or its rows, while the next one is read.
-        most = min(TABLE, self.batch_tokens)
-        return filter(None, map(self._see, self.read(self.plan.names, most, progress)))
-
-    def _see(self, rows: Rows) -> Batch | None:
-        """Pack the good ones of some rows, and note what is seen of all of them."""
-        many, skipped = rows.many, Skipped()
-        rows = good_rows(rows, skipped if self.skip else None)
-        self.seen.add(Seen(many, rows.kept if rows.many else 0, skipped, signs(rows) if rows.many else {}))
-        return pack(rows) if rows.many else None
+    def _packed(self, progress: Progress | None) -> Iterator[Batch]:
+        """Pack the good rows, and note what is seen of all of them."""
+        for rows in self.read(self.plan.names, self.batch_tokens, progress):
+            many, skipped = rows.many, Skipped()
+            rows = good_rows(rows, skipped if self.skip else None)
+            self.seen.add(Seen(many, rows.kept.size, skipped, signs(rows)))
+            batch = pack(rows) if rows.many else None
+            del rows  # frees the table before the next one is read
+            if batch:
+                yield batch
+            del batch
 
     def read(
-        self, names: Sequence[str] | None, most: int, progress: Progress = lambda _: None
+        self, names: Sequence[str] | None, most: int, progress: Progress | None = None
     ) -> Iterator[Rows]:
         """Yield the rows with some columns, at most `most` tokens or one row at once.
 
         Args:
-            names: the columns, the rollout's log-probs first; None for all.
+            names: the columns; None for all.
             most: tokens at once.
             progress: called with the number of rows of the files just read.
         """
-        number, gathering = self.before, Gathering(self.plan.columns)
+        number, seen, rollout = self.before, set[object](), self.plan.columns[schema.ROLLOUT]
         for part in self.parts:
-            own = [one for one in (part.schema.names if names is None else names) if one in part.schema.names]
-            own.sort(key=lambda one: one != self.plan.columns[ROLLOUT])  # its values are counted
-            for table, place in _placed(part, own, most, gathering if self.long else None, progress):
-                yield from self._cut(table, number, place, most, None if self.long else progress)
+            own = [
+                name for name in (part.schema.names if names is None else names) if name in part.schema.names
+            ]
+            for where, row, table in self._placed(part, own, most, seen, progress):
+                lengths = pc.list_value_length(table.column(rollout)).fill_null(0)
+                offsets, begin = starts(lengths.to_numpy()), 0
+                while begin < table.num_rows:
+                    fit = int(np.searchsorted(offsets, offsets[begin] + most, side="right")) - 1
+                    end = min(max(fit, begin + 1), begin + MOST_ROWS)
+                    here, numbers = table.slice(begin, end - begin), number + np.arange(begin, end)
+                    yield Rows(here, self.plan, numbers, where, row[begin:end])
+                    del here
+                    begin = end
                 number += table.num_rows
+                del table  # frees it before the next one is read
+
+    def _placed(
+        self, part: Part, names: Sequence[str], most: int, seen: set[object], progress: Progress | None
+    ) -> Iterator[tuple[str, Ints, pa.RecordBatch]]:
+        """Yield tables of a row per sequence, and where its rows lie: file and row group, rows."""
+
+        def counted() -> Iterator[tuple[int, int, pa.RecordBatch]]:
+            for group, first, table in part.tables(names, most):
+                if progress:
+                    progress(table.num_rows)
+                yield group, first, table
                 del table
 
-    def _cut(
-        self,
-        table: pa.RecordBatch,
-        number: int,
-        place: tuple[str, Ints],
-        most: int,
-        progress: Progress | None,
-    ) -> Iterator[Rows]:
-        lengths = pc.list_value_length(table.column(self.plan.columns[ROLLOUT])).fill_null(0)
-        for begin, end in _cuts(starts(lengths.to_numpy()), most):
-            here = table.slice(begin, end - begin)
-            yield Rows(here, self.plan, number + begin, partial(_place, place[0], place[1][begin:]))
-            if progress:
-                progress(end - begin)
-
-
-def _placed(
-    part: Part, names: Sequence[str], most: int, gathering: Gathering | None, progress: Progress
-) -> Iterator[tuple[pa.RecordBatch, tuple[str, Ints]]]:
-    """Yield tables of a row per sequence, and where its rows lie: file and row group, rows in the file."""
-    if gathering is None:
-        for group, first, table in tables(part, names, most):
-            yield table, (f"{part.path}, row group {group}", first + np.arange(table.num_rows))
+        if self.long:
+            tokens = (table for _, _, table in counted())
+            for table, firsts in gathered(tokens, self.plan.columns, str(part.path), seen):
+                yield str(part.path), firsts, table
+            return
+        for group, first, table in counted():
+            yield f"{part.path}, row group {group}", first + np.arange(table.num_rows), table
             del table
-        return
-
-    def counted() -> Iterator[pa.RecordBatch]:
-        for _, _, table in tables(part, names, most):
-            progress(table.num_rows)
-            yield table
-
-    for table, firsts in gathering.gathered(counted(), str(part.path)):
-        yield table, (str(part.path), firsts)
-
-
-def _place(where: str, rows: Ints, i: int) -> str:
-    return f"{where}, row {rows[i]}"
-
-
-def _cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows, which start at `offsets`, with at most `tokens` tokens, or of one row."""
-    begin, rows = 0, len(offsets) - 1
-    while begin < rows:
-        fit = int(np.searchsorted(offsets, offsets[begin] + tokens, side="right")) - 1
-        end = min(max(fit, begin + 1), begin + MOST_ROWS)
-        yield begin, end
-        begin = end
 
 
 def _joined_up(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
@@ -575,12 +483,12 @@ def open_dump(
     columns: Mapping[str, str] | None = None,
     group_by: Sequence[str] = (),
     on_bad_row: Literal["error", "skip"] = "error",
-    batch_tokens: int = 1_000_000,
+    batch_tokens: int = BATCH,
 ) -> Dump:
     """Open a dump of Parquet files and check their columns and types; `convert.open_dump` reads any form.
 
     Args:
-        sources: Parquet files, directories (searched recursively for *.parquet) and globs.
+        sources: Parquet files, directories (searched recursively for *.parquet), globs and URLs.
         columns: role → column, for columns not found by name (`{"rollout": "my_logps"}`; `none` is none).
         group_by: further columns with one value per row to put into `Batch.scalars`.
         on_bad_row: whether to raise at a bad row, or to skip and count it.
@@ -592,17 +500,16 @@ def open_dump(
     """
     given = columns or {}
     files = [one for one in sources if isinstance(one, Location)] or find([str(one) for one in sources])
-    parts = described(files)
+    words = of_words(files)
+    parts = [Part.of(path, words, given) for path in files]
     filled = [part for part in parts if part.rows]
     if not filled:
-        raise DumpError(
-            f"{named(files)}: the dump is empty: it has no row", "check that its writer was closed"
-        )
+        what = f"{named(files)}: the dump is empty: it has no row"
+        raise DumpError(what, "check that its writer was closed")
     first = filled[0]
-    found, long = schema.resolve(first.schema, given, str(first.path)), is_long(first.schema, given)
-    known = {name for name in LABELS if name in found} | (
-        {LAG} if {ROLLOUT_VERSION, TRAIN_VERSION} <= found.keys() else set()
-    )
+    found, long = dict(first.columns), schema.is_long(first.schema, given)
+    known = {name for name in schema.LABELS if name in found}
+    known |= {schema.LAG} if {schema.ROLLOUT_VERSION, schema.TRAIN_VERSION} <= known else set()
     extra = tuple(name for name in group_by if name not in known)
     for name in extra:
         schema.once(name, first.schema.names, f"{first.path}: --group-by")
@@ -610,26 +517,22 @@ def open_dump(
             what = f"{first.path}: column {name!r} holds {kind}, and one value per row is needed"
             raise DumpError(what, "group by a column with one value per sequence")
     for part in filled[1:]:
-        _same(first, part, found, extra, given)
-    prompts = found.pop(PROMPT_IDS, "")
-    prompts = prompts if all(prompts in part.schema.names for part in filled) else ""
-    plan = Plan(found, extra, prompts="" if long else prompts)
+        _same(first, part, extra, long != schema.is_long(part.schema, given))
+    prompts = found.pop(schema.PROMPT_IDS, "")
+    prompts = prompts if not long and all(prompts in part.schema.names for part in filled) else ""
+    plan = Plan(found, extra, prompts=prompts)
     plan = replace(plan, described=() if long else _described(filled, plan))
+    there = dict.fromkeys(name for part in filled for name in part.schema.names)
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
         columns=dict(found),
         provenance=merged(part.provenance for part in parts),
         others=(*extra, *plan.described),
-        ignored=tuple(
-            name
-            for name in dict.fromkeys(name for part in filled for name in part.schema.names)
-            if name not in {*plan.names, *RESCORED}
-        ),
-        prompts=plan.prompts,
+        ignored=tuple(name for name in there if name not in {*plan.names, *schema.RESCORED}),
+        prompts=prompts,
     )
-    return Dump(
-        info, filled, plan, on_bad_row == "skip", max(1, batch_tokens), _cautions(first, plan, info), long
-    )
+    remarks = _cautions(first, plan, info)
+    return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens), remarks, long)
 
 
 def named(files: Sequence[object]) -> str:
@@ -637,24 +540,19 @@ def named(files: Sequence[object]) -> str:
     return f"{', '.join(map(str, files[:3]))}{f' and {len(files) - 3} more' if len(files) > 3 else ''}"
 
 
-def _same(
-    first: Part, part: Part, found: Mapping[str, str], extra: Sequence[str], given: Mapping[str, str]
-) -> None:
+def _same(first: Part, part: Part, extra: Sequence[str], other_form: bool) -> None:
     """Refuse a file whose columns differ from the first file's."""
-    here = schema.resolve(part.schema, given, str(part.path))
-    odd = [
-        here.get(role) or found[role]
-        for role in {**found, **here}
-        if role != PROMPT_IDS and here.get(role) != found.get(role)
-    ]
-    odd += [name for name in extra if name not in part.schema.names]
-    both = {*first.schema.names} & {*part.schema.names}
-    for name in (name for name in (*found.values(), *extra) if name in both and name not in odd):
-        kinds = [schema.plain_type(one.schema.field(name).type) for one in (first, part)]
-        if not any(map(pt.is_null, kinds)) and schema.is_text(kinds[0]) != schema.is_text(kinds[1]):
-            odd.append(name)
-    if is_long(part.schema, given) != is_long(first.schema, given):
-        odd = [found[ROLLOUT]]
+    one, two = (
+        {**x.columns, **{name: name for name in extra if name in x.schema.names}} for x in (first, part)
+    )
+    odd = [two.get(role) or one[role] for role in {**one, **two} if one.get(role) != two.get(role)]
+    odd = [name for name in odd if name not in (one.get(schema.PROMPT_IDS), two.get(schema.PROMPT_IDS))]
+    for name in one.values():
+        if name not in odd and name in part.schema.names:
+            kinds = [schema.plain_type(x.schema.field(name).type) for x in (first, part)]
+            text = {schema.is_text(kind) for kind in kinds}
+            odd += [name] if len(text) == 2 and not any(map(pt.is_null, kinds)) else []
+    odd = [one[schema.ROLLOUT]] if other_form else odd
     if odd:
         what = f"{first.path} and {part.path} differ: column {odd[0]!r} is not in both, or not of one kind"
         raise DumpError(what, "read files of one form at a time, or write them alike")
@@ -664,47 +562,41 @@ def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
     """Return columns of short text, integers or booleans without a role that all files have alike."""
     first, found = parts[0], list[str]()
     for one in first.schema:
-        kinds = {
-            str(part.schema.field(one.name).type) for part in parts if part.schema.names.count(one.name) == 1
-        }
-        kind = schema.plain_type(one.type)
-        small = pt.is_integer(kind) or pt.is_boolean(kind) or pt.is_string(kind) or pt.is_large_string(kind)
+        alike = all(part.schema.names.count(one.name) == 1 for part in parts)
         if (
-            small
-            and one.name not in plan.names
-            and len(kinds) == 1
-            and all(part.schema.names.count(one.name) == 1 for part in parts)
+            one.name in plan.names
+            or not alike
+            or len({str(part.schema.field(one.name).type) for part in parts}) > 1
         ):
+            continue
+        kind = schema.plain_type(one.type)
+        text = pt.is_string(kind) or pt.is_large_string(kind)
+        if pt.is_integer(kind) or pt.is_boolean(kind) or text:
             found.append(one.name)
-    texts = [
-        name
-        for name in found
-        if name not in first.partitions and schema.is_text(first.schema.field(name).type)
-    ]
-    with suppress(DumpError):
-        for name in texts:
-            _, _, table = next(tables(first, [name], FEW))
-            if (pc.mean(pc.binary_length(plain(table.column(0)))).as_py() or 0) > SMALL:
-                found.remove(name)
+        if text and one.name not in first.partitions:
+            with suppress(DumpError):  # which reading will find
+                _, _, table = next(first.tables([one.name], FEW))
+                if (pc.mean(pc.binary_length(plain(table.column(0)))).as_py() or 0) > SMALL:
+                    found.remove(one.name)
     return tuple(found[:MOST_DESCRIBED])
 
 
 def _cautions(first: Part, plan: Plan, info: DumpInfo) -> tuple[str, ...]:
     """Say what may be padding or a mask where no column is the mask."""
-    if MASK in plan.columns:
+    if schema.MASK in plan.columns:
         return ()
-    column, found = plan.columns[ROLLOUT], list[str]()
+    column, found = plan.columns[schema.ROLLOUT], list[str]()
     if pt.is_fixed_size_list(first.schema.field(column).type):
-        found.append(
-            f"{column!r} is padded to one length and there is no {MASK}: padding, if any, counts as tokens"
-        )
+        what = f"{column!r} is padded to one length and there is no {schema.MASK}"
+        found.append(f"{what}: padding, if any, counts as tokens")
     once = [name for name in info.ignored if first.schema.names.count(name) == 1]
-    lists = [name for name in once if is_list(first.schema.field(name).type)]
-    kinds = {name: str(first.schema.field(name).type.value_type) for name in lists}
-    flags = [name for name in lists if kinds[name] in ("bool", "int8", "uint8") or "mask" in name.lower()]
+    kinds = {name: first.schema.field(name).type for name in once}
+    kinds = {name: str(kind.value_type) for name, kind in kinds.items() if schema.is_list(kind)}
+    flags = [
+        name for name, kind in kinds.items() if kind in ("bool", "int8", "uint8") or "mask" in name.lower()
+    ]
     if flags:
         ways = " or ".join(f"--columns mask={name}" for name in flags[:3])
-        found.append(
-            f"there is no {MASK}, so every token counts; if a list that is not read is the mask, say {ways}"
-        )
+        what = f"there is no {schema.MASK}, so every token counts; if a list that is not read is the mask"
+        found.append(f"{what}, say {ways}")
     return tuple(found)

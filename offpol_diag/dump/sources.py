@@ -6,11 +6,10 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote
@@ -24,12 +23,11 @@ from offpol_diag.printable import LOGIN, QUERY, URL, clean, cleaned, is_url
 PARQUET = ".parquet"
 WILDCARDS = frozenset("*?[")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-S3, GCS, NATIVE = ("s3", "s3a"), ("gs", "gcs"), ("abfs", "abfss", "hdfs", "viewfs")
 OPTIONS = {
-    **dict.fromkeys(S3, ("region", "endpoint_override", "scheme", "anonymous", "role_arn")),
-    **dict.fromkeys(GCS, ("anonymous", "endpoint_override", "scheme", "project_id")),
+    "s": ("region", "endpoint_override", "scheme", "anonymous", "role_arn"),
+    "g": ("anonymous", "endpoint_override", "scheme", "project_id"),
 }
-"""Scheme → the options that its URLs may have after a `?`."""
+"""Options that URLs of S3 and of Google's store may have after a `?`, by the first letter of the scheme."""
 SECONDS = 15.0
 """Time that a store may be silent."""
 LOGINS = {
@@ -38,9 +36,6 @@ LOGINS = {
     "gs": "run `gcloud auth application-default login`; ?anonymous=true reads a public bucket",
     "hf": "set HF_TOKEN, or run `hf auth login`",
 }
-
-
-# ---------------------------------------------------------------- files
 
 
 @dataclass(frozen=True)
@@ -61,6 +56,15 @@ class Location:
         pairs = (part.split("=", 1) for part in parts if "=" in part)
         return {unquote(key): None if value == HIVE_NULL else unquote(value) for key, value in pairs if key}
 
+    @property
+    def state(self) -> tuple[int, int]:
+        """Its size and the time of its last change, which differ when it is rewritten."""
+        if self.store:
+            info = self.store.get_file_info(self.path)
+            return info.size or 0, info.mtime_ns or 0
+        found = Path(self.path).stat()
+        return found.st_size, found.st_mtime_ns
+
     def open(self) -> pa.NativeFile | BinaryIO:
         """Open it for reading bytes."""
         return self.store.open_input_file(self.path) if self.store else pa.OSFile(os.fsencode(self.path))
@@ -76,16 +80,14 @@ def find(sources: Sequence[str], endings: Sequence[str] = (PARQUET,)) -> list[Lo
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
     found: dict[object, Location] = {}
     for source in [sources] if isinstance(sources, str) else map(str, sources):
-        here = list(
-            _in_store(source)
-            if is_url(source) and not source.startswith("file://")
-            else _on_disk(source, endings)
-        )
+        away = is_url(source) and not source.startswith("file://")
+        here = _in_store(source) if away else list(_on_disk(source, endings))
         if not here:
             hint = f"a directory is searched for files named *{PARQUET}"
             raise DumpError(f"{clean(source)}: no file is there that can be read", hint)
         for one in sorted(here, key=lambda one: by_number(one.shown)):
-            found.setdefault((id(one.store), one.path) if one.store else _identity(one.path), one)
+            inode = None if away else Path(one.path).stat()  # which all names of a file have in common
+            found.setdefault((inode.st_dev, inode.st_ino) if inode else one.shown, one)
     return [*found.values()]
 
 
@@ -109,132 +111,57 @@ def kind(path: str | Path) -> str:
     return "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "device"
 
 
-def _identity(path: str) -> object:
-    """Return what all names of a local file have in common: its inode."""
-    with suppress(OSError):
-        found = Path(path).stat()
-        return (found.st_dev, found.st_ino) if found.st_ino else path
-    return path
-
-
 def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
+    """Find the files of a path or a glob; a directory is searched."""
     path = Path(unquote(source.removeprefix("file://")) if source.startswith("file://") else source)
-    if (not kind(path) and WILDCARDS.isdisjoint(str(path))) or not source:
-        names = (
-            sorted(p.name for p in path.parent.iterdir())
-            if source and kind(path.parent) == "directory"
-            else []
-        )
+    if not source or not (kind(path) or WILDCARDS & {*source}):
+        names = sorted(p.name for p in path.parent.iterdir()) if source and path.parent.is_dir() else []
         near = did_you_mean(path.name, names, key=lambda name: (name.rpartition(".")[0] or name).lower())
         hint = near or f"check the path; relative ones start at {Path.cwd()}"
         raise DumpError(f"{source or 'an empty name'}: no such file or directory", hint)
-    try:
-        matches = [path] if kind(path) else list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    except (OSError, ValueError) as error:  # OSError: a name that is too long
-        hint = "** stands alone between slashes: dir/**/*.parquet"
-        raise DumpError(f"{source}: not a glob ({getattr(error, 'strerror', error)})", hint) from error
-    for match in matches:
-        found = kind(match)
-        if found == "device":
-            raise DumpError(
-                f"{match}: a device or a pipe, no file", "Parquet is read from its end: name a file"
-            )
-        if match != path and hidden(part for part in match.parts if part not in path.parts):
+    for match in [path] if kind(path) else map(Path, glob(str(path), recursive=True)):  # noqa: PTH207
+        if kind(match) == "device":
+            hint = "Parquet is read from its end: name a file"
+            raise DumpError(f"{match}: a device or a pipe, no file", hint)
+        if hidden(part for part in match.parts if part not in path.parts):
             continue
-        if found == "file" and not (path.name == "**" and match != path):
+        if kind(match) == "file" and path.name != "**":  # which stands for directories
             yield Location(None, str(match), str(match))
-        for one in match.rglob("*") if found == "directory" else ():
-            if (
-                one.name.endswith(tuple(endings))
-                and one.is_file()
-                and not hidden(one.relative_to(match).parts)
-            ):
+        for one in match.rglob("*") if kind(match) == "directory" else ():
+            named = one.name.endswith(tuple(endings)) and not hidden(one.relative_to(match).parts)
+            if named and one.is_file():
                 yield Location(None, str(one), str(one))
 
 
 # ---------------------------------------------------------------- stores
 
 
-def _in_store(source: str) -> Iterator[Location]:
-    """List the Parquet files at a URL: a file, a directory or a glob."""
-    with explaining(source):
+def _in_store(source: str) -> list[Location]:
+    """Find the Parquet files at a URL: a file, a directory or a glob; what a store raises is one error."""
+    try:
         store, path = located(source)
-        path = path.rstrip("/") or "/"
-        shown = clean(source).rstrip("/")
+        path, shown = path.rstrip("/") or "/", clean(source).rstrip("/")
         if store.get_file_info(path).is_file:
-            yield Location(store, path, shown)
-            return
+            return [Location(store, path, shown)]
         names = path.split("/")
-        first = next((i for i, name in enumerate(names) if not WILDCARDS.isdisjoint(name)), len(names))
+        first = next((i for i, name in enumerate(names) if WILDCARDS & {*name}), len(names))
         base, pattern = "/".join(names[:first]) or "/" * path.startswith("/"), names[first:]
-        shown = shown[: len(shown) - len(path) + len(base)].rstrip("/")
+        shown, found = shown[: len(shown) - len(path) + len(base)].rstrip("/"), []
         for one in store.get_file_info(fs.FileSelector(base, recursive=True)):
             below = one.path[len(base) :].lstrip("/").split("/")
-            if (
-                one.is_file
-                and not hidden(name for name in below if name not in pattern)
-                and _fits(below, pattern)
-            ):
-                yield Location(store, one.path, f"{shown}/{'/'.join(below)}")
-
-
-def located(source: str) -> tuple[fs.FileSystem, str]:
-    """Return the filesystem of a URL, and the path in it."""
-    match = URL.fullmatch(source)
-    assert match is not None
-    scheme, rest = match["scheme"].lower(), match["rest"]
-    if (login := LOGIN.match(rest)) and login["secret"] and scheme not in ("http", "https"):
-        what = f"{clean(source)}: there are credentials in the URL, where everyone on the machine sees them"
-        raise DumpError(what, LOGINS.get(scheme[:2], "set them in the environment"))
-    if scheme in NATIVE:
-        store, path = fs.FileSystem.from_uri(source)
-        return store, path
-    if scheme not in OPTIONS:
-        from fsspec.core import url_to_fs
-
-        found, path = url_to_fs(source)
-        return _of_fsspec(found), path
-    found = QUERY.search(rest)
-    given = dict(parse_qsl(found[0][1:], True)) if found else {}
-    if odd := [word for word in given if word not in OPTIONS[scheme]]:
-        hint = did_you_mean(odd[0], list(OPTIONS[scheme])) or f"there are {', '.join(OPTIONS[scheme])}"
-        raise DumpError(f"{clean(source)}: {scheme}:// has no option {odd[0]!r}", hint)
-    path = QUERY.sub("", rest)
-    path = path[login.end() :] if login else path
-    bucket = path.partition("/")[0]
-    if not bucket:
-        raise DumpError(f"{clean(source)}: names no bucket", f"write {scheme}://bucket/path")
-    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    return _of_arrow(scheme, bucket, named, tuple(sorted(given.items()))), path
-
-
-@lru_cache(maxsize=64)
-def _of_arrow(scheme: str, bucket: str, named: str, options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
-    """Open a filesystem of Arrow; `named` is the S3 server that the environment names."""
-    given: dict[str, Any] = {"endpoint_override": named if scheme in S3 else "", **dict(options)}
-    given["anonymous"] = given.get("anonymous", "").lower() in ("true", "1", "yes")
-    before, _, server = given["endpoint_override"].rstrip("/").rpartition("://")
-    given |= {"endpoint_override": server, "scheme": given.get("scheme") or before}
-    given = {word: value for word, value in given.items() if value}
-    if scheme in GCS:
-        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=SECONDS), **given)
-    stated = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if "region" not in given:
-        given["region"] = stated or ("us-east-1" if server else fs.resolve_s3_region(bucket))
-    return fs.S3FileSystem(connect_timeout=SECONDS / 3, request_timeout=SECONDS, **given)
-
-
-class Ranges(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
-    """Arrow's adapter of an fsspec filesystem, which fetches what is asked for and nothing beside it."""
-
-    def open_input_file(self, path: str) -> pa.PythonFile:
-        """Open a file for random access."""
-        return pa.PythonFile(self.fs.open(path, mode="rb", cache_type="none"), mode="r")
-
-
-@lru_cache(maxsize=64)
-def _of_fsspec(found: Any) -> fs.FileSystem:
-    return fs.PyFileSystem(Ranges(found))
+            seen = not hidden(name for name in below if name not in pattern)
+            if one.is_file and seen and _fits(below, pattern):
+                found.append(Location(store, one.path, f"{shown}/{'/'.join(below)}"))
+        return found
+    except OffpolError:
+        raise
+    except Exception as error:  # each client library has errors of its own
+        scheme, said = source.partition(":")[0].lower(), cleaned(" ".join(str(error).split()))
+        said = re.sub(r"^When .*?(?=AWS Error)", "", said)[:200] or type(error).__name__
+        hint = LOGINS.get(scheme[:2], "check the address, the network and your login")
+        if isinstance(error, ImportError | ValueError) and scheme in ("hf", "http", "https"):
+            hint = install("remote")
+        raise DumpError(f"{clean(source)}: cannot be read ({said})", hint) from error
 
 
 def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -246,22 +173,60 @@ def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
 
 
-@contextmanager
-def explaining(source: str) -> Iterator[None]:
-    """Turn what a store raises into one error: its own words, and what to look at."""
-    try:
-        yield
-    except OffpolError:
-        raise
-    except Exception as error:  # each client library has errors of its own
-        scheme = source.partition(":")[0].lower()
-        said = (
-            re.sub(r"^When .*?(?=AWS Error)", "", cleaned(" ".join(str(error).split())))
-            or type(error).__name__
+class Ranges(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
+    """Arrow's adapter of an fsspec filesystem, which fetches what is asked for and nothing beside it."""
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        """Open a file for random access."""
+        return pa.PythonFile(self.fs.open(path, mode="rb", cache_type="none"), mode="r")
+
+
+def located(source: str) -> tuple[fs.FileSystem, str]:
+    """Return the filesystem of a URL, and the path in it: by Arrow where it has one, else by fsspec."""
+    match = URL.fullmatch(source)
+    assert match is not None
+    scheme, rest = match["scheme"].lower(), match["rest"]
+    login, query = LOGIN.match(rest), QUERY.search(rest)
+    if login and login["secret"] and scheme not in ("http", "https"):
+        what = f"{clean(source)}: there are credentials in the URL, where everyone on the machine sees them"
+        raise DumpError(what, LOGINS.get(scheme[:2], "set them in the environment"))
+    if scheme in ("abfs", "abfss", "hdfs", "viewfs"):
+        store, path = fs.FileSystem.from_uri(source)
+        return store, path
+    if scheme not in ("s3", "s3a", "gs", "gcs"):
+        from fsspec.core import url_to_fs
+
+        found, path = url_to_fs(source)
+        return fs.PyFileSystem(Ranges(found)), path
+    path = QUERY.sub("", rest)[login.end() if login else 0 :]
+    bucket, given = path.partition("/")[0], dict(parse_qsl(query[0][1:], True)) if query else {}
+    if odd := [word for word in given if word not in OPTIONS[scheme[0]]]:
+        hint = did_you_mean(odd[0], list(OPTIONS[scheme[0]])) or f"there are {', '.join(OPTIONS[scheme[0]])}"
+        raise DumpError(f"{clean(source)}: {scheme}:// has no option {odd[0]!r}", hint)
+    if not bucket:
+        raise DumpError(f"{clean(source)}: names no bucket", f"write {scheme}://bucket/path")
+    return (_s3(bucket, given) if scheme[0] == "s" else _gcs(given)), path
+
+
+def _s3(bucket: str, given: dict[str, str]) -> fs.S3FileSystem:
+    """Open S3, or what speaks like it at an endpoint that the URL or the environment names."""
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    where = _endpoint({"endpoint_override": named, **given})
+    if "region" not in where:
+        stated = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        where["region"] = stated or (
+            "us-east-1" if "endpoint_override" in where else fs.resolve_s3_region(bucket)
         )
-        hint = LOGINS.get(scheme[:2], "check the address, the network and your login")
-        if isinstance(error, ImportError | ValueError) and scheme not in OPTIONS:
-            hint = install("remote") if scheme in ("hf", "http", "https") else hint
-        elif isinstance(error, FileNotFoundError):
-            hint = "check the name, the path and your login"
-        raise DumpError(f"{clean(source)}: cannot be read ({said[:200]})", hint) from error
+    return fs.S3FileSystem(connect_timeout=SECONDS / 3, request_timeout=SECONDS, **where)
+
+
+def _gcs(given: dict[str, str]) -> fs.GcsFileSystem:
+    return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=SECONDS), **_endpoint(given))
+
+
+def _endpoint(given: dict[str, str]) -> dict[str, Any]:
+    """Return the options of a URL as those of Arrow's filesystem, which wants host and scheme apart."""
+    before, _, server = given.get("endpoint_override", "").rstrip("/").rpartition("://")
+    anonymous = given.get("anonymous", "").lower() in ("true", "1", "yes")
+    found = {**given, "endpoint_override": server, "scheme": given.get("scheme") or before}
+    return {word: value for word, value in {**found, "anonymous": anonymous}.items() if value}

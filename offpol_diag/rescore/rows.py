@@ -135,7 +135,7 @@ def read(
     skipped = Skipped() if dump.skip else None
     found: list[tuple[int, dict[str, Any], pa.Table]] = []
     for rows in _rows(dump):
-        wanted = place[group[rows.at + rows.number]] >= 0
+        wanted = place[group[rows.number]] >= 0
         if wanted.any():
             rows = good_rows(rows.only(wanted), skipped)
             found += [(place[group[one["number"]]], one, part) for one, part in _each(rows, prompts)]
@@ -192,10 +192,9 @@ def _keys(dump: Dump) -> tuple[list[str], Ints]:
         lengths = pa.compute.list_value_length(rows.table.column(rollout)).fill_null(0)
         sizes += lengths.to_pylist()
         values = plain(rows.table.column(group or prompts)).to_pylist()
-        numbers = rows.at + rows.number
         names += [
             f"{'row' if one is None else 'id'}/{i if one is None else one}"
-            for i, one in zip(numbers, values, strict=True)
+            for i, one in zip(rows.number, values, strict=True)
         ]
     return names, np.array(sizes, np.int64)
 
@@ -215,7 +214,7 @@ def _each(rows: Rows, prompts: _Prompts) -> Iterator[tuple[dict[str, Any], pa.Ta
             hint = "a response begins after a token: write at least the token that begins every sequence"
             raise DumpError(f"{rows.place(i)}: its prompt is empty", hint)
         own = {
-            "number": int(rows.at[i] + rows.number),
+            "number": int(rows.number[i]),
             "ids": np.concatenate((prompt, ids[begin:end])).astype(np.int64),
             "start": len(prompt),
             "length": len(prompt) + int(end - begin),
