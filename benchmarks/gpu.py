@@ -25,14 +25,13 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from offpol_diag.analysis.first_pass import FirstPass, Needs, read_ahead
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze, read_ahead
+from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import preset_sums
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import MemoryShortage
 from offpol_diag.presets.catalogue import load
 from offpol_diag.result import Result
@@ -60,9 +59,8 @@ def seconds(job: Callable[[], object], rounds: int) -> float:
 def scenes(path: Path, device: str) -> list[BatchContext]:
     """Load the dump's batches into memory, with what presets need of whole trainer batches."""
     dump = open_dump([str(path)])
-    asked = Needs.of(PRESETS, False)
-    fits = (read_ahead(Threads(1), dump, asked) if asked else FirstPass(NO_FITS, None)).fits
-    return [BatchContext.of(batch, 0, 1, fits, device=device) for batch in dump.batches()]
+    cut = read_ahead(Threads(1), dump, Study.of(dump.info.columns, PRESETS)).cut
+    return [BatchContext.of(batch, 0, 1, cut, device=device) for batch in dump.batches()]
 
 
 def resident(path: Path, device: str, rounds: int, bandwidth: float) -> None:

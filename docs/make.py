@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from offpol_diag.advice.recommend import advised as decided
-from offpol_diag.analyze import analyze, examine, opened
 from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
+from offpol_diag.core.observe import analyze, examine, opened
 from offpol_diag.dump.forms import FORMS
 from offpol_diag.dump.schema import POSITION, TABLE
 from offpol_diag.dump.writer import to_table, write_table

@@ -63,7 +63,7 @@ def __getattr__(name: str) -> object:
 
 
 class _Package(ModuleType):
-    """This package: importing `offpol_diag.analyze` must not replace the function by the submodule."""
+    """This package: importing `offpol_diag.sweep` must not replace the function by the submodule."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

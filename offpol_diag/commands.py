@@ -14,8 +14,8 @@ from offpol_diag.errors import UsageError, did_you_mean
 from offpol_diag.options import Request, shown
 
 if TYPE_CHECKING:
-    from offpol_diag.analyze import Examined
     from offpol_diag.check import Checked
+    from offpol_diag.core.observe import Examined
     from offpol_diag.dump.read import Dump
     from offpol_diag.gate import Gates
     from offpol_diag.presets import Preset
@@ -201,7 +201,7 @@ def saved(names: Sequence[str]) -> Result | None:
 
 def opened(paths: Sequence[str], request: requests.ReadDump) -> Dump:
     """Open a dump as a request says that it is read."""
-    from offpol_diag.analyze import opened as open_dump
+    from offpol_diag.core.observe import opened as open_dump
 
     more = {name: getattr(request, name) for name in ("group_by", "batch_tokens") if hasattr(request, name)}
     how: dict[str, Any] = {"on_bad_row": request.on_bad_row, **more}
@@ -216,7 +216,7 @@ def examined(
     **more: Any,
 ) -> Examined:
     """Analyse a dump under presets; `more` goes to `analyze.examine`."""
-    from offpol_diag.analyze import examine, largest_groups
+    from offpol_diag.core.observe import examine, largest_groups
 
     group_by: tuple[str, ...] = getattr(request, "group_by", ())
     found = examine(dump, presets=presets, group_by=group_by, **_where(request), **more)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from offpol_diag.analyze import ENGINES, examine
+from offpol_diag.core.observe import examine, running
 from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
@@ -323,7 +323,7 @@ def sweep(
     values = options.values or round_numbers(preset, bound)
     every, counts = [bound.bounds(value) for value in values], dict[str, int]()
     if options.keep is not None:
-        with ENGINES[engine](ON_CPU, threads, progress) as runs:
+        with running(engine, ON_CPU, threads, progress) as runs:
             solved, counts = solve(runs, dump, options)
         every.append(solved)
     moved = [_named(preset, bound, bounds) for bounds in every]

@@ -21,14 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_pass import of_batch
-from offpol_diag.analysis.readout import Readout
-from offpol_diag.analysis.study import Study, observe
+from offpol_diag.core import readout
 from offpol_diag.core.correct import Packed
+from offpol_diag.core.observe import observe
+from offpol_diag.core.readout import Readout
+from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.writer import TOLERANCE
-from offpol_diag.engine.context import BatchContext
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Policy, Preset, catalogue
 
@@ -69,8 +68,7 @@ class Correction:
         with np.errstate(all="ignore"):
             empty = not self._packed.sequences.tokens
             batch = _batch(_some(self._packed) if empty else self._packed)
-            fits = of_batch(batch, self._study.presets).fits
-            out = Readout(self._study, observe(self._study, BatchContext.of(batch, 0, 2, fits)))
+            out = Readout(self._study, observe(self._study, batch))
             own = readout.preset_numbers(out, self._study.presets[0])
             result = {**readout.metrics(out), **own}
         known = {name: one.value for name, one in result.items() if one.value is not None}
@@ -127,7 +125,7 @@ def correct(
     if lacking := chosen.lacking(have):
         hint = "pass it, or choose another preset"
         raise UsageError(f"preset {chosen.name} needs {', '.join(lacking)}", hint)
-    study = Study((chosen,), frozenset(have), (), 0, 2)
+    study = Study((chosen,), frozenset(have), replicates=2)
     dtype = train.dtype if train.is_floating_point() else torch.get_default_dtype()
     if not packed.sequences.tokens:
         ones = torch.ones(counted.shape, dtype=dtype, device=rollout.device)

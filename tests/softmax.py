@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.presets import Clip, Preset, Reject, Weight
 from tests.factory import DumpFile
 

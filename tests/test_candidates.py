@@ -17,8 +17,8 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from offpol_diag.advice.recommend import advised
-from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
+from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis import candidates, verdict
 from offpol_diag.diagnosis.candidates import CANDIDATES, MEASUREMENTS, deciding, fitting
 from offpol_diag.diagnosis.causes import CAUSES

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from offpol_diag.analyze import analyze, examine, opened
+from offpol_diag.core.observe import analyze, examine, opened
 from offpol_diag.engine import charts, tails
 from offpol_diag.engine.tails import Tail
 from offpol_diag.engine.tally import MOST_STEPS

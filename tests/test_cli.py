@@ -388,14 +388,14 @@ main()
     ("place", "number", "code"),
     [
         (
-            "from offpol_diag.analysis.sequences import SequenceWriter; SequenceWriter.finish = stay",
+            "from offpol_diag.core.sequences import SequenceWriter; SequenceWriter.finish = stay",
             signal.SIGTERM,
             143,
         ),
         ("Path.replace = stay", signal.SIGHUP, 129),
         (
-            "import offpol_diag.analysis.sequences as s; "
-            "s._rescale = lambda path, _: (Path(f'{path}2').touch(), stay())",
+            "from offpol_diag.core.sequences import SequenceWriter; "
+            "SequenceWriter.rescaled = lambda self, _: (self.divided.touch(), stay())",
             signal.SIGTERM,
             143,
         ),

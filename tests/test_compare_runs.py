@@ -18,11 +18,11 @@ from scipy.stats import t as student
 from typer.testing import CliRunner
 
 import offpol_diag
-from offpol_diag.analyze import examine, opened
 from offpol_diag.cli import app
 from offpol_diag.compare import of_runs
 from offpol_diag.compare.runs import Side, _repeats, _shared, effect, rank, size
 from offpol_diag.core.intervals import Groups, holm, p_value
+from offpol_diag.core.observe import examine, opened
 from offpol_diag.engine.bootstrap import mix
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.engine.tally import Arrays, ByKey

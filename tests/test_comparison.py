@@ -10,11 +10,11 @@ from drawn import html, markdown
 from scipy.stats import t as student
 
 from offpol_diag import api
-from offpol_diag.analysis.readout import Readout
-from offpol_diag.analyze import examine, opened
 from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader, of_preset
 from offpol_diag.core.intervals import Groups
+from offpol_diag.core.observe import examine, opened
+from offpol_diag.core.readout import Readout
 from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import bootstrap
 from offpol_diag.errors import UsageError

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.kinds import of_each_kind

@@ -16,7 +16,7 @@ from faults import Policy, anew, capped, colder, dump, joined
 from faults import responses as sampled
 from scipy import stats
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.diagnosis.signatures import Found, boundaries, contexts, special_tokens

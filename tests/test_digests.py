@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from tests.factory import DumpFile
 
 STEPS, ROWS, TOKENS = 8, 8, 40

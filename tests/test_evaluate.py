@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag.analysis.first_pass import of_batch
 from offpol_diag.core.evaluate import Evaluator
+from offpol_diag.core.observe import Ahead
 from offpol_diag.core.segments import Segments
 from offpol_diag.core.steps import numbers as numbers_of
 from offpol_diag.core.steps import steps
+from offpol_diag.core.study import Study
 from offpol_diag.core.sums import Sums
 from offpol_diag.engine import preset_sums
 from offpol_diag.engine.context import BatchContext, evaluator
@@ -114,7 +115,7 @@ def wild(batch, seed=1):
 
 @pytest.fixture(scope="module", params=["stale", "collapse", "wild", "two_policies"])
 def case(request):
-    """Return a batch of some 9,000 tokens, the presets that it has the columns for, and its fits."""
+    """Return a batch of some 9,000 tokens, the presets that it has the columns for, and its cuts."""
     name = {"wild": "collapse", "two_policies": "stale"}.get(request.param, request.param)
     batch = factory.read(str(SAMPLES / f"{name}.parquet")).rows(0, 96)
     presets = EVERY
@@ -123,13 +124,13 @@ def case(request):
     if request.param == "two_policies":
         batch = replace(batch, current=None)
         presets = tuple(one for one in EVERY if one.policy == "old")
-    return batch, presets, of_batch(batch, presets).fits
+    return batch, presets, Ahead.of_batch(Study(presets, frozenset()), batch).cut
 
 
 def columns_of(case, device="cpu", **how):
     """Return name → numbers of every preset, [P, S]."""
-    batch, presets, fits = case
-    context = BatchContext.of(batch, 0, 1, fits, device)
+    batch, presets, cuts = case
+    context = BatchContext.of(batch, 0, 1, cuts, device)
     return {
         name: rows.all for name, rows in PresetSums.of(context, presets, over_all=True, **how).done().items()
     }
@@ -168,16 +169,16 @@ def test_blocks_of_a_batch_have_its_sums(case, monkeypatch):
 
 
 def test_presets_alone_have_the_sums_that_they_have_among_others(case):
-    batch, presets, fits = case
+    batch, presets, cuts = case
     wanted = columns_of(case)
     for at in range(0, len(presets), 9):
-        alone = columns_of((batch, (presets[at],), fits))
+        alone = columns_of((batch, (presets[at],), cuts))
         assert_alike(alone, {name: x[at : at + 1] for name, x in wanted.items()})
 
 
 def test_what_presets_share_is_computed_once(case):
-    batch, presets, fits = case
-    losses, block = batch.current is not None, evaluator(batch, fits)
+    batch, presets, cuts = case
+    losses, block = batch.current is not None, evaluator(batch, cuts)
     for preset in presets:
         block.of_preset(steps(preset), losses, True)
     known = len(block.known)

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag import compare
-from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.core.intervals import ABOVE_ONE, ANYWHERE, POSITIVE
+from offpol_diag.core.observe import analyze
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine.context import evaluator
 from offpol_diag.engine.tally import SAMPLE

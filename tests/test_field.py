@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
+from offpol_diag.core.observe import analyze
 from offpol_diag.gate import judged, required
 from offpol_diag.report import answered
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
+from offpol_diag.core.observe import analyze
 from offpol_diag.dump import forms as files
 from offpol_diag.dump.convert import BATCH, Found, convert, form_of, open_dump
 from offpol_diag.dump.forms import FORMS, Row

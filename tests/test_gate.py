@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offpol_diag.analyze import analyze
 from offpol_diag.check.verdict import logged_of
 from offpol_diag.cli.results import EXITS
 from offpol_diag.cli.settings import sample
+from offpol_diag.core.observe import analyze
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import breakdowns

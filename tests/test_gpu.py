@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis import study
-from offpol_diag.analysis.first_pass import of_batch
-from offpol_diag.analyze import analyze
+from offpol_diag.core import observe as observing
+from offpol_diag.core.observe import Ahead, analyze
+from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump
 from offpol_diag.engine import context as context_of_batches
@@ -211,7 +211,9 @@ def with_own(summary: Any) -> Any:
 
 @gpu_only
 def test_the_host_waits_for_a_gpu_where_it_fetches_the_sums_alone(batch):
-    context = BatchContext.of(batch, 0, 1, of_batch(batch, kinds.EACH).fits, device="cuda:0")
+    context = BatchContext.of(
+        batch, 0, 1, Ahead.of_batch(Study(kinds.EACH, frozenset()), batch).cut, device="cuda:0"
+    )
     torch.cuda.set_sync_debug_mode("error")
     try:
         sums = PresetSums.of(context, kinds.EACH)
@@ -232,13 +234,13 @@ def test_a_block_that_does_not_fit_is_an_error_with_a_hint(batch, monkeypatch):
 
 def test_the_sums_of_presets_are_started_before_the_host_computes_its_own(batch, monkeypatch):
     order: list[str] = []
-    plain = {"sums": study.PresetSums.of, "walk": study.walk}
+    plain = {"sums": observing.PresetSums.of, "walk": observing.walk}
     of = lambda *given, **how: order.append("sums") or plain["sums"](*given, **how)  # noqa: E731
-    monkeypatch.setattr(study.PresetSums, "of", of)
-    monkeypatch.setattr(study, "walk", lambda *given: order.append("walk") or plain["walk"](*given))
+    monkeypatch.setattr(observing.PresetSums, "of", of)
+    monkeypatch.setattr(observing, "walk", lambda *given: order.append("walk") or plain["walk"](*given))
     columns = ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages")
-    asked = study.Study.of(dict.fromkeys(columns, ""), catalogue.load().resolve("token_is"), (), 0)
-    study.observe(asked, BatchContext.of(batch, 0, 4))
+    asked = Study.of(columns, catalogue.load().resolve("token_is"), replicates=4)
+    observing.observe(asked, batch)
 
     assert order == ["sums", "walk"]
 

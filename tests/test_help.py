@@ -67,13 +67,13 @@ def test_a_paragraph_of_a_commands_help_fills_its_lines():
 
 def test_the_package_exports_what_it_declares():
     code = """
-import offpol_diag.analyze
-from offpol_diag import analyze
-assert callable(analyze), analyze
+import offpol_diag.sweep
+from offpol_diag import sweep
+assert callable(sweep), sweep
 assert offpol_diag.__all__ == sorted(offpol_diag.__all__)
 from offpol_diag import *
-import offpol_diag.analyze
-assert callable(analyze) and callable(offpol_diag.analyze), analyze
+import offpol_diag.sweep
+assert callable(sweep) and callable(offpol_diag.sweep), sweep
 assert DumpWriter.__module__ == "offpol_diag.dump.writer"
 assert Result.__module__ == "offpol_diag.result.whole"
 assert __version__

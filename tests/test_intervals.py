@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from offpol_diag.analyze import analyze
 from offpol_diag.core.intervals import (
     ANYWHERE,
     FEWEST_GROUPS,
@@ -22,6 +21,7 @@ from offpol_diag.core.intervals import (
     Reader,
     mean,
 )
+from offpol_diag.core.observe import analyze
 from offpol_diag.core.state import Table
 from offpol_diag.engine import method
 from offpol_diag.presets import catalogue

@@ -22,12 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_pass import Needs
-from offpol_diag.analysis.study import Study, observe
-from offpol_diag.analyze import analyze
+from offpol_diag.core import readout
+from offpol_diag.core.observe import analyze, observe
+from offpol_diag.core.study import Study
 from offpol_diag.dump.read import open_dump
-from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.tally import Tally
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Weight
@@ -52,7 +50,7 @@ SCALES = (
     (r"pg_loss", 60.0),  # a sequence's sum of |A| up to 2
     (r"tokens_rejected", 1.0),  # 1 − kept
 )
-ALONE = tuple(one for one in (*EACH, *MORE) if not Needs.of((one,), rewards=False))
+ALONE = tuple(one for one in (*EACH, *MORE) if not any(rule.over == "batch" for rule in one.reject))
 """Presets that judge one sequence at a time: others need a reading of the dump that goes before."""
 BY_TURN = tuple(
     one.name
@@ -205,12 +203,13 @@ def test_cutting_the_dump_changes_no_number(rows, whole, tmp_path, cut):
 def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, monkeypatch, most):
     whole, whole_rows = whole_and_rows
     sizes: list[int] = []
-    module = importlib.import_module("offpol_diag.analyze")
+    module = importlib.import_module("offpol_diag.core.observe")
     observe = module.observe
 
-    def counted(study: Study, context: BatchContext) -> Tally:
-        sizes.append(context.batch.sequences)
-        return observe(study, context)
+    def counted(study: Study, batch: Any, *more: Any) -> Tally:
+        sizes.append(batch.sequences)
+        found: Tally = observe(study, batch, *more)
+        return found
 
     monkeypatch.setattr(module, "observe", counted)
     monkeypatch.setattr(module, "ROWS", most * len((*EACH, *MORE)))
@@ -223,11 +222,11 @@ def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, m
 
 def test_tallies_of_parts_of_a_batch_are_merged_one_by_one(rows, tmp_path, monkeypatch):
     alive: weakref.WeakSet[Tally] = weakref.WeakSet()
-    module = importlib.import_module("offpol_diag.analyze")
+    module = importlib.import_module("offpol_diag.core.observe")
     most, observe = [0], module.observe
 
-    def counted(study: Study, context: BatchContext) -> Tally:
-        found = observe(study, context)
+    def counted(*given: Any) -> Tally:
+        found: Tally = observe(*given)
         alive.add(found)
         most[0] = max(most[0], len(alive))
         return found
@@ -290,9 +289,8 @@ def tallies(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> t
     study, found = None, []
     for i, part in enumerate(files):
         dump = open_dump([oracles.write(part, folder / f"row{i}.parquet")], group_by=["host"])
-        study = study or Study.of(dump.info.columns, presets, ["host"], 0)
-        scenes = (BatchContext.of(batch, study.seed, study.replicates) for batch in dump.batches())
-        found += [observe(study, context) for context in scenes]
+        study = study or Study.of(dump.info.columns, presets, group_by=("host",))
+        found += [observe(study, batch) for batch in dump.batches()]
     return study, found
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from offpol_diag.analysis import readout
+from offpol_diag.core import readout
 from offpol_diag.number import Number
 from offpol_diag.numerals import minus, say, say_value, written
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.engine import method
 from offpol_diag.presets import (
     UNSIGNED,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from arviz_stats.base import array_stats
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.engine import tails
 from offpol_diag.engine.tails import Tail
 from tests import oracles

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.engine.prefixes import FEWEST, GRID
 from offpol_diag.engine.selection import LENGTH_BINS, length_bin
 from offpol_diag.number import Number

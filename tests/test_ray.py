@@ -17,7 +17,7 @@ import pytest
 from cluster_jobs import Look
 
 import offpol_diag
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import ClusterError, DumpError, UsageError, install
 from offpol_diag.presets.catalogue import load

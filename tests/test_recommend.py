@@ -15,7 +15,7 @@ import pytest
 
 from offpol_diag.advice.prescription import prescribed
 from offpol_diag.advice.recommend import ALERTS, MOST_TOKENS, RULES, advised, recommend
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.metrics import METRICS
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from factory import Location, make_summary, number, place, put
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.number import OVERFLOWS, Number
 from offpol_diag.presets.catalogue import load

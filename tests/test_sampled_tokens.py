@@ -13,7 +13,7 @@ import pytest
 from faults import PROMPTS, WORDS, Policy, colder, log_softmax, penalised
 from faults import responses as sampled
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis.definition import faded
 from offpol_diag.diagnosis.laws import carried
 from offpol_diag.diagnosis.rows import Rows

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
+from offpol_diag.core.observe import analyze
 from offpol_diag.dump import schema as columns
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import DumpError

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from offpol_diag import result as summaries
 from offpol_diag.advice.recommend import recommend
-from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
+from offpol_diag.core.observe import analyze
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.report import answered

@@ -11,8 +11,8 @@ from itertools import pairwise
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.analyze import analyze, opened
 from offpol_diag.cli.settings import sample
+from offpol_diag.core.observe import analyze, opened
 from offpol_diag.errors import UsageError
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Veto, Weight

@@ -11,8 +11,8 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from offpol_diag.analyze import opened
 from offpol_diag.cli import app
+from offpol_diag.core.observe import opened
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.report import answered
 from offpol_diag.report.sweep import telling

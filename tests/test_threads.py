@@ -112,7 +112,7 @@ def test_invalid_numbers_of_threads_are_refused(said):
 
 def test_the_environment_and_a_file_say_how_many_threads(tmp_path, monkeypatch):
     reported = []
-    module = sys.modules["offpol_diag.analyze"]
+    module = sys.modules["offpol_diag.core.observe"]
     monkeypatch.setattr(module, "examine", lambda *_, threads, **__: reported.append(threads) or 1 / 0)
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.torch import correct

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.dump import forms as reader
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.errors import DumpError

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from tests import trainer_dumps
 from tests.trainers import areal, slime
 from tests.trainers.ours import BUILT_IN, ours, read

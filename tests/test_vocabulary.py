@@ -7,11 +7,11 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from offpol_diag.analysis.vocabulary import with_texts
-from offpol_diag.analyze import analyze
+from offpol_diag.core.observe import analyze
 from offpol_diag.errors import UsageError
 from offpol_diag.report.page import page
 from offpol_diag.report.tokens import strips
+from offpol_diag.report.vocabulary import with_texts
 from tests import oracles
 
 WORDS = ("<s>", "we", "Ġneed", "Ċ", "<blink>", "Ã")

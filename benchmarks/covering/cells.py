@@ -10,14 +10,12 @@ import numpy as np
 
 from benchmarks.covering.truth import METRICS, PRESETS, Known
 from benchmarks.covering.worlds import WORLDS, World, batch
-from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_pass import FirstPass
-from offpol_diag.analysis.study import Study
-from offpol_diag.analyze import Observe
 from offpol_diag.compare.presets import of_preset
+from offpol_diag.core import readout
 from offpol_diag.core.intervals import less
+from offpol_diag.core.observe import observe
+from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
-from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted
 from offpol_diag.presets import catalogue
@@ -30,14 +28,14 @@ def study() -> Study:
     """Build the study of the presets that have a truth."""
     shipped = catalogue.load()
     presets = (replace(shipped[name], name=short) for short, name in PRESETS.items())
-    return Study(tuple(presets), COLUMNS, (), 0, REPLICATES)
+    return Study(tuple(presets), COLUMNS, replicates=REPLICATES)
 
 
 @np.errstate(all="ignore")
 def numbers(given: Batch) -> dict[str, Number]:
     """Return every number that has a truth, as a result holds it."""
     asked = study()
-    out = readout.Readout(asked, Observe(asked, FirstPass(NO_FITS, None), rows=False)(given).tally)
+    out = readout.Readout(asked, observe(asked, given))
     found = readout.metrics(out)
     for preset in asked.presets:
         metrics = readout.preset_numbers(out, preset)

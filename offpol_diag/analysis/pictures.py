@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from offpol_diag import metrics
-from offpol_diag.analysis.study import Study
 from offpol_diag.core.intervals import AS_SEEN, Formula, Groups, Reader, mean
+from offpol_diag.core.study import Study
 from offpol_diag.engine import (
     breakdowns,
     charts,

@@ -10,14 +10,13 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from offpol_diag.analysis.first_pass import of_batch
-from offpol_diag.analysis.study import Study
 from offpol_diag.check import ABSOLUTE, Checked, MetricCheck, Point, relative_difference
 from offpol_diag.check import curves as tracker
 from offpol_diag.check.curves import Curves
+from offpol_diag.core.observe import Ahead, refuse_steps
+from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.read import Dump
-from offpol_diag.engine import scope
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset
@@ -144,15 +143,14 @@ def by_step(batches: Iterable[Batch]) -> dict[int, Batch]:
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(at), 1) if b != a + 1), len(at)]
             runs = [batch.rows(at[a], at[b - 1] + 1) for a, b in pairwise(cuts)]
             found.setdefault(step, []).append(joined(runs))
-        scope.refuse_steps(len(found), 0)
+        refuse_steps(len(found))
     return {step: joined(parts) for step, parts in sorted(found.items())}
 
 
 def logged_of(batch: Batch, preset: Preset, columns: frozenset[str]) -> Values:
     """Return logged name → value of one training step; `columns` are the dump's canonical ones."""
-    study = Study.of(columns, (preset,), (), 0, 2)
-    found = of_batch(batch, [preset], "advantages" in study.columns and batch.advantages is None)
-    context = BatchContext.of(found.filled(batch), 0, 2, found.fits)
+    ahead = Ahead.of_batch(Study.of(columns, (preset,)), batch)
+    context = BatchContext.of(ahead.filled(batch), 0, 2, ahead.cut)
     return logs.of_context(context, preset)
 
 

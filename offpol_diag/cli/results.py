@@ -35,7 +35,7 @@ def analyze(request: requests.Analyze) -> None:
     """
 
     def made(asked: requests.Analyze) -> Result:
-        from offpol_diag.analysis.vocabulary import with_texts
+        from offpol_diag.report.vocabulary import with_texts
 
         return with_texts(computed("analyze", read, asked), request.tokenizer)
 
@@ -239,9 +239,9 @@ def rescore(request: requests.Rescore) -> None:
 
 def report(request: requests.Report) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
-    from offpol_diag.analysis.vocabulary import with_texts
     from offpol_diag.check import FORMAT
     from offpol_diag.check import loads as load_check
+    from offpol_diag.report.vocabulary import with_texts
     from offpol_diag.result import loads, text_of
 
     def made(asked: requests.Report) -> Result | Checked:

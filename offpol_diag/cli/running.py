@@ -19,7 +19,7 @@ ADDRESSES = 1 << 30
 @contextmanager
 def running(request: Asked) -> Iterator[Asked]:
     """Yield the request with a progress bar and, with --quiet, without warnings."""
-    import_module("offpol_diag.sweep" if isinstance(request, Sweep) else "offpol_diag.analyze")
+    import_module("offpol_diag.sweep" if isinstance(request, Sweep) else "offpol_diag.core.observe")
     with quietly(request), progress(request.quiet) as report:
         yield request.model_copy(update={"progress": report})
 

@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from offpol_diag.analysis.readout import Readout
-from offpol_diag.analysis.study import Study
-from offpol_diag.analyze import Examined
 from offpol_diag.core.intervals import Formula, Groups, Reader, less, sure
+from offpol_diag.core.observe import Examined
+from offpol_diag.core.readout import Readout
+from offpol_diag.core.study import Study
 from offpol_diag.engine import drops, method, policyloss, residual
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
@@ -23,7 +23,7 @@ from offpol_diag.result import Comparison, Result, idle
 
 def lacking(columns: Collection[str], presets: Sequence[Preset]) -> dict[str, list[str]]:
     """Return the columns that a dump with these canonical columns lacks for each preset."""
-    have = set(Study.of(columns, (), (), 0).columns)
+    have = set(Study.of(columns).columns)
     return {preset.name: preset.lacking(have) for preset in presets}
 
 

@@ -10,8 +10,6 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from offpol_diag.analysis.readout import Readout
-from offpol_diag.analyze import Examined
 from offpol_diag.compare.presets import difference, of_preset
 from offpol_diag.core.formulas import LARGEST
 from offpol_diag.core.intervals import (
@@ -26,6 +24,8 @@ from offpol_diag.core.intervals import (
     p_value,
     subtracted,
 )
+from offpol_diag.core.observe import Examined
+from offpol_diag.core.readout import Readout
 from offpol_diag.core.segments import Array
 from offpol_diag.engine import gap, tails
 from offpol_diag.engine.gap import DIFFER, DRIFTS

@@ -145,24 +145,27 @@ def binary_kl_larger(log_ratio: Array, log_rollout: Array) -> Array:
 # ---------------------------------------------------------------- Rejection
 
 
-def batch_cut(values: Array, upper: float) -> Array:
+def batch_cut(values: Array, upper: float, many: int = 0, total: float = 0.0) -> Array:
     """Find the value from which on the largest are dropped, so that the mean of the rest is below `upper`.
 
-    The smallest of all is never dropped; inf where none need be.
+    The smallest of all is never dropped; inf where none need be. What is below `upper` never has to go, so
+    that its number and sum may stand for it.
 
     References: M2PO, Zheng et al. 2025: second-moment trust policy optimization.
 
     Args:
         values: a statistic of all tokens of a trainer batch, at least one, [T].
         upper: the bound of its mean.
+        many: how many further tokens there are, each with a value below `upper`.
+        total: the sum of these values.
 
     Returns: [] float64; of tensors the host waits for it.
     """
     rising = sort(values)
-    many = counting(rising)
-    fine = rising.cumsum(0) < upper * many
-    kept = int((many * fine).max())  # the last that is fine: means of the first 1, 2, … may fall again
-    if kept == 0:
+    count = counting(rising)
+    fine = total + rising.cumsum(0) < upper * (many + count)
+    kept = int((count * fine).max())  # the last that is fine: means of the first 1, 2, … may fall again
+    if kept == 0 and many == 0:
         return next_above(rising[:1])[0]
     return rising[kept] if kept < len(rising) else namespace(rising).full_like(rising[0], math.inf)
 

@@ -21,6 +21,11 @@ PER_TOKEN: tuple[str, ...] = ("rollout", "old", "current", "advantages", "positi
 PER_TOKEN += ("weight_versions", "reference")
 
 
+def step_label(step: object) -> str:
+    """Return a training step as the text that names its trainer batch."""
+    return label(int(step) if isinstance(step, float) and step.is_integer() else step)
+
+
 def label(value: object) -> str:
     """Return a scalar of a sequence as the text by which sequences are grouped."""
     return "∅" if value is None else value.decode() if isinstance(value, bytes) else str(value)
@@ -80,6 +85,15 @@ class Batch:
     def lengths(self) -> Array:
         """Number of unmasked tokens per sequence, [S] int64."""
         return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+
+    @cached_property
+    def steps(self) -> list[str]:
+        """Trainer batch of each sequence, [S]: that of its step; "" of all where the dump has no steps."""
+        steps = self.scalars.get("step")
+        if steps is None:
+            return [""] * self.sequences
+        named = {step: step_label(step) for step in set(steps)}
+        return [named[step] for step in steps]
 
     def policy(self, name: str) -> Array | None:
         """Return the log-probs of rollout, old or current, [T] float64, or None when the dump lacks them."""

@@ -20,7 +20,6 @@ from offpol_diag.engine import gap, method, normal, policyloss, residual, segmen
 from offpol_diag.engine.bootstrap import resampled, resampled_by
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS
-from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import Array, sum_by, sums_by
 from offpol_diag.engine.tails import ESS_TOKENS
 from offpol_diag.engine.tally import (
@@ -373,7 +372,7 @@ def by_step(
     presets: Sequence[Preset],
     names: Sequence[str],
     groups: int,
-) -> dict[Label, dict[str, Numbers]]:
+) -> dict[str, dict[str, Numbers]]:
     """Return step → subject (`dump`, `preset/NAME`) → the numbers requested, as far as sums give them.
 
     Args:
@@ -385,7 +384,7 @@ def by_step(
     """
     rows = {name: row for name in names if (row := _row(name, presets)) is not None}
     divided = normal.normalised(presets)
-    result: dict[Label, dict[str, Numbers]] = {}
+    result: dict[str, dict[str, Numbers]] = {}
     divisible = {label: one.read("columns") for label, one in batches.items()} if divided else {}
     for label, one in steps.items():
         sums = one.read("columns")

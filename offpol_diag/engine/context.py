@@ -15,19 +15,18 @@ from offpol_diag.core.steps import Rule
 from offpol_diag.core.sums import Sums
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import bootstrap
-from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Array
 from offpol_diag.presets import Policy
 
 T = TypeVar("T")
 
 
-def evaluator(batch: Batch, fits: BatchFits = NO_FITS, device: str = CPU) -> Sums:
+Cut = Callable[[Batch, Rule, Array], Array]
+"""Batch, rule over a trainer batch, its statistic [T] → the value from which on tokens are dropped, [T]."""
+
+
+def evaluator(batch: Batch, cut: Cut | None = None, device: str = CPU) -> Sums:
     """Return what applies presets to a batch, with the cuts of its trainer batches, on a device."""
-
-    def cut(rule: Rule, _: Array) -> Any:
-        return sent(fits.cut(rule.policy, rule.reject, batch), device)
-
     logs: dict[Policy, Array | None]
     logs = {"rollout": batch.rollout, "old": batch.old, "current": batch.current}
     return Sums(
@@ -35,7 +34,7 @@ def evaluator(batch: Batch, fits: BatchFits = NO_FITS, device: str = CPU) -> Sum
         Segments(sent(batch.cu_seqlens, device), batch.tokens),
         Segments(sent(batch.cu_runs, device), batch.tokens),
         None if batch.advantages is None else sent(batch.advantages, device),
-        cut,
+        None if cut is None else lambda rule, x: sent(cut(batch, rule, x), device),
     )
 
 
@@ -49,7 +48,7 @@ class BatchContext:
 
     batch: Batch
     draws: Array
-    fits: BatchFits = NO_FITS
+    cut: Cut | None = None
     device: str = CPU
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
@@ -59,16 +58,16 @@ class BatchContext:
         batch: Batch,
         seed: int,
         replicates: int,
-        fits: BatchFits = NO_FITS,
+        cut: Cut | None = None,
         device: str = CPU,
     ) -> BatchContext:
         """Build with bootstrap draws for every sequence."""
-        return cls(batch, bootstrap.draws(batch.key, seed, replicates), fits, device)
+        return cls(batch, bootstrap.draws(batch.key, seed, replicates), cut, device)
 
     @cached_property
     def evaluator(self) -> Sums:
         """What applies presets to the batch, one at a time."""
-        return replace(evaluator(self.batch, self.fits), known=self._memo)
+        return replace(evaluator(self.batch, self.cut), known=self._memo)
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key."""

@@ -11,11 +11,10 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import numpy as np
 
 from offpol_diag.core.steps import weighted
-from offpol_diag.engine import preset_sums, rows, scope, segments
+from offpol_diag.engine import preset_sums, rows, segments
 from offpol_diag.engine.bootstrap import resampled_by
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import NORMS, PresetSums, norm_factor
-from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import Arrays, ByKey, Names
 from offpol_diag.presets import Preset
@@ -36,11 +35,11 @@ def by_batch(context: BatchContext, columns: rows.Columns, ranges: Arrays | None
     return ByKey.of(members, arrays if ranges is None else arrays.merge(ranges))
 
 
-def _members(context: BatchContext) -> dict[Label, slice | Array]:
+def _members(context: BatchContext) -> dict[str, slice | Array]:
     """Return trainer batch → its sequences in this batch."""
 
-    def made() -> dict[Label, slice | Array]:
-        rows = segments.by_key(scope.labels(context.batch))
+    def made() -> dict[str, slice | Array]:
+        rows = segments.by_key(context.batch.steps)
         return {label: segments.index(at) for label, at in rows.items()}
 
     return context.cached("trainer batches", made)
@@ -134,7 +133,7 @@ def read(by_key: ByKey, presets: Sequence[Preset]) -> Columns:
 
 
 @np.errstate(all="ignore")
-def factors(by_key: ByKey, presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
+def factors(by_key: ByKey, presets: Sequence[Preset]) -> dict[str, dict[str, float]]:
     """Return preset → trainer batch → the factor that its weights are divided by."""
     read = {label: arrays.read("columns") for label, arrays in by_key.items()}
     return {
@@ -146,7 +145,7 @@ def factors(by_key: ByKey, presets: Sequence[Preset]) -> dict[str, dict[Label, f
     }
 
 
-def span(by_key: ByKey, divisors: Mapping[Label, float], name: str) -> tuple[float, float]:
+def span(by_key: ByKey, divisors: Mapping[str, float], name: str) -> tuple[float, float]:
     """Return a preset's smallest and largest weight of all trainer batches, each divided by its own mean."""
     each = {label: arrays.read("weights")[name] for label, arrays in by_key.items()}
     low = min(-minus / divisors[label] for label, (minus, _) in each.items())

@@ -158,7 +158,7 @@ def _blocks(context: BatchContext, tokens: int) -> Iterator[Sums]:
     batch = context.batch
     for first, last in segments.spans(batch.cu_seqlens, tokens):
         part = batch if last - first == batch.sequences else batch.rows(first, last)
-        yield evaluator(part, context.fits, context.device)
+        yield evaluator(part, context.cut, context.device)
 
 
 def _named(made: OfPreset) -> dict[str, AnyArray]:

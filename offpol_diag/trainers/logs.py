@@ -190,6 +190,6 @@ def of_context(context: BatchContext, preset: Preset) -> dict[str, float]:
     def ends_at(at: int) -> tuple[Number, Number]:
         return found.ends[at].min(initial=np.inf), found.ends[at].max(initial=-np.inf)
 
-    empty = Tokens(BatchContext(context.batch.rows(0, 0), context.draws[:0], context.fits), preset)
+    empty = Tokens(BatchContext(context.batch.rows(0, 0), context.draws[:0], context.cut), preset)
     made = read(empty, Merged(lambda at: found.sums[at].sum(), ends_at))
     return {name: float(x) for name, x in made.items()}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from offpol_diag.analysis.first_pass import of_batch
+from offpol_diag.core.observe import Ahead
+from offpol_diag.core.study import Study
 from offpol_diag.dump.read import open_dump
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import norm_factor, normalised
@@ -20,8 +21,8 @@ BUILT_IN = catalogue.load(Path(__file__).parent / "rows.toml")
 
 
 def seen(preset, batch):
-    """Make the context of the whole batch, with the cuts and tails that the preset needs."""
-    return BatchContext.of(batch, 0, 2, of_batch(batch, [preset]).fits)
+    """Make the context of the whole batch, with the cuts that the preset needs."""
+    return BatchContext.of(batch, 0, 2, Ahead.of_batch(Study((preset,), frozenset()), batch).cut)
 
 
 def ours(name, batch):

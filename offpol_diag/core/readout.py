@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from offpol_diag.analysis import pictures
-from offpol_diag.analysis.study import Study
 from offpol_diag.core.formulas import LARGEST
+from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.intervals import Formula, Groups, Reader, missing, plain
+from offpol_diag.core.study import Study
 from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.diagnosis.verdict import diagnose
@@ -30,12 +31,10 @@ from offpol_diag.engine import (
     tails,
     worst,
 )
-from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.sample import Sample
 from offpol_diag.engine.segments import Array
 from offpol_diag.engine.selection import SampledGroups
 from offpol_diag.engine.tally import ByKey, Tally
-from offpol_diag.engine.terms import Drift
 from offpol_diag.number import Number, Numbers, finite
 from offpol_diag.presets import Preset
 from offpol_diag.presets.formulas import method as in_words
@@ -137,7 +136,7 @@ def counts(tally: Tally) -> dict[str, Any]:
     return {
         "sequences": sequences,
         "tokens": tokens,
-        "masked_tokens": round(float(whole.read("masked")["masked"])),
+        "masked_tokens": round(float(tally.state.counts["masked"][0])),
         "groups": groups.many,
         "groups_exact": not groups.full,
         "mean_length": tokens / sequences,

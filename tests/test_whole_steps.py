@@ -1,9 +1,8 @@
-"""Check methods that look beyond a sequence: batch-wide cuts, normalisation, advantages."""
+"""What needs a step's rows together: M2PO's cut, normalised weights, advantages made of rewards."""
 
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import polars as pl
@@ -11,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.analysis import first_pass
-from offpol_diag.analyze import analyze
+from offpol_diag.core import observe
+from offpol_diag.core.observe import analyze
 from offpol_diag.dump.read import Dump
-from offpol_diag.engine import scope
+from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from tests import oracles
 
@@ -196,36 +195,73 @@ def test_large_rewards_that_hardly_differ_keep_their_advantages(tmp_path):
     )
 
 
-def test_more_tokens_than_fit_into_memory_are_refused_where_steps_are_sorted(tmp_path, monkeypatch):
-    path = saved(made(STEPS), tmp_path / "a.parquet")
-    tokens = sum(len(row["rollout_log_probs"]) for row in made(STEPS))
-    monkeypatch.setattr(first_pass, "MOST_TOKENS", tokens)
+# ---------------------------------------------------------------- the reading before
+
+
+def test_a_step_with_too_many_tokens_above_the_bound_is_refused(tmp_path, monkeypatch):
+    rows = made(STEPS, sigma=0.4)
+    path = saved(rows, tmp_path / "a.parquet")
+    squares = [[d * d / 2 for at in some for d in deltas(rows[at])] for some in by_step(rows).values()]
+    most = max(sum(x >= 0.02 for x in some) for some in squares)
+    monkeypatch.setattr(observe, "MOST_VALUES", most)
+    assert most < sum(x >= 0.02 for some in squares for x in some) / 2  # a step's, not the dump's
     assert analyze([path], presets=[M2PO], batch_tokens=37).preset("m2")
-    monkeypatch.setattr(first_pass, "MOST_TOKENS", tokens - 1)
-    with pytest.raises(first_pass.TooManyTokens, match="sorts those of each step in memory"):
+    monkeypatch.setattr(observe, "MOST_VALUES", most - 1)
+    with pytest.raises(observe.TooMany, match="sorts them in memory"):
         analyze([path], presets=[M2PO], batch_tokens=37)
     assert analyze([path], presets=[NORMAL], batch_tokens=37).preset("n")
 
 
-def test_too_many_steps_are_refused_in_one_reading(tmp_path, monkeypatch):
-    path = saved(made(list(range(9))), tmp_path / "a.parquet")
-    monkeypatch.setattr(scope, "MOST_STEPS", 4)
-    readings = []
+@pytest.fixture
+def readings(monkeypatch):
+    """Collect the columns of each reading of a dump."""
+    found = []
     batches = Dump.batches
 
-    def counted(dump, *args):
-        readings.append(dump)
-        return batches(dump, *args)
+    def counted(dump, *more):
+        for batch in batches(dump, *more):
+            found.append([name for name in ("old", "current", "rewards") if getattr(batch, name) is not None])
+            yield batch
 
     monkeypatch.setattr(Dump, "batches", counted)
-    with pytest.raises(scope.TooManySteps, match="more than 4 training steps"):
-        analyze([path], presets=[M2PO])
+    return found
+
+
+@pytest.mark.parametrize("presets", [[M2PO], ["token_is"]], ids=["M2PO", "token_is"])
+def test_too_many_steps_are_refused_in_one_reading(tmp_path, monkeypatch, readings, presets):
+    path = saved(made(list(range(9))), tmp_path / "a.parquet")
+    monkeypatch.setattr(observe, "MOST_STEPS", 4)
+    with pytest.raises(observe.TooMany, match="more than 4 training steps"):
+        analyze([path], presets=presets)
     assert len(readings) == 1
 
 
-def test_too_many_steps_are_refused_where_a_batch_is_computed_in_parts(tmp_path, monkeypatch):
-    path = saved(made(list(range(9))), tmp_path / "a.parquet")
-    monkeypatch.setattr(scope, "MOST_STEPS", 4)
-    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "ROWS", 2)  # parts of two sequences
-    with pytest.raises(scope.TooManySteps, match="more than 4 training steps"):
-        analyze([path], presets=["token_is"])
+BYPASS = Preset("c", "", policy="current", reject=(Reject("k2", "batch", upper=0.02),))
+EVERYTHING = ["old", "current", "rewards"]
+
+
+@pytest.mark.parametrize(
+    ("presets", "columns"),
+    [
+        (["token_is"], [EVERYTHING]),
+        ([M2PO], [["old"], EVERYTHING]),
+        ([BYPASS], [["current"], EVERYTHING]),
+    ],
+)
+def test_the_reading_before_is_of_the_columns_that_are_needed_if_any(tmp_path, readings, presets, columns):
+    rows = [row | {"current_log_probs": row["old_log_probs"], "reward": 1.0} for row in made([1] * 20)]
+    rows = [{key: x for key, x in row.items() if key != "group_id"} for row in rows]
+    analyze([saved(rows, tmp_path / "a.parquet")], presets=presets)
+    assert readings == columns
+
+
+@pytest.mark.parametrize(("column", "row"), [("current_log_probs", 3), ("old_log_probs", 9)])
+def test_the_first_bad_row_is_told_whichever_columns_are_read_first(tmp_path, column, row):
+    rows = [one | {"current_log_probs": one["old_log_probs"]} for one in made([1] * 30)]
+    for name, at in (("current_log_probs", 3), ("old_log_probs", 9)):
+        if at >= row:
+            rows[at] |= {key: [-1.0, -1.0] for key in rows[at] if key.endswith("_log_probs")}
+            rows[at][name] = [-1.0, math.nan]
+
+    with pytest.raises(DumpError, match=f"row {row}, column '{column}'"):
+        analyze([saved(rows, tmp_path / "a.parquet")], presets=[M2PO], device="cpu")

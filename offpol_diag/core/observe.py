@@ -1,0 +1,528 @@
+"""The analysis of a dump: one pass over its batches, and the result.
+
+`examine` plans a `Study` and has an engine of `run/` call `observe` on every batch that `dump.read` yields.
+What a batch leaves merges with what any other leaves, and `readout` makes a `Result` of the whole.
+
+Some presets need a step's rows together before a token of it can be judged: M2PO's cut, and advantages that
+are made of rewards. For these alone the dump is read once before (`read_ahead`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from importlib.metadata import version
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from offpol_diag.core import readout
+from offpol_diag.core.formulas import batch_cut
+from offpol_diag.core.gap import Tokens
+from offpol_diag.core.segments import floats
+from offpol_diag.core.sequences import SequenceWriter, table
+from offpol_diag.core.state import Array, State, groups_of
+from offpol_diag.core.steps import Rule
+from offpol_diag.core.steps import rule as rule_of
+from offpol_diag.core.study import Study
+from offpol_diag.dump import schema
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.convert import open_dump
+from offpol_diag.dump.read import Dump
+from offpol_diag.engine import (
+    breakdowns,
+    charts,
+    drops,
+    gap,
+    method,
+    normal,
+    policyloss,
+    prefixes,
+    residual,
+    sample,
+    selection,
+    tails,
+    worst,
+)
+from offpol_diag.engine.bootstrap import resampled
+from offpol_diag.engine.context import BatchContext
+from offpol_diag.engine.preset_sums import PresetSums
+from offpol_diag.engine.rows import Columns
+from offpol_diag.engine.tally import Arrays, Names, Tally
+from offpol_diag.engine.terms import walk
+from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.presets import Policy, Preset, Reject, catalogue
+from offpol_diag.printable import clean
+from offpol_diag.result import DumpFacts, Result, Run
+from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices, worth_a_gpu
+from offpol_diag.run.ray import Engine, connected
+from offpol_diag.run.threads import TOKENS, Progress, Threads, own, peak_rss
+
+MADE = (
+    "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
+    "as GRPO does"
+)
+ROWS = 3 << 17
+"""Sequences × presets computed at once: a batch of very many short sequences is computed in parts."""
+
+# ---------------------------------------------------------------- before: what needs a step's rows together
+
+MOST_VALUES = 1 << 26
+"""Most values of one step that are held in memory to be sorted."""
+MOST_STEPS = 1 << 14
+"""Most training steps of a dump; sums are kept of each."""
+GRPO_EPS = 1e-6
+"""Added to a group's standard deviation: that of verl's compute_grpo_outcome_advantage."""
+
+Cut = tuple[Policy, Reject]
+
+
+class TooMany(DumpError):
+    """The dump has more steps, or more values of a step, than are kept."""
+
+
+def refuse_steps(steps: int) -> None:
+    """Refuse too many training steps.
+
+    Raises:
+        TooMany: there are more than `MOST_STEPS`.
+    """
+    if steps > MOST_STEPS:
+        raise TooMany(
+            f"column 'step': the dump has more than {MOST_STEPS} training steps, and sums are kept of each",
+            "name the column that numbers the trainer batches with --column step=NAME, or analyze the dump "
+            "in parts",
+        )
+
+
+class Values(NamedTuple):
+    """The values of a step's tokens that a rule compares with `upper`.
+
+    M2PO drops the largest until the mean of the rest is below `upper`. What is below it never has to go, so
+    that its number and sum are enough; all others are held.
+    """
+
+    below: int
+    total: float
+    others: tuple[Array, ...]
+
+    def merge(self, more: Values) -> Values:
+        """Add those of another part of the step."""
+        found = Values(self.below + more.below, self.total + more.total, self.others + more.others)
+        if sum(map(len, found.others)) > MOST_VALUES:
+            raise TooMany(
+                f"a step has more than {MOST_VALUES >> 20} M tokens above the bound of a rule over the "
+                "trainer batch (M2PO), which sorts them in memory",
+                "leave such presets out, or name the column that numbers the trainer batches with "
+                "--column step=NAME",
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the first reading leaves of a part of a dump.
+
+    Attributes:
+        values: rule, step → values of its tokens.
+        rewards: group and reward of sequences, [S] each, in parts; none where advantages are not made.
+    """
+
+    values: dict[tuple[Cut, str], Values]
+    rewards: tuple[tuple[Array, Array], ...] = ()
+
+    @classmethod
+    def of(cls, study: Study, batch: Batch) -> Seen:
+        """Collect them from one batch."""
+        steps, step = np.unique(batch.steps, return_inverse=True)
+        refuse_steps(len(steps))
+        tokens = Tokens.of(batch)
+        sequences = tokens.sequences
+        found: dict[tuple[Cut, str], Values] = {}
+        for policy, reject in study.cuts:
+            x = tokens.judged(rule_of(policy, reject))
+            above = x >= reject.upper
+            below, total = (
+                np.bincount(step, sequences.sum(y)) for y in (floats(~above), np.where(above, 0.0, x))
+            )
+            own = sequences.spread(step)[above]
+            order, ends = np.argsort(own, kind="stable"), np.cumsum(np.bincount(own, minlength=len(steps)))
+            others = np.split(x[above][order], ends[:-1])
+            for at, name in enumerate(steps.tolist()):
+                found[(policy, reject), name] = Values(round(below[at]), float(total[at]), (others[at],))
+        if not study.makes_advantages:
+            return cls(found)
+        assert batch.rewards is not None
+        return cls(found, ((groups_of(batch.key, batch.steps), batch.rewards),))
+
+    @np.errstate(all="ignore")
+    def merge(self, other: Seen) -> Seen:
+        """Merge with what is left of another part."""
+        values = self.values | {
+            key: self.values[key].merge(more) if key in self.values else more
+            for key, more in other.values.items()
+        }
+        refuse_steps(len({step for _, step in values}))
+        return Seen(values, self.rewards + other.rewards)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is known of whole steps before their tokens are judged.
+
+    Attributes:
+        cuts: rule → step → the value from which on tokens are dropped.
+        groups: hashes of groups, rising, [G]; None where advantages are not made of rewards.
+        mean: mean reward of each, [G]: an advantage is (reward − mean) / scale.
+        scale: standard deviation, with n − 1, and 1e-6 more; a group of one keeps its reward over 1 + 1e-6.
+            Source: Shao et al. 2024 (DeepSeekMath).
+    """
+
+    cuts: Mapping[Cut, Mapping[str, float]]
+    groups: Array | None = None
+    mean: Array | None = None
+    scale: Array | None = None
+
+    @classmethod
+    @np.errstate(all="ignore")
+    def of(cls, seen: Seen) -> Ahead:
+        """Find the cuts, mean and deviation."""
+        cuts: dict[Cut, dict[str, float]] = {}
+        for (cut, step), (below, total, others) in seen.values.items():
+            x, upper = np.concatenate(others), cut[1].upper
+            assert upper is not None
+            found = float(batch_cut(x, upper, below, total)) if len(x) else math.inf
+            cuts.setdefault(cut, {})[step] = found
+        if not seen.rewards:
+            return cls(cuts)
+        every, rewards = (np.concatenate(x) for x in zip(*seen.rewards, strict=True))
+        groups, at = np.unique(every, return_inverse=True)
+        n = np.bincount(at)
+        mean = np.bincount(at, rewards) / n
+        deviation = np.sqrt(np.bincount(at, np.square(rewards - mean[at])) / np.maximum(n - 1, 1))
+        alone = n == 1
+        return cls(cuts, groups, np.where(alone, 0.0, mean), np.where(alone, 1.0, deviation) + GRPO_EPS)
+
+    @classmethod
+    def of_batch(cls, study: Study, batch: Batch) -> Ahead:
+        """Return what is known of a dump that is one batch."""
+        return cls.of(Seen.of(study, batch))
+
+    def cut(self, batch: Batch, rule: Rule, _: Array) -> Array:
+        """Return the value from which on a rule drops tokens, for every token of a batch, [T]."""
+        cuts = self.cuts[rule.policy, rule.reject]
+        return np.repeat(np.array([cuts[step] for step in batch.steps], np.float64), batch.lengths)
+
+    def filled(self, batch: Batch) -> Batch:
+        """Add advantages to a batch, where they are made of rewards."""
+        if self.groups is None or self.mean is None or self.scale is None:
+            return batch
+        at = np.searchsorted(self.groups, groups_of(batch.key, batch.steps))
+        advantages = (batch.rewards - self.mean[at]) / self.scale[at]
+        return replace(batch, advantages=np.repeat(advantages, batch.lengths))
+
+
+def read_ahead(engine: Engine, dump: Dump, study: Study) -> Ahead:
+    """Read the dump for what presets need of whole steps; it is not read where they need nothing."""
+    if not study.cuts and not study.makes_advantages:
+        return Ahead({})
+    roles = {schema.STEP, *(f"{policy}_log_probs" for policy, _ in study.cuts)}
+    narrow, look = dump if study.makes_advantages else dump.only(roles), partial(Seen.of, study)
+    try:
+        seen = engine.reduce(narrow, look)
+    except DumpError as error:
+        if narrow is dump or isinstance(error, TooMany):
+            raise
+        seen = engine.reduce(dump, look)  # names the first bad row of all columns
+    return Ahead.of(seen or Seen({}))
+
+
+# ---------------------------------------------------------------- one batch
+
+
+@np.errstate(all="ignore")
+def observe(study: Study, batch: Batch, ahead: Ahead | None = None, device: str = CPU) -> Tally:
+    """Compute what is kept of one batch.
+
+    Args:
+        study: what is measured.
+        batch: whole sequences.
+        ahead: what is known of whole steps; None where the batch is all of the dump.
+        device: where presets are computed, `CPU` or a GPU such as "cuda:0"; all else is computed here.
+    """
+    ahead = Ahead.of_batch(study, batch) if ahead is None else ahead
+    batch = ahead.filled(batch)
+    context, main = BatchContext.of(batch, study.seed, study.replicates, ahead.cut, device), study.main
+    sums = PresetSums.of(context, study.presets)  # a GPU computes them while the host goes on
+    every = (gap.Gap, tails.Tails)
+    first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
+    walk(context, {drift: (*first, *every) if drift is main else every for drift in study.drifts})
+    parts = [
+        breakdowns.tally(context, main, study.group_by, study.kept),
+        Tally(prefixes.arrays(context, main)),
+        *(Tally(tails.arrays(context, drift)) for drift in study.drifts),
+        _of_presets(study, sums),
+        charts.tally(context, study.drifts, sums.only(lambda preset: preset in study.families)),
+    ]
+    if study.pairs:
+        parts.append(drops.tally(context, main, study.pairs))
+    records = {
+        "worst.sequences": worst.sequences(context, main),
+        "worst.typical": worst.typical(context, main),
+        "worst.tokens": worst.tokens(context, main),
+        "sample": sample.sample(context, main),
+    }
+    masked = np.array([batch.masked.sum()], np.float64)
+    state = State.of_groups(groups_of(batch.key, batch.steps)).merge(State(counts={"masked": masked}))
+    parts.append(Tally(records=records, state=state))
+    context.forget()
+    return reduce(Tally.merge, parts)
+
+
+def _of_presets(study: Study, sums: PresetSums) -> Tally:
+    """Add up what presets do, and the gap of every drift, each sequence at a time."""
+    context, apart = sums.context, frozenset(preset.name for preset in study.normalised)
+    makers = [method.columns, residual.columns, policyloss.columns] + [selection.at_lag_0] * study.lag_0
+    columns = Columns.joined(*(make(sums) for make in makers if sums.presets))
+    of_whole, normalised = (columns.only(at) for at in _parted(columns.names, apart))
+    of_all = context.counts | gap.rewards(context)
+    of_all |= selection.lag_0(context) if study.lag_0 else {}
+    longest = sums.n + sums.batch.masked
+    ranges = {"length": (sums.n.min(), sums.n.max()), "response": (longest.min(), longest.max())}
+    for drift in study.drifts:
+        of_all |= gap.columns(context, drift)
+        ranges |= gap.ranges(context, drift)
+    weights = method.ranges(sums) if sums.presets else {}
+    ranges |= {name: ends for name, ends in weights.items() if name.removesuffix("|weight") not in apart}
+    every = Columns.joined(Columns.of(of_all), of_whole)
+    arrays = Arrays(
+        sums={"columns": resampled(every.parts, context.draws, context.batch.key)},
+        maxima={"ranges": np.array([(-low, high) for low, high in ranges.values()])},
+        names={"columns": Names(every.names, every.which), "ranges": Names(tuple(ranges))},
+    )
+    by_batch = Columns.joined(Columns.of({"tokens": sums.n}), normalised.trimmed)
+    by_key = {
+        "groups": selection.groups_of(context.batch.key),
+        "dropped": selection.by_octave(sums),
+        "batches": normal.by_batch(context, by_batch, normal.ranges(sums, apart)),
+    }
+    if study.by_step:
+        by_key["steps"] = normal.by_batch(context, every)
+    return Tally(arrays, by_key)
+
+
+@cache
+def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int], list[int]]:
+    """Return the indices of the columns of other presets, and of the presets that are kept apart."""
+    flags = [name.rpartition("|")[0] in apart for name in columns]
+    of_whole, normalised = ([at for at, flag in enumerate(flags) if flag is x] for x in (False, True))
+    return of_whole, normalised
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a part of a dump leaves: its tally, and a row for each sequence if they are written."""
+
+    tally: Tally
+    rows: pa.Table | None = None
+
+    def merge(self, other: Observed) -> Observed:
+        """Merge the tallies of both; their rows have been written."""
+        tally = self.tally.merge(other.tally)
+        steps = tally.by_key.get(breakdowns.PREFIX + breakdowns.STEP)
+        refuse_steps(0 if steps is None else len(steps))
+        return Observed(tally)
+
+
+@dataclass(frozen=True)
+class Observe:
+    """The job of an analysis.
+
+    Attributes:
+        study: what is measured.
+        ahead: what is known of whole steps.
+        rows: whether a row is made of each sequence.
+        devices: where presets are computed; each thread takes one of them.
+    """
+
+    study: Study
+    ahead: Ahead
+    rows: bool = False
+    devices: tuple[str, ...] = (CPU,)
+
+    def __call__(self, batch: Batch) -> Observed:
+        """Observe a batch, in parts of few sequences where it has very many."""
+        study, device, tables = self.study, own(self.devices), list[pa.Table]()
+        refuse_steps(len(set(batch.steps)))
+
+        def observed(part: Batch) -> Tally:
+            if self.rows:
+                context = BatchContext.of(self.ahead.filled(part), 0, 0, self.ahead.cut)
+                sums = PresetSums.of(context, study.presets, losses=False, over_all=True)
+                tables.append(table(sums, study.main))
+            return observe(study, part, self.ahead, device)
+
+        # merged one by one, for what a part leaves is as large as what the batch does
+        parts = batch.parts(ROWS // max(len(study.presets), 1))
+        tally = reduce(Tally.merge, map(observed, parts))
+        return Observed(tally, pa.concat_tables(tables) if tables else None)
+
+
+# ---------------------------------------------------------------- the whole
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one pass over a dump leaves; presets are also those that lack a column."""
+
+    study: Study
+    tally: Tally
+    presets: tuple[Preset, ...]
+    facts: DumpFacts
+    run: Run
+
+    def summary(self) -> Result:
+        """Read out every number, and the diagnosis."""
+        return readout.summary(self.study, self.tally, self.presets, self.facts, self.run)
+
+
+@np.errstate(all="ignore")  # inf − inf is a NaN, which readers of sums handle
+def examine(
+    dump: Dump,
+    *,
+    presets: str | Sequence[Preset | str] = (),
+    group_by: Sequence[str] = (),
+    device: str = "auto",
+    seed: int = 0,
+    sequences: Path | None = None,
+    progress: Progress | None = None,
+    engine: str = "local",
+    threads: int | None = None,
+    against: str | None = None,
+    by_step: Sequence[str] = (),
+    lag_0: bool = False,
+) -> Examined:
+    """Analyse a dump under some presets: compute what all numbers are read from.
+
+    Args:
+        dump: the dump, opened with the same columns to group by.
+        presets: corrections to try, by name ("token_is,seq_mis", "all") or as `catalogue.load()` has them.
+        group_by: scalar columns to break the mismatch down by.
+        device: auto, cpu, cuda (all GPUs here) or cuda:N; with the engine ray, auto is cpu, and cuda a GPU
+            for each task.
+        seed: of the bootstrap.
+        sequences: where to write one row per sequence (Parquet), or None.
+        progress: called as rows are done.
+        engine: where it runs, local or ray.
+        threads: how many compute; None for one per core. The numbers are the same to the last bit.
+        against: a preset whose drops are compared with those of each other one.
+        by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
+        lag_0: whether to count what each preset keeps of policy lag 0.
+
+    Raises:
+        DumpError: the dump cannot be read.
+        UsageError: the device is not there, or the engine has no such threads.
+        ClusterError: the cluster cannot be reached, or does not do its work.
+    """
+    began, chosen, kept = time.perf_counter(), catalogue.chosen(presets), tuple(_kept(dump, group_by))
+    more: dict[str, Any] = {"group_by": tuple(group_by), "kept": kept, "seed": seed, "against": against}
+    study = Study.of(dump.info.columns, chosen, **more, by_step=tuple(by_step), lag_0=lag_0)
+    if engine == "local":
+        choice = devices(device, worth_a_gpu(dump.tokens, len(study.presets)))
+    else:  # each task that has a GPU sees no other; the engine refuses cuda:N
+        choice = ON_CPU if device in ("auto", CPU) else Choice((device,))
+    with running(engine, choice, threads, progress) as runs, SequenceWriter.open(sequences) as writer:
+        ahead = read_ahead(runs, dump, study)
+        job = Observe(study, ahead, writer is not None, choice.devices)
+        observed = runs.reduce(dump, job, (attrgetter("rows"), writer.write) if writer else None)
+        if observed is None:
+            raise DumpError("the dump has no sequence", "check that its writer was closed")
+        if writer:
+            writer.finish(readout.Readout(study, observed.tally).factors)
+    notes = [MADE] * study.makes_advantages + [largest_groups(one) for one in kept]
+    facts = readout.facts(dump, observed.tally, notes)
+    run = Run(
+        command="analyze",
+        version=version("offpol-diag"),
+        device=choice.name,
+        engine=f"{runs.name}; {choice.unused}" if choice.unused else runs.name,
+        seed=seed,
+        replicates=study.replicates,
+        tokens=facts.tokens,
+        sequences=facts.sequences,
+        peak_rss_bytes=peak_rss(),
+        seconds={"total": time.perf_counter() - began},
+    )
+    return Examined(study, observed.tally, chosen, facts, run)
+
+
+def running(
+    engine: str, choice: Choice, threads: int | None, progress: Progress | None
+) -> AbstractContextManager[Engine]:
+    """Start an engine: local, or ray.
+
+    Raises:
+        UsageError: threads are asked for where a cluster says how many.
+    """
+    if engine == "local":
+        return nullcontext(Threads(threads, progress))
+    if threads and threads > 1:
+        what = f"--threads {threads} is for this machine: with --engine ray the cluster says how many"
+        raise UsageError(what, "offer Ray more or fewer CPUs")
+    return connected(choice.name, progress)
+
+
+def _kept(dump: Dump, group_by: Sequence[str]) -> Iterator[breakdowns.Kept]:
+    """Yield the columns with too many values to keep them all, and the largest ones."""
+    for name in dict.fromkeys(group_by):
+        found = None if name == breakdowns.STEP else dump.largest(name, breakdowns.LARGEST)
+        if found:
+            yield breakdowns.Kept(name, *found)
+
+
+def largest_groups(kept: breakdowns.Kept) -> str:
+    """Say which groups are listed of a column with too many values."""
+    many, others = len(kept.values), kept.others
+    whole = f"--group-by {kept.name}: {many + others:,} values"
+    return f"{whole}; the {many:,} largest groups, by their rows, are listed, and the other {others:,} as one"
+
+
+def opened(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    columns: Mapping[str, str] | None = None,
+    group_by: Sequence[str] = (),
+    on_bad_row: Literal["error", "skip"] = "error",
+    batch_tokens: int | None = None,
+) -> Dump:
+    """Open a dump for an analysis; see `dump.convert.open_dump`, and None stands for `TOKENS`."""
+    named = [str(one) for one in ([sources] if isinstance(sources, str | Path) else sources)]
+    how: dict[str, Any] = {"columns": columns, "group_by": group_by, "on_bad_row": on_bad_row}
+    dump = open_dump(named, batch_tokens=batch_tokens or TOKENS, **how)
+    dump.info = replace(dump.info, given=tuple(map(clean, named)))
+    return dump
+
+
+def analyze(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    columns: Mapping[str, str] | None = None,
+    group_by: Sequence[str] = (),
+    on_bad_row: Literal["error", "skip"] = "error",
+    batch_tokens: int | None = None,
+    **how: Any,
+) -> Result:
+    """Return the Result of a dump, with the diagnosis, without recommendation and gates.
+
+    The arguments are those of `opened` and of `examine`.
+    """
+    more: dict[str, Any] = {"columns": columns, "on_bad_row": on_bad_row}
+    dump = opened(sources, group_by=group_by, batch_tokens=batch_tokens, **more)
+    return examine(dump, group_by=group_by, **how).summary()

@@ -1,0 +1,115 @@
+"""One row per sequence, as Parquet: kept tokens, sum of weights and veto of each preset (`--sequences`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offpol_diag.core.gap import Drift
+from offpol_diag.core.segments import Segments
+from offpol_diag.dump.batch import step_label
+from offpol_diag.engine.preset_sums import PresetSums
+from offpol_diag.errors import UsageError
+from offpol_diag.files import beside, placed
+
+Factors = Mapping[str, Mapping[str, float]]
+"""Preset → trainer batch → the factor that its weights are divided by."""
+
+
+class SequenceWriter:
+    """Streams rows to a file beside the target, which is renamed at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows, self.divided = (Path(f"{beside(path.resolve())}{number}") for number in ("", 2))
+        self._writer: pq.ParquetWriter | None = None
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path | None) -> Iterator[SequenceWriter | None]:
+        """Open a writer, or None without a path; a block that fails leaves nothing behind."""
+        if path is None:
+            yield None
+            return
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: its folder does not exist", f"make it first: mkdir -p {path.parent}")
+        writer = cls(path)
+        try:
+            yield writer
+        finally:
+            try:
+                writer.close()
+            finally:
+                writer.rows.unlink(missing_ok=True)
+                writer.divided.unlink(missing_ok=True)
+
+    def write(self, table: pa.Table) -> None:
+        """Append the rows of a batch."""
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.rows, table.schema, compression="zstd")
+        self._writer.write_table(table.cast(self._writer.schema, safe=False))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def finish(self, factors: Factors) -> None:
+        """Divide normalised weights by their trainer batch's factor, and rename the file to its target."""
+        self.close()
+        placed(self.rescaled(factors) if factors else self.rows, self.path)
+
+    def rescaled(self, factors: Factors) -> Path:
+        """Copy the file row group by row group, some weights divided."""
+        with (
+            pq.ParquetFile(self.rows) as source,
+            pq.ParquetWriter(self.divided, source.schema_arrow, compression="zstd") as out,
+        ):
+            for group in range(source.num_row_groups):
+                table = source.read_row_group(group)
+                steps = [step_label(step) for step in table.column("step").to_pylist()]
+                for name, by_step in factors.items():
+                    factor = np.array([by_step.get("") or by_step[step] for step in steps])
+                    at = table.schema.get_field_index(f"{name}.weight_sum")
+                    values = pa.array(table.column(at).to_numpy() / factor)
+                    table = table.set_column(at, table.schema.field(at), values)
+                out.write_table(table)
+        return self.divided
+
+
+def table(sums: PresetSums, main: Drift) -> pa.Table:
+    """Describe the sequences of a batch, a row each.
+
+    Columns: sequence_id, step, length, log_ratio_sum (ΣΔ of the main drift), and per preset NAME.kept_tokens,
+    NAME.weight_sum (Σ of the final weights over all tokens; null where the preset has no weight) and
+    NAME.vetoed.
+    """
+    batch = sums.batch
+    q, p = batch.policy(main.denominator), batch.policy(main.numerator)
+    assert p is not None
+    assert q is not None
+    ids, steps = (batch.scalars.get(name) or [None] * batch.sequences for name in ("sequence_id", "step"))
+    whole = not any(isinstance(step, float) for step in steps)
+    rows = {
+        "sequence_id": pa.array([None if one is None else str(one) for one in ids], pa.string()),
+        "step": pa.array(steps, pa.int64() if whole else pa.float64()),
+        "length": pa.array(batch.lengths),
+        "log_ratio_sum": pa.array(Segments(batch.cu_seqlens, batch.tokens).sum(p - q)),
+    }
+    if not sums.presets:
+        return pa.table(rows)
+    kept, weights, vetoed = sums["kept"].all, sums["over_all"].all, sums.vetoed.all
+    for at, preset in enumerate(sums.presets):
+        nothing = pa.nulls(batch.sequences, pa.float64())
+        rows |= {
+            f"{preset.name}.kept_tokens": pa.array(kept[at].astype(np.int64)),
+            f"{preset.name}.weight_sum": nothing if preset.weight is None else pa.array(weights[at]),
+            f"{preset.name}.vetoed": pa.array(vetoed[at].astype(np.bool_)),
+        }
+    return pa.table(rows)

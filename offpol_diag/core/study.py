@@ -1,0 +1,86 @@
+"""What is measured of a dump, fixed before the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from offpol_diag.core.gap import DRIFTS, Drift
+from offpol_diag.engine import drops, normal
+from offpol_diag.engine.bootstrap import REPLICATES
+from offpol_diag.engine.breakdowns import Kept
+from offpol_diag.presets import Policy, Preset, Reject, families
+
+
+@dataclass(frozen=True)
+class Study:
+    """The quantities to measure.
+
+    Attributes:
+        presets: those whose columns the dump has, in order.
+        columns: canonical columns of the dump, and advantages where they are made.
+        makes_advantages: whether advantages are made of rewards, for there are none and groups are known.
+        group_by: columns to break the mismatch down by.
+        kept: those of them with many values, and which of these are listed.
+        seed: of the bootstrap.
+        replicates: how many it has.
+        against: the preset that the others are compared with, or None.
+        by_step: numbers requested by training step, besides those of `breakdowns`.
+        lag_0: whether to count what each preset keeps of policy lag 0.
+    """
+
+    presets: tuple[Preset, ...]
+    columns: frozenset[str]
+    makes_advantages: bool = False
+    group_by: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    seed: int = 0
+    replicates: int = REPLICATES
+    against: str | None = None
+    by_step: tuple[str, ...] = ()
+    lag_0: bool = False
+
+    @classmethod
+    def of(cls, columns: Collection[str], presets: Sequence[Preset] = (), **more: object) -> Study:
+        """Return what a dump with these canonical columns allows; `more` are fields."""
+        have = frozenset(columns)
+        makes = "advantages" not in have and {"rewards", "group_id"} <= have
+        have |= {"advantages"} if makes else set()
+        able = tuple(preset for preset in presets if not preset.lacking(have))
+        return cls(able, have, makes, **more)  # type: ignore[arg-type]
+
+    @property
+    def drifts(self) -> tuple[Drift, ...]:
+        """Pairs of policies whose log-probs are in the dump."""
+        return tuple(drift for drift in DRIFTS if set(drift.columns) <= self.columns)
+
+    @property
+    def main(self) -> Drift:
+        """The drift of places, charts and worst rows: drift 1, or the total where there is no π_old."""
+        return self.drifts[0]
+
+    @cached_property
+    def families(self) -> tuple[Preset, ...]:
+        """The presets that a recommendation shows; charts and steps have their weights."""
+        named = families.FAMILIES[self.main.numerator]
+        return tuple(preset for preset in self.presets if preset.name in named)
+
+    @cached_property
+    def normalised(self) -> tuple[Preset, ...]:
+        """Presets whose sums are kept per trainer batch, for their weights are normalised there."""
+        return normal.normalised(self.presets)
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
+        """Pairs of the preset compared against and each other preset; none where there are too many."""
+        if len(self.presets) > drops.MOST:
+            return ()
+        ours = [preset for preset in self.presets if preset.name == self.against]
+        return tuple((one, other) for one in ours for other in self.presets if other is not one)
+
+    @cached_property
+    def cuts(self) -> tuple[tuple[Policy, Reject], ...]:
+        """Rules over a whole trainer batch (M2PO), each with the numerator of its ratio."""
+        every = ((preset.policy, rule) for preset in self.presets for rule in preset.reject)
+        return tuple(dict.fromkeys(one for one in every if one[1].over == "batch"))
