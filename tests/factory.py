@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.dump.batch import Batch, joined
-from offpol_diag.dump.convert import convert, convert_dump, form_of, open_dump
+from offpol_diag.dump.convert import convert, open_dump
 from offpol_diag.dump.writer import stamped, to_table, write_table
 from offpol_diag.errors import DumpError
 from offpol_diag.number import Number, Numbers
@@ -116,15 +116,9 @@ class DumpFile:
 
 def converted(*sources: Path, columns: Mapping[str, str] | None = None) -> tuple[Table, list[str]]:
     """Convert files, and return the rows and what is noted of them."""
-    paths = [str(one) for one in sources]
-    found = form_of(paths, columns or {})
     to = sources[0].with_name("converted.parquet")
     try:
-        made = (
-            convert(found, to, columns or {})
-            if found
-            else convert_dump(open_dump(paths, columns=columns), to)
-        )
+        made = convert([str(one) for one in sources], to, columns)
         rows: Table = pq.read_table(to).to_pylist()
     finally:
         to.unlink(missing_ok=True)

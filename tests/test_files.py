@@ -142,15 +142,14 @@ ROW = '{{"rollout_log_probs": [-1.0, {0}], "old_log_probs": [-1.0, {0}]}}\n'
 def test_a_file_that_changes_while_it_is_converted_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
     path.write_text(ROW.format(-0.5) * 4)
-    made = conversion._require_both
+    made = conversion._table
 
-    def appended(*args):
-        if path.read_text().count("\n") == 4:
-            with path.open("a") as stream:
-                stream.write(ROW.format(-0.25))
+    def touched(*args):
+        os.utime(path, (0, 0))
         return made(*args)
 
-    monkeypatch.setattr(conversion, "_require_both", appended)
+    monkeypatch.setattr(conversion, "GROUP", 2)
+    monkeypatch.setattr(conversion, "_table", touched)
     with pytest.raises(DumpError, match=r"a\.jsonl: the file was changed while it was read"):
         forms.open_dump([str(path)])
 

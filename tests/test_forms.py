@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.core.observe import analyze
-from offpol_diag.dump import forms as files
-from offpol_diag.dump.convert import BATCH, Found, convert, form_of, open_dump
+from offpol_diag.dump import convert as conversion
+from offpol_diag.dump import forms
+from offpol_diag.dump.convert import GROUP, convert, form_of, open_dump
 from offpol_diag.dump.forms import FORMS, Row
 from offpol_diag.errors import DumpError
 from tests.factory import Table, converted, unconvertible, write
@@ -174,12 +175,12 @@ def test_a_file_that_is_cut_off_is_one_error_with_a_hint(rows: Table, tmp_path: 
 
 def test_what_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of blanks, which fold to a thousandth, and one line without end."""
-    monkeypatch.setattr(files, "FREE", 1 << 20)
+    monkeypatch.setattr(forms, "FREE", 1 << 20)
     for line, says in (
         (b" " * 99 + b"\n", "unfolds to more than 100 times its size"),
         (b" ", "is longer than"),
     ):
-        monkeypatch.setattr(files, "MOST_LINE", 1 << 28 if len(line) > 1 else 1 << 20)
+        monkeypatch.setattr(forms, "MOST_LINE", 1 << 28 if len(line) > 1 else 1 << 20)
         with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
             file.write(line * ((8 << 20) // len(line)))
         unconvertible(tmp_path / "a.jsonl.gz", says)
@@ -292,7 +293,7 @@ def test_the_list_names_every_form() -> None:
     assert all(form.name in result.stdout for form in FORMS)
 
 
-def test_no_more_than_a_batch_of_rows_is_held(tmp_path: Path) -> None:
+def test_no_more_than_a_group_of_rows_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are freed as they are written, however many there are, in row groups of a million tokens."""
     alive = most = 0
 
@@ -309,12 +310,14 @@ def test_no_more_than_a_batch_of_rows_is_held(tmp_path: Path) -> None:
             most = max(most, alive)
             yield f"row {i}", {"rollout_log_probs": column, "old_log_probs": column}
 
-    form = FORMS[0]._replace(rows=lambda files, columns: rows())
-    (tmp_path / "a").touch()
-    convert(Found((tmp_path / "a",), form), tmp_path / "out.parquet", {})
-    assert most * 5000 < 3 * BATCH  # one is gathered while one is written
+    form = FORMS[-1]._replace(rows=lambda files, columns: rows())
+    monkeypatch.setattr(forms, "FORMS", (form,))
+    to_jsonl(tmp_path / "a.jsonl", [{"logprobs": [-1.0], "old_logprobs": [-1.0]}])
+    monkeypatch.setattr(conversion, "FORMS", (form,))
+    convert([str(tmp_path / "a.jsonl")], tmp_path / "out.parquet")
+    assert most * 5000 < 2 * GROUP
     groups = pq.ParquetFile(tmp_path / "out.parquet").metadata
-    assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [210, 210, 80]
+    assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [105] * 4 + [80]
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe"])

@@ -20,9 +20,7 @@ from offpol_diag.dump import forms as pickles
 from offpol_diag.errors import DumpError
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.uint16]
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool])
 def test_views_of_tensors_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
     whole = torch.arange(24).reshape(4, 6).to(dtype)
     value = {"a": whole, "b": whole.T[2:, 1:3], "c": whole[:, :1].expand(4, 5), "d": whole[:0]}

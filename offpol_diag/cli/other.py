@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as to_json
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offpol_diag.cli.output import STDOUT, check, check_names, note, say_where, write_all
@@ -35,7 +34,7 @@ def convert(request: requests.Convert) -> None:
         from offpol_diag.report.terminal import tables
         from offpol_diag.table import Table
 
-        rows = tuple((one.name, one.trainer, one.files, one.holds) for one in FORMS)
+        rows = tuple((one.name, one.trainer, one.files, one.holds) for one in FORMS if one.rows)
         write_all({}, shown=tables([Table("forms", "", FORM, rows)]))
         return
     source, to = request.source, request.to
@@ -45,16 +44,10 @@ def convert(request: requests.Convert) -> None:
             "offpol-diag convert SRC… --to out.parquet; --list shows the forms",
         )
     from offpol_diag.dump import convert as dumps
-    from offpol_diag.dump.read import open_dump
 
     check_names(*source)
     check(to, *source)
-    found, columns = dumps.form_of(source, request.columns or {}), request.columns or {}
-    dump = open_dump(source, columns=columns) if found is None else None
-    files = dump.info.files if dump else found.files if found else ()
-    if any(to.exists() and Path(one).exists() and to.samefile(one) for one in files):
-        raise UsageError(f"{to}: is what is read", "write to another file")
-    made = dumps.convert_dump(dump, to) if dump else dumps.convert(found, to, columns)  # type: ignore[arg-type]
+    made = dumps.convert(source, to, request.columns)
     for line in made.notes:
         note(line, request.quiet)
     note(f"{to}: {made.sequences:,} sequences, {made.tokens:,} tokens", request.quiet)

@@ -1,7 +1,7 @@
 """What trainers write by themselves → rows of a dump: NeMo-RL, prime-rl, slime, miles, SkyRL; JSON lines.
 
-A form is a function: files → the place and the columns of each sequence, by the names of `schema`. To add
-one, write it and its row in `FORMS`.
+A form is a function: files → the place and the columns of each sequence, by the names of `schema`; a row
+that is None has no token that counts. To add a form, write its function and its row in `FORMS`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import io
 import json
 import math
 import pickle
-import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
 from itertools import groupby
@@ -26,13 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from offpol_diag.dump import schema
-from offpol_diag.dump.schema import COLUMNS, CURRENT, FINISH_REASON, OLD, ROLLOUT, WEIGHT_VERSIONS
+from offpol_diag.dump.schema import COLUMNS, CURRENT, FINISH_REASON, MASK, OLD, ROLLOUT, WEIGHT_VERSIONS
 from offpol_diag.dump.writer import UNKNOWN, spread
 from offpol_diag.errors import DumpError
 
 Array = npt.NDArray[Any]
 Row = dict[str, Any]
-Rows = Iterator[tuple[str, Row]]
+Rows = Iterator[tuple[str, Row | None]]
 MOST_LINE = 1 << 28
 """Bytes of a line of JSON, which is held as a whole; a response of a million tokens takes half of it."""
 FOLD, FREE = 100, 1 << 28
@@ -42,6 +42,7 @@ LONGEST_TEXT = 64
 APPENDED = -0.05
 """Log-prob of the trainer below which a last token that the engine is certain of was not sampled."""
 AGAIN = "was the file changed, or cut off? see docs/trainers"
+TOGETHER = "convert the files of all ranks of a rollout together, and none of another run"
 
 
 @contextmanager
@@ -58,53 +59,49 @@ def explained(where: str, trainer: str) -> Iterator[None]:
         raise DumpError(f"{where}: not as {trainer} writes it ({said})", AGAIN) from error
 
 
-# ---------------------------------------------------------------- JSON lines
-
-
-def records(path: Path) -> Rows:
-    """Yield the objects of a file of JSON lines, which may be gzipped, each with its place."""
-    try:
-        for number, line in enumerate(_lines(path), 1):
-            where, one = f"{path}, line {number}", "the file holds one JSON object per line"
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                raise DumpError(f"{where}: no JSON ({error})", f"{one}; was its writer cut off?") from error
-            if not isinstance(found, dict):
-                raise DumpError(f"{where}: {type(found).__name__}, no JSON object", one)
-            yield where, found
-    except (OSError, EOFError) as error:
-        raise DumpError(
-            f"{path}: cannot be read as JSON lines ({error})", "write or copy it again"
-        ) from error
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield lines; refuse one that is too long, or a file that unfolds to far more than any dump does."""
-    zipped = path.suffix == ".gz"
-    most, seen = FREE + FOLD * path.stat().st_size, 0
-    with gzip.open(path) if zipped else path.open("rb") as raw, io.BufferedReader(raw, 1 << 20) as file:
-        while line := file.readline(MOST_LINE):
-            seen += len(line)
-            if len(line) == MOST_LINE:
-                hint = "the file holds one JSON object per line, of one sequence"
-                raise DumpError(f"{path}: a line is longer than {MOST_LINE >> 20} MiB", hint)
-            if zipped and seen > most:
-                what = f"{path}: it unfolds to more than {FOLD} times its size, which no log-probs do"
-                raise DumpError(what, "was it damaged? unpack it, and look at what it holds")
-            yield line
-
-
-def numbers(value: Any, name: str = "") -> Array:
+def numbers(value: Any, name: str = "a column") -> Array:
     """Return a list of numbers as an array [N]; null is NaN."""
     found = np.asarray(value)
     if found.dtype == object:
         found = np.asarray(value, np.float64)
     if found.size and (found.ndim != 1 or found.dtype.kind not in "fiub"):
-        raise ValueError(f"{name or 'a column'} is no list of numbers")
+        raise ValueError(f"{name} is no list of numbers")
     return found.reshape(-1) if found.size else np.empty(0, np.float32)
+
+
+# ---------------------------------------------------------------- JSON lines
+
+
+def records(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield the objects of a file of JSON lines, which may be gzipped, each with its place.
+
+    Raises:
+        DumpError: a line is no JSON or too long, or the file unfolds to far more than any dump does.
+    """
+    zipped, hint = path.suffix == ".gz", "the file holds one JSON object per line, of one sequence"
+    try:
+        most, seen, number = FREE + FOLD * path.stat().st_size, 0, 0
+        with gzip.open(path) if zipped else path.open("rb") as raw, io.BufferedReader(raw, 1 << 20) as file:
+            while line := file.readline(MOST_LINE):
+                seen, number = seen + len(line), number + 1
+                where = f"{path}, line {number}"
+                if len(line) == MOST_LINE:
+                    raise DumpError(f"{where}: it is longer than {MOST_LINE >> 20} MiB", hint)
+                if zipped and seen > most:
+                    what = f"{path}: it unfolds to more than {FOLD} times its size, which no log-probs do"
+                    raise DumpError(what, "was it damaged? unpack it, and look at what it holds")
+                if not line.strip():
+                    continue
+                try:
+                    found = json.loads(line.decode("utf-8-sig"))
+                except (ValueError, RecursionError) as error:
+                    raise DumpError(f"{where}: no JSON ({error})", f"{hint}; was it cut off?") from error
+                if not isinstance(found, dict):
+                    raise DumpError(f"{where}: {type(found).__name__}, no JSON object", hint)
+                yield where, found
+    except (OSError, EOFError, zlib.error) as error:
+        what = f"{path}: cannot be read as JSON lines ({error})"
+        raise DumpError(what, "write or copy it again") from error
 
 
 def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
@@ -117,12 +114,11 @@ def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
         return None
     n = len(counts)
     first, last = int(counts.argmax()), n - int(counts[::-1].argmax())
-    ids = numbers(tokens, "token_ids")[:n]
-    row: Row = {name: numbers(one, name)[:n][first:last] for name, one in columns.items() if one is not None}
-    prompt = ids[:first].astype(np.int64)
-    group = blake2b(prompt.tobytes(), digest_size=8).hexdigest()
-    row |= {"response_mask": counts[first:last].astype(np.int8), "token_ids": ids[first:last]}
-    return row | {"prompt_ids": prompt, "prompt_length": first, "group_id": group}
+    ids = numbers(tokens, "token_ids")[:n].copy()
+    row = {x: numbers(one, x)[:n][first:last].copy() for x, one in columns.items() if one is not None}
+    row |= {MASK: counts[first:last].astype(np.int8), "token_ids": ids[first:last]}
+    group = blake2b(ids[:first].astype(np.int64).tobytes(), digest_size=8).hexdigest()
+    return row | {"prompt_ids": ids[:first], "prompt_length": first, "group_id": group}
 
 
 def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
@@ -134,94 +130,74 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
         step = _in_name(path, r"step(\d+)")
         for i, (where, one) in enumerate(records(path)):
             with explained(where, "NeMo-RL"):
-                record = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in one.items()}
-                if "token_loss_mask" not in record:
-                    raise DumpError(
-                        f"{where}: no 'token_loss_mask'", "NeMo-RL writes it since 0.6: use the hook"
-                    )
-                n = record["input_lengths"]
-                mask = numbers(record["token_loss_mask"])[:n] * float(record.get("sample_loss_mask", 1))
+                one = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in one.items()}
+                if "token_loss_mask" not in one:
+                    hint = "NeMo-RL writes it since 0.6; docs/trainers/nemo-rl.md has a hook for older ones"
+                    raise DumpError(f"{where}: no 'token_loss_mask'", hint)
+                n = one["input_lengths"]
+                mask = numbers(one["token_loss_mask"])[:n] * float(one.get("sample_loss_mask", 1))
                 mask[:1] = 0
-                old = numbers(record["prev_logprobs"], "prev_logprobs")[:n]
+                old = numbers(one["prev_logprobs"], "prev_logprobs")[:n]
                 row = whole(
                     mask,
-                    record["token_ids"][:n],
-                    rollout_log_probs=record["generation_logprobs"],
+                    one["token_ids"][:n],
+                    rollout_log_probs=one["generation_logprobs"],
                     old_log_probs=old if old.any() else None,  # that pass was skipped
-                    advantages=record.get("advantages"),
+                    advantages=one.get("advantages"),
                 )
-                name = f"{step}/{record.get('idx', i)}"
-                yield (
-                    where,
-                    {}
-                    if row is None
-                    else row | {"rewards": record.get("rewards"), "step": step, "sequence_id": name},
-                )
+                name = f"{step}/{one.get('idx', i)}"
+                more = {"rewards": one.get("rewards"), "step": step, "sequence_id": name}
+            yield where, row and row | more
 
 
 def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
     """`token_exports/step_*/rank_*.jsonl` (rl/token_export.py): one pass, which is old and current."""
-    for path in files:
-        for where, one in records(path):
-            with explained(where, "prime-rl"):
-                old = numbers(one["trainer_logprobs"], "trainer_logprobs")
-                advantages = one.get("advantages")
-                row = whole(
-                    one["loss_mask"],
-                    one["token_ids"],
-                    rollout_log_probs=one["inference_logprobs"],
-                    old_log_probs=old,
-                    current_log_probs=old,
-                    advantages=None
-                    if advantages is None
-                    else np.nan_to_num(numbers(advantages).astype(float)),
-                    entropy=one.get("entropy"),
-                )
-                within = (one.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
-                name = "/".join(str(x) for x in within if x is not None)
-                rewards = next((x for x in reversed(one.get("rewards") or []) if x is not None), None)
-                more = {
-                    "sequence_id": name,
-                    "step": one["step"],
-                    "env_name": one.get("env_name"),
-                    "rewards": rewards,
-                }
-                yield where, {} if row is None else row | more
+    for where, one in (record for path in files for record in records(path)):
+        with explained(where, "prime-rl"):
+            old, advantages = numbers(one["trainer_logprobs"], "trainer_logprobs"), one.get("advantages")
+            row = whole(
+                one["loss_mask"],
+                one["token_ids"],
+                rollout_log_probs=one["inference_logprobs"],
+                old_log_probs=old,
+                current_log_probs=old,
+                advantages=advantages and np.nan_to_num(numbers(advantages).astype(float)),
+                entropy=one.get("entropy"),
+            )
+            within = (one.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
+            more = {
+                "sequence_id": "/".join(str(x) for x in within if x is not None),
+                "step": one["step"],
+                "env_name": one.get("env_name"),
+                "rewards": next((x for x in reversed(one.get("rewards") or []) if x is not None), None),
+            }
+        yield where, row and row | more
 
 
 def json_lines(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
     """One object per sequence, a list per token column, under names that trainers give."""
-    for path in files:
-        for where, one in records(path):
-            found = schema.assigned(list(one), columns, where)
-            row: Row = {}
+    for where, one in (record for path in files for record in records(path)):
+        found = {
+            name: x for name, x in schema.assigned(list(one), columns, where).items() if one[x] is not None
+        }
+        row: Row = {}
+        with explained(where, "a writer of numbers"):
             for name, field in found.items():
-                value = one[field]
-                if value is None:
-                    continue
+                value, column = one[field], COLUMNS[name]
                 if name == FINISH_REASON and isinstance(value, dict):  # as SGLang says it
                     value = value.get("type")
+                if name == WEIGHT_VERSIONS and ROLLOUT in found:
+                    value = spread(value, len(one[found[ROLLOUT]]))
+                elif column.holds in ("tokens", "list") or (column.of_tokens and isinstance(value, list)):
+                    value = numbers(value, field)
+                elif isinstance(value, dict | list):
+                    raise ValueError(f"{field!r} is a {type(value).__name__}, and one value is needed")
                 row[name] = value
-            with explained(where, "a writer of numbers"):
-                for name, value in row.items():
-                    if COLUMNS[name].holds in ("tokens", "list") or (
-                        COLUMNS[name].of_tokens and isinstance(value, list)
-                    ):
-                        runs = name == WEIGHT_VERSIONS and len(value) and isinstance(value[0], dict | list)
-                        row[name] = (
-                            spread(value, len(one[found[ROLLOUT]])) if runs else numbers(value, found[name])
-                        )
-                    elif isinstance(value, dict | list):
-                        raise ValueError(
-                            f"{found[name]!r} is a {type(value).__name__}, and one value is needed"
-                        )
-            for name, value in one.items():  # what may say where a row is from
-                short = isinstance(value, int | float) or (
-                    isinstance(value, str) and len(value) <= LONGEST_TEXT
-                )
-                if name not in found.values() and short:
-                    row[name] = value
-            yield where, row
+        for name, value in one.items():  # what may say where a row is from
+            short = isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
+            if name not in found.values() and short:
+                row[name] = value
+        yield where, row
 
 
 def _in_name(path: Path, pattern: str) -> int:
@@ -231,11 +207,14 @@ def _in_name(path: Path, pattern: str) -> int:
 
 # ---------------------------------------------------------------- slime, miles
 
-SLIME = {"log_probs": OLD, "loss_masks": "response_mask"}
-SLIME |= {name: name for name in (ROLLOUT, "advantages", "entropy")}
-SLICED = ("rollout_log_probs", "log_probs", "advantages", "entropy")
-"""Columns of which a context-parallel rank holds its slice; the others are whole."""
-TOGETHER = "convert the files of all ranks of a rollout together, and none of another run"
+SLIME = {
+    "log_probs": OLD,
+    "loss_masks": MASK,
+    ROLLOUT: ROLLOUT,
+    "advantages": "advantages",
+    "entropy": "entropy",
+}
+"""Their columns → ours; of all but the mask a context-parallel rank holds its slice."""
 
 
 def slime(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
@@ -243,15 +222,15 @@ def slime(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
     for path in files:
         with explained(str(path), "slime"):
             dump = load(path)
-            sampled, raw = _sampled(path, dump["rollout_id"]), dump.get("raw_reward")
-            for i, one in enumerate(dump["samples"]):
-                where = f"{path}, sample {i}"
-                with explained(where, "slime"):
-                    at = one.get("rollout_position", i)
-                    record = one | (
-                        {"rewards": raw[at]} if isinstance(raw, list) and 0 <= at < len(raw) else {}
-                    )
-                    yield where, _of_slime(record, dump["rollout_id"], one.get("sample_index", at), sampled)
+            rollout, samples, raw = dump["rollout_id"], [*enumerate(dump["samples"])], dump.get("raw_reward")
+            sampled = _sampled(path, rollout)
+        for i, one in samples:
+            with explained(where := f"{path}, sample {i}", "slime"):
+                at = one.get("rollout_position", i)
+                if isinstance(raw, list) and 0 <= at < len(raw):
+                    one = one | {"rewards": raw[at]}
+                row = _of_slime(one, rollout, one.get("sample_index", at), sampled)
+            yield where, row
 
 
 def ranks(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
@@ -260,43 +239,39 @@ def ranks(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
     Tensor-parallel ranks repeat each other, only the last pipeline stage has log-probs, and each
     context-parallel rank has two chunks of the response, from both ends (training_utils/cp_utils.py).
     """
+    sliced = SLIME.keys() - {"loss_masks"}
     for _, group in groupby(files, lambda path: (path.parent, path.stem.rpartition("_")[0])):
-        paths = list(group)
-        samples: dict[object, Row] = {}
+        paths, samples = list(group), dict[object, Row]()
         for path in paths:
             with explained(str(path), "slime"):
                 dump = load(path)
                 data, place = dump["rollout_data"], (dump.get("cp_rank") or 0, dump.get("cp_size") or 1)
-                for i, n in enumerate(data["response_lengths"]):
-                    one = {
-                        name: x[i] for name, x in data.items() if name != "raw_reward" and isinstance(x, list)
-                    }
-                    index = one.get("sample_indices", (numbers(one["tokens"]).tobytes(), n))
-                    row = samples.setdefault(index, one | {"rollout": dump["rollout_id"]})
-                    for name in (name for name in SLICED if name in one):
-                        width = one["total_lengths"]
-                        if dump.get("qkv_format", "bshd") != "thd":
-                            width = one.get("max_seq_lens", width)
-                        at = _places(one["total_lengths"], n, width, *place)
+                rollout = dump["rollout_id"]
+                lists = {name: x for name, x in data.items() if name != "raw_reward" and isinstance(x, list)}
+                for i in range(len(data["response_lengths"])):
+                    one = {name: x[i] for name, x in lists.items()}
+                    n, tokens = _response(one)
+                    rest = {name: x for name, x in one.items() if name not in sliced}
+                    row = samples.setdefault(one.get("sample_indices", (tokens.tobytes(), n)), rest)
+                    width = one["total_lengths"]
+                    if dump.get("qkv_format", "bshd") != "thd":
+                        width = one.get("max_seq_lens", width)
+                    at = _places(one["total_lengths"], n, width, *place)
+                    for name in sliced & one.keys():
                         values = numbers(one[name], name)
                         if len(values) != at.sum():
                             said = f"{name} is cut otherwise than for {place[1]} context-parallel ranks"
                             raise DumpError(f"{path}, sample {i}: {said}", TOGETHER)
-                        full = row.setdefault(f"{name}, whole", np.full(n, np.nan, np.float32))
-                        full[at] = values
-        sampled: dict[int, Row] | None = None
+                        row.setdefault(name, np.full(n, np.nan, np.float32))[at] = values
+        with explained(str(paths[0]), "slime"):
+            sampled = _sampled(paths[0], rollout)
         for i, (index, row) in enumerate(samples.items()):
-            where = f"{paths[0]}, sample {index if isinstance(index, int) else i}"
-            with explained(where, "slime"):
-                sampled = _sampled(paths[0], row["rollout"]) if sampled is None else sampled
-                there = {name: row[f"{name}, whole"] for name in SLICED if f"{name}, whole" in row}
-                if any(np.isnan(one).any() for one in there.values()):
+            number = index if isinstance(index, int) else i
+            with explained(where := f"{paths[0]}, sample {number}", "slime"):
+                if any(np.isnan(row[name]).any() for name in sliced & row.keys()):
                     raise DumpError(f"{where}: some of its context-parallel ranks are missing", TOGETHER)
-                rest = {name: x for name, x in row.items() if name not in SLICED}
-                yield (
-                    where,
-                    _of_slime(rest | there, row["rollout"], index if isinstance(index, int) else i, sampled),
-                )
+                made = _of_slime(row, rollout, number, sampled)
+            yield where, made
 
 
 def _places(total: int, response: int, padded: int, rank: int, count: int) -> Array:
@@ -308,34 +283,35 @@ def _places(total: int, response: int, padded: int, rank: int, count: int) -> Ar
     return np.isin(at // chunk, (rank, 2 * count - 1 - rank))
 
 
-def _of_slime(one: Row, rollout: int, index: int, sampled: Mapping[int, Row]) -> Row:
-    """Return a sample of a train dump, with what the rollout dump beside it says."""
-    other, n = sampled.get(index, {}), one["response_lengths"]
-    row: Row = {ours: numbers(one[name], name) for name, ours in SLIME.items() if one.get(name) is not None}
-    if ROLLOUT not in row and other.get(ROLLOUT) is not None:
-        row[ROLLOUT] = numbers(other[ROLLOUT], ROLLOUT)
-    tokens = numbers(one["tokens"])
+def _response(one: Row) -> tuple[int, Array]:
+    """Return the length of a response, and the tokens of prompt and response."""
+    n, tokens = one["response_lengths"], numbers(one["tokens"])
     if type(n) is not int or not 0 <= n <= len(tokens):
         raise ValueError(f"the response has no length, or one that exceeds the {len(tokens)} tokens")
-    reward, prompt = other.get("reward"), len(tokens) - n
-    each = _weights(other.get("weight_versions", one.get("weight_versions")), row["response_mask"], prompt)
-    known = each[each > UNKNOWN] if each is not None else np.empty(0)
-    calls = [int(x) for x in other.get("weight_versions") or () if isinstance(x, str) and x.isdecimal()]
-    return (
-        row
-        | {
-            "token_ids": tokens[prompt:],
-            "prompt_ids": tokens[:prompt],
-            "prompt_length": prompt,
-            "rewards": reward if isinstance(reward, int | float) else one.get("rewards"),
-            "group_id": other.get("group_index"),
-            "finish_reason": other.get("status"),
-            "rollout_version": min([*calls, *known.tolist()], default=None),
-            "step": rollout,
-            "sequence_id": f"{rollout}/{index}",
-        }
-        | ({} if each is None else {WEIGHT_VERSIONS: each})
-    )
+    return n, tokens
+
+
+def _of_slime(one: Row, rollout: int, index: int, sampled: Mapping[int, Row]) -> Row:
+    """Return a sample of a train dump, with what the rollout dump beside it says."""
+    other, (n, tokens) = sampled.get(index, {}), _response(one)
+    logs = {ROLLOUT: other.get(ROLLOUT)} | one
+    row: Row = {ours: numbers(logs[x], x) for x, ours in SLIME.items() if logs.get(x) is not None}
+    reward, prompt, calls = other.get("reward"), len(tokens) - n, other.get("weight_versions")
+    each = _weights(calls or one.get("weight_versions"), row[MASK], prompt)
+    known = [] if each is None else each[each > UNKNOWN].tolist()
+    known += [int(x) for x in calls or () if isinstance(x, str) and x.isdecimal()]
+    row |= {} if each is None else {WEIGHT_VERSIONS: each}
+    return row | {
+        "token_ids": tokens[prompt:],
+        "prompt_ids": tokens[:prompt],
+        "prompt_length": prompt,
+        "rewards": reward if isinstance(reward, int | float) else one.get("rewards"),
+        "group_id": other.get("group_index"),
+        "finish_reason": other.get("status"),
+        "rollout_version": min(known, default=None),
+        "step": rollout,
+        "sequence_id": f"{rollout}/{index}",
+    }
 
 
 def _weights(calls: Any, mask: Array, prompt: int) -> Array | None:
@@ -357,11 +333,8 @@ def _weights(calls: Any, mask: Array, prompt: int) -> Array | None:
 def _sampled(path: Path, rollout: int) -> dict[int, Row]:
     """Return the samples of the rollout dump beside a train dump: groups, raw rewards, versions."""
     beside = path.parent.parent / "rollout_data" / f"{rollout}.pt"
-    return (
-        {one.get("index", i): one for i, one in enumerate(load(beside)["samples"])}
-        if beside.is_file()
-        else {}
-    )
+    samples = load(beside)["samples"] if beside.is_file() else ()
+    return {one.get("index", i): one for i, one in enumerate(samples)}
 
 
 # ---------------------------------------------------------------- SkyRL
@@ -386,7 +359,7 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
                 row: Row = {
                     ROLLOUT: rollout[i, begin:],
                     OLD: old[i, begin:],
-                    "response_mask": mask[i, begin:].astype(np.int8),
+                    MASK: mask[i, begin:].astype(np.int8),
                     "token_ids": data["sequences"][i, data["sequences"].shape[1] - width :][begin:],
                     "group_id": groups.get(i),
                     "step": step,
@@ -394,7 +367,7 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
                 }
                 row |= {"advantages": data["advantages"][i, begin:]} if "advantages" in data else {}
                 row |= {"rewards": float(data["rewards"][i].sum())} if "rewards" in data else {}
-                yield f"{path}, sequence {i}", row if mask[i].any() else {}
+                yield f"{path}, sequence {i}", row if mask[i].any() else None
 
 
 def _array(one: Row) -> Array:
@@ -418,25 +391,20 @@ class Record:
         self.state = state
 
 
-DTYPES = {f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64)}
-DTYPES |= {"bool", "bfloat16", "float16", "float32", "float64"}
-STORAGES = {
-    "Double": "float64",
-    "Float": "float32",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Bool": "bool",
-}
-STORAGES |= {"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8"}
-
-
-def typed(data: Array, dtype: str) -> Array:
-    """Return bytes as a flat array of a torch type; bfloat16 becomes float32."""
-    if dtype not in DTYPES:
-        raise ValueError(f"no type of a tensor: {dtype!r:.20}")
-    if dtype == "bfloat16":
-        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return data.view(np.dtype(dtype))
+_KINDS = "Double Float Half BFloat16 Bool Long Int Short Char Byte"
+_TYPES = "float64 float32 float16 bfloat16 bool int64 int32 int16 int8 uint8"
+STORAGES = dict(zip(_KINDS.split(), _TYPES.split(), strict=True))
+"""Name of a storage in torch → the type of its numbers."""
+SKYRL = (
+    r"skyrl(\.backends\.skyrl_train|_train)\.training_batch\.(TrainingInputBatch|TensorBatch|_rebuild_\w+)"
+)
+RECORDS = re.compile(rf"{SKYRL}|(slime|miles)\.utils\.types\.Sample(\.Status)?|torch\.(device|Tensor)")
+"""Classes of trainers: an object of one is a `Record`."""
+SAFE = re.compile(
+    r"collections\.OrderedDict|builtins\.(set|frozenset)|numpy\.(dtype|ndarray)|"
+    r"numpy\._core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer)"
+)
+"""Names that stand for themselves: they make plain values and arrays, and do nothing else."""
 
 
 def _tensor(flat: Array, offset: int, size: Any, stride: Any, *_: object) -> Array:
@@ -445,40 +413,6 @@ def _tensor(flat: Array, offset: int, size: Any, stride: Any, *_: object) -> Arr
         raise ValueError("a tensor lies outside of its storage")
     steps = tuple(step * flat.itemsize for step in stride)
     return np.lib.stride_tricks.as_strided(flat[offset:], tuple(size), steps, writeable=False)
-
-
-def _bytes(text: Any = b"", *_: object) -> bytes:
-    return text.encode("latin1") if isinstance(text, str) else bytes(memoryview(text))
-
-
-SKYRL = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
-STANDINS: dict[str, Any] = {
-    "_codecs.encode": _bytes,
-    "builtins.bytearray": _bytes,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": lambda flat, at, size, stride, grad, hooks, dtype, *_: _tensor(
-        typed(flat, dtype), at, size, stride
-    ),
-    "torch._utils._rebuild_parameter": lambda data, *_: data,
-    "torch._tensor._rebuild_from_type_v2": lambda make, kind, args, state: make(*args),
-    "torch.Size": lambda items=(): tuple(items),
-    **{f"{one}._rebuild_tensor_batch": Record for one in SKYRL},
-    **{f"torch.{name}": name for name in DTYPES},
-    **{f"torch.{name}Storage": dtype for name, dtype in STORAGES.items()},
-    "torch.storage.UntypedStorage": "uint8",
-    **{f"{one}.utils.types.Sample.Status": lambda value: value for one in ("slime", "miles")},
-    **dict.fromkeys(("torch.device", "torch.Tensor", "torch.nn.parameter.Parameter"), Record),
-    **{f"{one}.{name}": Record for one in SKYRL for name in ("TrainingInputBatch", "TensorBatch")},
-    **{f"{one}.utils.types.Sample": Record for one in ("slime", "miles")},
-}
-"""Qualified name → what stands for it."""
-SAFE = {"collections.OrderedDict", "builtins.set", "builtins.frozenset", "numpy.dtype", "numpy.ndarray"}
-SAFE |= {f"numpy._core.multiarray.{name}" for name in ("_reconstruct", "scalar")} | {
-    "numpy._core.numeric._frombuffer"
-}
-"""Names that stand for themselves: they make plain values and arrays, and do nothing else."""
-OLDER = re.compile(r"^(?:__builtin__|numpy\.core)(?=\.|$)")
-"""Modules as older Pythons and NumPys call them."""
 
 
 class Unpickler(pickle.Unpickler):
@@ -490,21 +424,31 @@ class Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for."""
-        module = OLDER.sub(lambda found: "builtins" if found[0] == "__builtin__" else "numpy._core", module)
-        if f"{module}.{name}" in SAFE:
+        module = re.sub(r"^numpy\.core\b", "numpy._core", module.replace("__builtin__", "builtins"))
+        called = f"{module}.{name}"  # older Pythons and NumPys have other modules
+        if SAFE.fullmatch(called):
             return super().find_class(module, name)
-        if f"{module}.{name}" in STANDINS:
-            return STANDINS[f"{module}.{name}"]
+        if RECORDS.fullmatch(called):
+            return Record
+        if called == "torch._utils._rebuild_tensor_v2":
+            return _tensor
+        if called == "_codecs.encode":  # bytes, of protocol 2
+            return lambda text, *_: text.encode("latin1")
+        if module == "torch" and (dtype := STORAGES.get(name.removesuffix("Storage"))):
+            return dtype
         raise DumpError(
-            f"holds {module}.{name}"[:200] + ", which is not read: a pickle can run any code",
+            f"holds {called}"[:200] + ", which is not read: a pickle can run any code",
             "load it in the trainer's own environment, and write its columns with offpol_diag.DumpWriter",
         )
 
     def persistent_load(self, pid: Any) -> Array:
-        """Return the storage of a tensor, flat."""
+        """Return the storage of a tensor, flat; bfloat16 becomes float32."""
         if self._storage is None:
             raise ValueError("a reference out of the file")
-        return typed(np.frombuffer(self._storage(pid[2]), np.uint8), pid[1])
+        data = np.frombuffer(self._storage(pid[2]), np.uint8)
+        if pid[1] == "bfloat16":
+            return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return data.view(np.dtype(pid[1]))
 
 
 def load(path: Path, data: bytes | None = None) -> Any:
@@ -514,16 +458,13 @@ def load(path: Path, data: bytes | None = None) -> Any:
             if file.read(2) != b"PK":
                 file.seek(0)
                 return Unpickler(file).load()
-            with zipfile.ZipFile(file) as archive:
-                name, text = _pickle_of(archive)
-                folder = name.removesuffix("data.pkl")
-                if (
-                    folder + "byteorder" in archive.namelist()
-                    and archive.read(folder + "byteorder") != b"little"
-                ):
+            with zipfile.ZipFile(file) as archive:  # with further members for tensors, and checksums
+                names = archive.namelist()
+                folder = next(one for one in names if one.endswith("data.pkl")).removesuffix("data.pkl")
+                if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little":
                     raise ValueError("numbers of a big-endian machine")
                 storage = cache(lambda key: archive.read(f"{folder}data/{key}"))
-                return Unpickler(io.BytesIO(text), storage).load()
+                return Unpickler(io.BytesIO(archive.read(f"{folder}data.pkl")), storage).load()
     except DumpError as error:
         raise DumpError(f"{path}: {error.message}", error.hint) from error
     except Exception as error:  # a damaged pickle raises whatever its instructions meet
@@ -531,116 +472,71 @@ def load(path: Path, data: bytes | None = None) -> Any:
         raise DumpError(f"{path}: a damaged pickle ({said})", "write or copy it again") from error
 
 
-def _pickle_of(archive: zipfile.ZipFile) -> tuple[str, bytes]:
-    """Return the pickle in what `torch.save` writes: a zip file with further members for tensors."""
-    name = next(one for one in archive.namelist() if one.rpartition("/")[2] == "data.pkl")
-    return name, archive.read(name)  # whole, so that its checksum is compared
-
-
-def words(path: Path) -> set[str]:
-    """Return the words at the beginning of a pickle, or the fields of the first JSON object."""
-    found = set[str]()
-    if ".jsonl" in path.name:
-        return {*next(records(path), ("", {}))[1]}
-    with suppress(Exception), path.open("rb") as file:  # it ends anywhere; `load` says what is damaged
-        head = file.read(1 << 16)
-        if head[:2] == b"PK":
-            with zipfile.ZipFile(file) as archive:
-                head = _pickle_of(archive)[1][: 1 << 16]
-        for code, word, _ in pickletools.genops(head):
-            if isinstance(word, str):
-                found.add(word.partition(" ")[2] if code.name == "GLOBAL" else word)
-    return found
-
-
 # ---------------------------------------------------------------- which form
-
-BOTH = tuple(
-    frozenset(name for one in names for name in COLUMNS[one].called(False))
-    for names in ((ROLLOUT,), (OLD, CURRENT))
-)
-"""Names of the log-probs of the rollout, and of the trainer."""
 
 
 class Form(NamedTuple):
-    """A form: whose, what its files are called and hold, the words by which it is told, and what reads it.
+    """A form: whose, what its files are called and hold, how it is told, and what reads it.
 
-    `marker` is a file that its trainer puts beside files that are finished; empty: none.
+    Attributes:
+        path: the last two names of a file's path, as a regular expression; empty: any.
+        fields: what the first record has.
+        rows: what reads it; None where a trainer's files have the log-probs of one policy, or of none.
+        page: of docs/trainers, with the hook that writes the log-probs of both.
+        marker: a file that its trainer puts beside files that are finished; empty: none.
     """
 
     name: str
     trainer: str
     files: str
     holds: str
-    told_by: frozenset[str]
-    rows: Callable[[Sequence[Path], Mapping[str, str]], Rows]
+    path: str
+    fields: str
+    rows: Callable[[Sequence[Path], Mapping[str, str]], Rows] | None
+    page: str = ""
     marker: str = ""
-
-
-def _form(name: str, trainer: str, files: str, holds: str, told_by: str, rows: Any, marker: str = "") -> Form:
-    return Form(name, trainer, files, holds, frozenset(told_by.split()), rows, marker)
 
 
 _SAMPLES = (
     "rollout and old log-probs, mask, advantages, rewards, tokens; groups of the rollout dump beside it"
 )
+_NEMO = "rollout and old log-probs, mask, advantages, rewards, tokens"
+_PRIME = "rollout log-probs, the trainer's as old and current, mask, advantages, entropy, tokens"
+_SKYRL = "rollout and old log-probs, mask, advantages, tokens, groups"
+# fmt: off
 FORMS = (
-    _form(
-        "nemo-rl",
-        "NeMo-RL",
-        "train_data_step*.jsonl",
-        "rollout and old log-probs, mask, advantages, rewards, tokens",
-        "generation_logprobs prev_logprobs input_lengths",
-        nemo_rl,
-    ),
-    _form(
-        "prime-rl",
-        "prime-rl",
-        "token_exports/step_*/rank_*.jsonl",
-        "rollout log-probs, the trainer's as old and current, mask, advantages, entropy, tokens",
-        "inference_logprobs trainer_logprobs loss_mask",
-        prime_rl,
-        "STABLE",
-    ),
-    _form("slime", "slime", "train_data/*.pt", _SAMPLES, "format_version rollout_id samples", slime),
-    _form(
-        "ranks",
-        "miles, slime up to 0.3.1",
-        "train_data/*_*.pt, a file per rank",
-        _SAMPLES,
-        "rollout_id rank rollout_data",
-        ranks,
-    ),
-    _form(
-        "skyrl",
-        "SkyRL",
-        "dumped_data/*_training_input.pkl",
-        "rollout and old log-probs, mask, advantages, tokens, groups",
-        "_rebuild_tensor_batch",
-        skyrl,
-    ),
-    _form(
-        "jsonl", "", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column", "", json_lines
-    ),
+    Form("nemo-rl", "NeMo-RL", "train_data_step*.jsonl", _NEMO, r".*\.jsonl(\.gz)?",
+         "generation_logprobs prev_logprobs input_lengths", nemo_rl, "nemo-rl"),
+    Form("prime-rl", "prime-rl", "token_exports/step_*/rank_*.jsonl", _PRIME, r".*\.jsonl(\.gz)?",
+         "inference_logprobs trainer_logprobs loss_mask", prime_rl, "prime-rl", "STABLE"),
+    Form("slime", "slime", "train_data/*.pt", _SAMPLES, r"(?!rollout_data/).*/\d+\.pt", "", slime, "slime"),
+    Form("ranks", "miles, slime up to 0.3.1", "train_data/*_*.pt, a file per rank", _SAMPLES,
+         r".*/\d+_\d+\.pt", "", ranks, "slime"),
+    Form("skyrl", "SkyRL", "dumped_data/*_training_input.pkl", _SKYRL, r".*_training_input\.pkl", "", skyrl,
+         "skyrl"),
+    Form("", "verl", "", "", r".*\.jsonl", "input output score", None, "verl"),
+    Form("", "verl", "", "", r".*\.dp|.*/tq_batch\.pt", "", None, "verl"),
+    Form("", "TRL, ms-swift", "", "", "", "prompt completion", None, "trl"),
+    Form("", "slime", "", "", r"rollout_data/.*\.pt", "", None, "slime"),
+    Form("", "miles", "", "", "", "sample_index response_length tokens", None, "slime"),
+    Form("jsonl", "", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column",
+         r".*\.jsonl(\.gz)?", "", json_lines),
 )
+# fmt: on
 ENDINGS = (".jsonl", ".jsonl.gz", ".pt", ".pkl", ".dp")
 """Endings of files that are of a form."""
-HOOKS = {"verl": "verl", "TRL": "trl", "ms-swift": "trl", "NeMo-RL": "nemo-rl", "prime-rl": "prime-rl"}
-HOOKS |= {"SkyRL": "skyrl"} | dict.fromkeys(("slime", "miles", "miles, slime up to 0.3.1"), "slime")
-"""Trainer → page with the hook that writes the log-probs of both policies."""
-ONE_POLICY = {
-    "verl": ("input output score", "DataProto", "tensordict keys"),
-    "TRL": ("step prompt completion",),
-    "ms-swift": ("prompt completion",),
-    "slime": ("rollout_id samples response_length",),
-    "miles": ("sample_index response_length tokens",),
-}
-"""Trainer → words of its own files that have the log-probs of one policy, or of none."""
+LOG_PROBS = tuple(
+    {x for one in names for x in COLUMNS[one].called(False)} for names in ((ROLLOUT,), (OLD, CURRENT))
+)
+"""Names of the log-probs of the rollout, and of the trainer."""
 
 
-def one_policy(there: set[str]) -> str:
-    """Return whose file this is that has not the log-probs of both policies; empty for any other file."""
-    if not any(names.isdisjoint(there) for names in BOTH):
-        return ""
-    each = ((trainer, set(text.split())) for trainer, texts in ONE_POLICY.items() for text in texts)
-    return next((trainer for trainer, told_by in each if there >= told_by), "")
+def told(path: Path, fields: Set[str], columns: Mapping[str, str]) -> Form | None:
+    """Return the form of a file, by its path and the fields of its first record."""
+    place = "/".join(path.absolute().parts[-2:])
+    both = bool(columns) or not any(names.isdisjoint(fields) for names in LOG_PROBS)
+    for one in FORMS:
+        fits = re.fullmatch(one.path or ".*", place) and fields >= {*one.fields.split()}
+        if fits and not (one.rows is None and both):  # a hook may add columns to a trainer's own file
+            return one
+    return None

@@ -1,6 +1,6 @@
 """The columns of a dump: one table, from which writer, reader, `--columns` and the docs are made.
 
-To read another trainer's name for a column, add it to the words of its row.
+To read another trainer's name for a column, add it to the names of its row.
 """
 
 from __future__ import annotations
@@ -40,13 +40,30 @@ class Column:
     short: str = ""
 
     def called(self, long: bool) -> tuple[str, ...]:
-        """Return its names in a dump of a row per sequence, or per token."""
-        return self.name, *self.names.split(), *(self.long.split() if long else ())
+        """Return its names in a dump of a row per sequence, or per token: log-probs are then singular too."""
+        names = (self.name, *self.names.split())
+        one = (name[:-1] for name in names if name.endswith(("probs", "logps")) and name != "log_probs")
+        return tuple(dict.fromkeys((*names, *one, *self.long.split()))) if long else names
 
     @property
     def of_tokens(self) -> bool:
         """Whether it can have a value per token."""
         return self.holds in ("tokens", "either")
+
+    @property
+    def kind(self) -> str:
+        """What its values are, in a word."""
+        if pt.is_int64(self.stored or T) and self.holds == "row":
+            return "number"
+        return {None: "value", T: "text", B: "0 or 1", F: "float", D: "number"}.get(self.stored, "integer")
+
+    def takes(self, dtype: pa.DataType) -> bool:
+        """Return whether its values may have a type; a width never matters."""
+        if self.stored in (None, T):
+            return is_text(dtype) if self.stored else not pt.is_nested(dtype)
+        if pt.is_floating(dtype):
+            return self.kind != "integer"
+        return (pt.is_integer(dtype) and self.stored != F) or (pt.is_boolean(dtype) and self.stored in (B, D))
 
 
 ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
@@ -58,129 +75,55 @@ ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
 PROMPT_LENGTH, FINISH_REASON = "prompt_length", "finish_reason"
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
 
+# fmt: off
 TABLE = (
-    Column(
-        ROLLOUT,
-        F,
-        "tokens",
-        "required: log π of the sampled token where it was sampled, nats",
-        "rollout_logprobs rollout_logps inference_logprobs inference_log_probs generation_logprobs "
-        "sampling_per_token_logps rollout_per_token_logps sampling_logprobs behavior_logprobs vllm_logprobs "
-        "sglang_logprobs logprobs",
-        "rollout_log_prob rollout_logprob rollout_logp inference_logprob inference_log_prob "
-        "generation_logprob sampling_logprob behavior_logprob vllm_logprob sglang_logprob logprob",
-        "rollout",
-    ),
-    Column(
-        OLD,
-        F,
-        "tokens",
-        "required, or `current_log_probs` in its place: the trainer's policy at the start of the step",
-        "old_logprobs old_logps old_logp prev_logprobs trainer_logprobs old_per_token_logps "
-        "old_action_log_probs action_log_probs prox_logp log_probs",
-        "old_log_prob old_logprob prev_logprob trainer_logprob old_action_log_prob action_log_prob",
-        "old",
-    ),
-    Column(
-        CURRENT,
-        F,
-        "tokens",
-        "the trainer's policy during the step: the second drift, bypass presets, PPO clip",
-        "current_logprobs current_logps log_prob per_token_logps",
-        "current_log_prob current_logprob current_logp",
-        "current",
-    ),
-    Column(
-        MASK,
-        B,
-        "tokens",
-        "1 = counts; 0 = tool output, observation, padding; left out: all 1",
-        "mask loss_mask loss_masks completion_mask token_loss_mask action_mask",
-        short="mask",
-    ),
+    Column(ROLLOUT, F, "tokens", "required: log π of the sampled token where it was sampled, nats",
+           "rollout_logprobs rollout_logps inference_logprobs inference_log_probs generation_logprobs "
+           "sampling_per_token_logps rollout_per_token_logps sampling_logprobs behavior_logprobs "
+           "vllm_logprobs sglang_logprobs logprobs", short="rollout"),
+    Column(OLD, F, "tokens",
+           "required, or `current_log_probs` in its place: the trainer's policy at the start of the step",
+           "old_logprobs old_logps old_logp prev_logprobs trainer_logprobs old_per_token_logps "
+           "old_action_log_probs action_log_probs prox_logp log_probs", short="old"),
+    Column(CURRENT, F, "tokens",
+           "the trainer's policy during the step: the second drift, bypass presets, PPO clip",
+           "current_logprobs current_logps log_prob per_token_logps", short="current"),
+    Column(MASK, B, "tokens", "1 = counts; 0 = tool output, observation, padding; left out: all 1",
+           "mask loss_mask loss_masks completion_mask token_loss_mask action_mask", short="mask"),
     Column(ADVANTAGES, D, "either", "losses, presets that depend on the sign", "advantage"),
     Column(REWARDS, D, "row", "with `group_id`, advantages where there are none", "reward"),
-    Column(
-        TOKEN_IDS,
-        I,
-        "tokens",
-        "the sampled tokens: the worst ones, what tokens of one kind have in common, `rescore`",
-        "response_token_ids response_ids completion_ids",
-        "token_id",
-    ),
-    Column(
-        ENTROPY,
-        F,
-        "tokens",
-        "of the policy that `old_log_probs` are of, at its temperature, nats, as trainers log it",
-        "entropies rollout_entropy old_entropy",
-    ),
-    Column(
-        SEQUENCE,
-        None,
-        "row",
-        "a name of the sequence",
-        "sample_id sample_index",
-        "rollout_id trajectory_id request_id",
-    ),
-    Column(
-        GROUP,
-        None,
-        "row",
-        "the prompt, shared by its samples: the unit of the intervals",
-        "prompt_id group_index uid",
-    ),
+    Column(TOKEN_IDS, I, "tokens",
+           "the sampled tokens: the worst ones, what tokens of one kind have in common, `rescore`",
+           "response_token_ids response_ids completion_ids", "token_id"),
+    Column(ENTROPY, F, "tokens",
+           "of the policy that `old_log_probs` are of, at its temperature, nats, as trainers log it",
+           "entropies rollout_entropy old_entropy"),
+    Column(SEQUENCE, None, "row", "a name of the sequence",
+           "sample_id sample_index", "rollout_id trajectory_id request_id"),
+    Column(GROUP, None, "row", "the prompt, shared by its samples: the unit of the intervals",
+           "prompt_id group_index uid"),
     Column(STEP, L, "row", "training step: trends", "global_step"),
-    Column(
-        LAG, L, "row", "trainer updates between the weights that sampled and those that train", "staleness"
-    ),
-    Column(
-        ROLLOUT_VERSION, L, "row", "version of the weights that sampled; the lag is the difference of both"
-    ),
+    Column(LAG, L, "row", "trainer updates between the weights that sampled and those that train",
+           "staleness"),
+    Column(ROLLOUT_VERSION, L, "row",
+           "version of the weights that sampled; the lag is the difference of both"),
     Column(TRAIN_VERSION, L, "row", "version of the trainer's weights"),
-    Column(
-        WEIGHT_VERSIONS,
-        L,
-        "tokens",
-        "version of the weights that sampled each token, −1 where unknown",
-        "output_versions",
-        "weight_version output_version",
-    ),
-    Column(
-        PROMPT_LENGTH,
-        L,
-        "row",
-        "tokens of the prompt: faults that depend on the place in the context",
-        "prompt_len prompt_lengths",
-    ),
-    Column(
-        PROMPT_IDS,
-        I,
-        "list",
-        "the tokens before the response as the model saw them: `rescore`",
-        "prompt_token_ids",
-    ),
+    Column(WEIGHT_VERSIONS, L, "tokens", "version of the weights that sampled each token, −1 where unknown",
+           "output_versions", "weight_version output_version"),
+    Column(PROMPT_LENGTH, L, "row", "tokens of the prompt: faults that depend on the place in the context",
+           "prompt_len prompt_lengths"),
+    Column(PROMPT_IDS, I, "list", "the tokens before the response as the model saw them: `rescore`",
+           "prompt_token_ids"),
     Column(FINISH_REASON, T, "row", "why the response ended, such as `stop` or `length`"),
     Column(DIGESTS[0], T, "row", "a text made of the weights that sampled, as the engine holds them"),
     Column(DIGESTS[1], T, "row", "the same text of the trainer's weights that `old_log_probs` are of"),
-    Column(
-        REFERENCE,
-        F,
-        "tokens",
-        "log-probs under the run's model computed again: `rescore` writes it",
-        long="reference_log_prob",
-    ),
+    Column(REFERENCE, F, "tokens", "log-probs under the run's model computed again: `rescore` writes it"),
     Column("reference_entropy", F, "tokens", "entropy of that distribution"),
     Column("reference_rank", I, "tokens", "rank of the token in it"),
-    Column(
-        POSITION,
-        I,
-        "tokens",
-        "place of each token in its response; one row per token only",
-        long="position token_position pos t",
-        short="position",
-    ),
+    Column(POSITION, I, "tokens", "place of each token in its response; one row per token only",
+           long="position token_position pos t", short="position"),
 )
+# fmt: on
 COLUMNS = {one.name: one for one in TABLE}
 TOKENS = tuple(one.name for one in TABLE if one.holds == "tokens")
 LOG_PROBS = (ROLLOUT, OLD, CURRENT)
@@ -196,13 +139,10 @@ MOST_LISTED = 50
 """Most names that a message lists."""
 
 
-# ---------------------------------------------------------------- types
-
-
 def is_list(dtype: pa.DataType) -> bool:
     """Return whether a column holds one list per row."""
-    tests = pt.is_list, pt.is_large_list, pt.is_fixed_size_list, pt.is_list_view, pt.is_large_list_view
-    return any(test(dtype) for test in tests)
+    kinds = pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType
+    return isinstance(dtype, kinds)
 
 
 def plain_type(dtype: pa.DataType) -> pa.DataType:
@@ -213,53 +153,23 @@ def plain_type(dtype: pa.DataType) -> pa.DataType:
 
 def is_text(dtype: pa.DataType) -> bool:
     """Return whether a type is text or bytes of any length."""
-    tests = (
-        pt.is_string,
-        pt.is_large_string,
-        pt.is_string_view,
-        pt.is_binary,
-        pt.is_large_binary,
-        pt.is_binary_view,
-    )
-    return any(test(plain_type(dtype)) for test in tests)
-
-
-def _numbers(column: Column) -> tuple[str, tuple[str, ...]]:
-    """Return what the values of a column are, in words and as names of types; a width never matters."""
-    if column.stored is None:
-        return "value", ()
-    if pt.is_string(column.stored):
-        return "text", ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
-    if column.name == MASK:
-        return "0 or 1", ("integer", "boolean", "floating")
-    if column.holds in ("tokens", "list"):
-        return ("float", ("floating",)) if pt.is_floating(column.stored) else ("integer", ("integer",))
-    whole = column.stored == L
-    return "number", ("integer", "floating") if whole else ("integer", "floating", "boolean")
+    texts = T, pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()
+    return plain_type(dtype) in texts
 
 
 def misfit(column: Column, dtype: pa.DataType, long: bool) -> str:
     """Return what a column needs to hold, if it does not; null throughout will do for anything."""
-    one, names = _numbers(column)
     lists = is_list(dtype)
     inner = plain_type(dtype.value_type if lists else dtype)
-    listed = (
-        column.holds == "list"
-        or (column.holds == "tokens" and not long)
-        or (column.holds == "either" and lists)
+    listed = column.holds == "list" or (
+        not long and (column.holds == "tokens" or (column.holds == "either" and lists))
     )
-    fits = lists == listed and not (column.holds == "either" and lists and long)
-    right = not pt.is_nested(inner) if not names else any(getattr(pt, f"is_{name}")(inner) for name in names)
-    if pt.is_null(dtype) or (fits and (right or pt.is_null(inner))):
+    if pt.is_null(dtype) or (lists == listed and (pt.is_null(inner) or column.takes(inner))):
         return ""
     if column.holds == "either" and not long:
         return "one number or a list of numbers per row"
-    return (
-        f"a list of {'0 and 1' if one == '0 or 1' else f'{one}s'} per row" if listed else f"one {one} per row"
-    )
-
-
-# ---------------------------------------------------------------- which column is which
+    several = "0 and 1" if column.stored == B else f"{column.kind}s"
+    return f"a list of {several} per row" if listed else f"one {column.kind} per row"
 
 
 def is_long(schema: pa.Schema, given: Mapping[str, str]) -> bool:
@@ -269,9 +179,8 @@ def is_long(schema: pa.Schema, given: Mapping[str, str]) -> bool:
     """
     types: dict[str, list[pa.DataType]] = {}
     for one in (one for one in TABLE if one.holds == "tokens"):
-        wanted = [given[word] for word in (one.name, one.short) if word in given]
-        names = [name for name in wanted or one.called(long=True) if schema.names.count(name) == 1]
-        types[one.name] = [schema.field(name).type for name in names]
+        names = [given[word] for word in (one.name, one.short) if word in given] or one.called(long=True)
+        types[one.name] = [schema.field(name).type for name in names if schema.names.count(name) == 1]
     lists = any(is_list(one) for some in types.values() for one in some)
     return not lists and any(pt.is_floating(plain_type(one)) for one in types[ROLLOUT])
 
@@ -282,33 +191,29 @@ def assigned(names: Sequence[str], given: Mapping[str, str], file: str, long: bo
     Raises:
         DumpError: a word or a column that is not there, or columns that can each be the same.
     """
-    words = {one.name: one for one in TABLE} | {one.short: one for one in TABLE if one.short}
+    words = {one.name: one.name for one in TABLE} | {one.short: one.name for one in TABLE if one.short}
     found: dict[str, str] = {}
     for word, column in given.items():
         if word not in words:
             hint = did_you_mean(word, list(words)) or f"the parts are {', '.join(words)}"
             raise DumpError(f"--columns {word}={column}: no part is called {word!r}", hint)
         if column != NONE and column in found.values():
-            raise DumpError(
-                f"--columns: {column!r} is given two parts", "each part needs a column of its own"
-            )
-        found[words[word].name] = column
+            what = f"--columns: {column!r} is given two parts"
+            raise DumpError(what, "each part needs a column of its own")
+        found[words[word]] = column
     if absent := [one for one in found.values() if one != NONE and one not in names]:
         some = "are no columns" if len(absent) > 1 else "is no column"
         raise DumpError(f"{file}: there {some} {' and '.join(map(repr, absent))}", meant(absent, names))
-    for one in TABLE:
-        there = [
-            name for name in dict.fromkeys(one.called(long)) if name in names and name not in found.values()
-        ]
-        if one.name in found or one.name in RESCORED or not there:
-            continue
+    for one in (one for one in TABLE if one.name not in found and one.name not in RESCORED):
+        there = [name for name in one.called(long) if name in names and name not in found.values()]
         if len(there) > 1 and "mask" in there:
             there.remove("mask")  # beside a name that says more it may be anything
         if len(there) > 1:
             word = one.short or one.name
             ways = " or ".join(f"--columns {word}={name}" for name in there)
             raise DumpError(f"{file}: {' and '.join(there)} can each be the {word}", f"say which: {ways}")
-        found[one.name] = there[0]
+        if there:
+            found[one.name] = there[0]
     return {one.name: found[one.name] for one in TABLE if found.get(one.name, NONE) != NONE}
 
 
@@ -324,21 +229,19 @@ def resolve(schema: pa.Schema, given: Mapping[str, str], file: str) -> dict[str,
     absent |= {} if found.keys() & {OLD, CURRENT} else {f"{OLD} or {CURRENT}": "old"}
     absent |= {f"{SEQUENCE} (there is one row per token)": SEQUENCE} if long and SEQUENCE not in found else {}
     if absent:
-        them = "it" if len(absent) == 1 else "them"
-        hint = f"name {them} with --columns {','.join(f'{word}=…' for word in absent.values())}"
-        what = f"no column holds {', and none '.join(absent)}"
-        raise DumpError(f"{file}: {what}", f"{hint}; the columns are {listed(names)}")
+        way = f"name {'it' if len(absent) == 1 else 'them'} with --columns {'=…,'.join(absent.values())}=…"
+        what = f"{file}: no column holds {', and none '.join(absent)}"
+        raise DumpError(what, f"{way}; the columns are {listed(names)}")
     for name, column in found.items():
         once(column, names, file)
         if needs := misfit(COLUMNS[name], schema.field(column).type, long):
+            what = f"{file}: column {column!r} holds {schema.field(column).type}, and {needs} is needed"
             hint = "write the column again in that type, or give the part to another column with --columns"
-            raise DumpError(
-                f"{file}: column {column!r} holds {schema.field(column).type}, and {needs} is needed", hint
-            )
-    if len(there := found.keys() & {*DIGESTS}) == 1:
-        (one,), (lacks,) = there, {*DIGESTS} - there
-        hint = f"digests are compared: write both, or leave this one out with --columns {one}={NONE}"
-        raise DumpError(f"{file}: column {found[one]!r} is there without {lacks!r}", hint)
+            raise DumpError(what, hint)
+    if len(there := [one for one in DIGESTS if one in found]) == 1:
+        lacks = DIGESTS[there[0] == DIGESTS[0]]
+        hint = f"digests are compared: write both, or leave this one out with --columns {there[0]}={NONE}"
+        raise DumpError(f"{file}: column {found[there[0]]!r} is there without {lacks!r}", hint)
     return found
 
 
@@ -347,18 +250,16 @@ def once(column: str, names: Sequence[str], file: str) -> None:
     if column not in names:
         raise DumpError(f"{file}: there is no column {column!r}", meant([column], names))
     if names.count(column) > 1:
-        raise DumpError(
-            f"{file}: two columns are called {column!r}", "write the file again with one of them renamed"
-        )
+        hint = "write the file again with one of them renamed"
+        raise DumpError(f"{file}: two columns are called {column!r}", hint)
 
 
 def meant(columns: Sequence[str], names: Sequence[str]) -> str:
     """Return a hint on columns that a file lacks."""
-    if nested := sorted({one.partition(".")[0] for one in columns if "." in one} & {*names}):
-        fields = ", ".join(one.rpartition(".")[2] for one in columns)
-        said = " and ".join(map(repr, nested))
-        hint = "is nested, and --columns takes names of the top level only: write its fields there"
-        return f"{said} {hint} ({fields})"
+    for one in columns:
+        if (outer := one.partition(".")[0]) != one and outer in names:
+            hint = "is nested, and --columns takes names of the top level only: write its fields there"
+            return f"{outer!r} {hint}"
     near = [did_you_mean(one, list(names)) for one in columns]
     return "; ".join(filter(None, near)) or f"the columns are {listed(names)}"
 
