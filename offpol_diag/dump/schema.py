@@ -259,7 +259,7 @@ def meant(columns: Sequence[str], names: Sequence[str]) -> str:
     for one in columns:
         if (outer := one.partition(".")[0]) != one and outer in names:
             hint = "is nested, and --columns takes names of the top level only: write its fields there"
-            return f"{outer!r} {hint}"
+            return f"{outer!r} {hint} ({', '.join(name.rpartition('.')[2] for name in columns)})"
     near = [did_you_mean(one, list(names)) for one in columns]
     return "; ".join(filter(None, near)) or f"the columns are {listed(names)}"
 

@@ -316,7 +316,7 @@ def spread(runs: Any, length: int, prompt: int = 0, place: str = WEIGHT_VERSIONS
     Raises:
         ValueError: what is wrong with the runs.
     """
-    if not len(runs) or not hasattr(runs[0], "__len__"):
+    if getattr(runs, "ndim", 0) == 1 or not len(runs) or not hasattr(runs[0], "__len__"):
         return _numbers(place, runs)
     spans = isinstance(runs[0], list) and isinstance(next(iter(runs[0]), None), Mapping)  # of several calls
     each = list[tuple[int, int | None, int]]()
