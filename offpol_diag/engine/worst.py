@@ -204,3 +204,18 @@ def step(batch: Batch, at: int) -> int | None:
     values = batch.scalars.get("step")
     result = None if values is None else values[at]
     return result if isinstance(result, int) else None
+
+
+def typical_of(records: Records) -> list[WorstSequence]:
+    """Return the sequence of median K3 of a sample, of those with lag 0 where there are any."""
+    every = read(records, WorstSequence)
+    synced = [row for row in every if row.policy_lag == 0]
+    rows = sorted(synced or every, key=lambda row: (row.k3_mean, row.sequence_id))
+    return [with_short_strip(rows[(len(rows) - 1) // 2])] if rows else []
+
+
+def with_short_strip(row: WorstSequence) -> WorstSequence:
+    """Round the log-probs of a sequence's tokens to 5 digits."""
+    logs = (row.log_ratios, row.rollout_log_probs, row.train_log_probs)
+    ratios, rollout, train = ([float(f"{x:.5g}") for x in some] for some in logs)
+    return row._replace(log_ratios=ratios, rollout_log_probs=rollout, train_log_probs=train)
